@@ -1,0 +1,59 @@
+package main
+
+import (
+	"os"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/term"
+
+	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/components/node"
+)
+
+func serverCommand() *cli.Command {
+	return &cli.Command{
+		Name:         "server",
+		Usage:        "run a cluster: control plane and node",
+		Flags:        config.Flags(),
+		OnUsageError: usageError,
+		Action: func(c *cli.Context) error {
+			if err := noArguments(c); err != nil {
+				return err
+			}
+			cfg, err := loadServer(c)
+			if err != nil {
+				return err
+			}
+			return node.Serve(c.Context, cfg, output(cfg))
+		},
+	}
+}
+
+// loadServer reads the configuration, finds the node's addresses and checks it all.
+func loadServer(c *cli.Context) (*config.Server, error) {
+	cfg, err := config.Load(c)
+	if err != nil {
+		return nil, err
+	}
+	if len(cfg.NodeIP) == 0 {
+		if cfg.NodeIP, err = config.DetectNodeIPs(cfg.ClusterCIDR); err != nil {
+			return nil, err
+		}
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.AdvertiseAddress == "" {
+		cfg.AdvertiseAddress = cfg.NodeIP[0]
+	}
+	return cfg, nil
+}
+
+// output shows a person how far the start is; anything else gets the log. On
+// a terminal the log goes to a file, so that the two do not mix.
+func output(cfg *config.Server) node.Output {
+	if !term.IsTerminal(int(os.Stdout.Fd())) {
+		return node.Output{Log: os.Stderr}
+	}
+	return node.Output{Log: os.Stderr, Progress: os.Stdout}
+}

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+	"k8s.io/component-base/version"
+	"k8s.io/kubectl/pkg/cmd"
+
+	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/components/host"
+	"kubelith.io/kubelith/runtime/containerd/ctr"
+)
+
+// kubelithVersion is set at build time (-X main.kubelithVersion=...).
+var kubelithVersion = "v0.0.0-dev"
+
+// noArguments refuses what a command does not take, instead of ignoring it.
+func noArguments(c *cli.Context) error {
+	if c.Args().Present() {
+		return fmt.Errorf("%s takes no arguments, got %q: see kubelith %s --help", c.Command.Name, c.Args().First(), c.Command.Name)
+	}
+	return nil
+}
+
+func kubectlCommand() *cli.Command {
+	return &cli.Command{
+		Name:            "kubectl",
+		Usage:           "upstream's kubectl; uses the admin kubeconfig when nothing else is given",
+		SkipFlagParsing: true,
+		Action:          func(c *cli.Context) error { return kubectl(c.Args().Slice()) },
+	}
+}
+
+// kubectl runs upstream's kubectl with args. It ends the process itself on errors.
+func kubectl(args []string) error {
+	if os.Getenv("KUBECONFIG") == "" {
+		home, _ := os.UserHomeDir()
+		own := filepath.Join(home, ".kube", "config")
+		admin := config.Default().WriteKubeconfig
+		if _, err := os.Stat(own); home == "" || err != nil {
+			if f, err := os.Open(admin); err == nil {
+				f.Close()
+				os.Setenv("KUBECONFIG", admin)
+			}
+		}
+	}
+	os.Args = append([]string{"kubectl"}, args...)
+	return cmd.NewDefaultKubectlCommand().Execute()
+}
+
+func ctrCommand() *cli.Command {
+	return &cli.Command{
+		Name:         "ctr",
+		Usage:        "containerd's client for this node; put its own flags after --",
+		Flags:        config.DirFlags(),
+		OnUsageError: usageError,
+		Action: func(c *cli.Context) error {
+			cfg, err := config.Load(c)
+			if err != nil {
+				return err
+			}
+			return ctr.Run(c.Context, filepath.Join(cfg.RunDir, "containerd", "containerd.sock"), c.Args().Slice())
+		},
+	}
+}
+
+func resetCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "reset",
+		Usage: "stop all pods and remove what the node left on this host",
+		Flags: append(config.DirFlags(),
+			&cli.BoolFlag{Name: "yes", Usage: "do not ask"},
+			&cli.BoolFlag{Name: "data", Usage: "remove the cluster's data and credentials as well"}),
+		OnUsageError: usageError,
+		Action: func(c *cli.Context) error {
+			if err := noArguments(c); err != nil {
+				return err
+			}
+			cfg, err := config.Load(c)
+			if err != nil {
+				return err
+			}
+			r, err := host.NewReset(host.ResetOptions{
+				DataDir:        cfg.DataDir,
+				RunDir:         cfg.RunDir,
+				KubeletRootDir: cfg.KubeletRootDir,
+				Kubeconfig:     cfg.WriteKubeconfig,
+				Data:           c.Bool("data"),
+				Out:            os.Stdout,
+			})
+			if err != nil {
+				return err
+			}
+			if !c.Bool("yes") && !confirmed(r.Plan()) {
+				return fmt.Errorf("nothing was changed")
+			}
+			return r.Run(c.Context)
+		},
+	}
+}
+
+// confirmed shows the plan and asks.
+func confirmed(plan []string) bool {
+	fmt.Println("This will:")
+	for _, line := range plan {
+		fmt.Println("  - " + line)
+	}
+	fmt.Print("Go on? [y/N] ")
+	answer, _ := bufio.NewReader(os.Stdin).ReadString('\n')
+	switch strings.ToLower(strings.TrimSpace(answer)) {
+	case "y", "yes":
+		return true
+	}
+	return false
+}
+
+func checkCommand() *cli.Command {
+	return &cli.Command{
+		Name:         "check",
+		Usage:        "say whether this host can run a server, and what to do where it cannot",
+		Flags:        config.Flags(),
+		OnUsageError: usageError,
+		Action: func(c *cli.Context) error {
+			if err := noArguments(c); err != nil {
+				return err
+			}
+			cfg, err := loadServer(c)
+			if err != nil {
+				return err
+			}
+			return check(cfg)
+		},
+	}
+}
+
+func versionCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "version",
+		Usage: "print the versions of Kubelith and of what it is made of",
+		Action: func(c *cli.Context) error {
+			fmt.Printf("kubelith   %s\nkubernetes %s\n", kubelithVersion, version.Get().GitVersion)
+			for _, m := range moduleVersions("go.etcd.io/etcd/server/v3", "github.com/containerd/containerd/v2", "github.com/coredns/coredns") {
+				fmt.Println(m)
+			}
+			fmt.Printf("go         %s %s/%s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			return nil
+		},
+	}
+}

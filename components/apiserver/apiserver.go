@@ -1,0 +1,169 @@
+// Package apiserver runs kube-apiserver: the aggregator, the core API and the
+// API extensions, as one handler chain, in this process.
+//
+// The flow is upstream's: Options -> upstream's options (options.go) -> Config
+// (config.go, where the chain gets its in-process loopback client, its
+// authenticator and authorizer) -> CreateServerChain -> PrepareRun -> Run.
+//
+// Seams for later work, each in one place of config.go or options.go: admission
+// plugins and decorators, audit backend, tracer provider.
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/client-go/informers"
+	aggregator "k8s.io/kube-aggregator/pkg/apiserver"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+
+	"kubelith.io/kubelith/components/client"
+	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/components/pki"
+)
+
+// Options says how to serve the API.
+type Options struct {
+	// BindAddress and Port are where the TLS port listens.
+	BindAddress string
+	Port        int
+	// AdvertiseAddress is the address of this server in the endpoints of the
+	// Service kubernetes.default.
+	AdvertiseAddress string
+	// ServiceCIDRs has one CIDR per family, the primary one first.
+	ServiceCIDRs []string
+	// ClusterDomain is the DNS domain of the cluster; it is in the issuer's name.
+	ClusterDomain string
+	// EtcdEndpoint is the address of etcd, as --etcd-servers takes it.
+	EtcdEndpoint string
+	// EncryptionConfig is the path of an EncryptionConfiguration.
+	EncryptionConfig string
+	// PKI has the paths of all certificates and keys.
+	PKI *pki.Bundle
+	// Args are "key=value" arguments named as kube-apiserver's own flags.
+	Args []string
+	// Client is opened with the finished handler.
+	Client *client.InProcess
+	Log    logrus.FieldLogger
+}
+
+// Server is the apiserver component.
+type Server struct {
+	opts     Options
+	upstream *options.ServerRunOptions
+	// anonymousHealth: the health endpoints answer without credentials, and
+	// nothing else does. The user's --apiserver-arg=anonymous-auth replaces it.
+	anonymousHealth bool
+	// shared holds the informers of the process; set when ready.
+	shared informers.SharedInformerFactory
+}
+
+var _ lifecycle.Component = (*Server)(nil)
+
+// New checks the options against upstream's flags; nothing is started.
+func New(o Options) (*Server, error) {
+	s := &Server{opts: o}
+	if err := s.complete(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Informers returns the factory that the apiserver, the controllers and others
+// in the process share. It is nil before the component is ready.
+func (s *Server) Informers() informers.SharedInformerFactory { return s.shared }
+
+// Name implements lifecycle.Component.
+func (s *Server) Name() string { return "apiserver" }
+
+// Needs implements lifecycle.Component.
+func (s *Server) Needs() []string { return []string{"etcd"} }
+
+// Run implements lifecycle.Component. ready is called when /readyz says ok,
+// which includes RBAC's bootstrap policy and the flow control configuration.
+func (s *Server) Run(ctx context.Context, ready func()) error {
+	chain, err := s.build(ctx)
+	if err != nil {
+		return err
+	}
+	prepared, err := chain.PrepareRun()
+	if err != nil {
+		return err
+	}
+	s.opts.Client.Open(chain.GenericAPIServer.Handler)
+	defer s.opts.Client.Close()
+
+	waiting, stop := context.WithCancel(ctx)
+	defer stop()
+	failed := make(chan error, 1)
+	go func() {
+		if err := s.awaitReady(waiting); err != nil {
+			failed <- err
+			return
+		}
+		ready()
+	}()
+	running, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- prepared.Run(running) }()
+	select {
+	case err := <-failed:
+		cancel()
+		<-done
+		return err
+	case err := <-done:
+		return err
+	}
+}
+
+// build makes the chain of the three servers from completed options.
+func (s *Server) build(ctx context.Context) (*aggregator.APIAggregator, error) {
+	completed, err := s.upstream.Complete(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if errs := completed.Validate(); len(errs) > 0 {
+		return nil, fmt.Errorf("invalid options: %w", errs[0])
+	}
+	config, err := s.newConfig(completed)
+	if err != nil {
+		return nil, err
+	}
+	complete, err := config.Complete()
+	if err != nil {
+		return nil, err
+	}
+	return app.CreateServerChain(complete)
+}
+
+// readyTimeout bounds the wait for /readyz. A cold start takes about two
+// seconds; a slow disk with many objects takes longer.
+const readyTimeout = 3 * time.Minute
+
+// awaitReady asks /readyz, as the loopback identity, until it says ok.
+func (s *Server) awaitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	get, err := readyz(s.opts.Client)
+	if err != nil {
+		return err
+	}
+	for {
+		last := get(ctx)
+		if last == nil {
+			return nil
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			if context.Cause(ctx) == context.DeadlineExceeded {
+				return fmt.Errorf("not ready after %s: %w", readyTimeout, last)
+			}
+			return nil // asked to stop
+		}
+	}
+}

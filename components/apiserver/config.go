@@ -1,0 +1,207 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
+	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
+	genericfeatures "k8s.io/apiserver/pkg/features"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/filters"
+	serverstorage "k8s.io/apiserver/pkg/server/storage"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/apiserver/pkg/util/openapi"
+	"k8s.io/apiserver/pkg/util/webhook"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	"k8s.io/kubernetes/pkg/controlplane"
+	controlplaneapiserver "k8s.io/kubernetes/pkg/controlplane/apiserver"
+	generatedopenapi "k8s.io/kubernetes/pkg/generated/openapi"
+	"k8s.io/kubernetes/pkg/kubeapiserver"
+	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
+
+	"kubelith.io/kubelith/components/client"
+)
+
+// newConfig is what upstream's app.NewConfig does, recomposed from the same
+// exported parts for one reason: upstream builds the apiserver's own client
+// and informers from a TLS loopback configuration; ours go in memory.
+// Source: cmd/kube-apiserver/app/config.go.
+func (s *Server) newConfig(opts options.CompletedOptions) (*app.Config, error) {
+	generic, storage, err := s.genericConfig(opts)
+	if err != nil {
+		return nil, err
+	}
+	core, services, initializers, err := app.CreateKubeAPIServerConfig(opts, generic, s.shared, storage)
+	if err != nil {
+		return nil, err
+	}
+	cp := &core.ControlPlane
+	webhookAuth := webhook.NewDefaultAuthenticationInfoResolverWrapper(cp.ProxyTransport, generic.EgressSelector, generic.LoopbackClientConfig, generic.TracerProvider)
+	extensions, err := controlplaneapiserver.CreateAPIExtensionsConfig(*generic, s.shared, initializers, opts.CompletedOptions, opts.MasterCount, services, webhookAuth)
+	if err != nil {
+		return nil, err
+	}
+	aggregator, err := controlplaneapiserver.CreateAggregatorConfig(*generic, opts.CompletedOptions, s.shared, services, cp.ProxyTransport, cp.Extra.PeerProxy, initializers)
+	if err != nil {
+		return nil, err
+	}
+	return &app.Config{Options: opts, KubeAPIs: core, ApiExtensions: extensions, Aggregator: aggregator}, nil
+}
+
+// genericConfig is what upstream's BuildGenericConfig does, with the
+// in-process loopback client. All three servers get copies of the result, so
+// that the authenticator and the authorizer of the process are set here, once.
+// Source: pkg/controlplane/apiserver/config.go.
+func (s *Server) genericConfig(o options.CompletedOptions) (*genericapiserver.Config, *serverstorage.DefaultStorageFactory, error) {
+	codecs := legacyscheme.Codecs
+	if utilfeature.DefaultFeatureGate.Enabled(genericfeatures.CBORServingAndStorage) {
+		codecs = serializer.NewCodecFactory(legacyscheme.Scheme, serializer.WithSerializer(cbor.NewSerializerInfo))
+	}
+	c := genericapiserver.NewConfig(codecs)
+	c.Flagz = o.Flagz
+	c.MergedResourceConfig = controlplane.DefaultAPIResourceConfigSource()
+	if err := o.GenericServerRunOptions.ApplyTo(c); err != nil {
+		return nil, nil, err
+	}
+	// The embedded options, not their WithLoopback wrapper: no self-signed
+	// loopback certificate is needed.
+	if err := o.SecureServing.SecureServingOptions.ApplyTo(&c.SecureServing); err != nil {
+		return nil, nil, err
+	}
+
+	c.LoopbackClientConfig = s.opts.Client.Config(client.APIServer)
+	own, err := kubernetes.NewForConfig(c.LoopbackClientConfig)
+	if err != nil {
+		return nil, nil, err
+	}
+	if s.shared, err = newInformers(own, c.DrainedNotify()); err != nil {
+		return nil, nil, err
+	}
+	if err := o.Features.ApplyTo(c, own, s.shared); err != nil {
+		return nil, nil, err
+	}
+	if err := o.APIEnablement.ApplyTo(c, c.MergedResourceConfig, legacyscheme.Scheme); err != nil {
+		return nil, nil, err
+	}
+	if err := o.EgressSelector.ApplyTo(c); err != nil {
+		return nil, nil, err
+	}
+	// Tracer provider: the seam for spans of the whole process.
+	if err := o.Traces.ApplyTo(c.EgressSelector, c); err != nil {
+		return nil, nil, err
+	}
+	documentAPI(c)
+	c.LongRunningFunc = filters.BasicLongRunningRequestCheck(
+		sets.NewString("watch", "proxy"),
+		sets.NewString("attach", "exec", "proxy", "log", "portforward"),
+	)
+
+	storage, err := newStorage(c, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	drained := wait.ContextForChannel(c.DrainedNotify())
+	if err := o.Authentication.ApplyTo(drained, &c.Authentication, c.SecureServing, c.EgressSelector, c.OpenAPIConfig, c.OpenAPIV3Config, own, s.shared, c.APIServerID); err != nil {
+		return nil, nil, err
+	}
+	if err := s.authorization(drained, c, o); err != nil {
+		return nil, nil, err
+	}
+	if err := s.trustProcess(c, o); err != nil {
+		return nil, nil, err
+	}
+	// Audit backend: the seam for a sink of our own.
+	if err := o.Audit.ApplyTo(c); err != nil {
+		return nil, nil, err
+	}
+	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
+	return c, storage, c.AddPostStartHook("kubelith-bootstrap", bootstrap)
+}
+
+// resync is how often shared informers hand every object to their handlers
+// again. Upstream's apiserver uses 10 minutes, its controller-manager 12 to 24
+// hours; the longer one suits both, as no handler relies on resync for progress.
+const resync = 12 * time.Hour
+
+// sharedInformers end with the apiserver, whoever starts them: a component
+// that stops first must not end them for the others.
+type sharedInformers struct {
+	informers.SharedInformerFactory
+	stop <-chan struct{}
+}
+
+// Start implements informers.SharedInformerFactory.
+func (f sharedInformers) Start(<-chan struct{}) { f.SharedInformerFactory.Start(f.stop) }
+
+// StartWithContext implements informers.SharedInformerFactory.
+func (f sharedInformers) StartWithContext(context.Context) { f.SharedInformerFactory.Start(f.stop) }
+
+// newInformers makes the factory that the process shares. managedFields are
+// trimmed, as both upstream's apiserver and controller-manager do.
+func newInformers(c kubernetes.Interface, stop <-chan struct{}) (informers.SharedInformerFactory, error) {
+	name, err := cache.NewInformerName("kubelith")
+	if err != nil {
+		return nil, err
+	}
+	trim := func(obj any) (any, error) {
+		if m, err := meta.Accessor(obj); err == nil && m.GetManagedFields() != nil {
+			m.SetManagedFields(nil)
+		}
+		return obj, nil
+	}
+	return sharedInformers{informers.NewSharedInformerFactoryWithOptions(c, resync, informers.WithTransform(trim), informers.WithInformerName(name)), stop}, nil
+}
+
+// documentAPI sets the OpenAPI documents.
+func documentAPI(c *genericapiserver.Config) {
+	definitions := openapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(generatedopenapi.GetOpenAPIDefinitions)
+	namer := openapinamer.NewDefinitionNamer([]*runtime.Scheme{legacyscheme.Scheme, apiextensionsapiserver.Scheme, aggregatorscheme.Scheme}...)
+	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(definitions, namer)
+	c.OpenAPIConfig.Info.Title = "Kubernetes"
+	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(definitions, namer)
+	c.OpenAPIV3Config.Info.Title = "Kubernetes"
+}
+
+// newStorage connects the API's resources to etcd.
+func newStorage(c *genericapiserver.Config, o options.CompletedOptions) (*serverstorage.DefaultStorageFactory, error) {
+	if c.EgressSelector != nil {
+		o.Etcd.StorageConfig.Transport.EgressLookup = c.EgressSelector.Lookup
+	}
+	o.Etcd.StorageConfig.Transport.TracerProvider = c.TracerProvider
+	fc := kubeapiserver.NewStorageFactoryConfigEffectiveVersion(c.EffectiveVersion)
+	fc.APIResourceConfig = c.MergedResourceConfig
+	fc.DefaultResourceEncoding.SetEffectiveVersion(c.EffectiveVersion)
+	storage, err := fc.Complete(o.Etcd).New()
+	if err != nil {
+		return nil, err
+	}
+	storage.StorageConfig.StorageObjectCountTracker = c.StorageObjectCountTracker
+	return storage, o.Etcd.ApplyWithStorageFactoryTo(storage, c)
+}
+
+func (s *Server) authorization(ctx context.Context, c *genericapiserver.Config, o options.CompletedOptions) error {
+	authorizer, rules, rbac, err := controlplaneapiserver.BuildAuthorizer(ctx, o.CompletedOptions, c.EgressSelector, c.APIServerID, s.shared)
+	if err != nil {
+		return fmt.Errorf("invalid authorization config: %w", err)
+	}
+	c.Authorization.Authorizer, c.RuleResolver = authorizer, rules
+	if o.Authorization != nil && !rbac {
+		c.DisabledPostStartHooks.Insert(rbacrest.PostStartHookName)
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+package apiserver
+
+import (
+	"net"
+	"strings"
+	"time"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+
+	"kubelith.io/kubelith/components/args"
+)
+
+// complete translates Options into upstream's and applies the user's arguments
+// on top. Defaults that a user may change are set before the
+// arguments; what the composition owns is refused as an argument.
+func (srv *Server) complete() error {
+	o, s := srv.opts, options.NewServerRunOptions()
+
+	s.SecureServing.BindAddress = net.ParseIP(o.BindAddress)
+	s.SecureServing.BindPort = o.Port
+	s.SecureServing.ServerCert.CertKey.CertFile = o.PKI.APIServer.Cert
+	s.SecureServing.ServerCert.CertKey.KeyFile = o.PKI.APIServer.Key
+	s.GenericServerRunOptions.AdvertiseAddress = net.ParseIP(o.AdvertiseAddress)
+	// Watches would keep the server from stopping for as long as clients like.
+	s.GenericServerRunOptions.ShutdownWatchTerminationGracePeriod = 2 * time.Second
+
+	s.Etcd.StorageConfig.Transport.ServerList = []string{o.EtcdEndpoint}
+	s.Etcd.EncryptionProviderConfigFilepath = o.EncryptionConfig
+	s.Etcd.EncryptionProviderConfigAutomaticReload = true
+
+	s.AllowPrivileged = true
+	s.ServiceClusterIPRanges = strings.Join(o.ServiceCIDRs, ",")
+	s.Features.EnableProfiling = false
+
+	s.Authentication.Anonymous.Allow = false // see trustProcess
+	s.Authentication.ClientCert.ClientCA = o.PKI.ClusterCA.Cert
+	s.Authentication.RequestHeader.ClientCAFile = o.PKI.FrontProxyCA.Cert
+	s.Authentication.RequestHeader.AllowedNames = []string{"front-proxy-client"}
+	s.Authentication.RequestHeader.UsernameHeaders = []string{"X-Remote-User"}
+	s.Authentication.RequestHeader.UIDHeaders = []string{"X-Remote-Uid"}
+	s.Authentication.RequestHeader.GroupHeaders = []string{"X-Remote-Group"}
+	s.Authentication.RequestHeader.ExtraHeaderPrefixes = []string{"X-Remote-Extra-"}
+	s.Authentication.BootstrapToken.Enable = true
+	s.Authentication.ServiceAccounts.Issuers = []string{"https://kubernetes.default.svc." + o.ClusterDomain}
+	s.Authentication.ServiceAccounts.KeyFiles = []string{o.PKI.ServiceAccountKey}
+	s.ServiceAccountSigningKeyFile = o.PKI.ServiceAccountKey
+	s.Authorization.Modes = []string{"Node", "RBAC"}
+	s.Admission.GenericAdmission.EnablePlugins = []string{"NodeRestriction"}
+
+	s.ProxyClientCertFile = o.PKI.FrontProxyClient.Cert
+	s.ProxyClientKeyFile = o.PKI.FrontProxyClient.Key
+	s.KubeletConfig.TLSClientConfig.CertFile = o.PKI.KubeletClient.Cert
+	s.KubeletConfig.TLSClientConfig.KeyFile = o.PKI.KubeletClient.Key
+	s.KubeletConfig.TLSClientConfig.CAFile = o.PKI.ClusterCA.Cert
+	s.KubeletConfig.PreferredAddressTypes = []string{"InternalIP", "ExternalIP", "InternalDNS", "ExternalDNS", "Hostname"}
+	// The kubelet's Node is known by address; its name may resolve to anything.
+	s.ServiceNodePortRange = utilnet.PortRange{Base: 30000, Size: 2768}
+
+	sets := s.Flags()
+	if err := args.Apply("--apiserver-arg", sets, refused(), o.Args); err != nil {
+		return err
+	}
+	srv.anonymousHealth = !sets.FlagSet("authentication").Changed("anonymous-auth")
+	srv.upstream = s
+	return nil
+}
+
+// refused are upstream's flags that the composition sets from Kubelith's own.
+func refused() args.Refused {
+	use := func(flag string) string { return "use Kubelith's own --" + flag }
+	owned := "Kubelith makes and renews it"
+	return args.Merge(args.Logging(), args.FeatureGates(), args.Refused{
+		"secure-port":                      use("https-port"),
+		"bind-address":                     use("bind-address"),
+		"advertise-address":                use("advertise-address"),
+		"service-cluster-ip-range":         use("service-cidr"),
+		"tls-cert-file":                    owned + "; for another name use --tls-san, for another certificate --apiserver-arg=tls-sni-cert-key=...",
+		"tls-private-key-file":             owned,
+		"cert-dir":                         owned,
+		"client-ca-file":                   owned,
+		"requestheader-client-ca-file":     owned,
+		"kubelet-client-certificate":       owned,
+		"kubelet-client-key":               owned,
+		"kubelet-certificate-authority":    owned,
+		"proxy-client-cert-file":           owned,
+		"proxy-client-key-file":            owned,
+		"service-account-signing-key-file": owned,
+		"etcd-servers":                     "etcd is part of the process",
+		"etcd-cafile":                      "etcd is part of the process",
+		"etcd-certfile":                    "etcd is part of the process",
+		"etcd-keyfile":                     "etcd is part of the process",
+		"permit-port-sharing":              "two servers on one port would be two clusters",
+		"apiserver-count":                  "it has no effect with the lease reconciler",
+	})
+}

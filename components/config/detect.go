@@ -1,0 +1,146 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// DetectNodeIPs returns this node's address for each family of the cluster CIDRs, in their order: the
+// preferred address of the default route's interface, or without such a route the first usable one of any
+// interface that is up. Addresses inside clusterCIDRs are never taken: they belong to a pod bridge.
+// Only the first family must have an address.
+func DetectNodeIPs(clusterCIDRs []string) ([]string, error) {
+	var pods []netip.Prefix
+	for _, c := range clusterCIDRs {
+		prefix, err := netip.ParsePrefix(c)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", label("clusterCIDR"), err)
+		}
+		pods = append(pods, prefix)
+	}
+	var out []string
+	for i, c := range pods {
+		host, err := readHost(c.Addr().Is6())
+		if err != nil {
+			return nil, fmt.Errorf("detect the node's address (%w): set %s", err, label("nodeIP"))
+		}
+		ip := host.nodeIP(pods)
+		if ip.IsValid() {
+			out = append(out, ip.String())
+		} else if i == 0 {
+			return nil, fmt.Errorf("this host has no %s address that other hosts could reach: set %s", family(c.Addr()), label("nodeIP"))
+		}
+	}
+	return out, nil
+}
+
+// host is what one address family of the host looks like.
+type host struct {
+	routes []route   // default routes
+	addrs  []address // of interfaces that are up, in the kernel's order
+}
+
+type route struct {
+	link   int // interface index
+	metric int // the lowest is used
+	source netip.Addr
+}
+
+type address struct {
+	link int
+	ip   netip.Addr
+}
+
+// nodeIP chooses; the result is the zero Addr when nothing is usable.
+func (h host) nodeIP(pods []netip.Prefix) netip.Addr {
+	usable := func(ip netip.Addr) bool {
+		if !ip.IsGlobalUnicast() {
+			return false
+		}
+		for _, c := range pods {
+			if c.Contains(ip) {
+				return false
+			}
+		}
+		return true
+	}
+	var best *route
+	for i, r := range h.routes {
+		if best == nil || r.metric < best.metric {
+			best = &h.routes[i]
+		}
+	}
+	if best != nil {
+		if usable(best.source) {
+			return best.source
+		}
+		for _, a := range h.addrs {
+			if a.link == best.link && usable(a.ip) {
+				return a.ip
+			}
+		}
+	}
+	for _, a := range h.addrs {
+		if usable(a.ip) {
+			return a.ip
+		}
+	}
+	return netip.Addr{}
+}
+
+// readHost asks the kernel.
+func readHost(v6 bool) (host, error) {
+	family := netlink.FAMILY_V4
+	if v6 {
+		family = netlink.FAMILY_V6
+	}
+	var h host
+	routes, err := netlink.RouteList(nil, family)
+	if err != nil {
+		return h, fmt.Errorf("list routes: %w", err)
+	}
+	for _, r := range routes {
+		if r.Dst != nil {
+			if ones, _ := r.Dst.Mask.Size(); ones != 0 {
+				continue
+			}
+		}
+		if r.Type != 0 && r.Type != unix.RTN_UNICAST { // an unreachable default leads nowhere
+			continue
+		}
+		link := r.LinkIndex
+		if len(r.MultiPath) > 0 {
+			link = r.MultiPath[0].LinkIndex
+		}
+		h.routes = append(h.routes, route{link: link, metric: r.Priority, source: toAddr(r.Src)})
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		return h, fmt.Errorf("list interfaces: %w", err)
+	}
+	for _, l := range links {
+		if l.Attrs().Flags&net.FlagUp == 0 {
+			continue
+		}
+		addrs, err := netlink.AddrList(l, family)
+		if err != nil {
+			return h, fmt.Errorf("list addresses of %s: %w", l.Attrs().Name, err)
+		}
+		for _, a := range addrs {
+			// A temporary (IFA_F_SECONDARY in IPv6) or secondary address may go away; so may a deprecated one.
+			if a.Flags&(unix.IFA_F_SECONDARY|unix.IFA_F_DEPRECATED|unix.IFA_F_TENTATIVE) == 0 {
+				h.addrs = append(h.addrs, address{link: l.Attrs().Index, ip: toAddr(a.IP)})
+			}
+		}
+	}
+	return h, nil
+}
+
+func toAddr(ip net.IP) netip.Addr {
+	addr, _ := netip.AddrFromSlice(ip)
+	return addr.Unmap()
+}

@@ -1,0 +1,182 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/urfave/cli/v2"
+)
+
+// load runs Load as a command with these arguments would.
+func load(t *testing.T, flags []cli.Flag, args ...string) (*Server, error) {
+	t.Helper()
+	var s *Server
+	app := &cli.App{
+		Writer: &strings.Builder{}, ErrWriter: &strings.Builder{},
+		ExitErrHandler: func(*cli.Context, error) {},
+		Commands: []*cli.Command{{Name: "server", Flags: flags, Action: func(c *cli.Context) (err error) {
+			s, err = Load(c)
+			return err
+		}}},
+	}
+	err := app.Run(append([]string{"kubelith", "server"}, args...))
+	return s, err
+}
+
+func writeFile(t *testing.T, body string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte(body), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+const header = "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\n"
+
+// TestFieldsAndFlags proves that every field has a flag and a key, every flag a field, and that a flag
+// reaches its own field and no other.
+func TestFieldsAndFlags(t *testing.T) {
+	names := map[string]cli.Flag{}
+	for _, f := range Flags() {
+		names[f.Names()[0]] = f
+	}
+	if len(names) != len(fields())+1 || names[configFlag] == nil {
+		t.Errorf("%d flags for %d fields and --config", len(names), len(fields()))
+	}
+	keys := map[string]bool{}
+	for _, f := range fields() {
+		if f.key == "" || f.flag == "" || f.usage == "" || keys[f.key] {
+			t.Errorf("field %d has an incomplete or repeated row: %+v", f.index, f)
+			continue
+		}
+		keys[f.key] = true
+		if names[f.flag] == nil {
+			t.Errorf("no flag --%s for %s", f.flag, f.key)
+			continue
+		}
+		s, err := load(t, Flags(), "--config="+writeFile(t, header), "--"+f.flag+"=7")
+		if err != nil {
+			t.Errorf("--%s: %v", f.flag, err)
+			continue
+		}
+		want, err := load(t, Flags(), "--config="+writeFile(t, header))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if reflect.DeepEqual(f.in(s).Interface(), f.in(want).Interface()) {
+			t.Errorf("--%s did not change %s", f.flag, f.key)
+		}
+		f.in(want).Set(f.in(s))
+		if !reflect.DeepEqual(s, want) {
+			t.Errorf("--%s changed more than %s:\n%+v\n%+v", f.flag, f.key, s, want)
+		}
+	}
+}
+
+// TestFileKeys proves that the file can set every field.
+func TestFileKeys(t *testing.T) {
+	for _, f := range fields() {
+		value := map[reflect.Kind]string{reflect.String: "/x", reflect.Int: "7", reflect.Slice: "[a=b, 'c,d']"}[f.in(Default()).Kind()]
+		s := Default()
+		if err := decode("f", []byte(header+f.key+": "+value+"\n"), s); err != nil {
+			t.Errorf("%s: %v", f.key, err)
+		}
+		if reflect.DeepEqual(s, Default()) {
+			t.Errorf("%s in the file changes nothing", f.key)
+		}
+	}
+}
+
+func TestPrecedence(t *testing.T) {
+	file := writeFile(t, header+`
+clusterDomain: file.example
+nodeName: from-file
+httpsPort: 7443
+disable: [dns, proxy]
+tlsSAN: [a.example]
+kubeletArgs: ["v=2", "feature-gates=A=true,B=false"]
+`)
+	s, err := load(t, Flags(), "--config", file, "--node-name", "from-flag", "--data-dir", "x",
+		"--disable", "kubelet,containerd", "--disable", "network", "--tls-san", "",
+		"--apiserver-arg=feature-gates=C=true,D=false", "--apiserver-arg=v=3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cwd, _ := os.Getwd()
+	want := Default()
+	want.ClusterDomain = "file.example"
+	want.NodeName = "from-flag"
+	want.HTTPSPort = 7443
+	want.DataDir = filepath.Join(cwd, "x")
+	want.Disable = []string{"kubelet", "containerd", "network"}
+	want.TLSSAN = nil
+	want.KubeletArgs = Args{"v=2", "feature-gates=A=true,B=false"}
+	want.APIServerArgs = Args{"feature-gates=C=true,D=false", "v=3"}
+	if !reflect.DeepEqual(s, want) {
+		t.Errorf("\ngot  %+v\nwant %+v", s, want)
+	}
+}
+
+func TestLoadDefaults(t *testing.T) {
+	s, err := load(t, DirFlags(), "--config", writeFile(t, header), "--run-dir", "/r")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.RunDir != "/r" || s.DataDir != Default().DataDir || s.NodeName == "" || s.NodeName != strings.ToLower(s.NodeName) {
+		t.Errorf("%+v", s)
+	}
+	if _, err := load(t, Flags(), "--config", "/nonexistent/c.yaml"); err == nil ||
+		!strings.Contains(err.Error(), "/nonexistent/c.yaml: file does not exist: give --config a file that exists") {
+		t.Errorf("a missing --config: %v", err)
+	}
+}
+
+func TestStrictFile(t *testing.T) {
+	for name, tc := range map[string]struct{ body, want string }{
+		"misspelt":          {header + "\n# why\nclusterCidr: [a]\n", `f:5: unknown key "clusterCidr": did you mean "clusterCIDR"?`},
+		"flag name":         {header + "node-label: [a]\n", `f:3: unknown key "node-label": did you mean "nodeLabels"?`},
+		"nothing near":      {header + "frobnicate: true\n", `f:3: unknown key "frobnicate": remove it`},
+		"twice":             {header + "nodeName: a\nnodeName: b\n", `f:4: key "nodeName" is already given in line 3: remove one`},
+		"string for list":   {header + "disable: dns\n", `f:3: disable must be a list: write disable: [a, b]`},
+		"map in list":       {header + "disable:\n- dns\n- a: b\n", `f:5: an item of disable must be a string`},
+		"number in list":    {header + "disable: [1]\n", `f:3: an item of disable must be a string: put 1 in quotes`},
+		"number for string": {header + "nodeName: 12\n", `f:3: nodeName must be a string: put 12 in quotes`},
+		"list for string":   {header + "nodeName: [a]\n", `f:3: nodeName must be a string`},
+		"string for number": {header + "httpsPort: '6443'\n", `f:3: httpsPort must be a whole number, without quotes`},
+		"too big":           {header + "httpsPort: 99999999999999999999\n", `f:3: httpsPort must be a whole number, without quotes`},
+		"no value":          {header + "nodeName:\n", `f:3: nodeName has no value: give it one or remove the line`},
+		"kind":              {"apiVersion: kubelith.io/v1alpha1\nkind: AgentConfig\n", `f:2: kind "AgentConfig" is not for this command: use "ServerConfig"`},
+		"version":           {"apiVersion: kubelith.io/v2\nkind: ServerConfig\n", `f:1: apiVersion "kubelith.io/v2" is not known to this kubelith: use "kubelith.io/v1alpha1"`},
+		"no kind":           {"apiVersion: kubelith.io/v1alpha1\n", `f: kind is missing: the file must begin with "apiVersion: kubelith.io/v1alpha1" and "kind: ServerConfig"`},
+		"empty":             {"# nothing\n", `f: the file is empty: it must begin with`},
+		"scalar":            {"hello\n", `f:1: must be settings in the form "key: value"`},
+		"two documents":     {header + "---\n" + header, `: a second document: put all settings into one`},
+		"syntax":            {header + "nodeName: a: b\n", `f:3: not valid YAML: mapping values are not allowed`},
+		"tab":               {header + "\tnodeName: a\n", `not valid YAML`},
+		"unknown anchor":    {header + "nodeName: *x\n", `f: not valid YAML: yaml: unknown anchor`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := decode("f", []byte(tc.body), Default())
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Fatalf("error %v, want %q", err, tc.want)
+			}
+			if strings.Contains(err.Error(), "\n") {
+				t.Errorf("more than one line: %q", err)
+			}
+		})
+	}
+}
+
+func TestAnchors(t *testing.T) {
+	s := Default()
+	if err := decode("f", []byte(header+"nodeName: &n a\nclusterDomain: *n\ntlsSAN: [*n]\n"), s); err != nil {
+		t.Fatal(err)
+	}
+	if s.ClusterDomain != "a" || len(s.TLSSAN) != 1 || s.TLSSAN[0] != "a" {
+		t.Errorf("%+v", s)
+	}
+}

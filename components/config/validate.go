@@ -1,0 +1,156 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/validate/content"
+	"k8s.io/apimachinery/pkg/util/validation"
+	kubeletapis "k8s.io/kubelet/pkg/apis"
+)
+
+// maxSocketDir is the longest path, in bytes, of a directory in which sockets are made: sun_path in unix(7) holds
+// 107 bytes, and containerd's "/containerd/containerd.sock.ttrpc" takes 33 of them.
+const maxSocketDir = 107 - 33
+
+// Validate checks everything that can be known without the host and the upstream components. Every problem
+// is one line that names the flag and the key in the file and says what to do; they are joined, so
+// that all can be mended at once.
+func (s *Server) Validate() error {
+	var p problems
+	s.validatePaths(&p)
+	s.validateAddresses(&p)
+	s.validateNode(&p)
+	s.validateComponents(&p)
+	p.oneOf("network", s.Network, networks())
+	p.oneOf("logFormat", s.LogFormat, logFormats())
+	p.oneOf("logLevel", s.LogLevel, logLevels())
+	if s.HTTPSPort < 1 || s.HTTPSPort > 65535 {
+		p.add("httpsPort", "%d is not a port: use 1 to 65535", s.HTTPSPort)
+	}
+	return errors.Join(p...)
+}
+
+// problems collects what is wrong.
+type problems []error
+
+// add notes a problem of the setting with this key.
+func (p *problems) add(key, format string, args ...any) {
+	*p = append(*p, fmt.Errorf("%s: %s", label(key), fmt.Sprintf(format, args...)))
+}
+
+func (p *problems) oneOf(key, value string, known []string) {
+	if !slices.Contains(known, value) {
+		p.add(key, "unknown value %q%s", value, suggest(value, known))
+	}
+}
+
+func (s *Server) validatePaths(p *problems) {
+	for _, key := range []string{"dataDir", "runDir", "kubeletRootDir", "writeKubeconfig"} {
+		path := *s.paths()[key]
+		switch {
+		case path == "":
+			p.add(key, "is empty: give it a path")
+		case !filepath.IsAbs(path):
+			p.add(key, "%q is not an absolute path: begin it with /", path)
+		case filepath.Clean(path) == "/":
+			p.add(key, "cannot be the root directory: name a directory of its own")
+		case (key == "runDir" || key == "kubeletRootDir") && len(path) > maxSocketDir:
+			p.add(key, "%q is %d bytes long and holds unix sockets: use a path of at most %d bytes", path, len(path), maxSocketDir)
+		}
+	}
+	if s.DataDir != "" && filepath.Clean(s.DataDir) == filepath.Clean(s.RunDir) {
+		p.add("runDir", "is the same directory as %s: name another one", label("dataDir"))
+	}
+}
+
+func (s *Server) validateNode(p *problems) {
+	// 63 because the name becomes the value of the label kubernetes.io/hostname.
+	if errs := validation.IsDNS1123Subdomain(s.NodeName); len(errs) > 0 || len(s.NodeName) > 63 {
+		p.add("nodeName", "%q cannot be a node's name: use at most 63 lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit", s.NodeName)
+	}
+	for _, l := range s.NodeLabels {
+		key, value, ok := strings.Cut(l, "=")
+		switch {
+		case !ok:
+			p.add("nodeLabels", "%q is not a label: write KEY=VALUE", l)
+		case len(content.IsLabelKey(key)) > 0:
+			p.add("nodeLabels", "%q has no valid label key: %s", l, content.IsLabelKey(key)[0])
+		case len(content.IsLabelValue(value)) > 0:
+			p.add("nodeLabels", "%q has no valid label value: %s", l, content.IsLabelValue(value)[0])
+		case reserved(key):
+			p.add("nodeLabels", "a node may not set the label %q on itself: set it with kubectl label node, or use another prefix", key)
+		}
+	}
+	for _, t := range s.NodeTaints {
+		if why := checkTaint(t); why != "" {
+			p.add("nodeTaints", "%q is not a taint (%s): write KEY=VALUE:NoSchedule, KEY:NoSchedule, or the same with PreferNoSchedule or NoExecute", t, why)
+		}
+	}
+}
+
+// reserved tells whether the kubelet would end with an error because of a label with this key
+// (k8s.io/kubernetes/cmd/kubelet/app/options, ValidateKubeletFlags).
+func reserved(key string) bool {
+	prefix, _, ok := strings.Cut(key, "/")
+	if !ok {
+		return false
+	}
+	for _, domain := range []string{"kubernetes.io", "k8s.io"} {
+		if prefix == domain || strings.HasSuffix(prefix, "."+domain) {
+			return !kubeletapis.IsKubeletLabel(key)
+		}
+	}
+	return false
+}
+
+// checkTaint says what is wrong with a taint, or nothing.
+func checkTaint(t string) string {
+	rest, effect, ok := strings.Cut(t, ":")
+	if !ok {
+		return "it has no effect"
+	}
+	if !slices.Contains([]string{"NoSchedule", "PreferNoSchedule", "NoExecute"}, effect) {
+		return fmt.Sprintf("unknown effect %q", effect)
+	}
+	key, value, _ := strings.Cut(rest, "=")
+	if errs := content.IsLabelKey(key); len(errs) > 0 {
+		return "key: " + errs[0]
+	}
+	if errs := content.IsLabelValue(value); len(errs) > 0 {
+		return "value: " + errs[0]
+	}
+	return ""
+}
+
+func (s *Server) validateComponents(p *problems) {
+	for _, name := range s.Disable {
+		if !slices.Contains(disableable(), name) {
+			p.add("disable", "%q is not a component that can be disabled%s", name, suggest(name, disableable()))
+		}
+	}
+	if s.Disabled("containerd") && !s.Disabled("kubelet") {
+		p.add("disable", "the kubelet cannot run without containerd: disable both, as in --disable kubelet,containerd")
+	}
+	for _, f := range fields() {
+		key := f.key
+		args, _ := f.in(s).Interface().(Args)
+		for _, a := range args {
+			name, _, ok := strings.Cut(a, "=")
+			switch {
+			case strings.HasPrefix(a, "-"):
+				p.add(key, "%q begins with a dash: write %q", a, strings.TrimLeft(a, "-"))
+			case !ok && name != "":
+				p.add(key, "%q has no value: write %q, or %q if it is a switch", a, a+"=VALUE", a+"=true")
+			case name == "" || strings.ContainsAny(name, " \t\n"):
+				p.add(key, "%q is not of the form KEY=VALUE", a)
+			}
+		}
+	}
+}
+
+// Disabled tells whether the component with this name is switched off.
+func (s *Server) Disabled(component string) bool { return slices.Contains(s.Disable, component) }

@@ -1,0 +1,81 @@
+package controllermanager
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/restmapper"
+	controllersmetrics "k8s.io/component-base/metrics/prometheus/controllers"
+	"k8s.io/controller-manager/pkg/informerfactory"
+	"k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	"k8s.io/kubernetes/pkg/controller/garbagecollector"
+
+	"kubelith.io/kubelith/components/client"
+)
+
+// controllerContext wraps upstream's, which has value receivers.
+type controllerContext struct{ app.ControllerContext }
+
+// mapperReset is how often the RESTMapper forgets what it discovered, as upstream.
+const mapperReset = 30 * time.Second
+
+// controllerContext is what upstream's CreateControllerContext makes, on the
+// shared informers and with in-process clients.
+// Source: cmd/kube-controller-manager/app/controllermanager.go.
+func (s *Server) controllerContext(ctx context.Context) (controllerContext, error) {
+	own := s.opts.Client.Config(client.ControllerManager)
+	metadataClient, err := metadata.NewForConfig(own)
+	if err != nil {
+		return controllerContext{}, err
+	}
+	discoveryClient, err := discovery.NewDiscoveryClientForConfig(own)
+	if err != nil {
+		return controllerContext{}, err
+	}
+	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(discoveryClient))
+	go wait.Until(mapper.Reset, mapperReset, ctx.Done())
+
+	trim := func(obj any) (any, error) {
+		if m, err := meta.Accessor(obj); err == nil && m.GetManagedFields() != nil {
+			m.SetManagedFields(nil)
+		}
+		return obj, nil
+	}
+	shared := s.opts.Informers()
+	cc := app.ControllerContext{
+		ClientBuilder:   clientBuilder{s.opts.Client},
+		InformerFactory: shared,
+		ObjectOrMetadataInformerFactory: informerfactory.NewInformerFactory(shared,
+			metadatainformer.NewSharedInformerFactoryWithOptions(metadataClient, s.resync(), metadatainformer.WithTransform(trim))),
+		ComponentConfig:          s.config.ComponentConfig,
+		RESTMapper:               mapper,
+		InformersStarted:         make(chan struct{}),
+		ResyncPeriod:             s.resync,
+		ControllerManagerMetrics: controllersmetrics.NewControllerManagerMetrics("kube-controller-manager"),
+	}
+	gc := s.config.ComponentConfig.GarbageCollectorController
+	if gc.EnableGarbageCollector {
+		ignored := map[schema.GroupResource]struct{}{}
+		for _, r := range gc.GCIgnoredResources {
+			ignored[schema.GroupResource{Group: r.Group, Resource: r.Resource}] = struct{}{}
+		}
+		cc.GraphBuilder = garbagecollector.NewDependencyGraphBuilder(ctx, metadataClient, mapper, ignored,
+			cc.ObjectOrMetadataInformerFactory, cc.InformersStarted)
+	}
+	controllersmetrics.Register()
+	return controllerContext{cc}, nil
+}
+
+// resync is between once and twice --min-resync-period, as upstream.
+func (s *Server) resync() time.Duration {
+	least := s.config.ComponentConfig.Generic.MinResyncPeriod.Duration
+	return least + rand.N(least)
+}

@@ -1,0 +1,111 @@
+// Package controllermanager runs kube-controller-manager's controllers: all
+// that upstream enables by default, each with an in-process client of its own
+// identity (system:serviceaccount:kube-system:NAME), on the informers that the
+// process shares.
+//
+// It is composed from upstream's exported parts instead of its Run, which makes
+// clients from a kubeconfig and ends the process when a lease is lost.
+package controllermanager
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/client-go/informers"
+	"k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	"k8s.io/kubernetes/cmd/kube-controller-manager/app/config"
+	"k8s.io/kubernetes/cmd/kube-controller-manager/names"
+
+	"kubelith.io/kubelith/components/client"
+	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/components/pki"
+)
+
+// Options says which controllers run and with what.
+type Options struct {
+	// ClusterCIDRs and ServiceCIDRs have one CIDR per family, the primary first.
+	ClusterCIDRs, ServiceCIDRs []string
+	// PKI has the paths of the CA that signs, and of the service-account key.
+	PKI *pki.Bundle
+	// Args are "key=value" arguments named as kube-controller-manager's own flags.
+	Args []string
+	// Client gives each controller its identity.
+	Client *client.InProcess
+	// Informers returns the factory that the process shares; it is called when
+	// the apiserver is ready.
+	Informers func() informers.SharedInformerFactory
+	Log       logrus.FieldLogger
+}
+
+// Server is the controller-manager component.
+type Server struct {
+	opts   Options
+	config config.Config
+}
+
+var _ lifecycle.Component = (*Server)(nil)
+
+// New checks the options against upstream's flags; nothing is started.
+func New(o Options) (*Server, error) {
+	c, err := upstreamConfig(o)
+	if err != nil {
+		return nil, err
+	}
+	return &Server{opts: o, config: *c}, nil
+}
+
+// Name implements lifecycle.Component.
+func (s *Server) Name() string { return "controller-manager" }
+
+// Needs implements lifecycle.Component.
+func (s *Server) Needs() []string { return []string{"apiserver"} }
+
+// startJitter spreads the start of the controllers, as upstream's Run does
+// (times the start interval, which is 0 by default).
+const startJitter = 1.0
+
+// shutdownTimeout bounds how long controllers may take to stop.
+const shutdownTimeout = 5 * time.Second
+
+// Run implements lifecycle.Component. It is ready as soon as all controllers
+// are built: their constructors initialise process-wide state of the CSI volume
+// plugin, which the kubelet has to initialise after them.
+func (s *Server) Run(ctx context.Context, ready func()) error {
+	cc, err := s.controllerContext(ctx)
+	if err != nil {
+		return err
+	}
+	descriptors := app.NewControllerDescriptors()
+	// Its constructor has no client builder and is not exported: see tokens.go.
+	delete(descriptors, names.ServiceAccountTokenController)
+	controllers, err := app.BuildControllers(ctx, cc.ControllerContext, descriptors, nil, noHealth{})
+	if err != nil {
+		return fmt.Errorf("build controllers: %w", err)
+	}
+	tokens, err := s.tokensController(ctx, cc.ControllerContext)
+	if err != nil {
+		return err
+	}
+	controllers = append(controllers, tokens)
+
+	cc.InformerFactory.Start(ctx.Done())
+	cc.ObjectOrMetadataInformerFactory.Start(ctx.Done())
+	close(cc.InformersStarted)
+	ready()
+	if !app.RunControllers(ctx, cc.ControllerContext, controllers, startJitter, shutdownTimeout) {
+		s.opts.Log.Warnf("some controllers did not stop within %s", shutdownTimeout)
+	}
+	if ctx.Err() == nil {
+		return fmt.Errorf("all controllers ended")
+	}
+	return nil
+}
+
+// noHealth drops upstream's per-controller checks: all but a few are "always
+// healthy", and the process's readiness is the Group's.
+type noHealth struct{}
+
+func (noHealth) AddHealthChecker(...healthz.HealthChecker) {}

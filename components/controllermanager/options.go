@@ -1,0 +1,65 @@
+package controllermanager
+
+import (
+	"fmt"
+	"strings"
+
+	"k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	"k8s.io/kubernetes/cmd/kube-controller-manager/app/config"
+	"k8s.io/kubernetes/cmd/kube-controller-manager/app/options"
+
+	"kubelith.io/kubelith/components/args"
+)
+
+// upstreamConfig translates Options into upstream's component configuration
+// and applies the user's arguments on top.
+func upstreamConfig(o Options) (*config.Config, error) {
+	s, err := options.NewKubeControllerManagerOptions()
+	if err != nil {
+		return nil, err
+	}
+	s.SecureServing.BindPort = 0 // metrics and health are served once, by the apiserver
+	s.Generic.LeaderElection.LeaderElect = false
+	s.KubeCloudShared.UseServiceAccountCredentials = true
+	s.KubeCloudShared.AllocateNodeCIDRs = true
+	s.KubeCloudShared.ClusterCIDR = strings.Join(o.ClusterCIDRs, ",")
+	s.NodeIPAMController.ServiceCIDR = o.ServiceCIDRs[0]
+	if len(o.ServiceCIDRs) > 1 {
+		s.NodeIPAMController.SecondaryServiceCIDR = o.ServiceCIDRs[1]
+	}
+	s.SAController.ServiceAccountKeyFile = o.PKI.ServiceAccountKey
+	s.SAController.RootCAFile = o.PKI.ClusterCA.Cert
+	s.CSRSigningController.ClusterSigningCertFile = o.PKI.ClusterCA.Cert
+	s.CSRSigningController.ClusterSigningKeyFile = o.PKI.ClusterCA.Key
+
+	all, disabled, aliases := app.KnownControllers(), app.ControllersDisabledByDefault(), app.ControllerAliases()
+	sets := s.Flags(all, disabled, aliases)
+	if err := args.Apply("--controller-manager-arg", sets, refused(), o.Args); err != nil {
+		return nil, err
+	}
+	s.ParsedFlags = &sets
+	if err := s.Validate(all, disabled, aliases); err != nil {
+		return nil, fmt.Errorf("--controller-manager-arg: %w", err)
+	}
+	c := &config.Config{}
+	if err := s.ApplyTo(c, all, disabled, aliases); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// refused are upstream's flags that the composition sets or does not use.
+func refused() args.Refused {
+	return args.Merge(args.Logging(), args.FeatureGates(), args.Clients(), args.Serving(), args.Election(), args.Refused{
+		"cluster-cidr":                     "use Kubelith's own --cluster-cidr",
+		"service-cluster-ip-range":         "use Kubelith's own --service-cidr",
+		"root-ca-file":                     "Kubelith makes and renews it",
+		"service-account-private-key-file": "Kubelith makes and renews it",
+		"use-service-account-credentials":  "every controller has its own identity",
+		"cloud-provider":                   "cloud controllers run outside of the process",
+		"cloud-config":                     "cloud controllers run outside of the process",
+		"leader-migration-config":          "there is one server, and no election",
+		"enable-leader-migration":          "there is one server, and no election",
+		"controller-shutdown-timeout":      "controllers stop within 5 s, the process within 30 s",
+	})
+}

@@ -1,0 +1,141 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/coredns/caddy"
+	"github.com/coredns/coredns/core/dnsserver"
+	"github.com/coredns/coredns/plugin"
+	k8splugin "github.com/coredns/coredns/plugin/kubernetes"
+	"github.com/miekg/dns"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// kubernetesPlugin is our door to CoreDNS's kubernetes plugin: upstream's own set-up takes a client only from a
+// kubeconfig and redirects klog of the whole process.
+const kubernetesPlugin = "kubelith_kubernetes"
+
+// registerPlugins tells CoreDNS of our plugin and of the order in which a query passes the plugins (that of upstream).
+// The registry is process-wide and accepts a name once.
+func registerPlugins(client *rest.Config) error {
+	if slices.Contains(caddy.ListPlugins()["others"], "dns."+kubernetesPlugin) {
+		return errors.New("already started once in this process")
+	}
+	dnsserver.Quiet = true
+	dnsserver.Directives = []string{"bind", "errors", sourcesPlugin, "loadbalance", "cache", kubernetesPlugin, "forward"}
+	plugin.Register(sourcesPlugin, setupSources)
+	plugin.Register(kubernetesPlugin, func(c *caddy.Controller) error { return setupKubernetes(c, client) })
+	return nil
+}
+
+// setupKubernetes does what the set-up of CoreDNS's kubernetes plugin does, with our client.
+func setupKubernetes(c *caddy.Controller, client *rest.Config) error {
+	c.Next() // onto the directive's name
+	k, err := k8splugin.ParseStanza(c)
+	if err != nil {
+		return plugin.Error(kubernetesPlugin, err)
+	}
+	k.ClientConfig = givenClient{client}
+	// The cache ends with the shutdown callback, not with a context.
+	onStart, onShut, err := k.InitKubeCache(context.Background())
+	if err != nil {
+		return plugin.Error(kubernetesPlugin, err)
+	}
+	c.OnStartup(onStart)
+	c.OnShutdown(onShut)
+	dnsserver.GetConfig(c).AddPlugin(func(next plugin.Handler) plugin.Handler {
+		k.Next = next
+		return k
+	})
+	return nil
+}
+
+// givenClient is a clientcmd.ClientConfig that is a rest.Config already.
+type givenClient struct{ config *rest.Config }
+
+var _ clientcmd.ClientConfig = givenClient{}
+
+func (g givenClient) ClientConfig() (*rest.Config, error) { return rest.CopyConfig(g.config), nil }
+func (g givenClient) RawConfig() (clientcmdapi.Config, error) {
+	return clientcmdapi.Config{}, errors.New("made from no kubeconfig")
+}
+func (g givenClient) Namespace() (string, bool, error)     { return "default", false, nil }
+func (g givenClient) ConfigAccess() clientcmd.ConfigAccess { return nil }
+
+// instance is one running CoreDNS.
+type instance struct {
+	caddy *caddy.Instance
+	ips   []net.IP // the node addresses it serves
+}
+
+// start runs CoreDNS; it returns when the sockets are open and the cluster's Services are known.
+func start(c corefile, ips []net.IP) (*instance, error) {
+	text, err := c.render()
+	if err != nil {
+		return nil, err
+	}
+	i, err := caddy.Start(caddy.CaddyfileInput{Filepath: "Corefile", Contents: text, ServerTypeName: "dns"})
+	if err != nil {
+		if i != nil {
+			i.ShutdownCallbacks()
+		}
+		return nil, err
+	}
+	return &instance{caddy: i, ips: ips}, nil
+}
+
+// stop ends all listeners and watches of the instance; queries in flight get an answer first.
+func (i *instance) stop() {
+	_ = i.caddy.Stop() // it logs its errors and returns none
+	_ = i.caddy.ShutdownCallbacks()
+}
+
+// portFree reports who cannot share: CoreDNS opens its sockets with SO_REUSEPORT, so that two servers of one user would
+// silently share the queries instead of failing.
+func portFree(ips []net.IP, port int) error {
+	for _, ip := range bindAddresses(ips) {
+		addr := net.JoinHostPort(ip, strconv.Itoa(port))
+		udp, err := net.ListenPacket("udp", addr)
+		if err != nil {
+			return fmt.Errorf("listen on %s/udp: %w", addr, err)
+		}
+		udp.Close()
+		tcp, err := net.Listen("tcp", addr)
+		if err != nil {
+			return fmt.Errorf("listen on %s/tcp: %w", addr, err)
+		}
+		tcp.Close()
+	}
+	return nil
+}
+
+// waitForAnswer asks ourselves for the Service of the apiserver until there is an answer or ctx ends.
+func waitForAnswer(ctx context.Context, port int, domain string) {
+	server := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	name := dns.Fqdn("kubernetes.default.svc." + domain)
+	client := &dns.Client{Timeout: time.Second}
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		for _, kind := range []uint16{dns.TypeA, dns.TypeAAAA} {
+			query := new(dns.Msg)
+			query.SetQuestion(name, kind)
+			if reply, _, err := client.ExchangeContext(ctx, query, server); err == nil && len(reply.Answer) > 0 {
+				return
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,89 @@
+package dns
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"strings"
+	"text/template"
+)
+
+// answerTTL is how long, in seconds, clients may keep the address of a Service.
+const answerTTL = 5
+
+// corefile is the configuration of CoreDNS: its own format, because its plugins are only set up from it.
+type corefile struct {
+	Domain    string
+	Port      int
+	Bind      []string // addresses to listen on
+	Allow     []string // networks that are answered besides this host; everybody else is refused
+	Upstreams []string // resolvers for other names; empty: such names fail with SERVFAIL
+}
+
+// corefileTemplate follows upstream's deployment, less what does not fit into a shared process: `loop` (it exits the
+// process), `reload` (it takes signals), `health`, `ready` and `prometheus` (ports of their own). An answer about
+// the cluster is never cached: it comes from memory anyway.
+const corefileTemplate = `.:{{.Port}} {
+	bind {{join .Bind}}
+	errors {
+		consolidate 30s ".*" warning
+	}
+	kubelith_sources {{join .Allow}}
+	cache 30 {
+		disable success {{.Domain}}
+		disable denial {{.Domain}}
+	}
+	loadbalance
+	kubelith_kubernetes {{.Domain}} in-addr.arpa ip6.arpa {
+		pods insecure
+		fallthrough in-addr.arpa ip6.arpa
+		ttl {{.TTL}}
+		startup_timeout 30s
+	}
+{{- if .Upstreams}}
+	forward . {{join .Upstreams}} {
+		max_concurrent 1000
+		policy sequential
+	}
+{{- end}}
+}
+`
+
+// render returns the text for CoreDNS.
+func (c corefile) render() ([]byte, error) {
+	t, err := template.New("corefile").Funcs(template.FuncMap{
+		"join": func(s []string) string { return strings.Join(s, " ") },
+	}).Parse(corefileTemplate)
+	if err != nil {
+		return nil, fmt.Errorf("corefile: %w", err)
+	}
+	var b bytes.Buffer
+	err = t.Execute(&b, struct {
+		corefile
+		TTL int
+	}{c, answerTTL})
+	if err != nil {
+		return nil, fmt.Errorf("corefile: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+// bindAddresses are the node's addresses and the loopback address of each of their families, without repetition.
+func bindAddresses(ips []net.IP) []string {
+	all := []net.IP{net.IPv4(127, 0, 0, 1)}
+	for _, ip := range ips {
+		if ip.To4() == nil && !contains(all, net.IPv6loopback) {
+			all = append(all, net.IPv6loopback)
+		}
+	}
+	for _, ip := range ips {
+		if !contains(all, ip) {
+			all = append(all, ip)
+		}
+	}
+	out := make([]string, 0, len(all))
+	for _, ip := range all {
+		out = append(out, ip.String())
+	}
+	return out
+}

@@ -1,0 +1,213 @@
+// Package dns answers the cluster's names inside the process, with CoreDNS as a library.
+//
+// CoreDNS listens on a high port of the node's own addresses. A selectorless Service (kube-system/kube-dns,
+// at the cluster DNS address) and one EndpointSlice per node and address family lead kube-proxy there, so that pods
+// reach it as in any other cluster and no DNS pod exists. The package does not touch pods' resolv.conf (the
+// kubelet does) and not the packet filter (kube-proxy does).
+package dns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"kubelith.io/kubelith/components/lifecycle"
+)
+
+// DefaultPort is where CoreDNS listens on the node. It is not 53, which resolvers of the host use.
+const DefaultPort = 10053
+
+// restartDelay is how long to wait before the next try when CoreDNS cannot move to new node addresses.
+const restartDelay = 5 * time.Second
+
+// Options is what the component is made of. All fields without a stated default are required.
+type Options struct {
+	// Client reaches the apiserver. Its identity lists and watches services, endpointslices, namespaces and its
+	// own node, and creates, patches and deletes services and endpointslices in kube-system.
+	Client *rest.Config
+	// NodeName is the name of the Node object of this host.
+	NodeName string
+	// NodeIPs are the node's addresses until the Node object says otherwise.
+	NodeIPs []net.IP
+	// ClusterDNS are the addresses of the kube-dns Service, at most one per family.
+	ClusterDNS []net.IP
+	// ClusterDomain is the zone of the cluster, for example cluster.local.
+	ClusterDomain string
+	// ClusterCIDRs are the pod networks: only they and this host are answered.
+	ClusterCIDRs []string
+	// Port is the UDP and TCP port on the node; 0 means DefaultPort.
+	Port int
+	// ResolvConf names the file with the resolvers for all other names; empty means /etc/resolv.conf. It is read
+	// when CoreDNS starts.
+	ResolvConf string
+	// Log receives the component's own messages; CoreDNS itself writes to the standard library's logger.
+	Log logrus.FieldLogger
+}
+
+var _ lifecycle.Component = (*Server)(nil)
+
+// Server is the component. CoreDNS registers its parts process-wide, so one Server runs per process.
+type Server struct {
+	opts   Options
+	client kubernetes.Interface // for the objects; CoreDNS makes its own from Options.Client
+}
+
+// New returns the component; nothing is started.
+func New(opts Options) *Server {
+	if opts.Port == 0 {
+		opts.Port = DefaultPort
+	}
+	if opts.ResolvConf == "" {
+		opts.ResolvConf = hostResolvConf
+	}
+	return &Server{opts: opts}
+}
+
+// Name is the component's name.
+func (s *Server) Name() string { return "dns" }
+
+// Needs names what must be ready first.
+func (s *Server) Needs() []string { return []string{"apiserver"} }
+
+// Run answers queries and keeps the Service and EndpointSlices of this node as they should be until ctx ends. It
+// calls ready when kubernetes.default.svc resolves and the objects exist.
+func (s *Server) Run(ctx context.Context, ready func()) error {
+	if err := s.opts.validate(); err != nil {
+		return fmt.Errorf("dns: %w", err)
+	}
+	client, err := kubernetes.NewForConfig(s.opts.Client)
+	if err != nil {
+		return fmt.Errorf("dns: client: %w", err)
+	}
+	s.client = client
+
+	if err := registerPlugins(s.opts.Client); err != nil {
+		return fmt.Errorf("dns: %w", err)
+	}
+	if err := portFree(s.opts.NodeIPs, s.opts.Port); err != nil {
+		return fmt.Errorf("dns: %w", err)
+	}
+	serving, err := s.serve(s.opts.NodeIPs)
+	if err != nil {
+		return fmt.Errorf("dns: start CoreDNS: %w", err)
+	}
+	defer func() { serving.stop() }()
+
+	objects := newObjects(client, s.opts)
+	stopWatching := objects.watch(ctx)
+	defer stopWatching()
+
+	answered := make(chan struct{})
+	probe, stopProbe := context.WithCancel(ctx)
+	defer stopProbe()
+	go func() {
+		defer close(answered)
+		waitForAnswer(probe, s.opts.Port, s.opts.ClusterDomain)
+	}()
+	defer func() { stopProbe(); <-answered }()
+
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+	var announced, published bool
+	probing := (<-chan struct{})(answered)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-probing:
+			probing = nil
+		case <-objects.changed:
+		case <-retry.C:
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+
+		if ips := objects.nodeIPs(); len(ips) > 0 && !sameIPs(ips, serving.ips) {
+			s.opts.Log.Infof("the node's addresses changed from %v to %v", serving.ips, ips)
+			if moved, err := s.serve(ips); err != nil {
+				s.opts.Log.Warnf("cannot listen on the new addresses, next try in %v: %v", restartDelay, err)
+				retry.Reset(restartDelay)
+			} else {
+				serving.stop()
+				serving = moved
+			}
+		}
+		if err := objects.publish(ctx, serving.ips); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			// kube-system itself may be missing in the first moments of a new cluster.
+			s.opts.Log.Debugf("publish the DNS Service, next try soon: %v", err)
+			retry.Reset(objects.backoff(err))
+		} else {
+			published = true
+		}
+		if !announced && published && probing == nil {
+			announced = true
+			ready()
+		}
+	}
+}
+
+// serve starts CoreDNS on the given node addresses.
+func (s *Server) serve(ips []net.IP) (*instance, error) {
+	upstreams, err := resolvers(s.opts.ResolvConf, s.opts.ClusterDNS)
+	if err != nil {
+		s.opts.Log.Warnf("no resolvers of the host, names outside %s fail: %v", s.opts.ClusterDomain, err)
+	} else if len(upstreams) == 0 {
+		s.opts.Log.Warnf("%s lists no usable resolver, names outside %s fail", s.opts.ResolvConf, s.opts.ClusterDomain)
+	}
+	return start(corefile{
+		Domain:    s.opts.ClusterDomain,
+		Port:      s.opts.Port,
+		Bind:      bindAddresses(ips),
+		Allow:     s.opts.ClusterCIDRs,
+		Upstreams: upstreams,
+	}, ips)
+}
+
+// validate reports what the process was wired with wrongly.
+func (o Options) validate() error {
+	switch {
+	case o.Client == nil:
+		return errors.New("no client")
+	case o.NodeName == "":
+		return errors.New("no node name")
+	case len(o.NodeIPs) == 0:
+		return errors.New("no node address to listen on")
+	case len(o.ClusterDNS) == 0 || len(o.ClusterDNS) > 2:
+		return fmt.Errorf("one cluster DNS address per family is needed, got %v", o.ClusterDNS)
+	case o.ClusterDomain == "":
+		return errors.New("no cluster domain")
+	}
+	return nil
+}
+
+// sameIPs compares two lists without regard to order.
+func sameIPs(a, b []net.IP) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for _, ip := range a {
+		if !contains(b, ip) {
+			return false
+		}
+	}
+	return true
+}
+
+func contains(ips []net.IP, ip net.IP) bool {
+	for _, other := range ips {
+		if other.Equal(ip) {
+			return true
+		}
+	}
+	return false
+}

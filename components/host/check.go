@@ -1,0 +1,145 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Status is how a check ended.
+type Status string
+
+const (
+	OK   Status = "ok"
+	Warn Status = "warning" // a server runs, with something missing
+	Fail Status = "failed"  // a server would not work
+)
+
+// Result is what one check found.
+type Result struct {
+	Name    string // of the check: "cgroups", "port 6443"
+	Status  Status
+	Message string
+	Fix     string // what to do; empty with OK
+}
+
+// String is one line: "failed   nft: not found: install nftables".
+func (r Result) String() string {
+	line := fmt.Sprintf("%-8s %s: %s", r.Status, r.Name, r.Message)
+	if r.Fix != "" {
+		line += ": " + r.Fix
+	}
+	return line
+}
+
+// Port is one that a component is going to listen on.
+type Port struct {
+	Component string
+	Network   string // tcp or udp
+	Address   string // empty: all addresses
+	Number    int
+}
+
+// CheckOptions say what is going to run. The directories need not exist.
+type CheckOptions struct {
+	DataDir  string
+	NodeName string
+	Ports    []Port
+	// Containers: containerd, the kubelet and the pod network are going to run on this host.
+	Containers bool
+	// Proxy: kube-proxy is going to run on this host.
+	Proxy bool
+	// NotBefore is the latest time that the clock must have passed: that of the build, or the validity of the cluster's
+	// certificates. Zero means any.
+	NotBefore time.Time
+}
+
+// Check runs all checks, in the order in which they should be mended. It may load kernel modules, and makes test objects
+// in namespaces of its own; it leaves nothing behind.
+func Check(ctx context.Context, opts CheckOptions) []Result {
+	return check(opts, probe{
+		files:     tree{},
+		uid:       os.Geteuid(),
+		now:       time.Now(),
+		look:      func(name string) (string, error) { return lookProgram(opts.DataDir, name) },
+		run:       func(stdin, name string, args ...string) (string, error) { return runProgram(ctx, stdin, name, args...) },
+		isolated:  isolated,
+		addLink:   addLink,
+		statfs:    unix.Statfs,
+		writable:  func(path string) error { return unix.Access(path, unix.W_OK) },
+		overlayOn: overlayOn,
+	})
+}
+
+// Failures joins the failed checks, one line each; nil when a server can start.
+func Failures(results []Result) error {
+	var errs []error
+	for _, r := range results {
+		if r.Status == Fail {
+			errs = append(errs, fmt.Errorf("%s: %s: %s", r.Name, r.Message, r.Fix))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// probe is all that the checks know of the host; tests give another one.
+type probe struct {
+	files     tree
+	uid       int
+	now       time.Time
+	look      func(program string) (string, error)
+	run       func(stdin, program string, args ...string) (output string, err error)
+	isolated  func(work func() error) error // in new network and mount namespaces
+	addLink   func(kind string) error
+	statfs    func(path string, st *unix.Statfs_t) error
+	writable  func(path string) error
+	overlayOn func(dir string) error
+}
+
+func check(opts CheckOptions, p probe) []Result {
+	var all []Result
+	add := func(results ...Result) { all = append(all, results...) }
+
+	if p.uid != 0 {
+		// Everything after this would only say the same in other words.
+		return []Result{{"user", Fail, "not root", "run it with sudo"}}
+	}
+	add(Result{Name: "user", Status: OK, Message: "root"})
+	add(checkClock(p, opts.NotBefore), checkNodeName(opts.NodeName))
+	add(checkPorts(p, opts.Ports)...)
+	add(checkDataDir(p, opts)...)
+	add(checkMemory(p), checkSwap(p))
+	if opts.Containers || opts.Proxy {
+		add(checkCapabilities(p)...)
+		add(checkSysctls(p))
+	}
+	if opts.Containers {
+		add(checkCgroups(p)...)
+		add(checkPrograms(p, "mount", "umount")...)
+		add(checkLinks(p)...)
+		add(checkBridgeFilter(p))
+	}
+	if opts.Proxy {
+		add(checkPacketFilter(p)...)
+	}
+	return all
+}
+
+func runProgram(ctx context.Context, stdin, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		if line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n"); line != "" {
+			return "", errors.New(line)
+		}
+		return "", err
+	}
+	return string(out), nil
+}

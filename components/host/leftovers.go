@@ -1,0 +1,131 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+const (
+	podLogDir       = "/var/log/pods"
+	containerLogDir = "/var/log/containers"
+	cgroupDir       = "/sys/fs/cgroup"
+	cniDir          = "/var/lib/cni" // libcni's and host-local's default
+)
+
+// podUIDs are those of the pods that the kubelet has directories for.
+func (r *Reset) podUIDs() []string {
+	return r.files.names(filepath.Join(r.opts.KubeletRootDir, "pods"))
+}
+
+// podLogs are the log directories of these pods, NAMESPACE_NAME_UID, and the links that lead there.
+func (r *Reset) podLogs(uids []string) []string {
+	var out []string
+	ours := map[string]bool{}
+	for _, name := range r.files.names(podLogDir) {
+		if i := strings.LastIndexByte(name, '_'); i >= 0 && slices.Contains(uids, name[i+1:]) {
+			ours[name] = true
+			out = append(out, filepath.Join(podLogDir, name))
+		}
+	}
+	for _, name := range r.files.names(containerLogDir) {
+		link := filepath.Join(containerLogDir, name)
+		target, err := os.Readlink(r.files.path(link))
+		if rest, in := strings.CutPrefix(target, podLogDir+"/"); err == nil && in {
+			if pod, _, _ := strings.Cut(rest, "/"); ours[pod] {
+				out = append(out, link)
+			}
+		}
+	}
+	return out
+}
+
+// podCgroups are the control groups of these pods in all hierarchies, and those that the kubelet makes around them; the
+// deepest first.
+func (r *Reset) podCgroups(uids []string) (pods, around []string) {
+	for _, hierarchy := range append([]string{""}, r.files.names(cgroupDir)...) {
+		dir := filepath.Join(cgroupDir, hierarchy)
+		if r.files.isLink(dir) { // cgroup v1 has links such as cpu -> cpu,cpuacct
+			continue
+		}
+		for _, name := range []string{"kubepods", "kubepods.slice"} {
+			top := filepath.Join(dir, name)
+			for _, path := range r.files.directories(top) {
+				steps := strings.Split(strings.TrimPrefix(path, top), "/")
+				if slices.ContainsFunc(steps, func(step string) bool { return slices.Contains(uids, podOfCgroup(step)) }) {
+					pods = append(pods, path)
+				} else {
+					around = append(around, path)
+				}
+			}
+		}
+	}
+	deepest := func(a, b string) int { return strings.Count(b, "/") - strings.Count(a, "/") }
+	slices.SortStableFunc(pods, deepest)
+	slices.SortStableFunc(around, deepest)
+	if len(uids) == 0 {
+		around = nil // no pod of ours: the groups may be another kubelet's
+	}
+	return pods, around
+}
+
+// podOfCgroup is the UID in a name such as podUID or, with systemd, kubepods-besteffort-podUID.slice, where the dashes of
+// the UID are underscores; empty when there is none.
+func podOfCgroup(name string) string {
+	i := strings.LastIndex(name, "pod")
+	if i < 0 {
+		return ""
+	}
+	return strings.ReplaceAll(strings.TrimSuffix(name[i+len("pod"):], ".slice"), "_", "-")
+}
+
+// removeCgroups removes the groups of our pods; those around them only when no other pods are in there.
+func (r *Reset) removeCgroups(pods, around []string) []error {
+	var errs []error
+	for _, g := range pods {
+		if err := os.Remove(r.files.path(g)); err == nil {
+			r.say("removed control group %s", g)
+		} else if !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("remove control group: %w", err))
+		}
+	}
+	for _, g := range around {
+		if os.Remove(r.files.path(g)) == nil {
+			r.say("removed control group %s", g)
+		}
+	}
+	return errs
+}
+
+// cniState are the files of libcni and host-local about our network: addresses given out and results.
+func (r *Reset) cniState() []string {
+	var out []string
+	if dir := r.addressDir(); r.files.exists(dir) {
+		out = append(out, dir)
+	}
+	for _, name := range r.files.names(filepath.Join(cniDir, "results")) {
+		if strings.HasPrefix(name, r.opts.Network+"-") {
+			out = append(out, filepath.Join(cniDir, "results", name))
+		}
+	}
+	return out
+}
+
+// addressDir is host-local's: one file per address in use, and last_reserved_ip.N.
+func (r *Reset) addressDir() string { return filepath.Join(cniDir, "networks", r.opts.Network) }
+
+// cniContainers are the ids in the names of libcni's results, NETWORK-ID-INTERFACE.
+func (r *Reset) cniContainers() []string {
+	var out []string
+	for _, name := range r.files.names(filepath.Join(cniDir, "results")) {
+		if rest, ours := strings.CutPrefix(name, r.opts.Network+"-"); ours {
+			if i := strings.LastIndexByte(rest, '-'); i > 0 {
+				out = append(out, rest[:i])
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,111 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// nftTable is a table of the packet filter.
+type nftTable struct{ family, name string }
+
+// nftRule is a rule that a CNI plugin made for one container.
+type nftRule struct {
+	table         nftTable
+	chain, handle string
+	comment       string
+}
+
+// Tables that CNI's plugins share among all their users on the host (containernetworking/plugins v1.9: pkg/ip and
+// plugins/meta/portmap).
+const (
+	masqueradeTable = "cni_plugins_masquerade"
+	hostPortTable   = "cni_hostport"
+)
+
+// ruleset is the part of `nft -j list` that we read; see libnftables-json(5).
+type ruleset struct {
+	Nftables []nftEntry
+}
+
+// nftEntry is one of the two, or something else.
+type nftEntry struct {
+	Table *struct{ Family, Name string }
+	Rule  *struct {
+		Family, Table, Chain, Comment string
+		Handle                        int
+	}
+}
+
+// listTables returns all tables of the packet filter; none without nft, since nothing can have been made then.
+func (r *Reset) listTables(ctx context.Context) []nftTable {
+	var out []nftTable
+	for _, entry := range r.nftJSON(ctx, "list", "tables").Nftables {
+		if entry.Table != nil {
+			out = append(out, nftTable{entry.Table.Family, entry.Table.Name})
+		}
+	}
+	return out
+}
+
+func (r *Reset) nftJSON(ctx context.Context, args ...string) ruleset {
+	var rules ruleset
+	text, err := r.nets.nft(ctx, append([]string{"-j"}, args...)...)
+	if err != nil || json.Unmarshal([]byte(text), &rules) != nil {
+		return ruleset{}
+	}
+	return rules
+}
+
+// packetFilter returns kube-proxy's tables, which are ours when a server ran here, and the rules in CNI's tables that were
+// made for our network (masquerading) or for one of these containers (host ports).
+func (r *Reset) packetFilter(ids map[string]bool) (tables []nftTable, rules []nftRule) {
+	ctx := context.Background() // reads only
+	for _, t := range r.listTables(ctx) {
+		switch t.name {
+		case "kube-proxy":
+			if r.files.exists(r.opts.DataDir) || r.files.exists(r.opts.RunDir) {
+				tables = append(tables, t)
+			}
+		case masqueradeTable, hostPortTable:
+			for _, entry := range r.nftJSON(ctx, "list", "table", t.family, t.name).Nftables {
+				if rule := entry.Rule; rule != nil && r.isOurRule(t, rule.Comment, ids) {
+					rules = append(rules, nftRule{t, rule.Chain, strconv.Itoa(rule.Handle), rule.Comment})
+				}
+			}
+		}
+	}
+	return tables, rules
+}
+
+// isOurRule goes by the comment: "HASH, net: NETWORK, if: eth0, id: ID" (it may be cut short) or just the ID.
+func (r *Reset) isOurRule(t nftTable, comment string, ids map[string]bool) bool {
+	if t.name == masqueradeTable {
+		return strings.Contains(comment, ", net: "+r.opts.Network+", if: ")
+	}
+	return ids[comment]
+}
+
+// removeUnusedTables deletes CNI's tables in which no container has a rule any more.
+func (r *Reset) removeUnusedTables(ctx context.Context) []error {
+	var errs []error
+	for _, t := range r.listTables(ctx) {
+		if t.name != masqueradeTable && t.name != hostPortTable {
+			continue
+		}
+		list := r.nftJSON(ctx, "list", "table", t.family, t.name)
+		used := slices.ContainsFunc(list.Nftables, func(e nftEntry) bool { return e.Rule != nil && e.Rule.Comment != "" })
+		if used || len(list.Nftables) == 0 {
+			continue
+		}
+		if _, err := r.nets.nft(ctx, "delete", "table", t.family, t.name); err != nil {
+			errs = append(errs, fmt.Errorf("remove nftables table %s %s: %w", t.family, t.name, err))
+			continue
+		}
+		r.say("removed nftables table %s %s", t.family, t.name)
+	}
+	return errs
+}

@@ -1,0 +1,227 @@
+// Package host looks at the machine that Kubelith runs on: Check tells whether it can run here, and Reset takes
+// away what a server has left there. Neither needs a running server, and neither touches what is not Kubelith's.
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// ResetOptions say what belongs to the server that is removed. The directories are those of `kubelith server`.
+type ResetOptions struct {
+	DataDir        string
+	RunDir         string
+	KubeletRootDir string
+	Kubeconfig     string // the admin kubeconfig, removed with the data
+	Network        string // name in our CNI configuration; empty means "kubelith"
+	Bridge         string // the pods' bridge; empty means "cni0"
+	// Data removes the data directory, the kubelet's directory and the admin kubeconfig as well. Without it a
+	// server started later has the same cluster again, and makes its pods anew.
+	Data bool
+	// Out gets one line for each thing that is removed.
+	Out io.Writer
+}
+
+// Reset is what `kubelith reset` does. Make one with NewReset, show Plan, call Run, then Close.
+type Reset struct {
+	opts  ResetOptions
+	files tree
+	lock  *os.File
+	kill  killer
+	nets  network
+}
+
+// NewReset holds the lock of the data directory until Close, so that no server starts meanwhile. It fails when a
+// server runs, when not root, or when a directory is one that no program may remove.
+func NewReset(opts ResetOptions) (*Reset, error) {
+	if opts.Network == "" {
+		opts.Network = "kubelith"
+	}
+	if opts.Bridge == "" {
+		opts.Bridge = "cni0"
+	}
+	if opts.Out == nil {
+		opts.Out = io.Discard
+	}
+	for _, dir := range []*string{&opts.DataDir, &opts.RunDir, &opts.KubeletRootDir} {
+		real, err := removable(*dir)
+		if err != nil {
+			return nil, err
+		}
+		*dir = real
+	}
+	if os.Geteuid() != 0 {
+		return nil, errors.New("reset needs root: run it with sudo")
+	}
+	lock, err := lockDataDir(opts.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	return &Reset{opts: opts, files: tree{}, lock: lock, kill: signalProcess, nets: kernelNetwork{findNFT(opts.DataDir)}}, nil
+}
+
+// Close lets servers start again.
+func (r *Reset) Close() error {
+	if r.lock == nil {
+		return nil
+	}
+	return r.lock.Close()
+}
+
+// removable returns the directory with its symbolic links resolved, or an error for one that is not Kubelith's alone.
+func removable(dir string) (string, error) {
+	if !filepath.IsAbs(dir) {
+		return "", fmt.Errorf("directory %q: give an absolute path", dir)
+	}
+	dir = filepath.Clean(dir)
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = real
+	}
+	never := []string{"/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/mnt", "/media", "/opt", "/proc", "/root", "/run",
+		"/sbin", "/srv", "/sys", "/tmp", "/usr", "/usr/local", "/var", "/var/lib", "/var/log", "/var/run", "/var/tmp"}
+	if slices.Contains(never, dir) {
+		return "", fmt.Errorf("directory %s is the system's, not Kubelith's: reset does not touch it", dir)
+	}
+	return dir, nil
+}
+
+// Plan says in one line each what Run would do now; nothing when there is nothing to do.
+func (r *Reset) Plan() []string {
+	var lines []string
+	add := func(n int, format string, args ...any) {
+		if n > 0 {
+			lines = append(lines, fmt.Sprintf(format, args...))
+		}
+	}
+	found := r.containers()
+	add(len(found.shims)+len(found.members), "stop %d container processes and %d shims", len(found.members), len(found.shims))
+	mounts, _ := r.mounts()
+	add(len(mounts), "unmount %d mounts below %s", len(mounts), strings.Join(r.dirs(), ", "))
+	if bridge := r.ownBridge(); bridge != "" {
+		add(1, "remove the bridge %s and its ports", bridge)
+	}
+	for _, id := range r.cniContainers() {
+		found.ids[id] = true
+	}
+	tables, rules := r.packetFilter(found.ids)
+	add(len(tables), "remove %d nftables tables of kube-proxy", len(tables))
+	add(len(rules), "remove %d nftables rules of the pod network", len(rules))
+	uids := r.podUIDs()
+	logs, cni := r.podLogs(uids), r.cniState()
+	cgroups, _ := r.podCgroups(uids)
+	add(len(logs), "remove %d log files and directories of pods", len(logs))
+	add(len(cgroups), "remove %d control groups of pods", len(cgroups))
+	add(len(cni), "remove %d addresses and results of the pod network", len(cni))
+	for _, path := range r.doomed() {
+		add(1, "remove %s", path)
+	}
+	return lines
+}
+
+// Run removes it all, in an order in which each step can succeed, and goes on after failures; the error names them all.
+// Doing it twice is no error.
+func (r *Reset) Run(ctx context.Context) error {
+	found := r.containers()
+	uids := r.podUIDs()
+	logs, cni := r.podLogs(uids), r.cniState()
+	bridge := r.ownBridge() // known from the addresses given out, before these go
+	for _, id := range r.cniContainers() {
+		found.ids[id] = true
+	}
+
+	errs := []error{r.stopContainers(ctx)}
+	errs = append(errs, r.unmountAll()...)
+	errs = append(errs, r.removeNetwork(ctx, bridge, found.ids)...)
+	errs = append(errs, r.removeCgroups(r.podCgroups(uids))...)
+	for _, path := range append(logs, cni...) {
+		errs = append(errs, r.remove(path))
+	}
+	for _, path := range r.doomed() {
+		errs = append(errs, r.remove(path))
+	}
+	return errors.Join(errs...)
+}
+
+// dirs are the directories below which everything is ours.
+func (r *Reset) dirs() []string {
+	return []string{r.opts.RunDir, r.opts.KubeletRootDir, r.opts.DataDir}
+}
+
+// doomed are the files and directories to remove as a whole that exist; the data directory is the last, because it
+// tells that the others are ours.
+func (r *Reset) doomed() []string {
+	candidates := []string{r.opts.RunDir}
+	if r.opts.Data {
+		// Another kubelet may own /var/lib/kubelet on a host where no Kubelith server ever ran.
+		if r.files.exists(filepath.Join(r.opts.DataDir, "version")) {
+			candidates = append(candidates, r.opts.KubeletRootDir, r.opts.Kubeconfig, r.opts.DataDir)
+		} else {
+			candidates = append(candidates, r.opts.Kubeconfig)
+		}
+	}
+	var out []string
+	for _, path := range candidates {
+		if path != "" && r.files.exists(path) {
+			out = append(out, path)
+		}
+	}
+	return out
+}
+
+// remove deletes a path and all below it. It refuses while something is mounted below: what is behind a mount (a
+// network share, a disk of the user) is not ours. A path that is itself a mount stays as an empty directory.
+func (r *Reset) remove(path string) error {
+	if !r.files.exists(path) {
+		return nil
+	}
+	mounts, err := r.mountsBelow(path)
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		if m != path {
+			return fmt.Errorf("remove %s: %s is still mounted: unmount it and run reset again", path, m)
+		}
+	}
+	if len(mounts) > 0 {
+		if err := r.files.empty(path); err != nil {
+			return fmt.Errorf("empty %s: %w", path, err)
+		}
+		r.say("emptied %s, which is a mount of its own", path)
+		return nil
+	}
+	if err := os.RemoveAll(r.files.path(path)); err != nil {
+		return fmt.Errorf("remove %s: %w", path, err)
+	}
+	r.say("removed %s", path)
+	return nil
+}
+
+func (r *Reset) say(format string, args ...any) { fmt.Fprintf(r.opts.Out, format+"\n", args...) }
+
+// poll calls done until it is true, ctx ends or the time is over.
+func poll(ctx context.Context, limit time.Duration, done func() bool) bool {
+	deadline := time.NewTimer(limit)
+	defer deadline.Stop()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if done() {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-deadline.C:
+			return done()
+		case <-tick.C:
+		}
+	}
+}

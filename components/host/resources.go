@@ -1,0 +1,113 @@
+package host
+
+import (
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	mib = 1 << 20
+	// minMemory is what an idle server and a few small pods need.
+	minMemory = 700 * mib
+	// minDisk is what the first start writes, and some room.
+	minDisk = 512 * mib
+	// evictionShare is the kubelet's default threshold nodefs.available, in percent: it ends pods below it.
+	evictionShare = 10
+)
+
+func checkClock(p probe, notBefore time.Time) Result {
+	if p.now.Before(notBefore) {
+		return Result{"clock", Fail, fmt.Sprintf("it says %s, which is before the certificates or the build of this program (%s)",
+			p.now.UTC().Format(time.RFC3339), notBefore.UTC().Format(time.RFC3339)), "set the time, for example with chronyd or `date -s`"}
+	}
+	return Result{Name: "clock", Status: OK, Message: p.now.UTC().Format(time.RFC3339)}
+}
+
+// checkNodeName: the name of an object, RFC 1123.
+func checkNodeName(name string) Result {
+	subdomain := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+	if len(name) > 253 || !subdomain.MatchString(name) {
+		return Result{"node name", Fail, fmt.Sprintf("%q is not of lower-case letters, digits, dashes and dots", name), "give another host name, or --node-name"}
+	}
+	return Result{Name: "node name", Status: OK, Message: name}
+}
+
+// meminfo reads a value of /proc/meminfo in bytes.
+func meminfo(files tree, key string) uint64 {
+	for _, line := range strings.Split(files.text("/proc/meminfo"), "\n") {
+		if fields := strings.Fields(line); len(fields) >= 2 && fields[0] == key+":" {
+			n, _ := strconv.ParseUint(fields[1], 10, 64)
+			return n * 1024
+		}
+	}
+	return 0
+}
+
+func checkMemory(p probe) Result {
+	free := meminfo(p.files, "MemAvailable")
+	message := fmt.Sprintf("%d of %d MiB available", free/mib, meminfo(p.files, "MemTotal")/mib)
+	if free < minMemory {
+		return Result{"memory", Warn, message, fmt.Sprintf("at least %d MiB should be", minMemory/mib)}
+	}
+	return Result{Name: "memory", Status: OK, Message: message}
+}
+
+func checkSwap(p probe) Result {
+	if lines := strings.Split(p.files.text("/proc/swaps"), "\n"); len(lines) > 1 {
+		return Result{Name: "swap", Status: OK, Message: "on; pods do not use it"}
+	}
+	return Result{Name: "swap", Status: OK, Message: "off"}
+}
+
+// checkDataDir looks at the nearest directory above that exists.
+func checkDataDir(p probe, opts CheckOptions) []Result {
+	dir := filepath.Clean(opts.DataDir)
+	for !p.files.exists(dir) && dir != "/" && dir != "." {
+		dir = filepath.Dir(dir)
+	}
+	if err := p.writable(dir); err != nil {
+		return []Result{{"data directory", Fail, fmt.Sprintf("cannot write to %s: %v", dir, err), "mount it writable or give another --data-dir"}}
+	}
+	var st unix.Statfs_t
+	if err := p.statfs(dir, &st); err != nil {
+		return []Result{{"data directory", Fail, fmt.Sprintf("%s: %v", dir, err), "give another --data-dir"}}
+	}
+	free, total := st.Bavail*uint64(st.Bsize), st.Blocks*uint64(st.Bsize)
+	message := fmt.Sprintf("%s, %d of %d MiB free", dir, free/mib, total/mib)
+	space := Result{Name: "data directory", Status: OK, Message: message}
+	switch {
+	case free < minDisk:
+		space = Result{"data directory", Fail, message, fmt.Sprintf("free at least %d MiB or give another --data-dir", minDisk/mib)}
+	case total > 0 && free*100/total < evictionShare:
+		space = Result{"data directory", Warn, message, fmt.Sprintf("free some: below %d %% the kubelet ends pods", evictionShare)}
+	case st.Files > 0 && st.Ffree*100/st.Files < 5:
+		space = Result{"data directory", Warn, message + ", but few inodes", "delete files: below 5 % of free inodes the kubelet ends pods"}
+	}
+	out := []Result{space}
+	if opts.Containers {
+		out = append(out, checkOverlay(p, dir))
+	}
+	return out
+}
+
+// checkOverlay: images are laid over each other with overlayfs; on some file systems that does not work, and containerd
+// copies instead.
+func checkOverlay(p probe, dir string) Result {
+	has := func() bool { return strings.Contains(p.files.text("/proc/filesystems")+"\n", "\toverlay\n") }
+	if !has() {
+		_, _ = p.run("", "modprobe", "overlay") // the file tells whether it helped
+	}
+	if !has() {
+		return Result{"overlayfs", Fail, "the kernel has none", "load it with `modprobe overlay` or use a kernel with CONFIG_OVERLAY_FS"}
+	}
+	if err := p.isolated(func() error { return p.overlayOn(dir) }); err != nil {
+		return Result{"overlayfs", Warn, fmt.Sprintf("does not work on %s (%v), images are copied for each container", dir, err), "put --data-dir on ext4 or xfs"}
+	}
+	return Result{Name: "overlayfs", Status: OK, Message: "works on " + dir}
+}

@@ -1,0 +1,101 @@
+package host
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// isolated runs work on a thread with network and mount namespaces of its own. The thread ends with the work, and the
+// namespaces and all that is in them with the thread.
+func isolated(work func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the runtime throws the thread away
+		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNET | unix.CLONE_NEWNS); err != nil {
+			done <- fmt.Errorf("new namespaces: %w", err)
+			return
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			done <- fmt.Errorf("private mounts: %w", err)
+			return
+		}
+		done <- work()
+	}()
+	return <-done
+}
+
+// addLink makes an interface in the thread's network namespace.
+func addLink(kind string) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "check0"
+	var link netlink.Link
+	switch kind {
+	case "bridge":
+		link = &netlink.Bridge{LinkAttrs: attrs}
+	case "veth":
+		link = &netlink.Veth{LinkAttrs: attrs, PeerName: "check1"}
+	case "vxlan":
+		link = &netlink.Vxlan{LinkAttrs: attrs, VxlanId: 1, Port: 8472}
+	default:
+		return fmt.Errorf("unknown kind %s", kind)
+	}
+	// netlink.LinkAdd uses a socket of the calling thread's namespace.
+	return netlink.LinkAdd(link)
+}
+
+// overlayOn mounts an overlay with all its parts in dir.
+func overlayOn(dir string) error {
+	temp, err := os.MkdirTemp(dir, ".kubelith-check-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(temp)
+	for _, name := range []string{"lower", "upper", "work", "merged"} {
+		if err := os.Mkdir(filepath.Join(temp, name), 0o700); err != nil {
+			return err
+		}
+	}
+	merged := filepath.Join(temp, "merged")
+	options := fmt.Sprintf("lowerdir=%s/lower,upperdir=%s/upper,workdir=%s/work", temp, temp, temp)
+	if err := unix.Mount("overlay", merged, "overlay", 0, options); err != nil {
+		return err
+	}
+	return unix.Unmount(merged, unix.MNT_DETACH)
+}
+
+// lookProgram finds a program in PATH or in the unpacked payload.
+func lookProgram(dataDir, name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err == nil {
+		return path, nil
+	}
+	embedded := filepath.Join(dataDir, "data", "current", "bin", name)
+	if info, statErr := os.Stat(embedded); statErr == nil && info.Mode()&0o111 != 0 {
+		return embedded, nil
+	}
+	return "", err
+}
+
+func findNFT(dataDir string) string {
+	path, err := lookProgram(dataDir, "nft")
+	if err != nil {
+		return "nft" // it fails when it is run, where nothing is expected of it
+	}
+	return path
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,161 @@
+// Package kubelet runs the kubelet in the process, with in-process clients of
+// the node's own identity (system:node:NAME).
+//
+// It is upstream's kubelet, started through the exported app.Run with typed
+// options; client certificates and their rotation do not exist on a server,
+// because the client needs none.
+//
+// Upstream ends the process with os.Exit on a dozen conditions (its port is
+// busy, cgroups are missing); the preflight of components/host names them
+// before anything is started.
+//
+// Seams for later work: the CRI clients and the tracer provider are made in
+// dependencies.
+package kubelet
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/kubernetes/cmd/kubelet/app"
+	"k8s.io/kubernetes/cmd/kubelet/app/options"
+	"k8s.io/kubernetes/pkg/kubelet"
+
+	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/components/pki"
+)
+
+// Options says what kind of node this is.
+type Options struct {
+	// RootDir holds pods' volumes and the plugin sockets.
+	RootDir string
+	// StaticPodDir has manifests of static pods; it is made when missing.
+	StaticPodDir string
+	NodeName     string
+	NodeIPs      []net.IP
+	// Labels ("key=value") and Taints ("key[=value]:effect") are given to the Node when it registers.
+	Labels, Taints []string
+	ClusterDNS     []net.IP
+	ClusterDomain  string
+	// CRISocket is the path of the CRI's unix socket.
+	CRISocket string
+	// CgroupDriver is cgroupfs or systemd; the CRI's answer goes first.
+	CgroupDriver string
+	// ResolvConf is the file that pods with dnsPolicy Default see.
+	ResolvConf string
+	// PKI has the paths of the serving certificate and of the CA for clients.
+	PKI *pki.Bundle
+	// Args are "key=value" arguments named as the kubelet's own flags.
+	Args []string
+	// Client acts as the node.
+	Client *rest.Config
+	Log    logrus.FieldLogger
+}
+
+// Server is the kubelet component.
+type Server struct {
+	opts     Options
+	upstream *options.KubeletServer
+}
+
+var _ lifecycle.Component = (*Server)(nil)
+
+// New checks the options against upstream's flags; nothing is started.
+func New(o Options) (*Server, error) {
+	up, err := upstreamServer(o)
+	if err != nil {
+		return nil, err
+	}
+	return &Server{opts: o, upstream: up}, nil
+}
+
+// Name implements lifecycle.Component.
+func (s *Server) Name() string { return "kubelet" }
+
+// Needs implements lifecycle.Component. The controller-manager goes first
+// because the constructors of its controllers and the kubelet set the same
+// package variables of pkg/volume/csi: the last one wins, and it has to be the
+// one that knows the node's name.
+func (s *Server) Needs() []string {
+	return []string{"apiserver", "containerd", "images", "controller-manager"}
+}
+
+// Run implements lifecycle.Component. It is ready when the kubelet's own
+// health endpoint says ok.
+func (s *Server) Run(ctx context.Context, ready func()) error {
+	for _, dir := range []string{s.opts.RootDir, s.opts.StaticPodDir} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	deps, err := s.dependencies(ctx)
+	if err != nil {
+		return err
+	}
+	waiting, stop := context.WithCancel(ctx)
+	defer stop()
+	go s.awaitHealthy(waiting, ready)
+	return app.Run(ctx, s.upstream, deps, utilfeature.DefaultFeatureGate)
+}
+
+// dependencies are upstream's own, with our clients.
+func (s *Server) dependencies(ctx context.Context) (*kubelet.Dependencies, error) {
+	deps, err := app.UnsecuredDependencies(ctx, s.upstream, utilfeature.DefaultFeatureGate)
+	if err != nil {
+		return nil, err
+	}
+	cs, err := kubernetes.NewForConfig(s.opts.Client)
+	if err != nil {
+		return nil, err
+	}
+	heartbeat := rest.CopyConfig(s.opts.Client)
+	// As upstream: the least of the lease's duration and the status frequency.
+	heartbeat.Timeout = min(s.upstream.NodeStatusUpdateFrequency.Duration, time.Duration(s.upstream.NodeLeaseDurationSeconds)*time.Second)
+	if deps.HeartbeatClient, err = kubernetes.NewForConfig(heartbeat); err != nil {
+		return nil, err
+	}
+	events := rest.CopyConfig(s.opts.Client)
+	if events.QPS = float32(s.upstream.EventRecordQPS); events.QPS == 0 {
+		events.QPS = -1
+	}
+	events.Burst = int(s.upstream.EventBurst)
+	eventClient, err := kubernetes.NewForConfig(events)
+	if err != nil {
+		return nil, err
+	}
+	deps.KubeClient, deps.EventClient = cs, eventClient.CoreV1()
+	return deps, nil
+}
+
+// awaitHealthy asks the kubelet's health endpoint until it says ok. With the
+// endpoint switched off (--kubelet-arg=healthz-port=0) it asks nothing.
+func (s *Server) awaitHealthy(ctx context.Context, ready func()) {
+	if s.upstream.HealthzPort == 0 {
+		ready()
+		return
+	}
+	url := fmt.Sprintf("http://%s/healthz", net.JoinHostPort(s.upstream.HealthzBindAddress, strconv.Itoa(int(s.upstream.HealthzPort))))
+	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	for ctx.Err() == nil {
+		if r, err := client.Get(url); err == nil {
+			r.Body.Close()
+			if r.StatusCode == http.StatusOK {
+				ready()
+				return
+			}
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+}

@@ -1,0 +1,121 @@
+package kubelet
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	cliflag "k8s.io/component-base/cli/flag"
+	"k8s.io/kubernetes/cmd/kubelet/app/options"
+	"k8s.io/kubernetes/pkg/kubelet/apis/config/validation"
+	"k8s.io/kubernetes/pkg/kubelet/eviction"
+
+	"kubelith.io/kubelith/components/args"
+)
+
+// inProcess stands where upstream wants the path of a kubeconfig: an empty one
+// would mean standalone mode and drop the clients. It is never opened.
+const inProcess = "in-process"
+
+// upstreamServer translates Options into upstream's flags and configuration
+// and applies the user's arguments on top.
+func upstreamServer(o Options) (*options.KubeletServer, error) {
+	f := options.NewKubeletFlags()
+	c, err := options.NewKubeletConfiguration()
+	if err != nil {
+		return nil, err
+	}
+	f.KubeConfig = inProcess
+	f.HostnameOverride = o.NodeName
+	f.RootDirectory = o.RootDir
+	f.CertDirectory = o.RootDir + "/pki"
+	ips := make([]string, len(o.NodeIPs))
+	for i, ip := range o.NodeIPs {
+		ips[i] = ip.String()
+	}
+	f.NodeIP = strings.Join(ips, ",")
+	f.NodeLabels = map[string]string{}
+	for _, l := range o.Labels {
+		key, value, _ := strings.Cut(l, "=")
+		f.NodeLabels[key] = value
+	}
+	for _, t := range o.Taints {
+		c.RegisterWithTaints = append(c.RegisterWithTaints, taint(t))
+	}
+
+	c.ContainerRuntimeEndpoint = "unix://" + o.CRISocket
+	c.CgroupDriver = o.CgroupDriver
+	c.FailCgroupV1 = false // such hosts exist, and run
+	c.FailSwapOn = false
+	for _, ip := range o.ClusterDNS {
+		c.ClusterDNS = append(c.ClusterDNS, ip.String())
+	}
+	c.ClusterDomain = o.ClusterDomain
+	c.ResolverConfig = o.ResolvConf
+	c.StaticPodPath = o.StaticPodDir
+	c.EvictionHard = eviction.DefaultEvictionHard
+	c.TLSCertFile, c.TLSPrivateKeyFile = o.PKI.KubeletServer.Cert, o.PKI.KubeletServer.Key
+	// Upstream's defaults for flags are the old, open ones; these are those of its configuration file.
+	c.Authentication.Anonymous.Enabled = false
+	c.Authentication.Webhook.Enabled = true
+	c.Authentication.X509.ClientCAFile = o.PKI.ClusterCA.Cert
+	c.Authorization.Mode = "Webhook"
+	c.ReadOnlyPort = 0
+
+	fs := pflag.NewFlagSet("kubelet", pflag.ContinueOnError)
+	fs.SetNormalizeFunc(cliflag.WordSepNormalizeFunc)
+	f.AddFlags(fs)
+	options.AddKubeletConfigFlags(fs, c)
+	if err := args.ApplyTo("--kubelet-arg", fs, refused(), o.Args); err != nil {
+		return nil, err
+	}
+	if err := options.ValidateKubeletFlags(f); err != nil {
+		return nil, fmt.Errorf("--kubelet-arg: %w", err)
+	}
+	if err := validation.ValidateKubeletConfiguration(c, utilfeature.DefaultFeatureGate); err != nil {
+		return nil, fmt.Errorf("--kubelet-arg: %w", err)
+	}
+	return &options.KubeletServer{KubeletFlags: *f, KubeletConfiguration: *c}, nil
+}
+
+// taint parses "key[=value]:effect", whose form the configuration has checked.
+func taint(s string) corev1.Taint {
+	keyValue, effect, _ := strings.Cut(s, ":")
+	key, value, _ := strings.Cut(keyValue, "=")
+	return corev1.Taint{Key: key, Value: value, Effect: corev1.TaintEffect(effect)}
+}
+
+// refused are upstream's flags that the composition sets or does not use.
+func refused() args.Refused {
+	use := func(flag string) string { return "use Kubelith's own --" + flag }
+	client := "the kubelet uses the in-process client"
+	runtime := "containerd is part of the process"
+	return args.Merge(args.Logging(), args.FeatureGates(), args.Refused{
+		"kubeconfig":                 client,
+		"bootstrap-kubeconfig":       client,
+		"kube-api-qps":               client,
+		"kube-api-burst":             client,
+		"kube-api-content-type":      client,
+		"rotate-certificates":        client,
+		"config":                     "give each setting as a --kubelet-arg of its own",
+		"config-dir":                 "give each setting as a --kubelet-arg of its own",
+		"hostname-override":          use("node-name"),
+		"node-ip":                    use("node-ip"),
+		"node-labels":                use("node-label"),
+		"register-with-taints":       use("node-taint"),
+		"root-dir":                   use("kubelet-root-dir"),
+		"cluster-domain":             use("cluster-domain"),
+		"container-runtime-endpoint": runtime,
+		"image-service-endpoint":     runtime,
+		"tls-cert-file":              "Kubelith makes and renews it",
+		"tls-private-key-file":       "Kubelith makes and renews it",
+		"client-ca-file":             "Kubelith makes and renews it",
+		"cert-dir":                   "Kubelith makes and renews it",
+		"exit-on-lock-contention":    "it would end the whole process; the data directory has a lock of its own",
+		"lock-file":                  "the data directory has a lock of its own",
+		"windows-service":            "there is no Windows here",
+		"windows-priorityclass":      "there is no Windows here",
+	})
+}

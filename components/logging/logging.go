@@ -1,0 +1,91 @@
+// Package logging makes logrus the one sink of everything that the process logs. Each line has a
+// component: what comes from klog (Kubernetes), zap (etcd), containerd's logrus and Go's log package is
+// led there by adapters.
+//
+// Setup is called once, before any component is built, because those libraries keep their loggers in
+// variables of the process. Nothing is rotated or sent anywhere: a service manager does that.
+package logging
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	stdlog "log"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+	logsapi "k8s.io/component-base/logs/api/v1"
+)
+
+// componentField is the name of the field that says which part of the process a line is from.
+const componentField = "component"
+
+// Options say what is written, how and where.
+type Options struct {
+	Format string // text or json
+	Level  string // error, warn, info, debug or trace
+	Out    io.Writer
+}
+
+// Setup makes the logger of the process and leads every other logging library to it. It changes state
+// of the whole process: call it once.
+func Setup(opts Options) (*logrus.Logger, error) {
+	level, err := logrus.ParseLevel(opts.Level)
+	if err != nil {
+		return nil, fmt.Errorf("log level %q is not known: use error, warn, info, debug or trace", opts.Level)
+	}
+	var format logrus.Formatter
+	switch opts.Format {
+	case "text":
+		format = text{}
+	case "json":
+		format = json{}
+	default:
+		return nil, fmt.Errorf("log format %q is not known: use text or json", opts.Format)
+	}
+	out := &lines{w: opts.Out}
+
+	log := logrus.New()
+	configure(log, out, level, withDefault{format, "kubelith"})
+	// containerd logs to logrus's own standard logger and cannot be given another.
+	configure(logrus.StandardLogger(), out, level, withDefault{format, "containerd"})
+	if err := setKlog(log, level); err != nil {
+		return nil, err
+	}
+	stdlog.SetFlags(0)
+	stdlog.SetOutput(entryWriter{Component(log, "kubelith")})
+	// An upstream component that applies its own logging options all the same changes nothing, instead of failing.
+	logsapi.ReapplyHandling = logsapi.ReapplyHandlingIgnoreUnchanged
+	return log, nil
+}
+
+func configure(l *logrus.Logger, out io.Writer, level logrus.Level, format logrus.Formatter) {
+	l.SetOutput(out)
+	l.SetLevel(level)
+	l.SetFormatter(format)
+}
+
+// Component returns the logger of one component.
+func Component(log *logrus.Logger, name string) *logrus.Entry {
+	return log.WithField(componentField, name)
+}
+
+// lines lets several loggers write to one place without mixing their lines: logrus writes each line in one call.
+type lines struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}
+
+// entryWriter logs what is written to it, one message per call, as Go's log package writes.
+type entryWriter struct{ entry *logrus.Entry }
+
+func (w entryWriter) Write(p []byte) (int, error) {
+	w.entry.Info(string(bytes.TrimRight(p, "\n")))
+	return len(p), nil
+}

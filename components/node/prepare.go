@@ -1,0 +1,136 @@
+package node
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/pflag"
+	"k8s.io/apiserver/pkg/util/compatibility"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	basecompatibility "k8s.io/component-base/compatibility"
+	"k8s.io/component-base/version"
+
+	"kubelith.io/kubelith/components/args"
+	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/components/datadir"
+	"kubelith.io/kubelith/components/pki"
+	"kubelith.io/kubelith/runtime/payload"
+)
+
+const (
+	// thirdPartyCNI is where providers install their CNI programs.
+	thirdPartyCNI = "/opt/cni/bin"
+	// registriesDir has <host>/hosts.toml files, in containerd's format.
+	registriesDir = "/etc/kubelith/registries.d"
+)
+
+// host is what the server found or made on this machine before any component.
+type host struct {
+	dir              *datadir.Dir
+	pki              *pki.Bundle
+	encryptionConfig string
+	binDir           string
+	resolvConf       string
+	args             upstreamArgs
+}
+
+// upstreamArgs are the user's arguments per component, without those that
+// hold for the whole process.
+type upstreamArgs struct {
+	etcd, apiserver, controllerManager, scheduler, kubelet, proxy []string
+}
+
+// Close gives up the data directory.
+func (h *host) Close() { h.dir.Close() }
+
+// prepare does everything that has to be right before a component is built.
+// An error leaves nothing half-started: the lock is released, and what was
+// written (directories, keys) is what the next start expects.
+func prepare(cfg *config.Server, log *logrus.Logger) (_ *host, err error) {
+	h := &host{resolvConf: resolvConf()}
+	if h.args, err = applyGates(cfg); err != nil {
+		return nil, err
+	}
+	if h.dir, err = datadir.Open(cfg.DataDir, version.Get().GitVersion); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			h.dir.Close()
+		}
+	}()
+	if h.binDir, err = payload.Unpack(cfg.DataDir); err != nil {
+		return nil, err
+	}
+	// The shim, nft and the CNI programs are found by name, ours first.
+	if err := os.Setenv("PATH", h.binDir+string(os.PathListSeparator)+os.Getenv("PATH")); err != nil {
+		return nil, err
+	}
+	if err := h.credentials(cfg); err != nil {
+		return nil, err
+	}
+	for _, name := range h.pki.Changed {
+		log.WithField("component", "pki").Infof("made %s", name)
+	}
+	return h, nil
+}
+
+// credentials makes or renews all keys, certificates and the admin kubeconfig.
+func (h *host) credentials(cfg *config.Server) (err error) {
+	server := filepath.Join(cfg.DataDir, "server")
+	h.pki, err = pki.Ensure(pki.Options{
+		Dir:           filepath.Join(server, "tls"),
+		NodeName:      cfg.NodeName,
+		NodeIPs:       cfg.NodeIPs(),
+		SANs:          append([]string{cfg.AdvertiseAddress}, cfg.TLSSAN...),
+		ServiceIPs:    cfg.APIServiceIPs(),
+		ClusterDomain: cfg.ClusterDomain,
+	})
+	if err != nil {
+		return err
+	}
+	h.encryptionConfig = filepath.Join(server, "cred", "encryption.yaml")
+	if err := pki.EnsureEncryption(h.encryptionConfig); err != nil {
+		return err
+	}
+	return pki.WriteKubeconfig(cfg.WriteKubeconfig, cfg.URL(), h.pki.ClusterCA.Cert, h.pki.Admin)
+}
+
+// applyGates sets the feature gates of the process, which is once and before
+// any component is built, and returns the other arguments.
+func applyGates(cfg *config.Server) (upstreamArgs, error) {
+	rest, global, err := args.Gates(cfg.EtcdArgs, cfg.APIServerArgs, cfg.ControllerManagerArgs, cfg.SchedulerArgs, cfg.KubeletArgs, cfg.ProxyArgs)
+	if err != nil {
+		return upstreamArgs{}, err
+	}
+	registry := compatibility.DefaultComponentGlobalsRegistry
+	if registry.EffectiveVersionFor(basecompatibility.DefaultKubeComponent) == nil {
+		if err := registry.Register(basecompatibility.DefaultKubeComponent, compatibility.DefaultBuildEffectiveVersion(), utilfeature.DefaultMutableFeatureGate); err != nil {
+			return upstreamArgs{}, err
+		}
+	}
+	fs := pflag.NewFlagSet("process", pflag.ContinueOnError)
+	registry.AddFlags(fs)
+	if err := args.ApplyTo("argument", fs, nil, global); err != nil {
+		return upstreamArgs{}, err
+	}
+	if err := registry.Set(); err != nil {
+		return upstreamArgs{}, fmt.Errorf("%s: %w", strings.Join(global, " "), err)
+	}
+	return upstreamArgs{rest[0], rest[1], rest[2], rest[3], rest[4], rest[5]}, nil
+}
+
+// resolvConf is the file with the host's real resolvers: systemd-resolved's
+// stub on loopback is of no use to a pod.
+func resolvConf() string {
+	const resolved = "/run/systemd/resolve/resolv.conf"
+	if data, err := os.ReadFile("/etc/resolv.conf"); err == nil && strings.Contains(string(data), "127.0.0.53") {
+		if _, err := os.Stat(resolved); err == nil {
+			return resolved
+		}
+	}
+	return "/etc/resolv.conf"
+}

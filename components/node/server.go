@@ -1,0 +1,183 @@
+package node
+
+import (
+	"context"
+	"path/filepath"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/client-go/rest"
+
+	"kubelith.io/kubelith/components/apiserver"
+	"kubelith.io/kubelith/components/client"
+	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/components/controllermanager"
+	"kubelith.io/kubelith/components/dns"
+	"kubelith.io/kubelith/components/etcd"
+	"kubelith.io/kubelith/components/kubelet"
+	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/components/logging"
+	"kubelith.io/kubelith/components/proxy"
+	"kubelith.io/kubelith/components/scheduler"
+	"kubelith.io/kubelith/runtime/cgroups"
+	"kubelith.io/kubelith/runtime/cni"
+	"kubelith.io/kubelith/runtime/containerd"
+	"kubelith.io/kubelith/runtime/images"
+)
+
+// stopTimeout bounds an ordered stop, in all.
+const stopTimeout = 25 * time.Second
+
+// Serve runs a server until ctx is cancelled or a component fails.
+func Serve(ctx context.Context, cfg *config.Server, out Output) error {
+	systemd := captureSystemd()
+	log, err := logging.Setup(logging.Options{Format: cfg.LogFormat, Level: cfg.LogLevel, Out: out.Log})
+	if err != nil {
+		return err
+	}
+	host, err := prepare(cfg, log)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+
+	components, err := server(cfg, host, log)
+	if err != nil {
+		return err
+	}
+	progress := newProgress(out, components, cfg.WriteKubeconfig)
+	group, err := lifecycle.NewGroup(lifecycle.Options{
+		Log:         logging.Component(log, "kubelith"),
+		Observe:     func(e lifecycle.Event) { progress.observe(e); systemd.observe(e, progress.allReady()) },
+		StopTimeout: stopTimeout,
+	}, components...)
+	if err != nil {
+		return err
+	}
+	return group.Run(ctx)
+}
+
+// server builds all components of a server, in the order in which they start.
+func server(cfg *config.Server, host *host, log *logrus.Logger) ([]lifecycle.Component, error) {
+	logFor := func(component string) logrus.FieldLogger { return logging.Component(log, component) }
+	inProcess := client.New(cfg.URL(), logFor("client"))
+	nodeIPs := cfg.NodeIPs()
+	var b builder
+
+	store, err := etcd.New(etcd.Options{
+		DataDir: filepath.Join(cfg.DataDir, "server", "db"),
+		Socket:  filepath.Join(cfg.RunDir, "etcd.sock"),
+		Name:    "default",
+		Args:    host.args.etcd,
+		Zap:     logging.Zap(logging.Component(log, "etcd")),
+		Log:     logFor("etcd"),
+	})
+	b.add(store, err)
+
+	api, err := apiserver.New(apiserver.Options{
+		BindAddress:      cfg.BindAddress,
+		Port:             cfg.HTTPSPort,
+		AdvertiseAddress: cfg.AdvertiseAddress,
+		ServiceCIDRs:     cfg.ServiceCIDR,
+		ClusterDomain:    cfg.ClusterDomain,
+		EtcdEndpoint:     store.Endpoint(),
+		EncryptionConfig: host.encryptionConfig,
+		PKI:              host.pki,
+		Args:             host.args.apiserver,
+		Client:           inProcess,
+		Log:              logFor("apiserver"),
+	})
+	b.add(api, err)
+
+	b.add(controllermanager.New(controllermanager.Options{
+		ClusterCIDRs: cfg.ClusterCIDR,
+		ServiceCIDRs: cfg.ServiceCIDR,
+		PKI:          host.pki,
+		Args:         host.args.controllerManager,
+		Client:       inProcess,
+		Informers:    api.Informers,
+		Log:          logFor("controller-manager"),
+	}))
+
+	b.add(scheduler.New(scheduler.Options{
+		Args:      host.args.scheduler,
+		Client:    inProcess,
+		Informers: api.Informers,
+		Log:       logFor("scheduler"),
+	}))
+
+	socket := filepath.Join(cfg.RunDir, "containerd", "containerd.sock")
+	cniConfDir := filepath.Join(cfg.RunDir, "cni", "net.d")
+	b.add(containerd.New(containerd.Options{
+		Root:          filepath.Join(cfg.DataDir, "agent", "containerd"),
+		State:         filepath.Join(cfg.RunDir, "containerd"),
+		Socket:        socket,
+		BinDir:        host.binDir,
+		CNIConfDir:    cniConfDir,
+		CNIBinDirs:    []string{thirdPartyCNI, host.binDir},
+		RegistriesDir: registriesDir,
+		SandboxImage:  images.PauseRef,
+		Debug:         log.IsLevelEnabled(logrus.DebugLevel),
+		Log:           logFor("containerd"),
+	}), nil)
+
+	b.add(images.New(images.Options{
+		ContainerdAddress: socket,
+		ArchiveDir:        filepath.Join(cfg.DataDir, "agent", "images"),
+		Log:               logFor("images"),
+	}), nil)
+
+	b.add(cni.New(cni.Options{
+		Mode:              cni.Mode(cfg.Network),
+		ConfDir:           cniConfDir,
+		HostConfDir:       "/etc/cni/net.d",
+		DataDir:           filepath.Join(cfg.DataDir, "agent", "cni"),
+		ClusterCIDRs:      cfg.ClusterCIDR,
+		ContainerdAddress: socket,
+		Client:            asNode(inProcess, cfg),
+		NodeName:          cfg.NodeName,
+		Log:               logFor("network"),
+	}), nil)
+
+	b.add(kubelet.New(kubelet.Options{
+		RootDir:       cfg.KubeletRootDir,
+		StaticPodDir:  filepath.Join(cfg.DataDir, "agent", "static-pods"),
+		NodeName:      cfg.NodeName,
+		NodeIPs:       nodeIPs,
+		Labels:        cfg.NodeLabels,
+		Taints:        cfg.NodeTaints,
+		ClusterDNS:    cfg.ClusterDNS(),
+		ClusterDomain: cfg.ClusterDomain,
+		CRISocket:     socket,
+		CgroupDriver:  cgroups.DetectCgroupDriver(),
+		ResolvConf:    host.resolvConf,
+		PKI:           host.pki,
+		Args:          host.args.kubelet,
+		Client:        asNode(inProcess, cfg),
+		Log:           logFor("kubelet"),
+	}))
+
+	b.add(proxy.New(proxy.Options{
+		Client:       inProcess.Config(client.Proxy),
+		NodeName:     cfg.NodeName,
+		NodeIPs:      nodeIPs,
+		ClusterCIDRs: cfg.ClusterCIDR,
+		Args:         host.args.proxy,
+		Log:          logFor("proxy"),
+	}))
+
+	b.add(dns.New(dns.Options{
+		Client:        inProcess.Config(client.DNS),
+		NodeName:      cfg.NodeName,
+		NodeIPs:       nodeIPs,
+		ClusterDNS:    cfg.ClusterDNS(),
+		ClusterDomain: cfg.ClusterDomain,
+		ClusterCIDRs:  cfg.ClusterCIDR,
+		ResolvConf:    host.resolvConf,
+		Log:           logFor("dns"),
+	}), nil)
+
+	return b.enabled(cfg.Disable)
+}
+
+func asNode(c *client.InProcess, cfg *config.Server) *rest.Config { return c.NodeConfig(cfg.NodeName) }

@@ -1,0 +1,48 @@
+package pki
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	clientcmdv1 "k8s.io/client-go/tools/clientcmd/api/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// WriteKubeconfig writes a kubeconfig of mode 0600 with everything inside it: server is the URL of the API, ca
+// the path of its CA certificate, client the pair that the user authenticates with. A file that already
+// says the same is not touched.
+func WriteKubeconfig(path, server, ca string, client Pair) error {
+	const name = "kubelith"
+	var data [3][]byte
+	for i, file := range []string{ca, client.Cert, client.Key} {
+		var err error
+		if data[i], err = os.ReadFile(file); err != nil {
+			return fmt.Errorf("kubeconfig: %w", err)
+		}
+	}
+	out, err := yaml.Marshal(clientcmdv1.Config{
+		APIVersion:     "v1",
+		Kind:           "Config",
+		Clusters:       []clientcmdv1.NamedCluster{{Name: name, Cluster: clientcmdv1.Cluster{Server: server, CertificateAuthorityData: data[0]}}},
+		AuthInfos:      []clientcmdv1.NamedAuthInfo{{Name: name, AuthInfo: clientcmdv1.AuthInfo{ClientCertificateData: data[1], ClientKeyData: data[2]}}},
+		Contexts:       []clientcmdv1.NamedContext{{Name: name, Context: clientcmdv1.Context{Cluster: name, AuthInfo: name}}},
+		CurrentContext: name,
+	})
+	if err != nil {
+		return fmt.Errorf("kubeconfig: encode: %w", err)
+	}
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, out) {
+		if info, err := os.Stat(path); err == nil && info.Mode().Perm() == 0o600 {
+			return nil
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("kubeconfig: create directory: %w", err)
+	}
+	if err := writeFile(path, out); err != nil {
+		return fmt.Errorf("kubeconfig: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,180 @@
+// Package pki makes and keeps the keys and certificates of a server, the admin's kubeconfig, and the
+// key with which Secrets are encrypted at rest.
+//
+// Ensure is called at every start. It creates what is missing, keeps what exists, and renews leaf
+// certificates in time or when they must cover more names. Renewal keeps the key and replaces only the certificate, in
+// one atomic rename, so that a crash never leaves a pair that does not fit together. A file that is damaged
+// or does not fit is never overwritten: the error names it and says what to do.
+//
+// It opens no connection and knows no component; what each pair is for is said at Bundle.
+package pki
+
+import (
+	"crypto/x509"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+const (
+	caLife      = 10 * 365 * 24 * time.Hour
+	leafLife    = 365 * 24 * time.Hour
+	renewBefore = 90 * 24 * time.Hour
+	// clockSkew is how far behind the clock of a peer may be when it sees a certificate that was just made.
+	clockSkew = 5 * time.Minute
+)
+
+// Options say whom the certificates are for.
+type Options struct {
+	Dir           string   // where the files are; created with mode 0700
+	NodeName      string   // as registered in the cluster
+	NodeIPs       []net.IP // of this node
+	SANs          []string // further DNS names and IP addresses of the apiserver
+	ServiceIPs    []net.IP // of the Service "kubernetes"
+	ClusterDomain string   // such as cluster.local
+	Now           func() time.Time
+}
+
+// Pair is the paths of a certificate and its private key, both PEM.
+type Pair struct{ Cert, Key string }
+
+// Bundle is the paths of all that Ensure keeps. Every file has mode 0600.
+type Bundle struct {
+	ClusterCA    Pair // signs what proves an identity to the apiserver or the kubelet
+	FrontProxyCA Pair // signs FrontProxyClient only
+	EtcdCA       Pair // signs EtcdServer and EtcdPeer only
+
+	ServiceAccountKey string // ECDSA P-256 (ES256); the private key, which verifiers accept as well
+
+	APIServer Pair // serves the API
+	// KubeletClient is how the apiserver calls kubelets: the user kube-apiserver-kubelet-client, in no
+	// group; it needs a binding to the ClusterRole system:kubelet-api-admin.
+	KubeletClient    Pair
+	FrontProxyClient Pair // how the apiserver calls aggregated API servers: front-proxy-client
+	KubeletServer    Pair // serves the kubelet's API, as system:node:NAME in system:nodes
+	EtcdServer       Pair // serves etcd's clients
+	EtcdPeer         Pair // serves and calls other etcd members
+	Admin            Pair // for the admin kubeconfig only: kubelith-admin in system:masters
+
+	Changed []string // base names of the files that this call made or renewed
+}
+
+// Ensure brings the files of opts.Dir into the wanted state and returns their paths. Only one process may do so at a time.
+func Ensure(opts Options) (*Bundle, error) {
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("pki: create directory: %w", err)
+	}
+	s := &store{dir: opts.Dir, now: opts.Now()}
+	b := &Bundle{
+		ClusterCA:         s.pair("cluster-ca"),
+		FrontProxyCA:      s.pair("front-proxy-ca"),
+		EtcdCA:            s.pair("etcd-ca"),
+		ServiceAccountKey: filepath.Join(opts.Dir, "service-account.key"),
+		APIServer:         s.pair("apiserver"),
+		KubeletClient:     s.pair("apiserver-kubelet-client"),
+		FrontProxyClient:  s.pair("front-proxy-client"),
+		KubeletServer:     s.pair("kubelet-server"),
+		EtcdServer:        s.pair("etcd-server"),
+		EtcdPeer:          s.pair("etcd-peer"),
+		Admin:             s.pair("admin"),
+	}
+	if _, err := s.key(b.ServiceAccountKey, "restore it from a backup, or remove it to have a new one made, which ends the validity of every service account token"); err != nil {
+		return nil, err
+	}
+	if err := s.ensureLeaves(b, opts); err != nil {
+		return nil, err
+	}
+	b.Changed = s.changed
+	return b, nil
+}
+
+func (s *store) ensureLeaves(b *Bundle, opts Options) error {
+	cluster, err := s.authority(b.ClusterCA, "kubelith-cluster-ca")
+	if err != nil {
+		return err
+	}
+	frontProxy, err := s.authority(b.FrontProxyCA, "kubelith-front-proxy-ca")
+	if err != nil {
+		return err
+	}
+	etcd, err := s.authority(b.EtcdCA, "kubelith-etcd-ca")
+	if err != nil {
+		return err
+	}
+	server := []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	client := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	both := append(slices.Clone(server), client...)
+
+	node := names{}
+	node.add(opts.NodeName)
+	node.addIPs(opts.NodeIPs)
+	local := node.clone()
+	local.add("localhost", "127.0.0.1", "::1")
+	api := local.clone()
+	api.add("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc."+opts.ClusterDomain)
+	api.addIPs(opts.ServiceIPs)
+	api.add(opts.SANs...)
+
+	for _, l := range []leaf{
+		{pair: b.APIServer, ca: cluster, cn: "kube-apiserver", usage: server, names: api},
+		{pair: b.KubeletClient, ca: cluster, cn: "kube-apiserver-kubelet-client", usage: client},
+		{pair: b.FrontProxyClient, ca: frontProxy, cn: "front-proxy-client", usage: client},
+		{pair: b.KubeletServer, ca: cluster, cn: "system:node:" + opts.NodeName, org: []string{"system:nodes"}, usage: server, names: node},
+		{pair: b.EtcdServer, ca: etcd, cn: "kube-etcd", usage: both, names: local}, // both: etcd's gateway calls itself
+		{pair: b.EtcdPeer, ca: etcd, cn: "kube-etcd-peer", usage: both, names: local},
+		{pair: b.Admin, ca: cluster, cn: "kubelith-admin", org: []string{"system:masters"}, usage: client},
+	} {
+		if err := s.ensureLeaf(l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// names are the subject alternative names of a certificate.
+type names struct {
+	dns []string
+	ips []net.IP
+}
+
+// add takes each value as an address if it is one, else as a DNS name.
+func (n *names) add(values ...string) {
+	for _, v := range values {
+		if ip := net.ParseIP(v); ip != nil {
+			n.addIPs([]net.IP{ip})
+		} else if v != "" && !slices.Contains(n.dns, v) {
+			n.dns = append(n.dns, v)
+		}
+	}
+}
+
+func (n *names) addIPs(ips []net.IP) {
+	for _, ip := range ips {
+		if !slices.ContainsFunc(n.ips, ip.Equal) {
+			n.ips = append(n.ips, ip)
+		}
+	}
+}
+
+func (n *names) clone() names { return names{slices.Clone(n.dns), slices.Clone(n.ips)} }
+
+// coveredBy tells whether cert has all the names. It may have more: a name that is no longer wanted goes with the next renewal.
+func (n *names) coveredBy(cert *x509.Certificate) bool {
+	for _, d := range n.dns {
+		if !slices.Contains(cert.DNSNames, d) {
+			return false
+		}
+	}
+	for _, ip := range n.ips {
+		if !slices.ContainsFunc(cert.IPAddresses, ip.Equal) {
+			return false
+		}
+	}
+	return true
+}

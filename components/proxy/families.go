@@ -1,0 +1,122 @@
+package proxy
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	kubeproxyconfig "k8s.io/kubernetes/pkg/proxy/apis/config"
+	"k8s.io/kubernetes/pkg/proxy/config"
+	"k8s.io/kubernetes/pkg/proxy/healthcheck"
+	"k8s.io/kubernetes/pkg/proxy/nftables"
+	"k8s.io/kubernetes/pkg/proxy/runner"
+	proxyutil "k8s.io/kubernetes/pkg/proxy/util"
+)
+
+// family is upstream's proxier of one address family and the loop that lets it write its rules. The loop takes the place
+// of the proxier's SyncLoop, which never ends; it is the same runner with the same intervals.
+type family struct {
+	name    corev1.IPFamily
+	proxier *nftables.Proxier
+	runner  *runner.BoundedFrequencyRunner
+	health  *healthcheck.ProxyHealthServer
+	first   func() // called after each success
+}
+
+func newFamily(name corev1.IPFamily, p *nftables.Proxier, c *kubeproxyconfig.KubeProxyConfiguration, health *healthcheck.ProxyHealthServer, first func()) *family {
+	f := &family{name: name, proxier: p, health: health, first: first}
+	f.runner = runner.NewBoundedFrequencyRunner("proxy-"+string(name), f.sync,
+		c.MinSyncPeriod.Duration, c.SyncPeriod.Duration, proxyutil.FullSyncPeriod)
+	return f
+}
+
+// sync writes the rules now. OnServiceSynced is the exported method of the proxier that does so; it does nothing before
+// both Services and EndpointSlices have arrived, and it reports success through the health server only.
+func (f *family) sync() error {
+	began := time.Now()
+	f.proxier.OnServiceSynced()
+	if f.health.Health().Status[f.name].LastUpdated.Before(began) {
+		return fmt.Errorf("%s rules not written", f.name)
+	}
+	f.first()
+	return nil
+}
+
+// families hands events to every family's proxier and then lets it write.
+type families struct {
+	each    []*family
+	synced  [2]atomic.Bool // Services, EndpointSlices
+	stopped atomic.Bool
+}
+
+var (
+	_ config.ServiceHandler       = (*families)(nil)
+	_ config.EndpointSliceHandler = (*families)(nil)
+	_ config.ServiceCIDRHandler   = (*families)(nil)
+	_ config.NodeTopologyHandler  = (*families)(nil)
+)
+
+func (a *families) add(f *family) { a.each = append(a.each, f) }
+
+// stop drops later events: the watch of the Node outlives a session.
+func (a *families) stop() { a.stopped.Store(true) }
+
+// do hands on one event. Nothing is written before the first lists are complete: the rules of an earlier process are
+// better than a part of the new ones.
+func (a *families) do(event func(*nftables.Proxier)) {
+	if a.stopped.Load() {
+		return
+	}
+	write := a.synced[0].Load() && a.synced[1].Load()
+	for _, f := range a.each {
+		event(f.proxier)
+		if write {
+			f.runner.Run()
+		}
+	}
+}
+
+func (a *families) OnServiceAdd(s *corev1.Service) {
+	a.do(func(p *nftables.Proxier) { p.OnServiceAdd(s) })
+}
+
+func (a *families) OnServiceUpdate(old, s *corev1.Service) {
+	a.do(func(p *nftables.Proxier) { p.OnServiceUpdate(old, s) })
+}
+
+func (a *families) OnServiceDelete(s *corev1.Service) {
+	a.do(func(p *nftables.Proxier) { p.OnServiceDelete(s) })
+}
+
+func (a *families) OnServiceSynced() {
+	// The proxier learns of it in family.sync.
+	a.synced[0].Store(true)
+	a.do(func(*nftables.Proxier) {})
+}
+
+func (a *families) OnEndpointSliceAdd(s *discoveryv1.EndpointSlice) {
+	a.do(func(p *nftables.Proxier) { p.OnEndpointSliceAdd(s) })
+}
+
+func (a *families) OnEndpointSliceUpdate(old, s *discoveryv1.EndpointSlice) {
+	a.do(func(p *nftables.Proxier) { p.OnEndpointSliceUpdate(old, s) })
+}
+
+func (a *families) OnEndpointSliceDelete(s *discoveryv1.EndpointSlice) {
+	a.do(func(p *nftables.Proxier) { p.OnEndpointSliceDelete(s) })
+}
+
+func (a *families) OnEndpointSlicesSynced() {
+	a.synced[1].Store(true)
+	a.do(func(p *nftables.Proxier) { p.OnEndpointSlicesSynced() })
+}
+
+func (a *families) OnTopologyChange(labels map[string]string) {
+	a.do(func(p *nftables.Proxier) { p.OnTopologyChange(labels) })
+}
+
+func (a *families) OnServiceCIDRsChanged(cidrs []string) {
+	a.do(func(p *nftables.Proxier) { p.OnServiceCIDRsChanged(cidrs) })
+}

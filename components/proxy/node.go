@@ -1,0 +1,79 @@
+package proxy
+
+import (
+	"context"
+	"net"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	utilnode "k8s.io/kubernetes/pkg/util/node"
+)
+
+// node watches our own Node object. It stands in for upstream's NodeManager, which exits the process.
+type node struct {
+	name    string
+	factory informers.SharedInformerFactory
+	changed chan struct{} // one pending signal at most: the object came or was updated
+}
+
+func newNode(client kubernetes.Interface, name string) *node {
+	return &node{
+		name:    name,
+		changed: make(chan struct{}, 1),
+		factory: informers.NewSharedInformerFactoryWithOptions(client, 0,
+			informers.WithTransform(trimManagedFields),
+			informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+				o.FieldSelector = fields.OneTermEqualSelector("metadata.name", name).String()
+			})),
+	}
+}
+
+// watch starts the watch; the returned function ends it and waits.
+func (n *node) watch(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	signal := func() {
+		select {
+		case n.changed <- struct{}{}:
+		default:
+		}
+	}
+	// Adding a handler fails only on an informer that was stopped before.
+	_, _ = n.informer().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { signal() },
+		UpdateFunc: func(_, _ any) { signal() },
+	})
+	n.factory.Start(ctx.Done())
+	return func() {
+		cancel()
+		n.factory.Shutdown()
+	}
+}
+
+func (n *node) informer() coreinformers.NodeInformer { return n.factory.Core().V1().Nodes() }
+
+// Node returns the object, or nil while it does not exist; upstream's health server asks for it.
+func (n *node) Node() *corev1.Node {
+	object, err := n.informer().Lister().Get(n.name)
+	if err != nil {
+		return nil
+	}
+	return object
+}
+
+// ips are the node's addresses, the primary first; none while the object does not exist or has none.
+func (n *node) ips() []net.IP {
+	object := n.Node()
+	if object == nil {
+		return nil
+	}
+	ips, err := utilnode.GetNodeHostIPs(object)
+	if err != nil {
+		return nil // it has no address yet
+	}
+	return ips
+}

@@ -1,0 +1,217 @@
+// Package proxy programs the packet filter so that Services reach their pods: kube-proxy in nftables mode.
+//
+// It composes upstream's proxiers and event sources itself. Upstream's own server leaves the process with os.Exit
+// when the Node is deleted or gets other addresses, which here would end etcd too, and it cannot be stopped.
+// When the component stops, its rules stay: Services keep working over a restart.
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os/exec"
+	"reflect"
+	"slices"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+	kubeproxyconfig "k8s.io/kubernetes/pkg/proxy/apis/config"
+	proxyscheme "k8s.io/kubernetes/pkg/proxy/apis/config/scheme"
+	"k8s.io/kubernetes/pkg/proxy/conntrack"
+	"k8s.io/kubernetes/pkg/proxy/healthcheck"
+	"k8s.io/kubernetes/pkg/proxy/metrics"
+
+	"kubelith.io/kubelith/components/lifecycle"
+)
+
+// Options is what the component is made of. All fields but Args are required.
+type Options struct {
+	// Client reaches the apiserver with the rights of upstream's system:node-proxier role.
+	//
+	// The process's shared informers are of no use here: upstream watches Services and EndpointSlices with
+	// selectors (no headless Services, no foreign proxies), and its proxier relies on that.
+	Client *rest.Config
+	// NodeName is the name of the Node object of this host.
+	NodeName string
+	// NodeIPs are the node's addresses, the primary first, until the Node object says otherwise.
+	NodeIPs []net.IP
+	// ClusterCIDRs are the pod networks. Traffic from elsewhere to a Service is masqueraded.
+	ClusterCIDRs []string
+	// Args are upstream's kube-proxy flags as key=value.
+	Args []string
+	// Log receives the component's own messages; upstream's parts write to klog.
+	Log logrus.FieldLogger
+}
+
+var _ lifecycle.Component = (*Server)(nil)
+
+// Server is the component.
+type Server struct {
+	opts   Options
+	config *kubeproxyconfig.KubeProxyConfiguration
+	client *rest.Config
+}
+
+// New checks the options, the Args among them; nothing is started.
+func New(opts Options) (*Server, error) {
+	config, client, err := configure(opts)
+	if err != nil {
+		return nil, err
+	}
+	if len(opts.NodeIPs) == 0 {
+		return nil, errors.New("proxy: the node has no address")
+	}
+	return &Server{opts: opts, config: config, client: client}, nil
+}
+
+// Name is the component's name.
+func (s *Server) Name() string { return "proxy" }
+
+// Needs names what must be ready first.
+func (s *Server) Needs() []string { return []string{"apiserver"} }
+
+// Run keeps the rules up to date until ctx ends and calls ready once the first complete set is in the kernel.
+//
+// The sockets for health checks (healthz and the health-check ports of Services) stay open until the process exits:
+// upstream has no way to close them.
+func (s *Server) Run(ctx context.Context, ready func()) error {
+	if _, err := exec.LookPath("nft"); err != nil {
+		return errors.New("proxy: nft not found: install nftables")
+	}
+	client, err := kubernetes.NewForConfig(s.client)
+	if err != nil {
+		return fmt.Errorf("proxy: client: %w", err)
+	}
+	metrics.RegisterMetrics(s.config.Mode)
+	if err := conntrack.SetSysctls(ctx, &s.config.Linux.Conntrack); err != nil {
+		s.opts.Log.Warnf("connection tracking keeps the host's settings: %v", err)
+	}
+
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
+	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		return fmt.Errorf("proxy: events: %w", err)
+	}
+	defer broadcaster.Shutdown()
+
+	node := newNode(client, s.opts.NodeName)
+	stopNode := node.watch(ctx)
+	defer stopNode()
+
+	health := healthcheck.NewProxyHealthServer(s.config.HealthzBindAddress, 2*s.config.SyncPeriod.Duration, node)
+	unhealthy := make(chan error, 1)
+	if s.config.HealthzBindAddress != "" {
+		go func() { unhealthy <- health.Run(ctx) }()
+	}
+
+	ips := s.opts.NodeIPs
+	var once sync.Once
+	for {
+		sessionCtx, end := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		session := &session{
+			config:   s.configFor(ips),
+			client:   client,
+			node:     node,
+			nodeName: s.opts.NodeName,
+			nodeIPs:  ips,
+			recorder: broadcaster.NewRecorder(proxyscheme.Scheme, "kube-proxy"),
+			health:   health,
+			log:      s.opts.Log,
+		}
+		go func() { done <- session.run(sessionCtx, func() { once.Do(ready) }) }()
+		ips, err = s.wait(ctx, node, ips, done, unhealthy)
+		end()
+		if ended := <-done; err == nil {
+			err = ended
+		}
+		if err != nil || ips == nil { // otherwise the rules are made anew for other addresses
+			return err
+		}
+	}
+}
+
+// wait returns the node's new addresses, or none when ctx has ended or something has failed.
+func (s *Server) wait(ctx context.Context, node *node, ips []net.IP, done, unhealthy chan error) ([]net.IP, error) {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, nil
+		case err := <-done:
+			done <- nil // Run waits for it
+			return nil, err
+		case err := <-unhealthy:
+			if err == nil {
+				err = errors.New("it ended")
+			}
+			return nil, fmt.Errorf("proxy: health check server: %w", err)
+		case <-node.changed:
+			current := node.ips()
+			if len(current) == 0 || reflect.DeepEqual(texts(current), texts(ips)) {
+				continue
+			}
+			if !slices.Contains(s.config.NodePortAddresses, kubeproxyconfig.NodePortAddressesPrimary) {
+				continue // no rule has the node's addresses in it
+			}
+			s.opts.Log.Infof("the node's addresses changed from %v to %v", ips, current)
+			return current, nil
+		}
+	}
+}
+
+// configFor is the configuration with keywords of nodeport-addresses replaced for a node with these addresses.
+func (s *Server) configFor(ips []net.IP) *kubeproxyconfig.KubeProxyConfiguration {
+	c := s.config.DeepCopy()
+	c.NodePortAddresses = nodePortAddresses(s.config.NodePortAddresses, ips)
+	return c
+}
+
+// nodePortAddresses replaces the keywords that upstream's --nodeport-addresses knows.
+func nodePortAddresses(given []string, ips []net.IP) []string {
+	var out []string
+	for _, a := range given {
+		switch a {
+		case kubeproxyconfig.NodePortAddressesPrimary:
+			seen := map[corev1.IPFamily]bool{}
+			for _, ip := range ips {
+				if f := familyOf(ip); !seen[f] && !ip.IsLoopback() {
+					seen[f] = true
+					out = append(out, hostCIDR(ip))
+				}
+			}
+		case kubeproxyconfig.NodePortAddressesLocalhost:
+			out = append(out, "127.0.0.0/8", "::1/128")
+		case kubeproxyconfig.NodePortAddressesAll:
+			out = append(out, "0.0.0.0/0", "::/0")
+		default:
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+func hostCIDR(ip net.IP) string {
+	if familyOf(ip) == corev1.IPv4Protocol {
+		return ip.String() + "/32"
+	}
+	return ip.String() + "/128"
+}
+
+func familyOf(ip net.IP) corev1.IPFamily {
+	if ip.To4() != nil {
+		return corev1.IPv4Protocol
+	}
+	return corev1.IPv6Protocol
+}
+
+func texts(ips []net.IP) []string {
+	out := make([]string, 0, len(ips))
+	for _, ip := range ips {
+		out = append(out, ip.String())
+	}
+	return out
+}

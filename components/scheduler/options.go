@@ -1,0 +1,46 @@
+package scheduler
+
+import (
+	"fmt"
+
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config/latest"
+
+	"kubelith.io/kubelith/components/args"
+)
+
+// complete fills the component configuration: upstream's defaults, or the file
+// of --scheduler-arg=config=FILE.
+func (s *Server) complete() error {
+	o := options.NewOptions()
+	defaults, err := latest.Default()
+	if err != nil {
+		return err
+	}
+	o.ComponentConfig = defaults
+	if err := args.Apply("--scheduler-arg", *o.Flags, refused(), s.opts.Args); err != nil {
+		return err
+	}
+	cfg := o.ComponentConfig
+	if o.ConfigFile != "" {
+		if cfg, err = options.LoadConfigFromFile(klog.Background(), o.ConfigFile); err != nil {
+			return fmt.Errorf("--scheduler-arg config=%s: %w", o.ConfigFile, err)
+		}
+		o.ComponentConfig = cfg
+	}
+	cfg.LeaderElection.LeaderElect = false
+	o.SecureServing.BindPort = 0
+	if errs := o.Validate(); len(errs) > 0 {
+		return fmt.Errorf("--scheduler-arg: %w", errs[0])
+	}
+	s.config, s.upstream = cfg, o
+	return nil
+}
+
+// refused are upstream's flags that the composition sets or does not use.
+func refused() args.Refused {
+	return args.Merge(args.Logging(), args.FeatureGates(), args.Clients(), args.Serving(), args.Election(), args.Refused{
+		"write-config-to": "kubelith server does not end after writing a file",
+	})
+}

@@ -1,0 +1,116 @@
+// Package scheduler runs kube-scheduler in the process.
+//
+// It is composed from upstream's exported parts instead of its Setup and Run,
+// which make clients from a kubeconfig and end the process with the lease.
+//
+// Informers: the scheduler keeps a Pod informer of its own, filtered by the
+// server to pods that are not finished. Its event handlers do not filter: on
+// the shared Pod informer finished Jobs would go on consuming capacity. All
+// other informers are the shared ones.
+//
+// Seam for later work: scheduling plugins join the registry in New's Plugins.
+package scheduler
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/sirupsen/logrus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
+	"k8s.io/kubernetes/pkg/scheduler"
+	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
+	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
+
+	"kubelith.io/kubelith/components/client"
+	"kubelith.io/kubelith/components/lifecycle"
+)
+
+// Options says how to schedule.
+type Options struct {
+	// Args are "key=value" arguments named as kube-scheduler's own flags.
+	Args []string
+	// Plugins are scheduler framework plugins beyond upstream's.
+	Plugins frameworkruntime.Registry
+	// Client gives the scheduler its identity.
+	Client *client.InProcess
+	// Informers returns the factory that the process shares; it is called when
+	// the apiserver is ready.
+	Informers func() informers.SharedInformerFactory
+	Log       logrus.FieldLogger
+}
+
+// Server is the scheduler component.
+type Server struct {
+	opts     Options
+	config   *schedulerconfig.KubeSchedulerConfiguration
+	upstream *options.Options
+}
+
+var _ lifecycle.Component = (*Server)(nil)
+
+// New checks the options against upstream's flags; nothing is started.
+func New(o Options) (*Server, error) {
+	s := &Server{opts: o}
+	if err := s.complete(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Name implements lifecycle.Component.
+func (s *Server) Name() string { return "scheduler" }
+
+// Needs implements lifecycle.Component.
+func (s *Server) Needs() []string { return []string{"apiserver"} }
+
+// Run implements lifecycle.Component. It is ready when its caches are filled.
+func (s *Server) Run(ctx context.Context, ready func()) error {
+	cfg := s.opts.Client.Config(client.Scheduler)
+	cs, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return err
+	}
+	dyn, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		return err
+	}
+	factory := newFactory(s.opts.Informers(), cs)
+	dynFactory := dynamicinformer.NewFilteredDynamicSharedInformerFactory(dyn, 0, metav1.NamespaceAll, nil)
+	broadcaster := events.NewEventBroadcasterAdapterWithContext(ctx, cs)
+	broadcaster.StartRecordingToSink(ctx.Done())
+	defer broadcaster.Shutdown()
+
+	c := s.config
+	sched, err := scheduler.New(ctx, cs, factory, dynFactory,
+		func(name string) events.EventRecorderLogger { return broadcaster.NewRecorder(name) },
+		scheduler.WithComponentConfigVersion(c.TypeMeta.APIVersion),
+		scheduler.WithKubeConfig(cfg),
+		scheduler.WithProfiles(c.Profiles...),
+		scheduler.WithPercentageOfNodesToScore(c.PercentageOfNodesToScore),
+		scheduler.WithFrameworkOutOfTreeRegistry(s.opts.Plugins),
+		scheduler.WithPodMaxBackoffSeconds(c.PodMaxBackoffSeconds),
+		scheduler.WithPodInitialBackoffSeconds(c.PodInitialBackoffSeconds),
+		scheduler.WithPodMaxInUnschedulablePodsDuration(s.upstream.Deprecated.PodMaxInUnschedulablePodsDuration),
+		scheduler.WithExtenders(c.Extenders...),
+		scheduler.WithParallelism(c.Parallelism),
+	)
+	if err != nil {
+		return err
+	}
+	factory.Start(ctx.Done())
+	dynFactory.Start(ctx.Done())
+	factory.WaitForCacheSync(ctx.Done())
+	dynFactory.WaitForCacheSync(ctx.Done())
+	if err := sched.WaitForHandlersSync(ctx); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("fill caches: %w", err)
+	}
+	ready()
+	sched.Run(ctx)
+	return nil
+}

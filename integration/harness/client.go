@@ -1,0 +1,67 @@
+package harness
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// RESTConfig is the admin kubeconfig, aimed at the server's address as seen from the test process.
+func (s *Server) RESTConfig(t testing.TB) *rest.Config {
+	t.Helper()
+	cfg, err := s.restConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+func (s *Server) restConfig() (*rest.Config, error) {
+	content, err := os.ReadFile(s.Path(AdminKubeconfig))
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := clientcmd.RESTConfigFromKubeConfig(content)
+	if err != nil {
+		return nil, fmt.Errorf("admin kubeconfig: %w", err)
+	}
+	cfg.Host = s.URL()
+	cfg.QPS, cfg.Burst = 200, 400
+	return cfg, nil
+}
+
+// URL is the API's address for the test process.
+func (s *Server) URL() string { return "https://" + s.NodeIP + ":6443" }
+
+// Client is a client with the admin's rights.
+func (s *Server) Client(t testing.TB) kubernetes.Interface {
+	t.Helper()
+	client, err := s.client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func (s *Server) client() (kubernetes.Interface, error) {
+	cfg, err := s.restConfig()
+	if err != nil {
+		return nil, err
+	}
+	return kubernetes.NewForConfig(cfg)
+}
+
+// Dynamic is a client for any resource, with the admin's rights.
+func (s *Server) Dynamic(t testing.TB) dynamic.Interface {
+	t.Helper()
+	client, err := dynamic.NewForConfig(s.RESTConfig(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}

@@ -1,0 +1,131 @@
+package harness
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// holderEnv carries a holderSpec to the re-executed test binary.
+	holderEnv = "KUBELITH_HARNESS_HOLDER"
+	// marker is a file of the sandbox's /run; whoever sees it with the sandbox's id belongs to it.
+	marker = "/run/kubelith-test-id"
+)
+
+// holderSpec says what the holder sets up and takes down.
+type holderSpec struct {
+	Index    int
+	Base     string // directory on the host's disk
+	Resolver string // nameserver of the sandbox's /etc/resolv.conf
+}
+
+// holderMain is the process that keeps a sandbox's namespaces alive. It mounts, says "ready" on fd 4,
+// and waits for the end of its standard input: the test process closes it when done, and the kernel
+// does when the test process dies. Then it removes the sandbox. fd 3 is the locked state file.
+func holderMain() {
+	signal.Ignore(unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
+	status := os.NewFile(4, "status")
+	var spec holderSpec
+	err := json.Unmarshal([]byte(os.Getenv(holderEnv)), &spec)
+	if err == nil {
+		err = mountSandbox(spec)
+	}
+	if err != nil {
+		fmt.Fprintf(status, "%v", err)
+		os.Exit(1)
+	}
+	fmt.Fprint(status, "ready")
+	status.Close()
+	io.Copy(io.Discard, os.Stdin)
+
+	id := sandboxID{index: spec.Index, base: spec.Base}
+	if err := id.teardown(true); err != nil {
+		fmt.Fprintf(os.Stderr, "harness: remove sandbox %d: %v\n", spec.Index, err)
+		os.Exit(1)
+	}
+	os.NewFile(3, "state").Truncate(0)
+	os.Exit(0)
+}
+
+// mountSandbox makes the directories that a node writes to private. The binds are made while every
+// mount is private and become shared afterwards, each for itself: otherwise a kubelet's mounts would appear twice.
+func mountSandbox(spec holderSpec) error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	// A new /sys shows this network namespace's devices; the cgroups are carried over.
+	keep := filepath.Join(spec.Base, "cgroup")
+	if err := os.MkdirAll(keep, 0o755); err != nil {
+		return err
+	}
+	steps := []struct {
+		what, source, target, fstype, data string
+		flags                              uintptr
+	}{
+		{"keep cgroups", "/sys/fs/cgroup", keep, "", "", unix.MS_BIND | unix.MS_REC},
+		{"mount sysfs", "sysfs", "/sys", "sysfs", "", 0},
+		{"restore cgroups", keep, "/sys/fs/cgroup", "", "", unix.MS_BIND | unix.MS_REC},
+	}
+	for _, s := range steps {
+		if err := unix.Mount(s.source, s.target, s.fstype, s.flags, s.data); err != nil {
+			return fmt.Errorf("%s: %w", s.what, err)
+		}
+	}
+	if err := unix.Unmount(keep, unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("unmount %s: %w", keep, err)
+	}
+	for _, dir := range []string{"/etc", "/opt", "/usr/libexec"} {
+		if err := overlay(spec.Base, dir); err != nil {
+			return err
+		}
+	}
+	for _, dir := range []string{"/var/lib", "/var/log"} {
+		own := filepath.Join(spec.Base, flat(dir))
+		if err := os.MkdirAll(own, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount(own, dir, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("bind %s: %w", dir, err)
+		}
+	}
+	if err := unix.Mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID, "mode=755"); err != nil {
+		return fmt.Errorf("mount /run: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("make mounts shared: %w", err)
+	}
+	os.Remove("/etc/resolv.conf") // often a link into the host's /run
+	if err := os.WriteFile("/etc/resolv.conf", []byte("nameserver "+spec.Resolver+"\n"), 0o644); err != nil {
+		return err
+	}
+	return os.WriteFile(marker, []byte(sandboxID{index: spec.Index}.name()), 0o444)
+}
+
+// overlay lets the sandbox see the host's directory and keep its changes to itself.
+func overlay(base, dir string) error {
+	if _, err := os.Stat(dir); os.IsNotExist(err) {
+		return nil
+	}
+	upper := filepath.Join(base, flat(dir), "upper")
+	work := filepath.Join(base, flat(dir), "work")
+	for _, d := range []string{upper, work} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return err
+		}
+	}
+	data := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", dir, upper, work)
+	if err := unix.Mount("overlay", dir, "overlay", 0, data); err != nil {
+		return fmt.Errorf("overlay %s (is KUBELITH_TEST_DIR on a disk?): %w", dir, err)
+	}
+	return nil
+}
+
+// flat turns /var/lib into var-lib.
+func flat(dir string) string { return strings.ReplaceAll(strings.Trim(dir, "/"), "/", "-") }

@@ -1,0 +1,145 @@
+package harness
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// Shared is one server for all tests of a package. It starts when the first test asks for it.
+type Shared struct {
+	opts   Options
+	once   sync.Once
+	server *Server
+	err    error
+}
+
+// NewShared describes the server; nothing starts yet.
+func NewShared(opts Options) *Shared { return &Shared{opts: opts} }
+
+// Get returns the running server. It skips the test when the host cannot run it, and fails it when
+// the server could not start or has died since.
+func (sh *Shared) Get(t testing.TB) *Server {
+	t.Helper()
+	require(t)
+	sh.once.Do(func() { sh.server, sh.err = startServer(sh.opts) })
+	if sh.err != nil {
+		t.Fatalf("shared server: %v", sh.err)
+	}
+	if err := sh.server.diedUnasked(); err != nil {
+		t.Fatalf("shared server: %v", err)
+	}
+	return sh.server
+}
+
+// Main runs the tests of a package and exits. It must be called by TestMain: the sandbox's holder
+// process is this test binary again, recognised here.
+func Main(m *testing.M, shared ...*Shared) {
+	if os.Getenv(holderEnv) != "" {
+		holderMain() // never returns
+	}
+	if missing() == "" {
+		sweep()
+	}
+	code := m.Run()
+	for _, sh := range shared {
+		if sh.server == nil {
+			continue
+		}
+		if err := sh.server.finish(); err != nil {
+			fmt.Fprintf(os.Stderr, "harness: %v\n", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// require skips the test, or fails it under KUBELITH_REQUIRE_INTEGRATION=1, when the host cannot run it.
+func require(t testing.TB) {
+	t.Helper()
+	why := missing()
+	if why == "" {
+		return
+	}
+	if os.Getenv("KUBELITH_REQUIRE_INTEGRATION") == "1" {
+		t.Fatalf("integration tests are required but cannot run: %s", why)
+	}
+	t.Skipf("integration tests cannot run: %s", why)
+}
+
+// missing says what the host lacks, or "".
+func missing() string {
+	if os.Geteuid() != 0 {
+		return "not root"
+	}
+	if _, err := binary(); err != nil {
+		return err.Error()
+	}
+	for _, tool := range []string{"ip", "nsenter"} {
+		if !onPath(tool) {
+			return "the program " + tool + " is missing (iproute2, util-linux)"
+		}
+	}
+	return ""
+}
+
+// binary is the executable under test.
+func binary() (string, error) {
+	path := os.Getenv("KUBELITH_BIN")
+	if path == "" {
+		root, err := repoRoot()
+		if err != nil {
+			return "", err
+		}
+		path = filepath.Join(root, "bin", "kubelith")
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	if info, err := os.Stat(path); err != nil || info.IsDir() {
+		return "", fmt.Errorf("%s does not exist: run make build, or set KUBELITH_BIN", path)
+	}
+	for _, hidden := range []string{"/run/", "/var/lib/", "/var/log/"} {
+		if strings.HasPrefix(path, hidden) {
+			return "", fmt.Errorf("%s: the sandbox hides %s, put the executable elsewhere", path, hidden)
+		}
+	}
+	return path, nil
+}
+
+// repoRoot is the directory of the module that the test belongs to.
+func repoRoot() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for d := dir; ; d = filepath.Dir(d) {
+		if _, err := os.Stat(filepath.Join(d, "go.mod")); err == nil {
+			return d, nil
+		}
+		if d == "/" {
+			return "", fmt.Errorf("no go.mod above %s", dir)
+		}
+	}
+}
+
+func onPath(tool string) bool {
+	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+		if info, err := os.Stat(filepath.Join(dir, tool)); err == nil && info.Mode()&0o111 != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// defects are log lines that no server may write: a Go panic or race, or an object changed in a shared cache.
+func defects(log string) []string {
+	return defect.FindAllString(log, 5)
+}
+
+var defect = regexp.MustCompile(`(?m)^(panic: |fatal error: |WARNING: DATA RACE).*$|^.*cache \S+ modified.*$`)

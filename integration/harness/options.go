@@ -1,0 +1,23 @@
+package harness
+
+// Options describe one server. The zero value is a server with the product's defaults.
+type Options struct {
+	// Args are further arguments of `kubelith server`.
+	Args []string
+	// ConfigYAML is written to /etc/kubelith/config.yaml and named with --config.
+	ConfigYAML string
+	// Env is added to the server's environment, as KEY=value.
+	Env []string
+	// Disable names components to switch off.
+	Disable []string
+	// NoWait makes Start return without waiting for the node to be Ready.
+	NoWait bool
+	// NoTestImage leaves <data-dir>/agent/images/ empty.
+	NoTestImage bool
+	// NoCgroupRoot leaves out --kubelet-arg=cgroup-root=..., for tests that set up cgroups themselves.
+	NoCgroupRoot bool
+	// IPv6 gives the veth pair fd00:123:N::1 and fd00:123:N::2 as well.
+	IPv6 bool
+	// Prepare runs when the sandbox exists, before the server starts: write files with s.Path.
+	Prepare func(s *Server) error
+}

@@ -1,0 +1,87 @@
+package harness
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// ContainerPID is the process id, on the host, of the first process of a running container. The pod
+// must carry its status, as WaitPod and Run return it.
+func (s *Server) ContainerPID(t testing.TB, pod *corev1.Pod, container string) int {
+	t.Helper()
+	status := Status(pod, container)
+	if status == nil || status.ContainerID == "" {
+		t.Fatalf("pod %s has no container %s with an id", pod.Name, container)
+	}
+	_, id, _ := strings.Cut(status.ContainerID, "://")
+	pid, err := s.taskPID(id)
+	if err != nil {
+		t.Fatalf("container %s of pod %s: %v", container, pod.Name, err)
+	}
+	return pid
+}
+
+// taskPID reads the file in which the shim keeps the pid of a container or a pod sandbox.
+func (s *Server) taskPID(id string) (int, error) {
+	content, err := os.ReadFile(s.Path(RunDir + "/containerd/io.containerd.runtime.v2.task/k8s.io/" + id + "/init.pid"))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(content)))
+}
+
+// StartTime identifies a process together with its pid: clock ticks since boot, field 22 of /proc/PID/stat.
+func StartTime(t testing.TB, pid int) uint64 {
+	t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatalf("process %d: %v", pid, err)
+	}
+	_, after, ok := strings.Cut(string(stat), ") ")
+	fields := strings.Fields(after)
+	if !ok || len(fields) < 20 {
+		t.Fatalf("process %d: unexpected stat %q", pid, stat)
+	}
+	ticks, err := strconv.ParseUint(fields[19], 10, 64)
+	if err != nil {
+		t.Fatalf("process %d: %v", pid, err)
+	}
+	return ticks
+}
+
+// Alive says whether a process exists and is no zombie.
+func Alive(pid int) bool { return !zombie(pid) }
+
+// ProcStatus is a field of /proc/PID/status, such as Seccomp, CapEff, Uid or NSpid.
+func ProcStatus(t testing.TB, pid int, field string) string {
+	t.Helper()
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatalf("process %d: %v", pid, err)
+	}
+	for line := range strings.Lines(string(content)) {
+		if name, value, ok := strings.Cut(line, ":"); ok && name == field {
+			return strings.TrimSpace(value)
+		}
+	}
+	t.Fatalf("process %d has no field %s", pid, field)
+	return ""
+}
+
+// NamespaceOf is the identity of a process's Linux namespace (net, mnt, pid, ipc, uts, user, cgroup).
+func NamespaceOf(t testing.TB, pid int, kind string) string {
+	t.Helper()
+	link, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
+	if err != nil {
+		t.Fatalf("process %d: %v", pid, err)
+	}
+	return link
+}
+
+// HolderPID is a process in the sandbox's own network and mount namespaces, as the server itself is.
+func (s *Server) HolderPID() int { return s.holder.Process.Pid }

@@ -1,0 +1,220 @@
+package harness
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// stateDir has one locked file per living sandbox.
+const stateDir = "/run/kubelith-test"
+
+// sandboxes is how many can exist at once: each has its own 10.123.N.0/24.
+const sandboxes = 250
+
+// sandbox is the parent's side of one set of namespaces.
+type sandbox struct {
+	sandboxID
+	holder *exec.Cmd
+	alive  io.Closer // the holder's standard input
+
+	// HostIP is the host's end of the veth pair, NodeIP the server's end.
+	HostIP, NodeIP string
+}
+
+// newSandbox picks a free index, starts the holder and connects the network.
+func newSandbox(opts Options) (_ *sandbox, err error) {
+	id, state, err := allocate()
+	if err != nil {
+		return nil, err
+	}
+	defer state.Close() // the holder keeps the lock
+	sb := &sandbox{
+		sandboxID: id,
+		HostIP:    fmt.Sprintf("10.123.%d.1", id.index),
+		NodeIP:    fmt.Sprintf("10.123.%d.2", id.index),
+	}
+	if err := os.MkdirAll(id.base, 0o755); err != nil {
+		return nil, err
+	}
+	if err := id.makeCgroups(); err != nil {
+		return nil, err
+	}
+	if err := sb.startHolder(state); err != nil {
+		return nil, err
+	}
+	if err := sb.connect(opts.IPv6); err != nil {
+		return nil, errors.Join(err, sb.close())
+	}
+	return sb, nil
+}
+
+func (sb *sandbox) startHolder(state *os.File) error {
+	spec, err := json.Marshal(holderSpec{Index: sb.index, Base: sb.base, Resolver: sb.HostIP})
+	if err != nil {
+		return err
+	}
+	statusRead, statusWrite, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer statusRead.Close()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), holderEnv+"="+string(spec))
+	cmd.ExtraFiles = []*os.File{state, statusWrite}
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET, Setsid: true}
+	if sb.alive, err = cmd.StdinPipe(); err != nil {
+		return err
+	}
+	err = cmd.Start()
+	statusWrite.Close()
+	if err != nil {
+		return fmt.Errorf("start sandbox: %w", err)
+	}
+	sb.holder = cmd
+	said, err := io.ReadAll(statusRead)
+	if err != nil || string(said) != "ready" {
+		return fmt.Errorf("set up sandbox %d: %s %w", sb.index, said, errors.Join(err, cmd.Wait()))
+	}
+	return nil
+}
+
+// connect joins the namespace to the host by a veth pair, the host's end being the default route.
+func (sb *sandbox) connect(ipv6 bool) error {
+	pid := fmt.Sprint(sb.holder.Process.Pid)
+	in := []string{"nsenter", "--target=" + pid, "--net", "ip"}
+	steps := [][]string{
+		{"ip", "link", "add", sb.veth(), "type", "veth", "peer", "name", "eth0", "netns", pid},
+		{"ip", "addr", "add", sb.HostIP + "/24", "dev", sb.veth()},
+		{"ip", "link", "set", sb.veth(), "up"},
+		append(in, "link", "set", "lo", "up"),
+		append(in, "addr", "add", sb.NodeIP+"/24", "dev", "eth0"),
+		append(in, "link", "set", "eth0", "up"),
+		append(in, "route", "add", "default", "via", sb.HostIP),
+	}
+	if ipv6 {
+		prefix := fmt.Sprintf("fd00:123:%x::", sb.index)
+		steps = append(steps,
+			[]string{"ip", "addr", "add", prefix + "1/64", "dev", sb.veth(), "nodad"},
+			append(in, "addr", "add", prefix+"2/64", "dev", "eth0", "nodad"),
+			append(in, "-6", "route", "add", "default", "via", prefix+"1"))
+	}
+	for _, step := range steps {
+		if out, err := exec.Command(step[0], step[1:]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", strings.Join(step, " "), err, out)
+		}
+	}
+	return nil
+}
+
+// close ends the holder, which removes everything of the sandbox.
+func (sb *sandbox) close() error {
+	sb.alive.Close()
+	done := make(chan error, 1)
+	go func() { done <- sb.holder.Wait() }()
+	select {
+	case err := <-done:
+		if err != nil {
+			return fmt.Errorf("sandbox %d was not removed cleanly: %w", sb.index, err)
+		}
+		return nil
+	case <-time.After(90 * time.Second):
+		return fmt.Errorf("sandbox %d: its holder (pid %d) is still removing it after 90 s", sb.index, sb.holder.Process.Pid)
+	}
+}
+
+// Path is where a file of the sandbox is found from outside.
+func (sb *sandbox) Path(inside string) string {
+	return filepath.Join(fmt.Sprintf("/proc/%d/root", sb.holder.Process.Pid), inside)
+}
+
+// Command is a program to run in the sandbox's network and mount namespaces.
+func (sb *sandbox) Command(program string, args ...string) *exec.Cmd {
+	full := append([]string{fmt.Sprintf("--target=%d", sb.holder.Process.Pid), "--mount", "--net", "--", program}, args...)
+	cmd := exec.Command("nsenter", full...)
+	cmd.WaitDelay = 5 * time.Second // for output pipes that a grandchild keeps
+	return cmd
+}
+
+// allocate takes the first free index and its lock, and removes what a dead run left there.
+func allocate() (sandboxID, *os.File, error) {
+	if err := os.MkdirAll(stateDir, 0o755); err != nil {
+		return sandboxID{}, nil, err
+	}
+	for i := range sandboxes {
+		state, leftover, err := lockState(i)
+		if err != nil {
+			continue // in use
+		}
+		id := sandboxID{index: i, base: filepath.Join(testDir(), fmt.Sprint(i))}
+		if leftover != "" {
+			if err := (sandboxID{index: i, base: leftover}).teardown(false); err != nil {
+				fmt.Fprintf(os.Stderr, "harness: remove what an earlier run left of sandbox %d: %v\n", i, err)
+				state.Close()
+				continue
+			}
+		}
+		if addressTaken(i) {
+			state.Truncate(0)
+			state.Close()
+			continue
+		}
+		if _, err := state.WriteAt([]byte(id.base), 0); err != nil {
+			state.Close()
+			return sandboxID{}, nil, err
+		}
+		return id, state, nil
+	}
+	return sandboxID{}, nil, fmt.Errorf("no free sandbox: all %d are in use or their addresses are", sandboxes)
+}
+
+// lockState locks the state file of an index; leftover is the directory that a dead holder recorded.
+func lockState(index int) (state *os.File, leftover string, err error) {
+	state, err = os.OpenFile(filepath.Join(stateDir, fmt.Sprint(index)), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, "", err
+	}
+	if err := unix.Flock(int(state.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		state.Close()
+		return nil, "", err
+	}
+	content, err := io.ReadAll(state)
+	if err != nil {
+		state.Close()
+		return nil, "", err
+	}
+	return state, string(content), nil
+}
+
+// addressTaken says whether the host already uses addresses of 10.123.index.0/24.
+func addressTaken(index int) bool {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return false
+	}
+	ours := net.IPNet{IP: net.IPv4(10, 123, byte(index), 0).To4(), Mask: net.CIDRMask(24, 32)}
+	for _, a := range addrs {
+		if n, ok := a.(*net.IPNet); ok && (ours.Contains(n.IP) || n.Contains(ours.IP)) {
+			return true
+		}
+	}
+	return false
+}
+
+// testDir holds the sandboxes' directories.
+func testDir() string {
+	if dir := os.Getenv("KUBELITH_TEST_DIR"); dir != "" {
+		return dir
+	}
+	return "/var/tmp/kubelith-test"
+}

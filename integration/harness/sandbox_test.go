@@ -1,0 +1,121 @@
+package harness
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestMain(m *testing.M) { Main(m) }
+
+// TestSandbox looks at a sandbox from both sides and sees that nothing of it remains.
+func TestSandbox(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	sb, err := newSandbox(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := false
+	defer func() {
+		if !closed {
+			sb.close()
+		}
+	}()
+	s := &Server{sandbox: sb}
+
+	if out := s.Exec(t, "ip", "-o", "addr", "show", "eth0"); !strings.Contains(out, sb.NodeIP+"/24") {
+		t.Errorf("eth0 inside has: %s", out)
+	}
+	if out := s.Exec(t, "ls", "/sys/class/net"); strings.Join(strings.Fields(out), " ") != "eth0 lo" {
+		t.Errorf("/sys/class/net inside is %q", out)
+	}
+	for _, dir := range []string{"/etc", "/var/lib", "/var/log", "/run", "/opt"} {
+		s.Exec(t, "touch", dir+"/kubelith-sandbox-test")
+		if _, err := os.Stat(dir + "/kubelith-sandbox-test"); err == nil {
+			t.Errorf("a file made inside in %s is on the host", dir)
+		}
+		if _, err := os.Stat(s.Path(dir + "/kubelith-sandbox-test")); err != nil {
+			t.Errorf("Path does not lead into the sandbox: %v", err)
+		}
+	}
+	s.Exec(t, "mkdir", "/var/lib/mounted")
+	s.Exec(t, "mount", "-t", "tmpfs", "tmpfs", "/var/lib/mounted")
+	if out := s.Exec(t, "cat", "/proc/self/mountinfo"); strings.Count(out, "mounted") != 1 {
+		t.Errorf("a mount inside is seen other than once:\n%s", out)
+	}
+	l, err := s.Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if c, err := s.DialContext(t.Context(), "tcp", l.Addr().String()); err != nil {
+		t.Errorf("dial inside: %v", err)
+	} else {
+		c.Close()
+	}
+	if c, err := net.DialTimeout("tcp", l.Addr().String(), time.Second); err == nil {
+		c.Close()
+		t.Error("the sandbox's loopback is reachable from the host")
+	}
+
+	// A process that nobody keeps track of, as a shim is.
+	stray := s.Command("sleep", "60")
+	if err := stray.Start(); err != nil {
+		t.Fatal(err)
+	}
+	Eventually(t, 10*time.Second, "the stray process to be in the sandbox", func() error {
+		if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", stray.Process.Pid)); string(comm) != "sleep\n" {
+			return fmt.Errorf("it is %q", comm)
+		}
+		return nil
+	})
+	dirs := sb.cgroupDirs()
+	if len(dirs) == 0 {
+		t.Fatal("no cgroup was made")
+	}
+	closed = true
+	if err := sb.close(); err != nil {
+		t.Fatal(err)
+	}
+	stray.Wait()
+	if pids := sb.processes(); len(pids) > 0 {
+		t.Errorf("processes remain: %v", pids)
+	}
+	for _, path := range append(dirs, sb.base, "/sys/class/net/"+sb.veth()) {
+		if _, err := os.Stat(path); err == nil {
+			t.Errorf("%s remains", path)
+		}
+	}
+	if state, err := os.ReadFile(filepath.Join(stateDir, filepath.Base(sb.base))); err != nil || len(state) > 0 {
+		t.Errorf("the state file says %q, %v", state, err)
+	}
+}
+
+func TestDefects(t *testing.T) {
+	for _, tc := range []struct {
+		name, log string
+		want      int
+	}{
+		{"clean", "level=info msg=\"panic: quoted in a message\"\n", 0},
+		{"panic", "x\npanic: runtime error: index out of range\n\ngoroutine 1", 1},
+		{"mutation", "E1 mutation_detector.go:1] cache *v1.Pod modified\n", 1},
+	} {
+		if got := defects(tc.log); len(got) != tc.want {
+			t.Errorf("%s: %q", tc.name, got)
+		}
+	}
+}
+
+func TestPollStopsAtPermanent(t *testing.T) {
+	calls := 0
+	err := poll(time.Minute, "it", func() error { calls++; return Permanent(os.ErrClosed) })
+	if err == nil || calls != 1 {
+		t.Errorf("polled %d times: %v", calls, err)
+	}
+}

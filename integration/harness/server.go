@@ -1,0 +1,392 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/integration/testimage"
+)
+
+const (
+	// DataDir, RunDir and AdminKubeconfig are the product's default paths, inside the sandbox (see Server.Path).
+	DataDir         = "/var/lib/kubelith"
+	RunDir          = "/run/kubelith"
+	AdminKubeconfig = "/etc/kubelith/kubelith.yaml"
+
+	readyTimeout = 120 * time.Second
+	stopTimeout  = 30 * time.Second
+)
+
+// Server is a kubelith server in its sandbox. It may be running or not.
+type Server struct {
+	*sandbox
+	opts    Options
+	binary  string
+	logPath string
+
+	mu       sync.Mutex
+	process  *exec.Cmd
+	exited   chan struct{} // closed when process has ended
+	expected bool          // the test asked for the end
+}
+
+// New makes a sandbox and what the server will need, and starts nothing.
+func New(t testing.TB, opts Options) *Server {
+	t.Helper()
+	require(t)
+	s, err := newServer(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("last lines of the server's log:\n%s", lastLines(s.Logs(), 100))
+		}
+		if err := s.finish(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// Start makes a sandbox, starts a server in it and, unless NoWait, waits until the node is Ready.
+func Start(t testing.TB, opts Options) *Server {
+	t.Helper()
+	s := New(t, opts)
+	s.Launch(t)
+	if !opts.NoWait {
+		s.WaitReady(t)
+	}
+	return s
+}
+
+// startServer is Start for a server that outlives the test.
+func startServer(opts Options) (*Server, error) {
+	s, err := newServer(opts)
+	if err != nil {
+		return nil, err
+	}
+	err = s.launch()
+	if err == nil && !opts.NoWait {
+		err = s.ready(readyTimeout)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%w; last lines of its log:\n%s", err, lastLines(s.Logs(), 100)), s.finish())
+	}
+	return s, nil
+}
+
+func newServer(opts Options) (*Server, error) {
+	bin, err := binary()
+	if err != nil {
+		return nil, err
+	}
+	sb, err := newSandbox(opts)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{sandbox: sb, opts: opts, binary: bin, logPath: filepath.Join(sb.base, "server.log")}
+	if err := s.prepare(); err != nil {
+		return nil, errors.Join(err, sb.close())
+	}
+	return s, nil
+}
+
+func (s *Server) prepare() error {
+	if s.opts.ConfigYAML != "" {
+		path := s.Path("/etc/kubelith/config.yaml")
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, []byte(s.opts.ConfigYAML), 0o600); err != nil {
+			return err
+		}
+	}
+	if !s.opts.NoTestImage {
+		if err := s.putTestImage(); err != nil {
+			return fmt.Errorf("test image: %w", err)
+		}
+	}
+	if s.opts.Prepare != nil {
+		return s.opts.Prepare(s)
+	}
+	return nil
+}
+
+func (s *Server) putTestImage() error {
+	root, err := repoRoot()
+	if err != nil {
+		return err
+	}
+	archive, err := testimage.Archive(root, stateDir)
+	if err != nil {
+		return err
+	}
+	dir := s.Path(DataDir + "/agent/images")
+	// The data directory is the product's and private; only its mode matters here.
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	content, err := os.ReadFile(archive)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "kubelith-test.tar"), content, 0o600)
+}
+
+// CgroupRoot is the kubelet's --cgroup-root of this server.
+func (s *Server) CgroupRoot() string { return "/" + s.name() }
+
+// ServerArgs are the arguments that Launch gives to kubelith, the word server included.
+func (s *Server) ServerArgs() []string {
+	args := []string{"server"}
+	if s.opts.ConfigYAML != "" {
+		args = append(args, "--config=/etc/kubelith/config.yaml")
+	}
+	if !s.opts.NoCgroupRoot {
+		args = append(args, "--kubelet-arg=cgroup-root="+s.CgroupRoot())
+	}
+	if len(s.opts.Disable) > 0 {
+		args = append(args, "--disable="+strings.Join(s.opts.Disable, ","))
+	}
+	return append(args, s.opts.Args...)
+}
+
+// Launch starts the server and returns at once.
+func (s *Server) Launch(t testing.TB) {
+	t.Helper()
+	if err := s.launch(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s *Server) launch() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running() {
+		return fmt.Errorf("the server already runs as pid %d", s.process.Process.Pid)
+	}
+	log, err := os.OpenFile(s.logPath, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := s.Command(s.binary, s.ServerArgs()...)
+	cmd.Env = append(os.Environ(), "KUBE_CACHE_MUTATION_DETECTOR=true")
+	cmd.Env = append(cmd.Env, s.opts.Env...)
+	cmd.Stdout, cmd.Stderr = log, log
+	// A group of its own: a Ctrl-C on the terminal is for the tests.
+	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", s.binary, err)
+	}
+	s.process, s.exited, s.expected = cmd, make(chan struct{}), false
+	go func(exited chan struct{}) {
+		cmd.Wait()
+		close(exited)
+	}(s.exited)
+	return nil
+}
+
+// running needs mu.
+func (s *Server) running() bool {
+	if s.process == nil {
+		return false
+	}
+	select {
+	case <-s.exited:
+		return false
+	default:
+		return true
+	}
+}
+
+// PID is the server's process id (nsenter has become the server by exec).
+func (s *Server) PID() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.process == nil {
+		return 0
+	}
+	return s.process.Process.Pid
+}
+
+// Exited is closed when the running server has ended. Launch renews it.
+func (s *Server) Exited() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.exited
+}
+
+// WaitExit waits for a server that ends by itself and returns its exit code (-1 when a signal ended it).
+func (s *Server) WaitExit(t testing.TB, timeout time.Duration) int {
+	t.Helper()
+	s.expectExit()
+	select {
+	case <-s.Exited():
+	case <-time.After(timeout):
+		t.Fatalf("the server still runs after %s", timeout)
+	}
+	return s.process.ProcessState.ExitCode()
+}
+
+func (s *Server) expectExit() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.expected = true
+}
+
+// Stop sends SIGTERM and returns how long the server took to end, with exit code 0 and within 30 s.
+func (s *Server) Stop(t testing.TB) time.Duration {
+	t.Helper()
+	s.expectExit()
+	began := time.Now()
+	if err := s.process.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatalf("stop: %v", err)
+	}
+	select {
+	case <-s.Exited():
+	case <-time.After(stopTimeout):
+		t.Fatalf("the server still runs %s after SIGTERM", stopTimeout)
+	}
+	if code := s.process.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("the server stopped with exit code %d", code)
+	}
+	return time.Since(began)
+}
+
+// Kill9 kills the server's process and nothing else, and waits until it has ended.
+func (s *Server) Kill9(t testing.TB) {
+	t.Helper()
+	s.expectExit()
+	if err := s.process.Process.Kill(); err != nil {
+		t.Fatalf("kill -9: %v", err)
+	}
+	<-s.Exited()
+}
+
+// Restart stops the server, starts it again and waits until it is Ready.
+func (s *Server) Restart(t testing.TB) {
+	t.Helper()
+	s.Stop(t)
+	s.Launch(t)
+	s.WaitReady(t)
+}
+
+// WaitReady waits until the node is Ready and the test image is there.
+func (s *Server) WaitReady(t testing.TB) {
+	t.Helper()
+	if err := s.ready(readyTimeout); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s *Server) ready(timeout time.Duration) error {
+	exited := s.Exited()
+	return poll(timeout, "the node to be Ready", func() error {
+		select {
+		case <-exited:
+			return permanent{fmt.Errorf("the server ended with exit code %d", s.process.ProcessState.ExitCode())}
+		default:
+		}
+		client, err := s.client()
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if _, err := client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{}); err != nil {
+			return err
+		}
+		nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		if len(nodes.Items) == 0 {
+			return errors.New("no node yet")
+		}
+		if err := nodeReady(&nodes.Items[0]); err != nil || s.opts.NoTestImage {
+			return err
+		}
+		out, err := s.Command(s.binary, "ctr", "--namespace", "k8s.io", "images", "list", "--quiet").CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("kubelith ctr images list: %w: %s", err, out)
+		}
+		if !strings.Contains(string(out), testimage.Ref) {
+			return fmt.Errorf("%s is not imported", testimage.Ref)
+		}
+		return nil
+	})
+}
+
+// nodeReady wants what a scheduler wants: the condition, and no not-ready taint left over.
+func nodeReady(node *corev1.Node) error {
+	for _, taint := range node.Spec.Taints {
+		if taint.Key == corev1.TaintNodeNotReady {
+			return fmt.Errorf("node %s has the taint %s", node.Name, taint.Key)
+		}
+	}
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			if c.Status == corev1.ConditionTrue {
+				return nil
+			}
+			return fmt.Errorf("node %s is not Ready: %s", node.Name, c.Message)
+		}
+	}
+	return fmt.Errorf("node %s has no Ready condition", node.Name)
+}
+
+// Logs is everything the server has written to stdout and stderr so far, over all its launches.
+func (s *Server) Logs() string {
+	content, _ := os.ReadFile(s.logPath)
+	return string(content)
+}
+
+// diedUnasked reports a server that ended though no test asked for it.
+func (s *Server) diedUnasked() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.process == nil || s.running() || s.expected {
+		return nil
+	}
+	return fmt.Errorf("the server ended unasked (%s); last lines of its log:\n%s", s.process.ProcessState, lastLines(s.Logs(), 100))
+}
+
+// finish removes the sandbox and reports what the server did wrong while it lived.
+func (s *Server) finish() error {
+	errs := []error{s.diedUnasked()}
+	for _, line := range defects(s.Logs()) {
+		errs = append(errs, fmt.Errorf("the server's log has: %s", line))
+	}
+	if dir := os.Getenv("KUBELITH_TEST_LOGS"); dir != "" {
+		name := fmt.Sprintf("%s-%d-%s.log", filepath.Base(os.Args[0]), os.Getpid(), s.name())
+		os.MkdirAll(dir, 0o755)
+		errs = append(errs, os.WriteFile(filepath.Join(dir, name), []byte(s.Logs()), 0o644))
+	}
+	s.expectExit()
+	s.mu.Lock()
+	if s.running() { // it may still be nsenter, which the holder cannot know
+		s.process.Process.Kill()
+		<-s.exited
+	}
+	s.mu.Unlock()
+	return errors.Join(append(errs, s.close())...)
+}
+
+func lastLines(text string, n int) string {
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}

@@ -1,0 +1,137 @@
+package harness
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// sandboxID is enough to find everything that belongs to a sandbox.
+type sandboxID struct {
+	index int
+	base  string
+}
+
+func (id sandboxID) name() string { return fmt.Sprintf("kubelith-test-%d", id.index) }
+func (id sandboxID) veth() string { return fmt.Sprintf("klt%d", id.index) }
+
+// sweep removes the sandboxes whose holder is dead.
+func sweep() {
+	entries, err := os.ReadDir(stateDir)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		index, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		state, leftover, err := lockState(index)
+		if err != nil {
+			continue // alive
+		}
+		if leftover != "" {
+			if err := (sandboxID{index: index, base: leftover}).teardown(false); err == nil {
+				state.Truncate(0)
+			} else {
+				fmt.Fprintf(os.Stderr, "harness: remove what an earlier run left of sandbox %d: %v\n", index, err)
+			}
+		}
+		state.Close()
+	}
+}
+
+// teardown ends the sandbox's processes and removes its cgroups, interface, mounts and directory.
+// inside says that the caller is the holder, in the sandbox's own namespaces.
+func (id sandboxID) teardown(inside bool) error {
+	deadline := time.Now().Add(60 * time.Second)
+	for {
+		pids := id.processes()
+		if len(pids) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("processes %v survive SIGKILL", pids)
+		}
+		for _, pid := range pids {
+			unix.Kill(pid, unix.SIGKILL)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	var errs []error
+	for _, dir := range id.cgroupDirs() {
+		errs = append(errs, removeCgroup(dir))
+	}
+	if inside {
+		exec.Command("ip", "link", "del", "eth0").Run() // takes the host's end along
+		os.Chdir("/")
+		for _, dir := range []string{"/run", "/var/log", "/var/lib", "/usr/libexec", "/opt", "/etc"} {
+			if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+				errs = append(errs, fmt.Errorf("unmount %s: %w", dir, err))
+			}
+		}
+	} else if _, err := os.Stat("/sys/class/net/" + id.veth()); err == nil {
+		exec.Command("ip", "link", "del", id.veth()).Run()
+	}
+	if id.base != "" {
+		errs = append(errs, os.RemoveAll(id.base))
+	}
+	return errors.Join(errs...)
+}
+
+// processes are those that see the sandbox's marker (the server, its shims, whatever a test started there)
+// and those in the sandbox's cgroups (containers, whose root is their own), without the caller.
+func (id sandboxID) processes() []int {
+	found := map[int]bool{}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if content, err := os.ReadFile(fmt.Sprintf("/proc/%d/root%s", pid, marker)); err == nil && string(content) == id.name() {
+			found[pid] = true
+		}
+	}
+	for _, dir := range id.cgroupDirs() {
+		filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				content, _ := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+				for _, f := range strings.Fields(string(content)) {
+					if pid, err := strconv.Atoi(f); err == nil && pid > 0 {
+						found[pid] = true
+					}
+				}
+			}
+			return nil
+		})
+	}
+	delete(found, os.Getpid())
+	var pids []int
+	for pid := range found {
+		if !zombie(pid) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// zombie says whether the process has ended and only waits for its parent.
+func zombie(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return true
+	}
+	_, after, _ := strings.Cut(string(stat), ") ")
+	return strings.HasPrefix(after, "Z") || strings.HasPrefix(after, "X")
+}

@@ -1,0 +1,48 @@
+package harness
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+)
+
+const pollInterval = 100 * time.Millisecond
+
+// Eventually polls f until it returns nil, and fails the test with f's last error after timeout.
+func Eventually(t testing.TB, timeout time.Duration, what string, f func() error) {
+	t.Helper()
+	if err := poll(timeout, what, f); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Consistently fails the test as soon as f returns an error within the time: for what must not happen.
+func Consistently(t testing.TB, during time.Duration, what string, f func() error) {
+	t.Helper()
+	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(pollInterval) {
+		if err := f(); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+}
+
+// Permanent marks an error that waiting cannot cure: Eventually fails at once.
+func Permanent(err error) error { return permanent{err} }
+
+type permanent struct{ error }
+
+func poll(timeout time.Duration, what string, f func() error) error {
+	began := time.Now()
+	for {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		var p permanent
+		if errors.As(err, &p) || time.Since(began) > timeout {
+			return fmt.Errorf("waited %s for %s: %w", time.Since(began).Round(time.Millisecond), what, err)
+		}
+		time.Sleep(pollInterval)
+	}
+}

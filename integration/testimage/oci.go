@@ -1,0 +1,108 @@
+package testimage
+
+import (
+	"archive/tar"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// writeOCI makes an OCI image layout of one image with one layer and packs it into a tar.
+func writeOCI(path string, layer []byte) error {
+	image, err := newImage(layer)
+	if err != nil {
+		return fmt.Errorf("make image: %w", err)
+	}
+	dir, err := os.MkdirTemp("", "kubelith-image-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	oci, err := layout.Write(dir, empty.Index)
+	if err != nil {
+		return fmt.Errorf("write image layout: %w", err)
+	}
+	// Both annotations: the specification's, and the one that containerd's import looks for first.
+	names := layout.WithAnnotations(map[string]string{
+		"org.opencontainers.image.ref.name": Ref,
+		"io.containerd.image.name":          Ref,
+	})
+	if err := oci.AppendImage(image, names); err != nil {
+		return fmt.Errorf("write image layout: %w", err)
+	}
+	out, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	if err := pack(out, dir); err != nil {
+		out.Close()
+		return err
+	}
+	return out.Close()
+}
+
+func newImage(content []byte) (v1.Image, error) {
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(content)), nil
+	}, tarball.WithMediaType(types.OCILayer))
+	if err != nil {
+		return nil, err
+	}
+	base := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	image, err := mutate.AppendLayers(base, layer)
+	if err != nil {
+		return nil, err
+	}
+	file, err := image.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	file = file.DeepCopy()
+	file.OS, file.Architecture = "linux", runtime.GOARCH
+	file.Config = v1.Config{
+		Cmd:        []string{"/bin/probe", "sleep"},
+		Env:        []string{"PATH=/bin"},
+		WorkingDir: "/",
+	}
+	return mutate.ConfigFile(image, file)
+}
+
+// pack writes a directory into a tar.
+func pack(out io.Writer, dir string) error {
+	w := tar.NewWriter(out)
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || path == dir {
+			return err
+		}
+		name, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			return w.WriteHeader(&tar.Header{Name: name + "/", Typeflag: tar.TypeDir, Mode: 0o755})
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(content))}); err != nil {
+			return err
+		}
+		_, err = w.Write(content)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("pack image: %w", err)
+	}
+	return w.Close()
+}

@@ -1,0 +1,79 @@
+// Kubelith is a whole Kubernetes cluster in one executable.
+//
+// main parses the command line, calls, prints an error and exits: the only
+// os.Exit of the project is here. components/node has what a server is made of.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/urfave/cli/v2"
+)
+
+func main() {
+	// Under the name kubectl the executable is kubectl.
+	if filepath.Base(os.Args[0]) == "kubectl" {
+		exit(kubectl(os.Args[1:]))
+	}
+	// kubectl and ctr parse their own flags, and need no others of ours before.
+	if len(os.Args) > 1 && os.Args[1] == "kubectl" {
+		exit(kubectl(os.Args[2:]))
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := app().RunContext(ctx, os.Args)
+	stop()
+	exit(err)
+}
+
+// exit prints err as one line per problem and ends the process.
+func exit(err error) {
+	if err == nil {
+		os.Exit(0)
+	}
+	var code interface{ ExitCode() int }
+	status := 1
+	if errors.As(err, &code) {
+		status = code.ExitCode()
+	}
+	if text := strings.TrimSpace(err.Error()); text != "" {
+		for _, line := range strings.Split(text, "\n") {
+			fmt.Fprintln(os.Stderr, "kubelith: "+line)
+		}
+	}
+	os.Exit(status)
+}
+
+func app() *cli.App {
+	return &cli.App{
+		Name:            "kubelith",
+		Usage:           "a whole Kubernetes cluster in one executable",
+		HideVersion:     true,
+		HideHelpCommand: true,
+		Commands: []*cli.Command{
+			serverCommand(),
+			kubectlCommand(),
+			ctrCommand(),
+			checkCommand(),
+			resetCommand(),
+			versionCommand(),
+		},
+		// Errors are printed once, by exit.
+		ExitErrHandler: func(*cli.Context, error) {},
+		OnUsageError:   usageError,
+		CommandNotFound: func(c *cli.Context, name string) {
+			exit(fmt.Errorf("unknown command %q: see kubelith --help", name))
+		},
+	}
+}
+
+// usageError makes one line of an unknown flag, without the whole help.
+func usageError(c *cli.Context, err error, _ bool) error {
+	return fmt.Errorf("%w: see kubelith %s --help", err, c.Command.Name)
+}

@@ -1,0 +1,61 @@
+# What is embedded into the executable for containers: the programs (runtime/payload) and the images
+# (runtime/images). Both are built from source, only when their sources changed, for one architecture:
+#   make payload images ARCH=amd64|arm64
+ARCH ?= $(shell go env GOARCH)
+GO ?= go
+PAYLOAD_CACHE := .cache/payload/$(ARCH)
+
+# Debian packages that building for this machine's architecture needs, and those that cross-building to arm64 adds
+# (after `dpkg --add-architecture arm64`).
+PAYLOAD_PACKAGES := gcc libc6-dev libseccomp-dev pkg-config make
+PAYLOAD_PACKAGES_ARM64 := gcc-aarch64-linux-gnu libc6-dev-arm64-cross libseccomp-dev:arm64
+
+# runc is the one program that needs C: for seccomp and for its first steps inside the namespaces.
+payload_cc_amd64 := x86_64-linux-gnu-gcc
+payload_cc_arm64 := aarch64-linux-gnu-gcc
+payload_libs_amd64 := /usr/lib/x86_64-linux-gnu
+payload_libs_arm64 := /usr/lib/aarch64-linux-gnu
+
+payload_programs := runc containerd-shim-runc-v2 bridge host-local loopback portmap
+payload_plugins := github.com/containernetworking/plugins/plugins
+payload_sources := payload.mk runtime/payload/programs/go.mod runtime/payload/programs/go.sum
+payload_build = CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) GOFLAGS= $(GO) -C runtime/payload/programs build -trimpath -buildvcs=false
+
+.PHONY: payload images payload-clean
+payload: runtime/payload/embed/$(ARCH)/payload.tar.zst
+images: runtime/images/embed/$(ARCH)/images.tar.zst
+
+runtime/payload/embed/$(ARCH)/payload.tar.zst: $(addprefix $(PAYLOAD_CACHE)/,$(payload_programs)) $(wildcard runtime/payload/pack/*.go)
+	CGO_ENABLED=0 GOARCH= $(GO) run ./runtime/payload/pack -out $(@D) \
+		runc=$(PAYLOAD_CACHE)/runc containerd-shim-runc-v2=$(PAYLOAD_CACHE)/containerd-shim-runc-v2 \
+		kubelith-bridge=$(PAYLOAD_CACHE)/bridge kubelith-host-local=$(PAYLOAD_CACHE)/host-local \
+		kubelith-loopback=$(PAYLOAD_CACHE)/loopback kubelith-portmap=$(PAYLOAD_CACHE)/portmap
+
+$(PAYLOAD_CACHE)/runc: $(payload_sources)
+	CGO_ENABLED=1 CC=$(payload_cc_$(ARCH)) PKG_CONFIG_LIBDIR=$(payload_libs_$(ARCH))/pkgconfig \
+		GOOS=linux GOARCH=$(ARCH) GOFLAGS= $(GO) -C runtime/payload/programs build -trimpath -buildvcs=false \
+		-tags "seccomp netgo osusergo" -ldflags '-s -w -extldflags -static' -o $(CURDIR)/$@ github.com/opencontainers/runc
+
+$(PAYLOAD_CACHE)/containerd-shim-runc-v2: $(payload_sources)
+	$(payload_build) -tags no_grpc -ldflags '-s -w' -o $(CURDIR)/$@ github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2
+
+$(PAYLOAD_CACHE)/bridge: $(payload_sources)
+	$(payload_build) -ldflags '-s -w' -o $(CURDIR)/$@ $(payload_plugins)/main/bridge
+$(PAYLOAD_CACHE)/loopback: $(payload_sources)
+	$(payload_build) -ldflags '-s -w' -o $(CURDIR)/$@ $(payload_plugins)/main/loopback
+$(PAYLOAD_CACHE)/host-local: $(payload_sources)
+	$(payload_build) -ldflags '-s -w' -o $(CURDIR)/$@ $(payload_plugins)/ipam/host-local
+$(PAYLOAD_CACHE)/portmap: $(payload_sources)
+	$(payload_build) -ldflags '-s -w' -o $(CURDIR)/$@ $(payload_plugins)/meta/portmap
+
+$(PAYLOAD_CACHE)/pause: runtime/images/programs/pause/pause.c payload.mk
+	mkdir -p $(@D)
+	$(payload_cc_$(ARCH)) -DVERSION='"1"' -Os -static -s -Wall -Wextra -Werror -o $@ $<
+$(PAYLOAD_CACHE)/hello: $(wildcard runtime/images/programs/hello/*.go) payload.mk
+	CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $@ ./runtime/images/programs/hello
+
+runtime/images/embed/$(ARCH)/images.tar.zst: $(PAYLOAD_CACHE)/pause $(PAYLOAD_CACHE)/hello $(wildcard runtime/images/make/*.go runtime/images/names/*.go)
+	CGO_ENABLED=0 GOARCH= $(GO) run ./runtime/images/make -arch $(ARCH) -out $@ -pause $(PAYLOAD_CACHE)/pause -hello $(PAYLOAD_CACHE)/hello
+
+payload-clean:
+	rm -rf .cache/payload runtime/payload/embed/*/payload.* runtime/images/embed/*/images.*

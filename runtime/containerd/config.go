@@ -1,0 +1,72 @@
+package containerd
+
+import (
+	"path/filepath"
+
+	srvconfig "github.com/containerd/containerd/v2/cmd/containerd/server/config"
+	"github.com/containerd/containerd/v2/version"
+
+	"kubelith.io/kubelith/runtime/payload"
+)
+
+// table is a section of containerd's configuration, as its TOML file has it. The plugins' own configuration
+// types are internal to containerd; the names are those of docs/cri/config.md, version 4.
+type table = map[string]any
+
+const criRuntime = "io.containerd.cri.v1.runtime"
+
+// config is what a containerd configuration file would say.
+func config(o Options, h host) *srvconfig.Config {
+	return &srvconfig.Config{
+		Version: version.ConfigVersion,
+		Root:    o.Root,
+		State:   o.State,
+		// Their gRPC metrics have the same names as etcd's, and registering them twice panics.
+		DisabledPlugins: []string{"io.containerd.metrics.v1.grpc-prometheus", "io.containerd.metrics.v1.grpc-otel"},
+		// Without these, containerd would start and serve nothing useful.
+		RequiredPlugins: []string{"io.containerd.grpc.v1.cri", "io.containerd.snapshotter.v1." + h.snapshotter},
+		// Opening the database waits for its lock without end otherwise, as when another process uses Root.
+		Timeouts: map[string]string{"io.containerd.timeout.bolt.open": "10s"},
+		Plugins: table{
+			"io.containerd.server.v1.grpc":  table{"address": o.Socket},
+			"io.containerd.server.v1.ttrpc": table{"address": o.Socket + ".ttrpc"},
+			"io.containerd.shim.v1.manager": table{"socket_dir": shimSocketDir(o.State)},
+			"io.containerd.transfer.v1.local": table{
+				"config_path": o.RegistriesDir,
+				"unpack_config": []table{{
+					"platform":    h.platform,
+					"snapshotter": h.snapshotter,
+					"differ":      "walking",
+				}},
+			},
+			"io.containerd.cri.v1.images": table{
+				"snapshotter":   h.snapshotter,
+				"pinned_images": table{"sandbox": o.SandboxImage},
+				"registry":      table{"config_path": o.RegistriesDir},
+			},
+			criRuntime: table{
+				"cni": table{
+					"bin_dirs":              o.CNIBinDirs,
+					"conf_dir":              o.CNIConfDir,
+					"use_internal_loopback": true, // one exec less per pod
+				},
+				"containerd": table{"runtimes": table{"runc": table{
+					"runtime_type": "io.containerd.runc.v2",
+					"runtime_path": filepath.Join(o.BinDir, payload.Shim),
+					"options": table{
+						"BinaryName":    filepath.Join(o.BinDir, payload.Runc),
+						"SystemdCgroup": h.systemdCgroup,
+					},
+				}}},
+				"enable_selinux":               h.selinux,
+				"restrict_oom_score_adj":       !h.capSysResource,
+				"netns_mounts_under_state_dir": true, // several nodes on one host keep apart
+				// Devices belong to the user the pod runs as; otherwise only root could open what a device plugin hands out.
+				"device_ownership_from_security_context": true,
+			},
+		},
+	}
+}
+
+// shimSocketDir is where the shims listen. Its default would be outside of our directories.
+func shimSocketDir(state string) string { return filepath.Join(state, "s") }

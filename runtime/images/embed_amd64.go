@@ -1,0 +1,8 @@
+package images
+
+import "embed"
+
+//go:embed all:embed/amd64
+var embeddedFiles embed.FS
+
+const embeddedDir = "embed/amd64"

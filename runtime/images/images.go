@@ -1,0 +1,119 @@
+// Package images is the component "images": it fills containerd's image store from archives, so that a
+// cluster without a registry can run something.
+//
+// First come the images embedded in the executable: pause, without which no pod starts, and hello. Then, in
+// the background, archives that the user put into a directory. It pulls nothing; that is the kubelet's and
+// containerd's. programs/ has the sources of the embedded images, make/ the program that packs them.
+//
+//	start -> drop what an interrupted import left -> embedded -> ready -> the user's archives -> wait for the end
+package images
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/runtime/images/names"
+)
+
+// The embedded images.
+const (
+	PauseRef = names.Pause
+	HelloRef = names.Hello
+)
+
+// Options of the component.
+type Options struct {
+	ContainerdAddress string // path of containerd's socket
+	ArchiveDir        string // .tar, .tar.gz, .tgz and .tar.zst files here are imported; made when missing
+	Snapshotter       string // the one CRI uses, see containerd.Snapshotter
+	Log               logrus.FieldLogger
+}
+
+// Server is the component.
+type Server struct {
+	opts Options
+}
+
+var _ lifecycle.Component = (*Server)(nil)
+
+// New returns the component; nothing is touched before Run.
+func New(opts Options) *Server { return &Server{opts: opts} }
+
+func (s *Server) Name() string { return "images" }
+
+func (s *Server) Needs() []string { return []string{"containerd"} }
+
+// Run imports, is ready after the embedded images, and returns when ctx is cancelled.
+func (s *Server) Run(ctx context.Context, ready func()) error {
+	c, err := client.New(s.opts.ContainerdAddress, client.WithDefaultNamespace(namespace))
+	if err != nil {
+		return fmt.Errorf("connect to containerd: %w", err)
+	}
+	defer c.Close()
+	store := &store{client: c, snapshotter: s.opts.Snapshotter}
+	if err := store.dropInterrupted(ctx); err != nil {
+		return stopped(ctx, err)
+	}
+	if err := s.importEmbedded(ctx, store); err != nil {
+		return stopped(ctx, err)
+	}
+	ready()
+	s.importArchives(ctx, store)
+	<-ctx.Done()
+	return nil
+}
+
+// stopped returns nil when err is a consequence of ctx being cancelled.
+func stopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func (s *Server) importEmbedded(ctx context.Context, store *store) error {
+	e, err := openEmbedded()
+	if err != nil {
+		return err
+	}
+	defer e.archive.Close()
+	missing, err := store.missing(ctx, e.digests)
+	if err != nil {
+		return err
+	}
+	if missing {
+		if _, err := store.importArchive(ctx, e.archive, "embedded"); err != nil {
+			return fmt.Errorf("import the embedded images: %w", err)
+		}
+	}
+	conn, ok := store.client.Conn().(grpc.ClientConnInterface)
+	if !ok {
+		return fmt.Errorf("the connection to containerd is a %T, not a gRPC client", store.client.Conn())
+	}
+	return awaitCRI(ctx, runtimeapi.NewImageServiceClient(conn), PauseRef)
+}
+
+// awaitCRI waits until CRI, which learns about new images by event, knows this one: it would try to pull the
+// pause image otherwise.
+func awaitCRI(ctx context.Context, cri runtimeapi.ImageServiceClient, ref string) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for {
+		resp, err := cri.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: ref}})
+		if err == nil && resp.Image != nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("CRI does not list %s after its import (%v): %w", ref, err, ctx.Err())
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}

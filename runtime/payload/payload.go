@@ -1,0 +1,72 @@
+// Package payload carries the programs that containers are launched with (runc, the containerd shim, the CNI
+// plugins) inside the executable, and unpacks them into the data directory at start.
+//
+// They are programs of their own, not code of this process, because they must outlive it: a shim holds a
+// pod's pipes and exit status while the process restarts. programs/ is the module they are built from,
+// payload.mk the recipe, pack/ makes the archive. What runs them is runtime/containerd and runtime/cni.
+package payload
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+)
+
+// Names of the programs in the directory that Unpack returns. The CNI plugins have names of their own, so
+// that programs which a distribution or another network left in /opt/cni/bin are never taken for ours.
+const (
+	Runc      = "runc"
+	Shim      = "containerd-shim-runc-v2"
+	Bridge    = "kubelith-bridge"
+	HostLocal = "kubelith-host-local"
+	Loopback  = "kubelith-loopback"
+	Portmap   = "kubelith-portmap"
+)
+
+// ErrNotBuilt is returned by Unpack in an executable that was built without its payload.
+var ErrNotBuilt = errors.New("this executable was built without its payload (runc, shim, CNI plugins): build it with `make build`")
+
+// Unpack puts the programs under dataDir and returns the directory that holds them.
+//
+// The returned path is <dataDir>/data/current/bin, where current is a symbolic link to data/<hash>. It stays
+// the same over upgrades because containerd stores it with every sandbox. Directories of older versions are
+// removed once no process executes a program of theirs. Unpack may be killed at any moment: a directory gets
+// its final name only when all its files are on disk. One process at a time may call it for a data directory.
+func Unpack(dataDir string) (string, error) {
+	archive, list, err := embedded()
+	if err != nil {
+		return "", err
+	}
+	defer archive.Close()
+	s := store{dir: filepath.Join(dataDir, "data"), proc: "/proc"}
+	binDir, err := s.install(archive, list)
+	if err != nil {
+		return "", fmt.Errorf("payload: %w", err)
+	}
+	return binDir, nil
+}
+
+// embedded opens the archive for this architecture. It is read from the executable as it is unpacked, not copied.
+func embedded() (io.ReadCloser, *list, error) {
+	text, err := fs.ReadFile(embeddedFiles, embeddedDir+"/payload.list")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, ErrNotBuilt
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("payload: %w", err)
+	}
+	list, err := parseList(string(text))
+	if err != nil {
+		return nil, nil, fmt.Errorf("payload: %w", err)
+	}
+	archive, err := embeddedFiles.Open(embeddedDir + "/payload.tar.zst")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, ErrNotBuilt
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("payload: %w", err)
+	}
+	return archive, list, nil
+}

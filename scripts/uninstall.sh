@@ -1,0 +1,111 @@
+#!/bin/sh
+# Removes Kubelith from this machine: the service, the pods, the cluster's data, the program and its configuration.
+
+set -eu
+
+usage() {
+	cat <<'USAGE'
+usage: uninstall.sh [--yes] [--data-dir DIR] [--run-dir DIR] [--kubelet-root-dir DIR]
+
+Stops Kubelith and removes all of it, the data of the cluster included. Give the directories
+that the server was given. Run it as root.
+
+  --yes   do not ask
+  --help  show this text
+USAGE
+}
+
+say() { printf '%s\n' "$*"; }
+die() {
+	printf 'uninstall.sh: %s\n' "$*" >&2
+	exit 1
+}
+has() { command -v "$1" >/dev/null 2>&1; }
+
+BIN=/usr/local/bin/kubelith
+UNIT=/etc/systemd/system/kubelith.service
+OPENRC=/etc/init.d/kubelith
+CONFIG=/etc/kubelith
+
+YES=no
+DATA_DIR=/var/lib/kubelith
+RUN_DIR=/run/kubelith
+KUBELET_ROOT_DIR=/var/lib/kubelet
+while [ $# -gt 0 ]; do
+	case "$1" in
+	--help | -h)
+		usage
+		exit 0
+		;;
+	--yes | -y) YES=yes ;;
+	--data-dir | --run-dir | --kubelet-root-dir)
+		[ $# -gt 1 ] || die "$1 needs a directory"
+		case "$1" in
+		--data-dir) DATA_DIR=$2 ;;
+		--run-dir) RUN_DIR=$2 ;;
+		--kubelet-root-dir) KUBELET_ROOT_DIR=$2 ;;
+		esac
+		shift
+		;;
+	*) die "unknown argument $1, see --help" ;;
+	esac
+	shift
+done
+
+[ "$(id -u)" -eq 0 ] || die "not root: run it with sudo"
+if [ "$YES" = no ]; then
+	printf 'This stops all pods and deletes the cluster with its data in %s. Continue? [y/N] ' "$DATA_DIR"
+	read -r answer || answer=
+	case "$answer" in
+	y | Y | yes) ;;
+	*) die "nothing was changed" ;;
+	esac
+fi
+
+if [ -f "$UNIT" ] && has systemctl; then
+	systemctl disable --now --quiet kubelith.service 2>/dev/null || true
+	say "stopped kubelith.service"
+fi
+if [ -f "$OPENRC" ] && has rc-service; then
+	rc-service --quiet kubelith stop 2>/dev/null || true
+	rc-update --quiet del kubelith default 2>/dev/null || true
+	say "stopped the kubelith service"
+fi
+
+# Everything after this needs the program: without it nobody would know what belongs to the pods.
+if [ -x "$BIN" ]; then
+	"$BIN" reset --yes --data --data-dir "$DATA_DIR" --run-dir "$RUN_DIR" --kubelet-root-dir "$KUBELET_ROOT_DIR" ||
+		die "reset failed: mend what it says and run this again"
+elif [ -e "$DATA_DIR" ] || [ -e "$RUN_DIR" ]; then
+	die "$BIN is missing, so that pods and data in $DATA_DIR cannot be removed: install it and run this again"
+fi
+
+if [ -f "$UNIT" ]; then
+	rm -f "$UNIT"
+	systemctl daemon-reload 2>/dev/null || true
+	systemctl reset-failed kubelith.service 2>/dev/null || true
+	say "removed $UNIT"
+fi
+for file in "$OPENRC" /var/log/kubelith.log; do
+	if [ -f "$file" ]; then
+		rm -f "$file"
+		say "removed $file"
+	fi
+done
+if [ -L /usr/local/bin/kubectl ]; then
+	case "$(readlink /usr/local/bin/kubectl)" in
+	kubelith | "$BIN")
+		rm -f /usr/local/bin/kubectl
+		say "removed /usr/local/bin/kubectl"
+		;;
+	esac
+fi
+if [ -e "$BIN" ]; then
+	rm -f "$BIN"
+	say "removed $BIN"
+fi
+if [ -d "$CONFIG" ]; then
+	rm -rf "$CONFIG"
+	say "removed $CONFIG"
+fi
+say "Kubelith is removed"

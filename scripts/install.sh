@@ -3,7 +3,7 @@
 # the program needs of the distribution. Doing it again upgrades; pods keep running meanwhile.
 #
 # The script needs nothing but itself and the program. The service files come from beside it when they are there and
-# from the copies at its end otherwise; `make lint` compares the two.
+# from the copies at its end otherwise; `make lint` compares them.
 
 set -eu
 
@@ -68,12 +68,13 @@ install_package() {
 }
 
 install_prerequisites() {
-	# kube-proxy's rules are written with nft, unless the program brings one along.
-	case " $("$1" version 2>/dev/null | tr '\n' ' ') " in
-	*" nft "*) ;;
-	*) install_package nft nftables ;;
-	esac
-	install_package mount "$(has apt-get && echo mount || echo util-linux)"
+	# kube-proxy's rules are written with nft.
+	install_package nft nftables
+	if has apt-get; then
+		install_package mount mount
+	else
+		install_package mount util-linux
+	fi
 }
 
 # put SOURCE TARGET MODE: complete or not at all, also when TARGET is the running program.
@@ -173,7 +174,7 @@ else
 	INIT=
 fi
 
-install_prerequisites "$BINARY"
+install_prerequisites
 install_binary "$BINARY"
 case "$INIT" in
 systemd) install_systemd ;;
@@ -188,7 +189,8 @@ exit 0
 #|Description=Kubelith: a Kubernetes cluster in one process
 #|Wants=network-online.target
 #|After=network-online.target
-#|ConditionFileIsExecutable=/usr/local/bin/kubelith
+#|# It is tried again for as long as it takes.
+#|StartLimitIntervalSec=0
 #|
 #|[Service]
 #|Type=notify
@@ -205,7 +207,6 @@ exit 0
 #|TimeoutStopSec=60
 #|LimitNOFILE=1048576
 #|LimitNPROC=infinity
-#|LimitCORE=infinity
 #|TasksMax=infinity
 #|OOMScoreAdjust=-999
 #|

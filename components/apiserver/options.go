@@ -16,6 +16,8 @@ import (
 // arguments; what the composition owns is refused as an argument.
 func (srv *Server) complete() error {
 	o, s := srv.opts, options.NewServerRunOptions()
+	// Defining the flags resets some fields to the flags' own defaults: first.
+	sets := s.Flags()
 
 	s.SecureServing.BindAddress = net.ParseIP(o.BindAddress)
 	s.SecureServing.BindPort = o.Port
@@ -57,7 +59,6 @@ func (srv *Server) complete() error {
 	// The kubelet's Node is known by address; its name may resolve to anything.
 	s.ServiceNodePortRange = utilnet.PortRange{Base: 30000, Size: 2768}
 
-	sets := s.Flags()
 	if err := args.Apply("--apiserver-arg", sets, refused(), o.Args); err != nil {
 		return err
 	}

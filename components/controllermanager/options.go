@@ -18,6 +18,9 @@ func upstreamConfig(o Options) (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Defining the flags resets some fields to the flags' own defaults: first.
+	all, disabled, aliases := app.KnownControllers(), app.ControllersDisabledByDefault(), app.ControllerAliases()
+	sets := s.Flags(all, disabled, aliases)
 	s.SecureServing.BindPort = 0 // metrics and health are served once, by the apiserver
 	s.Generic.LeaderElection.LeaderElect = false
 	s.KubeCloudShared.UseServiceAccountCredentials = true
@@ -32,8 +35,6 @@ func upstreamConfig(o Options) (*config.Config, error) {
 	s.CSRSigningController.ClusterSigningCertFile = o.PKI.ClusterCA.Cert
 	s.CSRSigningController.ClusterSigningKeyFile = o.PKI.ClusterCA.Key
 
-	all, disabled, aliases := app.KnownControllers(), app.ControllersDisabledByDefault(), app.ControllerAliases()
-	sets := s.Flags(all, disabled, aliases)
 	if err := args.Apply("--controller-manager-arg", sets, refused(), o.Args); err != nil {
 		return nil, err
 	}

@@ -60,7 +60,8 @@ func New(o Options) (*Server, error) {
 	cfg.QuotaBackendBytes = 4 << 30
 	client, peer := url.URL{Scheme: "unix", Path: o.Socket}, url.URL{Scheme: "unix", Path: peerSocket(o.Socket)}
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
+	// etcd listens for peers on the URL's host alone, where clients get host and path.
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: peer.Path}}, []url.URL{peer}
 	cfg.InitialCluster = o.Name + "=" + peer.String()
 	if err := applyArgs(cfg, o.Args); err != nil {
 		return nil, err
@@ -91,7 +92,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		}
 	}
 	for _, socket := range []string{s.opts.Socket, peerSocket(s.opts.Socket)} {
-		// What a killed process left; the data directory's lock says that none lives.
+		// What a killed process left behind; the data directory's lock says that none lives.
 		if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}

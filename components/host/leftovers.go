@@ -57,7 +57,7 @@ func (r *Reset) podCgroups(uids []string) (pods, around []string) {
 				steps := strings.Split(strings.TrimPrefix(path, top), "/")
 				if slices.ContainsFunc(steps, func(step string) bool { return slices.Contains(uids, podOfCgroup(step)) }) {
 					pods = append(pods, path)
-				} else {
+				} else if slices.Contains(qosCgroups(), filepath.Base(path)) {
 					around = append(around, path)
 				}
 			}
@@ -70,6 +70,11 @@ func (r *Reset) podCgroups(uids []string) (pods, around []string) {
 		around = nil // no pod of ours: the groups may be another kubelet's
 	}
 	return pods, around
+}
+
+// qosCgroups are the groups around pods: all pods, and the two classes that have one of their own.
+func qosCgroups() []string {
+	return []string{"kubepods", "besteffort", "burstable", "kubepods.slice", "kubepods-besteffort.slice", "kubepods-burstable.slice"}
 }
 
 // podOfCgroup is the UID in a name such as podUID or, with systemd, kubepods-besteffort-podUID.slice, where the dashes of
@@ -103,8 +108,10 @@ func (r *Reset) removeCgroups(pods, around []string) []error {
 // cniState are the files of libcni and host-local about our network: addresses given out and results.
 func (r *Reset) cniState() []string {
 	var out []string
-	if dir := r.addressDir(); r.files.exists(dir) {
-		out = append(out, dir)
+	for _, dir := range r.addressDirs() {
+		if r.files.exists(dir) {
+			out = append(out, dir)
+		}
 	}
 	for _, name := range r.files.names(filepath.Join(cniDir, "results")) {
 		if strings.HasPrefix(name, r.opts.Network+"-") {
@@ -114,8 +121,13 @@ func (r *Reset) cniState() []string {
 	return out
 }
 
-// addressDir is host-local's: one file per address in use, and last_reserved_ip.N.
-func (r *Reset) addressDir() string { return filepath.Join(cniDir, "networks", r.opts.Network) }
+// addressDirs are host-local's: one file per address in use, and last_reserved_ip.N.
+func (r *Reset) addressDirs() []string {
+	return []string{
+		filepath.Join(r.opts.DataDir, "agent", "cni", r.opts.Network),
+		filepath.Join(cniDir, "networks", r.opts.Network), // where a configuration names no directory
+	}
+}
 
 // cniContainers are the ids in the names of libcni's results, NETWORK-ID-INTERFACE.
 func (r *Reset) cniContainers() []string {

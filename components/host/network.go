@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,17 +32,16 @@ func (r *Reset) ownBridge() string {
 	if err != nil || len(prefixes) == 0 {
 		return ""
 	}
-	dir := r.addressDir()
-	for _, name := range r.files.names(dir) {
-		if strings.HasPrefix(name, "last_reserved_ip") {
-			name = r.files.text(dir + "/" + name)
-		}
-		ip, err := netip.ParseAddr(name)
-		if err != nil {
-			continue // the lock file
-		}
-		for _, p := range prefixes {
-			if p.Contains(ip) {
+	for _, dir := range r.addressDirs() {
+		for _, name := range r.files.names(dir) {
+			if strings.HasPrefix(name, "last_reserved_ip") {
+				name = r.files.text(dir + "/" + name)
+			}
+			ip, err := netip.ParseAddr(name)
+			if err != nil {
+				continue // the lock file
+			}
+			if slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(ip) }) {
 				return r.opts.Bridge
 			}
 		}

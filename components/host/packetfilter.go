@@ -19,6 +19,9 @@ type nftRule struct {
 	comment       string
 }
 
+// ourTable is that of the network component.
+const ourTable = "kubelith_network"
+
 // Tables that CNI's plugins share among all their users on the host (containernetworking/plugins v1.9: pkg/ip and
 // plugins/meta/portmap).
 const (
@@ -60,12 +63,14 @@ func (r *Reset) nftJSON(ctx context.Context, args ...string) ruleset {
 	return rules
 }
 
-// packetFilter returns kube-proxy's tables, which are ours when a server ran here, and the rules in CNI's tables that were
+// packetFilter returns our table and kube-proxy's, which are ours when a server ran here, and the rules in CNI's tables that were
 // made for our network (masquerading) or for one of these containers (host ports).
 func (r *Reset) packetFilter(ids map[string]bool) (tables []nftTable, rules []nftRule) {
 	ctx := context.Background() // reads only
 	for _, t := range r.listTables(ctx) {
 		switch t.name {
+		case ourTable:
+			tables = append(tables, t)
 		case "kube-proxy":
 			if r.files.exists(r.opts.DataDir) || r.files.exists(r.opts.RunDir) {
 				tables = append(tables, t)

@@ -111,8 +111,8 @@ func (r *Reset) Plan() []string {
 		found.ids[id] = true
 	}
 	tables, rules := r.packetFilter(found.ids)
-	add(len(tables), "remove %d nftables tables of kube-proxy", len(tables))
-	add(len(rules), "remove %d nftables rules of the pod network", len(rules))
+	add(len(tables), "remove %d nftables tables of kube-proxy and the pod network", len(tables))
+	add(len(rules), "remove %d nftables rules of pods", len(rules))
 	uids := r.podUIDs()
 	logs, cni := r.podLogs(uids), r.cniState()
 	cgroups, _ := r.podCgroups(uids)

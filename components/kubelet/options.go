@@ -27,6 +27,12 @@ func upstreamServer(o Options) (*options.KubeletServer, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Defining the flags resets some fields to the flags' own defaults: first.
+	fs := pflag.NewFlagSet("kubelet", pflag.ContinueOnError)
+	fs.SetNormalizeFunc(cliflag.WordSepNormalizeFunc)
+	f.AddFlags(fs)
+	options.AddKubeletConfigFlags(fs, c)
+
 	f.KubeConfig = inProcess
 	f.HostnameOverride = o.NodeName
 	f.RootDirectory = o.RootDir
@@ -64,10 +70,6 @@ func upstreamServer(o Options) (*options.KubeletServer, error) {
 	c.Authorization.Mode = "Webhook"
 	c.ReadOnlyPort = 0
 
-	fs := pflag.NewFlagSet("kubelet", pflag.ContinueOnError)
-	fs.SetNormalizeFunc(cliflag.WordSepNormalizeFunc)
-	f.AddFlags(fs)
-	options.AddKubeletConfigFlags(fs, c)
 	if err := args.ApplyTo("--kubelet-arg", fs, refused(), o.Args); err != nil {
 		return nil, err
 	}

@@ -1,10 +1,12 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"slices"
 
 	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/components/logging"
 )
 
 // builder collects components and the errors of their constructors, so that a
@@ -31,21 +33,27 @@ func (b *builder) enabled(disabled []string) ([]lifecycle.Component, error) {
 	var out []lifecycle.Component
 	for _, c := range b.components {
 		if !slices.Contains(disabled, c.Name()) {
-			out = append(out, without{c, disabled})
+			out = append(out, wired{c, disabled})
 		}
 	}
 	return out, nil
 }
 
-// without is a component that does not need what is disabled.
-type without struct {
+// wired is a component as it runs in this process: it does not need what is
+// disabled, and what upstream logs on its behalf carries its name.
+type wired struct {
 	lifecycle.Component
 	disabled []string
 }
 
 // Needs implements lifecycle.Component.
-func (w without) Needs() []string {
+func (w wired) Needs() []string {
 	return slices.DeleteFunc(slices.Clone(w.Component.Needs()), func(n string) bool {
 		return slices.Contains(w.disabled, n)
 	})
+}
+
+// Run implements lifecycle.Component.
+func (w wired) Run(ctx context.Context, ready func()) error {
+	return w.Component.Run(logging.WithComponent(ctx, w.Name()), ready)
 }

@@ -333,17 +333,17 @@ func (s *Server) ready(timeout time.Duration) error {
 
 // nodeReady wants what a scheduler wants: the condition, and no not-ready taint left over.
 func nodeReady(node *corev1.Node) error {
-	for _, taint := range node.Spec.Taints {
-		if taint.Key == corev1.TaintNodeNotReady {
-			return fmt.Errorf("node %s has the taint %s", node.Name, taint.Key)
-		}
-	}
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {
-			if c.Status == corev1.ConditionTrue {
-				return nil
+			if c.Status != corev1.ConditionTrue {
+				return fmt.Errorf("node %s is not Ready: %s", node.Name, c.Message)
 			}
-			return fmt.Errorf("node %s is not Ready: %s", node.Name, c.Message)
+			for _, taint := range node.Spec.Taints {
+				if taint.Key == corev1.TaintNodeNotReady {
+					return fmt.Errorf("node %s has the taint %s", node.Name, taint.Key)
+				}
+			}
+			return nil
 		}
 	}
 	return fmt.Errorf("node %s has no Ready condition", node.Name)

@@ -51,14 +51,22 @@ func (s *store) missing(ctx context.Context, digests map[string]string) (bool, e
 // no image, and its content goes away with the lease. base is the archive's name without the endings, which
 // names images that the archive gives only a tag.
 func (s *store) importArchive(ctx context.Context, archive io.Reader, base string) (_ map[string]string, err error) {
-	ctx, release, err := s.client.WithLease(ctx, leases.WithRandomID(), leases.WithExpiration(time.Hour),
-		leases.WithLabel(leaseLabel, "1"))
+	manager := s.client.LeasesService()
+	lease, err := manager.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Hour),
+		leases.WithLabels(map[string]string{leaseLabel: "1"}))
 	if err != nil {
 		return nil, fmt.Errorf("create a lease: %w", err)
 	}
 	defer func() {
-		err = errors.Join(err, release(context.WithoutCancel(ctx)))
+		var opts []leases.DeleteOpt
+		if err != nil {
+			// What was half-written must be gone before the next archive, which may have a blob of the same
+			// file name: containerd would append to it.
+			opts = append(opts, leases.SynchronousDelete)
+		}
+		err = errors.Join(err, manager.Delete(context.WithoutCancel(ctx), lease, opts...))
 	}()
+	ctx = leases.WithLease(ctx, lease.ID)
 	tar, err := compression.DecompressStream(archive)
 	if err != nil {
 		return nil, fmt.Errorf("decompress: %w", err)

@@ -1,0 +1,145 @@
+package host
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// goodHost is a probe for which every check is fine.
+func goodHost(t *testing.T) (fakeHost, probe) {
+	h := newFakeHost(t)
+	h.write("/proc/meminfo", "MemTotal: 4000000 kB\nMemAvailable: 3000000 kB\n")
+	h.write("/proc/swaps", "Filename Type\n")
+	h.write("/proc/filesystems", "nodev\toverlay\n\text4\n")
+	h.write("/proc/self/status", "Name: x\nCapEff:\t000001ffffffffff\n")
+	h.write("/proc/sys/net/ipv4/ip_forward", "1")
+	h.write("/proc/sys/net/bridge/bridge-nf-call-iptables", "1")
+	h.write("/sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory hugetlb pids")
+	// 127.0.0.1:10053 over UDP by an unknown, :::6443 over TCP by pid 7.
+	h.write("/proc/net/tcp6", "  sl  local_address\n   0: 00000000000000000000000000000000:192B 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4242 1\n")
+	h.write("/proc/net/udp", "  sl  local_address\n   0: 0100007F:2745 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4343 1\n")
+	h.write("/proc/7/comm", "nginx\n")
+	h.link("/proc/7/fd/3", "socket:[4242]")
+	return h, probe{
+		files:    h.tree,
+		now:      time.Unix(2000, 0),
+		look:     func(name string) (string, error) { return "/usr/bin/" + name, nil },
+		run:      func(_, _ string, _ ...string) (string, error) { return "", nil },
+		isolated: func(work func() error) error { return work() },
+		addLink:  func(string) error { return nil },
+		statfs: func(_ string, st *unix.Statfs_t) error {
+			*st = unix.Statfs_t{Bsize: 4096, Blocks: 1 << 24, Bavail: 1 << 23}
+			return nil
+		},
+		writable:  func(string) error { return nil },
+		overlayOn: func(string) error { return nil },
+	}
+}
+
+func TestCheck(t *testing.T) {
+	missing := errors.New("not there")
+	opts := CheckOptions{DataDir: "/var/lib/kubelith", NodeName: "one", Containers: true, Proxy: true, NotBefore: time.Unix(1000, 0)}
+	for name, test := range map[string]struct {
+		change func(h fakeHost, p *probe, o *CheckOptions)
+		want   Status
+		text   string // in the line; "" means all is fine
+	}{
+		"a good host":        {func(fakeHost, *probe, *CheckOptions) {}, OK, ""},
+		"not root":           {func(_ fakeHost, p *probe, _ *CheckOptions) { p.uid = 1000 }, Fail, "not root"},
+		"clock":              {func(_ fakeHost, p *probe, _ *CheckOptions) { p.now = time.Unix(1, 0) }, Fail, "clock: it says 1970-01-01T00:00:01Z"},
+		"host name":          {func(_ fakeHost, _ *probe, o *CheckOptions) { o.NodeName = "My_Host" }, Fail, `"My_Host"`},
+		"no overlay":         {func(h fakeHost, _ *probe, _ *CheckOptions) { h.write("/proc/filesystems", "\text4\n") }, Fail, "modprobe overlay"},
+		"overlay not on nfs": {func(_ fakeHost, p *probe, _ *CheckOptions) { p.overlayOn = func(string) error { return missing } }, Warn, "copied"},
+		"read-only":          {func(_ fakeHost, p *probe, _ *CheckOptions) { p.writable = func(string) error { return missing } }, Fail, "--data-dir"},
+		"disk full": {func(_ fakeHost, p *probe, _ *CheckOptions) {
+			p.statfs = func(_ string, st *unix.Statfs_t) error {
+				*st = unix.Statfs_t{Bsize: 1, Blocks: 9, Bavail: 1}
+				return nil
+			}
+		}, Fail, "free at least"},
+		"memory": {func(h fakeHost, _ *probe, _ *CheckOptions) { h.write("/proc/meminfo", "MemAvailable: 1000 kB\n") }, Warn, "memory"},
+		"no CAP_SYS_ADMIN": {func(h fakeHost, _ *probe, _ *CheckOptions) {
+			h.write("/proc/self/status", "CapEff:\t000001ffffdfffff\n")
+		}, Fail, "CAP_SYS_ADMIN"},
+		"no CAP_SYS_RESOURCE": {func(h fakeHost, _ *probe, _ *CheckOptions) {
+			h.write("/proc/self/status", "CapEff:\t000001fffeffffff\n")
+		}, Warn, "CAP_SYS_RESOURCE"},
+		"no memory cgroup": {func(h fakeHost, _ *probe, _ *CheckOptions) {
+			h.write("/sys/fs/cgroup/cgroup.controllers", "cpuset cpu pids hugetlb")
+		}, Fail, "controllers memory"},
+		"no bridge": {func(_ fakeHost, p *probe, _ *CheckOptions) { p.addLink = onlyFails("bridge") }, Fail, "modprobe bridge"},
+		"no vxlan":  {func(_ fakeHost, p *probe, _ *CheckOptions) { p.addLink = onlyFails("vxlan") }, Warn, "modprobe vxlan"},
+		"br_netfilter off": {func(h fakeHost, _ *probe, _ *CheckOptions) {
+			h.write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0")
+		}, Warn, "br_netfilter"},
+		"no nft":   {func(_ fakeHost, p *probe, _ *CheckOptions) { p.look = onlyMisses("nft") }, Fail, "install nftables"},
+		"no mount": {func(_ fakeHost, p *probe, _ *CheckOptions) { p.look = onlyMisses("mount") }, Fail, "mount: not found"},
+		"no nf_tables": {func(_ fakeHost, p *probe, _ *CheckOptions) {
+			p.run = func(_, _ string, _ ...string) (string, error) { return "", missing }
+		}, Fail, "nf_tables"},
+		"no nft, no proxy":   {func(_ fakeHost, p *probe, o *CheckOptions) { p.look = onlyMisses("nft"); o.Proxy = false }, OK, ""},
+		"control plane only": {func(_ fakeHost, p *probe, o *CheckOptions) { p.addLink = onlyFails("veth"); o.Containers = false }, OK, ""},
+		"port taken":         {func(_ fakeHost, _ *probe, o *CheckOptions) { o.Ports = []Port{{"apiserver", "tcp", "192.0.2.1", 6443}} }, Fail, "apiserver needs it, and nginx (pid 7) has it"},
+		"port of loopback":   {func(_ fakeHost, _ *probe, o *CheckOptions) { o.Ports = []Port{{"dns", "udp", "127.0.0.1", 10053}} }, Fail, "dns needs it"},
+		"another address": {func(_ fakeHost, _ *probe, o *CheckOptions) {
+			o.Ports = []Port{{"dns", "udp", "192.0.2.1", 10053}, {"x", "tcp", "", 10053}}
+		}, OK, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, p := goodHost(t)
+			o := opts
+			test.change(h, &p, &o)
+			results := slices.DeleteFunc(check(o, p), func(r Result) bool { return r.Status == OK })
+			if test.text == "" {
+				if len(results) > 0 {
+					t.Errorf("got %v", results)
+				}
+				return
+			}
+			if len(results) == 0 || results[0].Status != test.want || !strings.Contains(results[0].String(), test.text) || results[0].Fix == "" {
+				t.Errorf("got %v, want %s with %q", results, test.want, test.text)
+			}
+			if err := Failures(results); (err != nil) != (test.want == Fail) {
+				t.Errorf("failures: %v", err)
+			}
+		})
+	}
+}
+
+func onlyFails(kind string) func(string) error {
+	return func(k string) error {
+		if k == kind {
+			return unix.EOPNOTSUPP
+		}
+		return nil
+	}
+}
+
+func onlyMisses(program string) func(string) (string, error) {
+	return func(name string) (string, error) {
+		if name == program {
+			return "", errors.New("not found")
+		}
+		return "/bin/" + name, nil
+	}
+}
+
+func TestCgroupLayouts(t *testing.T) {
+	for want, mountinfo := range map[string]string{
+		"v1":                  "1 0 0:1 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n2 0 0:2 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n",
+		"hybrid of v1 and v2": "1 0 0:1 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n2 0 0:2 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,memory\n",
+		"":                    "1 0 8:1 / / rw - ext4 d rw\n",
+	} {
+		h := newFakeHost(t)
+		h.write("/proc/self/mountinfo", mountinfo)
+		layout, have := cgroupControllers(h.tree)
+		if layout != want || (want != "" && (!have["cpu"] || !have["memory"])) {
+			t.Errorf("got %q %v, want %q", layout, have, want)
+		}
+	}
+}

@@ -1,0 +1,267 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+const containerID = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+// fakeHost is a directory with the files of a host.
+type fakeHost struct {
+	t    *testing.T
+	tree tree
+}
+
+func newFakeHost(t *testing.T) fakeHost { return fakeHost{t, tree{t.TempDir()}} }
+
+func (h fakeHost) write(path, text string) {
+	h.t.Helper()
+	path = h.tree.path(path)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h fakeHost) link(path, target string) {
+	h.t.Helper()
+	path = h.tree.path(path)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.Symlink(target, path)); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h fakeHost) process(pid, parent int, name, exe, cgroup string, args ...string) {
+	dir := "/proc/" + strconv.Itoa(pid)
+	h.write(dir+"/stat", strconv.Itoa(pid)+" ("+name+") S "+strconv.Itoa(parent)+" 1 1")
+	h.write(dir+"/cmdline", strings.Join(args, "\x00")+"\x00")
+	h.write(dir+"/cgroup", "5:memory:"+cgroup+"\n")
+	h.link(dir+"/exe", exe)
+}
+
+// fakeNetwork answers for the kernel.
+type fakeNetwork struct {
+	bridge  []netip.Prefix
+	tables  map[string]string // "family name" to nft's answer
+	removed []string
+}
+
+func (n *fakeNetwork) addresses(string) ([]netip.Prefix, error) { return n.bridge, nil }
+func (n *fakeNetwork) ports(string) ([]string, error)           { return nil, nil }
+func (n *fakeNetwork) removeLink(name string) error {
+	n.removed = append(n.removed, name)
+	return nil
+}
+
+func (n *fakeNetwork) nft(_ context.Context, args ...string) (string, error) {
+	command := strings.Join(args, " ")
+	switch {
+	case command == "-j list tables":
+		var entries []string
+		for t := range n.tables {
+			family, name, _ := strings.Cut(t, " ")
+			entries = append(entries, `{"table":{"family":"`+family+`","name":"`+name+`","handle":1}}`)
+		}
+		slices.Sort(entries)
+		return `{"nftables":[{"metainfo":{"version":"1.0.6"}},` + strings.Join(entries, ",") + `]}`, nil
+	case strings.HasPrefix(command, "-j list table "):
+		return n.tables[strings.TrimPrefix(command, "-j list table ")], nil
+	case strings.HasPrefix(command, "delete table "):
+		delete(n.tables, strings.TrimPrefix(command, "delete table "))
+	}
+	n.removed = append(n.removed, command)
+	return "", nil
+}
+
+func newTestReset(h fakeHost, nets network) (*Reset, *bytes.Buffer) {
+	h.write("/proc/self/mountinfo", "1 0 8:1 / / rw - ext4 /dev/sda rw\n")
+	out := &bytes.Buffer{}
+	return &Reset{
+		opts:  ResetOptions{DataDir: "/d", RunDir: "/r", KubeletRootDir: "/k", Network: "kubelith", Bridge: "cni0", Kubeconfig: "/etc/kubelith/kubelith.yaml", Out: out},
+		files: h.tree, nets: nets,
+		kill: func(pid int, signal unix.Signal) error {
+			return os.RemoveAll(h.tree.path("/proc/" + strconv.Itoa(pid)))
+		},
+	}, out
+}
+
+// Only what our shims started, or what is in our containers' control groups, is ended.
+func TestContainersOfOthersStay(t *testing.T) {
+	h := newFakeHost(t)
+	r, _ := newTestReset(h, &fakeNetwork{})
+	h.process(1, 0, "init", "/sbin/init", "/")
+	h.process(10, 1, "containerd-shim", "/d/data/abc/bin/containerd-shim-runc-v2 (deleted)", "/", "/x", "-id", "sandbox")
+	h.process(11, 10, "pause) x", "/pause", "/kubepods/podx/other")
+	h.process(12, 11, "child", "/child", "/")
+	h.process(20, 1, "containerd-shim", "/usr/bin/containerd-shim-runc-v2", "/", "/usr/bin/containerd-shim-runc-v2", "-address", "/r/containerd/containerd.sock")
+	h.process(30, 1, "containerd-shim", "/usr/bin/containerd-shim-runc-v2", "/", "containerd-shim-runc-v2", "-address", "/run/containerd/containerd.sock", "-id", containerID)
+	h.process(31, 30, "foreign", "/foreign", "/docker/x")
+	h.process(40, 1, "orphan", "/orphan", "/kubepods/besteffort/podu/"+containerID+"/sub")
+	h.process(41, 1, "scope", "/orphan", "/kubepods.slice/cri-containerd-abc.scope")
+	h.process(42, 1, "neighbour", "/orphan", "/kubepods/besteffort/podu/"+containerID+"0")
+	h.write("/r/containerd/io.containerd.runtime.v2.task/k8s.io/"+containerID+"/config.json",
+		`{"linux":{"cgroupsPath":"/kubepods/besteffort/podu/`+containerID+`"}}`)
+	h.write("/r/containerd/io.containerd.runtime.v2.task/k8s.io/abc/config.json", `{"linux":{"cgroupsPath":"a.slice:cri-containerd:abc"}}`)
+
+	found := r.containers()
+	pids := func(list []process) (out []int) {
+		for _, p := range list {
+			out = append(out, p.pid)
+		}
+		slices.Sort(out)
+		return out
+	}
+	if got := pids(found.shims); !slices.Equal(got, []int{10, 20}) {
+		t.Errorf("shims %v", got)
+	}
+	if got := pids(found.members); !slices.Equal(got, []int{11, 12, 40, 41}) {
+		t.Errorf("members %v", got)
+	}
+	if err := r.stopContainers(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if left := pids(processes(h.tree)); !slices.Equal(left, []int{1, 30, 31, 42}) {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestRunRemovesOnlyOurs(t *testing.T) {
+	h := newFakeHost(t)
+	rule := func(comment string) string {
+		return `{"rule":{"family":"inet","table":"t","chain":"c","handle":7,"comment":"` + comment + `"}}`
+	}
+	nets := &fakeNetwork{
+		bridge: []netip.Prefix{netip.MustParsePrefix("10.42.0.1/24")},
+		tables: map[string]string{
+			"ip kube-proxy":               "",
+			"inet kubelith_network":       "",
+			"ip docker":                   "",
+			"inet cni_plugins_masquerade": `{"nftables":[` + rule("a-b, net: podman, if: eth0, id: x") + "," + rule("a-c, net: kubelith, if: eth0, id: y") + `]}`,
+			"ip cni_hostport":             `{"nftables":[` + rule("foreign") + "," + rule(containerID) + `]}`,
+		},
+	}
+	r, out := newTestReset(h, nets)
+	r.opts.Data = true
+	for path, text := range map[string]string{
+		"/d/version": "1", "/d/agent/cni/kubelith/last_reserved_ip.0": "10.42.0.9", "/k/pods/uid-1/x": "", "/r/containerd/x": "",
+		"/etc/kubelith/kubelith.yaml": "", "/var/log/pods/ns_a_uid-1/c/0.log": "", "/var/log/pods/ns_b_uid-2/c/0.log": "",
+		"/var/lib/cni/results/kubelith-" + containerID + "-eth0": "", "/var/lib/cni/results/podman-1-eth0": "",
+	} {
+		h.write(path, text)
+	}
+	h.link("/var/log/containers/a.log", "/var/log/pods/ns_a_uid-1/c/0.log")
+	h.link("/var/log/containers/b.log", "/var/log/pods/ns_b_uid-2/c/0.log")
+	for _, dir := range []string{"memory/kubepods/poduid-1/x", "memory/kubepods/poduid-2", "kubepods.slice/kubepods-poduid_1.slice"} {
+		if err := os.MkdirAll(h.tree.path(cgroupDir+"/"+dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if plan := r.Plan(); len(plan) != 10 {
+		t.Errorf("plan of %d lines: %q", len(plan), plan)
+	}
+	if err := r.Run(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]bool{
+		"/d": false, "/k": false, "/r": false, "/etc/kubelith/kubelith.yaml": false, "/etc/kubelith": true,
+		"/var/log/pods/ns_a_uid-1": false, "/var/log/pods/ns_b_uid-2": true,
+		"/var/log/containers/a.log": false, "/var/log/containers/b.log": true,
+		"/var/lib/cni/results/kubelith-" + containerID + "-eth0": false, "/var/lib/cni/results/podman-1-eth0": true,
+		cgroupDir + "/memory/kubepods/poduid-1": false, cgroupDir + "/memory/kubepods/poduid-2": true, cgroupDir + "/kubepods.slice": false,
+	} {
+		if got := h.tree.exists(path); got != want {
+			t.Errorf("%s exists: %v", path, got)
+		}
+	}
+	slices.Sort(nets.removed)
+	want := []string{"cni0", "delete rule inet cni_plugins_masquerade c handle 7", "delete rule ip cni_hostport c handle 7",
+		"delete table inet kubelith_network", "delete table ip kube-proxy"}
+	if !slices.Equal(nets.removed, want) {
+		t.Errorf("removed from the network: %q", nets.removed)
+	}
+	out.Reset()
+	nets.tables = map[string]string{}
+	if plan := r.Plan(); len(plan) != 0 {
+		t.Errorf("a second plan: %q", plan)
+	}
+	if err := r.Run(context.Background()); err != nil || out.Len() != 0 {
+		t.Errorf("a second run: %v, %s", err, out)
+	}
+}
+
+// What is mounted below is not deleted through; a directory that is a mount itself is emptied.
+func TestRemoveAndMounts(t *testing.T) {
+	h := newFakeHost(t)
+	r, _ := newTestReset(h, &fakeNetwork{})
+	h.write("/k/pods/a b/data", "precious")
+	h.write("/d/x", "")
+	h.write("/proc/self/mountinfo", "1 0 8:1 / / rw - ext4 d rw\n2 1 8:2 / /d rw - ext4 d rw\n3 1 0:9 / /k/pods/a\\040b rw - nfs n rw\n")
+	if err := r.remove("/k"); err == nil || !strings.Contains(err.Error(), "/k/pods/a b is still mounted") {
+		t.Errorf("error %v", err)
+	}
+	if !h.tree.exists("/k/pods/a b/data") {
+		t.Error("deleted through a mount")
+	}
+	if err := r.remove("/d"); err != nil || h.tree.exists("/d/x") || !h.tree.exists("/d") {
+		t.Errorf("error %v", err)
+	}
+	if mounts, err := r.mounts(); err != nil || !slices.Equal(mounts, []string{"/k/pods/a b"}) {
+		t.Errorf("mounts %q, %v", mounts, err)
+	}
+}
+
+// A kubelet directory on a host where no server ran is somebody else's.
+func TestForeignKubeletDirectoryStays(t *testing.T) {
+	h := newFakeHost(t)
+	r, _ := newTestReset(h, &fakeNetwork{bridge: []netip.Prefix{netip.MustParsePrefix("10.42.0.1/24")}, tables: map[string]string{"ip kube-proxy": ""}})
+	r.opts.Data = true
+	h.write("/k/pods/uid/x", "")
+	if plan := r.Plan(); len(plan) != 0 {
+		t.Errorf("plan %q", plan)
+	}
+}
+
+func TestRemovable(t *testing.T) {
+	for _, dir := range []string{"/", "/var/lib/", "/etc", "relative", "/usr/../home", ""} {
+		if _, err := removable(dir); err == nil {
+			t.Errorf("%q is removed", dir)
+		}
+	}
+	if got, err := removable("/var/lib/kubelith-none/"); err != nil || got != "/var/lib/kubelith-none" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+func TestLock(t *testing.T) {
+	dir := t.TempDir()
+	if f, err := lockDataDir(dir); f != nil || err != nil {
+		t.Fatalf("no server ever ran: %v, %v", f, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "lock"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	first, err := lockDataDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = lockDataDir(dir)
+	if err == nil || !strings.Contains(err.Error(), "pid "+strconv.Itoa(os.Getpid())) {
+		t.Errorf("held by ourselves: %v", err)
+	}
+	first.Close()
+	again, err := lockDataDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.Close()
+}

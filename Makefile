@@ -5,6 +5,7 @@ SHELL := /bin/bash
 ARCH ?= $(shell go env GOARCH)
 GO ?= go
 include payload.mk
+-include lint.mk bench.mk
 
 # The build's settings are the environment of every go command here, so that
 # build, vet, lint and test share one cache.
@@ -32,3 +33,44 @@ bin/kubelith: payload images
 	@echo "build: compiling Kubernetes $(KUBERNETES) into bin/kubelith (6 minutes the first time, seconds after)"
 	GOARCH=$(ARCH) $(GO) build -ldflags '$(LDFLAGS)' -o $@ .
 	@ln -sf kubelith bin/kubectl
+
+.PHONY: deps run stop
+deps: ## install the Debian packages that build, run and test need
+	@scripts/deps.sh $(PAYLOAD_PACKAGES)
+
+run: deps build ## start a cluster and an application on this machine, and show that it answers
+	@scripts/run.sh
+
+stop: ## end what `make run` started and remove all it left
+	@scripts/stop.sh
+
+# Packages of our own, and among them those that start clusters.
+packages := $(shell $(GO) list ./... 2>/dev/null | grep -v /integration)
+
+.PHONY: test unit race integration vet
+test: deps build lint unit race integration ## everything CI checks: lint, unit tests, real clusters
+
+unit: ## unit tests: no root, no network
+	$(GO) test $(packages)
+
+race: ## the packages with concurrency of our own, under the race detector
+	CGO_ENABLED=1 $(GO) test -race ./components/lifecycle ./components/client ./components/config ./components/pki
+
+integration: bin/kubelith ## tests on real clusters, each in namespaces of its own (root)
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith $(GO) test -count=1 -p $(INTEGRATION_PARALLEL) -timeout 30m ./integration/...
+
+INTEGRATION_PARALLEL ?= 1
+
+.PHONY: conformance dist clean
+conformance: build ## upstream's conformance suite on a fresh cluster: make conformance E2E_DIR=... [FOCUS=...] [PROCS=4]
+	scripts/conformance.sh
+
+dist: ## executables for amd64 and arm64, at dist/
+	mkdir -p dist
+	for arch in amd64 arm64; do \
+		$(MAKE) --no-print-directory payload images ARCH=$$arch && \
+		GOARCH=$$arch $(GO) build -ldflags '$(LDFLAGS)' -o dist/kubelith-$$arch . || exit 1; \
+	done
+
+clean: payload-clean ## remove what make built
+	rm -rf bin dist .cache

@@ -97,6 +97,7 @@ func resetCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
+			defer r.Close()
 			if !c.Bool("yes") && !confirmed(r.Plan()) {
 				return fmt.Errorf("nothing was changed")
 			}
@@ -118,25 +119,6 @@ func confirmed(plan []string) bool {
 		return true
 	}
 	return false
-}
-
-func checkCommand() *cli.Command {
-	return &cli.Command{
-		Name:         "check",
-		Usage:        "say whether this host can run a server, and what to do where it cannot",
-		Flags:        config.Flags(),
-		OnUsageError: usageError,
-		Action: func(c *cli.Context) error {
-			if err := noArguments(c); err != nil {
-				return err
-			}
-			cfg, err := loadServer(c)
-			if err != nil {
-				return err
-			}
-			return check(cfg)
-		},
-	}
 }
 
 func versionCommand() *cli.Command {

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -73,33 +74,25 @@ var _ http.RoundTripper = (*transport)(nil)
 func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	p := t.server
 	ctx := req.Context()
-	select {
-	case <-p.opened:
-	case <-p.base.Done():
+	if err := p.admit(ctx, req); err != nil {
 		closeBody(req)
-		return nil, errClosed
-	case <-ctx.Done():
-		closeBody(req)
-		return nil, context.Cause(ctx)
-	}
-	if p.base.Err() != nil {
-		closeBody(req)
-		return nil, errClosed
-	}
-	if req.Header.Get("Upgrade") != "" {
-		closeBody(req)
-		return nil, fmt.Errorf("in-process client: %s cannot be upgraded to %s: use the TLS port", req.URL.Path, req.Header.Get("Upgrade"))
+		return nil, err
 	}
 
 	handlerCtx, cancel := context.WithCancelCause(withIdentity(p.base, t.user))
 	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	w := newResponseWriter(handlerCtx, func() { cancel(context.Canceled) })
-	context.AfterFunc(handlerCtx, func() { w.body.abort(context.Cause(handlerCtx)) })
+	r := serverRequest(handlerCtx, req)
+	context.AfterFunc(handlerCtx, func() {
+		w.body.abort(p.broken(handlerCtx))
+		r.Body.Close() // a handler that waits for more of it waits no longer
+	})
 	go func() {
+		// Its AfterFunc closes the request's body. Deferred, as a handler may
+		// end this goroutine (runtime.Goexit).
+		defer cancel(nil)
 		defer stop()
-		p.serve(w, serverRequest(handlerCtx, req))
-		closeBody(req)
-		cancel(nil)
+		p.serve(w, r)
 	}()
 
 	select {
@@ -120,12 +113,41 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return w.response(req), nil
 }
 
+// admit waits for Open and refuses what cannot be served.
+func (p *InProcess) admit(ctx context.Context, req *http.Request) error {
+	select {
+	case <-p.opened:
+	case <-p.base.Done():
+	case <-ctx.Done():
+	}
+	switch {
+	case p.base.Err() != nil:
+		return errClosed
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case req.Header.Get("Upgrade") != "":
+		return fmt.Errorf("in-process client: %s cannot be upgraded to %s: use the TLS port", req.URL.Path, req.Header.Get("Upgrade"))
+	}
+	return nil
+}
+
+// broken is the error with which a body ends early. After Close it is that of
+// a connection which broke: upstream's watches take it as a reason to come
+// back, and any other error for one in the data.
+func (p *InProcess) broken(handlerCtx context.Context) error {
+	if p.base.Err() != nil {
+		return io.ErrUnexpectedEOF
+	}
+	return context.Cause(handlerCtx)
+}
+
 // serve runs the handler and turns what it leaves behind (a panic, no header,
 // an open body) into what a client of an HTTP/2 server would see.
 func (p *InProcess) serve(w *responseWriter, req *http.Request) {
+	returned := false
 	defer func() {
 		r := recover()
-		if r == nil {
+		if returned {
 			w.finish(nil)
 			return
 		}
@@ -141,22 +163,58 @@ func (p *InProcess) serve(w *responseWriter, req *http.Request) {
 		w.finish(nil)
 	}()
 	p.handler.ServeHTTP(w, req)
+	returned = true
 }
 
 // serverRequest is req as the apiserver's filters expect it from an HTTP/2
-// connection (see net/http.Request for the fields that only a server sets).
+// connection (see net/http.Request for the fields that only a server sets, and
+// for those that mean something else there).
 func serverRequest(ctx context.Context, req *http.Request) *http.Request {
 	r := req.Clone(ctx)
-	if r.Body == nil {
-		r.Body = http.NoBody
+	r.Body = newRequestBody(req.Body)
+	if req.ContentLength == 0 && req.Body != nil && req.Body != http.NoBody {
+		r.ContentLength = -1
 	}
 	if r.Host == "" {
 		r.Host = req.URL.Host
 	}
 	r.RequestURI = req.URL.RequestURI()
+	r.URL.Scheme, r.URL.Host, r.URL.User = "", "", nil
 	r.RemoteAddr = "127.0.0.1:0"
 	r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0
 	return r
+}
+
+// requestBody is the client's body as the handler sees it: closed once,
+// whoever comes first, and of no use afterwards.
+type requestBody struct {
+	io.ReadCloser
+	once   sync.Once
+	closed atomic.Bool
+}
+
+func newRequestBody(b io.ReadCloser) *requestBody {
+	if b == nil {
+		b = http.NoBody
+	}
+	return &requestBody{ReadCloser: b}
+}
+
+// Read implements io.Reader.
+func (b *requestBody) Read(p []byte) (int, error) {
+	if b.closed.Load() {
+		return 0, http.ErrBodyReadAfterClose
+	}
+	return b.ReadCloser.Read(p)
+}
+
+// Close implements io.Closer.
+func (b *requestBody) Close() (err error) {
+	b.once.Do(func() {
+		b.closed.Store(true)
+		err = b.ReadCloser.Close()
+	})
+	return err
 }
 
 func closeBody(req *http.Request) {

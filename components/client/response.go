@@ -47,10 +47,19 @@ func (w *responseWriter) WriteHeader(code int) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.send(code, nil)
+}
+
+// send sends the header, once. As net/http does, it names the type of a body
+// whose handler did not; start is the beginning of that body.
+func (w *responseWriter) send(code int, start []byte) {
 	if w.code != 0 {
 		return
 	}
 	w.code, w.sent = code, w.header.Clone()
+	if _, named := w.sent["Content-Type"]; !named && len(start) > 0 {
+		w.sent.Set("Content-Type", http.DetectContentType(start))
+	}
 	close(w.headerSent)
 }
 
@@ -61,7 +70,13 @@ func (w *responseWriter) wroteHeader() bool {
 }
 
 func (w *responseWriter) Write(b []byte) (int, error) {
-	w.WriteHeader(http.StatusOK)
+	w.mu.Lock()
+	w.send(http.StatusOK, b)
+	code := w.code
+	w.mu.Unlock()
+	if code == http.StatusNoContent || code == http.StatusNotModified {
+		return 0, http.ErrBodyNotAllowed
+	}
 	return w.body.Write(b)
 }
 

@@ -18,7 +18,7 @@ func DetectNodeIPs(clusterCIDRs []string) ([]string, error) {
 	for _, c := range clusterCIDRs {
 		prefix, err := netip.ParsePrefix(c)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", label("clusterCIDR"), err)
+			return nil, fmt.Errorf("%s: %q is not a CIDR: write a network as in 10.42.0.0/16 or fd42::/56", label("clusterCIDR"), c)
 		}
 		pods = append(pods, prefix)
 	}

@@ -79,23 +79,23 @@ func (s *Server) Needs() []string { return []string{"apiserver"} }
 // calls ready when kubernetes.default.svc resolves and the objects exist.
 func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err := s.opts.validate(); err != nil {
-		return fmt.Errorf("dns: %w", err)
+		return err
 	}
 	client, err := kubernetes.NewForConfig(s.opts.Client)
 	if err != nil {
-		return fmt.Errorf("dns: client: %w", err)
+		return fmt.Errorf("client: %w", err)
 	}
 	s.client = client
 
 	if err := registerPlugins(s.opts.Client); err != nil {
-		return fmt.Errorf("dns: %w", err)
+		return err
 	}
 	if err := portFree(s.opts.NodeIPs, s.opts.Port); err != nil {
-		return fmt.Errorf("dns: %w", err)
+		return err
 	}
 	serving, err := s.serve(s.opts.NodeIPs)
 	if err != nil {
-		return fmt.Errorf("dns: start CoreDNS: %w", err)
+		return fmt.Errorf("start CoreDNS: %w", err)
 	}
 	defer func() { serving.stop() }()
 

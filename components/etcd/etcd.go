@@ -74,9 +74,9 @@ func peerSocket(client string) string {
 	return filepath.Join(filepath.Dir(client), "etcd-peer.sock")
 }
 
-// Endpoint is the address for clients, in the form that etcd's client and the
-// apiserver's --etcd-servers take.
-func (s *Server) Endpoint() string { return "unix://" + s.opts.Socket }
+// Endpoint is the address for clients of a server with this socket, in the
+// form that etcd's client and the apiserver's --etcd-servers take.
+func Endpoint(socket string) string { return "unix://" + socket }
 
 // Name implements lifecycle.Component.
 func (s *Server) Name() string { return "etcd" }

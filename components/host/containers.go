@@ -98,6 +98,9 @@ func (r *Reset) containers() containers {
 			}
 		}
 	}
+	for _, id := range r.addressOwners() {
+		found.ids[id] = true
+	}
 	groups := r.bundleCgroups(found.ids)
 	for more := true; more; { // down the tree: each round adds the children of the last
 		more = false

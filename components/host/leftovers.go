@@ -3,6 +3,7 @@ package host
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,7 +14,7 @@ const (
 	podLogDir       = "/var/log/pods"
 	containerLogDir = "/var/log/containers"
 	cgroupDir       = "/sys/fs/cgroup"
-	cniDir          = "/var/lib/cni" // libcni's and host-local's default
+	cniDir          = "/var/lib/cni" // libcni's default
 )
 
 // podUIDs are those of the pods that the kubelet has directories for.
@@ -53,13 +54,21 @@ func (r *Reset) podCgroups(uids []string) (pods, around []string) {
 		}
 		for _, name := range []string{"kubepods", "kubepods.slice"} {
 			top := filepath.Join(dir, name)
+			var classes []string
+			foreign := false
 			for _, path := range r.files.directories(top) {
 				steps := strings.Split(strings.TrimPrefix(path, top), "/")
-				if slices.ContainsFunc(steps, func(step string) bool { return slices.Contains(uids, podOfCgroup(step)) }) {
+				switch {
+				case slices.ContainsFunc(steps, func(step string) bool { return slices.Contains(uids, podOfCgroup(step)) }):
 					pods = append(pods, path)
-				} else if slices.Contains(qosCgroups(), filepath.Base(path)) {
-					around = append(around, path)
+				case slices.Contains(qosCgroups(), filepath.Base(path)):
+					classes = append(classes, path)
+				default:
+					foreign = true // another kubelet keeps its pods here, and counts on its classes
 				}
+			}
+			if !foreign {
+				around = append(around, classes...)
 			}
 		}
 	}
@@ -105,38 +114,36 @@ func (r *Reset) removeCgroups(pods, around []string) []error {
 	return errs
 }
 
-// cniState are the files of libcni and host-local about our network: addresses given out and results.
-func (r *Reset) cniState() []string {
+// cniState are the files of host-local about our network, and libcni's about these containers: several servers on one host
+// share libcni's directory.
+func (r *Reset) cniState(ids map[string]bool) []string {
 	var out []string
-	for _, dir := range r.addressDirs() {
-		if r.files.exists(dir) {
-			out = append(out, dir)
-		}
+	if dir := r.addressDir(); r.files.exists(dir) {
+		out = append(out, dir)
 	}
-	for _, name := range r.files.names(filepath.Join(cniDir, "results")) {
-		if strings.HasPrefix(name, r.opts.Network+"-") {
-			out = append(out, filepath.Join(cniDir, "results", name))
+	results := filepath.Join(cniDir, "results")
+	for _, name := range r.files.names(results) { // NETWORK-ID-INTERFACE
+		if rest, ours := strings.CutPrefix(name, r.opts.Network+"-"); ours {
+			if i := strings.LastIndexByte(rest, '-'); i > 0 && ids[rest[:i]] {
+				out = append(out, filepath.Join(results, name))
+			}
 		}
 	}
 	return out
 }
 
-// addressDirs are host-local's: one file per address in use, and last_reserved_ip.N.
-func (r *Reset) addressDirs() []string {
-	return []string{
-		filepath.Join(r.opts.DataDir, "agent", "cni", r.opts.Network),
-		filepath.Join(cniDir, "networks", r.opts.Network), // where a configuration names no directory
-	}
+// addressDir is host-local's: one file per address in use, and last_reserved_ip.N.
+func (r *Reset) addressDir() string {
+	return filepath.Join(r.opts.DataDir, "agent", "cni", r.opts.Network)
 }
 
-// cniContainers are the ids in the names of libcni's results, NETWORK-ID-INTERFACE.
-func (r *Reset) cniContainers() []string {
+// addressOwners are the ids of the containers that have an address: the first line of its file.
+func (r *Reset) addressOwners() []string {
 	var out []string
-	for _, name := range r.files.names(filepath.Join(cniDir, "results")) {
-		if rest, ours := strings.CutPrefix(name, r.opts.Network+"-"); ours {
-			if i := strings.LastIndexByte(rest, '-'); i > 0 {
-				out = append(out, rest[:i])
-			}
+	for _, name := range r.files.names(r.addressDir()) {
+		if _, err := netip.ParseAddr(name); err == nil {
+			id, _, _ := strings.Cut(r.files.text(filepath.Join(r.addressDir(), name)), "\n")
+			out = append(out, strings.TrimSpace(id))
 		}
 	}
 	return out

@@ -32,18 +32,17 @@ func (r *Reset) ownBridge() string {
 	if err != nil || len(prefixes) == 0 {
 		return ""
 	}
-	for _, dir := range r.addressDirs() {
-		for _, name := range r.files.names(dir) {
-			if strings.HasPrefix(name, "last_reserved_ip") {
-				name = r.files.text(dir + "/" + name)
-			}
-			ip, err := netip.ParseAddr(name)
-			if err != nil {
-				continue // the lock file
-			}
-			if slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(ip) }) {
-				return r.opts.Bridge
-			}
+	dir := r.addressDir()
+	for _, name := range r.files.names(dir) {
+		if strings.HasPrefix(name, "last_reserved_ip") {
+			name = r.files.text(dir + "/" + name)
+		}
+		ip, err := netip.ParseAddr(name)
+		if err != nil {
+			continue // the lock file
+		}
+		if slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(ip) }) {
+			return r.opts.Bridge
 		}
 	}
 	return ""

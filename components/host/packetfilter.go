@@ -64,20 +64,18 @@ func (r *Reset) nftJSON(ctx context.Context, args ...string) ruleset {
 }
 
 // packetFilter returns our table and kube-proxy's, which are ours when a server ran here, and the rules in CNI's tables that were
-// made for our network (masquerading) or for one of these containers (host ports).
+// made for one of these containers.
 func (r *Reset) packetFilter(ids map[string]bool) (tables []nftTable, rules []nftRule) {
 	ctx := context.Background() // reads only
 	for _, t := range r.listTables(ctx) {
 		switch t.name {
-		case ourTable:
-			tables = append(tables, t)
-		case "kube-proxy":
+		case ourTable, "kube-proxy":
 			if r.files.exists(r.opts.DataDir) || r.files.exists(r.opts.RunDir) {
 				tables = append(tables, t)
 			}
 		case masqueradeTable, hostPortTable:
 			for _, entry := range r.nftJSON(ctx, "list", "table", t.family, t.name).Nftables {
-				if rule := entry.Rule; rule != nil && r.isOurRule(t, rule.Comment, ids) {
+				if rule := entry.Rule; rule != nil && isOurRule(rule.Comment, ids) {
 					rules = append(rules, nftRule{t, rule.Chain, strconv.Itoa(rule.Handle), rule.Comment})
 				}
 			}
@@ -86,12 +84,19 @@ func (r *Reset) packetFilter(ids map[string]bool) (tables []nftTable, rules []nf
 	return tables, rules
 }
 
-// isOurRule goes by the comment: "HASH, net: NETWORK, if: eth0, id: ID" (it may be cut short) or just the ID.
-func (r *Reset) isOurRule(t nftTable, comment string, ids map[string]bool) bool {
-	if t.name == masqueradeTable {
-		return strings.Contains(comment, ", net: "+r.opts.Network+", if: ")
+// isOurRule goes by the comment: "HASH, net: NETWORK, if: eth0, id: ID", whose end may be missing, or just the ID.
+func isOurRule(comment string, ids map[string]bool) bool {
+	const enough = 12 // characters of an id that are left; there is no shorter id
+	_, id, masquerade := strings.Cut(comment, ", id: ")
+	if !masquerade {
+		return ids[comment]
 	}
-	return ids[comment]
+	for known := range ids {
+		if len(id) >= enough && strings.HasPrefix(known, id) {
+			return true
+		}
+	}
+	return false
 }
 
 // removeUnusedTables deletes CNI's tables in which no container has a rule any more.

@@ -107,14 +107,11 @@ func (r *Reset) Plan() []string {
 	if bridge := r.ownBridge(); bridge != "" {
 		add(1, "remove the bridge %s and its ports", bridge)
 	}
-	for _, id := range r.cniContainers() {
-		found.ids[id] = true
-	}
 	tables, rules := r.packetFilter(found.ids)
 	add(len(tables), "remove %d nftables tables of kube-proxy and the pod network", len(tables))
 	add(len(rules), "remove %d nftables rules of pods", len(rules))
 	uids := r.podUIDs()
-	logs, cni := r.podLogs(uids), r.cniState()
+	logs, cni := r.podLogs(uids), r.cniState(found.ids)
 	cgroups, _ := r.podCgroups(uids)
 	add(len(logs), "remove %d log files and directories of pods", len(logs))
 	add(len(cgroups), "remove %d control groups of pods", len(cgroups))
@@ -130,11 +127,8 @@ func (r *Reset) Plan() []string {
 func (r *Reset) Run(ctx context.Context) error {
 	found := r.containers()
 	uids := r.podUIDs()
-	logs, cni := r.podLogs(uids), r.cniState()
+	logs, cni := r.podLogs(uids), r.cniState(found.ids)
 	bridge := r.ownBridge() // known from the addresses given out, before these go
-	for _, id := range r.cniContainers() {
-		found.ids[id] = true
-	}
 
 	errs := []error{r.stopContainers(ctx)}
 	errs = append(errs, r.unmountAll()...)

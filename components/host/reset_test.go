@@ -146,14 +146,15 @@ func TestRunRemovesOnlyOurs(t *testing.T) {
 			"ip kube-proxy":               "",
 			"inet kubelith_network":       "",
 			"ip docker":                   "",
-			"inet cni_plugins_masquerade": `{"nftables":[` + rule("a-b, net: podman, if: eth0, id: x") + "," + rule("a-c, net: kubelith, if: eth0, id: y") + `]}`,
+			"inet cni_plugins_masquerade": `{"nftables":[` + rule("a-b, net: podman, if: eth0, id: x") + "," + rule("a-c, net: kubelith, if: eth0, id: 0123456789abcdef01") + "," + rule("a-d, net: kubelith, if: eth0, id: fedcba9876543210") + `]}`,
 			"ip cni_hostport":             `{"nftables":[` + rule("foreign") + "," + rule(containerID) + `]}`,
 		},
 	}
 	r, out := newTestReset(h, nets)
 	r.opts.Data = true
 	for path, text := range map[string]string{
-		"/d/version": "1", "/d/agent/cni/kubelith/last_reserved_ip.0": "10.42.0.9", "/k/pods/uid-1/x": "", "/r/containerd/x": "",
+		"/d/version": "1", "/d/agent/cni/kubelith/last_reserved_ip.0": "10.42.0.9",
+		"/d/agent/cni/kubelith/10.42.0.9": containerID + "\r\neth0", "/var/lib/cni/results/kubelith-another-eth0": "", "/k/pods/uid-1/x": "", "/r/containerd/x": "",
 		"/etc/kubelith/kubelith.yaml": "", "/var/log/pods/ns_a_uid-1/c/0.log": "", "/var/log/pods/ns_b_uid-2/c/0.log": "",
 		"/var/lib/cni/results/kubelith-" + containerID + "-eth0": "", "/var/lib/cni/results/podman-1-eth0": "",
 	} {
@@ -161,7 +162,7 @@ func TestRunRemovesOnlyOurs(t *testing.T) {
 	}
 	h.link("/var/log/containers/a.log", "/var/log/pods/ns_a_uid-1/c/0.log")
 	h.link("/var/log/containers/b.log", "/var/log/pods/ns_b_uid-2/c/0.log")
-	for _, dir := range []string{"memory/kubepods/poduid-1/x", "memory/kubepods/poduid-2", "kubepods.slice/kubepods-poduid_1.slice"} {
+	for _, dir := range []string{"memory/kubepods/poduid-1/x", "memory/kubepods/poduid-2", "memory/kubepods/burstable", "kubepods.slice/kubepods-poduid_1.slice"} {
 		if err := os.MkdirAll(h.tree.path(cgroupDir+"/"+dir), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -177,7 +178,8 @@ func TestRunRemovesOnlyOurs(t *testing.T) {
 		"/var/log/pods/ns_a_uid-1": false, "/var/log/pods/ns_b_uid-2": true,
 		"/var/log/containers/a.log": false, "/var/log/containers/b.log": true,
 		"/var/lib/cni/results/kubelith-" + containerID + "-eth0": false, "/var/lib/cni/results/podman-1-eth0": true,
-		cgroupDir + "/memory/kubepods/poduid-1": false, cgroupDir + "/memory/kubepods/poduid-2": true, cgroupDir + "/kubepods.slice": false,
+		"/var/lib/cni/results/kubelith-another-eth0": true,
+		cgroupDir + "/memory/kubepods/poduid-1":      false, cgroupDir + "/memory/kubepods/poduid-2": true, cgroupDir + "/memory/kubepods/burstable": true, cgroupDir + "/kubepods.slice": false,
 	} {
 		if got := h.tree.exists(path); got != want {
 			t.Errorf("%s exists: %v", path, got)

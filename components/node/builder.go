@@ -30,6 +30,10 @@ func (b *builder) enabled(disabled []string) ([]lifecycle.Component, error) {
 	if len(b.errs) > 0 {
 		return nil, errors.Join(b.errs...)
 	}
+	if slices.Contains(disabled, "containerd") {
+		// Without a container runtime there is nobody to import images for.
+		disabled = append(slices.Clone(disabled), "images", "network")
+	}
 	var out []lifecycle.Component
 	for _, c := range b.components {
 		if !slices.Contains(disabled, c.Name()) {

@@ -1,6 +1,8 @@
 package node
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,6 +18,7 @@ import (
 	"kubelith.io/kubelith/components/args"
 	"kubelith.io/kubelith/components/config"
 	"kubelith.io/kubelith/components/datadir"
+	"kubelith.io/kubelith/components/host"
 	"kubelith.io/kubelith/components/pki"
 	"kubelith.io/kubelith/runtime/payload"
 )
@@ -27,8 +30,8 @@ const (
 	registriesDir = "/etc/kubelith/registries.d"
 )
 
-// host is what the server found or made on this machine before any component.
-type host struct {
+// machine is what the server found or made on this machine before any component.
+type machine struct {
 	dir              *datadir.Dir
 	pki              *pki.Bundle
 	encryptionConfig string
@@ -44,15 +47,18 @@ type upstreamArgs struct {
 }
 
 // Close gives up the data directory.
-func (h *host) Close() { h.dir.Close() }
+func (h *machine) Close() { h.dir.Close() }
 
 // prepare does everything that has to be right before a component is built.
 // An error leaves nothing half-started: the lock is released, and what was
 // written (directories, keys) is what the next start expects.
-func prepare(cfg *config.Server, log *logrus.Logger) (_ *host, err error) {
-	h := &host{resolvConf: resolvConf()}
+func prepare(ctx context.Context, cfg *config.Server, log *logrus.Logger) (_ *machine, err error) {
+	h := &machine{resolvConf: resolvConf()}
 	if h.args, err = applyGates(cfg); err != nil {
 		return nil, err
+	}
+	if os.Geteuid() != 0 {
+		return nil, errors.New("kubelith server needs root: run it with sudo")
 	}
 	if h.dir, err = datadir.Open(cfg.DataDir, version.Get().GitVersion); err != nil {
 		return nil, err
@@ -62,6 +68,15 @@ func prepare(cfg *config.Server, log *logrus.Logger) (_ *host, err error) {
 			h.dir.Close()
 		}
 	}()
+	checks := Preflight(ctx, cfg)
+	if err := host.Failures(checks); err != nil {
+		return nil, err
+	}
+	for _, r := range checks {
+		if r.Status == host.Warn {
+			log.WithField("component", "check").Warn(r.Name + ": " + r.Message + ": " + r.Fix)
+		}
+	}
 	if h.binDir, err = payload.Unpack(cfg.DataDir); err != nil {
 		return nil, err
 	}
@@ -79,7 +94,7 @@ func prepare(cfg *config.Server, log *logrus.Logger) (_ *host, err error) {
 }
 
 // credentials makes or renews all keys, certificates and the admin kubeconfig.
-func (h *host) credentials(cfg *config.Server) (err error) {
+func (h *machine) credentials(cfg *config.Server) (err error) {
 	server := filepath.Join(cfg.DataDir, "server")
 	h.pki, err = pki.Ensure(pki.Options{
 		Dir:           filepath.Join(server, "tls"),

@@ -35,13 +35,13 @@ func Serve(ctx context.Context, cfg *config.Server, out Output) error {
 	if err != nil {
 		return err
 	}
-	host, err := prepare(cfg, log)
+	machine, err := prepare(ctx, cfg, log)
 	if err != nil {
 		return err
 	}
-	defer host.Close()
+	defer machine.Close()
 
-	components, err := server(cfg, host, log)
+	components, err := server(cfg, machine, log)
 	if err != nil {
 		return err
 	}
@@ -58,21 +58,21 @@ func Serve(ctx context.Context, cfg *config.Server, out Output) error {
 }
 
 // server builds all components of a server, in the order in which they start.
-func server(cfg *config.Server, host *host, log *logrus.Logger) ([]lifecycle.Component, error) {
+func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecycle.Component, error) {
 	logFor := func(component string) logrus.FieldLogger { return logging.Component(log, component) }
 	inProcess := client.New(cfg.URL(), logFor("client"))
 	nodeIPs := cfg.NodeIPs()
 	var b builder
 
-	store, err := etcd.New(etcd.Options{
+	etcdSocket := filepath.Join(cfg.RunDir, "etcd.sock")
+	b.add(etcd.New(etcd.Options{
 		DataDir: filepath.Join(cfg.DataDir, "server", "db"),
-		Socket:  filepath.Join(cfg.RunDir, "etcd.sock"),
+		Socket:  etcdSocket,
 		Name:    "default",
-		Args:    host.args.etcd,
+		Args:    machine.args.etcd,
 		Zap:     logging.Zap(logging.Component(log, "etcd")),
 		Log:     logFor("etcd"),
-	})
-	b.add(store, err)
+	}))
 
 	api, err := apiserver.New(apiserver.Options{
 		BindAddress:      cfg.BindAddress,
@@ -80,10 +80,10 @@ func server(cfg *config.Server, host *host, log *logrus.Logger) ([]lifecycle.Com
 		AdvertiseAddress: cfg.AdvertiseAddress,
 		ServiceCIDRs:     cfg.ServiceCIDR,
 		ClusterDomain:    cfg.ClusterDomain,
-		EtcdEndpoint:     store.Endpoint(),
-		EncryptionConfig: host.encryptionConfig,
-		PKI:              host.pki,
-		Args:             host.args.apiserver,
+		EtcdEndpoint:     etcd.Endpoint(etcdSocket),
+		EncryptionConfig: machine.encryptionConfig,
+		PKI:              machine.pki,
+		Args:             machine.args.apiserver,
 		Client:           inProcess,
 		Log:              logFor("apiserver"),
 	})
@@ -92,15 +92,15 @@ func server(cfg *config.Server, host *host, log *logrus.Logger) ([]lifecycle.Com
 	b.add(controllermanager.New(controllermanager.Options{
 		ClusterCIDRs: cfg.ClusterCIDR,
 		ServiceCIDRs: cfg.ServiceCIDR,
-		PKI:          host.pki,
-		Args:         host.args.controllerManager,
+		PKI:          machine.pki,
+		Args:         machine.args.controllerManager,
 		Client:       inProcess,
 		Informers:    api.Informers,
 		Log:          logFor("controller-manager"),
 	}))
 
 	b.add(scheduler.New(scheduler.Options{
-		Args:      host.args.scheduler,
+		Args:      machine.args.scheduler,
 		Client:    inProcess,
 		Informers: api.Informers,
 		Log:       logFor("scheduler"),
@@ -112,9 +112,9 @@ func server(cfg *config.Server, host *host, log *logrus.Logger) ([]lifecycle.Com
 		Root:          filepath.Join(cfg.DataDir, "agent", "containerd"),
 		State:         filepath.Join(cfg.RunDir, "containerd"),
 		Socket:        socket,
-		BinDir:        host.binDir,
+		BinDir:        machine.binDir,
 		CNIConfDir:    cniConfDir,
-		CNIBinDirs:    []string{thirdPartyCNI, host.binDir},
+		CNIBinDirs:    []string{thirdPartyCNI, machine.binDir},
 		RegistriesDir: registriesDir,
 		SandboxImage:  images.PauseRef,
 		Debug:         log.IsLevelEnabled(logrus.DebugLevel),
@@ -123,6 +123,7 @@ func server(cfg *config.Server, host *host, log *logrus.Logger) ([]lifecycle.Com
 
 	b.add(images.New(images.Options{
 		ContainerdAddress: socket,
+		Snapshotter:       containerd.Snapshotter(filepath.Join(cfg.DataDir, "agent", "containerd")),
 		ArchiveDir:        filepath.Join(cfg.DataDir, "agent", "images"),
 		Log:               logFor("images"),
 	}), nil)
@@ -150,9 +151,9 @@ func server(cfg *config.Server, host *host, log *logrus.Logger) ([]lifecycle.Com
 		ClusterDomain: cfg.ClusterDomain,
 		CRISocket:     socket,
 		CgroupDriver:  cgroups.DetectCgroupDriver(),
-		ResolvConf:    host.resolvConf,
-		PKI:           host.pki,
-		Args:          host.args.kubelet,
+		ResolvConf:    machine.resolvConf,
+		PKI:           machine.pki,
+		Args:          machine.args.kubelet,
 		Client:        asNode(inProcess, cfg),
 		Log:           logFor("kubelet"),
 	}))
@@ -162,7 +163,7 @@ func server(cfg *config.Server, host *host, log *logrus.Logger) ([]lifecycle.Com
 		NodeName:     cfg.NodeName,
 		NodeIPs:      nodeIPs,
 		ClusterCIDRs: cfg.ClusterCIDR,
-		Args:         host.args.proxy,
+		Args:         machine.args.proxy,
 		Log:          logFor("proxy"),
 	}))
 
@@ -173,7 +174,7 @@ func server(cfg *config.Server, host *host, log *logrus.Logger) ([]lifecycle.Com
 		ClusterDNS:    cfg.ClusterDNS(),
 		ClusterDomain: cfg.ClusterDomain,
 		ClusterCIDRs:  cfg.ClusterCIDR,
-		ResolvConf:    host.resolvConf,
+		ResolvConf:    machine.resolvConf,
 		Log:           logFor("dns"),
 	}), nil)
 

@@ -25,6 +25,7 @@ import (
 	"k8s.io/kubernetes/pkg/proxy/conntrack"
 	"k8s.io/kubernetes/pkg/proxy/healthcheck"
 	"k8s.io/kubernetes/pkg/proxy/metrics"
+	"k8s.io/utils/ptr"
 
 	"kubelith.io/kubelith/components/lifecycle"
 )
@@ -81,20 +82,18 @@ func (s *Server) Needs() []string { return []string{"apiserver"} }
 // upstream has no way to close them.
 func (s *Server) Run(ctx context.Context, ready func()) error {
 	if _, err := exec.LookPath("nft"); err != nil {
-		return errors.New("proxy: nft not found: install nftables")
+		return errors.New("nft not found: install nftables")
 	}
 	client, err := kubernetes.NewForConfig(s.client)
 	if err != nil {
-		return fmt.Errorf("proxy: client: %w", err)
+		return fmt.Errorf("client: %w", err)
 	}
 	metrics.RegisterMetrics(s.config.Mode)
-	if err := conntrack.SetSysctls(ctx, &s.config.Linux.Conntrack); err != nil {
-		s.opts.Log.Warnf("connection tracking keeps the host's settings: %v", err)
-	}
+	s.setConntrack(ctx)
 
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
-		return fmt.Errorf("proxy: events: %w", err)
+		return fmt.Errorf("events: %w", err)
 	}
 	defer broadcaster.Shutdown()
 
@@ -135,6 +134,21 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	}
 }
 
+// setConntrack sets the limits of connection tracking, as far as this host lets us. In a container the table's size cannot
+// be set, and upstream gives up at the first failure: the timeouts are then set alone.
+func (s *Server) setConntrack(ctx context.Context) {
+	limits := s.config.Linux.Conntrack.DeepCopy()
+	err := conntrack.SetSysctls(ctx, limits)
+	if err == nil {
+		return
+	}
+	s.opts.Log.Warnf("connection tracking keeps the host's table size: %v", err)
+	limits.MaxPerCore = ptr.To[int32](0)
+	if err := conntrack.SetSysctls(ctx, limits); err != nil {
+		s.opts.Log.Warnf("connection tracking keeps the host's timeouts: %v", err)
+	}
+}
+
 // wait returns the node's new addresses, or none when ctx has ended or something has failed.
 func (s *Server) wait(ctx context.Context, node *node, ips []net.IP, done, unhealthy chan error) ([]net.IP, error) {
 	for {
@@ -148,7 +162,7 @@ func (s *Server) wait(ctx context.Context, node *node, ips []net.IP, done, unhea
 			if err == nil {
 				err = errors.New("it ended")
 			}
-			return nil, fmt.Errorf("proxy: health check server: %w", err)
+			return nil, fmt.Errorf("health check server: %w", err)
 		case <-node.changed:
 			current := node.ips()
 			if len(current) == 0 || reflect.DeepEqual(texts(current), texts(ips)) {

@@ -49,7 +49,7 @@ func (s *session) run(ctx context.Context, ready func()) error {
 	for _, f := range s.families() {
 		proxier, err := nftables.NewProxier(ctx, s.config, f, s.localDetector(f), s.nodeName, s.nodeIP(f), s.recorder, s.health, false)
 		if err != nil {
-			return fmt.Errorf("proxy: nftables for %s: %w", f, err)
+			return fmt.Errorf("nftables for %s: %w", f, err)
 		}
 		written.Add(1)
 		all.add(newFamily(f, proxier, s.config, s.health, sync.OnceFunc(written.Done)))
@@ -113,7 +113,7 @@ func (s *session) factories(resync time.Duration) (services, slices, others info
 	notForeign, err1 := labels.NewRequirement(apis.LabelServiceProxyName, selection.DoesNotExist, nil)
 	notHeadless, err2 := labels.NewRequirement(corev1.IsHeadlessService, selection.DoesNotExist, nil)
 	if err := errors.Join(err1, err2); err != nil {
-		return nil, nil, nil, fmt.Errorf("proxy: selectors: %w", err)
+		return nil, nil, nil, fmt.Errorf("selectors: %w", err)
 	}
 	factory := func(tweak func(*metav1.ListOptions)) informers.SharedInformerFactory {
 		return informers.NewSharedInformerFactoryWithOptions(s.client, resync,

@@ -34,8 +34,11 @@ func (s *Server) TryExec(t testing.TB, program string, args ...string) Result {
 // RunBinary runs kubelith in the sandbox until it ends by itself.
 func (s *Server) RunBinary(t testing.TB, args ...string) Result {
 	t.Helper()
-	return run(t, s.Command(s.binary, args...))
+	return run(t, s.BinaryCommand(args...))
 }
+
+// BinaryCommand is kubelith, in the sandbox, to be run by the caller.
+func (s *Server) BinaryCommand(args ...string) *exec.Cmd { return s.Command(s.binary, args...) }
 
 // KubectlCommand is the bundled kubectl, in the sandbox and with the admin kubeconfig, to be run by the caller.
 func (s *Server) KubectlCommand(args ...string) *exec.Cmd {

@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -45,6 +46,7 @@ func Main(m *testing.M, shared ...*Shared) {
 	if missing() == "" {
 		sweep()
 	}
+	allowParallel()
 	code := m.Run()
 	for _, sh := range shared {
 		if sh.server == nil {
@@ -56,6 +58,16 @@ func Main(m *testing.M, shared ...*Shared) {
 		}
 	}
 	os.Exit(code)
+}
+
+// allowParallel lets more tests wait at once than there are CPUs, unless -parallel says otherwise.
+func allowParallel() {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		flag.Set("test.parallel", "8")
+	}
 }
 
 // require skips the test, or fails it under KUBELITH_REQUIRE_INTEGRATION=1, when the host cannot run it.

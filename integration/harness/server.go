@@ -320,7 +320,7 @@ func (s *Server) ready(timeout time.Duration) error {
 		if err := nodeReady(&nodes.Items[0]); err != nil || s.opts.NoTestImage {
 			return err
 		}
-		out, err := s.Command(s.binary, "ctr", "--namespace", "k8s.io", "images", "list", "--quiet").CombinedOutput()
+		out, err := s.Command(s.binary, "ctr", "images", "list", "--quiet").CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("kubelith ctr images list: %w: %s", err, out)
 		}

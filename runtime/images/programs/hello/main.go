@@ -4,12 +4,15 @@
 //	GET /healthz  ok
 //
 // It listens on $PORT (8080), writes one line per request to stdout and on SIGTERM finishes what it has begun.
+//
+// `hello get URL` is the other side: it prints what URL answers, to try a Service and its DNS name from a pod.
 package main
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log"
 	"net/http"
 	"os"
@@ -21,9 +24,32 @@ import (
 func main() {
 	log.SetOutput(os.Stdout)
 	log.SetFlags(log.LstdFlags | log.LUTC)
+	if len(os.Args) == 3 && os.Args[1] == "get" {
+		if err := get(os.Args[2]); err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
 	if err := run(); err != nil {
 		log.Fatal(err)
 	}
+}
+
+// get prints the body of url's answer.
+func get(url string) error {
+	client := &http.Client{Timeout: 10 * time.Second}
+	r, err := client.Get(url)
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	if _, err := io.Copy(os.Stdout, r.Body); err != nil {
+		return err
+	}
+	if r.StatusCode != http.StatusOK {
+		return errors.New(r.Status)
+	}
+	return nil
 }
 
 func run() error {

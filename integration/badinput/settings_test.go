@@ -1,0 +1,85 @@
+package badinput
+
+import (
+	"os"
+	"testing"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+// TestSettings: what is wrong with flags and the file is known before anything is made on the host.
+func TestSettings(t *testing.T) {
+	t.Parallel()
+	s := harness.New(t, harness.Options{NoTestImage: true})
+	if err := os.MkdirAll(s.Path("/etc/kubelith"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const head = "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\n"
+	const configured = "/etc/kubelith/config.yaml"
+	for name, tc := range map[string]struct {
+		file string // the configuration file
+		args []string
+		want []string
+	}{
+		"misspelt key":           {file: head + "nodeName: n\nclusterCdir: [10.1.0.0/16]\n", want: []string{configured + ":4: ", `"clusterCdir"`, `did you mean "clusterCIDR"?`}},
+		"unknown key":            {file: head + "moonPhase: full\n", want: []string{configured + ":3: ", `unknown key "moonPhase"`}},
+		"key given twice":        {file: head + "nodeName: a\nnodeName: b\n", want: []string{configured + ":4: ", `"nodeName"`, "line 3"}},
+		"value of a wrong type":  {file: head + "httpsPort: high\n", want: []string{configured + ":3: ", "httpsPort", "number"}},
+		"not YAML":               {file: head + "nodeName: [\n", want: []string{configured + ":", "not valid YAML"}},
+		"other apiVersion":       {file: "apiVersion: kubelith.io/v9\nkind: ServerConfig\n", want: []string{configured + ":1: ", `"kubelith.io/v9"`, `use "kubelith.io/v1alpha1"`}},
+		"other kind":             {file: "apiVersion: kubelith.io/v1alpha1\nkind: AgentConfig\n", want: []string{configured + ":2: ", `"AgentConfig"`, `use "ServerConfig"`}},
+		"no apiVersion":          {file: "kind: ServerConfig\n", want: []string{configured, "apiVersion is missing"}},
+		"file does not exist":    {args: []string{"--config=/etc/kubelith/other.yaml"}, want: []string{"/etc/kubelith/other.yaml", "not exist"}},
+		"unknown flag":           {args: []string{"--cluster-cdir=10.1.0.0/16"}, want: []string{"cluster-cdir", "kubelith server --help"}},
+		"argument":               {args: []string{"start"}, want: []string{`"start"`, "no arguments"}},
+		"bad pod CIDR":           {args: []string{"--cluster-cidr=10.42.0.0/33"}, want: []string{"--cluster-cidr", "10.42.0.0/33"}},
+		"pod CIDR is an address": {args: []string{"--cluster-cidr=10.42.0.0"}, want: []string{"--cluster-cidr", "10.42.0.0"}},
+		"bad service CIDR":       {args: []string{"--service-cidr=ten"}, want: []string{"--service-cidr", "ten"}},
+		"overlapping CIDRs":      {args: []string{"--cluster-cidr=10.42.0.0/16", "--service-cidr=10.42.128.0/20"}, want: []string{"10.42.0.0/16", "10.42.128.0/20", "overlap"}},
+		"overlap in the file":    {file: head + "clusterCIDR: [10.43.0.0/17]\n", want: []string{"10.43.0.0/17", "10.43.0.0/16", "overlap"}},
+		"bad node IP":            {args: []string{"--node-ip=10.1.1"}, want: []string{"--node-ip", "10.1.1"}},
+		"bad port":               {args: []string{"--https-port=70000"}, want: []string{"--https-port", "70000", "1 to 65535"}},
+		"bad SAN":                {args: []string{"--tls-san=a b"}, want: []string{"--tls-san", "a b"}},
+		"unknown network":        {args: []string{"--network=brigde"}, want: []string{"--network", `did you mean "bridge"?`}},
+		"unknown log format":     {args: []string{"--log-format=xml"}, want: []string{"--log-format", `"xml"`, "text", "json"}},
+		"unknown component":      {args: []string{"--disable=kublet"}, want: []string{"--disable", `"kublet"`, `did you mean "kubelet"?`}},
+		"kubelet, no containerd": {args: []string{"--disable=containerd"}, want: []string{"--disable", "kubelet,containerd"}},
+		"bad label":              {args: []string{"--node-label=a b=c"}, want: []string{"--node-label", `"a b=c"`}},
+		"label without value":    {args: []string{"--node-label=disk"}, want: []string{"--node-label", `"disk"`, "KEY=VALUE"}},
+		"reserved label":         {args: []string{"--node-label=node-role.kubernetes.io/worker=yes"}, want: []string{"--node-label", "node-role.kubernetes.io/worker", "kubectl label"}},
+		"bad taint":              {args: []string{"--node-taint=a=b:Never"}, want: []string{"--node-taint", `"Never"`, "NoSchedule"}},
+		"bad node name":          {args: []string{"--node-name=My_Node"}, want: []string{"--node-name", `"My_Node"`}},
+		"upstream misspelt":      {args: []string{"--apiserver-arg=audit-log-paht=/tmp/x"}, want: []string{"--apiserver-arg", "audit-log-paht", `did you mean "audit-log-path"?`}},
+		"kubelet flag misspelt":  {args: []string{"--kubelet-arg=max-pod=10"}, want: []string{"--kubelet-arg", `did you mean "max-pods"?`}},
+		"scheduler misspelt":     {args: []string{"--scheduler-arg=confg=/x"}, want: []string{"--scheduler-arg", `did you mean "config"?`}},
+		"controllers misspelt":   {args: []string{"--controller-manager-arg=node-monitor-periodd=1s"}, want: []string{"--controller-manager-arg", `did you mean "node-monitor-period"?`}},
+		"proxy misspelt":         {args: []string{"--proxy-arg=sync-perod=1s"}, want: []string{"--proxy-arg", `sync-period"?`}},
+		"etcd misspelt":          {args: []string{"--etcd-arg=snapshot-coun=1"}, want: []string{"--etcd-arg", `did you mean "snapshot-count"?`}},
+		"upstream value":         {args: []string{"--apiserver-arg=event-ttl=soon"}, want: []string{"--apiserver-arg", "event-ttl", "soon"}},
+		"upstream without value": {args: []string{"--apiserver-arg=event-ttl"}, want: []string{"--apiserver-arg", "event-ttl", "no value"}},
+		"owned by us: etcd":      {args: []string{"--apiserver-arg=etcd-servers=http://h"}, want: []string{"--apiserver-arg", "etcd-servers", "cannot be set: etcd is part of the process"}},
+		"owned by us: port":      {args: []string{"--apiserver-arg=secure-port=1"}, want: []string{"--apiserver-arg", "secure-port", "--https-port"}},
+		"owned by us: client":    {args: []string{"--scheduler-arg=kubeconfig=/x"}, want: []string{"--scheduler-arg", "kubeconfig", "in-process client"}},
+		"owned by us: DNS":       {args: []string{"--kubelet-arg=cluster-dns=1.2.3.4"}, want: []string{"--kubelet-arg", "cluster-dns", "cannot be set"}},
+		"owned by us: fsync":     {args: []string{"--etcd-arg=unsafe-no-fsync=true"}, want: []string{"--etcd-arg", "unsafe-no-fsync", "synced"}},
+		"unknown feature gate":   {args: []string{"--apiserver-arg=feature-gates=Teleport=true"}, want: []string{"Teleport"}},
+		"gate with two values":   {args: []string{"--apiserver-arg=feature-gates=CBORServingAndStorage=true", "--kubelet-arg=feature-gates=CBORServingAndStorage=false"}, want: []string{"CBORServingAndStorage", "one set"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if tc.file == "" {
+				os.Remove(s.Path(configured))
+			} else if err := os.WriteFile(s.Path(configured), []byte(tc.file), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			contains(t, refusal(t, s, s.BinaryCommand(append([]string{"server"}, tc.args...)...), true), tc.want...)
+			for _, dir := range []string{harness.DataDir + "/server/db", harness.DataDir + "/agent", harness.RunDir, harness.AdminKubeconfig} {
+				if _, err := os.Stat(s.Path(dir)); err == nil {
+					t.Errorf("%s was made", dir)
+				}
+			}
+		})
+	}
+	t.Run("unknown command", func(t *testing.T) {
+		contains(t, refusal(t, s, s.BinaryCommand("sever"), true), `"sever"`, "--help")
+	})
+}

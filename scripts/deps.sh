@@ -1,0 +1,23 @@
+#!/bin/sh
+# deps.sh PACKAGE...: install the Debian packages that are missing. The last
+# ones are what running and testing need: nftables for kube-proxy, iproute2 and
+# util-linux for namespaces, busybox-static for the tests' image.
+set -eu
+missing=
+for package in "$@" nftables iproute2 util-linux kmod conntrack curl ca-certificates git zstd busybox-static shellcheck; do
+	dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
+done
+[ -n "$missing" ] || exit 0
+command -v apt-get >/dev/null || {
+	echo "deps: install these with your package manager:$missing" >&2
+	exit 1
+}
+[ "$(id -u)" = 0 ] || {
+	echo "deps: needs root to install:$missing" >&2
+	exit 1
+}
+echo "deps: installing$missing"
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+# shellcheck disable=SC2086 # a list of words
+apt-get install -y -qq --no-install-recommends $missing >/dev/null

@@ -20,6 +20,7 @@ finish() {
 		for _ in $(seq 300); do [ -d "/proc/$(cat "$dir/pid")" ] || break; sleep 0.1; done
 		in_mounts "$bin" reset --yes --data >"$dir/reset.log" 2>&1 || echo "conformance: see $dir/reset.log" >&2
 	fi
+	find /sys/fs/cgroup -depth -type d -path "*/$ns*" -exec rmdir {} + 2>/dev/null || true
 	[ -z "${holder:-}" ] || kill "$holder" 2>/dev/null || true
 	ip netns del $ns 2>/dev/null || true
 	ip link del $ns 2>/dev/null || true
@@ -28,23 +29,30 @@ finish() {
 trap finish EXIT
 in_mounts() { nsenter -t "$holder" -m -n -- "$@"; }
 
-rm -rf "$dir"; mkdir -p "$dir"/{lib,kubelet,etc/registries.d/_default,run,logs,cni}
+rm -rf "$dir"; mkdir -p "$dir"/{lib,kubelet,etc/registries.d/_default,run,logs,cni,cnilib}
 printf '[host."http://%s"]\n  capabilities = ["pull", "resolve"]\n' $mirror >"$dir/etc/registries.d/_default/hosts.toml"
 ip netns add $ns
 ip link add $ns type veth peer name eth0 netns $ns
 ip addr add 10.123.251.1/24 dev $ns; ip link set $ns up
 ip -n $ns addr add 10.123.251.2/24 dev eth0; ip -n $ns link set eth0 up; ip -n $ns link set lo up
 ip -n $ns route add default via 10.123.251.1
-mkdir -p /var/lib/kubelith /var/lib/kubelet /run/kubelith /etc/kubelith /var/log/pods /etc/cni
+mkdir -p /var/lib/kubelith /var/lib/kubelet /run/kubelith /etc/kubelith /var/log/pods /etc/cni /var/lib/cni
 nsenter --net=/run/netns/$ns unshare -m --propagation private bash -c '
 	d=$1
 	mount --bind $d/lib /var/lib/kubelith; mount --bind $d/kubelet /var/lib/kubelet; mount --bind $d/run /run/kubelith
-	mount --bind $d/etc /etc/kubelith; mount --bind $d/logs /var/log/pods; mount --bind $d/cni /etc/cni
+	mount --bind $d/etc /etc/kubelith; mount --bind $d/logs /var/log/pods; mount --bind $d/cni /etc/cni; mount --bind $d/cnilib /var/lib/cni
 	mount --make-rshared /
 	exec sleep infinity' hold "$dir" &
 holder=$!
 sleep 1
-in_mounts setsid "$bin" server --node-name e2e >"$dir/server.log" 2>&1 &
+# A cgroup of its own: two kubelets in one would delete each other's pods.
+for c in /sys/fs/cgroup /sys/fs/cgroup/*; do
+	[ -e "$c/cgroup.procs" ] && mkdir -p "$c/$ns"
+done
+if [ -d "/sys/fs/cgroup/cpuset/$ns" ]; then
+	for f in cpus mems; do cat "/sys/fs/cgroup/cpuset/cpuset.$f" >"/sys/fs/cgroup/cpuset/$ns/cpuset.$f"; done
+fi
+in_mounts setsid "$bin" server --node-name e2e --kubelet-arg=cgroup-root=/$ns >"$dir/server.log" 2>&1 &
 echo $! >"$dir/pid"
 for i in $(seq 240); do
 	in_mounts "$bin" kubectl --kubeconfig /etc/kubelith/kubelith.yaml wait --for=condition=Ready node/e2e --timeout=1s >/dev/null 2>&1 && break

@@ -33,6 +33,7 @@ const (
 // machine is what the server found or made on this machine before any component.
 type machine struct {
 	dir              *datadir.Dir
+	checks           []host.Result
 	pki              *pki.Bundle
 	encryptionConfig string
 	binDir           string
@@ -52,7 +53,7 @@ func (h *machine) Close() { h.dir.Close() }
 // prepare does everything that has to be right before a component is built.
 // An error leaves nothing half-started: the lock is released, and what was
 // written (directories, keys) is what the next start expects.
-func prepare(ctx context.Context, cfg *config.Server, log *logrus.Logger) (_ *machine, err error) {
+func prepare(ctx context.Context, cfg *config.Server) (_ *machine, err error) {
 	h := &machine{resolvConf: resolvConf()}
 	if h.args, err = applyGates(cfg); err != nil {
 		return nil, err
@@ -72,11 +73,7 @@ func prepare(ctx context.Context, cfg *config.Server, log *logrus.Logger) (_ *ma
 	if err := host.Failures(checks); err != nil {
 		return nil, err
 	}
-	for _, r := range checks {
-		if r.Status == host.Warn {
-			log.WithField("component", "check").Warn(r.Name + ": " + r.Message + ": " + r.Fix)
-		}
-	}
+	h.checks = checks
 	if h.binDir, err = payload.Unpack(cfg.DataDir); err != nil {
 		return nil, err
 	}
@@ -87,10 +84,20 @@ func prepare(ctx context.Context, cfg *config.Server, log *logrus.Logger) (_ *ma
 	if err := h.credentials(cfg); err != nil {
 		return nil, err
 	}
+	return h, nil
+}
+
+// report logs what prepare noticed. It is called when nothing can be refused any more, so that a
+// refusal is the only line that a user sees.
+func (h *machine) report(log *logrus.Logger) {
+	for _, r := range h.checks {
+		if r.Status == host.Warn {
+			log.WithField("component", "check").Warn(r.Name + ": " + r.Message + ": " + r.Fix)
+		}
+	}
 	for _, name := range h.pki.Changed {
 		log.WithField("component", "pki").Infof("made %s", name)
 	}
-	return h, nil
 }
 
 // credentials makes or renews all keys, certificates and the admin kubeconfig.

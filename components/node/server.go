@@ -35,7 +35,7 @@ func Serve(ctx context.Context, cfg *config.Server, out Output) error {
 	if err != nil {
 		return err
 	}
-	machine, err := prepare(ctx, cfg, log)
+	machine, err := prepare(ctx, cfg)
 	if err != nil {
 		return err
 	}
@@ -45,6 +45,7 @@ func Serve(ctx context.Context, cfg *config.Server, out Output) error {
 	if err != nil {
 		return err
 	}
+	machine.report(log)
 	progress := newProgress(out, components, cfg.WriteKubeconfig)
 	group, err := lifecycle.NewGroup(lifecycle.Options{
 		Log:         logging.Component(log, "kubelith"),

@@ -42,7 +42,7 @@ func refusal(t *testing.T, s *harness.Server, cmd *exec.Cmd, quiet bool) string 
 	err := cmd.Wait()
 	took := time.Since(began)
 	if !timer.Stop() {
-		t.Fatalf("still running after %s; stderr:\n%s", refusalTimeout, stderr.String())
+		t.Fatalf("still running after %s; stderr ends with:\n%s", refusalTimeout, tail(stderr.String()))
 	}
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() < 1 {
@@ -58,14 +58,14 @@ func refusal(t *testing.T, s *harness.Server, cmd *exec.Cmd, quiet bool) string 
 	last := lines[len(lines)-1]
 	switch {
 	case len(ours) != 1 || !strings.HasPrefix(last, "kubelith: "):
-		t.Errorf("stderr must end with the one line that begins with %q:\n%s", "kubelith: ", stderr.String())
+		t.Errorf("stderr must end with the one line that begins with %q:\n%s", "kubelith: ", tail(stderr.String()))
 	case quiet && len(lines) != 1:
 		t.Errorf("stderr has %d lines, not one:\n%s", len(lines), stderr.String())
 	case quiet && took > 5*time.Second:
 		t.Errorf("took %s", took)
 	}
 	if strings.Contains(stderr.String(), "goroutine ") || strings.Contains(stderr.String(), "panic:") {
-		t.Errorf("stderr has a stack trace:\n%s", stderr.String())
+		t.Errorf("stderr has a stack trace:\n%s", tail(stderr.String()))
 	}
 	if strings.TrimSpace(stdout.String()) != "" {
 		t.Errorf("stdout is not empty: %s", stdout.String())
@@ -75,6 +75,12 @@ func refusal(t *testing.T, s *harness.Server, cmd *exec.Cmd, quiet bool) string 
 	}
 	t.Logf("%s: %s", took.Round(time.Millisecond), last)
 	return strings.TrimPrefix(last, "kubelith: ")
+}
+
+// tail is the last lines of a text.
+func tail(text string) string {
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-15):], "\n")
 }
 
 // contains checks a message for all its required parts.
@@ -98,7 +104,7 @@ func processes(t *testing.T, s *harness.Server) []string {
 	var found []string
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == s.HolderPID() {
+		if err != nil || pid == s.HolderPID() || pid == os.Getpid() {
 			continue
 		}
 		n, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))

@@ -32,9 +32,9 @@ func TestSettings(t *testing.T) {
 		"file does not exist":    {args: []string{"--config=/etc/kubelith/other.yaml"}, want: []string{"/etc/kubelith/other.yaml", "not exist"}},
 		"unknown flag":           {args: []string{"--cluster-cdir=10.1.0.0/16"}, want: []string{"cluster-cdir", "kubelith server --help"}},
 		"argument":               {args: []string{"start"}, want: []string{`"start"`, "no arguments"}},
-		"bad pod CIDR":           {args: []string{"--cluster-cidr=10.42.0.0/33"}, want: []string{"--cluster-cidr", "10.42.0.0/33"}},
-		"pod CIDR is an address": {args: []string{"--cluster-cidr=10.42.0.0"}, want: []string{"--cluster-cidr", "10.42.0.0"}},
-		"bad service CIDR":       {args: []string{"--service-cidr=ten"}, want: []string{"--service-cidr", "ten"}},
+		"bad pod CIDR":           {args: []string{"--cluster-cidr=10.42.0.0/33"}, want: []string{"--cluster-cidr", `"10.42.0.0/33" is not a CIDR`}},
+		"pod CIDR is an address": {args: []string{"--cluster-cidr=10.42.0.0"}, want: []string{"--cluster-cidr", `"10.42.0.0" is not a CIDR`}},
+		"bad service CIDR":       {args: []string{"--service-cidr=ten"}, want: []string{"--service-cidr", `"ten" is not a CIDR`}},
 		"overlapping CIDRs":      {args: []string{"--cluster-cidr=10.42.0.0/16", "--service-cidr=10.42.128.0/20"}, want: []string{"10.42.0.0/16", "10.42.128.0/20", "overlap"}},
 		"overlap in the file":    {file: head + "clusterCIDR: [10.43.0.0/17]\n", want: []string{"10.43.0.0/17", "10.43.0.0/16", "overlap"}},
 		"bad node IP":            {args: []string{"--node-ip=10.1.1"}, want: []string{"--node-ip", "10.1.1"}},
@@ -53,14 +53,14 @@ func TestSettings(t *testing.T) {
 		"kubelet flag misspelt":  {args: []string{"--kubelet-arg=max-pod=10"}, want: []string{"--kubelet-arg", `did you mean "max-pods"?`}},
 		"scheduler misspelt":     {args: []string{"--scheduler-arg=confg=/x"}, want: []string{"--scheduler-arg", `did you mean "config"?`}},
 		"controllers misspelt":   {args: []string{"--controller-manager-arg=node-monitor-periodd=1s"}, want: []string{"--controller-manager-arg", `did you mean "node-monitor-period"?`}},
-		"proxy misspelt":         {args: []string{"--proxy-arg=sync-perod=1s"}, want: []string{"--proxy-arg", `sync-period"?`}},
+		"proxy misspelt":         {args: []string{"--proxy-arg=masquerade-al=true"}, want: []string{"--proxy-arg", `did you mean "masquerade-all"?`}},
 		"etcd misspelt":          {args: []string{"--etcd-arg=snapshot-coun=1"}, want: []string{"--etcd-arg", `did you mean "snapshot-count"?`}},
 		"upstream value":         {args: []string{"--apiserver-arg=event-ttl=soon"}, want: []string{"--apiserver-arg", "event-ttl", "soon"}},
 		"upstream without value": {args: []string{"--apiserver-arg=event-ttl"}, want: []string{"--apiserver-arg", "event-ttl", "no value"}},
 		"owned by us: etcd":      {args: []string{"--apiserver-arg=etcd-servers=http://h"}, want: []string{"--apiserver-arg", "etcd-servers", "cannot be set: etcd is part of the process"}},
 		"owned by us: port":      {args: []string{"--apiserver-arg=secure-port=1"}, want: []string{"--apiserver-arg", "secure-port", "--https-port"}},
 		"owned by us: client":    {args: []string{"--scheduler-arg=kubeconfig=/x"}, want: []string{"--scheduler-arg", "kubeconfig", "in-process client"}},
-		"owned by us: DNS":       {args: []string{"--kubelet-arg=cluster-dns=1.2.3.4"}, want: []string{"--kubelet-arg", "cluster-dns", "cannot be set"}},
+		"owned by us: node IP":   {args: []string{"--kubelet-arg=node-ip=1.2.3.4"}, want: []string{"--kubelet-arg", "node-ip", "--node-ip"}},
 		"owned by us: fsync":     {args: []string{"--etcd-arg=unsafe-no-fsync=true"}, want: []string{"--etcd-arg", "unsafe-no-fsync", "synced"}},
 		"unknown feature gate":   {args: []string{"--apiserver-arg=feature-gates=Teleport=true"}, want: []string{"Teleport"}},
 		"gate with two values":   {args: []string{"--apiserver-arg=feature-gates=CBORServingAndStorage=true", "--kubelet-arg=feature-gates=CBORServingAndStorage=false"}, want: []string{"CBORServingAndStorage", "one set"}},
@@ -72,7 +72,7 @@ func TestSettings(t *testing.T) {
 				t.Fatal(err)
 			}
 			contains(t, refusal(t, s, s.BinaryCommand(append([]string{"server"}, tc.args...)...), true), tc.want...)
-			for _, dir := range []string{harness.DataDir + "/server/db", harness.DataDir + "/agent", harness.RunDir, harness.AdminKubeconfig} {
+			for _, dir := range []string{harness.DataDir + "/server/db", harness.RunDir} {
 				if _, err := os.Stat(s.Path(dir)); err == nil {
 					t.Errorf("%s was made", dir)
 				}

@@ -127,7 +127,9 @@ func TestNamespaces(t *testing.T) {
 			tc.change(&pod.Spec)
 			pod = s.Run(t, pod)
 			a, b, node := s.ContainerPID(t, pod, "main"), s.ContainerPID(t, pod, "other"), s.HolderPID()
-			same := func(kind string, x, y int) bool { return harness.NamespaceOf(t, x, kind) == harness.NamespaceOf(t, y, kind) }
+			same := func(kind string, x, y int) bool {
+				return harness.NamespaceOf(t, x, kind) == harness.NamespaceOf(t, y, kind)
+			}
 			for _, kind := range tc.node {
 				if !same(kind, a, node) {
 					t.Errorf("%s is not the node's", kind)

@@ -1,0 +1,113 @@
+package results
+
+import (
+	"bytes"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestMedian(t *testing.T) {
+	for _, c := range []struct {
+		in   []float64
+		want float64
+	}{
+		{[]float64{3}, 3}, {[]float64{4, 1}, 2.5}, {[]float64{9, 1, 5}, 5}, {[]float64{4, 3, 2, 1}, 2.5},
+	} {
+		if got := Median(c.in); got != c.want {
+			t.Errorf("Median(%v) = %v, want %v", c.in, got, c.want)
+		}
+	}
+	if !math.IsNaN(Median(nil)) {
+		t.Error("the median of nothing is a number")
+	}
+}
+
+// The ranks are those of any table of the sign test.
+func TestInterval(t *testing.T) {
+	for _, c := range []struct {
+		n         int
+		ok        bool
+		low, high float64
+	}{
+		{5, false, 0, 0}, {6, true, 1, 6}, {7, true, 1, 7}, {9, true, 2, 8}, {20, true, 6, 15},
+	} {
+		var v []float64
+		for i := c.n; i > 0; i-- {
+			v = append(v, float64(i))
+		}
+		low, high, ok := Interval(v)
+		if ok != c.ok || low != c.low || high != c.high {
+			t.Errorf("%d values: [%v, %v] %v, want [%v, %v] %v", c.n, low, high, ok, c.low, c.high, c.ok)
+		}
+	}
+}
+
+func TestRatioInterval(t *testing.T) {
+	a, b := []float64{1, 1, 1, 1, 1, 1, 1}, []float64{2, 2, 2, 2, 2, 2, 4}
+	low, high, ok := RatioInterval(a, b)
+	if !ok || low > 0.5 || high != 0.5 {
+		t.Errorf("[%v, %v] %v", low, high, ok)
+	}
+	if _, _, ok := RatioInterval(a[:5], b); ok {
+		t.Error("five values are enough")
+	}
+}
+
+func TestStore(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sub", "r.jsonl")
+	s, err := Open(path, "b1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Add("pods", 1, Kubelith, Sample{Figure: ColdReady, Value: 3}, Sample{Figure: FiftyPods, Value: 8}); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = Open(path, "b1"); err != nil {
+		t.Fatal(err)
+	}
+	if !s.Done("pods", 1, Kubelith) || s.Done("pods", 2, Kubelith) || s.Done("idle", 1, Kubelith) || s.Done("pods", 1, Product) {
+		t.Error("Done is wrong after reading back")
+	}
+	if v := s.Values(Kubelith, ColdReady); len(v) != 1 || v[0] != 3 {
+		t.Errorf("values %v", v)
+	}
+	if _, err := Open(path, "b2"); err == nil || !strings.Contains(err.Error(), "another build") {
+		t.Errorf("another build: %v", err)
+	}
+	if err := os.WriteFile(path, []byte("{\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(path, "b1"); err == nil {
+		t.Error("a damaged file is accepted")
+	}
+}
+
+func TestTable(t *testing.T) {
+	s, err := Open(filepath.Join(t.TempDir(), "r.jsonl"), "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	add := func(cluster string, samples ...Sample) {
+		if err := s.Add("pods", 1, cluster, samples...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add(Floor, Sample{Figure: FiftyFloor, Value: 2})
+	add(Kubelith, Sample{Figure: ColdReady, Value: 3}, Sample{Figure: FiftyPods, Value: 5})
+	add(Composition, Sample{Figure: ColdReady, Value: 4}, Sample{Figure: FiftyPods, Value: 6})
+	add(Product, Sample{Figure: ColdReady, Value: 6}, Sample{Figure: FiftyPods, Value: 5.5})
+	var b bytes.Buffer
+	Table(&b, s, 90e6)
+	for _, want := range []string{
+		"| start to node Ready, cold (s) | 3.00 | 4.00 | 6.00 | 0.75 | 0.50 | <= 0.6 | yes |",
+		"| 50 pods minus the floor (s) | 3.00 | 4.00 | 3.50 | 0.75 | 0.86 | <= 0.8 | no |",
+		"| executable, packed with zstd -19 (MB) | 90.0 | | | | | <= 81 | no |",
+	} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("missing %q in\n%s", want, b.String())
+		}
+	}
+}

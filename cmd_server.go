@@ -1,7 +1,9 @@
 package main
 
 import (
+	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/term"
@@ -24,7 +26,11 @@ func serverCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return node.Serve(c.Context, cfg, output(cfg))
+			out, err := output(cfg)
+			if err != nil {
+				return err
+			}
+			return node.Serve(c.Context, cfg, out)
 		},
 	}
 }
@@ -49,11 +55,20 @@ func loadServer(c *cli.Context) (*config.Server, error) {
 	return cfg, nil
 }
 
-// output shows a person how far the start is; anything else gets the log. On
-// a terminal the log goes to a file, so that the two do not mix.
-func output(cfg *config.Server) node.Output {
+// output shows a person at a terminal how far the start is and keeps the log in
+// a file; anything else gets the log.
+func output(cfg *config.Server) (node.Output, error) {
 	if !term.IsTerminal(int(os.Stdout.Fd())) {
-		return node.Output{Log: os.Stderr}
+		return node.Output{Log: os.Stderr}, nil
 	}
-	return node.Output{Log: os.Stderr, Progress: os.Stdout}
+	if err := os.MkdirAll(cfg.RunDir, 0o700); err != nil {
+		return node.Output{}, err
+	}
+	name := filepath.Join(cfg.RunDir, "server.log")
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return node.Output{}, err
+	}
+	fmt.Printf("the log is %s; ctrl-c stops the server, and pods go on running\n", name)
+	return node.Output{Log: f, Progress: os.Stdout}, nil
 }

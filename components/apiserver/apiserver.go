@@ -82,8 +82,8 @@ func (s *Server) Name() string { return "apiserver" }
 // Needs implements lifecycle.Component.
 func (s *Server) Needs() []string { return []string{"etcd"} }
 
-// Run implements lifecycle.Component. ready is called when /readyz says ok,
-// which includes RBAC's bootstrap policy and the flow control configuration.
+// Run implements lifecycle.Component. ready is called when /readyz says ok but
+// for upstream's RBAC hook, whose objects our own hook has made (bootstrap.go).
 func (s *Server) Run(ctx context.Context, ready func()) error {
 	chain, err := s.build(ctx)
 	if err != nil {

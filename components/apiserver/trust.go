@@ -14,6 +14,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
 
 	"kubelith.io/kubelith/components/client"
 )
@@ -44,7 +45,7 @@ func (s *Server) trustProcess(c *genericapiserver.Config, o options.CompletedOpt
 }
 
 // readyz returns a function that asks /readyz as the loopback identity; its
-// error is what is not ready.
+// error is what is not ready. See bootstrap for what is left out.
 func readyz(c *client.InProcess) (func(context.Context) error, error) {
 	cs, err := kubernetes.NewForConfig(c.Config(client.APIServer))
 	if err != nil {
@@ -52,7 +53,8 @@ func readyz(c *client.InProcess) (func(context.Context) error, error) {
 	}
 	return func(ctx context.Context) error {
 		var status int
-		r := cs.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).StatusCode(&status)
+		r := cs.Discovery().RESTClient().Get().AbsPath("/readyz").
+			Param("exclude", "poststarthook/"+rbacrest.PostStartHookName).Do(ctx).StatusCode(&status)
 		if err := r.Error(); err != nil && status != http.StatusOK {
 			return fmt.Errorf("/readyz: %w", err)
 		}

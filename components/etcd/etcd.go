@@ -58,6 +58,8 @@ func New(o Options) (*Server, error) {
 	// A day of writes with the default of 5 min compaction by the apiserver fits
 	// easily; the quota is etcd's suggested maximum for small machines.
 	cfg.QuotaBackendBytes = 4 << 30
+	// A member that is alone need not wait a second to hear that nobody else leads.
+	cfg.TickMs, cfg.ElectionMs = 50, 250
 	client, peer := url.URL{Scheme: "unix", Path: o.Socket}, url.URL{Scheme: "unix", Path: peerSocket(o.Socket)}
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
 	// etcd listens for peers on the URL's host alone, where clients get host and path.
@@ -96,6 +98,9 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
+	}
+	if err := verify(s.opts.DataDir); err != nil {
+		return s.explain(err)
 	}
 	e, err := start(s.cfg)
 	if err != nil {
@@ -141,7 +146,7 @@ func (s *Server) explain(err error) error {
 	case strings.Contains(text, "checksum mismatch"), strings.Contains(text, "crc mismatch"),
 		strings.Contains(text, "invalid database"), strings.Contains(text, "unexpected EOF"),
 		strings.Contains(text, "wal:"), strings.Contains(text, "snap:"), strings.Contains(text, "file too small"),
-		strings.Contains(text, "not a bolt"), strings.Contains(text, "page "), strings.Contains(text, "backend"):
+		strings.Contains(text, "not a bolt"), strings.Contains(text, "page "), strings.Contains(text, "proto:"), strings.Contains(text, "backend"):
 		return fmt.Errorf("%s: the data is damaged: restore a copy of this directory, or move it away to start with an empty cluster: %w", s.opts.DataDir, err)
 	}
 	return err

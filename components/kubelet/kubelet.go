@@ -15,6 +15,7 @@ package kubelet
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"net"
 	"net/http"
@@ -109,6 +110,11 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 
 // dependencies are upstream's own, with our clients.
 func (s *Server) dependencies(ctx context.Context) (*kubelet.Dependencies, error) {
+	// cAdvisor finds out what a container is called from containerd; its only
+	// setting for that is a flag of the process.
+	if err := flag.Set("containerd", s.opts.CRISocket); err != nil {
+		return nil, err
+	}
 	deps, err := app.UnsecuredDependencies(ctx, s.upstream, utilfeature.DefaultFeatureGate)
 	if err != nil {
 		return nil, err

@@ -115,7 +115,8 @@ func (h *machine) credentials(cfg *config.Server) (err error) {
 		return err
 	}
 	h.encryptionConfig = filepath.Join(server, "cred", "encryption.yaml")
-	if err := pki.EnsureEncryption(h.encryptionConfig); err != nil {
+	_, err = os.Stat(filepath.Join(server, "db", "member"))
+	if err := pki.EnsureEncryption(h.encryptionConfig, err == nil); err != nil {
 		return err
 	}
 	return pki.WriteKubeconfig(cfg.WriteKubeconfig, cfg.URL(), h.pki.ClusterCA.Cert, h.pki.Admin)

@@ -2,11 +2,13 @@ package node
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"time"
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 
 	"kubelith.io/kubelith/components/apiserver"
 	"kubelith.io/kubelith/components/client"
@@ -47,6 +49,9 @@ func Serve(ctx context.Context, cfg *config.Server, out Output) error {
 	}
 	machine.report(log)
 	progress := newProgress(out, components, cfg.WriteKubeconfig)
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	endInOrder(end)
 	group, err := lifecycle.NewGroup(lifecycle.Options{
 		Log:         logging.Component(log, "kubelith"),
 		Observe:     func(e lifecycle.Event) { progress.observe(e); systemd.observe(e, progress.allReady()) },
@@ -55,7 +60,23 @@ func Serve(ctx context.Context, cfg *config.Server, out Output) error {
 	if err != nil {
 		return err
 	}
-	return group.Run(ctx)
+	err = group.Run(ctx)
+	if cause := context.Cause(ctx); errors.Is(cause, errUpstreamExit) {
+		err = errors.Join(cause, err)
+	}
+	return err
+}
+
+// errUpstreamExit is why a server stops that an upstream component wanted to end.
+var errUpstreamExit = errors.New("an upstream component gave up: see the last lines of the log")
+
+// endInOrder turns the exit that upstream components ask klog for into an
+// ordered stop: etcd and the containers' daemon are in the same process.
+func endInOrder(end context.CancelCauseFunc) {
+	klog.OsExit = func(int) {
+		end(errUpstreamExit)
+		select {} // as os.Exit, it does not return
+	}
 }
 
 // server builds all components of a server, in the order in which they start.

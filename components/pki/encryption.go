@@ -17,8 +17,9 @@ import (
 // EnsureEncryption makes the apiserver's EncryptionConfiguration at path (mode 0600) unless it exists: a
 // random secretbox key for Secrets, and identity after it so that what was stored in plain text can be
 // read. An existing file may have been changed, for a rotation of keys; it is only checked for being one.
-// Without it the Secrets of the cluster are lost, so a damaged one is never replaced.
-func EnsureEncryption(path string) error {
+// Without it the Secrets of the cluster are lost, so a damaged one is never replaced, nor one that is
+// missing when used says that the cluster has data already.
+func EnsureEncryption(path string, used bool) error {
 	data, err := os.ReadFile(path)
 	if err == nil {
 		var c apiserverv1.EncryptionConfiguration
@@ -33,6 +34,9 @@ func EnsureEncryption(path string) error {
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("encryption: %w", err)
+	}
+	if used {
+		return fmt.Errorf("encryption: %s is missing, but the cluster has data: restore it from a backup, no Secret can be read without it", path)
 	}
 	key := make([]byte, 32) // the size that secretbox takes
 	rand.Read(key)          // never fails: crypto/rand ends the process instead

@@ -62,7 +62,10 @@ func TestWriteKubeconfig(t *testing.T) {
 
 func TestEnsureEncryption(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cred", "encryption.yaml")
-	if err := EnsureEncryption(path); err != nil {
+	if err := EnsureEncryption(path, true); err == nil || !strings.Contains(err.Error(), "is missing") {
+		t.Fatalf("a cluster with data got a new key: %v", err)
+	}
+	if err := EnsureEncryption(path, false); err != nil {
 		t.Fatal(err)
 	}
 	first, _ := os.ReadFile(path)
@@ -77,14 +80,14 @@ func TestEnsureEncryption(t *testing.T) {
 	if info, _ := os.Stat(path); info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v", info.Mode())
 	}
-	if err := EnsureEncryption(path); err != nil {
+	if err := EnsureEncryption(path, false); err != nil {
 		t.Fatal(err)
 	}
 	if again, _ := os.ReadFile(path); !bytes.Equal(first, again) {
 		t.Error("the key changed")
 	}
 	other := filepath.Join(t.TempDir(), "e.yaml")
-	if err := EnsureEncryption(other); err != nil {
+	if err := EnsureEncryption(other, false); err != nil {
 		t.Fatal(err)
 	}
 	if second, _ := os.ReadFile(other); bytes.Equal(first, second) {
@@ -94,7 +97,7 @@ func TestEnsureEncryption(t *testing.T) {
 		if err := os.WriteFile(path, []byte(bad), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		err := EnsureEncryption(path)
+		err := EnsureEncryption(path, false)
 		if err == nil || !strings.Contains(err.Error(), path+" is damaged") || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: error %v", bad, err)
 		}

@@ -29,6 +29,7 @@ func TestData(t *testing.T) {
 	for name, tc := range map[string]struct {
 		damage func(t *testing.T, dir string)
 		logs   bool // found when components already run: there are log lines before the message
+		opened string // a file that is opened for writing before the damage shows
 		want   []string
 	}{
 		"certificate cut": {
@@ -63,16 +64,19 @@ func TestData(t *testing.T) {
 		},
 		"encryption key is garbage": {
 			damage: write("server/cred/encryption.yaml", "garbage: ["),
-			want:   []string{"server/cred/encryption.yaml"},
-			logs:   true,
+			want:   []string{"server/cred/encryption.yaml is damaged", "backup"},
 		},
 		"encryption key lost": {
 			damage: remove("server/cred/encryption.yaml"),
-			want:   []string{"server/cred/encryption.yaml", "restore"},
-			logs:   true,
+			want:   []string{"server/cred/encryption.yaml is missing", "backup"},
 		},
 		"database cut": {
 			damage: truncate("server/db/member/snap/db", 9000),
+			want:   []string{"etcd: ", "server/db", "damaged", "restore"},
+			logs:   true,
+		},
+		"database damaged in the middle": {
+			damage: overwrite("server/db/member/snap/db", 128<<10),
 			want:   []string{"etcd: ", "server/db", "damaged", "restore"},
 			logs:   true,
 		},
@@ -85,6 +89,7 @@ func TestData(t *testing.T) {
 			damage: overwrite("server/db/member/wal/*.wal", 64),
 			want:   []string{"etcd: ", "server/db", "damaged", "restore"},
 			logs:   true,
+			opened: "/server/db/member/snap/db",
 		},
 		"log lost": {
 			damage: func(t *testing.T, dir string) {
@@ -92,7 +97,7 @@ func TestData(t *testing.T) {
 					os.Remove(f)
 				}
 			},
-			want: []string{"etcd: ", "server/db"},
+			want: []string{"etcd: ", "server/db", "damaged", "restore"},
 			logs: true,
 		},
 	} {
@@ -105,6 +110,7 @@ func TestData(t *testing.T) {
 			before := contents(t, path)
 			cmd := s.BinaryCommand("server", controlPlane, "--data-dir="+dir)
 			contains(t, refusal(t, s, cmd, !tc.logs), append(tc.want, dir)...)
+			delete(before, tc.opened)
 			untouched(t, before, contents(t, path))
 		})
 	}

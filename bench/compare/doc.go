@@ -1,0 +1,24 @@
+// Package compare measures Kubelith against the same upstream programs as separate processes, in
+// interleaved rounds on one machine. It is a test binary because it uses the sandboxes of integration/harness (a
+// network and a mount namespace and a cgroup root for each cluster); `make bench` runs it, and without
+// BENCH_RESULTS it does nothing.
+//
+// Three clusters are compared (see bench/results for their names):
+//
+//   - kubelith: the executable as shipped.
+//   - composition: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy, CoreDNS
+//     and containerd, built from this module, over TLS, with Kubelith's settings: no client-side rate limits, no leader
+//     election, the same CNI and containerd configuration, the same GOGC.
+//   - product: the same programs with upstream's defaults for all of those.
+//
+// Both kinds of peers get their certificates and kubeconfigs beforehand, and all programs are started at
+// once and started again when they end, as a service manager does. They run the same runc, shim, CNI programs and images.
+//
+// A round of kind "pods" is: cold start, first pod, one pod three times, 50 pods, delete all, stop, warm start. A round of
+// kind "idle" is: cold start, 10 pods, then nothing for IDLE_SECONDS. The floor is 50 pods made of the shim, runc and
+// the CNI programs without containerd and Kubernetes (floor_test.go).
+//
+// Variables: BENCH_RESULTS (file of samples), BENCH_PEERS (directory of the peers' programs), ROUNDS, IDLE_ROUNDS,
+// IDLE_SECONDS, GOGC for the peers of the composition as PEER_GOGC, PEER_START=ordered (start the clients of the apiserver only when it is ready,
+// instead of all at once), BENCH_ONLY (clusters to measure, separated by commas).
+package compare

@@ -9,8 +9,10 @@ import (
 	"strings"
 
 	"github.com/urfave/cli/v2"
+	componentcli "k8s.io/component-base/cli"
 	"k8s.io/component-base/version"
 	"k8s.io/kubectl/pkg/cmd"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"kubelith.io/kubelith/components/config"
 	"kubelith.io/kubelith/components/host"
@@ -51,7 +53,11 @@ func kubectl(args []string) error {
 		}
 	}
 	os.Args = append([]string{"kubectl"}, args...)
-	return cmd.NewDefaultKubectlCommand().Execute()
+	// As upstream's main: errors are printed, and the process ended, the way kubectl does.
+	if err := componentcli.RunNoErrOutput(cmd.NewDefaultKubectlCommand()); err != nil {
+		cmdutil.CheckErr(err)
+	}
+	return nil
 }
 
 func ctrCommand() *cli.Command {

@@ -85,7 +85,7 @@ func (p *peers) certificates() (err error) {
 	if err != nil {
 		return err
 	}
-	if err := pki.EnsureEncryption(p.file("encryption.yaml")); err != nil {
+	if err := pki.EnsureEncryption(p.file("encryption.yaml"), true); err != nil {
 		return err
 	}
 	url := "https://127.0.0.1:6443"

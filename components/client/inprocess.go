@@ -98,17 +98,14 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	select {
 	case <-w.headerSent:
 	case <-handlerCtx.Done():
-		// The handler may have answered and ended at the same moment.
-		select {
-		case <-w.headerSent:
-		default:
-			// Nobody will read a body that comes from now on.
-			w.body.Close()
-			if p.base.Err() != nil {
-				return nil, errClosed
-			}
-			return nil, context.Cause(handlerCtx)
-		}
+	}
+	switch {
+	case ctx.Err() != nil:
+		w.body.Close() // nobody will read it
+		return nil, context.Cause(ctx)
+	case !w.wroteHeader():
+		w.body.Close()
+		return nil, errClosed
 	}
 	return w.response(req), nil
 }
@@ -147,6 +144,12 @@ func (p *InProcess) serve(w *responseWriter, req *http.Request) {
 	returned := false
 	defer func() {
 		r := recover()
+		if w.ctx.Err() != nil {
+			// The handler ended because of that: its answer is not whole, and
+			// must not look as if it were.
+			w.body.abort(p.broken(w.ctx))
+			return
+		}
 		if returned {
 			w.finish(nil)
 			return

@@ -3,6 +3,7 @@ package host
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,7 +12,8 @@ import (
 )
 
 // mounts are the mount points below our directories, the latest first: the order in which they can be undone. A directory
-// that is itself a mount is the user's choice of a disk and is left out.
+// that is itself a mount is the user's choice of a disk and is left out, unless it is mounted on itself: the kubelet does
+// that to its directory where the root file system's mounts are private (mount.MakeRShared).
 func (r *Reset) mounts() ([]string, error) {
 	var out []string
 	for _, dir := range r.dirs() {
@@ -20,7 +22,7 @@ func (r *Reset) mounts() ([]string, error) {
 			return nil, err
 		}
 		for _, p := range points {
-			if p != dir && !slices.Contains(out, p) {
+			if (p != dir || r.onItself(dir)) && !slices.Contains(out, p) {
 				out = append(out, p)
 			}
 		}
@@ -45,6 +47,27 @@ func (r *Reset) mountsBelow(path string) ([]string, error) {
 	}
 	slices.Reverse(out)
 	return out, nil
+}
+
+// onItself tells whether the topmost mount at path shows what would be there without it.
+func (r *Reset) onItself(path string) bool {
+	type mount struct{ device, root, point string }
+	byID := map[string]mount{}
+	on := false
+	for _, line := range strings.Split(r.files.text("/proc/self/mountinfo"), "\n") {
+		fields := strings.Fields(line)
+		if len(fields) < 5 {
+			continue
+		}
+		m := mount{fields[2], unescape(fields[3]), unescape(fields[4])}
+		byID[fields[0]] = m
+		if m.point == path {
+			parent := byID[fields[1]]
+			inside := strings.TrimPrefix(m.root, strings.TrimSuffix(parent.root, "/"))
+			on = m.device == parent.device && filepath.Join(parent.point, inside) == m.point
+		}
+	}
+	return on
 }
 
 // unescape undoes the octal escapes (\040 for a blank) of /proc/self/mountinfo.

@@ -222,6 +222,27 @@ func TestRemoveAndMounts(t *testing.T) {
 	}
 }
 
+// The kubelet mounts its directory on itself where mounts are private: that is no disk of the user.
+func TestMountOnItself(t *testing.T) {
+	for _, c := range []struct {
+		name, mountinfo string
+		want            bool
+	}{
+		{"none", "1 0 8:1 / / rw - ext4 d rw\n", false},
+		{"on itself", "1 0 8:1 / / rw - ext4 d rw\n2 1 8:1 /k /k rw - ext4 d rw\n", true},
+		{"on itself, on another file system", "1 0 8:1 / / rw - ext4 d rw\n2 1 8:2 /@k /k rw - btrfs d rw\n3 2 8:2 /@k /k rw - btrfs d rw\n", true},
+		{"a disk", "1 0 8:1 / / rw - ext4 d rw\n2 1 8:2 / /k rw - ext4 d rw\n", false},
+		{"another directory", "1 0 8:1 / / rw - ext4 d rw\n2 1 8:1 /srv/k /k rw - ext4 d rw\n", false},
+	} {
+		h := newFakeHost(t)
+		r, _ := newTestReset(h, &fakeNetwork{})
+		h.write("/proc/self/mountinfo", c.mountinfo)
+		if got := r.onItself("/k"); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
 // A kubelet directory on a host where no server ran is somebody else's.
 func TestForeignKubeletDirectoryStays(t *testing.T) {
 	h := newFakeHost(t)

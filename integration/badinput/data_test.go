@@ -28,7 +28,7 @@ func TestData(t *testing.T) {
 	const tls = "server/tls/"
 	for name, tc := range map[string]struct {
 		damage func(t *testing.T, dir string)
-		logs   bool // found when components already run: there are log lines before the message
+		logs   bool   // found when components already run: there are log lines before the message
 		opened string // a file that is opened for writing before the damage shows
 		want   []string
 	}{

@@ -80,7 +80,8 @@ spec:
 	mirror = s.WaitRunning(t, mirror)
 	pid := s.ContainerPID(t, mirror, "main")
 
-	s.Kubectl(t, "-n", ns, "delete", "pod", mirror.Name, "--wait=false")
+	// Forced: kubelet 1.37 notices a mirror pod that is only marked for deletion at its next full sync, 60 to 90 s later.
+	s.Kubectl(t, "-n", ns, "delete", "pod", mirror.Name, "--wait=false", "--force", "--grace-period=0")
 	s.WaitPod(t, mirror, "to be mirrored again", func(p *corev1.Pod) error {
 		if p.UID == mirror.UID {
 			return fmt.Errorf("it is the old mirror")

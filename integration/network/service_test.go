@@ -1,0 +1,201 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+// backends runs web pods a, b ... that all carry the label app=web.
+func backends(t *testing.T, s *harness.Server, ns string, n int) []*corev1.Pod {
+	t.Helper()
+	var pods []*corev1.Pod
+	for i := range n {
+		p := web(ns, string(rune('a'+i)))
+		p.Labels = map[string]string{"app": "web"}
+		pods = append(pods, p)
+	}
+	return runAll(t, s, pods...)
+}
+
+// spread counts who answers n requests.
+func spread(t *testing.T, n int, request func() (answer, error)) map[string]int {
+	t.Helper()
+	seen := map[string]int{}
+	for range n {
+		a, err := request()
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen[a.Hostname]++
+	}
+	return seen
+}
+
+func TestClusterIP(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	client := s.Create(t, sleeper(ns, "client"))
+	backends(t, s, ns, 2)
+	client = s.WaitRunning(t, client)
+	svc := service(t, s, ns, "web", nil)
+	url := "http://" + svc.Spec.ClusterIP + "/"
+
+	if a := mustAsk(t, s, client, url); a.from() != client.Status.PodIP {
+		t.Errorf("the server saw %s, the client pod is %s", a.Remote, client.Status.PodIP)
+	}
+	mustAsk(t, s, client, "http://web."+ns+"/")
+	// Both backends are known once either has answered: rules are changed as a whole.
+	seen := spread(t, 30, func() (answer, error) { return askFrom(s.HTTPClient(3*time.Second), url) })
+	if len(seen) != 2 {
+		t.Errorf("30 requests from the node were answered by %v, not by both pods", seen)
+	}
+
+	s.Kubectl(t, "-n", ns, "delete", "pod", "a", "b", "--now")
+	harness.Eventually(t, 20*time.Second, "a Service without endpoints to refuse", func() error {
+		if _, err := askFrom(s.HTTPClient(3*time.Second), url); !errors.Is(err, syscall.ECONNREFUSED) {
+			return fmt.Errorf("got %v, not a refusal", err)
+		}
+		return nil
+	})
+}
+
+func TestClusterIPOverUDP(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	runAll(t, s, harness.Pod(ns, "echo", "/bin/probe", "echo"))
+	svc := service(t, s, ns, "echo", func(svc *corev1.Service) {
+		svc.Spec.Ports = []corev1.ServicePort{{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 7, TargetPort: intstr.FromInt(9000)}}
+	})
+	harness.Eventually(t, 15*time.Second, "an echo", func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		conn, err := s.DialContext(ctx, "udp", svc.Spec.ClusterIP+":7")
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(2 * time.Second))
+		fmt.Fprint(conn, "hello")
+		buf := make([]byte, 1000)
+		n, err := conn.Read(buf)
+		if err == nil && !(strings.HasPrefix(string(buf[:n]), "echo ") && strings.HasSuffix(string(buf[:n]), ": hello")) {
+			err = fmt.Errorf("the answer is %q", buf[:n])
+		}
+		return err
+	})
+}
+
+func TestSessionAffinity(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	backends(t, s, ns, 3)
+	svc := service(t, s, ns, "web", func(svc *corev1.Service) { svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
+	url := "http://" + svc.Spec.ClusterIP + "/"
+	request := func() (answer, error) { return askFrom(s.HTTPClient(3*time.Second), url) }
+	harness.Eventually(t, 15*time.Second, "the Service", func() error { _, err := request(); return err })
+	if seen := spread(t, 20, request); len(seen) != 1 {
+		t.Errorf("20 requests of one client were answered by %v", seen)
+	}
+	s.Kubectl(t, "-n", ns, "patch", "service", "web", "-p", `{"spec":{"sessionAffinity":"None"}}`)
+	harness.Eventually(t, 15*time.Second, "requests to be spread again", func() error {
+		if seen := spread(t, 20, request); len(seen) < 2 {
+			return fmt.Errorf("20 requests were answered by %v", seen)
+		}
+		return nil
+	})
+}
+
+func TestNodePort(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	pods := backends(t, s, ns, 1)
+	svc := service(t, s, ns, "web", func(svc *corev1.Service) { svc.Spec.Type = corev1.ServiceTypeNodePort })
+	url := fmt.Sprintf("http://%s:%d/", s.NodeIP, svc.Spec.Ports[0].NodePort)
+	a := mustAskOutside(t, url)
+	if a.Hostname != "a" {
+		t.Errorf("answered by %q", a.Hostname)
+	}
+	// Policy Cluster: the answer must come back through this node, so the source is hidden.
+	if a.from() == s.HostIP {
+		t.Errorf("the pod saw the outside address %s", a.Remote)
+	}
+	if _, err := askFrom(outside(), "http://"+pods[0].Status.PodIP+":8080/"); err == nil {
+		t.Errorf("the outside has a way to pods: then the test above shows nothing")
+	}
+	if a, err := askFrom(s.HTTPClient(3*time.Second), url); err != nil || a.Hostname != "a" {
+		t.Errorf("from the node itself: %v, %v", a, err)
+	}
+}
+
+func TestExternalTrafficPolicyLocal(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	backends(t, s, ns, 1)
+	svc := service(t, s, ns, "web", func(svc *corev1.Service) {
+		svc.Spec.Type = corev1.ServiceTypeLoadBalancer
+		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	})
+	if a := mustAskOutside(t, fmt.Sprintf("http://%s:%d/", s.NodeIP, svc.Spec.Ports[0].NodePort)); a.from() != s.HostIP {
+		t.Errorf("the pod saw %s, the client is %s", a.Remote, s.HostIP)
+	}
+	health := fmt.Sprintf("http://%s:%d/healthz", s.NodeIP, svc.Spec.HealthCheckNodePort)
+	expect := func(status, endpoints int) {
+		t.Helper()
+		harness.Eventually(t, 20*time.Second, fmt.Sprintf("status %d of the health check port", status), func() error {
+			resp, err := outside().Get(health)
+			if err != nil {
+				return err
+			}
+			defer resp.Body.Close()
+			body, _ := io.ReadAll(resp.Body)
+			if resp.StatusCode != status || !strings.Contains(strings.ReplaceAll(string(body), " ", ""), fmt.Sprintf(`"localEndpoints":%d`, endpoints)) {
+				return fmt.Errorf("%s %s", resp.Status, body)
+			}
+			return nil
+		})
+	}
+	expect(http.StatusOK, 1)
+	s.Kubectl(t, "-n", ns, "delete", "pod", "a", "--now")
+	expect(http.StatusServiceUnavailable, 0)
+	if err := s.Client(t).CoreV1().Services(ns).Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	harness.Eventually(t, 20*time.Second, "the health check port to close", func() error {
+		resp, err := outside().Get(health)
+		if err == nil {
+			resp.Body.Close()
+			return errors.New("it answers")
+		}
+		return nil
+	})
+}
+
+// TestHairpin: a pod reaches itself through its own Service.
+func TestHairpin(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	pod := backends(t, s, ns, 1)[0]
+	svc := service(t, s, ns, "web", nil)
+	if a := mustAsk(t, s, pod, "http://"+svc.Spec.ClusterIP+"/"); a.Hostname != pod.Name {
+		t.Errorf("answered by %q", a.Hostname)
+	}
+}

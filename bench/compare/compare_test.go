@@ -10,7 +10,7 @@ import (
 // TestCompare is the benchmark. It goes on where an earlier run with the same executable stopped.
 func TestCompare(t *testing.T) {
 	set := load(t)
-	store, err := results.Open(set.results, set.build(t))
+	store, err := results.Open(set.results, set.build)
 	if err != nil {
 		t.Fatal(err)
 	}

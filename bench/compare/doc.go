@@ -18,7 +18,8 @@
 // kind "idle" is: cold start, 10 pods, then nothing for IDLE_SECONDS. The floor is 50 pods made of the shim, runc and
 // the CNI programs without containerd and Kubernetes (floor_test.go).
 //
-// Variables: BENCH_RESULTS (file of samples), BENCH_PEERS (directory of the peers' programs), ROUNDS, IDLE_ROUNDS,
-// IDLE_SECONDS, GOGC for the peers of the composition as PEER_GOGC, PEER_START=ordered (start the clients of the apiserver only when it is ready,
-// instead of all at once), BENCH_ONLY (clusters to measure, separated by commas).
+// Variables, which bench.mk sets: BENCH_RESULTS (file of samples), BENCH_BUILD (what they are samples of), BENCH_PEERS
+// (directory of the peers' programs), ROUNDS, IDLE_ROUNDS, IDLE_SECONDS, PEER_GOGC (GOGC of the composition), PEER_START=ordered
+// (start the clients of the apiserver when it is ready, instead of all at once). For working on the benchmark itself:
+// BENCH_ONLY (clusters to measure, separated by commas) and BENCH_LOGS (directory for the logs of what failed).
 package compare

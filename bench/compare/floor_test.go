@@ -29,7 +29,7 @@ type floorSpec struct {
 	Parallel int // pods made at the same time
 	BinDir   string
 	Conflist string
-	Work     string // a new directory
+	Work     string // a directory to be made, on a tmpfs as containerd's state is
 	Programs string // directory of pause and hello
 	Cgroup   string
 }
@@ -50,8 +50,8 @@ func measureFloor(t *testing.T, set settings) []results.Sample {
 		// The kubelet works on all pods at once; two per CPU keep both CPUs busy and are not slower than 50.
 		Parallel: 2 * runtime.NumCPU(),
 		BinDir:   binDir,
-		Conflist: conflist(),
-		Work:     filepath.Join(dir, "work"),
+		Conflist: conflist("10.42.0.0/24"),
+		Work:     "/run/floor", // the sandbox's own, and short: sockets are in it
 		Programs: filepath.Join(set.repo, ".cache", "payload", runtime.GOARCH),
 		Cgroup:   s.CgroupRoot() + "/floor",
 	})

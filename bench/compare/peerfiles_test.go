@@ -31,11 +31,10 @@ func (p *peers) writeConfigs() error {
 		return err
 	}
 	for path, content := range map[string]string{
-		p.Path("/etc/cni/net.d/10-bridge.conflist"): conflist(),
-		p.file("containerd.toml"):                   p.containerdTOML(links),
-		p.file("kubelet.yaml"):                      p.kubeletYAML(),
-		p.file("kube-proxy.yaml"):                   p.proxyYAML(),
-		p.file("Corefile"):                          p.corefile(),
+		p.file("containerd.toml"): p.containerdTOML(links),
+		p.file("kubelet.yaml"):    p.kubeletYAML(),
+		p.file("kube-proxy.yaml"): p.proxyYAML(),
+		p.file("Corefile"):        p.corefile(),
 	} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			return err
@@ -44,13 +43,13 @@ func (p *peers) writeConfigs() error {
 	return nil
 }
 
-// conflist is Kubelith's CNI configuration. It is there before the start: Kubelith waits for the node's CIDR.
-func conflist() string {
+// conflist is Kubelith's CNI configuration for a node with that CIDR.
+func conflist(cidr string) string {
 	return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "kubelith", "plugins": [
   {"type": %q, "bridge": "cni0", "isGateway": true, "forceAddress": true, "hairpinMode": true,
    "ipam": {"type": %q, "ranges": [[{"subnet": %q}]], "routes": [{"dst": "0.0.0.0/0"}]}},
   {"type": %q, "backend": "nftables", "capabilities": {"portMappings": true}}]}
-`, payload.Bridge, payload.HostLocal, nodeCIDR, payload.Portmap)
+`, payload.Bridge, payload.HostLocal, cidr, payload.Portmap)
 }
 
 func (p *peers) containerdTOML(links string) string {

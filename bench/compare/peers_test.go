@@ -21,7 +21,6 @@ import (
 
 const (
 	clusterCIDR = "10.42.0.0/16"
-	nodeCIDR    = "10.42.0.0/24" // what the first node gets
 	serviceCIDR = "10.43.0.0/16"
 	clusterDNS  = "10.43.0.10"
 	dnsPort     = 10053 // as Kubelith's
@@ -85,7 +84,7 @@ func (p *peers) certificates() (err error) {
 	if err != nil {
 		return err
 	}
-	if err := pki.EnsureEncryption(p.file("encryption.yaml"), true); err != nil {
+	if err := pki.EnsureEncryption(p.file("encryption.yaml"), false); err != nil {
 		return err
 	}
 	url := "https://127.0.0.1:6443"
@@ -145,6 +144,7 @@ func (p *peers) launch() []*process {
 	if !p.launched { // what an installer does once
 		p.launched = true
 		go p.importImages()
+		go p.connectPods()
 		go p.publishDNS()
 	}
 	return all

@@ -59,14 +59,39 @@ func (p *peers) doImport() error {
 	return nil
 }
 
-// publishDNS makes the Service through which pods reach DNS on the node, as Kubelith does.
-func (p *peers) publishDNS() {
-	cfg, err := p.adminConfig()
+// connectPods writes the CNI configuration when the controller-manager has given the node its CIDR, as
+// Kubelith's component network does, and as every provider of a pod network has to.
+func (p *peers) connectPods() {
+	cs, err := p.adminClient()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", p.name, err)
 		return
 	}
-	cs, err := kubernetes.NewForConfig(cfg)
+	p.until(func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		w, err := cs.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false
+		}
+		defer w.Stop()
+		for event := range w.ResultChan() {
+			if node, ok := event.Object.(*corev1.Node); ok && node.Spec.PodCIDR != "" {
+				// Written in place: containerd does not look when a file is only moved into its directory.
+				err := os.WriteFile(p.Path("/etc/cni/net.d/10-bridge.conflist"), []byte(conflist(node.Spec.PodCIDR)), 0o600)
+				if err != nil {
+					fmt.Fprintf(os.Stderr, "%s: CNI configuration: %v\n", p.name, err) // the node never becomes Ready
+				}
+				return true
+			}
+		}
+		return false
+	})(p.done)
+}
+
+// publishDNS makes the Service through which pods reach DNS on the node, as Kubelith does.
+func (p *peers) publishDNS() {
+	cs, err := p.adminClient()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", p.name, err)
 		return
@@ -95,4 +120,13 @@ func (p *peers) publishDNS() {
 		}, metav1.CreateOptions{})
 		return err == nil || apierrors.IsAlreadyExists(err)
 	})(p.done)
+}
+
+func (p *peers) adminClient() (kubernetes.Interface, error) {
+	cfg, err := p.adminConfig()
+	if err != nil {
+		return nil, err
+	}
+	cfg.ContentType = "application/vnd.kubernetes.protobuf"
+	return kubernetes.NewForConfig(cfg)
 }

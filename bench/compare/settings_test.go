@@ -1,10 +1,6 @@
 package compare
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,6 +15,7 @@ import (
 // settings come from the environment, which bench.mk sets.
 type settings struct {
 	results    string
+	build      string // of the samples, see results.Sample
 	peers      string // directory of the peers' programs
 	repo       string
 	kubelith   string
@@ -35,6 +32,7 @@ func load(t *testing.T) settings {
 	t.Helper()
 	s := settings{
 		results:  os.Getenv("BENCH_RESULTS"),
+		build:    os.Getenv("BENCH_BUILD"),
 		peers:    os.Getenv("BENCH_PEERS"),
 		peerGOGC: os.Getenv("PEER_GOGC"),
 		ordered:  os.Getenv("PEER_START") == "ordered",
@@ -73,21 +71,6 @@ func load(t *testing.T) settings {
 		}
 	}
 	return s
-}
-
-// build identifies what is measured: the executable and the settings that change a figure.
-func (s settings) build(t *testing.T) string {
-	t.Helper()
-	f, err := os.Open(s.kubelith)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		t.Fatal(err)
-	}
-	return fmt.Sprintf("%s idle=%s gogc=%s ordered=%v", hex.EncodeToString(h.Sum(nil))[:12], s.idle, s.peerGOGC, s.ordered)
 }
 
 func (s settings) wants(cluster string) bool { return slices.Contains(s.only, cluster) }

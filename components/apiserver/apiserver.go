@@ -76,6 +76,9 @@ func New(o Options) (*Server, error) {
 // in the process share. It is nil before the component is ready.
 func (s *Server) Informers() informers.SharedInformerFactory { return s.shared }
 
+// Upstream returns the options that upstream's apiserver is built from.
+func (s *Server) Upstream() *options.ServerRunOptions { return s.upstream }
+
 // Name implements lifecycle.Component.
 func (s *Server) Name() string { return "apiserver" }
 
@@ -83,7 +86,7 @@ func (s *Server) Name() string { return "apiserver" }
 func (s *Server) Needs() []string { return []string{"etcd"} }
 
 // Run implements lifecycle.Component. ready is called when /readyz says ok but
-// for upstream's RBAC hook, whose objects our own hook has made (bootstrap.go).
+// for two of upstream's hooks, whose objects our own hook has made (bootstrap.go).
 func (s *Server) Run(ctx context.Context, ready func()) error {
 	chain, err := s.build(ctx)
 	if err != nil {

@@ -30,9 +30,9 @@ type create func(context.Context, kubernetes.Interface) error
 
 // bootstrap is a post-start hook: it makes what has to exist before other
 // components can work. That is the few objects that the composition needs and,
-// ahead of upstream's own hook, upstream's RBAC policy: that hook waits for a
-// second, on every start, and then writes 80 objects one after the other.
-// Upstream's hook runs all the same, and reconciles what exists.
+// ahead of upstream's own hooks, upstream's RBAC policy and priority classes:
+// those hooks wait for a second, on every start, before they look, and write 80
+// objects one after the other. They run all the same, and reconcile what exists.
 func bootstrap(hook genericapiserver.PostStartHookContext) error {
 	cs, err := kubernetes.NewForConfig(hook.LoopbackClientConfig)
 	if err != nil {
@@ -57,7 +57,8 @@ func createAll(ctx context.Context, cs kubernetes.Interface) error {
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(bootstrapWrites)
-	for _, f := range append(todo, policy...) {
+	todo = append(append(todo, policy...), priorityClasses()...)
+	for _, f := range todo {
 		group.Go(func() error {
 			if err := f(ctx, cs); err != nil && !apierrors.IsAlreadyExists(err) {
 				return err

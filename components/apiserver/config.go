@@ -3,10 +3,8 @@ package apiserver
 import (
 	"context"
 	"fmt"
-	"time"
 
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
@@ -21,9 +19,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/apiserver/pkg/util/openapi"
 	"k8s.io/apiserver/pkg/util/webhook"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
@@ -35,6 +31,7 @@ import (
 	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
 
 	"kubelith.io/kubelith/components/client"
+	"kubelith.io/kubelith/components/informers"
 )
 
 // newConfig is what upstream's app.NewConfig does, recomposed from the same
@@ -89,7 +86,7 @@ func (s *Server) genericConfig(o options.CompletedOptions) (*genericapiserver.Co
 	if err != nil {
 		return nil, nil, err
 	}
-	if s.shared, err = newInformers(own, c.DrainedNotify()); err != nil {
+	if s.shared, err = informers.NewShared(own, c.DrainedNotify()); err != nil {
 		return nil, nil, err
 	}
 	if err := o.Features.ApplyTo(c, own, s.shared); err != nil {
@@ -131,40 +128,6 @@ func (s *Server) genericConfig(o options.CompletedOptions) (*genericapiserver.Co
 	}
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 	return c, storage, c.AddPostStartHook("kubelith-bootstrap", bootstrap)
-}
-
-// resync is how often shared informers hand every object to their handlers
-// again. Upstream's apiserver uses 10 minutes, its controller-manager 12 to 24
-// hours; the longer one suits both, as no handler relies on resync for progress.
-const resync = 12 * time.Hour
-
-// sharedInformers end with the apiserver, whoever starts them: a component
-// that stops first must not end them for the others.
-type sharedInformers struct {
-	informers.SharedInformerFactory
-	stop <-chan struct{}
-}
-
-// Start implements informers.SharedInformerFactory.
-func (f sharedInformers) Start(<-chan struct{}) { f.SharedInformerFactory.Start(f.stop) }
-
-// StartWithContext implements informers.SharedInformerFactory.
-func (f sharedInformers) StartWithContext(context.Context) { f.SharedInformerFactory.Start(f.stop) }
-
-// newInformers makes the factory that the process shares. managedFields are
-// trimmed, as both upstream's apiserver and controller-manager do.
-func newInformers(c kubernetes.Interface, stop <-chan struct{}) (informers.SharedInformerFactory, error) {
-	name, err := cache.NewInformerName("kubelith")
-	if err != nil {
-		return nil, err
-	}
-	trim := func(obj any) (any, error) {
-		if m, err := meta.Accessor(obj); err == nil && m.GetManagedFields() != nil {
-			m.SetManagedFields(nil)
-		}
-		return obj, nil
-	}
-	return sharedInformers{informers.NewSharedInformerFactoryWithOptions(c, resync, informers.WithTransform(trim), informers.WithInformerName(name)), stop}, nil
 }
 
 // documentAPI sets the OpenAPI documents.

@@ -59,7 +59,7 @@ func (srv *Server) complete() error {
 	// The kubelet's Node is known by address; its name may resolve to anything.
 	s.ServiceNodePortRange = utilnet.PortRange{Base: 30000, Size: 2768}
 
-	if err := args.Apply("--apiserver-arg", sets, refused(), o.Args); err != nil {
+	if err := args.Apply("--apiserver-arg", sets, Refused(), o.Args); err != nil {
 		return err
 	}
 	srv.anonymousHealth = !sets.FlagSet("authentication").Changed("anonymous-auth")
@@ -67,8 +67,8 @@ func (srv *Server) complete() error {
 	return nil
 }
 
-// refused are upstream's flags that the composition sets from Kubelith's own.
-func refused() args.Refused {
+// Refused are upstream's flags that the composition sets from Kubelith's own.
+func Refused() args.Refused {
 	use := func(flag string) string { return "use Kubelith's own --" + flag }
 	owned := "Kubelith makes and renews it"
 	return args.Merge(args.Logging(), args.FeatureGates(), args.Refused{
@@ -93,5 +93,8 @@ func refused() args.Refused {
 		"etcd-keyfile":                     "etcd is part of the process",
 		"permit-port-sharing":              "two servers on one port would be two clusters",
 		"apiserver-count":                  "it has no effect with the lease reconciler",
+		"default-watch-cache-size":         "upstream ignores it: watch caches size themselves",
+		"kubelet-read-only-port":           "upstream ignores it",
+		"kubelet-timeout":                  "upstream ignores it",
 	})
 }

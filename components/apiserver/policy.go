@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
+	schedulingv1 "k8s.io/kubernetes/pkg/apis/scheduling/v1"
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 )
 
@@ -68,6 +69,18 @@ func namespacedPolicy() []create {
 			return err
 		})
 	})
+	return todo
+}
+
+// priorityClasses creates system-node-critical and system-cluster-critical.
+func priorityClasses() []create {
+	var todo []create
+	for _, class := range schedulingv1.SystemPriorityClasses() {
+		todo = append(todo, func(ctx context.Context, cs kubernetes.Interface) error {
+			_, err := cs.SchedulingV1().PriorityClasses().Create(ctx, class, metav1.CreateOptions{})
+			return err
+		})
+	}
 	return todo
 }
 

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
+	schedulingrest "k8s.io/kubernetes/pkg/registry/scheduling/rest"
 
 	"kubelith.io/kubelith/components/client"
 )
@@ -54,7 +55,8 @@ func readyz(c *client.InProcess) (func(context.Context) error, error) {
 	return func(ctx context.Context) error {
 		var status int
 		r := cs.Discovery().RESTClient().Get().AbsPath("/readyz").
-			Param("exclude", "poststarthook/"+rbacrest.PostStartHookName).Do(ctx).StatusCode(&status)
+			Param("exclude", "poststarthook/"+rbacrest.PostStartHookName).
+			Param("exclude", "poststarthook/"+schedulingrest.PostStartHookName).Do(ctx).StatusCode(&status)
 		if err := r.Error(); err != nil && status != http.StatusOK {
 			return fmt.Errorf("/readyz: %w", err)
 		}

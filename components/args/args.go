@@ -10,6 +10,7 @@ package args
 import (
 	"errors"
 	"fmt"
+	"io"
 	"sort"
 	"strings"
 
@@ -36,12 +37,11 @@ func Merge(all ...Refused) Refused {
 // Logging has the flags of upstream's logging, which one logger of ours replaces.
 func Logging() Refused {
 	r := Refused{}
-	for _, f := range []string{"v", "vmodule", "logging-format", "log-flush-frequency", "log-json-info-buffer-size",
-		"log-json-split-stream", "log-text-info-buffer-size", "log-text-split-stream", "log-file", "log-dir", "logtostderr",
-		"alsologtostderr", "stderrthreshold", "skip-headers", "skip-log-headers", "one-output", "add-dir-header",
-		"log-backtrace-at", "log-file-max-size", "version", "help"} {
+	for _, f := range []string{"v", "vmodule", "logging-format", "log-flush-frequency", "log-text-info-buffer-size", "log-text-split-stream"} {
 		r[f] = "there is one log for the whole process: use --log-level and --log-format"
 	}
+	r["version"] = "see kubelith version"
+	r["help"] = "see upstream's documentation of the component"
 	return r
 }
 
@@ -103,6 +103,8 @@ func Apply(option string, sets cliflag.NamedFlagSets, refused Refused, keyValues
 
 // ApplyTo is Apply for a single flag set.
 func ApplyTo(option string, all *pflag.FlagSet, refused Refused, keyValues []string) error {
+	// What pflag says of deprecated flags is about a command line that nobody typed.
+	all.SetOutput(io.Discard)
 	var errs []error
 	for _, kv := range keyValues {
 		key, value, found := strings.Cut(kv, "=")

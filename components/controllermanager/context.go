@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/discovery"
@@ -19,6 +18,7 @@ import (
 	"k8s.io/kubernetes/pkg/controller/garbagecollector"
 
 	"kubelith.io/kubelith/components/client"
+	"kubelith.io/kubelith/components/informers"
 )
 
 // controllerContext wraps upstream's, which has value receivers.
@@ -30,6 +30,7 @@ const mapperReset = 30 * time.Second
 // controllerContext is what upstream's CreateControllerContext makes, on the
 // shared informers and with in-process clients.
 // Source: cmd/kube-controller-manager/app/controllermanager.go.
+// Handlers of its informers are called once the factory is started.
 func (s *Server) controllerContext(ctx context.Context) (controllerContext, error) {
 	own := s.opts.Client.Config(client.ControllerManager)
 	metadataClient, err := metadata.NewForConfig(own)
@@ -43,18 +44,12 @@ func (s *Server) controllerContext(ctx context.Context) (controllerContext, erro
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(discoveryClient))
 	go wait.Until(mapper.Reset, mapperReset, ctx.Done())
 
-	trim := func(obj any) (any, error) {
-		if m, err := meta.Accessor(obj); err == nil && m.GetManagedFields() != nil {
-			m.SetManagedFields(nil)
-		}
-		return obj, nil
-	}
-	shared := s.opts.Informers()
+	shared := informers.NewView(s.opts.Informers(), nil)
 	cc := app.ControllerContext{
 		ClientBuilder:   clientBuilder{s.opts.Client},
 		InformerFactory: shared,
 		ObjectOrMetadataInformerFactory: informerfactory.NewInformerFactory(shared,
-			metadatainformer.NewSharedInformerFactoryWithOptions(metadataClient, s.resync(), metadatainformer.WithTransform(trim))),
+			metadatainformer.NewSharedInformerFactoryWithOptions(metadataClient, s.resync(), metadatainformer.WithTransform(informers.Trim))),
 		ComponentConfig:          s.config.ComponentConfig,
 		RESTMapper:               mapper,
 		InformersStarted:         make(chan struct{}),

@@ -57,6 +57,9 @@ func New(o Options) (*Server, error) {
 	return &Server{opts: o, config: *c}, nil
 }
 
+// Upstream returns the configuration that upstream's controllers are built from.
+func (s *Server) Upstream() *config.Config { return &s.config }
+
 // Name implements lifecycle.Component.
 func (s *Server) Name() string { return "controller-manager" }
 

@@ -35,7 +35,7 @@ func upstreamConfig(o Options) (*config.Config, error) {
 	s.CSRSigningController.ClusterSigningCertFile = o.PKI.ClusterCA.Cert
 	s.CSRSigningController.ClusterSigningKeyFile = o.PKI.ClusterCA.Key
 
-	if err := args.Apply("--controller-manager-arg", sets, refused(), o.Args); err != nil {
+	if err := args.Apply("--controller-manager-arg", sets, Refused(), o.Args); err != nil {
 		return nil, err
 	}
 	s.ParsedFlags = &sets
@@ -49,16 +49,23 @@ func upstreamConfig(o Options) (*config.Config, error) {
 	return c, nil
 }
 
-// refused are upstream's flags that the composition sets or does not use.
-func refused() args.Refused {
+// Refused are upstream's flags that the composition sets or does not use.
+func Refused() args.Refused {
+	cloud := "cloud controllers run outside of the process"
 	return args.Merge(args.Logging(), args.FeatureGates(), args.Clients(), args.Serving(), args.Election(), args.Refused{
 		"cluster-cidr":                     "use Kubelith's own --cluster-cidr",
 		"service-cluster-ip-range":         "use Kubelith's own --service-cidr",
 		"root-ca-file":                     "Kubelith makes and renews it",
 		"service-account-private-key-file": "Kubelith makes and renews it",
 		"use-service-account-credentials":  "every controller has its own identity",
-		"cloud-provider":                   "cloud controllers run outside of the process",
-		"cloud-config":                     "cloud controllers run outside of the process",
+		"cloud-provider":                   cloud,
+		"cloud-config":                     cloud,
+		"cluster-name":                     cloud,
+		"allow-untagged-cloud":             cloud,
+		"configure-cloud-routes":           cloud,
+		"route-reconciliation-period":      cloud,
+		"external-cloud-volume-plugin":     cloud,
+		"node-sync-period":                 "upstream ignores it",
 		"leader-migration-config":          "there is one server, and no election",
 		"enable-leader-migration":          "there is one server, and no election",
 		"controller-shutdown-timeout":      "controllers stop within 5 s, the process within 30 s",

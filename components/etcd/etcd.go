@@ -14,14 +14,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/sirupsen/logrus"
-	"github.com/spf13/pflag"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 
-	"kubelith.io/kubelith/components/args"
 	"kubelith.io/kubelith/components/lifecycle"
 )
 
@@ -51,6 +48,8 @@ var _ lifecycle.Component = (*Server)(nil)
 // New checks the options and returns a Server; nothing is started or written.
 func New(o Options) (*Server, error) {
 	cfg := embed.NewConfig()
+	// Defining the flags resets some fields to the flags' own defaults: first.
+	fs := flagSet(cfg)
 	cfg.Name = o.Name
 	cfg.Dir = o.DataDir
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(o.Zap)
@@ -65,7 +64,7 @@ func New(o Options) (*Server, error) {
 	// etcd listens for peers on the URL's host alone, where clients get host and path.
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: peer.Path}}, []url.URL{peer}
 	cfg.InitialCluster = o.Name + "=" + peer.String()
-	if err := applyArgs(cfg, o.Args); err != nil {
+	if err := applyArgs(cfg, fs, o.Args); err != nil {
 		return nil, err
 	}
 	return &Server{opts: o, cfg: cfg}, nil
@@ -79,6 +78,9 @@ func peerSocket(client string) string {
 // Endpoint is the address for clients of a server with this socket, in the
 // form that etcd's client and the apiserver's --etcd-servers take.
 func Endpoint(socket string) string { return "unix://" + socket }
+
+// Upstream returns the configuration that etcd is started with.
+func (s *Server) Upstream() *embed.Config { return s.cfg }
 
 // Name implements lifecycle.Component.
 func (s *Server) Name() string { return "etcd" }
@@ -150,44 +152,4 @@ func (s *Server) explain(err error) error {
 		return fmt.Errorf("%s: the data is damaged: restore a copy of this directory, or move it away to start with an empty cluster: %w", s.opts.DataDir, err)
 	}
 	return err
-}
-
-// refused are the flags whose values the composition gives.
-func refused() args.Refused {
-	owned := "Kubelith sets it"
-	r := args.Logging()
-	for _, f := range []string{"name", "data-dir", "wal-dir", "listen-client-urls", "advertise-client-urls", "listen-client-http-urls",
-		"listen-peer-urls", "initial-advertise-peer-urls", "initial-cluster", "initial-cluster-state", "initial-cluster-token",
-		"config-file", "discovery-token", "discovery-endpoints", "enable-grpc-gateway", "log-level", "logger", "log-outputs", "log-format",
-		"cert-file", "key-file", "trusted-ca-file", "client-cert-auth", "peer-cert-file", "peer-key-file", "peer-trusted-ca-file",
-		"peer-client-cert-auth", "auto-tls", "peer-auto-tls"} {
-		r[f] = owned
-	}
-	r["unsafe-no-fsync"] = "every write is synced to disk"
-	return r
-}
-
-func applyArgs(cfg *embed.Config, keyValues []string) error {
-	fs := pflag.NewFlagSet("etcd", pflag.ContinueOnError)
-	fs.Int64Var(&cfg.QuotaBackendBytes, "quota-backend-bytes", cfg.QuotaBackendBytes, "")
-	fs.Uint64Var(&cfg.SnapshotCount, "snapshot-count", cfg.SnapshotCount, "")
-	fs.UintVar(&cfg.TickMs, "heartbeat-interval", cfg.TickMs, "")
-	fs.UintVar(&cfg.ElectionMs, "election-timeout", cfg.ElectionMs, "")
-	fs.UintVar(&cfg.MaxSnapFiles, "max-snapshots", cfg.MaxSnapFiles, "")
-	fs.UintVar(&cfg.MaxWalFiles, "max-wals", cfg.MaxWalFiles, "")
-	fs.UintVar(&cfg.MaxTxnOps, "max-txn-ops", cfg.MaxTxnOps, "")
-	fs.UintVar(&cfg.MaxRequestBytes, "max-request-bytes", cfg.MaxRequestBytes, "")
-	fs.StringVar(&cfg.AutoCompactionMode, "auto-compaction-mode", cfg.AutoCompactionMode, "")
-	fs.StringVar(&cfg.AutoCompactionRetention, "auto-compaction-retention", cfg.AutoCompactionRetention, "")
-	fs.DurationVar(&cfg.BackendBatchInterval, "backend-batch-interval", cfg.BackendBatchInterval, "")
-	fs.IntVar(&cfg.BackendBatchLimit, "backend-batch-limit", cfg.BackendBatchLimit, "")
-	fs.DurationVar(&cfg.WarningApplyDuration, "warning-apply-duration", cfg.WarningApplyDuration, "")
-	fs.StringVar(&cfg.Metrics, "metrics", cfg.Metrics, "")
-	if err := args.ApplyTo("--etcd-arg", fs, refused(), keyValues); err != nil {
-		return err
-	}
-	if time.Duration(cfg.ElectionMs) < 5*time.Duration(cfg.TickMs) {
-		return fmt.Errorf("--etcd-arg election-timeout (%d ms): must be at least five times heartbeat-interval (%d ms)", cfg.ElectionMs, cfg.TickMs)
-	}
-	return nil
 }

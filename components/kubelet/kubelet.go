@@ -79,6 +79,9 @@ func New(o Options) (*Server, error) {
 	return &Server{opts: o, upstream: up}, nil
 }
 
+// Upstream returns the options that upstream's kubelet is started with.
+func (s *Server) Upstream() *options.KubeletServer { return s.upstream }
+
 // Name implements lifecycle.Component.
 func (s *Server) Name() string { return "kubelet" }
 

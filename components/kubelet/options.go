@@ -70,7 +70,7 @@ func upstreamServer(o Options) (*options.KubeletServer, error) {
 	c.Authorization.Mode = "Webhook"
 	c.ReadOnlyPort = 0
 
-	if err := args.ApplyTo("--kubelet-arg", fs, refused(), o.Args); err != nil {
+	if err := args.ApplyTo("--kubelet-arg", fs, Refused(), o.Args); err != nil {
 		return nil, err
 	}
 	if err := options.ValidateKubeletFlags(f); err != nil {
@@ -89,35 +89,38 @@ func taint(s string) corev1.Taint {
 	return corev1.Taint{Key: key, Value: value, Effect: corev1.TaintEffect(effect)}
 }
 
-// refused are upstream's flags that the composition sets or does not use.
-func refused() args.Refused {
+// Refused are upstream's flags that the composition sets or does not use.
+func Refused() args.Refused {
 	use := func(flag string) string { return "use Kubelith's own --" + flag }
 	client := "the kubelet uses the in-process client"
 	runtime := "containerd is part of the process"
 	return args.Merge(args.Logging(), args.FeatureGates(), args.Refused{
-		"kubeconfig":                 client,
-		"bootstrap-kubeconfig":       client,
-		"kube-api-qps":               client,
-		"kube-api-burst":             client,
-		"kube-api-content-type":      client,
-		"rotate-certificates":        client,
-		"config":                     "give each setting as a --kubelet-arg of its own",
-		"config-dir":                 "give each setting as a --kubelet-arg of its own",
-		"hostname-override":          use("node-name"),
-		"node-ip":                    use("node-ip"),
-		"node-labels":                use("node-label"),
-		"register-with-taints":       use("node-taint"),
-		"root-dir":                   use("kubelet-root-dir"),
-		"cluster-domain":             use("cluster-domain"),
-		"container-runtime-endpoint": runtime,
-		"image-service-endpoint":     runtime,
-		"tls-cert-file":              "Kubelith makes and renews it",
-		"tls-private-key-file":       "Kubelith makes and renews it",
-		"client-ca-file":             "Kubelith makes and renews it",
-		"cert-dir":                   "Kubelith makes and renews it",
-		"exit-on-lock-contention":    "it would end the whole process; the data directory has a lock of its own",
-		"lock-file":                  "the data directory has a lock of its own",
-		"windows-service":            "there is no Windows here",
-		"windows-priorityclass":      "there is no Windows here",
+		"kubeconfig":                        client,
+		"bootstrap-kubeconfig":              client,
+		"kube-api-qps":                      client,
+		"kube-api-burst":                    client,
+		"kube-api-content-type":             client,
+		"rotate-certificates":               client,
+		"config":                            "give each setting as a --kubelet-arg of its own",
+		"config-dir":                        "give each setting as a --kubelet-arg of its own",
+		"hostname-override":                 use("node-name"),
+		"node-ip":                           use("node-ip"),
+		"node-labels":                       use("node-label"),
+		"register-with-taints":              use("node-taint"),
+		"root-dir":                          use("kubelet-root-dir"),
+		"cluster-domain":                    use("cluster-domain"),
+		"container-runtime-endpoint":        runtime,
+		"image-service-endpoint":            runtime,
+		"tls-cert-file":                     "Kubelith makes and renews it",
+		"tls-private-key-file":              "Kubelith makes and renews it",
+		"client-ca-file":                    "Kubelith makes and renews it",
+		"cert-dir":                          "Kubelith makes and renews it",
+		"pod-cidr":                          "the Node object has it",
+		"cgroup-driver":                     "containerd and the kubelet use the one that was detected",
+		"hairpin-mode":                      "upstream ignores it: it is in the CNI configuration",
+		"runonce":                           "upstream ignores it",
+		"streaming-connection-idle-timeout": "upstream ignores it: containerd serves the streams",
+		"exit-on-lock-contention":           "it would end the whole process; the data directory has a lock of its own",
+		"lock-file":                         "the data directory has a lock of its own",
 	})
 }

@@ -19,7 +19,7 @@ func (s *Server) complete() error {
 		return err
 	}
 	o.ComponentConfig = defaults
-	if err := args.Apply("--scheduler-arg", *o.Flags, refused(), s.opts.Args); err != nil {
+	if err := args.Apply("--scheduler-arg", *o.Flags, Refused(), s.opts.Args); err != nil {
 		return err
 	}
 	cfg := o.ComponentConfig
@@ -38,8 +38,8 @@ func (s *Server) complete() error {
 	return nil
 }
 
-// refused are upstream's flags that the composition sets or does not use.
-func refused() args.Refused {
+// Refused are upstream's flags that the composition sets or does not use.
+func Refused() args.Refused {
 	return args.Merge(args.Logging(), args.FeatureGates(), args.Clients(), args.Serving(), args.Election(), args.Refused{
 		"write-config-to": "kubelith server does not end after writing a file",
 	})

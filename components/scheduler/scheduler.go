@@ -16,6 +16,7 @@ import (
 	"fmt"
 
 	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/dynamicinformer"
@@ -28,6 +29,7 @@ import (
 	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
 
 	"kubelith.io/kubelith/components/client"
+	sharedinformers "kubelith.io/kubelith/components/informers"
 	"kubelith.io/kubelith/components/lifecycle"
 )
 
@@ -63,6 +65,9 @@ func New(o Options) (*Server, error) {
 	return s, nil
 }
 
+// Upstream returns the options that upstream's scheduler is built from.
+func (s *Server) Upstream() *options.Options { return s.upstream }
+
 // Name implements lifecycle.Component.
 func (s *Server) Name() string { return "scheduler" }
 
@@ -80,7 +85,8 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
-	factory := newFactory(s.opts.Informers(), cs)
+	// Upstream's own Pod informer: it selects status.phase!=Succeeded,status.phase!=Failed.
+	factory := sharedinformers.NewView(s.opts.Informers(), scheduler.NewInformerFactory(cs, 0, nil), &corev1.Pod{})
 	dynFactory := dynamicinformer.NewFilteredDynamicSharedInformerFactory(dyn, 0, metav1.NamespaceAll, nil)
 	broadcaster := events.NewEventBroadcasterAdapterWithContext(ctx, cs)
 	broadcaster.StartRecordingToSink(ctx.Done())

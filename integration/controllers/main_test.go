@@ -6,7 +6,9 @@ package controllers
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -67,6 +69,7 @@ func waitPods(t testing.TB, s *harness.Server, ns, app string, n int) []corev1.P
 }
 
 // recorder keeps the state of an app's pods from a watch and calls seen after each event with all of them.
+// stop returns when the watch has told as much as a list does, and seen is called no more.
 func recorder(t testing.TB, s *harness.Server, ns, app string, seen func(event watch.Event, pod *corev1.Pod, now map[string]*corev1.Pod)) (stop func()) {
 	t.Helper()
 	client := s.Client(t).CoreV1().Pods(ns)
@@ -80,27 +83,45 @@ func recorder(t testing.TB, s *harness.Server, ns, app string, seen func(event w
 	if err != nil {
 		t.Fatal(err)
 	}
+	var mu sync.Mutex
+	now := map[string]*corev1.Pod{}
+	for i := range list.Items {
+		now[list.Items[i].Name] = &list.Items[i]
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		now := map[string]*corev1.Pod{}
-		for i := range list.Items {
-			now[list.Items[i].Name] = &list.Items[i]
-		}
 		for event := range w.ResultChan() {
 			pod, ok := event.Object.(*corev1.Pod)
 			if !ok {
 				continue
 			}
+			mu.Lock()
 			if event.Type == watch.Deleted {
 				delete(now, pod.Name)
 			} else {
 				now[pod.Name] = pod
 			}
 			seen(event, pod, now)
+			mu.Unlock()
 		}
 	}()
 	return func() {
+		t.Helper()
+		harness.Eventually(t, 10*time.Second, "the watch to catch up", func() error {
+			listed := pods(t, s, ns, app)
+			mu.Lock()
+			defer mu.Unlock()
+			if len(listed) != len(now) {
+				return fmt.Errorf("%d pods listed, %d watched", len(listed), len(now))
+			}
+			for _, p := range listed {
+				if known := now[p.Name]; known == nil || known.UID != p.UID {
+					return fmt.Errorf("%s is not known", p.Name)
+				}
+			}
+			return nil
+		})
 		w.Stop()
 		<-done
 	}

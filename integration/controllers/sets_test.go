@@ -37,12 +37,6 @@ func TestStatefulSet(t *testing.T) {
 			faults = append(faults, "db-1 was deleted before db-2 was gone")
 		}
 	})
-	stopped := false
-	defer func() {
-		if !stopped {
-			stop()
-		}
-	}()
 	_, err := s.Client(t).AppsV1().StatefulSets(ns).Create(t.Context(), &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: "db"},
 		Spec:       appsv1.StatefulSetSpec{ServiceName: "db", Replicas: ptr(int32(3)), Selector: selector("db"), Template: template("db", "1")},
@@ -64,7 +58,6 @@ func TestStatefulSet(t *testing.T) {
 	s.Kubectl(t, "-n", ns, "scale", "statefulset/db", "--replicas=1")
 	waitPods(t, s, ns, "db", 1)
 	stop()
-	stopped = true
 	if strings.Join(removed, " ") != "db-2 db-1" {
 		t.Errorf("removed in the order %v", removed)
 	}

@@ -37,6 +37,9 @@ func (s *Server) RunBinary(t testing.TB, args ...string) Result {
 	return run(t, s.BinaryCommand(args...))
 }
 
+// BinaryPath is the executable under test; the sandbox sees it at the same place.
+func (s *Server) BinaryPath() string { return s.binary }
+
 // BinaryCommand is kubelith, in the sandbox, to be run by the caller.
 func (s *Server) BinaryCommand(args ...string) *exec.Cmd { return s.Command(s.binary, args...) }
 

@@ -154,4 +154,4 @@ func defects(log string) []string {
 	return defect.FindAllString(log, 5)
 }
 
-var defect = regexp.MustCompile(`(?m)^(panic: |fatal error: |WARNING: DATA RACE).*$|^.*cache \S+ modified.*$`)
+var defect = regexp.MustCompile(`(?m)^(panic: |fatal error: |WARNING: DATA RACE).*$|^.*(cache \S+ modified|Observed a panic|panic serving).*$`)

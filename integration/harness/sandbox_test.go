@@ -104,6 +104,7 @@ func TestDefects(t *testing.T) {
 	}{
 		{"clean", "level=info msg=\"panic: quoted in a message\"\n", 0},
 		{"panic", "x\npanic: runtime error: index out of range\n\ngoroutine 1", 1},
+		{"recovered", "2026-01-01T00:00:00Z error component=kubelet Observed a panic panic=x\n", 1},
 		{"mutation", "E1 mutation_detector.go:1] cache *v1.Pod modified\n", 1},
 	} {
 		if got := defects(tc.log); len(got) != tc.want {

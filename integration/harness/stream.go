@@ -26,6 +26,9 @@ func (s *Server) PodExec(t testing.TB, pod *corev1.Pod, container string, comman
 // TryPodExec is PodExec for a command that may fail.
 func (s *Server) TryPodExec(t testing.TB, pod *corev1.Pod, container string, command ...string) (stdout, stderr string, err error) {
 	t.Helper()
+	if container == "" && len(pod.Spec.Containers) > 0 {
+		container = pod.Spec.Containers[0].Name
+	}
 	var out, errOut bytes.Buffer
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

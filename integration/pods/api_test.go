@@ -62,9 +62,6 @@ func TestStaticPod(t *testing.T) {
 	s := cluster.Get(t)
 	ns := s.Namespace(t)
 	file := s.Path(staticPods + "/" + ns + ".yaml")
-	if err := os.MkdirAll(s.Path(staticPods), 0o755); err != nil {
-		t.Fatal(err)
-	}
 	manifest := fmt.Sprintf(`apiVersion: v1
 kind: Pod
 metadata: {name: static, namespace: %s}
@@ -80,8 +77,7 @@ spec:
 	mirror = s.WaitRunning(t, mirror)
 	pid := s.ContainerPID(t, mirror, "main")
 
-	// Forced: kubelet 1.37 notices a mirror pod that is only marked for deletion at its next full sync, 60 to 90 s later.
-	s.Kubectl(t, "-n", ns, "delete", "pod", mirror.Name, "--wait=false", "--force", "--grace-period=0")
+	s.Kubectl(t, "-n", ns, "delete", "pod", mirror.Name, "--wait=false")
 	s.WaitPod(t, mirror, "to be mirrored again", func(p *corev1.Pod) error {
 		if p.UID == mirror.UID {
 			return fmt.Errorf("it is the old mirror")

@@ -112,7 +112,7 @@ func TestActiveDeadline(t *testing.T) {
 	s := cluster.Get(t)
 	ns := s.Namespace(t)
 	pod := harness.Pod(ns, "late", "/bin/probe", "sleep")
-	pod.Spec.ActiveDeadlineSeconds = ptr(int64(4))
+	pod.Spec.ActiveDeadlineSeconds = ptr(int64(12)) // long enough to be seen running on a busy machine
 	pod = s.Run(t, pod)
 	pid := s.ContainerPID(t, pod, "main")
 	pod = s.WaitPod(t, pod, "to end", harness.PodEnded)

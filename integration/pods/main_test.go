@@ -5,6 +5,7 @@ package pods
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -16,8 +17,10 @@ import (
 // staticPods is the directory of static pod manifests, inside the sandbox.
 const staticPods = "/etc/kubelith/static-pods"
 
+// The kubelet makes a deleted mirror pod again when it next syncs its pod: after 60 to 90 s by default.
 var cluster = harness.NewShared(harness.Options{
-	Args: []string{"--kubelet-arg=pod-manifest-path=" + staticPods},
+	Args:    []string{"--kubelet-arg=pod-manifest-path=" + staticPods, "--kubelet-arg=sync-frequency=5s"},
+	Prepare: func(s *harness.Server) error { return os.MkdirAll(s.Path(staticPods), 0o755) },
 })
 
 func TestMain(m *testing.M) { harness.Main(m, cluster) }

@@ -1,0 +1,69 @@
+# Benchmarks: Kubelith against the same upstream programs as separate processes (bench/compare), the cost of a
+# request in the process and over TLS (bench/requests), and the packed size. Needs root and a quiet machine.
+#
+#   make bench                              7 rounds of starts and pods, 2 of five minutes idle: about 75 minutes
+#   make bench ROUNDS=3 IDLE_SECONDS=60     fewer and shorter
+#   make bench-quick                        one short round of each: does it work
+#   make bench-table                        print the table of what has been measured so far
+#
+# A run that was interrupted goes on where it stopped. Results belong to one executable and one set of settings:
+# after a change remove $(BENCH_RESULTS) or name another file.
+ROUNDS ?= 7
+IDLE_ROUNDS ?= 2
+IDLE_SECONDS ?= 300
+BENCH_RESULTS ?= .cache/bench/results.jsonl
+# PEER_GOGC: what Kubelith sets for itself, given to the processes of the composition; empty when it sets nothing.
+PEER_GOGC ?=
+# PEER_START: "ordered" starts the peers' clients only when the apiserver is ready, instead of all at once.
+PEER_START ?=
+
+BENCH := .cache/bench
+bench_programs := etcd containerd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy coredns
+bench_package_etcd := go.etcd.io/etcd/server/v3
+bench_package_containerd := github.com/containerd/containerd/v2/cmd/containerd
+bench_package_coredns := github.com/coredns/coredns
+bench_package = $(or $(bench_package_$(1)),k8s.io/kubernetes/cmd/$(1))
+
+.PHONY: bench bench-quick bench-table bench-peers bench-clean
+bench: bin/kubelith bench-peers $(BENCH)/kubelith.zst ## measure against separate upstream processes (root, about 75 minutes)
+	$(bench_run)
+	@$(MAKE) --no-print-directory bench-table
+
+bench-quick: ## one short round of the benchmarks
+	@rm -f $(BENCH)/quick.jsonl
+	@$(MAKE) --no-print-directory bench ROUNDS=1 IDLE_ROUNDS=1 IDLE_SECONDS=20 BENCH_RESULTS=$(BENCH)/quick.jsonl
+
+bench-table:
+	@$(GO) run ./bench/report -results $(BENCH_RESULTS) $(if $(wildcard $(BENCH)/kubelith.zst),-packed $(BENCH)/kubelith.zst)
+
+# The test binary is built first and then run, so that nothing is compiled while something is measured. `cd`: a test
+# runs in the directory of its package.
+define bench_run
+$(GO) test -c -ldflags='-s -w' -o $(BENCH)/compare.test ./bench/compare
+$(GO) test -c -ldflags='-s -w' -o $(BENCH)/requests.test ./bench/requests
+cd bench/compare && $(bench_env) $(CURDIR)/$(BENCH)/compare.test -test.run TestCompare -test.v -test.timeout 5h
+cd bench/requests && $(bench_env) $(CURDIR)/$(BENCH)/requests.test -test.run TestRequests -test.v -test.timeout 30m
+endef
+bench_env = BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12) idle=$(IDLE_SECONDS) gogc=$(PEER_GOGC) start=$(PEER_START)" \
+	BENCH_RESULTS=$(abspath $(BENCH_RESULTS)) BENCH_PEERS=$(CURDIR)/$(BENCH)/bin ROUNDS=$(ROUNDS) IDLE_ROUNDS=$(IDLE_ROUNDS) \
+	IDLE_SECONDS=$(IDLE_SECONDS) PEER_GOGC=$(PEER_GOGC) PEER_START=$(PEER_START)
+
+# The peers come from this module's go.mod and go.sum. Their main packages import a few modules that Kubelith does
+# not (CoreDNS's cloud plugins, containerd's tracing): the copies take their checksums, at the versions that go.mod selects.
+bench-peers: $(addprefix $(BENCH)/bin/,$(bench_programs))
+$(BENCH)/bin/%: $(BENCH)/go.mod
+	@mkdir -p $(@D)
+	$(GO) build -modfile=$(BENCH)/go.mod -mod=mod -ldflags '$(LDFLAGS)' -o $@ $(call bench_package,$*)
+$(BENCH)/go.mod: go.mod go.sum
+	@mkdir -p $(@D)
+	cp go.sum $(BENCH)/go.sum
+	cp go.mod $@
+
+# bin/kubelith is made anew by every make; its content decides.
+$(BENCH)/kubelith.zst: bin/kubelith
+	@mkdir -p $(@D)
+	@sum=$$(sha256sum bin/kubelith) && if [ "$$sum" != "$$(cat $@.sum 2>/dev/null)" ]; then \
+		zstd -19 -f -q -o $@ bin/kubelith && echo "$$sum" > $@.sum; fi
+
+bench-clean:
+	rm -rf $(BENCH)

@@ -1,0 +1,174 @@
+// Package informers has the informers that the components of the process share:
+// one cache of the cluster, not one per component.
+//
+// Shared wraps the apiserver's factory. A View is what one component (the
+// controllers, the scheduler) gets of it. Upstream builds such a component on a
+// factory that has not been started, and some constructors rely on that: they
+// add an event handler first and set the fields that it uses afterwards. Here
+// the shared informers run long before, so a View holds events back until the
+// component starts it.
+//
+// The package knows no component and makes no client.
+package informers
+
+import (
+	"context"
+	"reflect"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/informers/internalinterfaces"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+)
+
+// resync is how often shared informers hand every object to their handlers
+// again. Upstream's apiserver uses 10 minutes, its controller-manager 12 to 24
+// hours; the longer one suits both, as no handler relies on resync for progress.
+const resync = 12 * time.Hour
+
+// Trim drops managedFields, which no informer's user reads, as upstream's
+// apiserver, controller-manager and scheduler do.
+func Trim(obj any) (any, error) {
+	if m, err := meta.Accessor(obj); err == nil && m.GetManagedFields() != nil {
+		m.SetManagedFields(nil)
+	}
+	return obj, nil
+}
+
+// NewShared makes the factory of the process. Its informers end with stop,
+// whoever starts them: a component that stops must not end them for the others.
+func NewShared(c kubernetes.Interface, stop <-chan struct{}) (informers.SharedInformerFactory, error) {
+	name, err := cache.NewInformerName("kubelith")
+	if err != nil {
+		return nil, err
+	}
+	return shared{informers.NewSharedInformerFactoryWithOptions(c, resync, informers.WithTransform(Trim), informers.WithInformerName(name)), stop}, nil
+}
+
+type shared struct {
+	informers.SharedInformerFactory
+	stop <-chan struct{}
+}
+
+// Start implements informers.SharedInformerFactory.
+func (f shared) Start(<-chan struct{}) { f.SharedInformerFactory.Start(f.stop) }
+
+// StartWithContext implements informers.SharedInformerFactory.
+func (f shared) StartWithContext(context.Context) { f.SharedInformerFactory.Start(f.stop) }
+
+// View is a factory whose event handlers see nothing before Start.
+//
+//	made --Start--> open: events that came meanwhile are delivered in order
+type View struct {
+	informers.SharedInformerFactory // the shared one
+	own                             informers.SharedInformerFactory
+	ownTypes                        map[reflect.Type]bool
+
+	opened chan struct{}
+	once   sync.Once
+}
+
+var _ informers.SharedInformerFactory = (*View)(nil)
+
+// NewView returns a view of shared. For objects of ownTypes it uses the
+// informers of own instead, which it starts and which may be nil.
+func NewView(shared, own informers.SharedInformerFactory, ownTypes ...runtime.Object) *View {
+	v := &View{SharedInformerFactory: shared, own: own, ownTypes: map[reflect.Type]bool{}, opened: make(chan struct{})}
+	for _, t := range ownTypes {
+		v.ownTypes[reflect.TypeOf(t)] = true
+	}
+	return v
+}
+
+// InformerFor implements informers.SharedInformerFactory; all typed informers
+// of the view come from here.
+func (v *View) InformerFor(obj runtime.Object, newFunc internalinterfaces.NewInformerFunc) cache.SharedIndexInformer {
+	factory := v.SharedInformerFactory
+	if v.ownTypes[reflect.TypeOf(obj)] {
+		factory = v.own
+	}
+	return informer{factory.InformerFor(obj, newFunc), v.opened}
+}
+
+// ForResource implements informers.SharedInformerFactory. It does not know ownTypes.
+func (v *View) ForResource(r schema.GroupVersionResource) (informers.GenericInformer, error) {
+	i, err := v.SharedInformerFactory.ForResource(r)
+	return generic{i, v.opened}, err
+}
+
+type generic struct {
+	informers.GenericInformer
+	opened <-chan struct{}
+}
+
+func (g generic) Informer() cache.SharedIndexInformer {
+	return informer{g.GenericInformer.Informer(), g.opened}
+}
+
+// Start implements informers.SharedInformerFactory.
+func (v *View) Start(stop <-chan struct{}) {
+	if v.own != nil {
+		v.own.Start(stop)
+	}
+	v.SharedInformerFactory.Start(stop)
+	v.once.Do(func() { close(v.opened) })
+}
+
+// StartWithContext implements informers.SharedInformerFactory.
+func (v *View) StartWithContext(ctx context.Context) { v.Start(ctx.Done()) }
+
+// WaitForCacheSync implements informers.SharedInformerFactory.
+func (v *View) WaitForCacheSync(stop <-chan struct{}) map[reflect.Type]bool {
+	synced := v.SharedInformerFactory.WaitForCacheSync(stop)
+	if v.own != nil {
+		for t, ok := range v.own.WaitForCacheSync(stop) {
+			synced[t] = ok
+		}
+	}
+	return synced
+}
+
+// informer is a shared informer with gated handlers.
+type informer struct {
+	cache.SharedIndexInformer
+	opened <-chan struct{}
+}
+
+func (i informer) AddEventHandler(h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
+	return i.SharedIndexInformer.AddEventHandler(gate{h, i.opened})
+}
+
+func (i informer) AddEventHandlerWithResyncPeriod(h cache.ResourceEventHandler, period time.Duration) (cache.ResourceEventHandlerRegistration, error) {
+	return i.SharedIndexInformer.AddEventHandlerWithResyncPeriod(gate{h, i.opened}, period)
+}
+
+func (i informer) AddEventHandlerWithOptions(h cache.ResourceEventHandler, o cache.HandlerOptions) (cache.ResourceEventHandlerRegistration, error) {
+	return i.SharedIndexInformer.AddEventHandlerWithOptions(gate{h, i.opened}, o)
+}
+
+// gate holds events back. Each handler has a goroutine and an unbounded buffer
+// of its own in client-go, so that nobody else waits.
+type gate struct {
+	cache.ResourceEventHandler
+	opened <-chan struct{}
+}
+
+func (g gate) OnAdd(obj any, initial bool) {
+	<-g.opened
+	g.ResourceEventHandler.OnAdd(obj, initial)
+}
+
+func (g gate) OnUpdate(old, obj any) {
+	<-g.opened
+	g.ResourceEventHandler.OnUpdate(old, obj)
+}
+
+func (g gate) OnDelete(obj any) {
+	<-g.opened
+	g.ResourceEventHandler.OnDelete(obj)
+}

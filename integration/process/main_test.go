@@ -1,0 +1,145 @@
+// Package process tests the process itself: its start, its ordered stop, being killed at any moment, what it
+// says to systemd, and the other commands of the executable. Containers must not notice any of it.
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+var cluster = harness.NewShared(harness.Options{})
+
+func TestMain(m *testing.M) { harness.Main(m, cluster) }
+
+// controlPlane switches off what needs containers.
+var controlPlane = []string{"kubelet", "containerd", "proxy", "dns"}
+
+// process identifies a process of the host.
+type process struct {
+	pid   int
+	start uint64
+}
+
+// processOf is the first process of a pod's container main.
+func processOf(t *testing.T, s *harness.Server, pod *corev1.Pod) process {
+	t.Helper()
+	pid := s.ContainerPID(t, pod, "main")
+	return process{pid, harness.StartTime(t, pid)}
+}
+
+// same checks that a process still is what it was.
+func (p process) same(t *testing.T, what string) {
+	t.Helper()
+	if !harness.Alive(p.pid) {
+		t.Errorf("%s: process %d has ended", what, p.pid)
+	} else if now := harness.StartTime(t, p.pid); now != p.start {
+		t.Errorf("%s: process %d is another one now", what, p.pid)
+	}
+}
+
+// deployment has web-like pods that sleep and end at once when told to.
+func deployment(t *testing.T, s *harness.Server, ns, name string, replicas int32) {
+	t.Helper()
+	pod := harness.Pod(ns, name, "/bin/probe", "sleep")
+	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	_, err := s.Client(t).AppsV1().Deployments(ns).Create(t.Context(), &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas,
+			Selector: &metav1.LabelSelector{MatchLabels: pod.Labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels}, Spec: pod.Spec},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// rolledOut is nil when a Deployment has what it wants and nothing more.
+func rolledOut(s *harness.Server, t *testing.T, ns, name string) error {
+	d, err := s.Client(t).AppsV1().Deployments(ns).Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	st := d.Status
+	if n := *d.Spec.Replicas; st.ObservedGeneration < d.Generation || st.UpdatedReplicas != n || st.ReadyReplicas != n || st.Replicas != n {
+		return fmt.Errorf("deployment %s wants %d pods: %d, %d updated, %d ready", name, n, st.Replicas, st.UpdatedReplicas, st.ReadyReplicas)
+	}
+	return nil
+}
+
+// agree is nil when containerd runs exactly what the API's pods consist of: one sandbox for each pod and its containers,
+// and the bridge has one port for each pod with a network of its own.
+func agree(ctx context.Context, t *testing.T, s *harness.Server) error {
+	pods, err := s.Client(t).CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	want := map[string]string{}
+	for _, p := range pods.Items {
+		if p.DeletionTimestamp != nil {
+			return fmt.Errorf("pod %s is being deleted", p.Name)
+		}
+		for _, c := range p.Status.ContainerStatuses {
+			if c.State.Running == nil {
+				return fmt.Errorf("container %s of pod %s does not run", c.Name, p.Name)
+			}
+			_, id, _ := strings.Cut(c.ContainerID, "://")
+			want[id] = p.Name
+		}
+	}
+	out := strings.Fields(s.Exec(t, s.BinaryPath(), "ctr", "tasks", "list", "--quiet"))
+	running := map[string]bool{}
+	for _, id := range out {
+		running[id] = true
+	}
+	for id, pod := range want {
+		if !running[id] {
+			return fmt.Errorf("container %s of pod %s is no task", id, pod)
+		}
+	}
+	if n := len(pods.Items) + len(want); len(out) != n {
+		return fmt.Errorf("containerd has %d tasks, the API %d sandboxes and containers", len(out), n)
+	}
+	ports := strings.Count(s.Exec(t, "ip", "-o", "link", "show", "master", "cni0"), "\n")
+	if ports != len(pods.Items) {
+		return fmt.Errorf("the bridge has %d ports for %d pods", ports, len(pods.Items))
+	}
+	return nil
+}
+
+// alive is nil while the server runs.
+func alive(s *harness.Server) error {
+	select {
+	case <-s.Exited():
+		return harness.Permanent(errors.New("the server has ended"))
+	default:
+		return nil
+	}
+}
+
+// exists says whether the sandbox has a file.
+func exists(s *harness.Server, path string) bool {
+	_, err := os.Lstat(s.Path(path))
+	return err == nil
+}
+
+// within fails the test when something took longer.
+func within(t *testing.T, what string, took, limit time.Duration) {
+	t.Helper()
+	t.Logf("%s: %s", what, took.Round(time.Millisecond))
+	if took > limit {
+		t.Errorf("%s took %s, more than %s", what, took, limit)
+	}
+}

@@ -1,0 +1,196 @@
+package process
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+// TestRestart stops a server with pods and starts it again.
+func TestRestart(t *testing.T) {
+	t.Parallel()
+	s := harness.Start(t, harness.Options{Args: []string{"--log-level=debug"}})
+	ns := s.Namespace(t)
+	deployment(t, s, ns, "app", 2)
+	pod := harness.Pod(ns, "alone", "/bin/probe", "sleep")
+	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	pod = s.Run(t, pod)
+	harness.Eventually(t, harness.PodTimeout, "the Deployment", func() error { return rolledOut(s, t, ns, "app") })
+	list, err := s.Client(t).CoreV1().Pods(ns).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := map[string]process{}
+	for i := range list.Items {
+		before[list.Items[i].Name] = processOf(t, s, &list.Items[i])
+	}
+	if len(before) != 3 {
+		t.Fatalf("there are %d pods", len(before))
+	}
+	token := s.Kubectl(t, "-n", ns, "create", "token", "default")
+	certificates := hashes(t, s)
+
+	gap := watchDNS(s)
+	within(t, "stop", s.Stop(t), 30*time.Second)
+	for name, p := range before {
+		p.same(t, "after the stop, "+name)
+	}
+	stopOrder(t, s.Logs())
+	began := time.Now()
+	s.Launch(t)
+	s.WaitReady(t)
+	t.Logf("warm start to Ready: %s", time.Since(began).Round(time.Millisecond))
+	within(t, "longest time without an answer of DNS", gap(), 10*time.Second)
+
+	for name, p := range before {
+		p.same(t, "after the restart, "+name)
+	}
+	harness.Eventually(t, 30*time.Second, "containerd and the API to agree", func() error { return agree(t.Context(), t, s) })
+	for name, p := range before {
+		now := s.WaitRunning(t, harness.Pod(ns, name))
+		if st := harness.Status(now, "main"); st.RestartCount != 0 || s.ContainerPID(t, now, "main") != p.pid {
+			t.Errorf("pod %s was not adopted: %d restarts", name, st.RestartCount)
+		}
+	}
+	harness.Eventually(t, 15*time.Second, "exec in an adopted container", func() error {
+		out, _, err := s.TryPodExec(t, pod, "main", "/bin/sh", "-c", "echo here")
+		if err == nil && out != "here\n" {
+			err = fmt.Errorf("the output is %q", out)
+		}
+		return err
+	})
+	for file, sum := range hashes(t, s) {
+		if certificates[file] != sum {
+			t.Errorf("%s was changed by a restart", file)
+		}
+	}
+	review, err := withToken(t, s, token).AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatalf("a token from before the restart: %v", err)
+	}
+	if user := review.Status.UserInfo.Username; user != "system:serviceaccount:"+ns+":default" {
+		t.Errorf("the token is that of %s", user)
+	}
+}
+
+// stopOrder reads in the log what stopped when.
+func stopOrder(t *testing.T, log string) {
+	t.Helper()
+	at := map[string]int{}
+	for i, m := range regexp.MustCompile(`(?m)^\S+ debug +component=(\S+) (stopping|stopped)\b`).FindAllStringSubmatch(log, -1) {
+		at[m[1]+" "+m[2]] = i + 1
+	}
+	for _, c := range []string{"etcd", "apiserver", "controller-manager", "scheduler", "containerd", "images", "network", "kubelet", "proxy", "dns"} {
+		if at[c+" stopping"] == 0 || at[c+" stopped"] == 0 {
+			t.Errorf("the log does not say that %s stopped", c)
+		}
+	}
+	for _, pair := range [][2]string{
+		{"apiserver", "etcd"}, {"controller-manager", "apiserver"}, {"scheduler", "apiserver"}, {"kubelet", "apiserver"},
+		{"proxy", "apiserver"}, {"dns", "apiserver"}, {"kubelet", "containerd"},
+	} {
+		if first, then := at[pair[0]+" stopped"], at[pair[1]+" stopping"]; first > then {
+			t.Errorf("%s began to stop before %s had stopped", pair[1], pair[0])
+		}
+	}
+}
+
+// hashes are the files with keys and certificates, and the kubeconfig.
+func hashes(t *testing.T, s *harness.Server) map[string]string {
+	t.Helper()
+	files, err := filepath.Glob(s.Path(harness.DataDir + "/server/*/*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files = append(files, s.Path(harness.AdminKubeconfig))
+	found := map[string]string{}
+	for _, f := range files {
+		if info, err := os.Stat(f); err != nil || info.IsDir() {
+			continue
+		}
+		content, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found[f] = string(content)
+	}
+	if len(found) < 10 {
+		t.Fatalf("only %d files with keys and certificates", len(found))
+	}
+	return found
+}
+
+func withToken(t *testing.T, s *harness.Server, token string) kubernetes.Interface {
+	t.Helper()
+	cfg := rest.AnonymousClientConfig(s.RESTConfig(t))
+	cfg.BearerToken = strings.TrimSpace(token)
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// watchDNS asks cluster DNS all the time until the returned function is called, which returns the longest
+// time between two answers.
+func watchDNS(s *harness.Server) func() time.Duration {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	var longest time.Duration
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		last := time.Now()
+		for ctx.Err() == nil {
+			if askDNS(ctx, s, 300*time.Millisecond) == nil {
+				longest, last = max(longest, time.Since(last)), time.Now()
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		longest = max(longest, time.Since(last))
+	}()
+	return func() time.Duration {
+		for end := time.Now().Add(15 * time.Second); askDNS(ctx, s, time.Second) != nil && time.Now().Before(end); {
+		}
+		cancel()
+		wg.Wait()
+		return longest
+	}
+}
+
+func askDNS(ctx context.Context, s *harness.Server, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	conn, err := s.DialContext(ctx, "udp", "10.43.0.10:53")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(timeout))
+	c := &dns.Conn{Conn: conn}
+	m := new(dns.Msg)
+	m.SetQuestion("kubernetes.default.svc.cluster.local.", dns.TypeA)
+	if err := c.WriteMsg(m); err != nil {
+		return err
+	}
+	m, err = c.ReadMsg()
+	if err == nil && len(m.Answer) != 1 {
+		err = fmt.Errorf("the answer is %s", m)
+	}
+	return err
+}

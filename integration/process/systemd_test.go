@@ -1,0 +1,111 @@
+package process
+
+import (
+	"errors"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+// TestSystemd is the service manager: it gets READY=1 when everything is ready and not before, pings after that, and
+// STOPPING=1 when the stop begins.
+func TestSystemd(t *testing.T) {
+	t.Parallel()
+	s := harness.New(t, harness.Options{Env: []string{"NOTIFY_SOCKET=/run/notify.sock", "WATCHDOG_USEC=1000000"}})
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: s.Path("/run/notify.sock"), Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	manager := &manager{ready: make(chan struct{})}
+	go manager.read(conn)
+
+	s.Launch(t)
+	select {
+	case <-manager.ready:
+	case <-s.Exited():
+		t.Fatal("the server has ended")
+	case <-time.After(60 * time.Second):
+		t.Fatalf("no READY=1 within 60 s, only %q", manager.all())
+	}
+	// Everything answers at this moment, without waiting.
+	if _, err := s.Client(t).Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(t.Context()); err != nil {
+		t.Errorf("the API: %v", err)
+	}
+	for what, url := range map[string]string{"kubelet": "http://127.0.0.1:10248/healthz", "proxy": "http://127.0.0.1:10256/livez"} {
+		resp, err := s.HTTPClient(time.Second).Get(url)
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+			continue
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			t.Errorf("%s: %s", what, resp.Status)
+		}
+	}
+	if err := askDNS(t.Context(), s, time.Second); err != nil {
+		t.Errorf("DNS: %v", err)
+	}
+	s.Exec(t, s.BinaryPath(), "ctr", "version")
+
+	harness.Eventually(t, 5*time.Second, "pings of the watchdog", func() error {
+		if manager.count("WATCHDOG=1") < 3 {
+			return errors.New(strings.Join(manager.all(), " "))
+		}
+		return nil
+	})
+	if manager.count("STOPPING=1") != 0 {
+		t.Error("STOPPING=1 before the stop")
+	}
+	s.Stop(t)
+	if n := manager.count("READY=1"); n != 1 {
+		t.Errorf("READY=1 was said %d times", n)
+	}
+	if manager.count("STOPPING=1") != 1 {
+		t.Errorf("the stop was not announced: %q", manager.all())
+	}
+}
+
+// manager keeps what was said.
+type manager struct {
+	mu    sync.Mutex
+	lines []string
+	ready chan struct{}
+	once  sync.Once
+}
+
+func (m *manager) read(conn net.Conn) {
+	buf := make([]byte, 4096)
+	for {
+		n, err := conn.Read(buf)
+		if err != nil {
+			return
+		}
+		m.mu.Lock()
+		m.lines = append(m.lines, strings.Split(string(buf[:n]), "\n")...)
+		m.mu.Unlock()
+		if m.count("READY=1") > 0 {
+			m.once.Do(func() { close(m.ready) })
+		}
+	}
+}
+
+func (m *manager) all() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return append([]string{}, m.lines...)
+}
+
+func (m *manager) count(line string) (n int) {
+	for _, l := range m.all() {
+		if l == line {
+			n++
+		}
+	}
+	return n
+}

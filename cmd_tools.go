@@ -62,18 +62,46 @@ func kubectl(args []string) error {
 
 func ctrCommand() *cli.Command {
 	return &cli.Command{
-		Name:         "ctr",
-		Usage:        "containerd's client for this node; put its own flags after --",
-		Flags:        config.DirFlags(),
-		OnUsageError: usageError,
+		Name:            "ctr",
+		Usage:           "containerd's client for this node: kubelith ctr [--run-dir DIR] ARGUMENTS OF CTR",
+		SkipFlagParsing: true, // all but our own flags are ctr's
 		Action: func(c *cli.Context) error {
-			cfg, err := config.Load(c)
-			if err != nil {
-				return err
+			ours, theirs := split(c.Args().Slice(), config.DirFlags())
+			app := &cli.App{Name: "ctr", Flags: config.DirFlags(), HideHelp: true, ExitErrHandler: func(*cli.Context, error) {}}
+			app.Action = func(own *cli.Context) error {
+				cfg, err := config.Load(own)
+				if err != nil {
+					return err
+				}
+				return ctr.Run(c.Context, filepath.Join(cfg.RunDir, "containerd", "containerd.sock"), theirs)
 			}
-			return ctr.Run(c.Context, filepath.Join(cfg.RunDir, "containerd", "containerd.sock"), c.Args().Slice())
+			return app.Run(append([]string{"ctr"}, ours...))
 		},
 	}
+}
+
+// split takes the leading arguments that set one of flags, as --name=value or
+// --name value, from the others.
+func split(args []string, flags []cli.Flag) (ours, theirs []string) {
+	known := map[string]bool{}
+	for _, f := range flags {
+		for _, name := range f.Names() {
+			known["--"+name] = true
+		}
+	}
+	theirs = args
+	for len(theirs) > 0 {
+		name, _, hasValue := strings.Cut(theirs[0], "=")
+		n := 2
+		if hasValue {
+			n = 1
+		}
+		if !known[name] || len(theirs) < n {
+			break
+		}
+		ours, theirs = append(ours, theirs[:n]...), theirs[n:]
+	}
+	return ours, theirs
 }
 
 func resetCommand() *cli.Command {

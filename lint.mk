@@ -20,5 +20,5 @@ $(STATICCHECK): tools/go.mod tools/go.sum
 	GOARCH= GOFLAGS=-trimpath $(GO) -C tools build -o $(CURDIR)/$@ honnef.co/go/tools/cmd/staticcheck
 
 lint-shell:
-	@if command -v shellcheck >/dev/null; then shellcheck $(shell_files); \
+	@if command -v shellcheck >/dev/null; then shellcheck --severity=warning $(shell_files); \
 	else echo "lint: shellcheck is not installed (apt-get install shellcheck): scripts are not checked"; fi

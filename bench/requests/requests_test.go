@@ -154,7 +154,7 @@ func serve(t *testing.T) (inProcess, overTLS kubernetes.Interface) {
 		t.Fatal(err)
 	}
 	api, err := apiserver.New(apiserver.Options{
-		BindAddress: "127.0.0.1", Port: port, AdvertiseAddress: "127.0.0.1", ServiceCIDRs: []string{"10.43.0.0/16"}, ClusterDomain: "cluster.local",
+		BindAddress: "127.0.0.1", Port: port, AdvertiseAddress: "192.0.2.1", ServiceCIDRs: []string{"10.43.0.0/16"}, ClusterDomain: "cluster.local",
 		EtcdEndpoint: etcd.Endpoint(socket), EncryptionConfig: encryption, PKI: bundle, Client: ours, Log: log,
 		// The test has no controller-manager that makes service accounts.
 		Args: []string{"disable-admission-plugins=ServiceAccount"},

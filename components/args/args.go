@@ -108,7 +108,7 @@ func ApplyTo(option string, all *pflag.FlagSet, refused Refused, keyValues []str
 	var errs []error
 	for _, kv := range keyValues {
 		key, value, found := strings.Cut(kv, "=")
-		key = strings.TrimLeft(key, "-")
+		key = flagName(key)
 		if !found {
 			errs = append(errs, fmt.Errorf("%s %q: give it as key=value", option, kv))
 			continue
@@ -126,6 +126,12 @@ func ApplyTo(option string, all *pflag.FlagSet, refused Refused, keyValues []str
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// flagName is the name of the flag that a user means: upstream's commands take
+// "--some_flag" for some-flag, and what is refused has to be so in any spelling.
+func flagName(key string) string {
+	return strings.ReplaceAll(strings.TrimLeft(strings.TrimSpace(key), "-"), "_", "-")
 }
 
 func suggestion(key string, fs *pflag.FlagSet) string {
@@ -151,7 +157,7 @@ func Gates(lists ...[]string) (rest [][]string, global []string, err error) {
 		var keep []string
 		for _, kv := range list {
 			key, value, _ := strings.Cut(kv, "=")
-			switch strings.TrimLeft(key, "-") {
+			switch flagName(key) {
 			case "feature-gates":
 				for _, gate := range strings.Split(value, ",") {
 					name, on, _ := strings.Cut(gate, "=")
@@ -161,7 +167,7 @@ func Gates(lists ...[]string) (rest [][]string, global []string, err error) {
 					values[name] = on
 				}
 			case "emulated-version", "emulation-forward-compatible", "min-compatibility-version":
-				global = append(global, kv)
+				global = append(global, flagName(key)+"="+value)
 			default:
 				keep = append(keep, kv)
 			}

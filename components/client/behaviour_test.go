@@ -84,7 +84,8 @@ func await(t *testing.T, c <-chan struct{}, what string) {
 func TestWhatTheHandlerSees(t *testing.T) {
 	handler := func(w http.ResponseWriter, r *http.Request) {
 		_, flusher := w.(http.Flusher)
-		_, notifier := w.(http.CloseNotifier) //nolint:staticcheck // upstream asks for it
+		//lint:ignore SA1019 upstream asks for it
+		_, notifier := w.(http.CloseNotifier)
 		body, err := io.ReadAll(r.Body)
 		for k, v := range map[string]any{
 			"Proto": r.Proto, "Major": r.ProtoMajor, "Method": r.Method, "Path": r.URL.Path, "Query": r.URL.RawQuery,
@@ -196,7 +197,7 @@ func TestWhatTheClientSees(t *testing.T) {
 			w.Header().Set("Content-Type", "application/json")
 			io.WriteString(w, "<html>")
 		}, 200, "<html>", -2, map[string]string{"Content-Type": "application/json"}},
-		{"body of a request left unread", "POST", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", 413) }, 413, "no\n", -2, nil},
+		{"body of a request left unread", "POST", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusRequestEntityTooLarge) }, 413, "no\n", -2, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			overBoth(t, c.handler, func(t *testing.T, client *http.Client, url string) {

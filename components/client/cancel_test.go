@@ -112,6 +112,9 @@ func TestClientTimeout(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var ended chan struct{}
 			overBoth(t, func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/connect" {
+					return
+				}
 				defer close(ended)
 				if header {
 					w.(http.Flusher).Flush()
@@ -119,7 +122,8 @@ func TestClientTimeout(t *testing.T) {
 				<-r.Context().Done()
 			}, func(t *testing.T, c *http.Client, url string) {
 				ended = make(chan struct{})
-				c.Timeout = 50 * time.Millisecond
+				do(t, c, t.Context(), "GET", url+"/connect", nil).Body.Close()
+				c.Timeout = 300 * time.Millisecond
 				r, err := c.Get(url)
 				if err == nil {
 					defer r.Body.Close()
@@ -139,7 +143,7 @@ func TestReaderClosesEarly(t *testing.T) {
 	var ended chan struct{}
 	overBoth(t, func(w http.ResponseWriter, r *http.Request) {
 		defer close(ended)
-		//nolint:staticcheck // upstream asks for it
+		//lint:ignore SA1019 upstream asks for it
 		gone := w.(http.CloseNotifier).CloseNotify()
 		for {
 			if _, err := w.Write(make([]byte, 64<<10)); err != nil {
@@ -235,31 +239,24 @@ func TestBlockedReader(t *testing.T) {
 		}
 	}))
 	r := do(t, c, t.Context(), "GET", "https://x", nil)
-	settle := func() int64 {
+	blocksAt := func(want int64) {
 		t.Helper()
-		deadline := time.Now().Add(patience)
-		for last := int64(-1); ; {
-			n := written.Load()
-			if n > 0 && n == last {
-				return n
+		for deadline := time.Now().Add(patience); written.Load() < want; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%d bytes were written, want %d", written.Load(), want)
 			}
-			if last = n; time.Now().After(deadline) {
-				t.Fatalf("the handler does not block: %d bytes are written", n)
-			}
-			time.Sleep(50 * time.Millisecond) // what has not moved for so long is blocked
+		}
+		time.Sleep(50 * time.Millisecond) // time for a handler that does not block to write more
+		if n := written.Load(); n > want {
+			t.Fatalf("%d bytes were written, want the handler to block at %d", n, want)
 		}
 	}
-	first := settle()
-	if first > window {
-		t.Errorf("%d bytes were written to a reader that read none; the window is %d", first, window)
-	}
+	blocksAt(window)
 	const more = 10 * window
 	if _, err := io.CopyN(io.Discard, r.Body, more); err != nil {
 		t.Fatal(err)
 	}
-	if got := settle() - first; got < more-2*size || got > more+2*size {
-		t.Errorf("after %d bytes were read the handler wrote %d more", more, got)
-	}
+	blocksAt(window + more)
 	r.Body.Close()
 	await(t, ended, "end of the blocked handler")
 }

@@ -65,6 +65,9 @@ func (p *InProcess) config(u user.Info) *rest.Config {
 			AcceptContentTypes: "application/vnd.kubernetes.protobuf,application/json",
 		},
 		DisableCompression: true,
+		// Warnings are for those who write manifests; upstream's components use
+		// deprecated APIs on purpose, every few seconds.
+		WarningHandler: rest.NoWarnings{},
 	}
 }
 

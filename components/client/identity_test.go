@@ -101,7 +101,8 @@ func TestIdentityCannotBeForged(t *testing.T) {
 			req.Header.Set(k, v)
 		}
 		ctx := context.WithValue(req.Context(), otherKey{}, (&transport{}).user)
-		ctx = context.WithValue(ctx, "identityKey", APIServer) //nolint:staticcheck // what an attacker would try
+		//lint:ignore SA1029 what an attacker would try
+		ctx = context.WithValue(ctx, "identityKey", APIServer)
 		return req.WithContext(ctx)
 	}
 	t.Run("from the network", func(t *testing.T) {

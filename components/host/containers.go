@@ -42,6 +42,7 @@ type process struct {
 	exe         string   // what /proc/PID/exe links to
 	args        []string // may be set by the process itself
 	cgroups     []string // paths, one per hierarchy
+	mounts      string   // its mount namespace
 }
 
 // processes lists all of the host; those that end meanwhile are left out.
@@ -66,6 +67,7 @@ func processes(files tree) []process {
 		p := process{pid: pid, name: stat[open+1 : end]}
 		p.parent, _ = strconv.Atoi(rest[1])
 		p.exe, _ = os.Readlink(files.path(filepath.Join(dir, "exe")))
+		p.mounts = mountNamespace(files, entry)
 		p.args = strings.Split(strings.TrimRight(files.text(filepath.Join(dir, "cmdline")), "\x00"), "\x00")
 		for _, line := range strings.Split(files.text(filepath.Join(dir, "cgroup")), "\n") {
 			if parts := strings.SplitN(line, ":", 3); len(parts) == 3 {
@@ -75,6 +77,12 @@ func processes(files tree) []process {
 		out = append(out, p)
 	}
 	return out
+}
+
+// mountNamespace identifies the mount namespace of a process (an entry of /proc).
+func mountNamespace(files tree, entry string) string {
+	link, _ := os.Readlink(files.path(filepath.Join("/proc", entry, "ns/mnt")))
+	return link
 }
 
 // containers is what runs for this server's pods.
@@ -115,8 +123,12 @@ func (r *Reset) containers() containers {
 	return found
 }
 
-// isOurShim: its program is from our payload, or it reports to our containerd.
+// isOurShim: its program is from our payload, or it reports to our containerd. Paths say whose it is only in one mount
+// namespace: several nodes of one host have the same paths, each in a namespace of its own.
 func (r *Reset) isOurShim(p process) bool {
+	if p.mounts != mountNamespace(r.files, "self") {
+		return false
+	}
 	exe := strings.TrimSuffix(p.exe, " (deleted)")
 	if filepath.Base(exe) == shimName && below(filepath.Join(r.opts.DataDir, "data"), exe) {
 		return true

@@ -108,6 +108,12 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	waiting, stop := context.WithCancel(ctx)
 	defer stop()
 	go s.awaitHealthy(waiting, ready)
+	registered := make(chan struct{})
+	go func() {
+		defer close(registered)
+		s.keepRegistered(waiting, deps.KubeClient)
+	}()
+	defer func() { stop(); <-registered }()
 	return app.Run(ctx, s.upstream, deps, utilfeature.DefaultFeatureGate)
 }
 

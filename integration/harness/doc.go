@@ -40,7 +40,7 @@
 //	s.Exec(t, "ip", "addr")                                // any program, in the namespaces
 //	s.Launch(t); s.WaitExit(t, 10*time.Second)             // exit code of a server that must fail
 //
-// Network, from both sides: s.Client(), s.RESTConfig(), s.Dynamic() talk to https://10.123.N.2:6443
+// Network, from both sides: s.Client(t), s.RESTConfig(t), s.Dynamic(t) talk to https://10.123.N.2:6443
 // from the test process; s.HTTPGet(url) and s.DialContext dial from inside the server's namespace
 // (ClusterIPs, pod IPs, 127.0.0.1); s.HostIP is the test process as the server sees it: listen there
 // to be a webhook, a DNS upstream (the sandbox's resolv.conf names s.HostIP) or an outside client.

@@ -1,7 +1,6 @@
 package harness
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -13,10 +12,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"kubelith.io/kubelith/integration/testimage"
 )
 
 const (
@@ -102,48 +97,6 @@ func newServer(opts Options) (*Server, error) {
 		return nil, errors.Join(err, sb.close())
 	}
 	return s, nil
-}
-
-func (s *Server) prepare() error {
-	if s.opts.ConfigYAML != "" {
-		path := s.Path("/etc/kubelith/config.yaml")
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return err
-		}
-		if err := os.WriteFile(path, []byte(s.opts.ConfigYAML), 0o600); err != nil {
-			return err
-		}
-	}
-	if !s.opts.NoTestImage {
-		if err := s.putTestImage(); err != nil {
-			return fmt.Errorf("test image: %w", err)
-		}
-	}
-	if s.opts.Prepare != nil {
-		return s.opts.Prepare(s)
-	}
-	return nil
-}
-
-func (s *Server) putTestImage() error {
-	root, err := repoRoot()
-	if err != nil {
-		return err
-	}
-	archive, err := testimage.Archive(root, stateDir)
-	if err != nil {
-		return err
-	}
-	dir := s.Path(DataDir + "/agent/images")
-	// The data directory is the product's and private; only its mode matters here.
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	content, err := os.ReadFile(archive)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, "kubelith-test.tar"), content, 0o600)
 }
 
 // CgroupRoot is the kubelet's --cgroup-root of this server.
@@ -283,70 +236,6 @@ func (s *Server) Restart(t testing.TB) {
 	s.Stop(t)
 	s.Launch(t)
 	s.WaitReady(t)
-}
-
-// WaitReady waits until the node is Ready and the test image is there.
-func (s *Server) WaitReady(t testing.TB) {
-	t.Helper()
-	if err := s.ready(readyTimeout); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func (s *Server) ready(timeout time.Duration) error {
-	exited := s.Exited()
-	return poll(timeout, "the node to be Ready", func() error {
-		select {
-		case <-exited:
-			return permanent{fmt.Errorf("the server ended with exit code %d", s.process.ProcessState.ExitCode())}
-		default:
-		}
-		client, err := s.client()
-		if err != nil {
-			return err
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		if _, err := client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{}); err != nil {
-			return err
-		}
-		nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return err
-		}
-		if len(nodes.Items) == 0 {
-			return errors.New("no node yet")
-		}
-		if err := nodeReady(&nodes.Items[0]); err != nil || s.opts.NoTestImage {
-			return err
-		}
-		out, err := s.Command(s.binary, "ctr", "images", "list", "--quiet").CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("kubelith ctr images list: %w: %s", err, out)
-		}
-		if !strings.Contains(string(out), testimage.Ref) {
-			return fmt.Errorf("%s is not imported", testimage.Ref)
-		}
-		return nil
-	})
-}
-
-// nodeReady wants what a scheduler wants: the condition, and no not-ready taint left over.
-func nodeReady(node *corev1.Node) error {
-	for _, c := range node.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			if c.Status != corev1.ConditionTrue {
-				return fmt.Errorf("node %s is not Ready: %s", node.Name, c.Message)
-			}
-			for _, taint := range node.Spec.Taints {
-				if taint.Key == corev1.TaintNodeNotReady {
-					return fmt.Errorf("node %s has the taint %s", node.Name, taint.Key)
-				}
-			}
-			return nil
-		}
-	}
-	return fmt.Errorf("node %s has no Ready condition", node.Name)
 }
 
 // Logs is everything the server has written to stdout and stderr so far, over all its launches.

@@ -48,7 +48,7 @@ func TestPostStartFailureKillsTheContainer(t *testing.T) {
 	pod.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{
 		PostStart: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: harness.Shell("exit 3")}},
 	}
-	pod = s.RunToEnd(t, pod)
+	s.RunToEnd(t, pod)
 	event(t, s, ns, "hook", "FailedPostStartHook", "PostStartHook")
 }
 

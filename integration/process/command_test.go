@@ -19,8 +19,8 @@ import (
 func TestKubectl(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
-	if out := s.Exec(t, s.BinaryPath(), "kubectl", "get", "--raw=/readyz"); out != "ok" {
-		t.Errorf("kubelith kubectl get --raw=/readyz: %q", out)
+	if out := s.Exec(t, s.BinaryPath(), "kubectl", "get", "--raw=/livez/ping"); out != "ok" {
+		t.Errorf("kubelith kubectl get --raw=/livez/ping: %q", out)
 	}
 	if err := os.Symlink(s.BinaryPath(), s.Path("/var/lib/kubectl")); err != nil {
 		t.Fatal(err)

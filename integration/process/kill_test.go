@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	corev1 "k8s.io/api/core/v1"
@@ -38,6 +40,12 @@ func TestKill9(t *testing.T) {
 	t.Logf("seed %d", seed)
 	dice := rand.New(rand.NewPCG(seed, 0))
 	moment := func(upTo time.Duration) { time.Sleep(time.Duration(dice.Int64N(int64(upTo)))) }
+
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("mounts:\n%s", s.Exec(t, "cat", "/proc/mounts"))
+		}
+	})
 
 	const kills = 20
 	var kept []string
@@ -118,6 +126,15 @@ func archive(t *testing.T, s *harness.Server, ref string) {
 	t.Helper()
 	image, err := random.Image(8<<20, 3)
 	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := image.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file = file.DeepCopy()
+	file.OS, file.Architecture = "linux", runtime.GOARCH
+	if image, err = mutate.ConfigFile(image, file); err != nil {
 		t.Fatal(err)
 	}
 	tag, err := name.NewTag(ref)

@@ -164,7 +164,7 @@ func (h *snapshotHost) take(t *testing.T, s *harness.Server) {
 	}
 	for line := range strings.Lines(string(mounts)) {
 		target := strings.Fields(line)[1]
-		for _, dir := range []string{harness.DataDir, harness.RunDir, "/var/lib/kubelet", "/run/netns", "/var/run/netns"} {
+		for _, dir := range []string{harness.DataDir, harness.RunDir, "/var/lib/kubelet"} {
 			if target == dir || strings.HasPrefix(target, dir+"/") {
 				h.mounts = append(h.mounts, target)
 			}

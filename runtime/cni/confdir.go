@@ -57,14 +57,8 @@ func valid(ending string, content []byte) error {
 		}
 		return nil
 	}
-	c, err := libcni.ConfFromBytes(content)
-	if err != nil {
-		return err
-	}
-	if c.Network.Type == "" {
-		return errors.New("it has no type")
-	}
-	return nil
+	_, err := libcni.NetworkPluginConfFromBytes(content)
+	return err
 }
 
 // install makes c the only configuration in dir and tells whether it was not.

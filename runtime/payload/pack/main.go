@@ -30,7 +30,7 @@ func main() {
 
 func run(out string, args []string) error {
 	if out == "" || len(args) == 0 {
-		return errors.New("usage: pack -out DIR NAME=FILE...")
+		return errors.New("give -out DIR and one or more NAME=FILE")
 	}
 	slices.Sort(args)
 	archive, files, err := pack(args)

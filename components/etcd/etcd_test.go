@@ -1,0 +1,108 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"go.uber.org/zap"
+)
+
+func options(dir string, args ...string) Options {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return Options{DataDir: filepath.Join(dir, "db"), Socket: filepath.Join(dir, "etcd.sock"), Name: "default", Args: args, Zap: zap.NewNop(), Log: log}
+}
+
+// A member starts, is ready, ends without an error, and starts again on the
+// same data, also over the sockets that a killed process leaves behind.
+func TestRun(t *testing.T) {
+	dir := t.TempDir()
+	for _, socket := range []string{"etcd.sock", "etcd-peer.sock"} {
+		if err := os.WriteFile(filepath.Join(dir, socket), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		s, err := New(options(dir, "quota-backend-bytes=16777216"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		wasReady := false
+		err = s.Run(ctx, func() {
+			wasReady = true
+			if info, err := os.Stat(filepath.Join(dir, "etcd.sock")); err != nil || info.Mode()&os.ModeSocket == 0 {
+				t.Errorf("the clients' socket is not there: %v", err)
+			}
+			cancel()
+		})
+		cancel()
+		if err != nil || !wasReady {
+			t.Fatalf("ready: %v, error: %v", wasReady, err)
+		}
+	}
+}
+
+func TestComposition(t *testing.T) {
+	s, err := New(options("/d", "max-concurrent-streams=77", "quota-backend-bytes=16777216"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := s.Upstream()
+	for _, u := range append(c.ListenClientUrls, c.ListenPeerUrls...) {
+		if u.Scheme != "unix" {
+			t.Errorf("etcd would listen on %s", u.String())
+		}
+	}
+	if len(c.ListenMetricsUrls) > 0 || len(c.ListenClientHttpUrls) > 0 {
+		t.Error("etcd would listen for metrics or HTTP")
+	}
+	if c.UnsafeNoFsync {
+		t.Error("writes would not be synced")
+	}
+	if c.MaxConcurrentStreams != 77 || c.QuotaBackendBytes != 16<<20 {
+		t.Errorf("arguments are lost: %d streams, %d bytes", c.MaxConcurrentStreams, c.QuotaBackendBytes)
+	}
+	if Endpoint("/d/etcd.sock") != "unix:///d/etcd.sock" {
+		t.Errorf("the endpoint is %s", Endpoint("/d/etcd.sock"))
+	}
+}
+
+func TestBadArgs(t *testing.T) {
+	for arg, want := range map[string]string{
+		"unsafe-no-fsync=true":    "every write is synced to disk",
+		"data-dir=/x":             "Kubelith sets it",
+		"listen_client_urls=x":    "Kubelith sets it",
+		"quota-backend-byte=1":    `did you mean "quota-backend-bytes"?`,
+		"quota-backend-bytes=big": "--etcd-arg quota-backend-bytes",
+		"election-timeout=100":    "at least five times heartbeat-interval",
+	} {
+		if _, err := New(options("/d", arg)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", arg, err, want)
+		}
+	}
+}
+
+func TestExplain(t *testing.T) {
+	s := &Server{opts: options("/d")}
+	for text, want := range map[string]string{
+		"write /d/db: no space left on device": "disk full: free space",
+		"walpb: crc mismatch":                  "restore a copy",
+		"snap: no available snapshot":          "restore a copy",
+	} {
+		if err := s.explain(errors.New(text)); !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: %v does not say %q", text, err, want)
+		}
+	}
+	plain := errors.New("listen unix /d/etcd.sock: permission denied")
+	if err := s.explain(plain); err != plain {
+		t.Errorf("an error of another kind was changed to %v", err)
+	}
+}

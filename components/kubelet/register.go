@@ -1,0 +1,88 @@
+package kubelet
+
+import (
+	"context"
+	"runtime"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	volumeutil "k8s.io/kubernetes/pkg/volume/util"
+)
+
+// registerRetry is the time between two attempts to register again.
+const registerRetry = time.Second
+
+// keepRegistered makes the Node object again when it is deleted, until ctx ends. Upstream's kubelet registers once in
+// its life; but here the kubelet's next start is also that of the API server, and a cluster without its only node
+// is of no use until then. What the kubelet reports (addresses, capacity, conditions) it writes into whatever
+// object has its name.
+func (s *Server) keepRegistered(ctx context.Context, cs kubernetes.Interface) {
+	if !s.upstream.RegisterNode {
+		return
+	}
+	deleted := make(chan struct{}, 1)
+	factory := informers.NewSharedInformerFactoryWithOptions(cs, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, s.opts.NodeName).String()
+	}))
+	// Adding a handler fails only on an informer that was stopped before.
+	_, _ = factory.Core().V1().Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		DeleteFunc: func(any) {
+			select {
+			case deleted <- struct{}{}:
+			default:
+			}
+		},
+	})
+	factory.Start(ctx.Done())
+	defer factory.Shutdown()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-deleted:
+		}
+		for ctx.Err() == nil {
+			_, err := cs.CoreV1().Nodes().Create(ctx, s.initialNode(), metav1.CreateOptions{})
+			if err == nil || apierrors.IsAlreadyExists(err) {
+				s.opts.Log.Warnf("the Node %s was deleted, it is registered again", s.opts.NodeName)
+				break
+			}
+			s.opts.Log.Warnf("the Node %s was deleted, next attempt to register it in %s: %v", s.opts.NodeName, registerRetry, err)
+			select {
+			case <-time.After(registerRetry):
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+// initialNode has what upstream's kubelet sets when it registers and never again.
+// Source: pkg/kubelet/kubelet_node_status.go, initialNode.
+func (s *Server) initialNode() *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: s.opts.NodeName,
+		Labels: map[string]string{
+			corev1.LabelHostname:      s.opts.NodeName,
+			corev1.LabelOSStable:      runtime.GOOS,
+			corev1.LabelArchStable:    runtime.GOARCH,
+			"beta.kubernetes.io/os":   runtime.GOOS,
+			"beta.kubernetes.io/arch": runtime.GOARCH,
+		},
+		Annotations: map[string]string{volumeutil.ControllerManagedAttachAnnotation: "true"},
+	}}
+	for _, l := range s.opts.Labels {
+		key, value, _ := strings.Cut(l, "=")
+		n.Labels[key] = value
+	}
+	for _, t := range s.opts.Taints {
+		n.Spec.Taints = append(n.Spec.Taints, taint(t))
+	}
+	return n
+}

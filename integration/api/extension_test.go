@@ -1,0 +1,416 @@
+package api
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+// tlsServer runs a probe that serves TLS, with a Service in front of it, and returns its CA in base64 and its pod.
+func tlsServer(t *testing.T, s *harness.Server, ns, name string, command ...string) (ca string, pod *corev1.Pod) {
+	t.Helper()
+	caPEM, cert, key := certificate(t, name+"."+ns+".svc")
+	_, err := s.Client(t).CoreV1().Secrets(ns).Create(t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod = harness.Pod(ns, name, append([]string{"/bin/probe"}, command...)...)
+	pod.Spec.Volumes = []corev1.Volume{{Name: "certs", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: name}}}}
+	pod.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "certs", MountPath: "/certs"}}
+	pod.Spec.Containers[0].ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, FailureThreshold: 30, ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt(8443)}}}
+	_, err = s.Client(t).CoreV1().Services(ns).Create(t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       corev1.ServiceSpec{Selector: pod.Labels, Ports: []corev1.ServicePort{{Port: 443, TargetPort: intstr.FromInt(8443)}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return base64.StdEncoding.EncodeToString(caPEM), s.Run(t, pod)
+}
+
+// webhookConfig is a webhook configuration for ConfigMaps of one namespace.
+func webhookConfig(kind, name, ns, path, policy, ca string) string {
+	return fmt.Sprintf(`apiVersion: admissionregistration.k8s.io/v1
+kind: %s
+metadata: {name: %s}
+webhooks:
+- name: probe.kubelith.io
+  clientConfig: {service: {namespace: %s, name: hook, path: %s}, caBundle: %s}
+  rules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE, UPDATE], resources: [configmaps]}]
+  namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %s}}
+  admissionReviewVersions: [v1]
+  sideEffects: None
+  failurePolicy: %s
+  timeoutSeconds: 2
+`, kind, name, ns, path, ca, ns, policy)
+}
+
+func TestWebhooks(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	ca, pod := tlsServer(t, s, ns, "hook", "webhook")
+	mutating, validating := ns+"-mutate", ns+"-validate"
+	t.Cleanup(func() {
+		s.TryKubectl(t, "delete", "mutatingwebhookconfiguration", mutating, "--ignore-not-found")
+		s.TryKubectl(t, "delete", "validatingwebhookconfiguration", validating, "--ignore-not-found")
+	})
+
+	apply(t, s, "", webhookConfig("MutatingWebhookConfiguration", mutating, ns, "/mutate", "Fail", ca))
+	n := 0
+	harness.Eventually(t, 20*time.Second, "an object that was mutated", func() error {
+		n++
+		out := apply(t, s, ns, configMap(fmt.Sprintf("m-%d", n), "", ""), "-o", "json")
+		var cm corev1.ConfigMap
+		if err := json.Unmarshal([]byte(out), &cm); err != nil {
+			return err
+		}
+		if cm.Labels["mutated"] != "yes" {
+			return fmt.Errorf("labels %v", cm.Labels)
+		}
+		return nil
+	})
+	if log := s.PodLogs(t, pod, "main"); !strings.Contains(log, fmt.Sprintf("review /mutate CREATE configmaps %s/m-%d", ns, n)) {
+		t.Errorf("the webhook was not asked:\n%s", log)
+	}
+
+	apply(t, s, "", webhookConfig("ValidatingWebhookConfiguration", validating, ns, "/deny-label", "Fail", ca))
+	mustRefuse(t, s, configMap("v", "forbidden: really", ""), "the label forbidden is forbidden", "-n", ns, "create")
+	apply(t, s, ns, configMap("good", "a: b", ""))
+	if res := s.TryKubectl(t, "-n", ns, "label", "configmap", "good", "forbidden=x"); res.Code == 0 || !strings.Contains(res.Stderr, "is forbidden") {
+		t.Errorf("an update: %+v", res)
+	}
+
+	for _, path := range []string{"/hang", "/crash"} {
+		apply(t, s, "", webhookConfig("ValidatingWebhookConfiguration", validating, ns, path, "Fail", ca))
+		mustRefuse(t, s, configMap("f", "", ""), "failed calling webhook", "-n", ns, "create")
+		apply(t, s, "", webhookConfig("ValidatingWebhookConfiguration", validating, ns, path, "Ignore", ca))
+		harness.Eventually(t, 20*time.Second, "failures of "+path+" to be ignored", func() error {
+			res := s.TryKubectl(t, "-n", ns, "create", "configmap", "ignored"+strings.TrimPrefix(path, "/"))
+			if res.Code != 0 {
+				return fmt.Errorf("%s", res.Stderr)
+			}
+			return nil
+		})
+	}
+}
+
+func TestAggregation(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	ca, _ := tlsServer(t, s, ns, "stones", "aggregated", "--group=probe.kubelith.io")
+	apply(t, s, "", fmt.Sprintf(`apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1.probe.kubelith.io}
+spec:
+  group: probe.kubelith.io
+  version: v1
+  groupPriorityMinimum: 1000
+  versionPriority: 10
+  service: {namespace: %s, name: stones}
+  caBundle: %s
+`, ns, ca))
+	t.Cleanup(func() { s.TryKubectl(t, "delete", "apiservice", "v1.probe.kubelith.io") })
+	s.Kubectl(t, "wait", "--for=condition=Available", "apiservice/v1.probe.kubelith.io", "--timeout=60s")
+	stones := schema.GroupVersionResource{Group: "probe.kubelith.io", Version: "v1", Resource: "stones"}
+	got, err := s.Dynamic(t).Resource(stones).Get(t.Context(), "granite", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, _ := got.Object["spec"].(map[string]any)
+	if spec["user"] != "kubelith-admin" || !strings.Contains(fmt.Sprint(spec["groups"]), "system:masters") {
+		t.Errorf("the aggregated server was told that the user is %v", spec)
+	}
+	if out := s.Kubectl(t, "get", "stones", "-o", "name"); out != "stone.probe.kubelith.io/granite\nstone.probe.kubelith.io/basalt\n" {
+		t.Errorf("kubectl get stones: %q", out)
+	}
+	if _, err := s.Dynamic(t).Resource(stones).Get(t.Context(), "marble", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("an object that does not exist: %v", err)
+	}
+}
+
+const crd = `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: %[1]ss.test.kubelith.io}
+spec:
+  group: test.kubelith.io
+  names: {kind: %[2]s, plural: %[1]ss, singular: %[1]s}
+  scope: Namespaced
+  conversion: {strategy: None}
+  versions:
+  - name: v1beta1
+    served: true
+    storage: false
+    schema: &schema
+      openAPIV3Schema:
+        type: object
+        properties:
+          spec:
+            type: object
+            required: [size]
+            x-kubernetes-validations: [{rule: "self.size != 13", message: "13 brings bad luck"}]
+            properties:
+              size: {type: integer, minimum: 1, maximum: 100}
+              colour: {type: string, enum: [red, green], default: red}
+  - name: v1
+    served: true
+    storage: true
+    subresources: {status: {}, scale: {specReplicasPath: .spec.size, statusReplicasPath: .status.size}}
+    schema: *schema
+`
+
+func TestCustomResources(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	apply(t, s, "", fmt.Sprintf(crd, "widget", "Widget"))
+	t.Cleanup(func() { s.TryKubectl(t, "delete", "crd", "widgets.test.kubelith.io", "--timeout=30s") })
+	s.Kubectl(t, "wait", "--for=condition=Established", "crd/widgets.test.kubelith.io", "--timeout=30s")
+	widget := func(version, name, spec string) string {
+		return fmt.Sprintf("apiVersion: test.kubelith.io/%s\nkind: Widget\nmetadata: {name: %s}\nspec: {%s}\n", version, name, spec)
+	}
+	harness.Eventually(t, 20*time.Second, "the new resource", func() error {
+		if res := s.TryKubectl(t, "-n", ns, "get", "widgets"); res.Code != 0 {
+			return fmt.Errorf("%s", res.Stderr)
+		}
+		return nil
+	})
+	apply(t, s, ns, widget("v1beta1", "a", "size: 3"), "--server-side")
+	if out := s.Kubectl(t, "-n", ns, "get", "widgets.v1.test.kubelith.io", "a", "-o", "jsonpath={.apiVersion} {.spec.size} {.spec.colour}"); out != "test.kubelith.io/v1 3 red" {
+		t.Errorf("the other version, with the default: %q", out)
+	}
+	for spec, want := range map[string]string{
+		"size: 0":               "greater than or equal to 1",
+		"size: 101":             "less than or equal to 100",
+		"size: big":             "must be of type integer",
+		"colour: red":           "size: Required value",
+		"size: 1, colour: blue": `Unsupported value: "blue"`,
+		"size: 13":              "13 brings bad luck",
+		"size: 2, weight: 5":    `unknown field "spec.weight"`,
+	} {
+		mustRefuse(t, s, widget("v1", "bad", spec), want, "-n", ns, "create", "--validate=strict")
+	}
+	s.Kubectl(t, "-n", ns, "scale", "widget/a", "--replicas=7")
+	if out := s.Kubectl(t, "-n", ns, "get", "widget", "a", "-o", "jsonpath={.spec.size}"); out != "7" {
+		t.Errorf("after scale the size is %s", out)
+	}
+	if out := s.Kubectl(t, "explain", "widget.spec"); !strings.Contains(out, "colour") {
+		t.Errorf("kubectl explain:\n%s", out)
+	}
+	s.Kubectl(t, "delete", "crd", "widgets.test.kubelith.io", "--timeout=30s")
+	harness.Eventually(t, 20*time.Second, "the resource to go", func() error {
+		if res := s.TryKubectl(t, "-n", ns, "get", "widgets"); res.Code == 0 {
+			return fmt.Errorf("%s", res.Stdout)
+		}
+		return nil
+	})
+}
+
+// TestServerSideApply: two managers, a conflict, and giving up a field.
+func TestServerSideApply(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	apply(t, s, ns, configMap("c", "", "a: one, b: two"), "--server-side", "--field-manager=first")
+	apply(t, s, ns, configMap("c", "", "a: one, c: three"), "--server-side", "--field-manager=second") // the same value is no conflict
+	mustRefuse(t, s, configMap("c", "", "a: other"), `conflict with "first": .data.a`, "-n", ns, "apply", "--server-side", "--field-manager=second")
+	apply(t, s, ns, configMap("c", "", "a: other"), "--server-side", "--field-manager=second", "--force-conflicts")
+	apply(t, s, ns, configMap("c", "", ""), "--server-side", "--field-manager=first") // b had no other owner
+	data := map[string]string{}
+	if err := json.Unmarshal([]byte(s.Kubectl(t, "-n", ns, "get", "configmap", "c", "-o", "jsonpath={.data}")), &data); err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprint(data) != "map[a:other]" {
+		t.Errorf("the data is %v", data)
+	}
+	mustRefuse(t, s, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: d}\ndate: {}\n", `unknown field "date"`, "-n", ns, "create", "--validate=strict")
+}
+
+func TestAdmissionPolicies(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	apply(t, s, "", fmt.Sprintf(`apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: %[1]s}
+spec:
+  failurePolicy: Fail
+  matchConstraints:
+    namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %[1]s}}
+    resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE, UPDATE], resources: [configmaps]}]
+  validations:
+  - expression: "!has(object.data) || object.data.all(k, size(object.data[k]) < 10)"
+    messageExpression: "'values of ' + object.metadata.name + ' must be short'"
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: %[1]s}
+spec: {policyName: %[1]s, validationActions: [Deny]}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicy
+metadata: {name: %[1]s}
+spec:
+  failurePolicy: Fail
+  reinvocationPolicy: Never
+  matchConstraints:
+    namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %[1]s}}
+    resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [configmaps]}]
+  mutations:
+  - patchType: ApplyConfiguration
+    applyConfiguration: {expression: "Object{metadata: Object.metadata{labels: {'by': 'policy'}}}"}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicyBinding
+metadata: {name: %[1]s}
+spec: {policyName: %[1]s}
+`, ns))
+	t.Cleanup(func() {
+		for _, kind := range []string{"validatingadmissionpolicy", "mutatingadmissionpolicy"} {
+			s.TryKubectl(t, "delete", kind, ns)
+			s.TryKubectl(t, "delete", kind+"binding", ns)
+		}
+	})
+	long := configMap("long", "", "a: this is far too long")
+	harness.Eventually(t, 30*time.Second, "the policy to deny", func() error {
+		message, err := refused(t, s, long, "-n", ns, "create", "--dry-run=server")
+		if err == nil && !strings.Contains(message, "values of long must be short") {
+			err = fmt.Errorf("the message is %s", message)
+		}
+		return err
+	})
+	harness.Eventually(t, 30*time.Second, "the policy to mutate", func() error {
+		out := s.KubectlInput(t, configMap("short", "", "a: b"), "-n", ns, "create", "--dry-run=server", "-f", "-", "-o", "jsonpath={.metadata.labels.by}")
+		if out != "policy" {
+			return fmt.Errorf("the label is %q", out)
+		}
+		return nil
+	})
+}
+
+func TestQuota(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	s.Kubectl(t, "-n", ns, "create", "quota", "q", "--hard=pods=2,requests.cpu=100m")
+	client := s.Client(t).CoreV1()
+	harness.Eventually(t, 20*time.Second, "the quota to be counted", func() error {
+		q, err := client.ResourceQuotas(ns).Get(t.Context(), "q", metav1.GetOptions{})
+		if err == nil && len(q.Status.Used) != 2 {
+			err = fmt.Errorf("used: %v", q.Status.Used)
+		}
+		return err
+	})
+	pod := func(name, cpu string) error {
+		p := sleeper(ns, name)
+		if cpu != "" {
+			p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: quantity(cpu)}
+		}
+		_, err := client.Pods(ns).Create(t.Context(), p, metav1.CreateOptions{})
+		return err
+	}
+	forbidden := func(what string, err error, want string) {
+		t.Helper()
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	forbidden("no request", pod("none", ""), "must specify requests.cpu")
+	if err := pod("a", "60m"); err != nil {
+		t.Fatal(err)
+	}
+	forbidden("too much CPU", pod("b", "60m"), "exceeded quota: q, requested: requests.cpu=60m, used: requests.cpu=60m, limited: requests.cpu=100m")
+	if err := pod("c", "10m"); err != nil {
+		t.Fatal(err)
+	}
+	forbidden("too many pods", pod("d", "10m"), "pods=1")
+	s.Kubectl(t, "-n", ns, "delete", "pod", "a", "--now")
+	harness.Eventually(t, 30*time.Second, "what was freed to be given again", func() error { return pod("e", "60m") })
+}
+
+func TestLimitRange(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	apply(t, s, ns, `apiVersion: v1
+kind: LimitRange
+metadata: {name: l}
+spec: {limits: [{type: Container, default: {memory: 64Mi}, defaultRequest: {memory: 32Mi, cpu: 10m}, max: {memory: 128Mi}}]}
+`)
+	client := s.Client(t).CoreV1().Pods(ns)
+	harness.Eventually(t, 10*time.Second, "the limit range to be known", func() error {
+		p := sleeper(ns, "probe")
+		p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceMemory: quantity("256Mi")}
+		_, err := client.Create(t.Context(), p, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "maximum memory usage per Container is 128Mi") {
+			return fmt.Errorf("more than the maximum: %w", err)
+		}
+		return nil
+	})
+	pod := s.Run(t, sleeper(ns, "a"))
+	r := pod.Spec.Containers[0].Resources
+	if r.Limits.Memory().String() != "64Mi" || r.Requests.Memory().String() != "32Mi" || r.Requests.Cpu().String() != "10m" {
+		t.Errorf("resources: %+v", r)
+	}
+	// The default is a limit of the kernel.
+	if got := harness.CgroupNumber(t, s.ContainerPID(t, pod, "main"), "memory", "memory.limit_in_bytes", "memory.max"); got != 64<<20 {
+		t.Errorf("the cgroup allows %d bytes", got)
+	}
+}
+
+// TestUpstreamArguments: what was given with --apiserver-arg is in effect.
+func TestUpstreamArguments(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	metrics := s.Kubectl(t, "get", "--raw=/metrics")
+	if !strings.Contains(metrics, `kubernetes_feature_enabled{name="AllowUnsafeMalformedObjectDeletion",stage="ALPHA"} 1`) {
+		t.Error("the metrics do not say that the feature gate is on")
+	}
+	if pods := s.Kubectl(t, "get", "nodes", "-o", "jsonpath={.items[0].status.capacity.pods}"); pods != "77" {
+		t.Errorf("the node takes %s pods", pods)
+	}
+	ns := s.Namespace(t)
+	s.Run(t, sleeper(ns, "a"))
+	harness.Eventually(t, 20*time.Second, "the lease of an Event", func() error {
+		events, err := etcd(t, s).Get(t.Context(), "/registry/events/"+ns+"/", withPrefix()...)
+		if err != nil {
+			return err
+		}
+		if len(events.Kvs) == 0 {
+			return fmt.Errorf("no Event yet")
+		}
+		ttl, err := etcd(t, s).TimeToLive(t.Context(), leaseOf(events.Kvs[0]))
+		if err == nil && (ttl.GrantedTTL < 20*60 || ttl.GrantedTTL > 23*60) {
+			err = harness.Permanent(fmt.Errorf("Events live %d s, wanted 20 min", ttl.GrantedTTL))
+		}
+		return err
+	})
+}
+
+// TestMutationDetector: the suite runs with the detector of changes to shared cache objects switched on.
+func TestMutationDetector(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	environ := readEnviron(t, s.PID())
+	if !strings.Contains(environ, "\x00KUBE_CACHE_MUTATION_DETECTOR=true\x00") {
+		t.Errorf("the server's environment has no KUBE_CACHE_MUTATION_DETECTOR=true")
+	}
+	if !strings.Contains(s.Logs(), "Mutation detector is enabled") {
+		t.Error("the server's log does not say that the mutation detector is on")
+	}
+}

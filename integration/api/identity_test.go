@@ -1,0 +1,295 @@
+package api
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+// TestIdentities: audit saw every component under its own name, and only the administrator's certificate is a
+// member of system:masters.
+func TestIdentities(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	// Give controllers, scheduler, kubelet, proxy and DNS something to do.
+	s.Kubectl(t, "-n", ns, "create", "deployment", "work", "--image=docker.io/kubelith/hello:1")
+	s.Kubectl(t, "-n", ns, "expose", "deployment", "work", "--port=80")
+	node, err := s.Client(t).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wanted := []string{
+		"system:apiserver", "system:kube-controller-manager", "system:kube-scheduler", "system:kube-proxy", "system:kubelith:dns",
+		"system:node:" + node.Items[0].Name, "kubelith-admin",
+	}
+	for _, c := range []string{"deployment-controller", "replicaset-controller", "endpointslice-controller", "namespace-controller", "service-account-controller", "root-ca-cert-publisher"} {
+		wanted = append(wanted, "system:serviceaccount:kube-system:"+c)
+	}
+	seen := map[string]bool{}
+	harness.Eventually(t, 30*time.Second, "all identities in the audit log", func() error {
+		for _, e := range auditEvents(t, s) {
+			seen[e.User.Username] = true
+		}
+		for _, w := range wanted {
+			if !seen[w] {
+				return fmt.Errorf("%s was not seen", w)
+			}
+		}
+		return nil
+	})
+	masters := map[string]bool{}
+	inMemory := map[string]bool{}
+	for _, e := range auditEvents(t, s) {
+		if slices.Contains(e.User.Groups, "system:masters") {
+			masters[e.User.Username] = true
+		}
+		if strings.HasPrefix(e.UserAgent, "kubelith/") {
+			inMemory[e.User.Username] = true
+		}
+	}
+	if len(masters) != 1 || !masters["kubelith-admin"] {
+		t.Errorf("members of system:masters: %v", masters)
+	}
+	if inMemory["kubelith-admin"] {
+		t.Error("a component acts as the administrator")
+	}
+	names := []string{}
+	for name := range seen {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	t.Logf("identities seen: %s", strings.Join(names, " "))
+}
+
+// TestNoLoopback: no socket of the process is connected to its own port 6443. The test's own connection shows
+// that such a socket would be found.
+func TestNoLoopback(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	conn, err := net.Dial("tcp", s.NodeIP+":6443")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_, ours, _ := net.SplitHostPort(conn.LocalAddr().String())
+
+	found := false
+	harness.Consistently(t, 3*time.Second, "connections to 6443", func() error {
+		inodes := map[string]bool{}
+		fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", s.PID()))
+		if err != nil || len(fds) < 20 {
+			return fmt.Errorf("the process has %d files, %v", len(fds), err)
+		}
+		for _, fd := range fds {
+			if link, err := os.Readlink(fd); err == nil && strings.HasPrefix(link, "socket:[") {
+				inodes[strings.Trim(link, "socket:[]")] = true
+			}
+		}
+		for _, file := range []string{"tcp", "tcp6"} {
+			table, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", s.PID(), file))
+			if err != nil {
+				return err
+			}
+			for _, line := range strings.Split(string(table), "\n")[1:] {
+				f := strings.Fields(line)
+				if len(f) < 10 || f[3] == "0A" || !inodes[f[9]] {
+					continue
+				}
+				_, local, _ := strings.Cut(f[1], ":")
+				_, remote, _ := strings.Cut(f[2], ":")
+				if local == "192B" && fmt.Sprint(hex(remote)) == ours { // 6443
+					found = true
+				}
+				if remote == "192B" {
+					return fmt.Errorf("a socket of the process is connected to port 6443: %s", line)
+				}
+			}
+		}
+		return nil
+	})
+	if !found {
+		t.Error("the test's own connection was not found: the test looks at the wrong place")
+	}
+}
+
+func hex(s string) (n int) {
+	fmt.Sscanf(s, "%x", &n)
+	return n
+}
+
+// TestSchedulerIsNotRoot: RBAC limits the components as in any cluster.
+func TestSchedulerIsNotRoot(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	s.Kubectl(t, "-n", ns, "create", "secret", "generic", "password", "--from-literal=a=b")
+	if got := allowed(t, s, "system:kube-scheduler", nil, ns, "get", "secrets", "password"); got {
+		t.Error("the scheduler may read Secrets")
+	}
+	if got := allowed(t, s, "system:kube-scheduler", nil, ns, "list", "pods", ""); !got {
+		t.Error("the scheduler may not list pods: the question is asked wrongly")
+	}
+	scheduler := as(t, s, "system:kube-scheduler")
+	if _, err := scheduler.CoreV1().Secrets(ns).Get(t.Context(), "password", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("the scheduler reads a Secret: %v", err)
+	}
+	if _, err := scheduler.CoreV1().Pods(ns).List(t.Context(), metav1.ListOptions{}); err != nil {
+		t.Errorf("the scheduler lists pods: %v", err)
+	}
+	for _, user := range []string{"system:kube-proxy", "system:kubelith:dns", "system:kube-controller-manager"} {
+		if _, err := as(t, s, user).CoreV1().Pods(ns).Create(t.Context(), sleeper(ns, "x"), metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
+			t.Errorf("%s makes a pod: %v", user, err)
+		}
+	}
+}
+
+// allowed asks for an access review.
+func allowed(t *testing.T, s *harness.Server, user string, groups []string, ns, verb, resource, name string) bool {
+	t.Helper()
+	review, err := s.Client(t).AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
+		Spec: authorizationv1.SubjectAccessReviewSpec{User: user, Groups: groups, ResourceAttributes: &authorizationv1.ResourceAttributes{
+			Namespace: ns, Verb: verb, Resource: resource, Name: name,
+		}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return review.Status.Allowed
+}
+
+// TestNodeAuthorizer: a node reads what its own pods use and nothing of another node's.
+func TestNodeAuthorizer(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	s.Kubectl(t, "-n", ns, "create", "secret", "generic", "used", "--from-literal=a=b")
+	s.Kubectl(t, "-n", ns, "create", "secret", "generic", "unused", "--from-literal=a=b")
+	pod := sleeper(ns, "user")
+	pod.Spec.Volumes = []corev1.Volume{{Name: "s", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "used"}}}}
+	pod = s.Run(t, pod)
+
+	groups := []string{"system:nodes", "system:authenticated"}
+	own := as(t, s, "system:node:"+pod.Spec.NodeName, groups...)
+	other := as(t, s, "system:node:other", groups...)
+	ctx := t.Context()
+	if _, err := own.CoreV1().Secrets(ns).Get(ctx, "used", metav1.GetOptions{}); err != nil {
+		t.Errorf("the pod's node reads the pod's Secret: %v", err)
+	}
+	if _, err := own.CoreV1().Secrets(ns).Get(ctx, "unused", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("the pod's node reads another Secret: %v", err)
+	}
+	if _, err := other.CoreV1().Secrets(ns).Get(ctx, "used", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("another node reads the pod's Secret: %v", err)
+	}
+	if _, err := other.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("another node reads the pod: %v", err)
+	}
+	if _, err := own.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{}); err != nil {
+		t.Errorf("the pod's node reads the pod: %v", err)
+	}
+	if err := other.CoreV1().Pods(ns).Delete(ctx, pod.Name, metav1.DeleteOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("another node deletes the pod: %v", err)
+	}
+	status := pod.DeepCopy()
+	status.Status.Message = "changed"
+	if _, err := other.CoreV1().Pods(ns).UpdateStatus(ctx, status, metav1.UpdateOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("another node writes the pod's status: %v", err)
+	}
+	if _, err := other.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{}); err != nil {
+		t.Errorf("the other node can do nothing at all: %v", err)
+	}
+	node, err := s.Client(t).CoreV1().Nodes().Get(ctx, pod.Spec.NodeName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node.Labels["changed"] = "yes"
+	if _, err := other.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("another node changes the Node: %v", err)
+	}
+	for name, want := range map[string]bool{"system:node:" + pod.Spec.NodeName: true, "system:node:other": false} {
+		if got := allowed(t, s, name, groups, ns, "get", "secrets", "used"); got != want {
+			t.Errorf("access review: %s may read the Secret: %t", name, got)
+		}
+	}
+}
+
+// TestAnonymous: without credentials there is health and nothing else.
+func TestAnonymous(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	for _, path := range []string{"/healthz", "/livez", "/readyz"} {
+		if code, body := anonymous(t, s, path); code != 200 || body != "ok" {
+			t.Errorf("%s: %d %q", path, code, body)
+		}
+	}
+	for _, path := range []string{"/", "/api", "/apis", "/api/v1/namespaces", "/api/v1/nodes", "/version", "/metrics", "/openapi/v2", "/debug/pprof/", "/logs", "/.well-known/openid-configuration"} {
+		if code, body := anonymous(t, s, path); code != 401 {
+			t.Errorf("%s: %d %.200s", path, code, body)
+		}
+	}
+	if _, err := withToken(t, s, "guessed").CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
+		t.Errorf("an invalid token: %v", err)
+	}
+	// Somebody who claims to be the front proxy without its certificate.
+	cfg := s.RESTConfig(t)
+	if _, err := clientFor(t, cfg).Discovery().ServerVersion(); err != nil {
+		t.Errorf("the administrator: %v", err)
+	}
+}
+
+// TestProfilingOff: the administrator may ask for anything, and there is no profiling to be found.
+func TestProfilingOff(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap"} {
+		_, err := s.Client(t).Discovery().RESTClient().Get().AbsPath(path).DoRaw(t.Context())
+		if !apierrors.IsNotFound(err) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+// TestTokenFile: the users of a token file are who it says, and have no rights until RBAC or ABAC gives some.
+func TestTokenFile(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	ctx := t.Context()
+	client := withToken(t, s, "token-of-file")
+	review, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if u := review.Status.UserInfo; u.Username != "file-user" || u.UID != "1001" || !slices.Contains(u.Groups, "file-group") {
+		t.Errorf("the token is that of %+v", u)
+	}
+	if _, err := client.CoreV1().ConfigMaps(ns).List(ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("without rights: %v", err)
+	}
+	s.Kubectl(t, "-n", ns, "create", "rolebinding", "view", "--clusterrole=view", "--group=file-group")
+	harness.Eventually(t, 10*time.Second, "the right to read", func() error {
+		_, err := client.CoreV1().ConfigMaps(ns).List(ctx, metav1.ListOptions{})
+		return err
+	})
+	abac := withToken(t, s, "token-of-abac")
+	if _, err := abac.CoreV1().ConfigMaps(ns).List(ctx, metav1.ListOptions{}); err != nil {
+		t.Errorf("a right of the ABAC policy: %v", err)
+	}
+	if err := abac.CoreV1().ConfigMaps(ns).Delete(ctx, "kube-root-ca.crt", metav1.DeleteOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("the ABAC policy is for reading: %v", err)
+	}
+}

@@ -1,0 +1,183 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+// etcd is a client on the unix socket of the embedded etcd.
+func etcd(t *testing.T, s *harness.Server) *clientv3.Client {
+	t.Helper()
+	socket := s.Path(harness.RunDir + "/etcd.sock")
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: []string{"http://etcd"}, DialTimeout: 5 * time.Second,
+		DialOptions: []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		})},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
+// TestSecretsAreEncrypted reads what etcd stores.
+func TestSecretsAreEncrypted(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	const plain = "correct-horse-battery-staple"
+	s.Kubectl(t, "-n", ns, "create", "secret", "generic", "password", "--from-literal=a="+plain)
+	s.Kubectl(t, "-n", ns, "create", "configmap", "open", "--from-literal=a="+plain)
+	stored := func(key string) string {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		resp, err := etcd(t, s).Get(ctx, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(resp.Kvs) != 1 {
+			t.Fatalf("etcd has %d values of %s", len(resp.Kvs), key)
+		}
+		return string(resp.Kvs[0].Value)
+	}
+	if v := stored("/registry/configmaps/" + ns + "/open"); !strings.Contains(v, plain) {
+		t.Fatalf("a ConfigMap is stored as %q: the test looks at the wrong thing", v)
+	}
+	v := stored("/registry/secrets/" + ns + "/password")
+	if !strings.HasPrefix(v, "k8s:enc:secretbox:v1:") || strings.Contains(v, plain) || strings.Contains(v, "Y29ycmVjd") {
+		t.Errorf("the Secret is stored as %.100q", v)
+	}
+	if info, err := os.Stat(s.Path(harness.RunDir + "/etcd.sock")); err != nil || info.Mode().Perm()&0o077 != 0 {
+		if dir, derr := os.Stat(s.Path(harness.RunDir)); derr != nil || dir.Mode().Perm()&0o077 != 0 {
+			t.Errorf("others can reach etcd: %v %v, %v %v", info.Mode(), err, dir.Mode(), derr)
+		}
+	}
+	for _, file := range []string{"/server/cred/encryption.yaml", "/server/tls/cluster-ca.key", "/server/tls/admin.key"} {
+		if info, err := os.Stat(s.Path(harness.DataDir + file)); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", file, info.Mode(), err)
+		}
+	}
+}
+
+// TestPagination reads a list in pieces, and a piece after the rest was compacted away would be refused.
+func TestPagination(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	client := s.Client(t).CoreV1().ConfigMaps(ns)
+	const n = 25
+	for i := range n {
+		if _, err := client.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("c-%02d", i), Labels: map[string]string{"ours": "yes"}}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	opts := metav1.ListOptions{Limit: 10}
+	seen := map[string]int{}
+	pages, version := 0, ""
+	for {
+		list, err := client.List(t.Context(), opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pages++; version == "" {
+			version = list.ResourceVersion
+			// What comes later is not in the list, whose state is that of its first page.
+			if _, err := client.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "z-late"}}, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(list.Items) > 10 || list.ResourceVersion != version {
+			t.Errorf("a page has %d items at version %s, the first is at %s", len(list.Items), list.ResourceVersion, version)
+		}
+		for _, item := range list.Items {
+			seen[item.Name]++
+		}
+		if opts.Continue = list.Continue; opts.Continue == "" {
+			break
+		}
+	}
+	if len(seen) != n+1 || seen["z-late"] != 0 || pages != 3 { // kube-root-ca.crt is the one more
+		t.Errorf("%d pages with %d names: %v", pages, len(seen), seen)
+	}
+	opts.Continue = "nonsense"
+	if _, err := client.List(t.Context(), opts); !apierrors.IsBadRequest(err) {
+		t.Errorf("a continue token that is nonsense: %v", err)
+	}
+}
+
+// TestWatch: events in order, bookmarks when asked for, an error for a version that is too old to know.
+func TestWatch(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	client := s.Client(t).CoreV1().ConfigMaps(ns)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
+	defer cancel()
+	yes := true
+	w, err := client.Watch(ctx, metav1.ListOptions{AllowWatchBookmarks: true, SendInitialEvents: &yes, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	next := func() watch.Event {
+		t.Helper()
+		select {
+		case e, ok := <-w.ResultChan():
+			if !ok {
+				t.Fatal("the watch has ended")
+			}
+			return e
+		case <-ctx.Done():
+			t.Fatal("no event")
+		}
+		return watch.Event{}
+	}
+	for { // the initial state ends with a bookmark that says so
+		e := next()
+		if e.Type == watch.Bookmark {
+			if e.Object.(*corev1.ConfigMap).Annotations[metav1.InitialEventsAnnotationKey] != "true" {
+				t.Errorf("the first bookmark: %v", e.Object)
+			}
+			break
+		}
+	}
+	s.Kubectl(t, "-n", ns, "create", "configmap", "a")
+	s.Kubectl(t, "-n", ns, "label", "configmap", "a", "b=c")
+	s.Kubectl(t, "-n", ns, "delete", "configmap", "a")
+	var got []string
+	for len(got) < 3 {
+		if e := next(); e.Type != watch.Bookmark {
+			got = append(got, fmt.Sprintf("%s %s", e.Type, e.Object.(*corev1.ConfigMap).Name))
+		}
+	}
+	if fmt.Sprint(got) != "[ADDED a MODIFIED a DELETED a]" {
+		t.Errorf("events: %v", got)
+	}
+	if e := next(); e.Type != watch.Bookmark || e.Object.(*corev1.ConfigMap).ResourceVersion == "" { // about once a minute
+		t.Errorf("after the events: %v", e)
+	}
+	w.Stop()
+	if _, err := client.List(t.Context(), metav1.ListOptions{ResourceVersion: "1", ResourceVersionMatch: metav1.ResourceVersionMatchExact}); err != nil && !apierrors.IsResourceExpired(err) {
+		t.Errorf("an old version: %v", err)
+	}
+	if _, err := client.List(t.Context(), metav1.ListOptions{ResourceVersion: "999999999"}); !apierrors.IsTimeout(err) && !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a version of the future: %v", err)
+	}
+}

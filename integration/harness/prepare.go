@@ -1,0 +1,51 @@
+package harness
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"kubelith.io/kubelith/integration/testimage"
+)
+
+func (s *Server) prepare() error {
+	if s.opts.ConfigYAML != "" {
+		path := s.Path("/etc/kubelith/config.yaml")
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, []byte(s.opts.ConfigYAML), 0o600); err != nil {
+			return err
+		}
+	}
+	if !s.opts.NoTestImage {
+		if err := s.putTestImage(); err != nil {
+			return fmt.Errorf("test image: %w", err)
+		}
+	}
+	if s.opts.Prepare != nil {
+		return s.opts.Prepare(s)
+	}
+	return nil
+}
+
+func (s *Server) putTestImage() error {
+	root, err := repoRoot()
+	if err != nil {
+		return err
+	}
+	archive, err := testimage.Archive(root, stateDir)
+	if err != nil {
+		return err
+	}
+	dir := s.Path(DataDir + "/agent/images")
+	// The data directory is the product's and private; only its mode matters here.
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	content, err := os.ReadFile(archive)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "kubelith-test.tar"), content, 0o600)
+}

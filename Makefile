@@ -5,7 +5,7 @@ SHELL := /bin/bash
 ARCH ?= $(shell go env GOARCH)
 GO ?= go
 include payload.mk
--include lint.mk bench.mk
+-include lint.mk bench/bench.mk
 
 # The build's settings are the environment of every go command here, so that
 # build, vet, lint and test share one cache.
@@ -17,7 +17,8 @@ KUBELITH := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev
 STAMP := k8s.io/component-base/version
 CLIENT_STAMP := k8s.io/client-go/pkg/version
 minor = $(word 2,$(subst ., ,$(KUBERNETES)))
-LDFLAGS := -s -w -X main.kubelithVersion=$(KUBELITH) \
+CONTAINERD := $(shell sed -n 's/^\tgithub.com\/containerd\/containerd\/v2 v\([0-9.]*\).*/\1/p' go.mod)
+LDFLAGS := -s -w -X github.com/containerd/containerd/v2/version.Version=$(CONTAINERD) -X main.kubelithVersion=$(KUBELITH) \
 	-X $(STAMP).gitVersion=$(KUBERNETES)+kubelith -X $(STAMP).gitMajor=1 -X $(STAMP).gitMinor=$(minor) -X $(STAMP).gitTreeState=clean \
 	-X $(STAMP).gitCommit=$(shell git rev-parse -q --verify HEAD 2>/dev/null || echo unknown) \
 	-X $(STAMP).buildDate=$(shell TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null || echo 1970-01-01T00:00:00Z)
@@ -45,7 +46,7 @@ stop: ## end what `make run` started and remove all it left
 	@scripts/stop.sh
 
 # Packages of our own, and among them those that start clusters.
-packages := $(shell $(GO) list ./... 2>/dev/null | grep -v /integration)
+packages := $(shell $(GO) list ./... 2>/dev/null | grep -v -e /integration -e /bench)
 
 .PHONY: test unit race integration vet
 test: deps build lint unit race integration ## everything CI checks: lint, unit tests, real clusters

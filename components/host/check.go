@@ -38,6 +38,9 @@ func (r Result) String() string {
 	return line
 }
 
+// IsPort tells whether the check was of a port.
+func (r Result) IsPort() bool { return strings.HasPrefix(r.Name, "port ") }
+
 // Port is one that a component is going to listen on.
 type Port struct {
 	Component string

@@ -2,6 +2,8 @@ package node
 
 import (
 	"context"
+	"strconv"
+	"strings"
 	"time"
 
 	"k8s.io/component-base/version"
@@ -24,15 +26,40 @@ func Preflight(ctx context.Context, cfg *config.Server) []host.Result {
 	})
 }
 
-// ports are those that the components of cfg listen on with upstream's defaults.
+// settle is how long a port may take to become free: that of a server which
+// ends at this moment.
+const settle = 3 * time.Second
+
+// settledPreflight checks again while nothing but ports in use fail.
+func settledPreflight(ctx context.Context, cfg *config.Server) []host.Result {
+	for deadline := time.Now().Add(settle); ; {
+		results := Preflight(ctx, cfg)
+		failed, busy := 0, 0
+		for _, r := range results {
+			if r.Status == host.Fail {
+				failed++
+				if r.IsPort() {
+					busy++
+				}
+			}
+		}
+		if busy == 0 || failed > busy || time.Now().After(deadline) || ctx.Err() != nil {
+			return results
+		}
+		time.Sleep(settle / 10)
+	}
+}
+
+// ports are those that the components of cfg listen on.
 func ports(cfg *config.Server) []host.Port {
 	all := []host.Port{{Component: "apiserver", Network: "tcp", Address: cfg.BindAddress, Number: cfg.HTTPSPort}}
 	if !cfg.Disabled("kubelet") {
-		all = append(all,
-			host.Port{Component: "kubelet", Network: "tcp", Number: 10250},
-			host.Port{Component: "kubelet", Network: "tcp", Address: "127.0.0.1", Number: 10248})
+		all = append(all, host.Port{Component: "kubelet", Network: "tcp", Number: number(cfg.KubeletArgs, "port", 10250)})
+		if healthz := number(cfg.KubeletArgs, "healthz-port", 10248); healthz != 0 {
+			all = append(all, host.Port{Component: "kubelet", Network: "tcp", Address: "127.0.0.1", Number: healthz})
+		}
 	}
-	if !cfg.Disabled("proxy") {
+	if _, moved := value(cfg.ProxyArgs, "healthz-bind-address"); !moved && !cfg.Disabled("proxy") {
 		all = append(all, host.Port{Component: "proxy", Network: "tcp", Number: 10256})
 	}
 	if !cfg.Disabled("dns") {
@@ -43,6 +70,26 @@ func ports(cfg *config.Server) []host.Port {
 		}
 	}
 	return all
+}
+
+// value is that of an upstream argument; the last one counts.
+func value(args []string, key string) (v string, given bool) {
+	for _, kv := range args {
+		if k, val, _ := strings.Cut(kv, "="); strings.TrimLeft(k, "-") == key {
+			v, given = val, true
+		}
+	}
+	return v, given
+}
+
+// number is an upstream argument's value, or the default when it is not given
+// or no number, of which the component complains.
+func number(args []string, key string, or int) int {
+	v, _ := value(args, key)
+	if n, err := strconv.Atoi(v); err == nil {
+		return n
+	}
+	return or
 }
 
 // buildTime is a moment that the clock must have passed: the date of the

@@ -69,7 +69,7 @@ func prepare(ctx context.Context, cfg *config.Server) (_ *machine, err error) {
 			h.dir.Close()
 		}
 	}()
-	checks := Preflight(ctx, cfg)
+	checks := settledPreflight(ctx, cfg)
 	if err := host.Failures(checks); err != nil {
 		return nil, err
 	}
@@ -125,7 +125,7 @@ func (h *machine) credentials(cfg *config.Server) (err error) {
 // applyGates sets the feature gates of the process, which is once and before
 // any component is built, and returns the other arguments.
 func applyGates(cfg *config.Server) (upstreamArgs, error) {
-	rest, global, err := args.Gates(cfg.EtcdArgs, cfg.APIServerArgs, cfg.ControllerManagerArgs, cfg.SchedulerArgs, cfg.KubeletArgs, cfg.ProxyArgs)
+	rest, global, err := args.Gates(cfg.APIServerArgs, cfg.ControllerManagerArgs, cfg.SchedulerArgs, cfg.KubeletArgs, cfg.ProxyArgs)
 	if err != nil {
 		return upstreamArgs{}, err
 	}
@@ -143,7 +143,7 @@ func applyGates(cfg *config.Server) (upstreamArgs, error) {
 	if err := registry.Set(); err != nil {
 		return upstreamArgs{}, fmt.Errorf("%s: %w", strings.Join(global, " "), err)
 	}
-	return upstreamArgs{rest[0], rest[1], rest[2], rest[3], rest[4], rest[5]}, nil
+	return upstreamArgs{cfg.EtcdArgs, rest[0], rest[1], rest[2], rest[3], rest[4]}, nil
 }
 
 // resolvConf is the file with the host's real resolvers: systemd-resolved's

@@ -90,7 +90,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 	b.add(etcd.New(etcd.Options{
 		DataDir: filepath.Join(cfg.DataDir, "server", "db"),
 		Socket:  etcdSocket,
-		Name:    "default",
+		Name:    cfg.NodeName,
 		Args:    machine.args.etcd,
 		Zap:     logging.Zap(logging.Component(log, "etcd")),
 		Log:     logFor("etcd"),

@@ -201,6 +201,8 @@ exit 0
 #|# The kubelet and containerd manage control groups of their own below this unit.
 #|Delegate=yes
 #|Restart=always
+#|# A shim that the kernel ends for its memory is one pod's trouble, not the unit's.
+#|OOMPolicy=continue
 #|RestartSec=1
 #|# The first start may wait for the network; readiness is told by the process.
 #|TimeoutStartSec=300

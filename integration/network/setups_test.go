@@ -165,6 +165,7 @@ func TestNodeObject(t *testing.T) {
 		s.Exec(t, "ip", "addr", "add", other+"/24", "dev", "eth0")
 		s.Stop(t)
 		write(t, s, "/etc/kubelith/config.yaml", "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\nnodeIP: ["+other+"]\n")
+		s.NodeIP = other // where the test finds the API now
 		s.Launch(t)
 		s.WaitReady(t)
 		harness.Eventually(t, 30*time.Second, "the new address in the Node", func() error {

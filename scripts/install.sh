@@ -41,39 +41,44 @@ find_binary() {
 	die "no kubelith here: build it with 'make build' or name the file, see --help"
 }
 
-# install_package PROGRAM PACKAGE: with the distribution's package manager, when the program is missing.
+# install_package PACKAGE TEST...: with the distribution's package manager, unless the test says that it is not needed.
 install_package() {
-	if has "$1"; then
+	package=$1
+	shift
+	if "$@"; then
 		return
 	fi
-	say "installing $2"
+	say "installing $package"
 	if has apt-get; then
 		# The package lists of a new machine may be empty or old.
-		DEBIAN_FRONTEND=noninteractive apt-get install -y -q "$2" >/dev/null 2>&1 ||
-			{ apt-get update -q >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -q "$2" >/dev/null; }
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -q "$package" >/dev/null 2>&1 ||
+			{ apt-get update -q >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -q "$package" >/dev/null; }
 	elif has dnf; then
-		dnf install -y -q "$2"
+		dnf install -y -q "$package"
 	elif has yum; then
-		yum install -y -q "$2"
+		yum install -y -q "$package"
 	elif has zypper; then
-		zypper --non-interactive --quiet install "$2"
+		zypper --non-interactive --quiet install "$package"
 	elif has apk; then
-		apk add --quiet "$2"
+		apk add --quiet "$package"
 	elif has pacman; then
-		pacman -S --noconfirm --quiet --needed "$2"
+		pacman -S --noconfirm --quiet --needed "$package"
 	else
-		die "$1 is missing and no known package manager is here: install $2 and run this again"
-	fi || die "cannot install $2: install it by hand and run this again"
-	has "$1" || die "$2 is installed but $1 is not in PATH"
+		die "$package is missing and no known package manager is here: install it and run this again"
+	fi || die "cannot install $package: install it by hand and run this again"
+	"$@" || die "$package is installed, but what is needed of it is not found ($*)"
 }
 
 install_prerequisites() {
 	# kube-proxy's rules are written with nft.
-	install_package nft nftables
+	install_package nftables has nft
 	if has apt-get; then
-		install_package mount mount
+		install_package mount has mount
+		# The names of protocols: without them, nft tells kube-proxy of other rules than it has written. Only Debian has
+		# systems without this file.
+		install_package netbase test -e /etc/protocols
 	else
-		install_package mount util-linux
+		install_package util-linux has mount
 	fi
 }
 

@@ -14,10 +14,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 
 	"github.com/sirupsen/logrus"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"kubelith.io/kubelith/components/lifecycle"
 )
@@ -39,8 +41,9 @@ type Options struct {
 
 // Server is the etcd component.
 type Server struct {
-	opts Options
-	cfg  *embed.Config
+	opts     Options
+	cfg      *embed.Config
+	stopping atomic.Bool
 }
 
 var _ lifecycle.Component = (*Server)(nil)
@@ -52,7 +55,10 @@ func New(o Options) (*Server, error) {
 	fs := flagSet(cfg)
 	cfg.Name = o.Name
 	cfg.Dir = o.DataDir
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(o.Zap)
+	s := &Server{opts: o, cfg: cfg}
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(o.Zap.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
+		return untilStop{c, &s.stopping}
+	})))
 	cfg.EnableGRPCGateway = false
 	// A day of writes with the default of 5 min compaction by the apiserver fits
 	// easily; the quota is etcd's suggested maximum for small machines.
@@ -67,7 +73,27 @@ func New(o Options) (*Server, error) {
 	if err := applyArgs(cfg, fs, o.Args); err != nil {
 		return nil, err
 	}
-	return &Server{opts: o, cfg: cfg}, nil
+	return s, nil
+}
+
+// untilStop drops errors while etcd stops: that its listeners are closed is
+// what was asked for, and it calls that an error at every stop.
+type untilStop struct {
+	zapcore.Core
+	stopping *atomic.Bool
+}
+
+// With implements zapcore.Core.
+func (c untilStop) With(fields []zapcore.Field) zapcore.Core {
+	return untilStop{c.Core.With(fields), c.stopping}
+}
+
+// Check implements zapcore.Core.
+func (c untilStop) Check(e zapcore.Entry, to *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	if e.Level >= zapcore.ErrorLevel && c.stopping.Load() {
+		return to
+	}
+	return c.Core.Check(e, to)
 }
 
 // peerSocket lies beside the clients' socket.
@@ -108,7 +134,10 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return s.explain(err)
 	}
-	defer e.Close()
+	defer func() {
+		s.stopping.Store(ctx.Err() != nil)
+		e.Close()
+	}()
 	select {
 	case <-e.Server.ReadyNotify():
 	case err := <-e.Err():

@@ -29,7 +29,7 @@ func goodHost(t *testing.T) (fakeHost, probe) {
 		files:    h.tree,
 		now:      time.Unix(2000, 0),
 		look:     func(name string) (string, error) { return "/usr/bin/" + name, nil },
-		run:      func(_, _ string, _ ...string) (string, error) { return "", nil },
+		run:      func(_, _ string, _ ...string) (string, error) { return "elements = { 192.0.2.1 . tcp . 80 : drop }", nil },
 		isolated: func(work func() error) error { return work() },
 		addLink:  func(string) error { return nil },
 		statfs: func(_ string, st *unix.Statfs_t) error {
@@ -77,6 +77,9 @@ func TestCheck(t *testing.T) {
 		"br_netfilter off": {func(h fakeHost, _ *probe, _ *CheckOptions) {
 			h.write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0")
 		}, Warn, "br_netfilter"},
+		"no protocol names": {func(_ fakeHost, p *probe, _ *CheckOptions) {
+			p.run = func(_, _ string, _ ...string) (string, error) { return "elements = { 192.0.2.1 . 6 . 80 : drop }", nil }
+		}, Fail, "install the package with /etc/protocols"},
 		"no nft":   {func(_ fakeHost, p *probe, _ *CheckOptions) { p.look = onlyMisses("nft") }, Fail, "install nftables"},
 		"no mount": {func(_ fakeHost, p *probe, _ *CheckOptions) { p.look = onlyMisses("mount") }, Fail, "mount: not found"},
 		"no nf_tables": {func(_ fakeHost, p *probe, _ *CheckOptions) {

@@ -169,6 +169,7 @@ add rule ip kubelith-check filter ct state new ip daddr . meta l4proto . th dpor
 add rule ip kubelith-check filter fib daddr type local reject
 add rule ip kubelith-check translate numgen random mod 2 vmap { 0 : drop, 1 : accept }
 add rule ip kubelith-check translate update @affinity { ip saddr } meta l4proto tcp dnat to 192.0.2.1:80
+add element ip kubelith-check services { 192.0.2.1 . tcp . 80 : drop }
 `
 
 // checkPacketFilter writes rules as kube-proxy does into an empty network namespace.
@@ -178,13 +179,24 @@ func checkPacketFilter(p probe) []Result {
 		return []Result{{"nft", Fail, "not found", "install nftables"}}
 	}
 	out := []Result{{Name: "nft", Status: OK, Message: nft}}
+	named := false
 	err = p.isolated(func() error {
-		_, err := p.run(rulesOfProxy, nft, "-f", "-")
+		if _, err := p.run(rulesOfProxy, nft, "-f", "-"); err != nil {
+			return err
+		}
+		elements, err := p.run("", nft, "list", "map", "ip", "kubelith-check", "services")
+		named = strings.Contains(elements, ". tcp .")
 		return err
 	})
 	if err != nil {
 		return append(out, Result{"nf_tables", Fail, fmt.Sprintf("the kernel does not take kube-proxy's rules (%v)", err),
 			"load them with `modprobe -a nf_tables nft_chain_nat nft_masq nft_fib_ipv4 nft_reject_ipv4 nft_numgen nft_ct` or use kernel 5.13 or later with them"})
 	}
-	return append(out, Result{Name: "nf_tables", Status: OK, Message: "takes kube-proxy's rules"})
+	out = append(out, Result{Name: "nf_tables", Status: OK, Message: "takes kube-proxy's rules"})
+	if !named {
+		// kube-proxy compares what nft lists with what it wants, and deletes the difference.
+		out = append(out, Result{"protocol names", Fail, "nft lists tcp as a number, so kube-proxy would delete its own rules at the next restart",
+			"install the package with /etc/protocols (netbase)"})
+	}
+	return out
 }

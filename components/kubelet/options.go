@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
@@ -9,8 +10,11 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/kubernetes/cmd/kubelet/app/options"
+	kubeletconfig "k8s.io/kubernetes/pkg/kubelet/apis/config"
 	"k8s.io/kubernetes/pkg/kubelet/apis/config/validation"
 	"k8s.io/kubernetes/pkg/kubelet/eviction"
+	"k8s.io/kubernetes/pkg/kubelet/kubeletconfig/configfiles"
+	"k8s.io/kubernetes/pkg/util/filesystem"
 
 	"kubelith.io/kubelith/components/args"
 )
@@ -19,11 +23,19 @@ import (
 // would mean standalone mode and drop the clients. It is never opened.
 const inProcess = "in-process"
 
+// resolvConfDefault is what upstream takes when nothing is set.
+const resolvConfDefault = "/etc/resolv.conf"
+
+// configArg is the one argument that is not a flag here: it names a file with a
+// KubeletConfiguration, on which everything else is put.
+const configArg = "config"
+
 // upstreamServer translates Options into upstream's flags and configuration
 // and applies the user's arguments on top.
 func upstreamServer(o Options) (*options.KubeletServer, error) {
 	f := options.NewKubeletFlags()
-	c, err := options.NewKubeletConfiguration()
+	file, arguments := configFile(o.Args)
+	c, err := baseConfig(file)
 	if err != nil {
 		return nil, err
 	}
@@ -32,7 +44,63 @@ func upstreamServer(o Options) (*options.KubeletServer, error) {
 	fs.SetNormalizeFunc(cliflag.WordSepNormalizeFunc)
 	f.AddFlags(fs)
 	options.AddKubeletConfigFlags(fs, c)
+	setFlags(f, o)
+	setConfig(c, o)
+	if err := args.ApplyTo("--kubelet-arg", fs, Refused(), arguments); err != nil {
+		return nil, err
+	}
+	if err := options.ValidateKubeletFlags(f); err != nil {
+		return nil, fmt.Errorf("--kubelet-arg: %w", err)
+	}
+	if err := validation.ValidateKubeletConfiguration(c, utilfeature.DefaultFeatureGate); err != nil {
+		return nil, fmt.Errorf("--kubelet-arg: %w", err)
+	}
+	return &options.KubeletServer{KubeletFlags: *f, KubeletConfiguration: *c}, nil
+}
 
+// configFile takes the last "config=FILE" out of the arguments.
+func configFile(arguments []string) (file string, rest []string) {
+	for _, kv := range arguments {
+		if key, value, _ := strings.Cut(kv, "="); strings.TrimLeft(key, "-") == configArg {
+			file = value
+			continue
+		}
+		rest = append(rest, kv)
+	}
+	return file, rest
+}
+
+// baseConfig is upstream's default configuration, or the one in a file.
+func baseConfig(file string) (*kubeletconfig.KubeletConfiguration, error) {
+	if file == "" {
+		c, err := options.NewKubeletConfiguration()
+		if err != nil {
+			return nil, err
+		}
+		// Upstream's defaults for flags are the old, open ones; these are those of its configuration file.
+		c.Authentication.Anonymous.Enabled = false
+		c.Authentication.Webhook.Enabled = true
+		c.Authorization.Mode = kubeletconfig.KubeletAuthorizationModeWebhook
+		c.ReadOnlyPort = 0
+		c.FailSwapOn = false
+		return c, nil
+	}
+	loader, err := configfiles.NewFsLoader(&filesystem.DefaultFs{}, file)
+	if err != nil {
+		return nil, fmt.Errorf("--kubelet-arg config: %w", err)
+	}
+	c, err := loader.Load(context.Background())
+	if err != nil {
+		return nil, fmt.Errorf("--kubelet-arg config: %w", err)
+	}
+	if len(c.FeatureGates) > 0 {
+		return nil, fmt.Errorf("--kubelet-arg config: %s: featureGates: %s: use --kubelet-arg=feature-gates=...", file, args.FeatureGates()["feature-gates"])
+	}
+	return c, nil
+}
+
+// setFlags sets what upstream has as flags only.
+func setFlags(f *options.KubeletFlags, o Options) {
 	f.KubeConfig = inProcess
 	f.HostnameOverride = o.NodeName
 	f.RootDirectory = o.RootDir
@@ -47,39 +115,33 @@ func upstreamServer(o Options) (*options.KubeletServer, error) {
 		key, value, _ := strings.Cut(l, "=")
 		f.NodeLabels[key] = value
 	}
+}
+
+// setConfig sets what the composition decides, and defaults for what it was not given.
+func setConfig(c *kubeletconfig.KubeletConfiguration, o Options) {
 	for _, t := range o.Taints {
 		c.RegisterWithTaints = append(c.RegisterWithTaints, taint(t))
 	}
-
 	c.ContainerRuntimeEndpoint = "unix://" + o.CRISocket
 	c.CgroupDriver = o.CgroupDriver
 	c.FailCgroupV1 = false // such hosts exist, and run
-	c.FailSwapOn = false
-	for _, ip := range o.ClusterDNS {
-		c.ClusterDNS = append(c.ClusterDNS, ip.String())
-	}
 	c.ClusterDomain = o.ClusterDomain
-	c.ResolverConfig = o.ResolvConf
-	c.StaticPodPath = o.StaticPodDir
-	c.EvictionHard = eviction.DefaultEvictionHard
+	if len(c.ClusterDNS) == 0 {
+		for _, ip := range o.ClusterDNS {
+			c.ClusterDNS = append(c.ClusterDNS, ip.String())
+		}
+	}
+	if c.ResolverConfig == "" || c.ResolverConfig == resolvConfDefault {
+		c.ResolverConfig = o.ResolvConf
+	}
+	if c.StaticPodPath == "" {
+		c.StaticPodPath = o.StaticPodDir
+	}
+	if c.EvictionHard == nil {
+		c.EvictionHard = eviction.DefaultEvictionHard
+	}
 	c.TLSCertFile, c.TLSPrivateKeyFile = o.PKI.KubeletServer.Cert, o.PKI.KubeletServer.Key
-	// Upstream's defaults for flags are the old, open ones; these are those of its configuration file.
-	c.Authentication.Anonymous.Enabled = false
-	c.Authentication.Webhook.Enabled = true
 	c.Authentication.X509.ClientCAFile = o.PKI.ClusterCA.Cert
-	c.Authorization.Mode = "Webhook"
-	c.ReadOnlyPort = 0
-
-	if err := args.ApplyTo("--kubelet-arg", fs, Refused(), o.Args); err != nil {
-		return nil, err
-	}
-	if err := options.ValidateKubeletFlags(f); err != nil {
-		return nil, fmt.Errorf("--kubelet-arg: %w", err)
-	}
-	if err := validation.ValidateKubeletConfiguration(c, utilfeature.DefaultFeatureGate); err != nil {
-		return nil, fmt.Errorf("--kubelet-arg: %w", err)
-	}
-	return &options.KubeletServer{KubeletFlags: *f, KubeletConfiguration: *c}, nil
 }
 
 // taint parses "key[=value]:effect", whose form the configuration has checked.
@@ -101,8 +163,7 @@ func Refused() args.Refused {
 		"kube-api-burst":                    client,
 		"kube-api-content-type":             client,
 		"rotate-certificates":               client,
-		"config":                            "give each setting as a --kubelet-arg of its own",
-		"config-dir":                        "give each setting as a --kubelet-arg of its own",
+		"config-dir":                        "give one file, with --kubelet-arg=config=FILE",
 		"hostname-override":                 use("node-name"),
 		"node-ip":                           use("node-ip"),
 		"node-labels":                       use("node-label"),

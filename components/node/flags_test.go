@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/davecgh/go-spew/spew"
 	"github.com/sirupsen/logrus"
@@ -56,6 +57,10 @@ func upstreams(t *testing.T) []upstream {
 		t.Fatal(err)
 	}
 	if _, err := applyGates(&config.Server{}); err != nil {
+		t.Fatal(err)
+	}
+	kubeletFile := filepath.Join(t.TempDir(), "kubelet.yaml")
+	if err := os.WriteFile(kubeletFile, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nshutdownGracePeriod: 30s\nmaxPods: 42\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	log, inProcess := logrus.StandardLogger(), client.New("https://127.0.0.1:6443", logrus.StandardLogger())
@@ -156,7 +161,7 @@ func upstreams(t *testing.T) []upstream {
 				}
 				return []any{*s.Upstream()}, nil
 			},
-			values: map[string]string{"address": "192.0.2.1", "healthz-bind-address": "192.0.2.1", "cgroups-per-qos": "false", "cpu-cfs-quota-period": "50ms",
+			values: map[string]string{"config": kubeletFile, "address": "192.0.2.1", "healthz-bind-address": "192.0.2.1", "cgroups-per-qos": "false", "cpu-cfs-quota-period": "50ms",
 				"enforce-node-allocatable": "none", "eviction-hard": "memory.available<7Mi", "eviction-soft": "memory.available<9Mi", "manifest-url-header": "a:b",
 				"reserved-cpus": "0", "reserved-memory": "0:memory=1Gi", "topology-manager-policy": "restricted", "topology-manager-scope": "pod", "system-cgroups": "/system"},
 			unseen:   []string{"fail-cgroupv1"}, // depends on the host
@@ -276,5 +281,41 @@ func (u upstream) value(t *testing.T, f *pflag.Flag) string {
 		return "a=true"
 	default:
 		return "x"
+	}
+}
+
+// A kubelet's configuration file is the base: arguments and what the composition decides go on top.
+func TestKubeletConfigFile(t *testing.T) {
+	write := func(text string) string {
+		file := filepath.Join(t.TempDir(), "kubelet.yaml")
+		if err := os.WriteFile(file, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"+text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	build := func(keyValues ...string) (*kubelet.Server, error) {
+		return kubelet.New(kubelet.Options{RootDir: "/var/lib/kubelet", StaticPodDir: "/s", NodeName: "one", NodeIPs: []net.IP{net.ParseIP("192.0.2.1")},
+			ClusterDNS: []net.IP{net.ParseIP("10.43.0.10")}, ClusterDomain: "cluster.local", CRISocket: "/r/c.sock", CgroupDriver: "cgroupfs",
+			ResolvConf: "/run/resolv.conf", PKI: &pki.Bundle{}, Args: keyValues, Client: client.New("https://127.0.0.1:6443", logrus.StandardLogger()).NodeConfig("one"), Log: logrus.StandardLogger()})
+	}
+	s, err := build("config="+write("maxPods: 42\nstaticPodPath: /mine\nclusterDomain: other\nshutdownGracePeriod: 30s\n"), "max-pods=43")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := s.Upstream().KubeletConfiguration
+	if c.MaxPods != 43 || c.StaticPodPath != "/mine" || c.ClusterDomain != "cluster.local" || c.ShutdownGracePeriod.Duration != 30*time.Second ||
+		c.ResolverConfig != "/run/resolv.conf" || c.ContainerRuntimeEndpoint != "unix:///r/c.sock" {
+		t.Errorf("%+v", c)
+	}
+	if c.Authentication.Anonymous.Enabled || c.ReadOnlyPort != 0 || string(c.Authorization.Mode) != "Webhook" {
+		t.Errorf("open to everybody: %+v, port %d, %s", c.Authentication, c.ReadOnlyPort, c.Authorization.Mode)
+	}
+	for text, want := range map[string]string{
+		"featureGates: {InPlacePodVerticalScaling: true}\n": "feature-gates",
+		"maxPods: many\n": "maxPods",
+	} {
+		if _, err := build("config=" + write(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: error %v, want one with %q", text, err, want)
+		}
 	}
 }

@@ -143,6 +143,9 @@ func applyGates(cfg *config.Server) (upstreamArgs, error) {
 	if err := registry.Set(); err != nil {
 		return upstreamArgs{}, fmt.Errorf("%s: %w", strings.Join(global, " "), err)
 	}
+	// kubernetes_feature_enabled and its like, which upstream's commands set up.
+	utilfeature.DefaultMutableFeatureGate.AddMetrics()
+	registry.AddMetrics()
 	return upstreamArgs{cfg.EtcdArgs, rest[0], rest[1], rest[2], rest[3], rest[4]}, nil
 }
 

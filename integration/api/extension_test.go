@@ -74,9 +74,9 @@ func TestWebhooks(t *testing.T) {
 	n := 0
 	harness.Eventually(t, 20*time.Second, "an object that was mutated", func() error {
 		n++
-		out := apply(t, s, ns, configMap(fmt.Sprintf("m-%d", n), "", ""), "-o", "json")
-		var cm corev1.ConfigMap
-		if err := json.Unmarshal([]byte(out), &cm); err != nil {
+		// Also the Service's rules may need a moment; then the webhook cannot be called.
+		cm, err := s.Client(t).CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("m-%d", n)}}, metav1.CreateOptions{})
+		if err != nil {
 			return err
 		}
 		if cm.Labels["mutated"] != "yes" {

@@ -137,9 +137,16 @@ func mustRefuse(t *testing.T, s *harness.Server, manifest, want string, args ...
 	})
 }
 
-// configMap is a manifest.
+// configMap is a manifest; labels and data are what stands between braces.
 func configMap(name, labels, data string) string {
-	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: %s, labels: {%s}}\ndata: {%s}\n", name, labels, data)
+	manifest := fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: %s\n", name)
+	if labels != "" { // an empty map would be a field that its writer owns
+		manifest += fmt.Sprintf("  labels: {%s}\n", labels)
+	}
+	if data != "" {
+		manifest += fmt.Sprintf("data: {%s}\n", data)
+	}
+	return manifest
 }
 
 // event is a line of the audit log.

@@ -178,9 +178,13 @@ func TestNodeObject(t *testing.T) {
 		})
 		mustAskOutside(t, fmt.Sprintf("http://%s:%d/", other, port))
 		// The API's certificate has the new address (the client checks it), and exec goes to the kubelet there.
-		if out := s.Kubectl(t, "--server=https://"+other+":6443", "-n", ns, "exec", "again", "--", "/bin/sh", "-c", "echo reached"); out != "reached\n" {
-			t.Errorf("exec: %q", out)
-		}
+		harness.Eventually(t, 15*time.Second, "exec through the new address", func() error {
+			res := s.TryKubectl(t, "--server=https://"+other+":6443", "-n", ns, "exec", "again", "--", "/bin/sh", "-c", "echo reached")
+			if res.Stdout != "reached\n" {
+				return errors.New(res.Stderr)
+			}
+			return nil
+		})
 		m := s.Run(t, sleeper(ns, "resolver"))
 		lookup(t, s, m, "A", "web", svc.Spec.ClusterIP)
 	})

@@ -8,7 +8,7 @@
 # shellcheck disable=SC2317 # the steps are called by name
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-STEPS="boot without-nft install ready check drivers hello cgroups oom apparmor journal restart kill reset upgrade reboot plug uninstall"
+STEPS="boot refusals install ready check drivers hello cgroups oom apparmor journal restart kill reset upgrade reboot plug uninstall"
 usage() {
 	echo "usage: vm-test.sh VM [STEP...]   steps: $STEPS" >&2
 	exit 2
@@ -35,7 +35,7 @@ guest_functions() {
 set -euo pipefail
 cd /root
 k="kubelith kubectl"
-fail() { echo "$*"; exit 1; }
+fail() { echo "$*" | tee /dev/stderr; exit 1; }
 uptime_s() { cut -d' ' -f1 /proc/uptime; }
 since() { perl -e 'printf "%.1f s", $ARGV[1]-$ARGV[0]' "$1" "$(uptime_s)"; }
 # until_true SECONDS COMMAND...
@@ -126,18 +126,29 @@ GUEST
 
 step_boot() {
 	"$VM" start "$NAME" "$MEMORY" && "$VM" ssh "$NAME" 'rm -rf /root/k; mkdir -p /root/k' && "$VM" put "$NAME" "$BIN" scripts/install.sh scripts/uninstall.sh manifests/hello.yaml /root/k/ &&
+		{ "$VM" ssh "$NAME" test -e /etc/protocols || "$VM" put "$NAME" /etc/protocols /etc/protocols; } &&
 		guest <<'E'
+# The machine has no other network than its host. A real one has a way out, and ClusterIPs need a route on the node itself.
+ip route show default | grep -q . || { printf '[Route]\nGateway=10.0.2.2\n' >>/etc/systemd/network/10-eth0.network; networkctl reload; networkctl reconfigure eth0; sleep 3; }
+ip route show default | grep -q . || fail "no default route"
 system >before.system; kept >before.sysctl; lsmod | awk '{ print $1 }' | sort >before.modules
 . /etc/os-release; echo "$PRETTY_NAME, kernel $(uname -r), systemd $(systemctl --version | awk 'NR==1{print $2}'), $(stat -fc %T /sys/fs/cgroup)"
 E
 }
-step_without-nft() { guest <<'E'
-# A PATH without nft, and no network to install it from: refused with the reason, nothing installed.
-mkdir -p hidden; for d in /usr/sbin /usr/bin; do for f in $d/*; do ln -sf $f hidden/; done; done; rm hidden/nft
-if PATH=/root/hidden sh k/install.sh k/kubelith >no-nft.log 2>&1; then fail "installed without nft"; fi
-rm -rf hidden; cat no-nft.log
-[ ! -e /usr/local/bin/kubelith ] && [ ! -e /etc/systemd/system/kubelith.service ] || fail "half installed"
-echo "refused: $(tail -1 no-nft.log)"
+step_refusals() { guest <<'E'
+# There is no network to install packages from: refused with the reason, nothing installed.
+refused() {
+	if "$@" sh k/install.sh k/kubelith >refused.log 2>&1; then fail "installed all the same"; fi
+	cat refused.log
+	[ ! -e /usr/local/bin/kubelith ] && [ ! -e /etc/systemd/system/kubelith.service ] || fail "half installed"
+	said="$said$(tail -n 1 refused.log); "
+}
+mkdir -p hidden; for f in /usr/sbin/* /usr/bin/*; do ln -sf $f hidden/; done; rm hidden/nft
+said=; refused env PATH=/root/hidden; rm -rf hidden
+mv /etc/protocols .; trap 'mv protocols /etc/' EXIT; refused env
+if k/kubelith check >refused.log; then fail "check passes without /etc/protocols"; fi
+grep "^failed" refused.log
+echo "$said$(grep '^failed' refused.log)"
 E
 }
 step_install() { guest <<'E'

@@ -26,10 +26,12 @@ func goodHost(t *testing.T) (fakeHost, probe) {
 	h.write("/proc/7/comm", "nginx\n")
 	h.link("/proc/7/fd/3", "socket:[4242]")
 	return h, probe{
-		files:    h.tree,
-		now:      time.Unix(2000, 0),
-		look:     func(name string) (string, error) { return "/usr/bin/" + name, nil },
-		run:      func(_, _ string, _ ...string) (string, error) { return "elements = { 192.0.2.1 . tcp . 80 : drop }", nil },
+		files: h.tree,
+		now:   time.Unix(2000, 0),
+		look:  func(name string) (string, error) { return "/usr/bin/" + name, nil },
+		run: func(_, _ string, _ ...string) (string, error) {
+			return "elements = { 192.0.2.1 . tcp . 80 : drop }", nil
+		},
 		isolated: func(work func() error) error { return work() },
 		addLink:  func(string) error { return nil },
 		statfs: func(_ string, st *unix.Statfs_t) error {

@@ -33,9 +33,10 @@ func newNode(client kubernetes.Interface, name string) *node {
 	}
 }
 
-// watch starts the watch; the returned function ends it and waits.
+// watch starts the watch; the returned function ends it and waits. The end of ctx does not: upstream's
+// NewNodeTopologyConfig panics on an informer that was stopped, and a session may just be calling it.
 func (n *node) watch(ctx context.Context) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	signal := func() {
 		select {
 		case n.changed <- struct{}{}:

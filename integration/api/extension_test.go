@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -378,8 +379,8 @@ func TestUpstreamArguments(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
 	metrics := s.Kubectl(t, "get", "--raw=/metrics")
-	if !strings.Contains(metrics, `kubernetes_feature_enabled{name="AllowUnsafeMalformedObjectDeletion",stage="ALPHA"} 1`) {
-		t.Error("the metrics do not say that the feature gate is on")
+	if !strings.Contains(metrics, `kubernetes_feature_enabled{name="APIServerWebhookAuthenticationToken",stage="ALPHA"} 1`) {
+		t.Errorf("the metrics do not say that the feature gate is on, only %q", regexp.MustCompile(`(?m)^kubernetes_feature_enabled.*WebhookAuth.*$`).FindAllString(metrics, -1))
 	}
 	if pods := s.Kubectl(t, "get", "nodes", "-o", "jsonpath={.items[0].status.capacity.pods}"); pods != "77" {
 		t.Errorf("the node takes %s pods", pods)

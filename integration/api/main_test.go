@@ -34,7 +34,7 @@ var cluster = harness.NewShared(harness.Options{
 		"--apiserver-arg=token-auth-file=" + tokenFile,
 		"--apiserver-arg=authorization-mode=Node,RBAC,ABAC",
 		"--apiserver-arg=authorization-policy-file=" + abacFile,
-		"--apiserver-arg=feature-gates=AllowUnsafeMalformedObjectDeletion=true", // alpha
+		"--apiserver-arg=feature-gates=APIServerWebhookAuthenticationToken=true", // alpha
 		"--kubelet-arg=max-pods=77",
 		"--apiserver-arg=event-ttl=20m",
 	},

@@ -62,9 +62,12 @@ integration: bin/kubelith ## tests on real clusters, each in namespaces of its o
 
 INTEGRATION_PARALLEL ?= 1
 
-.PHONY: conformance dist clean
+.PHONY: conformance vm-test dist clean
 conformance: build ## upstream's conformance suite on a fresh cluster: make conformance E2E_DIR=... [FOCUS=...] [PROCS=4]
 	scripts/conformance.sh
+
+vm-test: build ## install, run, reboot, pull the plug and uninstall in a VM: make vm-test VM=.../vm
+	scripts/vm-test.sh $(VM)
 
 dist: ## executables for amd64 and arm64, at dist/
 	mkdir -p dist

@@ -33,6 +33,7 @@ const stopTimeout = 25 * time.Second
 // Serve runs a server until ctx is cancelled or a component fails.
 func Serve(ctx context.Context, cfg *config.Server, out Output) error {
 	systemd := captureSystemd()
+	tuneMemory(ctx)
 	log, err := logging.Setup(logging.Options{Format: cfg.LogFormat, Level: cfg.LogLevel, Out: out.Log})
 	if err != nil {
 		return err

@@ -1,0 +1,32 @@
+package node
+
+import (
+	"context"
+	"os"
+	"runtime/debug"
+	"time"
+)
+
+const (
+	// gcPercent is how much the heap may grow over what is live before it is
+	// collected. Go's default of 100 makes a process hold twice its live heap; a
+	// cluster's is mostly caches, which live long, so that collecting more often
+	// costs little. The environment variable GOGC goes first.
+	gcPercent = 50
+	// settleAfter is when what only the start needed is given back to the system.
+	settleAfter = 30 * time.Second
+)
+
+// tuneMemory makes the process hold less memory; see docs/performance.md.
+func tuneMemory(ctx context.Context) {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
+	go func() {
+		select {
+		case <-time.After(settleAfter):
+			debug.FreeOSMemory()
+		case <-ctx.Done():
+		}
+	}()
+}

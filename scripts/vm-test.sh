@@ -48,14 +48,14 @@ hello_ready() { [ "$($k get deployment hello -o jsonpath='{.status.readyReplicas
 wait_hello() { until_true 400 hello_ready; }
 service() { curl -sf --max-time 5 "http://$($k get service hello -o jsonpath='{.spec.clusterIP}')/"; }
 # containers: PID, start time and program of each process of a pod, and of each shim.
-containers() {
-	local p
+containers() (
+	set +e +o pipefail
 	for p in /proc/[0-9]*; do
 		if grep -qs 'kubepods.*cri-containerd' $p/cgroup || grep -qs containerd-shim $p/cmdline; then
 			echo "${p#/proc/} $(sed 's/.*) //' $p/stat | cut -d' ' -f20) $(cat $p/comm)"
 		fi
 	done 2>/dev/null | sort -n
-}
+)
 pid_of_hello() { local p; for p in $(pidof hello); do grep -qs kubepods /proc/$p/cgroup && { echo $p; return; }; done; }
 unchanged() {
 	containers >after.list
@@ -98,9 +98,9 @@ gaps() {
 # leases and sandboxes must agree: an address for each sandbox that runs.
 no_leaks() {
 	local leases sandboxes
-	leases=$(ls /var/lib/kubelith/agent/cni/kubelith | grep -c '^[0-9]*\.[0-9]*\.[0-9]*\.[0-9]*$')
-	sandboxes=$(ls /run/kubelith/containerd/io.containerd.grpc.v1.cri/netns 2>/dev/null | wc -l)
-	results=$(find /var/lib/cni -type f 2>/dev/null | wc -l)
+	leases=$(ls /var/lib/kubelith/agent/cni/kubelith | grep -c '^[0-9]*\.[0-9]*\.[0-9]*\.[0-9]*$' || true)
+	sandboxes=$(ls /run/kubelith/containerd/io.containerd.grpc.v1.cri/netns 2>/dev/null | wc -l || true)
+	results=$(find /var/lib/cni -type f 2>/dev/null | wc -l || true)
 	[ "$leases" = "$sandboxes" ] && [ "$(ls /sys/class/net | grep -c ^veth)" = "$sandboxes" ] || {
 		ls /var/lib/kubelith/agent/cni/kubelith; ls /run/kubelith/containerd/io.containerd.grpc.v1.cri/netns; ls /sys/class/net
 		fail "$leases addresses are given out, $sandboxes network namespaces exist"
@@ -108,7 +108,8 @@ no_leaks() {
 	echo "$leases addresses = $sandboxes sandboxes, $results CNI results"
 }
 # system: all that an uninstall must put back.
-system() {
+system() (
+	set +e +o pipefail
 	echo "# mounts"; awk '{ print $5 }' /proc/self/mountinfo | sort
 	echo "# network namespaces"; ls /run/netns 2>/dev/null | wc -l; lsns -t net -n 2>/dev/null | wc -l
 	echo "# interfaces"; ls /sys/class/net
@@ -119,13 +120,13 @@ system() {
 	echo "# processes"; ps -eo args | grep -E 'kubelith|containerd|runc|pause|hello' | grep -v grep || true
 	echo "# files"; find / -xdev \( -path /root -o -path /tmp -o -path /var/log/journal -o -path /var/lib/systemd -o -path /var/cache -o -path /var/lib/apt \) -prune -o -print | sort
 	find /run /tmp -not -path '/run/udev/*' -not -path '/run/systemd/*' -not -path '/run/user*' -not -path '/run/log/*' -not -path '*systemd-private*' | sort
-}
+)
 kept() { sysctl -a 2>/dev/null | grep -E '^(net\.(ipv4|ipv6|bridge|netfilter)|vm\.(over|panic)|kernel\.(panic|keys))' | grep -vE 'conf\.(cni|veth|eth)|neigh|_count|nf_conntrack_(max|buckets)|random' | sort; }
 GUEST
 }
 
 step_boot() {
-	"$VM" start "$NAME" "$MEMORY" && "$VM" ssh "$NAME" 'rm -rf /root/k; mkdir -p /root/k' && "$VM" put "$NAME" "$BIN" scripts/install.sh scripts/uninstall.sh manifests/hello.yaml /root/k/ &&
+	{ "$VM" ssh "$NAME" true || "$VM" start "$NAME" "$MEMORY"; } && "$VM" ssh "$NAME" 'rm -rf /root/k; mkdir -p /root/k' && "$VM" put "$NAME" "$BIN" scripts/install.sh scripts/uninstall.sh manifests/hello.yaml /root/k/ &&
 		{ "$VM" ssh "$NAME" test -e /etc/protocols || "$VM" put "$NAME" /etc/protocols /etc/protocols; } &&
 		guest <<'E'
 # The machine has no other network than its host. A real one has a way out, and ClusterIPs need a route on the node itself.

@@ -13,11 +13,18 @@ import (
 )
 
 // isolated runs work on a thread with network and mount namespaces of its own. The thread ends with the work, and the
-// namespaces and all that is in them with the thread.
+// namespaces and all that is in them with the thread. It is never the main thread, which cannot end: its
+// namespaces are what /proc/self (net, mounts) and others' nsenter show of the whole process.
 func isolated(work func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the runtime throws the thread away
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			defer runtime.UnlockOSThread()
+			done <- isolated(work) // on another thread: this one is taken meanwhile
+			return
+		}
+		// Never unlocked: the runtime throws the thread away.
 		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNET | unix.CLONE_NEWNS); err != nil {
 			done <- fmt.Errorf("new namespaces: %w", err)
 			return

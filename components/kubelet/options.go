@@ -94,7 +94,7 @@ func baseConfig(file string) (*kubeletconfig.KubeletConfiguration, error) {
 		return nil, fmt.Errorf("--kubelet-arg config: %w", err)
 	}
 	if len(c.FeatureGates) > 0 {
-		return nil, fmt.Errorf("--kubelet-arg config: %s: featureGates: %s: use --kubelet-arg=feature-gates=...", file, args.FeatureGates()["feature-gates"])
+		return nil, fmt.Errorf("--kubelet-arg config: %s: featureGates: %s: use --kubelet-arg=feature-gates=NAME=true", file, args.FeatureGates()["feature-gates"])
 	}
 	return c, nil
 }

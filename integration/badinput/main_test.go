@@ -61,7 +61,7 @@ func refusal(t *testing.T, s *harness.Server, cmd *exec.Cmd, quiet bool) string 
 		t.Errorf("stderr must end with the one line that begins with %q:\n%s", "kubelith: ", tail(stderr.String()))
 	case quiet && len(lines) != 1:
 		t.Errorf("stderr has %d lines, not one:\n%s", len(lines), stderr.String())
-	case quiet && took > 5*time.Second:
+	case quiet && took > 10*time.Second:
 		t.Errorf("took %s", took)
 	}
 	if strings.Contains(stderr.String(), "goroutine ") || strings.Contains(stderr.String(), "panic:") {

@@ -48,7 +48,13 @@ func (s *Server) Listen(address string) (net.Listener, error) {
 func (s *Server) inNetwork(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread()
+		if unix.Gettid() == os.Getpid() { // the main thread cannot end, and /proc/PID shows its namespaces
+			defer runtime.UnlockOSThread()
+			done <- s.inNetwork(f) // on another thread: this one is taken meanwhile
+			return
+		}
+		// Never unlocked: the thread ends with the goroutine.
 		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", s.holder.Process.Pid))
 		if err != nil {
 			done <- err

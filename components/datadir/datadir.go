@@ -11,13 +11,19 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // minFree is the space, in bytes, without which nothing is started: etcd alone preallocates a log file of 64 MB.
 const minFree = 64 << 20
+
+// settle is how long the lock of a process that is gone may remain: a program that it was just starting has the file
+// open as well, from fork until exec.
+const settle = 2 * time.Second
 
 // Dir is a data directory that this process holds.
 type Dir struct {
@@ -66,17 +72,25 @@ func takeLock(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, unusable(dir, err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		defer f.Close()
+	for deadline := time.Now().Add(settle); ; time.Sleep(settle / 100) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			break
+		}
 		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("data directory %s: lock: %w", dir, err)
+			return nil, errors.Join(fmt.Errorf("data directory %s: lock: %w", dir, err), f.Close())
 		}
-		holder := "another process"
-		pid, _ := os.ReadFile(f.Name())
-		if s := strings.TrimSpace(string(pid)); s != "" {
-			holder = "process " + s
+		holder, text := "another process", ""
+		if data, err := os.ReadFile(f.Name()); err == nil {
+			text = strings.TrimSpace(string(data))
 		}
-		return nil, fmt.Errorf("data directory %s is in use by %s: stop it, or use another --data-dir", dir, holder)
+		if text != "" {
+			holder = "process " + text
+		}
+		if pid, err := strconv.Atoi(text); err == nil && errors.Is(unix.Kill(pid, 0), unix.ESRCH) && time.Now().Before(deadline) {
+			continue
+		}
+		return nil, errors.Join(fmt.Errorf("data directory %s is in use by %s: stop it, or use another --data-dir", dir, holder), f.Close())
 	}
 	err = f.Truncate(0)
 	if err == nil {

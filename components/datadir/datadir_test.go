@@ -4,10 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func mustOpen(t *testing.T, dir, release string) *Dir {
@@ -151,4 +155,24 @@ func TestUnusable(t *testing.T) {
 			t.Errorf("%v", got)
 		}
 	}
+}
+
+// TestLockOfDeadProcess: what a killed process was just starting keeps the lock for a moment.
+func TestLockOfDeadProcess(t *testing.T) {
+	dir := t.TempDir()
+	dead := exec.Command("/bin/true")
+	if err := dead.Run(); err != nil {
+		t.Skip(err)
+	}
+	child, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(child, dead.Process.Pid)
+	if err := unix.Flock(int(child.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	timer := time.AfterFunc(100*time.Millisecond, func() { child.Close() })
+	defer timer.Stop()
+	mustOpen(t, dir, "v1").Close()
 }

@@ -97,7 +97,13 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return fmt.Errorf("start CoreDNS: %w", err)
 	}
-	defer func() { serving.stop() }()
+	// Asked to stop, CoreDNS goes on answering from its cache while the other components stop: the end of the process
+	// ends it, so that pods miss DNS for no longer than the next start takes.
+	defer func() {
+		if ctx.Err() == nil {
+			serving.stop()
+		}
+	}()
 
 	objects := newObjects(client, s.opts)
 	stopWatching := objects.watch(ctx)

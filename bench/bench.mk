@@ -12,8 +12,8 @@ ROUNDS ?= 7
 IDLE_ROUNDS ?= 2
 IDLE_SECONDS ?= 300
 BENCH_RESULTS ?= .cache/bench/results.jsonl
-# PEER_GOGC: what Kubelith sets for itself, given to the processes of the composition; empty when it sets nothing.
-PEER_GOGC ?=
+# PEER_GOGC: what Kubelith sets for itself (components/node/memory.go), given to the processes of the composition.
+PEER_GOGC ?= 50
 # PEER_START: "ordered" starts the peers' clients only when the apiserver is ready, instead of all at once.
 PEER_START ?=
 

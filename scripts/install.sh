@@ -168,6 +168,10 @@ done
 [ "$(uname -s)" = Linux ] || die "Kubelith runs on Linux only"
 [ -n "$BINARY" ] || BINARY=$(find_binary)
 [ -f "$BINARY" ] || die "no file $BINARY"
+case "$BINARY" in
+*/*) ;;
+*) BINARY=./$BINARY ;; # not whatever has this name in PATH
+esac
 chmod +x "$BINARY" 2>/dev/null || true
 "$BINARY" version >/dev/null 2>&1 || die "$BINARY does not run on this machine ($(uname -m))"
 

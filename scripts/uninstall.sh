@@ -108,4 +108,4 @@ if [ -d "$CONFIG" ]; then
 	rm -rf "$CONFIG"
 	say "removed $CONFIG"
 fi
-say "Kubelith is removed"
+say "Kubelith is removed; kernel settings that it made (net.ipv4.ip_forward, vm.overcommit_memory, kernel.panic) stay until the next boot"

@@ -3,7 +3,8 @@
 #
 # VM is a program that makes virtual machines (`VM start NAME MiB`, ssh, put, stop, kill, rm; Debian with systemd, nftables and
 # perl). All steps run in the order below, one line each with the seconds they took; with STEPs, only these. A step that fails does not
-# stop the others. What the machine said is in .cache/vm-test/. KEEP=yes leaves the machine running; MEMORY is its MiB.
+# stop the others. What the machine said is in .cache/vm-test/. KEEP=yes leaves the machine running; MEMORY is its MiB; PACKAGES are
+# .deb files to install there first (apparmor and libapparmor1 for a pod with a profile).
 # The steps run in the guest, where perl, nsenter and curl of the guest look at what Kubelith does.
 # shellcheck disable=SC2317 # the steps are called by name
 set -uo pipefail
@@ -118,7 +119,7 @@ system() (
 	echo "# cgroups"; find /sys/fs/cgroup -type d | grep -vE 'ssh|user.slice|session|modprobe|systemd-|getty' | sort
 	echo "# units"; systemctl list-units --all --plain --no-legend --no-pager | awk '{ print $1 }' | grep -E 'kube|cri-|containerd|cni' || true
 	echo "# processes"; ps -eo args | grep -E 'kubelith|containerd|runc|pause|hello' | grep -v grep || true
-	echo "# files"; find / -xdev \( -path /root -o -path /tmp -o -path /var/log/journal -o -path /var/lib/systemd -o -path /var/cache -o -path /var/lib/apt \) -prune -o -print | sort
+	echo "# files"; find / -xdev \( -path /root -o -path /tmp -o -path /var/log/journal -o -path /var/lib/systemd -o -path /var/cache -o -path /var/lib/apt -o -name 'systemd-private-*' \) -prune -o -print | sort
 	find /run /tmp -not -path '/run/udev/*' -not -path '/run/systemd/*' -not -path '/run/user*' -not -path '/run/log/*' -not -path '*systemd-private*' | sort
 )
 kept() { sysctl -a 2>/dev/null | grep -E '^(net\.(ipv4|ipv6|bridge|netfilter)|vm\.(over|panic)|kernel\.(panic|keys))' | grep -vE 'conf\.(cni|veth|eth)|neigh|_count|nf_conntrack_(max|buckets)|random' | sort; }
@@ -127,6 +128,7 @@ GUEST
 
 step_boot() {
 	{ "$VM" ssh "$NAME" true || "$VM" start "$NAME" "$MEMORY"; } && "$VM" ssh "$NAME" 'rm -rf /root/k; mkdir -p /root/k' && "$VM" put "$NAME" "$BIN" scripts/install.sh scripts/uninstall.sh manifests/hello.yaml /root/k/ &&
+		for package in ${PACKAGES:-}; do "$VM" put "$NAME" "$package" /root/p.deb && "$VM" ssh "$NAME" 'dpkg -i p.deb; rm p.deb'; done &&
 		{ "$VM" ssh "$NAME" test -e /etc/protocols || "$VM" put "$NAME" /etc/protocols /etc/protocols; } &&
 		guest <<'E'
 # The machine has no other network than its host. A real one has a way out, and ClusterIPs need a route on the node itself.
@@ -295,8 +297,7 @@ E
 	for _ in $(seq 120); do [ "$(wc -l <"$LOGS/acknowledged")" -ge 15 ] && break; sleep 1; done
 	"$VM" kill "$NAME"
 	wait "$writer"
-	sleep 1
-	"$VM" start "$NAME" "$MEMORY" || return
+	for _ in $(seq 20); do "$VM" start "$NAME" "$MEMORY" && break; sleep 1; done # it takes the machine a moment to be gone
 	local back; back=$(came_back) || { echo "$back"; return 1; }
 	"$VM" ssh "$NAME" "kubelith kubectl get configmaps -o name" >"$LOGS/found" || return
 	local lost; lost=$(sort "$LOGS/acknowledged" | comm -23 - <(sort "$LOGS/found"))
@@ -308,6 +309,7 @@ t=$(uptime_s); sh k/uninstall.sh --yes >uninstall.log 2>&1 || { cat uninstall.lo
 sleep 3; system >after.system; kept >after.sysctl; lsmod | awk '{ print $1 }' | sort >after.modules
 echo "settings of the kernel that stay until the next boot:"; diff before.sysctl after.sysctl || true
 echo "modules that stay: $(comm -13 before.modules after.modules | tr '\n' ' ')"
+echo "AppArmor profiles that stay: $(grep -s containerd /sys/kernel/security/apparmor/profiles || echo none)"
 diff before.system after.system >system.diff || { cat system.diff; fail "$(grep -c '^[<>]' system.diff) differences to before the installation"; }
 [ "$(systemctl is-active kubelith || true)" = inactive ] || fail "systemd knows the unit"
 echo "in $took; mounts, network, packet filter, cgroups, units, processes and $(wc -l <after.system) files and more as before"

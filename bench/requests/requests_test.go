@@ -30,6 +30,7 @@ import (
 	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/components/logging"
 	"kubelith.io/kubelith/components/pki"
+	"kubelith.io/kubelith/runtime/images/names"
 )
 
 // requests is how many make one sample.
@@ -203,7 +204,7 @@ func fill(t *testing.T, c kubernetes.Interface) {
 	}
 	_, err = c.CoreV1().Pods(metav1.NamespaceDefault).Create(t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "bench", Labels: map[string]string{"app": "bench"}},
-		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "docker.io/kubelith/hello:1"}}},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: names.Hello}}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)

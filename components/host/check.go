@@ -56,6 +56,8 @@ type CheckOptions struct {
 	Ports    []Port
 	// Containers: containerd, the kubelet and the pod network are going to run on this host.
 	Containers bool
+	// CgroupDriver is what manages the containers' control groups: systemd or cgroupfs.
+	CgroupDriver string
 	// Proxy: kube-proxy is going to run on this host.
 	Proxy bool
 	// NotBefore is the latest time that the clock must have passed: that of the build, or the validity of the cluster's
@@ -115,7 +117,7 @@ func check(opts CheckOptions, p probe) []Result {
 	}
 	add(Result{Name: "user", Status: OK, Message: "root"})
 	add(checkClock(p, opts.NotBefore), checkNodeName(opts.NodeName))
-	add(checkPorts(p, opts.Ports)...)
+	add(checkPorts(p, opts.DataDir, opts.Ports)...)
 	add(checkDataDir(p, opts)...)
 	add(checkMemory(p), checkSwap(p))
 	if opts.Containers || opts.Proxy {
@@ -123,7 +125,7 @@ func check(opts CheckOptions, p probe) []Result {
 		add(checkSysctls(p))
 	}
 	if opts.Containers {
-		add(checkCgroups(p)...)
+		add(checkCgroups(p, opts.CgroupDriver)...)
 		add(checkPrograms(p, "mount", "umount")...)
 		add(checkLinks(p)...)
 		add(checkBridgeFilter(p))

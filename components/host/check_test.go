@@ -2,6 +2,7 @@ package host
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -90,7 +91,16 @@ func TestCheck(t *testing.T) {
 		"no nft, no proxy":   {func(_ fakeHost, p *probe, o *CheckOptions) { p.look = onlyMisses("nft"); o.Proxy = false }, OK, ""},
 		"control plane only": {func(_ fakeHost, p *probe, o *CheckOptions) { p.addLink = onlyFails("veth"); o.Containers = false }, OK, ""},
 		"port taken":         {func(_ fakeHost, _ *probe, o *CheckOptions) { o.Ports = []Port{{"apiserver", "tcp", "192.0.2.1", 6443}} }, Fail, "apiserver needs it, and nginx (pid 7) has it"},
-		"port of loopback":   {func(_ fakeHost, _ *probe, o *CheckOptions) { o.Ports = []Port{{"dns", "udp", "127.0.0.1", 10053}} }, Fail, "dns needs it"},
+		"port of the running server": {func(h fakeHost, _ *probe, o *CheckOptions) {
+			o.Ports = []Port{{"apiserver", "tcp", "192.0.2.1", 6443}}
+			h.write("/var/lib/kubelith/lock", "")
+			var st unix.Stat_t
+			if err := unix.Stat(h.tree.path("/var/lib/kubelith/lock"), &st); err != nil {
+				t.Fatal(err)
+			}
+			h.write("/proc/locks", fmt.Sprintf("1: FLOCK  ADVISORY  WRITE 7 %02x:%02x:%d 0 EOF\n", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino))
+		}, OK, ""},
+		"port of loopback": {func(_ fakeHost, _ *probe, o *CheckOptions) { o.Ports = []Port{{"dns", "udp", "127.0.0.1", 10053}} }, Fail, "dns needs it"},
 		"another address": {func(_ fakeHost, _ *probe, o *CheckOptions) {
 			o.Ports = []Port{{"dns", "udp", "192.0.2.1", 10053}, {"x", "tcp", "", 10053}}
 		}, OK, ""},

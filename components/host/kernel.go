@@ -50,8 +50,8 @@ func checkSysctls(p probe) Result {
 	}
 }
 
-// checkCgroups: the kubelet does not start without cpu, cpuset and memory.
-func checkCgroups(p probe) []Result {
+// checkCgroups tells the layout and the driver (systemd or cgroupfs). The kubelet does not start without cpu, cpuset and memory.
+func checkCgroups(p probe, driver string) []Result {
 	layout, have := cgroupControllers(p.files)
 	if layout == "" {
 		return []Result{{"cgroups", Fail, "none are mounted at /sys/fs/cgroup", "mount cgroup2 there or start with systemd"}}
@@ -74,7 +74,7 @@ func checkCgroups(p probe) []Result {
 	case len(wanted) > 0:
 		return []Result{{"cgroups", Warn, fmt.Sprintf("%s without controllers %s, such limits have no effect", layout, strings.Join(wanted, ", ")), "use a kernel that has them"}}
 	}
-	return []Result{{Name: "cgroups", Status: OK, Message: layout}}
+	return []Result{{Name: "cgroups", Status: OK, Message: layout + ", managed by " + driver}}
 }
 
 // cgroupControllers returns the layout ("" without cgroups) and the controllers that can be used: with v2 those in

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -15,7 +16,17 @@ const (
 	containerLogDir = "/var/log/containers"
 	cgroupDir       = "/sys/fs/cgroup"
 	cniDir          = "/var/lib/cni" // libcni's default
+	flexVolumeDir   = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec"
 )
+
+// sharedDirs are made by what we run, or by others on this host, the inner ones first.
+func sharedDirs() []string {
+	out := []string{podLogDir, containerLogDir, filepath.Join(cniDir, "results"), cniDir}
+	for dir := flexVolumeDir; dir != "/usr/libexec"; dir = filepath.Dir(dir) {
+		out = append(out, dir)
+	}
+	return out
+}
 
 // podUIDs are those of the pods that the kubelet has directories for.
 func (r *Reset) podUIDs() []string {
@@ -97,8 +108,22 @@ func podOfCgroup(name string) string {
 }
 
 // removeCgroups removes the groups of our pods; those around them only when no other pods are in there.
-func (r *Reset) removeCgroups(pods, around []string) []error {
+func (r *Reset) removeCgroups(ctx context.Context, pods, around []string) []error {
 	var errs []error
+	// systemd makes the groups of its slices again, unless it is systemd that removes them.
+	var units []string
+	for _, g := range append(append([]string{}, pods...), around...) {
+		if unit := filepath.Base(g); strings.HasSuffix(unit, ".slice") && r.files.exists(g) && !slices.Contains(units, unit) {
+			units = append(units, unit)
+		}
+	}
+	if len(units) > 0 && r.stopUnits != nil {
+		if err := r.stopUnits(ctx, units); err != nil {
+			errs = append(errs, fmt.Errorf("stop the slices of pods: %w", err))
+		} else {
+			r.say("stopped %d slices of systemd", len(units))
+		}
+	}
 	for _, g := range pods {
 		if err := os.Remove(r.files.path(g)); err == nil {
 			r.say("removed control group %s", g)

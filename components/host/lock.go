@@ -38,6 +38,16 @@ func lockDataDir(dir string) (*os.File, error) {
 	return nil, fmt.Errorf("%s is running on %s: stop it first", who, dir)
 }
 
+// runningServer is the process that holds the lock of the data directory; empty when there is none.
+func runningServer(files tree, dir string) string {
+	f, err := os.Open(files.path(filepath.Join(dir, "lock")))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	return lockHolder(files, f)
+}
+
 // lockHolder finds the process in /proc/locks, whose lines are
 // "1: FLOCK  ADVISORY  WRITE 1234 fd:00:5678 0 EOF": pid, device and inode.
 func lockHolder(files tree, f *os.File) string {

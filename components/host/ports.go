@@ -18,8 +18,10 @@ type socket struct {
 	inode   string
 }
 
-// checkPorts tells which ports are taken, for whom we need them and who has them.
-func checkPorts(p probe, ports []Port) []Result {
+// checkPorts tells which ports are taken, for whom we need them and who has them. Those of the server that runs on this
+// data directory are as they should be.
+func checkPorts(p probe, dataDir string, ports []Port) []Result {
+	running := runningServer(p.files, dataDir)
 	open := map[string][]socket{"tcp": sockets(p.files, "tcp"), "udp": sockets(p.files, "udp")}
 	var out []Result
 	for _, port := range ports {
@@ -29,7 +31,12 @@ func checkPorts(p probe, ports []Port) []Result {
 			out = append(out, Result{Name: name, Status: OK, Message: "free for " + port.Component})
 			continue
 		}
-		out = append(out, Result{name, Fail, fmt.Sprintf("%s needs it, and %s has it", port.Component, socketOwner(p.files, open[port.Network][i].inode)),
+		pid, owner := socketOwner(p.files, open[port.Network][i].inode)
+		if pid != "" && pid == running {
+			out = append(out, Result{Name: name, Status: OK, Message: "in use by the running server's " + port.Component})
+			continue
+		}
+		out = append(out, Result{name, Fail, fmt.Sprintf("%s needs it, and %s has it", port.Component, owner),
 			"stop that program or give " + port.Component + " another port"})
 	}
 	return out
@@ -78,8 +85,8 @@ func kernelAddress(text string) (netip.Addr, bool) {
 	return ip.Unmap(), ok
 }
 
-// socketOwner finds the process that has a socket open.
-func socketOwner(files tree, inode string) string {
+// socketOwner finds the process that has a socket open, and describes it.
+func socketOwner(files tree, inode string) (pid, text string) {
 	for _, pid := range files.names("/proc") {
 		if _, err := strconv.Atoi(pid); err != nil {
 			continue
@@ -87,9 +94,9 @@ func socketOwner(files tree, inode string) string {
 		dir := filepath.Join("/proc", pid, "fd")
 		for _, fd := range files.names(dir) {
 			if target, err := os.Readlink(files.path(filepath.Join(dir, fd))); err == nil && target == "socket:["+inode+"]" {
-				return fmt.Sprintf("%s (pid %s)", files.text(filepath.Join("/proc", pid, "comm")), pid)
+				return pid, fmt.Sprintf("%s (pid %s)", files.text(filepath.Join("/proc", pid, "comm")), pid)
 			}
 		}
 	}
-	return "a program of another namespace or the kernel"
+	return "", "a program of another namespace or the kernel"
 }

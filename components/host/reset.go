@@ -36,6 +36,8 @@ type Reset struct {
 	lock  *os.File
 	kill  killer
 	nets  network
+	// stopUnits stops units of systemd; nil where systemd does not run.
+	stopUnits func(ctx context.Context, names []string) error
 }
 
 // NewReset holds the lock of the data directory until Close, so that no server starts meanwhile. It fails when a
@@ -64,7 +66,14 @@ func NewReset(opts ResetOptions) (*Reset, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Reset{opts: opts, files: tree{}, lock: lock, kill: signalProcess, nets: kernelNetwork{findNFT(opts.DataDir)}}, nil
+	r := &Reset{opts: opts, files: tree{}, lock: lock, kill: signalProcess, nets: kernelNetwork{findNFT(opts.DataDir)}}
+	if r.files.exists("/run/systemd/system") { // as sd_booted(3)
+		r.stopUnits = func(ctx context.Context, names []string) error {
+			_, err := runProgram(ctx, "", "systemctl", append([]string{"stop"}, names...)...)
+			return err
+		}
+	}
+	return r, nil
 }
 
 // Close lets servers start again.
@@ -133,12 +142,21 @@ func (r *Reset) Run(ctx context.Context) error {
 	errs := []error{r.stopContainers(ctx)}
 	errs = append(errs, r.unmountAll()...)
 	errs = append(errs, r.removeNetwork(ctx, bridge, found.ids)...)
-	errs = append(errs, r.removeCgroups(r.podCgroups(uids))...)
+	pods, around := r.podCgroups(uids)
+	errs = append(errs, r.removeCgroups(ctx, pods, around)...)
 	for _, path := range append(logs, cni...) {
 		errs = append(errs, r.remove(path))
 	}
+	wasOurs := r.files.exists(filepath.Join(r.opts.DataDir, "version"))
 	for _, path := range r.doomed() {
 		errs = append(errs, r.remove(path))
+	}
+	if r.opts.Data && wasOurs {
+		for _, dir := range sharedDirs() {
+			if os.Remove(r.files.path(dir)) == nil { // not when it holds anything
+				r.say("removed %s", dir)
+			}
+		}
 	}
 	return errors.Join(errs...)
 }

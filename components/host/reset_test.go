@@ -167,6 +167,14 @@ func TestRunRemovesOnlyOurs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := os.MkdirAll(h.tree.path(flexVolumeDir), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var units []string
+	r.stopUnits = func(_ context.Context, names []string) error {
+		units = append(units, names...)
+		return nil
+	}
 	if plan := r.Plan(); len(plan) != 10 {
 		t.Errorf("plan of %d lines: %q", len(plan), plan)
 	}
@@ -178,12 +186,15 @@ func TestRunRemovesOnlyOurs(t *testing.T) {
 		"/var/log/pods/ns_a_uid-1": false, "/var/log/pods/ns_b_uid-2": true,
 		"/var/log/containers/a.log": false, "/var/log/containers/b.log": true,
 		"/var/lib/cni/results/kubelith-" + containerID + "-eth0": false, "/var/lib/cni/results/podman-1-eth0": true,
-		"/var/lib/cni/results/kubelith-another-eth0": true,
-		cgroupDir + "/memory/kubepods/poduid-1":      false, cgroupDir + "/memory/kubepods/poduid-2": true, cgroupDir + "/memory/kubepods/burstable": true, cgroupDir + "/kubepods.slice": false,
+		"/var/lib/cni/results/kubelith-another-eth0": true, "/usr/libexec": true, "/usr/libexec/kubernetes": false,
+		cgroupDir + "/memory/kubepods/poduid-1": false, cgroupDir + "/memory/kubepods/poduid-2": true, cgroupDir + "/memory/kubepods/burstable": true, cgroupDir + "/kubepods.slice": false,
 	} {
 		if got := h.tree.exists(path); got != want {
 			t.Errorf("%s exists: %v", path, got)
 		}
+	}
+	if !slices.Equal(units, []string{"kubepods-poduid_1.slice", "kubepods.slice"}) {
+		t.Errorf("stopped units: %q", units)
 	}
 	slices.Sort(nets.removed)
 	want := []string{"cni0", "delete rule inet cni_plugins_masquerade c handle 7", "delete rule ip cni_hostport c handle 7",

@@ -11,18 +11,20 @@ import (
 	"kubelith.io/kubelith/components/config"
 	"kubelith.io/kubelith/components/dns"
 	"kubelith.io/kubelith/components/host"
+	"kubelith.io/kubelith/runtime/cgroups"
 )
 
 // Preflight checks this host for what the configuration is going to run.
 func Preflight(ctx context.Context, cfg *config.Server) []host.Result {
 	containers := !cfg.Disabled("containerd")
 	return host.Check(ctx, host.CheckOptions{
-		DataDir:    cfg.DataDir,
-		NodeName:   cfg.NodeName,
-		Ports:      ports(cfg),
-		Containers: containers,
-		Proxy:      !cfg.Disabled("proxy"),
-		NotBefore:  buildTime(),
+		DataDir:      cfg.DataDir,
+		NodeName:     cfg.NodeName,
+		Ports:        ports(cfg),
+		Containers:   containers,
+		CgroupDriver: cgroups.DetectCgroupDriver(),
+		Proxy:        !cfg.Disabled("proxy"),
+		NotBefore:    buildTime(),
 	})
 }
 

@@ -56,6 +56,7 @@ func config(o Options, h host) *srvconfig.Config {
 					"options": table{
 						"BinaryName":    filepath.Join(o.BinDir, payload.Runc),
 						"SystemdCgroup": h.systemdCgroup,
+						"Root":          filepath.Join(o.State, "runc"), // its default would be outside of our directories
 					},
 				}}},
 				"enable_selinux":               h.selinux,

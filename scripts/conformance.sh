@@ -52,7 +52,8 @@ done
 if [ -d "/sys/fs/cgroup/cpuset/$ns" ]; then
 	for f in cpus mems; do cat "/sys/fs/cgroup/cpuset/cpuset.$f" >"/sys/fs/cgroup/cpuset/$ns/cpuset.$f"; done
 fi
-in_mounts setsid "$bin" server --node-name e2e --kubelet-arg=cgroup-root=/$ns >"$dir/server.log" 2>&1 &
+# Not by in_mounts: a function in the background is a shell of its own, whose id this would be.
+nsenter -t "$holder" -m -n -- setsid "$bin" server --node-name e2e --kubelet-arg=cgroup-root=/$ns >"$dir/server.log" 2>&1 &
 echo $! >"$dir/pid"
 for i in $(seq 240); do
 	in_mounts "$bin" kubectl --kubeconfig /etc/kubelith/kubelith.yaml wait --for=condition=Ready node/e2e --timeout=1s >/dev/null 2>&1 && break

@@ -102,7 +102,10 @@ func TestCheck(t *testing.T) {
 		}
 	}
 	s := cluster.Get(t)
-	res = s.RunBinary(t, "check")
+	if res = s.RunBinary(t, "check"); res.Code != 0 || !strings.Contains(res.Stdout, "in use by the running server's apiserver") {
+		t.Errorf("on the host of the server itself: exit code %d\n%s", res.Code, res.Stdout)
+	}
+	res = s.RunBinary(t, "check", "--data-dir", "/var/lib/kubelith-second")
 	if want := fmt.Sprintf("pid %d", s.PID()); res.Code == 0 || !regexp.MustCompile(`(?m)^failed +port 6443.*apiserver.*`+want).MatchString(res.Stdout) {
 		t.Errorf("beside a server: exit code %d, no line about port 6443 and %s\n%s", res.Code, want, res.Stdout)
 	}

@@ -45,7 +45,8 @@ until_true() {
 	until "$@" >/dev/null 2>&1; do [ $SECONDS -lt $end ] || return 1; sleep "${POLL:-5}"; done # each try costs a slow machine seconds
 }
 node_ready() { [ "$($k get nodes -o jsonpath='{.items[0].status.conditions[?(@.type=="Ready")].status}')" = True ]; }
-hello_ready() { [ "$($k get deployment hello -o jsonpath='{.status.readyReplicas}/{.status.updatedReplicas}/{.status.unavailableReplicas}')" = 3/3/ ]; }
+# What the API says may be of before a reset or a boot: the processes count as well.
+hello_ready() { [ "$(pidof hello | wc -w)" = 3 ] && [ "$($k get deployment hello -o jsonpath='{.status.readyReplicas}/{.status.updatedReplicas}/{.status.unavailableReplicas}')" = 3/3/ ]; }
 wait_hello() { until_true 400 hello_ready; }
 service() { curl -sf --max-time 5 "http://$($k get service hello -o jsonpath='{.spec.clusterIP}')/"; }
 # containers: PID, start time and program of each process of a pod, and of each shim.
@@ -60,6 +61,7 @@ containers() (
 pid_of_hello() { local p; for p in $(pidof hello); do grep -qs kubepods /proc/$p/cgroup && { echo $p; return; }; done; }
 unchanged() {
 	containers >after.list
+	[ -s before.list ] || fail "no pod ran before: nothing was compared"
 	cmp -s before.list after.list || { diff before.list after.list || true; fail "the processes of the pods changed"; }
 	echo "$(wc -l <after.list) processes kept PID and start time"
 }
@@ -246,14 +248,14 @@ step_kill() { guest <<'E'
 wait_hello; containers >before.list; probe; old=$(systemctl show -p MainPID --value kubelith)
 # The shims are in the unit's control group: only the main process is meant.
 t=$(uptime_s); systemctl kill -s KILL --kill-who=main kubelith
-POLL=1 until_true 400 sh -c '[ $(systemctl is-active kubelith) = active ] && [ $(systemctl show -p MainPID --value kubelith) != '$old' ]' || fail "systemd did not start it again"
+POLL=1 until_true 400 sh -c '[ $(systemctl is-active kubelith) = active ] && [ $(systemctl show -p MainPID --value kubelith) != '$old' ] && [ $(systemctl show -p MainPID --value kubelith) != 0 ]' || fail "systemd did not start it again"
 took=$(since $t)
 g=$(gaps); kept=$(unchanged); service >/dev/null || fail "the Service is gone"
 echo "active again after $took, $g$kept"
 E
 }
 step_reset() { guest <<'E'
-containers >before.list
+wait_hello; containers >before.list
 t=$(uptime_s); systemctl stop kubelith; took=$(since $t)
 kept=$(unchanged); curl -sf --max-time 5 "http://$(cat svc.ip)/" >/dev/null || fail "the Service does not answer without the server"
 kubelith reset --yes >reset.log 2>&1 || { cat reset.log; fail "reset failed"; }
@@ -265,11 +267,12 @@ echo "stop took $took, $kept and the Service answers; reset ended them; after a 
 E
 }
 step_upgrade() { guest <<'E'
-containers >before.list; cp k/kubelith new; printf x >>new
+wait_hello; containers >before.list; cp k/kubelith new; printf x >>new
 t=$(uptime_s); sh k/install.sh new; took=$(since $t); rm new
 cmp -s k/kubelith /usr/local/bin/kubelith && fail "the old program is still there"
 readlink /proc/$(systemctl show -p MainPID --value kubelith)/exe | grep -q deleted && fail "the old program runs"
-echo "another program installed and started in $took, $(unchanged)"
+kept=$(unchanged)
+echo "another program installed and started in $took, $kept"
 E
 }
 step_reboot() {

@@ -4,7 +4,7 @@
 # util-linux for namespaces, busybox-static for the tests' image.
 set -eu
 missing=
-for package in "$@" nftables iproute2 util-linux kmod conntrack curl ca-certificates git zstd busybox-static shellcheck; do
+for package in "$@" nftables netbase iproute2 util-linux kmod conntrack curl ca-certificates git zstd busybox-static shellcheck; do
 	dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
 done
 [ -n "$missing" ] || exit 0

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	stdlog "log"
+	"strings"
 	"sync"
 
 	"github.com/sirupsen/logrus"
@@ -53,7 +54,7 @@ func Setup(opts Options) (*logrus.Logger, error) {
 		return nil, err
 	}
 	stdlog.SetFlags(0)
-	stdlog.SetOutput(entryWriter{Component(log, "kubelith")})
+	stdlog.SetOutput(stdWriter{log})
 	// An upstream component that applies its own logging options all the same changes nothing, instead of failing.
 	logsapi.ReapplyHandling = logsapi.ReapplyHandlingIgnoreUnchanged
 	return log, nil
@@ -82,10 +83,19 @@ func (l *lines) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// entryWriter logs what is written to it, one message per call, as Go's log package writes.
-type entryWriter struct{ entry *logrus.Entry }
+// stdWriter logs what Go's log package writes, one message per call. CoreDNS is the one library here that puts a level
+// before its messages: "[WARNING] plugin/forward: ...".
+type stdWriter struct{ log *logrus.Logger }
 
-func (w entryWriter) Write(p []byte) (int, error) {
-	w.entry.Info(string(bytes.TrimRight(p, "\n")))
+func (w stdWriter) Write(p []byte) (int, error) {
+	message := string(bytes.TrimRight(p, "\n"))
+	if word, rest, ok := strings.Cut(message, "] "); ok && strings.HasPrefix(word, "[") {
+		if level, err := logrus.ParseLevel(word[1:]); err == nil {
+			// Go's "fatal" ends the process after the line is written; logrus's would do so before.
+			Component(w.log, "dns").Log(max(level, logrus.ErrorLevel), rest)
+			return len(p), nil
+		}
+	}
+	Component(w.log, "kubelith").Info(message)
 	return len(p), nil
 }

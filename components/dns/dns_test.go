@@ -25,17 +25,17 @@ func TestResolvers(t *testing.T) {
 		conf, fallback string
 		want           []string
 	}{
-		"plain":                   {"nameserver 192.0.2.1\nnameserver 2001:db8::1\n", "", []string{"192.0.2.1", "2001:db8::1"}},
-		"stub, real list there":   {"nameserver 127.0.0.53\noptions edns0\n", "nameserver 192.0.2.9\n", []string{"192.0.2.9"}},
-		"stub, no real list":      {"nameserver 127.0.0.1\n", "", []string{"127.0.0.1"}},
-		"stub and another":        {"nameserver 127.0.0.1\nnameserver 192.0.2.1\n", "nameserver 192.0.2.9\n", []string{"127.0.0.1", "192.0.2.1"}},
-		"ourselves are left out":  {"nameserver 10.43.0.10\nnameserver 192.0.2.1\n", "", []string{"192.0.2.1"}},
-		"nothing but ourselves":   {"nameserver 10.43.0.10\n", "", nil},
-		"twice the same":          {"nameserver 192.0.2.1\nnameserver 192.0.2.1\n", "", []string{"192.0.2.1"}},
-		"a link-local address":    {"nameserver fe80::1%eth0\n", "", []string{"fe80::1%eth0"}},
-		"not an address":          {"nameserver example.org\n", "", nil},
-		"no resolver at all":      {"search example.org\n", "", nil},
-		"the stub is in the list": {"nameserver 127.0.0.53\n", "nameserver 10.43.0.10\n", []string{"127.0.0.53"}},
+		"plain":                  {"nameserver 192.0.2.1\nnameserver 2001:db8::1\n", "", []string{"192.0.2.1", "2001:db8::1"}},
+		"stub, real list there":  {"nameserver 127.0.0.53\noptions edns0\n", "nameserver 192.0.2.9\n", []string{"192.0.2.9"}},
+		"stub, no real list":     {"nameserver 127.0.0.1\n", "", []string{"127.0.0.1"}},
+		"stub and another":       {"nameserver 127.0.0.1\nnameserver 192.0.2.1\n", "nameserver 192.0.2.9\n", []string{"127.0.0.1", "192.0.2.1"}},
+		"ourselves are left out": {"nameserver 10.43.0.10\nnameserver 192.0.2.1\n", "", []string{"192.0.2.1"}},
+		"nothing but ourselves":  {"nameserver 10.43.0.10\n", "", nil},
+		"twice the same":         {"nameserver 192.0.2.1\nnameserver 192.0.2.1\n", "", []string{"192.0.2.1"}},
+		"a link-local address":   {"nameserver fe80::1%eth0\n", "", []string{"fe80::1%eth0"}},
+		"not an address":         {"nameserver example.org\n", "", nil},
+		"no resolver at all":     {"search example.org\n", "", nil},
+		"a stub behind the stub": {"nameserver 127.0.0.53\n", "nameserver 127.0.0.1\n", []string{"127.0.0.53"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -44,7 +44,7 @@ func TestResolvers(t *testing.T) {
 			if test.fallback != "" {
 				write(t, fallback, test.fallback)
 			}
-			got, err := resolversFrom(conf, fallback, clusterDNS)
+			got, err := resolvers(chooseResolvConf(conf, fallback), clusterDNS)
 			if err != nil {
 				t.Fatal(err)
 			}

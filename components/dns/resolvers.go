@@ -18,28 +18,22 @@ const (
 	maxUpstreams = 15
 )
 
-// resolvers reads the resolvers that other names are forwarded to. A file with loopback resolvers only (a stub such as
-// systemd-resolved) is replaced by systemd-resolved's own list where there is one; otherwise the stub is used,
-// because this process runs on the host. The cluster's own addresses are left out: that would be a loop.
-func resolvers(file string, clusterDNS []net.IP) ([]string, error) {
-	return resolversFrom(file, resolvedConf, clusterDNS)
-}
+// HostResolvConf is the file with this host's real resolvers, for the pods that see the host's and for what CoreDNS
+// forwards. A stub on loopback is of no use in a pod: where /etc/resolv.conf lists nothing else, systemd-resolved's own
+// list is taken if it has any.
+func HostResolvConf() string { return chooseResolvConf(hostResolvConf, resolvedConf) }
 
-func resolversFrom(file, fallback string, clusterDNS []net.IP) ([]string, error) {
-	servers, err := readResolvers(file, clusterDNS)
-	if err != nil {
-		return nil, err
-	}
-	if onlyLoopback(servers) && file != fallback {
-		if real, err := readResolvers(fallback, clusterDNS); err == nil && len(real) > 0 {
-			return real, nil
+func chooseResolvConf(file, behindStub string) string {
+	if stub, err := resolvers(file, nil); err == nil && onlyLoopback(stub) {
+		if real, err := resolvers(behindStub, nil); err == nil && len(real) > 0 && !onlyLoopback(real) {
+			return behindStub
 		}
 	}
-	return servers, nil
+	return file
 }
 
-// readResolvers returns the nameservers of one resolv.conf.
-func readResolvers(file string, exclude []net.IP) ([]string, error) {
+// resolvers returns the nameservers of a resolv.conf. The cluster's own addresses are left out: that would be a loop.
+func resolvers(file string, clusterDNS []net.IP) ([]string, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, err
@@ -53,7 +47,7 @@ func readResolvers(file string, exclude []net.IP) ([]string, error) {
 	seen := map[string]bool{}
 	for _, server := range conf.Servers {
 		ip := net.ParseIP(withoutZone(server))
-		if ip == nil || contains(exclude, ip) || seen[server] || len(out) == maxUpstreams {
+		if ip == nil || contains(clusterDNS, ip) || seen[server] || len(out) == maxUpstreams {
 			continue
 		}
 		seen[server] = true

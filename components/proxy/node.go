@@ -12,6 +12,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	utilnode "k8s.io/kubernetes/pkg/util/node"
+
+	shared "kubelith.io/kubelith/components/informers"
 )
 
 // node watches our own Node object. It stands in for upstream's NodeManager, which exits the process.
@@ -26,7 +28,7 @@ func newNode(client kubernetes.Interface, name string) *node {
 		name:    name,
 		changed: make(chan struct{}, 1),
 		factory: informers.NewSharedInformerFactoryWithOptions(client, 0,
-			informers.WithTransform(trimManagedFields),
+			informers.WithTransform(shared.Trim),
 			informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 				o.FieldSelector = fields.OneTermEqualSelector("metadata.name", name).String()
 			})),

@@ -12,7 +12,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -26,6 +25,8 @@ import (
 	"k8s.io/kubernetes/pkg/proxy/healthcheck"
 	"k8s.io/kubernetes/pkg/proxy/nftables"
 	proxyutil "k8s.io/kubernetes/pkg/proxy/util"
+
+	shared "kubelith.io/kubelith/components/informers"
 )
 
 // session is kube-proxy for one set of node addresses. Its first write replaces all that an earlier session, or an
@@ -117,7 +118,7 @@ func (s *session) factories(resync time.Duration) (services, slices, others info
 	}
 	factory := func(tweak func(*metav1.ListOptions)) informers.SharedInformerFactory {
 		return informers.NewSharedInformerFactoryWithOptions(s.client, resync,
-			informers.WithTransform(trimManagedFields), informers.WithTweakListOptions(tweak))
+			informers.WithTransform(shared.Trim), informers.WithTweakListOptions(tweak))
 	}
 	services = factory(func(o *metav1.ListOptions) {
 		o.LabelSelector = labels.NewSelector().Add(*notForeign).String()
@@ -184,12 +185,4 @@ func (s *session) localDetector(family corev1.IPFamily) proxyutil.LocalTrafficDe
 		}
 		return proxyutil.NewNoOpLocalDetector()
 	}
-}
-
-// trimManagedFields drops what kube-proxy never reads from the cached objects.
-func trimManagedFields(object any) (any, error) {
-	if accessor, err := meta.Accessor(object); err == nil {
-		accessor.SetManagedFields(nil)
-	}
-	return object, nil
 }

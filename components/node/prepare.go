@@ -18,6 +18,7 @@ import (
 	"kubelith.io/kubelith/components/args"
 	"kubelith.io/kubelith/components/config"
 	"kubelith.io/kubelith/components/datadir"
+	"kubelith.io/kubelith/components/dns"
 	"kubelith.io/kubelith/components/host"
 	"kubelith.io/kubelith/components/pki"
 	"kubelith.io/kubelith/runtime/payload"
@@ -54,7 +55,7 @@ func (h *machine) Close() { h.dir.Close() }
 // An error leaves nothing half-started: the lock is released, and what was
 // written (directories, keys) is what the next start expects.
 func prepare(ctx context.Context, cfg *config.Server) (_ *machine, err error) {
-	h := &machine{resolvConf: resolvConf()}
+	h := &machine{resolvConf: dns.HostResolvConf()}
 	if h.args, err = applyGates(cfg); err != nil {
 		return nil, err
 	}
@@ -100,11 +101,21 @@ func (h *machine) report(log *logrus.Logger) {
 	}
 }
 
-// credentials makes or renews all keys, certificates and the admin kubeconfig.
+// credentials makes or renews all keys and certificates.
 func (h *machine) credentials(cfg *config.Server) (err error) {
 	server := filepath.Join(cfg.DataDir, "server")
-	h.pki, err = pki.Ensure(pki.Options{
-		Dir:           filepath.Join(server, "tls"),
+	if h.pki, err = certificates(cfg); err != nil {
+		return err
+	}
+	h.encryptionConfig = filepath.Join(server, "cred", "encryption.yaml")
+	_, err = os.Stat(filepath.Join(server, "db", "member"))
+	return pki.EnsureEncryption(h.encryptionConfig, err == nil)
+}
+
+// certificates makes or renews keys, certificates and the admin kubeconfig; what is valid stays.
+func certificates(cfg *config.Server) (*pki.Bundle, error) {
+	bundle, err := pki.Ensure(pki.Options{
+		Dir:           filepath.Join(cfg.DataDir, "server", "tls"),
 		NodeName:      cfg.NodeName,
 		NodeIPs:       cfg.NodeIPs(),
 		SANs:          append([]string{cfg.AdvertiseAddress}, cfg.TLSSAN...),
@@ -112,14 +123,9 @@ func (h *machine) credentials(cfg *config.Server) (err error) {
 		ClusterDomain: cfg.ClusterDomain,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	h.encryptionConfig = filepath.Join(server, "cred", "encryption.yaml")
-	_, err = os.Stat(filepath.Join(server, "db", "member"))
-	if err := pki.EnsureEncryption(h.encryptionConfig, err == nil); err != nil {
-		return err
-	}
-	return pki.WriteKubeconfig(cfg.WriteKubeconfig, cfg.URL(), h.pki.ClusterCA.Cert, h.pki.Admin)
+	return bundle, pki.WriteKubeconfig(cfg.WriteKubeconfig, cfg.URL(), bundle.ClusterCA.Cert, bundle.Admin)
 }
 
 // applyGates sets the feature gates of the process, which is once and before
@@ -147,16 +153,4 @@ func applyGates(cfg *config.Server) (upstreamArgs, error) {
 	utilfeature.DefaultMutableFeatureGate.AddMetrics()
 	registry.AddMetrics()
 	return upstreamArgs{cfg.EtcdArgs, rest[0], rest[1], rest[2], rest[3], rest[4]}, nil
-}
-
-// resolvConf is the file with the host's real resolvers: systemd-resolved's
-// stub on loopback is of no use to a pod.
-func resolvConf() string {
-	const resolved = "/run/systemd/resolve/resolv.conf"
-	if data, err := os.ReadFile("/etc/resolv.conf"); err == nil && strings.Contains(string(data), "127.0.0.53") {
-		if _, err := os.Stat(resolved); err == nil {
-			return resolved
-		}
-	}
-	return "/etc/resolv.conf"
 }

@@ -61,6 +61,13 @@ func Serve(ctx context.Context, cfg *config.Server, out Output) error {
 	if err != nil {
 		return err
 	}
+	renewCertificates(ctx, renewEvery, func() ([]string, error) {
+		bundle, err := certificates(cfg)
+		if err != nil {
+			return nil, err
+		}
+		return bundle.Changed, nil
+	}, logging.Component(log, "pki"))
 	err = group.Run(ctx)
 	if cause := context.Cause(ctx); errors.Is(cause, errUpstreamExit) {
 		err = errors.Join(cause, err)

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -60,6 +62,8 @@ type CheckOptions struct {
 	CgroupDriver string
 	// Proxy: kube-proxy is going to run on this host.
 	Proxy bool
+	// ServiceIPs are the cluster IPs, one per family, that programs of this host are going to reach through kube-proxy.
+	ServiceIPs []net.IP
 	// NotBefore is the latest time that the clock must have passed: that of the build, or the validity of the cluster's
 	// certificates. Zero means any.
 	NotBefore time.Time
@@ -79,6 +83,7 @@ func Check(ctx context.Context, opts CheckOptions) []Result {
 		statfs:    unix.Statfs,
 		writable:  func(path string) error { return unix.Access(path, unix.W_OK) },
 		overlayOn: overlayOn,
+		route:     func(to net.IP) error { _, err := netlink.RouteGet(to); return err },
 	})
 }
 
@@ -105,6 +110,7 @@ type probe struct {
 	statfs    func(path string, st *unix.Statfs_t) error
 	writable  func(path string) error
 	overlayOn func(dir string) error
+	route     func(to net.IP) error // the kernel's choice: an error when there is none
 }
 
 func check(opts CheckOptions, p probe) []Result {
@@ -132,6 +138,7 @@ func check(opts CheckOptions, p probe) []Result {
 	}
 	if opts.Proxy {
 		add(checkPacketFilter(p)...)
+		add(checkServiceRoutes(p, opts.ServiceIPs)...)
 	}
 	return all
 }

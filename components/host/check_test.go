@@ -3,6 +3,7 @@ package host
 import (
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -41,12 +42,13 @@ func goodHost(t *testing.T) (fakeHost, probe) {
 		},
 		writable:  func(string) error { return nil },
 		overlayOn: func(string) error { return nil },
+		route:     func(net.IP) error { return nil },
 	}
 }
 
 func TestCheck(t *testing.T) {
 	missing := errors.New("not there")
-	opts := CheckOptions{DataDir: "/var/lib/kubelith", NodeName: "one", Containers: true, Proxy: true, NotBefore: time.Unix(1000, 0)}
+	opts := CheckOptions{DataDir: "/var/lib/kubelith", NodeName: "one", Containers: true, Proxy: true, ServiceIPs: []net.IP{net.ParseIP("10.43.0.10")}, NotBefore: time.Unix(1000, 0)}
 	for name, test := range map[string]struct {
 		change func(h fakeHost, p *probe, o *CheckOptions)
 		want   Status
@@ -76,6 +78,7 @@ func TestCheck(t *testing.T) {
 			h.write("/sys/fs/cgroup/cgroup.controllers", "cpuset cpu pids hugetlb")
 		}, Fail, "controllers memory"},
 		"no bridge": {func(_ fakeHost, p *probe, _ *CheckOptions) { p.addLink = onlyFails("bridge") }, Fail, "modprobe bridge"},
+		"no route":  {func(_ fakeHost, p *probe, _ *CheckOptions) { p.route = func(net.IP) error { return missing } }, Warn, "none leads to 10.43.0.10"},
 		"no vxlan":  {func(_ fakeHost, p *probe, _ *CheckOptions) { p.addLink = onlyFails("vxlan") }, Warn, "modprobe vxlan"},
 		"br_netfilter off": {func(h fakeHost, _ *probe, _ *CheckOptions) {
 			h.write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0")

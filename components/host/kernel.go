@@ -2,6 +2,7 @@ package host
 
 import (
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
 
@@ -197,6 +198,22 @@ func checkPacketFilter(p probe) []Result {
 		// kube-proxy compares what nft lists with what it wants, and deletes the difference.
 		out = append(out, Result{"protocol names", Fail, "nft lists tcp as a number, so kube-proxy would delete its own rules at the next restart",
 			"install the package with /etc/protocols (netbase)"})
+	}
+	return out
+}
+
+// checkServiceRoutes: kube-proxy changes where a packet to a cluster IP goes, but the kernel drops one that this host
+// itself sends to where no route leads, before kube-proxy sees it. Pods have a route always.
+func checkServiceRoutes(p probe, ips []net.IP) []Result {
+	var out []Result
+	for _, ip := range ips {
+		if err := p.route(ip); err != nil {
+			out = append(out, Result{"route to Services", Warn, fmt.Sprintf("none leads to %s, so this host's own programs (not its pods) cannot reach cluster IPs", ip),
+				"add a default route, through any interface"})
+		}
+	}
+	if len(out) == 0 && len(ips) > 0 {
+		out = []Result{{Name: "route to Services", Status: OK, Message: "there is one"}}
 	}
 	return out
 }

@@ -24,6 +24,7 @@ func Preflight(ctx context.Context, cfg *config.Server) []host.Result {
 		Containers:   containers,
 		CgroupDriver: cgroups.DetectCgroupDriver(),
 		Proxy:        !cfg.Disabled("proxy"),
+		ServiceIPs:   cfg.ClusterDNS(),
 		NotBefore:    buildTime(),
 	})
 }

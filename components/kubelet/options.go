@@ -83,6 +83,8 @@ func baseConfig(file string) (*kubeletconfig.KubeletConfiguration, error) {
 		c.Authorization.Mode = kubeletconfig.KubeletAuthorizationModeWebhook
 		c.ReadOnlyPort = 0
 		c.FailSwapOn = false
+		// Upstream's default is no profile at all for a pod that asks for none.
+		c.SeccompDefault = true
 		return c, nil
 	}
 	loader, err := configfiles.NewFsLoader(&filesystem.DefaultFs{}, file)

@@ -22,6 +22,7 @@ func TestSecurityContext(t *testing.T) {
 		field string // of /proc/PID/status
 		want  string // its first word
 	}{
+		{"seccomp-unasked", corev1.SecurityContext{}, "Seccomp", "2"},
 		{"seccomp-default", corev1.SecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}, "Seccomp", "2"},
 		{"seccomp-off", corev1.SecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeUnconfined}}, "Seccomp", "0"},
 		{"user", corev1.SecurityContext{RunAsUser: ptr(int64(1234))}, "Uid", "1234"},

@@ -129,7 +129,7 @@ GUEST
 }
 
 step_boot() {
-	{ "$VM" ssh "$NAME" true || "$VM" start "$NAME" "$MEMORY"; } && "$VM" ssh "$NAME" 'rm -rf /root/k; mkdir -p /root/k' && "$VM" put "$NAME" "$BIN" scripts/install.sh scripts/uninstall.sh manifests/hello.yaml /root/k/ &&
+	{ "$VM" ssh "$NAME" true || "$VM" start "$NAME" "$MEMORY"; } && "$VM" ssh "$NAME" 'rm -rf /root/k; mkdir -p /root/k' && "$VM" put "$NAME" "$BIN" /root/k/kubelith && "$VM" put "$NAME" scripts/install.sh scripts/uninstall.sh manifests/hello.yaml /root/k/ &&
 		for package in ${PACKAGES:-}; do "$VM" put "$NAME" "$package" /root/p.deb && "$VM" ssh "$NAME" 'dpkg -i p.deb; rm p.deb'; done &&
 		{ "$VM" ssh "$NAME" test -e /etc/protocols || "$VM" put "$NAME" /etc/protocols /etc/protocols; } &&
 		guest <<'E'

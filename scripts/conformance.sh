@@ -9,7 +9,12 @@ cd "$(dirname "$0")/.."
 : "${E2E_DIR:?give E2E_DIR=directory where the suite was built}"
 E2E_RUN=${E2E_RUN:-../shared/conformance/run.sh}
 [ -x "$E2E_RUN" ] || { echo "conformance: no $E2E_RUN: set E2E_RUN" >&2; exit 1; }
-E2E_RUN=$(readlink -f "$E2E_RUN") E2E_DIR=$(readlink -f "$E2E_DIR")
+# Whole paths: in the mount namespace the working directory is another.
+E2E_RUN=$(readlink -f "$E2E_RUN") E2E_DIR=$(readlink -f "$E2E_DIR") FOCUS="${FOCUS:-\[Conformance\]}"
+case $FOCUS in @*)
+	[ -f "${FOCUS#@}" ] || { echo "conformance: no file ${FOCUS#@}: see FOCUS" >&2; exit 1; }
+	FOCUS=@$(readlink -f "${FOCUS#@}") ;;
+esac
 ns=kubelith-e2e dir=$PWD/.cache/conformance bin=$PWD/bin/kubelith
 mirror=127.0.0.1:5055
 
@@ -62,4 +67,4 @@ for i in $(seq 240); do
 done
 # No exec: the trap has to run.
 in_mounts env WORK="$E2E_DIR" OUT="$dir/out" MIRROR=$mirror SKIP="${SKIP:-}" TIMEOUT="${TIMEOUT:-4h}" \
-	"$E2E_RUN" /etc/kubelith/kubelith.yaml "$bin ctr" "${FOCUS:-\[Conformance\]}" "${PROCS:-4}"
+	"$E2E_RUN" /etc/kubelith/kubelith.yaml "$bin ctr" "$FOCUS" "${PROCS:-4}"

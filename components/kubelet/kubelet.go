@@ -62,7 +62,8 @@ type Options struct {
 	Args []string
 	// Client acts as the node.
 	Client *rest.Config
-	Log    logrus.FieldLogger
+	// Log receives the component's own messages; upstream's kubelet writes to klog.
+	Log logrus.FieldLogger
 }
 
 // Server is the kubelet component.

@@ -35,9 +35,12 @@ bin/kubelith: payload images
 	GOARCH=$(ARCH) $(GO) build -ldflags '$(LDFLAGS)' -o $@ .
 	@ln -sf kubelith bin/kubectl
 
-.PHONY: deps run stop
+.PHONY: deps deps-dist run stop
 deps: ## install the Debian packages that build, run and test need
 	@scripts/deps.sh $(PAYLOAD_PACKAGES)
+
+deps-dist: ## install what dist needs besides: the C compiler and libseccomp of the other architecture
+	@scripts/deps.sh $(PAYLOAD_PACKAGES) $(PAYLOAD_PACKAGES_DIST)
 
 run: deps build ## start a cluster and an application on this machine, and show that it answers
 	@scripts/run.sh
@@ -54,7 +57,8 @@ test: deps build lint unit race integration ## everything CI checks: lint, unit 
 unit: ## unit tests: no root, no network
 	$(GO) test $(packages)
 
-race: ## the packages with concurrency of our own, under the race detector
+# The tests of these do many things at once and link little of upstream, which would all be compiled again for the detector.
+race: ## unit tests of lifecycle, in-process client, config and pki under the race detector
 	CGO_ENABLED=1 $(GO) test -race ./components/lifecycle ./components/client ./components/config ./components/pki
 
 integration: bin/kubelith ## tests on real clusters, each in namespaces of its own (root)
@@ -69,7 +73,7 @@ conformance: build ## upstream's conformance suite on a fresh cluster: make conf
 vm-test: build ## install, run, reboot, pull the plug and uninstall in a VM: make vm-test VM=.../vm
 	scripts/vm-test.sh $(VM)
 
-dist: ## executables for amd64 and arm64, at dist/
+dist: deps-dist ## executables for amd64 and arm64, at dist/
 	mkdir -p dist
 	for arch in amd64 arm64; do \
 		$(MAKE) --no-print-directory payload images ARCH=$$arch && \

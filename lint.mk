@@ -19,6 +19,10 @@ lint-staticcheck: $(STATICCHECK)
 $(STATICCHECK): tools/go.mod tools/go.sum
 	GOARCH= GOFLAGS=-trimpath $(GO) -C tools build -o $(CURDIR)/$@ honnef.co/go/tools/cmd/staticcheck
 
+# shellcheck does not know which variables OpenRC reads (SC2034).
 lint-shell:
-	@if command -v shellcheck >/dev/null; then shellcheck --severity=warning $(shell_files); \
+	@sh -n scripts/kubelith.openrc
+	@scripts/embed-services.sh --check
+	@if command -v shellcheck >/dev/null; then shellcheck --severity=warning $(shell_files) && \
+		shellcheck --severity=warning --shell=sh --exclude=SC2034 scripts/kubelith.openrc; \
 	else echo "lint: shellcheck is not installed (apt-get install shellcheck): scripts are not checked"; fi

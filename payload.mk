@@ -5,10 +5,11 @@ ARCH ?= $(shell go env GOARCH)
 GO ?= go
 PAYLOAD_CACHE := .cache/payload/$(ARCH)
 
-# Debian packages that building for this machine's architecture needs, and those that cross-building to arm64 adds
-# (after `dpkg --add-architecture arm64`).
+# Debian packages that building for this machine's architecture needs, and those that building for another one adds.
 PAYLOAD_PACKAGES := gcc libc6-dev libseccomp-dev pkg-config make
-PAYLOAD_PACKAGES_ARM64 := gcc-aarch64-linux-gnu libc6-dev-arm64-cross libseccomp-dev:arm64
+payload_cross_amd64 := gcc-x86-64-linux-gnu libc6-dev-amd64-cross libseccomp-dev:amd64
+payload_cross_arm64 := gcc-aarch64-linux-gnu libc6-dev-arm64-cross libseccomp-dev:arm64
+PAYLOAD_PACKAGES_DIST = $(foreach arch,$(filter-out $(shell $(GO) env GOHOSTARCH),amd64 arm64),$(payload_cross_$(arch)))
 
 # runc is the one program that needs C: for seccomp and for its first steps inside the namespaces.
 payload_cc_amd64 := x86_64-linux-gnu-gcc

@@ -9,9 +9,17 @@ cd "$(dirname "$0")/.."
 : "${E2E_DIR:?give E2E_DIR=directory where the suite was built}"
 E2E_RUN=${E2E_RUN:-../shared/conformance/run.sh}
 [ -x "$E2E_RUN" ] || { echo "conformance: no $E2E_RUN: set E2E_RUN" >&2; exit 1; }
-E2E_RUN=$(readlink -f "$E2E_RUN") E2E_DIR=$(readlink -f "$E2E_DIR")
+# Whole paths: in the mount namespace the working directory is another.
+E2E_RUN=$(readlink -f "$E2E_RUN") E2E_DIR=$(readlink -f "$E2E_DIR") FOCUS="${FOCUS:-\[Conformance\]}"
+case $FOCUS in @*)
+	[ -f "${FOCUS#@}" ] || { echo "conformance: no file ${FOCUS#@}: see FOCUS" >&2; exit 1; }
+	FOCUS=@$(readlink -f "${FOCUS#@}") ;;
+esac
 ns=kubelith-e2e dir=$PWD/.cache/conformance bin=$PWD/bin/kubelith
 mirror=127.0.0.1:5055
+# hidden: places of the host that the cluster has to itself. A bind mount needs a directory: made has those that were not there.
+hidden=(/var/lib/kubelith /var/lib/kubelet /run/kubelith /etc/kubelith /var/log/pods /var/log/containers /etc/cni /var/lib/cni /usr/libexec/kubernetes)
+made=()
 
 finish() {
 	local status=$?
@@ -24,25 +32,28 @@ finish() {
 	[ -z "${holder:-}" ] || kill "$holder" 2>/dev/null || true
 	ip netns del $ns 2>/dev/null || true
 	ip link del $ns 2>/dev/null || true
+	[ ${#made[@]} = 0 ] || rmdir "${made[@]}" 2>/dev/null || true # those in which nobody else put something
 	exit $status
 }
 trap finish EXIT
 in_mounts() { nsenter -t "$holder" -m -n -- "$@"; }
 
-rm -rf "$dir"; mkdir -p "$dir"/{lib,kubelet,etc/registries.d/_default,run,logs,cni,cnilib}
-printf '[host."http://%s"]\n  capabilities = ["pull", "resolve"]\n' $mirror >"$dir/etc/registries.d/_default/hosts.toml"
+rm -rf "$dir"
+mkdir -p "$dir/root/etc/kubelith/registries.d/_default" "${hidden[@]/#/$dir/root}"
+printf '[host."http://%s"]\n  capabilities = ["pull", "resolve"]\n' $mirror >"$dir/root/etc/kubelith/registries.d/_default/hosts.toml"
 ip netns add $ns
 ip link add $ns type veth peer name eth0 netns $ns
 ip addr add 10.123.251.1/24 dev $ns; ip link set $ns up
 ip -n $ns addr add 10.123.251.2/24 dev eth0; ip -n $ns link set eth0 up; ip -n $ns link set lo up
 ip -n $ns route add default via 10.123.251.1
-mkdir -p /var/lib/kubelith /var/lib/kubelet /run/kubelith /etc/kubelith /var/log/pods /etc/cni /var/lib/cni
+for d in "${hidden[@]}"; do
+	[ -d "$d" ] || { mkdir -p "$d" && made+=("$d"); }
+done
 nsenter --net=/run/netns/$ns unshare -m --propagation private bash -c '
-	d=$1
-	mount --bind $d/lib /var/lib/kubelith; mount --bind $d/kubelet /var/lib/kubelet; mount --bind $d/run /run/kubelith
-	mount --bind $d/etc /etc/kubelith; mount --bind $d/logs /var/log/pods; mount --bind $d/cni /etc/cni; mount --bind $d/cnilib /var/lib/cni
+	root=$1; shift
+	for d; do mount --bind "$root$d" "$d"; done
 	mount --make-rshared /
-	exec sleep infinity' hold "$dir" &
+	exec sleep infinity' hold "$dir/root" "${hidden[@]}" &
 holder=$!
 sleep 1
 # A cgroup of its own: two kubelets in one would delete each other's pods.
@@ -62,4 +73,4 @@ for i in $(seq 240); do
 done
 # No exec: the trap has to run.
 in_mounts env WORK="$E2E_DIR" OUT="$dir/out" MIRROR=$mirror SKIP="${SKIP:-}" TIMEOUT="${TIMEOUT:-4h}" \
-	"$E2E_RUN" /etc/kubelith/kubelith.yaml "$bin ctr" "${FOCUS:-\[Conformance\]}" "${PROCS:-4}"
+	"$E2E_RUN" /etc/kubelith/kubelith.yaml "$bin ctr" "$FOCUS" "${PROCS:-4}"

@@ -1,11 +1,13 @@
 #!/bin/sh
-# deps.sh PACKAGE...: install the Debian packages that are missing. The last
+# deps.sh PACKAGE[:ARCHITECTURE]...: install the Debian packages that are missing. The last
 # ones are what running and testing need: nftables for kube-proxy, iproute2 and
 # util-linux for namespaces, busybox-static for the tests' image.
 set -eu
-missing=
+missing='' foreign=''
 for package in "$@" nftables netbase iproute2 util-linux kmod conntrack curl ca-certificates git zstd busybox-static shellcheck; do
-	dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
+	dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' && continue
+	missing="$missing $package"
+	case $package in *:*) foreign="$foreign ${package#*:}" ;; esac
 done
 [ -n "$missing" ] || exit 0
 command -v apt-get >/dev/null || {
@@ -18,6 +20,7 @@ command -v apt-get >/dev/null || {
 }
 echo "deps: installing$missing"
 export DEBIAN_FRONTEND=noninteractive
+for architecture in $foreign; do dpkg --add-architecture "$architecture"; done
 apt-get update -qq
 # shellcheck disable=SC2086 # a list of words
 apt-get install -y -qq --no-install-recommends $missing >/dev/null

@@ -93,10 +93,17 @@ PERL
 	nsenter -t $pid -n setsid perl probe.pl web "$(cat svc.ip)" >web.log 2>/dev/null </dev/null & echo $! >>probe.pids
 	POLL=1 until_true 30 sh -c '[ -s dns.log ] && [ -s web.log ]' || fail "no answer from DNS or the Service before the trial"
 }
+# gap WHAT LIMIT: the longest time without an answer; more than LIMIT seconds is a failure.
+gap() {
+	perl -e '($w, $limit) = @ARGV; open F, "$w.log"; while (<F>) { $m = $_ - $l if defined $l && $_ - $l > $m; $l = $_ } printf "%s gap %.1f s, ", $w, $m; exit($m > $limit)' "$1" "$2" || fail "$1 did not answer for more than $2 s"
+}
 gaps() {
-	until_true 120 sh -c 'n=$(wc -l <dns.log); sleep 2; [ $(wc -l <dns.log) -gt $n ]' || fail "DNS does not answer again"
+	local dns=3
+	for w in dns web; do until_true 120 sh -c 'n=$(wc -l <$0.log); sleep 2; [ $(wc -l <$0.log) -gt $n ]' $w || fail "$w does not answer again"; done
 	kill $(cat probe.pids) 2>/dev/null || true
-	for w in dns web; do perl -ne '$g=$_-$l if defined $l; $m=$g if $g>$m; $l=$_; END{printf "'$w' gap %.1f s, ", $m}' $w.log; done
+	# Three seconds are meant for a processor, not for a program that plays one.
+	[ "$(systemd-detect-virt)" != qemu ] || dns=120
+	gap dns $dns; gap web 3 # the Service is the kernel's: at most one probe of 2 s is lost
 }
 # leases and sandboxes must agree: an address for each sandbox that runs.
 no_leaks() {
@@ -162,13 +169,17 @@ sh k/install.sh k/kubelith
 took=$(since $t)
 [ "$(systemctl is-active kubelith)" = active ] && [ "$(systemctl is-enabled kubelith)" = enabled ] || fail "$(systemctl status kubelith --no-pager)"
 [ "$(systemctl show kubelith -p StatusText --value)" = "all components are ready" ] || fail "started before it was ready"
-echo "active and enabled after $took, $(systemctl show kubelith -p Type -p Delegate -p KillMode | tr '\n' ' ')"
+unit=$(systemctl show kubelith -p Type -p Delegate -p KillMode | sort | tr '\n' ' ')
+[ "$unit" = "Delegate=yes KillMode=process Type=notify " ] || fail "the unit has $unit"
+echo "active and enabled after $took, $unit"
 E
 }
 step_ready() { guest <<'E'
 t=$(uptime_s); until_true 120 node_ready || fail "not Ready: $($k get nodes -o wide)"
 $k get nodes -o wide
-echo "Ready $(since $t) after the unit was; system pods: $($k get pods -n kube-system --no-headers 2>/dev/null | wc -l)"
+pods=$($k get pods -A --field-selector metadata.namespace!=default -o name)
+[ -z "$pods" ] || fail "system pods: $pods"
+echo "Ready $(since $t) after the unit was; no system pods"
 E
 }
 step_check() { guest <<'E'

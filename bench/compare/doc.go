@@ -7,9 +7,12 @@
 //
 //   - kubelith: the executable as shipped.
 //   - composition: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy, CoreDNS
-//     and containerd, built from this module, over TLS, with Kubelith's settings: no client-side rate limits, no leader
-//     election, the same CNI and containerd configuration, the same GOGC.
+//     and containerd, built from this module, over TLS, with Kubelith's settings: no leader election, no profiling,
+//     limits for clients that nothing reaches, etcd's ticks of 50 ms, the runtime's seccomp profile by default, the
+//     same CNI and containerd configuration, the same GOGC.
 //   - product: the same programs with upstream's defaults for all of those.
+//
+// What cannot be the same, and for whom that is better, is in docs/performance.md.
 //
 // Both kinds of peers get their certificates and kubeconfigs beforehand, and all programs are started at
 // once and started again when they end, as a service manager does. They run the same runc, shim, CNI programs and images.

@@ -81,7 +81,7 @@ SystemdCgroup = %v
 func (p *peers) kubeletYAML() string {
 	ours := ""
 	if !p.defaults {
-		ours = "kubeAPIQPS: 10000\nkubeAPIBurst: 20000\n"
+		ours = "kubeAPIQPS: 10000\nkubeAPIBurst: 20000\nseccompDefault: true\n"
 	}
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -121,9 +121,15 @@ conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeou
 
 // corefile has the plugins that Kubelith's DNS has.
 func (p *peers) corefile() string {
+	ours := ""
+	if !p.defaults {
+		ours = "\n\t\tapiserver_qps 10000\n\t\tapiserver_burst 20000"
+	}
 	return fmt.Sprintf(`.:%d {
 	bind 127.0.0.1 %s
-	errors
+	errors {
+		consolidate 30s ".*" warning
+	}
 	cache 30 {
 		disable success cluster.local
 		disable denial cluster.local
@@ -134,8 +140,12 @@ func (p *peers) corefile() string {
 		pods insecure
 		fallthrough in-addr.arpa ip6.arpa
 		ttl 5
+		startup_timeout 30s%s
 	}
-	forward . %s
+	forward . %s {
+		max_concurrent 1000
+		policy sequential
+	}
 }
-`, dnsPort, p.NodeIP, p.kubeconfigs["coredns"], p.HostIP)
+`, dnsPort, p.NodeIP, p.kubeconfigs["coredns"], ours, p.HostIP)
 }

@@ -16,31 +16,39 @@ type Args []string
 // which flags, file keys, defaults and help come. Each field is one flag (tag "flag", help in "usage")
 // and one key of the file (tag "json").
 type Server struct {
+	// Paths: Load makes them absolute, and what is missing is made. Sockets are below RunDir and KubeletRootDir, which
+	// have to be short therefore.
 	DataDir         string `json:"dataDir" flag:"data-dir" usage:"directory of the cluster's data"`
 	RunDir          string `json:"runDir" flag:"run-dir" usage:"directory of sockets and of containerd's state; emptied by a reboot"`
 	KubeletRootDir  string `json:"kubeletRootDir" flag:"kubelet-root-dir" usage:"directory of the kubelet, where CSI drivers and device plugins find it"`
 	WriteKubeconfig string `json:"writeKubeconfig" flag:"write-kubeconfig" usage:"file to write the admin kubeconfig to"`
 
+	// CIDRs, the primary family first; both lists have the same families. They cannot change later.
 	ClusterCIDR   []string `json:"clusterCIDR" flag:"cluster-cidr" usage:"network of the pods, one per IP family"`
 	ServiceCIDR   []string `json:"serviceCIDR" flag:"service-cidr" usage:"network of the Services, one per IP family"`
 	ClusterDomain string   `json:"clusterDomain" flag:"cluster-domain" usage:"DNS domain of the cluster"`
 
+	// The node. Labels and taints of a Node that exists already are left alone.
 	NodeIP     []string `json:"nodeIP" flag:"node-ip" usage:"address of this node, one per IP family (default: that of the interface with the default route)"`
 	NodeName   string   `json:"nodeName" flag:"node-name" usage:"name of this node (default: the host name)"`
 	NodeLabels []string `json:"nodeLabels" flag:"node-label" usage:"label of this node, KEY=VALUE, set when it registers"`
 	NodeTaints []string `json:"nodeTaints" flag:"node-taint" usage:"taint of this node, KEY[=VALUE]:EFFECT, set when it registers"`
 	TLSSAN     []string `json:"tlsSAN" flag:"tls-san" usage:"further host name or address in the apiserver's certificate"`
 
+	// What is run.
 	Disable []string `json:"disable" flag:"disable" usage:"component not to run: containerd, controller-manager, dns, kubelet, network, proxy, scheduler"`
 	Network string   `json:"network" flag:"network" usage:"pod network to configure: bridge, noop (host network only) or none (another CNI provider)"`
 
+	// Where the API is served and, to others than this process, found.
 	BindAddress      string `json:"bindAddress" flag:"bind-address" usage:"address on which the API is served"`
 	AdvertiseAddress string `json:"advertiseAddress" flag:"advertise-address" usage:"address at which others reach the API (default: the first node IP)"`
 	HTTPSPort        int    `json:"httpsPort" flag:"https-port" usage:"port on which the API is served"`
 
+	// The log, of all components.
 	LogFormat string `json:"logFormat" flag:"log-format" usage:"text or json"`
 	LogLevel  string `json:"logLevel" flag:"log-level" usage:"error, warn, info, debug or trace"`
 
+	// Flags of upstream's programs without their dashes; the last of a key wins where upstream takes one value.
 	EtcdArgs              Args `json:"etcdArgs" flag:"etcd-arg" usage:"upstream flag of etcd, KEY=VALUE"`
 	APIServerArgs         Args `json:"apiserverArgs" flag:"apiserver-arg" usage:"upstream flag of kube-apiserver, KEY=VALUE"`
 	ControllerManagerArgs Args `json:"controllerManagerArgs" flag:"controller-manager-arg" usage:"upstream flag of kube-controller-manager, KEY=VALUE"`

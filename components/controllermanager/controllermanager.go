@@ -37,7 +37,8 @@ type Options struct {
 	// Informers returns the factory that the process shares; it is called when
 	// the apiserver is ready.
 	Informers func() informers.SharedInformerFactory
-	Log       logrus.FieldLogger
+	// Log receives the component's own messages; the controllers write to klog.
+	Log logrus.FieldLogger
 }
 
 // Server is the controller-manager component.

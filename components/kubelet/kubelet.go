@@ -9,8 +9,11 @@
 // busy, cgroups are missing); the preflight of components/host names them
 // before anything is started.
 //
-// Seams for later work: the CRI clients and the tracer provider are made in
-// dependencies.
+// Seams for later work: the tracer provider is made in dependencies. The CRI
+// clients are made by upstream from the endpoint in setConfig
+// (PreInitRuntimeService, which app.Run calls, overwrites any in the
+// dependencies): what is to stand between kubelet and containerd is a CRI server
+// on a socket of its own, whose path is given there.
 package kubelet
 
 import (
@@ -59,7 +62,8 @@ type Options struct {
 	Args []string
 	// Client acts as the node.
 	Client *rest.Config
-	Log    logrus.FieldLogger
+	// Log receives the component's own messages; upstream's kubelet writes to klog.
+	Log logrus.FieldLogger
 }
 
 // Server is the kubelet component.

@@ -16,6 +16,7 @@ import (
 
 // Options configure a Group; every field may be left empty.
 type Options struct {
+	// Log receives changes of state (debug), panics with their stack, and failures after the first.
 	Log logrus.FieldLogger
 	// Observe is told every change of state, in order and from the goroutine that called Run. It must not block.
 	Observe func(Event)

@@ -34,7 +34,9 @@ type Component interface {
 	Needs() []string
 	// Run blocks until ctx is cancelled (then it returns nil) or the component fails. It calls ready
 	// once; further calls do nothing. Everything of ours that it started has ended when it returns; an
-	// upstream component writes nothing more, and process exit finishes it.
+	// upstream component writes nothing more, and process exit finishes it. The exception: what pods would
+	// miss during the rest of the stop may go on serving until the process ends, when it needs nothing that
+	// stops before (components/dns leaves CoreDNS, which answers from memory); not when Run fails.
 	//
 	// ctx carries the values of the Group's context but not its cancellation: it is cancelled when
 	// this component may stop.

@@ -25,6 +25,7 @@ import (
 // Mode is what is done when no third party brings a network.
 type Mode string
 
+// The modes; the package comment says what each does.
 const (
 	Bridge Mode = "bridge"
 	Noop   Mode = "noop"
@@ -47,7 +48,7 @@ type Options struct {
 	ContainerdAddress string       // path of the CRI socket
 	Client            *rest.Config // reads the Node; bridge mode only
 	NodeName          string
-	Log               logrus.FieldLogger
+	Log               logrus.FieldLogger // who brings the network, and what is tried again
 }
 
 // Server is the component.
@@ -63,8 +64,10 @@ var _ lifecycle.Component = (*Server)(nil)
 // New returns the component; nothing is touched before Run.
 func New(opts Options) *Server { return &Server{opts: opts, made: time.Now()} }
 
+// Name implements lifecycle.Component.
 func (s *Server) Name() string { return "network" }
 
+// Needs implements lifecycle.Component. Only the bridge waits for the apiserver: the Node there has the pods' CIDRs.
 func (s *Server) Needs() []string {
 	if s.opts.Mode == Bridge {
 		return []string{"containerd", "apiserver"}

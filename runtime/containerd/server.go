@@ -35,8 +35,8 @@ type Options struct {
 	CNIBinDirs    []string // searched in this order
 	RegistriesDir string   // <dir>/<host>/hosts.toml, containerd's format for registries and mirrors
 	SandboxImage  string
-	Debug         bool // log what containerd logs at info and debug level, not only its warnings
-	Log           logrus.FieldLogger
+	Debug         bool               // log what containerd logs at info and debug level, not only its warnings
+	Log           logrus.FieldLogger // containerd's own messages too
 }
 
 // Server is the component. It runs once per process: containerd registers metrics globally.
@@ -49,8 +49,10 @@ var _ lifecycle.Component = (*Server)(nil)
 // New returns the component; nothing is touched before Run.
 func New(opts Options) *Server { return &Server{opts: opts} }
 
+// Name implements lifecycle.Component.
 func (s *Server) Name() string { return "containerd" }
 
+// Needs implements lifecycle.Component: nothing.
 func (s *Server) Needs() []string { return nil }
 
 // stopGrace is how long upstream's Stop may take; it closes listeners and databases.

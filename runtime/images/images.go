@@ -22,7 +22,7 @@ import (
 	"kubelith.io/kubelith/runtime/images/names"
 )
 
-// The embedded images.
+// The embedded images, as containers name them.
 const (
 	PauseRef = names.Pause
 	HelloRef = names.Hello
@@ -30,10 +30,10 @@ const (
 
 // Options of the component.
 type Options struct {
-	ContainerdAddress string // path of containerd's socket
-	ArchiveDir        string // .tar, .tar.gz, .tgz and .tar.zst files here are imported; made when missing
-	Snapshotter       string // the one CRI uses, see containerd.Snapshotter
-	Log               logrus.FieldLogger
+	ContainerdAddress string             // path of containerd's socket
+	ArchiveDir        string             // .tar, .tar.gz, .tgz and .tar.zst files here are imported; made when missing
+	Snapshotter       string             // the one CRI uses, see containerd.Snapshotter
+	Log               logrus.FieldLogger // archives imported, and those that cannot be
 }
 
 // Server is the component.
@@ -46,8 +46,10 @@ var _ lifecycle.Component = (*Server)(nil)
 // New returns the component; nothing is touched before Run.
 func New(opts Options) *Server { return &Server{opts: opts} }
 
+// Name implements lifecycle.Component.
 func (s *Server) Name() string { return "images" }
 
+// Needs implements lifecycle.Component.
 func (s *Server) Needs() []string { return []string{"containerd"} }
 
 // Run imports, is ready after the embedded images, and returns when ctx is cancelled.

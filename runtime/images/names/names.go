@@ -3,6 +3,7 @@
 package names
 
 const (
+	// Pause is what holds a pod's namespaces, Hello a small web server and client for a first application.
 	Pause = "docker.io/kubelith/pause:" + Version
 	Hello = "docker.io/kubelith/hello:" + Version
 

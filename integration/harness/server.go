@@ -20,6 +20,9 @@ const (
 	RunDir          = "/run/kubelith"
 	AdminKubeconfig = "/etc/kubelith/kubelith.yaml"
 
+	// TestImageArchive is where the test image waits for its import, inside the sandbox.
+	TestImageArchive = DataDir + "/agent/images/kubelith-test.tar"
+
 	readyTimeout = 120 * time.Second
 	stopTimeout  = 30 * time.Second
 )

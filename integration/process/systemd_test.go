@@ -56,7 +56,7 @@ func TestSystemd(t *testing.T) {
 		}
 	}
 	// CoreDNS answers; at a first start kube-proxy may still be about to write the rules for its new Service.
-	harness.Eventually(t, 5*time.Second, "DNS at the cluster IP", func() error { return askDNS(t.Context(), s, time.Second) })
+	harness.Eventually(t, 5*time.Second, "DNS at the cluster IP", func() error { return askDNS(t.Context(), s.HolderPID(), time.Second) })
 	s.Exec(t, s.BinaryPath(), "ctr", "version")
 
 	harness.Eventually(t, 5*time.Second, "pings of the watchdog", func() error {

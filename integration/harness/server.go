@@ -107,12 +107,9 @@ func (s *Server) CgroupRoot() string { return "/" + s.name() }
 
 // ServerArgs are the arguments that Launch gives to kubelith, the word server included.
 func (s *Server) ServerArgs() []string {
-	args := []string{"server"}
+	args := []string{"server", "--kubelet-arg=cgroup-root=" + s.CgroupRoot()}
 	if s.opts.ConfigYAML != "" {
 		args = append(args, "--config=/etc/kubelith/config.yaml")
-	}
-	if !s.opts.NoCgroupRoot {
-		args = append(args, "--kubelet-arg=cgroup-root="+s.CgroupRoot())
 	}
 	if len(s.opts.Disable) > 0 {
 		args = append(args, "--disable="+strings.Join(s.opts.Disable, ","))

@@ -20,7 +20,7 @@ type Server struct {
 	// have to be short therefore.
 	DataDir         string `json:"dataDir" flag:"data-dir" usage:"directory of the cluster's data"`
 	RunDir          string `json:"runDir" flag:"run-dir" usage:"directory of sockets and of containerd's state; emptied by a reboot"`
-	KubeletRootDir  string `json:"kubeletRootDir" flag:"kubelet-root-dir" usage:"directory of the kubelet, where CSI drivers and device plugins find it"`
+	KubeletRootDir  string `json:"kubeletRootDir" flag:"kubelet-root-dir" usage:"directory of the kubelet, where CSI drivers find it (device plugins always: /var/lib/kubelet/device-plugins)"`
 	WriteKubeconfig string `json:"writeKubeconfig" flag:"write-kubeconfig" usage:"file to write the admin kubeconfig to"`
 
 	// CIDRs, the primary family first; both lists have the same families. They cannot change later.

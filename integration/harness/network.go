@@ -15,8 +15,13 @@ import (
 
 // DialContext dials from inside the sandbox's network namespace. The address must be a literal IP.
 func (s *Server) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	return DialFrom(ctx, s.HolderPID(), network, address)
+}
+
+// DialFrom dials from inside the network namespace of a process, such as a container's. The address must be a literal IP.
+func DialFrom(ctx context.Context, pid int, network, address string) (net.Conn, error) {
 	var conn net.Conn
-	err := s.inNetwork(func() (err error) {
+	err := inNetwork(pid, func() (err error) {
 		conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
 		return err
 	})
@@ -26,7 +31,7 @@ func (s *Server) DialContext(ctx context.Context, network, address string) (net.
 // ListenPacket opens a UDP socket inside the sandbox's network namespace.
 func (s *Server) ListenPacket(network, address string) (net.PacketConn, error) {
 	var conn net.PacketConn
-	err := s.inNetwork(func() (err error) {
+	err := inNetwork(s.HolderPID(), func() (err error) {
 		conn, err = net.ListenPacket(network, address)
 		return err
 	})
@@ -36,26 +41,26 @@ func (s *Server) ListenPacket(network, address string) (net.PacketConn, error) {
 // Listen listens for TCP connections inside the sandbox's network namespace.
 func (s *Server) Listen(address string) (net.Listener, error) {
 	var l net.Listener
-	err := s.inNetwork(func() (err error) {
+	err := inNetwork(s.HolderPID(), func() (err error) {
 		l, err = net.Listen("tcp", address)
 		return err
 	})
 	return l, err
 }
 
-// inNetwork runs f on a thread that is in the sandbox's network namespace and is thrown away
-// afterwards. A socket stays in the namespace that it was made in.
-func (s *Server) inNetwork(f func() error) error {
+// inNetwork runs f on a thread that is in a process's network namespace and is thrown away afterwards.
+// A socket stays in the namespace that it was made in.
+func inNetwork(pid int, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == os.Getpid() { // the main thread cannot end, and /proc/PID shows its namespaces
 			defer runtime.UnlockOSThread()
-			done <- s.inNetwork(f) // on another thread: this one is taken meanwhile
+			done <- inNetwork(pid, f) // on another thread: this one is taken meanwhile
 			return
 		}
 		// Never unlocked: the thread ends with the goroutine.
-		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", s.holder.Process.Pid))
+		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
 		if err != nil {
 			done <- err
 			return

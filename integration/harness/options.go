@@ -14,8 +14,6 @@ type Options struct {
 	NoWait bool
 	// NoTestImage leaves <data-dir>/agent/images/ empty.
 	NoTestImage bool
-	// NoCgroupRoot leaves out --kubelet-arg=cgroup-root=..., for tests that set up cgroups themselves.
-	NoCgroupRoot bool
 	// IPv6 gives the veth pair fd00:123:N::1 and fd00:123:N::2 as well.
 	IPv6 bool
 	// Prepare runs when the sandbox exists, before the server starts: write files with s.Path.

@@ -38,14 +38,14 @@ func (s *Server) putTestImage() error {
 	if err != nil {
 		return err
 	}
-	dir := s.Path(DataDir + "/agent/images")
+	path := s.Path(TestImageArchive)
 	// The data directory is the product's and private; only its mode matters here.
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
 	content, err := os.ReadFile(archive)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, "kubelith-test.tar"), content, 0o600)
+	return os.WriteFile(path, content, 0o600)
 }

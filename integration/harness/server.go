@@ -20,6 +20,9 @@ const (
 	RunDir          = "/run/kubelith"
 	AdminKubeconfig = "/etc/kubelith/kubelith.yaml"
 
+	// TestImageArchive is where the test image waits for its import, inside the sandbox.
+	TestImageArchive = DataDir + "/agent/images/kubelith-test.tar"
+
 	readyTimeout = 120 * time.Second
 	stopTimeout  = 30 * time.Second
 )
@@ -104,12 +107,9 @@ func (s *Server) CgroupRoot() string { return "/" + s.name() }
 
 // ServerArgs are the arguments that Launch gives to kubelith, the word server included.
 func (s *Server) ServerArgs() []string {
-	args := []string{"server"}
+	args := []string{"server", "--kubelet-arg=cgroup-root=" + s.CgroupRoot()}
 	if s.opts.ConfigYAML != "" {
 		args = append(args, "--config=/etc/kubelith/config.yaml")
-	}
-	if !s.opts.NoCgroupRoot {
-		args = append(args, "--kubelet-arg=cgroup-root="+s.CgroupRoot())
 	}
 	if len(s.opts.Disable) > 0 {
 		args = append(args, "--disable="+strings.Join(s.opts.Disable, ","))

@@ -123,7 +123,7 @@ func TestNoop(t *testing.T) {
 	}
 }
 
-// TestNodeObject: neither the deletion of the Node object nor another node address ends the process.
+// TestNodeObject: neither the deletion of the Node object nor another node address, with the old one gone, ends the process.
 func TestNodeObject(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, harness.Options{})
@@ -161,9 +161,12 @@ func TestNodeObject(t *testing.T) {
 	})
 
 	t.Run("other address", func(t *testing.T) {
-		other := strings.TrimSuffix(s.NodeIP, ".2") + ".3"
-		s.Exec(t, "ip", "addr", "add", other+"/24", "dev", "eth0")
+		old, other := s.NodeIP, strings.TrimSuffix(s.NodeIP, ".2")+".3"
 		s.Stop(t)
+		// The kernel takes the default route away with the address.
+		s.Exec(t, "ip", "addr", "del", old+"/24", "dev", "eth0")
+		s.Exec(t, "ip", "addr", "add", other+"/24", "dev", "eth0")
+		s.Exec(t, "ip", "route", "replace", "default", "via", s.HostIP)
 		write(t, s, "/etc/kubelith/config.yaml", "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\nnodeIP: ["+other+"]\n")
 		s.NodeIP = other // where the test finds the API now
 		s.Launch(t)
@@ -177,6 +180,12 @@ func TestNodeObject(t *testing.T) {
 			return fmt.Errorf("addresses %v", node(t, s).Status.Addresses)
 		})
 		mustAskOutside(t, fmt.Sprintf("http://%s:%d/", other, port))
+		harness.Eventually(t, 15*time.Second, "the rules to forget the old address", func() error {
+			if rules := s.Exec(t, "nft", "list", "table", "ip", "kube-proxy"); strings.Contains(rules, old) {
+				return fmt.Errorf("%s is in\n%s", old, rules)
+			}
+			return nil
+		})
 		// The API's certificate has the new address (the client checks it), and exec goes to the kubelet there.
 		harness.Eventually(t, 15*time.Second, "exec through the new address", func() error {
 			res := s.TryKubectl(t, "--server=https://"+other+":6443", "-n", ns, "exec", "again", "--", "/bin/sh", "-c", "echo reached")

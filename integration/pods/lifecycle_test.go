@@ -88,7 +88,7 @@ func TestTermination(t *testing.T) {
 	}
 }
 
-// TestRestartPolicy: a container that fails is started again under Always and OnFailure, with a growing delay.
+// TestRestartPolicy: a container that fails is started again under Always and OnFailure, and then has to wait.
 func TestRestartPolicy(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []corev1.RestartPolicy{corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure} {

@@ -4,15 +4,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/name"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/random"
-	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -124,29 +119,11 @@ func TestKill9(t *testing.T) {
 // archive puts an image of 24 MB that cannot be compressed where it is imported at the next start.
 func archive(t *testing.T, s *harness.Server, ref string) {
 	t.Helper()
-	image, err := random.Image(8<<20, 3)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file, err := image.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
-	file = file.DeepCopy()
-	file.OS, file.Architecture = "linux", runtime.GOARCH
-	if image, err = mutate.ConfigFile(image, file); err != nil {
-		t.Fatal(err)
-	}
-	tag, err := name.NewTag(ref)
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir := s.Path(harness.DataDir + "/agent/images")
 	temp := dir + "/.new"
-	if err := tarball.WriteToFile(temp, tag, image); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(temp, fmt.Sprintf("%s/%s.tar", dir, strings.ReplaceAll(tag.TagStr(), ":", "-"))); err != nil {
+	randomArchive(t, temp, ref, 8<<20, 3)
+	_, tag, _ := strings.Cut(ref, ":")
+	if err := os.Rename(temp, fmt.Sprintf("%s/%s.tar", dir, tag)); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -56,8 +56,11 @@ func TestSystemd(t *testing.T) {
 		}
 	}
 	// CoreDNS answers; at a first start kube-proxy may still be about to write the rules for its new Service.
-	harness.Eventually(t, 5*time.Second, "DNS at the cluster IP", func() error { return askDNS(t.Context(), s, time.Second) })
+	harness.Eventually(t, 5*time.Second, "DNS at the cluster IP", func() error { return askDNS(t.Context(), s.HolderPID(), time.Second) })
 	s.Exec(t, s.BinaryPath(), "ctr", "version")
+	if pods := s.Kubectl(t, "get", "pods", "--all-namespaces", "-o=name"); pods != "" {
+		t.Errorf("a Ready cluster has pods of its own: %s", pods)
+	}
 
 	harness.Eventually(t, 5*time.Second, "pings of the watchdog", func() error {
 		if manager.count("WATCHDOG=1") < 3 {

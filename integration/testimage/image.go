@@ -84,10 +84,10 @@ func buildProbe(repoRoot string) ([]byte, error) {
 func staticBusybox() ([]byte, error) {
 	content, err := os.ReadFile(busybox)
 	if err != nil {
-		return nil, fmt.Errorf("%w: install the package busybox-static (make test-deps)", err)
+		return nil, fmt.Errorf("%w: install the package busybox-static (make deps)", err)
 	}
 	if bytes.Contains(content[:min(4096, len(content))], []byte("/ld-linux")) {
-		return nil, fmt.Errorf("%s is not static: install the package busybox-static (make test-deps)", busybox)
+		return nil, fmt.Errorf("%s is not static: install the package busybox-static (make deps)", busybox)
 	}
 	return content, nil
 }

@@ -45,14 +45,6 @@ func eat(args []string) error {
 	select {}
 }
 
-func burn([]string) error {
-	for n := 0; ; n++ {
-		if n%1_000_000_000 == 0 {
-			fmt.Println("burning")
-		}
-	}
-}
-
 func exit(args []string) error {
 	if len(args) < 1 {
 		return fmt.Errorf("exit: want a code")

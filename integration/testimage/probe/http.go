@@ -21,11 +21,8 @@ const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount/"
 //
 //	/              JSON {hostname, remote, headers, method, host}
 //	/hostname      the hostname alone
-//	/env?name=X    an environment variable
-//	/file?path=X   a file
 //	/healthz       200, or 500 after a request to /fail, until one to /heal
 //	/status?code=N an answer with that status
-//	/sleep?for=D   an answer after a duration
 func serve(args []string) error {
 	flags := flag.NewFlagSet("serve", flag.ExitOnError)
 	addr := flags.String("addr", ":8080", "address to listen on")
@@ -42,8 +39,6 @@ func serve(args []string) error {
 		})
 	})
 	mux.HandleFunc("/hostname", func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, hostname) })
-	mux.HandleFunc("/env", func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, os.Getenv(r.FormValue("name"))) })
-	mux.HandleFunc("/file", func(w http.ResponseWriter, r *http.Request) { http.ServeFile(w, r, r.FormValue("path")) })
 	mux.HandleFunc("/fail", func(w http.ResponseWriter, r *http.Request) { failing.Store(true) })
 	mux.HandleFunc("/heal", func(w http.ResponseWriter, r *http.Request) { failing.Store(false) })
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, r *http.Request) {
@@ -59,15 +54,6 @@ func serve(args []string) error {
 			code = http.StatusBadRequest
 		}
 		w.WriteHeader(code)
-	})
-	mux.HandleFunc("/sleep", func(w http.ResponseWriter, r *http.Request) {
-		d, err := time.ParseDuration(r.FormValue("for"))
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
-		time.Sleep(d)
-		fmt.Fprint(w, "slept")
 	})
 	fmt.Println("serving on", *addr)
 	return http.ListenAndServe(*addr, mux)

@@ -5,12 +5,10 @@
 //	probe echo [--addr :9000]            TCP and UDP echo, each answer prefixed with the hostname
 //	probe sleep [--on-term DURATION]     waits for SIGTERM, says so, ends DURATION later with 0
 //	probe eat MiB                        allocates and touches memory, then sleeps
-//	probe burn                           uses one CPU
 //	probe exit CODE [AFTER]              ends with CODE after a duration
 //	probe print [--every D] [--count N] TEXT   numbered lines
 //	probe dial [--token] [--ca FILE] [--method M] URL    one request; prints status and body; exit 1 unless 2xx
 //	probe lookup [--server IP:53] TYPE NAME    A, AAAA, SRV, PTR, CNAME, TXT; one answer a line
-//	probe send udp|tcp ADDR TEXT         sends, prints the answer and the local address
 //	probe webhook --cert F --key F [--addr :8443]        admission webhooks; see webhook.go
 //	probe aggregated --cert F --key F --group G [--addr :8443]  an aggregated API server; see aggregated.go
 package main
@@ -25,8 +23,8 @@ func main() {
 		fail(fmt.Errorf("probe: no subcommand"))
 	}
 	commands := map[string]func(args []string) error{
-		"serve": serve, "echo": echo, "sleep": sleep, "eat": eat, "burn": burn, "exit": exit, "print": printLines,
-		"dial": dial, "lookup": lookup, "send": send, "webhook": webhook, "aggregated": aggregated,
+		"serve": serve, "echo": echo, "sleep": sleep, "eat": eat, "exit": exit, "print": printLines,
+		"dial": dial, "lookup": lookup, "webhook": webhook, "aggregated": aggregated,
 	}
 	command, ok := commands[os.Args[1]]
 	if !ok {

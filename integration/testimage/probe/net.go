@@ -4,7 +4,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"sort"
@@ -63,29 +62,6 @@ func echo(args []string) error {
 		}
 	}()
 	return <-failed
-}
-
-// send sends one text and prints one answer.
-func send(args []string) error {
-	if len(args) != 3 {
-		return fmt.Errorf("send: want udp|tcp ADDR TEXT")
-	}
-	conn, err := net.DialTimeout(args[0], args[1], 5*time.Second)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(5 * time.Second))
-	if _, err := io.WriteString(conn, args[2]); err != nil {
-		return err
-	}
-	buf := make([]byte, 64<<10)
-	n, err := conn.Read(buf)
-	if err != nil {
-		return err
-	}
-	fmt.Printf("%s\nfrom %s\n", buf[:n], conn.LocalAddr())
-	return nil
 }
 
 // lookup asks the resolvers of /etc/resolv.conf, with its search list, or the given server.

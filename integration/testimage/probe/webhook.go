@@ -9,12 +9,10 @@ import (
 
 // webhook serves admission.k8s.io/v1 reviews over TLS:
 //
-//	/allow    allows everything
-//	/deny     denies everything, with a message
 //	/deny-label  denies objects that carry the label "forbidden"
-//	/mutate   adds the label mutated=yes (the object must have labels)
-//	/hang     never answers
-//	/crash    closes the connection
+//	/mutate      adds the label mutated=yes (the object must have labels)
+//	/hang        never answers
+//	/crash       closes the connection
 //
 // Each request is printed as "review PATH OPERATION RESOURCE NAMESPACE/NAME".
 func webhook(args []string) error {
@@ -25,8 +23,6 @@ func webhook(args []string) error {
 	flags.Parse(args)
 	mux := http.NewServeMux()
 	for path, decide := range map[string]func(object) object{
-		"/allow":      func(object) object { return object{"allowed": true} },
-		"/deny":       func(object) object { return deny("denied by the probe") },
 		"/deny-label": denyLabel,
 		"/mutate":     mutate,
 	} {

@@ -33,6 +33,7 @@ const (
 // machine is what the server found or made on this machine before any component.
 type machine struct {
 	dir              *datadir.Dir
+	held             bool // see hold
 	checks           []host.Result
 	pki              *pki.Bundle
 	encryptionConfig string
@@ -74,8 +75,11 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 		return nil, err
 	}
 	h.checks = checks
-	if err := h.hold(cfg); err != nil {
-		return nil, err
+	// Before the admin kubeconfig is written: it may be that of a server which has the run directory.
+	if _, err := os.Stat(cfg.RunDir); err == nil {
+		if err := h.hold(cfg); err != nil {
+			return nil, err
+		}
 	}
 	if h.binDir, err = payload.Unpack(cfg.DataDir); err != nil {
 		return nil, err
@@ -90,8 +94,13 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 	return h, nil
 }
 
-// hold takes the other directories of the server, so that reset does not remove them while it runs.
+// hold takes the other directories of the server, so that reset does not remove them while it runs. A run directory that is not
+// there is made when nothing else can be refused.
 func (h *machine) hold(cfg *config.Server) error {
+	if h.held {
+		return nil
+	}
+	h.held = true
 	if cfg.Disabled("kubelet") {
 		return h.dir.Hold(cfg.RunDir)
 	}

@@ -57,6 +57,9 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 	if err != nil {
 		return err
 	}
+	if err := machine.hold(cfg); err != nil {
+		return err
+	}
 	progress := newProgress(out, components, cfg.WriteKubeconfig)
 	if out.LogFile != "" {
 		if err := file.open(out.LogFile); err != nil {

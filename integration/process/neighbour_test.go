@@ -62,10 +62,17 @@ func TestResetBesideServer(t *testing.T) {
 	if err := agree(t.Context(), t, s); err != nil {
 		t.Error(err)
 	}
-	// Nor does a second server take a run directory that is in use.
+	// Nor does a second server take a run directory that is in use, or the admin kubeconfig.
+	kubeconfig, err := os.ReadFile(s.Path(harness.AdminKubeconfig))
+	if err != nil {
+		t.Fatal(err)
+	}
 	res := s.RunBinary(t, "server", "--data-dir=/var/lib/third", "--https-port=7443", "--disable="+strings.Join(controlPlane, ","))
 	if res.Code == 0 || !strings.Contains(res.Stderr, harness.RunDir+" is in use") || strings.Count(res.Stderr, "\n") != 1 {
 		t.Errorf("a server on the run directory of another: exit code %d, %s", res.Code, res.Stderr)
+	}
+	if now, _ := os.ReadFile(s.Path(harness.AdminKubeconfig)); string(now) != string(kubeconfig) {
+		t.Error("it changed the admin kubeconfig")
 	}
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 
@@ -26,11 +25,7 @@ func serverCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			out, err := output(cfg)
-			if err != nil {
-				return err
-			}
-			return node.Serve(c.Context, cfg, out)
+			return node.Serve(c.Context, cfg, kubelithVersion, output(cfg))
 		},
 	}
 }
@@ -57,18 +52,9 @@ func loadServer(c *cli.Context) (*config.Server, error) {
 
 // output shows a person at a terminal how far the start is and keeps the log in
 // a file; anything else gets the log.
-func output(cfg *config.Server) (node.Output, error) {
+func output(cfg *config.Server) node.Output {
 	if !term.IsTerminal(int(os.Stdout.Fd())) {
-		return node.Output{Log: os.Stderr}, nil
+		return node.Output{Log: os.Stderr}
 	}
-	if err := os.MkdirAll(cfg.RunDir, 0o700); err != nil {
-		return node.Output{}, err
-	}
-	name := filepath.Join(cfg.RunDir, "server.log")
-	f, err := os.OpenFile(name, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return node.Output{}, err
-	}
-	fmt.Printf("the log is %s; ctrl-c stops the server, and pods go on running\n", name)
-	return node.Output{Log: f, Progress: os.Stdout}, nil
+	return node.Output{LogFile: filepath.Join(cfg.RunDir, "server.log"), Progress: os.Stdout}
 }

@@ -44,7 +44,7 @@ func kubectl(args []string) error {
 	if os.Getenv("KUBECONFIG") == "" {
 		home, _ := os.UserHomeDir()
 		own := filepath.Join(home, ".kube", "config")
-		admin := config.Default().WriteKubeconfig
+		admin := config.AdminKubeconfig(config.DefaultFile)
 		if _, err := os.Stat(own); home == "" || err != nil {
 			if f, err := os.Open(admin); err == nil {
 				f.Close()
@@ -108,7 +108,7 @@ func resetCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "reset",
 		Usage: "stop all pods and remove what the node left on this host",
-		Flags: append(config.DirFlags(),
+		Flags: append(config.DirFlags("writeKubeconfig"),
 			&cli.BoolFlag{Name: "yes", Usage: "do not ask"},
 			&cli.BoolFlag{Name: "data", Usage: "remove the cluster's data and credentials as well"}),
 		OnUsageError: usageError,
@@ -132,7 +132,12 @@ func resetCommand() *cli.Command {
 				return err
 			}
 			defer r.Close()
-			if !c.Bool("yes") && !confirmed(r.Plan()) {
+			plan := r.Plan()
+			if len(plan) == 0 {
+				fmt.Printf("nothing to remove: no server has left anything that belongs to --data-dir %s\n", cfg.DataDir)
+				return nil
+			}
+			if !c.Bool("yes") && !confirmed(plan) {
 				return fmt.Errorf("nothing was changed")
 			}
 			return r.Run(c.Context)
@@ -157,9 +162,13 @@ func confirmed(plan []string) bool {
 
 func versionCommand() *cli.Command {
 	return &cli.Command{
-		Name:  "version",
-		Usage: "print the versions of Kubelith and of what it is made of",
+		Name:         "version",
+		Usage:        "print the versions of Kubelith and of what it is made of",
+		OnUsageError: usageError,
 		Action: func(c *cli.Context) error {
+			if err := noArguments(c); err != nil {
+				return err
+			}
 			fmt.Printf("kubelith   %s\nkubernetes %s\n", kubelithVersion, version.Get().GitVersion)
 			for _, m := range moduleVersions("go.etcd.io/etcd/server/v3", "github.com/containerd/containerd/v2", "github.com/coredns/coredns") {
 				fmt.Println(m)

@@ -20,6 +20,12 @@ running() { [ -f "$pidfile" ] && [ "$(readlink "/proc/$(cat "$pidfile")/exe" 2>/
 if running; then
 	say "the server runs already (process $(cat "$pidfile"))"
 else
+	# Not on the data of somebody else's cluster: `make stop` would remove it.
+	if [ ! -f "$pidfile" ]; then
+		for path in /etc/systemd/system/kubelith.service /etc/init.d/kubelith /var/lib/kubelith/version; do
+			[ ! -e "$path" ] || die "this machine has a cluster that 'make run' did not start ($path): remove it with scripts/uninstall.sh or 'bin/kubelith reset --data'"
+		done
+	fi
 	say "starting the server; its log is $log"
 	setsid bin/kubelith server </dev/null >"$log" 2>&1 &
 	echo $! >"$pidfile"

@@ -1,18 +1,21 @@
 #!/bin/sh
-# make stop: end the server that `make run` started and remove all it left.
+# make stop: end the server that `make run` started and remove all it left. The file with its process id tells that
+# `make run` started one here, also when it has ended since: it stays until everything is removed.
 set -eu
 cd "$(dirname "$0")/.."
 pidfile=.cache/run/server.pid
-if [ -f "$pidfile" ]; then
-	pid=$(cat "$pidfile")
-	if [ "$(readlink "/proc/$pid/exe" 2>/dev/null)" = "$PWD/bin/kubelith" ]; then
-		kill -TERM "$pid"
-		tries=0
-		while kill -0 "$pid" 2>/dev/null && [ "$tries" -le 300 ]; do
-			tries=$((tries + 1))
-			sleep 0.1
-		done
-	fi
-	rm -f "$pidfile"
+if [ ! -f "$pidfile" ]; then
+	echo "stop: 'make run' has started no server that is still here; 'bin/kubelith reset --data' removes another one's cluster" >&2
+	exit 1
 fi
-exec bin/kubelith reset --yes --data
+pid=$(cat "$pidfile")
+if [ "$(readlink "/proc/$pid/exe" 2>/dev/null)" = "$PWD/bin/kubelith" ]; then
+	kill -TERM "$pid"
+	tries=0
+	while kill -0 "$pid" 2>/dev/null && [ "$tries" -le 300 ]; do
+		tries=$((tries + 1))
+		sleep 0.1
+	done
+fi
+bin/kubelith reset --yes --data
+rm -f "$pidfile"

@@ -5,10 +5,10 @@ set -eu
 
 usage() {
 	cat <<'USAGE'
-usage: uninstall.sh [--yes] [--data-dir DIR] [--run-dir DIR] [--kubelet-root-dir DIR]
+usage: uninstall.sh [--yes] [--data-dir DIR] [--run-dir DIR] [--kubelet-root-dir DIR] [--write-kubeconfig FILE]
 
-Stops Kubelith and removes all of it, the data of the cluster included. Give the directories
-that the server was given. Run it as root.
+Stops Kubelith and removes all of it, the data of the cluster included. The directories are those of
+/etc/kubelith/config.yaml or the defaults; give those that the server was given as flags. Run it as root.
 
   --yes   do not ask
   --help  show this text
@@ -28,9 +28,11 @@ OPENRC=/etc/init.d/kubelith
 CONFIG=/etc/kubelith
 
 YES=no
-DATA_DIR=/var/lib/kubelith
-RUN_DIR=/run/kubelith
-KUBELET_ROOT_DIR=/var/lib/kubelet
+# Only what was given is handed on: a flag goes before the configuration file, which may name other directories.
+DATA_DIR=""
+RUN_DIR=""
+KUBELET_ROOT_DIR=""
+KUBECONFIG_FILE=""
 while [ $# -gt 0 ]; do
 	case "$1" in
 	--help | -h)
@@ -38,12 +40,13 @@ while [ $# -gt 0 ]; do
 		exit 0
 		;;
 	--yes | -y) YES=yes ;;
-	--data-dir | --run-dir | --kubelet-root-dir)
-		[ $# -gt 1 ] || die "$1 needs a directory"
+	--data-dir | --run-dir | --kubelet-root-dir | --write-kubeconfig)
+		[ $# -gt 1 ] || die "$1 needs a path"
 		case "$1" in
 		--data-dir) DATA_DIR=$2 ;;
 		--run-dir) RUN_DIR=$2 ;;
 		--kubelet-root-dir) KUBELET_ROOT_DIR=$2 ;;
+		--write-kubeconfig) KUBECONFIG_FILE=$2 ;;
 		esac
 		shift
 		;;
@@ -54,7 +57,7 @@ done
 
 [ "$(id -u)" -eq 0 ] || die "not root: run it with sudo"
 if [ "$YES" = no ]; then
-	printf 'This stops all pods and deletes the cluster with its data in %s. Continue? [y/N] ' "$DATA_DIR"
+	printf 'This stops all pods and deletes the cluster with its data%s. Continue? [y/N] ' "${DATA_DIR:+ in $DATA_DIR}"
 	read -r answer || answer=
 	case "$answer" in
 	y | Y | yes) ;;
@@ -74,10 +77,11 @@ fi
 
 # Everything after this needs the program: without it nobody would know what belongs to the pods.
 if [ -x "$BIN" ]; then
-	"$BIN" reset --yes --data --data-dir "$DATA_DIR" --run-dir "$RUN_DIR" --kubelet-root-dir "$KUBELET_ROOT_DIR" ||
+	"$BIN" reset --yes --data ${DATA_DIR:+--data-dir "$DATA_DIR"} ${RUN_DIR:+--run-dir "$RUN_DIR"} \
+		${KUBELET_ROOT_DIR:+--kubelet-root-dir "$KUBELET_ROOT_DIR"} ${KUBECONFIG_FILE:+--write-kubeconfig "$KUBECONFIG_FILE"} ||
 		die "reset failed: mend what it says and run this again"
-elif [ -e "$DATA_DIR" ] || [ -e "$RUN_DIR" ]; then
-	die "$BIN is missing, so that pods and data in $DATA_DIR cannot be removed: install it and run this again"
+elif [ -e "${DATA_DIR:-/var/lib/kubelith}" ] || [ -e "${RUN_DIR:-/run/kubelith}" ] || [ -e "$CONFIG/config.yaml" ]; then
+	die "$BIN is missing, so that pods and data cannot be removed: install it and run this again"
 fi
 
 if [ -f "$UNIT" ]; then

@@ -47,10 +47,10 @@ const configFlag = "config"
 func Flags() []cli.Flag { return flags(func(field) bool { return true }) }
 
 // DirFlags returns the flags that say where things are, for the commands that work on what a server
-// left behind (ctr, reset). They are read with Load as well.
-func DirFlags() []cli.Flag {
-	dirs := []string{"dataDir", "runDir", "kubeletRootDir"}
-	return flags(func(f field) bool { return slices.Contains(dirs, f.key) })
+// left behind (ctr, reset), and those of further keys of the file. They are read with Load as well.
+func DirFlags(more ...string) []cli.Flag {
+	keys := append([]string{"dataDir", "runDir", "kubeletRootDir"}, more...)
+	return flags(func(f field) bool { return slices.Contains(keys, f.key) })
 }
 
 func flags(want func(field) bool) []cli.Flag {

@@ -48,6 +48,16 @@ func Load(c *cli.Context) (*Server, error) {
 	return s, nil
 }
 
+// AdminKubeconfig is where a server that was given no flags writes the admin kubeconfig: what file (DefaultFile) says, or the default
+// when it does not exist, cannot be read or is wrong. For commands that take no flags of ours.
+func AdminKubeconfig(file string) string {
+	s := Default()
+	if err := s.fromFile(file); err != nil || s.WriteKubeconfig == "" {
+		return Default().WriteKubeconfig
+	}
+	return s.WriteKubeconfig
+}
+
 // paths returns the fields that are paths, by key.
 func (s *Server) paths() map[string]*string {
 	return map[string]*string{

@@ -180,3 +180,21 @@ func TestAnchors(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+func TestAdminKubeconfig(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if got := AdminKubeconfig(file); got != Default().WriteKubeconfig {
+		t.Errorf("without a file: %s", got)
+	}
+	for text, want := range map[string]string{
+		"apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\nwriteKubeconfig: /k\n":             "/k",
+		"apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\nwriteKubeconfig: /k\nmoon: full\n": Default().WriteKubeconfig,
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := AdminKubeconfig(file); got != want {
+			t.Errorf("%q: %s, want %s", text, got, want)
+		}
+	}
+}

@@ -1,8 +1,9 @@
 // Package datadir owns the cluster's data directory as a whole: that it can be used, that one process
 // uses it at a time, and which format it has.
 //
-// What is inside belongs to the components: server/ (tls, db, cred, token, manifests), agent/ (containerd, images),
-// data/<hash>/bin (the unpacked payload) and plugins/. Here are only "lock" and "version".
+// What is inside belongs to the components: server/ (tls, db, cred), agent/ (containerd, cni, images, static-pods) and
+// data/<hash>/bin (the unpacked payload). Here are only "lock" and "version". The server's other directories are
+// held here as well (Hold): what is in them belongs to the components too.
 package datadir
 
 import (
@@ -29,6 +30,7 @@ const settle = 2 * time.Second
 type Dir struct {
 	path string
 	lock *os.File
+	held []*os.File // see Hold
 }
 
 // Open creates the directory (mode 0700) if it is missing, takes it for this process, and brings an
@@ -57,13 +59,14 @@ func open(dir, release string, minFree uint64, upgrades []step) (*Dir, error) {
 	return &Dir{path: dir, lock: lock}, nil
 }
 
-// Path returns the directory's path; elem is joined to it.
-func (d *Dir) Path(elem ...string) string {
-	return filepath.Join(append([]string{d.path}, elem...)...)
+// Close gives the directory, and those that Hold took, free for another process.
+func (d *Dir) Close() error {
+	var errs []error
+	for _, f := range append(d.held, d.lock) {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
 }
-
-// Close gives the directory free for another process.
-func (d *Dir) Close() error { return d.lock.Close() }
 
 // takeLock takes D/lock, which holds the process id of its owner, and shows by that that the directory can be written.
 // The kernel frees the lock when the process ends in any way, so a file left behind means nothing.

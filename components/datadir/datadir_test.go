@@ -41,9 +41,6 @@ func TestOpen(t *testing.T) {
 	if got := version(t, dir); got != "1\nkubelith v1\n" {
 		t.Errorf("version %q", got)
 	}
-	if d.Path("server", "tls") != dir+"/server/tls" {
-		t.Error(d.Path("server", "tls"))
-	}
 	_, err := Open(dir, "v2")
 	want := fmt.Sprintf("data directory %s is in use by process %d: stop it, or use another --data-dir", dir, os.Getpid())
 	if err == nil || err.Error() != want {
@@ -175,4 +172,41 @@ func TestLockOfDeadProcess(t *testing.T) {
 	timer := time.AfterFunc(100*time.Millisecond, func() { child.Close() })
 	defer timer.Stop()
 	mustOpen(t, dir, "v1").Close()
+}
+
+func TestHold(t *testing.T) {
+	base := t.TempDir()
+	run, kubelet := filepath.Join(base, "run"), filepath.Join(base, "kubelet")
+	first := mustOpen(t, filepath.Join(base, "first"), "v1")
+	if err := first.Hold(run, kubelet); err != nil {
+		t.Fatal(err)
+	}
+	if owner, _ := os.ReadFile(filepath.Join(run, "data-dir")); string(owner) != base+"/first\n" {
+		t.Errorf("owner of the run directory: %q", owner)
+	}
+	second := mustOpen(t, filepath.Join(base, "second"), "v1")
+	defer second.Close()
+	for _, dirs := range [][2]string{{run, base + "/k2"}, {base + "/run2", kubelet}} {
+		if err := second.Hold(dirs[0], dirs[1]); err == nil || !strings.Contains(err.Error(), "in use by another server") {
+			t.Errorf("%q: error %v", dirs, err)
+		}
+	}
+	if owner, _ := os.ReadFile(filepath.Join(run, "data-dir")); string(owner) != base+"/first\n" {
+		t.Errorf("a refused Hold changed the owner to %q", owner)
+	}
+	// The network namespace is everybody's, and reset sees that somebody uses it.
+	net, err := os.Open("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer net.Close()
+	if err := unix.Flock(int(net.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+		t.Errorf("the network namespace is not locked: %v", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Hold(run, kubelet); err != nil {
+		t.Errorf("after Close: %v", err)
+	}
 }

@@ -10,32 +10,56 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockDataDir takes the lock that a server holds while it runs. There is none to take (nil) without a data directory.
-func lockDataDir(dir string) (*os.File, error) {
-	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+// lockAll takes the locks that a server holds while it runs on any of these directories: the file "lock" in the data directory, and
+// the run directory and the kubelet's themselves (components/datadir). There is none to take where a directory does not exist.
+func lockAll(dataDir string, others ...string) (locks []*os.File, err error) {
+	defer func() {
+		if err != nil {
+			closeAll(locks)
+			locks = nil
+		}
+	}()
+	for _, path := range append([]string{filepath.Join(dataDir, "lock")}, others...) {
+		f, err := os.Open(path)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return locks, fmt.Errorf("lock %s: %w", path, err)
+		}
+		locks = append(locks, f)
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			who := "a server"
+			if pid := lockHolder(tree{}, f); pid != "" {
+				who = "a server (pid " + pid + ")"
+			}
+			return locks, fmt.Errorf("%s is running on %s: stop it first", who, strings.TrimSuffix(path, "/lock"))
+		}
+		if err != nil {
+			return locks, fmt.Errorf("lock %s: %w", path, err)
+		}
 	}
-	path := filepath.Join(dir, "lock")
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil // no server ever ran here
+	return locks, nil
+}
+
+func closeAll(files []*os.File) error {
+	var errs []error
+	for _, f := range files {
+		errs = append(errs, f.Close())
 	}
+	return errors.Join(errs...)
+}
+
+// networkInUse tells whether a server runs in this network namespace, on whatever directories. It is asked while the locks of lockAll
+// are held, so it is another one than that which reset removes.
+func networkInUse() bool {
+	f, err := os.Open("/proc/self/ns/net")
 	if err != nil {
-		return nil, fmt.Errorf("lock the data directory: %w", err)
-	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil {
-		return f, nil
+		return true // nothing is known then
 	}
 	defer f.Close()
-	if !errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, fmt.Errorf("lock %s: %w", path, err)
-	}
-	who := "a server"
-	if pid := lockHolder(tree{}, f); pid != "" {
-		who = "a server (pid " + pid + ")"
-	}
-	return nil, fmt.Errorf("%s is running on %s: stop it first", who, dir)
+	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil
 }
 
 // runningServer is the process that holds the lock of the data directory; empty when there is none.

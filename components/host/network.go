@@ -29,7 +29,7 @@ type network interface {
 // out. Other software uses the name cni0 too.
 func (r *Reset) ownBridge() string {
 	prefixes, err := r.nets.addresses(r.opts.Bridge)
-	if err != nil || len(prefixes) == 0 {
+	if err != nil || len(prefixes) == 0 || r.neighbour() {
 		return ""
 	}
 	dir := r.addressDir()

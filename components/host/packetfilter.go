@@ -63,14 +63,14 @@ func (r *Reset) nftJSON(ctx context.Context, args ...string) ruleset {
 	return rules
 }
 
-// packetFilter returns our table and kube-proxy's, which are ours when a server ran here, and the rules in CNI's tables that were
+// packetFilter returns our table and kube-proxy's, unless another server uses them, and the rules in CNI's tables that were
 // made for one of these containers.
 func (r *Reset) packetFilter(ids map[string]bool) (tables []nftTable, rules []nftRule) {
 	ctx := context.Background() // reads only
 	for _, t := range r.listTables(ctx) {
 		switch t.name {
 		case ourTable, "kube-proxy":
-			if r.files.exists(r.opts.DataDir) || r.files.exists(r.opts.RunDir) {
+			if !r.neighbour() {
 				tables = append(tables, t)
 			}
 		case masqueradeTable, hostPortTable:

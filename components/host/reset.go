@@ -4,6 +4,7 @@ package host
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -33,15 +34,17 @@ type ResetOptions struct {
 type Reset struct {
 	opts  ResetOptions
 	files tree
-	lock  *os.File
+	locks []*os.File
 	kill  killer
 	nets  network
 	// stopUnits stops units of systemd; nil where systemd does not run.
 	stopUnits func(ctx context.Context, names []string) error
+	// neighbour tells whether another server runs here: what has a fixed name is its as well.
+	neighbour func() bool
 }
 
-// NewReset holds the lock of the data directory until Close, so that no server starts meanwhile. It fails when a
-// server runs, when not root, or when a directory is one that no program may remove.
+// NewReset holds the locks of the directories until Close, so that no server starts meanwhile. It fails when a server runs on one
+// of them, when they are not of one server, when not root, or when a directory is one that no program may remove.
 func NewReset(opts ResetOptions) (*Reset, error) {
 	if opts.Network == "" {
 		opts.Network = "kubelith"
@@ -62,11 +65,14 @@ func NewReset(opts ResetOptions) (*Reset, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("reset needs root: run it with sudo")
 	}
-	lock, err := lockDataDir(opts.DataDir)
+	locks, err := lockAll(opts.DataDir, opts.RunDir, opts.KubeletRootDir)
 	if err != nil {
 		return nil, err
 	}
-	r := &Reset{opts: opts, files: tree{}, lock: lock, kill: signalProcess, nets: kernelNetwork{findNFT(opts.DataDir)}}
+	r := &Reset{opts: opts, files: tree{}, locks: locks, kill: signalProcess, nets: kernelNetwork{findNFT(opts.DataDir)}, neighbour: networkInUse}
+	if owner := r.owner(); owner != "" && owner != opts.DataDir {
+		return nil, errors.Join(fmt.Errorf("%s belongs to the server with --data-dir %s: give the directories of one server", opts.RunDir, owner), r.Close())
+	}
 	if r.files.exists("/run/systemd/system") { // as sd_booted(3)
 		r.stopUnits = func(ctx context.Context, names []string) error {
 			_, err := runProgram(ctx, "", "systemctl", append([]string{"stop"}, names...)...)
@@ -77,11 +83,21 @@ func NewReset(opts ResetOptions) (*Reset, error) {
 }
 
 // Close lets servers start again.
-func (r *Reset) Close() error {
-	if r.lock == nil {
-		return nil
+func (r *Reset) Close() error { return closeAll(r.locks) }
+
+// owner is the data directory of the server that made the run directory; empty when that is not known.
+func (r *Reset) owner() string {
+	owner := r.files.text(filepath.Join(r.opts.RunDir, "data-dir"))
+	if real, err := filepath.EvalSymlinks(owner); owner != "" && err == nil {
+		return real
 	}
-	return r.lock.Close()
+	return owner
+}
+
+// ours tells whether a server has ever run on the data directory, or has left its run directory. Nothing else makes
+// the other directories ours: another kubelet may own /var/lib/kubelet.
+func (r *Reset) ours() bool {
+	return r.files.exists(filepath.Join(r.opts.DataDir, "version")) || r.owner() == r.opts.DataDir
 }
 
 // removable returns the directory with its symbolic links resolved, or an error for one that is not Kubelith's alone.
@@ -103,6 +119,9 @@ func removable(dir string) (string, error) {
 
 // Plan says in one line each what Run would do now; nothing when there is nothing to do.
 func (r *Reset) Plan() []string {
+	if !r.ours() {
+		return nil
+	}
 	var lines []string
 	add := func(n int, format string, args ...any) {
 		if n > 0 {
@@ -134,6 +153,9 @@ func (r *Reset) Plan() []string {
 // Run removes it all, in an order in which each step can succeed, and goes on after failures; the error names them all.
 // Doing it twice is no error.
 func (r *Reset) Run(ctx context.Context) error {
+	if !r.ours() {
+		return nil
+	}
 	found := r.containers()
 	uids := r.podUIDs()
 	logs, cni := r.podLogs(uids), r.cniState(found.ids)
@@ -147,11 +169,12 @@ func (r *Reset) Run(ctx context.Context) error {
 	for _, path := range append(logs, cni...) {
 		errs = append(errs, r.remove(path))
 	}
-	wasOurs := r.files.exists(filepath.Join(r.opts.DataDir, "version"))
 	for _, path := range r.doomed() {
 		errs = append(errs, r.remove(path))
 	}
-	if r.opts.Data && wasOurs {
+	if r.neighbour() {
+		r.say("left the tables of the packet filter, the bridge and directories for pods: another server runs here")
+	} else if r.opts.Data {
 		for _, dir := range sharedDirs() {
 			if os.Remove(r.files.path(dir)) == nil { // not when it holds anything
 				r.say("removed %s", dir)
@@ -171,20 +194,26 @@ func (r *Reset) dirs() []string {
 func (r *Reset) doomed() []string {
 	candidates := []string{r.opts.RunDir}
 	if r.opts.Data {
-		// Another kubelet may own /var/lib/kubelet on a host where no Kubelith server ever ran.
-		if r.files.exists(filepath.Join(r.opts.DataDir, "version")) {
-			candidates = append(candidates, r.opts.KubeletRootDir, r.opts.Kubeconfig, r.opts.DataDir)
-		} else {
+		candidates = append(candidates, r.opts.KubeletRootDir)
+		if r.ownKubeconfig() {
 			candidates = append(candidates, r.opts.Kubeconfig)
 		}
+		candidates = append(candidates, r.opts.DataDir)
 	}
 	var out []string
 	for _, path := range candidates {
-		if path != "" && r.files.exists(path) {
+		if r.files.exists(path) {
 			out = append(out, path)
 		}
 	}
 	return out
+}
+
+// ownKubeconfig tells whether the admin kubeconfig is that of this cluster: it has its CA. Two servers may have been told the same
+// file, or one not to use the default.
+func (r *Reset) ownKubeconfig() bool {
+	ca, err := os.ReadFile(r.files.path(filepath.Join(r.opts.DataDir, "server", "tls", "cluster-ca.crt")))
+	return err == nil && len(ca) > 0 && strings.Contains(r.files.text(r.opts.Kubeconfig), base64.StdEncoding.EncodeToString(ca))
 }
 
 // remove deletes a path and all below it. It refuses while something is mounted below: what is behind a mount (a

@@ -92,6 +92,7 @@ func newTestReset(h fakeHost, nets network) (*Reset, *bytes.Buffer) {
 		kill: func(pid int, signal unix.Signal) error {
 			return os.RemoveAll(h.tree.path("/proc/" + strconv.Itoa(pid)))
 		},
+		neighbour: func() bool { return false },
 	}, out
 }
 
@@ -155,7 +156,7 @@ func TestRunRemovesOnlyOurs(t *testing.T) {
 	for path, text := range map[string]string{
 		"/d/version": "1", "/d/agent/cni/kubelith/last_reserved_ip.0": "10.42.0.9",
 		"/d/agent/cni/kubelith/10.42.0.9": containerID + "\r\neth0", "/var/lib/cni/results/kubelith-another-eth0": "", "/k/pods/uid-1/x": "", "/r/containerd/x": "",
-		"/etc/kubelith/kubelith.yaml": "", "/var/log/pods/ns_a_uid-1/c/0.log": "", "/var/log/pods/ns_b_uid-2/c/0.log": "",
+		"/etc/kubelith/kubelith.yaml": "certificate-authority-data: Q0EK", "/d/server/tls/cluster-ca.crt": "CA\n", "/var/log/pods/ns_a_uid-1/c/0.log": "", "/var/log/pods/ns_b_uid-2/c/0.log": "",
 		"/var/lib/cni/results/kubelith-" + containerID + "-eth0": "", "/var/lib/cni/results/podman-1-eth0": "",
 	} {
 		h.write(path, text)
@@ -254,14 +255,73 @@ func TestMountOnItself(t *testing.T) {
 	}
 }
 
-// A kubelet directory on a host where no server ran is somebody else's.
-func TestForeignKubeletDirectoryStays(t *testing.T) {
+// Where no server ran on the data directory, nothing is ours: not the kubelet's directory with its pods, and not a run directory that
+// another data directory has made.
+func TestForeignDirectoriesStay(t *testing.T) {
 	h := newFakeHost(t)
-	r, _ := newTestReset(h, &fakeNetwork{bridge: []netip.Prefix{netip.MustParsePrefix("10.42.0.1/24")}, tables: map[string]string{"ip kube-proxy": ""}})
+	nets := &fakeNetwork{bridge: []netip.Prefix{netip.MustParsePrefix("10.42.0.1/24")}, tables: map[string]string{"ip kube-proxy": ""}}
+	r, out := newTestReset(h, nets)
 	r.opts.Data = true
-	h.write("/k/pods/uid/x", "")
+	foreign := []string{"/k/pods/uid/x", "/r/containerd/x", "/r/etcd.sock", "/etc/kubelith/kubelith.yaml", "/var/log/pods/ns_a_uid/c/0.log"}
+	for _, path := range append(foreign, "/r/data-dir") {
+		h.write(path, "/another")
+	}
+	h.process(10, 1, "containerd-shim", "/usr/bin/containerd-shim-runc-v2", "/", "/usr/bin/containerd-shim-runc-v2", "-address", "/r/containerd/containerd.sock")
 	if plan := r.Plan(); len(plan) != 0 {
 		t.Errorf("plan %q", plan)
+	}
+	if err := r.Run(context.Background()); err != nil || out.Len() != 0 || len(nets.removed) != 0 {
+		t.Errorf("error %v, removed %q, said %s", err, nets.removed, out)
+	}
+	for _, path := range append(foreign, "/proc/10") {
+		if !h.tree.exists(path) {
+			t.Errorf("%s was removed", path)
+		}
+	}
+	if err := os.Remove(h.tree.path("/r/data-dir")); err != nil || r.owner() != "" {
+		t.Errorf("a run directory that says nothing belongs to %q", r.owner())
+	}
+	// The data directory may have been deleted by hand: its run directory tells.
+	h.write("/r/data-dir", "/d\n")
+	if !r.ours() {
+		t.Error("the run directory of /d is not taken for its own")
+	}
+}
+
+// What has a fixed name is shared with a server that runs on other directories, and so is an admin kubeconfig that
+// another cluster has written.
+func TestNeighbourKeepsWhatIsShared(t *testing.T) {
+	h := newFakeHost(t)
+	nets := &fakeNetwork{
+		bridge: []netip.Prefix{netip.MustParsePrefix("10.42.0.1/24")},
+		tables: map[string]string{"ip kube-proxy": "", "inet kubelith_network": ""},
+	}
+	r, _ := newTestReset(h, nets)
+	r.neighbour = func() bool { return true }
+	r.opts.Data = true
+	h.write("/d/version", "1")
+	h.write("/d/server/tls/cluster-ca.crt", "CA\n")
+	h.write("/d/agent/cni/kubelith/10.42.0.9", containerID)
+	h.write("/k/pods/uid-1/x", "")
+	h.write("/etc/kubelith/kubelith.yaml", "certificate-authority-data: b3RoZXIK")
+	for _, dir := range []string{podLogDir, cgroupDir + "/memory/kubepods/poduid-1", cgroupDir + "/memory/kubepods/burstable"} {
+		if err := os.MkdirAll(h.tree.path(dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.Run(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if len(nets.removed) != 0 || len(nets.tables) != 2 {
+		t.Errorf("removed %q, tables left %q", nets.removed, nets.tables)
+	}
+	for path, want := range map[string]bool{
+		"/d": false, "/k": false, cgroupDir + "/memory/kubepods/poduid-1": false,
+		"/etc/kubelith/kubelith.yaml": true, podLogDir: true, cgroupDir + "/memory/kubepods/burstable": true,
+	} {
+		if got := h.tree.exists(path); got != want {
+			t.Errorf("%s exists: %v", path, got)
+		}
 	}
 }
 
@@ -277,25 +337,41 @@ func TestRemovable(t *testing.T) {
 }
 
 func TestLock(t *testing.T) {
-	dir := t.TempDir()
-	if f, err := lockDataDir(dir); f != nil || err != nil {
-		t.Fatalf("no server ever ran: %v, %v", f, err)
+	dir, run := t.TempDir(), t.TempDir()
+	if locks, err := lockAll(dir, run+"/none"); len(locks) != 0 || err != nil {
+		t.Fatalf("no server ever ran: %v, %v", locks, err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "lock"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	first, err := lockDataDir(dir)
+	first, err := lockAll(dir, run)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = lockDataDir(dir)
-	if err == nil || !strings.Contains(err.Error(), "pid "+strconv.Itoa(os.Getpid())) {
-		t.Errorf("held by ourselves: %v", err)
+	for _, dirs := range [][2]string{{dir, run + "/none"}, {dir + "/none", run}} {
+		_, err = lockAll(dirs[0], dirs[1])
+		if err == nil || !strings.Contains(err.Error(), "pid "+strconv.Itoa(os.Getpid())) {
+			t.Errorf("%q, held by ourselves: %v", dirs, err)
+		}
 	}
-	first.Close()
-	again, err := lockDataDir(dir)
+	closeAll(first)
+	again, err := lockAll(dir, run)
 	if err != nil {
 		t.Fatal(err)
 	}
-	again.Close()
+	closeAll(again)
+}
+
+func TestNetworkInUse(t *testing.T) {
+	f, err := os.Open("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil {
+		t.Fatal(err)
+	}
+	if !networkInUse() {
+		t.Error("a server's lock is not seen")
+	}
 }

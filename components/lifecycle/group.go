@@ -127,7 +127,10 @@ func (r *run) loop(ctx context.Context) error {
 		select {
 		case <-done:
 		case <-timeout:
-			return errors.Join(r.failure, r.stuck())
+			if r.failure != nil { // one line: it is the user's
+				return fmt.Errorf("%w; then %w", r.failure, r.stuck())
+			}
+			return r.stuck()
 		case rep := <-r.reports:
 			r.handle(rep)
 		}
@@ -229,7 +232,7 @@ func (r *run) stuck() error {
 	if len(waiting) > 0 {
 		msg += " (waiting for them: " + strings.Join(waiting, ", ") + ")"
 	}
-	return fmt.Errorf("did not stop within %s: %s", r.stopTimeout, msg)
+	return fmt.Errorf("did not stop within %s: %s: the process ends all the same; report it with the log if it happens again", r.stopTimeout, msg)
 }
 
 func (r *run) cancelAll() {

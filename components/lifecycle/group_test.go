@@ -261,7 +261,7 @@ func TestStopTimeout(t *testing.T) {
 			return nil
 		}},
 	)
-	want := "did not stop within 50ms: kubelet (waiting for them: etcd)"
+	want := "did not stop within 50ms: kubelet (waiting for them: etcd): the process ends all the same; report it with the log if it happens again"
 	if err == nil || err.Error() != want {
 		t.Errorf("error %v, want %q", err, want)
 	}

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apiserver/pkg/util/compatibility"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	basecompatibility "k8s.io/component-base/compatibility"
-	"k8s.io/component-base/version"
 
 	"kubelith.io/kubelith/components/args"
 	"kubelith.io/kubelith/components/config"
@@ -34,6 +33,7 @@ const (
 // machine is what the server found or made on this machine before any component.
 type machine struct {
 	dir              *datadir.Dir
+	held             bool // see hold
 	checks           []host.Result
 	pki              *pki.Bundle
 	encryptionConfig string
@@ -54,7 +54,7 @@ func (h *machine) Close() { h.dir.Close() }
 // prepare does everything that has to be right before a component is built.
 // An error leaves nothing half-started: the lock is released, and what was
 // written (directories, keys) is what the next start expects.
-func prepare(ctx context.Context, cfg *config.Server) (_ *machine, err error) {
+func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machine, err error) {
 	h := &machine{resolvConf: dns.HostResolvConf()}
 	if h.args, err = applyGates(cfg); err != nil {
 		return nil, err
@@ -62,7 +62,7 @@ func prepare(ctx context.Context, cfg *config.Server) (_ *machine, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("kubelith server needs root: run it with sudo")
 	}
-	if h.dir, err = datadir.Open(cfg.DataDir, version.Get().GitVersion); err != nil {
+	if h.dir, err = datadir.Open(cfg.DataDir, release); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -75,6 +75,12 @@ func prepare(ctx context.Context, cfg *config.Server) (_ *machine, err error) {
 		return nil, err
 	}
 	h.checks = checks
+	// Before the admin kubeconfig is written: it may be that of a server which has the run directory.
+	if _, err := os.Stat(cfg.RunDir); err == nil {
+		if err := h.hold(cfg); err != nil {
+			return nil, err
+		}
+	}
 	if h.binDir, err = payload.Unpack(cfg.DataDir); err != nil {
 		return nil, err
 	}
@@ -88,12 +94,27 @@ func prepare(ctx context.Context, cfg *config.Server) (_ *machine, err error) {
 	return h, nil
 }
 
-// report logs what prepare noticed. It is called when nothing can be refused any more, so that a
+// hold takes the other directories of the server, so that reset does not remove them while it runs. A run directory that is not
+// there is made when nothing else can be refused.
+func (h *machine) hold(cfg *config.Server) error {
+	if h.held {
+		return nil
+	}
+	h.held = true
+	if cfg.Disabled("kubelet") {
+		return h.dir.Hold(cfg.RunDir)
+	}
+	return h.dir.Hold(cfg.RunDir, cfg.KubeletRootDir)
+}
+
+// report tells what prepare noticed, a person as well. It is called when nothing can be refused any more, so that a
 // refusal is the only line that a user sees.
-func (h *machine) report(log *logrus.Logger) {
+func (h *machine) report(log *logrus.Logger, progress *progress) {
 	for _, r := range h.checks {
 		if r.Status == host.Warn {
-			log.WithField("component", "check").Warn(r.Name + ": " + r.Message + ": " + r.Fix)
+			text := r.Name + ": " + r.Message + ": " + r.Fix
+			log.WithField("component", "check").Warn(text)
+			progress.printf("warning: %s\n", text)
 		}
 	}
 	for _, name := range h.pki.Changed {

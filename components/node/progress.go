@@ -1,8 +1,11 @@
 package node
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 	"time"
 
@@ -11,11 +14,50 @@ import (
 
 // Output is where a server writes.
 type Output struct {
-	// Log receives the log.
+	// Log receives the log, unless LogFile is set.
 	Log io.Writer
+	// LogFile is made when nothing is refused any more and receives the log. That of the run before is kept under its
+	// name with ".1".
+	LogFile string
 	// Progress, when set, receives a line per component while it starts: for a
 	// person at a terminal.
 	Progress io.Writer
+}
+
+// logFile keeps what is logged in memory until it is opened: a start that is refused leaves no file, and does not
+// touch that of a server that runs.
+type logFile struct {
+	mu   sync.Mutex
+	file *os.File
+	kept bytes.Buffer
+}
+
+func (l *logFile) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file == nil {
+		return l.kept.Write(p)
+	}
+	return l.file.Write(p)
+}
+
+// open makes the file. The caller holds its directory, so that the old one is nobody's any more.
+func (l *logFile) open(name string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := os.Rename(name, name+".1"); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("keep the log of the run before: %w", err)
+	}
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("make the log file: %w", err)
+	}
+	if _, err := f.Write(l.kept.Bytes()); err != nil {
+		return errors.Join(fmt.Errorf("write the log file: %w", err), f.Close())
+	}
+	l.file = f // open until the process ends
+	l.kept.Reset()
+	return nil
 }
 
 // progress counts the components that are ready and tells a person.
@@ -45,8 +87,8 @@ func (p *progress) observe(e lifecycle.Event) {
 		}
 	case lifecycle.Stopped:
 		p.printf("%-20s stopped\n", e.Component)
-	case lifecycle.Failed:
-		p.printf("%-20s failed  %6.2fs   %v\n", e.Component, e.Since.Seconds(), e.Err)
+	case lifecycle.Failed: // why is the last line on stderr
+		p.printf("%-20s failed  %6.2fs\n", e.Component, e.Since.Seconds())
 	}
 }
 

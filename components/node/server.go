@@ -3,7 +3,11 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -30,15 +34,20 @@ import (
 // stopTimeout bounds an ordered stop, in all.
 const stopTimeout = 25 * time.Second
 
-// Serve runs a server until ctx is cancelled or a component fails.
-func Serve(ctx context.Context, cfg *config.Server, out Output) error {
+// Serve runs a server until ctx is cancelled or a component fails. release is the version of Kubelith, noted in the
+// data directory.
+func Serve(ctx context.Context, cfg *config.Server, release string, out Output) error {
 	systemd := captureSystemd()
 	tuneMemory(ctx)
+	var file logFile
+	if out.LogFile != "" {
+		out.Log = &file
+	}
 	log, err := logging.Setup(logging.Options{Format: cfg.LogFormat, Level: cfg.LogLevel, Out: out.Log})
 	if err != nil {
 		return err
 	}
-	machine, err := prepare(ctx, cfg)
+	machine, err := prepare(ctx, cfg, release)
 	if err != nil {
 		return err
 	}
@@ -48,11 +57,22 @@ func Serve(ctx context.Context, cfg *config.Server, out Output) error {
 	if err != nil {
 		return err
 	}
-	machine.report(log)
+	if err := machine.hold(cfg); err != nil {
+		return err
+	}
 	progress := newProgress(out, components, cfg.WriteKubeconfig)
+	if out.LogFile != "" {
+		if err := file.open(out.LogFile); err != nil {
+			return err
+		}
+		progress.printf("the log is %s; ctrl-c stops the server, and pods go on running\n", out.LogFile)
+	}
+	machine.report(log, progress)
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	endInOrder(end)
+	last := &lastError{}
+	log.AddHook(last)
+	endInOrder(end, last)
 	group, err := lifecycle.NewGroup(lifecycle.Options{
 		Log:         logging.Component(log, "kubelith"),
 		Observe:     func(e lifecycle.Event) { progress.observe(e); systemd.observe(e, progress.allReady()) },
@@ -69,22 +89,58 @@ func Serve(ctx context.Context, cfg *config.Server, out Output) error {
 		return bundle.Changed, nil
 	}, logging.Component(log, "pki"))
 	err = group.Run(ctx)
-	if cause := context.Cause(ctx); errors.Is(cause, errUpstreamExit) {
-		err = errors.Join(cause, err)
+	var gaveUp upstreamExit
+	if errors.As(context.Cause(ctx), &gaveUp) {
+		if err != nil { // a consequence
+			logging.Component(log, "kubelith").WithError(err).Warn("failed as well")
+		}
+		return gaveUp
 	}
 	return err
 }
 
-// errUpstreamExit is why a server stops that an upstream component wanted to end.
-var errUpstreamExit = errors.New("an upstream component gave up: see the last lines of the log")
+// upstreamExit is why a server stops that an upstream component wanted to end: the error that it logged.
+type upstreamExit string
+
+func (e upstreamExit) Error() string {
+	return "an upstream component gave up: " + string(e) + ": the log has what came before"
+}
 
 // endInOrder turns the exit that upstream components ask klog for into an
-// ordered stop: etcd and the containers' daemon are in the same process.
-func endInOrder(end context.CancelCauseFunc) {
+// ordered stop: etcd and the containers' daemon are in the same process. They log why just before.
+func endInOrder(end context.CancelCauseFunc, why *lastError) {
 	klog.OsExit = func(int) {
-		end(errUpstreamExit)
-		select {} // as os.Exit, it does not return
+		end(upstreamExit(why.text()))
+		runtime.Goexit() // as os.Exit, it does not return; the component's Run ends, so that the stop need not wait for it
 	}
+}
+
+// lastError remembers the last error of the log in one line.
+type lastError struct{ last atomic.Value }
+
+// Levels implements logrus.Hook.
+func (*lastError) Levels() []logrus.Level {
+	return []logrus.Level{logrus.PanicLevel, logrus.FatalLevel, logrus.ErrorLevel}
+}
+
+// Fire implements logrus.Hook.
+func (l *lastError) Fire(e *logrus.Entry) error {
+	text, _, _ := strings.Cut(strings.TrimSpace(e.Message), "\n") // a stack may follow
+	for _, key := range []string{logrus.ErrorKey, "err"} {        // klog's key is the second
+		if err, ok := e.Data[key]; ok {
+			text += ": " + strings.ReplaceAll(fmt.Sprint(err), "\n", " ")
+		}
+	}
+	if component, ok := e.Data["component"]; ok {
+		text = fmt.Sprintf("%v: %s", component, text)
+	}
+	l.last.Store(text)
+	return nil
+}
+
+func (l *lastError) text() string {
+	text, _ := l.last.Load().(string)
+	return text
 }
 
 // server builds all components of a server, in the order in which they start.

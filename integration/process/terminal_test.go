@@ -1,0 +1,129 @@
+package process
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+// onTerminal starts a command with its standard output on a new terminal; read gives what it wrote there so far.
+func onTerminal(t *testing.T, cmd *exec.Cmd) (read func() string) {
+	t.Helper()
+	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("no terminals on this host: %v", err)
+	}
+	n, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetPointerInt(int(terminal.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	screen, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer screen.Close()
+	cmd.Stdout = screen
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	out := &output{}
+	go func() {
+		io.Copy(out, terminal) // until the last process has closed the screen
+		terminal.Close()
+	}()
+	t.Cleanup(func() { cmd.Process.Kill() })
+	return out.text
+}
+
+// refusedOnTerminal runs a command that must fail and returns what it wrote to stderr.
+func refusedOnTerminal(t *testing.T, cmd *exec.Cmd) string {
+	t.Helper()
+	stderr := &output{}
+	cmd.Stderr = stderr
+	onTerminal(t, cmd)
+	timer := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
+	defer timer.Stop()
+	if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() < 1 {
+		t.Errorf("ended with %v", err)
+	}
+	return stderr.text()
+}
+
+// TestTerminal: a person sees the start's progress and where the log is; a second server and a user who is not root get one line, and
+// the log of the server that runs is not touched by them.
+func TestTerminal(t *testing.T) {
+	t.Parallel()
+	s := harness.New(t, harness.Options{NoTestImage: true})
+	const log = harness.RunDir + "/server.log"
+	server := func() *exec.Cmd { return s.BinaryCommand("server", "--disable="+strings.Join(controlPlane, ",")) }
+
+	setpriv, err := exec.LookPath("setpriv")
+	if err != nil {
+		t.Skip("setpriv (util-linux) is missing")
+	}
+	user := s.Command(setpriv, "--reuid=65534", "--regid=65534", "--clear-groups", "--", s.BinaryPath(), "server")
+	if got := refusedOnTerminal(t, user); !strings.Contains(got, "root") || strings.Count(got, "\n") != 1 {
+		t.Errorf("not root: %q", got)
+	}
+	if exists(s, harness.RunDir) {
+		t.Errorf("a refused start made %s", harness.RunDir)
+	}
+
+	first := server()
+	errors := &output{}
+	first.Stderr = errors
+	screen := onTerminal(t, first)
+	progress := regexp.MustCompile(`(?m)^apiserver +ready +\d+\.\d\ds\s*$`)
+	harness.Eventually(t, 60*time.Second, "the progress of the start", func() error {
+		if text := screen(); !progress.MatchString(text) || !strings.Contains(text, "kubeconfig: "+harness.AdminKubeconfig) || !strings.Contains(text, "the log is "+log) {
+			return fmt.Errorf("the terminal shows %q, stderr %q", text, errors.text())
+		}
+		return nil
+	})
+	before, err := os.ReadFile(s.Path(log))
+	if err != nil || !strings.Contains(string(before), "component=apiserver") {
+		t.Errorf("the log: %v, %q", err, before)
+	}
+	if got := refusedOnTerminal(t, server()); !strings.Contains(got, fmt.Sprintf("in use by process %d", first.Process.Pid)) || strings.Count(got, "\n") != 1 {
+		t.Errorf("a second server: %q", got)
+	}
+	after, err := os.ReadFile(s.Path(log))
+	if err != nil || !strings.HasPrefix(string(after), string(before)) || exists(s, log+".1") {
+		t.Errorf("the second server changed the log of the first: %v, %d bytes were %d", err, len(after), len(before))
+	}
+
+	if err := first.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Wait(); err != nil || errors.text() != "" {
+		t.Errorf("the stop: %v, %s", err, errors.text())
+	}
+	if !regexp.MustCompile(`(?m)^etcd +stopped`).MatchString(screen()) {
+		t.Errorf("the terminal shows %q", screen())
+	}
+	second := server()
+	screen = onTerminal(t, second)
+	harness.Eventually(t, 60*time.Second, "a second start", func() error {
+		if text := screen(); !progress.MatchString(text) {
+			return fmt.Errorf("the terminal shows %q", text)
+		}
+		return nil
+	})
+	if kept, _ := os.ReadFile(s.Path(log + ".1")); !strings.HasPrefix(string(kept), string(before)) {
+		t.Error("the log of the run before is lost")
+	}
+	second.Process.Signal(unix.SIGTERM)
+	second.Wait()
+}

@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/informers"
 	aggregator "k8s.io/kube-aggregator/pkg/apiserver"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
@@ -47,7 +46,6 @@ type Options struct {
 	Args []string
 	// Client is opened with the finished handler.
 	Client *client.InProcess
-	Log    logrus.FieldLogger
 }
 
 // Server is the apiserver component.

@@ -76,7 +76,7 @@ func NewGroup(opts Options, components ...Component) (*Group, error) {
 // cancelled and everything stopped in order, else the first failure, with the name of its component.
 // A Group runs once.
 //
-// When StopTimeout is over Run returns an error with the names of the components that did not stop;
+// When StopTimeout is over Run returns the failure, or an error with the names of the components that did not stop;
 // their contexts, and those of everything that they needed, are cancelled then.
 func (g *Group) Run(ctx context.Context) error {
 	if g.ran.Swap(true) {
@@ -126,7 +126,11 @@ func (r *run) loop(ctx context.Context) error {
 		select {
 		case <-done:
 		case <-timeout:
-			return errors.Join(r.failure, r.stuck())
+			if r.failure != nil { // it is why the rest cannot stop, and what the user should hear
+				r.log.Warn(r.stuck())
+				return r.failure
+			}
+			return r.stuck()
 		case rep := <-r.reports:
 			r.handle(rep)
 		}
@@ -228,7 +232,7 @@ func (r *run) stuck() error {
 	if len(waiting) > 0 {
 		msg += " (waiting for them: " + strings.Join(waiting, ", ") + ")"
 	}
-	return fmt.Errorf("did not stop within %s: %s", r.stopTimeout, msg)
+	return fmt.Errorf("did not stop within %s: %s: it ends with the process, report it if it is the same each time", r.stopTimeout, msg)
 }
 
 func (r *run) cancelAll() {

@@ -261,7 +261,7 @@ func TestStopTimeout(t *testing.T) {
 			return nil
 		}},
 	)
-	want := "did not stop within 50ms: kubelet (waiting for them: etcd)"
+	want := "did not stop within 50ms: kubelet (waiting for them: etcd): it ends with the process, report it if it is the same each time"
 	if err == nil || err.Error() != want {
 		t.Errorf("error %v, want %q", err, want)
 	}
@@ -269,6 +269,31 @@ func TestStopTimeout(t *testing.T) {
 		t.Errorf("took %s", d)
 	}
 	close(release) // a component that ends after the group gave up must not block: goleak checks
+	<-ended
+}
+
+// A failure that keeps another component from stopping is the one line that the user sees.
+func TestStopTimeoutAfterFailure(t *testing.T) {
+	release, ended := make(chan struct{}), make(chan struct{})
+	broken := errors.New("disk full")
+	up := make(chan struct{})
+	_, err := runGroup(t, Options{StopTimeout: 50 * time.Millisecond}, "",
+		fake{name: "etcd", run: func(_ context.Context, ready func()) error {
+			ready()
+			<-up
+			return broken
+		}},
+		fake{name: "apiserver", needs: []string{"etcd"}, run: func(context.Context, func()) error {
+			defer close(ended)
+			close(up)
+			<-release
+			return nil
+		}},
+	)
+	if err == nil || err.Error() != "etcd: disk full" {
+		t.Errorf("error %v, want etcd's alone", err)
+	}
+	close(release)
 	<-ended
 }
 

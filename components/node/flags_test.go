@@ -92,7 +92,7 @@ func upstreams(t *testing.T) []upstream {
 		{
 			name: "etcd", flags: etcdFlags, refused: etcd.Refused(),
 			build: func(keyValues ...string) ([]any, error) {
-				s, err := etcd.New(etcd.Options{DataDir: "/d", Socket: "/r/etcd.sock", Name: "default", Args: keyValues, Zap: zap.NewNop(), Log: log})
+				s, err := etcd.New(etcd.Options{DataDir: "/d", Socket: "/r/etcd.sock", Name: "default", Args: keyValues, Zap: zap.NewNop()})
 				if err != nil {
 					return nil, err
 				}
@@ -106,7 +106,7 @@ func upstreams(t *testing.T) []upstream {
 			name: "apiserver", flags: merged(apiserveroptions.NewServerRunOptions().Flags()), refused: apiserver.Refused(),
 			build: func(keyValues ...string) ([]any, error) {
 				s, err := apiserver.New(apiserver.Options{BindAddress: "0.0.0.0", Port: 6443, AdvertiseAddress: "192.0.2.1", ServiceCIDRs: []string{"10.43.0.0/16"},
-					ClusterDomain: "cluster.local", EtcdEndpoint: "unix:///r/etcd.sock", PKI: bundle, Args: keyValues, Client: inProcess, Log: log})
+					ClusterDomain: "cluster.local", EtcdEndpoint: "unix:///r/etcd.sock", PKI: bundle, Args: keyValues, Client: inProcess})
 				if err != nil {
 					return nil, err
 				}
@@ -141,7 +141,7 @@ func upstreams(t *testing.T) []upstream {
 		{
 			name: "scheduler", flags: merged(*scheduleroptions.NewOptions().Flags), refused: scheduler.Refused(),
 			build: func(keyValues ...string) ([]any, error) {
-				s, err := scheduler.New(scheduler.Options{Args: keyValues, Client: inProcess, Log: log})
+				s, err := scheduler.New(scheduler.Options{Args: keyValues, Client: inProcess})
 				if err != nil {
 					return nil, err
 				}

@@ -101,7 +101,6 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Name:    cfg.NodeName,
 		Args:    machine.args.etcd,
 		Zap:     logging.Zap(logging.Component(log, "etcd")),
-		Log:     logFor("etcd"),
 	}))
 
 	api, err := apiserver.New(apiserver.Options{
@@ -115,7 +114,6 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		PKI:              machine.pki,
 		Args:             machine.args.apiserver,
 		Client:           inProcess,
-		Log:              logFor("apiserver"),
 	})
 	b.add(api, err)
 
@@ -133,7 +131,6 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Args:      machine.args.scheduler,
 		Client:    inProcess,
 		Informers: api.Informers,
-		Log:       logFor("scheduler"),
 	}))
 
 	socket := filepath.Join(cfg.RunDir, "containerd", "containerd.sock")

@@ -157,9 +157,13 @@ func confirmed(plan []string) bool {
 
 func versionCommand() *cli.Command {
 	return &cli.Command{
-		Name:  "version",
-		Usage: "print the versions of Kubelith and of what it is made of",
+		Name:         "version",
+		Usage:        "print the versions of Kubelith and of what it is made of",
+		OnUsageError: usageError,
 		Action: func(c *cli.Context) error {
+			if err := noArguments(c); err != nil {
+				return err
+			}
 			fmt.Printf("kubelith   %s\nkubernetes %s\n", kubelithVersion, version.Get().GitVersion)
 			for _, m := range moduleVersions("go.etcd.io/etcd/server/v3", "github.com/containerd/containerd/v2", "github.com/coredns/coredns") {
 				fmt.Println(m)

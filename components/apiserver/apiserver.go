@@ -162,7 +162,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 		case <-time.After(10 * time.Millisecond):
 		case <-ctx.Done():
 			if context.Cause(ctx) == context.DeadlineExceeded {
-				return fmt.Errorf("not ready after %s: %w", readyTimeout, last)
+				return fmt.Errorf("not ready after %s: look in the log for what is missing, and start again if the disk was slow: %w", readyTimeout, last)
 			}
 			return nil // asked to stop
 		}

@@ -66,7 +66,7 @@ func NewReset(opts ResetOptions) (*Reset, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Reset{opts: opts, files: tree{}, lock: lock, kill: signalProcess, nets: kernelNetwork{findNFT(opts.DataDir)}}
+	r := &Reset{opts: opts, files: tree{}, lock: lock, kill: signalProcess, nets: kernelNetwork{"nft"}}
 	if r.files.exists("/run/systemd/system") { // as sd_booted(3)
 		r.stopUnits = func(ctx context.Context, names []string) error {
 			_, err := runProgram(ctx, "", "systemctl", append([]string{"stop"}, names...)...)

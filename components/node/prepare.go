@@ -20,6 +20,7 @@ import (
 	"kubelith.io/kubelith/components/datadir"
 	"kubelith.io/kubelith/components/dns"
 	"kubelith.io/kubelith/components/host"
+	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/components/pki"
 	"kubelith.io/kubelith/runtime/payload"
 )
@@ -56,7 +57,8 @@ func (h *machine) Close() { h.dir.Close() }
 // written (directories, keys) is what the next start expects.
 func prepare(ctx context.Context, cfg *config.Server) (_ *machine, err error) {
 	h := &machine{resolvConf: dns.HostResolvConf()}
-	if h.args, err = applyGates(cfg); err != nil {
+	var planned []lifecycle.Component
+	if h.args, planned, err = plan(cfg); err != nil {
 		return nil, err
 	}
 	if os.Geteuid() != 0 {
@@ -70,7 +72,7 @@ func prepare(ctx context.Context, cfg *config.Server) (_ *machine, err error) {
 			h.dir.Close()
 		}
 	}()
-	checks := settledPreflight(ctx, cfg)
+	checks := settledPreflight(ctx, cfg, planned)
 	if err := host.Failures(checks); err != nil {
 		return nil, err
 	}
@@ -78,7 +80,7 @@ func prepare(ctx context.Context, cfg *config.Server) (_ *machine, err error) {
 	if h.binDir, err = payload.Unpack(cfg.DataDir); err != nil {
 		return nil, err
 	}
-	// The shim, nft and the CNI programs are found by name, ours first.
+	// The shim and the CNI programs are found by name, ours first.
 	if err := os.Setenv("PATH", h.binDir+string(os.PathListSeparator)+os.Getenv("PATH")); err != nil {
 		return nil, err
 	}
@@ -112,10 +114,12 @@ func (h *machine) credentials(cfg *config.Server) (err error) {
 	return pki.EnsureEncryption(h.encryptionConfig, err == nil)
 }
 
+func tlsDir(cfg *config.Server) string { return filepath.Join(cfg.DataDir, "server", "tls") }
+
 // certificates makes or renews keys, certificates and the admin kubeconfig; what is valid stays.
 func certificates(cfg *config.Server) (*pki.Bundle, error) {
 	bundle, err := pki.Ensure(pki.Options{
-		Dir:           filepath.Join(cfg.DataDir, "server", "tls"),
+		Dir:           tlsDir(cfg),
 		NodeName:      cfg.NodeName,
 		NodeIPs:       cfg.NodeIPs(),
 		SANs:          append([]string{cfg.AdvertiseAddress}, cfg.TLSSAN...),
@@ -143,6 +147,9 @@ func applyGates(cfg *config.Server) (upstreamArgs, error) {
 	}
 	fs := pflag.NewFlagSet("process", pflag.ContinueOnError)
 	registry.AddFlags(fs)
+	if err := args.KnownGates(global, utilfeature.DefaultMutableFeatureGate.GetAll()); err != nil {
+		return upstreamArgs{}, err
+	}
 	if err := args.ApplyTo("argument", fs, nil, global); err != nil {
 		return upstreamArgs{}, err
 	}

@@ -87,7 +87,7 @@ func endInOrder(end context.CancelCauseFunc) {
 	}
 }
 
-// server builds all components of a server, in the order in which they start.
+// server builds all components of a server, in the order in which they start. It touches nothing on the host.
 func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecycle.Component, error) {
 	logFor := func(component string) logrus.FieldLogger { return logging.Component(log, component) }
 	inProcess := client.New(cfg.URL(), logFor("client"))
@@ -150,7 +150,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 
 	b.add(images.New(images.Options{
 		ContainerdAddress: socket,
-		Snapshotter:       containerd.Snapshotter(filepath.Join(cfg.DataDir, "agent", "containerd")),
+		Snapshotter:       func() string { return containerd.Snapshotter(filepath.Join(cfg.DataDir, "agent", "containerd")) },
 		ArchiveDir:        filepath.Join(cfg.DataDir, "agent", "images"),
 		Log:               logFor("images"),
 	}), nil)

@@ -30,9 +30,9 @@ const (
 
 // Options of the component.
 type Options struct {
-	ContainerdAddress string // path of containerd's socket
-	ArchiveDir        string // .tar, .tar.gz, .tgz and .tar.zst files here are imported; made when missing
-	Snapshotter       string // the one CRI uses, see containerd.Snapshotter
+	ContainerdAddress string        // path of containerd's socket
+	ArchiveDir        string        // .tar, .tar.gz, .tgz and .tar.zst files here are imported; made when missing
+	Snapshotter       func() string // the one CRI uses, see containerd.Snapshotter
 	Log               logrus.FieldLogger
 }
 
@@ -57,7 +57,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		return fmt.Errorf("connect to containerd: %w", err)
 	}
 	defer c.Close()
-	store := &store{client: c, snapshotter: s.opts.Snapshotter}
+	store := &store{client: c, snapshotter: s.opts.Snapshotter()}
 	if err := store.dropInterrupted(ctx); err != nil {
 		return stopped(ctx, err)
 	}

@@ -149,14 +149,14 @@ func serve(t *testing.T) (inProcess, overTLS kubernetes.Interface) {
 	ours := client.New(url, log)
 	socket := filepath.Join(sockets, "etcd.sock")
 	store, err := etcd.New(etcd.Options{
-		DataDir: filepath.Join(dir, "db"), Socket: socket, Name: "default", Zap: logging.Zap(logrus.NewEntry(log)), Log: log,
+		DataDir: filepath.Join(dir, "db"), Socket: socket, Name: "default", Zap: logging.Zap(logrus.NewEntry(log)),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	api, err := apiserver.New(apiserver.Options{
 		BindAddress: "127.0.0.1", Port: port, AdvertiseAddress: "192.0.2.1", ServiceCIDRs: []string{"10.43.0.0/16"}, ClusterDomain: "cluster.local",
-		EtcdEndpoint: etcd.Endpoint(socket), EncryptionConfig: encryption, PKI: bundle, Client: ours, Log: log,
+		EtcdEndpoint: etcd.Endpoint(socket), EncryptionConfig: encryption, PKI: bundle, Client: ours,
 		// The test has no controller-manager that makes service accounts.
 		Args: []string{"disable-admission-plugins=ServiceAccount"},
 	})

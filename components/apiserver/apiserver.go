@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/informers"
 	aggregator "k8s.io/kube-aggregator/pkg/apiserver"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
@@ -47,7 +46,6 @@ type Options struct {
 	Args []string
 	// Client is opened with the finished handler.
 	Client *client.InProcess
-	Log    logrus.FieldLogger
 }
 
 // Server is the apiserver component.
@@ -164,7 +162,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 		case <-time.After(10 * time.Millisecond):
 		case <-ctx.Done():
 			if context.Cause(ctx) == context.DeadlineExceeded {
-				return fmt.Errorf("not ready after %s: %w", readyTimeout, last)
+				return fmt.Errorf("not ready after %s: look in the log for what is missing, and start again if the disk was slow: %w", readyTimeout, last)
 			}
 			return nil // asked to stop
 		}

@@ -1,11 +1,14 @@
 package apiserver
 
 import (
+	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 
 	"kubelith.io/kubelith/components/args"
@@ -48,7 +51,6 @@ func (srv *Server) complete() error {
 	s.Authentication.ServiceAccounts.KeyFiles = []string{o.PKI.ServiceAccountKey}
 	s.ServiceAccountSigningKeyFile = o.PKI.ServiceAccountKey
 	s.Authorization.Modes = []string{"Node", "RBAC"}
-	s.Admission.GenericAdmission.EnablePlugins = []string{"NodeRestriction"}
 
 	s.ProxyClientCertFile = o.PKI.FrontProxyClient.Cert
 	s.ProxyClientKeyFile = o.PKI.FrontProxyClient.Key
@@ -62,9 +64,24 @@ func (srv *Server) complete() error {
 	if err := args.Apply("--apiserver-arg", sets, Refused(), o.Args); err != nil {
 		return err
 	}
+	authorization := sets.FlagSet("authorization")
+	for _, mode := range []string{"Node", "RBAC"} {
+		if authorization.Changed("authorization-mode") && !slices.Contains(s.Authorization.Modes, mode) {
+			return fmt.Errorf("--apiserver-arg authorization-mode: %s is missing: Kubelith's own components are allowed by Node and RBAC, give further modes after them", mode)
+		}
+	}
+	restrictNode(s.Admission.GenericAdmission)
 	srv.anonymousHealth = !sets.FlagSet("authentication").Changed("anonymous-auth")
 	srv.upstream = s
 	return nil
+}
+
+// restrictNode adds the plugin to those that the user enables, unless it is disabled.
+func restrictNode(a *genericoptions.AdmissionOptions) {
+	const plugin = "NodeRestriction"
+	if !slices.Contains(a.EnablePlugins, plugin) && !slices.Contains(a.DisablePlugins, plugin) {
+		a.EnablePlugins = append(a.EnablePlugins, plugin)
+	}
 }
 
 // Refused are upstream's flags that the composition sets from Kubelith's own.

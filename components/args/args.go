@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sort"
 	"strings"
 
@@ -48,7 +49,7 @@ func Logging() Refused {
 // FeatureGates are one set for the whole process: see Gates.
 func FeatureGates() Refused {
 	why := "feature gates and emulated versions are set for the whole process before a component is built"
-	return Refused{"feature-gates": why, "emulated-version": why, "emulation-forward-compatible": why, "min-compatibility-version": why, "runtime-config-emulation-forward-compatible": why}
+	return Refused{"feature-gates": why, "emulated-version": why, "emulation-forward-compatible": why, "min-compatibility-version": why}
 }
 
 // Serving has the flags of the HTTPS port that upstream's controller-manager
@@ -135,16 +136,48 @@ func flagName(key string) string {
 }
 
 func suggestion(key string, fs *pflag.FlagSet) string {
+	var names []string
+	fs.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	return nearest(key, names)
+}
+
+// nearest is ": did you mean ...?", or nothing when no name is near.
+func nearest(key string, names []string) string {
 	best, distance := "", len(key)/2+1
-	fs.VisitAll(func(f *pflag.Flag) {
-		if d := levenshtein.ComputeDistance(key, f.Name); d < distance {
-			best, distance = f.Name, d
+	for _, name := range names {
+		if d := levenshtein.ComputeDistance(key, name); d < distance {
+			best, distance = name, d
 		}
-	})
+	}
 	if best == "" {
 		return ""
 	}
 	return fmt.Sprintf(": did you mean %q?", best)
+}
+
+// KnownGates refuses a feature gate in the result of Gates that is not among those known, with the nearest name.
+func KnownGates[V any, K ~string](global []string, known map[K]V) error {
+	var names []string
+	for name := range known {
+		names = append(names, string(name))
+	}
+	sort.Strings(names)
+	var errs []error
+	for _, kv := range global {
+		list, found := strings.CutPrefix(kv, "feature-gates=")
+		if !found {
+			continue
+		}
+		for _, gate := range strings.Split(list, ",") {
+			name, _, _ := strings.Cut(gate, "=")
+			// Upstream takes a component's prefix, "kube:".
+			name = strings.TrimSpace(name[strings.LastIndex(name, ":")+1:])
+			if !slices.Contains(names, name) {
+				errs = append(errs, fmt.Errorf("unrecognized feature gate %s%s", name, nearest(name, names)))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Gates takes the arguments that hold for the whole process (feature-gates,

@@ -100,6 +100,22 @@ func TestGates(t *testing.T) {
 	}
 }
 
+func TestKnownGates(t *testing.T) {
+	known := map[string]int{"PodLevelResources": 1, "AllAlpha": 2}
+	for given, want := range map[string]string{
+		"feature-gates=AllAlpha=true,PodLevelResources=false": "",
+		"feature-gates=kube:AllAlpha=true":                    "",
+		"emulated-version=1.36":                               "",
+		"feature-gates=PodLevelResorces=true":                 `unrecognized feature gate PodLevelResorces: did you mean "PodLevelResources"?`,
+		"feature-gates=Xyz=true":                              "unrecognized feature gate Xyz",
+	} {
+		err := KnownGates([]string{given}, known)
+		if (err == nil) != (want == "") || (err != nil && err.Error() != want) {
+			t.Errorf("%s: error %v, want %q", given, err, want)
+		}
+	}
+}
+
 func TestMerge(t *testing.T) {
 	a := Refused{"x": "1"}
 	if got := Merge(a, Refused{"y": "2"}); !reflect.DeepEqual(got, Refused{"x": "1", "y": "2"}) || len(a) != 1 {

@@ -12,9 +12,13 @@ import (
 	kubeletapis "k8s.io/kubelet/pkg/apis"
 )
 
-// maxSocketDir is the longest path, in bytes, of a directory in which sockets are made: sun_path in unix(7) holds
-// 107 bytes, and containerd's "/containerd/containerd.sock.ttrpc" takes 33 of them.
-const maxSocketDir = 107 - 33
+// The longest paths, in bytes, of directories in which sockets are made. sun_path in unix(7) holds 107 bytes.
+const (
+	// MaxRunDir: a shim's socket is "/containerd/s/" and a SHA-256.
+	MaxRunDir = 107 - 14 - 64
+	// maxKubeletRootDir: the longest of the kubelet's own is "/device-plugins/kubelet.sock", those of plugins may be longer.
+	maxKubeletRootDir = 74
+)
 
 // Validate checks everything that can be known without the host and the upstream components. Every problem
 // is one line that names the flag and the key in the file and says what to do; they are joined, so
@@ -49,6 +53,7 @@ func (p *problems) oneOf(key, value string, known []string) {
 }
 
 func (s *Server) validatePaths(p *problems) {
+	const tooLong = "%q is %d bytes long and holds unix sockets: use a path of at most %d bytes"
 	for _, key := range []string{"dataDir", "runDir", "kubeletRootDir", "writeKubeconfig"} {
 		path := *s.paths()[key]
 		switch {
@@ -58,8 +63,10 @@ func (s *Server) validatePaths(p *problems) {
 			p.add(key, "%q is not an absolute path: begin it with /", path)
 		case filepath.Clean(path) == "/":
 			p.add(key, "cannot be the root directory: name a directory of its own")
-		case (key == "runDir" || key == "kubeletRootDir") && len(path) > maxSocketDir:
-			p.add(key, "%q is %d bytes long and holds unix sockets: use a path of at most %d bytes", path, len(path), maxSocketDir)
+		case key == "runDir" && len(path) > MaxRunDir:
+			p.add(key, tooLong, path, len(path), MaxRunDir)
+		case key == "kubeletRootDir" && len(path) > maxKubeletRootDir:
+			p.add(key, tooLong, path, len(path), maxKubeletRootDir)
 		}
 	}
 	if s.DataDir != "" && filepath.Clean(s.DataDir) == filepath.Clean(s.RunDir) {

@@ -25,6 +25,11 @@ func TestValid(t *testing.T) {
 	if err := valid().Validate(); err != nil {
 		t.Error(err)
 	}
+	long := valid()
+	long.RunDir = "/" + strings.Repeat("x", MaxRunDir-1)
+	if err := long.Validate(); err != nil {
+		t.Error(err)
+	}
 	dual := valid()
 	dual.ClusterCIDR = []string{"10.42.0.0/16", "fd42::/56"}
 	dual.ServiceCIDR = []string{"10.43.0.0/16", "fd43::/112"}
@@ -92,7 +97,8 @@ func TestValidate(t *testing.T) {
 		"empty path":         {func(s *Server) { s.DataDir = "" }, `--data-dir (dataDir): is empty`},
 		"relative path":      {func(s *Server) { s.DataDir = "x" }, `"x" is not an absolute path`},
 		"root":               {func(s *Server) { s.RunDir = "//" }, `--run-dir (runDir): cannot be the root directory`},
-		"long run dir":       {func(s *Server) { s.RunDir = "/" + strings.Repeat("x", 74) }, `is 75 bytes long and holds unix sockets: use a path of at most 74 bytes`},
+		"long run dir":       {func(s *Server) { s.RunDir = "/" + strings.Repeat("x", 29) }, `--run-dir (runDir): "/xxxxxxxxxxxxxxxxxxxxxxxxxxxxx" is 30 bytes long and holds unix sockets: use a path of at most 29 bytes`},
+		"long kubelet dir":   {func(s *Server) { s.KubeletRootDir = "/" + strings.Repeat("x", 74) }, `is 75 bytes long and holds unix sockets: use a path of at most 74 bytes`},
 		"same directory":     {func(s *Server) { s.RunDir = s.DataDir + "/" }, `--run-dir (runDir): is the same directory as --data-dir (dataDir)`},
 	} {
 		t.Run(name, func(t *testing.T) {

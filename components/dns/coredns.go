@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/coredns/caddy"
@@ -105,16 +106,24 @@ func portFree(ips []net.IP, port int) error {
 		addr := net.JoinHostPort(ip, strconv.Itoa(port))
 		udp, err := net.ListenPacket("udp", addr)
 		if err != nil {
-			return fmt.Errorf("listen on %s/udp: %w", addr, err)
+			return notFree(addr+"/udp", err)
 		}
 		udp.Close()
 		tcp, err := net.Listen("tcp", addr)
 		if err != nil {
-			return fmt.Errorf("listen on %s/tcp: %w", addr, err)
+			return notFree(addr+"/tcp", err)
 		}
 		tcp.Close()
 	}
 	return nil
+}
+
+// notFree says what to do.
+func notFree(addr string, err error) error {
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("listen on %s: %w: stop the program that has the port (`ss -lnp` shows it), or use --disable dns", addr, err)
+	}
+	return fmt.Errorf("listen on %s: %w: check --node-ip", addr, err)
 }
 
 // waitForAnswer asks ourselves for the Service of the apiserver until there is an answer or ctx ends.

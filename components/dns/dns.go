@@ -69,6 +69,9 @@ func New(opts Options) *Server {
 	return &Server{opts: opts}
 }
 
+// Addresses are those that Run listens on at first.
+func (s *Server) Addresses() []string { return bindAddresses(s.opts.NodeIPs) }
+
 // Name is the component's name.
 func (s *Server) Name() string { return "dns" }
 

@@ -16,7 +16,6 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"github.com/sirupsen/logrus"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -36,7 +35,6 @@ type Options struct {
 	Args []string
 	// Zap receives etcd's log.
 	Zap *zap.Logger
-	Log logrus.FieldLogger
 }
 
 // Server is the etcd component.
@@ -44,6 +42,7 @@ type Server struct {
 	opts     Options
 	cfg      *embed.Config
 	stopping atomic.Bool
+	fatal    fatal
 }
 
 var _ lifecycle.Component = (*Server)(nil)
@@ -55,10 +54,10 @@ func New(o Options) (*Server, error) {
 	fs := flagSet(cfg)
 	cfg.Name = o.Name
 	cfg.Dir = o.DataDir
-	s := &Server{opts: o, cfg: cfg}
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(o.Zap.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
-		return untilStop{c, &s.stopping}
-	})))
+	s := &Server{opts: o, cfg: cfg, fatal: make(fatal, 1)}
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(o.Zap.WithOptions(
+		zap.WrapCore(func(c zapcore.Core) zapcore.Core { return untilStop{c, &s.stopping} }),
+		zap.WithFatalHook(s.fatal), zap.WithPanicHook(s.fatal)))
 	cfg.EnableGRPCGateway = false
 	// A day of writes with the default of 5 min compaction by the apiserver fits
 	// easily; the quota is etcd's suggested maximum for small machines.
@@ -116,56 +115,124 @@ func (s *Server) Needs() []string { return nil }
 
 // Run implements lifecycle.Component. It fails when the data is damaged.
 func (s *Server) Run(ctx context.Context, ready func()) error {
-	for _, dir := range []string{s.opts.DataDir, filepath.Dir(s.opts.Socket)} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return err
-		}
-	}
-	for _, socket := range []string{s.opts.Socket, peerSocket(s.opts.Socket)} {
-		// What a killed process left behind; the data directory's lock says that none lives.
-		if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
+	if err := s.makeRoom(); err != nil {
+		return err
 	}
 	if err := verify(s.opts.DataDir); err != nil {
 		return s.explain(err)
 	}
-	e, err := start(s.cfg)
+	e, err := s.start()
 	if err != nil {
 		return s.explain(err)
 	}
-	defer func() {
-		s.stopping.Store(ctx.Err() != nil)
-		e.Close()
-	}()
-	select {
-	case <-e.Server.ReadyNotify():
-	case err := <-e.Err():
+	if err := s.serve(ctx, e, ready); err != nil {
+		// Its listeners are closed at once, so that clients need not wait for answers. The rest may wait for the
+		// goroutine that gave up, and so for ever.
+		go e.Close()
 		return s.explain(err)
-	case <-e.Server.StopNotify():
-		return s.explain(errors.New("the member stopped while it started"))
-	case <-ctx.Done():
-		return nil
 	}
-	ready()
-	select {
-	case err := <-e.Err():
+	if err := s.stop(e); err != nil {
 		return s.explain(err)
-	case <-e.Server.StopNotify():
-		return s.explain(errors.New("the member stopped by itself"))
-	case <-ctx.Done():
-		return nil
+	}
+	return nil
+}
+
+// makeRoom makes the directories and removes the sockets that a killed process left behind; the data
+// directory's lock says that none lives.
+func (s *Server) makeRoom() error {
+	runDir := filepath.Dir(s.opts.Socket)
+	if err := os.MkdirAll(s.opts.DataDir, 0o700); err != nil {
+		return fmt.Errorf("cannot make the data directory: mount it writable or give another --data-dir: %w", err)
+	}
+	if err := os.MkdirAll(runDir, 0o700); err != nil {
+		return fmt.Errorf("cannot make the run directory: mount it writable or give another --run-dir: %w", err)
+	}
+	for _, socket := range []string{s.opts.Socket, peerSocket(s.opts.Socket)} {
+		if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("cannot remove an old socket: mount %s writable or give another --run-dir: %w", runDir, err)
+		}
+	}
+	return nil
+}
+
+// serve waits until etcd is ready and then for ctx, or for etcd to give up.
+func (s *Server) serve(ctx context.Context, e *embed.Etcd, ready func()) error {
+	started := e.Server.ReadyNotify()
+	for {
+		select {
+		case <-started:
+			ready()
+			started = nil
+		case err := <-e.Err():
+			return err
+		case err := <-s.fatal:
+			return err
+		case <-e.Server.StopNotify():
+			return errors.New("the member stopped by itself")
+		case <-ctx.Done():
+			return nil
+		}
 	}
 }
 
-// start turns a panic into an error: etcd panics on damaged files.
-func start(cfg *embed.Config) (e *embed.Etcd, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("%v", r)
-		}
+// stop ends etcd. When it cannot write any more all that it has acknowledged is in its log.
+func (s *Server) stop(e *embed.Etcd) error {
+	s.stopping.Store(true)
+	closed := make(chan struct{})
+	go func() { e.Close(); close(closed) }()
+	select {
+	case <-closed:
+		return nil
+	case err := <-s.fatal:
+		return err
+	}
+}
+
+// start starts etcd. It turns a panic into an error: etcd panics on damaged files.
+func (s *Server) start() (*embed.Etcd, error) {
+	type result struct {
+		e   *embed.Etcd
+		err error
+	}
+	started := make(chan result, 1)
+	go func() {
+		var r result
+		defer func() {
+			if p := recover(); p != nil {
+				r.err = fmt.Errorf("%v", p)
+			}
+			started <- r
+		}()
+		r.e, r.err = embed.StartEtcd(s.cfg)
 	}()
-	return embed.StartEtcd(cfg)
+	select {
+	case r := <-started:
+		return r.e, r.err
+	case err := <-s.fatal:
+		return nil, err
+	}
+}
+
+// fatal receives why etcd gives up. Where it would end the process (a write to a full disk fails) Run ends
+// instead, and everything else in order.
+type fatal chan error
+
+var _ zapcore.CheckWriteHook = fatal(nil)
+
+// OnWrite implements zapcore.CheckWriteHook. As os.Exit and panic, it does not return: etcd goes on with
+// nothing that could follow a failed write.
+func (f fatal) OnWrite(entry *zapcore.CheckedEntry, fields []zapcore.Field) {
+	err := errors.New(entry.Message)
+	for _, field := range fields {
+		if cause, ok := field.Interface.(error); ok {
+			err = fmt.Errorf("%w: %w", err, cause)
+		}
+	}
+	select {
+	case f <- err:
+	default: // it has given up already
+	}
+	select {}
 }
 
 // explain adds what to do to the errors that an operator can act on.

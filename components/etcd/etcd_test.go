@@ -3,21 +3,18 @@ package etcd
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
-	"github.com/sirupsen/logrus"
 	"go.uber.org/zap"
 )
 
 func options(dir string, args ...string) Options {
-	log := logrus.New()
-	log.SetOutput(io.Discard)
-	return Options{DataDir: filepath.Join(dir, "db"), Socket: filepath.Join(dir, "etcd.sock"), Name: "default", Args: args, Zap: zap.NewNop(), Log: log}
+	return Options{DataDir: filepath.Join(dir, "db"), Socket: filepath.Join(dir, "etcd.sock"), Name: "default", Args: args, Zap: zap.NewNop()}
 }
 
 // A member starts, is ready, ends without an error, and starts again on the
@@ -47,6 +44,34 @@ func TestRun(t *testing.T) {
 		if err != nil || !wasReady {
 			t.Fatalf("ready: %v, error: %v", wasReady, err)
 		}
+	}
+}
+
+// What would end the process in etcd's own goroutine ends Run with what to do, also while etcd stops.
+func TestGivesUp(t *testing.T) {
+	for name, cause := range map[string]struct {
+		stopping bool
+		log      func(*zap.Logger)
+	}{
+		"fatal":              {false, func(l *zap.Logger) { l.Fatal("failed to commit tx", zap.Error(syscall.ENOSPC)) }},
+		"panic":              {false, func(l *zap.Logger) { l.Panic("failed to save snapshot", zap.Error(syscall.ENOSPC)) }},
+		"fatal at the close": {true, func(l *zap.Logger) { l.Fatal("failed to commit tx", zap.Error(syscall.ENOSPC)) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := New(options(t.TempDir()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			err = s.Run(ctx, func() {
+				s.stopping.Store(cause.stopping)
+				go cause.log(s.cfg.GetLogger())
+			})
+			if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "disk full: free space") || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error %v", err)
+			}
+		})
 	}
 }
 

@@ -28,12 +28,17 @@ type Result struct {
 	Name    string // of the check: "cgroups", "port 6443"
 	Status  Status
 	Message string
-	Fix     string // what to do; empty with OK
+	Fix     string // what to do; empty with OK, and where the message says it
 }
 
 // String is one line: "failed   nft: not found: install nftables".
 func (r Result) String() string {
-	line := fmt.Sprintf("%-8s %s: %s", r.Status, r.Name, r.Message)
+	return fmt.Sprintf("%-8s %s", r.Status, r.problem())
+}
+
+// problem is the line without the status.
+func (r Result) problem() string {
+	line := r.Name + ": " + r.Message
 	if r.Fix != "" {
 		line += ": " + r.Fix
 	}
@@ -49,6 +54,7 @@ type Port struct {
 	Network   string // tcp or udp
 	Address   string // empty: all addresses
 	Number    int
+	Setting   string // with which the user can choose another; empty: there is none
 }
 
 // CheckOptions say what is going to run. The directories need not exist.
@@ -62,11 +68,14 @@ type CheckOptions struct {
 	CgroupDriver string
 	// Proxy: kube-proxy is going to run on this host.
 	Proxy bool
+	// Bridge: the pods' bridge is going to be masqueraded, which takes nft as kube-proxy does.
+	Bridge bool
 	// ServiceIPs are the cluster IPs, one per family, that programs of this host are going to reach through kube-proxy.
 	ServiceIPs []net.IP
-	// NotBefore is the latest time that the clock must have passed: that of the build, or the validity of the cluster's
-	// certificates. Zero means any.
-	NotBefore time.Time
+	// NotBefore is a time that the clock must have passed; zero means any. NotBeforeOf says what has it: "this program
+	// was built at".
+	NotBefore   time.Time
+	NotBeforeOf string
 }
 
 // Check runs all checks, in the order in which they should be mended. It may load kernel modules, and makes test objects
@@ -76,7 +85,7 @@ func Check(ctx context.Context, opts CheckOptions) []Result {
 		files:     tree{},
 		uid:       os.Geteuid(),
 		now:       time.Now(),
-		look:      func(name string) (string, error) { return lookProgram(opts.DataDir, name) },
+		look:      exec.LookPath,
 		run:       func(stdin, name string, args ...string) (string, error) { return runProgram(ctx, stdin, name, args...) },
 		isolated:  isolated,
 		addLink:   addLink,
@@ -92,7 +101,7 @@ func Failures(results []Result) error {
 	var errs []error
 	for _, r := range results {
 		if r.Status == Fail {
-			errs = append(errs, fmt.Errorf("%s: %s: %s", r.Name, r.Message, r.Fix))
+			errs = append(errs, errors.New(r.problem()))
 		}
 	}
 	return errors.Join(errs...)
@@ -122,7 +131,7 @@ func check(opts CheckOptions, p probe) []Result {
 		return []Result{{"user", Fail, "not root", "run it with sudo"}}
 	}
 	add(Result{Name: "user", Status: OK, Message: "root"})
-	add(checkClock(p, opts.NotBefore), checkNodeName(opts.NodeName))
+	add(checkClock(p, opts), checkNodeName(opts.NodeName))
 	add(checkPorts(p, opts.DataDir, opts.Ports)...)
 	add(checkDataDir(p, opts)...)
 	add(checkMemory(p), checkSwap(p))
@@ -136,8 +145,10 @@ func check(opts CheckOptions, p probe) []Result {
 		add(checkLinks(p)...)
 		add(checkBridgeFilter(p))
 	}
-	if opts.Proxy {
+	if opts.Proxy || opts.Bridge {
 		add(checkPacketFilter(p)...)
+	}
+	if opts.Proxy {
 		add(checkServiceRoutes(p, opts.ServiceIPs)...)
 	}
 	return all

@@ -48,7 +48,7 @@ func goodHost(t *testing.T) (fakeHost, probe) {
 
 func TestCheck(t *testing.T) {
 	missing := errors.New("not there")
-	opts := CheckOptions{DataDir: "/var/lib/kubelith", NodeName: "one", Containers: true, Proxy: true, ServiceIPs: []net.IP{net.ParseIP("10.43.0.10")}, NotBefore: time.Unix(1000, 0)}
+	opts := CheckOptions{DataDir: "/var/lib/kubelith", NodeName: "one", Containers: true, Proxy: true, ServiceIPs: []net.IP{net.ParseIP("10.43.0.10")}, NotBefore: time.Unix(1000, 0), NotBeforeOf: "this program was built at"}
 	for name, test := range map[string]struct {
 		change func(h fakeHost, p *probe, o *CheckOptions)
 		want   Status
@@ -56,7 +56,7 @@ func TestCheck(t *testing.T) {
 	}{
 		"a good host":        {func(fakeHost, *probe, *CheckOptions) {}, OK, ""},
 		"not root":           {func(_ fakeHost, p *probe, _ *CheckOptions) { p.uid = 1000 }, Fail, "not root"},
-		"clock":              {func(_ fakeHost, p *probe, _ *CheckOptions) { p.now = time.Unix(1, 0) }, Fail, "clock: it says 1970-01-01T00:00:01Z"},
+		"clock":              {func(_ fakeHost, p *probe, _ *CheckOptions) { p.now = time.Unix(1, 0) }, Fail, "clock: the clock says 1970-01-01T00:00:01Z, but this program was built at 1970-01-01T00:16:40Z: set the clock"},
 		"host name":          {func(_ fakeHost, _ *probe, o *CheckOptions) { o.NodeName = "My_Host" }, Fail, `"My_Host"`},
 		"no overlay":         {func(h fakeHost, _ *probe, _ *CheckOptions) { h.write("/proc/filesystems", "\text4\n") }, Fail, "modprobe overlay"},
 		"overlay not on nfs": {func(_ fakeHost, p *probe, _ *CheckOptions) { p.overlayOn = func(string) error { return missing } }, Warn, "copied"},
@@ -91,11 +91,19 @@ func TestCheck(t *testing.T) {
 		"no nf_tables": {func(_ fakeHost, p *probe, _ *CheckOptions) {
 			p.run = func(_, _ string, _ ...string) (string, error) { return "", missing }
 		}, Fail, "nf_tables"},
-		"no nft, no proxy":   {func(_ fakeHost, p *probe, o *CheckOptions) { p.look = onlyMisses("nft"); o.Proxy = false }, OK, ""},
+		"no nft, no proxy": {func(_ fakeHost, p *probe, o *CheckOptions) { p.look = onlyMisses("nft"); o.Proxy = false }, OK, ""},
+		"no nft, bridge": {func(_ fakeHost, p *probe, o *CheckOptions) {
+			p.look = onlyMisses("nft")
+			o.Proxy, o.Bridge = false, true
+		}, Fail, "install nftables"},
+		"noexec":             {noexec, Fail, "mount it with exec"},
+		"noexec, no pods":    {func(h fakeHost, p *probe, o *CheckOptions) { noexec(h, p, o); o.Containers = false }, OK, ""},
 		"control plane only": {func(_ fakeHost, p *probe, o *CheckOptions) { p.addLink = onlyFails("veth"); o.Containers = false }, OK, ""},
-		"port taken":         {func(_ fakeHost, _ *probe, o *CheckOptions) { o.Ports = []Port{{"apiserver", "tcp", "192.0.2.1", 6443}} }, Fail, "apiserver needs it, and nginx (pid 7) has it"},
+		"port taken": {func(_ fakeHost, _ *probe, o *CheckOptions) {
+			o.Ports = []Port{{"apiserver", "tcp", "192.0.2.1", 6443, "--https-port"}}
+		}, Fail, "apiserver needs it, and nginx (pid 7) has it: stop that program or give another with --https-port"},
 		"port of the running server": {func(h fakeHost, _ *probe, o *CheckOptions) {
-			o.Ports = []Port{{"apiserver", "tcp", "192.0.2.1", 6443}}
+			o.Ports = []Port{{"apiserver", "tcp", "192.0.2.1", 6443, "--https-port"}}
 			h.write("/var/lib/kubelith/lock", "")
 			var st unix.Stat_t
 			if err := unix.Stat(h.tree.path("/var/lib/kubelith/lock"), &st); err != nil {
@@ -103,9 +111,9 @@ func TestCheck(t *testing.T) {
 			}
 			h.write("/proc/locks", fmt.Sprintf("1: FLOCK  ADVISORY  WRITE 7 %02x:%02x:%d 0 EOF\n", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino))
 		}, OK, ""},
-		"port of loopback": {func(_ fakeHost, _ *probe, o *CheckOptions) { o.Ports = []Port{{"dns", "udp", "127.0.0.1", 10053}} }, Fail, "dns needs it"},
+		"port of loopback": {func(_ fakeHost, _ *probe, o *CheckOptions) { o.Ports = []Port{{"dns", "udp", "127.0.0.1", 10053, ""}} }, Fail, "stop that program: dns has no other port"},
 		"another address": {func(_ fakeHost, _ *probe, o *CheckOptions) {
-			o.Ports = []Port{{"dns", "udp", "192.0.2.1", 10053}, {"x", "tcp", "", 10053}}
+			o.Ports = []Port{{"dns", "udp", "192.0.2.1", 10053, ""}, {"x", "tcp", "", 10053, ""}}
 		}, OK, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -129,6 +137,13 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+func noexec(_ fakeHost, p *probe, _ *CheckOptions) {
+	p.statfs = func(_ string, st *unix.Statfs_t) error {
+		*st = unix.Statfs_t{Bsize: 4096, Blocks: 1 << 24, Bavail: 1 << 23, Flags: unix.ST_NOEXEC}
+		return nil
+	}
+}
+
 func onlyFails(kind string) func(string) error {
 	return func(k string) error {
 		if k == kind {
@@ -144,6 +159,15 @@ func onlyMisses(program string) func(string) (string, error) {
 			return "", errors.New("not found")
 		}
 		return "/bin/" + name, nil
+	}
+}
+
+// One program on all addresses is one problem.
+func TestPortOnSeveralAddresses(t *testing.T) {
+	_, p := goodHost(t)
+	ports := []Port{{"apiserver", "tcp", "192.0.2.1", 6443, ""}, {"apiserver", "tcp", "127.0.0.1", 6443, ""}}
+	if got := checkPorts(p, "/var/lib/kubelith", ports); len(got) != 1 || got[0].Status != Fail {
+		t.Errorf("got %v", got)
 	}
 }
 

@@ -173,7 +173,7 @@ add rule ip kubelith-check translate update @affinity { ip saddr } meta l4proto 
 add element ip kubelith-check services { 192.0.2.1 . tcp . 80 : drop }
 `
 
-// checkPacketFilter writes rules as kube-proxy does into an empty network namespace.
+// checkPacketFilter writes rules as kube-proxy does (the pod network needs a part of them) into an empty network namespace.
 func checkPacketFilter(p probe) []Result {
 	nft, err := p.look("nft")
 	if err != nil {
@@ -190,10 +190,10 @@ func checkPacketFilter(p probe) []Result {
 		return err
 	})
 	if err != nil {
-		return append(out, Result{"nf_tables", Fail, fmt.Sprintf("the kernel does not take kube-proxy's rules (%v)", err),
+		return append(out, Result{"nf_tables", Fail, fmt.Sprintf("the kernel does not take our rules (%v)", err),
 			"load them with `modprobe -a nf_tables nft_chain_nat nft_masq nft_fib_ipv4 nft_reject_ipv4 nft_numgen nft_ct` or use kernel 5.13 or later with them"})
 	}
-	out = append(out, Result{Name: "nf_tables", Status: OK, Message: "takes kube-proxy's rules"})
+	out = append(out, Result{Name: "nf_tables", Status: OK, Message: "takes our rules"})
 	if !named {
 		// kube-proxy compares what nft lists with what it wants, and deletes the difference.
 		out = append(out, Result{"protocol names", Fail, "nft lists tcp as a number, so kube-proxy would delete its own rules at the next restart",

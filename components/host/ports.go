@@ -25,21 +25,29 @@ func checkPorts(p probe, dataDir string, ports []Port) []Result {
 	open := map[string][]socket{"tcp": sockets(p.files, "tcp"), "udp": sockets(p.files, "udp")}
 	var out []Result
 	for _, port := range ports {
-		name := fmt.Sprintf("port %d/%s", port.Number, port.Network)
-		i := slices.IndexFunc(open[port.Network], func(s socket) bool { return s.port == port.Number && overlaps(port.Address, s.address) })
-		if i < 0 {
-			out = append(out, Result{Name: name, Status: OK, Message: "free for " + port.Component})
-			continue
+		// One program on all addresses takes the port of each.
+		if r := checkPort(p, open[port.Network], port, running); !slices.Contains(out, r) {
+			out = append(out, r)
 		}
-		pid, owner := socketOwner(p.files, open[port.Network][i].inode)
-		if pid != "" && pid == running {
-			out = append(out, Result{Name: name, Status: OK, Message: "in use by the running server's " + port.Component})
-			continue
-		}
-		out = append(out, Result{name, Fail, fmt.Sprintf("%s needs it, and %s has it", port.Component, owner),
-			"stop that program or give " + port.Component + " another port"})
 	}
 	return out
+}
+
+func checkPort(p probe, open []socket, port Port, running string) Result {
+	name := fmt.Sprintf("port %d/%s", port.Number, port.Network)
+	i := slices.IndexFunc(open, func(s socket) bool { return s.port == port.Number && overlaps(port.Address, s.address) })
+	if i < 0 {
+		return Result{Name: name, Status: OK, Message: "free for " + port.Component}
+	}
+	pid, owner := socketOwner(p.files, open[i].inode)
+	if pid != "" && pid == running {
+		return Result{Name: name, Status: OK, Message: "in use by the running server's " + port.Component}
+	}
+	fix := "stop that program: " + port.Component + " has no other port"
+	if port.Setting != "" {
+		fix = "stop that program or give another with " + port.Setting
+	}
+	return Result{name, Fail, fmt.Sprintf("%s needs it, and %s has it", port.Component, owner), fix}
 }
 
 // overlaps: the same address, or one of them is all addresses.

@@ -69,7 +69,7 @@ func NewReset(opts ResetOptions) (*Reset, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Reset{opts: opts, files: tree{}, locks: locks, kill: signalProcess, nets: kernelNetwork{findNFT(opts.DataDir)}, neighbour: networkInUse}
+	r := &Reset{opts: opts, files: tree{}, locks: locks, kill: signalProcess, nets: kernelNetwork{"nft"}, neighbour: networkInUse}
 	if owner := r.owner(); owner != "" && owner != opts.DataDir {
 		return nil, errors.Join(fmt.Errorf("%s belongs to the server with --data-dir %s: give the directories of one server", opts.RunDir, owner), r.Close())
 	}

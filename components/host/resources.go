@@ -21,10 +21,10 @@ const (
 	evictionShare = 10
 )
 
-func checkClock(p probe, notBefore time.Time) Result {
-	if p.now.Before(notBefore) {
-		return Result{"clock", Fail, fmt.Sprintf("it says %s, which is before the certificates or the build of this program (%s)",
-			p.now.UTC().Format(time.RFC3339), notBefore.UTC().Format(time.RFC3339)), "set the time, for example with chronyd or `date -s`"}
+func checkClock(p probe, opts CheckOptions) Result {
+	if p.now.Before(opts.NotBefore) {
+		return Result{"clock", Fail, fmt.Sprintf("the clock says %s, but %s %s",
+			p.now.UTC().Format(time.RFC3339), opts.NotBeforeOf, opts.NotBefore.UTC().Format(time.RFC3339)), "set the clock, for example with chronyd or `date -s`"}
 	}
 	return Result{Name: "clock", Status: OK, Message: p.now.UTC().Format(time.RFC3339)}
 }
@@ -90,6 +90,9 @@ func checkDataDir(p probe, opts CheckOptions) []Result {
 		space = Result{"data directory", Warn, message + ", but few inodes", "delete files: below 5 % of free inodes the kubelet ends pods"}
 	}
 	out := []Result{space}
+	if opts.Containers && st.Flags&unix.ST_NOEXEC != 0 {
+		out = append(out, Result{"data directory", Fail, dir + " is mounted noexec, and the containers' programs run from there", "mount it with exec or give another --data-dir"})
+	}
 	if opts.Containers {
 		out = append(out, checkOverlay(p, dir))
 	}

@@ -3,7 +3,6 @@ package host
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -75,27 +74,6 @@ func overlayOn(dir string) error {
 		return err
 	}
 	return unix.Unmount(merged, unix.MNT_DETACH)
-}
-
-// lookProgram finds a program in PATH or in the unpacked payload.
-func lookProgram(dataDir, name string) (string, error) {
-	path, err := exec.LookPath(name)
-	if err == nil {
-		return path, nil
-	}
-	embedded := filepath.Join(dataDir, "data", "current", "bin", name)
-	if info, statErr := os.Stat(embedded); statErr == nil && info.Mode()&0o111 != 0 {
-		return embedded, nil
-	}
-	return "", err
-}
-
-func findNFT(dataDir string) string {
-	path, err := lookProgram(dataDir, "nft")
-	if err != nil {
-		return "nft" // it fails when it is run, where nothing is expected of it
-	}
-	return path
 }
 
 func sortedKeys[V any](m map[string]V) []string {

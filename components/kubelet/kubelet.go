@@ -5,9 +5,9 @@
 // options; client certificates and their rotation do not exist on a server,
 // because the client needs none.
 //
-// Upstream ends the process with os.Exit on a dozen conditions (its port is
-// busy, cgroups are missing); the preflight of components/host names them
-// before anything is started.
+// Upstream ends the process with os.Exit on a dozen conditions. Those that a
+// user can bring about are looked for before anything is started: the ports
+// and the cgroups by components/host, the files that flags name by New.
 //
 // Seams for later work: the tracer provider is made in dependencies. The CRI
 // clients are made by upstream from the endpoint in setConfig
@@ -100,10 +100,11 @@ func (s *Server) Needs() []string {
 // Run implements lifecycle.Component. It is ready when the kubelet's own
 // health endpoint says ok.
 func (s *Server) Run(ctx context.Context, ready func()) error {
-	for _, dir := range []string{s.opts.RootDir, s.opts.StaticPodDir} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return err
-		}
+	if err := os.MkdirAll(s.opts.RootDir, 0o755); err != nil {
+		return fmt.Errorf("cannot make its directory: mount it writable or give another --kubelet-root-dir: %w", err)
+	}
+	if err := os.MkdirAll(s.opts.StaticPodDir, 0o755); err != nil {
+		return fmt.Errorf("cannot make the directory of static pods: mount it writable or give another --data-dir: %w", err)
 	}
 	deps, err := s.dependencies(ctx)
 	if err != nil {

@@ -3,18 +3,21 @@ package kubelet
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	cliflag "k8s.io/component-base/cli/flag"
+	kubeletconfigv1beta1 "k8s.io/kubelet/config/v1beta1"
 	"k8s.io/kubernetes/cmd/kubelet/app/options"
 	kubeletconfig "k8s.io/kubernetes/pkg/kubelet/apis/config"
 	"k8s.io/kubernetes/pkg/kubelet/apis/config/validation"
 	"k8s.io/kubernetes/pkg/kubelet/eviction"
 	"k8s.io/kubernetes/pkg/kubelet/kubeletconfig/configfiles"
 	"k8s.io/kubernetes/pkg/util/filesystem"
+	"sigs.k8s.io/yaml"
 
 	"kubelith.io/kubelith/components/args"
 )
@@ -35,7 +38,7 @@ const configArg = "config"
 func upstreamServer(o Options) (*options.KubeletServer, error) {
 	f := options.NewKubeletFlags()
 	file, arguments := configFile(o.Args)
-	c, err := baseConfig(file)
+	c, err := baseConfig(file, o)
 	if err != nil {
 		return nil, err
 	}
@@ -47,6 +50,9 @@ func upstreamServer(o Options) (*options.KubeletServer, error) {
 	setFlags(f, o)
 	setConfig(c, o)
 	if err := args.ApplyTo("--kubelet-arg", fs, Refused(), arguments); err != nil {
+		return nil, err
+	}
+	if err := checkFiles(f); err != nil {
 		return nil, err
 	}
 	if err := options.ValidateKubeletFlags(f); err != nil {
@@ -71,7 +77,7 @@ func configFile(arguments []string) (file string, rest []string) {
 }
 
 // baseConfig is upstream's default configuration, or the one in a file.
-func baseConfig(file string) (*kubeletconfig.KubeletConfiguration, error) {
+func baseConfig(file string, o Options) (*kubeletconfig.KubeletConfiguration, error) {
 	if file == "" {
 		c, err := options.NewKubeletConfiguration()
 		if err != nil {
@@ -95,10 +101,60 @@ func baseConfig(file string) (*kubeletconfig.KubeletConfiguration, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--kubelet-arg config: %w", err)
 	}
+	if err := checkOwned(file, o); err != nil {
+		return nil, fmt.Errorf("--kubelet-arg config: %s: %w", file, err)
+	}
 	if len(c.FeatureGates) > 0 {
 		return nil, fmt.Errorf("--kubelet-arg config: %s: featureGates: %s: use --kubelet-arg=feature-gates=NAME=true", file, args.FeatureGates()["feature-gates"])
 	}
 	return c, nil
+}
+
+// checkOwned refuses a file that has another value for what the composition sets. It reads the file by itself: in the loaded
+// configuration a default cannot be told from a value.
+func checkOwned(file string, o Options) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	var c kubeletconfigv1beta1.KubeletConfiguration
+	if err := yaml.Unmarshal(text, &c); err != nil {
+		return err
+	}
+	endpoint := "unix://" + o.CRISocket
+	for _, owned := range []struct{ key, flag, given, ours string }{
+		{"clusterDomain", "cluster-domain", c.ClusterDomain, o.ClusterDomain},
+		{"cgroupDriver", "cgroup-driver", c.CgroupDriver, o.CgroupDriver},
+		{"containerRuntimeEndpoint", "container-runtime-endpoint", c.ContainerRuntimeEndpoint, endpoint},
+		{"imageServiceEndpoint", "image-service-endpoint", c.ImageServiceEndpoint, endpoint},
+		{"tlsCertFile", "tls-cert-file", c.TLSCertFile, o.PKI.KubeletServer.Cert},
+		{"tlsPrivateKeyFile", "tls-private-key-file", c.TLSPrivateKeyFile, o.PKI.KubeletServer.Key},
+		{"authentication.x509.clientCAFile", "client-ca-file", c.Authentication.X509.ClientCAFile, o.PKI.ClusterCA.Cert},
+	} {
+		if owned.given != "" && owned.given != owned.ours {
+			return fmt.Errorf("%s: cannot be set: %s", owned.key, Refused()[owned.flag])
+		}
+	}
+	return nil
+}
+
+// checkFiles looks at the files of flags for which upstream ends the process when it does not find them.
+func checkFiles(f *options.KubeletFlags) error {
+	if f.ImageCredentialProviderConfigPath == "" && f.ImageCredentialProviderBinDir == "" {
+		return nil
+	}
+	for flag, path := range map[string]string{
+		"image-credential-provider-config":  f.ImageCredentialProviderConfigPath,
+		"image-credential-provider-bin-dir": f.ImageCredentialProviderBinDir,
+	} {
+		if path == "" {
+			return fmt.Errorf("--kubelet-arg %s: is missing: give image-credential-provider-config and image-credential-provider-bin-dir together", flag)
+		}
+		if _, err := os.Stat(path); err != nil {
+			return fmt.Errorf("--kubelet-arg %s: %w: correct the path", flag, err)
+		}
+	}
+	return nil
 }
 
 // setFlags sets what upstream has as flags only.

@@ -2,8 +2,9 @@ package kubelet
 
 import (
 	"context"
+	"maps"
 	"runtime"
-	"strings"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -75,14 +76,12 @@ func (s *Server) initialNode() *corev1.Node {
 			"beta.kubernetes.io/os":   runtime.GOOS,
 			"beta.kubernetes.io/arch": runtime.GOARCH,
 		},
-		Annotations: map[string]string{volumeutil.ControllerManagedAttachAnnotation: "true"},
 	}}
-	for _, l := range s.opts.Labels {
-		key, value, _ := strings.Cut(l, "=")
-		n.Labels[key] = value
+	if s.upstream.EnableControllerAttachDetach {
+		n.Annotations = map[string]string{volumeutil.ControllerManagedAttachAnnotation: "true"}
 	}
-	for _, t := range s.opts.Taints {
-		n.Spec.Taints = append(n.Spec.Taints, taint(t))
-	}
+	maps.Copy(n.Labels, s.upstream.NodeLabels)
+	n.Spec.Taints = slices.Clone(s.upstream.RegisterWithTaints)
+	n.Spec.ProviderID = s.upstream.ProviderID
 	return n
 }

@@ -77,7 +77,7 @@ func NewGroup(opts Options, components ...Component) (*Group, error) {
 // cancelled and everything stopped in order, else the first failure, with the name of its component.
 // A Group runs once.
 //
-// When StopTimeout is over Run returns an error with the names of the components that did not stop;
+// When StopTimeout is over Run returns the failure, or an error with the names of the components that did not stop;
 // their contexts, and those of everything that they needed, are cancelled then.
 func (g *Group) Run(ctx context.Context) error {
 	if g.ran.Swap(true) {
@@ -127,8 +127,9 @@ func (r *run) loop(ctx context.Context) error {
 		select {
 		case <-done:
 		case <-timeout:
-			if r.failure != nil { // one line: it is the user's
-				return fmt.Errorf("%w; then %w", r.failure, r.stuck())
+			if r.failure != nil { // it is why the rest does not stop, and what the user should hear
+				r.log.Warn(r.stuck())
+				return r.failure
 			}
 			return r.stuck()
 		case rep := <-r.reports:

@@ -272,6 +272,31 @@ func TestStopTimeout(t *testing.T) {
 	<-ended
 }
 
+// A failure that keeps another component from stopping is the one line that the user sees.
+func TestStopTimeoutAfterFailure(t *testing.T) {
+	release, ended := make(chan struct{}), make(chan struct{})
+	broken := errors.New("disk full")
+	up := make(chan struct{})
+	_, err := runGroup(t, Options{StopTimeout: 50 * time.Millisecond}, "",
+		fake{name: "etcd", run: func(_ context.Context, ready func()) error {
+			ready()
+			<-up
+			return broken
+		}},
+		fake{name: "apiserver", needs: []string{"etcd"}, run: func(context.Context, func()) error {
+			defer close(ended)
+			close(up)
+			<-release
+			return nil
+		}},
+	)
+	if err == nil || err.Error() != "etcd: disk full" {
+		t.Errorf("error %v, want etcd's alone", err)
+	}
+	close(release)
+	<-ended
+}
+
 func TestContext(t *testing.T) {
 	type key struct{}
 	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), key{}, "v"))

@@ -92,7 +92,7 @@ func upstreams(t *testing.T) []upstream {
 		{
 			name: "etcd", flags: etcdFlags, refused: etcd.Refused(),
 			build: func(keyValues ...string) ([]any, error) {
-				s, err := etcd.New(etcd.Options{DataDir: "/d", Socket: "/r/etcd.sock", Name: "default", Args: keyValues, Zap: zap.NewNop(), Log: log})
+				s, err := etcd.New(etcd.Options{DataDir: "/d", Socket: "/r/etcd.sock", Name: "default", Args: keyValues, Zap: zap.NewNop()})
 				if err != nil {
 					return nil, err
 				}
@@ -106,7 +106,7 @@ func upstreams(t *testing.T) []upstream {
 			name: "apiserver", flags: merged(apiserveroptions.NewServerRunOptions().Flags()), refused: apiserver.Refused(),
 			build: func(keyValues ...string) ([]any, error) {
 				s, err := apiserver.New(apiserver.Options{BindAddress: "0.0.0.0", Port: 6443, AdvertiseAddress: "192.0.2.1", ServiceCIDRs: []string{"10.43.0.0/16"},
-					ClusterDomain: "cluster.local", EtcdEndpoint: "unix:///r/etcd.sock", PKI: bundle, Args: keyValues, Client: inProcess, Log: log})
+					ClusterDomain: "cluster.local", EtcdEndpoint: "unix:///r/etcd.sock", PKI: bundle, Args: keyValues, Client: inProcess})
 				if err != nil {
 					return nil, err
 				}
@@ -116,7 +116,7 @@ func upstreams(t *testing.T) []upstream {
 				o.GenericServerRunOptions = &generic
 				return []any{o}, nil
 			},
-			values: map[string]string{"allow-metric-labels": "metric,label=a", "service-node-port-range": "30100-30200", "tls-curve-preferences": "29", "tls-sni-cert-key": "c.crt,c.key"},
+			values: map[string]string{"allow-metric-labels": "metric,label=a", "authorization-mode": "Node,RBAC,ABAC", "service-node-port-range": "30100-30200", "tls-curve-preferences": "29", "tls-sni-cert-key": "c.crt,c.key"},
 			// Upstream binds them to variables of the package of the plugin DefaultTolerationSeconds.
 			unseen: []string{"default-not-ready-toleration-seconds", "default-unreachable-toleration-seconds"},
 		},
@@ -141,7 +141,7 @@ func upstreams(t *testing.T) []upstream {
 		{
 			name: "scheduler", flags: merged(*scheduleroptions.NewOptions().Flags), refused: scheduler.Refused(),
 			build: func(keyValues ...string) ([]any, error) {
-				s, err := scheduler.New(scheduler.Options{Args: keyValues, Client: inProcess, Log: log})
+				s, err := scheduler.New(scheduler.Options{Args: keyValues, Client: inProcess})
 				if err != nil {
 					return nil, err
 				}
@@ -161,11 +161,13 @@ func upstreams(t *testing.T) []upstream {
 				}
 				return []any{*s.Upstream()}, nil
 			},
-			values: map[string]string{"config": kubeletFile, "address": "192.0.2.1", "healthz-bind-address": "192.0.2.1", "cgroups-per-qos": "false", "cpu-cfs-quota-period": "50ms",
+			values: map[string]string{"config": kubeletFile, "address": "192.0.2.1", "healthz-bind-address": "192.0.2.1", "image-credential-provider-config": kubeletFile, "image-credential-provider-bin-dir": filepath.Dir(kubeletFile),
+				"cgroups-per-qos": "false", "cpu-cfs-quota-period": "50ms",
 				"enforce-node-allocatable": "none", "eviction-hard": "memory.available<7Mi", "eviction-soft": "memory.available<9Mi", "manifest-url-header": "a:b",
 				"reserved-cpus": "0", "reserved-memory": "0:memory=1Gi", "topology-manager-policy": "restricted", "topology-manager-scope": "pod", "system-cgroups": "/system"},
-			unseen:   []string{"fail-cgroupv1"}, // depends on the host
-			together: map[string]string{"cgroups-per-qos": "enforce-node-allocatable=none", "system-cgroups": "cgroup-root=/", "eviction-soft": "eviction-soft-grace-period=memory.available=1m"},
+			unseen: []string{"fail-cgroupv1"}, // depends on the host
+			together: map[string]string{"image-credential-provider-config": "image-credential-provider-bin-dir=" + filepath.Dir(kubeletFile), "image-credential-provider-bin-dir": "image-credential-provider-config=" + kubeletFile,
+				"cgroups-per-qos": "enforce-node-allocatable=none", "system-cgroups": "cgroup-root=/", "eviction-soft": "eviction-soft-grace-period=memory.available=1m"},
 		},
 	}
 }
@@ -298,7 +300,7 @@ func TestKubeletConfigFile(t *testing.T) {
 			ClusterDNS: []net.IP{net.ParseIP("10.43.0.10")}, ClusterDomain: "cluster.local", CRISocket: "/r/c.sock", CgroupDriver: "cgroupfs",
 			ResolvConf: "/run/resolv.conf", PKI: &pki.Bundle{}, Args: keyValues, Client: client.New("https://127.0.0.1:6443", logrus.StandardLogger()).NodeConfig("one"), Log: logrus.StandardLogger()})
 	}
-	s, err := build("config="+write("maxPods: 42\nstaticPodPath: /mine\nclusterDomain: other\nshutdownGracePeriod: 30s\n"), "max-pods=43")
+	s, err := build("config="+write("maxPods: 42\nstaticPodPath: /mine\nclusterDomain: cluster.local\nshutdownGracePeriod: 30s\n"), "max-pods=43")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,6 +315,14 @@ func TestKubeletConfigFile(t *testing.T) {
 	for text, want := range map[string]string{
 		"featureGates: {InPlacePodVerticalScaling: true}\n": "feature-gates",
 		"maxPods: many\n": "maxPods",
+		// What the composition would overwrite.
+		"clusterDomain: other\n":                             "clusterDomain: cannot be set: use Kubelith's own --cluster-domain",
+		"cgroupDriver: systemd\n":                            "cgroupDriver: cannot be set: ",
+		"containerRuntimeEndpoint: unix:///run/other.sock\n": "containerRuntimeEndpoint: cannot be set: ",
+		"imageServiceEndpoint: unix:///run/other.sock\n":     "imageServiceEndpoint: cannot be set: ",
+		"tlsCertFile: /c\ntlsPrivateKeyFile: /k\n":           "tlsCertFile: cannot be set: ",
+		"tlsPrivateKeyFile: /k\n":                            "tlsPrivateKeyFile: cannot be set: ",
+		"authentication: {x509: {clientCAFile: /c}}\n":       "clientCAFile: cannot be set: ",
 	} {
 		if _, err := build("config=" + write(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v, want one with %q", text, err, want)

@@ -2,31 +2,70 @@ package node
 
 import (
 	"context"
+	"io"
+	"net"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"k8s.io/component-base/version"
 
 	"kubelith.io/kubelith/components/config"
 	"kubelith.io/kubelith/components/dns"
 	"kubelith.io/kubelith/components/host"
+	"kubelith.io/kubelith/components/kubelet"
+	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/components/pki"
+	"kubelith.io/kubelith/components/proxy"
 	"kubelith.io/kubelith/runtime/cgroups"
+	"kubelith.io/kubelith/runtime/cni"
 )
 
-// Preflight checks this host for what the configuration is going to run.
+// Preflight checks the upstream arguments, and this host for what the configuration is going to run.
 func Preflight(ctx context.Context, cfg *config.Server) []host.Result {
+	_, components, err := plan(cfg)
+	if err == nil {
+		return append([]host.Result{{Name: "arguments", Status: host.OK, Message: "understood"}}, host.Check(ctx, checkOptions(cfg, components))...)
+	}
+	var wrong []host.Result
+	for _, line := range strings.Split(err.Error(), "\n") {
+		wrong = append(wrong, host.Result{Name: "arguments", Status: host.Fail, Message: line})
+	}
+	return append(wrong, host.Check(ctx, checkOptions(cfg, nil))...)
+}
+
+// plan builds the components once without credentials, which checks their arguments and tells their ports.
+func plan(cfg *config.Server) (upstreamArgs, []lifecycle.Component, error) {
+	arguments, err := applyGates(cfg)
+	if err != nil {
+		return upstreamArgs{}, nil, err
+	}
+	silent := logrus.New()
+	silent.SetOutput(io.Discard)
+	components, err := server(cfg, &machine{pki: &pki.Bundle{}, args: arguments}, silent)
+	return arguments, components, err
+}
+
+// checkOptions say what the components need of this host.
+func checkOptions(cfg *config.Server, components []lifecycle.Component) host.CheckOptions {
 	containers := !cfg.Disabled("containerd")
-	return host.Check(ctx, host.CheckOptions{
+	opts := host.CheckOptions{
 		DataDir:      cfg.DataDir,
 		NodeName:     cfg.NodeName,
-		Ports:        ports(cfg),
+		Ports:        ports(cfg, components),
 		Containers:   containers,
 		CgroupDriver: cgroups.DetectCgroupDriver(),
 		Proxy:        !cfg.Disabled("proxy"),
+		Bridge:       containers && !cfg.Disabled("network") && cni.Mode(cfg.Network) == cni.Bridge,
 		ServiceIPs:   cfg.ClusterDNS(),
 		NotBefore:    buildTime(),
-	})
+		NotBeforeOf:  "this program was built at",
+	}
+	if ca, from := pki.ValidFrom(tlsDir(cfg)); from.After(opts.NotBefore) {
+		opts.NotBefore, opts.NotBeforeOf = from, ca+" is valid from"
+	}
+	return opts
 }
 
 // settle is how long a port may take to become free: that of a server which
@@ -34,9 +73,9 @@ func Preflight(ctx context.Context, cfg *config.Server) []host.Result {
 const settle = 3 * time.Second
 
 // settledPreflight checks again while nothing but ports in use fail.
-func settledPreflight(ctx context.Context, cfg *config.Server) []host.Result {
+func settledPreflight(ctx context.Context, cfg *config.Server, components []lifecycle.Component) []host.Result {
 	for deadline := time.Now().Add(settle); ; {
-		results := Preflight(ctx, cfg)
+		results := host.Check(ctx, checkOptions(cfg, components))
 		failed, busy := 0, 0
 		for _, r := range results {
 			if r.Status == host.Fail {
@@ -53,46 +92,33 @@ func settledPreflight(ctx context.Context, cfg *config.Server) []host.Result {
 	}
 }
 
-// ports are those that the components of cfg listen on.
-func ports(cfg *config.Server) []host.Port {
-	all := []host.Port{{Component: "apiserver", Network: "tcp", Address: cfg.BindAddress, Number: cfg.HTTPSPort}}
-	if !cfg.Disabled("kubelet") {
-		all = append(all, host.Port{Component: "kubelet", Network: "tcp", Number: number(cfg.KubeletArgs, "port", 10250)})
-		if healthz := number(cfg.KubeletArgs, "healthz-port", 10248); healthz != 0 {
-			all = append(all, host.Port{Component: "kubelet", Network: "tcp", Address: "127.0.0.1", Number: healthz})
+// ports are those that the components listen on.
+func ports(cfg *config.Server, components []lifecycle.Component) []host.Port {
+	all := []host.Port{{Component: "apiserver", Network: "tcp", Address: cfg.BindAddress, Number: cfg.HTTPSPort, Setting: "--https-port"}}
+	tcp := func(component, address string, port int, setting string) {
+		if port != 0 {
+			all = append(all, host.Port{Component: component, Network: "tcp", Address: address, Number: port, Setting: setting})
 		}
 	}
-	if _, moved := value(cfg.ProxyArgs, "healthz-bind-address"); !moved && !cfg.Disabled("proxy") {
-		all = append(all, host.Port{Component: "proxy", Network: "tcp", Number: 10256})
-	}
-	if !cfg.Disabled("dns") {
-		for _, ip := range cfg.NodeIP {
-			all = append(all,
-				host.Port{Component: "dns", Network: "udp", Address: ip, Number: dns.DefaultPort},
-				host.Port{Component: "dns", Network: "tcp", Address: ip, Number: dns.DefaultPort})
+	for _, c := range components {
+		switch c := c.(wired).Component.(type) {
+		case *kubelet.Server:
+			up := c.Upstream()
+			tcp("kubelet", up.Address, int(up.Port), "--kubelet-arg=port=N")
+			tcp("kubelet", up.HealthzBindAddress, int(up.HealthzPort), "--kubelet-arg=healthz-port=N")
+			tcp("kubelet", up.Address, int(up.ReadOnlyPort), "--kubelet-arg=read-only-port=N")
+		case *proxy.Server:
+			address, port, _ := net.SplitHostPort(c.HealthzAddress()) // upstream has checked its form
+			number, _ := strconv.Atoi(port)
+			tcp("proxy", address, number, "--proxy-arg=healthz-bind-address=ADDRESS:N")
+		case *dns.Server:
+			for _, address := range c.Addresses() {
+				tcp("dns", address, dns.DefaultPort, "")
+				all = append(all, host.Port{Component: "dns", Network: "udp", Address: address, Number: dns.DefaultPort})
+			}
 		}
 	}
 	return all
-}
-
-// value is that of an upstream argument; the last one counts.
-func value(args []string, key string) (v string, given bool) {
-	for _, kv := range args {
-		if k, val, _ := strings.Cut(kv, "="); strings.TrimLeft(k, "-") == key {
-			v, given = val, true
-		}
-	}
-	return v, given
-}
-
-// number is an upstream argument's value, or the default when it is not given
-// or no number, of which the component complains.
-func number(args []string, key string, or int) int {
-	v, _ := value(args, key)
-	if n, err := strconv.Atoi(v); err == nil {
-		return n
-	}
-	return or
 }
 
 // buildTime is a moment that the clock must have passed: the date of the

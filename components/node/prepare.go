@@ -19,6 +19,7 @@ import (
 	"kubelith.io/kubelith/components/datadir"
 	"kubelith.io/kubelith/components/dns"
 	"kubelith.io/kubelith/components/host"
+	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/components/pki"
 	"kubelith.io/kubelith/runtime/payload"
 )
@@ -33,7 +34,6 @@ const (
 // machine is what the server found or made on this machine before any component.
 type machine struct {
 	dir              *datadir.Dir
-	held             bool // see hold
 	checks           []host.Result
 	pki              *pki.Bundle
 	encryptionConfig string
@@ -56,7 +56,8 @@ func (h *machine) Close() { h.dir.Close() }
 // written (directories, keys) is what the next start expects.
 func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machine, err error) {
 	h := &machine{resolvConf: dns.HostResolvConf()}
-	if h.args, err = applyGates(cfg); err != nil {
+	var planned []lifecycle.Component
+	if h.args, planned, err = plan(cfg); err != nil {
 		return nil, err
 	}
 	if os.Geteuid() != 0 {
@@ -70,21 +71,19 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 			h.dir.Close()
 		}
 	}()
-	checks := settledPreflight(ctx, cfg)
+	checks := settledPreflight(ctx, cfg, planned)
 	if err := host.Failures(checks); err != nil {
 		return nil, err
 	}
 	h.checks = checks
 	// Before the admin kubeconfig is written: it may be that of a server which has the run directory.
-	if _, err := os.Stat(cfg.RunDir); err == nil {
-		if err := h.hold(cfg); err != nil {
-			return nil, err
-		}
+	if err := h.hold(cfg); err != nil {
+		return nil, err
 	}
 	if h.binDir, err = payload.Unpack(cfg.DataDir); err != nil {
 		return nil, err
 	}
-	// The shim, nft and the CNI programs are found by name, ours first.
+	// The shim and the CNI programs are found by name, ours first.
 	if err := os.Setenv("PATH", h.binDir+string(os.PathListSeparator)+os.Getenv("PATH")); err != nil {
 		return nil, err
 	}
@@ -94,13 +93,8 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 	return h, nil
 }
 
-// hold takes the other directories of the server, so that reset does not remove them while it runs. A run directory that is not
-// there is made when nothing else can be refused.
+// hold takes the other directories of the server, so that reset does not remove them while it runs.
 func (h *machine) hold(cfg *config.Server) error {
-	if h.held {
-		return nil
-	}
-	h.held = true
 	if cfg.Disabled("kubelet") {
 		return h.dir.Hold(cfg.RunDir)
 	}
@@ -133,10 +127,12 @@ func (h *machine) credentials(cfg *config.Server) (err error) {
 	return pki.EnsureEncryption(h.encryptionConfig, err == nil)
 }
 
+func tlsDir(cfg *config.Server) string { return filepath.Join(cfg.DataDir, "server", "tls") }
+
 // certificates makes or renews keys, certificates and the admin kubeconfig; what is valid stays.
 func certificates(cfg *config.Server) (*pki.Bundle, error) {
 	bundle, err := pki.Ensure(pki.Options{
-		Dir:           filepath.Join(cfg.DataDir, "server", "tls"),
+		Dir:           tlsDir(cfg),
 		NodeName:      cfg.NodeName,
 		NodeIPs:       cfg.NodeIPs(),
 		SANs:          append([]string{cfg.AdvertiseAddress}, cfg.TLSSAN...),
@@ -164,6 +160,9 @@ func applyGates(cfg *config.Server) (upstreamArgs, error) {
 	}
 	fs := pflag.NewFlagSet("process", pflag.ContinueOnError)
 	registry.AddFlags(fs)
+	if err := args.KnownGates(global, utilfeature.DefaultMutableFeatureGate.GetAll()); err != nil {
+		return upstreamArgs{}, err
+	}
 	if err := args.ApplyTo("argument", fs, nil, global); err != nil {
 		return upstreamArgs{}, err
 	}

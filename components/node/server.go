@@ -57,9 +57,6 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 	if err != nil {
 		return err
 	}
-	if err := machine.hold(cfg); err != nil {
-		return err
-	}
 	progress := newProgress(out, components, cfg.WriteKubeconfig)
 	if out.LogFile != "" {
 		if err := file.open(out.LogFile); err != nil {
@@ -143,7 +140,7 @@ func (l *lastError) text() string {
 	return text
 }
 
-// server builds all components of a server, in the order in which they start.
+// server builds all components of a server, in the order in which they start. It touches nothing on the host.
 func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecycle.Component, error) {
 	logFor := func(component string) logrus.FieldLogger { return logging.Component(log, component) }
 	inProcess := client.New(cfg.URL(), logFor("client"))
@@ -157,7 +154,6 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Name:    cfg.NodeName,
 		Args:    machine.args.etcd,
 		Zap:     logging.Zap(logging.Component(log, "etcd")),
-		Log:     logFor("etcd"),
 	}))
 
 	api, err := apiserver.New(apiserver.Options{
@@ -171,7 +167,6 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		PKI:              machine.pki,
 		Args:             machine.args.apiserver,
 		Client:           inProcess,
-		Log:              logFor("apiserver"),
 	})
 	b.add(api, err)
 
@@ -189,7 +184,6 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Args:      machine.args.scheduler,
 		Client:    inProcess,
 		Informers: api.Informers,
-		Log:       logFor("scheduler"),
 	}))
 
 	socket := filepath.Join(cfg.RunDir, "containerd", "containerd.sock")
@@ -209,7 +203,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 
 	b.add(images.New(images.Options{
 		ContainerdAddress: socket,
-		Snapshotter:       containerd.Snapshotter(filepath.Join(cfg.DataDir, "agent", "containerd")),
+		Snapshotter:       func() string { return containerd.Snapshotter(filepath.Join(cfg.DataDir, "agent", "containerd")) },
 		ArchiveDir:        filepath.Join(cfg.DataDir, "agent", "images"),
 		Log:               logFor("images"),
 	}), nil)

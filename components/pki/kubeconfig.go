@@ -39,10 +39,14 @@ func WriteKubeconfig(path, server, ca string, client Pair) error {
 		}
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return fmt.Errorf("kubeconfig: create directory: %w", err)
+		return unwritable(err)
 	}
 	if err := writeFile(path, out); err != nil {
-		return fmt.Errorf("kubeconfig: %w", err)
+		return unwritable(err)
 	}
 	return nil
+}
+
+func unwritable(err error) error {
+	return fmt.Errorf("kubeconfig: cannot be written: make its directory writable or give another --write-kubeconfig: %w", err)
 }

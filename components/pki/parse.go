@@ -6,6 +6,9 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"time"
 )
 
 // parseCert reads the first certificate of a PEM file; what follows it, such as a chain, is ignored.
@@ -49,4 +52,19 @@ func parseKey(data []byte) (crypto.Signer, error) {
 func samePublicKey(a, b crypto.PublicKey) bool {
 	k, ok := a.(interface{ Equal(crypto.PublicKey) bool })
 	return ok && k.Equal(b)
+}
+
+// ValidFrom is when the cluster's CA in this directory begins to be valid, and its path. The time is zero when there is no
+// certificate that can be read, of which Ensure complains.
+func ValidFrom(dir string) (path string, from time.Time) {
+	path = filepath.Join(dir, "cluster-ca.crt")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return path, time.Time{}
+	}
+	cert, err := parseCert(data)
+	if err != nil {
+		return path, time.Time{}
+	}
+	return path, cert.NotBefore
 }

@@ -41,6 +41,9 @@ func configure(o Options) (*kubeproxyconfig.KubeProxyConfiguration, *rest.Config
 	if err := args.ApplyTo(option, fs, refused(), o.Args); err != nil {
 		return nil, nil, err
 	}
+	if fs.Changed("kube-api-burst") && !fs.Changed("kube-api-qps") {
+		return nil, nil, fmt.Errorf("%s kube-api-burst: has no effect without kube-api-qps, because there is no limit then: give both", option)
+	}
 	if c.Mode != kubeproxyconfig.ProxyModeNFTables {
 		return nil, nil, fmt.Errorf("%s proxy-mode: only nftables is built in, not %q", option, c.Mode)
 	}

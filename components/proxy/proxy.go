@@ -70,6 +70,9 @@ func New(opts Options) (*Server, error) {
 	return &Server{opts: opts, config: config, client: client}, nil
 }
 
+// HealthzAddress is where health is served, as HOST:PORT; empty when nowhere.
+func (s *Server) HealthzAddress() string { return s.config.HealthzBindAddress }
+
 // Name is the component's name.
 func (s *Server) Name() string { return "proxy" }
 

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/davecgh/go-spew/spew"
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 	kubeproxy "k8s.io/kubernetes/cmd/kube-proxy/app"
@@ -52,6 +53,51 @@ func TestEveryUpstreamFlagIsKnown(t *testing.T) {
 	}
 }
 
+// Each flag that we take changes what the component runs with, in a build from arguments as a user gives them.
+func TestEveryFlagCounts(t *testing.T) {
+	build := func(args ...string) string {
+		c, client, err := configure(options(args...))
+		if err != nil {
+			t.Errorf("%v: %v", args, err)
+			return ""
+		}
+		spew := spew.ConfigState{DisablePointerAddresses: true, DisableMethods: true}
+		return spew.Sdump(c, client.QPS, client.Burst)
+	}
+	values := map[string]string{
+		"nodeport-addresses": "10.0.0.0/8", "healthz-bind-address": "127.0.0.1:1", "cluster-cidr": "10.9.0.0/16",
+		"pod-bridge-interface": "br0", "pod-interface-name-prefix": "veth", "kube-api-burst": "9", "detect-local-mode": "InterfaceNamePrefix",
+		// Upstream wants min-sync-period below sync-period.
+		"iptables-min-sync-period": "2s",
+	}
+	together := map[string]string{"kube-api-burst": "kube-api-qps=5", "detect-local-mode": "pod-interface-name-prefix=veth"}
+	c, client, err := configure(options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags(c, client).VisitAll(func(f *pflag.Flag) {
+		value := values[f.Name]
+		switch kind := f.Value.Type(); {
+		case f.Name == "proxy-mode": // one value only
+			return
+		case value != "":
+		case kind == "bool":
+			value = map[bool]string{true: "false", false: "true"}[f.DefValue == "true"]
+		case kind == "duration":
+			value = "77m"
+		default:
+			value = "7"
+		}
+		var others []string
+		if o := together[f.Name]; o != "" {
+			others = []string{o}
+		}
+		if build(append(others, f.Name+"="+value)...) == build(others...) {
+			t.Errorf("%s=%s changes nothing", f.Name, value)
+		}
+	})
+}
+
 func TestArgs(t *testing.T) {
 	c, client, err := configure(options("masquerade-all=true", "nodeport-addresses=10.0.0.0/8,localhost",
 		"iptables-min-sync-period=3s", "conntrack-max-per-core=7", "conntrack-udp-timeout=9s", "healthz-bind-address=127.0.0.1:1",
@@ -87,6 +133,7 @@ func TestBadArgs(t *testing.T) {
 		"nodeport-addresses=nonsense":  "nonsense",
 		"iptables-sync-period=-1s":     "greater than 0",
 		"conntrack-min":                "key=value",
+		"kube-api-burst=9":             "without kube-api-qps",
 		"feature-gates=NFTablesX=true": "cannot be set",
 	} {
 		_, err := New(options(arg))

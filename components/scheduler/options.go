@@ -5,6 +5,7 @@ import (
 
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/latest"
 
 	"kubelith.io/kubelith/components/args"
@@ -27,6 +28,9 @@ func (s *Server) complete() error {
 		if cfg, err = options.LoadConfigFromFile(klog.Background(), o.ConfigFile); err != nil {
 			return fmt.Errorf("--scheduler-arg config=%s: %w", o.ConfigFile, err)
 		}
+		if err := ignored(cfg, defaults); err != nil {
+			return fmt.Errorf("--scheduler-arg config=%s: %w", o.ConfigFile, err)
+		}
 		o.ComponentConfig = cfg
 	}
 	cfg.LeaderElection.LeaderElect = false
@@ -35,6 +39,21 @@ func (s *Server) complete() error {
 		return fmt.Errorf("--scheduler-arg: %w", errs[0])
 	}
 	s.config, s.upstream = cfg, o
+	return nil
+}
+
+// ignored refuses what a file sets and one process has no use for.
+func ignored(cfg, defaults *config.KubeSchedulerConfiguration) error {
+	election := defaults.LeaderElection
+	election.LeaderElect = cfg.LeaderElection.LeaderElect // there is none; saying so is no mistake
+	switch {
+	case cfg.ClientConnection != defaults.ClientConnection:
+		return fmt.Errorf("clientConnection: cannot be set: %s", args.Clients()["kubeconfig"])
+	case cfg.LeaderElection != election:
+		return fmt.Errorf("leaderElection: cannot be set: %s", args.Election()["leader-elect"])
+	case cfg.DelayCacheUntilActive:
+		return fmt.Errorf("delayCacheUntilActive: cannot be set: %s", args.Election()["leader-elect"])
+	}
 	return nil
 }
 

@@ -25,7 +25,10 @@ func TestPortsTaken(t *testing.T) {
 		{network: "tcp", address: s.NodeIP + ":6443", component: "apiserver"},
 		{network: "tcp", address: "0.0.0.0:7443", component: "apiserver", args: []string{"--https-port=7443"}},
 		{network: "tcp", address: "0.0.0.0:10250", component: "kubelet"},
+		{network: "tcp", address: "127.0.0.1:10248", component: "kubelet"},
 		{network: "tcp", address: "0.0.0.0:10256", component: "proxy"},
+		{network: "tcp", address: "127.0.0.1:7256", component: "proxy", args: []string{"--proxy-arg=healthz-bind-address=127.0.0.1:7256"}},
+		{network: "udp", address: "127.0.0.1:10053", component: "dns"},
 		{network: "tcp", address: s.NodeIP + ":10053", component: "dns"},
 		{network: "udp", address: "0.0.0.0:10053", component: "dns"},
 	} {
@@ -81,6 +84,9 @@ func TestHost(t *testing.T) {
 		cmd := s.BinaryCommand("server", "--data-dir=/var/lib/nonft")
 		cmd.Env = []string{"PATH=/var/lib/tools"}
 		contains(t, refusal(t, s, cmd, true), "nft: not found", "install nftables")
+		cmd = s.BinaryCommand("server", "--data-dir=/var/lib/nonft", "--disable=proxy") // the bridge needs it too
+		cmd.Env = []string{"PATH=/var/lib/tools"}
+		contains(t, refusal(t, s, cmd, true), "nft: not found", "install nftables")
 	})
 	t.Run("not root", func(t *testing.T) {
 		setpriv, err := exec.LookPath("setpriv")
@@ -121,6 +127,10 @@ func TestHost(t *testing.T) {
 	t.Run("disk too small", func(t *testing.T) {
 		mount(t, s, "/var/lib/small", "size=100m")
 		contains(t, refusal(t, s, s.BinaryCommand("server", "--data-dir=/var/lib/small"), true), "/var/lib/small", "100 MiB free", "512 MiB", "--data-dir")
+	})
+	t.Run("data directory noexec", func(t *testing.T) {
+		mount(t, s, "/var/lib/noexec", "noexec")
+		contains(t, refusal(t, s, s.BinaryCommand("server", "--data-dir=/var/lib/noexec"), true), "/var/lib/noexec", "noexec", "--data-dir")
 	})
 	t.Run("data directory in use", func(t *testing.T) {
 		path := s.Path("/var/lib/held")

@@ -2,6 +2,7 @@ package badinput
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"kubelith.io/kubelith/integration/harness"
@@ -62,7 +63,12 @@ func TestSettings(t *testing.T) {
 		"owned by us: client":    {args: []string{"--scheduler-arg=kubeconfig=/x"}, want: []string{"--scheduler-arg", "kubeconfig", "in-process client"}},
 		"owned by us: node IP":   {args: []string{"--kubelet-arg=node-ip=1.2.3.4"}, want: []string{"--kubelet-arg", "node-ip", "--node-ip"}},
 		"owned by us: fsync":     {args: []string{"--etcd-arg=unsafe-no-fsync=true"}, want: []string{"--etcd-arg", "unsafe-no-fsync", "synced"}},
-		"unknown feature gate":   {args: []string{"--apiserver-arg=feature-gates=Teleport=true"}, want: []string{"Teleport"}},
+		"unknown feature gate":   {args: []string{"--apiserver-arg=feature-gates=Teleport=true"}, want: []string{"unrecognized feature gate Teleport"}},
+		"misspelt feature gate":  {args: []string{"--kubelet-arg=feature-gates=PodLevelResorces=true"}, want: []string{"PodLevelResorces", `did you mean "PodLevelResources"?`}},
+		"long run directory":     {args: []string{"--run-dir=/run/kubelith/of/the/second/cluster"}, want: []string{"--run-dir", "at most 29 bytes"}},
+		"missing kubelet file":   {args: []string{"--kubelet-arg=image-credential-provider-config=/missing", "--kubelet-arg=image-credential-provider-bin-dir=/"}, want: []string{"--kubelet-arg image-credential-provider-config", "/missing", "correct the path"}},
+		"modes without RBAC":     {args: []string{"--apiserver-arg=authorization-mode=Node,ABAC"}, want: []string{"--apiserver-arg authorization-mode", "RBAC is missing"}},
+		"burst without QPS":      {args: []string{"--proxy-arg=kube-api-burst=9"}, want: []string{"--proxy-arg kube-api-burst", "kube-api-qps"}},
 		"gate with two values":   {args: []string{"--apiserver-arg=feature-gates=CBORServingAndStorage=true", "--kubelet-arg=feature-gates=CBORServingAndStorage=false"}, want: []string{"CBORServingAndStorage", "one set"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -72,13 +78,24 @@ func TestSettings(t *testing.T) {
 				t.Fatal(err)
 			}
 			contains(t, refusal(t, s, s.BinaryCommand(append([]string{"server"}, tc.args...)...), true), tc.want...)
-			for _, dir := range []string{harness.DataDir + "/server/db", harness.RunDir} {
+			for _, dir := range []string{harness.DataDir + "/version", harness.DataDir + "/data", harness.DataDir + "/server", harness.RunDir, harness.AdminKubeconfig} {
 				if _, err := os.Stat(s.Path(dir)); err == nil {
 					t.Errorf("%s was made", dir)
 				}
 			}
 		})
 	}
+	t.Run("check", func(t *testing.T) {
+		os.Remove(s.Path(configured))
+		r := s.RunBinary(t, "check", "--scheduler-arg=confg=/x")
+		if r.Code != 1 || !strings.Contains(r.Stdout, `failed   arguments: --scheduler-arg confg: unknown flag: did you mean "config"?`) {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("version with a flag", func(t *testing.T) {
+		contains(t, refusal(t, s, s.BinaryCommand("version", "--x"), true), "-x", "kubelith version --help")
+		contains(t, refusal(t, s, s.BinaryCommand("version", "foo"), true), `"foo"`, "no arguments")
+	})
 	t.Run("unknown command", func(t *testing.T) {
 		contains(t, refusal(t, s, s.BinaryCommand("sever"), true), `"sever"`, "--help")
 	})

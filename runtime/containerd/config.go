@@ -70,4 +70,6 @@ func config(o Options, h host) *srvconfig.Config {
 }
 
 // shimSocketDir is where the shims listen. Its default would be outside of our directories.
-func shimSocketDir(state string) string { return filepath.Join(state, "s") }
+func shimSocketDir(state string) string { return state + shimSockets }
+
+const shimSockets = "/s"

@@ -62,6 +62,8 @@ const (
 	maxSocketPath = 104
 	shimSocketLen = len("/") + 64 // a shim's socket is named by a SHA-256
 	sunPathMax    = 107
+	// MaxState is the longest Options.State, in bytes.
+	MaxState = sunPathMax - shimSocketLen - len(shimSockets)
 )
 
 // preflight finds what containerd would report late, unclearly or not at all.
@@ -74,9 +76,8 @@ func (o Options) preflight() error {
 	if n := len(o.Socket + ".ttrpc"); n > maxSocketPath {
 		return fmt.Errorf("socket path %s.ttrpc is %d bytes long, at most %d work: choose a shorter run directory", o.Socket, n, maxSocketPath)
 	}
-	if dir := shimSocketDir(o.State); len(dir)+shimSocketLen > sunPathMax {
-		return fmt.Errorf("shim socket directory %s is too long by %d bytes for a unix socket: choose a shorter run directory",
-			dir, len(dir)+shimSocketLen-sunPathMax)
+	if n := len(o.State); n > MaxState {
+		return fmt.Errorf("state directory %s is too long by %d bytes for the sockets of the shims: choose a shorter run directory", o.State, n-MaxState)
 	}
 	if err := os.MkdirAll(o.Root, 0o700); err != nil {
 		return fmt.Errorf("create the containerd root: %w", err)

@@ -32,7 +32,7 @@ const (
 type Options struct {
 	ContainerdAddress string             // path of containerd's socket
 	ArchiveDir        string             // .tar, .tar.gz, .tgz and .tar.zst files here are imported; made when missing
-	Snapshotter       string             // the one CRI uses, see containerd.Snapshotter
+	Snapshotter       func() string      // the one CRI uses, see containerd.Snapshotter
 	Log               logrus.FieldLogger // archives imported, and those that cannot be
 }
 
@@ -59,7 +59,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		return fmt.Errorf("connect to containerd: %w", err)
 	}
 	defer c.Close()
-	store := &store{client: c, snapshotter: s.opts.Snapshotter}
+	store := &store{client: c, snapshotter: s.opts.Snapshotter()}
 	if err := store.dropInterrupted(ctx); err != nil {
 		return stopped(ctx, err)
 	}

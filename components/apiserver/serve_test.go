@@ -32,6 +32,8 @@ const panics = "/test-panic"
 type process struct {
 	client *client.InProcess
 	server *Server
+	pki    *pki.Bundle
+	url    string
 	undo   []func() // the last one first
 }
 
@@ -94,7 +96,8 @@ func (p *process) start() error {
 	if err := p.run(store.Run); err != nil {
 		return fmt.Errorf("etcd: %w", err)
 	}
-	p.client = client.New(fmt.Sprintf("https://127.0.0.1:%d", port), log)
+	p.pki, p.url = bundle, fmt.Sprintf("https://127.0.0.1:%d", port)
+	p.client = client.New(p.url, log)
 	p.server, err = New(Options{
 		BindAddress: "127.0.0.1", Port: port, AdvertiseAddress: "192.0.2.1", ServiceCIDRs: []string{"10.43.0.0/16"}, ClusterDomain: "cluster.local",
 		EtcdEndpoint: etcd.Endpoint(socket), EncryptionConfig: encryption, PKI: bundle, Client: p.client, Log: log,

@@ -119,7 +119,7 @@ func (s *Server) genericConfig(o options.CompletedOptions) (*genericapiserver.Co
 	if err := s.authorization(drained, c, o); err != nil {
 		return nil, nil, err
 	}
-	if err := s.trustProcess(c, o); err != nil {
+	if err := s.trustProcess(c); err != nil {
 		return nil, nil, err
 	}
 	// Audit backend: the seam for a sink of our own.

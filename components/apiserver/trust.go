@@ -13,7 +13,6 @@ import (
 	authorizerunion "k8s.io/apiserver/pkg/authorization/union"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
 	schedulingrest "k8s.io/kubernetes/pkg/registry/scheduling/rest"
 
@@ -22,9 +21,9 @@ import (
 
 // trustProcess puts the in-process identities in front of upstream's
 // authenticators and gives the apiserver's own loopback identity its rights.
-func (s *Server) trustProcess(c *genericapiserver.Config, o options.CompletedOptions) error {
+func (s *Server) trustProcess(c *genericapiserver.Config) error {
 	chain := []authenticator.Request{s.opts.Client, c.Authentication.Authenticator}
-	if s.anonymousHealth && o.Authentication.AuthenticationConfigFile == "" {
+	if s.anonymousHealth && s.upstream.Authentication.AuthenticationConfigFile == "" {
 		chain = append(chain, anonymous.NewAuthenticator([]apiserver.AnonymousAuthCondition{
 			{Path: "/livez"}, {Path: "/readyz"}, {Path: "/healthz"},
 		}))

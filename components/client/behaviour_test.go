@@ -8,6 +8,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strconv"
 	"strings"
 	"testing"
@@ -336,4 +338,30 @@ func TestPanic(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestBrokenProxy: a server behind the apiserver's proxy that goes away in mid-answer breaks the client's answer, which
+// must not look whole.
+func TestBrokenProxy(t *testing.T) {
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, "part")
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	}))
+	defer backend.Close()
+	address, err := url.Parse(backend.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	idle := &http.Transport{}
+	defer idle.CloseIdleConnections()
+	proxy := &httputil.ReverseProxy{Transport: idle, ErrorLog: nullLog(), Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(address) }}
+	overBoth(t, proxy.ServeHTTP, func(t *testing.T, c *http.Client, url string) {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		body, err := io.ReadAll(do(t, c, ctx, "GET", url, nil).Body)
+		if err == nil || ctx.Err() != nil {
+			t.Errorf("read %q without an error: %v", body, ctx.Err())
+		}
+	})
 }

@@ -42,7 +42,10 @@ type InProcess struct {
 // from here, but messages show it and upstream's service resolver answers
 // kubernetes.default.svc with it.
 func New(url string, log logrus.FieldLogger) *InProcess {
-	base, cancel := context.WithCancel(context.Background())
+	// A reverse proxy (httputil, of the aggregator) whose backend goes away in
+	// mid-answer breaks its own answer only below a server, which it knows by
+	// this key; else the half of the answer would look whole.
+	base, cancel := context.WithCancel(context.WithValue(context.Background(), http.ServerContextKey, &http.Server{}))
 	return &InProcess{url: url, log: log, opened: make(chan struct{}), base: base, close: cancel}
 }
 

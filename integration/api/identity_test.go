@@ -2,7 +2,9 @@ package api
 
 import (
 	"fmt"
+	"maps"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +17,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
 
 	"kubelith.io/kubelith/integration/harness"
 )
@@ -126,6 +131,80 @@ func TestNoLoopback(t *testing.T) {
 	}
 }
 
+// TestNoLoopbackAtStart: nor does the process make such a connection while it starts, when its clients are made. A rule of
+// the packet filter counts them, however short they are.
+func TestNoLoopbackAtStart(t *testing.T) {
+	t.Parallel()
+	s := harness.New(t, harness.Options{NoTestImage: true})
+	s.Exec(t, "nft", "add table inet loopback; add chain inet loopback out { type filter hook output priority 100; }; "+
+		"add rule inet loopback out tcp dport 6443 tcp flags & (syn|ack) == syn counter")
+	s.Launch(t)
+	s.WaitReady(t)
+	connections := func() int {
+		_, counter, found := strings.Cut(s.Exec(t, "nft", "list", "chain", "inet", "loopback", "out"), "counter packets ")
+		n := -1
+		if _, err := fmt.Sscan(counter, &n); !found || err != nil {
+			t.Fatalf("the rule has no counter: %v", err)
+		}
+		return n
+	}
+	if n := connections(); n != 0 {
+		t.Errorf("%d connections from the server's host to its own port 6443", n)
+	}
+	conn, err := s.DialContext(t.Context(), "tcp", s.NodeIP+":6443")
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	if n := connections(); n == 0 {
+		t.Error("the test's own connection was not counted: the test looks at the wrong place")
+	}
+}
+
+// TestSharedInformers: the controllers and the scheduler watch nothing themselves that the apiserver's informers have;
+// the scheduler's view of pods is its own.
+func TestSharedInformers(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	watchers := func() map[string]map[string]bool { // resources by user
+		all := map[string]map[string]bool{}
+		for _, e := range auditEvents(t, s) {
+			if e.Verb != "watch" || e.ObjectRef == nil || !scheme.Scheme.IsGroupRegistered(e.ObjectRef.APIGroup) {
+				continue // the metadata of custom resources and the like is watched where it is needed
+			}
+			if all[e.User.Username] == nil {
+				all[e.User.Username] = map[string]bool{}
+			}
+			all[e.User.Username][e.ObjectRef.Resource] = true
+		}
+		return all
+	}
+	harness.Eventually(t, 30*time.Second, "the watches of the shared informers", func() error {
+		all := watchers()
+		for _, resource := range []string{"pods", "nodes", "deployments", "endpointslices", "persistentvolumeclaims"} {
+			if !all["system:apiserver"][resource] {
+				return fmt.Errorf("nobody shares a watch of %s", resource)
+			}
+		}
+		if !all["system:kube-scheduler"]["pods"] {
+			return fmt.Errorf("the scheduler watches no pods")
+		}
+		return nil
+	})
+	for user, resources := range watchers() {
+		if user == "system:kube-scheduler" {
+			delete(resources, "pods")
+		}
+		if user == "system:serviceaccount:kube-system:kube-apiserver-serving-clustertrustbundle-publisher" {
+			delete(resources, "clustertrustbundles") // upstream's controller makes an informer of one object
+		}
+		component := user == "system:kube-scheduler" || user == "system:kube-controller-manager" || strings.HasPrefix(user, "system:serviceaccount:kube-system:")
+		if component && len(resources) > 0 {
+			t.Errorf("%s has watches of its own: %v", user, slices.Sorted(maps.Keys(resources)))
+		}
+	}
+}
+
 func hex(s string) (n int) {
 	fmt.Sscanf(s, "%x", &n)
 	return n
@@ -201,6 +280,19 @@ func TestNodeAuthorizer(t *testing.T) {
 	if _, err := own.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{}); err != nil {
 		t.Errorf("the pod's node reads the pod: %v", err)
 	}
+	onNode := metav1.ListOptions{FieldSelector: "spec.nodeName=" + pod.Spec.NodeName}
+	if list, err := own.CoreV1().Pods(ns).List(ctx, onNode); err != nil || len(list.Items) != 1 {
+		t.Errorf("the pod's node lists its pods: %v", err)
+	}
+	if _, err := other.CoreV1().Pods(ns).List(ctx, onNode); !apierrors.IsForbidden(err) {
+		t.Errorf("another node lists the node's pods: %v", err)
+	}
+	if w, err := other.CoreV1().Pods(ns).Watch(ctx, onNode); !apierrors.IsForbidden(err) {
+		t.Errorf("another node watches the node's pods: %v", err)
+		if err == nil {
+			w.Stop()
+		}
+	}
 	if err := other.CoreV1().Pods(ns).Delete(ctx, pod.Name, metav1.DeleteOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("another node deletes the pod: %v", err)
 	}
@@ -244,10 +336,32 @@ func TestAnonymous(t *testing.T) {
 	if _, err := withToken(t, s, "guessed").CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
 		t.Errorf("an invalid token: %v", err)
 	}
-	// Somebody who claims to be the front proxy without its certificate.
-	cfg := s.RESTConfig(t)
-	if _, err := clientFor(t, cfg).Discovery().ServerVersion(); err != nil {
-		t.Errorf("the administrator: %v", err)
+}
+
+// TestFrontProxy: the headers that name a user count from the front proxy, which has its own CA, and from nobody else.
+func TestFrontProxy(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	claim := func(cfg *rest.Config) (string, error) {
+		cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return transport.NewAuthProxyRoundTripper("claimed", "", []string{"claimed-group"}, nil, next)
+		})
+		review, err := clientFor(t, cfg).AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+		if err != nil {
+			return "", err
+		}
+		return review.Status.UserInfo.Username, nil
+	}
+	if who, err := claim(rest.AnonymousClientConfig(s.RESTConfig(t))); !apierrors.IsUnauthorized(err) {
+		t.Errorf("without a certificate: %s, %v", who, err)
+	}
+	if who, err := claim(s.RESTConfig(t)); err != nil || who != "kubelith-admin" {
+		t.Errorf("with the administrator's certificate: %s, %v", who, err)
+	}
+	proxy := rest.AnonymousClientConfig(s.RESTConfig(t))
+	proxy.CertFile, proxy.KeyFile = s.Path(harness.DataDir+"/server/tls/front-proxy-client.crt"), s.Path(harness.DataDir+"/server/tls/front-proxy-client.key")
+	if who, err := claim(proxy); err != nil || who != "claimed" {
+		t.Errorf("with the front proxy's certificate: %s, %v", who, err)
 	}
 }
 

@@ -155,9 +155,9 @@ type event struct {
 		Username string
 		Groups   []string
 	}
-	UserAgent        string
-	ImpersonatedUser *struct{ Username string }
-	SourceIPs        []string
+	UserAgent string
+	Verb      string
+	ObjectRef *struct{ APIGroup, Resource string }
 }
 
 func auditEvents(t *testing.T, s *harness.Server) []event {

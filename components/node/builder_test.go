@@ -1,0 +1,133 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+
+	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/components/pki"
+)
+
+type component struct {
+	name  string
+	needs []string
+}
+
+func (c component) Name() string                       { return c.name }
+func (c component) Needs() []string                    { return c.needs }
+func (component) Run(context.Context, func()) error    { return nil }
+func build(components ...lifecycle.Component) *builder { return &builder{components: components} }
+
+// drawn is "name(needs)" of each component.
+func drawn(components []lifecycle.Component) string {
+	var out []string
+	for _, c := range components {
+		out = append(out, fmt.Sprintf("%s(%s)", c.Name(), strings.Join(c.Needs(), " ")))
+	}
+	return strings.Join(out, " ")
+}
+
+func TestEnabled(t *testing.T) {
+	needs := []string{"containerd", "network"}
+	b := build(component{"apiserver", nil}, component{"containerd", nil}, component{"images", []string{"containerd"}},
+		component{"network", []string{"apiserver", "containerd"}}, component{"kubelet", needs}, component{"dns", []string{"apiserver", "proxy"}})
+	for _, c := range []struct{ disabled, want string }{
+		{"", "apiserver() containerd() images(containerd) network(apiserver containerd) kubelet(containerd network) dns(apiserver proxy)"},
+		{"dns", "apiserver() containerd() images(containerd) network(apiserver containerd) kubelet(containerd network)"},
+		{"network", "apiserver() containerd() images(containerd) kubelet(containerd) dns(apiserver proxy)"},
+		{"proxy", "apiserver() containerd() images(containerd) network(apiserver containerd) kubelet(containerd network) dns(apiserver)"},
+		{"containerd", "apiserver() kubelet() dns(apiserver proxy)"},
+		{"kubelet,containerd,proxy,dns", "apiserver()"},
+	} {
+		var disabled []string
+		if c.disabled != "" {
+			disabled = strings.Split(c.disabled, ",")
+		}
+		before := slices.Clone(disabled)
+		got, err := b.enabled(disabled)
+		if err != nil || drawn(got) != c.want {
+			t.Errorf("--disable=%s: got  %s (%v)\nwant %s", c.disabled, drawn(got), err, c.want)
+		}
+		if !slices.Equal(disabled, before) {
+			t.Errorf("--disable=%s: the setting became %v", c.disabled, disabled)
+		}
+	}
+	if !slices.Equal(needs, []string{"containerd", "network"}) {
+		t.Errorf("the component's own needs became %v", needs)
+	}
+}
+
+// TestEnabledReportsAll: a user sees everything that is wrong at once.
+func TestEnabledReportsAll(t *testing.T) {
+	b := build(component{"etcd", nil})
+	first, second := errors.New("first"), errors.New("second")
+	b.add(component{"a", nil}, first)
+	b.add(component{"b", nil}, nil)
+	b.add(component{"c", nil}, second)
+	got, err := b.enabled(nil)
+	if !errors.Is(err, first) || !errors.Is(err, second) || got != nil {
+		t.Errorf("got %v, %v", got, err)
+	}
+}
+
+// TestDisable: whatever is switched off, alone or with others, no component that is left needs something that is not
+// there, and only what was named is gone.
+func TestDisable(t *testing.T) {
+	if _, err := applyGates(&config.Server{}); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	bundle, err := pki.Ensure(pki.Options{Dir: dir, NodeName: "n", ClusterDomain: "cluster.local"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := func(disabled ...string) (all []string) {
+		t.Helper()
+		cfg := config.Default()
+		cfg.NodeName, cfg.NodeIP, cfg.DataDir, cfg.RunDir, cfg.Disable = "n", []string{"192.0.2.1"}, dir, dir, disabled
+		log := logrus.New()
+		components, err := server(cfg, &machine{pki: bundle}, log)
+		if err != nil {
+			t.Fatalf("--disable=%s: %v", strings.Join(disabled, ","), err)
+		}
+		for _, c := range components {
+			all = append(all, c.Name())
+		}
+		for _, c := range components {
+			for _, need := range c.Needs() {
+				if !slices.Contains(all, need) {
+					t.Errorf("--disable=%s: %s needs %s, which is not there", strings.Join(disabled, ","), c.Name(), need)
+				}
+			}
+		}
+		return all
+	}
+	all := names()
+	if want := []string{"etcd", "apiserver", "controller-manager", "scheduler", "containerd", "images", "network", "kubelet", "proxy", "dns"}; !slices.Equal(all, want) {
+		t.Fatalf("components: %v, want %v", all, want)
+	}
+	optional := []string{"containerd", "controller-manager", "dns", "kubelet", "network", "proxy", "scheduler"}
+	for subset := range 1 << len(optional) {
+		var disabled []string
+		for i, name := range optional {
+			if subset&(1<<i) != 0 {
+				disabled = append(disabled, name)
+			}
+		}
+		gone := slices.Clone(disabled)
+		if slices.Contains(disabled, "containerd") {
+			gone = append(gone, "images", "network")
+		}
+		want := slices.DeleteFunc(slices.Clone(all), func(name string) bool { return slices.Contains(gone, name) })
+		if got := names(disabled...); !slices.Equal(got, want) {
+			t.Errorf("--disable=%s: %v, want %v", strings.Join(disabled, ","), got, want)
+		}
+	}
+}

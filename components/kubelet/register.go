@@ -28,15 +28,22 @@ func (s *Server) keepRegistered(ctx context.Context, cs kubernetes.Interface) {
 	if !s.upstream.RegisterNode {
 		return
 	}
-	deleted := make(chan struct{}, 1)
+	deleted := make(chan []string, 1) // the pod CIDRs that the Node had
 	factory := informers.NewSharedInformerFactoryWithOptions(cs, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, s.opts.NodeName).String()
 	}))
 	// Adding a handler fails only on an informer that was stopped before.
 	_, _ = factory.Core().V1().Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		DeleteFunc: func(any) {
+		DeleteFunc: func(object any) {
+			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+				object = unknown.Obj
+			}
+			var podCIDRs []string
+			if node, ok := object.(*corev1.Node); ok {
+				podCIDRs = node.Spec.PodCIDRs
+			}
 			select {
-			case deleted <- struct{}{}:
+			case deleted <- podCIDRs:
 			default:
 			}
 		},
@@ -44,13 +51,19 @@ func (s *Server) keepRegistered(ctx context.Context, cs kubernetes.Interface) {
 	factory.Start(ctx.Done())
 	defer factory.Shutdown()
 	for {
+		var podCIDRs []string
 		select {
 		case <-ctx.Done():
 			return
-		case <-deleted:
+		case podCIDRs = <-deleted:
+		}
+		// Pods go on running: with other CIDRs the bridge would get other addresses, and they would be cut off.
+		node := s.initialNode()
+		if node.Spec.PodCIDRs = podCIDRs; len(podCIDRs) > 0 {
+			node.Spec.PodCIDR = podCIDRs[0]
 		}
 		for ctx.Err() == nil {
-			_, err := cs.CoreV1().Nodes().Create(ctx, s.initialNode(), metav1.CreateOptions{})
+			_, err := cs.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 			if err == nil || apierrors.IsAlreadyExists(err) {
 				s.opts.Log.Warnf("the Node %s was deleted, it is registered again", s.opts.NodeName)
 				break

@@ -130,7 +130,7 @@ func TestNodeObject(t *testing.T) {
 	ns := s.Namespace(t)
 	pod := web(ns, "web")
 	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	s.Run(t, pod)
+	running := s.Run(t, pod)
 	svc := service(t, s, ns, "web", func(svc *corev1.Service) { svc.Spec.Type = corev1.ServiceTypeNodePort })
 	port := svc.Spec.Ports[0].NodePort
 	mustAskOutside(t, fmt.Sprintf("http://%s:%d/", s.NodeIP, port))
@@ -157,6 +157,7 @@ func TestNodeObject(t *testing.T) {
 		again := web(ns, "again")
 		again.Labels = map[string]string{"app": "web"}
 		s.Run(t, again)
+		mustAskInNode(t, s, "http://"+running.Status.PodIP+":8080/")
 		mustAskOutside(t, fmt.Sprintf("http://%s:%d/", s.NodeIP, port))
 	})
 

@@ -89,7 +89,7 @@ func (p *process) start() error {
 	if err != nil {
 		return err
 	}
-	store, err := etcd.New(etcd.Options{DataDir: filepath.Join(dir, "db"), Socket: socket, Name: "default", Zap: logging.Zap(logrus.NewEntry(log)), Log: log})
+	store, err := etcd.New(etcd.Options{DataDir: filepath.Join(dir, "db"), Socket: socket, Name: "default", Zap: logging.Zap(logrus.NewEntry(log))})
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,7 +25,8 @@ func archiveOf(t *testing.T, programs map[string]string) ([]byte, *list) {
 	}
 	tw := tar.NewWriter(zw)
 	l := &list{}
-	for name, content := range programs {
+	for _, name := range slices.Sorted(maps.Keys(programs)) { // the same programs are the same archive
+		content := programs[name]
 		if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: int64(len(content)), Mode: 0o755}); err != nil {
 			t.Fatal(err)
 		}

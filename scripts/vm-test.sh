@@ -120,12 +120,12 @@ no_leaks() {
 # system: all that an uninstall must put back.
 system() (
 	set +e +o pipefail
-	echo "# mounts"; awk '{ print $5 }' /proc/self/mountinfo | sort
+	echo "# mounts"; awk '{ print $5 }' /proc/self/mountinfo | grep -v binfmt_misc | sort # systemd mounts it when somebody looks
 	echo "# network namespaces"; ls /run/netns 2>/dev/null | wc -l; lsns -t net -n 2>/dev/null | wc -l
 	echo "# interfaces"; ls /sys/class/net
 	echo "# addresses and routes"; ip -o address | awk '{ print $2, $4 }' | sort; ip route | sort; ip rule
 	echo "# packet filter"; nft list ruleset
-	echo "# cgroups"; find /sys/fs/cgroup -type d | grep -vE 'ssh|user.slice|session|modprobe|systemd-|getty' | sort
+	echo "# cgroups"; find /sys/fs/cgroup -type d | grep -vE 'ssh|user.slice|session|modprobe|systemd-|getty|binfmt_misc' | sort
 	echo "# units"; systemctl list-units --all --plain --no-legend --no-pager | awk '{ print $1 }' | grep -E 'kube|cri-|containerd|cni' || true
 	echo "# processes"; ps -eo args | grep -E 'kubelith|containerd|runc|pause|hello' | grep -v grep || true
 	echo "# files"; find / -xdev \( -path /root -o -path /tmp -o -path /var/log/journal -o -path /var/lib/systemd -o -path /var/cache -o -path /var/lib/apt -o -name 'systemd-private-*' \) -prune -o -print | sort

@@ -86,7 +86,7 @@ func (s *Server) Needs() []string { return []string{"etcd"} }
 // Run implements lifecycle.Component. ready is called when /readyz says ok but
 // for two of upstream's hooks, whose objects our own hook has made (bootstrap.go).
 func (s *Server) Run(ctx context.Context, ready func()) error {
-	chain, err := s.build(ctx)
+	chain, documents, err := s.build(ctx)
 	if err != nil {
 		return err
 	}
@@ -94,6 +94,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
+	documents.preparing.Store(false)
 	s.opts.Client.Open(chain.GenericAPIServer.Handler)
 	defer s.opts.Client.Close()
 
@@ -122,23 +123,28 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 }
 
 // build makes the chain of the three servers from completed options.
-func (s *Server) build(ctx context.Context) (*aggregator.APIAggregator, error) {
+func (s *Server) build(ctx context.Context) (*aggregator.APIAggregator, *documents, error) {
 	completed, err := s.upstream.Complete(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if errs := completed.Validate(); len(errs) > 0 {
-		return nil, fmt.Errorf("invalid options: %w", errs[0])
+		return nil, nil, fmt.Errorf("invalid options: %w", errs[0])
 	}
 	config, err := s.newConfig(completed)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	complete, err := config.Complete()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return app.CreateServerChain(complete)
+	chain, err := app.CreateServerChain(complete)
+	if err != nil {
+		return nil, nil, err
+	}
+	documents, err := documentOnDemand(chain, config.KubeAPIs.ControlPlane.Generic)
+	return chain, documents, err
 }
 
 // readyTimeout bounds the wait for /readyz. A cold start takes about two

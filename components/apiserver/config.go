@@ -57,6 +57,8 @@ func (s *Server) newConfig(opts options.CompletedOptions) (*app.Config, error) {
 	if err != nil {
 		return nil, err
 	}
+	// After the others took their copies: theirs are small, and CRDs are added to them. See documentOnDemand.
+	cp.Generic.SkipOpenAPIInstallation = true
 	return &app.Config{Options: opts, KubeAPIs: core, ApiExtensions: extensions, Aggregator: aggregator}, nil
 }
 

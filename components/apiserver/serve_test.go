@@ -30,11 +30,12 @@ const panics = "/test-panic"
 
 // process is an etcd and an apiserver in the process of the test, for all tests of the package.
 type process struct {
-	client *client.InProcess
-	server *Server
-	pki    *pki.Bundle
-	url    string
-	undo   []func() // the last one first
+	client    *client.InProcess
+	server    *Server
+	pki       *pki.Bundle
+	url       string
+	documents *documents
+	undo      []func() // the last one first
 }
 
 var shared struct {
@@ -112,7 +113,7 @@ func (p *process) start() error {
 
 // serveWithPanic is Server.Run with one path more, whose handler panics below all filters of the apiserver.
 func (p *process) serveWithPanic(ctx context.Context, ready func()) error {
-	chain, err := p.server.build(ctx)
+	chain, documents, err := p.server.build(ctx)
 	if err != nil {
 		return err
 	}
@@ -127,6 +128,8 @@ func (p *process) serveWithPanic(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
+	p.documents = documents
+	documents.preparing.Store(false)
 	p.client.Open(chain.GenericAPIServer.Handler)
 	defer p.client.Close()
 	go func() {

@@ -74,9 +74,18 @@ const startJitter = 1.0
 // shutdownTimeout bounds how long controllers may take to stop.
 const shutdownTimeout = 5 * time.Second
 
-// Run implements lifecycle.Component. It is ready as soon as all controllers
-// are built: their constructors initialise process-wide state of the CSI volume
-// plugin, which the kubelet has to initialise after them.
+// volumeControllers are those whose constructors initialise the CSI volume
+// plugin. It keeps state for the whole process, which the kubelet has to
+// initialise after them (pkg/volume/csi: nim, PluginHandler).
+var volumeControllers = []string{
+	names.PersistentVolumeAttachDetachController,
+	names.PersistentVolumeBinderController,
+	names.PersistentVolumeExpanderController,
+	names.SELinuxWarningController,
+}
+
+// Run implements lifecycle.Component. It is ready, and the kubelet may start,
+// as soon as the volume controllers are built.
 func (s *Server) Run(ctx context.Context, ready func()) error {
 	cc, err := s.controllerContext(ctx)
 	if err != nil {
@@ -85,10 +94,21 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	descriptors := app.NewControllerDescriptors()
 	// Its constructor has no client builder and is not exported: see tokens.go.
 	delete(descriptors, names.ServiceAccountTokenController)
-	controllers, err := app.BuildControllers(ctx, cc.ControllerContext, descriptors, nil, noHealth{})
+	volumes := map[string]*app.ControllerDescriptor{}
+	for _, name := range volumeControllers {
+		volumes[name] = descriptors[name]
+		delete(descriptors, name)
+	}
+	controllers, err := app.BuildControllers(ctx, cc.ControllerContext, volumes, nil, noHealth{})
+	if err != nil {
+		return fmt.Errorf("build volume controllers: %w", err)
+	}
+	ready()
+	others, err := app.BuildControllers(ctx, cc.ControllerContext, descriptors, nil, noHealth{})
 	if err != nil {
 		return fmt.Errorf("build controllers: %w", err)
 	}
+	controllers = append(controllers, others...)
 	tokens, err := s.tokensController(ctx, cc.ControllerContext)
 	if err != nil {
 		return err
@@ -98,7 +118,6 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	cc.InformerFactory.Start(ctx.Done())
 	cc.ObjectOrMetadataInformerFactory.Start(ctx.Done())
 	close(cc.InformersStarted)
-	ready()
 	if !app.RunControllers(ctx, cc.ControllerContext, controllers, startJitter, shutdownTimeout) {
 		s.opts.Log.Warnf("some controllers did not stop within %s", shutdownTimeout)
 	}

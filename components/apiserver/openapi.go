@@ -1,0 +1,73 @@
+package apiserver
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"sync"
+	"sync/atomic"
+
+	"github.com/emicklei/go-restful/v3"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/mux"
+	"k8s.io/apiserver/pkg/server/routes"
+	"k8s.io/kube-aggregator/pkg/apiserver"
+	"k8s.io/kube-openapi/pkg/handler3"
+)
+
+// documents serves the OpenAPI documents of the built-in API. Upstream's PrepareRun makes all of them before anything is served, a good
+// part of a start on one core; here the first request for one makes them.
+type documents struct {
+	container *restful.Container
+	v2, v3    http.Handler
+	preparing atomic.Bool // PrepareRun has not ended
+}
+
+// documentOnDemand gives kube-apiserver its documents. The configuration has SkipOpenAPIInstallation for it (newConfig) and must be
+// completed.
+func documentOnDemand(chain *apiserver.APIAggregator, config *genericapiserver.Config) (*documents, error) {
+	core, ok := chain.GenericAPIServer.NextDelegate().(*genericapiserver.GenericAPIServer)
+	if !ok {
+		return nil, errors.New("the API aggregator does not delegate to kube-apiserver: this release of Kubernetes is composed in another way")
+	}
+	d := &documents{container: core.Handler.GoRestfulContainer}
+	d.preparing.Store(true)
+	d.v2 = onDemand(func(m *mux.PathRecorderMux) {
+		routes.OpenAPI{Config: config.OpenAPIConfig}.InstallV2(d.container, m)
+	})
+	d.v3 = onDemand(func(m *mux.PathRecorderMux) {
+		routes.OpenAPI{V3Config: config.OpenAPIV3Config}.InstallV3(d.container, m)
+	})
+	paths := core.Handler.NonGoRestfulMux
+	paths.Handle("/openapi/v2", d.v2)
+	paths.HandleFunc("/openapi/v3", d.index)
+	paths.HandlePrefix("/openapi/v3/", d.v3)
+	return d, nil
+}
+
+// index lists the documents of version 3. The aggregator asks for it in PrepareRun, when it gets one without the documents' hashes,
+// by which clients keep them, and then every second, when it gets the real one.
+func (d *documents) index(w http.ResponseWriter, r *http.Request) {
+	if !d.preparing.Load() {
+		d.v3.ServeHTTP(w, r)
+		return
+	}
+	all := handler3.OpenAPIV3Discovery{Paths: map[string]handler3.OpenAPIV3DiscoveryGroupVersion{}}
+	for _, service := range d.container.RegisteredWebServices() {
+		name := service.RootPath()[1:]
+		all.Paths[name] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: "/openapi/v3/" + name}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	// Nobody is left to tell when the answer cannot be written.
+	_ = json.NewEncoder(w).Encode(all)
+}
+
+// onDemand is a handler that is made by its first request.
+func onDemand(install func(*mux.PathRecorderMux)) http.Handler {
+	made := sync.OnceValue(func() http.Handler {
+		m := mux.NewPathRecorderMux("openapi")
+		install(m)
+		return m
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { made().ServeHTTP(w, r) })
+}

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -48,7 +49,14 @@ func TestBootstrapObjects(t *testing.T) {
 			return err
 		},
 	} {
-		if err := get(); err != nil {
+		// Upstream's own hook, for which ready does not wait, makes what needs the namespace kube-system.
+		var err error
+		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+			if err = get(); err == nil || !apierrors.IsNotFound(err) || time.Now().After(deadline) {
+				break
+			}
+		}
+		if err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

@@ -37,7 +37,7 @@ func TestArchives(t *testing.T) {
 	} {
 		base := strings.ReplaceAll(ending, ".", "")
 		randomArchive(t, plain, "docker.io/library/"+base+":1", 1<<20, 1)
-		compress(t, plain, filepath.Join(dir, base+ending), compressor)
+		compress(t, plain, filepath.Join(dir, "2-"+base+ending), compressor)
 	}
 	compress(t, s.Path(harness.TestImageArchive), filepath.Join(dir, "test.tar.zst"), func(w io.Writer) io.WriteCloser {
 		z, err := zstd.NewWriter(w)

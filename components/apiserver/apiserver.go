@@ -94,7 +94,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
-	documents.preparing.Store(false)
+	documents.prepared.Store(true)
 	s.opts.Client.Open(chain.GenericAPIServer.Handler)
 	defer s.opts.Client.Close()
 

@@ -19,8 +19,8 @@ import (
 // part of a start on one core; here the first request for one makes them.
 type documents struct {
 	container *restful.Container
-	v2, v3    http.Handler
-	preparing atomic.Bool // PrepareRun has not ended
+	v3        http.Handler
+	prepared  atomic.Bool // PrepareRun has ended
 }
 
 // documentOnDemand gives kube-apiserver its documents. The configuration has SkipOpenAPIInstallation for it (newConfig) and must be
@@ -31,15 +31,14 @@ func documentOnDemand(chain *apiserver.APIAggregator, config *genericapiserver.C
 		return nil, errors.New("the API aggregator does not delegate to kube-apiserver: this release of Kubernetes is composed in another way")
 	}
 	d := &documents{container: core.Handler.GoRestfulContainer}
-	d.preparing.Store(true)
-	d.v2 = onDemand(func(m *mux.PathRecorderMux) {
+	v2 := onDemand(func(m *mux.PathRecorderMux) {
 		routes.OpenAPI{Config: config.OpenAPIConfig}.InstallV2(d.container, m)
 	})
 	d.v3 = onDemand(func(m *mux.PathRecorderMux) {
 		routes.OpenAPI{V3Config: config.OpenAPIV3Config}.InstallV3(d.container, m)
 	})
 	paths := core.Handler.NonGoRestfulMux
-	paths.Handle("/openapi/v2", d.v2)
+	paths.Handle("/openapi/v2", v2)
 	paths.HandleFunc("/openapi/v3", d.index)
 	paths.HandlePrefix("/openapi/v3/", d.v3)
 	return d, nil
@@ -48,7 +47,7 @@ func documentOnDemand(chain *apiserver.APIAggregator, config *genericapiserver.C
 // index lists the documents of version 3. The aggregator asks for it in PrepareRun, when it gets one without the documents' hashes,
 // by which clients keep them, and then every second, when it gets the real one.
 func (d *documents) index(w http.ResponseWriter, r *http.Request) {
-	if !d.preparing.Load() {
+	if d.prepared.Load() {
 		d.v3.ServeHTTP(w, r)
 		return
 	}

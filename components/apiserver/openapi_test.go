@@ -53,9 +53,9 @@ func TestDocuments(t *testing.T) {
 // TestIndex: the index of the start names the same documents as the real one.
 func TestIndex(t *testing.T) {
 	serve(t)
-	index := func(preparing bool) []string {
+	index := func(prepared bool) []string {
 		d := &documents{container: shared.documents.container, v3: shared.documents.v3}
-		d.preparing.Store(preparing)
+		d.prepared.Store(prepared)
 		answer := httptest.NewRecorder()
 		d.index(answer, httptest.NewRequest("GET", "/openapi/v3", nil))
 		var all handler3.OpenAPIV3Discovery
@@ -64,7 +64,7 @@ func TestIndex(t *testing.T) {
 		}
 		return slices.Sorted(maps.Keys(all.Paths))
 	}
-	start, later := index(true), index(false)
+	start, later := index(false), index(true)
 	if len(later) < 20 || !slices.Equal(start, later) {
 		t.Errorf("at the start %v, later %v", start, later)
 	}

@@ -129,7 +129,7 @@ func (p *process) serveWithPanic(ctx context.Context, ready func()) error {
 		return err
 	}
 	p.documents = documents
-	documents.preparing.Store(false)
+	documents.prepared.Store(true)
 	p.client.Open(chain.GenericAPIServer.Handler)
 	defer p.client.Close()
 	go func() {

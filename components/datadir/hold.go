@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownerFile is where the run directory says whose it is, for reset: the path of the data directory.
-const ownerFile = "data-dir"
+// OwnerFile is where the run directory says whose it is, for reset: the path of the data directory.
+const OwnerFile = "data-dir"
 
 // Hold makes further directories of a server and takes them for this process too, so that no other server uses them and reset does not
 // remove them meanwhile. The lock is on the directory itself: others find no file of ours in it. It notes in the first one, the run
@@ -28,7 +28,7 @@ func (d *Dir) Hold(runDir string, others ...string) error {
 		}
 		d.held = append(d.held, f)
 	}
-	if err := os.WriteFile(filepath.Join(runDir, ownerFile), []byte(d.path+"\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(runDir, OwnerFile), []byte(d.path+"\n"), 0o600); err != nil {
 		return fmt.Errorf("directory %s cannot be written (%w): mend that or use another", runDir, err)
 	}
 	return d.holdNetwork()

@@ -33,11 +33,11 @@ type Result struct {
 
 // String is one line: "failed   nft: not found: install nftables".
 func (r Result) String() string {
-	return fmt.Sprintf("%-8s %s", r.Status, r.problem())
+	return fmt.Sprintf("%-8s %s", r.Status, r.Problem())
 }
 
-// problem is the line without the status.
-func (r Result) problem() string {
+// Problem is the line without the status.
+func (r Result) Problem() string {
 	line := r.Name + ": " + r.Message
 	if r.Fix != "" {
 		line += ": " + r.Fix
@@ -101,7 +101,7 @@ func Failures(results []Result) error {
 	var errs []error
 	for _, r := range results {
 		if r.Status == Fail {
-			errs = append(errs, errors.New(r.problem()))
+			errs = append(errs, errors.New(r.Problem()))
 		}
 	}
 	return errors.Join(errs...)

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"kubelith.io/kubelith/components/datadir"
 )
 
 // ResetOptions say what belongs to the server that is removed. The directories are those of `kubelith server`.
@@ -87,7 +89,7 @@ func (r *Reset) Close() error { return closeAll(r.locks) }
 
 // owner is the data directory of the server that made the run directory; empty when that is not known.
 func (r *Reset) owner() string {
-	owner := r.files.text(filepath.Join(r.opts.RunDir, "data-dir"))
+	owner := r.files.text(filepath.Join(r.opts.RunDir, datadir.OwnerFile))
 	if real, err := filepath.EvalSymlinks(owner); owner != "" && err == nil {
 		return real
 	}

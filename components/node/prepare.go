@@ -106,9 +106,8 @@ func (h *machine) hold(cfg *config.Server) error {
 func (h *machine) report(log *logrus.Logger, progress *progress) {
 	for _, r := range h.checks {
 		if r.Status == host.Warn {
-			text := r.Name + ": " + r.Message + ": " + r.Fix
-			log.WithField("component", "check").Warn(text)
-			progress.printf("warning: %s\n", text)
+			log.WithField("component", "check").Warn(r.Problem())
+			progress.printf("warning: %s\n", r.Problem())
 		}
 	}
 	for _, name := range h.pki.Changed {

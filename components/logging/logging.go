@@ -16,6 +16,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 	logsapi "k8s.io/component-base/logs/api/v1"
+
+	"kubelith.io/kubelith/components/logging/etcdclient"
 )
 
 // componentField is the name of the field that says which part of the process a line is from.
@@ -53,6 +55,7 @@ func Setup(opts Options) (*logrus.Logger, error) {
 	if err := setKlog(log, level); err != nil {
 		return nil, err
 	}
+	etcdclient.LogTo(Component(log, "apiserver"))
 	stdlog.SetFlags(0)
 	stdlog.SetOutput(stdWriter{log})
 	// An upstream component that applies its own logging options all the same changes nothing, instead of failing.

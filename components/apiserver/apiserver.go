@@ -12,12 +12,13 @@ package apiserver
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"k8s.io/client-go/informers"
 	aggregator "k8s.io/kube-aggregator/pkg/apiserver"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
+	schedulingrest "k8s.io/kubernetes/pkg/registry/scheduling/rest"
 
 	"kubelith.io/kubelith/components/client"
 	"kubelith.io/kubelith/components/lifecycle"
@@ -84,7 +85,7 @@ func (s *Server) Name() string { return "apiserver" }
 func (s *Server) Needs() []string { return []string{"etcd"} }
 
 // Run implements lifecycle.Component. ready is called when /readyz says ok but
-// for two of upstream's hooks, whose objects our own hook has made (bootstrap.go).
+// for two of upstream's hooks, which take a second (bootstrap.go); Health waits for them.
 func (s *Server) Run(ctx context.Context, ready func()) error {
 	chain, documents, err := s.build(ctx)
 	if err != nil {
@@ -102,7 +103,8 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	defer stop()
 	failed := make(chan error, 1)
 	go func() {
-		if err := s.awaitReady(waiting); err != nil {
+		// Our own hook has made what these two make (bootstrap.go).
+		if err := awaitReady(waiting, s.opts.Client, rbacrest.PostStartHookName, schedulingrest.PostStartHookName); err != nil {
 			failed <- err
 			return
 		}
@@ -145,32 +147,4 @@ func (s *Server) build(ctx context.Context) (*aggregator.APIAggregator, *documen
 	}
 	documents, err := documentOnDemand(chain, config.KubeAPIs.ControlPlane.Generic)
 	return chain, documents, err
-}
-
-// readyTimeout bounds the wait for /readyz. A cold start takes about two
-// seconds; a slow disk with many objects takes longer.
-const readyTimeout = 3 * time.Minute
-
-// awaitReady asks /readyz, as the loopback identity, until it says ok.
-func (s *Server) awaitReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
-	get, err := readyz(s.opts.Client)
-	if err != nil {
-		return err
-	}
-	for {
-		last := get(ctx)
-		if last == nil {
-			return nil
-		}
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-ctx.Done():
-			if context.Cause(ctx) == context.DeadlineExceeded {
-				return fmt.Errorf("not ready after %s: look in the log for what is missing, and start again if the disk was slow: %w", readyTimeout, last)
-			}
-			return nil // asked to stop
-		}
-	}
 }

@@ -133,7 +133,7 @@ func (p *process) serveWithPanic(ctx context.Context, ready func()) error {
 	p.client.Open(chain.GenericAPIServer.Handler)
 	defer p.client.Close()
 	go func() {
-		if p.server.awaitReady(ctx) == nil && ctx.Err() == nil {
+		if awaitReady(ctx, p.client) == nil && ctx.Err() == nil {
 			ready()
 		}
 	}()

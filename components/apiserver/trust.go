@@ -2,8 +2,6 @@ package apiserver
 
 import (
 	"context"
-	"fmt"
-	"net/http"
 
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
@@ -12,9 +10,6 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	authorizerunion "k8s.io/apiserver/pkg/authorization/union"
 	genericapiserver "k8s.io/apiserver/pkg/server"
-	"k8s.io/client-go/kubernetes"
-	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
-	schedulingrest "k8s.io/kubernetes/pkg/registry/scheduling/rest"
 
 	"kubelith.io/kubelith/components/client"
 )
@@ -42,23 +37,4 @@ func (s *Server) trustProcess(c *genericapiserver.Config) error {
 		authorizerunion.NamedAuthorizer{AuthorizerName: "loopback", Authorizer: loopback},
 		authorizerunion.NamedAuthorizer{AuthorizerName: "configured", Authorizer: c.Authorization.Authorizer})
 	return err
-}
-
-// readyz returns a function that asks /readyz as the loopback identity; its
-// error is what is not ready. See bootstrap for what is left out.
-func readyz(c *client.InProcess) (func(context.Context) error, error) {
-	cs, err := kubernetes.NewForConfig(c.Config(client.APIServer))
-	if err != nil {
-		return nil, err
-	}
-	return func(ctx context.Context) error {
-		var status int
-		r := cs.Discovery().RESTClient().Get().AbsPath("/readyz").
-			Param("exclude", "poststarthook/"+rbacrest.PostStartHookName).
-			Param("exclude", "poststarthook/"+schedulingrest.PostStartHookName).Do(ctx).StatusCode(&status)
-		if err := r.Error(); err != nil && status != http.StatusOK {
-			return fmt.Errorf("/readyz: %w", err)
-		}
-		return nil
-	}, nil
 }

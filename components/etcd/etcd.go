@@ -155,23 +155,19 @@ func (s *Server) makeRoom() error {
 	return nil
 }
 
-// serve waits until etcd is ready and then for ctx, or for etcd to give up.
+// serve waits for ctx, or for etcd to give up. It is ready when its data is read and its socket open: it answers when
+// it has elected itself, and who asks meanwhile waits for that instead of for the next try.
 func (s *Server) serve(ctx context.Context, e *embed.Etcd, ready func()) error {
-	started := e.Server.ReadyNotify()
-	for {
-		select {
-		case <-started:
-			ready()
-			started = nil
-		case err := <-e.Err():
-			return err
-		case err := <-s.fatal:
-			return err
-		case <-e.Server.StopNotify():
-			return errors.New("the member stopped by itself")
-		case <-ctx.Done():
-			return nil
-		}
+	ready()
+	select {
+	case err := <-e.Err():
+		return err
+	case err := <-s.fatal:
+		return err
+	case <-e.Server.StopNotify():
+		return errors.New("the member stopped by itself")
+	case <-ctx.Done():
+		return nil
 	}
 }
 

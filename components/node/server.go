@@ -169,6 +169,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Client:           inProcess,
 	})
 	b.add(api, err)
+	b.add(apiserver.Health{Client: inProcess}, nil)
 
 	b.add(controllermanager.New(controllermanager.Options{
 		ClusterCIDRs: cfg.ClusterCIDR,

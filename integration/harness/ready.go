@@ -14,7 +14,7 @@ import (
 	"kubelith.io/kubelith/integration/testimage"
 )
 
-// WaitReady waits until the node is Ready and the test image is there.
+// WaitReady waits until /readyz says ok, the node is Ready and the test image is there.
 func (s *Server) WaitReady(t testing.TB) {
 	t.Helper()
 	if err := s.ready(readyTimeout); err != nil {
@@ -37,6 +37,9 @@ func (s *Server) ready(timeout time.Duration) error {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		if _, err := client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{}); err != nil {
+			return err
+		}
+		if _, err := client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx); err != nil {
 			return err
 		}
 		nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})

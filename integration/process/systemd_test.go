@@ -37,8 +37,7 @@ func TestSystemd(t *testing.T) {
 	}
 	// Everything answers at this moment, without waiting. Of the API's own checks two are left out: upstream's hooks for the
 	// RBAC policy and the priority classes still compare what our own has made.
-	if _, err := s.Client(t).Discovery().RESTClient().Get().AbsPath("/readyz").Param("exclude", "poststarthook/rbac/bootstrap-roles").
-		Param("exclude", "poststarthook/scheduling/bootstrap-system-priority-classes").DoRaw(t.Context()); err != nil {
+	if _, err := s.Client(t).Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(t.Context()); err != nil {
 		t.Errorf("the API: %v", err)
 	}
 	if _, err := s.Client(t).RbacV1().ClusterRoles().Get(t.Context(), "cluster-admin", metav1.GetOptions{}); err != nil {

@@ -8,7 +8,7 @@
 //   - kubelith: the executable as shipped.
 //   - composition: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy, CoreDNS
 //     and containerd, built from this module, over TLS, with Kubelith's settings: no leader election, no profiling,
-//     limits for clients that nothing reaches, etcd's ticks of 50 ms, the runtime's seccomp profile by default, the
+//     limits for clients that nothing reaches, etcd's ticks of 20 ms, the runtime's seccomp profile by default, the
 //     same CNI and containerd configuration, the same GOGC.
 //   - product: the same programs with upstream's defaults for all of those.
 //

@@ -21,7 +21,7 @@ func (p *peers) etcdArgs() []string {
 		"--client-cert-auth", "--trusted-ca-file=" + p.pki.EtcdCA.Cert,
 		"--peer-cert-file=" + p.pki.EtcdPeer.Cert, "--peer-key-file=" + p.pki.EtcdPeer.Key,
 		"--peer-client-cert-auth", "--peer-trusted-ca-file=" + p.pki.EtcdCA.Cert,
-	}, p.tuned("--enable-grpc-gateway=false", "--quota-backend-bytes=4294967296", "--heartbeat-interval=50", "--election-timeout=250")...)
+	}, p.tuned("--enable-grpc-gateway=false", "--quota-backend-bytes=4294967296", "--heartbeat-interval=20", "--election-timeout=100")...)
 }
 
 func (p *peers) apiserverArgs() []string {

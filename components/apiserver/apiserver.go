@@ -12,6 +12,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"k8s.io/client-go/informers"
 	aggregator "k8s.io/kube-aggregator/pkg/apiserver"
@@ -104,7 +105,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	failed := make(chan error, 1)
 	go func() {
 		// Our own hook has made what these two make (bootstrap.go).
-		if err := awaitReady(waiting, s.opts.Client, rbacrest.PostStartHookName, schedulingrest.PostStartHookName); err != nil {
+		if err := awaitReady(waiting, s.opts.Client, 10*time.Millisecond, rbacrest.PostStartHookName, schedulingrest.PostStartHookName); err != nil {
 			failed <- err
 			return
 		}

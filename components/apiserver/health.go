@@ -29,7 +29,7 @@ func (Health) Needs() []string { return []string{"apiserver"} }
 
 // Run implements lifecycle.Component.
 func (h Health) Run(ctx context.Context, ready func()) error {
-	if err := awaitReady(ctx, h.Client); err != nil {
+	if err := awaitReady(ctx, h.Client, 100*time.Millisecond); err != nil {
 		return err
 	}
 	ready()
@@ -41,9 +41,9 @@ func (h Health) Run(ctx context.Context, ready func()) error {
 // seconds; a slow disk with many objects takes longer.
 const readyTimeout = 3 * time.Minute
 
-// awaitReady asks /readyz, as the loopback identity, until it says ok but for the post-start hooks withoutHooks. It
-// returns nil as well when ctx is cancelled.
-func awaitReady(ctx context.Context, c *client.InProcess, withoutHooks ...string) error {
+// awaitReady asks /readyz every so often, as the loopback identity, until it says ok but for the post-start hooks
+// withoutHooks. It returns nil as well when ctx is cancelled.
+func awaitReady(ctx context.Context, c *client.InProcess, every time.Duration, withoutHooks ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	cs, err := kubernetes.NewForConfig(c.Config(client.APIServer))
@@ -56,7 +56,7 @@ func awaitReady(ctx context.Context, c *client.InProcess, withoutHooks ...string
 			return nil
 		}
 		select {
-		case <-time.After(10 * time.Millisecond):
+		case <-time.After(every):
 		case <-ctx.Done():
 			if context.Cause(ctx) == context.DeadlineExceeded {
 				return fmt.Errorf("not ready after %s: look in the log for what is missing, and start again if the disk was slow: %w", readyTimeout, last)

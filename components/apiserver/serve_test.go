@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/pflag"
@@ -133,7 +134,7 @@ func (p *process) serveWithPanic(ctx context.Context, ready func()) error {
 	p.client.Open(chain.GenericAPIServer.Handler)
 	defer p.client.Close()
 	go func() {
-		if awaitReady(ctx, p.client) == nil && ctx.Err() == nil {
+		if awaitReady(ctx, p.client, 10*time.Millisecond) == nil && ctx.Err() == nil {
 			ready()
 		}
 	}()

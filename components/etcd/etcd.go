@@ -63,7 +63,7 @@ func New(o Options) (*Server, error) {
 	// easily; the quota is etcd's suggested maximum for small machines.
 	cfg.QuotaBackendBytes = 4 << 30
 	// A member that is alone need not wait a second to hear that nobody else leads.
-	cfg.TickMs, cfg.ElectionMs = 50, 250
+	cfg.TickMs, cfg.ElectionMs = 20, 100
 	client, peer := url.URL{Scheme: "unix", Path: o.Socket}, url.URL{Scheme: "unix", Path: peerSocket(o.Socket)}
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
 	// etcd listens for peers on the URL's host alone, where clients get host and path.

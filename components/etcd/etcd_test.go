@@ -107,7 +107,7 @@ func TestBadArgs(t *testing.T) {
 		"listen_client_urls=x":    "Kubelith sets it",
 		"quota-backend-byte=1":    `did you mean "quota-backend-bytes"?`,
 		"quota-backend-bytes=big": "--etcd-arg quota-backend-bytes",
-		"election-timeout=100":    "at least five times heartbeat-interval",
+		"election-timeout=99":     "at least five times heartbeat-interval",
 	} {
 		if _, err := New(options("/d", arg)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", arg, err, want)

@@ -7,7 +7,9 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -123,35 +125,50 @@ type probe struct {
 }
 
 func check(opts CheckOptions, p probe) []Result {
-	var all []Result
-	add := func(results ...Result) { all = append(all, results...) }
-
 	if p.uid != 0 {
 		// Everything after this would only say the same in other words.
 		return []Result{{"user", Fail, "not root", "run it with sudo"}}
 	}
-	add(Result{Name: "user", Status: OK, Message: "root"})
-	add(checkClock(p, opts), checkNodeName(opts.NodeName))
-	add(checkPorts(p, opts.DataDir, opts.Ports)...)
-	add(checkDataDir(p, opts)...)
-	add(checkMemory(p), checkSwap(p))
+	var checks []func() []Result
+	many := func(f func() []Result) { checks = append(checks, f) }
+	one := func(f func() Result) { many(func() []Result { return []Result{f()} }) }
+
+	one(func() Result { return Result{Name: "user", Status: OK, Message: "root"} })
+	one(func() Result { return checkClock(p, opts) })
+	one(func() Result { return checkNodeName(opts.NodeName) })
+	many(func() []Result { return checkPorts(p, opts.DataDir, opts.Ports) })
+	many(func() []Result { return checkDataDir(p, opts) })
+	one(func() Result { return checkMemory(p) })
+	one(func() Result { return checkSwap(p) })
 	if opts.Containers || opts.Proxy {
-		add(checkCapabilities(p)...)
-		add(checkSysctls(p))
+		many(func() []Result { return checkCapabilities(p) })
+		one(func() Result { return checkSysctls(p) })
 	}
 	if opts.Containers {
-		add(checkCgroups(p, opts.CgroupDriver)...)
-		add(checkPrograms(p, "mount", "umount")...)
-		add(checkLinks(p)...)
-		add(checkBridgeFilter(p))
+		many(func() []Result { return checkCgroups(p, opts.CgroupDriver) })
+		many(func() []Result { return checkPrograms(p, "mount", "umount") })
+		many(func() []Result { return checkLinks(p) })
+		one(func() Result { return checkBridgeFilter(p) })
 	}
 	if opts.Proxy || opts.Bridge {
-		add(checkPacketFilter(p)...)
+		many(func() []Result { return checkPacketFilter(p) })
 	}
 	if opts.Proxy {
-		add(checkServiceRoutes(p, opts.ServiceIPs)...)
+		many(func() []Result { return checkServiceRoutes(p, opts.ServiceIPs) })
 	}
-	return all
+	return together(checks)
+}
+
+// together runs checks at the same time, as some wait for the kernel to make and remove namespaces; the results are in
+// the order of the checks.
+func together(checks []func() []Result) []Result {
+	results := make([][]Result, len(checks))
+	var wg sync.WaitGroup
+	for i, check := range checks {
+		wg.Go(func() { results[i] = check() })
+	}
+	wg.Wait()
+	return slices.Concat(results...)
 }
 
 func runProgram(ctx context.Context, stdin, name string, args ...string) (string, error) {

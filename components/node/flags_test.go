@@ -100,7 +100,7 @@ func upstreams(t *testing.T) []upstream {
 				c.ServerFeatureGate = nil
 				return []any{c}, nil
 			},
-			values: map[string]string{"heartbeat-interval": "40", "max-concurrent-streams": "1000"},
+			values: map[string]string{"heartbeat-interval": "10", "max-concurrent-streams": "1000"},
 		},
 		{
 			name: "apiserver", flags: merged(apiserveroptions.NewServerRunOptions().Flags()), refused: apiserver.Refused(),

@@ -38,7 +38,7 @@ const stopTimeout = 25 * time.Second
 // data directory.
 func Serve(ctx context.Context, cfg *config.Server, release string, out Output) error {
 	systemd := captureSystemd()
-	tuneMemory(ctx)
+	started := tuneMemory(ctx)
 	var file logFile
 	if out.LogFile != "" {
 		out.Log = &file
@@ -71,8 +71,14 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 	log.AddHook(last)
 	endInOrder(end, last)
 	group, err := lifecycle.NewGroup(lifecycle.Options{
-		Log:         logging.Component(log, "kubelith"),
-		Observe:     func(e lifecycle.Event) { progress.observe(e); systemd.observe(e, progress.allReady()) },
+		Log: logging.Component(log, "kubelith"),
+		Observe: func(e lifecycle.Event) {
+			progress.observe(e)
+			systemd.observe(e, progress.allReady())
+			if progress.allReady() {
+				started()
+			}
+		},
 		StopTimeout: stopTimeout,
 	}, components...)
 	if err != nil {

@@ -69,7 +69,7 @@ func ctrCommand() *cli.Command {
 			ours, theirs := split(c.Args().Slice(), config.DirFlags())
 			app := &cli.App{Name: "ctr", Flags: config.DirFlags(), HideHelp: true, ExitErrHandler: func(*cli.Context, error) {}}
 			app.Action = func(own *cli.Context) error {
-				cfg, err := config.Load(own)
+				cfg, err := config.LoadDirs(own)
 				if err != nil {
 					return err
 				}
@@ -116,7 +116,7 @@ func resetCommand() *cli.Command {
 			if err := noArguments(c); err != nil {
 				return err
 			}
-			cfg, err := config.Load(c)
+			cfg, err := config.LoadDirs(c)
 			if err != nil {
 				return err
 			}

@@ -11,18 +11,18 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// The versions and kind of the file.
-const (
-	kind     = "ServerConfig"
-	v1alpha1 = "kubelith.io/v1alpha1"
-)
+// The version of the file.
+const v1alpha1 = "kubelith.io/v1alpha1"
 
-// decoder reads one version of the file into the newest, which is Server.
+// decoder reads one version of the file into the newest, which is Server or Agent.
 //
-// To add v1beta1: copy Server as it is now to a type serverV1alpha1 that never changes again, let
-// decodeV1alpha1 fill that type and convert it to Server, change Server, and give decoderOf a second case. No
+// To add v1beta1: copy Server, Agent and Node as they are now to types serverV1alpha1 and so on that never change
+// again, let decodeV1alpha1 fill those and convert them, change Server, and give decoderOf a second case. No
 // other part of the program sees an old version.
-type decoder func(d document, into *Server) error
+type decoder func(d document, into settings) error
+
+// wrongKind is the error for a file that is for another command.
+type wrongKind struct{ error }
 
 func decoderOf(apiVersion string) decoder {
 	switch apiVersion {
@@ -32,8 +32,8 @@ func decoderOf(apiVersion string) decoder {
 	return nil
 }
 
-func decodeV1alpha1(d document, into *Server) error {
-	table := fields()
+func decodeV1alpha1(d document, into settings) error {
+	table := fields(into)
 	known := make([]string, 0, len(table))
 	byKey := make(map[string]field, len(table))
 	for _, f := range table {
@@ -62,7 +62,7 @@ type pair struct{ key, value *yaml.Node }
 
 // decode overwrites s with the settings in data; file is for messages. It is strict: an unknown key, a
 // key given twice, a value of the wrong type or a second document is an error with the line.
-func decode(file string, data []byte, s *Server) error {
+func decode(file string, data []byte, s settings) error {
 	d := document{file: file}
 	var root yaml.Node
 	dec := yaml.NewDecoder(bytes.NewReader(data))
@@ -71,7 +71,7 @@ func decode(file string, data []byte, s *Server) error {
 		return d.syntax(err)
 	}
 	if err != nil || root.Content[0].Tag == "!!null" {
-		return fmt.Errorf("%s: the file is empty: it must begin with \"apiVersion: %s\" and \"kind: %s\"", file, v1alpha1, kind)
+		return fmt.Errorf("%s: the file is empty: it must begin with \"apiVersion: %s\" and \"kind: %s\"", file, v1alpha1, s.kind())
 	}
 	var next yaml.Node
 	if err := dec.Decode(&next); err == nil {
@@ -83,15 +83,15 @@ func decode(file string, data []byte, s *Server) error {
 	if top.Kind != yaml.MappingNode {
 		return d.errorf(top, "must be settings in the form \"key: value\"")
 	}
-	decodeVersion, err := d.read(top)
+	decodeVersion, err := d.read(top, s.kind())
 	if err != nil {
 		return err
 	}
 	return decodeVersion(d, s)
 }
 
-// read takes apiVersion and kind out of top and keeps the rest.
-func (d *document) read(top *yaml.Node) (decoder, error) {
+// read takes apiVersion and kind, which must be want, out of top and keeps the rest.
+func (d *document) read(top *yaml.Node, want string) (decoder, error) {
 	seen := map[string]int{}
 	header := map[string]pair{}
 	for i := 0; i < len(top.Content); i += 2 {
@@ -112,11 +112,11 @@ func (d *document) read(top *yaml.Node) (decoder, error) {
 	}
 	for _, name := range []string{"apiVersion", "kind"} {
 		if _, ok := header[name]; !ok {
-			return nil, fmt.Errorf("%s: %s is missing: the file must begin with \"apiVersion: %s\" and \"kind: %s\"", d.file, name, v1alpha1, kind)
+			return nil, fmt.Errorf("%s: %s is missing: the file must begin with \"apiVersion: %s\" and \"kind: %s\"", d.file, name, v1alpha1, want)
 		}
 	}
-	if k := header["kind"]; k.value.Value != kind {
-		return nil, d.errorf(k.key, "kind %q is not for this command: use %q", k.value.Value, kind)
+	if k := header["kind"]; k.value.Value != want {
+		return nil, wrongKind{d.errorf(k.key, "kind %q is not for this command: use %q", k.value.Value, want)}
 	}
 	v := header["apiVersion"]
 	dec := decoderOf(v.value.Value)

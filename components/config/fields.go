@@ -8,31 +8,46 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// field is one row of the table that Server's struct tags are.
+// settings is one kind of configuration: *Server or *Agent.
+type settings interface {
+	kind() string              // in the file
+	node() *Node               // the part that both have
+	paths() map[string]*string // the fields that are paths, by key
+	disableable() []string     // what Disable may name
+}
+
+var (
+	_ settings = (*Server)(nil)
+	_ settings = (*Agent)(nil)
+)
+
+// field is one row of the table that the struct tags of settings are.
 type field struct {
 	key   string // in the file
 	flag  string // on the command line, without dashes
+	env   string // variable that sets it as well, usually none
 	usage string
-	index int // in Server
+	index []int // in its struct
 }
 
-// fields reads the table.
-func fields() []field {
-	t := reflect.TypeFor[Server]()
-	fs := make([]field, 0, t.NumField())
-	for i := range t.NumField() {
-		tag := t.Field(i).Tag
-		fs = append(fs, field{key: tag.Get("json"), flag: tag.Get("flag"), usage: tag.Get("usage"), index: i})
+// fields reads the table of s: its own fields and those of Node.
+func fields(s settings) []field {
+	var fs []field
+	for _, f := range reflect.VisibleFields(reflect.TypeOf(s).Elem()) {
+		if f.Anonymous {
+			continue
+		}
+		fs = append(fs, field{key: f.Tag.Get("json"), flag: f.Tag.Get("flag"), env: f.Tag.Get("env"), usage: f.Tag.Get("usage"), index: f.Index})
 	}
 	return fs
 }
 
 // in returns the field of s, settable.
-func (f field) in(s *Server) reflect.Value { return reflect.ValueOf(s).Elem().Field(f.index) }
+func (f field) in(s settings) reflect.Value { return reflect.ValueOf(s).Elem().FieldByIndex(f.index) }
 
 // label names the setting with this key in messages, by its flag and its key.
 func label(key string) string {
-	for _, f := range fields() {
+	for _, f := range append(fields(&Server{}), fields(&Agent{})...) {
 		if f.key == key {
 			return "--" + f.flag + " (" + key + ")"
 		}
@@ -44,25 +59,34 @@ func label(key string) string {
 const configFlag = "config"
 
 // Flags returns the flags of `kubelith server`: --config and one for each field of Server.
-func Flags() []cli.Flag { return flags(func(field) bool { return true }) }
+func Flags() []cli.Flag { return flags(Default(), func(field) bool { return true }) }
 
-// DirFlags returns the flags that say where things are, for the commands that work on what a server
-// left behind (ctr, reset), and those of further keys of the file. They are read with Load as well.
+// AgentFlags returns the flags of `kubelith agent`: --config and one for each field of Agent.
+func AgentFlags() []cli.Flag { return flags(DefaultAgent(), func(field) bool { return true }) }
+
+// DirFlags returns the flags that say where things are, for the commands that work on what a server or an agent
+// left behind (ctr, reset), and those of further keys of a server's file. They are read with LoadDirs.
 func DirFlags(more ...string) []cli.Flag {
 	keys := append([]string{"dataDir", "runDir", "kubeletRootDir"}, more...)
-	return flags(func(f field) bool { return slices.Contains(keys, f.key) })
+	return flags(Default(), func(f field) bool { return slices.Contains(keys, f.key) })
 }
 
-func flags(want func(field) bool) []cli.Flag {
+func flags(def settings, want func(field) bool) []cli.Flag {
 	out := []cli.Flag{&cli.StringFlag{Name: configFlag, Usage: "YAML file with the same settings", Value: DefaultFile}}
-	def := Default()
-	for _, f := range fields() {
+	for _, f := range fields(def) {
 		if !want(f) {
 			continue
 		}
+		if f.key == "disable" {
+			f.usage += ": " + strings.Join(def.disableable(), ", ")
+		}
 		switch v := f.in(def).Interface().(type) {
 		case string:
-			out = append(out, &cli.StringFlag{Name: f.flag, Usage: f.usage, Value: v})
+			set := &cli.StringFlag{Name: f.flag, Usage: f.usage, Value: v}
+			if f.env != "" {
+				set.EnvVars = []string{f.env}
+			}
+			out = append(out, set)
 		case int:
 			out = append(out, &cli.IntFlag{Name: f.flag, Usage: f.usage, Value: v})
 		case []string:
@@ -76,8 +100,8 @@ func flags(want func(field) bool) []cli.Flag {
 }
 
 // fromFlags overwrites s with the flags that were given.
-func (s *Server) fromFlags(c *cli.Context) {
-	for _, f := range fields() {
+func fromFlags(c *cli.Context, s settings) {
+	for _, f := range fields(s) {
 		if !c.IsSet(f.flag) {
 			continue
 		}

@@ -18,58 +18,93 @@ import (
 // Paths come back absolute and NodeName is set. The result is not validated: call Validate.
 func Load(c *cli.Context) (*Server, error) {
 	s := Default()
+	if err := load(c, s); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// LoadAgent is Load for an agent.
+func LoadAgent(c *cli.Context) (*Agent, error) {
+	a := DefaultAgent()
+	if err := load(c, a); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// LoadDirs is Load for the commands that take DirFlags: the file may be an agent's, of which only the part that
+// servers have too is returned.
+func LoadDirs(c *cli.Context) (*Server, error) {
+	s, err := Load(c)
+	var other wrongKind
+	if !errors.As(err, &other) {
+		return s, err
+	}
+	a, agentErr := LoadAgent(c)
+	if errors.As(agentErr, &other) {
+		return nil, err
+	}
+	if agentErr != nil {
+		return nil, agentErr
+	}
+	s = Default()
+	s.Node = a.Node
+	fromFlags(c, s)
+	return s, absolute(s)
+}
+
+func load(c *cli.Context, s settings) error {
 	if path := c.String(configFlag); path != "" {
-		err := s.fromFile(path)
+		err := fromFile(path, s)
 		if errors.Is(err, fs.ErrNotExist) && !c.IsSet(configFlag) {
 			err = nil
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 	}
-	s.fromFlags(c)
+	fromFlags(c, s)
+	if err := absolute(s); err != nil {
+		return err
+	}
+	if n := s.node(); n.NodeName == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("the host has no name (%w): set %s", err, label("nodeName"))
+		}
+		n.NodeName = strings.ToLower(host)
+	}
+	return nil
+}
+
+// absolute makes the paths of s absolute.
+func absolute(s settings) error {
 	for key, path := range s.paths() {
 		if *path == "" {
-			continue // Validate complains
+			continue // Validate complains where there must be one
 		}
 		abs, err := filepath.Abs(*path)
 		if err != nil {
-			return nil, fmt.Errorf("%s: make %q absolute: %w", label(key), *path, err)
+			return fmt.Errorf("%s: make %q absolute: %w", label(key), *path, err)
 		}
 		*path = abs
 	}
-	if s.NodeName == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			return nil, fmt.Errorf("the host has no name (%w): set %s", err, label("nodeName"))
-		}
-		s.NodeName = strings.ToLower(host)
-	}
-	return s, nil
+	return nil
 }
 
 // AdminKubeconfig is where a server that was given no flags writes the admin kubeconfig: what file (DefaultFile) says, or the default
 // when it does not exist, cannot be read or is wrong. For commands that take no flags of ours.
 func AdminKubeconfig(file string) string {
 	s := Default()
-	if err := s.fromFile(file); err != nil || s.WriteKubeconfig == "" {
+	if err := fromFile(file, s); err != nil || s.WriteKubeconfig == "" {
 		return Default().WriteKubeconfig
 	}
 	return s.WriteKubeconfig
 }
 
-// paths returns the fields that are paths, by key.
-func (s *Server) paths() map[string]*string {
-	return map[string]*string{
-		"dataDir":         &s.DataDir,
-		"runDir":          &s.RunDir,
-		"kubeletRootDir":  &s.KubeletRootDir,
-		"writeKubeconfig": &s.WriteKubeconfig,
-	}
-}
-
 // fromFile overwrites s with the settings of a file.
-func (s *Server) fromFile(path string) error {
+func fromFile(path string, s settings) error {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s: %w: give --config a file that exists", path, fs.ErrNotExist)

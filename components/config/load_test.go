@@ -10,15 +10,21 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// load runs Load as a command with these arguments would.
-func load(t *testing.T, flags []cli.Flag, args ...string) (*Server, error) {
+// loadServer runs Load as a command with these arguments would.
+func loadServer(t *testing.T, flags []cli.Flag, args ...string) (*Server, error) {
 	t.Helper()
-	var s *Server
+	return run(t, flags, Load, args...)
+}
+
+// run runs one of the functions that load as a command with these flags and arguments would.
+func run[T any](t *testing.T, flags []cli.Flag, load func(*cli.Context) (T, error), args ...string) (T, error) {
+	t.Helper()
+	var s T
 	app := &cli.App{
 		Writer: &strings.Builder{}, ErrWriter: &strings.Builder{},
 		ExitErrHandler: func(*cli.Context, error) {},
 		Commands: []*cli.Command{{Name: "server", Flags: flags, Action: func(c *cli.Context) (err error) {
-			s, err = Load(c)
+			s, err = load(c)
 			return err
 		}}},
 	}
@@ -35,58 +41,146 @@ func writeFile(t *testing.T, body string) string {
 	return path
 }
 
-const header = "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\n"
+const (
+	header      = "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\n"
+	agentHeader = "apiVersion: kubelith.io/v1alpha1\nkind: AgentConfig\n"
+)
+
+// asSettings makes a loader of one kind a loader of settings.
+func asSettings[T settings](load func(*cli.Context) (T, error)) func(*cli.Context) (settings, error) {
+	return func(c *cli.Context) (settings, error) { return load(c) }
+}
+
+// kinds are both commands.
+var kinds = map[string]struct {
+	header string
+	flags  func() []cli.Flag
+	load   func(*cli.Context) (settings, error)
+	def    func() settings
+}{
+	"server": {header, Flags, asSettings(Load), func() settings { return Default() }},
+	"agent":  {agentHeader, AgentFlags, asSettings(LoadAgent), func() settings { return DefaultAgent() }},
+}
 
 // TestFieldsAndFlags proves that every field has a flag and a key, every flag a field, and that a flag
 // reaches its own field and no other.
 func TestFieldsAndFlags(t *testing.T) {
-	names := map[string]cli.Flag{}
-	for _, f := range Flags() {
-		names[f.Names()[0]] = f
-	}
-	if len(names) != len(fields())+1 || names[configFlag] == nil {
-		t.Errorf("%d flags for %d fields and --config", len(names), len(fields()))
-	}
-	keys := map[string]bool{}
-	for _, f := range fields() {
-		if f.key == "" || f.flag == "" || f.usage == "" || keys[f.key] {
-			t.Errorf("field %d has an incomplete or repeated row: %+v", f.index, f)
-			continue
-		}
-		keys[f.key] = true
-		if names[f.flag] == nil {
-			t.Errorf("no flag --%s for %s", f.flag, f.key)
-			continue
-		}
-		s, err := load(t, Flags(), "--config="+writeFile(t, header), "--"+f.flag+"=7")
-		if err != nil {
-			t.Errorf("--%s: %v", f.flag, err)
-			continue
-		}
-		want, err := load(t, Flags(), "--config="+writeFile(t, header))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if reflect.DeepEqual(f.in(s).Interface(), f.in(want).Interface()) {
-			t.Errorf("--%s did not change %s", f.flag, f.key)
-		}
-		f.in(want).Set(f.in(s))
-		if !reflect.DeepEqual(s, want) {
-			t.Errorf("--%s changed more than %s:\n%+v\n%+v", f.flag, f.key, s, want)
-		}
+	for command, k := range kinds {
+		t.Run(command, func(t *testing.T) {
+			names := map[string]cli.Flag{}
+			for _, f := range k.flags() {
+				names[f.Names()[0]] = f
+			}
+			table := fields(k.def())
+			if len(names) != len(table)+1 || names[configFlag] == nil {
+				t.Errorf("%d flags for %d fields and --config", len(names), len(table))
+			}
+			keys := map[string]bool{}
+			for _, f := range table {
+				if f.key == "" || f.flag == "" || f.usage == "" || keys[f.key] {
+					t.Errorf("field %d has an incomplete or repeated row: %+v", f.index, f)
+					continue
+				}
+				keys[f.key] = true
+				if names[f.flag] == nil {
+					t.Errorf("no flag --%s for %s", f.flag, f.key)
+					continue
+				}
+				s, err := run(t, k.flags(), k.load, "--config="+writeFile(t, k.header), "--"+f.flag+"=7")
+				if err != nil {
+					t.Errorf("--%s: %v", f.flag, err)
+					continue
+				}
+				want, err := run(t, k.flags(), k.load, "--config="+writeFile(t, k.header))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if reflect.DeepEqual(f.in(s).Interface(), f.in(want).Interface()) {
+					t.Errorf("--%s did not change %s", f.flag, f.key)
+				}
+				f.in(want).Set(f.in(s))
+				if !reflect.DeepEqual(s, want) {
+					t.Errorf("--%s changed more than %s:\n%+v\n%+v", f.flag, f.key, s, want)
+				}
+			}
+		})
 	}
 }
 
 // TestFileKeys proves that the file can set every field.
 func TestFileKeys(t *testing.T) {
-	for _, f := range fields() {
-		value := map[reflect.Kind]string{reflect.String: "/x", reflect.Int: "7", reflect.Slice: "[a=b, 'c,d']"}[f.in(Default()).Kind()]
-		s := Default()
-		if err := decode("f", []byte(header+f.key+": "+value+"\n"), s); err != nil {
-			t.Errorf("%s: %v", f.key, err)
+	for command, k := range kinds {
+		for _, f := range fields(k.def()) {
+			value := map[reflect.Kind]string{reflect.String: "/x", reflect.Int: "7", reflect.Slice: "[a=b, 'c,d']"}[f.in(k.def()).Kind()]
+			s := k.def()
+			if err := decode("f", []byte(k.header+f.key+": "+value+"\n"), s); err != nil {
+				t.Errorf("%s: %s: %v", command, f.key, err)
+			}
+			if reflect.DeepEqual(s, k.def()) {
+				t.Errorf("%s: %s in the file changes nothing", command, f.key)
+			}
 		}
-		if reflect.DeepEqual(s, Default()) {
-			t.Errorf("%s in the file changes nothing", f.key)
+	}
+}
+
+// The token is better not on the command line, where others on the machine can read it.
+func TestTokenFromEnvironment(t *testing.T) {
+	t.Setenv("KUBELITH_TOKEN", "from-environment")
+	file := writeFile(t, agentHeader+"token: from-file\n")
+	a, err := run(t, AgentFlags(), LoadAgent, "--config", file)
+	if err != nil || a.Token != "from-environment" {
+		t.Errorf("token %q, error %v", a.Token, err)
+	}
+	if a, err = run(t, AgentFlags(), LoadAgent, "--config", file, "--token=from-flag"); err != nil || a.Token != "from-flag" {
+		t.Errorf("token %q, error %v", a.Token, err)
+	}
+	var help strings.Builder
+	app := &cli.App{Name: "x", Flags: AgentFlags(), Writer: &help}
+	if err := app.Run([]string{"x", "--help"}); err != nil || strings.Contains(help.String(), "from-environment") || !strings.Contains(help.String(), "KUBELITH_TOKEN") {
+		t.Errorf("error %v, help:\n%s", err, help.String())
+	}
+}
+
+// The help of a command names the components that it can leave out.
+func TestDisableHelp(t *testing.T) {
+	for command, k := range kinds {
+		for _, f := range k.flags() {
+			if f.Names()[0] != "disable" {
+				continue
+			}
+			usage := f.(cli.DocGenerationFlag).GetUsage()
+			for _, name := range k.def().disableable() {
+				if !strings.Contains(usage, " "+name) {
+					t.Errorf("%s: %s is not in %q", command, name, usage)
+				}
+			}
+		}
+	}
+}
+
+// ctr and reset work on what either command left behind, with the directories of its file.
+func TestLoadDirs(t *testing.T) {
+	server := writeFile(t, header+"runDir: /s\nwriteKubeconfig: /k\n")
+	agent := writeFile(t, agentHeader+"runDir: /a\nserver: https://h:1\n")
+	for _, tc := range []struct {
+		args            []string
+		run, kubeconfig string
+	}{
+		{[]string{"--config", server}, "/s", "/k"},
+		{[]string{"--config", agent}, "/a", Default().WriteKubeconfig},
+		{[]string{"--config", agent, "--run-dir=/b", "--write-kubeconfig=/l"}, "/b", "/l"},
+	} {
+		s, err := run(t, DirFlags("writeKubeconfig"), LoadDirs, tc.args...)
+		if err != nil || s.RunDir != tc.run || s.WriteKubeconfig != tc.kubeconfig || s.ClusterDomain == "" {
+			t.Errorf("%v: %+v, %v", tc.args, s, err)
+		}
+	}
+	for text, want := range map[string]string{
+		"apiVersion: kubelith.io/v1alpha1\nkind: Pod\n": `:2: kind "Pod" is not for this command: use "ServerConfig"`,
+		agentHeader + "servr: x\n":                      `:3: unknown key "servr": did you mean "server"?`,
+	} {
+		if _, err := run(t, DirFlags(), LoadDirs, "--config", writeFile(t, text)); err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%q: error %v, want %s", text, err, want)
 		}
 	}
 }
@@ -100,7 +194,7 @@ disable: [dns, proxy]
 tlsSAN: [a.example]
 kubeletArgs: ["v=2", "feature-gates=A=true,B=false"]
 `)
-	s, err := load(t, Flags(), "--config", file, "--node-name", "from-flag", "--data-dir", "x",
+	s, err := loadServer(t, Flags(), "--config", file, "--node-name", "from-flag", "--data-dir", "x",
 		"--disable", "kubelet,containerd", "--disable", "network", "--tls-san", "",
 		"--apiserver-arg=feature-gates=C=true,D=false", "--apiserver-arg=v=3")
 	if err != nil {
@@ -122,14 +216,14 @@ kubeletArgs: ["v=2", "feature-gates=A=true,B=false"]
 }
 
 func TestLoadDefaults(t *testing.T) {
-	s, err := load(t, DirFlags(), "--config", writeFile(t, header), "--run-dir", "/r")
+	s, err := loadServer(t, DirFlags(), "--config", writeFile(t, header), "--run-dir", "/r")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if s.RunDir != "/r" || s.DataDir != Default().DataDir || s.NodeName == "" || s.NodeName != strings.ToLower(s.NodeName) {
 		t.Errorf("%+v", s)
 	}
-	if _, err := load(t, Flags(), "--config", "/nonexistent/c.yaml"); err == nil ||
+	if _, err := loadServer(t, Flags(), "--config", "/nonexistent/c.yaml"); err == nil ||
 		!strings.Contains(err.Error(), "/nonexistent/c.yaml: file does not exist: give --config a file that exists") {
 		t.Errorf("a missing --config: %v", err)
 	}

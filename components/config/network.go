@@ -19,15 +19,6 @@ func (s *Server) APIServiceIPs() []net.IP { return nth(s.ServiceCIDR, 1) }
 // ClusterDNS returns the address of the cluster DNS, the tenth of each service CIDR. The CIDRs must be valid.
 func (s *Server) ClusterDNS() []net.IP { return nth(s.ServiceCIDR, dnsOffset) }
 
-// NodeIPs returns NodeIP parsed. The addresses must be valid.
-func (s *Server) NodeIPs() []net.IP {
-	ips := make([]net.IP, 0, len(s.NodeIP))
-	for _, ip := range s.NodeIP {
-		ips = append(ips, net.ParseIP(ip))
-	}
-	return ips
-}
-
 func nth(cidrs []string, n int) []net.IP {
 	ips := make([]net.IP, 0, len(cidrs))
 	for _, c := range cidrs {
@@ -146,10 +137,11 @@ func (s *Server) validateCIDRs(p *problems, pods, services []netip.Prefix) {
 	}
 }
 
-func (s *Server) validateNodeIPs(p *problems, pods, services []netip.Prefix) {
+// validateNodeIPs checks the addresses, and those of a server against its networks.
+func (n *Node) validateNodeIPs(p *problems, pods, services []netip.Prefix) {
 	seen := map[string]bool{}
 	before := len(*p)
-	for _, text := range s.NodeIP {
+	for _, text := range n.NodeIP {
 		ip, err := netip.ParseAddr(text)
 		if err != nil || ip.Zone() != "" || ip.Is4In6() {
 			p.add("nodeIP", "%q is not an IP address", text)
@@ -179,7 +171,7 @@ func (s *Server) validateNodeIPs(p *problems, pods, services []netip.Prefix) {
 			}
 		}
 	}
-	if len(*p) == before && len(s.NodeIP) > 0 && len(pods) > 0 && !seen[family(pods[0].Addr())] {
+	if len(*p) == before && len(n.NodeIP) > 0 && len(pods) > 0 && !seen[family(pods[0].Addr())] {
 		f := family(pods[0].Addr())
 		p.add("nodeIP", "has no %s address, the family of the first network in %s: add one", f, label("clusterCIDR"))
 	}

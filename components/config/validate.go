@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,17 +26,31 @@ const (
 // that all can be mended at once.
 func (s *Server) Validate() error {
 	var p problems
-	s.validatePaths(&p)
+	validateNode(&p, s)
 	s.validateAddresses(&p)
-	s.validateNode(&p)
-	s.validateComponents(&p)
 	p.oneOf("network", s.Network, networks())
-	p.oneOf("logFormat", s.LogFormat, logFormats())
-	p.oneOf("logLevel", s.LogLevel, logLevels())
+	if s.Disabled("containerd") && !s.Disabled("kubelet") {
+		p.add("disable", "the kubelet cannot run without containerd: disable both, as in --disable kubelet,containerd")
+	}
 	if s.HTTPSPort < 1 || s.HTTPSPort > 65535 {
 		p.add("httpsPort", "%d is not a port: use 1 to 65535", s.HTTPSPort)
 	}
 	return errors.Join(p...)
+}
+
+// validateNode checks what servers and agents have in common, but for the node's addresses.
+func validateNode(p *problems, s settings) {
+	n := s.node()
+	validatePaths(p, s)
+	n.validateRegistration(p)
+	for _, name := range n.Disable {
+		if !slices.Contains(s.disableable(), name) {
+			p.add("disable", "%q is not a component that can be disabled%s", name, suggest(name, s.disableable()))
+		}
+	}
+	validateArgs(p, s)
+	p.oneOf("logFormat", n.LogFormat, logFormats())
+	p.oneOf("logLevel", n.LogLevel, logLevels())
 }
 
 // problems collects what is wrong.
@@ -52,11 +67,13 @@ func (p *problems) oneOf(key, value string, known []string) {
 	}
 }
 
-func (s *Server) validatePaths(p *problems) {
+func validatePaths(p *problems, s settings) {
 	const tooLong = "%q is %d bytes long and holds unix sockets: use a path of at most %d bytes"
-	for _, key := range []string{"dataDir", "runDir", "kubeletRootDir", "writeKubeconfig"} {
-		path := *s.paths()[key]
+	paths := s.paths()
+	for _, key := range slices.Sorted(maps.Keys(paths)) {
+		path := *paths[key]
 		switch {
+		case key == "tokenFile" && path == "": // the only one that need not be
 		case path == "":
 			p.add(key, "is empty: give it a path")
 		case !filepath.IsAbs(path):
@@ -69,17 +86,18 @@ func (s *Server) validatePaths(p *problems) {
 			p.add(key, tooLong, path, len(path), maxKubeletRootDir)
 		}
 	}
-	if s.DataDir != "" && filepath.Clean(s.DataDir) == filepath.Clean(s.RunDir) {
+	if n := s.node(); n.DataDir != "" && filepath.Clean(n.DataDir) == filepath.Clean(n.RunDir) {
 		p.add("runDir", "is the same directory as %s: name another one", label("dataDir"))
 	}
 }
 
-func (s *Server) validateNode(p *problems) {
+// validateRegistration checks what the node is registered with.
+func (n *Node) validateRegistration(p *problems) {
 	// 63 because the name becomes the value of the label kubernetes.io/hostname.
-	if errs := validation.IsDNS1123Subdomain(s.NodeName); len(errs) > 0 || len(s.NodeName) > 63 {
-		p.add("nodeName", "%q cannot be a node's name: use at most 63 lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit", s.NodeName)
+	if errs := validation.IsDNS1123Subdomain(n.NodeName); len(errs) > 0 || len(n.NodeName) > 63 {
+		p.add("nodeName", "%q cannot be a node's name: use at most 63 lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit", n.NodeName)
 	}
-	for _, l := range s.NodeLabels {
+	for _, l := range n.NodeLabels {
 		key, value, ok := strings.Cut(l, "=")
 		switch {
 		case !ok:
@@ -88,11 +106,13 @@ func (s *Server) validateNode(p *problems) {
 			p.add("nodeLabels", "%q has no valid label key: %s", l, content.IsLabelKey(key)[0])
 		case len(content.IsLabelValue(value)) > 0:
 			p.add("nodeLabels", "%q has no valid label value: %s", l, content.IsLabelValue(value)[0])
+		case key == RoleLabel:
+			p.add("nodeLabels", "kubelith sets the label %q itself: use another key", key)
 		case reserved(key):
 			p.add("nodeLabels", "a node may not set the label %q on itself: set it with kubectl label node, or use another prefix", key)
 		}
 	}
-	for _, t := range s.NodeTaints {
+	for _, t := range n.NodeTaints {
 		if why := checkTaint(t); why != "" {
 			p.add("nodeTaints", "%q is not a taint (%s): write KEY=VALUE:NoSchedule, KEY:NoSchedule, or the same with PreferNoSchedule or NoExecute", t, why)
 		}
@@ -133,16 +153,9 @@ func checkTaint(t string) string {
 	return ""
 }
 
-func (s *Server) validateComponents(p *problems) {
-	for _, name := range s.Disable {
-		if !slices.Contains(disableable(), name) {
-			p.add("disable", "%q is not a component that can be disabled%s", name, suggest(name, disableable()))
-		}
-	}
-	if s.Disabled("containerd") && !s.Disabled("kubelet") {
-		p.add("disable", "the kubelet cannot run without containerd: disable both, as in --disable kubelet,containerd")
-	}
-	for _, f := range fields() {
+// validateArgs checks the form of what is meant for upstream components.
+func validateArgs(p *problems, s settings) {
+	for _, f := range fields(s) {
 		key := f.key
 		args, _ := f.in(s).Interface().(Args)
 		for _, a := range args {
@@ -158,6 +171,3 @@ func (s *Server) validateComponents(p *problems) {
 		}
 	}
 }
-
-// Disabled tells whether the component with this name is switched off.
-func (s *Server) Disabled(component string) bool { return slices.Contains(s.Disable, component) }

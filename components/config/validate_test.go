@@ -37,6 +37,18 @@ func TestValid(t *testing.T) {
 	if err := dual.Validate(); err != nil {
 		t.Error(err)
 	}
+	for _, network := range networks() {
+		s := valid()
+		s.Network = network
+		if err := s.Validate(); err != nil {
+			t.Error(err)
+		}
+	}
+	many := valid()
+	many.Disable = many.disableable()
+	if err := many.Validate(); err != nil {
+		t.Error(err)
+	}
 	small := valid()
 	small.ClusterCIDR = []string{"10.42.0.0/26"}
 	small.ControllerManagerArgs = Args{"node-cidr-mask-size=27"}
@@ -78,6 +90,7 @@ func TestValidate(t *testing.T) {
 		"port":               {func(s *Server) { s.HTTPSPort = 65536 }, `--https-port (httpsPort): 65536 is not a port: use 1 to 65535`},
 		"node name":          {func(s *Server) { s.NodeName = "Node_1" }, `--node-name (nodeName): "Node_1" cannot be a node's name`},
 		"long node name":     {func(s *Server) { s.NodeName = strings.Repeat("a.", 32) + "a" }, `cannot be a node's name`},
+		"own label":          {func(s *Server) { s.NodeLabels = []string{"kubelith.io/role=x"} }, `--node-label (nodeLabels): kubelith sets the label "kubelith.io/role" itself: use another key`},
 		"label":              {func(s *Server) { s.NodeLabels = []string{"a"} }, `--node-label (nodeLabels): "a" is not a label: write KEY=VALUE`},
 		"label key":          {func(s *Server) { s.NodeLabels = []string{"-=b"} }, `"-=b" has no valid label key`},
 		"label value":        {func(s *Server) { s.NodeLabels = []string{"a=b c"} }, `"a=b c" has no valid label value`},

@@ -1,0 +1,124 @@
+package config
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// validAgent is a configuration without a problem.
+func validAgent() *Agent {
+	a := DefaultAgent()
+	a.NodeName, a.NodeIP = "node-2", []string{"192.0.2.8"}
+	a.Server, a.Token = "https://192.0.2.7:6443", "kl1_x"
+	a.Disable = []string{"dns", "network", "proxy"}
+	return a
+}
+
+func TestValidAgent(t *testing.T) {
+	for _, server := range []string{"https://192.0.2.7:6443", "https://[2001:db8::7]:6443", "https://api.example:443/"} {
+		a := validAgent()
+		a.Server = server
+		if err := a.Validate(); err != nil {
+			t.Errorf("%s: %v", server, err)
+		}
+	}
+	a := validAgent()
+	a.Token = "" // it has joined already
+	if err := a.Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestValidateAgent(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*Agent)
+		want   string
+	}{
+		"no server":         {func(a *Agent) { a.Server = "" }, `--server (server): is empty: write https://HOST:PORT`},
+		"no scheme":         {func(a *Agent) { a.Server = "192.0.2.7:6443" }, `"192.0.2.7:6443" is not an https address: write https://HOST:PORT`},
+		"http":              {func(a *Agent) { a.Server = "http://192.0.2.7:6443" }, `is not an https address`},
+		"no host":           {func(a *Agent) { a.Server = "https://:6443" }, `is not an https address`},
+		"no port":           {func(a *Agent) { a.Server = "https://192.0.2.7" }, `"https://192.0.2.7" has no port`},
+		"port 0":            {func(a *Agent) { a.Server = "https://192.0.2.7:0" }, `has a port that does not exist`},
+		"large port":        {func(a *Agent) { a.Server = "https://192.0.2.7:65536" }, `has a port that does not exist`},
+		"path":              {func(a *Agent) { a.Server = "https://h:1/x" }, `has more than a host and a port`},
+		"user":              {func(a *Agent) { a.Server = "https://u@h:1" }, `has more than a host and a port`},
+		"two tokens":        {func(a *Agent) { a.TokenFile = "/t" }, `--token (token): is given as well as --token-file (tokenFile): give only one of them`},
+		"token file":        {func(a *Agent) { a.Token, a.TokenFile = "", "x" }, `--token-file (tokenFile): "x" is not an absolute path`},
+		"node name":         {func(a *Agent) { a.NodeName = "A" }, `--node-name (nodeName): "A" cannot be a node's name`},
+		"node IP":           {func(a *Agent) { a.NodeIP = []string{"127.0.0.1"} }, `127.0.0.1 cannot be a node's address`},
+		"label":             {func(a *Agent) { a.NodeLabels = []string{"a"} }, `--node-label (nodeLabels): "a" is not a label`},
+		"disable":           {func(a *Agent) { a.Disable = []string{"kubelet"} }, `"kubelet" is not a component that can be disabled: use one of dns, network, proxy`},
+		"log":               {func(a *Agent) { a.LogLevel = "warning" }, `--log-level (logLevel): unknown value "warning": did you mean "warn"?`},
+		"arg":               {func(a *Agent) { a.KubeletArgs = Args{"v"} }, `--kubelet-arg (kubeletArgs): "v" has no value`},
+		"directories alike": {func(a *Agent) { a.RunDir = a.DataDir }, `--run-dir (runDir): is the same directory as --data-dir (dataDir)`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := validAgent()
+			tc.change(a)
+			err := a.Validate()
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Fatalf("error %v\nwant  %s", err, tc.want)
+			}
+			if strings.Contains(err.Error(), "\n") {
+				t.Errorf("one mistake, several lines:\n%s", err)
+			}
+		})
+	}
+}
+
+func TestClusterInfo(t *testing.T) {
+	s := valid()
+	s.ClusterCIDR, s.ServiceCIDR = []string{"10.42.0.0/16", "fd42::/56"}, []string{"10.43.0.0/16", "fd43::/112"}
+	text, err := json.Marshal(s.ClusterInfo("v1.37.1", "v0.3.0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := ParseClusterInfo(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &ClusterInfo{APIVersion: "kubelith.io/v1alpha1", Kind: "ClusterInfo",
+		ClusterCIDR: s.ClusterCIDR, ServiceCIDR: s.ServiceCIDR, ClusterDomain: "cluster.local", ClusterDNS: []string{"10.43.0.10", "fd43::a"},
+		Network: "bridge", KubernetesVersion: "v1.37.1", KubelithVersion: "v0.3.0"}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("\ngot  %+v\nwant %+v", got, want)
+	}
+	for text, want := range map[string]string{
+		"{": "not readable",
+		`{"apiVersion":"kubelith.io/v2","kind":"ClusterInfo"}`:        "install the server's version",
+		`{"apiVersion":"kubelith.io/v1alpha1","kind":"ClusterInfo"}`:  "name no networks",
+		`{"apiVersion":"kubelith.io/v1alpha1","kind":"ServerConfig"}`: "install the server's version",
+	} {
+		if _, err := ParseClusterInfo([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want %s", text, err, want)
+		}
+	}
+}
+
+func TestValidateIn(t *testing.T) {
+	v4 := &ClusterInfo{ClusterCIDR: []string{"10.42.0.0/16"}, ServiceCIDR: []string{"10.43.0.0/16"}}
+	dual := &ClusterInfo{ClusterCIDR: []string{"10.42.0.0/16", "fd42::/56"}, ServiceCIDR: []string{"10.43.0.0/16", "fd43::/112"}}
+	for _, tc := range []struct {
+		cluster *ClusterInfo
+		ips     []string
+		want    string
+	}{
+		{v4, []string{"192.0.2.8"}, ""},
+		{dual, []string{"192.0.2.8", "2001:db8::8"}, ""},
+		{dual, []string{"192.0.2.8"}, ""},
+		{v4, []string{"192.0.2.8", "2001:db8::8"}, "2001:db8::8 is IPv6 and the cluster has no IPv6 network"},
+		{dual, []string{"2001:db8::8"}, "has no IPv4 address"},
+		{v4, []string{"10.42.3.4"}, "10.42.3.4 is in 10.42.0.0/16"},
+		{v4, []string{"10.43.3.4"}, "10.43.3.4 is in 10.43.0.0/16"},
+	} {
+		a := validAgent()
+		a.NodeIP = tc.ips
+		err := a.ValidateIn(tc.cluster)
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%v in %v: error %v, want %q", tc.ips, tc.cluster.ClusterCIDR, err, tc.want)
+		}
+	}
+}

@@ -1,0 +1,81 @@
+package config
+
+import (
+	"net"
+	"slices"
+)
+
+// Node is what servers and agents have in common: the part about the node itself.
+type Node struct {
+	// Paths: Load makes them absolute, and what is missing is made. Sockets are below RunDir and KubeletRootDir, which
+	// have to be short therefore.
+	DataDir        string `json:"dataDir" flag:"data-dir" usage:"directory of the cluster's data"`
+	RunDir         string `json:"runDir" flag:"run-dir" usage:"directory of sockets and of containerd's state; emptied by a reboot"`
+	KubeletRootDir string `json:"kubeletRootDir" flag:"kubelet-root-dir" usage:"directory of the kubelet, where CSI drivers find it (device plugins always: /var/lib/kubelet/device-plugins)"`
+
+	// Labels and taints of a Node that exists already are left alone.
+	NodeIP     []string `json:"nodeIP" flag:"node-ip" usage:"address of this node, one per IP family (default: that of the interface with the default route)"`
+	NodeName   string   `json:"nodeName" flag:"node-name" usage:"name of this node (default: the host name)"`
+	NodeLabels []string `json:"nodeLabels" flag:"node-label" usage:"label of this node, KEY=VALUE, set when it registers"`
+	NodeTaints []string `json:"nodeTaints" flag:"node-taint" usage:"taint of this node, KEY[=VALUE]:EFFECT, set when it registers"`
+
+	// What is not run; the help adds the names that a server or an agent takes.
+	Disable []string `json:"disable" flag:"disable" usage:"component not to run"`
+
+	// The log, of all components.
+	LogFormat string `json:"logFormat" flag:"log-format" usage:"text or json"`
+	LogLevel  string `json:"logLevel" flag:"log-level" usage:"error, warn, info, debug or trace"`
+
+	// Flags of upstream's programs without their dashes; the last of a key wins where upstream takes one value.
+	KubeletArgs Args `json:"kubeletArgs" flag:"kubelet-arg" usage:"upstream flag of kubelet, KEY=VALUE"`
+	ProxyArgs   Args `json:"proxyArgs" flag:"proxy-arg" usage:"upstream flag of kube-proxy, KEY=VALUE"`
+}
+
+// RoleLabel is the label by which the nodes that Kubelith runs are told from others, and servers from agents: every
+// node registers with it. Its values are RoleServer and RoleAgent.
+const (
+	RoleLabel  = "kubelith.io/role"
+	RoleServer = "server"
+	RoleAgent  = "agent"
+)
+
+// Args are settings of an upstream component as a list of "key=value", in the order given. They are a
+// type of their own because a comma belongs to the value ("feature-gates=A=true,B=false").
+type Args []string
+
+func defaultNode() Node {
+	return Node{
+		DataDir:        "/var/lib/kubelith",
+		RunDir:         "/run/kubelith",
+		KubeletRootDir: "/var/lib/kubelet",
+		LogFormat:      "text",
+		LogLevel:       "info",
+	}
+}
+
+func logFormats() []string { return []string{"text", "json"} }
+func logLevels() []string  { return []string{"error", "warn", "info", "debug", "trace"} }
+
+// Disabled tells whether the component with this name is switched off.
+func (n *Node) Disabled(component string) bool { return slices.Contains(n.Disable, component) }
+
+// NodeIPs returns NodeIP parsed. The addresses must be valid.
+func (n *Node) NodeIPs() []net.IP {
+	ips := make([]net.IP, 0, len(n.NodeIP))
+	for _, ip := range n.NodeIP {
+		ips = append(ips, net.ParseIP(ip))
+	}
+	return ips
+}
+
+// paths returns the fields that are paths, by key.
+func (n *Node) paths() map[string]*string {
+	return map[string]*string{
+		"dataDir":        &n.DataDir,
+		"runDir":         &n.RunDir,
+		"kubeletRootDir": &n.KubeletRootDir,
+	}
+}
+
+// node implements settings.
+func (n *Node) node() *Node { return n }

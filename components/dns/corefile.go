@@ -22,7 +22,8 @@ type corefile struct {
 
 // corefileTemplate follows upstream's deployment, less what does not fit into a shared process: `loop` (it exits the
 // process), `reload` (it takes signals), `health`, `ready` and `prometheus` (ports of their own). An answer about
-// the cluster is never cached: it comes from memory anyway.
+// the cluster is never cached: it comes from memory anyway. Where the server is away, other names are answered all the
+// same: the start waits no longer than startup_timeout for what the cluster has, whose names fail until it is known.
 const corefileTemplate = `.:{{.Port}} {
 	bind {{join .Bind}}
 	errors {
@@ -38,7 +39,7 @@ const corefileTemplate = `.:{{.Port}} {
 		pods insecure
 		fallthrough in-addr.arpa ip6.arpa
 		ttl {{.TTL}}
-		startup_timeout 30s
+		startup_timeout 5s
 	}
 {{- if .Upstreams}}
 	forward . {{join .Upstreams}} {

@@ -2,7 +2,8 @@
 //
 // CoreDNS listens on a high port of the node's own addresses. A selectorless Service (kube-system/kube-dns,
 // at the cluster DNS address) and one EndpointSlice per node and address family lead kube-proxy there, so that pods
-// reach it as in any other cluster and no DNS pod exists. The package does not touch pods' resolv.conf (the
+// reach it as in any other cluster, on their own node, and no DNS pod exists. These objects are published by the server
+// for all nodes (publisher.go). The package does not touch pods' resolv.conf (the
 // kubelet does) and not the packet filter (kube-proxy does).
 package dns
 
@@ -11,9 +12,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -29,8 +32,11 @@ const restartDelay = 5 * time.Second
 // Options is what the component is made of. All fields without a stated default are required.
 type Options struct {
 	// Client reaches the apiserver. Its identity lists and watches services, endpointslices, namespaces and its
-	// own node, and creates, patches and deletes services and endpointslices in kube-system.
+	// own node; with Publish it creates, patches and deletes services and endpointslices in kube-system as well.
 	Client *rest.Config
+	// Publish returns the factory that the process shares. With it the component publishes the Service, and the
+	// EndpointSlices of all nodes; nil on an agent.
+	Publish func() informers.SharedInformerFactory
 	// NodeName is the name of the Node object of this host.
 	NodeName string
 	// NodeIPs are the node's addresses until the Node object says otherwise.
@@ -53,10 +59,7 @@ type Options struct {
 var _ lifecycle.Component = (*Server)(nil)
 
 // Server is the component. CoreDNS registers its parts process-wide, so one Server runs per process.
-type Server struct {
-	opts   Options
-	client kubernetes.Interface // for the objects; CoreDNS makes its own from Options.Client
-}
+type Server struct{ opts Options }
 
 // New returns the component; nothing is started.
 func New(opts Options) *Server {
@@ -78,18 +81,16 @@ func (s *Server) Name() string { return "dns" }
 // Needs names what must be ready first.
 func (s *Server) Needs() []string { return []string{"apiserver"} }
 
-// Run answers queries and keeps the Service and EndpointSlices of this node as they should be until ctx ends. It
-// calls ready when kubernetes.default.svc resolves and the objects exist.
+// Run answers queries, and with Publish keeps the Service and EndpointSlices as they should be, until ctx ends. It
+// calls ready when kubernetes.default.svc resolves and what it publishes exists.
 func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err := s.opts.validate(); err != nil {
 		return err
 	}
-	client, err := kubernetes.NewForConfig(s.opts.Client)
+	client, err := kubernetes.NewForConfig(s.opts.Client) // CoreDNS makes its own
 	if err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
-	s.client = client
-
 	if err := registerPlugins(s.opts.Client); err != nil {
 		return err
 	}
@@ -108,60 +109,55 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		}
 	}()
 
-	objects := newObjects(client, s.opts)
-	stopWatching := objects.watch(ctx)
-	defer stopWatching()
+	own := &node{name: s.opts.NodeName, changed: newSignal()}
+	defer own.watch(ctx, client)()
 
-	answered := make(chan struct{})
-	probe, stopProbe := context.WithCancel(ctx)
-	defer stopProbe()
-	go func() {
-		defer close(answered)
-		waitForAnswer(probe, s.opts.Port, s.opts.ClusterDomain)
-	}()
-	defer func() { stopProbe(); <-answered }()
+	working, stop := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer func() { stop(); running.Wait() }()
+	answered, published := make(chan struct{}), make(chan struct{})
+	running.Go(func() {
+		waitForAnswer(working, s.opts.Port, s.opts.ClusterDomain)
+		close(answered)
+	})
+	if s.opts.Publish == nil {
+		close(published)
+	} else {
+		running.Go(func() { newPublisher(client, s.opts).run(working, func() { close(published) }) })
+	}
+	running.Go(func() {
+		<-answered // also when working ends
+		select {
+		case <-published:
+			if working.Err() == nil {
+				ready()
+			}
+		case <-working.Done():
+		}
+	})
 
-	retry := time.NewTimer(0)
+	retry := time.NewTimer(restartDelay)
 	defer retry.Stop()
-	var announced, published bool
-	probing := (<-chan struct{})(answered)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-probing:
-			probing = nil
-		case <-objects.changed:
+		case <-own.changed:
 		case <-retry.C:
 		}
-		if ctx.Err() != nil {
-			return nil
+		ips := own.ips()
+		if len(ips) == 0 || sameIPs(ips, serving.ips) {
+			continue
 		}
-
-		if ips := objects.nodeIPs(); len(ips) > 0 && !sameIPs(ips, serving.ips) {
-			s.opts.Log.Infof("the node's addresses changed from %v to %v", serving.ips, ips)
-			if moved, err := s.serve(ips); err != nil {
-				s.opts.Log.Warnf("cannot listen on the new addresses, next try in %v: %v", restartDelay, err)
-				retry.Reset(restartDelay)
-			} else {
-				serving.stop()
-				serving = moved
-			}
+		s.opts.Log.Infof("the node's addresses changed from %v to %v", serving.ips, ips)
+		moved, err := s.serve(ips)
+		if err != nil {
+			s.opts.Log.Warnf("cannot listen on the new addresses, next try in %v: %v", restartDelay, err)
+			retry.Reset(restartDelay)
+			continue
 		}
-		if err := objects.publish(ctx, serving.ips); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			// kube-system itself may be missing in the first moments of a new cluster.
-			s.opts.Log.Debugf("publish the DNS Service, next try soon: %v", err)
-			retry.Reset(objects.backoff(err))
-		} else {
-			published = true
-		}
-		if !announced && published && probing == nil {
-			announced = true
-			ready()
-		}
+		serving.stop()
+		serving = moved
 	}
 }
 

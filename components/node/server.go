@@ -262,6 +262,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		ClusterDomain: cfg.ClusterDomain,
 		ClusterCIDRs:  cfg.ClusterCIDR,
 		ResolvConf:    machine.resolvConf,
+		Publish:       api.Informers,
 		Log:           logFor("dns"),
 	}), nil)
 

@@ -1,0 +1,324 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
+	applydiscoveryv1 "k8s.io/client-go/applyconfigurations/discovery/v1"
+	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	discoverylisters "k8s.io/client-go/listers/discovery/v1"
+	"k8s.io/client-go/tools/cache"
+
+	sharedinformers "kubelith.io/kubelith/components/informers"
+)
+
+const (
+	namespace    = metav1.NamespaceSystem
+	serviceName  = "kube-dns" // the name that upstream's tools and conformance tests look for
+	fieldManager = "kubelith-dns"
+	managedBy    = "kubelith"
+	// roleLabel is on the nodes that run Kubelith, and by that this component.
+	roleLabel = "kubelith.io/role"
+)
+
+// publisher keeps the Service, and the EndpointSlices that lead each node's pods to their own node. It runs on the
+// server for all nodes: with the right to write EndpointSlices a node could lead every Service of kube-system to itself.
+type publisher struct {
+	client  kubernetes.Interface
+	opts    Options
+	changed signal
+
+	nodes  corelisters.NodeLister
+	slices discoverylisters.EndpointSliceLister
+	synced []cache.InformerSynced
+}
+
+func newPublisher(client kubernetes.Interface, opts Options) *publisher {
+	return &publisher{client: client, opts: opts, changed: newSignal()}
+}
+
+// run publishes until ctx ends. It calls published once, when the objects exist.
+func (p *publisher) run(ctx context.Context, published func()) {
+	defer p.watch(ctx)()
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+	announced := false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.changed:
+		case <-retry.C:
+		}
+		err := p.publish(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			// kube-system itself may be missing in the first moments of a new cluster.
+			p.opts.Log.Debugf("publish the DNS Service, next try soon: %v", err)
+			retry.Reset(backoff(err))
+		case !announced:
+			announced = true
+			published()
+		}
+	}
+}
+
+// watch starts two small watches, of our Service and its EndpointSlices, and uses the shared one of Nodes. The returned
+// function ends them and waits.
+func (p *publisher) watch(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	factory := func(tweak func(*metav1.ListOptions)) informers.SharedInformerFactory {
+		return informers.NewSharedInformerFactoryWithOptions(p.client, 0,
+			informers.WithNamespace(namespace), informers.WithTweakListOptions(tweak))
+	}
+	services := factory(func(l *metav1.ListOptions) {
+		l.FieldSelector = fields.OneTermEqualSelector("metadata.name", serviceName).String()
+	})
+	ours := factory(func(l *metav1.ListOptions) {
+		l.LabelSelector = discoveryv1.LabelServiceName + "=" + serviceName
+	})
+	nodes := sharedinformers.NewView(p.opts.Publish(), nil)
+	p.nodes = nodes.Core().V1().Nodes().Lister()
+	p.slices = ours.Discovery().V1().EndpointSlices().Lister()
+
+	always := cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { p.changed.send() },
+		UpdateFunc: func(_, _ any) { p.changed.send() },
+		DeleteFunc: func(any) { p.changed.send() },
+	}
+	// Adding a handler fails only on an informer that was stopped before.
+	_, _ = nodes.Core().V1().Nodes().Informer().AddEventHandler(onAddressChange(p.changed))
+	_, _ = services.Core().V1().Services().Informer().AddEventHandler(always)
+	_, _ = ours.Discovery().V1().EndpointSlices().Informer().AddEventHandler(always)
+	p.synced = []cache.InformerSynced{nodes.Core().V1().Nodes().Informer().HasSynced, ours.Discovery().V1().EndpointSlices().Informer().HasSynced}
+	nodes.Start(ctx.Done())
+	own := []informers.SharedInformerFactory{services, ours}
+	for _, f := range own {
+		f.Start(ctx.Done())
+	}
+	return func() {
+		cancel()
+		for _, f := range own {
+			f.Shutdown()
+		}
+	}
+}
+
+// publish makes the Service and the EndpointSlices as they should be.
+func (p *publisher) publish(ctx context.Context) error {
+	errs := []error{p.applyService(ctx)}
+	wanted := p.wanted()
+	for _, e := range wanted {
+		if p.upToDate(e) {
+			continue
+		}
+		errs = append(errs, p.applySlice(ctx, e))
+	}
+	return errors.Join(append(errs, p.deleteOthers(ctx, wanted)...)...)
+}
+
+// endpoint is one node's DNS server in one family.
+type endpoint struct {
+	node   string
+	uid    types.UID // of the Node; empty while it does not exist
+	family discoveryv1.AddressType
+	ip     net.IP
+}
+
+func (e endpoint) name() string {
+	return serviceName + "-" + e.node + "-" + strings.ToLower(string(e.family))
+}
+
+// wanted has an endpoint for each of our nodes and each family of the cluster DNS in which it has an address. Our own node
+// is there from the start: the cluster has DNS before it has a Node.
+func (p *publisher) wanted() []endpoint {
+	var out []endpoint
+	add := func(name string, uid types.UID, ips []net.IP) {
+		for _, cluster := range p.opts.ClusterDNS {
+			family := familyOf(cluster)
+			if of := ofFamily(ips, family); len(of) > 0 {
+				out = append(out, endpoint{name, uid, family, of[0]}) // several addresses of one endpoint have no meaning
+			}
+		}
+	}
+	own := false
+	nodes, _ := p.nodes.List(labels.Everything()) // from memory: it does not fail
+	for _, n := range nodes {
+		ips := internalIPs(n)
+		switch {
+		case n.Name == p.opts.NodeName:
+			own = true
+			if len(ips) == 0 {
+				ips = p.opts.NodeIPs
+			}
+		case n.Labels[roleLabel] == "":
+			continue
+		}
+		add(n.Name, n.UID, ips)
+	}
+	if !own {
+		add(p.opts.NodeName, "", p.opts.NodeIPs)
+	}
+	return out
+}
+
+// upToDate tells whether the slice is known and right, so that a change of one node does not ask the API about all others.
+func (p *publisher) upToDate(e endpoint) bool {
+	s, err := p.slices.EndpointSlices(namespace).Get(e.name())
+	if err != nil {
+		return false
+	}
+	owned := e.uid == "" || len(s.OwnerReferences) == 1 && s.OwnerReferences[0].UID == e.uid
+	return owned && s.Labels[discoveryv1.LabelManagedBy] == managedBy && s.AddressType == e.family &&
+		len(s.Endpoints) == 1 && slices.Equal(s.Endpoints[0].Addresses, []string{e.ip.String()}) &&
+		s.Endpoints[0].NodeName != nil && *s.Endpoints[0].NodeName == e.node &&
+		(s.Endpoints[0].Conditions.Ready == nil || *s.Endpoints[0].Conditions.Ready) &&
+		len(s.Ports) == 2 && !slices.ContainsFunc(s.Ports, func(port discoveryv1.EndpointPort) bool {
+		return port.Port == nil || int(*port.Port) != p.opts.Port
+	})
+}
+
+// deleteOthers removes our slices of nodes and families that have no address any more.
+func (p *publisher) deleteOthers(ctx context.Context, wanted []endpoint) (errs []error) {
+	for _, synced := range p.synced {
+		if !synced() {
+			return nil // a node may only be unknown yet; what comes is a change
+		}
+	}
+	known, _ := p.slices.EndpointSlices(namespace).List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: managedBy}))
+	for _, s := range known {
+		if slices.ContainsFunc(wanted, func(e endpoint) bool { return e.name() == s.Name }) {
+			continue
+		}
+		err := p.client.DiscoveryV1().EndpointSlices(namespace).Delete(ctx, s.Name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("delete EndpointSlice %s/%s: %w", namespace, s.Name, err))
+		}
+	}
+	return errs
+}
+
+// applyService makes the Service. Server-side apply writes nothing when all is in place.
+func (p *publisher) applyService(ctx context.Context) error {
+	var clusterIPs []string
+	var families []corev1.IPFamily
+	for _, ip := range p.opts.ClusterDNS {
+		clusterIPs = append(clusterIPs, ip.String())
+		families = append(families, corev1.IPFamily(familyOf(ip)))
+	}
+	policy := corev1.IPFamilyPolicySingleStack
+	if len(families) == 2 {
+		policy = corev1.IPFamilyPolicyRequireDualStack
+	}
+	port := func(name string, protocol corev1.Protocol) *applycorev1.ServicePortApplyConfiguration {
+		return applycorev1.ServicePort().WithName(name).WithProtocol(protocol).WithPort(53).
+			WithTargetPort(intstr.FromInt32(int32(p.opts.Port)))
+	}
+	service := applycorev1.Service(serviceName, namespace).
+		WithLabels(map[string]string{
+			"k8s-app":                       serviceName,
+			"kubernetes.io/cluster-service": "true",
+			"kubernetes.io/name":            "CoreDNS",
+			"app.kubernetes.io/managed-by":  managedBy,
+		}).
+		WithSpec(applycorev1.ServiceSpec().
+			WithType(corev1.ServiceTypeClusterIP).
+			WithClusterIP(clusterIPs[0]).
+			WithClusterIPs(clusterIPs...).
+			WithIPFamilies(families...).
+			WithIPFamilyPolicy(policy).
+			// Every node answers for its own pods.
+			WithInternalTrafficPolicy(corev1.ServiceInternalTrafficPolicyLocal).
+			WithPorts(port("dns", corev1.ProtocolUDP), port("dns-tcp", corev1.ProtocolTCP)))
+	_, err := p.client.CoreV1().Services(namespace).Apply(ctx, service, applyOptions())
+	if apierrors.IsInvalid(err) {
+		// The cluster IP of a Service cannot be changed: the cluster DNS address was configured anew.
+		if err := p.client.CoreV1().Services(namespace).Delete(ctx, serviceName, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete Service %s/%s of another cluster DNS address: %w", namespace, serviceName, err)
+		}
+		_, err = p.client.CoreV1().Services(namespace).Apply(ctx, service, applyOptions())
+		if err != nil {
+			return fmt.Errorf("create Service %s/%s anew: %w", namespace, serviceName, err)
+		}
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("apply Service %s/%s: %w", namespace, serviceName, err)
+	}
+	return nil
+}
+
+// applySlice publishes a node's address of one family.
+func (p *publisher) applySlice(ctx context.Context, e endpoint) error {
+	port := func(name string, protocol corev1.Protocol) *applydiscoveryv1.EndpointPortApplyConfiguration {
+		return applydiscoveryv1.EndpointPort().WithName(name).WithProtocol(protocol).WithPort(int32(p.opts.Port))
+	}
+	slice := applydiscoveryv1.EndpointSlice(e.name(), namespace).
+		WithLabels(map[string]string{
+			discoveryv1.LabelServiceName: serviceName,
+			discoveryv1.LabelManagedBy:   managedBy,
+		}).
+		WithAddressType(e.family).
+		WithEndpoints(applydiscoveryv1.Endpoint().
+			WithAddresses(e.ip.String()).
+			WithNodeName(e.node).
+			WithConditions(applydiscoveryv1.EndpointConditions().WithReady(true).WithServing(true).WithTerminating(false))).
+		WithPorts(port("dns", corev1.ProtocolUDP), port("dns-tcp", corev1.ProtocolTCP))
+	if e.uid != "" {
+		// The slice goes when the node is removed from the cluster for good.
+		slice.WithOwnerReferences(applymetav1.OwnerReference().WithAPIVersion("v1").WithKind("Node").
+			WithName(e.node).WithUID(e.uid))
+	}
+	if _, err := p.client.DiscoveryV1().EndpointSlices(namespace).Apply(ctx, slice, applyOptions()); err != nil {
+		return fmt.Errorf("apply EndpointSlice %s/%s: %w", namespace, e.name(), err)
+	}
+	return nil
+}
+
+// backoff is short while the cluster is being made and longer when a request is refused.
+func backoff(err error) time.Duration {
+	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
+		return 2 * time.Second
+	}
+	return 100 * time.Millisecond
+}
+
+func applyOptions() metav1.ApplyOptions {
+	return metav1.ApplyOptions{FieldManager: fieldManager, Force: true}
+}
+
+func familyOf(ip net.IP) discoveryv1.AddressType {
+	if ip.To4() != nil {
+		return discoveryv1.AddressTypeIPv4
+	}
+	return discoveryv1.AddressTypeIPv6
+}
+
+func ofFamily(ips []net.IP, family discoveryv1.AddressType) []net.IP {
+	var out []net.IP
+	for _, ip := range ips {
+		if familyOf(ip) == family {
+			out = append(out, ip)
+		}
+	}
+	return out
+}

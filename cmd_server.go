@@ -25,7 +25,7 @@ func serverCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return node.Serve(c.Context, cfg, kubelithVersion, output(cfg))
+			return node.Serve(c.Context, cfg, kubelithVersion, output(&cfg.Node, "server.log"))
 		},
 	}
 }
@@ -52,9 +52,9 @@ func loadServer(c *cli.Context) (*config.Server, error) {
 
 // output shows a person at a terminal how far the start is and keeps the log in
 // a file; anything else gets the log.
-func output(cfg *config.Server) node.Output {
+func output(cfg *config.Node, logFile string) node.Output {
 	if !term.IsTerminal(int(os.Stdout.Fd())) {
 		return node.Output{Log: os.Stderr}
 	}
-	return node.Output{LogFile: filepath.Join(cfg.RunDir, "server.log"), Progress: os.Stdout}
+	return node.Output{LogFile: filepath.Join(cfg.RunDir, logFile), Progress: os.Stdout}
 }

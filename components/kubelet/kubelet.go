@@ -1,9 +1,11 @@
-// Package kubelet runs the kubelet in the process, with in-process clients of
-// the node's own identity (system:node:NAME).
+// Package kubelet runs the kubelet in the process, with clients of the node's
+// own identity (system:node:NAME) that it is given: in-process ones on a server,
+// components/join's on an agent.
 //
 // It is upstream's kubelet, started through the exported app.Run with typed
-// options; client certificates and their rotation do not exist on a server,
-// because the client needs none.
+// options. Upstream's client certificates and their rotation are not used: a
+// server needs none, and upstream's rotation closes all connections. The serving
+// certificate is given on a server, and requested by upstream's code on an agent.
 //
 // Upstream ends the process with os.Exit on a dozen conditions. Those that a
 // user can bring about are looked for before anything is started: the ports
@@ -21,9 +23,7 @@ import (
 	"flag"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
-	"strconv"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -56,8 +56,17 @@ type Options struct {
 	CgroupDriver string
 	// ResolvConf is the file that pods with dnsPolicy Default see.
 	ResolvConf string
-	// PKI has the paths of the serving certificate and of the CA for clients.
-	PKI *pki.Bundle
+	// ClientCA is the path of the certificate of the CA for those who call the kubelet.
+	ClientCA string
+	// Serving is the kubelet's own certificate. Without it the kubelet asks the API for one, in the name of the node's
+	// addresses, renews it, and keeps it in CertDir.
+	Serving pki.Pair
+	CertDir string
+	// KeepRegistered makes the Node object again when somebody deletes it.
+	KeepRegistered bool
+	// Disconnect ends connections to the API after a heartbeat that got no answer, so that the next one opens another; it
+	// may be nil.
+	Disconnect func()
 	// Args are "key=value" arguments named as the kubelet's own flags.
 	Args []string
 	// Client acts as the node.
@@ -65,6 +74,9 @@ type Options struct {
 	// Log receives the component's own messages; upstream's kubelet writes to klog.
 	Log logrus.FieldLogger
 }
+
+// requestsServing tells whether the kubelet asks for its serving certificate.
+func (o Options) requestsServing() bool { return o.Serving == pki.Pair{} }
 
 // Server is the kubelet component.
 type Server struct {
@@ -98,7 +110,7 @@ func (s *Server) Needs() []string {
 }
 
 // Run implements lifecycle.Component. It is ready when the kubelet's own
-// health endpoint says ok.
+// health endpoint says ok, and it has the serving certificate that it asks for.
 func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err := os.MkdirAll(s.opts.RootDir, 0o755); err != nil {
 		return fmt.Errorf("cannot make its directory: mount it writable or give another --kubelet-root-dir: %w", err)
@@ -112,13 +124,15 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	}
 	waiting, stop := context.WithCancel(ctx)
 	defer stop()
-	go s.awaitHealthy(waiting, ready)
-	registered := make(chan struct{})
-	go func() {
-		defer close(registered)
-		s.keepRegistered(waiting, deps.KubeClient)
-	}()
-	defer func() { stop(); <-registered }()
+	go s.awaitReady(waiting, ready)
+	if s.opts.KeepRegistered {
+		registered := make(chan struct{})
+		go func() {
+			defer close(registered)
+			s.keepRegistered(waiting, deps.KubeClient)
+		}()
+		defer func() { stop(); <-registered }()
+	}
 	return app.Run(ctx, s.upstream, deps, utilfeature.DefaultFeatureGate)
 }
 
@@ -153,29 +167,6 @@ func (s *Server) dependencies(ctx context.Context) (*kubelet.Dependencies, error
 		return nil, err
 	}
 	deps.KubeClient, deps.EventClient = cs, eventClient.CoreV1()
+	deps.OnHeartbeatFailure = s.opts.Disconnect
 	return deps, nil
-}
-
-// awaitHealthy asks the kubelet's health endpoint until it says ok. With the
-// endpoint switched off (--kubelet-arg=healthz-port=0) it asks nothing.
-func (s *Server) awaitHealthy(ctx context.Context, ready func()) {
-	if s.upstream.HealthzPort == 0 {
-		ready()
-		return
-	}
-	url := fmt.Sprintf("http://%s/healthz", net.JoinHostPort(s.upstream.HealthzBindAddress, strconv.Itoa(int(s.upstream.HealthzPort))))
-	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-	for ctx.Err() == nil {
-		if r, err := client.Get(url); err == nil {
-			r.Body.Close()
-			if r.StatusCode == http.StatusOK {
-				ready()
-				return
-			}
-		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
-		}
-	}
 }

@@ -22,9 +22,9 @@ import (
 	"kubelith.io/kubelith/components/args"
 )
 
-// inProcess stands where upstream wants the path of a kubeconfig: an empty one
-// would mean standalone mode and drop the clients. It is never opened.
-const inProcess = "in-process"
+// given stands where upstream wants the path of a kubeconfig: an empty one
+// would mean standalone mode and drop the clients that we give it. It is never opened.
+const given = "given"
 
 // resolvConfDefault is what upstream takes when nothing is set.
 const resolvConfDefault = "/etc/resolv.conf"
@@ -127,9 +127,9 @@ func checkOwned(file string, o Options) error {
 		{"cgroupDriver", "cgroup-driver", c.CgroupDriver, o.CgroupDriver},
 		{"containerRuntimeEndpoint", "container-runtime-endpoint", c.ContainerRuntimeEndpoint, endpoint},
 		{"imageServiceEndpoint", "image-service-endpoint", c.ImageServiceEndpoint, endpoint},
-		{"tlsCertFile", "tls-cert-file", c.TLSCertFile, o.PKI.KubeletServer.Cert},
-		{"tlsPrivateKeyFile", "tls-private-key-file", c.TLSPrivateKeyFile, o.PKI.KubeletServer.Key},
-		{"authentication.x509.clientCAFile", "client-ca-file", c.Authentication.X509.ClientCAFile, o.PKI.ClusterCA.Cert},
+		{"tlsCertFile", "tls-cert-file", c.TLSCertFile, o.Serving.Cert},
+		{"tlsPrivateKeyFile", "tls-private-key-file", c.TLSPrivateKeyFile, o.Serving.Key},
+		{"authentication.x509.clientCAFile", "client-ca-file", c.Authentication.X509.ClientCAFile, o.ClientCA},
 	} {
 		if owned.given != "" && owned.given != owned.ours {
 			return fmt.Errorf("%s: cannot be set: %s", owned.key, Refused()[owned.flag])
@@ -159,10 +159,10 @@ func checkFiles(f *options.KubeletFlags) error {
 
 // setFlags sets what upstream has as flags only.
 func setFlags(f *options.KubeletFlags, o Options) {
-	f.KubeConfig = inProcess
+	f.KubeConfig = given
 	f.HostnameOverride = o.NodeName
 	f.RootDirectory = o.RootDir
-	f.CertDirectory = o.RootDir + "/pki"
+	f.CertDirectory = o.CertDir
 	ips := make([]string, len(o.NodeIPs))
 	for i, ip := range o.NodeIPs {
 		ips[i] = ip.String()
@@ -198,8 +198,9 @@ func setConfig(c *kubeletconfig.KubeletConfiguration, o Options) {
 	if c.EvictionHard == nil {
 		c.EvictionHard = eviction.DefaultEvictionHard
 	}
-	c.TLSCertFile, c.TLSPrivateKeyFile = o.PKI.KubeletServer.Cert, o.PKI.KubeletServer.Key
-	c.Authentication.X509.ClientCAFile = o.PKI.ClusterCA.Cert
+	c.TLSCertFile, c.TLSPrivateKeyFile = o.Serving.Cert, o.Serving.Key
+	c.ServerTLSBootstrap = o.requestsServing()
+	c.Authentication.X509.ClientCAFile = o.ClientCA
 }
 
 // taint parses "key[=value]:effect", whose form the configuration has checked.
@@ -212,7 +213,7 @@ func taint(s string) corev1.Taint {
 // Refused are upstream's flags that the composition sets or does not use.
 func Refused() args.Refused {
 	use := func(flag string) string { return "use Kubelith's own --" + flag }
-	client := "the kubelet uses the in-process client"
+	client := "the kubelet uses a client that Kubelith makes"
 	runtime := "containerd is part of the process"
 	return args.Merge(args.Logging(), args.FeatureGates(), args.Refused{
 		"kubeconfig":                        client,
@@ -221,6 +222,7 @@ func Refused() args.Refused {
 		"kube-api-burst":                    client,
 		"kube-api-content-type":             client,
 		"rotate-certificates":               client,
+		"rotate-server-certificates":        "Kubelith makes and renews it",
 		"config-dir":                        "give one file, with --kubelet-arg=config=FILE",
 		"hostname-override":                 use("node-name"),
 		"node-ip":                           use("node-ip"),

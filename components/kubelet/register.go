@@ -2,15 +2,18 @@ package kubelet
 
 import (
 	"context"
+	"encoding/json"
 	"maps"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -34,6 +37,11 @@ func (s *Server) keepRegistered(ctx context.Context, cs kubernetes.Interface) {
 	}))
 	// Adding a handler fails only on an informer that was stopped before.
 	_, _ = factory.Core().V1().Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(object any) {
+			if err := s.label(ctx, cs, object.(*corev1.Node)); err != nil && ctx.Err() == nil {
+				s.opts.Log.Warnf("the Node %s lacks a label of Kubelith's, next attempt when this process starts again: %v", s.opts.NodeName, err)
+			}
+		},
 		DeleteFunc: func(object any) {
 			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
 				object = unknown.Obj
@@ -75,6 +83,29 @@ func (s *Server) keepRegistered(ctx context.Context, cs kubernetes.Interface) {
 			}
 		}
 	}
+}
+
+// ownLabels begin with this prefix.
+const ownLabels = "kubelith.io/"
+
+// label gives a Node that a version of Kubelith without them has registered our own labels. Upstream's kubelet sets labels
+// when it registers and never again, and those of the user are the user's to change.
+func (s *Server) label(ctx context.Context, cs kubernetes.Interface, node *corev1.Node) error {
+	missing := map[string]string{}
+	for key, value := range s.upstream.NodeLabels {
+		if strings.HasPrefix(key, ownLabels) && node.Labels[key] != value {
+			missing[key] = value
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": missing}})
+	if err != nil {
+		return err
+	}
+	_, err = cs.CoreV1().Nodes().Patch(ctx, node.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	return err
 }
 
 // initialNode has what upstream's kubelet sets when it registers and never again.

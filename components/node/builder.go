@@ -14,6 +14,9 @@ import (
 type builder struct {
 	components []lifecycle.Component
 	errs       []error
+	// api is the component that leads to the API, where that is not the apiserver itself: who needs the apiserver
+	// needs it instead.
+	api string
 }
 
 func (b *builder) add(c lifecycle.Component, err error) {
@@ -37,7 +40,7 @@ func (b *builder) enabled(disabled []string) ([]lifecycle.Component, error) {
 	var out []lifecycle.Component
 	for _, c := range b.components {
 		if !slices.Contains(disabled, c.Name()) {
-			out = append(out, wired{c, disabled})
+			out = append(out, wired{c, disabled, b.api})
 		}
 	}
 	return out, nil
@@ -48,13 +51,21 @@ func (b *builder) enabled(disabled []string) ([]lifecycle.Component, error) {
 type wired struct {
 	lifecycle.Component
 	disabled []string
+	api      string // instead of the apiserver, unless empty
 }
 
 // Needs implements lifecycle.Component.
 func (w wired) Needs() []string {
-	return slices.DeleteFunc(slices.Clone(w.Component.Needs()), func(n string) bool {
-		return slices.Contains(w.disabled, n)
-	})
+	var needs []string
+	for _, n := range w.Component.Needs() {
+		if n == "apiserver" && w.api != "" {
+			n = w.api
+		}
+		if !slices.Contains(w.disabled, n) {
+			needs = append(needs, n)
+		}
+	}
+	return needs
 }
 
 // Run implements lifecycle.Component.

@@ -64,6 +64,16 @@ func TestEnabled(t *testing.T) {
 	}
 }
 
+// On an agent the connection stands where the apiserver does on a server.
+func TestEnabledOnAgent(t *testing.T) {
+	b := build(component{"connection", nil}, component{"containerd", nil}, component{"kubelet", []string{"apiserver", "containerd", "controller-manager"}})
+	b.api = "connection"
+	got, err := b.enabled([]string{"controller-manager"})
+	if want := "connection() containerd() kubelet(connection containerd)"; err != nil || drawn(got) != want {
+		t.Errorf("got %s (%v), want %s", drawn(got), err, want)
+	}
+}
+
 // TestEnabledReportsAll: a user sees everything that is wrong at once.
 func TestEnabledReportsAll(t *testing.T) {
 	b := build(component{"etcd", nil})

@@ -155,7 +155,7 @@ func upstreams(t *testing.T) []upstream {
 			build: func(keyValues ...string) ([]any, error) {
 				s, err := kubelet.New(kubelet.Options{RootDir: "/var/lib/kubelet", StaticPodDir: "/s", NodeName: "one", NodeIPs: []net.IP{net.ParseIP("192.0.2.1")},
 					ClusterDNS: []net.IP{net.ParseIP("10.43.0.10")}, ClusterDomain: "cluster.local", CRISocket: "/r/c.sock", CgroupDriver: "cgroupfs", ResolvConf: "/etc/resolv.conf",
-					PKI: bundle, Args: keyValues, Client: inProcess.NodeConfig("one"), Log: log})
+					Serving: pki.Pair{Cert: "c", Key: "k"}, Args: keyValues, Client: inProcess.NodeConfig("one"), Log: log})
 				if err != nil {
 					return nil, err
 				}
@@ -298,7 +298,7 @@ func TestKubeletConfigFile(t *testing.T) {
 	build := func(keyValues ...string) (*kubelet.Server, error) {
 		return kubelet.New(kubelet.Options{RootDir: "/var/lib/kubelet", StaticPodDir: "/s", NodeName: "one", NodeIPs: []net.IP{net.ParseIP("192.0.2.1")},
 			ClusterDNS: []net.IP{net.ParseIP("10.43.0.10")}, ClusterDomain: "cluster.local", CRISocket: "/r/c.sock", CgroupDriver: "cgroupfs",
-			ResolvConf: "/run/resolv.conf", PKI: &pki.Bundle{}, Args: keyValues, Client: client.New("https://127.0.0.1:6443", logrus.StandardLogger()).NodeConfig("one"), Log: logrus.StandardLogger()})
+			ResolvConf: "/run/resolv.conf", Serving: pki.Pair{Cert: "c", Key: "k"}, Args: keyValues, Client: client.New("https://127.0.0.1:6443", logrus.StandardLogger()).NodeConfig("one"), Log: logrus.StandardLogger()})
 	}
 	s, err := build("config="+write("maxPods: 42\nstaticPodPath: /mine\nclusterDomain: cluster.local\nshutdownGracePeriod: 30s\n"), "max-pods=43")
 	if err != nil {

@@ -25,14 +25,19 @@ import (
 // Preflight checks the upstream arguments, and this host for what the configuration is going to run.
 func Preflight(ctx context.Context, cfg *config.Server) []host.Result {
 	_, components, err := plan(cfg)
+	return append(argumentResults(err), host.Check(ctx, checkOptions(cfg, components))...)
+}
+
+// argumentResults has a line for each problem of the upstream arguments, or says that there is none.
+func argumentResults(err error) []host.Result {
 	if err == nil {
-		return append([]host.Result{{Name: "arguments", Status: host.OK, Message: "understood"}}, host.Check(ctx, checkOptions(cfg, components))...)
+		return []host.Result{{Name: "arguments", Status: host.OK, Message: "understood"}}
 	}
 	var wrong []host.Result
 	for _, line := range strings.Split(err.Error(), "\n") {
 		wrong = append(wrong, host.Result{Name: "arguments", Status: host.Fail, Message: line})
 	}
-	return append(wrong, host.Check(ctx, checkOptions(cfg, nil))...)
+	return wrong
 }
 
 // plan builds the components once without credentials, which checks their arguments and tells their ports.
@@ -41,28 +46,38 @@ func plan(cfg *config.Server) (upstreamArgs, []lifecycle.Component, error) {
 	if err != nil {
 		return upstreamArgs{}, nil, err
 	}
-	silent := logrus.New()
-	silent.SetOutput(io.Discard)
-	components, err := server(cfg, &machine{pki: &pki.Bundle{}, args: arguments}, silent)
+	components, err := server(cfg, &machine{pki: &pki.Bundle{}, args: arguments}, silent())
 	return arguments, components, err
 }
 
-// checkOptions say what the components need of this host.
+func silent() *logrus.Logger {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return log
+}
+
+// checkOptions say what the components of a server need of this host.
 func checkOptions(cfg *config.Server, components []lifecycle.Component) host.CheckOptions {
+	opts := nodeCheckOptions(&cfg.Node, cfg.ClusterInfo("", ""), tlsDir(cfg))
+	opts.Ports = ports(cfg, components)
+	return opts
+}
+
+// nodeCheckOptions are without ports. caDir has the certificate of the cluster's CA, if there is one yet.
+func nodeCheckOptions(cfg *config.Node, cluster *config.ClusterInfo, caDir string) host.CheckOptions {
 	containers := !cfg.Disabled("containerd")
 	opts := host.CheckOptions{
 		DataDir:      cfg.DataDir,
 		NodeName:     cfg.NodeName,
-		Ports:        ports(cfg, components),
 		Containers:   containers,
 		CgroupDriver: cgroups.DetectCgroupDriver(),
 		Proxy:        !cfg.Disabled("proxy"),
-		Bridge:       containers && !cfg.Disabled("network") && cni.Mode(cfg.Network) == cni.Bridge,
-		ServiceIPs:   cfg.ClusterDNS(),
+		Bridge:       containers && !cfg.Disabled("network") && cni.Mode(cluster.Network) == cni.Bridge,
+		ServiceIPs:   addresses(cluster.ClusterDNS),
 		NotBefore:    buildTime(),
 		NotBeforeOf:  "this program was built at",
 	}
-	if ca, from := pki.ValidFrom(tlsDir(cfg)); from.After(opts.NotBefore) {
+	if ca, from := pki.ValidFrom(caDir); from.After(opts.NotBefore) {
 		opts.NotBefore, opts.NotBeforeOf = from, ca+" is valid from"
 	}
 	return opts
@@ -73,9 +88,9 @@ func checkOptions(cfg *config.Server, components []lifecycle.Component) host.Che
 const settle = 3 * time.Second
 
 // settledPreflight checks again while nothing but ports in use fail.
-func settledPreflight(ctx context.Context, cfg *config.Server, components []lifecycle.Component) []host.Result {
+func settledPreflight(ctx context.Context, opts host.CheckOptions) []host.Result {
 	for deadline := time.Now().Add(settle); ; {
-		results := host.Check(ctx, checkOptions(cfg, components))
+		results := host.Check(ctx, opts)
 		failed, busy := 0, 0
 		for _, r := range results {
 			if r.Status == host.Fail {
@@ -92,9 +107,15 @@ func settledPreflight(ctx context.Context, cfg *config.Server, components []life
 	}
 }
 
-// ports are those that the components listen on.
+// ports are those that a server listens on.
 func ports(cfg *config.Server, components []lifecycle.Component) []host.Port {
-	all := []host.Port{{Component: "apiserver", Network: "tcp", Address: cfg.BindAddress, Number: cfg.HTTPSPort, Setting: "--https-port"}}
+	api := host.Port{Component: "apiserver", Network: "tcp", Address: cfg.BindAddress, Number: cfg.HTTPSPort, Setting: "--https-port"}
+	return append([]host.Port{api}, nodePorts(components)...)
+}
+
+// nodePorts are those that servers and agents listen on.
+func nodePorts(components []lifecycle.Component) []host.Port {
+	var all []host.Port
 	tcp := func(component, address string, port int, setting string) {
 		if port != 0 {
 			all = append(all, host.Port{Component: component, Network: "tcp", Address: address, Number: port, Setting: setting})

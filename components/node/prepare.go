@@ -31,11 +31,11 @@ const (
 	registriesDir = "/etc/kubelith/registries.d"
 )
 
-// machine is what the server found or made on this machine before any component.
+// machine is what was found or made on this machine before any component.
 type machine struct {
 	dir              *datadir.Dir
 	checks           []host.Result
-	pki              *pki.Bundle
+	pki              *pki.Bundle // of a server
 	encryptionConfig string
 	binDir           string
 	resolvConf       string
@@ -71,20 +71,16 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 			h.dir.Close()
 		}
 	}()
-	checks := settledPreflight(ctx, cfg, planned)
+	checks := settledPreflight(ctx, checkOptions(cfg, planned))
 	if err := host.Failures(checks); err != nil {
 		return nil, err
 	}
 	h.checks = checks
 	// Before the admin kubeconfig is written: it may be that of a server which has the run directory.
-	if err := h.hold(cfg); err != nil {
+	if err := h.hold(&cfg.Node); err != nil {
 		return nil, err
 	}
-	if h.binDir, err = payload.Unpack(cfg.DataDir); err != nil {
-		return nil, err
-	}
-	// The shim and the CNI programs are found by name, ours first.
-	if err := os.Setenv("PATH", h.binDir+string(os.PathListSeparator)+os.Getenv("PATH")); err != nil {
+	if err := h.unpack(&cfg.Node); err != nil {
 		return nil, err
 	}
 	if err := h.credentials(cfg); err != nil {
@@ -93,8 +89,17 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 	return h, nil
 }
 
-// hold takes the other directories of the server, so that reset does not remove them while it runs.
-func (h *machine) hold(cfg *config.Server) error {
+// unpack makes the programs of the payload available.
+func (h *machine) unpack(cfg *config.Node) (err error) {
+	if h.binDir, err = payload.Unpack(cfg.DataDir); err != nil {
+		return err
+	}
+	// The shim and the CNI programs are found by name, ours first.
+	return os.Setenv("PATH", h.binDir+string(os.PathListSeparator)+os.Getenv("PATH"))
+}
+
+// hold takes the other directories of the node, so that reset does not remove them while it runs.
+func (h *machine) hold(cfg *config.Node) error {
 	if cfg.Disabled("kubelet") {
 		return h.dir.Hold(cfg.RunDir)
 	}
@@ -109,6 +114,9 @@ func (h *machine) report(log *logrus.Logger, progress *progress) {
 			log.WithField("component", "check").Warn(r.Problem())
 			progress.printf("warning: %s\n", r.Problem())
 		}
+	}
+	if h.pki == nil { // on an agent
+		return
 	}
 	for _, name := range h.pki.Changed {
 		log.WithField("component", "pki").Infof("made %s", name)
@@ -144,32 +152,41 @@ func certificates(cfg *config.Server) (*pki.Bundle, error) {
 	return bundle, pki.WriteKubeconfig(cfg.WriteKubeconfig, cfg.URL(), bundle.ClusterCA.Cert, bundle.Admin)
 }
 
-// applyGates sets the feature gates of the process, which is once and before
-// any component is built, and returns the other arguments.
+// applyGates sets the feature gates of the process and returns the other arguments of a server.
 func applyGates(cfg *config.Server) (upstreamArgs, error) {
-	rest, global, err := args.Gates(cfg.APIServerArgs, cfg.ControllerManagerArgs, cfg.SchedulerArgs, cfg.KubeletArgs, cfg.ProxyArgs)
+	rest, err := setGates(cfg.APIServerArgs, cfg.ControllerManagerArgs, cfg.SchedulerArgs, cfg.KubeletArgs, cfg.ProxyArgs)
 	if err != nil {
 		return upstreamArgs{}, err
+	}
+	return upstreamArgs{cfg.EtcdArgs, rest[0], rest[1], rest[2], rest[3], rest[4]}, nil
+}
+
+// setGates sets the feature gates of the process, which is once and before any component is built, and returns the
+// other arguments of each list.
+func setGates(arguments ...[]string) ([][]string, error) {
+	rest, global, err := args.Gates(arguments...)
+	if err != nil {
+		return nil, err
 	}
 	registry := compatibility.DefaultComponentGlobalsRegistry
 	if registry.EffectiveVersionFor(basecompatibility.DefaultKubeComponent) == nil {
 		if err := registry.Register(basecompatibility.DefaultKubeComponent, compatibility.DefaultBuildEffectiveVersion(), utilfeature.DefaultMutableFeatureGate); err != nil {
-			return upstreamArgs{}, err
+			return nil, err
 		}
 	}
 	fs := pflag.NewFlagSet("process", pflag.ContinueOnError)
 	registry.AddFlags(fs)
 	if err := args.KnownGates(global, utilfeature.DefaultMutableFeatureGate.GetAll()); err != nil {
-		return upstreamArgs{}, err
+		return nil, err
 	}
 	if err := args.ApplyTo("argument", fs, nil, global); err != nil {
-		return upstreamArgs{}, err
+		return nil, err
 	}
 	if err := registry.Set(); err != nil {
-		return upstreamArgs{}, fmt.Errorf("%s: %w", strings.Join(global, " "), err)
+		return nil, fmt.Errorf("%s: %w", strings.Join(global, " "), err)
 	}
 	// kubernetes_feature_enabled and its like, which upstream's commands set up.
 	utilfeature.DefaultMutableFeatureGate.AddMetrics()
 	registry.AddMetrics()
-	return upstreamArgs{cfg.EtcdArgs, rest[0], rest[1], rest[2], rest[3], rest[4]}, nil
+	return rest, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -60,19 +61,26 @@ func (l *logFile) open(name string) error {
 	return nil
 }
 
+// goal is when a server or an agent has started.
+type goal struct {
+	role    string   // what is started, for a person
+	needed  []string // the components that must be ready
+	reached string   // said to a person then
+}
+
 // progress counts the components that are ready and tells a person.
 type progress struct {
-	out        io.Writer
-	kubeconfig string
-	begin      time.Time
+	out   io.Writer
+	goal  goal
+	begin time.Time
 
 	mu    sync.Mutex
 	total int
-	ready int
+	ready []string
 }
 
-func newProgress(out Output, components []lifecycle.Component, kubeconfig string) *progress {
-	return &progress{out: out.Progress, kubeconfig: kubeconfig, begin: time.Now(), total: len(components)}
+func newProgress(out Output, components []lifecycle.Component, goal goal) *progress {
+	return &progress{out: out.Progress, goal: goal, begin: time.Now(), total: len(components)}
 }
 
 func (p *progress) observe(e lifecycle.Event) {
@@ -80,10 +88,10 @@ func (p *progress) observe(e lifecycle.Event) {
 	defer p.mu.Unlock()
 	switch e.State {
 	case lifecycle.Ready:
-		p.ready++
+		p.ready = append(p.ready, e.Component)
 		p.printf("%-20s ready   %6.2fs\n", e.Component, e.Since.Seconds())
-		if p.ready == p.total {
-			p.printf("%-20s ready   %6.2fs   kubeconfig: %s\n", "kubelith", time.Since(p.begin).Seconds(), p.kubeconfig)
+		if len(p.ready) == p.total {
+			p.printf("%-20s ready   %6.2fs   %s\n", "kubelith", time.Since(p.begin).Seconds(), p.goal.reached)
 		}
 	case lifecycle.Stopped:
 		p.printf("%-20s stopped\n", e.Component)
@@ -98,9 +106,9 @@ func (p *progress) printf(format string, a ...any) {
 	}
 }
 
-// allReady reports whether every component is ready.
-func (p *progress) allReady() bool {
+// reached reports whether every needed component is ready.
+func (p *progress) reached() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.ready == p.total
+	return !slices.ContainsFunc(p.goal.needed, func(name string) bool { return !slices.Contains(p.ready, name) })
 }

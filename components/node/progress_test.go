@@ -19,18 +19,18 @@ import (
 
 func TestProgress(t *testing.T) {
 	var out bytes.Buffer
-	p := newProgress(Output{Progress: &out}, make([]lifecycle.Component, 2), "/etc/k.yaml")
+	p := newProgress(Output{Progress: &out}, make([]lifecycle.Component, 2), goal{needed: []string{"etcd", "apiserver"}, reached: "kubeconfig: /etc/k.yaml"})
 	for _, e := range []lifecycle.Event{
 		{Component: "etcd", State: lifecycle.Starting},
 		{Component: "etcd", State: lifecycle.Ready, Since: 1500 * time.Millisecond},
 	} {
 		p.observe(e)
 	}
-	if p.allReady() || strings.Contains(out.String(), "/etc/k.yaml") {
+	if p.reached() || strings.Contains(out.String(), "/etc/k.yaml") {
 		t.Errorf("ready with one component of two: %s", out.String())
 	}
 	p.observe(lifecycle.Event{Component: "apiserver", State: lifecycle.Ready, Since: 2 * time.Second})
-	if !p.allReady() {
+	if !p.reached() {
 		t.Error("not ready with both components")
 	}
 	p.observe(lifecycle.Event{Component: "apiserver", State: lifecycle.Failed, Since: 3 * time.Second, Err: errors.New("secret reason")})
@@ -45,6 +45,21 @@ func TestProgress(t *testing.T) {
 		before, after, _ := strings.Cut(want[i], "*")
 		if !strings.HasPrefix(got, before) || !strings.HasSuffix(got, after) {
 			t.Errorf("line %d is %q, want %q", i, got, want[i])
+		}
+	}
+}
+
+// An agent has started without what waits for the server.
+func TestProgressOfAgent(t *testing.T) {
+	var out bytes.Buffer
+	p := newProgress(Output{Progress: &out}, make([]lifecycle.Component, 3), goal{needed: []string{"connection", "kubelet"}, reached: "done"})
+	for _, c := range []struct {
+		component     string
+		reached, done bool
+	}{{"connection", false, false}, {"kubelet", true, false}, {"dns", true, true}} {
+		p.observe(lifecycle.Event{Component: c.component, State: lifecycle.Ready})
+		if p.reached() != c.reached || strings.Contains(out.String(), "done") != c.done {
+			t.Errorf("after %s: reached %v, said %q", c.component, p.reached(), out.String())
 		}
 	}
 }

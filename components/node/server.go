@@ -2,17 +2,13 @@ package node
 
 import (
 	"context"
-	"errors"
-	"fmt"
+	"net"
 	"path/filepath"
-	"runtime"
-	"strings"
-	"sync/atomic"
-	"time"
+	"slices"
 
 	"github.com/sirupsen/logrus"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/rest"
-	"k8s.io/klog/v2"
 
 	"kubelith.io/kubelith/components/apiserver"
 	"kubelith.io/kubelith/components/client"
@@ -23,6 +19,7 @@ import (
 	"kubelith.io/kubelith/components/kubelet"
 	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/components/logging"
+	"kubelith.io/kubelith/components/pki"
 	"kubelith.io/kubelith/components/proxy"
 	"kubelith.io/kubelith/components/scheduler"
 	"kubelith.io/kubelith/runtime/cgroups"
@@ -31,19 +28,10 @@ import (
 	"kubelith.io/kubelith/runtime/images"
 )
 
-// stopTimeout bounds an ordered stop, in all.
-const stopTimeout = 25 * time.Second
-
 // Serve runs a server until ctx is cancelled or a component fails. release is the version of Kubelith, noted in the
 // data directory.
 func Serve(ctx context.Context, cfg *config.Server, release string, out Output) error {
-	systemd := captureSystemd()
-	started := tuneMemory(ctx)
-	var file logFile
-	if out.LogFile != "" {
-		out.Log = &file
-	}
-	log, err := logging.Setup(logging.Options{Format: cfg.LogFormat, Level: cfg.LogLevel, Out: out.Log})
+	p, err := newProcess(ctx, &cfg.Node, out)
 	if err != nil {
 		return err
 	}
@@ -53,104 +41,26 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 	}
 	defer machine.Close()
 
-	components, err := server(cfg, machine, log)
+	components, err := server(cfg, machine, p.log)
 	if err != nil {
 		return err
 	}
-	progress := newProgress(out, components, cfg.WriteKubeconfig)
-	if out.LogFile != "" {
-		if err := file.open(out.LogFile); err != nil {
-			return err
-		}
-		progress.printf("the log is %s; ctrl-c stops the server, and pods go on running\n", out.LogFile)
-	}
-	machine.report(log, progress)
-	ctx, end := context.WithCancelCause(ctx)
-	defer end(nil)
-	last := &lastError{}
-	log.AddHook(last)
-	endInOrder(end, last)
-	group, err := lifecycle.NewGroup(lifecycle.Options{
-		Log: logging.Component(log, "kubelith"),
-		Observe: func(e lifecycle.Event) {
-			progress.observe(e)
-			systemd.observe(e, progress.allReady())
-			if progress.allReady() {
-				started()
+	goal := goal{role: config.RoleServer, needed: names(components), reached: "kubeconfig: " + cfg.WriteKubeconfig}
+	return p.run(ctx, machine, components, goal, func(ctx context.Context) {
+		renewCertificates(ctx, renewEvery, func() ([]string, error) {
+			bundle, err := certificates(cfg)
+			if err != nil {
+				return nil, err
 			}
-		},
-		StopTimeout: stopTimeout,
-	}, components...)
-	if err != nil {
-		return err
-	}
-	renewCertificates(ctx, renewEvery, func() ([]string, error) {
-		bundle, err := certificates(cfg)
-		if err != nil {
-			return nil, err
-		}
-		return bundle.Changed, nil
-	}, logging.Component(log, "pki"))
-	err = group.Run(ctx)
-	var gaveUp upstreamExit
-	if errors.As(context.Cause(ctx), &gaveUp) {
-		if err != nil { // a consequence
-			logging.Component(log, "kubelith").WithError(err).Warn("failed as well")
-		}
-		return gaveUp
-	}
-	return err
-}
-
-// upstreamExit is why a server stops that an upstream component wanted to end: the error that it logged.
-type upstreamExit string
-
-func (e upstreamExit) Error() string {
-	return "an upstream component gave up: " + string(e) + ": the log has what came before"
-}
-
-// endInOrder turns the exit that upstream components ask klog for into an
-// ordered stop: etcd and the containers' daemon are in the same process. They log why just before.
-func endInOrder(end context.CancelCauseFunc, why *lastError) {
-	klog.OsExit = func(int) {
-		end(upstreamExit(why.text()))
-		runtime.Goexit() // as os.Exit, it does not return; the component's Run ends, so that the stop need not wait for it
-	}
-}
-
-// lastError remembers the last error of the log in one line.
-type lastError struct{ last atomic.Value }
-
-// Levels implements logrus.Hook.
-func (*lastError) Levels() []logrus.Level {
-	return []logrus.Level{logrus.PanicLevel, logrus.FatalLevel, logrus.ErrorLevel}
-}
-
-// Fire implements logrus.Hook.
-func (l *lastError) Fire(e *logrus.Entry) error {
-	text, _, _ := strings.Cut(strings.TrimSpace(e.Message), "\n") // a stack may follow
-	for _, key := range []string{logrus.ErrorKey, "err"} {        // klog's key is the second
-		if err, ok := e.Data[key]; ok {
-			text += ": " + strings.ReplaceAll(fmt.Sprint(err), "\n", " ")
-		}
-	}
-	if component, ok := e.Data["component"]; ok {
-		text = fmt.Sprintf("%v: %s", component, text)
-	}
-	l.last.Store(text)
-	return nil
-}
-
-func (l *lastError) text() string {
-	text, _ := l.last.Load().(string)
-	return text
+			return bundle.Changed, nil
+		}, logging.Component(p.log, "pki"))
+	})
 }
 
 // server builds all components of a server, in the order in which they start. It touches nothing on the host.
 func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecycle.Component, error) {
 	logFor := func(component string) logrus.FieldLogger { return logging.Component(log, component) }
 	inProcess := client.New(cfg.URL(), logFor("client"))
-	nodeIPs := cfg.NodeIPs()
 	var b builder
 
 	etcdSocket := filepath.Join(cfg.RunDir, "etcd.sock")
@@ -193,6 +103,44 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Informers: api.Informers,
 	}))
 
+	worker{
+		cfg:      &cfg.Node,
+		role:     config.RoleServer,
+		cluster:  cfg.ClusterInfo("", ""), // its versions are of no use here
+		node:     inProcess.NodeConfig(cfg.NodeName),
+		proxy:    inProcess.Config(client.Proxy),
+		dns:      inProcess.Config(client.DNS),
+		clientCA: machine.pki.ClusterCA.Cert,
+		serving:  machine.pki.KubeletServer,
+		publish:  api.Informers,
+	}.add(&b, machine, log)
+	return b.enabled(cfg.Disable)
+}
+
+// worker is what makes a machine run pods: a server's or an agent's.
+type worker struct {
+	cfg     *config.Node
+	role    string // the value of config.RoleLabel
+	cluster *config.ClusterInfo
+
+	// Clients: the first acts as the node.
+	node, proxy, dns *rest.Config
+	// disconnect ends the connections to the API when the kubelet gets no answer; nil where there are none.
+	disconnect func()
+
+	// The kubelet's: who may call it, and its certificate; without one it asks the server.
+	clientCA string
+	serving  pki.Pair
+
+	// publish is where DNS finds the nodes that it publishes; nil where another machine does that.
+	publish func() informers.SharedInformerFactory
+}
+
+// add builds the components.
+func (w worker) add(b *builder, machine *machine, log *logrus.Logger) {
+	logFor := func(component string) logrus.FieldLogger { return logging.Component(log, component) }
+	cfg, nodeIPs, clusterDNS := w.cfg, w.cfg.NodeIPs(), addresses(w.cluster.ClusterDNS)
+
 	socket := filepath.Join(cfg.RunDir, "containerd", "containerd.sock")
 	cniConfDir := filepath.Join(cfg.RunDir, "cni", "net.d")
 	b.add(containerd.New(containerd.Options{
@@ -216,13 +164,13 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 	}), nil)
 
 	b.add(cni.New(cni.Options{
-		Mode:              cni.Mode(cfg.Network),
+		Mode:              cni.Mode(w.cluster.Network),
 		ConfDir:           cniConfDir,
 		HostConfDir:       "/etc/cni/net.d",
 		DataDir:           filepath.Join(cfg.DataDir, "agent", "cni"),
-		ClusterCIDRs:      cfg.ClusterCIDR,
+		ClusterCIDRs:      w.cluster.ClusterCIDR,
 		ContainerdAddress: socket,
-		Client:            asNode(inProcess, cfg),
+		Client:            w.node,
 		NodeName:          cfg.NodeName,
 		Log:               logFor("network"),
 	}), nil)
@@ -232,41 +180,59 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		StaticPodDir:  filepath.Join(cfg.DataDir, "agent", "static-pods"),
 		NodeName:      cfg.NodeName,
 		NodeIPs:       nodeIPs,
-		Labels:        cfg.NodeLabels,
+		Labels:        append(slices.Clone(cfg.NodeLabels), config.RoleLabel+"="+w.role),
 		Taints:        cfg.NodeTaints,
-		ClusterDNS:    cfg.ClusterDNS(),
-		ClusterDomain: cfg.ClusterDomain,
+		ClusterDNS:    clusterDNS,
+		ClusterDomain: w.cluster.ClusterDomain,
 		CRISocket:     socket,
 		CgroupDriver:  cgroups.DetectCgroupDriver(),
 		ResolvConf:    machine.resolvConf,
-		PKI:           machine.pki,
-		Args:          machine.args.kubelet,
-		Client:        asNode(inProcess, cfg),
-		Log:           logFor("kubelet"),
+		ClientCA:      w.clientCA,
+		Serving:       w.serving,
+		CertDir:       filepath.Join(cfg.DataDir, "agent", "pki"),
+		// The API server ends with this process, and so would a cluster whose only node is gone.
+		KeepRegistered: w.role == config.RoleServer,
+		Args:           machine.args.kubelet,
+		Client:         w.node,
+		Disconnect:     w.disconnect,
+		Log:            logFor("kubelet"),
 	}))
 
 	b.add(proxy.New(proxy.Options{
-		Client:       inProcess.Config(client.Proxy),
+		Client:       w.proxy,
 		NodeName:     cfg.NodeName,
 		NodeIPs:      nodeIPs,
-		ClusterCIDRs: cfg.ClusterCIDR,
+		ClusterCIDRs: w.cluster.ClusterCIDR,
 		Args:         machine.args.proxy,
 		Log:          logFor("proxy"),
 	}))
 
 	b.add(dns.New(dns.Options{
-		Client:        inProcess.Config(client.DNS),
+		Client:        w.dns,
 		NodeName:      cfg.NodeName,
 		NodeIPs:       nodeIPs,
-		ClusterDNS:    cfg.ClusterDNS(),
-		ClusterDomain: cfg.ClusterDomain,
-		ClusterCIDRs:  cfg.ClusterCIDR,
+		ClusterDNS:    clusterDNS,
+		ClusterDomain: w.cluster.ClusterDomain,
+		ClusterCIDRs:  w.cluster.ClusterCIDR,
 		ResolvConf:    machine.resolvConf,
-		Publish:       api.Informers,
+		Publish:       w.publish,
 		Log:           logFor("dns"),
 	}), nil)
-
-	return b.enabled(cfg.Disable)
 }
 
-func asNode(c *client.InProcess, cfg *config.Server) *rest.Config { return c.NodeConfig(cfg.NodeName) }
+// addresses parses what the configuration has checked.
+func addresses(texts []string) []net.IP {
+	ips := make([]net.IP, 0, len(texts))
+	for _, text := range texts {
+		ips = append(ips, net.ParseIP(text))
+	}
+	return ips
+}
+
+func names(components []lifecycle.Component) []string {
+	all := make([]string, 0, len(components))
+	for _, c := range components {
+		all = append(all, c.Name())
+	}
+	return all
+}

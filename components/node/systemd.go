@@ -32,11 +32,11 @@ func captureSystemd() *systemd {
 }
 
 // observe is called from the Group's goroutine with every event.
-func (s *systemd) observe(e lifecycle.Event, allReady bool) {
+func (s *systemd) observe(e lifecycle.Event, started bool) {
 	switch {
-	case allReady && !s.ready:
+	case started && !s.ready:
 		s.ready = true
-		s.notify("READY=1\nSTATUS=all components are ready")
+		s.notify("READY=1\nSTATUS=all components are ready") // or, on an agent, those that do without the server
 		if s.watchdog > 0 {
 			go s.ping()
 		}

@@ -58,7 +58,7 @@ func EnsureEncryption(path string, used bool) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("encryption: create directory: %w", err)
 	}
-	if err := writeFile(path, out); err != nil {
+	if err := WriteFile(path, out); err != nil {
 		return fmt.Errorf("encryption: %w", err)
 	}
 	return nil

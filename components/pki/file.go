@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 )
 
-// writeFile makes or replaces a file of mode 0600 so that after a crash it is either the old or the new one, complete.
-func writeFile(path string, data []byte) error {
+// WriteFile makes or replaces a file of mode 0600 so that after a crash it is either the old or the new one, complete.
+func WriteFile(path string, data []byte) error {
 	tmp := path + ".tmp"
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a crash
 		return fmt.Errorf("write %s: %w", path, err)

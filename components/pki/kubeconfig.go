@@ -41,7 +41,7 @@ func WriteKubeconfig(path, server, ca string, client Pair) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return unwritable(err)
 	}
-	if err := writeFile(path, out); err != nil {
+	if err := WriteFile(path, out); err != nil {
 		return unwritable(err)
 	}
 	return nil

@@ -29,7 +29,7 @@ func (s *store) pair(name string) Pair {
 }
 
 func (s *store) write(path, kind string, der []byte) error {
-	if err := writeFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})); err != nil {
+	if err := WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})); err != nil {
 		return fmt.Errorf("pki: %w", err)
 	}
 	s.changed = append(s.changed, filepath.Base(path))

@@ -1,0 +1,126 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/klog/v2"
+
+	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/components/logging"
+)
+
+// stopTimeout bounds an ordered stop, in all.
+const stopTimeout = 25 * time.Second
+
+// process is what stands around the components of a server or an agent: the log, the terminal and systemd.
+type process struct {
+	log     *logrus.Logger
+	out     Output
+	file    logFile
+	systemd *systemd
+	started func() // everything that the start needed has been made
+}
+
+func newProcess(ctx context.Context, cfg *config.Node, out Output) (*process, error) {
+	p := &process{out: out, systemd: captureSystemd(), started: tuneMemory(ctx)}
+	if out.LogFile != "" {
+		p.out.Log = &p.file
+	}
+	var err error
+	p.log, err = logging.Setup(logging.Options{Format: cfg.LogFormat, Level: cfg.LogLevel, Out: p.out.Log})
+	return p, err
+}
+
+// run runs the components until ctx is cancelled or one of them fails. beside is called when nothing can be refused any
+// more, with a context that ends when the components are asked to stop.
+func (p *process) run(ctx context.Context, machine *machine, components []lifecycle.Component, goal goal, beside func(context.Context)) error {
+	progress := newProgress(p.out, components, goal)
+	if p.out.LogFile != "" {
+		if err := p.file.open(p.out.LogFile); err != nil {
+			return err
+		}
+		progress.printf("the log is %s; ctrl-c stops the %s, and pods go on running\n", p.out.LogFile, goal.role)
+	}
+	machine.report(p.log, progress)
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	last := &lastError{}
+	p.log.AddHook(last)
+	endInOrder(end, last)
+	group, err := lifecycle.NewGroup(lifecycle.Options{
+		Log: logging.Component(p.log, "kubelith"),
+		Observe: func(e lifecycle.Event) {
+			progress.observe(e)
+			p.systemd.observe(e, progress.reached())
+			if progress.reached() {
+				p.started()
+			}
+		},
+		StopTimeout: stopTimeout,
+	}, components...)
+	if err != nil {
+		return err
+	}
+	beside(ctx)
+	err = group.Run(ctx)
+	var gaveUp upstreamExit
+	if errors.As(context.Cause(ctx), &gaveUp) {
+		if err != nil { // a consequence
+			logging.Component(p.log, "kubelith").WithError(err).Warn("failed as well")
+		}
+		return gaveUp
+	}
+	return err
+}
+
+// upstreamExit is why a process stops that an upstream component wanted to end: the error that it logged.
+type upstreamExit string
+
+func (e upstreamExit) Error() string {
+	return "an upstream component gave up: " + string(e) + ": the log has what came before"
+}
+
+// endInOrder turns the exit that upstream components ask klog for into an
+// ordered stop: etcd and the containers' daemon are in the same process. They log why just before.
+func endInOrder(end context.CancelCauseFunc, why *lastError) {
+	klog.OsExit = func(int) {
+		end(upstreamExit(why.text()))
+		runtime.Goexit() // as os.Exit, it does not return; the component's Run ends, so that the stop need not wait for it
+	}
+}
+
+// lastError remembers the last error of the log in one line.
+type lastError struct{ last atomic.Value }
+
+// Levels implements logrus.Hook.
+func (*lastError) Levels() []logrus.Level {
+	return []logrus.Level{logrus.PanicLevel, logrus.FatalLevel, logrus.ErrorLevel}
+}
+
+// Fire implements logrus.Hook.
+func (l *lastError) Fire(e *logrus.Entry) error {
+	text, _, _ := strings.Cut(strings.TrimSpace(e.Message), "\n") // a stack may follow
+	for _, key := range []string{logrus.ErrorKey, "err"} {        // klog's key is the second
+		if err, ok := e.Data[key]; ok {
+			text += ": " + strings.ReplaceAll(fmt.Sprint(err), "\n", " ")
+		}
+	}
+	if component, ok := e.Data["component"]; ok {
+		text = fmt.Sprintf("%v: %s", component, text)
+	}
+	l.last.Store(text)
+	return nil
+}
+
+func (l *lastError) text() string {
+	text, _ := l.last.Load().(string)
+	return text
+}

@@ -61,6 +61,7 @@ func app() *cli.App {
 			kubectlCommand(),
 			ctrCommand(),
 			checkCommand(),
+			tokenCommand(),
 			resetCommand(),
 			versionCommand(),
 		},

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/informers"
 	aggregator "k8s.io/kube-aggregator/pkg/apiserver"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
@@ -48,14 +49,16 @@ type Options struct {
 	Args []string
 	// Client is opened with the finished handler.
 	Client *client.InProcess
+	// Log receives which bootstrap tokens are refused, and why; upstream writes to klog.
+	Log logrus.FieldLogger
 }
 
 // Server is the apiserver component.
 type Server struct {
 	opts     Options
 	upstream *options.ServerRunOptions
-	// anonymousHealth: the health endpoints answer without credentials, and
-	// nothing else does. The user's --apiserver-arg=anonymous-auth replaces it.
+	// anonymousHealth: the health endpoints and what a machine reads before it
+	// joins (discoveryPath) answer without credentials, and nothing else does. The user's --apiserver-arg=anonymous-auth replaces it.
 	anonymousHealth bool
 	// shared holds the informers of the process; set when ready.
 	shared informers.SharedInformerFactory

@@ -17,10 +17,10 @@ import (
 // trustProcess puts the in-process identities in front of upstream's
 // authenticators and gives the apiserver's own loopback identity its rights.
 func (s *Server) trustProcess(c *genericapiserver.Config) error {
-	chain := []authenticator.Request{s.opts.Client, c.Authentication.Authenticator}
+	chain := []authenticator.Request{s.opts.Client, s.tellRefusedTokens(c.Authentication.Authenticator)}
 	if s.anonymousHealth && s.upstream.Authentication.AuthenticationConfigFile == "" {
 		chain = append(chain, anonymous.NewAuthenticator([]apiserver.AnonymousAuthCondition{
-			{Path: "/livez"}, {Path: "/readyz"}, {Path: "/healthz"},
+			{Path: "/livez"}, {Path: "/readyz"}, {Path: "/healthz"}, {Path: discoveryPath},
 		}))
 	}
 	// As upstream does: credentials that are wrong fail, they do not become anonymous.

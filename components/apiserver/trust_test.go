@@ -105,6 +105,7 @@ func TestTrustInMemory(t *testing.T) {
 				{c.Config(client.Scheduler), fmt.Sprint(configured.code, " ", client.Scheduler)},
 				{c.Config(client.Proxy), fmt.Sprint(configured.code, " ", client.Proxy)},
 				{c.Config(client.DNS), fmt.Sprint(configured.code, " ", client.DNS)},
+				{c.Config(client.Token), fmt.Sprint(configured.code, " ", client.Token)},
 				{c.NodeConfig("n"), fmt.Sprint(configured.code, " system:node:n")},
 				{c.ServiceAccountConfig("kube-system", "job-controller"), fmt.Sprint(configured.code, " system:serviceaccount:kube-system:job-controller")},
 				// As upstream's loopback identity would be: neither the group nor a name that looks alike is trusted.
@@ -137,6 +138,11 @@ func TestTrustNetwork(t *testing.T) {
 		{"nobody, health", "/livez", "", true, "403 system:anonymous"}, // RBAC allows it, which the test's authorizer does not
 		{"nobody, ready", "/readyz", "", true, "403 system:anonymous"},
 		{"nobody, health of old", "/healthz", "", true, "403 system:anonymous"},
+		{"nobody, how to join", "/api/v1/namespaces/kube-public/configmaps/cluster-info", "", true, "403 system:anonymous"},
+		{"nobody, beside it", "/api/v1/namespaces/kube-public/configmaps/other", "", true, "401 "},
+		{"nobody, all of them", "/api/v1/namespaces/kube-public/configmaps", "", true, "401 "},
+		{"nobody, below it", "/api/v1/namespaces/kube-public/configmaps/cluster-info/x", "", true, "401 "},
+		{"nobody, the user's own anonymous-auth, how to join", "/api/v1/namespaces/kube-public/configmaps/cluster-info", "", false, "401 "},
 		{"nobody, one check", "/livez/etcd", "", true, "401 "},
 		{"nobody, API", "/api", "", true, "401 "},
 		{"nobody, root", "/", "", true, "401 "},

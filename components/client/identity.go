@@ -27,6 +27,8 @@ const (
 	Proxy = user.KubeProxy
 	// DNS is the identity of cluster DNS; the apiserver component makes its role.
 	DNS = "system:kubelith:dns"
+	// Token keeps a token with which machines join; the apiserver component makes its role.
+	Token = "system:kubelith:token"
 )
 
 // identityKey is the context key of the caller's user.Info.

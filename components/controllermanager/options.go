@@ -3,10 +3,12 @@ package controllermanager
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	"k8s.io/kubernetes/cmd/kube-controller-manager/app/config"
 	"k8s.io/kubernetes/cmd/kube-controller-manager/app/options"
+	"k8s.io/kubernetes/cmd/kube-controller-manager/names"
 
 	"kubelith.io/kubelith/components/args"
 )
@@ -34,6 +36,10 @@ func upstreamConfig(o Options) (*config.Config, error) {
 	s.SAController.RootCAFile = o.PKI.ClusterCA.Cert
 	s.CSRSigningController.ClusterSigningCertFile = o.PKI.ClusterCA.Cert
 	s.CSRSigningController.ClusterSigningKeyFile = o.PKI.ClusterCA.Key
+	// A certificate cannot be revoked: that of a node that was deleted lives on for so long. Nodes renew theirs in time.
+	s.CSRSigningController.ClusterSigningDuration.Duration = 90 * 24 * time.Hour
+	// All that upstream has on by default and, for machines that join, the two that sign and remove bootstrap tokens.
+	s.Generic.Controllers = []string{"*", names.BootstrapSignerController, names.TokenCleanerController}
 
 	if err := args.Apply("--controller-manager-arg", sets, Refused(), o.Args); err != nil {
 		return nil, err

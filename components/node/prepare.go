@@ -39,6 +39,7 @@ type machine struct {
 	encryptionConfig string
 	binDir           string
 	resolvConf       string
+	release          string
 	args             upstreamArgs
 }
 
@@ -55,7 +56,7 @@ func (h *machine) Close() { h.dir.Close() }
 // An error leaves nothing half-started: the lock is released, and what was
 // written (directories, keys) is what the next start expects.
 func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machine, err error) {
-	h := &machine{resolvConf: dns.HostResolvConf()}
+	h := &machine{resolvConf: dns.HostResolvConf(), release: release}
 	var planned []lifecycle.Component
 	if h.args, planned, err = plan(cfg); err != nil {
 		return nil, err

@@ -63,9 +63,10 @@ func (l *logFile) open(name string) error {
 
 // goal is when a server or an agent has started.
 type goal struct {
-	role    string   // what is started, for a person
-	needed  []string // the components that must be ready
-	reached string   // said to a person then
+	role    string        // what is started, for a person
+	needed  []string      // the components that must be ready
+	reached string        // said to a person then
+	next    func() string // and what to do next; may be nil
 }
 
 // progress counts the components that are ready and tells a person.
@@ -92,6 +93,9 @@ func (p *progress) observe(e lifecycle.Event) {
 		p.printf("%-20s ready   %6.2fs\n", e.Component, e.Since.Seconds())
 		if len(p.ready) == p.total {
 			p.printf("%-20s ready   %6.2fs   %s\n", "kubelith", time.Since(p.begin).Seconds(), p.goal.reached)
+			if p.goal.next != nil {
+				p.printf("%s", p.goal.next())
+			}
 		}
 	case lifecycle.Stopped:
 		p.printf("%-20s stopped\n", e.Component)

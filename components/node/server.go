@@ -45,7 +45,8 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 	if err != nil {
 		return err
 	}
-	goal := goal{role: config.RoleServer, needed: names(components), reached: "kubeconfig: " + cfg.WriteKubeconfig}
+	goal := goal{role: config.RoleServer, needed: names(components), reached: "kubeconfig: " + cfg.WriteKubeconfig,
+		next: func() string { return joinHint(cfg) }}
 	return p.run(ctx, machine, components, goal, func(ctx context.Context) {
 		renewCertificates(ctx, renewEvery, func() ([]string, error) {
 			bundle, err := certificates(cfg)
@@ -83,6 +84,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		PKI:              machine.pki,
 		Args:             machine.args.apiserver,
 		Client:           inProcess,
+		Log:              logFor("apiserver"),
 	})
 	b.add(api, err)
 	b.add(apiserver.Health{Client: inProcess}, nil)
@@ -102,6 +104,8 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Client:    inProcess,
 		Informers: api.Informers,
 	}))
+
+	b.addJoining(cfg, machine, inProcess, api.Informers, logFor)
 
 	worker{
 		cfg:      &cfg.Node,

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/components/token"
+)
+
+// signedTimeout bounds the wait for the signature of a new token, which takes some milliseconds.
+const signedTimeout = 5 * time.Second
+
+func tokenCommand() *cli.Command {
+	kubeconfig := &cli.StringFlag{Name: "kubeconfig", Usage: "file with the credentials of an administrator (default: the server's admin kubeconfig)", EnvVars: []string{"KUBECONFIG"}}
+	command := func(name, args, usage string, action func(*cli.Context, kubernetes.Interface) error, flags ...cli.Flag) *cli.Command {
+		return &cli.Command{
+			Name: name, ArgsUsage: args, Usage: usage, Flags: append(flags, kubeconfig), OnUsageError: tokenUsageError,
+			Action: func(c *cli.Context) error {
+				if args == "" && c.Args().Present() {
+					return fmt.Errorf("token %s takes no arguments, got %q: see kubelith token %s --help", name, c.Args().First(), name)
+				}
+				cs, err := administrator(c.String("kubeconfig"))
+				if err != nil {
+					return err
+				}
+				err = action(c, cs)
+				if utilnet.IsConnectionRefused(err) {
+					return fmt.Errorf("%w: start kubelith server first", err)
+				}
+				return err
+			},
+		}
+	}
+	return &cli.Command{
+		Name:            "token",
+		Usage:           "make, list and delete the tokens with which machines join",
+		HideHelpCommand: true,
+		OnUsageError:    usageError,
+		Action: func(c *cli.Context) error {
+			if c.Args().Present() {
+				return fmt.Errorf("unknown command %q: see kubelith token --help", c.Args().First())
+			}
+			return cli.ShowSubcommandHelp(c)
+		},
+		Subcommands: []*cli.Command{
+			command("create", "", "make a token and print it", createToken,
+				&cli.DurationFlag{Name: "ttl", Usage: "how long it is valid; 0: until it is deleted", Value: 24 * time.Hour},
+				&cli.StringFlag{Name: "usages", Usage: "what it is good for; machines need both to join", Value: token.UsageAuthentication + "," + token.UsageSigning},
+				&cli.StringFlag{Name: "description", Usage: "text for people, shown by list"},
+				&cli.BoolFlag{Name: "once", Usage: "let one machine join with it, and no other"}),
+			command("list", "", "show the tokens that there are, without their secrets", listTokens),
+			command("delete", "ID|TOKEN ...", "let no machine join with a token any more; those that did stay", deleteTokens),
+		},
+	}
+}
+
+// tokenUsageError is usageError for the subcommands of token.
+func tokenUsageError(c *cli.Context, err error, _ bool) error {
+	return fmt.Errorf("%w: see kubelith token %s --help", err, c.Command.Name)
+}
+
+// administrator is a client with the credentials in a file, which may be a list as in KUBECONFIG.
+func administrator(kubeconfig string) (kubernetes.Interface, error) {
+	if kubeconfig == "" {
+		kubeconfig = config.AdminKubeconfig(config.DefaultFile)
+		if _, err := os.Stat(kubeconfig); err != nil {
+			return nil, fmt.Errorf("no credentials (%w): run it as root where kubelith server runs, or give --kubeconfig", err)
+		}
+	}
+	rules := &clientcmd.ClientConfigLoadingRules{Precedence: filepath.SplitList(kubeconfig)}
+	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
+	}
+	cfg.Timeout = 30 * time.Second
+	return kubernetes.NewForConfig(cfg)
+}
+
+func createToken(c *cli.Context, cs kubernetes.Interface) error {
+	spec := token.Spec{TTL: c.Duration("ttl"), Description: c.String("description"), Once: c.Bool("once")}
+	for _, u := range strings.Split(c.String("usages"), ",") {
+		if u = strings.TrimSpace(u); u != "" {
+			spec.Usages = append(spec.Usages, u)
+		}
+	}
+	if len(spec.Usages) == 0 {
+		return errors.New("--usages is empty: use authentication, signing or both")
+	}
+	if err := spec.Validate(); err != nil {
+		return err
+	}
+	hash, err := token.CAHash(c.Context, cs)
+	if err != nil {
+		return err
+	}
+	t, err := token.Create(c.Context, cs, hash, spec)
+	if err != nil {
+		return err
+	}
+	fmt.Println(t)
+	if slices.Contains(spec.Usages, token.UsageSigning) {
+		return token.WaitSigned(c.Context, cs, t.ID, signedTimeout)
+	}
+	return nil
+}
+
+func listTokens(c *cli.Context, cs kubernetes.Interface) error {
+	all, err := token.List(c.Context, cs)
+	if err != nil {
+		return err
+	}
+	return printTokens(os.Stdout, all, time.Now())
+}
+
+func printTokens(out io.Writer, all []token.Info, now time.Time) error {
+	w := tabwriter.NewWriter(out, 0, 8, 3, ' ', 0)
+	fmt.Fprintln(w, "ID\tEXPIRES\tUSAGES\tMACHINES\tDESCRIPTION")
+	for _, t := range all {
+		expires := "never"
+		switch {
+		case t.Expires.IsZero():
+		case t.Expires.After(now):
+			expires = "in " + t.Expires.Sub(now).Round(time.Second).String()
+		default:
+			expires = "expired"
+		}
+		machines := "any"
+		switch {
+		case t.Used:
+			machines = "one, used"
+		case t.Once:
+			machines = "one"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", t.ID, expires, strings.Join(t.Usages, ","), machines, t.Description)
+	}
+	return w.Flush()
+}
+
+func deleteTokens(c *cli.Context, cs kubernetes.Interface) error {
+	if !c.Args().Present() {
+		return errors.New("token delete needs the id of a token: kubelith token list shows them")
+	}
+	var errs []error
+	for _, arg := range c.Args().Slice() {
+		id, err := token.IDOf(arg)
+		if err == nil {
+			err = token.Delete(c.Context, cs, id)
+		}
+		if err == nil {
+			fmt.Printf("token %s deleted\n", id)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}

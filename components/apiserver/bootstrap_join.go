@@ -1,0 +1,99 @@
+package apiserver
+
+import (
+	"context"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/client-go/kubernetes"
+
+	"kubelith.io/kubelith/components/client"
+)
+
+// Names that other packages have too; they would be imports of one component by another.
+const (
+	agentTokens   = "system:bootstrappers:kubelith:agents" // the group of machines with a token (components/token)
+	clusterConfig = "kubelith-cluster"                     // what agents read when they are let in (components/config)
+)
+
+// joining returns what creates the rights of machines that join, of the nodes that they become, and of the components
+// that let them in.
+//
+// There is no binding to upstream's nodeclient role: with it upstream's controller approves any token for any node's
+// name.
+func joining() []create {
+	read, follow := []string{"get", "list", "watch"}, []string{"list", "watch"}
+	core := []string{""}
+	configMap := func(name string, verbs ...string) rbacv1.PolicyRule {
+		return rbacv1.PolicyRule{APIGroups: core, Resources: []string{"configmaps"}, ResourceNames: []string{name}, Verbs: verbs}
+	}
+	machines, nodes := subject(rbacv1.GroupKind, agentTokens), subject(rbacv1.GroupKind, user.NodesGroup)
+	token := subject(rbacv1.UserKind, client.Token)
+	return []create{
+		// A machine asks for its first certificate, a node for the next ones.
+		bindCluster("kubelith:node-bootstrapper", "system:node-bootstrapper", machines),
+		bindCluster("kubelith:node-rotation", "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", nodes),
+		// A node's one identity is that of its kubelet: proxy and DNS on it read more than the Node authorizer allows.
+		bindCluster("kubelith:node-proxier", "system:node-proxier", nodes),
+		clusterRole("kubelith:agent", nodes,
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"nodes"}, Verbs: read},
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"services", "namespaces"}, Verbs: follow},
+			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: follow},
+			rbacv1.PolicyRule{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs"}, Verbs: follow}),
+		role(metav1.NamespacePublic, "kubelith:cluster-info", []rbacv1.Subject{subject(rbacv1.UserKind, user.Anonymous)},
+			configMap("cluster-info", "get")),
+		role(metav1.NamespaceSystem, "kubelith:cluster-config", []rbacv1.Subject{machines, nodes},
+			configMap(clusterConfig, read...)),
+
+		role(metav1.NamespacePublic, client.Token, []rbacv1.Subject{token},
+			configMap("cluster-info", "get", "create", "patch")),
+		role(metav1.NamespaceSystem, client.Token, []rbacv1.Subject{token},
+			configMap(clusterConfig, "get", "create", "patch"),
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"secrets"}, Verbs: []string{"get", "create", "update"}}),
+	}
+}
+
+func subject(kind, name string) rbacv1.Subject {
+	return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: kind, Name: name}
+}
+
+// bindCluster binds a ClusterRole everywhere.
+func bindCluster(name, role string, to rbacv1.Subject) create {
+	return func(ctx context.Context, cs kubernetes.Interface) error {
+		_, err := cs.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+			Subjects:   []rbacv1.Subject{to},
+		}, metav1.CreateOptions{})
+		return err
+	}
+}
+
+// clusterRole makes a ClusterRole and binds it under its name.
+func clusterRole(name string, to rbacv1.Subject, rules ...rbacv1.PolicyRule) create {
+	return func(ctx context.Context, cs kubernetes.Interface) error {
+		_, err := cs.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		return bindCluster(name, name, to)(ctx, cs)
+	}
+}
+
+// role makes a Role in a namespace and binds it under its name.
+func role(namespace, name string, to []rbacv1.Subject, rules ...rbacv1.PolicyRule) create {
+	return func(ctx context.Context, cs kubernetes.Interface) error {
+		_, err := cs.RbacV1().Roles(namespace).Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace}, Rules: rules}, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		_, err = cs.RbacV1().RoleBindings(namespace).Create(ctx, &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
+			Subjects:   to,
+		}, metav1.CreateOptions{})
+		return err
+	}
+}

@@ -1,0 +1,53 @@
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/client-go/informers"
+	"k8s.io/component-base/version"
+
+	"kubelith.io/kubelith/components/client"
+	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/components/token"
+)
+
+// tokenFile is where a server keeps a token that is valid.
+func tokenFile(cfg *config.Server) string { return filepath.Join(cfg.DataDir, "server", "token") }
+
+// joinURL is where other machines find the API.
+func joinURL(cfg *config.Server) string {
+	return "https://" + net.JoinHostPort(cfg.AdvertiseAddress, fmt.Sprint(cfg.HTTPSPort))
+}
+
+// joinHint is what a person at the terminal reads; nothing while there is no token.
+func joinHint(cfg *config.Server) string {
+	text, err := os.ReadFile(tokenFile(cfg))
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("to join a machine, run there:\n  %s\n", token.Command(joinURL(cfg), strings.TrimSpace(string(text))))
+}
+
+// addJoining adds what lets other machines join.
+func (b *builder) addJoining(cfg *config.Server, machine *machine, api *client.InProcess, shared func() informers.SharedInformerFactory, logFor func(string) logrus.FieldLogger) {
+	cluster, err := json.Marshal(cfg.ClusterInfo(version.Get().GitVersion, machine.release))
+	if err != nil {
+		b.errs = append(b.errs, err)
+		return
+	}
+	b.add(token.New(token.Options{
+		File:      tokenFile(cfg),
+		CA:        machine.pki.ClusterCA.Cert,
+		Server:    joinURL(cfg),
+		Cluster:   token.Document{Namespace: config.ClusterInfoNamespace, Name: config.ClusterInfoName, Key: config.ClusterInfoKey, Value: string(cluster)},
+		Client:    api.Config(client.Token),
+		Informers: shared,
+		Log:       logFor("token"),
+	}))
+}

@@ -1,0 +1,95 @@
+package token
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
+	"k8s.io/cluster-bootstrap/token/jws"
+)
+
+const fieldManager = "kubelith"
+
+// discovery is the kubeconfig that everybody may read, as kubeadm publishes it: it names the server and its CA, and
+// nobody's credentials.
+func discovery(server string, ca []byte) (string, error) {
+	text, err := clientcmd.Write(clientcmdapi.Config{
+		Clusters: map[string]*clientcmdapi.Cluster{"": {Server: server, CertificateAuthorityData: ca}},
+	})
+	return string(text), err
+}
+
+// publishDiscovery writes it, with the signature of one token. The controller bootstrap-signer would sign as well, but
+// later, or never when it does not run; what it writes is the same.
+func publishDiscovery(ctx context.Context, cs kubernetes.Interface, kubeconfig string, t Token) error {
+	signature, err := jws.ComputeDetachedSignature(kubeconfig, t.ID, t.Secret)
+	if err != nil {
+		return err
+	}
+	return publish(ctx, cs, metav1.NamespacePublic, bootstrapapi.ConfigMapClusterInfo, map[string]string{
+		bootstrapapi.KubeConfigKey:                kubeconfig,
+		bootstrapapi.JWSSignatureKeyPrefix + t.ID: signature,
+	})
+}
+
+// publish leaves keys of others alone: the signatures of other tokens are those of the bootstrap-signer.
+func publish(ctx context.Context, cs kubernetes.Interface, namespace, name string, data map[string]string) error {
+	_, err := cs.CoreV1().ConfigMaps(namespace).Apply(ctx, applycorev1.ConfigMap(name, namespace).WithData(data),
+		metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+	if err != nil {
+		return fmt.Errorf("apply ConfigMap %s/%s: %w", namespace, name, err)
+	}
+	return nil
+}
+
+// CAHash returns the hash of the CA that the server publishes, which new tokens must name.
+func CAHash(ctx context.Context, cs kubernetes.Interface) (string, error) {
+	info, err := cs.CoreV1().ConfigMaps(metav1.NamespacePublic).Get(ctx, bootstrapapi.ConfigMapClusterInfo, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", errors.New("the server has not published its CA (ConfigMap kube-public/cluster-info): wait until kubelith server is ready")
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the server's CA: %w", err)
+	}
+	config, err := clientcmd.Load([]byte(info.Data[bootstrapapi.KubeConfigKey]))
+	if err != nil {
+		return "", fmt.Errorf("read the server's CA (ConfigMap kube-public/cluster-info): %w", err)
+	}
+	for _, cluster := range config.Clusters {
+		if cert, err := firstCertificate(cluster.CertificateAuthorityData); err == nil {
+			return SPKIHash(cert), nil
+		}
+	}
+	return "", errors.New("the ConfigMap kube-public/cluster-info holds no CA: restart kubelith server, which writes it anew")
+}
+
+func firstCertificate(data []byte) (*x509.Certificate, error) {
+	block, _ := pem.Decode(data)
+	if block == nil || block.Type != "CERTIFICATE" {
+		return nil, errors.New("no certificate")
+	}
+	return x509.ParseCertificate(block.Bytes)
+}
+
+// WaitSigned waits until a token's signature is published, without which an agent takes the token for unknown.
+func WaitSigned(ctx context.Context, cs kubernetes.Interface, id string, timeout time.Duration) error {
+	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, timeout, true, func(ctx context.Context) (bool, error) {
+		info, err := cs.CoreV1().ConfigMaps(metav1.NamespacePublic).Get(ctx, bootstrapapi.ConfigMapClusterInfo, metav1.GetOptions{})
+		return err == nil && info.Data[bootstrapapi.JWSSignatureKeyPrefix+id] != "", nil
+	})
+	if err != nil {
+		return fmt.Errorf("the token %s is made but was not signed within %s, and agents refuse it until it is: look in the server's log what its controller-manager does", id, timeout)
+	}
+	return nil
+}

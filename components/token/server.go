@@ -1,0 +1,214 @@
+package token
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
+	bootstrap "k8s.io/cluster-bootstrap/token/util"
+
+	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/components/pki"
+)
+
+// Options of the component.
+type Options struct {
+	// File receives the token, mode 0600.
+	File string
+	// CA is the path of the certificate of the CA that signs for the API server and the nodes.
+	CA string
+	// Server is where agents find the API: https://ADDRESS:PORT.
+	Server string
+	// Cluster is what agents read when they are let in.
+	Cluster Document
+	// Client acts as the component.
+	Client *rest.Config
+	// Informers returns the factory that the process shares; it is called when the apiserver is ready.
+	Informers func() informers.SharedInformerFactory
+	// Log receives how to join, without the secret, and what is tried again.
+	Log logrus.FieldLogger
+}
+
+// Document is one key of a ConfigMap.
+type Document struct{ Namespace, Name, Key, Value string }
+
+// Server is the component.
+type Server struct {
+	opts   Options
+	client kubernetes.Interface
+	made   Token // that of the file, as soon as it exists in the cluster; zero before
+}
+
+var _ lifecycle.Component = (*Server)(nil)
+
+// New returns the component; nothing is touched before Run.
+func New(o Options) (*Server, error) {
+	cs, err := kubernetes.NewForConfig(o.Client)
+	if err != nil {
+		return nil, err
+	}
+	return &Server{opts: o, client: cs}, nil
+}
+
+// Name implements lifecycle.Component.
+func (s *Server) Name() string { return "token" }
+
+// Needs implements lifecycle.Component.
+func (s *Server) Needs() []string { return []string{"apiserver"} }
+
+const (
+	// ttl is how long a token in the file is valid, and renewBefore how long it is at least when somebody reads it.
+	ttl         = 24 * time.Hour
+	renewBefore = time.Hour
+	// lookEvery is how often everything is looked at when nothing happens; retry the time after a failure.
+	lookEvery = 10 * time.Minute
+	retry     = 100 * time.Millisecond
+	retryLate = 2 * time.Second
+)
+
+// Run implements lifecycle.Component. It is ready when an agent can join with the token in the file.
+func (s *Server) Run(ctx context.Context, ready func()) error {
+	gone, stop, err := s.watch(ctx)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	look := time.NewTimer(0)
+	defer look.Stop()
+	for told := false; ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-look.C:
+		case <-gone:
+		}
+		err := s.keep(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			if !told {
+				s.opts.Log.Infof("to join a machine, run there: %s; TOKEN is in %s", Command(s.opts.Server, "TOKEN"), s.opts.File)
+				told = true
+				ready()
+			}
+			look.Reset(lookEvery)
+		case apierrors.IsNotFound(err): // the namespaces of a new cluster, which the apiserver is making
+			look.Reset(retry)
+		default:
+			s.opts.Log.Warnf("machines cannot join with the token in %s, next try in %s: %v", s.opts.File, retryLate, err)
+			look.Reset(retryLate)
+		}
+	}
+}
+
+// watch returns a channel that says when somebody has deleted something of ours, from now on, and what ends that.
+func (s *Server) watch(ctx context.Context) (<-chan struct{}, func(), error) {
+	gone := make(chan struct{}, 1)
+	token := metav1.NamespaceSystem + "/" + bootstrapapi.BootstrapTokenSecretPrefix
+	ours := map[string]bool{
+		metav1.NamespacePublic + "/" + bootstrapapi.ConfigMapClusterInfo: true,
+		s.opts.Cluster.Namespace + "/" + s.opts.Cluster.Name:             true,
+	}
+	handler := cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
+		key, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj)
+		if err != nil || !ours[key] && !strings.HasPrefix(key, token) {
+			return
+		}
+		select {
+		case gone <- struct{}{}:
+		default:
+		}
+	}}
+	factory := s.opts.Informers()
+	var undo []func()
+	var synced []cache.InformerSynced
+	stop := func() {
+		for _, f := range undo {
+			f()
+		}
+	}
+	for _, informer := range []cache.SharedIndexInformer{factory.Core().V1().Secrets().Informer(), factory.Core().V1().ConfigMaps().Informer()} {
+		registration, err := informer.AddEventHandler(handler)
+		if err != nil {
+			stop()
+			return nil, nil, err
+		}
+		synced = append(synced, registration.HasSynced)
+		undo = append(undo, func() { _ = informer.RemoveEventHandler(registration) }) // fails only when it is gone already
+	}
+	factory.Start(ctx.Done())
+	cache.WaitForCacheSync(ctx.Done(), synced...)
+	return gone, stop, nil
+}
+
+// keep brings the file, the token's Secret and the published documents into the wanted state.
+func (s *Server) keep(ctx context.Context) error {
+	cs := s.client
+	ca, err := os.ReadFile(s.opts.CA)
+	if err != nil {
+		return err
+	}
+	cert, err := firstCertificate(ca)
+	if err != nil {
+		return fmt.Errorf("read the CA %s: %w", s.opts.CA, err)
+	}
+	if err := publish(ctx, cs, s.opts.Cluster.Namespace, s.opts.Cluster.Name, map[string]string{s.opts.Cluster.Key: s.opts.Cluster.Value}); err != nil {
+		return err
+	}
+	if err := s.ensure(ctx, SPKIHash(cert)); err != nil {
+		return err
+	}
+	kubeconfig, err := discovery(s.opts.Server, ca)
+	if err != nil {
+		return err
+	}
+	if err := publishDiscovery(ctx, cs, kubeconfig, s.made); err != nil {
+		return err
+	}
+	// Last: who reads the file can join at once.
+	text := s.made.String() + "\n"
+	if old, err := os.ReadFile(s.opts.File); err == nil && string(old) == text {
+		return nil
+	}
+	return pki.WriteFile(s.opts.File, []byte(text))
+}
+
+// ensure sees to a token that is valid: the one that there is, or a new one.
+func (s *Server) ensure(ctx context.Context, caHash string) error {
+	t := s.made
+	if t == (Token{}) {
+		text, err := os.ReadFile(s.opts.File)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		t, _ = Parse(string(text)) // what cannot be read, after a crash, is replaced
+	}
+	if t.CAHash == caHash { // else the file is of a cluster that had another CA
+		secret, err := s.client.CoreV1().Secrets(metav1.NamespaceSystem).Get(ctx, bootstrap.BootstrapTokenSecretName(t.ID), metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("read the token %s: %w", t.ID, err)
+		}
+		if err == nil && secret.DeletionTimestamp == nil && t.valid(secret, time.Now(), renewBefore) {
+			s.made = t
+			return nil
+		}
+	}
+	t, err := Create(ctx, s.client, caHash, Spec{TTL: ttl, Description: "of kubelith server, in " + s.opts.File})
+	if err == nil {
+		s.made = t
+	}
+	return err
+}

@@ -1,0 +1,101 @@
+// Package token is how machines are let into the cluster: the tokens themselves, which are bootstrap tokens of
+// Kubernetes with the hash of the cluster's CA before them, and the component "token" of a server, which keeps one valid
+// in a file and publishes what an agent reads before and after it trusts the server.
+//
+// The flow is: an agent gets kube-public/cluster-info without credentials, finds the CA by Token.CAHash, checks the
+// signature that upstream's bootstrap-signer (or the component, for its own token) has put there, and only then shows
+// Token.Bearer.
+package token
+
+import (
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	bootstrap "k8s.io/cluster-bootstrap/token/util"
+)
+
+// Token is what a machine needs to join.
+type Token struct {
+	// CAHash is the SPKIHash of the cluster's CA: the machine trusts no other server.
+	CAHash string
+	// ID is the public part: [a-z0-9]{6}.
+	ID string
+	// Secret is [a-z0-9]{16}.
+	Secret string
+}
+
+// version begins every token. A later one may mean other parts.
+const version = "kl1"
+
+// The form of a token: one word for a shell and for a double click.
+var (
+	form      = regexp.MustCompile(`\A` + version + `_([0-9a-f]{64})_([a-z0-9]{6})_([a-z0-9]{16})\z`)
+	otherForm = regexp.MustCompile(`\Akl([2-9]|[1-9][0-9]+)_`)
+)
+
+// Parse reads what String wrote; white space around it is ignored. An error is one line, says what to do, and does not
+// hold the secret.
+func Parse(text string) (Token, error) {
+	text = strings.TrimSpace(text)
+	parts := form.FindStringSubmatch(text)
+	switch {
+	case parts != nil:
+		return Token{CAHash: parts[1], ID: parts[2], Secret: parts[3]}, nil
+	case text == "":
+		return Token{}, errors.New("the token is empty: kubelith token create makes one, on a server")
+	case otherForm.MatchString(text):
+		made, _, _ := strings.Cut(text, "_")
+		return Token{}, fmt.Errorf("the token has the form %s of a newer kubelith, this one knows %s: install the server's version here", made, version)
+	case strings.HasPrefix(text, version+"_"):
+		return Token{}, errors.New("the token is not complete: copy all of it, it ends with an _ and 16 letters and digits")
+	}
+	return Token{}, fmt.Errorf("this is not a token of kubelith, which begins with %s_: kubelith token create makes one, on a server", version)
+}
+
+// String is the form in which people pass a token on. It holds the secret.
+func (t Token) String() string {
+	return strings.Join([]string{version, t.CAHash, t.ID, t.Secret}, "_")
+}
+
+// Bearer is the part that Kubernetes knows, as it goes into the header Authorization.
+func (t Token) Bearer() string { return bootstrap.TokenFromIDAndSecret(t.ID, t.Secret) }
+
+// SPKIHash is the SHA-256 of a certificate's public key (RawSubjectPublicKeyInfo), in hex: it stays the same when the
+// certificate is renewed with the key kept.
+func SPKIHash(cert *x509.Certificate) string {
+	sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
+	return hex.EncodeToString(sum[:])
+}
+
+// IDOf returns the id that text is, or that of the token that it is.
+func IDOf(text string) (string, error) {
+	text = strings.TrimSpace(text)
+	if bootstrap.IsValidBootstrapTokenID(text) {
+		return text, nil
+	}
+	t, err := Parse(text)
+	if err != nil {
+		return "", errors.New("this is neither a token nor the id of one: kubelith token list shows the ids")
+	}
+	return t.ID, nil
+}
+
+// Command is what joins a machine, to be run there.
+func Command(server, token string) string {
+	return "kubelith agent --server " + server + " --token " + token
+}
+
+// random makes the parts that are random.
+func random() (id, secret string, err error) {
+	text, err := bootstrap.GenerateBootstrapToken()
+	if err != nil {
+		return "", "", err
+	}
+	id, secret, _ = strings.Cut(text, ".")
+	return id, secret, nil
+}

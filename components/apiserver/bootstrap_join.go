@@ -22,15 +22,15 @@ const (
 // that let them in.
 //
 // There is no binding to upstream's nodeclient role: with it upstream's controller approves any token for any node's
-// name.
+// name. components/approver decides instead.
 func joining() []create {
 	read, follow := []string{"get", "list", "watch"}, []string{"list", "watch"}
-	core := []string{""}
+	core, requests := []string{""}, []string{"certificates.k8s.io"}
 	configMap := func(name string, verbs ...string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: core, Resources: []string{"configmaps"}, ResourceNames: []string{name}, Verbs: verbs}
 	}
 	machines, nodes := subject(rbacv1.GroupKind, agentTokens), subject(rbacv1.GroupKind, user.NodesGroup)
-	token := subject(rbacv1.UserKind, client.Token)
+	token, approver := subject(rbacv1.UserKind, client.Token), subject(rbacv1.UserKind, client.Approver)
 	return []create{
 		// A machine asks for its first certificate, a node for the next ones.
 		bindCluster("kubelith:node-bootstrapper", "system:node-bootstrapper", machines),
@@ -52,6 +52,15 @@ func joining() []create {
 		role(metav1.NamespaceSystem, client.Token, []rbacv1.Subject{token},
 			configMap(clusterConfig, "get", "create", "patch"),
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"secrets"}, Verbs: []string{"get", "create", "update"}}),
+
+		clusterRole(client.Approver, approver,
+			rbacv1.PolicyRule{APIGroups: requests, Resources: []string{"certificatesigningrequests"}, Verbs: append([]string{"delete"}, read...)},
+			rbacv1.PolicyRule{APIGroups: requests, Resources: []string{"certificatesigningrequests/approval"}, Verbs: []string{"update"}},
+			rbacv1.PolicyRule{APIGroups: requests, Resources: []string{"signers"}, Verbs: []string{"approve"},
+				ResourceNames: []string{"kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"}},
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"nodes"}, Verbs: read}),
+		role(metav1.NamespaceSystem, client.Approver, []rbacv1.Subject{approver},
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"configmaps"}, Verbs: []string{"get", "create", "delete"}}),
 	}
 }
 

@@ -32,7 +32,7 @@ func TestRightsToJoin(t *testing.T) {
 	c := serve(t)
 	machine := clientFor(t, c.Config("system:bootstrap:abc123", "system:bootstrappers", agentTokens))
 	stranger := clientFor(t, c.Config("system:bootstrap:abc123", "system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token"))
-	node, token := clientFor(t, c.NodeConfig("joined")), clientFor(t, c.Config(client.Token))
+	node, token, approver := clientFor(t, c.NodeConfig("joined")), clientFor(t, c.Config(client.Token)), clientFor(t, c.Config(client.Approver))
 	if who, err := machine.AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{}); err != nil || who.Status.UserInfo.Username != "system:bootstrap:abc123" {
 		t.Fatalf("%v, %v", who, err)
 	}
@@ -71,6 +71,12 @@ func TestRightsToJoin(t *testing.T) {
 		{"token", token, "create", "", "secrets", "default", "", false},
 		{"token", token, "patch", "", "configmaps", "kube-public", "cluster-info", true},
 		{"token", token, "patch", "", "configmaps", "kube-system", "extension-apiserver-authentication", false},
+		{"approver", approver, "approve", certificates, "signers", "", "kubernetes.io/kubelet-serving", true},
+		{"approver", approver, "approve", certificates, "signers", "", "kubernetes.io/kube-apiserver-client-kubelet", true},
+		{"approver", approver, "approve", certificates, "signers", "", "kubernetes.io/kube-apiserver-client", false},
+		{"approver", approver, "sign", certificates, "signers", "", "kubernetes.io/kubelet-serving", false},
+		{"approver", approver, "get", "", "secrets", "kube-system", "bootstrap-token-abc123", false},
+		{"approver", approver, "delete", "", "nodes", "", "", false},
 	} {
 		if got := allowed(t, tc.client, tc.verb, tc.group, tc.resource, tc.namespace, tc.name); got != tc.want {
 			t.Errorf("%s may %s %s %s/%s: %v, want %v", tc.who, tc.verb, tc.resource, tc.namespace, tc.name, got, tc.want)

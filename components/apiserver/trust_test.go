@@ -106,6 +106,7 @@ func TestTrustInMemory(t *testing.T) {
 				{c.Config(client.Proxy), fmt.Sprint(configured.code, " ", client.Proxy)},
 				{c.Config(client.DNS), fmt.Sprint(configured.code, " ", client.DNS)},
 				{c.Config(client.Token), fmt.Sprint(configured.code, " ", client.Token)},
+				{c.Config(client.Approver), fmt.Sprint(configured.code, " ", client.Approver)},
 				{c.NodeConfig("n"), fmt.Sprint(configured.code, " system:node:n")},
 				{c.ServiceAccountConfig("kube-system", "job-controller"), fmt.Sprint(configured.code, " system:serviceaccount:kube-system:job-controller")},
 				// As upstream's loopback identity would be: neither the group nor a name that looks alike is trusted.

@@ -27,8 +27,9 @@ const (
 	Proxy = user.KubeProxy
 	// DNS is the identity of cluster DNS; the apiserver component makes its role.
 	DNS = "system:kubelith:dns"
-	// Token keeps a token with which machines join; the apiserver component makes its role.
-	Token = "system:kubelith:token"
+	// Token and Approver let machines join; the apiserver component makes their roles.
+	Token    = "system:kubelith:token"
+	Approver = "system:kubelith:approver"
 )
 
 // identityKey is the context key of the caller's user.Info.

@@ -120,7 +120,7 @@ func TestDisable(t *testing.T) {
 		return all
 	}
 	all := names()
-	if want := []string{"etcd", "apiserver", "readyz", "controller-manager", "scheduler", "token", "containerd", "images", "network", "kubelet", "proxy", "dns"}; !slices.Equal(all, want) {
+	if want := []string{"etcd", "apiserver", "readyz", "controller-manager", "scheduler", "token", "approver", "containerd", "images", "network", "kubelet", "proxy", "dns"}; !slices.Equal(all, want) {
 		t.Fatalf("components: %v, want %v", all, want)
 	}
 	optional := []string{"containerd", "controller-manager", "dns", "kubelet", "network", "proxy", "scheduler"}

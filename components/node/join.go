@@ -6,12 +6,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/informers"
 	"k8s.io/component-base/version"
 
+	"kubelith.io/kubelith/components/approver"
 	"kubelith.io/kubelith/components/client"
 	"kubelith.io/kubelith/components/config"
 	"kubelith.io/kubelith/components/token"
@@ -41,7 +43,7 @@ func (b *builder) addJoining(cfg *config.Server, machine *machine, api *client.I
 		b.errs = append(b.errs, err)
 		return
 	}
-	b.add(token.New(token.Options{
+	tokens, err := token.New(token.Options{
 		File:      tokenFile(cfg),
 		CA:        machine.pki.ClusterCA.Cert,
 		Server:    joinURL(cfg),
@@ -49,5 +51,18 @@ func (b *builder) addJoining(cfg *config.Server, machine *machine, api *client.I
 		Client:    api.Config(client.Token),
 		Informers: shared,
 		Log:       logFor("token"),
+	})
+	b.add(tokens, err)
+
+	b.add(approver.New(approver.Options{
+		Client:        api.Config(client.Approver),
+		Informers:     shared,
+		Group:         token.Group,
+		Spend:         tokens.Spend,
+		ServerNames:   []string{cfg.NodeName},
+		ServerCert:    machine.pki.APIServer.Cert,
+		Networks:      append(slices.Clone(cfg.ClusterCIDR), cfg.ServiceCIDR...),
+		ClusterDomain: cfg.ClusterDomain,
+		Log:           logFor("approver"),
 	}))
 }

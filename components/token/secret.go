@@ -23,7 +23,7 @@ const Group = "system:bootstrappers:kubelith:agents"
 // Annotations of the Secret of a token.
 const (
 	onceAnnotation = "kubelith.io/once" // "true": for one machine
-	usedAnnotation = "kubelith.io/used" // that machine
+	usedAnnotation = "kubelith.io/used" // that machine, as Spend was told
 )
 
 // Usages of a token: an agent needs both.

@@ -7,10 +7,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kubernetes/plugin/pkg/auth/authenticator/token/bootstrap"
 )
@@ -151,5 +154,57 @@ func TestValid(t *testing.T) {
 		if got := example.valid(s, now, time.Hour); got != tc.want {
 			t.Errorf("%s: %v", name, got)
 		}
+	}
+}
+
+func TestSpend(t *testing.T) {
+	now := time.Now()
+	state := func(cs kubernetes.Interface) (used string, left time.Duration) {
+		t.Helper()
+		s := secrets(t, cs)[0]
+		if e := expiry(&s); !e.IsZero() {
+			left = e.Sub(now).Round(time.Minute)
+		}
+		return s.Annotations[usedAnnotation], left
+	}
+	type step struct{ machine, refusal string }
+	taken := "the token abc123 is for one machine and another one has used it: make another one with kubelith token create"
+	for name, tc := range map[string]struct {
+		spec  Spec
+		steps []step
+		used  string
+		left  time.Duration
+	}{
+		"for many":                  {Spec{TTL: time.Hour}, []step{{"a", ""}, {"b", ""}}, "", time.Hour},
+		"for one":                   {Spec{TTL: time.Hour, Once: true}, []step{{"a", ""}, {"b", taken}, {"a", ""}, {"c", taken}}, "a", time.Minute},
+		"for one, for ever":         {Spec{Once: true}, []step{{"a", ""}}, "a", time.Minute},
+		"for one, at its end":       {Spec{TTL: 10 * time.Second, Once: true}, []step{{"a", ""}}, "a", 0},
+		"for one, not yet anyone's": {Spec{Once: true}, nil, "", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cs := fake.NewClientset(example.secret(tc.spec, now))
+			for _, s := range tc.steps {
+				if refusal, err := spend(t.Context(), cs, "abc123", s.machine, now); err != nil || refusal != s.refusal {
+					t.Errorf("%s: %q, %v, want %q", s.machine, refusal, err, s.refusal)
+				}
+			}
+			if used, left := state(cs); used != tc.used || left != tc.left {
+				t.Errorf("used by %q, %s left; want %q, %s", used, left, tc.used, tc.left)
+			}
+		})
+	}
+	if refusal, err := spend(t.Context(), fake.NewClientset(), "abc123", "a", now); err != nil || !strings.HasPrefix(refusal, "the token abc123 was deleted: ") {
+		t.Errorf("deleted: %q, %v", refusal, err)
+	}
+}
+
+// Of two machines at the same moment the one whose write comes second is not let in: it has to ask again.
+func TestSpendAtOnce(t *testing.T) {
+	cs := fake.NewClientset(example.secret(Spec{Once: true}, time.Now()))
+	cs.PrependReactor("update", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewConflict(corev1.Resource("secrets"), "bootstrap-token-abc123", nil)
+	})
+	if refusal, err := spend(t.Context(), cs, "abc123", "a", time.Now()); refusal != "" || !apierrors.IsConflict(err) {
+		t.Errorf("%q, %v", refusal, err)
 	}
 }

@@ -4,7 +4,7 @@
 //
 // The flow is: an agent gets kube-public/cluster-info without credentials, finds the CA by Token.CAHash, checks the
 // signature that upstream's bootstrap-signer (or the component, for its own token) has put there, and only then shows
-// Token.Bearer.
+// Token.Bearer. Who may have which name is decided in components/approver.
 package token
 
 import (

@@ -1,0 +1,72 @@
+package approver
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"slices"
+	"strings"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
+	capihelper "k8s.io/kubernetes/pkg/apis/certificates"
+)
+
+// Reasons for which a machine that joins is denied.
+const (
+	nameTaken = "NameTaken"
+	badName   = "InvalidName"
+	badToken  = "TokenRefused"
+)
+
+// nodePrefix begins the user name of a node.
+const nodePrefix = "system:node:"
+
+// joins tells whether a machine asks that has shown one of our tokens. Tokens of others (kubeadm's for example) are in
+// other groups, and theirs to approve.
+func (s *Server) joins(csr *certificatesv1.CertificateSigningRequest) bool {
+	return strings.HasPrefix(csr.Spec.Username, bootstrapapi.BootstrapUserPrefix) && slices.Contains(csr.Spec.Groups, s.opts.Group)
+}
+
+// judgeClient applies the rules for the certificate that makes a machine a node.
+func (s *Server) judgeClient(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, request *x509.CertificateRequest) (verdict, error) {
+	// Exactly what upstream's signer signs: organization system:nodes, a node's name, no further names.
+	if err := capihelper.ValidateKubeletClientCSR(request, usages(csr)); err != nil {
+		return deny(invalid, "%v", err), nil
+	}
+	name := strings.TrimPrefix(request.Subject.CommonName, nodePrefix)
+	// As components/config: the name becomes the value of a label.
+	if len(validation.IsDNS1123Subdomain(name)) > 0 || len(name) > 63 {
+		return deny(badName, "%q cannot be a node's name: choose another --node-name, at most 63 lower-case letters, digits, '-' and '.'", name), nil
+	}
+	taken := deny(nameTaken, "the name %s belongs to another machine: choose another --node-name, or kubectl delete node %s first", name, name)
+	if slices.Contains(s.opts.ServerNames, name) {
+		return taken, nil
+	}
+	machine := keyHash(request)
+	owner, made, err := s.reserve(ctx, name, machine)
+	if err != nil {
+		return verdict{}, err
+	}
+	if !owner {
+		return taken, nil
+	}
+	id := strings.TrimPrefix(csr.Spec.Username, bootstrapapi.BootstrapUserPrefix)
+	refusal, err := s.opts.Spend(ctx, id, machine)
+	if err == nil && refusal == "" {
+		return verdict{}, nil
+	}
+	if made { // nothing of a failed join remains
+		err = errors.Join(err, s.release(ctx, name, machine))
+	}
+	return deny(badToken, "%s", refusal), err
+}
+
+// keyHash names a machine by the key that it keeps for joining. The apiserver has checked that who asks has the key.
+func keyHash(request *x509.CertificateRequest) string {
+	sum := sha256.Sum256(request.RawSubjectPublicKeyInfo)
+	return hex.EncodeToString(sum[:])
+}

@@ -1,0 +1,176 @@
+package approver
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/kubernetes/pkg/controller/certificates"
+)
+
+// A reservation is a ConfigMap that says which machine has a node's name.
+//
+//	(free) --a machine asks--> reserved --its Node is deleted-------------------> (free)
+//	                              |
+//	                              +------no Node and no request for abandoned---> (free)
+const (
+	namespace         = metav1.NamespaceSystem
+	reservationPrefix = "kubelith-node."
+	reservationLabel  = "kubelith.io/reservation"
+	machineKey        = "machine" // keyHash
+)
+
+// abandoned is how long a name stays reserved for a machine that was given a certificate and never came.
+const abandoned = time.Hour
+
+// reserve gives the machine the name, unless another one has it. made tells that it had not been the machine's before.
+func (s *Server) reserve(ctx context.Context, name, machine string) (owner, made bool, err error) {
+	configMaps := s.client.CoreV1().ConfigMaps(namespace)
+	// Asked for, not taken from the cache: it may be a moment old.
+	reservation, err := configMaps.Get(ctx, reservationPrefix+name, metav1.GetOptions{})
+	if err == nil {
+		return reservation.Data[machineKey] == machine, false, nil
+	}
+	if !apierrors.IsNotFound(err) {
+		return false, false, fmt.Errorf("read the reservation of the name %s: %w", name, err)
+	}
+	_, err = s.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err == nil {
+		return false, false, nil // a node that never joined with a token, or whose reservation somebody deleted
+	}
+	if !apierrors.IsNotFound(err) {
+		return false, false, fmt.Errorf("read the node %s: %w", name, err)
+	}
+	_, err = configMaps.Create(ctx, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: reservationPrefix + name, Labels: map[string]string{reservationLabel: "node"}},
+		Data:       map[string]string{machineKey: machine},
+	}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) { // two machines at once: look again whose it is
+		return false, false, certificates.IgnorableError("the name %s was reserved meanwhile", name)
+	}
+	if err != nil {
+		return false, false, fmt.Errorf("reserve the name %s: %w", name, err)
+	}
+	return true, true, nil
+}
+
+// release frees a name that the machine has.
+func (s *Server) release(ctx context.Context, name, machine string) error {
+	reservation, err := s.client.CoreV1().ConfigMaps(namespace).Get(ctx, reservationPrefix+name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && reservation.Data[machineKey] != machine {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the reservation of the name %s: %w", name, err)
+	}
+	return s.free(ctx, reservation)
+}
+
+// free deletes a reservation as it was read: one that was made anew since stays.
+func (s *Server) free(ctx context.Context, reservation *corev1.ConfigMap) error {
+	err := s.client.CoreV1().ConfigMaps(namespace).Delete(ctx, reservation.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(reservation.UID))})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("free the name %s: %w", nodeOf(reservation), err)
+	}
+	return nil
+}
+
+func nodeOf(reservation *corev1.ConfigMap) string {
+	return strings.TrimPrefix(reservation.Name, reservationPrefix)
+}
+
+// noteGone remembers a Node that was deleted.
+func (s *Server) noteGone(obj any) bool {
+	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = tombstone.Obj
+	}
+	node, ok := obj.(*corev1.Node)
+	if !ok {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gone[node.Name] = node.CreationTimestamp.Time
+	return true
+}
+
+// freeGone frees the names of Nodes that were deleted. What fails is tried again at the next call.
+func (s *Server) freeGone(ctx context.Context) {
+	s.mu.Lock()
+	gone := make(map[string]time.Time, len(s.gone))
+	for name, made := range s.gone {
+		gone[name] = made
+	}
+	s.mu.Unlock()
+	for name, made := range gone {
+		if err := s.freeNode(ctx, name, made); err != nil {
+			s.opts.Log.Warnf("%v; next try in %s", err, tidyEvery)
+			continue
+		}
+		s.mu.Lock()
+		if s.gone[name].Equal(made) {
+			delete(s.gone, name)
+		}
+		s.mu.Unlock()
+	}
+}
+
+func (s *Server) freeNode(ctx context.Context, name string, made time.Time) error {
+	_, err := s.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err == nil {
+		return nil // its machine has registered it again
+	}
+	if !apierrors.IsNotFound(err) {
+		return fmt.Errorf("read the node %s: %w", name, err)
+	}
+	reservation, err := s.client.CoreV1().ConfigMaps(namespace).Get(ctx, reservationPrefix+name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the reservation of the name %s: %w", name, err)
+	}
+	if reservation.CreationTimestamp.After(made) {
+		return nil // of the machine that came next
+	}
+	if err := s.free(ctx, reservation); err != nil {
+		return err
+	}
+	s.opts.Log.Infof("node %s was deleted: another machine may have its name", name)
+	return nil
+}
+
+// freeAbandoned frees the names of machines that never came.
+func (s *Server) freeAbandoned(ctx context.Context) {
+	reservations, err := s.configMaps.List(labels.SelectorFromSet(labels.Set{reservationLabel: "node"}))
+	if err != nil {
+		return // a lister fails only when its index is broken
+	}
+	var asked map[string]bool
+	for _, r := range reservations {
+		name := nodeOf(r)
+		if s.now().Sub(r.CreationTimestamp.Time) < abandoned {
+			continue
+		}
+		if _, err := s.nodes.Get(name); err == nil {
+			continue
+		}
+		if asked == nil {
+			asked = s.asked()
+		}
+		if asked[name] {
+			continue
+		}
+		if err := s.free(ctx, r); err != nil {
+			s.opts.Log.Warnf("%v; next try in %s", err, tidyEvery)
+			continue
+		}
+		s.opts.Log.Infof("the machine that joined as %s never came: another one may have the name", name)
+	}
+}

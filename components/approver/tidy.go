@@ -1,0 +1,84 @@
+package approver
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	capihelper "k8s.io/kubernetes/pkg/apis/certificates"
+)
+
+const (
+	// tidyEvery is how often it is looked for what can go.
+	tidyEvery = 15 * time.Second
+	// deniedFor is how long the request of a machine that was not let in stays, so that the machine can read why.
+	// Upstream's cleaner would keep it for an hour.
+	deniedFor = time.Minute
+)
+
+// tidy removes what nobody needs any more, until ctx ends. deleted says that a Node is gone.
+func (s *Server) tidy(ctx context.Context, deleted <-chan struct{}) {
+	tick := time.NewTicker(tidyEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-deleted:
+			s.freeGone(ctx)
+		case <-tick.C:
+			s.freeGone(ctx)
+			s.freeAbandoned(ctx)
+			s.removeDenied(ctx)
+		}
+	}
+}
+
+// removeDenied removes the requests of machines that were not let in.
+func (s *Server) removeDenied(ctx context.Context) {
+	all, err := s.requests.List(labels.Everything())
+	if err != nil {
+		return // a lister fails only when its index is broken
+	}
+	for _, csr := range all {
+		since, denied := deniedSince(csr)
+		if !denied || s.now().Sub(since) < deniedFor || csr.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName || !s.joins(csr) {
+			continue
+		}
+		err := s.client.CertificatesV1().CertificateSigningRequests().Delete(ctx, csr.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(csr.UID))})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			s.opts.Log.Warnf("remove the denied request %s, next try in %s: %v", csr.Name, tidyEvery, err)
+		}
+	}
+}
+
+func deniedSince(csr *certificatesv1.CertificateSigningRequest) (time.Time, bool) {
+	for _, c := range csr.Status.Conditions {
+		if c.Type == certificatesv1.CertificateDenied {
+			return c.LastUpdateTime.Time, true
+		}
+	}
+	return time.Time{}, false
+}
+
+// asked has the names that machines have asked for lately: upstream's cleaner removes what is older than an hour.
+func (s *Server) asked() map[string]bool {
+	names := map[string]bool{}
+	all, err := s.requests.List(labels.Everything())
+	if err != nil {
+		return names
+	}
+	for _, csr := range all {
+		if _, denied := deniedSince(csr); denied || csr.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName {
+			continue
+		}
+		if request, err := capihelper.ParseCSR(csr.Spec.Request); err == nil {
+			names[strings.TrimPrefix(request.Subject.CommonName, nodePrefix)] = true
+		}
+	}
+	return names
+}

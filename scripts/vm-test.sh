@@ -272,7 +272,7 @@ kept=$(unchanged); curl -sf --max-time 5 "http://$(cat svc.ip)/" >/dev/null || f
 kubelith reset --yes >reset.log 2>&1 || { cat reset.log; fail "reset failed"; }
 [ -z "$(containers)" ] || fail "left: $(containers)"
 [ -z "$(find /sys/fs/cgroup -name 'kubepods*')" ] || fail "left: $(find /sys/fs/cgroup -name 'kubepods*')"
-[ ! -e /sys/class/net/cni0 ] && [ ! -e /run/kubelith ] && [ -d /var/lib/kubelith/server ] || fail "wrong things removed: $(ls /sys/class/net /run/kubelith)"
+[ ! -e /sys/class/net/cni0 ] && [ ! -e /sys/class/net/flannel.1 ] && [ ! -e /run/kubelith ] && [ -d /var/lib/kubelith/server ] || fail "wrong things removed: $(ls /sys/class/net /run/kubelith)"
 systemctl start kubelith; wait_hello || fail "the pods do not come back: $($k get pods -o wide)"
 echo "stop took $took, $kept and the Service answers; reset ended them; after a start they are back"
 E

@@ -153,6 +153,9 @@ func check(opts CheckOptions, p probe) []Result {
 	if opts.Proxy || opts.Bridge {
 		many(func() []Result { return checkPacketFilter(p) })
 	}
+	if opts.Bridge {
+		one(func() Result { return checkForwarding(p) })
+	}
 	if opts.Proxy {
 		many(func() []Result { return checkServiceRoutes(p, opts.ServiceIPs) })
 	}

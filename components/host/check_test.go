@@ -96,6 +96,26 @@ func TestCheck(t *testing.T) {
 			p.look = onlyMisses("nft")
 			o.Proxy, o.Bridge = false, true
 		}, Fail, "install nftables"},
+		"forwarding dropped": {func(_ fakeHost, p *probe, o *CheckOptions) {
+			o.Bridge = true
+			chains := `{"nftables": [{"metainfo": {"version": "1.0.6"}}, {"chain": {"family": "ip", "table": "filter", "name": "INPUT", "hook": "input", "policy": "drop"}},
+				{"chain": {"family": "ip", "table": "filter", "name": "DOCKER"}}, {"chain": {"family": "ip", "table": "filter", "name": "FORWARD", "hook": "forward", "policy": "drop"}}]}`
+			p.run = answers(p.run, "list chains", chains)
+		}, Warn, "nftables: table ip filter, chain FORWARD"},
+		"forwarding accepted": {func(_ fakeHost, p *probe, o *CheckOptions) {
+			o.Bridge = true
+			p.run = answers(p.run, "list chains", `{"nftables": [{"chain": {"family": "ip", "table": "filter", "name": "FORWARD", "hook": "forward", "policy": "accept"}}]}`)
+		}, OK, ""},
+		"forwarding dropped by iptables": {func(h fakeHost, p *probe, o *CheckOptions) {
+			o.Bridge = true
+			h.write("/proc/net/ip_tables_names", "nat\nfilter\n")
+			p.run = answers(p.run, "-S FORWARD", "-P FORWARD DROP\n-A FORWARD -i a -j ACCEPT\n")
+		}, Warn, "iptables-legacy: chain FORWARD"},
+		"iptables not in use": {func(h fakeHost, p *probe, o *CheckOptions) {
+			o.Bridge = true
+			h.write("/proc/net/ip_tables_names", "nat\nmyfilter\n")
+			p.run = answers(p.run, "-S FORWARD", "-P FORWARD DROP\n")
+		}, OK, ""},
 		"noexec":             {noexec, Fail, "mount it with exec"},
 		"noexec, no pods":    {func(h fakeHost, p *probe, o *CheckOptions) { noexec(h, p, o); o.Containers = false }, OK, ""},
 		"control plane only": {func(_ fakeHost, p *probe, o *CheckOptions) { p.addLink = onlyFails("veth"); o.Containers = false }, OK, ""},
@@ -141,6 +161,16 @@ func noexec(_ fakeHost, p *probe, _ *CheckOptions) {
 	p.statfs = func(_ string, st *unix.Statfs_t) error {
 		*st = unix.Statfs_t{Bsize: 4096, Blocks: 1 << 24, Bavail: 1 << 23, Flags: unix.ST_NOEXEC}
 		return nil
+	}
+}
+
+// answers is run, with another answer to commands that end so.
+func answers(run func(string, string, ...string) (string, error), end, answer string) func(string, string, ...string) (string, error) {
+	return func(stdin, program string, args ...string) (string, error) {
+		if strings.HasSuffix(strings.Join(args, " "), end) {
+			return answer, nil
+		}
+		return run(stdin, program, args...)
 	}
 }
 

@@ -136,6 +136,7 @@ func checkLinks(p probe) []Result {
 		r := Result{"interface " + kind, Fail, fmt.Sprintf("the kernel cannot make one (%v)", err), "load it with `modprobe " + kind + "` or use a kernel that has it"}
 		if kind == "vxlan" {
 			r.Status = Warn // for clusters of several nodes
+			r.Fix += ", or choose --network host-gw"
 		}
 		out = append(out, r)
 	}

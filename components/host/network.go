@@ -22,6 +22,9 @@ type network interface {
 	addresses(link string) ([]netip.Prefix, error)
 	ports(bridge string) ([]string, error)
 	removeLink(name string) error
+	marked(alias string) (links []string, err error)
+	routes(protocol int) (count int, err error)
+	removeRoutes(protocol int) error
 	nft(ctx context.Context, args ...string) (string, error)
 }
 
@@ -48,7 +51,7 @@ func (r *Reset) ownBridge() string {
 	return ""
 }
 
-// removeNetwork takes away the bridge (when given) and the packet filter's tables and rules.
+// removeNetwork takes away the bridge (when given), what leads to other nodes, and the packet filter's tables and rules.
 func (r *Reset) removeNetwork(ctx context.Context, bridge string, ids map[string]bool) []error {
 	var errs []error
 	if bridge != "" {
@@ -68,6 +71,7 @@ func (r *Reset) removeNetwork(ctx context.Context, bridge string, ids map[string
 			r.say("removed interface %s", link)
 		}
 	}
+	errs = append(errs, r.removeNodeNetwork()...)
 	tables, rules := r.packetFilter(ids)
 	for _, t := range tables {
 		if _, err := r.nets.nft(ctx, "delete", "table", t.family, t.name); err != nil {

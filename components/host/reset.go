@@ -137,6 +137,9 @@ func (r *Reset) Plan() []string {
 	if bridge := r.ownBridge(); bridge != "" {
 		add(1, "remove the bridge %s and its ports", bridge)
 	}
+	links, routes := r.nodeNetwork()
+	add(len(links), "remove %d interfaces that lead to other nodes", len(links))
+	add(routes, "remove %d routes to other nodes", routes)
 	tables, rules := r.packetFilter(found.ids)
 	add(len(tables), "remove %d nftables tables of kube-proxy and the pod network", len(tables))
 	add(len(rules), "remove %d nftables rules of pods", len(rules))

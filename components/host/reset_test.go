@@ -53,12 +53,29 @@ func (h fakeHost) process(pid, parent int, name, exe, cgroup string, args ...str
 type fakeNetwork struct {
 	bridge  []netip.Prefix
 	tables  map[string]string // "family name" to nft's answer
+	links   map[string]string // to the alias
+	routed  map[int]int       // protocol to the number of routes
 	removed []string
 }
 
 func (n *fakeNetwork) addresses(string) ([]netip.Prefix, error) { return n.bridge, nil }
 func (n *fakeNetwork) ports(string) ([]string, error)           { return nil, nil }
+func (n *fakeNetwork) marked(alias string) (out []string, err error) {
+	for name, a := range n.links {
+		if a == alias {
+			out = append(out, name)
+		}
+	}
+	return out, nil
+}
+func (n *fakeNetwork) routes(protocol int) (int, error) { return n.routed[protocol], nil }
+func (n *fakeNetwork) removeRoutes(protocol int) error {
+	n.removed = append(n.removed, "routes "+strconv.Itoa(protocol))
+	delete(n.routed, protocol)
+	return nil
+}
 func (n *fakeNetwork) removeLink(name string) error {
+	delete(n.links, name)
 	n.removed = append(n.removed, name)
 	return nil
 }
@@ -143,6 +160,8 @@ func TestRunRemovesOnlyOurs(t *testing.T) {
 	}
 	nets := &fakeNetwork{
 		bridge: []netip.Prefix{netip.MustParsePrefix("10.42.0.1/24")},
+		links:  map[string]string{"flannel.1": "kubelith", "flannel.2": "", "flannel-v6.1": "k3s"},
+		routed: map[int]int{107: 2, 4: 3},
 		tables: map[string]string{
 			"ip kube-proxy":               "",
 			"inet kubelith_network":       "",
@@ -176,7 +195,7 @@ func TestRunRemovesOnlyOurs(t *testing.T) {
 		units = append(units, names...)
 		return nil
 	}
-	if plan := r.Plan(); len(plan) != 10 {
+	if plan := r.Plan(); len(plan) != 12 {
 		t.Errorf("plan of %d lines: %q", len(plan), plan)
 	}
 	if err := r.Run(context.Background()); err != nil {
@@ -199,7 +218,7 @@ func TestRunRemovesOnlyOurs(t *testing.T) {
 	}
 	slices.Sort(nets.removed)
 	want := []string{"cni0", "delete rule inet cni_plugins_masquerade c handle 7", "delete rule ip cni_hostport c handle 7",
-		"delete table inet kubelith_network", "delete table ip kube-proxy"}
+		"delete table inet kubelith_network", "delete table ip kube-proxy", "flannel.1", "routes 107"}
 	if !slices.Equal(nets.removed, want) {
 		t.Errorf("removed from the network: %q", nets.removed)
 	}
@@ -295,6 +314,8 @@ func TestNeighbourKeepsWhatIsShared(t *testing.T) {
 	nets := &fakeNetwork{
 		bridge: []netip.Prefix{netip.MustParsePrefix("10.42.0.1/24")},
 		tables: map[string]string{"ip kube-proxy": "", "inet kubelith_network": ""},
+		links:  map[string]string{"flannel.1": "kubelith"},
+		routed: map[int]int{107: 1},
 	}
 	r, _ := newTestReset(h, nets)
 	r.neighbour = func() bool { return true }

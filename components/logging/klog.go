@@ -130,16 +130,35 @@ func (s sink) with(kv []any) *logrus.Entry {
 //
 // Only this way a warning is told from an information.
 func (s sink) writeBuffer(line []byte) {
-	level := logrus.InfoLevel
+	level, entry := logrus.InfoLevel, s.entry
 	msg := string(bytes.TrimRight(line, "\n"))
 	if header, rest, ok := strings.Cut(msg, "] "); ok && len(header) > 0 && !strings.Contains(header, "\n") {
+		flannel := ofFlannel(header)
+		if flannel {
+			entry = entry.WithField(componentField, "network")
+		}
 		switch header[0] {
 		case 'W':
 			level = logrus.WarnLevel
 		case 'E', 'F':
 			level = logrus.ErrorLevel
+		default:
+			if flannel {
+				level = logrus.DebugLevel
+			}
 		}
 		msg = rest
 	}
-	s.entry.Log(level, msg)
+	entry.Log(level, msg)
+}
+
+// ofFlannel tells whether the line is from a file of flannel's backends, which say nothing else of who they are, and
+// write several lines of information for each node.
+func ofFlannel(header string) bool {
+	file, _, _ := strings.Cut(header[strings.LastIndexByte(header, ' ')+1:], ":")
+	switch file {
+	case "vxlan.go", "vxlan_network.go", "device.go", "route_network.go", "subnet.go", "lease.go", "iface.go", "retry.go":
+		return true
+	}
+	return false
 }

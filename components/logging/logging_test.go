@@ -180,3 +180,18 @@ func TestSetupRefuses(t *testing.T) {
 		}
 	}
 }
+
+// flannel's lines do not say whose they are; its information is for debugging.
+func TestFlannel(t *testing.T) {
+	log, lines := capture(t, "text", "debug")
+	for line, want := range map[string]string{
+		"I0102 15:04:05.678901    1234 vxlan_network.go:12] Batch [1] m\n": `debug component=network Batch [1] m`,
+		"E0102 15:04:05.678901    1234 retry.go:12] m\n":                   `error component=network m`,
+		"I0102 15:04:05.678901    1234 other.go:12] m\n":                   `info  component=kubernetes m`,
+	} {
+		sink{entry: Component(log, "kubernetes")}.writeBuffer([]byte(line))
+		if got := strings.Join(lines(), "|"); got != want {
+			t.Errorf("%q: got %q, want %q", line, got, want)
+		}
+	}
+}

@@ -37,6 +37,9 @@ func (b *builder) enabled(disabled []string) ([]lifecycle.Component, error) {
 		// Without a container runtime there is nobody to import images for.
 		disabled = append(slices.Clone(disabled), "images", "network")
 	}
+	if slices.Contains(disabled, "network") {
+		disabled = append(slices.Clone(disabled), "cni") // one setting for both
+	}
 	var out []lifecycle.Component
 	for _, c := range b.components {
 		if !slices.Contains(disabled, c.Name()) {

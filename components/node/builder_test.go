@@ -37,12 +37,12 @@ func drawn(components []lifecycle.Component) string {
 func TestEnabled(t *testing.T) {
 	needs := []string{"containerd", "network"}
 	b := build(component{"apiserver", nil}, component{"containerd", nil}, component{"images", []string{"containerd"}},
-		component{"network", []string{"apiserver", "containerd"}}, component{"kubelet", needs}, component{"dns", []string{"apiserver", "proxy"}})
+		component{"cni", []string{"apiserver", "containerd"}}, component{"network", []string{"apiserver"}}, component{"kubelet", needs}, component{"dns", []string{"apiserver", "proxy"}})
 	for _, c := range []struct{ disabled, want string }{
-		{"", "apiserver() containerd() images(containerd) network(apiserver containerd) kubelet(containerd network) dns(apiserver proxy)"},
-		{"dns", "apiserver() containerd() images(containerd) network(apiserver containerd) kubelet(containerd network)"},
+		{"", "apiserver() containerd() images(containerd) cni(apiserver containerd) network(apiserver) kubelet(containerd network) dns(apiserver proxy)"},
+		{"dns", "apiserver() containerd() images(containerd) cni(apiserver containerd) network(apiserver) kubelet(containerd network)"},
 		{"network", "apiserver() containerd() images(containerd) kubelet(containerd) dns(apiserver proxy)"},
-		{"proxy", "apiserver() containerd() images(containerd) network(apiserver containerd) kubelet(containerd network) dns(apiserver)"},
+		{"proxy", "apiserver() containerd() images(containerd) cni(apiserver containerd) network(apiserver) kubelet(containerd network) dns(apiserver)"},
 		{"containerd", "apiserver() kubelet() dns(apiserver proxy)"},
 		{"kubelet,containerd,proxy,dns", "apiserver()"},
 	} {
@@ -120,7 +120,7 @@ func TestDisable(t *testing.T) {
 		return all
 	}
 	all := names()
-	if want := []string{"etcd", "apiserver", "readyz", "controller-manager", "scheduler", "token", "approver", "containerd", "images", "network", "kubelet", "proxy", "dns"}; !slices.Equal(all, want) {
+	if want := []string{"etcd", "apiserver", "readyz", "controller-manager", "scheduler", "token", "approver", "containerd", "images", "cni", "network", "kubelet", "proxy", "dns"}; !slices.Equal(all, want) {
 		t.Fatalf("components: %v, want %v", all, want)
 	}
 	optional := []string{"containerd", "controller-manager", "dns", "kubelet", "network", "proxy", "scheduler"}
@@ -134,6 +134,9 @@ func TestDisable(t *testing.T) {
 		gone := slices.Clone(disabled)
 		if slices.Contains(disabled, "containerd") {
 			gone = append(gone, "images", "network")
+		}
+		if slices.Contains(gone, "network") {
+			gone = append(gone, "cni")
 		}
 		want := slices.DeleteFunc(slices.Clone(all), func(name string) bool { return slices.Contains(gone, name) })
 		if got := names(disabled...); !slices.Equal(got, want) {

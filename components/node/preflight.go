@@ -72,7 +72,7 @@ func nodeCheckOptions(cfg *config.Node, cluster *config.ClusterInfo, caDir strin
 		Containers:   containers,
 		CgroupDriver: cgroups.DetectCgroupDriver(),
 		Proxy:        !cfg.Disabled("proxy"),
-		Bridge:       containers && !cfg.Disabled("network") && cni.Mode(cluster.Network) == cni.Bridge,
+		Bridge:       containers && !cfg.Disabled("network") && cniMode(cluster.Network) == cni.Bridge,
 		ServiceIPs:   addresses(cluster.ClusterDNS),
 		NotBefore:    buildTime(),
 		NotBeforeOf:  "this program was built at",

@@ -11,6 +11,8 @@ import (
 
 	"kubelith.io/kubelith/components/config"
 	"kubelith.io/kubelith/components/host"
+	"kubelith.io/kubelith/components/network"
+	"kubelith.io/kubelith/runtime/cni"
 	"kubelith.io/kubelith/runtime/containerd"
 )
 
@@ -129,6 +131,25 @@ func TestNeedsPacketFilter(t *testing.T) {
 	} {
 		if opts := checkOptions(planned(t, change), nil); opts.Proxy || opts.Bridge != want {
 			t.Errorf("proxy %v, bridge %v, want %v", opts.Proxy, opts.Bridge, want)
+		}
+	}
+}
+
+// What marks the way to other nodes in the kernel is known to reset, and the mark of Nodes is the one they have.
+func TestMarks(t *testing.T) {
+	if network.RoleLabel != config.RoleLabel {
+		t.Errorf("nodes have the label %s, and those with %s are connected", config.RoleLabel, network.RoleLabel)
+	}
+	if network.LinkAlias != host.LinkAlias || network.RouteProtocol != host.RouteProtocol {
+		t.Errorf("network: %s, %d; host: %s, %d", network.LinkAlias, network.RouteProtocol, host.LinkAlias, host.RouteProtocol)
+	}
+}
+
+// Each value of the setting has a meaning on the node, and those that differ between nodes only have the same one.
+func TestCNIMode(t *testing.T) {
+	for setting, want := range map[string]cni.Mode{"vxlan": cni.Bridge, "host-gw": cni.Bridge, "bridge": cni.Bridge, "noop": cni.Noop, "none": cni.None} {
+		if got := cniMode(setting); got != want {
+			t.Errorf("%s: %s, want %s", setting, got, want)
 		}
 	}
 }

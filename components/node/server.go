@@ -19,6 +19,7 @@ import (
 	"kubelith.io/kubelith/components/kubelet"
 	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/components/logging"
+	"kubelith.io/kubelith/components/network"
 	"kubelith.io/kubelith/components/pki"
 	"kubelith.io/kubelith/components/proxy"
 	"kubelith.io/kubelith/components/scheduler"
@@ -136,7 +137,7 @@ type worker struct {
 	clientCA string
 	serving  pki.Pair
 
-	// publish is where DNS finds the nodes that it publishes; nil where another machine does that.
+	// publish is where DNS finds the nodes that it publishes, and the network its peers; nil where another machine does that.
 	publish func() informers.SharedInformerFactory
 }
 
@@ -167,8 +168,15 @@ func (w worker) add(b *builder, machine *machine, log *logrus.Logger) {
 		Log:               logFor("images"),
 	}), nil)
 
-	b.add(cni.New(cni.Options{
-		Mode:              cni.Mode(w.cluster.Network),
+	b.addPodNetwork(network.Options{
+		Backend:      network.Backend(w.cluster.Network),
+		NodeName:     cfg.NodeName,
+		NodeIPs:      nodeIPs,
+		ClusterCIDRs: w.cluster.ClusterCIDR,
+		Informers:    w.publish,
+		Client:       w.node,
+		Log:          logFor("network"),
+	}, cni.Options{
 		ConfDir:           cniConfDir,
 		HostConfDir:       "/etc/cni/net.d",
 		DataDir:           filepath.Join(cfg.DataDir, "agent", "cni"),
@@ -176,8 +184,8 @@ func (w worker) add(b *builder, machine *machine, log *logrus.Logger) {
 		ContainerdAddress: socket,
 		Client:            w.node,
 		NodeName:          cfg.NodeName,
-		Log:               logFor("network"),
-	}), nil)
+		Log:               logFor("cni"),
+	})
 
 	b.add(kubelet.New(kubelet.Options{
 		RootDir:       cfg.KubeletRootDir,

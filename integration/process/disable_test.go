@@ -27,6 +27,7 @@ func TestDisable(t *testing.T) {
 				off[c] = true
 			}
 			off["images"], off["network"] = off["containerd"], off["network"] || off["containerd"]
+			off["cni"] = off["network"]
 			harness.Eventually(t, 60*time.Second, "the API", func() error {
 				if err := alive(s); err != nil {
 					return err
@@ -49,7 +50,7 @@ func TestDisable(t *testing.T) {
 				}
 			}
 			s.Stop(t)
-			for _, c := range []string{"etcd", "apiserver", "controller-manager", "scheduler", "containerd", "images", "network", "kubelet", "proxy", "dns"} {
+			for _, c := range []string{"etcd", "apiserver", "controller-manager", "scheduler", "containerd", "images", "cni", "network", "kubelet", "proxy", "dns"} {
 				if ran := strings.Contains(s.Logs(), "component="+c+" stopped"); ran == off[c] {
 					t.Errorf("%s ran: %t", c, ran)
 				}
@@ -100,7 +101,7 @@ func signsOfWork(t *testing.T, s *harness.Server) map[string]func() error {
 			}
 			return nil
 		},
-		"network": func() error {
+		"cni": func() error {
 			found, err := filepath.Glob(s.Path(harness.RunDir + "/cni/net.d/*.conflist"))
 			if err == nil && len(found) == 0 {
 				err = errors.New("no CNI configuration")

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -206,7 +207,14 @@ func TestRunFollowsThirdParty(t *testing.T) {
 		t.Run(string(mode), func(t *testing.T) {
 			root := t.TempDir()
 			confDir, hostDir := filepath.Join(root, "run", "net.d"), filepath.Join(root, "etc", "cni", "net.d")
-			s := New(Options{Mode: mode, ConfDir: confDir, HostConfDir: hostDir, Log: quiet()})
+			var theirs atomic.Value // the last word
+			s := New(Options{Mode: mode, ConfDir: confDir, HostConfDir: hostDir, Log: quiet(), ThirdParty: func(yes bool) { theirs.Store(yes) }})
+			told := func(want bool) {
+				t.Helper()
+				if got := theirs.Load(); got != want { // it is said before anything is written
+					t.Errorf("told %v about a third party, want %t", got, want)
+				}
+			}
 			ctx, cancel := context.WithCancel(context.Background())
 			ready, ended := make(chan struct{}), make(chan error, 1)
 			go func() { ended <- s.Run(ctx, func() { close(ready) }) }()
@@ -214,14 +222,17 @@ func TestRunFollowsThirdParty(t *testing.T) {
 			await(t, confDir, ours...)
 			put(t, hostDir, "05-x.conflist", theirList) // neither cni nor net.d existed
 			await(t, confDir, "05-x.conflist")
+			told(true)
 			put(t, hostDir, "01-w.conflist", theirList)
 			await(t, confDir, "01-w.conflist")
 			if err := os.RemoveAll(filepath.Join(root, "etc", "cni")); err != nil {
 				t.Fatal(err)
 			}
 			await(t, confDir, ours...)
+			told(false)
 			put(t, hostDir, "05-x.conflist", theirList)
 			await(t, confDir, "05-x.conflist")
+			told(true)
 			cancel()
 			if err := <-ended; err != nil {
 				t.Error(err)

@@ -1,4 +1,4 @@
-// Package cni is the component "network": it writes the CNI configuration by which containerd connects pods,
+// Package cni is the component "cni": it writes the CNI configuration by which containerd connects pods,
 // and sets up what that configuration needs of the host.
 //
 // It has three modes. Bridge: the node's pods share a bridge and are masqueraded towards the outside; the
@@ -6,7 +6,8 @@
 // is Ready though only pods on the host's network can start. None: nothing is written. In every mode a
 // configuration that a third party puts into its usual directory wins, whenever it comes.
 //
-// containerd executes the plugins, which are programs of runtime/payload; routes between nodes are not made here.
+// containerd executes the plugins, which are programs of runtime/payload. The way to the pods of other nodes is
+// components/network's; it is told here when a third party's network counts.
 package cni
 
 import (
@@ -48,7 +49,11 @@ type Options struct {
 	ContainerdAddress string       // path of the CRI socket
 	Client            *rest.Config // reads the Node; bridge mode only
 	NodeName          string
-	Log               logrus.FieldLogger // who brings the network, and what is tried again
+	// MTU is that of the pods' interfaces, for the network as it is when it is called; 0 is the kernel's choice, and so is nil.
+	MTU func() int
+	// ThirdParty is told whether a third party's configuration counts, whenever that was looked at. It may be nil.
+	ThirdParty func(theirs bool)
+	Log        logrus.FieldLogger // who brings the network, and what is tried again
 }
 
 // Server is the component.
@@ -62,10 +67,18 @@ type Server struct {
 var _ lifecycle.Component = (*Server)(nil)
 
 // New returns the component; nothing is touched before Run.
-func New(opts Options) *Server { return &Server{opts: opts, made: time.Now()} }
+func New(opts Options) *Server {
+	if opts.MTU == nil {
+		opts.MTU = func() int { return 0 }
+	}
+	if opts.ThirdParty == nil {
+		opts.ThirdParty = func(bool) {}
+	}
+	return &Server{opts: opts, made: time.Now()}
+}
 
 // Name implements lifecycle.Component.
-func (s *Server) Name() string { return "network" }
+func (s *Server) Name() string { return "cni" }
 
 // Needs implements lifecycle.Component. Only the bridge waits for the apiserver: the Node there has the pods' CIDRs.
 func (s *Server) Needs() []string {
@@ -155,6 +168,7 @@ func (s *Server) reconcile(ctx context.Context, podCIDRs []string) error {
 	if err != nil {
 		return err
 	}
+	s.opts.ThirdParty(theirs != nil)
 	switch {
 	case theirs != nil:
 		changed, err := install(s.opts.ConfDir, *theirs)
@@ -179,7 +193,7 @@ func (s *Server) reconcile(ctx context.Context, podCIDRs []string) error {
 }
 
 func (s *Server) setUpBridge(ctx context.Context, podCIDRs []string) error {
-	conf, err := bridgeConfig(podCIDRs, s.opts.DataDir, defaultMTU())
+	conf, err := bridgeConfig(podCIDRs, s.opts.DataDir, s.opts.MTU())
 	if err != nil {
 		return err
 	}

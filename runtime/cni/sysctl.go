@@ -1,14 +1,12 @@
 package cni
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"github.com/sirupsen/logrus"
@@ -87,32 +85,4 @@ func setSysctl(name, value string) error {
 		return fmt.Errorf("set sysctl net/%s to %s: %w", name, value, err)
 	}
 	return nil
-}
-
-// defaultMTU returns the MTU of the interface that the IPv4 default route goes through, so that pods' packets
-// fit; 0 when it is not known.
-func defaultMTU() int {
-	f, err := os.Open("/proc/net/route")
-	if err != nil {
-		return 0
-	}
-	defer f.Close()
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		// Iface Destination Gateway Flags RefCnt Use Metric Mask ...
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 8 || fields[1] != "00000000" || fields[7] != "00000000" {
-			continue
-		}
-		content, err := os.ReadFile(filepath.Join("/sys/class/net", fields[0], "mtu"))
-		if err != nil {
-			return 0
-		}
-		mtu, err := strconv.Atoi(strings.TrimSpace(string(content)))
-		if err != nil {
-			return 0
-		}
-		return mtu
-	}
-	return 0
 }

@@ -82,7 +82,7 @@ func TestClusterInfo(t *testing.T) {
 	}
 	want := &ClusterInfo{APIVersion: "kubelith.io/v1alpha1", Kind: "ClusterInfo",
 		ClusterCIDR: s.ClusterCIDR, ServiceCIDR: s.ServiceCIDR, ClusterDomain: "cluster.local", ClusterDNS: []string{"10.43.0.10", "fd43::a"},
-		Network: "bridge", KubernetesVersion: "v1.37.1", KubelithVersion: "v0.3.0"}
+		Network: "vxlan", KubernetesVersion: "v1.37.1", KubelithVersion: "v0.3.0"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("\ngot  %+v\nwant %+v", got, want)
 	}

@@ -48,7 +48,7 @@ func Default() *Server {
 		ClusterCIDR:     []string{"10.42.0.0/16"},
 		ServiceCIDR:     []string{"10.43.0.0/16"},
 		ClusterDomain:   "cluster.local",
-		Network:         "bridge",
+		Network:         "vxlan",
 		BindAddress:     "0.0.0.0",
 		HTTPSPort:       6443,
 	}

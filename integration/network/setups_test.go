@@ -52,6 +52,7 @@ func TestThirdPartyCNI(t *testing.T) {
 		return s.Run(t, sleeper(ns, fmt.Sprintf("new-%d", n))).Status.PodIP
 	}
 	harness.Eventually(t, 30*time.Second, "the other network to be used", func() error { return inside(newIP(), "10.99.0.0/24") })
+	harness.Eventually(t, 15*time.Second, "our way to other nodes to be gone", func() error { return hasDevices(t, s) })
 	if err := nodeIsReady(node(t, s)); err != nil {
 		t.Error(err)
 	}
@@ -62,6 +63,7 @@ func TestThirdPartyCNI(t *testing.T) {
 		t.Fatal(err)
 	}
 	harness.Eventually(t, 30*time.Second, "our network to be used again", func() error { return inside(newIP(), "10.42.0.0/16") })
+	harness.Eventually(t, 15*time.Second, "our way to other nodes again", func() error { return hasDevices(t, s, "flannel.1") })
 }
 
 func mustAskInNode(t *testing.T, s *harness.Server, url string) (a answer) {
@@ -120,6 +122,9 @@ func TestNoop(t *testing.T) {
 	}
 	if res := s.TryExec(t, "ip", "link", "show", "cni0"); res.Code == 0 {
 		t.Errorf("there is a bridge:\n%s", res.Stdout)
+	}
+	if err := hasDevices(t, s); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -217,6 +222,10 @@ func TestDualStack(t *testing.T) {
 	}
 	pods := runAll(t, s, sleeper(ns, "client"), web(ns, "web"))
 	client, server := pods[0], pods[1]
+	harness.Eventually(t, 15*time.Second, "the devices of both families", func() error { return hasDevices(t, s, "flannel-v6.1", "flannel.1") })
+	if got := mtu(t, s, client); got != "1430" {
+		t.Errorf("the pods' MTU is %s", got)
+	}
 	if len(server.Status.PodIPs) != 2 {
 		t.Fatalf("the pod has the addresses %v", server.Status.PodIPs)
 	}

@@ -64,8 +64,7 @@ type Options struct {
 	CertDir string
 	// KeepRegistered makes the Node object again when somebody deletes it.
 	KeepRegistered bool
-	// Disconnect ends connections to the API after a heartbeat that got no answer, so that the next one opens another; it
-	// may be nil.
+	// Disconnect is called after a heartbeat that failed again, to end connections on which nothing comes; it may be nil.
 	Disconnect func()
 	// Args are "key=value" arguments named as the kubelet's own flags.
 	Args []string

@@ -55,7 +55,7 @@ func (s *Server) awaitServing(ctx context.Context) bool {
 	}
 	// Whose certificate it is does not matter here: the API server verifies it.
 	dialer := tls.Dialer{NetDialer: &net.Dialer{Timeout: time.Second}, Config: &tls.Config{InsecureSkipVerify: true}}
-	return poll(ctx, 200*time.Millisecond, func() bool {
+	return poll(ctx, 500*time.Millisecond, func() bool {
 		c, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(int(s.upstream.Port))))
 		if err != nil {
 			return false

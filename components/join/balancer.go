@@ -1,0 +1,248 @@
+package join
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+)
+
+const (
+	// dialTimeout and handshakeTimeout bound one attempt at one server. A dead host does not answer at all, a busy one
+	// answers late.
+	dialTimeout      = 3 * time.Second
+	handshakeTimeout = 10 * time.Second
+	keepAlive        = 15 * time.Second
+	// silentFor is how long nothing may have come over a connection on which an answer is overdue.
+	silentFor = 5 * time.Second
+	// probeEvery is how often it is tried whether a server is back.
+	probeEvery = time.Second
+)
+
+// balancer connects to one of the cluster's servers: to the one that was reached last, else to the next that can be
+// reached and proves to be of the cluster. The address that the user has given is tried first, until another is in
+// use, and last from then on: it may be one that leads to any of them.
+//
+// It listens nowhere. All clients of the API on an agent are in this process; pods have the Service "kubernetes".
+type balancer struct {
+	given  string // HOST:PORT
+	log    logrus.FieldLogger
+	dialer net.Dialer
+
+	probing sync.Mutex // held by who tries whether a server is back
+
+	mu      sync.Mutex
+	current string
+	servers []string // as the cluster says
+	conns   map[*conn]bool
+	down    chan struct{} // closed when a server is reached again; nil while one can be
+}
+
+func newBalancer(given string, servers []string, log logrus.FieldLogger) *balancer {
+	return &balancer{given: given, log: log, dialer: net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive},
+		current: given, servers: servers, conns: map[*conn]bool{}}
+}
+
+// dial connects. config has the CA and the name that a server must prove; owner is for count.
+func (b *balancer) dial(ctx context.Context, config *tls.Config, owner any) (*tls.Conn, error) {
+	var failed unreachable
+	for _, server := range b.order() {
+		c, err := b.dialServer(ctx, server, config, owner)
+		if err == nil {
+			b.reached(server)
+			return c, nil
+		}
+		failed = append(failed, fmt.Errorf("%s: %w", server, err))
+		if ctx.Err() != nil {
+			return nil, failed // it is not known whether a server can be reached
+		}
+	}
+	b.lost()
+	return nil, failed
+}
+
+// await waits while no server can be reached, and ends when one can or ctx is over.
+func (b *balancer) await(ctx context.Context, config *tls.Config) error {
+	for {
+		b.mu.Lock()
+		down := b.down
+		b.mu.Unlock()
+		if down == nil {
+			return nil
+		}
+		select {
+		case <-down:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(probeEvery):
+		}
+		if b.probing.TryLock() { // one tries for all
+			if c, err := b.dial(ctx, config, nil); err == nil {
+				c.Close()
+			}
+			b.probing.Unlock()
+		}
+	}
+}
+
+func (b *balancer) dialServer(ctx context.Context, server string, config *tls.Config, owner any) (*tls.Conn, error) {
+	raw, err := b.dialer.DialContext(ctx, "tcp", server)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
+	defer cancel()
+	tracked := b.track(raw, server, owner)
+	c := tls.Client(tracked, config)
+	if err := c.HandshakeContext(ctx); err != nil {
+		tracked.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// order is in which the servers are tried.
+func (b *balancer) order() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var all []string
+	for _, server := range append(append([]string{b.current}, b.servers...), b.given) {
+		if !slices.Contains(all, server) {
+			all = append(all, server)
+		}
+	}
+	return all
+}
+
+func (b *balancer) lost() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.down == nil {
+		b.down = make(chan struct{})
+	}
+}
+
+func (b *balancer) reached(server string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.down != nil {
+		close(b.down)
+		b.down = nil
+	}
+	if b.current != server {
+		b.log.Infof("the API is reached at %s, no longer at %s", server, b.current)
+		b.current = server
+	}
+}
+
+// set takes the servers that the cluster has now, and closes the connections to those that it has no longer. No server at
+// all is one that starts: it is ignored. It tells whether anything is new.
+func (b *balancer) set(servers []string) bool {
+	b.mu.Lock()
+	if len(servers) == 0 || slices.Equal(servers, b.servers) {
+		b.mu.Unlock()
+		return false
+	}
+	b.servers = slices.Clone(servers)
+	known := func(server string) bool { return server == b.given || slices.Contains(servers, server) }
+	if !known(b.current) {
+		b.current = servers[0]
+	}
+	var gone []*conn
+	for c := range b.conns {
+		if !known(c.server) {
+			gone = append(gone, c)
+		}
+	}
+	b.mu.Unlock()
+	for _, c := range gone {
+		c.Close()
+	}
+	return true
+}
+
+// closeSilent closes the connections over which nothing has come for that long: who uses one gets an error, and another
+// connection with the next request. Zero closes all.
+func (b *balancer) closeSilent(silent time.Duration) {
+	b.mu.Lock()
+	var dead []*conn
+	for c := range b.conns {
+		if time.Since(time.Unix(0, c.heard.Load())) >= silent {
+			dead = append(dead, c)
+		}
+	}
+	b.mu.Unlock()
+	for _, c := range dead {
+		c.Close()
+	}
+}
+
+// count is how many connections are open that were dialled for owner.
+func (b *balancer) count(owner any) (n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for c := range b.conns {
+		if c.owner == owner {
+			n++
+		}
+	}
+	return n
+}
+
+// conn is a connection that the balancer knows of until it is closed.
+type conn struct {
+	net.Conn
+	server string
+	owner  any
+	b      *balancer
+	heard  atomic.Int64 // when something came last, in nanoseconds since 1970
+}
+
+func (b *balancer) track(raw net.Conn, server string, owner any) *conn {
+	c := &conn{Conn: raw, server: server, owner: owner, b: b}
+	c.heard.Store(time.Now().UnixNano())
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.conns[c] = true
+	return c
+}
+
+// Read implements net.Conn.
+func (c *conn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 {
+		c.heard.Store(time.Now().UnixNano())
+	}
+	return n, err
+}
+
+// Close implements net.Conn.
+func (c *conn) Close() error {
+	c.b.mu.Lock()
+	delete(c.b.conns, c)
+	c.b.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// unreachable is why each server was not reached.
+type unreachable []error
+
+// Error is one line.
+func (u unreachable) Error() string {
+	texts := make([]string, 0, len(u))
+	for _, err := range u {
+		texts = append(texts, err.Error())
+	}
+	return "no server can be reached: " + strings.Join(texts, ", ")
+}
+
+// Unwrap is for errors.As.
+func (u unreachable) Unwrap() []error { return u }

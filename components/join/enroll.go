@@ -1,0 +1,143 @@
+package join
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/certificate"
+	"k8s.io/client-go/util/certificate/csr"
+	"k8s.io/client-go/util/keyutil"
+)
+
+// signTimeout is how long the server may take for the node's certificate. It decides and signs within a second.
+const signTimeout = time.Minute
+
+const nodeUserPrefix = "system:node:"
+
+func commonName(node string) string   { return nodeUserPrefix + node }
+func nodeNameOf(common string) string { return strings.TrimPrefix(common, nodeUserPrefix) }
+
+// subject is who a node is to the API.
+func subject(node string) pkix.Name {
+	return pkix.Name{CommonName: commonName(node), Organization: []string{"system:nodes"}}
+}
+
+// Join makes this machine a node of the cluster unless it is one, and stores what a later start needs. When it fails, what
+// it has made is gone again.
+func (c *Cluster) Join(ctx context.Context) (_ *Connection, err error) {
+	if c.token == nil {
+		if err := c.store.replace(c.store.settings(), c.settings); err != nil {
+			return nil, err
+		}
+		return newConnection(c), nil
+	}
+	made := &journal{}
+	defer func() {
+		if err != nil {
+			made.undo()
+		}
+	}()
+	key, keyPEM, err := c.identity(made)
+	if err != nil {
+		return nil, err
+	}
+	certPEM, err := c.enroll(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := c.store.save(made, membershipPEM{ca: c.way.ca, settings: c.settings, cert: certPEM, key: keyPEM})
+	if err != nil {
+		return nil, err
+	}
+	c.way.use(cert)
+	c.token = nil
+	return newConnection(c), nil
+}
+
+// identity is the key by which the server knows this machine again. It is made once.
+func (c *Cluster) identity(made *journal) (crypto.Signer, []byte, error) {
+	path := c.store.identity()
+	text, err := os.ReadFile(path)
+	if err == nil {
+		parsed, err := keyutil.ParsePrivateKeyPEM(text)
+		key, ok := parsed.(crypto.Signer)
+		if err != nil || !ok {
+			return nil, nil, fmt.Errorf("%s is damaged: restore it, or run kubelith reset --data and join under another --node-name", path)
+		}
+		return key, text, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, fmt.Errorf("read this machine's key: %w", err)
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make this machine's key: %w", err)
+	}
+	if text, err = keyutil.MarshalPrivateKeyToPEM(key); err != nil {
+		return nil, nil, fmt.Errorf("make this machine's key: %w", err)
+	}
+	return key, text, made.write(path, text)
+}
+
+// enroll asks for the node's certificate and waits for it.
+func (c *Cluster) enroll(ctx context.Context, key crypto.Signer) ([]byte, error) {
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject(c.opts.NodeName)}, key)
+	if err != nil {
+		return nil, fmt.Errorf("make the certificate request: %w", err)
+	}
+	request := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+	client, err := c.bootstrapClient()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, signTimeout)
+	defer cancel()
+	// Its name is made by the server: under one of ours a second try would find the first one, denied.
+	name, uid, err := csr.RequestCertificateWithContext(ctx, client, request, "", certificatesv1.KubeAPIServerClientKubeletSignerName,
+		nil, certificate.DefaultKubeletClientGetUsages(key), key)
+	if err != nil {
+		return nil, fmt.Errorf("ask for the node's certificate: %w", err)
+	}
+	cert, err := csr.WaitForCertificate(ctx, client, name, uid)
+	if err == nil {
+		return cert, nil
+	}
+	if why := denied(context.WithoutCancel(ctx), client, name); why != "" {
+		return nil, fmt.Errorf("the server refuses this node: %s", why)
+	}
+	if ctx.Err() != nil && context.Cause(ctx) == context.DeadlineExceeded {
+		return nil, fmt.Errorf("the server has not signed the node's certificate within %s: its log and kubectl get csr %s there say why", signTimeout, name)
+	}
+	return nil, fmt.Errorf("wait for the node's certificate: %w", err)
+}
+
+// denied is the reason with which the request was denied; empty when it was not, or cannot be read any more.
+func denied(ctx context.Context, client kubernetes.Interface, name string) string {
+	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
+	defer cancel()
+	request, err := client.CertificatesV1().CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return ""
+	}
+	for _, condition := range request.Status.Conditions {
+		if condition.Type == certificatesv1.CertificateDenied || condition.Type == certificatesv1.CertificateFailed {
+			return condition.Message
+		}
+	}
+	return ""
+}

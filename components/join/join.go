@@ -1,0 +1,254 @@
+// Package join makes this machine a node of a cluster whose server runs on another one, and keeps its way to the API.
+//
+//	Find ----> Cluster --Join--> Connection --Run--> (component "connection")
+//
+// Find takes the cluster from what an earlier join has stored, or finds it with a token (discover.go): the public
+// cluster-info shows the cluster's CA, which has to be the one that the token names. Only then the token goes out, over a
+// connection that the CA vouches for. Find writes nothing. Join asks for the node's certificate with a key that stays on
+// this machine (enroll.go) and stores what a later start needs (store.go). A Connection has the client configurations
+// of this process (transport.go, balancer.go), renews the certificate, and watches which servers there are.
+//
+// The package does not decide whose certificate is signed (components/approver does, on the server), knows nothing of
+// the kubelet, whose serving certificate is the kubelet's own affair, and opens no port.
+package join
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilversion "k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/client-go/kubernetes"
+
+	"kubelith.io/kubelith/components/token"
+)
+
+const (
+	// findTimeout bounds what the first join asks the server before it asks for a certificate.
+	findTimeout = 30 * time.Second
+	// refreshTimeout is how long a later start waits for a server that may be away.
+	refreshTimeout = 5 * time.Second
+)
+
+// Options say which cluster to join, and as what.
+type Options struct {
+	// DataDir is the data directory; what is stored is in its directory "agent".
+	DataDir string
+	// Server is https://HOST:PORT.
+	Server string
+	// Token is needed by a machine that has not joined, or whose certificate has expired; else it may be empty.
+	Token string
+	// NodeName is the name under which the machine joins.
+	NodeName string
+	// Version of Kubernetes in this program, for example v1.37.1.
+	Version string
+	// Settings is the ConfigMap with the cluster's settings, which this package stores and hands on.
+	Settings ConfigMapKey
+	// Log receives what a user should know of.
+	Log logrus.FieldLogger
+}
+
+// ConfigMapKey is a key of a ConfigMap.
+type ConfigMapKey struct{ Namespace, Name, Key string }
+
+// Cluster is one that this machine is a node of, or may become one.
+type Cluster struct {
+	opts     Options
+	store    store
+	token    *token.Token // nil when this machine has a certificate that is valid
+	settings []byte
+	way      *transport
+}
+
+// IsAgent tells whether the data directory is that of an agent that has joined.
+func IsAgent(dataDir string) bool { return store{dataDir}.exists(store{dataDir}.clientCert()) }
+
+// PKI is the directory of the certificates in a data directory: that of the cluster's CA, and the node's own.
+func PKI(dataDir string) string { return store{dataDir}.pki() }
+
+// CACert is the path of the certificate of the cluster's CA, which exists after Join.
+func CACert(dataDir string) string { return store{dataDir}.ca() }
+
+// Find returns the cluster. It writes nothing. Its errors, in one line, say what to do.
+func Find(ctx context.Context, o Options) (*Cluster, error) {
+	c := &Cluster{opts: o, store: store{o.DataDir}}
+	if c.store.exists(filepath.Join(o.DataDir, "server", "db")) {
+		return nil, fmt.Errorf("%s has a server's data: an agent needs a directory of its own, give another --data-dir", o.DataDir)
+	}
+	var given *token.Token
+	if o.Token != "" {
+		t, err := token.Parse(o.Token)
+		if err != nil {
+			return nil, err
+		}
+		given = &t
+	}
+	known, err := c.store.load()
+	if err != nil {
+		return nil, err
+	}
+	if known == nil {
+		if given == nil {
+			return nil, errors.New("a token is needed to join: make one with kubelith token create on the server, and give it with --token-file or --token")
+		}
+		return c, c.discover(ctx, given)
+	}
+	if err := c.fits(known, given); err != nil {
+		return nil, err
+	}
+	if now := time.Now(); now.After(known.cert.Leaf.NotAfter) {
+		if given == nil {
+			return nil, fmt.Errorf("the node's certificate has expired at %s (the clock says %s): give a token to join again, made with kubelith token create on the server",
+				stamp(known.cert.Leaf.NotAfter), stamp(now))
+		}
+		return c, c.discover(ctx, given)
+	}
+	return c, c.refresh(ctx, known)
+}
+
+// fits checks what is stored against what was asked for.
+func (c *Cluster) fits(known *membership, given *token.Token) error {
+	if given != nil && given.CAHash != token.SPKIHash(known.ca) {
+		return fmt.Errorf("%s belongs to a node of another cluster than the token: run kubelith reset --data first, or give another --data-dir", c.opts.DataDir)
+	}
+	if name := known.cert.Leaf.Subject.CommonName; name != commonName(c.opts.NodeName) {
+		return fmt.Errorf("this machine has joined as %s: give --node-name %[1]s, or run kubelith reset --data to join under another name", nodeNameOf(name))
+	}
+	return nil
+}
+
+// Settings are the cluster's, as its server has published them.
+func (c *Cluster) Settings() []byte { return c.settings }
+
+// discover finds the cluster with a token.
+func (c *Cluster) discover(ctx context.Context, t *token.Token) error {
+	ctx, cancel := context.WithTimeout(ctx, findTimeout)
+	defer cancel()
+	ca, doubt, err := discover(ctx, c.opts.Server, *t)
+	if err != nil {
+		return err
+	}
+	c.token = t
+	c.way = newTransport(newBalancer(host(c.opts.Server), nil, c.opts.Log), ca, nil)
+	client, err := c.bootstrapClient()
+	if err != nil {
+		return err
+	}
+	if err := c.checkVersion(client, doubt); err != nil {
+		return err
+	}
+	c.settings, err = c.readSettings(ctx, client)
+	return err
+}
+
+// bootstrapClient acts as the token.
+func (c *Cluster) bootstrapClient() (kubernetes.Interface, error) {
+	config := restConfig(c.way, "join")
+	config.BearerToken = c.token.Bearer()
+	return kubernetes.NewForConfig(config)
+}
+
+// checkVersion refuses a server that is older than this program: Kubernetes has no kubelet that is newer than the API. It
+// is also the first time that the token is shown, so that the server's log has a line when it is refused; doubt is why.
+func (c *Cluster) checkVersion(client kubernetes.Interface, doubt error) error {
+	server, err := client.Discovery().ServerVersion()
+	if apierrors.IsUnauthorized(err) && doubt != nil {
+		return doubt
+	}
+	if apierrors.IsUnauthorized(err) {
+		return fmt.Errorf("the server refuses the token %s: it has expired just now, or was made without the usage authentication", c.token.ID)
+	}
+	if err != nil {
+		return fmt.Errorf("ask %s for its version: %w", c.opts.Server, err)
+	}
+	newer, err := newerMinor(c.opts.Version, server.GitVersion)
+	if err != nil {
+		return err
+	}
+	if newer {
+		return fmt.Errorf("this kubelith has Kubernetes %s and the server %s: upgrade the server first, or install the server's version here", c.opts.Version, server.GitVersion)
+	}
+	return nil
+}
+
+// newerMinor tells whether a is of a newer minor version than b.
+func newerMinor(a, b string) (bool, error) {
+	left, err := utilversion.ParseGeneric(a)
+	if err != nil {
+		return false, fmt.Errorf("version of this program: %w", err)
+	}
+	right, err := utilversion.ParseGeneric(b)
+	if err != nil {
+		return false, fmt.Errorf("version of the server: %w", err)
+	}
+	if left.Major() != right.Major() {
+		return left.Major() > right.Major(), nil
+	}
+	return left.Minor() > right.Minor(), nil
+}
+
+func (c *Cluster) readSettings(ctx context.Context, client kubernetes.Interface) ([]byte, error) {
+	at := c.opts.Settings
+	object, err := client.CoreV1().ConfigMaps(at.Namespace).Get(ctx, at.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+		return nil, fmt.Errorf("the server has no settings for agents (ConfigMap %s/%s): wait until it is ready, or upgrade it", at.Namespace, at.Name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the cluster's settings: %w", err)
+	}
+	text, ok := object.Data[at.Key]
+	if !ok {
+		return nil, fmt.Errorf("the server's settings for agents (ConfigMap %s/%s) lack %s: restart the server, which writes them", at.Namespace, at.Name, at.Key)
+	}
+	return []byte(text), nil
+}
+
+// refresh takes the newer settings from the server if it is there, else the stored ones: a node goes on without it.
+func (c *Cluster) refresh(ctx context.Context, known *membership) error {
+	c.settings = known.settings
+	c.way = newTransport(newBalancer(host(c.opts.Server), known.servers, c.opts.Log), known.ca, known.cert)
+	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
+	defer cancel()
+	config := restConfig(c.way, "join")
+	config.Timeout = refreshTimeout
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	settings, err := c.readSettings(ctx, client)
+	var foreign *tls.CertificateVerificationError
+	var unknown x509.UnknownAuthorityError
+	switch {
+	case err == nil:
+		c.settings = settings
+		if server, err := client.Discovery().ServerVersion(); err == nil {
+			if newer, err := newerMinor(c.opts.Version, server.GitVersion); err == nil && newer {
+				c.opts.Log.Warnf("this kubelith has Kubernetes %s and the server %s: upgrade the server", c.opts.Version, server.GitVersion)
+			}
+		}
+	case errors.As(err, &foreign) && errors.As(err, &unknown):
+		return fmt.Errorf("the server %s is not of the cluster that this machine has joined: give that one's --server, or run kubelith reset --data to join another cluster", c.opts.Server)
+	default:
+		c.opts.Log.Warnf("the server does not answer, the node goes on with what it knows: %v", err)
+	}
+	return nil
+}
+
+// host is the HOST:PORT of a server's URL, whose form the configuration has checked.
+func host(server string) string {
+	u, err := url.Parse(server)
+	if err != nil {
+		return server
+	}
+	return u.Host
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

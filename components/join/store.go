@@ -1,0 +1,197 @@
+package join
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/certificate"
+	"k8s.io/klog/v2"
+
+	"kubelith.io/kubelith/components/pki"
+)
+
+// store is what an agent keeps in its data directory:
+//
+//	agent/identity.key             key by which the server knows this machine again
+//	agent/cluster.json             the cluster's settings
+//	agent/servers.json             addresses of the servers
+//	agent/pki/cluster-ca.crt       the cluster's CA
+//	agent/pki/client-current.pem   the node's certificate and its key; written last: with it the machine has joined
+type store struct{ dataDir string }
+
+func (s store) path(elements ...string) string {
+	return filepath.Join(append([]string{s.dataDir, "agent"}, elements...)...)
+}
+
+func (s store) identity() string   { return s.path("identity.key") }
+func (s store) settings() string   { return s.path("cluster.json") }
+func (s store) servers() string    { return s.path("servers.json") }
+func (s store) pki() string        { return s.path("pki") }
+func (s store) ca() string         { return s.path("pki", "cluster-ca.crt") }
+func (s store) clientCert() string { return s.path("pki", "client-current.pem") }
+
+func (s store) exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// membership is what an earlier join has stored.
+type membership struct {
+	ca       *x509.Certificate
+	cert     *tls.Certificate // perhaps expired
+	settings []byte
+	servers  []string
+}
+
+// load returns nil when this machine has not joined.
+func (s store) load() (*membership, error) {
+	if !s.exists(s.clientCert()) {
+		return nil, nil
+	}
+	m := &membership{}
+	damaged := func(err error) error {
+		return fmt.Errorf("what an earlier join has stored is damaged (%w): restore %s, or run kubelith reset --data and join again", err, s.path())
+	}
+	pair, err := tls.LoadX509KeyPair(s.clientCert(), s.clientCert())
+	if err != nil {
+		return nil, damaged(err)
+	}
+	if pair.Leaf == nil { // with GODEBUG=x509keypairleaf=0
+		if pair.Leaf, err = x509.ParseCertificate(pair.Certificate[0]); err != nil {
+			return nil, damaged(err)
+		}
+	}
+	m.cert = &pair
+	cas, err := cert.CertsFromFile(s.ca())
+	if err != nil {
+		return nil, damaged(err)
+	}
+	m.ca = cas[0]
+	if m.settings, err = os.ReadFile(s.settings()); err != nil {
+		return nil, damaged(err)
+	}
+	// Without the others there is still --server.
+	if text, err := os.ReadFile(s.servers()); err == nil {
+		_ = json.Unmarshal(text, &m.servers)
+	}
+	return m, nil
+}
+
+// membershipPEM is what a join has got.
+type membershipPEM struct {
+	ca        *x509.Certificate
+	settings  []byte
+	cert, key []byte
+}
+
+// save stores it, the certificate last, and returns the certificate.
+func (s store) save(made *journal, m membershipPEM) (*tls.Certificate, error) {
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: m.ca.Raw})
+	for _, file := range []struct {
+		path string
+		data []byte
+	}{{s.ca(), ca}, {s.settings(), m.settings}} {
+		if err := made.write(file.path, file.data); err != nil {
+			return nil, err
+		}
+	}
+	joined := s.exists(s.clientCert())
+	files, err := s.certificates(func(*tls.Certificate) {})
+	if err != nil {
+		return nil, err
+	}
+	c, err := files.Update(m.cert, m.key)
+	if err != nil && !joined {
+		half, _ := filepath.Glob(s.path("pki", "client-*")) // the pattern is valid
+		for _, path := range half {
+			os.Remove(path)
+		}
+	}
+	return c, err
+}
+
+// replace writes a file of a node that has joined unless it has that content.
+func (s store) replace(path string, data []byte) error {
+	if old, err := os.ReadFile(path); err == nil && string(old) == string(data) {
+		return nil
+	}
+	return pki.WriteFile(path, data)
+}
+
+// certificates are upstream's files, a link "current" to one with a date in its name. Each new one is given to use.
+func (s store) certificates(use func(*tls.Certificate)) (certificate.Store, error) {
+	files, err := certificate.NewFileStoreWithLogger(klog.Background().V(3), "client", s.pki(), s.pki(), "", "")
+	if err != nil {
+		return nil, fmt.Errorf("the node's certificate: %w", err)
+	}
+	return certificateStore{files, use}, nil
+}
+
+// certificateStore tells of every new certificate, and removes the old ones, which upstream leaves behind.
+type certificateStore struct {
+	certificate.FileStore
+	use func(*tls.Certificate)
+}
+
+// Update implements certificate.Store.
+func (s certificateStore) Update(certPEM, keyPEM []byte) (*tls.Certificate, error) {
+	c, err := s.FileStore.Update(certPEM, keyPEM)
+	if err != nil {
+		return nil, err
+	}
+	s.use(c)
+	if current, err := filepath.EvalSymlinks(s.CurrentPath()); err == nil {
+		old, _ := filepath.Glob(filepath.Join(filepath.Dir(s.CurrentPath()), "client-2*.pem")) // the pattern is valid
+		for _, path := range old {
+			if filepath.Base(path) != filepath.Base(current) {
+				os.Remove(path)
+			}
+		}
+	}
+	return c, nil
+}
+
+// journal notes what was made, so that it can be undone.
+type journal struct{ paths []string }
+
+// write makes or replaces a file, and the directories above it.
+func (j *journal) write(path string, data []byte) error {
+	if err := j.mkdir(filepath.Dir(path)); err != nil {
+		return err
+	}
+	_, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		j.paths = append(j.paths, path)
+	}
+	return pki.WriteFile(path, data)
+}
+
+func (j *journal) mkdir(dir string) error {
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := j.mkdir(filepath.Dir(dir)); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return fmt.Errorf("make the agent's directory: %w", err)
+	}
+	j.paths = append(j.paths, dir)
+	return nil
+}
+
+// undo removes what was made, the last first; directories that have something else in them stay.
+func (j *journal) undo() {
+	for _, path := range slices.Backward(j.paths) {
+		os.Remove(path)
+	}
+}

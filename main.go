@@ -58,6 +58,7 @@ func app() *cli.App {
 		HideHelpCommand: true,
 		Commands: []*cli.Command{
 			serverCommand(),
+			agentCommand(),
 			kubectlCommand(),
 			ctrCommand(),
 			checkCommand(),

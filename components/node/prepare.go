@@ -19,6 +19,7 @@ import (
 	"kubelith.io/kubelith/components/datadir"
 	"kubelith.io/kubelith/components/dns"
 	"kubelith.io/kubelith/components/host"
+	"kubelith.io/kubelith/components/join"
 	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/components/pki"
 	"kubelith.io/kubelith/runtime/payload"
@@ -63,6 +64,9 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 	}
 	if os.Geteuid() != 0 {
 		return nil, errors.New("kubelith server needs root: run it with sudo")
+	}
+	if join.IsAgent(cfg.DataDir) {
+		return nil, fmt.Errorf("%s is the data directory of an agent: start it with kubelith agent, or give a server another --data-dir", cfg.DataDir)
 	}
 	if h.dir, err = datadir.Open(cfg.DataDir, release); err != nil {
 		return nil, err

@@ -130,7 +130,7 @@ type worker struct {
 
 	// Clients: the first acts as the node.
 	node, proxy, dns *rest.Config
-	// disconnect ends the connections to the API when the kubelet gets no answer; nil where there are none.
+	// disconnect ends connections to the API that are dead; nil where there are none.
 	disconnect func()
 
 	// The kubelet's: who may call it, and its certificate; without one it asks the server.

@@ -1,0 +1,242 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/component-base/version"
+
+	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/components/datadir"
+	"kubelith.io/kubelith/components/dns"
+	"kubelith.io/kubelith/components/host"
+	"kubelith.io/kubelith/components/join"
+	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/components/logging"
+)
+
+// ServeAgent runs an agent until ctx is cancelled or a component fails. release is the version of Kubelith, noted in the
+// data directory.
+func ServeAgent(ctx context.Context, cfg *config.Agent, release string, out Output) error {
+	p, err := newProcess(ctx, &cfg.Node, out)
+	if err != nil {
+		return err
+	}
+	m, err := prepareAgent(ctx, cfg, release, logging.Component(p.log, "join"))
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	components, err := m.build(cfg, p.log)
+	if err != nil {
+		return err
+	}
+	goal := goal{role: config.RoleAgent, needed: withoutServer(components), reached: "the node " + cfg.NodeName + " of " + cfg.Server}
+	return p.run(ctx, m.machine, components, goal, func(context.Context) {})
+}
+
+// withoutServer are the components that get ready while the server is away. With them an agent has started: its pods run,
+// and a service manager must not take it for one that hangs.
+func withoutServer(components []lifecycle.Component) []string {
+	return slices.DeleteFunc(names(components), func(name string) bool {
+		return !slices.Contains([]string{"connection", "containerd", "kubelet"}, name)
+	})
+}
+
+// agent is what an agent found or made before any component.
+type agent struct {
+	*machine
+	cluster    *config.ClusterInfo
+	connection *join.Connection // nil in a plan
+}
+
+// prepareAgent joins the cluster, at the first start, and does everything else that has to be right before a component is
+// built. Nothing is written before the cluster is found, and a join that fails leaves nothing.
+func prepareAgent(ctx context.Context, cfg *config.Agent, release string, log logrus.FieldLogger) (_ *agent, err error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("kubelith agent needs root: run it with sudo")
+	}
+	found, err := find(ctx, cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	m, planned, err := planAgent(cfg, found)
+	if err != nil {
+		return nil, err
+	}
+	var undo []func()
+	defer func() {
+		if err != nil {
+			for _, step := range slices.Backward(undo) {
+				step()
+			}
+		}
+	}()
+	if !join.IsAgent(cfg.DataDir) {
+		undo = append(undo, forget(cfg.DataDir))
+	}
+	if m.dir, err = datadir.Open(cfg.DataDir, release); err != nil {
+		return nil, err
+	}
+	undo = append(undo, func() { m.dir.Close() })
+	m.checks = settledPreflight(ctx, agentCheckOptions(cfg, m.cluster, planned))
+	if err := host.Failures(m.checks); err != nil {
+		return nil, err
+	}
+	if m.connection, err = found.Join(ctx); err != nil {
+		return nil, err
+	}
+	m.connection.OnChange(restartFor)
+	undo = nil // it has joined: what is there now is what the next start expects
+	if err := errors.Join(m.hold(&cfg.Node), m.unpack(&cfg.Node)); err != nil {
+		m.dir.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// find finds the cluster, and with it the node's addresses when they were not given.
+func find(ctx context.Context, cfg *config.Agent, log logrus.FieldLogger) (*join.Cluster, error) {
+	token := cfg.Token
+	if cfg.TokenFile != "" {
+		text, err := os.ReadFile(cfg.TokenFile)
+		switch {
+		case err == nil:
+			token = string(bytes.TrimSpace(text))
+		case !errors.Is(err, fs.ErrNotExist) || !join.IsAgent(cfg.DataDir): // who has joined needs none
+			return nil, fmt.Errorf("read the token: %w: correct --token-file", err)
+		}
+	}
+	return join.Find(ctx, join.Options{
+		DataDir:  cfg.DataDir,
+		Server:   cfg.Server,
+		Token:    token,
+		NodeName: cfg.NodeName,
+		Version:  version.Get().GitVersion,
+		Settings: join.ConfigMapKey{Namespace: config.ClusterInfoNamespace, Name: config.ClusterInfoName, Key: config.ClusterInfoKey},
+		Log:      log,
+	})
+}
+
+// planAgent checks the settings of the agent against the cluster's, and builds the components once, which checks their
+// arguments and tells their ports.
+func planAgent(cfg *config.Agent, found *join.Cluster) (*agent, []lifecycle.Component, error) {
+	cluster, err := config.ParseClusterInfo(found.Settings())
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(cfg.NodeIP) == 0 {
+		if cfg.NodeIP, err = config.DetectNodeIPs(cluster.ClusterCIDR); err != nil {
+			return nil, nil, err
+		}
+	}
+	if err := cfg.ValidateIn(cluster); err != nil {
+		return nil, nil, err
+	}
+	rest, err := setGates(cfg.KubeletArgs, cfg.ProxyArgs)
+	if err != nil {
+		return nil, nil, err
+	}
+	m := &agent{cluster: cluster, machine: &machine{resolvConf: dns.HostResolvConf(), args: upstreamArgs{kubelet: rest[0], proxy: rest[1]}}}
+	planned, err := m.build(cfg, silent())
+	return m, planned, err
+}
+
+// build builds all components of an agent. It touches nothing on the host.
+func (m *agent) build(cfg *config.Agent, log *logrus.Logger) ([]lifecycle.Component, error) {
+	b := builder{api: "connection"}
+	w := worker{cfg: &cfg.Node, role: config.RoleAgent, cluster: m.cluster, clientCA: join.CACert(cfg.DataDir)}
+	w.node, w.proxy, w.dns = join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig()
+	if m.connection != nil {
+		b.add(m.connection, nil)
+		w.node, w.proxy, w.dns = m.connection.Config("kubelet"), m.connection.Config("proxy"), m.connection.Config("dns")
+		w.disconnect = m.connection.Disconnect
+	}
+	w.add(&b, m.machine, log)
+	// The kubelet of a server waits for its controller-manager.
+	return b.enabled(append(slices.Clone(cfg.Disable), "controller-manager"))
+}
+
+// agentCheckOptions say what the components of an agent need of this host.
+func agentCheckOptions(cfg *config.Agent, cluster *config.ClusterInfo, components []lifecycle.Component) host.CheckOptions {
+	opts := nodeCheckOptions(&cfg.Node, cluster, join.PKI(cfg.DataDir))
+	opts.Ports = nodePorts(components)
+	return opts
+}
+
+// restartFor names what an agent takes from its cluster at its start only.
+func restartFor(old, current []byte) string {
+	before, err := config.ParseClusterInfo(old)
+	if err != nil {
+		return ""
+	}
+	after, err := config.ParseClusterInfo(current)
+	if err != nil {
+		return ""
+	}
+	for _, c := range []struct {
+		what     string
+		old, new []string
+	}{
+		{"the network", []string{before.Network}, []string{after.Network}},
+		{"the pods' networks", before.ClusterCIDR, after.ClusterCIDR},
+		{"the Services' networks", before.ServiceCIDR, after.ServiceCIDR},
+		{"the DNS domain", []string{before.ClusterDomain}, []string{after.ClusterDomain}},
+		{"the DNS address", before.ClusterDNS, after.ClusterDNS},
+	} {
+		if !slices.Equal(c.old, c.new) {
+			return fmt.Sprintf("%s of the cluster changed from %v to %v", c.what, c.old, c.new)
+		}
+	}
+	return ""
+}
+
+// forget returns what removes the traces of a first start that was refused: the files of datadir, and the directories that
+// are not there now.
+func forget(dir string) func() {
+	var missing []string // the innermost first
+	for d := dir; ; d = filepath.Dir(d) {
+		if _, err := os.Lstat(d); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		missing = append(missing, d)
+	}
+	if len(missing) == 0 {
+		if _, err := os.Lstat(filepath.Join(dir, "version")); err == nil {
+			return func() {} // somebody has used it before
+		}
+	}
+	return func() {
+		for _, name := range []string{"version", "lock"} {
+			os.Remove(filepath.Join(dir, name))
+		}
+		for _, d := range missing {
+			os.Remove(d)
+		}
+	}
+}
+
+// PreflightAgent checks the upstream arguments, this host and, with a token or after a join, the way to the cluster. It
+// writes nothing.
+func PreflightAgent(ctx context.Context, cfg *config.Agent) []host.Result {
+	const check = "cluster"
+	found, err := find(ctx, cfg, silent())
+	if err != nil {
+		return append([]host.Result{{Name: check, Status: host.Fail, Message: err.Error()}},
+			host.Check(ctx, agentCheckOptions(cfg, &config.ClusterInfo{}, nil))...)
+	}
+	m, planned, err := planAgent(cfg, found)
+	results := append([]host.Result{{Name: check, Status: host.OK, Message: "found at " + cfg.Server}}, argumentResults(err)...)
+	cluster := &config.ClusterInfo{}
+	if m != nil {
+		cluster = m.cluster
+	}
+	return append(results, host.Check(ctx, agentCheckOptions(cfg, cluster, planned))...)
+}

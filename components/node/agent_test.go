@@ -1,0 +1,200 @@
+package node
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/components/dns"
+	"kubelith.io/kubelith/components/host"
+	"kubelith.io/kubelith/components/pki"
+)
+
+func plannedAgent(t *testing.T) (*config.Agent, *agent) {
+	t.Helper()
+	cfg := config.DefaultAgent()
+	cfg.DataDir, cfg.RunDir, cfg.KubeletRootDir = filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "run"), filepath.Join(t.TempDir(), "kubelet")
+	cfg.NodeName, cfg.NodeIP, cfg.Server = "two", []string{"192.0.2.2"}, "https://192.0.2.1:6443"
+	return cfg, &agent{cluster: config.Default().ClusterInfo("v1.37.1", "v0"), machine: &machine{resolvConf: dns.HostResolvConf()}}
+}
+
+// An agent runs what runs pods, listens where a server's node does, needs nothing that is not there, and makes nothing
+// before it runs.
+func TestAgentComponents(t *testing.T) {
+	cfg, m := plannedAgent(t)
+	components, err := m.build(cfg, silent())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, onServer, err := plan(planned(t, func(c *config.Server) { c.NodeIP = cfg.NodeIP }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	control := []string{"etcd", "apiserver", "readyz", "controller-manager", "scheduler", "approver", "token", "servicelb", "metrics-server", "manifests"}
+	want := slices.DeleteFunc(names(onServer), func(name string) bool { return slices.Contains(control, name) })
+	if got := names(components); !slices.Equal(got, want) {
+		t.Errorf("components %v, want those of a server's node: %v", got, want)
+	}
+	all := append(names(components), "connection") // made by the join
+	for _, c := range components {
+		for _, need := range c.Needs() {
+			if !slices.Contains(all, need) {
+				t.Errorf("%s needs %s, which is not there", c.Name(), need)
+			}
+		}
+	}
+	if got, want := fmt.Sprint(nodePorts(components)), fmt.Sprint(nodePorts(onServer)); got != want || len(nodePorts(components)) == 0 {
+		t.Errorf("ports %s, want %s", got, want)
+	}
+	for _, dir := range []string{cfg.DataDir, cfg.RunDir, cfg.KubeletRootDir} {
+		if _, err := os.Stat(dir); err == nil {
+			t.Errorf("%s was made", dir)
+		}
+	}
+}
+
+// What waits for the server is not waited for at the start.
+func TestWithoutServer(t *testing.T) {
+	cfg, m := plannedAgent(t)
+	components, err := m.build(cfg, silent())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := withoutServer(components); !slices.Equal(got, []string{"containerd", "kubelet"}) {
+		t.Errorf("got %v", got)
+	}
+}
+
+// Only what an agent takes at its start makes it start again.
+func TestRestartFor(t *testing.T) {
+	text := func(change func(*config.ClusterInfo)) []byte {
+		info := config.Default().ClusterInfo("v1.37.1", "v0.1.0")
+		info.Network = "vxlan"
+		change(info)
+		data, err := json.Marshal(info)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	old := text(func(*config.ClusterInfo) {})
+	for want, change := range map[string]func(*config.ClusterInfo){
+		"": func(c *config.ClusterInfo) { c.KubernetesVersion, c.KubelithVersion = "v1.38.0", "v0.2.0" },
+		"the network of the cluster changed from [vxlan] to [host-gw]":                   func(c *config.ClusterInfo) { c.Network = "host-gw" },
+		"the pods' networks of the cluster changed from [10.42.0.0/16] to [10.9.0.0/16]": func(c *config.ClusterInfo) { c.ClusterCIDR = []string{"10.9.0.0/16"} },
+		"the DNS address of the cluster changed from [10.43.0.10] to [10.43.0.11]":       func(c *config.ClusterInfo) { c.ClusterDNS = []string{"10.43.0.11"} },
+	} {
+		if got := restartFor(old, text(change)); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	if got := restartFor(old, []byte("{}")); got != "" {
+		t.Errorf("settings that cannot be read: %q", got)
+	}
+}
+
+// A first start that is refused leaves nothing; a directory that was there stays, and so does one that was used before.
+func TestForget(t *testing.T) {
+	base := t.TempDir()
+	write := func(elements ...string) {
+		t.Helper()
+		path := filepath.Join(append([]string{base}, elements...)...)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		before, after []string // files in the directory
+		left          []string // in base
+	}{
+		"new":          {nil, []string{"lock", "version"}, nil},
+		"empty":        {[]string{"agent/images/a.tar"}, []string{"lock", "version"}, []string{"empty", "empty/d", "empty/d/agent", "empty/d/agent/images", "empty/d/agent/images/a.tar"}},
+		"used":         {[]string{"version"}, []string{"lock", "version"}, []string{"used", "used/d", "used/d/lock", "used/d/version"}},
+		"not our file": {nil, []string{"lock", "other"}, []string{"not our file", "not our file/d", "not our file/d/other"}},
+	} {
+		for _, f := range c.before {
+			write(name, "d", f)
+		}
+		undo := forget(filepath.Join(base, name, "d"))
+		for _, f := range c.after {
+			write(name, "d", f)
+		}
+		undo()
+		var left []string
+		err := filepath.WalkDir(base, func(path string, _ fs.DirEntry, err error) error {
+			if rel, _ := filepath.Rel(base, path); rel != "." {
+				left = append(left, rel)
+			}
+			return err
+		})
+		if err != nil || !slices.Equal(left, c.left) {
+			t.Errorf("%s: left %q (%v), want %q", name, left, err, c.left)
+		}
+		if err := os.RemoveAll(filepath.Join(base, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The token may be in a file, which a node that has joined does not need any more.
+func TestTokenFile(t *testing.T) {
+	cfg, _ := plannedAgent(t)
+	cfg.TokenFile = filepath.Join(t.TempDir(), "token")
+	if _, err := find(t.Context(), cfg, silent()); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "correct --token-file") {
+		t.Errorf("no file: error %v", err)
+	}
+	if err := os.WriteFile(cfg.TokenFile, []byte("kl1_x\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := find(t.Context(), cfg, silent()); err == nil || strings.Contains(err.Error(), "token-file") {
+		t.Errorf("error %v, want that of the token", err)
+	}
+}
+
+// check tells that the cluster cannot be joined, in one line, and still looks at the host.
+func TestPreflightAgent(t *testing.T) {
+	cfg, _ := plannedAgent(t)
+	results := PreflightAgent(t.Context(), cfg)
+	if first := results[0]; first.Name != "cluster" || first.Status != host.Fail || !strings.Contains(first.Message, "a token is needed") {
+		t.Errorf("first result %v", first)
+	}
+	if len(results) < 2 {
+		t.Error("the host was not looked at")
+	}
+	if _, err := os.Stat(cfg.DataDir); err == nil {
+		t.Error("the data directory was made")
+	}
+}
+
+// The CA of the cluster is one that the clock can be compared with.
+func TestAgentNotBefore(t *testing.T) {
+	cfg, m := plannedAgent(t)
+	bundle, err := pki.Ensure(pki.Options{Dir: filepath.Join(t.TempDir(), "tls"), NodeName: "n", ClusterDomain: "cluster.local"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := os.ReadFile(bundle.ClusterCA.Cert)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := filepath.Join(cfg.DataDir, "agent", "pki", "cluster-ca.crt")
+	if err := os.MkdirAll(filepath.Dir(stored), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(stored, ca, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if opts := agentCheckOptions(cfg, m.cluster, nil); opts.NotBeforeOf != stored+" is valid from" {
+		t.Errorf("compared with what %s", opts.NotBeforeOf)
+	}
+}

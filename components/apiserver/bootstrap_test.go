@@ -40,6 +40,10 @@ func TestBootstrapObjects(t *testing.T) {
 			_, err := cs.RbacV1().RoleBindings("kube-system").Get(ctx, client.DNS, metav1.GetOptions{})
 			return err
 		},
+		"the binding of the manifests": func() error {
+			_, err := cs.RbacV1().ClusterRoleBindings().Get(ctx, client.Manifests, metav1.GetOptions{})
+			return err
+		},
 		"the critical priority": func() error {
 			_, err := cs.SchedulingV1().PriorityClasses().Get(ctx, "system-node-critical", metav1.GetOptions{})
 			return err

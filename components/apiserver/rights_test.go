@@ -57,6 +57,7 @@ func TestInMemoryIdentities(t *testing.T) {
 		{c.Config(client.ControllerManager), "system:kube-controller-manager", nil},
 		{c.Config(client.Proxy), "system:kube-proxy", nil},
 		{c.Config(client.DNS), "system:kubelith:dns", nil},
+		{c.Config(client.Manifests), "system:kubelith:manifests", nil},
 		{c.NodeConfig("a"), "system:node:a", []string{user.NodesGroup}},
 		{c.ServiceAccountConfig("kube-system", "job-controller"), "system:serviceaccount:kube-system:job-controller", []string{"system:serviceaccounts", "system:serviceaccounts:kube-system"}},
 	} {

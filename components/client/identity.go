@@ -30,6 +30,8 @@ const (
 	// Token and Approver let machines join; the apiserver component makes their roles.
 	Token    = "system:kubelith:token"
 	Approver = "system:kubelith:approver"
+	// Manifests is the identity that applies manifests; it may do everything, as a file may hold any object.
+	Manifests = "system:kubelith:manifests"
 )
 
 // identityKey is the context key of the caller's user.Info.

@@ -120,10 +120,10 @@ func TestDisable(t *testing.T) {
 		return all
 	}
 	all := names()
-	if want := []string{"etcd", "apiserver", "readyz", "controller-manager", "scheduler", "token", "approver", "containerd", "images", "cni", "network", "kubelet", "proxy", "dns"}; !slices.Equal(all, want) {
+	if want := []string{"etcd", "apiserver", "readyz", "controller-manager", "scheduler", "token", "approver", "containerd", "images", "cni", "network", "kubelet", "proxy", "dns", "manifests"}; !slices.Equal(all, want) {
 		t.Fatalf("components: %v, want %v", all, want)
 	}
-	optional := []string{"containerd", "controller-manager", "dns", "kubelet", "network", "proxy", "scheduler"}
+	optional := []string{"containerd", "controller-manager", "dns", "kubelet", "manifests", "network", "proxy", "scheduler"}
 	for subset := range 1 << len(optional) {
 		var disabled []string
 		for i, name := range optional {

@@ -19,10 +19,12 @@ import (
 	"kubelith.io/kubelith/components/kubelet"
 	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/components/logging"
+	"kubelith.io/kubelith/components/manifests"
 	"kubelith.io/kubelith/components/network"
 	"kubelith.io/kubelith/components/pki"
 	"kubelith.io/kubelith/components/proxy"
 	"kubelith.io/kubelith/components/scheduler"
+	embedded "kubelith.io/kubelith/manifests"
 	"kubelith.io/kubelith/runtime/cgroups"
 	"kubelith.io/kubelith/runtime/cni"
 	"kubelith.io/kubelith/runtime/containerd"
@@ -119,6 +121,14 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		serving:  machine.pki.KubeletServer,
 		publish:  api.Informers,
 	}.add(&b, machine, log)
+
+	b.add(manifests.New(manifests.Options{
+		Client:   inProcess.Config(client.Manifests),
+		Dir:      filepath.Join(cfg.DataDir, "server", "manifests"),
+		Embedded: embedded.Cluster(),
+		Log:      logFor("manifests"),
+	}))
+
 	return b.enabled(cfg.Disable)
 }
 

@@ -16,7 +16,7 @@ func TestDisable(t *testing.T) {
 	t.Parallel()
 	for _, disabled := range [][]string{
 		{"controller-manager", "network", "proxy"},
-		{"scheduler", "dns"},
+		{"scheduler", "dns", "manifests"},
 		{"controller-manager", "scheduler", "kubelet", "containerd", "proxy", "dns"},
 	} {
 		t.Run(strings.Join(disabled, ","), func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestDisable(t *testing.T) {
 				}
 			}
 			s.Stop(t)
-			for _, c := range []string{"etcd", "apiserver", "controller-manager", "scheduler", "containerd", "images", "cni", "network", "kubelet", "proxy", "dns"} {
+			for _, c := range []string{"etcd", "apiserver", "controller-manager", "scheduler", "containerd", "images", "cni", "network", "kubelet", "proxy", "dns", "manifests"} {
 				if ran := strings.Contains(s.Logs(), "component="+c+" stopped"); ran == off[c] {
 					t.Errorf("%s ran: %t", c, ran)
 				}
@@ -95,6 +95,7 @@ func signsOfWork(t *testing.T, s *harness.Server) map[string]func() error {
 		"kubelet":            says("get", "nodes", "-o=name"),
 		"proxy":              listens("10256"),
 		"dns":                listens("10053"),
+		"manifests":          says("get", "configmaps", "-n=kube-system", "-l=applyset.kubernetes.io/id", "-o=name"),
 		"containerd": func() error {
 			if res := s.TryExec(t, s.BinaryPath(), "ctr", "version"); res.Code != 0 {
 				return fmt.Errorf("%s", res.Stderr)

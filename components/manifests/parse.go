@@ -1,0 +1,183 @@
+package manifests
+
+import (
+	"errors"
+	"io"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/json"
+	sigsyaml "sigs.k8s.io/yaml"
+)
+
+// document is one object of a file.
+type document struct {
+	object *unstructured.Unstructured
+	node   *yaml.Node // the same, with the lines of its fields
+	line   int        // where it begins
+}
+
+// key identifies an object. The namespace of one that names none is that in which it would be made; objects of the
+// cluster have it as well, as there is no object of the same kind in a namespace then.
+type key struct {
+	schema.GroupKind
+	namespace, name string
+}
+
+func keyOf(object *unstructured.Unstructured) key {
+	return key{object.GroupVersionKind().GroupKind(), namespaceOf(object), object.GetName()}
+}
+
+// namespaceOf is the namespace of an object, if its kind has any.
+func namespaceOf(object *unstructured.Unstructured) string {
+	if ns := object.GetNamespace(); ns != "" {
+		return ns
+	}
+	return metav1.NamespaceDefault // as kubectl without a context that says otherwise
+}
+
+// describe names an object for a person.
+func describe(object *unstructured.Unstructured) string {
+	if ns := object.GetNamespace(); ns != "" {
+		return object.GetKind() + " " + ns + "/" + object.GetName()
+	}
+	return object.GetKind() + " " + object.GetName()
+}
+
+// parse reads all objects of a file. Lines are those of the file. A file with a mistake has no objects: what is
+// missing of it must not be taken for removed.
+func parse(content []byte) ([]document, *fault) {
+	var all []document
+	line := 1
+	for _, text := range split(string(content)) {
+		// The empty lines make the parsers count as if they had the whole file.
+		documents, wrong := parseOne(strings.Repeat("\n", line-1) + text)
+		if wrong != nil {
+			wrong.line = max(wrong.line, line) // not every error of a parser has one
+			return nil, wrong
+		}
+		all = append(all, documents...)
+		line += strings.Count(text, "\n")
+	}
+	if len(all) == 0 {
+		return nil, &fault{text: "has no object: delete the file if its objects are to go"}
+	}
+	return all, nil
+}
+
+// split cuts a file in front of each line that begins a document.
+func split(content string) []string {
+	var texts []string
+	var text strings.Builder
+	for line := range strings.Lines(content) {
+		if separator.MatchString(line) && text.Len() > 0 {
+			texts = append(texts, text.String())
+			text.Reset()
+		}
+		text.WriteString(line)
+	}
+	return append(texts, text.String())
+}
+
+// separator is the line that begins a document; nothing else in YAML may look like it, not even a line of a text.
+var separator = regexp.MustCompile(`^---(\s|$)`)
+
+// parseOne reads a text of at most one document, which may be a list of objects.
+func parseOne(text string) ([]document, *fault) {
+	var root, next yaml.Node
+	decoder := yaml.NewDecoder(strings.NewReader(text))
+	err := decoder.Decode(&root)
+	if errors.Is(err, io.EOF) || err == nil && root.Content[0].Tag == "!!null" {
+		return nil, nil // comments at most
+	}
+	if err != nil {
+		return nil, syntax(err)
+	}
+	// What comes after the end of a document ("...") would be left out silently.
+	if err := decoder.Decode(&next); err != nil && !errors.Is(err, io.EOF) {
+		return nil, syntax(err)
+	}
+	top := root.Content[0]
+	if top.Kind != yaml.MappingNode {
+		return nil, &fault{top.Line, "not an object: it must have apiVersion, kind and metadata"}
+	}
+	// The values are read as kubectl reads them, which is YAML 1.1. Strict: no key may be there twice.
+	data, err := sigsyaml.YAMLToJSONStrict([]byte(text))
+	if err != nil {
+		return nil, syntax(err)
+	}
+	object := &unstructured.Unstructured{}
+	if err := json.Unmarshal(data, &object.Object); err != nil {
+		return nil, &fault{top.Line, "not an object: " + oneLine(err.Error())}
+	}
+	return objects(object, top)
+}
+
+// objects returns the document, or the items of a list.
+func objects(object *unstructured.Unstructured, node *yaml.Node) ([]document, *fault) {
+	if !object.IsList() {
+		d := document{object, node, node.Line}
+		return []document{d}, d.check()
+	}
+	var all []document
+	nodes := value(node, "items").Content
+	items, _ := object.Object["items"].([]any)
+	for i, item := range items {
+		content, ok := item.(map[string]any)
+		if !ok {
+			return nil, &fault{nodes[i].Line, "an item of the list is not an object"}
+		}
+		d := document{&unstructured.Unstructured{Object: content}, resolve(nodes[i]), nodes[i].Line}
+		if wrong := d.check(); wrong != nil {
+			return nil, wrong
+		}
+		all = append(all, d)
+	}
+	return all, nil
+}
+
+// check tells what an object lacks that every object needs.
+func (d document) check() *fault {
+	for _, field := range [][]string{{"apiVersion"}, {"kind"}, {"metadata", "name"}} {
+		name := strings.Join(field, ".")
+		text, found, err := unstructured.NestedString(d.object.Object, field...)
+		switch {
+		case err != nil:
+			return &fault{lineOf(d.node, name), name + " must be a string"}
+		case !found || text == "":
+			return &fault{lineOf(d.node, name), name + " is missing"}
+		}
+	}
+	if _, err := schema.ParseGroupVersion(d.object.GetAPIVersion()); err != nil {
+		return &fault{lineOf(d.node, "apiVersion"), "apiVersion must be GROUP/VERSION or v1"}
+	}
+	if _, _, err := unstructured.NestedStringMap(d.object.Object, "metadata", "labels"); err != nil {
+		return &fault{lineOf(d.node, "metadata.labels"), "metadata.labels must be strings: put numbers, true and false in quotes"}
+	}
+	if _, ok := d.object.GetLabels()[partOfLabel]; ok {
+		return &fault{lineOf(d.node, "metadata.labels["+partOfLabel+"]"), "the label " + partOfLabel + " is set by kubelith: remove it"}
+	}
+	return nil
+}
+
+// syntax finds the line in an error of a YAML parser; 0 if there is none.
+func syntax(err error) *fault {
+	text := oneLine(strings.TrimPrefix(err.Error(), "yaml: "))
+	m := regexp.MustCompile(`^(.*?)\bline (\d+): (.*)$`).FindStringSubmatch(text)
+	if m == nil {
+		return &fault{text: "not valid YAML: " + text}
+	}
+	line, _ := strconv.Atoi(m[2])
+	if strings.HasPrefix(m[3], "did not find expected") {
+		line++ // the parser counts from 0, other than the scanner below it and those above
+	}
+	return &fault{line, "not valid YAML: " + m[3]}
+}
+
+// oneLine is a text without line breaks.
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }

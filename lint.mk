@@ -21,8 +21,8 @@ $(STATICCHECK): tools/go.mod tools/go.sum
 
 # shellcheck does not know which variables OpenRC reads (SC2034).
 lint-shell:
-	@sh -n scripts/kubelith.openrc
+	@for f in scripts/*.openrc; do sh -n $$f || exit 1; done
 	@scripts/embed-services.sh --check
 	@if command -v shellcheck >/dev/null; then shellcheck --severity=warning $(shell_files) && \
-		shellcheck --severity=warning --shell=sh --exclude=SC2034 scripts/kubelith.openrc; \
+		shellcheck --severity=warning --shell=sh --exclude=SC2034 scripts/*.openrc; \
 	else echo "lint: shellcheck is not installed (apt-get install shellcheck): scripts are not checked"; fi

@@ -7,7 +7,7 @@ cd "$(dirname "$0")"
 
 generated() {
 	sed '/^#BEGIN /,$d' install.sh
-	for file in kubelith.service kubelith.openrc; do
+	for file in kubelith.service kubelith.openrc kubelith-agent.service kubelith-agent.openrc; do
 		printf '#BEGIN %s\n' "$file"
 		sed 's/^/#|/' "$file"
 		printf '#END %s\n' "$file"

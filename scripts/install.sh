@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs Kubelith on this machine and starts it: the program, a systemd unit or an OpenRC script, and what
-# the program needs of the distribution. Doing it again upgrades; pods keep running meanwhile.
+# Installs Kubelith on this machine and starts it, as a server or as an agent of one: the program, a systemd unit or an
+# OpenRC script, and what the program needs of the distribution. Doing it again upgrades; pods keep running meanwhile.
 #
 # The script needs nothing but itself and the program. The service files come from beside it when they are there and
 # from the copies at its end otherwise; `make lint` compares them.
@@ -10,12 +10,20 @@ set -eu
 usage() {
 	cat <<'USAGE'
 usage: install.sh [--no-start] [BINARY]
+       install.sh --agent [--server URL] [--token-file FILE] [--no-start] [BINARY]
 
 Installs BINARY (default: ./bin/kubelith or ./kubelith, here or beside this script) as
 /usr/local/bin/kubelith with a service that starts at boot, and starts it. Run it as root.
 
-  --no-start  install and enable the service, but do not start or restart it
-  --help      show this text
+  --agent            a node of a cluster whose server is on another machine
+  --server URL       that server, https://HOST:6443
+  --token-file FILE  a token made there with 'kubelith token create'; the machine needs it to join,
+                     and not any more when it has joined
+  --no-start         install and enable the service, but do not start or restart it
+  --help             show this text
+
+Server and token go into /etc/kubelith/config.yaml and /etc/kubelith/token. To upgrade, --agent is enough;
+with --server the agent goes to another address of the server.
 USAGE
 }
 
@@ -27,8 +35,8 @@ die() {
 has() { command -v "$1" >/dev/null 2>&1; }
 
 BIN=/usr/local/bin/kubelith
-UNIT=/etc/systemd/system/kubelith.service
-OPENRC=/etc/init.d/kubelith
+CONFIG=/etc/kubelith/config.yaml
+TOKEN=/etc/kubelith/token
 HERE=$(cd "$(dirname "$0")" && pwd)
 
 find_binary() {
@@ -104,6 +112,31 @@ install_binary() {
 	say "linked /usr/local/bin/kubectl to kubelith"
 }
 
+# is_kind KIND: what the configuration file is for; a missing one is for anything.
+is_kind() { [ ! -f "$CONFIG" ] || grep -Eq "^kind: *[\"']?$1" "$CONFIG"; }
+
+# setting KEY VALUE [OTHER]: in the configuration file, in place of what it has for KEY, and for OTHER.
+setting() {
+	(
+		umask 077
+		{ grep -Ev "^($1${3:+|$3}):" "$CONFIG" || true; } >"$CONFIG.new"
+		printf '%s: %s\n' "$1" "$2" >>"$CONFIG.new"
+	)
+	mv -f "$CONFIG.new" "$CONFIG"
+}
+
+# configure_agent: how to find the cluster. Other settings of the file stay.
+configure_agent() {
+	mkdir -p "$(dirname "$CONFIG")"
+	[ -f "$CONFIG" ] || printf 'apiVersion: kubelith.io/v1alpha1\nkind: AgentConfig\n' >"$CONFIG"
+	[ -z "$SERVER" ] || setting server "$SERVER"
+	if [ -n "$TOKEN_FILE" ]; then
+		(umask 077 && cat "$TOKEN_FILE" >"$TOKEN.new")
+		mv -f "$TOKEN.new" "$TOKEN"
+		setting tokenFile "$TOKEN" token
+	fi
+}
+
 # service_file NAME: from beside this script, or the copy at its end.
 service_file() {
 	if [ -f "$HERE/$1" ]; then
@@ -114,58 +147,88 @@ service_file() {
 }
 
 install_systemd() {
-	service_file kubelith.service >"$UNIT.new"
+	service_file "$NAME.service" >"$UNIT.new"
 	[ -s "$UNIT.new" ] || die "the unit is missing: use install.sh as it was published"
 	mv -f "$UNIT.new" "$UNIT"
 	systemctl daemon-reload
-	systemctl enable --quiet kubelith.service
+	systemctl enable --quiet "$NAME.service"
 	say "installed $UNIT"
 	if [ "$START" = no ]; then
-		say "not started: run 'systemctl start kubelith'"
+		say "not started: run 'systemctl start $NAME'"
 		return
 	fi
-	say "starting kubelith; its log: journalctl -u kubelith"
-	systemctl restart kubelith.service || die "it does not start: see 'journalctl -u kubelith -n 50' and 'kubelith check'"
+	say "starting $NAME; its log: journalctl -u $NAME"
+	systemctl restart "$NAME.service" || die "it does not start: see 'journalctl -u $NAME -n 50'$CHECK"
 }
 
 install_openrc() {
-	service_file kubelith.openrc >"$OPENRC.new"
+	service_file "$NAME.openrc" >"$OPENRC.new"
 	[ -s "$OPENRC.new" ] || die "the service script is missing: use install.sh as it was published"
 	chmod 0755 "$OPENRC.new"
 	mv -f "$OPENRC.new" "$OPENRC"
-	rc-update add kubelith default >/dev/null
+	rc-update add "$NAME" default >/dev/null
 	# Alpine mounts no control groups by itself.
 	if [ -f /etc/init.d/cgroups ]; then
 		rc-update add cgroups boot >/dev/null
 	fi
 	say "installed $OPENRC"
 	if [ "$START" = no ]; then
-		say "not started: run 'rc-service kubelith start'"
+		say "not started: run 'rc-service $NAME start'"
 		return
 	fi
-	say "starting kubelith; its log: /var/log/kubelith.log"
-	rc-service kubelith restart || die "it does not start: see /var/log/kubelith.log and 'kubelith check'"
+	say "starting $NAME; its log: /var/log/$NAME.log"
+	rc-service "$NAME" restart || die "it does not start: see /var/log/$NAME.log$CHECK"
 }
 
+NAME=kubelith
+OTHER=kubelith-agent
+COMMAND=server
+WHERE=''
 START=yes
+SERVER=
+TOKEN_FILE=
 BINARY=
-for arg in "$@"; do
-	case "$arg" in
+CHECK=" and 'kubelith check'"
+while [ $# -gt 0 ]; do
+	case "$1" in
 	--help | -h)
 		usage
 		exit 0
 		;;
 	--no-start) START=no ;;
-	-*) die "unknown option $arg, see --help" ;;
+	--agent) NAME=kubelith-agent OTHER=kubelith COMMAND=agent CHECK='' WHERE=' on the server' ;;
+	--server | --token-file)
+		[ $# -gt 1 ] || die "$1 needs a value, see --help"
+		case "$1" in
+		--server) SERVER=$2 ;;
+		--token-file) TOKEN_FILE=$2 ;;
+		esac
+		shift
+		;;
+	-*) die "unknown option $1, see --help" ;;
 	*)
 		[ -z "$BINARY" ] || die "give one binary, see --help"
-		BINARY=$arg
+		BINARY=$1
 		;;
 	esac
+	shift
 done
+UNIT=/etc/systemd/system/$NAME.service
+OPENRC=/etc/init.d/$NAME
 
 [ "$(id -u)" -eq 0 ] || die "not root: run it with sudo"
 [ "$(uname -s)" = Linux ] || die "Kubelith runs on Linux only"
+for file in "/etc/systemd/system/$OTHER.service" "/etc/init.d/$OTHER"; do
+	[ ! -e "$file" ] || die "this machine has $OTHER ($file): remove it with uninstall.sh first"
+done
+if [ "$NAME" = kubelith ]; then
+	[ -z "$SERVER$TOKEN_FILE" ] || die "--server and --token-file are for agents: add --agent"
+	is_kind ServerConfig || die "$CONFIG is not a server's: remove it, or add --agent"
+else
+	is_kind AgentConfig || die "$CONFIG is not an agent's: remove it, or leave --agent out"
+	[ -n "$SERVER" ] || grep -qs '^server:' "$CONFIG" || die "which server? add --server https://HOST:6443 and --token-file FILE"
+	[ -z "$TOKEN_FILE" ] || [ -s "$TOKEN_FILE" ] || die "no token in $TOKEN_FILE: write there what 'kubelith token create' says on the server"
+fi
 [ -n "$BINARY" ] || BINARY=$(find_binary)
 [ -f "$BINARY" ] || die "no file $BINARY"
 case "$BINARY" in
@@ -185,12 +248,13 @@ fi
 
 install_prerequisites
 install_binary "$BINARY"
+[ "$NAME" = kubelith ] || configure_agent
 case "$INIT" in
 systemd) install_systemd ;;
 openrc) install_openrc ;;
-*) say "neither systemd nor OpenRC runs here: start it by hand with '$BIN server'" ;;
+*) say "neither systemd nor OpenRC runs here: start it by hand with '$BIN $COMMAND'" ;;
 esac
-say "done. As root: kubelith kubectl get nodes"
+say "done. As root$WHERE: kubelith kubectl get nodes"
 exit 0
 
 #BEGIN kubelith.service
@@ -254,3 +318,66 @@ exit 0
 #|	return 0
 #|}
 #END kubelith.openrc
+#BEGIN kubelith-agent.service
+#|[Unit]
+#|Description=Kubelith agent: a node of a Kubernetes cluster in one process
+#|Wants=network-online.target
+#|After=network-online.target
+#|# It is tried again for as long as it takes.
+#|StartLimitIntervalSec=0
+#|
+#|[Service]
+#|Type=notify
+#|ExecStartPre=-/sbin/modprobe -a br_netfilter overlay nf_tables
+#|ExecStart=/usr/local/bin/kubelith agent
+#|# Pods outlive the process: their shims and containers are left alone when it stops.
+#|KillMode=process
+#|# The kubelet and containerd manage control groups of their own below this unit.
+#|Delegate=yes
+#|Restart=always
+#|# A shim that the kernel ends for its memory is one pod's trouble, not the unit's.
+#|OOMPolicy=continue
+#|# A join that is refused is tried again as well: the token may be mended meanwhile.
+#|RestartSec=2
+#|# The first start may wait for the network; readiness is told by the process, and does not wait for the server once the
+#|# machine has joined.
+#|TimeoutStartSec=300
+#|TimeoutStopSec=60
+#|LimitNOFILE=1048576
+#|LimitNPROC=infinity
+#|TasksMax=infinity
+#|OOMScoreAdjust=-999
+#|
+#|[Install]
+#|WantedBy=multi-user.target
+#END kubelith-agent.service
+#BEGIN kubelith-agent.openrc
+#|#!/sbin/openrc-run
+#|# Kubelith agent: a node of a Kubernetes cluster in one process. supervise-daemon ends and restarts the process only; the shims
+#|# and containers of the pods have sessions of their own and stay.
+#|
+#|name="kubelith-agent"
+#|description="Kubelith agent: a node of a Kubernetes cluster in one process"
+#|supervisor="supervise-daemon"
+#|command="/usr/local/bin/kubelith"
+#|command_args="agent"
+#|output_log="/var/log/kubelith-agent.log"
+#|error_log="/var/log/kubelith-agent.log"
+#|respawn_delay=2
+#|respawn_max=0
+#|retry="TERM/60/KILL/5"
+#|rc_ulimit="-n 1048576 -u unlimited -c unlimited"
+#|rc_cgroup_cleanup="no"
+#|
+#|depend() {
+#|	need net
+#|	use dns
+#|	want cgroups
+#|	after firewall
+#|}
+#|
+#|start_pre() {
+#|	modprobe -a br_netfilter overlay nf_tables 2>/dev/null
+#|	return 0
+#|}
+#END kubelith-agent.openrc

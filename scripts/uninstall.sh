@@ -1,5 +1,5 @@
 #!/bin/sh
-# Removes Kubelith from this machine: the service, the pods, the cluster's data, the program and its configuration.
+# Removes Kubelith from this machine, a server or an agent: the service, the pods, the data, the program and its configuration.
 
 set -eu
 
@@ -7,7 +7,7 @@ usage() {
 	cat <<'USAGE'
 usage: uninstall.sh [--yes] [--data-dir DIR] [--run-dir DIR] [--kubelet-root-dir DIR] [--write-kubeconfig FILE]
 
-Stops Kubelith and removes all of it, the data of the cluster included. The directories are those of
+Stops Kubelith and removes all of it, on a server the data of the cluster included. The directories are those of
 /etc/kubelith/config.yaml or the defaults; give those that the server was given as flags. Run it as root.
 
   --yes   do not ask
@@ -23,9 +23,15 @@ die() {
 has() { command -v "$1" >/dev/null 2>&1; }
 
 BIN=/usr/local/bin/kubelith
-UNIT=/etc/systemd/system/kubelith.service
-OPENRC=/etc/init.d/kubelith
+UNITS=/etc/systemd/system
+OPENRC=/etc/init.d
+SERVICES="kubelith kubelith-agent"
 CONFIG=/etc/kubelith
+
+AGENT=no
+for file in "$UNITS/kubelith-agent.service" "$OPENRC/kubelith-agent"; do
+	[ ! -e "$file" ] || AGENT=yes
+done
 
 YES=no
 # Only what was given is handed on: a flag goes before the configuration file, which may name other directories.
@@ -57,7 +63,9 @@ done
 
 [ "$(id -u)" -eq 0 ] || die "not root: run it with sudo"
 if [ "$YES" = no ]; then
-	printf 'This stops all pods and deletes the cluster with its data%s. Continue? [y/N] ' "${DATA_DIR:+ in $DATA_DIR}"
+	what="the cluster with its data"
+	[ "$AGENT" = no ] || what="the data of this node"
+	printf 'This stops all pods and deletes %s%s. Continue? [y/N] ' "$what" "${DATA_DIR:+ in $DATA_DIR}"
 	read -r answer || answer=
 	case "$answer" in
 	y | Y | yes) ;;
@@ -65,15 +73,17 @@ if [ "$YES" = no ]; then
 	esac
 fi
 
-if [ -f "$UNIT" ] && has systemctl; then
-	systemctl disable --now --quiet kubelith.service 2>/dev/null || true
-	say "stopped kubelith.service"
-fi
-if [ -f "$OPENRC" ] && has rc-service; then
-	rc-service --quiet kubelith stop 2>/dev/null || true
-	rc-update --quiet del kubelith default 2>/dev/null || true
-	say "stopped the kubelith service"
-fi
+for name in $SERVICES; do
+	if [ -f "$UNITS/$name.service" ] && has systemctl; then
+		systemctl disable --now --quiet "$name.service" 2>/dev/null || true
+		say "stopped $name.service"
+	fi
+	if [ -f "$OPENRC/$name" ] && has rc-service; then
+		rc-service --quiet "$name" stop 2>/dev/null || true
+		rc-update --quiet del "$name" default 2>/dev/null || true
+		say "stopped the service $name"
+	fi
+done
 
 # Everything after this needs the program: without it nobody would know what belongs to the pods.
 if [ -x "$BIN" ]; then
@@ -84,17 +94,19 @@ elif [ -e "${DATA_DIR:-/var/lib/kubelith}" ] || [ -e "${RUN_DIR:-/run/kubelith}"
 	die "$BIN is missing, so that pods and data cannot be removed: install it and run this again"
 fi
 
-if [ -f "$UNIT" ]; then
-	rm -f "$UNIT"
-	systemctl daemon-reload 2>/dev/null || true
-	systemctl reset-failed kubelith.service 2>/dev/null || true
-	say "removed $UNIT"
-fi
-for file in "$OPENRC" /var/log/kubelith.log; do
-	if [ -f "$file" ]; then
-		rm -f "$file"
-		say "removed $file"
+for name in $SERVICES; do
+	if [ -f "$UNITS/$name.service" ]; then
+		rm -f "$UNITS/$name.service"
+		systemctl daemon-reload 2>/dev/null || true
+		systemctl reset-failed "$name.service" 2>/dev/null || true
+		say "removed $UNITS/$name.service"
 	fi
+	for file in "$OPENRC/$name" "/var/log/$name.log"; do
+		if [ -f "$file" ]; then
+			rm -f "$file"
+			say "removed $file"
+		fi
+	done
 done
 if [ -L /usr/local/bin/kubectl ]; then
 	case "$(readlink /usr/local/bin/kubectl)" in
@@ -113,3 +125,4 @@ if [ -d "$CONFIG" ]; then
 	say "removed $CONFIG"
 fi
 say "Kubelith is removed; kernel settings that it made (net.ipv4.ip_forward, vm.overcommit_memory, kernel.panic) stay until the next boot"
+[ "$AGENT" = no ] || say "The cluster still has the node: on the server, run 'kubelith kubectl delete node $(uname -n)' (or the name that it was given)"

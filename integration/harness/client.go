@@ -22,6 +22,7 @@ func (s *Server) RESTConfig(t testing.TB) *rest.Config {
 }
 
 func (s *Server) restConfig() (*rest.Config, error) {
+	s = s.api()
 	content, err := os.ReadFile(s.Path(AdminKubeconfig))
 	if err != nil {
 		return nil, err
@@ -36,7 +37,7 @@ func (s *Server) restConfig() (*rest.Config, error) {
 }
 
 // URL is the API's address for the test process.
-func (s *Server) URL() string { return "https://" + s.NodeIP + ":6443" }
+func (s *Server) URL() string { return "https://" + s.api().NodeIP + ":6443" }
 
 // Client is a client with the admin's rights.
 func (s *Server) Client(t testing.TB) kubernetes.Interface {

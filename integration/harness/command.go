@@ -43,9 +43,9 @@ func (s *Server) BinaryPath() string { return s.binary }
 // BinaryCommand is kubelith, in the sandbox, to be run by the caller.
 func (s *Server) BinaryCommand(args ...string) *exec.Cmd { return s.Command(s.binary, args...) }
 
-// KubectlCommand is the bundled kubectl, in the sandbox and with the admin kubeconfig, to be run by the caller.
+// KubectlCommand is the bundled kubectl, in the server's sandbox and with the admin kubeconfig, to be run by the caller.
 func (s *Server) KubectlCommand(args ...string) *exec.Cmd {
-	return s.Command(s.binary, append([]string{"kubectl"}, args...)...)
+	return s.api().Command(s.binary, append([]string{"kubectl"}, args...)...)
 }
 
 // Kubectl runs the bundled kubectl and returns its standard output; it fails the test when kubectl fails.

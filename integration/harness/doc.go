@@ -32,6 +32,17 @@
 //	s.Kill9(t)           // containers stay
 //	s.Restart(t)         // Stop, Launch, WaitReady
 //
+// Several nodes on one Ethernet (a bridge kltbN), each in a sandbox of its own:
+//
+//	c := harness.StartCluster(t, harness.ClusterOptions{Agents: 2}) // all Ready
+//	c.Server.Run(t, pod)                   // the API's side; an agent's Client, Kubectl ... are its server's
+//	c.NodeOf(t, pod).Exec(t, "ip", "route") // the node that a pod runs on
+//	c.Agents[0].Isolate(t)                 // pull its cable; Rejoin
+//	heal := harness.Partition(t, c.Agents[0], c.Agents[1])
+//	c.Server.Kill9(t)                      // the server away
+//	a := c.Prepare(t, harness.Options{}, harness.AgentOptions{Token: "kl1_..."}) // not started
+//	res := a.RunBinary(t, a.ServerArgs()...) // a join that must fail
+//
 // Without waiting, or without starting anything:
 //
 //	s := harness.New(t, harness.Options{})                 // sandbox only

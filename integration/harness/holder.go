@@ -2,6 +2,7 @@ package harness
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -24,11 +25,13 @@ type holderSpec struct {
 	Index    int
 	Base     string // directory on the host's disk
 	Resolver string // nameserver of the sandbox's /etc/resolv.conf
+	Bridge   bool   // the host has a bridge that goes with this sandbox
 }
 
 // holderMain is the process that keeps a sandbox's namespaces alive. It mounts, says "ready" on fd 4,
 // and waits for the end of its standard input: the test process closes it when done, and the kernel
-// does when the test process dies. Then it removes the sandbox. fd 3 is the locked state file.
+// does when the test process dies. Then it removes the sandbox. fd 3 is the locked state file, fd 5 the
+// host's network namespace.
 func holderMain() {
 	signal.Ignore(unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
 	status := os.NewFile(4, "status")
@@ -46,7 +49,11 @@ func holderMain() {
 	io.Copy(io.Discard, os.Stdin)
 
 	id := sandboxID{index: spec.Index, base: spec.Base}
-	if err := id.teardown(true); err != nil {
+	err = id.teardown(true)
+	if spec.Bridge {
+		err = errors.Join(err, id.removeBridge(os.NewFile(5, "host")))
+	}
+	if err != nil {
 		fmt.Fprintf(os.Stderr, "harness: remove sandbox %d: %v\n", spec.Index, err)
 		os.Exit(1)
 	}

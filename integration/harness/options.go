@@ -16,6 +16,12 @@ type Options struct {
 	NoTestImage bool
 	// IPv6 gives the veth pair fd00:123:N::1 and fd00:123:N::2 as well.
 	IPv6 bool
+	// Network joins the sandbox to others; nil: to the host alone.
+	Network *Network
+	// NodeName is given with --node-name. Empty: node-INDEX on a Network, else the product's default, the host's name.
+	NodeName string
+	// Agent makes the server an agent of another one.
+	Agent *AgentOptions
 	// Prepare runs when the sandbox exists, before the server starts: write files with s.Path.
 	Prepare func(s *Server) error
 }

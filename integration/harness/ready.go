@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"kubelith.io/kubelith/integration/testimage"
 )
@@ -42,14 +43,11 @@ func (s *Server) ready(timeout time.Duration) error {
 		if _, err := client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx); err != nil {
 			return err
 		}
-		nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		node, err := s.node(ctx, client)
 		if err != nil {
 			return err
 		}
-		if len(nodes.Items) == 0 {
-			return errors.New("no node yet")
-		}
-		if err := nodeReady(&nodes.Items[0]); err != nil || s.opts.NoTestImage {
+		if err := nodeReady(node); err != nil || s.opts.NoTestImage {
 			return err
 		}
 		out, err := s.Command(s.binary, "ctr", "images", "list", "--quiet").CombinedOutput()
@@ -61,6 +59,21 @@ func (s *Server) ready(timeout time.Duration) error {
 		}
 		return nil
 	})
+}
+
+// node is the Node of this server.
+func (s *Server) node(ctx context.Context, client kubernetes.Interface) (*corev1.Node, error) {
+	if name := s.NodeName(); name != "" {
+		return client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	}
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	if len(nodes.Items) == 0 {
+		return nil, errors.New("no node yet")
+	}
+	return &nodes.Items[0], nil
 }
 
 // nodeReady wants what a scheduler wants: the condition, and no not-ready taint left over.

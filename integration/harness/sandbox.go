@@ -24,11 +24,15 @@ const sandboxes = 250
 // sandbox is the parent's side of one set of namespaces.
 type sandbox struct {
 	sandboxID
-	holder *exec.Cmd
-	alive  io.Closer // the holder's standard input
+	holder  *exec.Cmd
+	alive   io.Closer // the holder's standard input
+	network *Network  // nil: a veth pair to the host alone
+	first   bool      // of its network: has the bridge
 
 	// HostIP is the host's end of the veth pair, NodeIP the server's end.
 	HostIP, NodeIP string
+	// HostIP6 and NodeIP6 are the same with Options.IPv6.
+	HostIP6, NodeIP6 string
 }
 
 // newSandbox picks a free index, starts the holder and connects the network.
@@ -38,11 +42,8 @@ func newSandbox(opts Options) (_ *sandbox, err error) {
 		return nil, err
 	}
 	defer state.Close() // the holder keeps the lock
-	sb := &sandbox{
-		sandboxID: id,
-		HostIP:    fmt.Sprintf("10.123.%d.1", id.index),
-		NodeIP:    fmt.Sprintf("10.123.%d.2", id.index),
-	}
+	sb := &sandbox{sandboxID: id, network: opts.Network}
+	sb.number()
 	if err := os.MkdirAll(id.base, 0o755); err != nil {
 		return nil, err
 	}
@@ -59,10 +60,15 @@ func newSandbox(opts Options) (_ *sandbox, err error) {
 }
 
 func (sb *sandbox) startHolder(state *os.File) error {
-	spec, err := json.Marshal(holderSpec{Index: sb.index, Base: sb.base, Resolver: sb.HostIP})
+	spec, err := json.Marshal(holderSpec{Index: sb.index, Base: sb.base, Resolver: sb.HostIP, Bridge: sb.first})
 	if err != nil {
 		return err
 	}
+	hostNet, err := os.Open("/proc/self/ns/net")
+	if err != nil {
+		return err
+	}
+	defer hostNet.Close()
 	statusRead, statusWrite, err := os.Pipe()
 	if err != nil {
 		return err
@@ -70,7 +76,7 @@ func (sb *sandbox) startHolder(state *os.File) error {
 	defer statusRead.Close()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), holderEnv+"="+string(spec))
-	cmd.ExtraFiles = []*os.File{state, statusWrite}
+	cmd.ExtraFiles = []*os.File{state, statusWrite, hostNet}
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET, Setsid: true}
 	if sb.alive, err = cmd.StdinPipe(); err != nil {
@@ -89,25 +95,40 @@ func (sb *sandbox) startHolder(state *os.File) error {
 	return nil
 }
 
-// connect joins the namespace to the host by a veth pair, the host's end being the default route.
+// number gives the sandbox its addresses: 10.123.N.2 and fd00:123:N::2 at the end of a veth pair of its own, or the
+// next ones of its network.
+func (sb *sandbox) number() {
+	network, member := sb.index, 0
+	if sb.network != nil {
+		network, member = sb.network.admit(sb.index)
+		sb.first = member == 0
+	}
+	prefix := fmt.Sprintf("10.123.%d.", network)
+	sb.HostIP, sb.NodeIP = prefix+"1", prefix+fmt.Sprint(2+member)
+	prefix = fmt.Sprintf("fd00:123:%x::", network)
+	sb.HostIP6, sb.NodeIP6 = prefix+"1", fmt.Sprintf("%s%x", prefix, 2+member)
+}
+
+// connect joins the namespace to the host or to its network by a veth pair, the host being the default route.
 func (sb *sandbox) connect(ipv6 bool) error {
 	pid := fmt.Sprint(sb.holder.Process.Pid)
 	in := []string{"nsenter", "--target=" + pid, "--net", "ip"}
-	steps := [][]string{
-		{"ip", "link", "add", sb.veth(), "type", "veth", "peer", "name", "eth0", "netns", pid},
-		{"ip", "addr", "add", sb.HostIP + "/24", "dev", sb.veth()},
-		{"ip", "link", "set", sb.veth(), "up"},
+	steps := [][]string{{"ip", "link", "add", sb.veth(), "type", "veth", "peer", "name", "eth0", "netns", pid}}
+	if sb.network == nil {
+		steps = append(steps, sb.hostAddresses(sb.veth(), ipv6)...)
+	} else {
+		steps = append(steps, sb.enslave(ipv6)...)
+	}
+	steps = append(steps,
+		[]string{"ip", "link", "set", sb.veth(), "up"},
 		append(in, "link", "set", "lo", "up"),
 		append(in, "addr", "add", sb.NodeIP+"/24", "dev", "eth0"),
 		append(in, "link", "set", "eth0", "up"),
-		append(in, "route", "add", "default", "via", sb.HostIP),
-	}
+		append(in, "route", "add", "default", "via", sb.HostIP))
 	if ipv6 {
-		prefix := fmt.Sprintf("fd00:123:%x::", sb.index)
 		steps = append(steps,
-			[]string{"ip", "addr", "add", prefix + "1/64", "dev", sb.veth(), "nodad"},
-			append(in, "addr", "add", prefix+"2/64", "dev", "eth0", "nodad"),
-			append(in, "-6", "route", "add", "default", "via", prefix+"1"))
+			append(in, "addr", "add", sb.NodeIP6+"/64", "dev", "eth0", "nodad"),
+			append(in, "-6", "route", "add", "default", "via", sb.HostIP6))
 	}
 	for _, step := range steps {
 		if out, err := exec.Command(step[0], step[1:]...).CombinedOutput(); err != nil {
@@ -115,6 +136,15 @@ func (sb *sandbox) connect(ipv6 bool) error {
 		}
 	}
 	return nil
+}
+
+// hostAddresses are the commands that give a link of the host the host's addresses.
+func (sb *sandbox) hostAddresses(link string, ipv6 bool) [][]string {
+	steps := [][]string{{"ip", "addr", "add", sb.HostIP + "/24", "dev", link}}
+	if ipv6 {
+		steps = append(steps, []string{"ip", "addr", "add", sb.HostIP6 + "/64", "dev", link, "nodad"})
+	}
+	return append(steps, []string{"ip", "link", "set", link, "up"})
 }
 
 // close ends the holder, which removes everything of the sandbox.

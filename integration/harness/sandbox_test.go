@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -94,6 +95,86 @@ func TestSandbox(t *testing.T) {
 	}
 	if state, err := os.ReadFile(filepath.Join(stateDir, filepath.Base(sb.base))); err != nil || len(state) > 0 {
 		t.Errorf("the state file says %q, %v", state, err)
+	}
+}
+
+// TestNetwork joins two sandboxes, takes them apart in two ways, and sees that nothing of the network remains.
+func TestNetwork(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	network := &Network{}
+	var members []*Server
+	for range 2 {
+		sb, err := newSandbox(Options{Network: network, IPv6: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := sb.close(); err != nil {
+				t.Error(err)
+			}
+			if _, err := os.Stat("/sys/class/net/" + sb.bridge()); err == nil {
+				t.Errorf("%s remains", sb.bridge())
+			}
+		}()
+		members = append(members, &Server{sandbox: sb})
+	}
+	a, b := members[0], members[1]
+	l, err := b.Listen("[::]:8080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	reaches := func(ip string) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		c, err := a.DialContext(ctx, "tcp", net.JoinHostPort(ip, "8080"))
+		if err == nil {
+			c.Close()
+		}
+		return err
+	}
+	reachable := func(when string, want bool) {
+		t.Helper()
+		for _, ip := range []string{b.NodeIP, b.NodeIP6} {
+			Eventually(t, 10*time.Second, when, func() error {
+				if err := reaches(ip); (err == nil) != want {
+					return fmt.Errorf("dial %s: %v", ip, err)
+				}
+				return nil
+			})
+		}
+	}
+	reachable("on one network", true)
+	heal := Partition(t, a, b)
+	reachable("behind a partition", false)
+	if c, err := net.DialTimeout("tcp", net.JoinHostPort(b.NodeIP, "8080"), time.Second); err != nil {
+		t.Errorf("the host is behind the partition, too: %v", err)
+	} else {
+		c.Close()
+	}
+	heal()
+	reachable("after the partition", true)
+	b.Isolate(t)
+	reachable("without a cable", false)
+	b.Rejoin(t)
+	reachable("with the cable again", true)
+
+	other := strings.TrimSuffix(b.HostIP, ".1") + ".200"
+	old := b.NodeIP
+	b.AddAddress(t, other)
+	b.RemoveAddress(t, old)
+	b.NodeIP = other
+	reachable("at another address", true)
+	if err := reaches(old); err == nil {
+		t.Errorf("%s still answers", old)
+	}
+	if n := b.LinkCounter(t, "eth0", "rx_packets"); n <= 0 {
+		t.Errorf("eth0 received %d packets", n)
+	}
+	if n := b.LinkCounter(t, "none0", "rx_packets"); n != -1 {
+		t.Errorf("an interface that is not there received %d packets", n)
 	}
 }
 

@@ -27,9 +27,12 @@ const (
 	stopTimeout  = 30 * time.Second
 )
 
-// Server is a kubelith server in its sandbox. It may be running or not.
+// Server is a kubelith server, or an agent, in its sandbox. It may be running or not.
 type Server struct {
 	*sandbox
+	// Agent says how an agent joins, and is nil for a server. Launch reads it, so that it may be changed before.
+	Agent *AgentOptions
+
 	opts    Options
 	binary  string
 	logPath string
@@ -95,7 +98,7 @@ func newServer(opts Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{sandbox: sb, opts: opts, binary: bin, logPath: filepath.Join(sb.base, "server.log")}
+	s := &Server{sandbox: sb, Agent: opts.Agent, opts: opts, binary: bin, logPath: filepath.Join(sb.base, "server.log")}
 	if err := s.prepare(); err != nil {
 		return nil, errors.Join(err, sb.close())
 	}
@@ -105,9 +108,16 @@ func newServer(opts Options) (*Server, error) {
 // CgroupRoot is the kubelet's --cgroup-root of this server.
 func (s *Server) CgroupRoot() string { return "/" + s.name() }
 
-// ServerArgs are the arguments that Launch gives to kubelith, the word server included.
+// ServerArgs are the arguments that Launch gives to kubelith, the word server or agent included.
 func (s *Server) ServerArgs() []string {
-	args := []string{"server", "--kubelet-arg=cgroup-root=" + s.CgroupRoot()}
+	args := []string{"server"}
+	if s.Agent != nil {
+		args = s.Agent.args()
+	}
+	args = append(args, "--kubelet-arg=cgroup-root="+s.CgroupRoot())
+	if name := s.NodeName(); name != "" {
+		args = append(args, "--node-name="+name)
+	}
 	if s.opts.ConfigYAML != "" {
 		args = append(args, "--config=/etc/kubelith/config.yaml")
 	}

@@ -77,8 +77,12 @@ func (id sandboxID) teardown(inside bool) error {
 				errs = append(errs, fmt.Errorf("unmount %s: %w", dir, err))
 			}
 		}
-	} else if _, err := os.Stat("/sys/class/net/" + id.veth()); err == nil {
-		exec.Command("ip", "link", "del", id.veth()).Run()
+	} else {
+		for _, link := range []string{id.veth(), id.bridge()} {
+			if _, err := os.Stat("/sys/class/net/" + link); err == nil {
+				exec.Command("ip", "link", "del", link).Run()
+			}
+		}
 	}
 	if id.base != "" {
 		errs = append(errs, os.RemoveAll(id.base))

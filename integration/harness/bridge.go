@@ -1,0 +1,53 @@
+package harness
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"sync"
+)
+
+// Network is an Ethernet that several sandboxes share: a bridge kltbN in the host's namespace whose ports are the host's
+// ends of their veth pairs. N is the index of the first sandbox, which must be removed last; the host has
+// 10.123.N.1, the sandboxes 10.123.N.2 and so on.
+type Network struct {
+	mu      sync.Mutex
+	index   int
+	members int
+}
+
+// admit returns the number of the network and that of its new member, from 0.
+func (n *Network) admit(index int) (network, member int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.members == 0 {
+		n.index = index
+	}
+	n.members++
+	return n.index, n.members - 1
+}
+
+func (id sandboxID) bridge() string { return fmt.Sprintf("kltb%d", id.index) }
+
+// enslave are the commands that make the host's end of the veth pair a port of the bridge, which comes with the first.
+func (sb *sandbox) enslave(ipv6 bool) [][]string {
+	bridge := sandboxID{index: sb.network.index}.bridge()
+	var steps [][]string
+	if sb.first {
+		// An address of its own: without one the bridge changes it as ports come, and the neighbours would keep the old one.
+		mac := fmt.Sprintf("02:00:0a:7b:%02x:01", sb.network.index)
+		steps = append(steps, []string{"ip", "link", "add", bridge, "address", mac, "type", "bridge"})
+		steps = append(steps, sb.hostAddresses(bridge, ipv6)...)
+	}
+	return append(steps, []string{"ip", "link", "set", sb.veth(), "master", bridge})
+}
+
+// removeBridge removes the bridge from within the sandbox; host is the host's network namespace.
+func (id sandboxID) removeBridge(host *os.File) error {
+	cmd := exec.Command("nsenter", "--net=/proc/self/fd/3", "ip", "link", "del", id.bridge())
+	cmd.ExtraFiles = []*os.File{host}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", cmd, err, out)
+	}
+	return nil
+}

@@ -1,0 +1,51 @@
+package harness
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// AnonymousMB is a process's proportional share of anonymous memory, in MB of 10^6 bytes.
+func AnonymousMB(t testing.TB, pid int) float64 {
+	t.Helper()
+	rollup, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(rollup)) {
+		if value, ok := strings.CutPrefix(line, "Pss_Anon:"); ok {
+			kib, err := strconv.ParseFloat(strings.Fields(value)[0], 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return kib * 1024 / 1e6
+		}
+	}
+	t.Fatalf("process %d: no Pss_Anon in smaps_rollup", pid)
+	return 0
+}
+
+// CPUSeconds is the CPU time of a process and of the children that it has waited for.
+func CPUSeconds(t testing.TB, pid int) (seconds float64) {
+	t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(stat), ") ")
+	fields := strings.Fields(after) // the third field of stat is the first here
+	if len(fields) < 15 {
+		t.Fatalf("process %d: unexpected stat %q", pid, stat)
+	}
+	for _, field := range fields[11:15] { // utime, stime, cutime, cstime
+		ticks, err := strconv.ParseFloat(field, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seconds += ticks / 100 // USER_HZ is 100 on every architecture that Kubelith is built for
+	}
+	return seconds
+}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"flag"
 	"fmt"
@@ -87,8 +88,8 @@ func echoed(conn net.Conn, message []byte) (host string, err error) {
 	return host, nil
 }
 
-// mtu sends a datagram that fills eth0's MTU to `probe echo`, not to be fragmented on its way (IPv4), and waits for the answer. One
-// byte more must be refused by the kernel. It prints the MTU.
+// mtu sends a datagram that fills eth0's MTU to `probe echo` and waits for it to come back; neither may be fragmented on its way (IPv4).
+// One byte more must be refused by the kernel. It prints the MTU.
 func mtu(args []string) error {
 	if len(args) != 1 {
 		return fmt.Errorf("mtu: want one IP:port")
@@ -110,17 +111,19 @@ func mtu(args []string) error {
 	}
 	defer conn.Close()
 	const headers = 20 + 8 // IPv4 and UDP
-	full := make([]byte, link.MTU-headers)
-	for i := range full {
-		full[i] = 'a' + byte(i%26)
-	}
+	full := []byte("=" + strings.Repeat("abcdefghij", link.MTU)[:link.MTU-headers-1])
+	back := make([]byte, 64<<10)
 	for try := 0; ; try++ { // a datagram may be lost
 		conn.SetDeadline(time.Now().Add(2 * time.Second))
-		if _, err = echoed(conn, full); err == nil {
+		if _, err := conn.Write(full); err != nil {
+			return fmt.Errorf("%d bytes: %w", len(full), err)
+		}
+		n, err := conn.Read(back)
+		if err == nil && bytes.Equal(back[:n], full) {
 			break
 		}
 		if try == 3 {
-			return fmt.Errorf("%d bytes: %w", len(full), err)
+			return fmt.Errorf("%d bytes came back as %d: %v", len(full), n, err)
 		}
 	}
 	if _, err := conn.Write(append(full, '.')); !errors.Is(err, syscall.EMSGSIZE) {

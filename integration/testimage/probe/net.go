@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"flag"
 	"fmt"
@@ -11,7 +12,8 @@ import (
 	"time"
 )
 
-// echo answers every datagram and every TCP chunk with "HOSTNAME REMOTE: " and what came.
+// echo answers every datagram and every TCP chunk with "HOSTNAME REMOTE: " and what came. A datagram that begins with "=" comes back
+// as it is, so that the answer is as large.
 func echo(args []string) error {
 	flags := flag.NewFlagSet("echo", flag.ExitOnError)
 	addr := flags.String("addr", ":9000", "address to listen on, TCP and UDP")
@@ -38,7 +40,11 @@ func echo(args []string) error {
 				failed <- err
 				return
 			}
-			udp.WriteTo(fmt.Appendf(nil, "%s %s: %s", hostname, from, buf[:n]), from)
+			answer := buf[:n]
+			if !bytes.HasPrefix(answer, []byte("=")) {
+				answer = fmt.Appendf(nil, "%s %s: %s", hostname, from, answer)
+			}
+			udp.WriteTo(answer, from)
 		}
 	}()
 	go func() {

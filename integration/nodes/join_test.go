@@ -1,0 +1,289 @@
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+const (
+	auditLog    = "/var/log/kubelith-audit.log"
+	auditPolicy = "/etc/kubelith/audit.yaml"
+	// signedFor is how long a certificate lives after it was signed. It begins five minutes before, so that it is rotated, after 70 to 90 %
+	// of its life, 15 to 105 s after it was signed.
+	signedFor = 150 * time.Second
+)
+
+// TestJoin: who gets in and who does not, and how an agent renews what it got.
+func TestJoin(t *testing.T) {
+	t.Parallel()
+	c := harness.StartCluster(t, harness.ClusterOptions{Server: harness.Options{
+		Args: []string{
+			"--controller-manager-arg=cluster-signing-duration=" + signedFor.String(),
+			"--apiserver-arg=audit-log-path=" + auditLog,
+			"--apiserver-arg=audit-policy-file=" + auditPolicy,
+		},
+		Prepare: func(s *harness.Server) error {
+			if err := os.MkdirAll(s.Path(filepath.Dir(auditPolicy)), 0o755); err != nil {
+				return err
+			}
+			policy := "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n" +
+				"- {level: Metadata, verbs: [watch], userGroups: [\"system:nodes\"]}\n- {level: None}\n"
+			return os.WriteFile(s.Path(auditPolicy), []byte(policy), 0o600)
+		},
+	}})
+	// The token that the server keeps for a user to copy, as its log says.
+	kept, err := os.ReadFile(c.Server.Path(harness.DataDir + "/server/token"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := c.Prepare(t, harness.Options{}, harness.AgentOptions{Token: strings.TrimSpace(string(kept))})
+	first.Launch(t)
+	first.WaitReady(t)
+	c.Agents = append(c.Agents, first)
+
+	t.Run("first", func(t *testing.T) { testFirst(t, c, first) })
+	t.Run("then", func(t *testing.T) {
+		t.Run("rotation", func(t *testing.T) { t.Parallel(); testRotation(t, c, first) })
+		t.Run("names", func(t *testing.T) { t.Parallel(); testNames(t, c) })
+		t.Run("once", func(t *testing.T) { t.Parallel(); testOnce(t, c) })
+		for _, tc := range refusals(c) {
+			t.Run(tc.name, func(t *testing.T) {
+				t.Parallel()
+				tc.token = tc.make(t)
+				refused(t, c, tc)
+			})
+		}
+	})
+	t.Run("denied-requests-go", func(t *testing.T) {
+		harness.Eventually(t, 2*time.Minute, "denied requests to be deleted", func() error {
+			list, err := c.Server.Client(t).CertificatesV1().CertificateSigningRequests().List(context.Background(), metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			for _, csr := range list.Items {
+				for _, cond := range csr.Status.Conditions {
+					if cond.Type == certificatesv1.CertificateDenied {
+						return fmt.Errorf("%s is there: %s", csr.Name, cond.Message)
+					}
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// testFirst looks at what a join makes, on both sides.
+func testFirst(t *testing.T, c *harness.Cluster, a *harness.Server) {
+	for n, role := range map[*harness.Server]string{c.Server: "server", a: "agent"} {
+		if got := n.Node(t).Labels["kubelith.io/role"]; got != role {
+			t.Errorf("node %s has the role %q", n.NodeName(), got)
+		}
+	}
+	parts := strings.Split(a.Agent.Token, "_")
+	if len(parts) != 4 || parts[0] != "kl1" {
+		t.Fatalf("the token is %q", a.Agent.Token)
+	}
+	if !strings.Contains(c.Server.Logs(), "kubelith agent --server https://"+c.Server.NodeIP+":6443 --token") {
+		t.Error("the server's log does not say how to join")
+	}
+	for _, n := range c.Nodes() {
+		if strings.Contains(n.Logs(), parts[3]) {
+			t.Errorf("the token's secret is in the log of %s", n.NodeName())
+		}
+	}
+	if res := a.TryExec(t, "grep", "-rlF", parts[3], harness.DataDir, harness.RunDir); res.Stdout != "" {
+		t.Errorf("the token's secret is in files of the agent:\n%s", res.Stdout)
+	}
+	info, err := os.Stat(a.Path(harness.DataDir + "/agent/identity.key"))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the agent's key: %v, %v", info, err)
+	}
+	// A node may do what nodes may, and no more.
+	for verb, want := range map[string]string{"list services": "yes", "list secrets": "no", "create clusterrolebindings": "no", "delete nodes/" + c.Server.NodeName(): "no"} {
+		args := append([]string{"auth", "can-i", "--as=system:node:" + a.NodeName(), "--as-group=system:nodes", "--as-group=system:authenticated"}, strings.Fields(verb)...)
+		// A no may be followed by the reason.
+		if got, _, _ := strings.Cut(strings.TrimSpace(c.Server.TryKubectl(t, args...).Stdout), " "); got != want {
+			t.Errorf("may an agent %s? %q", verb, got)
+		}
+	}
+}
+
+// refusal is a join that must fail.
+type refusal struct {
+	name     string
+	make     func(t *testing.T) string // the token
+	token    string
+	nodeName string
+	agent    string // regular expression of the line that the agent says
+	server   string // the same for the server's log; "" where it cannot know, since the agent sends nothing
+}
+
+func refusals(c *harness.Cluster) []refusal {
+	fresh := func(args ...string) func(*testing.T) string {
+		return func(t *testing.T) string { return c.Server.Token(t, args...) }
+	}
+	part := func(i int, change func(string) string) func(*testing.T) string {
+		return func(t *testing.T) string {
+			parts := strings.Split(c.Server.Token(t), "_")
+			parts[i] = change(parts[i])
+			return strings.Join(parts, "_")
+		}
+	}
+	other := func(text string) string { // of the same alphabet, and different in each character
+		return strings.Map(func(r rune) rune {
+			if r == 'a' {
+				return 'b'
+			}
+			return 'a'
+		}, text)
+	}
+	return []refusal{
+		{name: "no-token", make: func(*testing.T) string { return "" }, agent: `token`},
+		{name: "malformed", make: func(*testing.T) string { return "K10abc::server:def" }, agent: `token`},
+		{name: "newer-version", make: part(0, func(string) string { return "kl2" }), agent: `newer`},
+		{name: "wrong-ca-hash", make: part(1, other), agent: `not the one that the token is for`},
+		{name: "wrong-id", make: part(2, other), agent: `does not know the token`, server: `refused the token .* does not exist`},
+		{name: "wrong-secret", make: part(3, other), agent: `secret of the token \S+ is wrong`, server: `refused the token .* secret is wrong`},
+		{name: "deleted", agent: `does not know the token`, server: `refused the token`, make: func(t *testing.T) string {
+			token := c.Server.Token(t)
+			if res := c.Server.RunBinary(t, "token", "delete", strings.Split(token, "_")[2]); res.Code != 0 {
+				t.Fatalf("kubelith token delete: %s", res.Stderr)
+			}
+			return token
+		}},
+		{name: "expired", agent: `does not know the token`, server: `refused the token`, make: func(t *testing.T) string {
+			token := c.Server.Token(t, "--ttl=6s")
+			created := time.Now()
+			harness.Eventually(t, 30*time.Second, "the token to expire", func() error {
+				if age := time.Since(created); age < 7*time.Second {
+					return fmt.Errorf("it is %s old", age)
+				}
+				return nil
+			})
+			return token
+		}},
+		{name: "name-of-server", make: fresh(), nodeName: c.Server.NodeName(), agent: `belongs to another machine`, server: `NameTaken`},
+		{name: "name-of-agent", make: fresh(), nodeName: c.Agents[0].NodeName(), agent: `belongs to another machine`, server: `NameTaken`},
+	}
+}
+
+// refused runs an agent that must end by itself, having said why in one line, while the server's log says the same and nothing remains.
+func refused(t *testing.T, c *harness.Cluster, tc refusal) {
+	t.Helper()
+	a := c.Prepare(t, harness.Options{NoTestImage: true, NodeName: tc.nodeName}, harness.AgentOptions{Token: tc.token})
+	before := traces(t, a)
+	logged := len(c.Server.Logs())
+	res := a.RunBinary(t, a.ServerArgs()...)
+	if res.Code == 0 {
+		t.Errorf("exit code 0")
+	}
+	if lines := regexp.MustCompile(`(?m)^.*(`+tc.agent+`).*$`).FindAllString(res.Stderr, -1); len(lines) != 1 {
+		t.Errorf("%d lines of the agent say %q:\n%s", len(lines), tc.agent, res.Stderr)
+	}
+	if strings.Contains(res.Stderr, "\ngoroutine ") {
+		t.Errorf("the agent ended with a stack:\n%s", res.Stderr)
+	}
+	if after := traces(t, a); after != before {
+		t.Errorf("the failed join left something behind. Before:\n%s\nafter:\n%s", before, after)
+	}
+	if parts := strings.Split(tc.token, "_"); len(parts) == 4 {
+		if strings.Contains(res.Stderr+res.Stdout+c.Server.Logs(), parts[3]) {
+			t.Error("the token's secret is in a log")
+		}
+		if tc.server != "" {
+			// The id, or for a taken name the name, tells which refusal a line is about.
+			about := parts[2]
+			if tc.nodeName != "" {
+				about = tc.nodeName
+			}
+			harness.Eventually(t, 10*time.Second, "a line of the server's log", func() error {
+				for line := range strings.Lines(c.Server.Logs()[logged:]) {
+					if strings.Contains(line, about) && regexp.MustCompile(tc.server).MatchString(line) {
+						return nil
+					}
+				}
+				return fmt.Errorf("none has %q and %q", about, tc.server)
+			})
+		}
+	}
+	if tc.nodeName == "" {
+		noTrace(t, c, a.NodeName())
+	}
+}
+
+// noTrace: the server has nothing of a machine that it refused.
+func noTrace(t *testing.T, c *harness.Cluster, name string) {
+	t.Helper()
+	out := c.Server.Kubectl(t, "get", "nodes,leases,configmaps,secrets", "--all-namespaces", "--output=name")
+	for line := range strings.Lines(out) {
+		if _, object, _ := strings.Cut(strings.TrimSpace(line), "/"); object == name || strings.HasSuffix(object, "."+name) {
+			t.Errorf("%s remains", strings.TrimSpace(line))
+		}
+	}
+}
+
+// traces is what a join may leave on a machine: files, interfaces, routes, nftables rules, processes.
+func traces(t *testing.T, s *harness.Server) string {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString(s.Exec(t, "sh", "-c", `find /var/lib /var/log /run /etc/kubelith /etc/cni /opt -printf '%p %y\n' 2>/dev/null | sort
+ip -o link | cut -d: -f2; ip route; nft list ruleset`))
+	home := harness.NamespaceOf(t, s.HolderPID(), "mnt")
+	entries, err := filepath.Glob("/proc/[0-9]*/ns/mnt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if ns, err := os.Readlink(e); err == nil && ns == home {
+			fmt.Fprintln(&b, "process", e)
+		}
+	}
+	return b.String()
+}
+
+// testOnce: a token for one machine is good for one machine.
+func testOnce(t *testing.T, c *harness.Cluster) {
+	token := c.Server.Token(t, "--once")
+	a := c.Prepare(t, harness.Options{NoTestImage: true}, harness.AgentOptions{Token: token})
+	a.Launch(t)
+	a.WaitReady(t)
+	refused(t, c, refusal{token: token, agent: `is for one machine|does not know the token`, server: `is for one machine|refused the token`})
+	a.Stop(t)
+}
+
+// testNames: a machine may come again under its own name; another one may have it when the Node was deleted.
+func testNames(t *testing.T, c *harness.Cluster) {
+	token := c.Server.Token(t)
+	a := c.Prepare(t, harness.Options{NoTestImage: true}, harness.AgentOptions{Token: token})
+	a.Launch(t)
+	a.WaitReady(t)
+	a.Stop(t)
+	if err := os.RemoveAll(a.Path(harness.DataDir + "/agent/pki")); err != nil { // as when its certificate has expired
+		t.Fatal(err)
+	}
+	again := time.Now()
+	a.Launch(t)
+	renewed(t, a, again)
+	a.WaitReady(t)
+	a.Stop(t)
+
+	c.Server.Kubectl(t, "delete", "node", a.NodeName())
+	b := c.Prepare(t, harness.Options{NoTestImage: true, NodeName: a.NodeName()}, harness.AgentOptions{Token: token})
+	b.Launch(t)
+	b.WaitReady(t)
+	if got := b.Node(t).Status.Addresses[0].Address; got != b.NodeIP {
+		t.Errorf("the node has the address %s, not %s", got, b.NodeIP)
+	}
+	b.Stop(t)
+}

@@ -1,0 +1,93 @@
+package nodes
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+// testStreams: logs, exec, attach and port-forward work on every node, though the names of all nodes resolve to addresses that
+// lead nowhere.
+func testStreams(t *testing.T, c *harness.Cluster) {
+	for i, n := range c.Nodes() {
+		hosts, err := os.OpenFile(c.Server.Path("/etc/hosts"), os.O_APPEND|os.O_WRONLY|os.O_CREATE, 0o644)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(hosts, "192.0.2.%d %s\n", 1+i, n.NodeName())
+		hosts.Close()
+		if out := c.Server.Exec(t, "getent", "hosts", n.NodeName()); !strings.HasPrefix(out, "192.0.2.") {
+			t.Fatalf("the name of a node resolves to %s", out)
+		}
+	}
+	ns := c.Namespace(t)
+	for _, n := range c.Nodes() {
+		t.Run(n.NodeName(), func(t *testing.T) {
+			t.Parallel()
+			s := c.Server
+			pod := on(n, harness.Pod(ns, "talks-"+n.NodeName(), harness.Shell("echo started; while read line; do echo heard $line; [ $line = end ] && exit 0; done")...))
+			pod.Spec.Containers[0].Stdin, pod.Spec.Containers[0].StdinOnce = true, true
+			pod.Spec.Containers = append(pod.Spec.Containers, harness.Container("serves", "/bin/probe", "serve"))
+			pod = s.Run(t, pod)
+
+			if got := s.Kubectl(t, "-n", ns, "logs", pod.Name, "-c", "main"); got != "started\n" {
+				t.Errorf("logs: %q", got)
+			}
+			if got := s.KubectlInput(t, "through", "-n", ns, "exec", "-i", pod.Name, "-c", "main", "--", "cat"); got != "through" {
+				t.Errorf("exec: %q", got)
+			}
+			if got := s.PodExec(t, pod, "serves", "hostname"); got != pod.Name+"\n" {
+				t.Errorf("exec over WebSocket: %q", got)
+			}
+			forwarded := portForward(t, s, ns, pod.Name, "8080")
+			harness.Eventually(t, 10*time.Second, "an answer through port-forward", func() error {
+				body, err := s.HTTPGet("http://" + forwarded + "/hostname")
+				if err == nil && body != pod.Name {
+					err = fmt.Errorf("the answer is %q", body)
+				}
+				return err
+			})
+			attach := s.KubectlCommand("-n", ns, "attach", "-i", pod.Name, "-c", "main")
+			attach.Stdin = strings.NewReader("one\nend\n")
+			if out, err := attach.Output(); err != nil || !strings.Contains(string(out), "heard one\nheard end\n") {
+				t.Errorf("attach: %v, %q", err, out)
+			}
+		})
+	}
+}
+
+// portForward starts kubectl port-forward in the server's sandbox and returns the address that it listens on there.
+func portForward(t *testing.T, s *harness.Server, ns, pod, port string) string {
+	t.Helper()
+	cmd := s.KubectlCommand("-n", ns, "port-forward", "pod/"+pod, ":"+port)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	lines := bufio.NewScanner(out)
+	for lines.Scan() {
+		// Forwarding from 127.0.0.1:40001 -> 8080
+		if f := strings.Fields(lines.Text()); len(f) > 2 && strings.HasPrefix(f[2], "127.0.0.1:") {
+			go io.Copy(io.Discard, out)
+			return f[2]
+		}
+	}
+	t.Fatalf("kubectl port-forward: %s", stderr.String())
+	return ""
+}

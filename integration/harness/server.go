@@ -115,6 +115,8 @@ func (s *Server) ServerArgs() []string {
 		args = s.Agent.args()
 	}
 	args = append(args, "--kubelet-arg=cgroup-root="+s.CgroupRoot())
+	// A host whose disk is nearly full is not what is tested: without these its pods are evicted, and their images deleted.
+	args = append(args, "--kubelet-arg=eviction-hard=memory.available<100Mi", "--kubelet-arg=image-gc-high-threshold=100")
 	if name := s.NodeName(); name != "" {
 		args = append(args, "--node-name="+name)
 	}

@@ -198,7 +198,6 @@ func (s *Server) answer(ctx context.Context, csr *certificatesv1.CertificateSign
 //
 //lint:ignore SA1019 upstream asks for it
 func usages(csr *certificatesv1.CertificateSigningRequest) sets.String {
-	//lint:ignore SA1019 upstream asks for it
 	all := sets.NewString()
 	for _, u := range csr.Spec.Usages {
 		all.Insert(string(u))

@@ -38,7 +38,7 @@ func TestIdentities(t *testing.T) {
 		t.Fatal(err)
 	}
 	wanted := []string{
-		"system:apiserver", "system:kube-controller-manager", "system:kube-scheduler", "system:kube-proxy", "system:kubelith:dns",
+		"system:apiserver", "system:kube-controller-manager", "system:kube-scheduler", "system:kube-proxy", "system:kubelith:dns", "system:kubelith:token",
 		"system:node:" + node.Items[0].Name, "kubelith-admin",
 	}
 	for _, c := range []string{"deployment-controller", "replicaset-controller", "endpointslice-controller", "namespace-controller", "service-account-controller", "root-ca-cert-publisher"} {

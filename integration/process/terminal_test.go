@@ -92,6 +92,13 @@ func TestTerminal(t *testing.T) {
 		}
 		return nil
 	})
+	join := regexp.MustCompile(`(?m)^  kubelith agent --server https://` + regexp.QuoteMeta(s.NodeIP) + `:6443 --token kl1_[0-9a-f]{64}_[a-z0-9]{6}_[a-z0-9]{16}\s*$`)
+	harness.Eventually(t, 30*time.Second, "the command that joins a machine", func() error {
+		if text := screen(); !join.MatchString(text) {
+			return fmt.Errorf("the terminal shows %q", text)
+		}
+		return nil
+	})
 	before, err := os.ReadFile(s.Path(log))
 	if err != nil || !strings.Contains(string(before), "component=apiserver") {
 		t.Errorf("the log: %v, %q", err, before)

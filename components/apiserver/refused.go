@@ -21,7 +21,7 @@ import (
 // discoveryPath is what a machine reads before it trusts the server, and may therefore read without credentials.
 const discoveryPath = "/api/v1/namespaces/" + metav1.NamespacePublic + "/configmaps/" + bootstrapapi.ConfigMapClusterInfo
 
-// refusals is how many refused tokens are told at once, and then per second: anybody can make them.
+// refusals is how many refused tokens are told at once; then it is one per second: anybody can make them.
 const refusals = 10
 
 // tellRefusedTokens logs why a bootstrap token is not accepted. Upstream says it to those only who know that they have
@@ -33,7 +33,7 @@ func (s *Server) tellRefusedTokens(configured authenticator.Request) authenticat
 			return s.shared.Core().V1().Secrets().Lister().Secrets(metav1.NamespaceSystem)
 		},
 		log:   s.opts.Log,
-		limit: rate.NewLimiter(refusals, refusals),
+		limit: rate.NewLimiter(rate.Every(time.Second), refusals),
 	}
 }
 

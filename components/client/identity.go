@@ -32,6 +32,8 @@ const (
 	Approver = "system:kubelith:approver"
 	// Manifests is the identity that applies manifests; it may do everything, as a file may hold any object.
 	Manifests = "system:kubelith:manifests"
+	// ServiceLB is the identity of the Service load balancer; the apiserver component makes its role.
+	ServiceLB = "system:kubelith:servicelb"
 )
 
 // identityKey is the context key of the caller's user.Info.

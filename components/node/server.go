@@ -25,6 +25,7 @@ import (
 	"kubelith.io/kubelith/components/proxy"
 	"kubelith.io/kubelith/components/scheduler"
 	embedded "kubelith.io/kubelith/manifests"
+	"kubelith.io/kubelith/components/servicelb"
 	"kubelith.io/kubelith/runtime/cgroups"
 	"kubelith.io/kubelith/runtime/cni"
 	"kubelith.io/kubelith/runtime/containerd"
@@ -129,6 +130,11 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Log:      logFor("manifests"),
 	}))
 
+	addServiceLB(&b, cfg, servicelb.Options{
+		Client:    inProcess.Config(client.ServiceLB),
+		Informers: api.Informers,
+		Log:       logFor("servicelb"),
+	})
 	return b.enabled(cfg.Disable)
 }
 

@@ -1,0 +1,31 @@
+package node
+
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/components/dns"
+	"kubelith.io/kubelith/components/servicelb"
+)
+
+// The ports that no flag of Kubelith's changes.
+const (
+	proxyHealthPort = 10256
+	vxlanPort       = 8472
+)
+
+// addServiceLB adds the Service load balancer or, when it is disabled, what takes its addresses back.
+func addServiceLB(b *builder, cfg *config.Server, o servicelb.Options) {
+	o.ServerPorts = []servicelb.Port{{Protocol: corev1.ProtocolTCP, Number: int32(cfg.HTTPSPort)}}
+	o.NodePorts = []servicelb.Port{
+		{Protocol: corev1.ProtocolTCP, Number: proxyHealthPort},
+		{Protocol: corev1.ProtocolTCP, Number: dns.DefaultPort},
+		{Protocol: corev1.ProtocolUDP, Number: dns.DefaultPort},
+		{Protocol: corev1.ProtocolUDP, Number: vxlanPort},
+	}
+	if cfg.Disabled("servicelb") {
+		b.add(servicelb.NewCleaner(o), nil)
+		return
+	}
+	b.add(servicelb.New(o), nil)
+}

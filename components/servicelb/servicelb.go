@@ -1,0 +1,210 @@
+// Package servicelb gives Services of type LoadBalancer the addresses of nodes.
+//
+// It only writes status: kube-proxy treats an address in status.loadBalancer.ingress as a virtual one and catches its
+// packets on every node before the host's own sockets see them, so that the node's own address serves without a pod and
+// without a listener. Everything about packets (externalTrafficPolicy, source ranges, session affinity, health check
+// ports) is kube-proxy's, as it is behind any load balancer; which addresses a Service gets is decided here, by one pure
+// function (decide.go).
+//
+// Services of another loadBalancerClass are never touched.
+package servicelb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+
+	sharedinformers "kubelith.io/kubelith/components/informers"
+	"kubelith.io/kubelith/components/lifecycle"
+)
+
+// What users write, to choose nodes and Services.
+const (
+	// Class is the loadBalancerClass of Services that are ours by name; those without a class are ours too.
+	Class = "kubelith.io/servicelb"
+	// NodeLabel chooses nodes: as soon as one node has it, only nodes with it get Services. Its value is "true" or the
+	// name of a pool; "false" keeps a node out.
+	NodeLabel = "kubelith.io/servicelb"
+	// PoolAnnotation, on a Service, is the value that NodeLabel must have.
+	PoolAnnotation = "kubelith.io/servicelb-pool"
+)
+
+const (
+	// settle is the time between two passes, in which changes collect.
+	settle = 100 * time.Millisecond
+	// retryDelay is the time until the next pass when a write failed.
+	retryDelay = 2 * time.Second
+)
+
+// Options is what the component is made of.
+type Options struct {
+	// Client reaches the apiserver. Its identity lists Services, patches their status and creates Events.
+	Client *rest.Config
+	// Informers returns the factory that the process shares; it is called when the apiserver is ready.
+	Informers func() informers.SharedInformerFactory
+	// NodePorts are the ports on which Kubelith listens on each node, ServerPorts those on servers besides. No Service
+	// gets them. The kubelet's is in the Node object.
+	NodePorts, ServerPorts []Port
+	// Log receives the component's own messages.
+	Log logrus.FieldLogger
+}
+
+// Port is a port of a node.
+type Port struct {
+	Protocol corev1.Protocol
+	Number   int32
+}
+
+func (p Port) String() string { return fmt.Sprintf("%d/%s", p.Number, p.Protocol) }
+
+// Server is the component.
+type Server struct{ opts Options }
+
+var _ lifecycle.Component = (*Server)(nil)
+
+// New returns the component; nothing is started.
+func New(o Options) *Server { return &Server{o} }
+
+// Name implements lifecycle.Component.
+func (s *Server) Name() string { return "servicelb" }
+
+// Needs implements lifecycle.Component.
+func (s *Server) Needs() []string { return []string{"apiserver"} }
+
+// Run implements lifecycle.Component. It is ready when it knows all Services and nodes.
+func (s *Server) Run(ctx context.Context, ready func()) error {
+	cs, err := kubernetes.NewForConfig(s.opts.Client)
+	if err != nil {
+		return fmt.Errorf("client: %w", err)
+	}
+	return s.run(ctx, cs, s.opts.Informers(), ready)
+}
+
+// run is Run with the clients that it is given.
+func (s *Server) run(ctx context.Context, cs kubernetes.Interface, shared informers.SharedInformerFactory, ready func()) error {
+	events := record.NewBroadcaster(record.WithContext(ctx))
+	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: cs.CoreV1().Events("")})
+	defer events.Shutdown()
+
+	view := sharedinformers.NewView(shared, nil)
+	w := &writer{
+		client:   cs,
+		events:   events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith-servicelb"}),
+		log:      s.opts.Log,
+		opts:     s.opts,
+		services: view.Core().V1().Services().Lister(),
+		nodes:    view.Core().V1().Nodes().Lister(),
+		slices:   view.Discovery().V1().EndpointSlices().Lister(),
+		changed:  make(chan struct{}, 1),
+	}
+	synced, stop, err := w.watch(view)
+	defer stop()
+	if err != nil {
+		return err
+	}
+	view.Start(ctx.Done())
+	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+		return nil
+	}
+	ready()
+	w.loop(ctx)
+	return nil
+}
+
+// watch has changed signalled by whatever may lead to another decision. The returned function ends that.
+func (w *writer) watch(view informers.SharedInformerFactory) (synced []cache.InformerSynced, stop func(), err error) {
+	var stops []func()
+	stop = func() {
+		for _, f := range stops {
+			f()
+		}
+	}
+	on := func(i cache.SharedIndexInformer, counts func(any) bool) {
+		registration, addErr := i.AddEventHandler(w.signals(counts))
+		if addErr != nil {
+			err = errors.Join(err, addErr)
+			return
+		}
+		stops = append(stops, func() { _ = i.RemoveEventHandler(registration) })
+		synced = append(synced, registration.HasSynced)
+	}
+	on(view.Core().V1().Services().Informer(), func(any) bool { return true })
+	on(view.Core().V1().Nodes().Informer(), w.ourNode)
+	on(view.Discovery().V1().EndpointSlices().Informer(), w.ofLocalService)
+	return synced, stop, err
+}
+
+// signals is a handler that signals changes of the objects that count.
+func (w *writer) signals(counts func(any) bool) cache.ResourceEventHandler {
+	signal := func(objects ...any) {
+		if !slices.ContainsFunc(objects, counts) {
+			return
+		}
+		select {
+		case w.changed <- struct{}{}:
+		default:
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { signal(obj) },
+		UpdateFunc: func(old, obj any) { signal(old, obj) },
+		DeleteFunc: func(obj any) {
+			if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = unknown.Obj
+			}
+			signal(obj)
+		},
+	}
+}
+
+// ourNode tells whether obj is a Node that could have Services.
+func (w *writer) ourNode(obj any) bool {
+	node, ok := obj.(*corev1.Node)
+	return ok && node.Labels[roleLabel] != ""
+}
+
+// ofLocalService tells whether obj is an EndpointSlice of a Service for whose addresses its endpoints matter; most are not.
+func (w *writer) ofLocalService(obj any) bool {
+	slice, ok := obj.(*discoveryv1.EndpointSlice)
+	if !ok {
+		return false
+	}
+	service, err := w.services.Services(slice.Namespace).Get(slice.Labels[discoveryv1.LabelServiceName])
+	return err == nil && ours(service) && service.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+}
+
+// loop makes a pass for each signal until ctx ends.
+func (w *writer) loop(ctx context.Context) {
+	wake := time.NewTimer(0)
+	defer wake.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.changed:
+		case <-wake.C:
+		}
+		if err := w.pass(ctx); err != nil && ctx.Err() == nil {
+			w.log.Warnf("next try in %s: %v", retryDelay, err)
+			wake.Reset(retryDelay)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(settle):
+		}
+	}
+}

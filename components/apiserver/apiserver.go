@@ -51,6 +51,8 @@ type Options struct {
 	Client *client.InProcess
 	// Log receives which bootstrap tokens are refused, and why; upstream writes to klog.
 	Log logrus.FieldLogger
+	// Extend, when set, is served too.
+	Extend *Extension
 }
 
 // Server is the apiserver component.
@@ -147,6 +149,9 @@ func (s *Server) build(ctx context.Context) (*aggregator.APIAggregator, *documen
 	}
 	chain, err := app.CreateServerChain(complete)
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := s.extend(chain); err != nil {
 		return nil, nil, err
 	}
 	documents, err := documentOnDemand(chain, config.KubeAPIs.ControlPlane.Generic)

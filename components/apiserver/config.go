@@ -104,7 +104,7 @@ func (s *Server) genericConfig(o options.CompletedOptions) (*genericapiserver.Co
 	if err := o.Traces.ApplyTo(c.EgressSelector, c); err != nil {
 		return nil, nil, err
 	}
-	documentAPI(c)
+	documentAPI(c, s.schemes()...)
 	c.LongRunningFunc = filters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"),
 		sets.NewString("attach", "exec", "proxy", "log", "portforward"),
@@ -132,10 +132,10 @@ func (s *Server) genericConfig(o options.CompletedOptions) (*genericapiserver.Co
 	return c, storage, c.AddPostStartHook("kubelith-bootstrap", bootstrap)
 }
 
-// documentAPI sets the OpenAPI documents.
-func documentAPI(c *genericapiserver.Config) {
+// documentAPI sets the OpenAPI documents; more are schemes besides upstream's.
+func documentAPI(c *genericapiserver.Config, more ...*runtime.Scheme) {
 	definitions := openapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(generatedopenapi.GetOpenAPIDefinitions)
-	namer := openapinamer.NewDefinitionNamer([]*runtime.Scheme{legacyscheme.Scheme, apiextensionsapiserver.Scheme, aggregatorscheme.Scheme}...)
+	namer := openapinamer.NewDefinitionNamer(append([]*runtime.Scheme{legacyscheme.Scheme, apiextensionsapiserver.Scheme, aggregatorscheme.Scheme}, more...)...)
 	c.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(definitions, namer)
 	c.OpenAPIConfig.Info.Title = "Kubernetes"
 	c.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(definitions, namer)

@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"encoding/json"
-	"errors"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -26,9 +25,9 @@ type documents struct {
 // documentOnDemand gives kube-apiserver its documents. The configuration has SkipOpenAPIInstallation for it (newConfig) and must be
 // completed.
 func documentOnDemand(chain *apiserver.APIAggregator, config *genericapiserver.Config) (*documents, error) {
-	core, ok := chain.GenericAPIServer.NextDelegate().(*genericapiserver.GenericAPIServer)
-	if !ok {
-		return nil, errors.New("the API aggregator does not delegate to kube-apiserver: this release of Kubernetes is composed in another way")
+	core, err := coreOf(chain)
+	if err != nil {
+		return nil, err
 	}
 	d := &documents{container: core.Handler.GoRestfulContainer}
 	v2 := onDemand(func(m *mux.PathRecorderMux) {

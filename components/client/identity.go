@@ -34,6 +34,8 @@ const (
 	Manifests = "system:kubelith:manifests"
 	// ServiceLB is the identity of the Service load balancer; the apiserver component makes its role.
 	ServiceLB = "system:kubelith:servicelb"
+	// Metrics is the identity of the resource metrics API's own object; the apiserver component makes its role.
+	Metrics = "system:kubelith:metrics"
 )
 
 // identityKey is the context key of the caller's user.Info.

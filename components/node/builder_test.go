@@ -120,12 +120,12 @@ func TestDisable(t *testing.T) {
 		return all
 	}
 	all := names()
-	if want := []string{"etcd", "apiserver", "readyz", "controller-manager", "scheduler", "token", "approver", "containerd", "images", "cni", "network", "kubelet", "proxy", "dns", "manifests", "servicelb"}; !slices.Equal(all, want) {
+	if want := []string{"etcd", "apiserver", "readyz", "controller-manager", "scheduler", "token", "approver", "containerd", "images", "cni", "network", "kubelet", "proxy", "dns", "manifests", "servicelb", "metrics-server"}; !slices.Equal(all, want) {
 		t.Fatalf("components: %v, want %v", all, want)
 	}
 	// What writes into the cluster is cleaned up after.
-	if got, want := names("servicelb"), append(slices.Clone(all[:len(all)-1]), "servicelb-cleaner"); !slices.Equal(got, want) {
-		t.Errorf("--disable=servicelb: %v, want %v", got, want)
+	if got, want := names("servicelb", "metrics-server"), append(slices.Clone(all[:len(all)-2]), "servicelb-cleaner", "metrics-cleaner"); !slices.Equal(got, want) {
+		t.Errorf("--disable=servicelb,metrics-server: %v, want %v", got, want)
 	}
 	optional := []string{"containerd", "controller-manager", "dns", "kubelet", "manifests", "network", "proxy", "scheduler"}
 	for subset := range 1 << len(optional) {

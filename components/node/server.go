@@ -20,12 +20,13 @@ import (
 	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/components/logging"
 	"kubelith.io/kubelith/components/manifests"
+	"kubelith.io/kubelith/components/metrics"
 	"kubelith.io/kubelith/components/network"
 	"kubelith.io/kubelith/components/pki"
 	"kubelith.io/kubelith/components/proxy"
 	"kubelith.io/kubelith/components/scheduler"
-	embedded "kubelith.io/kubelith/manifests"
 	"kubelith.io/kubelith/components/servicelb"
+	embedded "kubelith.io/kubelith/manifests"
 	"kubelith.io/kubelith/runtime/cgroups"
 	"kubelith.io/kubelith/runtime/cni"
 	"kubelith.io/kubelith/runtime/containerd"
@@ -77,6 +78,11 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Zap:     logging.Zap(logging.Component(log, "etcd")),
 	}))
 
+	figures := newMetrics(cfg, metrics.Options{
+		Client: inProcess.Config(client.Metrics),
+		PKI:    machine.pki,
+		Log:    logFor("metrics-server"),
+	})
 	api, err := apiserver.New(apiserver.Options{
 		BindAddress:      cfg.BindAddress,
 		Port:             cfg.HTTPSPort,
@@ -89,6 +95,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Args:             machine.args.apiserver,
 		Client:           inProcess,
 		Log:              logFor("apiserver"),
+		Extend:           figures.extension,
 	})
 	b.add(api, err)
 	b.add(apiserver.Health{Client: inProcess}, nil)
@@ -135,6 +142,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Informers: api.Informers,
 		Log:       logFor("servicelb"),
 	})
+	b.add(figures.Component, nil)
 	return b.enabled(cfg.Disable)
 }
 

@@ -50,7 +50,7 @@ func TestDisable(t *testing.T) {
 				}
 			}
 			s.Stop(t)
-			for _, c := range []string{"etcd", "apiserver", "controller-manager", "scheduler", "containerd", "images", "cni", "network", "kubelet", "proxy", "dns", "manifests", "servicelb"} {
+			for _, c := range []string{"etcd", "apiserver", "controller-manager", "scheduler", "containerd", "images", "cni", "network", "kubelet", "proxy", "dns", "manifests", "servicelb", "metrics-server"} {
 				if ran := strings.Contains(s.Logs(), "component="+c+" stopped"); ran == off[c] {
 					t.Errorf("%s ran: %t", c, ran)
 				}

@@ -104,7 +104,7 @@ func stopOrder(t *testing.T, log string) {
 	for i, m := range regexp.MustCompile(`(?m)^\S+ debug +component=(\S+) (stopping|stopped)\b`).FindAllStringSubmatch(log, -1) {
 		at[m[1]+" "+m[2]] = i + 1
 	}
-	for _, c := range []string{"etcd", "apiserver", "controller-manager", "scheduler", "containerd", "images", "cni", "network", "kubelet", "proxy", "dns", "servicelb"} {
+	for _, c := range []string{"etcd", "apiserver", "controller-manager", "scheduler", "containerd", "images", "cni", "network", "kubelet", "proxy", "dns", "servicelb", "metrics-server"} {
 		if at[c+" stopping"] == 0 || at[c+" stopped"] == 0 {
 			t.Errorf("the log does not say that %s stopped", c)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -42,7 +43,9 @@ func eat(args []string) error {
 		kept = append(kept, block)
 	}
 	fmt.Println("ate", len(kept), "MiB")
-	select {}
+	time.Sleep(1 << 62) // not select {}, which the runtime takes for a deadlock
+	runtime.KeepAlive(kept)
+	return nil
 }
 
 func exit(args []string) error {

@@ -1,0 +1,122 @@
+// Package metrics serves the resource metrics API (metrics.k8s.io), of which `kubectl top` and the horizontal pod
+// autoscaler live.
+//
+// It is metrics-server as a library: its scraper asks every kubelet for /metrics/resource, its storage keeps the last two
+// answers and makes rates of them, and its API group is installed into the process's own apiserver (Install), behind the
+// same authentication, authorization and flow control as the rest. There is no pod, no port, no proxying and no informer:
+// nodes and pods are read in the shared ones.
+//
+// What is our own: how kubelets are asked (kubelet.go, decode.go), and the APIService that makes the aggregator lead
+// requests back into the process (apiservice.go).
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/runtime"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/client-go/informers"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
+	typedv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+	"sigs.k8s.io/metrics-server/pkg/api"
+	"sigs.k8s.io/metrics-server/pkg/scraper"
+	"sigs.k8s.io/metrics-server/pkg/scraper/client"
+	"sigs.k8s.io/metrics-server/pkg/storage"
+
+	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/components/pki"
+)
+
+const (
+	// resolution is the time between two rounds, as metrics-server's manifests have it. Kubelets measure every 10 s.
+	resolution = 15 * time.Second
+	// patience bounds one round, so that it is over before the next one.
+	patience = 10 * time.Second
+)
+
+// Options is what the component is made of.
+type Options struct {
+	// Client reaches the apiserver. Its identity gets, creates and deletes one APIService.
+	Client *rest.Config
+	// PKI has the certificate with which the apiserver calls kubelets, and the CA of theirs.
+	PKI *pki.Bundle
+	// Log receives the component's own messages; metrics-server writes to klog.
+	Log logrus.FieldLogger
+}
+
+// Server is the component.
+type Server struct {
+	opts  Options
+	store storage.Storage
+	nodes corelisters.NodeLister // set by Install
+}
+
+var _ lifecycle.Component = (*Server)(nil)
+
+// New returns the component; nothing is started.
+func New(o Options) *Server { return &Server{opts: o, store: storage.NewStorage(resolution)} }
+
+// Scheme has the types of the API group.
+func Scheme() *runtime.Scheme { return api.Scheme }
+
+// Install adds the API group to kube-apiserver, before it serves. The informers need not run yet.
+func (s *Server) Install(core *genericapiserver.GenericAPIServer, shared informers.SharedInformerFactory) error {
+	s.nodes = shared.Core().V1().Nodes().Lister()
+	if err := api.Install(s.store, podLister{shared.Core().V1().Pods().Lister()}, s.nodes, core, nil); err != nil {
+		return fmt.Errorf("install the resource metrics API: %w", err)
+	}
+	return nil
+}
+
+// Name implements lifecycle.Component.
+func (s *Server) Name() string { return "metrics-server" }
+
+// Needs implements lifecycle.Component. This node's kubelet is needed so that the first round finds it.
+func (s *Server) Needs() []string { return []string{"apiserver", "kubelet"} }
+
+// Run implements lifecycle.Component. It is ready at once: figures are there after the second round, and nobody waits.
+func (s *Server) Run(ctx context.Context, ready func()) error {
+	if s.nodes == nil {
+		return errors.New("the API group is not installed into the apiserver")
+	}
+	c, err := clientset.NewForConfig(s.opts.Client)
+	if err != nil {
+		return fmt.Errorf("client: %w", err)
+	}
+	kubelets, err := newKubelets(s.opts, s.nodes)
+	if err != nil {
+		return err
+	}
+	defer kubelets.client.CloseIdleConnections()
+	ready()
+	s.rounds(ctx, c.ApiregistrationV1().APIServices(), kubelets)
+	return nil
+}
+
+// rounds asks all kubelets, again and again until ctx ends.
+func (s *Server) rounds(ctx context.Context, apiServices typedv1.APIServiceInterface, kubelets client.KubeletMetricsGetter) {
+	all := scraper.NewScraper(s.nodes, kubelets, patience, nil)
+	tick := time.NewTicker(resolution)
+	defer tick.Stop()
+	for {
+		ours, err := publish(ctx, apiServices)
+		if err != nil && ctx.Err() == nil {
+			s.opts.Log.Warnf("the APIService %s, next try in %s: %v", apiService, resolution, err)
+		}
+		// When somebody else serves the API, nobody asks us.
+		if ours {
+			s.store.Store(all.Scrape(ctx))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}

@@ -62,7 +62,7 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	list := corev1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}, ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(a.version)}}
 	since, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
-	events := make(chan watchEvent, 100)
+	events := make(chan watchEvent, 1000)
 	for _, n := range a.nodes {
 		list.Items = append(list.Items, *n)
 		if v, _ := strconv.Atoi(n.ResourceVersion); v > since {

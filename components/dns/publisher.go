@@ -38,6 +38,9 @@ const (
 	roleLabel = "kubelith.io/role"
 )
 
+// knownEvery is how often it is looked whether the objects that exist have been read.
+const knownEvery = 10 * time.Millisecond
+
 // publisher keeps the Service, and the EndpointSlices that lead each node's pods to their own node. It runs on the
 // server for all nodes: with the right to write EndpointSlices a node could lead every Service of kube-system to itself.
 type publisher struct {
@@ -67,6 +70,10 @@ func (p *publisher) run(ctx context.Context, published func()) {
 		case <-p.changed:
 		case <-retry.C:
 		}
+		if !p.known() { // what is there already would be written again, without its owner
+			retry.Reset(knownEvery)
+			continue
+		}
 		err := p.publish(ctx)
 		switch {
 		case ctx.Err() != nil:
@@ -80,6 +87,11 @@ func (p *publisher) run(ctx context.Context, published func()) {
 			published()
 		}
 	}
+}
+
+// known tells whether the nodes and slices that exist have been read.
+func (p *publisher) known() bool {
+	return !slices.ContainsFunc(p.synced, func(synced cache.InformerSynced) bool { return !synced() })
 }
 
 // watch starts two small watches, of our Service and its EndpointSlices, and uses the shared one of Nodes. The returned
@@ -199,11 +211,6 @@ func (p *publisher) upToDate(e endpoint) bool {
 
 // deleteOthers removes our slices of nodes and families that have no address any more.
 func (p *publisher) deleteOthers(ctx context.Context, wanted []endpoint) (errs []error) {
-	for _, synced := range p.synced {
-		if !synced() {
-			return nil // a node may only be unknown yet; what comes is a change
-		}
-	}
 	known, _ := p.slices.EndpointSlices(namespace).List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: managedBy}))
 	for _, s := range known {
 		if slices.ContainsFunc(wanted, func(e endpoint) bool { return e.name() == s.Name }) {

@@ -3,6 +3,7 @@ package dns
 import (
 	"context"
 	"io"
+	"slices"
 	"testing"
 	"time"
 
@@ -27,8 +28,8 @@ func testNode(name, role string, addresses ...string) *corev1.Node {
 	return n
 }
 
-// published runs a publisher for the node "one" against the objects.
-func published(t *testing.T, nodes ...*corev1.Node) (*fake.Clientset, *publisher) {
+// newTestPublisher makes one for the node "one".
+func newTestPublisher(t *testing.T, nodes ...*corev1.Node) (*fake.Clientset, *publisher) {
 	t.Helper()
 	client := fake.NewClientset()
 	for _, n := range nodes {
@@ -39,26 +40,33 @@ func published(t *testing.T, nodes ...*corev1.Node) (*fake.Clientset, *publisher
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	shared := informers.NewSharedInformerFactory(client, 0)
-	p := newPublisher(client, Options{NodeName: "one", NodeIPs: ips("192.0.2.1"), ClusterDNS: ips("10.43.0.10", "fd43::a"), Port: 10053, Log: log,
+	t.Cleanup(shared.Shutdown)
+	return client, newPublisher(client, Options{NodeName: "one", NodeIPs: ips("192.0.2.1"), ClusterDNS: ips("10.43.0.10", "fd43::a"), Port: 10053, Log: log,
 		Publish: func() informers.SharedInformerFactory { return shared }})
+}
+
+// published runs a publisher against the objects.
+func published(t *testing.T, nodes ...*corev1.Node) *fake.Clientset {
+	t.Helper()
+	client, p := newTestPublisher(t, nodes...)
 	ctx, cancel := context.WithCancel(context.Background())
 	ready, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
 		p.run(ctx, func() { close(ready) })
 	}()
-	t.Cleanup(func() { cancel(); <-ended; shared.Shutdown() })
+	t.Cleanup(func() { cancel(); <-ended })
 	select {
 	case <-ready:
 	case <-time.After(20 * time.Second):
 		t.Fatal("nothing was published")
 	}
-	return client, p
+	return client
 }
 
 // The Service and a slice of each family for each node of ours are made; nodes that do not run Kubelith have none.
 func TestPublish(t *testing.T) {
-	client, _ := published(t, testNode("one", "", "192.0.2.7"), testNode("two", "agent", "192.0.2.2", "2001:db8::2"), testNode("hollow", "", "192.0.2.3"))
+	client := published(t, testNode("one", "", "192.0.2.7"), testNode("two", "agent", "192.0.2.2", "2001:db8::2"), testNode("hollow", "", "192.0.2.3"))
 	service, err := client.CoreV1().Services(namespace).Get(t.Context(), serviceName, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -83,13 +91,13 @@ func TestPublish(t *testing.T) {
 
 // Before the cluster has a Node, its own DNS is published with the addresses that it listens on.
 func TestPublishWithoutNode(t *testing.T) {
-	client, _ := published(t)
+	client := published(t)
 	eventually(t, client, map[string]string{"kube-dns-one-ipv4": "192.0.2.1"})
 }
 
 // Slices follow the nodes' addresses, come back when deleted, and go with the address family, the label or the node.
 func TestPublishFollows(t *testing.T) {
-	client, _ := published(t, testNode("one", "server", "192.0.2.1"))
+	client := published(t, testNode("one", "server", "192.0.2.1"))
 	eventually(t, client, map[string]string{"kube-dns-one-ipv4": "192.0.2.1"})
 
 	nodes := client.CoreV1().Nodes()
@@ -120,21 +128,28 @@ func TestPublishFollows(t *testing.T) {
 
 // A slice that is right is not written again, whatever happens to the others.
 func TestPublishWritesOnce(t *testing.T) {
-	client, p := published(t, testNode("one", "server", "192.0.2.1"))
-	const slice = "kube-dns-one-ipv4"
-	waitFor(t, func() bool {
-		_, err := p.slices.EndpointSlices(namespace).Get(slice)
-		return err == nil // its own write has come back
-	})
-	before := countWrites(client, slice)
-	for _, name := range []string{"two", "three", "four"} {
-		if _, err := client.CoreV1().Nodes().Create(t.Context(), testNode(name, "agent", "192.0.2.9"), metav1.CreateOptions{}); err != nil {
+	client, p := newTestPublisher(t, testNode("one", "server", "192.0.2.1"))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	defer p.watch(ctx)()
+	publish := func(nodes int) {
+		t.Helper()
+		waitFor(t, func() bool { return p.known() && len(p.wanted()) == nodes })
+		if err := p.publish(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		waitFor(t, func() bool { return countWrites(client, "kube-dns-"+name+"-ipv4") > 0 })
+		waitFor(t, func() bool { return !slices.ContainsFunc(p.wanted(), func(e endpoint) bool { return !p.upToDate(e) }) })
 	}
-	if n := countWrites(client, slice) - before; n > 0 {
-		t.Errorf("the slice of one node was written %d times more for others", n)
+	publish(1)
+	publish(1)
+	if _, err := client.CoreV1().Nodes().Create(t.Context(), testNode("two", "agent", "192.0.2.9"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	publish(2)
+	for _, slice := range []string{"kube-dns-one-ipv4", "kube-dns-two-ipv4"} {
+		if n := countWrites(client, slice); n != 1 {
+			t.Errorf("%s was written %d times", slice, n)
+		}
 	}
 }
 

@@ -81,7 +81,7 @@ func TestTop(t *testing.T) {
 	s.Create(t, works)
 	s.Create(t, eats)
 	s.RunToEnd(t, ends)
-	eats = s.WaitRunning(t, eats)
+	s.WaitRunning(t, eats)
 
 	pod := figures(t, s, "namespaces/"+ns+"/pods/eats")
 	if len(pod.Containers) != 2 {

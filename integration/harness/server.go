@@ -90,6 +90,9 @@ func startServer(opts Options) (*Server, error) {
 }
 
 func newServer(opts Options) (*Server, error) {
+	if err := raiseLimits(); err != nil {
+		return nil, err
+	}
 	bin, err := binary()
 	if err != nil {
 		return nil, err

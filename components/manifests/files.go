@@ -35,7 +35,7 @@ func isManifest(name string) bool {
 
 // directory reads all manifests below dir, in the order of their paths. watch is called for dir and each directory below
 // it, before its files are read: what changes later is noticed. A file that cannot be read is returned with the reason.
-func directory(dir string, watch func(string) error) ([]file, error) {
+func directory(dir string, watch func(string)) ([]file, error) {
 	var files []file
 	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
 		switch {
@@ -46,7 +46,8 @@ func directory(dir string, watch func(string) error) ([]file, error) {
 		case d.IsDir() && p != dir && strings.HasPrefix(d.Name(), "."):
 			return fs.SkipDir
 		case d.IsDir():
-			return watch(p)
+			watch(p)
+			return nil
 		case !isManifest(d.Name()):
 			return nil
 		}

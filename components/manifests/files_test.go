@@ -38,7 +38,7 @@ func TestDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	var watched []string
-	files, err := directory(dir, func(path string) error { watched = append(watched, path); return nil })
+	files, err := directory(dir, func(path string) { watched = append(watched, path) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,13 +57,13 @@ func TestDirectory(t *testing.T) {
 	if want := []string{dir, dir + "/directory.yaml", dir + "/sub", dir + "/sub/deep"}; !reflect.DeepEqual(watched, want) {
 		t.Errorf("watched %q, want %q", watched, want)
 	}
-	if _, err := directory(filepath.Join(dir, "missing"), func(string) error { return nil }); err == nil {
+	if _, err := directory(filepath.Join(dir, "missing"), func(string) {}); err == nil {
 		t.Error("a directory that is not there is no error: all objects would be deleted")
 	}
 	if err := os.Truncate(filepath.Join(dir, "a.yml"), maxFile+1); err != nil {
 		t.Fatal(err)
 	}
-	if files, err := directory(dir, func(string) error { return nil }); err != nil || files[0].err == nil || files[0].content != nil {
+	if files, err := directory(dir, func(string) {}); err != nil || files[0].err == nil || files[0].content != nil {
 		t.Errorf("a huge file was read: %v", err)
 	}
 }

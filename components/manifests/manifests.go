@@ -52,7 +52,10 @@ type Options struct {
 }
 
 // Server is the component.
-type Server struct{ opts Options }
+type Server struct {
+	opts  Options
+	watch func() (*fsnotify.Watcher, error)
+}
 
 var _ lifecycle.Component = (*Server)(nil)
 
@@ -61,7 +64,7 @@ func New(opts Options) (*Server, error) {
 	if opts.Client == nil || opts.Dir == "" || opts.Embedded == nil || opts.Log == nil {
 		return nil, errors.New("manifests: client, directory, embedded files and log are all needed")
 	}
-	return &Server{opts: opts}, nil
+	return &Server{opts: opts, watch: fsnotify.NewWatcher}, nil
 }
 
 // Name implements lifecycle.Component.
@@ -84,11 +87,15 @@ func (s *Server) run(ctx context.Context, k *keeper, ready func()) error {
 	if err := os.MkdirAll(s.opts.Dir, 0o700); err != nil {
 		return fmt.Errorf("directory of manifests: %w", err)
 	}
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", s.opts.Dir, err)
+	watcher, err := s.watch()
+	var events <-chan fsnotify.Event
+	var errs <-chan error
+	if err != nil { // the host has a limit for all programs together
+		s.opts.Log.WithError(err).Warnf("changes in %s are noticed once a minute only: raise fs.inotify.max_user_instances", s.opts.Dir)
+	} else {
+		defer watcher.Close()
+		events, errs = watcher.Events, watcher.Errors
 	}
-	defer watcher.Close()
 	ready()
 	next := time.NewTimer(0)
 	defer next.Stop()
@@ -97,10 +104,10 @@ func (s *Server) run(ctx context.Context, k *keeper, ready func()) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-watcher.Events:
+		case <-events:
 			retry = firstRetry
 			next.Reset(settle)
-		case err := <-watcher.Errors: // an overflow, say: look again
+		case err := <-errs: // an overflow, say: look again
 			s.opts.Log.WithError(err).Warnf("watch %s", s.opts.Dir)
 			next.Reset(settle)
 		case <-next.C:
@@ -116,8 +123,16 @@ func (s *Server) run(ctx context.Context, k *keeper, ready func()) error {
 }
 
 // look reads all files and brings the cluster in line with them. It says whether nothing is left to do.
-func (s *Server) look(ctx context.Context, watcher *fsnotify.Watcher, k *keeper) bool {
-	files, err := directory(s.opts.Dir, watcher.Add)
+func (s *Server) look(ctx context.Context, w *fsnotify.Watcher, k *keeper) bool {
+	watch := func(dir string) {
+		if w == nil {
+			return
+		}
+		if err := w.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) { // the files can be read all the same
+			k.sayOnce("watch", "changes in "+dir+" are noticed once a minute only: "+err.Error())
+		}
+	}
+	files, err := directory(s.opts.Dir, watch)
 	if err == nil {
 		var ours []file
 		ours, err = embedded(s.opts.Embedded)

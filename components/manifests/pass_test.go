@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/sirupsen/logrus"
 	"go.uber.org/goleak"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -374,7 +375,7 @@ func TestControlled(t *testing.T) {
 func TestRun(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	dir, f := filepath.Join(t.TempDir(), "server", "manifests"), newFake()
-	s := &Server{Options{Dir: dir, Embedded: os.DirFS(t.TempDir()), Log: quiet()}}
+	s := &Server{Options{Dir: dir, Embedded: os.DirFS(t.TempDir()), Log: quiet()}, fsnotify.NewWatcher}
 	ctx, cancel := context.WithCancel(t.Context())
 	ready, ended := make(chan struct{}), make(chan error)
 	go func() { ended <- s.run(ctx, newKeeper(f, quiet()), sync.OnceFunc(func() { close(ready) })) }()
@@ -405,6 +406,27 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	happens("remove ConfigMap a", "drop manifest-one.yaml")
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRunWithoutWatch: where the host has no inotify instance left, the files are applied all the same.
+func TestRunWithoutWatch(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	dir, f := t.TempDir(), newFake()
+	write(t, filepath.Join(dir, "a.yaml"), string(of("", "ConfigMap a").content))
+	none := func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") }
+	s := &Server{Options{Dir: dir, Embedded: os.DirFS(t.TempDir()), Log: quiet()}, none}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- s.run(ctx, newKeeper(f, quiet()), func() {}) }()
+	for deadline := time.Now().Add(20 * time.Second); len(f.took()) == 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the file is not applied")
+		}
+	}
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)

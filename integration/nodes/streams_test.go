@@ -13,7 +13,7 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// testStreams: logs, exec, attach and port-forward work on every node, though the names of all nodes resolve to addresses that
+// testStreams: logs, exec, attach, port-forward and top work on every node, though the names of all nodes resolve to addresses that
 // lead nowhere.
 func testStreams(t *testing.T, c *harness.Cluster) {
 	for i, n := range c.Nodes() {
@@ -28,6 +28,7 @@ func testStreams(t *testing.T, c *harness.Cluster) {
 		}
 	}
 	ns := c.Namespace(t)
+	t.Run("top", func(t *testing.T) { t.Parallel(); testTop(t, c, ns) })
 	for _, n := range c.Nodes() {
 		t.Run(n.NodeName(), func(t *testing.T) {
 			t.Parallel()

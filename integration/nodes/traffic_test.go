@@ -33,7 +33,7 @@ func testTraffic(backend string) func(*testing.T, *harness.Cluster) {
 		t.Run("dns", func(t *testing.T) { testDNS(t, c, ns, pods) })
 		t.Run("mtu", func(t *testing.T) { testMTU(t, c, backend, pods) })
 		for name, test := range map[string]func(*testing.T, *harness.Cluster, string, []*corev1.Pod){
-			"pod-ip": testPodIPs, "cluster-ip": testClusterIP, "node-port": testNodePort,
+			"pod-ip": testPodIPs, "cluster-ip": testClusterIP, "node-port": testNodePort, "load-balancer": testLoadBalancer,
 			"connections": testConnections, "daemon-set": testDaemonSet,
 		} {
 			t.Run(name, func(t *testing.T) {

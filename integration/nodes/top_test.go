@@ -1,0 +1,46 @@
+package nodes
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+// testTop: kubectl top knows the use of every node, and of a pod on each.
+func testTop(t *testing.T, c *harness.Cluster, ns string) {
+	for _, n := range c.Nodes() {
+		c.Server.Create(t, on(n, web(ns, "used-"+n.NodeName(), "used")))
+	}
+	harness.Eventually(t, 2*time.Minute, "kubectl top to know all", func() error {
+		var errs []error
+		nodes, pods := c.Server.TryKubectl(t, "top", "nodes", "--no-headers"), c.Server.TryKubectl(t, "-n", ns, "top", "pods", "--no-headers")
+		for _, n := range c.Nodes() {
+			errs = append(errs, used(nodes, n.NodeName()), used(pods, "used-"+n.NodeName()))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// used wants a line of kubectl top with the name, some CPU in milli-cores, and memory of at least 1 Mi.
+func used(res harness.Result, name string) error {
+	for line := range strings.Lines(res.Stdout) {
+		f := strings.Fields(line)
+		if len(f) < 3 || f[0] != name {
+			continue
+		}
+		if !strings.HasSuffix(f[1], "m") {
+			return fmt.Errorf("%s uses %q of CPU", name, f[1])
+		}
+		for _, field := range f[2:] {
+			if strings.HasSuffix(field, "Mi") && field != "0Mi" {
+				return nil
+			}
+		}
+		return fmt.Errorf("no use of memory in %q", line)
+	}
+	return fmt.Errorf("%s is not in %q %s", name, res.Stdout, res.Stderr)
+}

@@ -66,12 +66,15 @@ integration: bin/kubelith ## tests on real clusters, each in namespaces of its o
 
 INTEGRATION_PARALLEL ?= 1
 
-.PHONY: conformance vm-test dist clean
+.PHONY: conformance vm-test vagrant-validate dist clean
 conformance: build ## upstream's conformance suite on a fresh cluster: make conformance E2E_DIR=... [FOCUS=...] [PROCS=4]
 	scripts/conformance.sh
 
 vm-test: build ## install, run, reboot, pull the plug and uninstall in a VM: make vm-test VM=.../vm
 	scripts/vm-test.sh $(VM)
+
+vagrant-validate: ## check scripts/Vagrantfile (needs vagrant and bin/kubelith, no provider)
+	cd scripts && VAGRANT_HOME=$(CURDIR)/.cache/vagrant vagrant validate --ignore-provider
 
 dist: deps-dist ## executables for amd64 and arm64, at dist/
 	mkdir -p dist

@@ -196,7 +196,7 @@ while [ $# -gt 0 ]; do
 		exit 0
 		;;
 	--no-start) START=no ;;
-	--agent) NAME=kubelith-agent OTHER=kubelith COMMAND=agent CHECK='' WHERE=' on the server' ;;
+	--agent) NAME=kubelith-agent OTHER=kubelith COMMAND=agent CHECK=" and 'kubelith check agent'" WHERE=' on the server' ;;
 	--server | --token-file)
 		[ $# -gt 1 ] || die "$1 needs a value, see --help"
 		case "$1" in

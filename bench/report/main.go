@@ -1,4 +1,4 @@
-// Command report prints the table of docs/performance.md from the samples that the benchmarks stored.
+// Command report prints a table of docs/performance.md from the samples that the benchmarks stored.
 package main
 
 import (
@@ -12,17 +12,29 @@ import (
 func main() {
 	path := flag.String("results", ".cache/bench/results.jsonl", "file of samples")
 	packed := flag.String("packed", "", "the executable as zstd -19 packed it; its size is in the table")
+	table := flag.String("table", "compare", "whose samples they are: compare, network or scale")
 	flag.Parse()
-	if err := run(*path, *packed); err != nil {
+	if err := run(*path, *packed, *table); err != nil {
 		fmt.Fprintf(os.Stderr, "report: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-func run(path, packed string) error {
+func run(path, packed, table string) error {
 	s, err := results.Open(path, "")
 	if err != nil {
 		return err
+	}
+	switch table {
+	case "compare":
+	case "network":
+		results.NetworkTable(os.Stdout, s)
+		return nil
+	case "scale":
+		results.ScaleTable(os.Stdout, s)
+		return nil
+	default:
+		return fmt.Errorf("-table=%s is none of compare, network, scale", table)
 	}
 	var size int64
 	if packed != "" {

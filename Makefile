@@ -66,12 +66,15 @@ integration: bin/kubelith ## tests on real clusters, each in namespaces of its o
 
 INTEGRATION_PARALLEL ?= 1
 
-.PHONY: conformance vm-test vagrant-validate dist clean
+.PHONY: conformance vm-test vm-nodes-test vagrant-validate dist clean
 conformance: build ## upstream's conformance suite on a fresh cluster: make conformance E2E_DIR=... [FOCUS=...] [PROCS=4]
 	scripts/conformance.sh
 
 vm-test: build ## install, run, reboot, pull the plug and uninstall in a VM: make vm-test VM=.../vm
 	scripts/vm-test.sh $(VM)
+
+vm-nodes-test: build ## a server and an agent in two VMs, with a cut cable and a pulled plug: make vm-nodes-test VM=.../vm
+	scripts/vm-nodes-test.sh $(VM)
 
 vagrant-validate: ## check scripts/Vagrantfile (needs vagrant and bin/kubelith, no provider)
 	cd scripts && VAGRANT_HOME=$(CURDIR)/.cache/vagrant vagrant validate --ignore-provider

@@ -1,0 +1,243 @@
+#!/bin/bash
+# vm-nodes-test.sh VM [STEP...]: try a cluster of a server and an agent on two machines, each with a kernel of its own: what
+# namespaces of one kernel cannot show, such as a cable that is cut and a plug that is pulled.
+#
+# VM is a program that makes virtual machines, as for vm-test.sh, on one Ethernet: `VM ip NAME`, `VM cut NAME` and `VM join NAME` are
+# needed as well. All steps run in the order below, one line each with the seconds they took; with STEPs, only these. A step
+# that fails does not stop the others. What the machines said is in .cache/vm-nodes-test/. KEEP=yes leaves them running; MEMORY is the
+# MiB of each. provision.sh, which Vagrant runs too, makes the machines nodes.
+# shellcheck disable=SC2317,SC2329 # the steps are called by name
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+STEPS="boot server refused join pods streams restart away partition plug leave"
+usage() {
+	echo "usage: vm-nodes-test.sh VM [STEP...]   steps: $STEPS" >&2
+	exit 2
+}
+[ $# -gt 0 ] || usage
+[ -x "$1" ] || usage
+VM=$(readlink -f "$1")
+shift
+SERVER=${NAME:-kubelith}-server AGENT=${NAME:-kubelith}-agent MEMORY=${MEMORY:-3072} BIN=${BIN:-bin/kubelith}
+LOGS=$PWD/.cache/vm-nodes-test
+export WORK=${WORK:-$LOGS/vm}
+mkdir -p "$LOGS" "$WORK"
+[ -f "$BIN" ] || {
+	echo "vm-nodes-test: no $BIN: run make build" >&2
+	exit 1
+}
+
+# on MACHINE: runs the script on stdin there, after the functions of vm-guest.sh and of this test; the last line it prints is the result.
+on() {
+	{ cat scripts/vm-guest.sh; functions; cat; } | "$VM" ssh "$1" 'cat >step.sh; bash step.sh </dev/null'
+}
+functions() {
+	echo "server=$("$VM" ip "$SERVER") agent=$("$VM" ip "$AGENT")"
+	cat <<'GUEST'
+nodes_ready() { [ "$($k get nodes -o jsonpath='{range .items[*]}{.status.conditions[?(@.type=="Ready")].status} {end}')" = "True True " ]; }
+agent_lost() { [ "$($k get nodes -l kubelith.io/role=agent -o jsonpath='{.items[*].status.conditions[?(@.type=="Ready")].status}')" = Unknown ]; }
+nodes() { $k get nodes -o wide; }
+pod_on() { $k get pods -l app=everywhere --field-selector "spec.nodeName=$1" -o jsonpath="{.items[0].$2}"; }
+server_node() { $k get nodes -l kubelith.io/role=server -o jsonpath='{.items[0].metadata.name}'; }
+agent_node() { $k get nodes -l kubelith.io/role=agent -o jsonpath='{.items[0].metadata.name}'; }
+# asks POD URL: the answer that the pod gets.
+asks() { $k exec "$1" -- /hello get "$2"; }
+everywhere_ready() { [ "$($k get daemonset everywhere -o jsonpath='{.status.numberReady}/{.status.desiredNumberScheduled}/{.status.updatedNumberScheduled}')" = 2/2/2 ]; }
+# across: each pod reaches the other by its address, and both the Service by address and name.
+across() {
+	local sp ap service from to n=0
+	sp=$(pod_on "$(server_node)" metadata.name) ap=$(pod_on "$(agent_node)" metadata.name)
+	service=$($k get service everywhere -o jsonpath='{.spec.clusterIP}')
+	for from in "$sp" "$ap"; do
+		for to in $($k get pods "$sp" "$ap" -o jsonpath='{.items[0].status.podIP}:8080 {.items[1].status.podIP}:8080') "$service" everywhere.default.svc.cluster.local; do
+			asks "$from" "http://$to/" | grep -q 'Hello from Kubelith' || { echo "$from gets no answer from $to"; return 1; }
+			n=$((n + 1))
+		done
+	done
+	echo "$n ways between pods"
+}
+try_across() { across >across.log 2>&1; }
+# reached SECONDS: waits until across succeeds, and says what it says.
+reached() { until_true "$1" try_across || fail "$(cat across.log)"; cat across.log; }
+GUEST
+}
+
+# reachable MACHINE: a busy one may be slow to answer.
+reachable() { for _ in 1 2 3; do "$VM" ssh "$1" true 2>/dev/null && return; done; return 1; }
+# up MACHINE: boots it, with all that is needed in /root/k.
+up() {
+	reachable "$1" || "$VM" start "$1" "$MEMORY" || return
+	"$VM" ssh "$1" 'rm -rf k; mkdir k' && "$VM" put "$1" "$BIN" /root/k/kubelith &&
+		"$VM" put "$1" scripts/install.sh scripts/uninstall.sh scripts/provision.sh /root/k/ &&
+		{ "$VM" ssh "$1" test -e /etc/protocols || "$VM" put "$1" /etc/protocols /etc/protocols; } &&
+		on "$1" <<'E'
+# The machine has no other network than its host and the Ethernet. A real one has a way out, and ClusterIPs need a route on the node itself.
+ip route show default | grep -q . || { printf '[Route]\nGateway=10.0.2.2\n' >>/etc/systemd/network/10-eth0.network; networkctl reload; networkctl reconfigure eth0; sleep 3; }
+ip route show default | grep -q . || fail "no default route"
+echo "$(hostname), kernel $(uname -r), boot $(cut -c1-8 /proc/sys/kernel/random/boot_id)"
+E
+}
+step_boot() {
+	up "$SERVER" && up "$AGENT" && on "$AGENT" <<'E'
+ping -c 3 -i 0.3 -q $server | tee ping.log
+system >before.system
+echo "two kernels, $(awk -F'[/ ]' '/^rtt/ { print $8 }' ping.log) ms between them"
+E
+}
+step_server() { on "$SERVER" <<'E'
+t=$(uptime_s); sh k/provision.sh server $server; until_true 200 node_ready || fail "$(nodes)"
+[ "$(stat -c %a /var/lib/kubelith/server/token)" = 600 ] || fail "the token can be read by others"
+echo "installed and Ready in $(since $t)"
+E
+}
+# token: the server's goes to the agent as a person would copy it, not over the cluster.
+token() { "$VM" ssh "$SERVER" 'cat /var/lib/kubelith/server/token' | "$VM" ssh "$AGENT" 'umask 077; cat >token; wc -c <token'; }
+step_refused() {
+	token && on "$AGENT" <<'E'
+sed 's/.$/x/; t' token >wrong; cmp -s token wrong && sed -i 's/.$/y/' wrong
+if sh k/provision.sh agent $agent https://$server:6443 wrong >refused.log 2>&1; then fail "joined with a wrong token"; fi
+systemctl stop kubelith-agent
+why=$(journalctl -u kubelith-agent -o cat --no-pager _COMM=kubelith | grep -v '^$' | tail -n 1)
+case $why in *secret*) ;; *) fail "refused for another reason: $why" ;; esac
+[ ! -e /var/lib/kubelith/agent ] && [ ! -e /var/lib/kubelith/data ] || fail "left: $(find /var/lib/kubelith | head)"
+[ "$(ls /sys/class/net | tr '\n' ' ')" = "eth0 eth1 lo " ] || fail "left: $(ls /sys/class/net)"
+echo "refused: $why"
+E
+}
+step_join() {
+	token && on "$AGENT" <<'E' && on "$SERVER" <<'F'
+t=$(uptime_s); sh k/provision.sh agent $agent https://$server:6443 token; rm token
+[ "$(systemctl is-active kubelith-agent)" = active ] && [ "$(systemctl is-enabled kubelith-agent)" = enabled ] || fail "$(systemctl status kubelith-agent --no-pager)"
+echo "active after $(since $t)" | tee joined
+E
+t=$(uptime_s); until_true 200 nodes_ready || fail "$(nodes)"
+took=$(since $t); nodes
+[ "$($k get node $(agent_node) -o jsonpath='{.status.addresses[?(@.type=="InternalIP")].address}')" = $agent ] || fail "the agent has another address"
+echo "two nodes Ready $took after the agent's unit was"
+F
+}
+step_pods() { on "$SERVER" <<'E'
+$k apply -f - <<'Y'
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: everywhere}
+spec:
+  selector: {matchLabels: {app: everywhere}}
+  template:
+    metadata: {labels: {app: everywhere}}
+    spec:
+      containers:
+        - {name: hello, image: "kubelith/hello:1", ports: [{containerPort: 8080}], readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 5, timeoutSeconds: 10}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: everywhere}
+spec: {type: NodePort, selector: {app: everywhere}, ports: [{port: 80, targetPort: 8080, nodePort: 30080}]}
+Y
+until_true 300 everywhere_ready || fail "$($k get pods -o wide; $k get events)"
+$k get pods -o wide
+ways=$(reached 120)
+for node in $server $agent; do for i in 1 2 3 4; do curl -sf --max-time 20 http://$node:30080/ | grep -q Hello || fail "no answer at the port of $node"; done; done
+link=$(ip -o link show type vxlan | awk -F': ' '{ print $2 }')
+echo "$ways, the port of both nodes; $link carried $(cat /sys/class/net/${link:-lo}/statistics/rx_packets) packets"
+E
+}
+step_streams() { on "$SERVER" <<'E'
+p=$(pod_on $(agent_node) metadata.name)
+until_true 100 sh -c "$k logs $p | grep -q ." || fail "no log of $p"
+asks $p http://127.0.0.1:8080/ | grep -q Hello || fail "no answer of exec"
+$k port-forward pod/$p 8088:8080 >forward.log 2>&1 & forward=$!
+until_true 60 curl -sf --max-time 5 http://127.0.0.1:8088/ || { kill $forward; fail "$(cat forward.log)"; }
+kill $forward
+echo "logs, exec and port-forward of $p on $(agent_node)"
+E
+}
+step_restart() {
+	on "$AGENT" <<'E' && on "$SERVER" <<'F'
+containers >before.list
+t=$(uptime_s); systemctl restart kubelith-agent; echo "restart of the agent took $(since $t), $(unchanged)"
+E
+until_true 200 nodes_ready || fail "$(nodes)"
+reached 120
+F
+}
+# away: the server stops; the agent's pods go on, also over a restart of the agent; then the server is back.
+step_away() {
+	on "$SERVER" <<<'systemctl stop kubelith; [ "$(systemctl is-active kubelith || true)" = inactive ]' && on "$AGENT" <<'E' && on "$SERVER" <<'F'
+containers >before.list
+t=$(uptime_s); systemctl restart kubelith-agent; took=$(since $t)
+[ "$(systemctl is-active kubelith-agent)" = active ] || fail "the agent does not start without the server: $(systemctl status kubelith-agent --no-pager)"
+for i in 1 2 3 4; do curl -sf --max-time 20 http://$agent:30080/ | grep -q Hello || fail "the Service does not answer while the server is away"; done
+echo "without the server: agent started in $took, $(unchanged), the Service answers"
+E
+t=$(uptime_s); systemctl start kubelith
+until_true 300 nodes_ready || fail "$(nodes)"; took=$(since $t)
+ways=$(reached 120)
+echo "both nodes Ready $took after the server's start, $ways"
+F
+}
+# partition: the cable of the agent is cut until its node is no longer Ready.
+step_partition() {
+	on "$AGENT" <<<'containers >before.list' && "$VM" cut "$AGENT" && on "$SERVER" <<'E'
+t=$(uptime_s); until_true 200 agent_lost || fail "$(nodes)"
+took=$(since $t)
+pod=$(pod_on $(server_node) metadata.name); asks $pod http://127.0.0.1:8080/ | grep -q Hello || fail "the server's own pod"
+echo "NotReady $took after the cut"
+E
+	local cut=$?
+	on "$AGENT" <<'E' || cut=1
+kept=$(unchanged)
+[ "$(systemctl is-active kubelith-agent)" = active ] || fail "the agent ended"
+echo "$kept"
+E
+	"$VM" join "$AGENT" && on "$SERVER" <<'E' || cut=1
+t=$(uptime_s); until_true 300 nodes_ready || fail "$(nodes)"; took=$(since $t)
+ways=$(reached 200)
+echo "Ready $took after the cable was back, $ways"
+E
+	on "$AGENT" <<<'unchanged' || cut=1
+	return $cut
+}
+# plug: the agent's machine loses its power and comes back; it joins with what it has on disk.
+step_plug() {
+	on "$AGENT" <<<'cat /proc/sys/kernel/random/boot_id >before.boot; sync' && "$VM" kill "$AGENT" || return
+	for _ in $(seq 20); do "$VM" start "$AGENT" "$MEMORY" && break; sleep 1; done # it takes the machine a moment to be gone
+	on "$AGENT" <<'E' && on "$SERVER" <<'F'
+[ "$(cat /proc/sys/kernel/random/boot_id)" != "$(cat before.boot)" ] || fail "it did not boot again"
+POLL=1 until_true 400 systemctl is-active -q kubelith-agent || fail "$(systemctl status kubelith-agent --no-pager)"
+up=$(cut -d. -f1 /proc/uptime)
+POLL=1 until_true 400 sh -c '[ $(pidof hello | wc -w) -ge 1 ]' || fail "its pod does not come back"
+until_true 60 no_leaks || no_leaks
+echo "unit active $up s after the boot, pod back after $(cut -d. -f1 /proc/uptime) s, $(no_leaks)"
+E
+until_true 300 nodes_ready || fail "$(nodes)"; until_true 300 everywhere_ready || fail "$($k get pods -o wide)"
+ways=$(reached 200)
+echo "after a pulled plug: $ways"
+F
+}
+# leave: the agent is uninstalled; nothing of it remains on its machine.
+step_leave() {
+	on "$AGENT" <<'E' && on "$SERVER" <<'F'
+t=$(uptime_s); sh k/uninstall.sh --yes >uninstall.log 2>&1 || { cat uninstall.log; fail "uninstall failed"; }; took=$(since $t)
+tail -n 1 uninstall.log
+sleep 3; system >after.system
+diff before.system after.system >system.diff || { cat system.diff; fail "$(grep -c '^[<>]' system.diff) differences to before the join"; }
+echo "uninstalled in $took; mounts, network, packet filter, cgroups, units, processes and files as before"
+E
+a=$(agent_node); $k delete node $a >/dev/null
+until_true 200 sh -c "[ \$($k get pods -l app=everywhere -o name | wc -l) = 1 ]" || fail "$($k get pods -o wide)"
+node_ready || fail "$(nodes)"
+echo "$a left; the server goes on"
+F
+}
+
+failed=0
+if [ $# -gt 0 ]; then list=("$@") KEEP=yes; else read -ra list <<<"$STEPS"; fi
+for step in "${list[@]}"; do
+	declare -F "step_$step" >/dev/null || usage
+	start=$SECONDS
+	if "step_$step" >"$LOGS/$step.log" 2>&1; then result=ok; else result=FAILED failed=1; fi
+	printf '%-6s %4d s  %-10s %s\n' "$result" $((SECONDS - start)) "$step" "$(tail -n 1 "$LOGS/$step.log")"
+done
+if [ "${KEEP:-}" != yes ]; then for name in "$SERVER" "$AGENT"; do "$VM" rm "$name"; done; fi
+exit $failed

@@ -67,7 +67,7 @@ integration: bin/kubelith ## tests on real clusters, each in namespaces of its o
 INTEGRATION_PARALLEL ?= 1
 
 .PHONY: conformance vm-test vm-nodes-test vagrant-validate dist clean
-conformance: build ## upstream's conformance suite on a fresh cluster: make conformance E2E_DIR=... [FOCUS=...] [PROCS=4]
+conformance: build ## upstream's conformance suite on a fresh cluster: make conformance E2E_DIR=... [NODES=1] [FOCUS=...] [PROCS=4]
 	scripts/conformance.sh
 
 vm-test: build ## install, run, reboot, pull the plug and uninstall in a VM: make vm-test VM=.../vm

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"net/url"
 	"os"
+	"strings"
 	"sync/atomic"
 
 	"github.com/sirupsen/logrus"
@@ -51,6 +52,10 @@ func (sink) Write(line []byte) (int, error) {
 	level, err := logrus.ParseLevel(name)
 	if err != nil {
 		level = logrus.ErrorLevel // zap's dpanic
+	}
+	// A request that nobody waits for any more: dozens of them when a custom resource is defined.
+	if text, _ := fields["error"].(string); level == logrus.WarnLevel && strings.Contains(text, "context canceled") {
+		level = logrus.DebugLevel
 	}
 	for _, key := range []string{"msg", "level", "ts", "caller", "stacktrace"} {
 		delete(fields, key)

@@ -27,9 +27,11 @@ func TestDefaultLogger(t *testing.T) {
 	l = l.Named("etcd-client")
 	l.Debug("a")
 	l.Warn("b", zap.Error(errors.New("no")), zap.Int("attempt", 2))
+	l.Warn("gone", zap.Error(errors.New("rpc error: code = Canceled desc = context canceled")))
 	l.DPanic("c")
 	want := "level=debug msg=a component=apiserver logger=etcd-client\n" +
 		"level=warning msg=b attempt=2 component=apiserver error=no logger=etcd-client\n" +
+		"level=debug msg=gone component=apiserver error=\"rpc error: code = Canceled desc = context canceled\" logger=etcd-client\n" +
 		"level=error msg=c component=apiserver logger=etcd-client\n"
 	if out.String() != want {
 		t.Errorf("got\n%swant\n%s", out.String(), want)

@@ -25,27 +25,6 @@ func TestMedian(t *testing.T) {
 	}
 }
 
-func TestPercentile(t *testing.T) {
-	var hundred []float64
-	for i := 100; i > 0; i-- {
-		hundred = append(hundred, float64(i))
-	}
-	for _, c := range []struct {
-		in   []float64
-		p    float64
-		want float64
-	}{
-		{hundred, 99, 99}, {hundred, 100, 100}, {hundred, 0, 1}, {[]float64{7}, 99, 7}, {[]float64{2, 1}, 50, 1}, {[]float64{2, 1}, 51, 2},
-	} {
-		if got := Percentile(c.in, c.p); got != c.want {
-			t.Errorf("percentile %v of %d values is %v, not %v", c.p, len(c.in), got, c.want)
-		}
-	}
-	if !math.IsNaN(Percentile(nil, 99)) {
-		t.Error("a percentile of nothing is a number")
-	}
-}
-
 // The ranks are those of any table of the sign test.
 func TestInterval(t *testing.T) {
 	for _, c := range []struct {
@@ -159,22 +138,5 @@ func TestNetworkTable(t *testing.T) {
 	}
 	if strings.Contains(b.String(), HostGW) {
 		t.Errorf("a way that was not measured is in\n%s", b.String())
-	}
-}
-
-func TestScaleTable(t *testing.T) {
-	s, err := Open(filepath.Join(t.TempDir(), "r.jsonl"), "b")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for stage, mb := range map[string]float64{ScaleEmpty: 150, ScalePods: 900} {
-		if err := s.Add("scale", 1, stage, Sample{Figure: ServerMemory, Value: mb}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	var b bytes.Buffer
-	ScaleTable(&b, s)
-	if want := "| anonymous memory of the server (MB) | 150 |  |  | 900 |"; !strings.Contains(b.String(), want) {
-		t.Errorf("missing %q in\n%s", want, b.String())
 	}
 }

@@ -75,13 +75,3 @@ func RatioInterval(a, b []float64) (low, high float64, ok bool) {
 	slices.Sort(ratios)
 	return ratios[resamples*25/1000], ratios[resamples*975/1000-1], true
 }
-
-// Percentile is the value that p percent of the values do not exceed; NaN when there are none.
-func Percentile(values []float64, p float64) float64 {
-	if len(values) == 0 {
-		return math.NaN()
-	}
-	v := slices.Sorted(slices.Values(values))
-	rank := int(math.Ceil(p / 100 * float64(len(v)))) // from 1
-	return v[max(rank, 1)-1]
-}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"runtime/debug"
+	"sync"
 	"time"
 )
 
@@ -31,7 +32,7 @@ func tuneMemory(ctx context.Context) (started func()) {
 		case <-ctx.Done():
 		}
 	}()
-	return func() { setGCPercent(gcPercent) }
+	return sync.OnceFunc(func() { setGCPercent(gcPercent) })
 }
 
 func setGCPercent(percent int) {

@@ -29,7 +29,7 @@ func TestReachable(t *testing.T) {
 	if a.Hostname != pod.Name {
 		t.Errorf("answered by %q", a.Hostname)
 	}
-	if a.from() == s.HostIP {
+	if a.From() == s.HostIP {
 		t.Errorf("with the policy Cluster the pod saw the client %s: then its answer could take another way back", a.Remote)
 	}
 	harness.Eventually(t, patience, "an echo over UDP", func() error { return echoes(t.Context(), net.JoinHostPort(s.NodeIP, "80")) })
@@ -79,7 +79,7 @@ func TestPolicyLocal(t *testing.T) {
 	harness.Consistently(t, 2*time.Second, "without a pod", func() error { return hasAddresses(t, s, ns, "web") })
 	web(t, s, ns, "web")
 	waitAddresses(t, s, ns, "web", s.NodeIP)
-	if a := mustAsk(t, outside(), url(s.NodeIP, 8103)); a.from() != s.HostIP {
+	if a := mustAsk(t, outside(), url(s.NodeIP, 8103)); a.From() != s.HostIP {
 		t.Errorf("the pod saw %s, the client is %s", a.Remote, s.HostIP)
 	}
 	s.Kubectl(t, "-n", ns, "delete", "pod", "web", "--now")
@@ -96,7 +96,7 @@ func TestSourceRanges(t *testing.T) {
 	waitAddresses(t, s, ns, "web", s.NodeIP)
 	mustAsk(t, outside(), url(s.NodeIP, 8104))
 	// The node is not in the range.
-	if a, err := ask(s.HTTPClient(2*time.Second), url(s.NodeIP, 8104)); err == nil {
+	if a, err := harness.Ask(s.HTTPClient(2*time.Second), url(s.NodeIP, 8104)); err == nil {
 		t.Errorf("the node, which is not in the range, got an answer from %s", a.Hostname)
 	}
 	patch(t, s, ns, "web", `{"spec":{"loadBalancerSourceRanges":["192.0.2.0/24"]}}`)
@@ -148,7 +148,7 @@ func TestConflict(t *testing.T) {
 	}
 	waitAddresses(t, s, ns, "two", s.NodeIP)
 	harness.Eventually(t, patience, "the other pod to answer", func() error {
-		if a, err := ask(outside(), url(s.NodeIP, 8107)); err != nil || a.Hostname != "two" {
+		if a, err := harness.Ask(outside(), url(s.NodeIP, 8107)); err != nil || a.Hostname != "two" {
 			return fmt.Errorf("answered by %q, %v", a.Hostname, err)
 		}
 		return nil

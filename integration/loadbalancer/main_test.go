@@ -5,10 +5,8 @@ package loadbalancer
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"slices"
@@ -119,15 +117,7 @@ func events(t *testing.T, s *harness.Server, ns, name, reason string) (messages 
 }
 
 // answer is what `probe serve` says about a request.
-type answer struct {
-	Hostname string `json:"hostname"`
-	Remote   string `json:"remote"`
-}
-
-func (a answer) from() string {
-	host, _, _ := net.SplitHostPort(a.Remote)
-	return host
-}
+type answer = harness.Answer
 
 // outside is a client in the host's network: for the node it is somebody else. Each request is a connection of its own.
 func outside() *http.Client {
@@ -138,27 +128,11 @@ func url(ip string, port int32) string {
 	return "http://" + net.JoinHostPort(ip, fmt.Sprint(port)) + "/"
 }
 
-func ask(client *http.Client, url string) (a answer, err error) {
-	resp, err := client.Get(url)
-	if err != nil {
-		return a, err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return a, err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return a, fmt.Errorf("%s: %s: %s", url, resp.Status, body)
-	}
-	return a, json.Unmarshal(body, &a)
-}
-
 // mustAsk repeats a request until it succeeds.
 func mustAsk(t *testing.T, client *http.Client, url string) (a answer) {
 	t.Helper()
 	harness.Eventually(t, patience, url, func() (err error) {
-		a, err = ask(client, url)
+		a, err = harness.Ask(client, url)
 		return err
 	})
 	return a
@@ -166,7 +140,7 @@ func mustAsk(t *testing.T, client *http.Client, url string) (a answer) {
 
 // refuses is nil when nobody listens: the node itself refuses the connection.
 func refuses(url string) error {
-	if _, err := ask(outside(), url); !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, err := harness.Ask(outside(), url); !errors.Is(err, syscall.ECONNREFUSED) {
 		return fmt.Errorf("%s: %v, not a refusal", url, err)
 	}
 	return nil
@@ -175,7 +149,7 @@ func refuses(url string) error {
 // drops is nil when packets vanish.
 func drops(url string) error {
 	var timeout net.Error
-	if _, err := ask(outside(), url); !errors.As(err, &timeout) || !timeout.Timeout() {
+	if _, err := harness.Ask(outside(), url); !errors.As(err, &timeout) || !timeout.Timeout() {
 		return fmt.Errorf("%s: %v, not a timeout", url, err)
 	}
 	return nil

@@ -42,7 +42,7 @@ func TestDNSOfServices(t *testing.T) {
 	}
 	s.Kubectl(t, "-n", ns, "delete", "service", "web")
 	harness.Eventually(t, 20*time.Second, "the name of the deleted Service to go", func() error {
-		m, err := query(s.DialContext, "udp", clusterDNS+":53", "web."+zone+".", dns.TypeA)
+		m, err := harness.QueryDNS(s.DialContext, "udp", clusterDNS+":53", "web."+zone+".", dns.TypeA)
 		if err != nil {
 			return err
 		}
@@ -97,7 +97,7 @@ func TestDNSFromNode(t *testing.T) {
 	s := cluster.Get(t)
 	for _, network := range []string{"udp", "tcp"} {
 		harness.Eventually(t, 10*time.Second, "DNS over "+network, func() error {
-			m, err := query(s.DialContext, network, clusterDNS+":53", "kubernetes.default.svc.cluster.local.", dns.TypeA)
+			m, err := harness.QueryDNS(s.DialContext, network, clusterDNS+":53", "kubernetes.default.svc.cluster.local.", dns.TypeA)
 			if err != nil {
 				return err
 			}
@@ -156,7 +156,7 @@ func TestDNSRefusesForeigners(t *testing.T) {
 	port := s.NodeIP + ":10053"
 	for _, network := range []string{"udp", "tcp"} {
 		for _, name := range []string{"kubernetes.default.svc.cluster.local.", "outside.example."} {
-			m, err := query((&net.Dialer{}).DialContext, network, port, name, dns.TypeA)
+			m, err := harness.QueryDNS((&net.Dialer{}).DialContext, network, port, name, dns.TypeA)
 			if err != nil {
 				t.Fatalf("%s over %s: %v", name, network, err)
 			}
@@ -167,7 +167,7 @@ func TestDNSRefusesForeigners(t *testing.T) {
 	}
 	// The node may be Ready a moment before DNS knows the Service.
 	harness.Eventually(t, 10*time.Second, "an answer to the node itself, at the same port", func() error {
-		m, err := query(func(ctx context.Context, network, address string) (net.Conn, error) {
+		m, err := harness.QueryDNS(func(ctx context.Context, network, address string) (net.Conn, error) {
 			return s.DialContext(ctx, network, address)
 		}, "udp", port, "kubernetes.default.svc.cluster.local.", dns.TypeA)
 		if err == nil && len(m.Answer) != 1 {

@@ -4,18 +4,14 @@
 package network
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/miekg/dns"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -79,16 +75,7 @@ func service(t *testing.T, s *harness.Server, ns, app string, change func(*corev
 }
 
 // answer is what `probe serve` says about a request.
-type answer struct {
-	Hostname string `json:"hostname"`
-	Remote   string `json:"remote"`
-}
-
-// from is the address that the server saw, without the port.
-func (a answer) from() string {
-	host, _, _ := net.SplitHostPort(a.Remote)
-	return host
-}
+type answer = harness.Answer
 
 // ask makes one request from inside a pod.
 func ask(t *testing.T, s *harness.Server, pod *corev1.Pod, url string) (answer, error) {
@@ -112,23 +99,6 @@ func mustAsk(t *testing.T, s *harness.Server, pod *corev1.Pod, url string) (a an
 	return a
 }
 
-// askFrom makes one request with a client.
-func askFrom(client *http.Client, url string) (a answer, err error) {
-	resp, err := client.Get(url)
-	if err != nil {
-		return a, err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return a, err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return a, fmt.Errorf("%s: %s: %s", url, resp.Status, body)
-	}
-	return a, json.Unmarshal(body, &a)
-}
-
 // outside is a client in the host's network: for the node it is somebody else.
 func outside() *http.Client {
 	return &http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
@@ -138,7 +108,7 @@ func outside() *http.Client {
 func mustAskOutside(t *testing.T, url string) (a answer) {
 	t.Helper()
 	harness.Eventually(t, 15*time.Second, url+" from outside", func() (err error) {
-		a, err = askFrom(outside(), url)
+		a, err = harness.Ask(outside(), url)
 		return err
 	})
 	return a
@@ -157,25 +127,6 @@ func lookup(t *testing.T, s *harness.Server, pod *corev1.Pod, kind, name string,
 		}
 		return nil
 	})
-}
-
-// query sends one DNS question, through dial, over UDP or TCP.
-func query(dial func(context.Context, string, string) (net.Conn, error), network, server, name string, kind uint16) (*dns.Msg, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
-	defer cancel()
-	conn, err := dial(ctx, network, server)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(3 * time.Second))
-	c := &dns.Conn{Conn: conn}
-	m := new(dns.Msg)
-	m.SetQuestion(name, kind)
-	if err := c.WriteMsg(m); err != nil {
-		return nil, err
-	}
-	return c.ReadMsg()
 }
 
 // node is the only Node.

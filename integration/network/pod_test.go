@@ -21,7 +21,7 @@ func TestPodToPod(t *testing.T) {
 	ns := s.Namespace(t)
 	pods := runAll(t, s, sleeper(ns, "client"), web(ns, "server"))
 	a := mustAsk(t, s, pods[0], "http://"+pods[1].Status.PodIP+":8080/")
-	if a.Hostname != "server" || a.from() != pods[0].Status.PodIP {
+	if a.Hostname != "server" || a.From() != pods[0].Status.PodIP {
 		t.Errorf("%s answered and saw %s; the client is %s", a.Hostname, a.Remote, pods[0].Status.PodIP)
 	}
 	if harness.NamespaceOf(t, s.ContainerPID(t, pods[0], "main"), "net") == harness.NamespaceOf(t, s.PID(), "net") {
@@ -63,15 +63,15 @@ func TestHostPort(t *testing.T) {
 	pod.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 8080, HostPort: 18080}}
 	s.Run(t, pod)
 	url := "http://" + s.NodeIP + ":18080/"
-	if a := mustAskOutside(t, url); a.Hostname != "web" || a.from() != s.HostIP {
+	if a := mustAskOutside(t, url); a.Hostname != "web" || a.From() != s.HostIP {
 		t.Errorf("%s answered and saw %s; the client is %s", a.Hostname, a.Remote, s.HostIP)
 	}
-	if a, err := askFrom(s.HTTPClient(3*time.Second), url); err != nil || a.Hostname != "web" {
+	if a, err := harness.Ask(s.HTTPClient(3*time.Second), url); err != nil || a.Hostname != "web" {
 		t.Errorf("from the node itself: %v, %v", a, err)
 	}
 	s.Kubectl(t, "-n", ns, "delete", "pod", "web", "--now")
 	harness.Eventually(t, 20*time.Second, "the host port to be closed", func() error {
-		if _, err := askFrom(outside(), url); !errors.Is(err, syscall.ECONNREFUSED) {
+		if _, err := harness.Ask(outside(), url); !errors.Is(err, syscall.ECONNREFUSED) {
 			return fmt.Errorf("got %v, not a refusal", err)
 		}
 		return nil
@@ -94,7 +94,7 @@ func TestHostNetwork(t *testing.T) {
 	if harness.NamespaceOf(t, s.ContainerPID(t, pod, "main"), "net") != harness.NamespaceOf(t, s.PID(), "net") {
 		t.Error("the pod is not in the host's network namespace")
 	}
-	if a := mustAskOutside(t, "http://"+s.NodeIP+":18081/"); a.from() != s.HostIP {
+	if a := mustAskOutside(t, "http://"+s.NodeIP+":18081/"); a.From() != s.HostIP {
 		t.Errorf("the pod saw %s, the client is %s", a.Remote, s.HostIP)
 	}
 	lookup(t, s, pod, "A", "web."+ns, svc.Spec.ClusterIP)

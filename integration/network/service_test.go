@@ -54,19 +54,19 @@ func TestClusterIP(t *testing.T) {
 	svc := service(t, s, ns, "web", nil)
 	url := "http://" + svc.Spec.ClusterIP + "/"
 
-	if a := mustAsk(t, s, client, url); a.from() != client.Status.PodIP {
+	if a := mustAsk(t, s, client, url); a.From() != client.Status.PodIP {
 		t.Errorf("the server saw %s, the client pod is %s", a.Remote, client.Status.PodIP)
 	}
 	mustAsk(t, s, client, "http://web."+ns+"/")
 	// Both backends are known once either has answered: rules are changed as a whole.
-	seen := spread(t, 30, func() (answer, error) { return askFrom(s.HTTPClient(3*time.Second), url) })
+	seen := spread(t, 30, func() (answer, error) { return harness.Ask(s.HTTPClient(3*time.Second), url) })
 	if len(seen) != 2 {
 		t.Errorf("30 requests from the node were answered by %v, not by both pods", seen)
 	}
 
 	s.Kubectl(t, "-n", ns, "delete", "pod", "a", "b", "--now")
 	harness.Eventually(t, 20*time.Second, "a Service without endpoints to refuse", func() error {
-		if _, err := askFrom(s.HTTPClient(3*time.Second), url); !errors.Is(err, syscall.ECONNREFUSED) {
+		if _, err := harness.Ask(s.HTTPClient(3*time.Second), url); !errors.Is(err, syscall.ECONNREFUSED) {
 			return fmt.Errorf("got %v, not a refusal", err)
 		}
 		return nil
@@ -107,7 +107,7 @@ func TestSessionAffinity(t *testing.T) {
 	backends(t, s, ns, 3)
 	svc := service(t, s, ns, "web", func(svc *corev1.Service) { svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
 	url := "http://" + svc.Spec.ClusterIP + "/"
-	request := func() (answer, error) { return askFrom(s.HTTPClient(3*time.Second), url) }
+	request := func() (answer, error) { return harness.Ask(s.HTTPClient(3*time.Second), url) }
 	harness.Eventually(t, 15*time.Second, "the Service", func() error { _, err := request(); return err })
 	if seen := spread(t, 20, request); len(seen) != 1 {
 		t.Errorf("20 requests of one client were answered by %v", seen)
@@ -133,13 +133,13 @@ func TestNodePort(t *testing.T) {
 		t.Errorf("answered by %q", a.Hostname)
 	}
 	// Policy Cluster: the answer must come back through this node, so the source is hidden.
-	if a.from() == s.HostIP {
+	if a.From() == s.HostIP {
 		t.Errorf("the pod saw the outside address %s", a.Remote)
 	}
-	if _, err := askFrom(outside(), "http://"+pods[0].Status.PodIP+":8080/"); err == nil {
+	if _, err := harness.Ask(outside(), "http://"+pods[0].Status.PodIP+":8080/"); err == nil {
 		t.Errorf("the outside has a way to pods: then the test above shows nothing")
 	}
-	if a, err := askFrom(s.HTTPClient(3*time.Second), url); err != nil || a.Hostname != "a" {
+	if a, err := harness.Ask(s.HTTPClient(3*time.Second), url); err != nil || a.Hostname != "a" {
 		t.Errorf("from the node itself: %v, %v", a, err)
 	}
 }
@@ -153,7 +153,7 @@ func TestExternalTrafficPolicyLocal(t *testing.T) {
 		svc.Spec.Type = corev1.ServiceTypeLoadBalancer
 		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	})
-	if a := mustAskOutside(t, fmt.Sprintf("http://%s:%d/", s.NodeIP, svc.Spec.Ports[0].NodePort)); a.from() != s.HostIP {
+	if a := mustAskOutside(t, fmt.Sprintf("http://%s:%d/", s.NodeIP, svc.Spec.Ports[0].NodePort)); a.From() != s.HostIP {
 		t.Errorf("the pod saw %s, the client is %s", a.Remote, s.HostIP)
 	}
 	health := fmt.Sprintf("http://%s:%d/healthz", s.NodeIP, svc.Spec.HealthCheckNodePort)

@@ -69,7 +69,7 @@ func TestThirdPartyCNI(t *testing.T) {
 func mustAskInNode(t *testing.T, s *harness.Server, url string) (a answer) {
 	t.Helper()
 	harness.Eventually(t, 15*time.Second, url+" from the node", func() (err error) {
-		a, err = askFrom(s.HTTPClient(3*time.Second), url)
+		a, err = harness.Ask(s.HTTPClient(3*time.Second), url)
 		return err
 	})
 	return a
@@ -231,7 +231,7 @@ func TestDualStack(t *testing.T) {
 	}
 	within(t, server.Status.PodIPs[0].IP, "10.42.0.0/16")
 	within(t, server.Status.PodIPs[1].IP, "fd42::/56")
-	if a := mustAsk(t, s, client, "http://["+server.Status.PodIPs[1].IP+"]:8080/"); a.from() != client.Status.PodIPs[1].IP {
+	if a := mustAsk(t, s, client, "http://["+server.Status.PodIPs[1].IP+"]:8080/"); a.From() != client.Status.PodIPs[1].IP {
 		t.Errorf("pod to pod: the server saw %s", a.Remote)
 	}
 

@@ -36,7 +36,7 @@ func TestDualStack(t *testing.T) {
 			node := c.NodeOf(t, p)
 			before := node.LinkCounter(t, link, "tx_packets")
 			got := dial.mustAsk(t, fmt.Sprintf("%s to %s by %s", p.Name, peer.Name, link), peer.Status.PodIPs[family].IP, 8080)
-			if got.from() != p.Status.PodIPs[family].IP {
+			if got.From() != p.Status.PodIPs[family].IP {
 				t.Errorf("%s saw %s, the client is %v", peer.Name, got.Remote, p.Status.PodIPs)
 			}
 			if after := node.LinkCounter(t, link, "tx_packets"); before < 0 || after < before+4 {

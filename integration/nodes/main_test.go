@@ -6,10 +6,8 @@ package nodes
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"slices"
@@ -101,33 +99,12 @@ func outside(ctx context.Context, network, address string) (net.Conn, error) {
 }
 
 // answer is what `probe serve` says about a request.
-type answer struct {
-	Hostname string `json:"hostname"`
-	Remote   string `json:"remote"`
-}
-
-// from is the address that the pod saw, without the port.
-func (a answer) from() string {
-	host, _, _ := net.SplitHostPort(a.Remote)
-	return host
-}
+type answer = harness.Answer
 
 // ask makes one HTTP request on a connection of its own to host:port.
 func (dial dialer) ask(ip string, port int) (a answer, err error) {
 	client := http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
-	resp, err := client.Get("http://" + net.JoinHostPort(ip, fmt.Sprint(port)) + "/")
-	if err != nil {
-		return a, err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return a, err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return a, fmt.Errorf("%s: %s", resp.Status, body)
-	}
-	return a, json.Unmarshal(body, &a)
+	return harness.Ask(&client, "http://"+net.JoinHostPort(ip, fmt.Sprint(port))+"/")
 }
 
 // mustAsk is ask for a request that must succeed, after a moment for rules and routes to be there.
@@ -161,21 +138,8 @@ func (dial dialer) mustReachAll(t *testing.T, what, ip string, port int, pods []
 
 // lookup asks cluster DNS for the addresses of a name.
 func (dial dialer) lookup(network, name string, kind uint16) ([]string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
-	defer cancel()
-	conn, err := dial(ctx, network, clusterDNS+":53")
+	m, err := harness.QueryDNS(dial, network, clusterDNS+":53", name, kind)
 	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(3 * time.Second))
-	dc := &dns.Conn{Conn: conn}
-	m := new(dns.Msg)
-	m.SetQuestion(name, kind)
-	if err := dc.WriteMsg(m); err != nil {
-		return nil, err
-	}
-	if m, err = dc.ReadMsg(); err != nil {
 		return nil, err
 	}
 	var ips []string

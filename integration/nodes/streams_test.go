@@ -1,10 +1,7 @@
 package nodes
 
 import (
-	"bufio"
-	"bytes"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"testing"
@@ -47,7 +44,7 @@ func testStreams(t *testing.T, c *harness.Cluster) {
 			if got := s.PodExec(t, pod, "serves", "hostname"); got != pod.Name+"\n" {
 				t.Errorf("exec over WebSocket: %q", got)
 			}
-			forwarded := portForward(t, s, ns, pod.Name, "8080")
+			forwarded := s.PortForward(t, ns, "pod/"+pod.Name, "8080")
 			harness.Eventually(t, 10*time.Second, "an answer through port-forward", func() error {
 				body, err := s.HTTPGet("http://" + forwarded + "/hostname")
 				if err == nil && body != pod.Name {
@@ -62,33 +59,4 @@ func testStreams(t *testing.T, c *harness.Cluster) {
 			}
 		})
 	}
-}
-
-// portForward starts kubectl port-forward in the server's sandbox and returns the address that it listens on there.
-func portForward(t *testing.T, s *harness.Server, ns, pod, port string) string {
-	t.Helper()
-	cmd := s.KubectlCommand("-n", ns, "port-forward", "pod/"+pod, ":"+port)
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
-	lines := bufio.NewScanner(out)
-	for lines.Scan() {
-		// Forwarding from 127.0.0.1:40001 -> 8080
-		if f := strings.Fields(lines.Text()); len(f) > 2 && strings.HasPrefix(f[2], "127.0.0.1:") {
-			go io.Copy(io.Discard, out)
-			return f[2]
-		}
-	}
-	t.Fatalf("kubectl port-forward: %s", stderr.String())
-	return ""
 }

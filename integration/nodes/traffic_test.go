@@ -194,7 +194,7 @@ func testPodIPs(t *testing.T, c *harness.Cluster, ns string, pods []*corev1.Pod)
 	for _, a := range pods {
 		for _, b := range pods {
 			got := within(t, c, a).mustAsk(t, a.Name+" to "+b.Name, b.Status.PodIP, 8080)
-			if got.Hostname != b.Name || got.from() != a.Status.PodIP {
+			if got.Hostname != b.Name || got.From() != a.Status.PodIP {
 				t.Errorf("%s to %s: %s answered and saw %s, the client is %s", a.Name, b.Name, got.Hostname, got.Remote, a.Status.PodIP)
 			}
 		}
@@ -239,7 +239,7 @@ func testNodePort(t *testing.T, c *harness.Cluster, ns string, pods []*corev1.Po
 		within(t, c, pods[(i+1)%len(pods)]).mustReachAll(t, "the port of "+n.NodeName()+" from a pod of another node", n.NodeIP, everyone, pods)
 		harness.Eventually(t, 30*time.Second, "the port of "+n.NodeName()+" with policy Local", func() error {
 			got, err := dialer(outside).ask(n.NodeIP, own)
-			if err == nil && (got.Hostname != pods[i].Name || got.from() != n.HostIP) {
+			if err == nil && (got.Hostname != pods[i].Name || got.From() != n.HostIP) {
 				err = fmt.Errorf("%s answered and saw %s, the client is %s", got.Hostname, got.Remote, n.HostIP)
 			}
 			return err

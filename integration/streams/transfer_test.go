@@ -1,7 +1,6 @@
 package streams
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"fmt"
@@ -17,35 +16,6 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// portForward starts kubectl port-forward in the sandbox and returns the address that it listens on there.
-func portForward(t *testing.T, s *harness.Server, ns, target, port string) string {
-	t.Helper()
-	cmd := s.KubectlCommand("-n", ns, "port-forward", target, ":"+port)
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
-	lines := bufio.NewScanner(out)
-	for lines.Scan() {
-		// Forwarding from 127.0.0.1:40001 -> 8080
-		if f := strings.Fields(lines.Text()); len(f) > 2 && strings.HasPrefix(f[2], "127.0.0.1:") {
-			go io.Copy(io.Discard, out)
-			return f[2]
-		}
-	}
-	t.Fatalf("kubectl port-forward: %s", stderr.String())
-	return ""
-}
-
 func TestPortForward(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
@@ -55,7 +25,7 @@ func TestPortForward(t *testing.T) {
 	for _, tc := range []struct{ target, port string }{{"pod/web", "8080"}, {"service/web", "80"}} {
 		t.Run(strings.ReplaceAll(tc.target, "/", "-"), func(t *testing.T) {
 			t.Parallel()
-			addr := portForward(t, s, ns, tc.target, tc.port)
+			addr := s.PortForward(t, ns, tc.target, tc.port)
 			client := s.HTTPClient(10 * time.Second)
 			for range 5 { // each on a connection of its own
 				resp, err := client.Get("http://" + addr + "/hostname")
@@ -80,7 +50,7 @@ func TestPortForwardLongLived(t *testing.T) {
 	s.Run(t, harness.Pod(ns, "echo", "/bin/probe", "echo"))
 	var conn net.Conn
 	harness.Eventually(t, 30*time.Second, "a connection through port-forward", func() (err error) {
-		conn, err = s.DialContext(t.Context(), "tcp", portForward(t, s, ns, "pod/echo", "9000"))
+		conn, err = s.DialContext(t.Context(), "tcp", s.PortForward(t, ns, "pod/echo", "9000"))
 		return err
 	})
 	defer conn.Close()

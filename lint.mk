@@ -3,8 +3,8 @@
 STATICCHECK := .cache/staticcheck
 shell_files = $(shell git ls-files --cached --others --exclude-standard '*.sh' .ci/run)
 
-.PHONY: lint lint-format lint-vet lint-staticcheck lint-shell
-lint: lint-format lint-vet lint-staticcheck lint-shell ## gofmt, go vet, staticcheck, shellcheck
+.PHONY: lint lint-format lint-proto lint-vet lint-staticcheck lint-shell proto
+lint: lint-format lint-proto lint-vet lint-staticcheck lint-shell ## gofmt, generated code, go vet, staticcheck, shellcheck
 
 lint-format:
 	@out=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs ls 2>/dev/null | xargs gofmt -l); \
@@ -26,3 +26,17 @@ lint-shell:
 	@if command -v shellcheck >/dev/null; then shellcheck --severity=warning $(shell_files) && \
 		shellcheck --severity=warning --shell=sh --exclude=SC2034 scripts/*.openrc; \
 	else echo "lint: shellcheck is not installed (apt-get install shellcheck): scripts are not checked"; fi
+
+# The Go code of the plugins' protocols is kept in git: who builds needs no generator, and a change shows in its diff.
+PROTO_TOOLS := $(addprefix $(CURDIR)/.cache/tools/,genproto protoc-gen-go protoc-gen-go-grpc)
+
+proto: $(PROTO_TOOLS) ## make the Go code of plugins/proto again after a change of a .proto
+	$(word 1,$(PROTO_TOOLS)) plugins/proto $(wordlist 2,3,$(PROTO_TOOLS))
+
+lint-proto: $(PROTO_TOOLS)
+	@rm -rf .cache/proto && cp -r plugins/proto .cache/proto && $(word 1,$(PROTO_TOOLS)) .cache/proto $(wordlist 2,3,$(PROTO_TOOLS))
+	@diff -rq plugins/proto .cache/proto || { echo "lint: run make proto and commit what it writes"; exit 1; }
+
+$(PROTO_TOOLS) &: tools/go.mod tools/go.sum $(wildcard tools/genproto/*.go)
+	GOARCH= GOFLAGS=-trimpath $(GO) -C tools build -o $(CURDIR)/.cache/tools/ ./genproto google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
+	@touch $(PROTO_TOOLS)

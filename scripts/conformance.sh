@@ -78,8 +78,10 @@ prepare() {
 start() {
 	local i=$1
 	shift
+	# A disk that builds have nearly filled is not what is tested: no eviction for it, no image removed.
 	# Not by on: a function in the background is a shell of its own, whose id this would be.
-	nsenter -t "${holder[$i]}" -m -n -- setsid "$bin" "$@" --node-name "e2e-$i" "--kubelet-arg=cgroup-root=/$ns-$i" >"$dir/node-$i.log" 2>&1 &
+	nsenter -t "${holder[$i]}" -m -n -- setsid "$bin" "$@" --node-name "e2e-$i" "--kubelet-arg=cgroup-root=/$ns-$i" \
+		"--kubelet-arg=eviction-hard=memory.available<100Mi" --kubelet-arg=image-gc-high-threshold=100 >"$dir/node-$i.log" 2>&1 &
 	echo $! >"$dir/pid-$i"
 	for tries in $(seq 240); do
 		on 1 "$bin" kubectl --kubeconfig /etc/kubelith/kubelith.yaml wait --for=condition=Ready "node/e2e-$i" --timeout=1s >/dev/null 2>&1 && return

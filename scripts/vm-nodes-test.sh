@@ -9,7 +9,7 @@
 # shellcheck disable=SC2317,SC2329 # the steps are called by name
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-STEPS="boot server refused join pods streams restart away partition plug leave"
+STEPS="boot server refused clock join pods streams restart away partition plug leave"
 usage() {
 	echo "usage: vm-nodes-test.sh VM [STEP...]   steps: $STEPS" >&2
 	exit 2
@@ -59,6 +59,18 @@ across() {
 try_across() { across >across.log 2>&1; }
 # reached SECONDS: waits until across succeeds, and says what it says.
 reached() { until_true "$1" try_across || fail "$(cat across.log)"; cat across.log; }
+# refused TOKENFILE REASON: the agent does not join, says why, and leaves nothing.
+refused() {
+	local why since
+	since=$(date +%s)
+	if sh k/provision.sh agent $agent https://$server:6443 "$1" >refused.log 2>&1; then fail "joined with $1"; fi
+	systemctl stop kubelith-agent
+	why=$(journalctl -u kubelith-agent --since "@$since" -o cat --no-pager _COMM=kubelith | grep "$2" | tail -n 1)
+	[ -n "$why" ] || fail "refused for another reason: $(journalctl -u kubelith-agent --since "@$since" -o cat --no-pager | tail -n 5)"
+	[ ! -e /var/lib/kubelith/agent ] && [ ! -e /var/lib/kubelith/data ] || fail "left: $(find /var/lib/kubelith | head)"
+	[ "$(ls /sys/class/net | tr '\n' ' ')" = "eth0 eth1 lo " ] || fail "left: $(ls /sys/class/net)"
+	echo "refused: $why"
+}
 GUEST
 }
 
@@ -95,13 +107,17 @@ token() { "$VM" ssh "$SERVER" 'cat /var/lib/kubelith/server/token' | "$VM" ssh "
 step_refused() {
 	token && on "$AGENT" <<'E'
 sed 's/.$/x/; t' token >wrong; cmp -s token wrong && sed -i 's/.$/y/' wrong
-if sh k/provision.sh agent $agent https://$server:6443 wrong >refused.log 2>&1; then fail "joined with a wrong token"; fi
-systemctl stop kubelith-agent
-why=$(journalctl -u kubelith-agent -o cat --no-pager _COMM=kubelith | grep -v '^$' | tail -n 1)
-case $why in *secret*) ;; *) fail "refused for another reason: $why" ;; esac
-[ ! -e /var/lib/kubelith/agent ] && [ ! -e /var/lib/kubelith/data ] || fail "left: $(find /var/lib/kubelith | head)"
-[ "$(ls /sys/class/net | tr '\n' ' ')" = "eth0 eth1 lo " ] || fail "left: $(ls /sys/class/net)"
-echo "refused: $why"
+refused wrong secret
+E
+}
+# clock: the agent's is an hour late, then an hour early.
+step_clock() {
+	token && on "$AGENT" <<'E'
+timedatectl set-ntp false 2>/dev/null || true
+date -s '1 hour ago' >/dev/null; late=$(refused token "the clock of this machine is 1h") || { date -s '1 hour' >/dev/null; fail "$late"; }
+date -s '2 hours' >/dev/null; early=$(refused token "the clock of this machine is 1h") || { date -s '1 hour ago' >/dev/null; fail "$early"; }
+date -s '1 hour ago' >/dev/null
+echo "$late; $early"
 E
 }
 step_join() {

@@ -86,8 +86,8 @@ func (r *Reset) podCgroups(uids []string) (pods, around []string) {
 	deepest := func(a, b string) int { return strings.Count(b, "/") - strings.Count(a, "/") }
 	slices.SortStableFunc(pods, deepest)
 	slices.SortStableFunc(around, deepest)
-	if len(uids) == 0 || r.neighbour() {
-		around = nil // the groups may be another kubelet's
+	if !r.files.exists(filepath.Join(r.opts.KubeletRootDir, "pods")) || r.neighbour() {
+		around = nil // no kubelet of ours has made them, or another one uses them
 	}
 	return pods, around
 }

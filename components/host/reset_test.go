@@ -307,6 +307,28 @@ func TestForeignDirectoriesStay(t *testing.T) {
 	}
 }
 
+// A kubelet makes the groups around pods when it starts: they go with a node that never had a pod, but not where no kubelet of ours
+// has been.
+func TestGroupsWithoutPods(t *testing.T) {
+	for _, started := range []bool{true, false} {
+		h := newFakeHost(t)
+		r, _ := newTestReset(h, &fakeNetwork{})
+		h.write("/d/version", "1")
+		group := h.tree.path(cgroupDir + "/kubepods.slice/kubepods-burstable.slice")
+		for _, dir := range map[bool][]string{true: {group, h.tree.path("/k/pods")}, false: {group, h.tree.path("/k")}}[started] {
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := r.Run(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		if left := h.tree.exists(cgroupDir + "/kubepods.slice"); left == started {
+			t.Errorf("kubelet started: %v; its groups are left: %v", started, left)
+		}
+	}
+}
+
 // What has a fixed name is shared with a server that runs on other directories, and so is an admin kubeconfig that
 // another cluster has written.
 func TestNeighbourKeepsWhatIsShared(t *testing.T) {

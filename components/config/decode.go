@@ -145,20 +145,34 @@ func (d document) set(dst reflect.Value, p pair) error {
 		}
 		dst.SetInt(int64(n))
 	default:
-		if p.value.Kind != yaml.SequenceNode {
-			return d.errorf(p.value, "%s must be a list: write %s: [a, b]", p.key.Value, p.key.Value)
+		if dst.Type() == reflect.TypeFor[[]Plugin]() {
+			plugins, err := d.plugins(p)
+			dst.Set(reflect.ValueOf(plugins))
+			return err
 		}
-		values := reflect.MakeSlice(dst.Type(), 0, len(p.value.Content))
-		for _, item := range p.value.Content {
-			s, err := d.text("an item of "+p.key.Value, item)
-			if err != nil {
-				return err
-			}
-			values = reflect.Append(values, reflect.ValueOf(s))
+		values, err := d.texts(p)
+		if err != nil {
+			return err
 		}
-		dst.Set(values)
+		dst.Set(reflect.ValueOf(values).Convert(dst.Type()))
 	}
 	return nil
+}
+
+// texts is a list of strings.
+func (d document) texts(p pair) ([]string, error) {
+	if p.value.Kind != yaml.SequenceNode {
+		return nil, d.errorf(p.value, "%s must be a list: write %s: [a, b]", p.key.Value, p.key.Value)
+	}
+	values := make([]string, 0, len(p.value.Content))
+	for _, item := range p.value.Content {
+		s, err := d.text("an item of "+p.key.Value, item)
+		if err != nil {
+			return nil, err
+		}
+		values = append(values, s)
+	}
+	return values, nil
 }
 
 func (d document) text(what string, n *yaml.Node) (string, error) {

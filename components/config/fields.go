@@ -24,7 +24,7 @@ var (
 // field is one row of the table that the struct tags of settings are.
 type field struct {
 	key   string // in the file
-	flag  string // on the command line, without dashes
+	flag  string // on the command line, without dashes; empty: only in the file
 	env   string // variable that sets it as well, usually none
 	usage string
 	index []int // in its struct
@@ -34,7 +34,7 @@ type field struct {
 func fields(s settings) []field {
 	var fs []field
 	for _, f := range reflect.VisibleFields(reflect.TypeOf(s).Elem()) {
-		if f.Anonymous {
+		if f.Anonymous || f.Tag.Get("json") == "-" {
 			continue
 		}
 		fs = append(fs, field{key: f.Tag.Get("json"), flag: f.Tag.Get("flag"), env: f.Tag.Get("env"), usage: f.Tag.Get("usage"), index: f.Index})
@@ -74,7 +74,7 @@ func DirFlags(more ...string) []cli.Flag {
 func flags(def settings, want func(field) bool) []cli.Flag {
 	out := []cli.Flag{&cli.StringFlag{Name: configFlag, Usage: "YAML file with the same settings", Value: DefaultFile}}
 	for _, f := range fields(def) {
-		if !want(f) {
+		if !want(f) || f.flag == "" {
 			continue
 		}
 		if f.key == "disable" {
@@ -102,7 +102,7 @@ func flags(def settings, want func(field) bool) []cli.Flag {
 // fromFlags overwrites s with the flags that were given.
 func fromFlags(c *cli.Context, s settings) {
 	for _, f := range fields(s) {
-		if !c.IsSet(f.flag) {
+		if f.flag == "" || !c.IsSet(f.flag) {
 			continue
 		}
 		v := f.in(s)

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -21,7 +22,36 @@ func Load(c *cli.Context) (*Server, error) {
 	if err := load(c, s); err != nil {
 		return nil, err
 	}
+	if path := c.String(configFlag); path != "" {
+		var err error
+		if s.File, err = filepath.Abs(path); err != nil {
+			return nil, fmt.Errorf("--%s: make %q absolute: %w", configFlag, path, err)
+		}
+	}
+	for i := range s.Plugins {
+		s.Plugins[i].File = s.File // as Reload has it
+	}
 	return s, nil
+}
+
+// Reload reads the file of a running server again. Only its plugins take effect before the next start; changed are the
+// keys of whatever else is not as in before, which is the file as it was read last. The plugins are valid.
+func Reload(path string, before *Server) (now *Server, changed []string, err error) {
+	now = Default()
+	if err := fromFile(path, now); err != nil {
+		return nil, nil, err
+	}
+	var p problems
+	validatePlugins(&p, now.Plugins)
+	if len(p) > 0 {
+		return nil, nil, errors.Join(p...)
+	}
+	for _, f := range fields(now) {
+		if f.key != "plugins" && before != nil && !reflect.DeepEqual(f.in(now).Interface(), f.in(before).Interface()) {
+			changed = append(changed, f.key)
+		}
+	}
+	return now, changed, nil
 }
 
 // LoadAgent is Load for an agent.

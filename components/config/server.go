@@ -11,7 +11,7 @@ package config
 
 // Server is the configuration of a server: the newest version of kind ServerConfig, and the table from
 // which flags, file keys, defaults and help come. Each field, and each of Node, is one flag (tag "flag", help in
-// "usage", also set by the variable in "env") and one key of the file (tag "json").
+// "usage", also set by the variable in "env") and one key of the file (tag "json"); one of several lines has no flag.
 type Server struct {
 	Node
 
@@ -34,6 +34,12 @@ type Server struct {
 	APIServerArgs         Args `json:"apiserverArgs" flag:"apiserver-arg" usage:"upstream flag of kube-apiserver, KEY=VALUE"`
 	ControllerManagerArgs Args `json:"controllerManagerArgs" flag:"controller-manager-arg" usage:"upstream flag of kube-controller-manager, KEY=VALUE"`
 	SchedulerArgs         Args `json:"schedulerArgs" flag:"scheduler-arg" usage:"upstream flag of kube-scheduler, KEY=VALUE"`
+
+	// Plugins are read again while the server runs, see File.
+	Plugins []Plugin `json:"plugins"`
+
+	// File is where the file is or would be, absolute; empty with --config "".
+	File string `json:"-"`
 }
 
 // DefaultFile is read when --config is not given and the file exists.

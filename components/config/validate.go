@@ -15,10 +15,10 @@ import (
 
 // The longest paths, in bytes, of directories in which sockets are made. sun_path in unix(7) holds 107 bytes.
 const (
-	// MaxRunDir: a shim's socket is "/containerd/s/" and a SHA-256.
+	// MaxRunDir: a shim's socket is "/containerd/s/" and a SHA-256. A plugin's, "/p/plugin-dirNNNNNNNNNN/pluginNNNNNNNNNN", is shorter.
 	MaxRunDir = 107 - 14 - 64
-	// maxKubeletRootDir: the longest of the kubelet's own is "/device-plugins/kubelet.sock", those of plugins may be longer.
-	maxKubeletRootDir = 74
+	// maxKubeletRootDir: the longest of ours is "/plugins_registry/local.kubelith.io-reg.sock", those of other drivers may be longer.
+	maxKubeletRootDir = 107 - 44
 )
 
 // Validate checks everything that can be known without the host and the upstream components. Every problem
@@ -32,6 +32,7 @@ func (s *Server) Validate() error {
 	if s.Disabled("containerd") && !s.Disabled("kubelet") {
 		p.add("disable", "the kubelet cannot run without containerd: disable both, as in --disable kubelet,containerd")
 	}
+	validatePlugins(&p, s.Plugins)
 	if s.HTTPSPort < 1 || s.HTTPSPort > 65535 {
 		p.add("httpsPort", "%d is not a port: use 1 to 65535", s.HTTPSPort)
 	}

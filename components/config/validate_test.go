@@ -111,7 +111,7 @@ func TestValidate(t *testing.T) {
 		"relative path":      {func(s *Server) { s.DataDir = "x" }, `"x" is not an absolute path`},
 		"root":               {func(s *Server) { s.RunDir = "//" }, `--run-dir (runDir): cannot be the root directory`},
 		"long run dir":       {func(s *Server) { s.RunDir = "/" + strings.Repeat("x", 29) }, `--run-dir (runDir): "/xxxxxxxxxxxxxxxxxxxxxxxxxxxxx" is 30 bytes long and holds unix sockets: use a path of at most 29 bytes`},
-		"long kubelet dir":   {func(s *Server) { s.KubeletRootDir = "/" + strings.Repeat("x", 74) }, `is 75 bytes long and holds unix sockets: use a path of at most 74 bytes`},
+		"long kubelet dir":   {func(s *Server) { s.KubeletRootDir = "/" + strings.Repeat("x", 63) }, `is 64 bytes long and holds unix sockets: use a path of at most 63 bytes`},
 		"same directory":     {func(s *Server) { s.RunDir = s.DataDir + "/" }, `--run-dir (runDir): is the same directory as --data-dir (dataDir)`},
 	} {
 		t.Run(name, func(t *testing.T) {

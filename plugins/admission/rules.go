@@ -1,0 +1,195 @@
+package admission
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	registrationv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook"
+	"k8s.io/kubernetes/pkg/apis/admissionregistration"
+	defaults "k8s.io/kubernetes/pkg/apis/admissionregistration/v1"
+	"k8s.io/kubernetes/pkg/apis/admissionregistration/validation"
+	"k8s.io/utils/ptr"
+
+	"kubelith.io/kubelith/plugins"
+	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
+)
+
+const (
+	// domain ends the names of hooks and configurations as users, audit and metrics see them.
+	domain = ".plugin.kubelith.io"
+	// defaultTimeout of a review, in seconds. Webhooks have 10; a plugin is on this machine.
+	defaultTimeout = 2
+	maxTimeout     = 30 // of upstream
+)
+
+// ruleset is what one plugin reviews.
+type ruleset struct {
+	mutating, validating []webhook.WebhookAccessor
+}
+
+// Validate says why Kubelith cannot work with a description; the host refuses the plugin for it.
+func Validate(name string, d *pluginv1.Description) error {
+	_, _, err := configurations(name, d, plugins.Settings{})
+	return err
+}
+
+// rulesOf is what a plugin reviews by its description and the operator's settings.
+func rulesOf(p plugins.Plugin) (ruleset, error) {
+	d, settings := p.Description(), p.Settings()
+	if d == nil {
+		return unknownRules(p), nil
+	}
+	mutating, validating, err := configurations(p.Name(), d, settings)
+	if err != nil {
+		return ruleset{}, err
+	}
+	var r ruleset
+	for i := range mutating.Webhooks {
+		w := &mutating.Webhooks[i]
+		r.mutating = append(r.mutating, &accessor{plugin: p, hook: short(w.Name, p.Name()),
+			WebhookAccessor: webhook.NewMutatingWebhookAccessor(uid("mutating", w.Name), mutating.Name, w)})
+	}
+	for i := range validating.Webhooks {
+		w := &validating.Webhooks[i]
+		r.validating = append(r.validating, &accessor{plugin: p, hook: short(w.Name, p.Name()),
+			WebhookAccessor: webhook.NewValidatingWebhookAccessor(uid("validating", w.Name), validating.Name, w)})
+	}
+	return r, nil
+}
+
+// unknownRules stand in for those of a plugin that never ran. Where the operator's failurePolicy is Fail, requests in all
+// namespaces but Kubernetes' own are refused until it says what it reviews.
+func unknownRules(p plugins.Plugin) ruleset {
+	if p.Settings().FailurePolicy != string(registrationv1.Fail) {
+		return ruleset{}
+	}
+	w := &registrationv1.ValidatingWebhook{
+		Name: "unknown." + p.Name() + domain,
+		Rules: []registrationv1.RuleWithOperations{{
+			Operations: []registrationv1.OperationType{registrationv1.OperationAll},
+			Rule:       registrationv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*/*"}, Scope: ptr.To(registrationv1.NamespacedScope)},
+		}},
+		NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{
+			Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpNotIn,
+			Values: []string{metav1.NamespaceSystem, metav1.NamespacePublic, "kube-node-lease"},
+		}}},
+		SideEffects:             ptr.To(registrationv1.SideEffectClassNone),
+		AdmissionReviewVersions: []string{admissionv1.SchemeGroupVersion.Version},
+	}
+	override(&w.FailurePolicy, &w.TimeoutSeconds, p.Settings())
+	defaults.SetDefaults_ValidatingWebhook(w)
+	return ruleset{validating: []webhook.WebhookAccessor{&accessor{plugin: p, hook: "unknown",
+		WebhookAccessor: webhook.NewValidatingWebhookAccessor(uid("validating", w.Name), p.Name()+domain, w)}}}
+}
+
+// configurations are the hooks of a description as upstream has webhooks: named, with defaults, valid.
+func configurations(name string, d *pluginv1.Description, settings plugins.Settings) (*registrationv1.MutatingWebhookConfiguration, *registrationv1.ValidatingWebhookConfiguration, error) {
+	a := d.GetAdmission()
+	if a == nil {
+		return nil, nil, errors.New("it describes itself as another kind of plugin: move it to that kind, in the configuration or in the directory of plugins")
+	}
+	if len(a.GetMutating())+len(a.GetValidating()) == 0 {
+		return nil, nil, errors.New("it describes no hook: nothing would be reviewed")
+	}
+	mutating := &registrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name + domain}}
+	for i, text := range a.GetMutating() {
+		var w registrationv1.MutatingWebhook
+		if err := decode(text, &w); err != nil {
+			return nil, nil, fmt.Errorf("mutating[%d]: %w", i, err)
+		}
+		if err := complete(name, &w.Name, &w.ClientConfig, &w.AdmissionReviewVersions); err != nil {
+			return nil, nil, fmt.Errorf("mutating[%d]: %w", i, err)
+		}
+		override(&w.FailurePolicy, &w.TimeoutSeconds, settings)
+		mutating.Webhooks = append(mutating.Webhooks, w)
+	}
+	validating := &registrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name + domain}}
+	for i, text := range a.GetValidating() {
+		var w registrationv1.ValidatingWebhook
+		if err := decode(text, &w); err != nil {
+			return nil, nil, fmt.Errorf("validating[%d]: %w", i, err)
+		}
+		if err := complete(name, &w.Name, &w.ClientConfig, &w.AdmissionReviewVersions); err != nil {
+			return nil, nil, fmt.Errorf("validating[%d]: %w", i, err)
+		}
+		override(&w.FailurePolicy, &w.TimeoutSeconds, settings)
+		validating.Webhooks = append(validating.Webhooks, w)
+	}
+	return mutating, validating, check(mutating, validating)
+}
+
+// decode reads a hook. A field that it does not know would be a rule that it does not keep.
+func decode(text []byte, into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	return decoder.Decode(into)
+}
+
+// complete makes what a plugin says of a hook what upstream wants of a webhook.
+func complete(plugin string, name *string, client *registrationv1.WebhookClientConfig, versions *[]string) error {
+	if client.URL != nil || client.Service != nil || client.CABundle != nil {
+		return errors.New("clientConfig: leave it out, the plugin itself is called")
+	}
+	*name += "." + plugin + domain
+	client.URL = ptr.To("https://" + plugin + domain + "/") // validation wants one, nobody calls it
+	if len(*versions) == 0 {
+		*versions = []string{admissionv1.SchemeGroupVersion.Version}
+	}
+	if (*versions)[0] != admissionv1.SchemeGroupVersion.Version {
+		return fmt.Errorf("admissionReviewVersions: %s comes first, but plugins review v1 only", (*versions)[0])
+	}
+	return nil
+}
+
+// override lets the operator's settings win; without any, timeouts are those of plugins.
+func override(policy **registrationv1.FailurePolicyType, seconds **int32, settings plugins.Settings) {
+	if settings.FailurePolicy != "" {
+		*policy = ptr.To(registrationv1.FailurePolicyType(settings.FailurePolicy))
+	}
+	if settings.Timeout > 0 { // Plugin.Call keeps the exact one
+		*seconds = ptr.To(min(int32(math.Ceil(settings.Timeout.Seconds())), maxTimeout))
+	}
+	if *seconds == nil {
+		*seconds = ptr.To(int32(defaultTimeout))
+	}
+}
+
+// check validates as the API does when somebody creates the two; fields are named as the plugin has them.
+func check(mutating *registrationv1.MutatingWebhookConfiguration, validating *registrationv1.ValidatingWebhookConfiguration) error {
+	defaults.SetObjectDefaults_MutatingWebhookConfiguration(mutating)
+	defaults.SetObjectDefaults_ValidatingWebhookConfiguration(validating)
+	var internalMutating admissionregistration.MutatingWebhookConfiguration
+	if err := defaults.Convert_v1_MutatingWebhookConfiguration_To_admissionregistration_MutatingWebhookConfiguration(mutating, &internalMutating, nil); err != nil {
+		return err
+	}
+	var internalValidating admissionregistration.ValidatingWebhookConfiguration
+	if err := defaults.Convert_v1_ValidatingWebhookConfiguration_To_admissionregistration_ValidatingWebhookConfiguration(validating, &internalValidating, nil); err != nil {
+		return err
+	}
+	if err := first("mutating", validation.ValidateMutatingWebhookConfiguration(&internalMutating)); err != nil {
+		return err
+	}
+	return first("validating", validation.ValidateValidatingWebhookConfiguration(&internalValidating))
+}
+
+func first(list string, errs field.ErrorList) error {
+	if len(errs) == 0 {
+		return nil
+	}
+	line, _, _ := strings.Cut(errs[0].Error(), "\n") // errors of expressions draw an arrow below
+	return errors.New(strings.Replace(line, "webhooks[", list+"[", 1))
+}
+
+// short is a hook's name as the plugin knows it.
+func short(name, plugin string) string { return strings.TrimSuffix(name, "."+plugin+domain) }
+
+// uid tells a hook from all others, also from those of webhook configurations.
+func uid(list, name string) string { return "plugin/" + list + "/" + name }

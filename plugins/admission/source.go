@@ -1,0 +1,116 @@
+package admission
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sirupsen/logrus"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook/generic"
+
+	"kubelith.io/kubelith/plugins"
+	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
+)
+
+// source is what all plugins review, of one of the two types, as upstream's webhook plugin wants to have it.
+type source struct {
+	opts Options
+	pick func(ruleset) []webhook.WebhookAccessor
+
+	mu      sync.Mutex       // of what rebuild writes
+	rules   map[string]built // by the plugin's name
+	current atomic.Pointer[[]webhook.WebhookAccessor]
+}
+
+// built is what the hooks of a plugin were made of.
+type built struct {
+	plugin      plugins.Plugin
+	description *pluginv1.Description
+	settings    plugins.Settings
+	accessors   []webhook.WebhookAccessor
+}
+
+var _ generic.ReloadableSource = (*source)(nil)
+
+func newSource(o Options, pick func(ruleset) []webhook.WebhookAccessor) *source {
+	s := &source{opts: o, pick: pick, rules: map[string]built{}}
+	s.current.Store(&[]webhook.WebhookAccessor{})
+	s.rebuild()
+	return s
+}
+
+// Webhooks implements generic.Source. The same slice comes back as long as nothing changed: upstream compares its address.
+func (s *source) Webhooks() []webhook.WebhookAccessor { return *s.current.Load() }
+
+// HasSynced implements generic.Source: the host has started the plugins before it started the apiserver.
+func (s *source) HasSynced() bool { return true }
+
+// RunReloadLoop implements generic.ReloadableSource.
+func (s *source) RunReloadLoop(ctx context.Context) {
+	cancel := s.opts.Plugins.Subscribe(plugins.Admission, s.rebuild)
+	defer cancel()
+	s.rebuild() // what changed before Subscribe
+	<-ctx.Done()
+}
+
+// rebuild reads the plugins again. The hooks of those that did not change stay the same objects: compiled expressions are in them.
+func (s *source) rebuild() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rules, all := map[string]built{}, []webhook.WebhookAccessor{}
+	for _, p := range s.opts.Plugins.Plugins(plugins.Admission) {
+		now := built{plugin: p, description: p.Description(), settings: p.Settings()}
+		before, ok := s.rules[p.Name()]
+		if ok && before.plugin == p && before.settings == now.settings && proto.Equal(before.description, now.description) {
+			now.accessors = before.accessors
+		} else {
+			now.accessors = s.accessors(p, before)
+		}
+		rules[p.Name()] = now
+		all = append(all, now.accessors...)
+	}
+	s.rules = rules
+	if !slices.Equal(all, *s.current.Load()) {
+		s.current.Store(&all)
+	}
+}
+
+// accessors makes the hooks of a plugin. The host has validated the description; one from a run of an older
+// Kubelith may be invalid to this one.
+func (s *source) accessors(p plugins.Plugin, before built) []webhook.WebhookAccessor {
+	rules, err := rulesOf(p)
+	if err != nil {
+		s.opts.Log.WithFields(logrus.Fields{"plugin": p.Name(), logrus.ErrorKey: err}).Error("the hooks of the plugin are invalid: they stay as they were")
+		if before.plugin != nil {
+			return before.accessors
+		}
+		rules = unknownRules(p)
+	}
+	accessors := s.pick(rules)
+	for _, a := range accessors {
+		a.(*accessor).self = s.opts.Self
+	}
+	return accessors
+}
+
+// together is our source before another one.
+type together struct {
+	generic.Source
+	loops []generic.ReloadableSource
+}
+
+func newTogether(ours, theirs generic.ReloadableSource) *together {
+	return &together{Source: generic.NewCompositeWebhookSource(ours, theirs), loops: []generic.ReloadableSource{ours, theirs}}
+}
+
+// RunReloadLoop implements generic.ReloadableSource.
+func (t *together) RunReloadLoop(ctx context.Context) {
+	var wait sync.WaitGroup
+	for _, s := range t.loops {
+		wait.Go(func() { s.RunReloadLoop(ctx) })
+	}
+	wait.Wait()
+}

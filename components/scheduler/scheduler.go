@@ -8,13 +8,14 @@
 // the shared Pod informer finished Jobs would go on consuming capacity. All
 // other informers are the shared ones.
 //
-// Seam for later work: scheduling plugins join the registry in New's Plugins.
+// Scheduling plugins join the registry and the profiles when the scheduler starts (plugins/scheduling).
 package scheduler
 
 import (
 	"context"
 	"fmt"
 
+	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
@@ -25,24 +26,26 @@ import (
 	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
 	"k8s.io/kubernetes/pkg/scheduler"
 	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
-	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
 
 	"kubelith.io/kubelith/components/client"
 	sharedinformers "kubelith.io/kubelith/components/informers"
 	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/plugins"
 )
 
 // Options says how to schedule.
 type Options struct {
 	// Args are "key=value" arguments named as kube-scheduler's own flags.
 	Args []string
-	// Plugins are scheduler framework plugins beyond upstream's.
-	Plugins frameworkruntime.Registry
+	// Plugins are what extends the scheduler by processes of its own; nil: nothing does.
+	Plugins plugins.Set
 	// Client gives the scheduler its identity.
 	Client *client.InProcess
 	// Informers returns the factory that the process shares; it is called when
 	// the apiserver is ready.
 	Informers func() informers.SharedInformerFactory
+	// Log is written to about plugins.
+	Log *logrus.Entry
 }
 
 // Server is the scheduler component.
@@ -70,7 +73,12 @@ func (s *Server) Upstream() *options.Options { return s.upstream }
 func (s *Server) Name() string { return "scheduler" }
 
 // Needs implements lifecycle.Component.
-func (s *Server) Needs() []string { return []string{"apiserver"} }
+func (s *Server) Needs() []string {
+	if s.opts.Plugins == nil {
+		return []string{"apiserver"}
+	}
+	return []string{"apiserver", "plugins"}
+}
 
 // Run implements lifecycle.Component. It is ready when its caches are filled.
 func (s *Server) Run(ctx context.Context, ready func()) error {
@@ -91,13 +99,18 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	defer broadcaster.Shutdown()
 
 	c := s.config
+	profiles, registry, closePlugins, err := s.extended()
+	if err != nil {
+		return err
+	}
+	defer closePlugins()
 	sched, err := scheduler.New(ctx, cs, factory, dynFactory,
 		func(name string) events.EventRecorderLogger { return broadcaster.NewRecorder(name) },
 		scheduler.WithComponentConfigVersion(c.TypeMeta.APIVersion),
 		scheduler.WithKubeConfig(cfg),
-		scheduler.WithProfiles(c.Profiles...),
+		scheduler.WithProfiles(profiles...),
 		scheduler.WithPercentageOfNodesToScore(c.PercentageOfNodesToScore),
-		scheduler.WithFrameworkOutOfTreeRegistry(s.opts.Plugins),
+		scheduler.WithFrameworkOutOfTreeRegistry(registry),
 		scheduler.WithPodMaxBackoffSeconds(c.PodMaxBackoffSeconds),
 		scheduler.WithPodInitialBackoffSeconds(c.PodInitialBackoffSeconds),
 		scheduler.WithPodMaxInUnschedulablePodsDuration(s.upstream.Deprecated.PodMaxInUnschedulablePodsDuration),

@@ -1,0 +1,131 @@
+package scheduling
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config"
+	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
+
+	"kubelith.io/kubelith/plugins"
+	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
+)
+
+// Extension is what a scheduler needs to have plugins: a registry, and profiles that name them.
+type Extension struct {
+	set     plugins.Set
+	log     *logrus.Entry
+	remotes []*remote // in the order of the set
+	cancel  func()
+}
+
+// New takes the scheduling plugins that the set has now. Close it when the scheduler has ended.
+func New(set plugins.Set, log *logrus.Entry) *Extension {
+	e := &Extension{set: set, log: log}
+	pods, figures := &podCache{}, newFigures()
+	for _, p := range set.Plugins(plugins.Scheduling) {
+		e.remotes = append(e.remotes, newRemote(p, pods, figures, log.WithField("plugin", p.Name())))
+	}
+	told := map[string]bool{}
+	e.cancel = set.Subscribe(plugins.Scheduling, func() { e.refresh(told) })
+	return e
+}
+
+// Close ends the subscription.
+func (e *Extension) Close() { e.cancel() }
+
+// refresh finds the plugins of New again: one that the operator has removed is not asked any more. One that is new
+// has no place in the scheduler, which the operator is told once.
+func (e *Extension) refresh(told map[string]bool) {
+	now := map[string]plugins.Plugin{}
+	for _, p := range e.set.Plugins(plugins.Scheduling) {
+		now[p.Name()] = p
+	}
+	for _, r := range e.remotes {
+		r.use(now[r.name])
+		delete(now, r.name)
+	}
+	for name := range now {
+		if !told[name] {
+			told[name] = true
+			e.log.WithField("plugin", name).Warn("A scheduling plugin that was not there when the scheduler started takes part after the next start.")
+		}
+	}
+}
+
+// Registry makes the plugins known to the scheduler.
+func (e *Extension) Registry() frameworkruntime.Registry {
+	out := frameworkruntime.Registry{}
+	for _, r := range e.remotes {
+		out[r.name] = func(_ context.Context, _ runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
+			return newPlugin(r, handle), nil
+		}
+	}
+	return out
+}
+
+// Profiles returns the profiles with the plugins in them: the default profile has all that it does not name itself, the others
+// have those that they name. What is given is not changed. A weight that a profile does not say is the plugin's own.
+func (e *Extension) Profiles(given []config.KubeSchedulerProfile) ([]config.KubeSchedulerProfile, error) {
+	out := make([]config.KubeSchedulerProfile, len(given))
+	for i := range given {
+		out[i] = *given[i].DeepCopy()
+		if out[i].Plugins == nil {
+			out[i].Plugins = &config.Plugins{}
+		}
+		for _, r := range e.remotes {
+			if err := r.enable(&out[i]); err != nil {
+				return nil, fmt.Errorf("profile %s: %w", out[i].SchedulerName, err)
+			}
+		}
+	}
+	return out, nil
+}
+
+// enable puts a plugin into a profile.
+func (r *remote) enable(profile *config.KubeSchedulerProfile) error {
+	named := func(p config.Plugin) bool { return p.Name == r.name }
+	all := &profile.Plugins.MultiPoint
+	if i := slices.IndexFunc(all.Enabled, named); i >= 0 {
+		if all.Enabled[i].Weight == 0 {
+			all.Enabled[i].Weight = r.weight()
+		}
+		return nil
+	}
+	if slices.Contains(profile.Plugins.Names(), r.name) {
+		return fmt.Errorf("plugin %s: name it under plugins.multiPoint.enabled: filter and score each need two extension points", r.name)
+	}
+	disabled := func(p config.Plugin) bool { return p.Name == r.name || p.Name == "*" }
+	if profile.SchedulerName != corev1.DefaultSchedulerName || slices.ContainsFunc(all.Disabled, disabled) {
+		return nil
+	}
+	all.Enabled = append(all.Enabled, config.Plugin{Name: r.name, Weight: r.weight()})
+	return nil
+}
+
+// The bounds of what a plugin may ask for.
+const (
+	maxWeight  = 1000
+	maxTimeout = 10 // seconds: a pod waits that long, and all pods behind it
+)
+
+// Validate refuses a description that the scheduler cannot work with.
+func Validate(_ string, d *pluginv1.Description) error {
+	s := d.GetScheduling()
+	switch {
+	case s == nil:
+		return fmt.Errorf("it does not describe a scheduling plugin")
+	case !s.GetFilter() && !s.GetScore():
+		return fmt.Errorf("it neither filters nor scores")
+	case s.GetWeight() < 0 || s.GetWeight() > maxWeight:
+		return fmt.Errorf("its weight is %d: want 0 to %d", s.GetWeight(), maxWeight)
+	case s.GetTimeout().AsDuration() < 0 || s.GetTimeout().AsDuration().Seconds() > maxTimeout:
+		return fmt.Errorf("its timeout is %v: want at most %d s", s.GetTimeout().AsDuration(), maxTimeout)
+	}
+	return nil
+}

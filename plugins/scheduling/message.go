@@ -1,0 +1,172 @@
+package scheduling
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"sync/atomic"
+
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
+
+	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
+	schedulingv1 "kubelith.io/kubelith/plugins/proto/scheduling/v1"
+)
+
+// everything is what is sent of nodes to a plugin that does not say what it needs: all but the pods.
+var everything = &pluginv1.NodeFields{Labels: true, Annotations: true, Taints: true, Allocatable: true, Requested: true}
+
+func fields(d *pluginv1.SchedulingDescription) *pluginv1.NodeFields {
+	if d.GetNeeds() == nil {
+		return everything
+	}
+	return d.GetNeeds()
+}
+
+// nodeMessage is a node with the fields that a plugin needs.
+func nodeMessage(info fwk.NodeInfo, needs *pluginv1.NodeFields) *schedulingv1.Node {
+	node := info.Node()
+	out := &schedulingv1.Node{Name: node.Name, Unschedulable: node.Spec.Unschedulable}
+	if needs.GetLabels() {
+		out.Labels = node.Labels
+	}
+	if needs.GetAnnotations() {
+		out.Annotations = node.Annotations
+	}
+	if needs.GetTaints() {
+		for i := range node.Spec.Taints {
+			t := &node.Spec.Taints[i]
+			out.Taints = append(out.Taints, &schedulingv1.Taint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)})
+		}
+	}
+	if needs.GetAllocatable() {
+		out.Allocatable = resources(info.GetAllocatable())
+		out.Allocatable.Pods = int64(info.GetAllocatable().GetAllowedPodNumber())
+	}
+	if needs.GetRequested() {
+		out.Requested = resources(info.GetRequested())
+		out.Requested.Pods = int64(len(info.GetPods()))
+	}
+	if needs.GetPods() {
+		for _, pod := range info.GetPods() {
+			out.Pods = append(out.Pods, nodePod(pod))
+		}
+	}
+	return out
+}
+
+func nodePod(info fwk.PodInfo) *schedulingv1.NodePod {
+	pod := info.GetPod()
+	return &schedulingv1.NodePod{Namespace: pod.Namespace, Name: pod.Name, Labels: pod.Labels, Priority: priority(pod),
+		Requests: resources(info.CalculateResource().Resource)}
+}
+
+func resources(r fwk.Resource) *schedulingv1.Resources {
+	out := &schedulingv1.Resources{MilliCpu: r.GetMilliCPU(), Memory: r.GetMemory(), EphemeralStorage: r.GetEphemeralStorage()}
+	for name, value := range r.GetScalarResources() {
+		if out.Scalar == nil {
+			out.Scalar = map[string]int64{}
+		}
+		out.Scalar[string(name)] = value
+	}
+	return out
+}
+
+func priority(pod *corev1.Pod) int32 {
+	if pod.Spec.Priority == nil {
+		return 0
+	}
+	return *pod.Spec.Priority
+}
+
+// podMessage is what a verdict on a pod may depend on. Its name and uid are not in it, nor what kubectl notes of its
+// own: pods of one template are the same.
+func podMessage(pod *corev1.Pod) (*schedulingv1.Pod, error) {
+	out := &schedulingv1.Pod{
+		Namespace:     pod.Namespace,
+		Labels:        pod.Labels,
+		Annotations:   pod.Annotations,
+		Priority:      priority(pod),
+		Requests:      resources((&framework.PodInfo{Pod: pod}).CalculateResource().Resource),
+		NodeSelector:  pod.Spec.NodeSelector,
+		SchedulerName: pod.Spec.SchedulerName,
+	}
+	if _, ok := pod.Annotations[corev1.LastAppliedConfigAnnotation]; ok {
+		out.Annotations = maps.Clone(pod.Annotations)
+		delete(out.Annotations, corev1.LastAppliedConfigAnnotation)
+	}
+	var err error
+	if pod.Spec.Affinity != nil {
+		if out.Affinity, err = json.Marshal(pod.Spec.Affinity); err != nil {
+			return nil, fmt.Errorf("affinity of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+		}
+	}
+	for i := range pod.Spec.Tolerations {
+		toleration, err := json.Marshal(&pod.Spec.Tolerations[i])
+		if err != nil {
+			return nil, fmt.Errorf("tolerations of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+		}
+		out.Tolerations = append(out.Tolerations, toleration)
+	}
+	return out, nil
+}
+
+// podCache keeps the last pod: it is signed, filtered and scored by one plugin after the other.
+type podCache struct {
+	last atomic.Pointer[cachedPod]
+}
+
+type cachedPod struct {
+	pod       *corev1.Pod
+	message   *schedulingv1.Pod
+	signature string
+}
+
+func (c *podCache) get(pod *corev1.Pod) (*cachedPod, error) {
+	if last := c.last.Load(); last != nil && last.pod == pod {
+		return last, nil
+	}
+	message, err := podMessage(pod)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(message)
+	if err != nil {
+		return nil, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	sum := sha256.Sum256(raw)
+	next := &cachedPod{pod, message, hex.EncodeToString(sum[:])}
+	c.last.Store(next)
+	return next, nil
+}
+
+// message of a pod, with all of it when the plugin wants that.
+func (c *podCache) message(pod *corev1.Pod, full bool) (*schedulingv1.Pod, error) {
+	cached, err := c.get(pod)
+	if err != nil {
+		return nil, err
+	}
+	if !full {
+		return cached.message, nil
+	}
+	raw, err := json.Marshal(pod)
+	if err != nil {
+		return nil, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	out := proto.Clone(cached.message).(*schedulingv1.Pod)
+	out.Full = raw
+	return out, nil
+}
+
+// signature is the same for pods of the same message.
+func (c *podCache) signature(pod *corev1.Pod) (string, error) {
+	cached, err := c.get(pod)
+	if err != nil {
+		return "", err
+	}
+	return cached.signature, nil
+}

@@ -1,0 +1,160 @@
+package scheduling
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+)
+
+// plugin is a plugin of the scheduler framework in one profile. It implements every extension point that a plugin may want, because
+// the framework asks at its start, when a process may not have said yet what it does; what it does not want is skipped.
+type plugin struct {
+	*remote
+	handle   fwk.Handle
+	filtered fwk.StateKey
+	scored   fwk.StateKey
+}
+
+var (
+	_ fwk.PreFilterPlugin   = (*plugin)(nil)
+	_ fwk.FilterPlugin      = (*plugin)(nil)
+	_ fwk.PreScorePlugin    = (*plugin)(nil)
+	_ fwk.ScorePlugin       = (*plugin)(nil)
+	_ fwk.SignPlugin        = (*plugin)(nil)
+	_ fwk.EnqueueExtensions = (*plugin)(nil)
+)
+
+func newPlugin(r *remote, handle fwk.Handle) *plugin {
+	return &plugin{remote: r, handle: handle,
+		filtered: fwk.StateKey("kubelith/filter/" + r.name), scored: fwk.StateKey("kubelith/score/" + r.name)}
+}
+
+// Name implements fwk.Plugin.
+func (p *plugin) Name() string { return p.name }
+
+// PreFilter implements fwk.PreFilterPlugin: one call for all nodes. It names no nodes in its result: upstream would
+// take the others for lost to preemption.
+func (p *plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
+	v, err := p.filter(ctx, pod, nodes)
+	switch {
+	case err != nil:
+		return nil, p.failed(ctx, "filter", err)
+	case v == nil:
+		return nil, fwk.NewStatus(fwk.Skip)
+	}
+	state.Write(p.filtered, v)
+	return nil, nil
+}
+
+// PreFilterExtensions implements fwk.PreFilterPlugin. There are none: Filter reads the node that it is given.
+func (p *plugin) PreFilterExtensions() fwk.PreFilterExtensions { return nil }
+
+// Filter implements fwk.FilterPlugin: the verdict of PreFilter, or a call when the node is not as it was.
+func (p *plugin) Filter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, node fwk.NodeInfo) *fwk.Status {
+	data, err := state.Read(p.filtered)
+	if err != nil {
+		return fwk.AsStatus(fmt.Errorf("verdicts of plugin %s: %w", p.name, err))
+	}
+	v := data.(*verdicts)
+	reason, known := v.of(node)
+	if !known {
+		if reason, err = p.filterNode(ctx, pod, node); err != nil {
+			if status := p.failed(ctx, "filter", err); !status.IsSkip() {
+				return status
+			}
+			return nil
+		}
+	}
+	switch {
+	case reason == "":
+		return nil
+	case v.unresolvable:
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reason)
+	}
+	return fwk.NewStatus(fwk.Unschedulable, reason)
+}
+
+// PreScore implements fwk.PreScorePlugin: one call for the nodes that passed.
+func (p *plugin) PreScore(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodes []fwk.NodeInfo) *fwk.Status {
+	s, err := p.score(ctx, pod, nodes, p.known)
+	switch {
+	case err != nil:
+		return p.failed(ctx, "score", err)
+	case s == nil:
+		return fwk.NewStatus(fwk.Skip)
+	}
+	state.Write(p.scored, s)
+	return nil
+}
+
+// known are all nodes of the scheduler's snapshot.
+func (p *plugin) known() ([]fwk.NodeInfo, error) {
+	return p.handle.SnapshotSharedLister().NodeInfos().List()
+}
+
+// Score implements fwk.ScorePlugin.
+func (p *plugin) Score(_ context.Context, state fwk.CycleState, _ *corev1.Pod, node fwk.NodeInfo) (int64, *fwk.Status) {
+	data, err := state.Read(p.scored)
+	if err == nil {
+		if score, ok := data.(*scores).of(node); ok {
+			return score, nil
+		}
+		err = fmt.Errorf("node %s was not scored", node.Node().Name)
+	}
+	return 0, fwk.AsStatus(fmt.Errorf("scores of plugin %s: %w", p.name, err))
+}
+
+// ScoreExtensions implements fwk.ScorePlugin. Scores are 0 to 100 as they come.
+func (p *plugin) ScoreExtensions() fwk.ScoreExtensions { return nil }
+
+// SignPod implements fwk.SignPlugin. Pods of which the plugin is sent the same are alike for it, and upstream may reuse what it
+// found for one for the next. Without this, batching were off for all pods of the profile.
+func (p *plugin) SignPod(_ context.Context, pod *corev1.Pod) ([]fwk.SignFragment, *fwk.Status) {
+	d := p.description()
+	switch {
+	case d == nil:
+		return nil, nil
+	case d.GetFullPod():
+		return nil, fwk.NewStatus(fwk.Unschedulable, "plugin "+p.name+" reads the whole pod")
+	}
+	signature, err := p.pods.signature(pod)
+	if err != nil {
+		return nil, fwk.AsStatus(err)
+	}
+	return []fwk.SignFragment{{Key: "kubelith.io/pod", Value: signature}}, nil
+}
+
+// EventsToRegister implements fwk.EnqueueExtensions: what may make a pod pass that the plugin has refused everywhere.
+// Pods on nodes matter to plugins only whose verdicts depend on them.
+func (p *plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
+	event := func(resource fwk.EventResource, action fwk.ActionType) fwk.ClusterEvent {
+		return fwk.ClusterEvent{Resource: resource, ActionType: action}
+	}
+	return []fwk.ClusterEventWithHint{
+		{Event: event(fwk.Node, fwk.Add|fwk.UpdateNodeAllocatable|fwk.UpdateNodeLabel|fwk.UpdateNodeTaint|fwk.UpdateNodeAnnotation)},
+		{Event: event(fwk.AssignedPod, fwk.Add|fwk.Delete|fwk.UpdatePodLabel|fwk.UpdatePodScaleDown), QueueingHintFn: p.podOnNode},
+		{Event: event(fwk.TargetPod, fwk.UpdatePodLabel|fwk.UpdatePodScaleDown)},
+	}, nil
+}
+
+func (p *plugin) podOnNode(klog.Logger, *corev1.Pod, any, any) (fwk.QueueingHint, error) {
+	if d := p.description(); d != nil && !d.GetFilterUsesPods() {
+		return fwk.QueueSkip, nil
+	}
+	return fwk.Queue, nil
+}
+
+// failed is what a failure means for the pod: nothing, or that it is tried again later. A cycle that upstream itself has ended is neither.
+func (p *plugin) failed(ctx context.Context, what string, err error) *fwk.Status {
+	if ctx.Err() != nil {
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, context.Cause(ctx).Error())
+	}
+	p.complain(what, err)
+	if p.ignored() {
+		return fwk.NewStatus(fwk.Skip)
+	}
+	return fwk.AsStatus(fmt.Errorf("plugin %s: %s", p.name, text(err)))
+}

@@ -17,7 +17,7 @@ payload_cc_arm64 := aarch64-linux-gnu-gcc
 payload_libs_amd64 := /usr/lib/x86_64-linux-gnu
 payload_libs_arm64 := /usr/lib/aarch64-linux-gnu
 
-payload_programs := runc containerd-shim-runc-v2 bridge host-local loopback portmap
+payload_programs := runc containerd-shim-runc-v2 bridge host-local loopback portmap local
 payload_plugins := github.com/containernetworking/plugins/plugins
 payload_sources := payload.mk runtime/payload/programs/go.mod runtime/payload/programs/go.sum
 payload_build = CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) GOFLAGS= $(GO) -C runtime/payload/programs build -trimpath -buildvcs=false
@@ -30,7 +30,8 @@ runtime/payload/embed/$(ARCH)/payload.tar.zst: $(addprefix $(PAYLOAD_CACHE)/,$(p
 	CGO_ENABLED=0 GOARCH= $(GO) run ./runtime/payload/pack -out $(@D) \
 		runc=$(PAYLOAD_CACHE)/runc containerd-shim-runc-v2=$(PAYLOAD_CACHE)/containerd-shim-runc-v2 \
 		kubelith-bridge=$(PAYLOAD_CACHE)/bridge kubelith-host-local=$(PAYLOAD_CACHE)/host-local \
-		kubelith-loopback=$(PAYLOAD_CACHE)/loopback kubelith-portmap=$(PAYLOAD_CACHE)/portmap
+		kubelith-loopback=$(PAYLOAD_CACHE)/loopback kubelith-portmap=$(PAYLOAD_CACHE)/portmap \
+		kubelith-local=$(PAYLOAD_CACHE)/local
 
 $(PAYLOAD_CACHE)/runc: $(payload_sources)
 	CGO_ENABLED=1 CC=$(payload_cc_$(ARCH)) PKG_CONFIG_LIBDIR=$(payload_libs_$(ARCH))/pkgconfig \
@@ -48,6 +49,10 @@ $(PAYLOAD_CACHE)/host-local: $(payload_sources)
 	$(payload_build) -ldflags '-s -w' -o $(CURDIR)/$@ $(payload_plugins)/ipam/host-local
 $(PAYLOAD_CACHE)/portmap: $(payload_sources)
 	$(payload_build) -ldflags '-s -w' -o $(CURDIR)/$@ $(payload_plugins)/meta/portmap
+
+# The storage plugin is of this module: it is written with the SDK that other plugins are written with.
+$(PAYLOAD_CACHE)/local: payload.mk go.mod $(wildcard plugins/builtin/local/*.go plugins/builtin/local/cmd/*.go plugins/sdk/*.go plugins/proto/*.go plugins/proto/*/v1/*.go)
+	CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) GOFLAGS= $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $@ ./plugins/builtin/local/cmd
 
 $(PAYLOAD_CACHE)/pause: runtime/images/programs/pause/pause.c payload.mk
 	mkdir -p $(@D)

@@ -65,7 +65,7 @@ func (s *Server) kind() string { return "ServerConfig" }
 
 // disableable implements settings.
 func (s *Server) disableable() []string {
-	return []string{"containerd", "controller-manager", "dns", "kubelet", "manifests", "metrics-server", "network", "proxy", "scheduler", "servicelb"}
+	return []string{"containerd", "controller-manager", "dns", "kubelet", "local-storage", "manifests", "metrics-server", "network", "proxy", "scheduler", "servicelb"}
 }
 
 // paths implements settings.

@@ -134,6 +134,8 @@ func (r *Reset) Plan() []string {
 	add(len(found.shims)+len(found.members), "stop %d container processes and %d shims", len(found.members), len(found.shims))
 	mounts, _ := r.mounts()
 	add(len(mounts), "unmount %d mounts below %s", len(mounts), strings.Join(r.dirs(), ", "))
+	loops := r.loops()
+	add(len(loops), "detach %d loop devices of block volumes", len(loops))
 	if bridge := r.ownBridge(); bridge != "" {
 		add(1, "remove the bridge %s and its ports", bridge)
 	}
@@ -165,9 +167,11 @@ func (r *Reset) Run(ctx context.Context) error {
 	uids := r.podUIDs()
 	logs, cni := r.podLogs(uids), r.cniState(found.ids)
 	bridge := r.ownBridge() // known from the addresses given out, before these go
+	loops := r.loops()
 
 	errs := []error{r.stopContainers(ctx)}
 	errs = append(errs, r.unmountAll()...)
+	errs = append(errs, r.detachLoops(loops)...)
 	errs = append(errs, r.removeNetwork(ctx, bridge, found.ids)...)
 	pods, around := r.podCgroups(uids)
 	errs = append(errs, r.removeCgroups(ctx, pods, around)...)

@@ -1,5 +1,5 @@
 // Package payload carries the programs that containers are launched with (runc, the containerd shim, the CNI
-// plugins) inside the executable, and unpacks them into the data directory at start.
+// plugins) and the storage plugin inside the executable, and unpacks them into the data directory at start.
 //
 // They are programs of their own, not code of this process, because they must outlive it: a shim holds a
 // pod's pipes and exit status while the process restarts. programs/ is the module they are built from,
@@ -23,10 +23,11 @@ const (
 	HostLocal = "kubelith-host-local"
 	Loopback  = "kubelith-loopback"
 	Portmap   = "kubelith-portmap"
+	Local     = "kubelith-local"
 )
 
 // ErrNotBuilt is returned by Unpack in an executable that was built without its payload.
-var ErrNotBuilt = errors.New("this executable was built without its payload (runc, shim, CNI plugins): build it with `make build`")
+var ErrNotBuilt = errors.New("this executable was built without its payload (runc, shim, CNI plugins, storage plugin): build it with `make build`")
 
 // Unpack puts the programs under dataDir and returns the directory that holds them.
 //

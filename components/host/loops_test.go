@@ -1,0 +1,33 @@
+package host
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestLoopsOfOthersStay(t *testing.T) {
+	h := newFakeHost(t)
+	for name, file := range map[string]string{
+		"loop0": "/var/lib/kubelith/plugins/data/local/volumes/a/image",
+		"loop1": "/var/lib/kubelith/plugins/data/local/trash/b/image (deleted)",
+		"loop2": "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/pvc-a/dev/1234",
+		"loop3": "/var/lib/snapd/snaps/core.snap",
+		"loop4": "/var/lib/kubelith-other/image",
+	} {
+		h.write("/sys/block/"+name+"/loop/backing_file", file+"\n")
+	}
+	h.write("/sys/block/loop5/size", "0")
+	h.write("/sys/block/sda/size", "1")
+	h.write("/var/lib/kubelith/version", "1")
+	r := &Reset{
+		opts:  ResetOptions{DataDir: "/var/lib/kubelith", RunDir: "/run/kubelith", KubeletRootDir: "/var/lib/kubelet"},
+		files: h.tree, nets: &fakeNetwork{}, neighbour: func() bool { return false },
+	}
+	if got, want := r.loops(), []string{"/dev/loop0", "/dev/loop1", "/dev/loop2"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if plan := strings.Join(r.Plan(), "\n"); !strings.Contains(plan, "detach 3 loop devices") {
+		t.Errorf("the plan does not say it:\n%s", plan)
+	}
+}

@@ -1,0 +1,25 @@
+package node
+
+import (
+	"path/filepath"
+	"slices"
+
+	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/host"
+	"kubelith.io/kubelith/runtime/payload"
+)
+
+// localStorage is the name of the storage plugin that comes with Kubelith, and with "-storage" what --disable calls it.
+const localStorage = "local"
+
+// withBuiltinPlugins adds the plugins that come with Kubelith to those of the configuration. A plugin of the same
+// name there takes the place of ours.
+func withBuiltinPlugins(configured []host.Spec, disabled func(string) bool, binDir string) []host.Spec {
+	if disabled(localStorage+"-storage") || slices.ContainsFunc(configured, func(s host.Spec) bool { return s.Name == localStorage }) {
+		return configured
+	}
+	return append(slices.Clip(configured), host.Spec{
+		Name: localStorage, Kind: plugins.Storage, Path: filepath.Join(binDir, payload.Local),
+		Source: "Kubelith", Builtin: true,
+	})
+}

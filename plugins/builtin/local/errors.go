@@ -1,0 +1,51 @@
+package local
+
+import (
+	"context"
+	"errors"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// answer gives an error the code that the CSI specification wants for it: callers retry by code.
+func answer(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	code := codes.Internal
+	var space *noSpaceError
+	switch {
+	case errors.Is(err, errNotFound):
+		code = codes.NotFound
+	case errors.Is(err, errExists):
+		code = codes.AlreadyExists
+	case errors.Is(err, errRange):
+		code = codes.OutOfRange
+	case errors.Is(err, errInUse):
+		code = codes.FailedPrecondition
+	case errors.As(err, &space):
+		code = codes.ResourceExhausted
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		code = codes.Aborted
+	}
+	return status.Error(code, err.Error())
+}
+
+// invalid request: what is wrong with it.
+func invalid(format string, args ...any) error {
+	return status.Errorf(codes.InvalidArgument, format, args...)
+}
+
+// missing is the first name without a value, as an error; names and values alternate.
+func missing(pairs ...string) error {
+	for i := 0; i < len(pairs); i += 2 {
+		if pairs[i+1] == "" {
+			return invalid("%s is missing", pairs[i])
+		}
+	}
+	return nil
+}

@@ -1,0 +1,61 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// lockFile takes the lock of an opened file, as soon as no other call of this process or of another one has it.
+func lockFile(ctx context.Context, f *os.File) error {
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		// The kernel would wait without a deadline, so ask again: who holds it needs some milliseconds.
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("another call holds %s: %w", f.Name(), ctx.Err())
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}
+
+// lock the set of volumes and what they promise.
+func (s *store) lock(ctx context.Context) (unlock func(), err error) {
+	f, err := os.OpenFile(s.path("lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := lockFile(ctx, f); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return func() { f.Close() }, nil
+}
+
+// lockVolume locks one volume against being mounted, unmounted or removed by others. It is taken before the store's lock.
+func (s *store) lockVolume(ctx context.Context, id string) (_ *volume, unlock func(), err error) {
+	f, err := os.Open(s.volumeDir(id))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil, errNotFound
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if err = lockFile(ctx, f); err != nil {
+		f.Close()
+		return nil, nil, err
+	}
+	v, err := s.get(id) // it may have gone while this call waited
+	if err != nil {
+		f.Close()
+		return nil, nil, err
+	}
+	return v, func() { f.Close() }, nil
+}

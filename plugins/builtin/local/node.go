@@ -1,0 +1,306 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// NodeGetCapabilities implements csi.NodeServer.
+func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	r := &csi.NodeGetCapabilitiesResponse{}
+	for _, t := range []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
+		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	} {
+		r.Capabilities = append(r.Capabilities, &csi.NodeServiceCapability{
+			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
+		})
+	}
+	return r, nil
+}
+
+// NodeGetInfo implements csi.NodeServer.
+func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	n, err := d.node()
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeGetInfoResponse{NodeId: n.name, AccessibleTopology: n.topology()}, nil
+}
+
+// NodeStageVolume implements csi.NodeServer: a block volume gets its device here, a directory needs nothing.
+func (d *Driver) NodeStageVolume(ctx context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	n, err := d.node()
+	if err == nil {
+		err = missing("volume id", r.GetVolumeId(), "staging target path", r.GetStagingTargetPath())
+	}
+	if err != nil {
+		return nil, err
+	}
+	err = n.withVolume(ctx, r.GetVolumeId(), r.GetVolumeCapability(), func(v *volume) error {
+		if v.Mode == filesystem {
+			return nil
+		}
+		_, err := attachLoop(n.store.file(v, imageFile), v.ID)
+		return err
+	})
+	if err != nil {
+		return nil, answer(fmt.Errorf("stage volume %s: %w", r.GetVolumeId(), err))
+	}
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+// withVolume runs f for a volume that fits the capability, while nobody else works on it.
+func (n *node) withVolume(ctx context.Context, id string, c *csi.VolumeCapability, f func(*volume) error) error {
+	if c == nil {
+		return invalid("volume capability is missing")
+	}
+	m, err := modeOfOne(c)
+	if err != nil {
+		return invalid("%s", err)
+	}
+	v, unlock, err := n.store.lockVolume(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if m != v.Mode {
+		return invalid("volume %s is a %s volume", v.ID, v.Mode)
+	}
+	return f(v)
+}
+
+// NodeUnstageVolume implements csi.NodeServer.
+func (d *Driver) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	n, err := d.node()
+	if err == nil {
+		err = missing("volume id", r.GetVolumeId(), "staging target path", r.GetStagingTargetPath())
+	}
+	if err != nil {
+		return nil, err
+	}
+	v, unlock, err := n.store.lockVolume(ctx, r.GetVolumeId())
+	if errors.Is(err, errNotFound) { // nothing of it is left to be undone
+		return &csi.NodeUnstageVolumeResponse{}, nil
+	}
+	if err == nil {
+		defer unlock()
+		err = n.store.release(v)
+	}
+	if err != nil {
+		return nil, answer(fmt.Errorf("unstage volume %s: %w", r.GetVolumeId(), err))
+	}
+	return &csi.NodeUnstageVolumeResponse{}, nil
+}
+
+// NodePublishVolume implements csi.NodeServer: a bind mount where the kubelet wants it.
+func (d *Driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	n, err := d.node()
+	if err == nil {
+		err = missing("volume id", r.GetVolumeId(), "target path", r.GetTargetPath())
+	}
+	if err == nil && r.GetVolumeCapability() != nil && r.GetStagingTargetPath() == "" {
+		err = status.Error(codes.FailedPrecondition, "staging target path is missing: the volume is not staged")
+	}
+	if err != nil {
+		return nil, err
+	}
+	err = n.withVolume(ctx, r.GetVolumeId(), r.GetVolumeCapability(), func(v *volume) error { return n.publish(v, r) })
+	if err != nil {
+		return nil, answer(fmt.Errorf("publish volume %s: %w", r.GetVolumeId(), err))
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+func (n *node) publish(v *volume, r *csi.NodePublishVolumeRequest) error {
+	target, err := resolve(r.GetTargetPath())
+	if err != nil {
+		return err
+	}
+	flags, err := flagsOf(r.GetVolumeCapability().GetMount().GetMountFlags(), r.GetReadonly())
+	if err != nil {
+		return invalid("%s", err)
+	}
+	source, err := n.source(v)
+	if err != nil {
+		return err
+	}
+	mounts, err := n.store.mountsOf(v)
+	if err != nil {
+		return err
+	}
+	here, mounted := mountAt(mounts, target)
+	if singleWriter(r.GetVolumeCapability()) && !mounted && len(mounts) > 0 {
+		return fmt.Errorf("%w: ReadWriteOncePod, and mounted at %s", errInUse, mounts[0].target)
+	}
+	readonly := flags&unix.MS_RDONLY != 0
+	if mounted {
+		if here.ro && !readonly {
+			return status.Errorf(codes.AlreadyExists, "it is mounted read-only at %s", target)
+		}
+		return rebind(target, flags) // the process before may have ended between mount and flags
+	}
+	if v.Mode == block {
+		flags &^= unix.MS_RDONLY // of the device node, which says nothing of the device: the kubelet gives it to the pod read-only
+	}
+	if err := makeTarget(target, v.Mode); err != nil {
+		return err
+	}
+	if err := bind(source, target, flags); err != nil {
+		return errors.Join(err, unbind(target))
+	}
+	return nil
+}
+
+// source is what a pod sees of a volume.
+func (n *node) source(v *volume) (string, error) {
+	if v.Mode == block {
+		return attachLoop(n.store.file(v, imageFile), v.ID) // there since it was staged, but for a reboot
+	}
+	return n.store.file(v, dataDir), nil
+}
+
+// resolve symbolic links on the way to a target, which need not exist: the kernel's list of mounts has none.
+func resolve(target string) (string, error) {
+	if !filepath.IsAbs(target) {
+		return "", invalid("target path %q is not absolute", target)
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Dir(filepath.Clean(target)))
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, filepath.Base(target)), nil
+}
+
+// makeTarget makes what a volume is mounted on: a directory, or a file for a device.
+func makeTarget(target string, m mode) error {
+	if m == filesystem {
+		if err := os.Mkdir(target, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		return nil
+	}
+	f, err := os.OpenFile(target, os.O_CREATE|os.O_RDONLY, 0o640)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// NodeUnpublishVolume implements csi.NodeServer. It needs no volume, only its mount: a pod must be able to end.
+func (d *Driver) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	n, err := d.node()
+	if err == nil {
+		err = missing("volume id", r.GetVolumeId(), "target path", r.GetTargetPath())
+	}
+	if err != nil {
+		return nil, err
+	}
+	_, unlock, err := n.store.lockVolume(ctx, r.GetVolumeId())
+	if err == nil {
+		defer unlock()
+	} else if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return nil, answer(err)
+	}
+	if err := unpublish(r.GetTargetPath()); err != nil {
+		return nil, answer(fmt.Errorf("unpublish volume %s: %w", r.GetVolumeId(), err))
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+func unpublish(path string) error {
+	target, err := resolve(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := unbind(target); err != nil {
+		return err
+	}
+	// Not RemoveAll: were anything still mounted there, it would be the pod's data.
+	if err := os.Remove(target); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// NodeExpandVolume implements csi.NodeServer.
+func (d *Driver) NodeExpandVolume(ctx context.Context, r *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	n, err := d.node()
+	if err == nil {
+		err = missing("volume id", r.GetVolumeId(), "volume path", r.GetVolumePath())
+	}
+	if err != nil {
+		return nil, err
+	}
+	v, unlock, err := n.store.lockVolume(ctx, r.GetVolumeId())
+	if err == nil {
+		defer unlock()
+		if v.Mode == block {
+			err = growLoop(n.store.file(v, imageFile))
+		}
+	}
+	if err != nil {
+		return nil, answer(fmt.Errorf("expand volume %s on the node: %w", r.GetVolumeId(), err))
+	}
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: v.Size}, nil
+}
+
+// NodeGetVolumeStats implements csi.NodeServer: what the volume's own files take, of what it was promised.
+func (d *Driver) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	n, err := d.node()
+	if err == nil {
+		err = missing("volume id", r.GetVolumeId(), "volume path", r.GetVolumePath())
+	}
+	if err != nil {
+		return nil, err
+	}
+	v, err := n.store.get(r.GetVolumeId())
+	if err == nil {
+		_, err = os.Stat(r.GetVolumePath())
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = errNotFound
+	}
+	if err == nil && v.Mode == block {
+		return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: v.Size}}}, nil
+	}
+	var usage []*csi.VolumeUsage
+	if err == nil {
+		usage, err = n.store.usage(ctx, v)
+	}
+	if err != nil {
+		return nil, answer(fmt.Errorf("statistics of volume %s at %s: %w", r.GetVolumeId(), r.GetVolumePath(), err))
+	}
+	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
+}
+
+// usage of a directory. It may grow over its promise; what is left is then none, although the disk has more.
+func (s *store) usage(ctx context.Context, v *volume) ([]*csi.VolumeUsage, error) {
+	m, err := s.used.measure(ctx, v.ID, s.file(v, dataDir))
+	if err != nil {
+		return nil, err
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(s.dir, &fs); err != nil {
+		return nil, err
+	}
+	left := max(0, min(v.Size-m.bytes, int64(fs.Bavail)*fs.Bsize))
+	return []*csi.VolumeUsage{
+		{Unit: csi.VolumeUsage_BYTES, Total: v.Size, Used: m.bytes, Available: left},
+		{Unit: csi.VolumeUsage_INODES, Total: int64(fs.Files), Used: m.files, Available: int64(fs.Ffree)},
+	}, nil
+}

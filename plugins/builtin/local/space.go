@@ -1,0 +1,141 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// free is how many bytes may still be promised: what the file system has left for others than root, less what volumes
+// were promised and have not used. The system does not hold a directory to its size, so this is what keeps promises.
+func (s *store) free() (int64, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(s.dir, &fs); err != nil {
+		return 0, &os.PathError{Op: "statfs", Path: s.dir, Err: err}
+	}
+	volumes, err := s.list()
+	if err != nil {
+		return 0, err
+	}
+	free := int64(fs.Bavail) * fs.Bsize
+	promised := int64(0)
+	for _, v := range volumes {
+		promised += v.Size
+		free -= max(0, v.Size-s.usedBy(v))
+	}
+	if s.limit > 0 {
+		free = min(free, s.limit-promised)
+	}
+	return max(free, 0), nil
+}
+
+// usedBy a volume, in bytes; 0 for a directory that nobody measured in this process: too little is the safe side.
+func (s *store) usedBy(v *volume) int64 {
+	if v.Mode == filesystem {
+		return s.used.last(v.ID).bytes
+	}
+	return imageUse(s.file(v, imageFile))
+}
+
+// imageUse is what a sparse image takes on disk.
+func imageUse(path string) int64 {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return 0
+	}
+	return st.Blocks * 512
+}
+
+// used keeps what was found in directories. The kubelet asks once a minute for each mounted volume.
+type used struct {
+	mu sync.Mutex
+	of map[string]measure
+}
+
+// measure of a directory.
+type measure struct {
+	bytes, files int64
+	at           time.Time
+	took         time.Duration
+}
+
+// fresh tells whether it is not worth the work to measure again: a large tree is walked for at most
+// a twentieth of the time.
+func (m measure) fresh(now time.Time) bool {
+	return !m.at.IsZero() && now.Before(m.at.Add(20*m.took))
+}
+
+func (u *used) last(id string) measure {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.of[id]
+}
+
+func (u *used) forget(id string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.of, id)
+}
+
+// measure the directory of a volume.
+func (u *used) measure(ctx context.Context, id, dir string) (measure, error) {
+	start := time.Now()
+	if m := u.last(id); m.fresh(start) {
+		return m, nil
+	}
+	m, err := walk(ctx, dir)
+	if err != nil {
+		return m, err
+	}
+	m.at = time.Now()
+	m.took = m.at.Sub(start)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.of == nil {
+		u.of = map[string]measure{}
+	}
+	u.of[id] = m
+	return m, nil
+}
+
+// walk adds up what a tree takes on disk; a file with several names counts once.
+func walk(ctx context.Context, dir string) (m measure, err error) {
+	linked := map[uint64]bool{}
+	err = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			return gone(err) // pods go on working meanwhile
+		}
+		info, err := e.Info()
+		if err != nil {
+			return gone(err)
+		}
+		st, ok := info.Sys().(*syscall.Stat_t)
+		if !ok || !e.IsDir() && st.Nlink > 1 && linked[st.Ino] {
+			return nil
+		}
+		if !e.IsDir() && st.Nlink > 1 {
+			linked[st.Ino] = true
+		}
+		m.bytes += st.Blocks * 512
+		m.files++
+		return nil
+	})
+	return m, err
+}
+
+func gone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

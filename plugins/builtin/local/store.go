@@ -1,0 +1,311 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+)
+
+// abandoned is how long a volume without a name may be under way before another process removes it.
+const abandoned = 10 * time.Minute
+
+// Refusals of a store.
+var (
+	errExists = errors.New("a volume of that name exists already with other properties")
+	errRange  = errors.New("capacity range")
+	errInUse  = errors.New("in use")
+)
+
+// noSpaceError says that a promise is too large.
+type noSpaceError struct{ want, free int64 }
+
+func (e *noSpaceError) Error() string {
+	return fmt.Sprintf("%d bytes are wanted, %d are free for volumes on this node", e.want, max(e.free, 0))
+}
+
+// store is the directory of volumes.
+type store struct {
+	dir   string
+	limit int64 // that all volumes may promise; 0: what the file system has
+	log   hclog.Logger
+	used  used
+}
+
+func openStore(dir string, limit int64, log hclog.Logger) (*store, error) {
+	s := &store{dir: dir, limit: limit, log: log}
+	// Nobody but root gets past this directory; pods see the inside of a volume only.
+	for _, d := range []string{dir, s.path("volumes"), s.path("new"), s.path("trash")} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return nil, err
+		}
+	}
+	go s.sweep()
+	return s, nil
+}
+
+func (s *store) path(name string) string         { return filepath.Join(s.dir, name) }
+func (s *store) volumeDir(id string) string      { return filepath.Join(s.dir, "volumes", id) }
+func (s *store) file(v *volume, n string) string { return filepath.Join(s.volumeDir(v.ID), n) }
+
+// get a volume; errNotFound when there is none.
+func (s *store) get(id string) (*volume, error) {
+	if !safeID.MatchString(id) {
+		return nil, errNotFound
+	}
+	return readVolume(s.volumeDir(id))
+}
+
+// list of all volumes, by id. One that cannot be read is left out: it must not stop the others.
+func (s *store) list() ([]*volume, error) {
+	entries, err := os.ReadDir(s.path("volumes"))
+	if err != nil {
+		return nil, err
+	}
+	var all []*volume
+	for _, e := range entries {
+		v, err := readVolume(s.volumeDir(e.Name()))
+		if err != nil {
+			if !errors.Is(err, errNotFound) {
+				s.log.Warn("a volume is left out: repair or remove its directory", "volume", e.Name(), "error", err.Error())
+			}
+			continue
+		}
+		all = append(all, v)
+	}
+	return all, nil
+}
+
+// sizes that a caller accepts, in bytes: at least min, at most max; 0 is no bound.
+type sizes struct{ min, max int64 }
+
+// blockSize that a loop device has whole ones of.
+const blockSize = 4096
+
+// defaultSize of a volume that nobody says the size of.
+const defaultSize = 1 << 30
+
+// choose the size for a volume of that mode.
+func (r sizes) choose(m mode) (int64, error) {
+	if r.min < 0 || r.max < 0 || r.max > 0 && r.min > r.max {
+		return 0, fmt.Errorf("%w: at least %d and at most %d bytes", errRange, r.min, r.max)
+	}
+	size := r.min
+	if size == 0 {
+		size = defaultSize
+		if r.max > 0 {
+			size = min(size, r.max)
+		}
+	}
+	if m == block {
+		size = (size + blockSize - 1) / blockSize * blockSize
+	}
+	if size < 0 || r.max > 0 && size > r.max {
+		return 0, fmt.Errorf("%w: a block device has a multiple of %d bytes, at most %d are allowed", errRange, blockSize, r.max)
+	}
+	return size, nil
+}
+
+// holds tells whether a volume that exists is good for who asks.
+func (r sizes) holds(size int64) bool { return size >= r.min && (r.max == 0 || size <= r.max) }
+
+// create a volume, or return the one that a call before made of the same request.
+func (s *store) create(ctx context.Context, want *volume, r sizes) (*volume, error) {
+	var err error
+	if want.Size, err = r.choose(want.Mode); err != nil {
+		return nil, err
+	}
+	temp, err := s.prepare(want)
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(temp) // after it got its name there is nothing left to remove
+	v, err := s.place(ctx, temp, want, r)
+	if err != nil {
+		return nil, err
+	}
+	return v, syncDir(s.path("volumes"))
+}
+
+// prepare a volume on disk, complete but for its name.
+func (s *store) prepare(v *volume) (dir string, err error) {
+	if dir, err = os.MkdirTemp(s.path("new"), v.ID[:min(len(v.ID), 40)]+"-"); err != nil {
+		return "", err
+	}
+	if v.Mode == block {
+		err = resizeImage(filepath.Join(dir, imageFile), v.Size)
+	} else if err = os.Mkdir(filepath.Join(dir, dataDir), 0o777); err == nil {
+		// Whatever user a pod has may write, as in an emptyDir; and whatever the umask is.
+		err = os.Chmod(filepath.Join(dir, dataDir), 0o777)
+	}
+	if err == nil {
+		err = v.write(dir)
+	}
+	if err != nil {
+		os.RemoveAll(dir)
+	}
+	return dir, err
+}
+
+// place gives a prepared volume its name, if there is room and none has it.
+func (s *store) place(ctx context.Context, temp string, want *volume, r sizes) (*volume, error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	v, err := s.get(want.ID)
+	switch {
+	case err == nil && v.Name == want.Name && v.Mode == want.Mode && r.holds(v.Size):
+		return v, nil
+	case err == nil:
+		return nil, errExists
+	case !errors.Is(err, errNotFound):
+		return nil, err
+	}
+	if err := s.room(want.Size); err != nil {
+		return nil, err
+	}
+	return want, os.Rename(temp, s.volumeDir(want.ID))
+}
+
+// room refuses a promise of more bytes than are free.
+func (s *store) room(size int64) error {
+	free, err := s.free()
+	if err != nil {
+		return err
+	}
+	if size > free {
+		return &noSpaceError{want: size, free: free}
+	}
+	return nil
+}
+
+// expand a volume's promise, and its image. What is large enough stays as it is.
+func (s *store) expand(ctx context.Context, id string, r sizes) (*volume, error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	v, err := s.get(id)
+	if err != nil {
+		return nil, err
+	}
+	size, err := r.choose(v.Mode)
+	if err != nil {
+		return nil, err
+	}
+	if r.max > 0 && v.Size > r.max {
+		return nil, fmt.Errorf("%w: the volume has %d bytes and cannot shrink to %d", errRange, v.Size, r.max)
+	}
+	if size <= v.Size {
+		return v, nil
+	}
+	if err := s.room(size - v.Size); err != nil {
+		return nil, err
+	}
+	if v.Mode == block {
+		if err := resizeImage(s.file(v, imageFile), size); err != nil {
+			return nil, err
+		}
+	}
+	v.Size = size
+	return v, v.write(s.volumeDir(id))
+}
+
+// remove a volume that nobody uses. It is gone when this returns; its files follow in the background.
+func (s *store) remove(ctx context.Context, id string) error {
+	v, unlockVolume, err := s.lockVolume(ctx, id)
+	if errors.Is(err, errNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unlockVolume()
+	if err := s.release(v); err != nil {
+		return err
+	}
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	trash := filepath.Join(s.path("trash"), fmt.Sprintf("%s-%d", id, time.Now().UnixNano()))
+	if err := os.Rename(s.volumeDir(id), trash); err != nil {
+		return err
+	}
+	s.used.forget(id)
+	if err := errors.Join(syncDir(s.path("trash")), syncDir(s.path("volumes"))); err != nil {
+		return err
+	}
+	go s.discard(trash)
+	return nil
+}
+
+// release makes sure that nothing of the volume is in use any more.
+func (s *store) release(v *volume) error {
+	mounts, err := s.mountsOf(v)
+	if err != nil {
+		return err
+	}
+	if len(mounts) > 0 {
+		return fmt.Errorf("%w: mounted at %s", errInUse, mounts[0].target)
+	}
+	if v.Mode == block {
+		return detachLoop(s.file(v, imageFile))
+	}
+	return nil
+}
+
+// discard removes files of a volume that is no more. What it does not finish is left to the next start.
+func (s *store) discard(dir string) {
+	if err := os.RemoveAll(dir); err != nil {
+		s.log.Warn("files of a deleted volume stay until the next start", "error", err.Error())
+	}
+}
+
+// sweep removes what an earlier process left behind.
+func (s *store) sweep() {
+	for _, name := range []string{"trash", "new"} {
+		entries, err := os.ReadDir(s.path(name))
+		if err != nil {
+			s.log.Warn("leftovers of deleted volumes stay", "error", err.Error())
+		}
+		for _, e := range entries {
+			info, err := e.Info()
+			if errors.Is(err, fs.ErrNotExist) || err == nil && name == "new" && time.Since(info.ModTime()) < abandoned {
+				continue // gone meanwhile, or under way in the process that this one replaces
+			}
+			s.discard(filepath.Join(s.path(name), e.Name()))
+		}
+	}
+}
+
+// page of the list, after the token of the page before.
+func page(all []*volume, token string, n int) (_ []*volume, next string, err error) {
+	if token != "" {
+		after, ok := strings.CutPrefix(token, "after:")
+		if !ok {
+			return nil, "", fmt.Errorf("token %q is none of this driver", token)
+		}
+		from, found := slices.BinarySearchFunc(all, after, func(v *volume, id string) int { return strings.Compare(v.ID, id) })
+		if found {
+			from++
+		}
+		all = all[from:]
+	}
+	if n > 0 && n < len(all) {
+		all = all[:n]
+		next = "after:" + all[n-1].ID
+	}
+	return all, next, nil
+}

@@ -1,0 +1,122 @@
+package conformance
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// StorageTarget is a CSI driver to test.
+type StorageTarget struct {
+	// Address of a gRPC server that serves Identity, Controller and Node without TLS: unix:/path.
+	Address string
+	// Dir is for mounts. Storage makes it, leaves nothing mounted there, and removes it.
+	Dir string
+	// Block: volumes are tried as block devices as well, in a second round.
+	Block bool
+	// VolumeSize and ExpandedSize of the volumes, in bytes; 0: 64 and 128 MiB.
+	VolumeSize, ExpandedSize int64
+	// Parameters of the volumes, as in a StorageClass.
+	Parameters map[string]string
+}
+
+// StorageResult is how one test of csi-sanity ended.
+type StorageResult struct {
+	Name    string // "mount: " or "block: ", and as the suite calls it
+	Skipped string // why it did not run: mostly, what the driver does not claim to do
+	Failure string // "" when it passed
+}
+
+// ResultsFD is where the program of the suite writes its results: its output is the suite's.
+const ResultsFD = 3
+
+// Storage runs csi-sanity of kubernetes-csi/csi-test against a driver. A driver that fails tests is no error: its results say
+// it. An error says that the suite could not be run, or not to its end.
+//
+// suite is the command that runs it, csisanity.Main: a process of its own, because the suite prints, takes signals, may
+// exit and works once per process. Both need root, for mounts.
+func Storage(ctx context.Context, suite []string, t StorageTarget) ([]StorageResult, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("csi-sanity mounts volumes: run it as root")
+	}
+	if err := os.Mkdir(t.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	results, err := runSuite(ctx, suite, t)
+	return results, errors.Join(err, unmountBelow(t.Dir), os.RemoveAll(t.Dir))
+}
+
+func runSuite(ctx context.Context, suite []string, t StorageTarget) (results []StorageResult, err error) {
+	target, err := json.Marshal(t)
+	if err != nil {
+		return nil, err
+	}
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer read.Close()
+	var output bytes.Buffer
+	cmd := exec.CommandContext(ctx, suite[0], suite[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(target), &output, &output
+	cmd.ExtraFiles = []*os.File{write} // ResultsFD
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	err = cmd.Start()
+	write.Close()
+	if err != nil {
+		return nil, err
+	}
+	decodeErr := json.NewDecoder(read).Decode(&results)
+	waitErr := cmd.Wait()
+	switch {
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("csi-sanity was stopped: %w", ctx.Err())
+	case decodeErr != nil:
+		return nil, fmt.Errorf("csi-sanity ended without results: %w: %s", errors.Join(waitErr, decodeErr), lastLines(output.String(), 5))
+	}
+	return results, nil
+}
+
+// lastLines of a program's output.
+func lastLines(s string, n int) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// unmountBelow removes what a driver that failed its tests left mounted: else removing the directory would remove what a
+// volume holds.
+func unmountBelow(dir string) error {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var targets []string
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		fields := strings.Fields(lines.Text())
+		if len(fields) > 4 && strings.HasPrefix(fields[4], filepath.Clean(dir)+"/") {
+			targets = append(targets, fields[4])
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return err
+	}
+	for i := len(targets) - 1; i >= 0; i-- { // the last one is on top
+		if err := unix.Unmount(targets[i], unix.MNT_DETACH); err != nil {
+			return &os.PathError{Op: "unmount", Path: targets[i], Err: err}
+		}
+	}
+	return nil
+}

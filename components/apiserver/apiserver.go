@@ -5,8 +5,8 @@
 // (config.go, where the chain gets its in-process loopback client, its
 // authenticator and authorizer) -> CreateServerChain -> PrepareRun -> Run.
 //
-// Seams for later work, each in one place of config.go or options.go: admission
-// plugins and decorators, audit backend, tracer provider.
+// Admission plugins of plugins/admission come in by options.go. Seams for later work, each in one place of config.go or
+// options.go: admission decorators, audit backend, tracer provider.
 package apiserver
 
 import (
@@ -25,6 +25,7 @@ import (
 	"kubelith.io/kubelith/components/client"
 	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/components/pki"
+	"kubelith.io/kubelith/plugins"
 )
 
 // Options says how to serve the API.
@@ -53,6 +54,8 @@ type Options struct {
 	Log logrus.FieldLogger
 	// Extend, when set, is served too.
 	Extend *Extension
+	// Plugins, when set, are those whose admission plugins review requests.
+	Plugins plugins.Set
 }
 
 // Server is the apiserver component.
@@ -87,8 +90,13 @@ func (s *Server) Upstream() *options.ServerRunOptions { return s.upstream }
 // Name implements lifecycle.Component.
 func (s *Server) Name() string { return "apiserver" }
 
-// Needs implements lifecycle.Component.
-func (s *Server) Needs() []string { return []string{"etcd"} }
+// Needs implements lifecycle.Component. Plugins are up before the first request, and end after the last.
+func (s *Server) Needs() []string {
+	if s.opts.Plugins == nil {
+		return []string{"etcd"}
+	}
+	return []string{"etcd", "plugins"}
+}
 
 // Run implements lifecycle.Component. ready is called when /readyz says ok but
 // for two of upstream's hooks, which take a second (bootstrap.go); Health waits for them.

@@ -12,6 +12,8 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 
 	"kubelith.io/kubelith/components/args"
+	"kubelith.io/kubelith/components/client"
+	"kubelith.io/kubelith/plugins/admission"
 )
 
 // complete translates Options into upstream's and applies the user's arguments
@@ -19,6 +21,9 @@ import (
 // arguments; what the composition owns is refused as an argument.
 func (srv *Server) complete() error {
 	o, s := srv.opts, options.NewServerRunOptions()
+	if err := srv.reviewByPlugins(s.Admission.GenericAdmission); err != nil {
+		return err
+	}
 	// Defining the flags resets some fields to the flags' own defaults: first.
 	sets := s.Flags()
 
@@ -73,6 +78,19 @@ func (srv *Server) complete() error {
 	restrictNode(s.Admission.GenericAdmission)
 	srv.anonymousHealth = !sets.FlagSet("authentication").Changed("anonymous-auth")
 	srv.upstream = s
+	return nil
+}
+
+// reviewByPlugins puts the hooks of plugins into the chain. Its order stays upstream's.
+func (srv *Server) reviewByPlugins(a *genericoptions.AdmissionOptions) error {
+	if srv.opts.Plugins == nil {
+		return nil
+	}
+	registry, err := admission.Registry(admission.Options{Plugins: srv.opts.Plugins, Self: client.APIServer, Log: srv.opts.Log})
+	if err != nil {
+		return err
+	}
+	a.Plugins = registry
 	return nil
 }
 

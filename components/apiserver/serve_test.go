@@ -102,7 +102,7 @@ func (p *process) start() error {
 	p.client = client.New(p.url, log)
 	p.server, err = New(Options{
 		BindAddress: "127.0.0.1", Port: port, AdvertiseAddress: "192.0.2.1", ServiceCIDRs: []string{"10.43.0.0/16"}, ClusterDomain: "cluster.local",
-		EtcdEndpoint: etcd.Endpoint(socket), EncryptionConfig: encryption, PKI: bundle, Client: p.client, Log: log, Extend: testExtension(),
+		EtcdEndpoint: etcd.Endpoint(socket), EncryptionConfig: encryption, PKI: bundle, Client: p.client, Log: log, Extend: testExtension(), Plugins: &reviewers,
 		// The test has no controller-manager that makes service accounts.
 		Args: []string{"disable-admission-plugins=ServiceAccount"},
 	})

@@ -27,6 +27,11 @@ import (
 	"kubelith.io/kubelith/components/scheduler"
 	"kubelith.io/kubelith/components/servicelb"
 	embedded "kubelith.io/kubelith/manifests"
+	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/admission"
+	"kubelith.io/kubelith/plugins/host"
+	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
+	"kubelith.io/kubelith/plugins/scheduling"
 	"kubelith.io/kubelith/runtime/cgroups"
 	"kubelith.io/kubelith/runtime/cni"
 	"kubelith.io/kubelith/runtime/containerd"
@@ -69,6 +74,17 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 	inProcess := client.New(cfg.URL(), logFor("client"))
 	var b builder
 
+	extensions := host.New(host.Options{
+		DataDir:  cfg.DataDir,
+		RunDir:   cfg.RunDir,
+		NodeName: cfg.NodeName,
+		Validate: map[plugins.Kind]func(string, *pluginv1.Description) error{
+			plugins.Admission: admission.Validate, plugins.Scheduling: scheduling.Validate,
+		},
+		Log: logging.Component(log, "plugins"),
+	})
+	b.add(extensions, nil)
+
 	etcdSocket := filepath.Join(cfg.RunDir, "etcd.sock")
 	b.add(etcd.New(etcd.Options{
 		DataDir: filepath.Join(cfg.DataDir, "server", "db"),
@@ -96,6 +112,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Client:           inProcess,
 		Log:              logFor("apiserver"),
 		Extend:           figures.extension,
+		Plugins:          extensions,
 	})
 	b.add(api, err)
 	b.add(apiserver.Health{Client: inProcess}, nil)
@@ -112,8 +129,10 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 
 	b.add(scheduler.New(scheduler.Options{
 		Args:      machine.args.scheduler,
+		Plugins:   extensions,
 		Client:    inProcess,
 		Informers: api.Informers,
+		Log:       logging.Component(log, "scheduler"),
 	}))
 
 	b.addJoining(cfg, machine, inProcess, api.Informers, logFor)

@@ -45,7 +45,10 @@ type Options struct {
 	// Validate refuses a description that a kind cannot work with; what it says is shown to the operator.
 	Validate map[plugins.Kind]func(name string, d *pluginv1.Description) error
 	Observe  Observer // may be nil
-	Log      *logrus.Entry
+	// Credentials puts into dir, which goes with the process, what the plugin reads the cluster with, and returns variables for
+	// it; the plugin knows the directory as seen. May be nil.
+	Credentials func(spec *Spec, dir, seen string) (env []string, err error)
+	Log         *logrus.Entry
 }
 
 // Phase is where a plugin stands:

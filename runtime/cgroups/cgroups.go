@@ -1,5 +1,5 @@
 // Package cgroups tells how this host mounts its cgroups and which driver fits, so that containerd and the
-// kubelet, which must agree, are told the same. It changes nothing.
+// kubelet, which must agree, are told the same. It makes groups of its own only for plugins (groups.go).
 package cgroups
 
 import (

@@ -1,0 +1,227 @@
+package host
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc/codes"
+
+	"kubelith.io/kubelith/plugins"
+	admissionv1 "kubelith.io/kubelith/plugins/proto/admission/v1"
+	"kubelith.io/kubelith/runtime/cgroups"
+)
+
+// runHost is the process that is killed: a host with a plugin that has started a daemon. It prints the plugin's pid.
+func runHost(dir string) {
+	self, _ := os.Executable()
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	h := New(Options{DataDir: filepath.Join(dir, "data"), RunDir: filepath.Join(dir, "run"), Log: logrus.NewEntry(log),
+		Specs: []Spec{{Name: "p", Kind: plugins.Admission, Path: self, Env: []string{modeVariable + "=serve"}}}})
+	go h.Run(context.Background(), func() {
+		p := h.Plugins(plugins.Admission)[0]
+		err := p.Call(context.Background(), "Review", func(ctx context.Context, i plugins.Instance) error {
+			_, err := admissionv1.NewAdmissionClient(i.Conn).Review(ctx, &admissionv1.ReviewRequest{Hook: "fork " + os.Getenv("TEST_PLUGIN_SLEEP")})
+			return err
+		})
+		fmt.Println(h.States()[0].PID, err)
+	})
+	select {}
+}
+
+// sleepers are the processes that sleep for that long.
+func sleepers(seconds string) []int {
+	var out []int
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		if content, _ := os.ReadFile(file); string(content) == "/bin/sleep\x00"+seconds+"\x00" {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// marker is a time to sleep for that no other process has.
+func marker() string { return fmt.Sprintf("%d.%d", 100000+os.Getpid(), time.Now().UnixNano()) }
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("a pid namespace needs root")
+	}
+}
+
+func TestNoOrphans(t *testing.T) {
+	needRoot(t)
+	dir, sleep := t.TempDir(), marker()
+	for range 5 {
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := exec.Command(self)
+		c.Env = append(os.Environ(), hostVariable+"="+dir, "TEST_PLUGIN_SLEEP="+sleep)
+		out, err := c.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		line, err := bufio.NewReader(out).ReadString('\n')
+		pid, err2 := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(line), " <nil>"))
+		if err != nil || err2 != nil || len(sleepers(sleep)) != 1 {
+			c.Process.Kill()
+			t.Fatalf("the host says %q (%v); daemons: %v", line, err, sleepers(sleep))
+		}
+		c.Process.Kill()
+		c.Wait()
+		eventually(t, "the plugin and its daemon have ended", func() bool { return !alive(pid) && len(sleepers(sleep)) == 0 })
+	}
+	// What the killed host left.
+	if left, _ := filepath.Glob(filepath.Join(dir, "run", "p", "*.json")); len(left) != 1 {
+		t.Errorf("records %v, want one: the others were removed by the next host", left)
+	}
+	if _, err := Sweep(filepath.Join(dir, "run")); err != nil {
+		t.Error(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "run", "p")); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+	if parent, err := cgroups.NewParent(cgroupName(filepath.Join(dir, "data"))); err == nil {
+		if err := parent.Remove(); err != nil { // fails when a group is in there
+			t.Error(err)
+		}
+	}
+}
+
+func TestSweep(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "p"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	start := func() *exec.Cmd {
+		c := exec.Command("/bin/sleep", "1000")
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Process.Kill() })
+		return c
+	}
+	left, other := start(), start()
+	r := newRecord(filepath.Join(dir, "p"), "left-1")
+	r.started(left.Process.Pid)
+	reused := newRecord(filepath.Join(dir, "p"), "reused-1")
+	reused.PID, reused.Start = other.Process.Pid, "1"
+	if err := reused.write(); err != nil {
+		t.Fatal(err)
+	}
+	n, err := Sweep(dir)
+	if n != 1 || err != nil {
+		t.Errorf("Sweep = %d, %v, want 1", n, err)
+	}
+	if err := left.Wait(); err == nil {
+		t.Error("the process that was left ended by itself")
+	}
+	if !alive(other.Process.Pid) {
+		t.Error("a process that has the pid now was killed")
+	}
+	if _, err := os.Stat(filepath.Join(dir, "p")); err == nil {
+		t.Error("the directory is left")
+	}
+}
+
+// A daemon ends with the plugin that started it.
+func TestDescendantsEnd(t *testing.T) {
+	needRoot(t)
+	sleep := marker()
+	h := startHost(t, admissionSpec(t, "p", "serve"))
+	first := h.ready("p")
+	h.mustReview("p", "fork "+sleep)
+	if n := len(sleepers(sleep)); n != 1 {
+		t.Fatalf("%d daemons", n)
+	}
+	if err := h.Restart("p"); err != nil {
+		t.Fatal(err)
+	}
+	h.another("p", first)
+	eventually(t, "the daemon has ended", func() bool { return len(sleepers(sleep)) == 0 })
+}
+
+// limited starts a plugin with a limit, where there are cgroups.
+func limitedHost(t *testing.T, l Limits) *testHost {
+	spec := admissionSpec(t, "greedy", "serve")
+	spec.Limits = l
+	h := startHost(t, spec, admissionSpec(t, "good", "serve"))
+	if s := h.ready("greedy"); s.Cgroup == "" {
+		t.Skipf("this host's cgroups cannot be used:\n%s", h.log)
+	}
+	return h
+}
+
+func TestMemoryLimit(t *testing.T) {
+	h := limitedHost(t, Limits{Memory: 64 << 20})
+	first, good := h.ready("greedy"), h.ready("good")
+	if _, err := h.review(context.Background(), "greedy", "eat"); codeOf(err) != codes.Unavailable {
+		t.Errorf("a call in which all memory is used: %v, want Unavailable", err)
+	}
+	h.another("greedy", first)
+	if want := "error plugin=greedy used all of its 64 MiB of memory and was killed"; !strings.Contains(h.log.String(), want) {
+		t.Errorf("not in the log: %s", want)
+	}
+	if !h.events.has("greedy " + PluginOOM) {
+		t.Errorf("events %v", h.events.reasons)
+	}
+	if s := h.ready("good"); s.PID != good.PID {
+		t.Error("the other plugin was killed too")
+	}
+}
+
+func TestProcessLimit(t *testing.T) {
+	h := limitedHost(t, Limits{PIDs: 40})
+	sleep := marker()
+	refused := false
+	for range 50 {
+		if _, err := h.review(context.Background(), "greedy", "fork "+sleep); err != nil {
+			refused = true
+			break
+		}
+	}
+	if n := len(sleepers(sleep)); !refused || n > 40 {
+		t.Errorf("%d processes were started", n)
+	}
+}
+
+func TestScore(t *testing.T) {
+	h := limitedHost(t, Limits{})
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", h.ready("greedy").PID))
+	if err != nil || strings.TrimSpace(string(content)) != "300" {
+		t.Errorf("oom_score_adj %q, %v", content, err)
+	}
+}
+
+// A stop takes a process with it that is stopped itself and cannot answer.
+func TestStopsWhatHangs(t *testing.T) {
+	h := &testHost{t: t, log: &logLines{}, events: &events{calls: map[codes.Code]int{}}, dir: t.TempDir()}
+	stop := h.start(admissionSpec(t, "p", "serve"))
+	s := h.ready("p")
+	if err := syscall.Kill(s.PID, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	if alive(s.PID) {
+		t.Error("the process is there")
+	}
+}

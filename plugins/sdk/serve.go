@@ -73,7 +73,7 @@ func newLog() hclog.Logger {
 }
 
 // grpcPlugin is what go-plugin serves: Describe, and the services of the kind.
-func grpcPlugin(d describe, r register) plugin.Plugin {
+func grpcPlugin(d describe, r register) *service {
 	return &service{describe: d, register: r}
 }
 

@@ -32,6 +32,9 @@ const (
 	Encoding_ENCODING_UNSPECIFIED Encoding = 0
 	Encoding_ENCODING_JSON        Encoding = 1
 	Encoding_ENCODING_PROTOBUF    Encoding = 2 // the review is gogo protobuf of k8s.io/api/admission/v1; objects in it are JSON
+	// As PROTOBUF, and objects of Kubernetes' own types are protobuf as well: "k8s\0" and a runtime.Unknown, as in the API.
+	// Custom resources stay JSON: the first byte tells.
+	Encoding_ENCODING_PROTOBUF_OBJECTS Encoding = 3
 )
 
 // Enum value maps for Encoding.
@@ -40,11 +43,13 @@ var (
 		0: "ENCODING_UNSPECIFIED",
 		1: "ENCODING_JSON",
 		2: "ENCODING_PROTOBUF",
+		3: "ENCODING_PROTOBUF_OBJECTS",
 	}
 	Encoding_value = map[string]int32{
-		"ENCODING_UNSPECIFIED": 0,
-		"ENCODING_JSON":        1,
-		"ENCODING_PROTOBUF":    2,
+		"ENCODING_UNSPECIFIED":      0,
+		"ENCODING_JSON":             1,
+		"ENCODING_PROTOBUF":         2,
+		"ENCODING_PROTOBUF_OBJECTS": 3,
 	}
 )
 
@@ -750,11 +755,12 @@ const file_plugin_v1_plugin_proto_rawDesc = "" +
 	"csi_driver\x18\x01 \x01(\fR\tcsiDriver\x12'\n" +
 	"\x0fstorage_classes\x18\x02 \x03(\fR\x0estorageClasses\x12\x1d\n" +
 	"\n" +
-	"node_local\x18\x03 \x01(\bR\tnodeLocal*N\n" +
+	"node_local\x18\x03 \x01(\bR\tnodeLocal*m\n" +
 	"\bEncoding\x12\x18\n" +
 	"\x14ENCODING_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rENCODING_JSON\x10\x01\x12\x15\n" +
-	"\x11ENCODING_PROTOBUF\x10\x02*c\n" +
+	"\x11ENCODING_PROTOBUF\x10\x02\x12\x1d\n" +
+	"\x19ENCODING_PROTOBUF_OBJECTS\x10\x03*c\n" +
 	"\rFailurePolicy\x12\x1e\n" +
 	"\x1aFAILURE_POLICY_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15FAILURE_POLICY_IGNORE\x10\x01\x12\x17\n" +

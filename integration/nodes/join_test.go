@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -57,7 +58,7 @@ func TestJoin(t *testing.T) {
 		t.Run("rotation", func(t *testing.T) { t.Parallel(); testRotation(t, c, first) })
 		t.Run("names", func(t *testing.T) { t.Parallel(); testNames(t, c) })
 		t.Run("once", func(t *testing.T) { t.Parallel(); testOnce(t, c) })
-		for _, tc := range refusals(c) {
+		for _, tc := range slices.Concat(refusals(c), refusedMachines(c)) {
 			t.Run(tc.name, func(t *testing.T) {
 				t.Parallel()
 				tc.token = tc.make(t)
@@ -125,8 +126,9 @@ type refusal struct {
 	make     func(t *testing.T) string // the token
 	token    string
 	nodeName string
-	agent    string // regular expression of the line that the agent says
-	server   string // the same for the server's log; "" where it cannot know, since the agent sends nothing
+	agent    string                                // regular expression of the line that the agent says
+	server   string                                // the same for the server's log; "" where it cannot know, since the agent sends nothing
+	spoil    func(t *testing.T, a *harness.Server) // does to the machine what makes the join fail
 }
 
 func refusals(c *harness.Cluster) []refusal {
@@ -182,6 +184,9 @@ func refusals(c *harness.Cluster) []refusal {
 func refused(t *testing.T, c *harness.Cluster, tc refusal) {
 	t.Helper()
 	a := c.Prepare(t, harness.Options{NoTestImage: true, NodeName: tc.nodeName}, harness.AgentOptions{Token: tc.token})
+	if tc.spoil != nil {
+		tc.spoil(t, a)
+	}
 	before := traces(t, a)
 	logged := len(c.Server.Logs())
 	res := a.RunBinary(t, a.ServerArgs()...)
@@ -219,6 +224,9 @@ func refused(t *testing.T, c *harness.Cluster, tc refusal) {
 	}
 	if tc.nodeName == "" {
 		noTrace(t, c, a.NodeName())
+	}
+	if tc.spoil != nil {
+		unheard(t, c, strings.Split(tc.token, "_")[2])
 	}
 }
 

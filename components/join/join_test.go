@@ -89,6 +89,10 @@ func TestRefused(t *testing.T) {
 	defer plain.Close()
 
 	other := newAuthority(t)
+	turnedAway := map[string]string{
+		"another CA": "/kubelith/refused/ca", "clock behind": "/kubelith/refused/clock", "clock ahead": "/kubelith/refused/clock",
+		"agent is newer": "/kubelith/refused/version",
+	}
 	for name, test := range map[string]struct {
 		change func(a *api, o *Options)
 		want   string
@@ -144,6 +148,11 @@ func TestRefused(t *testing.T) {
 			told := slices.ContainsFunc(a.asked(), func(r string) bool { return strings.HasPrefix(r, given.Bearer()+" ") })
 			if told != test.told {
 				t.Errorf("secret sent: %v, want %v: %q", told, test.told, a.asked())
+			}
+			// The server hears of it, by the reason and nothing else, where it could not know.
+			said := slices.DeleteFunc(a.asked(), func(r string) bool { return !strings.Contains(r, "/kubelith/") })
+			if want := turnedAway[name]; want == "" && len(said) > 0 || want != "" && !slices.Equal(said, []string{" GET " + want}) {
+				t.Errorf("the server was told %q, want %q", said, want)
 			}
 		})
 	}

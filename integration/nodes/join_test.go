@@ -58,7 +58,7 @@ func TestJoin(t *testing.T) {
 		t.Run("rotation", func(t *testing.T) { t.Parallel(); testRotation(t, c, first) })
 		t.Run("names", func(t *testing.T) { t.Parallel(); testNames(t, c) })
 		t.Run("once", func(t *testing.T) { t.Parallel(); testOnce(t, c) })
-		for _, tc := range slices.Concat(refusals(c), refusedMachines(c)) {
+		for _, tc := range slices.Concat(refusals(c), refusedServers(t, c), refusedMachines(c)) {
 			t.Run(tc.name, func(t *testing.T) {
 				t.Parallel()
 				tc.token = tc.make(t)
@@ -128,6 +128,9 @@ type refusal struct {
 	nodeName string
 	agent    string                                // regular expression of the line that the agent says
 	server   string                                // the same for the server's log; "" where it cannot know, since the agent sends nothing
+	unnamed  bool                                  // the line of the server's log has neither the token's id nor the node's name
+	url      string                                // of the server, where it is not its own
+	binary   string                                // where it is not the one under test
 	spoil    func(t *testing.T, a *harness.Server) // does to the machine what makes the join fail
 }
 
@@ -154,7 +157,8 @@ func refusals(c *harness.Cluster) []refusal {
 		{name: "no-token", make: func(*testing.T) string { return "" }, agent: `token`},
 		{name: "malformed", make: func(*testing.T) string { return "K10abc::server:def" }, agent: `token`},
 		{name: "newer-version", make: part(0, func(string) string { return "kl2" }), agent: `newer`},
-		{name: "wrong-ca-hash", make: part(1, other), agent: `not the one that the token is for`},
+		{name: "wrong-ca-hash", make: part(1, other), agent: `not the one that the token is for`,
+			server: `a machine at 10\.123\.\d+\.\d+:\d+ says that it does not join: its token is for a cluster with another CA`, unnamed: true},
 		{name: "wrong-id", make: part(2, other), agent: `does not know the token`, server: `refused the token .* does not exist`},
 		{name: "wrong-secret", make: part(3, other), agent: `secret of the token \S+ is wrong`, server: `refused the token .* secret is wrong`},
 		{name: "deleted", agent: `does not know the token`, server: `refused the token`, make: func(t *testing.T) string {
@@ -183,13 +187,16 @@ func refusals(c *harness.Cluster) []refusal {
 // refused runs an agent that must end by itself, having said why in one line, while the server's log says the same and nothing remains.
 func refused(t *testing.T, c *harness.Cluster, tc refusal) {
 	t.Helper()
-	a := c.Prepare(t, harness.Options{NoTestImage: true, NodeName: tc.nodeName}, harness.AgentOptions{Token: tc.token})
+	a := c.Prepare(t, harness.Options{NoTestImage: true, NodeName: tc.nodeName}, harness.AgentOptions{Token: tc.token, URL: tc.url})
 	if tc.spoil != nil {
 		tc.spoil(t, a)
 	}
+	if tc.binary == "" {
+		tc.binary = a.BinaryPath()
+	}
 	before := traces(t, a)
 	logged := len(c.Server.Logs())
-	res := a.RunBinary(t, a.ServerArgs()...)
+	res := a.TryExec(t, tc.binary, a.ServerArgs()...)
 	if res.Code == 0 {
 		t.Errorf("exit code 0")
 	}
@@ -211,6 +218,9 @@ func refused(t *testing.T, c *harness.Cluster, tc refusal) {
 			about := parts[2]
 			if tc.nodeName != "" {
 				about = tc.nodeName
+			}
+			if tc.unnamed {
+				about = ""
 			}
 			harness.Eventually(t, 10*time.Second, "a line of the server's log", func() error {
 				for line := range strings.Lines(c.Server.Logs()[logged:]) {

@@ -2,6 +2,11 @@ package join
 
 import (
 	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -32,6 +37,23 @@ func TestJoin(t *testing.T) {
 		if info, err := os.Stat(filepath.Join(o.DataDir, name)); err != nil || info.Mode() != mode {
 			t.Errorf("%s: %v %v, want %v", name, info, err, mode)
 		}
+	}
+	// The server knows the machine by the key of its request.
+	a.mu.Lock()
+	csrs := slices.Collect(maps.Values(a.csrs))
+	a.mu.Unlock()
+	for _, csr := range csrs {
+		block, _ := pem.Decode(csr.Spec.Request)
+		request, err := x509.ParseCertificateRequest(block.Bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if known, want := Machine(o.DataDir), fmt.Sprintf("%x", sha256.Sum256(request.RawSubjectPublicKeyInfo)); len(known) != 63 || !strings.HasPrefix(want, known) {
+			t.Errorf("the machine is %q, to the server %q", known, want)
+		}
+	}
+	if known := Machine(t.TempDir()); known != "" {
+		t.Errorf("a machine without a key is %q", known)
 	}
 	client, err := kubernetes.NewForConfig(first.Config("test"))
 	if err != nil {

@@ -162,6 +162,7 @@ func (m *agent) build(cfg *config.Agent, log *logrus.Logger) ([]lifecycle.Compon
 		b.add(m.connection, nil)
 		w.node, w.proxy, w.dns = m.connection.Config("kubelet"), m.connection.Config("proxy"), m.connection.Config("dns")
 		w.disconnect = m.connection.Disconnect
+		w.machine = join.Machine(cfg.DataDir)
 	}
 	w.add(&b, m.machine, log)
 	// The kubelet of a server waits for its controller-manager.

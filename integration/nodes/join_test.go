@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -278,15 +279,23 @@ func testOnce(t *testing.T, c *harness.Cluster) {
 	a.WaitReady(t)
 	refused(t, c, refusal{token: token, agent: `is for one machine|does not know the token`, server: `is for one machine|refused the token`})
 	a.Stop(t)
+	remove(t, c, a.NodeName())
 }
 
-// testNames: a machine may come again under its own name; another one may have it when the Node was deleted.
+// testNames: a machine may come again under its own name, also when its Node was deleted and it has registered again; another one may
+// have it when the Node was deleted.
 func testNames(t *testing.T, c *harness.Cluster) {
 	token := c.Server.Token(t)
 	a := c.Prepare(t, harness.Options{NoTestImage: true}, harness.AgentOptions{Token: token})
 	a.Launch(t)
 	a.WaitReady(t)
 	a.Stop(t)
+	remove(t, c, a.NodeName())
+	a.Agent.Token = ""
+	a.Launch(t)
+	a.WaitReady(t)
+	a.Stop(t)
+	a.Agent.Token = token
 	if err := os.RemoveAll(a.Path(harness.DataDir + "/agent/pki")); err != nil { // as when its certificate has expired
 		t.Fatal(err)
 	}
@@ -296,7 +305,7 @@ func testNames(t *testing.T, c *harness.Cluster) {
 	a.WaitReady(t)
 	a.Stop(t)
 
-	c.Server.Kubectl(t, "delete", "node", a.NodeName())
+	remove(t, c, a.NodeName())
 	b := c.Prepare(t, harness.Options{NoTestImage: true, NodeName: a.NodeName()}, harness.AgentOptions{Token: token})
 	b.Launch(t)
 	b.WaitReady(t)
@@ -304,4 +313,17 @@ func testNames(t *testing.T, c *harness.Cluster) {
 		t.Errorf("the node has the address %s, not %s", got, b.NodeIP)
 	}
 	b.Stop(t)
+	remove(t, c, b.NodeName())
+}
+
+// remove deletes the node of a machine that is off and waits until its name is free, also for the next sandbox that gets it.
+func remove(t *testing.T, c *harness.Cluster, name string) {
+	t.Helper()
+	c.Server.Kubectl(t, "delete", "node", name)
+	harness.Eventually(t, 30*time.Second, "the name "+name+" to be free", func() error {
+		if out := c.Server.Kubectl(t, "-n", "kube-system", "get", "configmap", "kubelith-node."+name, "--ignore-not-found"); out != "" {
+			return errors.New("it is reserved")
+		}
+		return nil
+	})
 }

@@ -22,15 +22,15 @@ import (
 	"k8s.io/client-go/util/certificate"
 	"k8s.io/client-go/util/certificate/csr"
 	"k8s.io/client-go/util/keyutil"
+
+	"kubelith.io/kubelith/components/pki"
 )
 
 // signTimeout is how long the server may take for the node's certificate. It decides and signs within a second.
 const signTimeout = time.Minute
 
-const nodeUserPrefix = "system:node:"
-
-func commonName(node string) string   { return nodeUserPrefix + node }
-func nodeNameOf(common string) string { return strings.TrimPrefix(common, nodeUserPrefix) }
+func commonName(node string) string   { return pki.NodeUserPrefix + node }
+func nodeNameOf(common string) string { return strings.TrimPrefix(common, pki.NodeUserPrefix) }
 
 // subject is who a node is to the API.
 func subject(node string) pkix.Name {

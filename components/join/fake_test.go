@@ -37,6 +37,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/cluster-bootstrap/token/jws"
 
+	"kubelith.io/kubelith/components/pki"
 	"kubelith.io/kubelith/components/token"
 )
 
@@ -195,7 +196,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.answer(w, a.clusterInfo())
 		return
 	}
-	if (who != a.token.Bearer() || a.refuse) && !strings.HasPrefix(who, nodeUserPrefix) {
+	if (who != a.token.Bearer() || a.refuse) && !strings.HasPrefix(who, pki.NodeUserPrefix) {
 		w.WriteHeader(http.StatusUnauthorized)
 		a.answer(w, metav1.Status{Status: "Failure", Reason: metav1.StatusReasonUnauthorized, Code: http.StatusUnauthorized})
 		return

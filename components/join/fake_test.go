@@ -130,6 +130,7 @@ type api struct {
 	settings string
 	life     time.Duration // of certificates
 	deny     string        // why requests for certificates are denied
+	silent   bool          // they are not answered
 	refuse   bool          // every token
 	seen     []string      // who asked for what: "bearer|cn PATH"
 	csrs     map[string]*certificatesv1.CertificateSigningRequest
@@ -321,6 +322,9 @@ func (a *api) createCSR(w http.ResponseWriter, r *http.Request) {
 		object.Status.Certificate = a.ca.sign(a.t, request.PublicKey, request.Subject, time.Now().Add(a.life))
 	}
 	object.Status.Conditions = append(object.Status.Conditions, condition)
+	if a.silent {
+		object.Status = certificatesv1.CertificateSigningRequestStatus{}
+	}
 	a.csrs[object.Name] = object
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusCreated)

@@ -304,6 +304,46 @@ func TestJoinCancelled(t *testing.T) {
 	}
 }
 
+// A machine that stops waiting for its certificate keeps the key, and nothing else: the server may have reserved the name for it.
+func TestJoinInterrupted(t *testing.T) {
+	a := newAPI(t, newAuthority(t))
+	o := a.options(t)
+	c, err := Find(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.way.close()
+	a.silent = true
+	ctx, cancel := context.WithCancel(t.Context())
+	joined := make(chan error, 1)
+	go func() {
+		_, err := c.Join(ctx)
+		joined <- err
+	}()
+	waitFor(t, "the agent to look whether its certificate is there", func() bool {
+		return slices.Contains(a.asked(), a.token.Bearer()+" GET /apis/certificates.k8s.io/v1/certificatesigningrequests")
+	})
+	cancel()
+	if err := <-joined; err == nil {
+		t.Fatal("joined")
+	}
+	left := files(t, o.DataDir)
+	if len(left) != 1 || left["agent/identity.key"] == "" {
+		t.Fatalf("files %v", left)
+	}
+	a.mu.Lock()
+	a.silent = false
+	a.mu.Unlock()
+	again, err := c.Join(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.way.close()
+	if key := files(t, o.DataDir)["agent/identity.key"]; key != left["agent/identity.key"] {
+		t.Error("the second try has another key")
+	}
+}
+
 func TestNewerMinor(t *testing.T) {
 	for _, c := range []struct {
 		agent, server string

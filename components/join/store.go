@@ -198,6 +198,11 @@ func (j *journal) write(path string, data []byte) error {
 	return pki.WriteFile(path, data)
 }
 
+// keep takes a file out of what can be undone.
+func (j *journal) keep(path string) {
+	j.paths = slices.DeleteFunc(j.paths, func(p string) bool { return p == path })
+}
+
 func (j *journal) mkdir(dir string) error {
 	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -38,6 +38,8 @@ const (
 	ServiceLB = "system:kubelith:servicelb"
 	// Metrics is the identity of the resource metrics API's own object; the apiserver component makes its role.
 	Metrics = "system:kubelith:metrics"
+	// Storage is the identity of the controllers of storage plugins; the apiserver component makes its role.
+	Storage = "system:kubelith:storage"
 )
 
 // identityKey is the context key of the caller's user.Info.

@@ -58,6 +58,7 @@ func pluginCommand() *cli.Command {
 			command("list", "", "show all plugins, and how each of them is", listPlugins, output),
 			command("describe", "NAME ...", "show everything that is known of a plugin", describePlugins, output),
 			command("restart", "NAME ...", "start another process of a plugin, and end the old one when it is ready", restartPlugins),
+			pluginCheckCommand(),
 		},
 	}
 }

@@ -101,14 +101,14 @@ func (t *Target) ask(ctx context.Context, p *picture, update *schedulingv1.Updat
 		}
 		for _, r := range answer.Rejected {
 			if r.Reason == "" {
-				return v, errors.New("Filter: nodes rejected without a reason")
+				return v, errors.New("filter: nodes rejected without a reason")
 			}
 			v.rejected = append(v.rejected, r.Nodes...)
 		}
 		slices.Sort(v.rejected)
 		for _, id := range v.rejected {
 			if !slices.Contains(p.ids(), id) {
-				return v, fmt.Errorf("Filter: rejected node %d, which is none of those it was asked about", id)
+				return v, fmt.Errorf("filter: rejected node %d, which is none of those it was asked about", id)
 			}
 		}
 		update = p.nothing()
@@ -124,11 +124,11 @@ func (t *Target) ask(ctx context.Context, p *picture, update *schedulingv1.Updat
 			return v, err
 		}
 		if len(v.scores) != len(p.nodes) {
-			return v, fmt.Errorf("Score: %d scores for %d nodes", len(v.scores), len(p.nodes))
+			return v, fmt.Errorf("score: %d scores for %d nodes", len(v.scores), len(p.nodes))
 		}
 		for i, s := range v.scores {
 			if s > 100 {
-				return v, fmt.Errorf("Score: %d for %s, more than 100", s, p.nodes[i].Name)
+				return v, fmt.Errorf("score: %d for %s, more than 100", s, p.nodes[i].Name)
 			}
 		}
 	}

@@ -352,6 +352,9 @@ func (i *instance) drain(ctx context.Context, patience time.Duration) {
 
 // end ends the process, kindly at first, and removes what it had.
 func (i *instance) end() error {
+	if i.unhealthy.Load() {
+		i.launcher.kill() // it would not hear
+	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

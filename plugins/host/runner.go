@@ -84,13 +84,13 @@ func (l *launcher) seen() string {
 	return l.temp
 }
 
-// environment is all that a plugin inherits: nothing of what the server was started with.
+// environment is all that a plugin inherits: nothing of what the server was started with. Of one name the first counts.
 func (l *launcher) environment() []string {
-	return slices.Concat([]string{
+	return slices.Concat(l.spec.Env, []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"TMPDIR=" + l.seen(),
 		"GOMAXPROCS=2", // of Go plugins: as many threads as CPUs of a big machine cost memory
-	}, l.spec.Env)
+	})
 }
 
 // Start implements runner.Runner.

@@ -30,7 +30,7 @@ func TestServes(t *testing.T) {
 		t.Errorf("answer %q", got)
 	}
 	environment := h.mustReview("first", "environment")
-	if strings.Contains(environment, "SECRET_OF_THE_SERVER") || !strings.Contains(environment, "TMPDIR="+h.dir) {
+	if strings.Contains(environment, "SECRET_OF_THE_SERVER") || !strings.Contains(environment, "TMPDIR="+h.dir) || !strings.Contains(environment, "GOMAXPROCS=3") {
 		t.Errorf("the plugin's environment:\n%s", environment)
 	}
 	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", s.PID))

@@ -28,6 +28,7 @@ import (
 )
 
 const (
+	window          = 1 << 20          // of flow control, in bytes
 	helloTimeout    = 10 * time.Second // from the start to the handshake
 	describeTimeout = 5 * time.Second
 	healthTimeout   = 2 * time.Second
@@ -79,8 +80,11 @@ func (h *Host) start(ctx context.Context, spec *Spec, exe *executable) (_ *insta
 		SyncStdout:       i.launcher.out.writer(),
 		SyncStderr:       i.launcher.out.writer(),
 		Logger:           quiet(log),
-		GRPCDialOptions: []grpc.DialOption{grpc.WithDefaultCallOptions(
-			grpc.MaxCallRecvMsgSize(proto.MaxResponseSize), grpc.MaxCallSendMsgSize(proto.MaxRequestSize))},
+		GRPCDialOptions: []grpc.DialOption{
+			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(proto.MaxResponseSize), grpc.MaxCallSendMsgSize(proto.MaxRequestSize)),
+			// Fixed windows spare pings that measure a way on which nothing is ever under way for long.
+			grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
+		},
 	})
 	// go-plugin has no contexts: it is freed by the end of the process.
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout+healthTimeout+describeTimeout)

@@ -17,18 +17,22 @@ import (
 	"kubelith.io/kubelith/plugins/host"
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 	"kubelith.io/kubelith/plugins/scheduling"
+	"kubelith.io/kubelith/plugins/storage"
 )
 
 // newPlugins returns what runs the plugins, and what an operator sees of them.
 func newPlugins(cfg *config.Server, machine *machine, inProcess *client.InProcess, log *logrus.Logger) (*host.Host, *control.Server) {
 	observer, entry := control.NewObserver(), logging.Component(log, "plugins")
+	specs := func(all []config.Plugin) []host.Spec {
+		return withBuiltinPlugins(pluginSpecs(all), withoutKubelet(cfg.Disabled), machine.binDir)
+	}
 	h := host.New(host.Options{
-		Specs:    pluginSpecs(cfg.Plugins),
+		Specs:    specs(cfg.Plugins),
 		DataDir:  cfg.DataDir,
 		RunDir:   cfg.RunDir,
 		NodeName: cfg.NodeName,
 		Validate: map[plugins.Kind]func(string, *pluginv1.Description) error{
-			plugins.Admission: admission.Validate, plugins.Scheduling: scheduling.Validate,
+			plugins.Admission: admission.Validate, plugins.Scheduling: scheduling.Validate, plugins.Storage: storage.Validate,
 		},
 		Observe:     observer,
 		Credentials: machine.pluginUsers.credentials(machine.pki.ClusterCA, cfg.URL()),
@@ -41,7 +45,7 @@ func newPlugins(cfg *config.Server, machine *machine, inProcess *client.InProces
 		NodeName: cfg.NodeName,
 		Client:   inProcess.Config(client.Plugins),
 		File:     cfg.File,
-		Reload:   reloadPlugins(cfg.File, func(all []config.Plugin) { h.Apply(pluginSpecs(all)) }, entry),
+		Reload:   reloadPlugins(cfg.File, func(all []config.Plugin) { h.Apply(specs(all)) }, entry),
 		Register: legacyregistry.Registerer(),
 		Log:      entry,
 	})

@@ -27,6 +27,8 @@ import (
 	"kubelith.io/kubelith/components/scheduler"
 	"kubelith.io/kubelith/components/servicelb"
 	embedded "kubelith.io/kubelith/manifests"
+	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/storage"
 	"kubelith.io/kubelith/runtime/cgroups"
 	"kubelith.io/kubelith/runtime/cni"
 	"kubelith.io/kubelith/runtime/containerd"
@@ -132,6 +134,8 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		node:     inProcess.NodeConfig(cfg.NodeName),
 		proxy:    inProcess.Config(client.Proxy),
 		dns:      inProcess.Config(client.DNS),
+		storage:  inProcess.Config(client.Storage),
+		plugins:  extensions,
 		clientCA: machine.pki.ClusterCA.Cert,
 		serving:  machine.pki.KubeletServer,
 		publish:  api.Informers,
@@ -161,9 +165,12 @@ type worker struct {
 	cluster *config.ClusterInfo
 
 	// Clients: the first acts as the node.
-	node, proxy, dns *rest.Config
+	node, proxy, dns, storage *rest.Config
 	// disconnect ends connections to the API that are dead; nil where there are none.
 	disconnect func()
+
+	// plugins are those of this machine.
+	plugins plugins.Set
 
 	// The kubelet's: who may call it, and its certificate; without one it asks the server.
 	clientCA string
@@ -218,6 +225,16 @@ func (w worker) add(b *builder, machine *machine, log *logrus.Logger) {
 		NodeName:          cfg.NodeName,
 		Log:               logFor("cni"),
 	})
+
+	b.add(storage.New(storage.Options{
+		Plugins:        w.plugins,
+		Client:         w.storage,
+		Informers:      w.publish,
+		NodeName:       cfg.NodeName,
+		KubeletRootDir: cfg.KubeletRootDir,
+		Central:        w.role == config.RoleServer,
+		Log:            logFor("storage"),
+	}), nil)
 
 	b.add(kubelet.New(kubelet.Options{
 		RootDir:       cfg.KubeletRootDir,

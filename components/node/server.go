@@ -27,11 +27,6 @@ import (
 	"kubelith.io/kubelith/components/scheduler"
 	"kubelith.io/kubelith/components/servicelb"
 	embedded "kubelith.io/kubelith/manifests"
-	"kubelith.io/kubelith/plugins"
-	"kubelith.io/kubelith/plugins/admission"
-	"kubelith.io/kubelith/plugins/host"
-	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
-	"kubelith.io/kubelith/plugins/scheduling"
 	"kubelith.io/kubelith/runtime/cgroups"
 	"kubelith.io/kubelith/runtime/cni"
 	"kubelith.io/kubelith/runtime/containerd"
@@ -63,7 +58,7 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 			if err != nil {
 				return nil, err
 			}
-			return bundle.Changed, nil
+			return bundle.Changed, machine.pluginUsers.renew()
 		}, logging.Component(p.log, "pki"))
 	})
 }
@@ -74,16 +69,9 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 	inProcess := client.New(cfg.URL(), logFor("client"))
 	var b builder
 
-	extensions := host.New(host.Options{
-		DataDir:  cfg.DataDir,
-		RunDir:   cfg.RunDir,
-		NodeName: cfg.NodeName,
-		Validate: map[plugins.Kind]func(string, *pluginv1.Description) error{
-			plugins.Admission: admission.Validate, plugins.Scheduling: scheduling.Validate,
-		},
-		Log: logging.Component(log, "plugins"),
-	})
+	extensions, operation := newPlugins(cfg, machine, inProcess, log)
 	b.add(extensions, nil)
+	b.add(operation, nil)
 
 	etcdSocket := filepath.Join(cfg.RunDir, "etcd.sock")
 	b.add(etcd.New(etcd.Options{

@@ -183,21 +183,27 @@ func (h *Host) dataDir(spec *Spec) (string, error) {
 
 // checkKind refuses a description of another kind.
 func checkKind(want plugins.Kind, d *pluginv1.Description) error {
-	var is plugins.Kind
-	switch d.GetKind().(type) {
-	case *pluginv1.Description_Admission:
-		is = plugins.Admission
-	case *pluginv1.Description_Scheduling:
-		is = plugins.Scheduling
-	case *pluginv1.Description_Storage:
-		is = plugins.Storage
-	default:
+	is := kindOf(d)
+	switch {
+	case is == "":
 		return errors.New("describes no kind of plugin: neither admission nor scheduling nor storage")
-	}
-	if is != want {
+	case is != want && want != anyKind:
 		return fmt.Errorf("is a plugin for %s, not for %s: correct its kind, or move it to plugins/%s", is, want, is)
 	}
 	return nil
+}
+
+// kindOf is what a plugin says that it is; empty when it does not.
+func kindOf(d *pluginv1.Description) plugins.Kind {
+	switch d.GetKind().(type) {
+	case *pluginv1.Description_Admission:
+		return plugins.Admission
+	case *pluginv1.Description_Scheduling:
+		return plugins.Scheduling
+	case *pluginv1.Description_Storage:
+		return plugins.Storage
+	}
+	return ""
 }
 
 // checkHealth asks go-plugin's health service, which answers as long as the process serves at all.

@@ -155,6 +155,8 @@ func TestRenews(t *testing.T) {
 	o := a.options(t)
 	c := joined(t, o)
 	first := files(t, o.DataDir)["agent/pki/client-current.pem"]
+	joinedIn := time.Now().Unix()
+	waitFor(t, "the next second, by which files are named", func() bool { return time.Now().Unix() != joinedIn })
 	a.mu.Lock()
 	a.life = 23 * time.Hour
 	a.mu.Unlock()
@@ -176,6 +178,19 @@ func TestRenews(t *testing.T) {
 	// It was asked for with the node's own certificate, not with the token.
 	if !slices.Contains(a.asked(), "system:node:one POST /apis/certificates.k8s.io/v1/certificatesigningrequests") {
 		t.Errorf("requests: %q", a.asked())
+	}
+}
+
+// A machine that was killed while its certificate was replaced has joined: with the new one.
+func TestKilledInRenewal(t *testing.T) {
+	a := newAPI(t, newAuthority(t))
+	o := a.options(t)
+	c := joined(t, o)
+	if err := os.Rename(c.store.clientCert(), c.store.path("pki", "client-updated.pem")); err != nil {
+		t.Fatal(err)
+	}
+	if m, err := c.store.load(); err != nil || m == nil || !c.store.exists(c.store.clientCert()) {
+		t.Errorf("%v, %v", m, err)
 	}
 }
 

@@ -59,7 +59,12 @@ type membership struct {
 // load returns nil when this machine has not joined.
 func (s store) load() (*membership, error) {
 	if !s.exists(s.clientCert()) {
-		return nil, nil
+		// Upstream removes the link to the old certificate before it renames that to the new one: a machine that was killed between has joined.
+		if err := os.Rename(s.path("pki", "client-updated.pem"), s.clientCert()); errors.Is(err, os.ErrNotExist) {
+			return nil, nil
+		} else if err != nil {
+			return nil, err
+		}
 	}
 	m := &membership{}
 	damaged := func(err error) error {

@@ -45,7 +45,7 @@ type Options struct {
 	// the apiserver is ready.
 	Informers func() informers.SharedInformerFactory
 	// Log is written to about plugins.
-	Log *logrus.Entry
+	Log logrus.FieldLogger
 }
 
 // Server is the scheduler component.

@@ -80,7 +80,7 @@ func text(err error) string {
 
 // voice writes at most one line a minute: a plugin that fails does so for each pod.
 type voice struct {
-	log  *logrus.Entry
+	log  logrus.FieldLogger
 	mu   sync.Mutex
 	next time.Time
 	kept int

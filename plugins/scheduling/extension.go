@@ -19,13 +19,13 @@ import (
 // Extension is what a scheduler needs to have plugins: a registry, and profiles that name them.
 type Extension struct {
 	set     plugins.Set
-	log     *logrus.Entry
+	log     logrus.FieldLogger
 	remotes []*remote // in the order of the set
 	cancel  func()
 }
 
 // New takes the scheduling plugins that the set has now. Close it when the scheduler has ended.
-func New(set plugins.Set, log *logrus.Entry) *Extension {
+func New(set plugins.Set, log logrus.FieldLogger) *Extension {
 	e := &Extension{set: set, log: log}
 	pods, figures := &podCache{}, newFigures()
 	for _, p := range set.Plugins(plugins.Scheduling) {

@@ -34,7 +34,7 @@ type remote struct {
 	mirror mirror
 }
 
-func newRemote(p plugins.Plugin, pods *podCache, f *figures, log *logrus.Entry) *remote {
+func newRemote(p plugins.Plugin, pods *podCache, f *figures, log logrus.FieldLogger) *remote {
 	r := &remote{name: p.Name(), pods: pods, figures: f, voice: voice{log: log}}
 	r.use(p)
 	return r

@@ -16,6 +16,7 @@ import (
 
 	"kubelith.io/kubelith/components/config"
 	"kubelith.io/kubelith/components/host"
+	pluginhost "kubelith.io/kubelith/plugins/host"
 	"kubelith.io/kubelith/runtime/containerd/ctr"
 )
 
@@ -126,6 +127,7 @@ func resetCommand() *cli.Command {
 				KubeletRootDir: cfg.KubeletRootDir,
 				Kubeconfig:     cfg.WriteKubeconfig,
 				Data:           c.Bool("data"),
+				EndPlugins:     pluginhost.Sweep,
 				Out:            os.Stdout,
 			})
 			if err != nil {

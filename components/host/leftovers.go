@@ -173,3 +173,23 @@ func (r *Reset) addressOwners() []string {
 	}
 	return out
 }
+
+// pluginRecords are the files that name the processes of plugins, see plugins/host.
+func (r *Reset) pluginRecords() []string {
+	return slices.DeleteFunc(r.files.names(filepath.Join(r.opts.RunDir, "p")), func(name string) bool { return !strings.HasSuffix(name, ".json") })
+}
+
+// endPlugins ends those, with all that they have started.
+func (r *Reset) endPlugins() error {
+	if len(r.pluginRecords()) == 0 {
+		return nil
+	}
+	n, err := r.opts.EndPlugins(r.opts.RunDir)
+	if n > 0 {
+		r.say("ended %d processes of plugins", n)
+	}
+	if err != nil {
+		return fmt.Errorf("end the processes of plugins: %w", err)
+	}
+	return nil
+}

@@ -28,6 +28,9 @@ type ResetOptions struct {
 	// Data removes the data directory, the kubelet's directory and the admin kubeconfig as well. Without it a
 	// server started later has the same cluster again, and makes its pods anew.
 	Data bool
+	// EndPlugins ends what the plugins of a server that was killed have left, by the records in its run directory, and says how
+	// many processes it were.
+	EndPlugins func(runDir string) (int, error)
 	// Out gets one line for each thing that is removed.
 	Out io.Writer
 }
@@ -132,6 +135,7 @@ func (r *Reset) Plan() []string {
 	}
 	found := r.containers()
 	add(len(found.shims)+len(found.members), "stop %d container processes and %d shims", len(found.members), len(found.shims))
+	add(len(r.pluginRecords()), "end what %d processes of plugins have left", len(r.pluginRecords()))
 	mounts, _ := r.mounts()
 	add(len(mounts), "unmount %d mounts below %s", len(mounts), strings.Join(r.dirs(), ", "))
 	loops := r.loops()
@@ -169,7 +173,7 @@ func (r *Reset) Run(ctx context.Context) error {
 	bridge := r.ownBridge() // known from the addresses given out, before these go
 	loops := r.loops()
 
-	errs := []error{r.stopContainers(ctx)}
+	errs := []error{r.stopContainers(ctx), r.endPlugins()}
 	errs = append(errs, r.unmountAll()...)
 	errs = append(errs, r.detachLoops(loops)...)
 	errs = append(errs, r.removeNetwork(ctx, bridge, found.ids)...)

@@ -418,3 +418,34 @@ func TestNetworkInUse(t *testing.T) {
 		t.Error("a server's lock is not seen")
 	}
 }
+
+// What the records of plugins name is ended, once, and before the run directory with the records goes.
+func TestPluginsOfAKilledServer(t *testing.T) {
+	h := newFakeHost(t)
+	h.write("/d/version", "1")
+	h.write("/r/p/a-1.json", "{}")
+	h.write("/r/p/plugin-dir1/socket", "")
+	r, out := newTestReset(h, &fakeNetwork{})
+	var ended []string
+	r.opts.EndPlugins = func(dir string) (int, error) {
+		ended = append(ended, dir)
+		return 2, nil
+	}
+	if plan := strings.Join(r.Plan(), "\n"); !strings.Contains(plan, "end what 1 processes of plugins have left") || len(ended) > 0 {
+		t.Errorf("the plan:\n%s\nended %v", plan, ended)
+	}
+	if err := r.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(ended, []string{"/r"}) || !strings.HasPrefix(out.String(), "ended 2 processes of plugins\n") {
+		t.Errorf("ended %v:\n%s", ended, out)
+	}
+	if h.tree.exists("/r/p") {
+		t.Error("the records are still there")
+	}
+	h.write("/r/p/a-1.json", "{}")
+	r.opts.EndPlugins = func(string) (int, error) { return 0, errors.New("it hangs") }
+	if err := r.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "end the processes of plugins: it hangs") {
+		t.Errorf("error %v", err)
+	}
+}

@@ -79,7 +79,10 @@ func (h *Host) close() {
 	}
 }
 
+// cgroupPrefix begins the name of the group of all plugins of a server.
+const cgroupPrefix = "kubelith-plugins-"
+
 // cgroupName is the group of all plugins of a server. There may be several servers on a host.
 func cgroupName(dataDir string) string {
-	return fmt.Sprintf("kubelith-plugins-%.4x", sha256.Sum256([]byte(dataDir)))
+	return fmt.Sprintf("%s%.4x", cgroupPrefix, sha256.Sum256([]byte(dataDir)))
 }

@@ -3,6 +3,7 @@ package host
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -124,6 +125,11 @@ func TestSweep(t *testing.T) {
 	left, other := start(), start()
 	r := newRecord(filepath.Join(dir, "p"), "left-1")
 	r.started(left.Process.Pid)
+	around := filepath.Join(dir, cgroupPrefix+"0123") // no cgroup, so that the test needs no root
+	r.Cgroups = []string{filepath.Join(around, "left-1")}
+	if err := errors.Join(os.MkdirAll(r.Cgroups[0], 0o700), r.write()); err != nil {
+		t.Fatal(err)
+	}
 	reused := newRecord(filepath.Join(dir, "p"), "reused-1")
 	reused.PID, reused.Start = other.Process.Pid, "1"
 	if err := reused.write(); err != nil {
@@ -139,8 +145,10 @@ func TestSweep(t *testing.T) {
 	if !alive(other.Process.Pid) {
 		t.Error("a process that has the pid now was killed")
 	}
-	if _, err := os.Stat(filepath.Join(dir, "p")); err == nil {
-		t.Error("the directory is left")
+	for _, path := range []string{filepath.Join(dir, "p"), around} {
+		if _, err := os.Stat(path); err == nil {
+			t.Errorf("%s is left", path)
+		}
 	}
 }
 

@@ -102,5 +102,11 @@ func (r *record) sweep() (int, error) {
 	if inside > ended {
 		ended = inside
 	}
-	return ended, errors.Join(err, cgroups.RemoveDirs(r.Cgroups))
+	err = errors.Join(err, cgroups.RemoveDirs(r.Cgroups))
+	for _, dir := range r.Cgroups {
+		if around := filepath.Dir(dir); strings.HasPrefix(filepath.Base(around), cgroupPrefix) {
+			os.Remove(around) // that of all plugins, unless there are more
+		}
+	}
+	return ended, err
 }

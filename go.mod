@@ -3,6 +3,7 @@ module kubelith.io/kubelith
 go 1.26.6
 
 require (
+	a.kubelith.io/csigates v0.0.0
 	github.com/agnivade/levenshtein v1.2.1
 	github.com/containerd/containerd/api v1.12.0
 	github.com/containerd/containerd/v2 v2.4.2
@@ -300,6 +301,8 @@ require (
 	tags.cncf.io/container-device-interface v1.1.1 // indirect
 	tags.cncf.io/container-device-interface/specs-go v1.1.1 // indirect
 )
+
+replace a.kubelith.io/csigates => ./plugins/storage/csigates
 
 replace k8s.io/api => k8s.io/api v0.37.1
 

@@ -21,11 +21,26 @@ import (
 // discoveryPath is what a machine reads before it trusts the server, and may therefore read without credentials.
 const discoveryPath = "/api/v1/namespaces/" + metav1.NamespacePublic + "/configmaps/" + bootstrapapi.ConfigMapClusterInfo
 
-// refusals is how many refused tokens are told at once; then it is one per second: anybody can make them.
+// refusals is how many refused joins are told at once; then it is one per second: anybody can make them.
 const refusals = 10
 
-// tellRefusedTokens logs why a bootstrap token is not accepted. Upstream says it to those only who know that they have
-// to raise the verbosity.
+// turnedAway is why a machine says that it does not join: it refuses this server before it shows a token, or in spite of it, and
+// asks for one of these paths, which do not exist (components/join). It returns "" for every other path. Anybody can say so;
+// therefore the log has words of ours only.
+func turnedAway(path string) string {
+	switch path {
+	case "/kubelith/refused/ca":
+		return "its token is for a cluster with another CA"
+	case "/kubelith/refused/clock":
+		return "its clock and the server's are more than five minutes apart"
+	case "/kubelith/refused/version":
+		return "its Kubernetes is newer than the server's"
+	}
+	return ""
+}
+
+// tellRefusedTokens logs why a machine does not join: its bootstrap token is not accepted, which upstream says to those only who know
+// that they have to raise the verbosity, or it has refused this server.
 func (s *Server) tellRefusedTokens(configured authenticator.Request) authenticator.Request {
 	return &refusedTokens{
 		Request: configured,
@@ -46,6 +61,9 @@ type refusedTokens struct {
 
 // AuthenticateRequest implements authenticator.Request.
 func (r *refusedTokens) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
+	if why := turnedAway(req.URL.Path); why != "" && r.limit.Allow() {
+		r.log.Warnf("a machine at %s says that it does not join: %s", req.RemoteAddr, why)
+	}
 	// Upstream's authenticators take the header away from a request that they accept.
 	bearer, isBearer := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
 	response, ok, err := r.Request.AuthenticateRequest(req)

@@ -113,3 +113,33 @@ func TestRefusedTokensAreLimited(t *testing.T) {
 		t.Errorf("%d lines, want 3", n)
 	}
 }
+
+// TestTurnedAway: a machine that refuses this server is heard, with our words and not too often; it is let in no more than others.
+func TestTurnedAway(t *testing.T) {
+	for path, want := range map[string]string{
+		"/kubelith/refused/ca":      "a machine at 192.0.2.8:1234 says that it does not join: its token is for a cluster with another CA",
+		"/kubelith/refused/clock":   "a machine at 192.0.2.8:1234 says that it does not join: its clock and the server's are more than five minutes apart",
+		"/kubelith/refused/version": "a machine at 192.0.2.8:1234 says that it does not join: its Kubernetes is newer than the server's",
+		"/kubelith/refused/":        "",
+		"/kubelith/refused/ca/":     "",
+		"/kubelith/refused/%0aroot": "",
+		"/version":                  "",
+	} {
+		a, hook := tokens(t, rate.NewLimiter(0, 3), tokenSecret(func(*corev1.Secret) {}))
+		request := httptest.NewRequest(http.MethodGet, "https://apiserver.test"+path+"?reason=x", nil)
+		request.RemoteAddr = "192.0.2.8:1234"
+		request.Header.Set("User-Agent", "x")
+		for range 20 {
+			if _, ok, err := a.AuthenticateRequest(request); ok || err != nil {
+				t.Fatalf("%s: accepted %v, %v", path, ok, err)
+			}
+		}
+		lines := hook.AllEntries()
+		if want == "" && len(lines) == 0 {
+			continue
+		}
+		if len(lines) != 3 || want == "" || lines[0].Message != want || len(lines[0].Data) > 0 {
+			t.Errorf("%s: logged %v, want 3 times %q", path, lines, want)
+		}
+	}
+}

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	capihelper "k8s.io/kubernetes/pkg/apis/certificates"
+
+	"kubelith.io/kubelith/components/pki"
 )
 
 // Reasons for which a machine that joins is denied.
@@ -21,9 +23,6 @@ const (
 	badName   = "InvalidName"
 	badToken  = "TokenRefused"
 )
-
-// nodePrefix begins the user name of a node.
-const nodePrefix = "system:node:"
 
 // joins tells whether a machine asks that has shown one of our tokens. Tokens of others (kubeadm's for example) are in
 // other groups, and theirs to approve.
@@ -37,7 +36,7 @@ func (s *Server) judgeClient(ctx context.Context, csr *certificatesv1.Certificat
 	if err := capihelper.ValidateKubeletClientCSR(request, usages(csr)); err != nil {
 		return deny(invalid, "%v", err), nil
 	}
-	name := strings.TrimPrefix(request.Subject.CommonName, nodePrefix)
+	name := strings.TrimPrefix(request.Subject.CommonName, pki.NodeUserPrefix)
 	// As components/config: the name becomes the value of a label.
 	if len(validation.IsDNS1123Subdomain(name)) > 0 || len(name) > 63 {
 		return deny(badName, "%q cannot be a node's name: choose another --node-name, at most 63 lower-case letters, digits, '-' and '.'", name), nil

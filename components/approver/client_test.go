@@ -15,6 +15,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	capihelper "k8s.io/kubernetes/pkg/apis/certificates"
 )
 
 func TestClient(t *testing.T) {
@@ -124,6 +125,31 @@ func TestNameOfOneMachine(t *testing.T) {
 	}
 	if got, err := c.ask(t, joining(t, "other", "a", second)); err != nil || !strings.HasPrefix(got, "NameTaken: ") {
 		t.Errorf("another machine: %q, %v", got, err)
+	}
+}
+
+// A machine whose Node was deleted registers it again with the certificate that it has. It is known by the Node then, and no other
+// machine is.
+func TestNameOfNodeRegisteredAgain(t *testing.T) {
+	first, second := newKey(t), newKey(t)
+	r := joining(t, "first", "a", first)
+	parsed, err := capihelper.ParseCSR(r.Spec.Request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := node("a")
+	again.Labels = map[string]string{"kubelith.io/machine": keyHash(parsed)[:63]}
+	unlabelled := node("b")
+	unlabelled.Labels = map[string]string{"kubelith.io/machine": ""}
+	c := newCluster(t, again, unlabelled)
+	if got, err := c.ask(t, joining(t, "second", "a", second)); err != nil || !strings.HasPrefix(got, "NameTaken: ") || c.reservedFor(t, "a") != "" {
+		t.Errorf("another machine: %q, %v; reserved for %q", got, err, c.reservedFor(t, "a"))
+	}
+	if got, err := c.ask(t, r); err != nil || got != "approved" || c.reservedFor(t, "a") != keyHash(parsed) {
+		t.Errorf("the machine: %q, %v; reserved for %q", got, err, c.reservedFor(t, "a"))
+	}
+	if got, err := c.ask(t, joining(t, "b", "b", first)); err != nil || !strings.HasPrefix(got, "NameTaken: ") {
+		t.Errorf("a Node of no machine: %q, %v", got, err)
 	}
 }
 

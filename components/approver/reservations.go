@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kubernetes/pkg/controller/certificates"
 )
@@ -19,12 +20,24 @@ import (
 //	(free) --a machine asks--> reserved --its Node is deleted-------------------> (free)
 //	                              |
 //	                              +------no Node and no request for abandoned---> (free)
+//
+// A machine whose Node was deleted still has a certificate, and registers again when its agent starts. The name is not reserved then;
+// but while there is a Node nobody else gets it, and the machine itself is known by what the Node says of it.
 const (
 	namespace         = metav1.NamespaceSystem
 	reservationPrefix = "kubelith-node."
 	reservationLabel  = "kubelith.io/reservation"
 	machineKey        = "machine" // keyHash
 )
+
+// MachineLabel is where a Node has the beginning of its machine's keyHash, as long as a label may be. Besides administrators only
+// the node itself can write it.
+const MachineLabel = "kubelith.io/machine"
+
+// isOf tells whether the Node says that it is this machine.
+func isOf(node *corev1.Node, machine string) bool {
+	return node.Labels[MachineLabel] == machine[:validation.LabelValueMaxLength]
+}
 
 // abandoned is how long a name stays reserved for a machine that was given a certificate and never came.
 const abandoned = time.Hour
@@ -40,11 +53,11 @@ func (s *Server) reserve(ctx context.Context, name, machine string) (owner, made
 	if !apierrors.IsNotFound(err) {
 		return false, false, fmt.Errorf("read the reservation of the name %s: %w", name, err)
 	}
-	_, err = s.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-	if err == nil {
-		return false, false, nil // a node that never joined with a token, or whose reservation somebody deleted
+	node, err := s.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err == nil && !isOf(node, machine) {
+		return false, false, nil // a node that never joined with a token, or another machine's
 	}
-	if !apierrors.IsNotFound(err) {
+	if err != nil && !apierrors.IsNotFound(err) {
 		return false, false, fmt.Errorf("read the node %s: %w", name, err)
 	}
 	_, err = configMaps.Create(ctx, &corev1.ConfigMap{

@@ -20,6 +20,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	capihelper "k8s.io/kubernetes/pkg/apis/certificates"
 	"k8s.io/kubernetes/pkg/controller/certificates"
+
+	"kubelith.io/kubelith/components/pki"
 )
 
 // Reasons for which a node is denied the certificate that it wants to serve with.
@@ -34,7 +36,7 @@ const patience = 10 * time.Second
 
 // isNode tells whether a node asks. What a person asks for, people approve.
 func isNode(csr *certificatesv1.CertificateSigningRequest) bool {
-	return strings.HasPrefix(csr.Spec.Username, nodePrefix)
+	return strings.HasPrefix(csr.Spec.Username, pki.NodeUserPrefix)
 }
 
 // judgeServing applies the rules for the certificate with which a kubelet serves.
@@ -46,7 +48,7 @@ func (s *Server) judgeServing(ctx context.Context, csr *certificatesv1.Certifica
 	if csr.Spec.Username != request.Subject.CommonName || !slices.Contains(csr.Spec.Groups, user.NodesGroup) {
 		return deny(notItself, "%s may only ask for a certificate of its own, this one is for %s", csr.Spec.Username, request.Subject.CommonName), nil
 	}
-	name := strings.TrimPrefix(csr.Spec.Username, nodePrefix)
+	name := strings.TrimPrefix(csr.Spec.Username, pki.NodeUserPrefix)
 	// Rules that waiting cannot change.
 	why, err := s.reserved(name, request)
 	if err != nil {

@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	capihelper "k8s.io/kubernetes/pkg/apis/certificates"
+
+	"kubelith.io/kubelith/components/pki"
 )
 
 const (
@@ -77,7 +79,7 @@ func (s *Server) asked() map[string]bool {
 			continue
 		}
 		if request, err := capihelper.ParseCSR(csr.Spec.Request); err == nil {
-			names[strings.TrimPrefix(request.Subject.CommonName, nodePrefix)] = true
+			names[strings.TrimPrefix(request.Subject.CommonName, pki.NodeUserPrefix)] = true
 		}
 	}
 	return names

@@ -8,6 +8,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/rest"
+
+	"kubelith.io/kubelith/components/pki"
 )
 
 // Names of the identities that upstream's RBAC bootstrap policy knows.
@@ -36,6 +38,8 @@ const (
 	ServiceLB = "system:kubelith:servicelb"
 	// Metrics is the identity of the resource metrics API's own object; the apiserver component makes its role.
 	Metrics = "system:kubelith:metrics"
+	// Storage is the identity of the controllers of storage plugins; the apiserver component makes its role.
+	Storage = "system:kubelith:storage"
 )
 
 // identityKey is the context key of the caller's user.Info.
@@ -52,7 +56,7 @@ func (p *InProcess) Config(name string, groups ...string) *rest.Config {
 // NodeConfig returns a client configuration that acts as the node (kubelet)
 // with that name, so that the Node authorizer and NodeRestriction apply.
 func (p *InProcess) NodeConfig(nodeName string) *rest.Config {
-	return p.Config("system:node:"+nodeName, user.NodesGroup)
+	return p.Config(pki.NodeUserPrefix+nodeName, user.NodesGroup)
 }
 
 // ServiceAccountConfig returns a client configuration that acts as a service

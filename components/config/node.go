@@ -39,6 +39,9 @@ const (
 	RoleAgent  = "agent"
 )
 
+// MachineLabel is the label with which an agent's node says which machine it is.
+const MachineLabel = "kubelith.io/machine"
+
 // Args are settings of an upstream component as a list of "key=value", in the order given. They are a
 // type of their own because a comma belongs to the value ("feature-gates=A=true,B=false").
 type Args []string

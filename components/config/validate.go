@@ -107,7 +107,7 @@ func (n *Node) validateRegistration(p *problems) {
 			p.add("nodeLabels", "%q has no valid label key: %s", l, content.IsLabelKey(key)[0])
 		case len(content.IsLabelValue(value)) > 0:
 			p.add("nodeLabels", "%q has no valid label value: %s", l, content.IsLabelValue(value)[0])
-		case key == RoleLabel:
+		case key == RoleLabel, key == MachineLabel:
 			p.add("nodeLabels", "kubelith sets the label %q itself: use another key", key)
 		case reserved(key):
 			p.add("nodeLabels", "a node may not set the label %q on itself: set it with kubectl label node, or use another prefix", key)

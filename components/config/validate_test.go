@@ -90,6 +90,7 @@ func TestValidate(t *testing.T) {
 		"port":               {func(s *Server) { s.HTTPSPort = 65536 }, `--https-port (httpsPort): 65536 is not a port: use 1 to 65535`},
 		"node name":          {func(s *Server) { s.NodeName = "Node_1" }, `--node-name (nodeName): "Node_1" cannot be a node's name`},
 		"long node name":     {func(s *Server) { s.NodeName = strings.Repeat("a.", 32) + "a" }, `cannot be a node's name`},
+		"machine's label":    {func(s *Server) { s.NodeLabels = []string{"kubelith.io/machine=x"} }, `--node-label (nodeLabels): kubelith sets the label "kubelith.io/machine" itself: use another key`},
 		"own label":          {func(s *Server) { s.NodeLabels = []string{"kubelith.io/role=x"} }, `--node-label (nodeLabels): kubelith sets the label "kubelith.io/role" itself: use another key`},
 		"label":              {func(s *Server) { s.NodeLabels = []string{"a"} }, `--node-label (nodeLabels): "a" is not a label: write KEY=VALUE`},
 		"label key":          {func(s *Server) { s.NodeLabels = []string{"-=b"} }, `"-=b" has no valid label key`},

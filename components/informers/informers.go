@@ -71,6 +71,9 @@ type View struct {
 
 	opened chan struct{}
 	once   sync.Once
+
+	mu      sync.Mutex
+	removes []func()
 }
 
 var _ informers.SharedInformerFactory = (*View)(nil)
@@ -92,22 +95,22 @@ func (v *View) InformerFor(obj runtime.Object, newFunc internalinterfaces.NewInf
 	if v.ownTypes[reflect.TypeOf(obj)] {
 		factory = v.own
 	}
-	return informer{factory.InformerFor(obj, newFunc), v.opened}
+	return informer{factory.InformerFor(obj, newFunc), v}
 }
 
 // ForResource implements informers.SharedInformerFactory. It does not know ownTypes.
 func (v *View) ForResource(r schema.GroupVersionResource) (informers.GenericInformer, error) {
 	i, err := v.SharedInformerFactory.ForResource(r)
-	return generic{i, v.opened}, err
+	return generic{i, v}, err
 }
 
 type generic struct {
 	informers.GenericInformer
-	opened <-chan struct{}
+	view *View
 }
 
 func (g generic) Informer() cache.SharedIndexInformer {
-	return informer{g.GenericInformer.Informer(), g.opened}
+	return informer{g.GenericInformer.Informer(), g.view}
 }
 
 // Start implements informers.SharedInformerFactory.
@@ -133,22 +136,56 @@ func (v *View) WaitForCacheSync(stop <-chan struct{}) map[reflect.Type]bool {
 	return synced
 }
 
+// Close removes the event handlers that were added through the view. It is for users that end before the process;
+// upstream's never remove theirs.
+func (v *View) Close() {
+	v.once.Do(func() { close(v.opened) }) // nobody is left waiting
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, remove := range v.removes {
+		remove()
+	}
+	v.removes = nil
+}
+
 // informer is a shared informer with gated handlers.
 type informer struct {
 	cache.SharedIndexInformer
-	opened <-chan struct{}
+	view *View
 }
 
 func (i informer) AddEventHandler(h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
-	return i.SharedIndexInformer.AddEventHandler(gate{h, i.opened})
+	return i.noted(i.SharedIndexInformer.AddEventHandler(gate{h, i.view.opened}))
 }
 
 func (i informer) AddEventHandlerWithResyncPeriod(h cache.ResourceEventHandler, period time.Duration) (cache.ResourceEventHandlerRegistration, error) {
-	return i.SharedIndexInformer.AddEventHandlerWithResyncPeriod(gate{h, i.opened}, period)
+	return i.noted(i.SharedIndexInformer.AddEventHandlerWithResyncPeriod(gate{h, i.view.opened}, period))
 }
 
 func (i informer) AddEventHandlerWithOptions(h cache.ResourceEventHandler, o cache.HandlerOptions) (cache.ResourceEventHandlerRegistration, error) {
-	return i.SharedIndexInformer.AddEventHandlerWithOptions(gate{h, i.opened}, o)
+	return i.noted(i.SharedIndexInformer.AddEventHandlerWithOptions(gate{h, i.view.opened}, o))
+}
+
+// noted keeps what View.Close removes.
+func (i informer) noted(r cache.ResourceEventHandlerRegistration, err error) (cache.ResourceEventHandlerRegistration, error) {
+	if err == nil {
+		i.view.mu.Lock()
+		defer i.view.mu.Unlock()
+		i.view.removes = append(i.view.removes, func() { _ = i.RemoveEventHandler(r) })
+	}
+	return r, err
+}
+
+// AddIndexers adds those whose names are new: two users of a shared informer may bring the same.
+func (i informer) AddIndexers(indexers cache.Indexers) error {
+	for name, index := range indexers {
+		if err := i.SharedIndexInformer.AddIndexers(cache.Indexers{name: index}); err != nil {
+			if _, exists := i.GetIndexer().GetIndexers()[name]; !exists {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // gate holds events back. Each handler has a goroutine and an unbounded buffer

@@ -113,3 +113,51 @@ func TestTrim(t *testing.T) {
 		t.Errorf("an object without metadata: %v", err)
 	}
 }
+
+// TestViewClose: handlers added through a view see nothing after its end; those of others go on.
+func TestViewClose(t *testing.T) {
+	stop := make(chan struct{})
+	defer close(stop)
+	cs := fake.NewClientset(pod("a"))
+	shared := informers.NewSharedInformerFactory(cs, 0)
+	other, otherSeen := seen()
+	if _, err := shared.Core().V1().Pods().Informer().AddEventHandler(other); err != nil {
+		t.Fatal(err)
+	}
+	view := NewView(shared, nil)
+	closed, closedSeen := seen()
+	if _, err := view.Core().V1().Pods().Informer().AddEventHandler(closed); err != nil {
+		t.Fatal(err)
+	}
+	view.Start(stop)
+	expect(t, otherSeen, "a")
+	expect(t, closedSeen, "a")
+	view.Close()
+	if _, err := cs.CoreV1().Pods("ns").Create(t.Context(), pod("c"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, otherSeen, "c")
+	select {
+	case got := <-closedSeen:
+		t.Errorf("saw %q after the end", got)
+	default:
+	}
+}
+
+// TestIndexersTwice: two users of one informer may bring an index of the same name, before and after its start.
+func TestIndexersTwice(t *testing.T) {
+	shared := informers.NewSharedInformerFactory(fake.NewClientset(pod("a")), 0)
+	byName := cache.Indexers{"name": func(obj any) ([]string, error) { return []string{obj.(metav1.Object).GetName()}, nil }}
+	for range 2 {
+		i := NewView(shared, nil).Core().V1().Pods().Informer()
+		if err := i.AddIndexers(byName); err != nil {
+			t.Fatal(err)
+		}
+		if err := i.GetStore().Add(pod("a")); err != nil {
+			t.Fatal(err)
+		}
+		if found, err := i.GetIndexer().ByIndex("name", "a"); err != nil || len(found) != 1 {
+			t.Errorf("%v, %v", found, err)
+		}
+	}
+}

@@ -46,7 +46,7 @@ func discover(ctx context.Context, server string, t token.Token) (ca *x509.Certi
 		return nil, nil, fmt.Errorf("%s: %w", server, err)
 	}
 	if err := checkClock(info.date, time.Now()); err != nil {
-		return nil, nil, err
+		return nil, nil, refusal{err, otherClock}
 	}
 	return ca, checkSignature(info.data, t), nil
 }
@@ -65,19 +65,12 @@ func checkSignature(data map[string]string, t token.Token) error {
 
 // readClusterInfo asks without verifying who answers: what comes is checked against the token, and nothing was told.
 func readClusterInfo(ctx context.Context, server string) (*clusterInfo, error) {
-	client := &http.Client{
-		Transport: &http.Transport{
-			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true},
-			DisableKeepAlives: true,
-		},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(server, "/")+clusterInfoPath, nil)
 	if err != nil {
 		return nil, fmt.Errorf("server %s: %w", server, err)
 	}
 	request.Header.Set("Accept", "application/json")
-	response, err := client.Do(request)
+	response, err := stranger().Do(request)
 	if err != nil {
 		var why *url.Error
 		if errors.As(err, &why) {
@@ -104,6 +97,17 @@ func readClusterInfo(ctx context.Context, server string) (*clusterInfo, error) {
 	return info, nil
 }
 
+// stranger is a client that neither says who it is nor asks who answers.
+func stranger() *http.Client {
+	return &http.Client{
+		Transport: &http.Transport{
+			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true},
+			DisableKeepAlives: true,
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
 // pinned returns the CA of a kubeconfig whose public key has the hash.
 func pinned(kubeconfig, hash string) (*x509.Certificate, error) {
 	config, err := clientcmd.Load([]byte(kubeconfig))
@@ -121,7 +125,7 @@ func pinned(kubeconfig, hash string) (*x509.Certificate, error) {
 			}
 		}
 	}
-	return nil, errors.New("this server is not the one that the token is for, or somebody stands between: its CA is another; compare --server and the token")
+	return nil, refusal{errors.New("this server is not the one that the token is for, or somebody stands between: its CA is another; compare --server and the token"), otherCA}
 }
 
 // checkClock compares the clocks: with another time certificates would not be valid yet, or not any more.

@@ -22,15 +22,15 @@ import (
 	"k8s.io/client-go/util/certificate"
 	"k8s.io/client-go/util/certificate/csr"
 	"k8s.io/client-go/util/keyutil"
+
+	"kubelith.io/kubelith/components/pki"
 )
 
 // signTimeout is how long the server may take for the node's certificate. It decides and signs within a second.
 const signTimeout = time.Minute
 
-const nodeUserPrefix = "system:node:"
-
-func commonName(node string) string   { return nodeUserPrefix + node }
-func nodeNameOf(common string) string { return strings.TrimPrefix(common, nodeUserPrefix) }
+func commonName(node string) string   { return pki.NodeUserPrefix + node }
+func nodeNameOf(common string) string { return strings.TrimPrefix(common, pki.NodeUserPrefix) }
 
 // subject is who a node is to the API.
 func subject(node string) pkix.Name {
@@ -38,7 +38,8 @@ func subject(node string) pkix.Name {
 }
 
 // Join makes this machine a node of the cluster unless it is one, and stores what a later start needs. When it fails, what
-// it has made is gone again.
+// it has made is gone again; but for the machine's key when the server may have reserved the name for it, so that the next try is not
+// taken for another machine's.
 func (c *Cluster) Join(ctx context.Context) (_ *Connection, err error) {
 	if c.token == nil {
 		if err := c.store.replace(c.store.settings(), c.settings); err != nil {
@@ -56,7 +57,7 @@ func (c *Cluster) Join(ctx context.Context) (_ *Connection, err error) {
 	if err != nil {
 		return nil, err
 	}
-	certPEM, err := c.enroll(ctx, key)
+	certPEM, err := c.enroll(ctx, key, func() { made.keep(c.store.identity()) })
 	if err != nil {
 		return nil, err
 	}
@@ -94,8 +95,9 @@ func (c *Cluster) identity(made *journal) (crypto.Signer, []byte, error) {
 	return key, text, made.write(path, text)
 }
 
-// enroll asks for the node's certificate and waits for it.
-func (c *Cluster) enroll(ctx context.Context, key crypto.Signer) ([]byte, error) {
+// enroll asks for the node's certificate and waits for it. It calls reserved when the server has not said no: the name may be the
+// key's.
+func (c *Cluster) enroll(ctx context.Context, key crypto.Signer, reserved func()) ([]byte, error) {
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject(c.opts.NodeName)}, key)
 	if err != nil {
 		return nil, fmt.Errorf("make the certificate request: %w", err)
@@ -115,11 +117,13 @@ func (c *Cluster) enroll(ctx context.Context, key crypto.Signer) ([]byte, error)
 	}
 	cert, err := csr.WaitForCertificate(ctx, client, name, uid)
 	if err == nil {
+		reserved()
 		return cert, nil
 	}
 	if why := denied(context.WithoutCancel(ctx), client, name); why != "" {
 		return nil, fmt.Errorf("the server refuses this node: %s", why)
 	}
+	reserved()
 	if ctx.Err() != nil && context.Cause(ctx) == context.DeadlineExceeded {
 		return nil, fmt.Errorf("the server has not signed the node's certificate within %s: its log and kubectl get csr %s there say why", signTimeout, name)
 	}

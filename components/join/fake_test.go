@@ -37,6 +37,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/cluster-bootstrap/token/jws"
 
+	"kubelith.io/kubelith/components/pki"
 	"kubelith.io/kubelith/components/token"
 )
 
@@ -129,6 +130,7 @@ type api struct {
 	settings string
 	life     time.Duration // of certificates
 	deny     string        // why requests for certificates are denied
+	silent   bool          // they are not answered
 	refuse   bool          // every token
 	seen     []string      // who asked for what: "bearer|cn PATH"
 	csrs     map[string]*certificatesv1.CertificateSigningRequest
@@ -183,7 +185,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.seen = append(a.seen, who+" "+r.Method+" "+r.URL.Path)
 	skew, code := a.skew, a.infoCode
 	a.mu.Unlock()
-	if r.ProtoMajor != 2 && r.URL.Path != clusterInfoPath {
+	if r.ProtoMajor != 2 && r.URL.Path != clusterInfoPath && !strings.HasPrefix(r.URL.Path, "/kubelith/") {
 		a.t.Errorf("%s came over %s: watches need HTTP/2, with its pings", r.URL.Path, r.Proto)
 	}
 	w.Header().Set("Date", time.Now().Add(skew).UTC().Format(http.TimeFormat))
@@ -195,7 +197,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.answer(w, a.clusterInfo())
 		return
 	}
-	if (who != a.token.Bearer() || a.refuse) && !strings.HasPrefix(who, nodeUserPrefix) {
+	if (who != a.token.Bearer() || a.refuse) && !strings.HasPrefix(who, pki.NodeUserPrefix) {
 		w.WriteHeader(http.StatusUnauthorized)
 		a.answer(w, metav1.Status{Status: "Failure", Reason: metav1.StatusReasonUnauthorized, Code: http.StatusUnauthorized})
 		return
@@ -320,6 +322,9 @@ func (a *api) createCSR(w http.ResponseWriter, r *http.Request) {
 		object.Status.Certificate = a.ca.sign(a.t, request.PublicKey, request.Subject, time.Now().Add(a.life))
 	}
 	object.Status.Conditions = append(object.Status.Conditions, condition)
+	if a.silent {
+		object.Status = certificatesv1.CertificateSigningRequestStatus{}
+	}
 	a.csrs[object.Name] = object
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusCreated)

@@ -128,10 +128,16 @@ func (c *Cluster) fits(known *membership, given *token.Token) error {
 // Settings are the cluster's, as its server has published them.
 func (c *Cluster) Settings() []byte { return c.settings }
 
-// discover finds the cluster with a token.
+// discover finds the cluster with a token. When this machine refuses the server, the server is told.
 func (c *Cluster) discover(ctx context.Context, t *token.Token) error {
 	ctx, cancel := context.WithTimeout(ctx, findTimeout)
 	defer cancel()
+	err := c.look(ctx, t)
+	tell(ctx, c.opts.Server, err)
+	return err
+}
+
+func (c *Cluster) look(ctx context.Context, t *token.Token) error {
 	ca, doubt, err := discover(ctx, c.opts.Server, *t)
 	if err != nil {
 		return err
@@ -174,7 +180,7 @@ func (c *Cluster) checkVersion(client kubernetes.Interface, doubt error) error {
 		return err
 	}
 	if newer {
-		return fmt.Errorf("this kubelith has Kubernetes %s and the server %s: upgrade the server first, or install the server's version here", c.opts.Version, server.GitVersion)
+		return refusal{fmt.Errorf("this kubelith has Kubernetes %s and the server %s: upgrade the server first, or install the server's version here", c.opts.Version, server.GitVersion), olderServer}
 	}
 	return nil
 }

@@ -2,6 +2,11 @@ package join
 
 import (
 	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -32,6 +37,23 @@ func TestJoin(t *testing.T) {
 		if info, err := os.Stat(filepath.Join(o.DataDir, name)); err != nil || info.Mode() != mode {
 			t.Errorf("%s: %v %v, want %v", name, info, err, mode)
 		}
+	}
+	// The server knows the machine by the key of its request.
+	a.mu.Lock()
+	csrs := slices.Collect(maps.Values(a.csrs))
+	a.mu.Unlock()
+	for _, csr := range csrs {
+		block, _ := pem.Decode(csr.Spec.Request)
+		request, err := x509.ParseCertificateRequest(block.Bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if known, want := Machine(o.DataDir), fmt.Sprintf("%x", sha256.Sum256(request.RawSubjectPublicKeyInfo)); len(known) != 63 || !strings.HasPrefix(want, known) {
+			t.Errorf("the machine is %q, to the server %q", known, want)
+		}
+	}
+	if known := Machine(t.TempDir()); known != "" {
+		t.Errorf("a machine without a key is %q", known)
 	}
 	client, err := kubernetes.NewForConfig(first.Config("test"))
 	if err != nil {
@@ -89,6 +111,10 @@ func TestRefused(t *testing.T) {
 	defer plain.Close()
 
 	other := newAuthority(t)
+	turnedAway := map[string]string{
+		"another CA": "/kubelith/refused/ca", "clock behind": "/kubelith/refused/clock", "clock ahead": "/kubelith/refused/clock",
+		"agent is newer": "/kubelith/refused/version",
+	}
 	for name, test := range map[string]struct {
 		change func(a *api, o *Options)
 		want   string
@@ -144,6 +170,11 @@ func TestRefused(t *testing.T) {
 			told := slices.ContainsFunc(a.asked(), func(r string) bool { return strings.HasPrefix(r, given.Bearer()+" ") })
 			if told != test.told {
 				t.Errorf("secret sent: %v, want %v: %q", told, test.told, a.asked())
+			}
+			// The server hears of it, by the reason and nothing else, where it could not know.
+			said := slices.DeleteFunc(a.asked(), func(r string) bool { return !strings.Contains(r, "/kubelith/") })
+			if want := turnedAway[name]; want == "" && len(said) > 0 || want != "" && !slices.Equal(said, []string{" GET " + want}) {
+				t.Errorf("the server was told %q, want %q", said, want)
 			}
 		})
 	}
@@ -270,6 +301,46 @@ func TestJoinCancelled(t *testing.T) {
 	}
 	if got := files(t, o.DataDir); len(got) > 0 {
 		t.Errorf("left behind: %v", got)
+	}
+}
+
+// A machine that stops waiting for its certificate keeps the key, and nothing else: the server may have reserved the name for it.
+func TestJoinInterrupted(t *testing.T) {
+	a := newAPI(t, newAuthority(t))
+	o := a.options(t)
+	c, err := Find(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.way.close()
+	a.silent = true
+	ctx, cancel := context.WithCancel(t.Context())
+	joined := make(chan error, 1)
+	go func() {
+		_, err := c.Join(ctx)
+		joined <- err
+	}()
+	waitFor(t, "the agent to look whether its certificate is there", func() bool {
+		return slices.Contains(a.asked(), a.token.Bearer()+" GET /apis/certificates.k8s.io/v1/certificatesigningrequests")
+	})
+	cancel()
+	if err := <-joined; err == nil {
+		t.Fatal("joined")
+	}
+	left := files(t, o.DataDir)
+	if len(left) != 1 || left["agent/identity.key"] == "" {
+		t.Fatalf("files %v", left)
+	}
+	a.mu.Lock()
+	a.silent = false
+	a.mu.Unlock()
+	again, err := c.Join(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.way.close()
+	if key := files(t, o.DataDir)["agent/identity.key"]; key != left["agent/identity.key"] {
+		t.Error("the second try has another key")
 	}
 }
 

@@ -1,6 +1,8 @@
 package join
 
 import (
+	"crypto"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -12,8 +14,10 @@ import (
 	"path/filepath"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/certificate"
+	"k8s.io/client-go/util/keyutil"
 	"k8s.io/klog/v2"
 
 	"kubelith.io/kubelith/components/pki"
@@ -160,6 +164,25 @@ func (s certificateStore) Update(certPEM, keyPEM []byte) (*tls.Certificate, erro
 	return c, nil
 }
 
+// Machine names this machine by its key, as the server does, in the length that a label may have. It is empty on a machine that has
+// none.
+func Machine(dataDir string) string {
+	text, err := os.ReadFile(store{dataDir}.identity())
+	if err != nil {
+		return ""
+	}
+	parsed, err := keyutil.ParsePrivateKeyPEM(text)
+	key, ok := parsed.(crypto.Signer)
+	if err != nil || !ok {
+		return ""
+	}
+	public, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(public))[:validation.LabelValueMaxLength]
+}
+
 // journal notes what was made, so that it can be undone.
 type journal struct{ paths []string }
 
@@ -173,6 +196,11 @@ func (j *journal) write(path string, data []byte) error {
 		j.paths = append(j.paths, path)
 	}
 	return pki.WriteFile(path, data)
+}
+
+// keep takes a file out of what can be undone.
+func (j *journal) keep(path string) {
+	j.paths = slices.DeleteFunc(j.paths, func(p string) bool { return p == path })
 }
 
 func (j *journal) mkdir(dir string) error {

@@ -20,6 +20,7 @@ import (
 	"kubelith.io/kubelith/components/join"
 	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/components/logging"
+	"kubelith.io/kubelith/runtime/payload"
 )
 
 // ServeAgent runs an agent until ctx is cancelled or a component fails. release is the version of Kubelith, noted in the
@@ -58,7 +59,8 @@ type agent struct {
 }
 
 // prepareAgent joins the cluster, at the first start, and does everything else that has to be right before a component is
-// built. Nothing is written before the cluster is found, and a join that fails leaves nothing.
+// built. Nothing is written before the cluster is found. The join is the last step: a start that is refused takes back what
+// it has made on this machine, and the server has heard of none.
 func prepareAgent(ctx context.Context, cfg *config.Agent, release string, log logrus.FieldLogger) (_ *agent, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("kubelith agent needs root: run it with sudo")
@@ -71,7 +73,7 @@ func prepareAgent(ctx context.Context, cfg *config.Agent, release string, log lo
 	if err != nil {
 		return nil, err
 	}
-	var undo []func()
+	undo := []func(){forget(cfg.DataDir, cfg.RunDir, cfg.KubeletRootDir)}
 	defer func() {
 		if err != nil {
 			for _, step := range slices.Backward(undo) {
@@ -79,26 +81,28 @@ func prepareAgent(ctx context.Context, cfg *config.Agent, release string, log lo
 			}
 		}
 	}()
-	if !join.IsAgent(cfg.DataDir) {
-		undo = append(undo, forget(cfg.DataDir))
-	}
+	files := forget(filepath.Join(cfg.DataDir, "lock"), filepath.Join(cfg.DataDir, "version"), filepath.Join(cfg.RunDir, datadir.OwnerFile))
 	if m.dir, err = datadir.Open(cfg.DataDir, release); err != nil {
 		return nil, err
 	}
-	undo = append(undo, func() { m.dir.Close() })
+	undo = append(undo, m.Close, files)
 	m.checks = settledPreflight(ctx, agentCheckOptions(cfg, m.cluster, planned))
 	if err := host.Failures(m.checks); err != nil {
+		return nil, err
+	}
+	if err := m.hold(&cfg.Node); err != nil {
+		return nil, err
+	}
+	if programs := payload.Dir(cfg.DataDir); absent(programs) {
+		undo = append(undo, func() { os.RemoveAll(programs) })
+	}
+	if err := m.unpack(&cfg.Node); err != nil {
 		return nil, err
 	}
 	if m.connection, err = found.Join(ctx); err != nil {
 		return nil, err
 	}
 	m.connection.OnChange(restartFor)
-	undo = nil // it has joined: what is there now is what the next start expects
-	if err := errors.Join(m.hold(&cfg.Node), m.unpack(&cfg.Node)); err != nil {
-		m.dir.Close()
-		return nil, err
-	}
 	return m, nil
 }
 
@@ -158,6 +162,7 @@ func (m *agent) build(cfg *config.Agent, log *logrus.Logger) ([]lifecycle.Compon
 		b.add(m.connection, nil)
 		w.node, w.proxy, w.dns = m.connection.Config("kubelet"), m.connection.Config("proxy"), m.connection.Config("dns")
 		w.disconnect = m.connection.Disconnect
+		w.machine = join.Machine(cfg.DataDir)
 	}
 	w.add(&b, m.machine, log)
 	// The kubelet of a server waits for its controller-manager.
@@ -198,29 +203,26 @@ func restartFor(old, current []byte) string {
 	return ""
 }
 
-// forget returns what removes the traces of a first start that was refused: the files of datadir, and the directories that
-// are not there now.
-func forget(dir string) func() {
-	var missing []string // the innermost first
-	for d := dir; ; d = filepath.Dir(d) {
-		if _, err := os.Lstat(d); !errors.Is(err, fs.ErrNotExist) {
-			break
-		}
-		missing = append(missing, d)
-	}
-	if len(missing) == 0 {
-		if _, err := os.Lstat(filepath.Join(dir, "version")); err == nil {
-			return func() {} // somebody has used it before
+// forget returns what removes those of the paths, and of the directories above them, that are not there now. What somebody
+// has put into such a directory stays.
+func forget(paths ...string) func() {
+	var missing []string
+	for _, path := range paths {
+		for ; absent(path); path = filepath.Dir(path) {
+			missing = append(missing, path)
 		}
 	}
+	slices.SortFunc(missing, func(a, b string) int { return len(b) - len(a) }) // what is inside first
 	return func() {
-		for _, name := range []string{"version", "lock"} {
-			os.Remove(filepath.Join(dir, name))
-		}
-		for _, d := range missing {
-			os.Remove(d)
+		for _, path := range missing {
+			os.Remove(path)
 		}
 	}
+}
+
+func absent(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // PreflightAgent checks the upstream arguments, this host and, with a token or after a join, the way to the cluster. It

@@ -100,49 +100,48 @@ func TestRestartFor(t *testing.T) {
 	}
 }
 
-// A first start that is refused leaves nothing; a directory that was there stays, and so does one that was used before.
+// A start that is refused takes back the files and directories that it has made, and no others.
 func TestForget(t *testing.T) {
-	base := t.TempDir()
-	write := func(elements ...string) {
-		t.Helper()
-		path := filepath.Join(append([]string{base}, elements...)...)
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
 	for name, c := range map[string]struct {
-		before, after []string // files in the directory
-		left          []string // in base
+		before, after []string // files
+		left          []string
 	}{
-		"new":          {nil, []string{"lock", "version"}, nil},
-		"empty":        {[]string{"agent/images/a.tar"}, []string{"lock", "version"}, []string{"empty", "empty/d", "empty/d/agent", "empty/d/agent/images", "empty/d/agent/images/a.tar"}},
-		"used":         {[]string{"version"}, []string{"lock", "version"}, []string{"used", "used/d", "used/d/lock", "used/d/version"}},
-		"not our file": {nil, []string{"lock", "other"}, []string{"not our file", "not our file/d", "not our file/d/other"}},
+		"new":          {nil, []string{"d/lock", "d/version", "run/data-dir"}, nil},
+		"not empty":    {[]string{"d/agent/images/a.tar", "run/x"}, []string{"d/lock", "d/version", "run/data-dir"}, []string{"d", "d/agent", "d/agent/images", "d/agent/images/a.tar", "run", "run/x"}},
+		"used":         {[]string{"d/version", "d/lock", "run/data-dir"}, nil, []string{"d", "d/lock", "d/version", "run", "run/data-dir"}},
+		"not our file": {nil, []string{"d/lock", "d/other"}, []string{"d", "d/other"}},
 	} {
-		for _, f := range c.before {
-			write(name, "d", f)
-		}
-		undo := forget(filepath.Join(base, name, "d"))
-		for _, f := range c.after {
-			write(name, "d", f)
-		}
-		undo()
-		var left []string
-		err := filepath.WalkDir(base, func(path string, _ fs.DirEntry, err error) error {
-			if rel, _ := filepath.Rel(base, path); rel != "." {
-				left = append(left, rel)
+		t.Run(name, func(t *testing.T) {
+			base := t.TempDir()
+			write := func(path string) {
+				t.Helper()
+				path = filepath.Join(base, path)
+				if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(path, nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
 			}
-			return err
+			for _, f := range c.before {
+				write(f)
+			}
+			undo := forget(filepath.Join(base, "d"), filepath.Join(base, "d", "lock"), filepath.Join(base, "d", "version"), filepath.Join(base, "run", "data-dir"))
+			for _, f := range c.after {
+				write(f)
+			}
+			undo()
+			var left []string
+			err := filepath.WalkDir(base, func(path string, _ fs.DirEntry, err error) error {
+				if rel, _ := filepath.Rel(base, path); rel != "." {
+					left = append(left, rel)
+				}
+				return err
+			})
+			if err != nil || !slices.Equal(left, c.left) {
+				t.Errorf("left %q (%v), want %q", left, err, c.left)
+			}
 		})
-		if err != nil || !slices.Equal(left, c.left) {
-			t.Errorf("%s: left %q (%v), want %q", name, left, err, c.left)
-		}
-		if err := os.RemoveAll(filepath.Join(base, name)); err != nil {
-			t.Fatal(err)
-		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"kubelith.io/kubelith/components/approver"
 	"kubelith.io/kubelith/components/config"
 	"kubelith.io/kubelith/components/host"
 	"kubelith.io/kubelith/components/network"
@@ -137,6 +138,9 @@ func TestNeedsPacketFilter(t *testing.T) {
 
 // What marks the way to other nodes in the kernel is known to reset, and the mark of Nodes is the one they have.
 func TestMarks(t *testing.T) {
+	if approver.MachineLabel != config.MachineLabel {
+		t.Errorf("nodes have the label %s, and machines are known by %s", config.MachineLabel, approver.MachineLabel)
+	}
 	if network.RoleLabel != config.RoleLabel {
 		t.Errorf("nodes have the label %s, and those with %s are connected", config.RoleLabel, network.RoleLabel)
 	}

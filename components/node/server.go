@@ -169,6 +169,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 type worker struct {
 	cfg     *config.Node
 	role    string // the value of config.RoleLabel
+	machine string // the value of config.MachineLabel; empty: none
 	cluster *config.ClusterInfo
 
 	// Clients: the first acts as the node.
@@ -235,7 +236,7 @@ func (w worker) add(b *builder, machine *machine, log *logrus.Logger) {
 		StaticPodDir:  filepath.Join(cfg.DataDir, "agent", "static-pods"),
 		NodeName:      cfg.NodeName,
 		NodeIPs:       nodeIPs,
-		Labels:        append(slices.Clone(cfg.NodeLabels), config.RoleLabel+"="+w.role),
+		Labels:        w.labels(),
 		Taints:        cfg.NodeTaints,
 		ClusterDNS:    clusterDNS,
 		ClusterDomain: w.cluster.ClusterDomain,
@@ -273,6 +274,15 @@ func (w worker) add(b *builder, machine *machine, log *logrus.Logger) {
 		Publish:       w.publish,
 		Log:           logFor("dns"),
 	}), nil)
+}
+
+// labels are those with which the node registers.
+func (w worker) labels() []string {
+	labels := append(slices.Clone(w.cfg.NodeLabels), config.RoleLabel+"="+w.role)
+	if w.machine != "" {
+		labels = append(labels, config.MachineLabel+"="+w.machine)
+	}
+	return labels
 }
 
 // addresses parses what the configuration has checked.

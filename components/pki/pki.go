@@ -27,6 +27,9 @@ const (
 	clockSkew = 5 * time.Minute
 )
 
+// NodeUserPrefix begins the user name of a node, which is the common name of its certificates.
+const NodeUserPrefix = "system:node:"
+
 // Options say whom the certificates are for.
 type Options struct {
 	Dir           string   // where the files are; created with mode 0700
@@ -125,7 +128,7 @@ func (s *store) ensureLeaves(b *Bundle, opts Options) error {
 		{pair: b.APIServer, ca: cluster, cn: "kube-apiserver", usage: server, names: api},
 		{pair: b.KubeletClient, ca: cluster, cn: "kube-apiserver-kubelet-client", usage: client},
 		{pair: b.FrontProxyClient, ca: frontProxy, cn: "front-proxy-client", usage: client},
-		{pair: b.KubeletServer, ca: cluster, cn: "system:node:" + opts.NodeName, org: []string{"system:nodes"}, usage: server, names: node},
+		{pair: b.KubeletServer, ca: cluster, cn: NodeUserPrefix + opts.NodeName, org: []string{"system:nodes"}, usage: server, names: node},
 		{pair: b.EtcdServer, ca: etcd, cn: "kube-etcd", usage: both, names: local}, // both: etcd's gateway calls itself
 		{pair: b.EtcdPeer, ca: etcd, cn: "kube-etcd-peer", usage: both, names: local},
 		{pair: b.Admin, ca: cluster, cn: "kubelith-admin", org: []string{"system:masters"}, usage: client},

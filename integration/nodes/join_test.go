@@ -2,10 +2,12 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -57,7 +59,7 @@ func TestJoin(t *testing.T) {
 		t.Run("rotation", func(t *testing.T) { t.Parallel(); testRotation(t, c, first) })
 		t.Run("names", func(t *testing.T) { t.Parallel(); testNames(t, c) })
 		t.Run("once", func(t *testing.T) { t.Parallel(); testOnce(t, c) })
-		for _, tc := range refusals(c) {
+		for _, tc := range slices.Concat(refusals(c), refusedServers(t, c), refusedMachines(c)) {
 			t.Run(tc.name, func(t *testing.T) {
 				t.Parallel()
 				tc.token = tc.make(t)
@@ -125,8 +127,12 @@ type refusal struct {
 	make     func(t *testing.T) string // the token
 	token    string
 	nodeName string
-	agent    string // regular expression of the line that the agent says
-	server   string // the same for the server's log; "" where it cannot know, since the agent sends nothing
+	agent    string                                // regular expression of the line that the agent says
+	server   string                                // the same for the server's log; "" where it cannot know, since the agent sends nothing
+	unnamed  bool                                  // the line of the server's log has neither the token's id nor the node's name
+	url      string                                // of the server, where it is not its own
+	binary   string                                // where it is not the one under test
+	spoil    func(t *testing.T, a *harness.Server) // does to the machine what makes the join fail
 }
 
 func refusals(c *harness.Cluster) []refusal {
@@ -152,7 +158,8 @@ func refusals(c *harness.Cluster) []refusal {
 		{name: "no-token", make: func(*testing.T) string { return "" }, agent: `token`},
 		{name: "malformed", make: func(*testing.T) string { return "K10abc::server:def" }, agent: `token`},
 		{name: "newer-version", make: part(0, func(string) string { return "kl2" }), agent: `newer`},
-		{name: "wrong-ca-hash", make: part(1, other), agent: `not the one that the token is for`},
+		{name: "wrong-ca-hash", make: part(1, other), agent: `not the one that the token is for`,
+			server: `a machine at 10\.123\.\d+\.\d+:\d+ says that it does not join: its token is for a cluster with another CA`, unnamed: true},
 		{name: "wrong-id", make: part(2, other), agent: `does not know the token`, server: `refused the token .* does not exist`},
 		{name: "wrong-secret", make: part(3, other), agent: `secret of the token \S+ is wrong`, server: `refused the token .* secret is wrong`},
 		{name: "deleted", agent: `does not know the token`, server: `refused the token`, make: func(t *testing.T) string {
@@ -181,10 +188,16 @@ func refusals(c *harness.Cluster) []refusal {
 // refused runs an agent that must end by itself, having said why in one line, while the server's log says the same and nothing remains.
 func refused(t *testing.T, c *harness.Cluster, tc refusal) {
 	t.Helper()
-	a := c.Prepare(t, harness.Options{NoTestImage: true, NodeName: tc.nodeName}, harness.AgentOptions{Token: tc.token})
+	a := c.Prepare(t, harness.Options{NoTestImage: true, NodeName: tc.nodeName}, harness.AgentOptions{Token: tc.token, URL: tc.url})
+	if tc.spoil != nil {
+		tc.spoil(t, a)
+	}
+	if tc.binary == "" {
+		tc.binary = a.BinaryPath()
+	}
 	before := traces(t, a)
 	logged := len(c.Server.Logs())
-	res := a.RunBinary(t, a.ServerArgs()...)
+	res := a.TryExec(t, tc.binary, a.ServerArgs()...)
 	if res.Code == 0 {
 		t.Errorf("exit code 0")
 	}
@@ -207,6 +220,9 @@ func refused(t *testing.T, c *harness.Cluster, tc refusal) {
 			if tc.nodeName != "" {
 				about = tc.nodeName
 			}
+			if tc.unnamed {
+				about = ""
+			}
 			harness.Eventually(t, 10*time.Second, "a line of the server's log", func() error {
 				for line := range strings.Lines(c.Server.Logs()[logged:]) {
 					if strings.Contains(line, about) && regexp.MustCompile(tc.server).MatchString(line) {
@@ -219,6 +235,9 @@ func refused(t *testing.T, c *harness.Cluster, tc refusal) {
 	}
 	if tc.nodeName == "" {
 		noTrace(t, c, a.NodeName())
+	}
+	if tc.spoil != nil {
+		unheard(t, c, strings.Split(tc.token, "_")[2])
 	}
 }
 
@@ -260,15 +279,23 @@ func testOnce(t *testing.T, c *harness.Cluster) {
 	a.WaitReady(t)
 	refused(t, c, refusal{token: token, agent: `is for one machine|does not know the token`, server: `is for one machine|refused the token`})
 	a.Stop(t)
+	remove(t, c, a.NodeName())
 }
 
-// testNames: a machine may come again under its own name; another one may have it when the Node was deleted.
+// testNames: a machine may come again under its own name, also when its Node was deleted and it has registered again; another one may
+// have it when the Node was deleted.
 func testNames(t *testing.T, c *harness.Cluster) {
 	token := c.Server.Token(t)
 	a := c.Prepare(t, harness.Options{NoTestImage: true}, harness.AgentOptions{Token: token})
 	a.Launch(t)
 	a.WaitReady(t)
 	a.Stop(t)
+	remove(t, c, a.NodeName())
+	a.Agent.Token = ""
+	a.Launch(t)
+	a.WaitReady(t)
+	a.Stop(t)
+	a.Agent.Token = token
 	if err := os.RemoveAll(a.Path(harness.DataDir + "/agent/pki")); err != nil { // as when its certificate has expired
 		t.Fatal(err)
 	}
@@ -278,7 +305,7 @@ func testNames(t *testing.T, c *harness.Cluster) {
 	a.WaitReady(t)
 	a.Stop(t)
 
-	c.Server.Kubectl(t, "delete", "node", a.NodeName())
+	remove(t, c, a.NodeName())
 	b := c.Prepare(t, harness.Options{NoTestImage: true, NodeName: a.NodeName()}, harness.AgentOptions{Token: token})
 	b.Launch(t)
 	b.WaitReady(t)
@@ -286,4 +313,17 @@ func testNames(t *testing.T, c *harness.Cluster) {
 		t.Errorf("the node has the address %s, not %s", got, b.NodeIP)
 	}
 	b.Stop(t)
+	remove(t, c, b.NodeName())
+}
+
+// remove deletes the node of a machine that is off and waits until its name is free, also for the next sandbox that gets it.
+func remove(t *testing.T, c *harness.Cluster, name string) {
+	t.Helper()
+	c.Server.Kubectl(t, "delete", "node", name)
+	harness.Eventually(t, 30*time.Second, "the name "+name+" to be free", func() error {
+		if out := c.Server.Kubectl(t, "-n", "kube-system", "get", "configmap", "kubelith-node."+name, "--ignore-not-found"); out != "" {
+			return errors.New("it is reserved")
+		}
+		return nil
+	})
 }

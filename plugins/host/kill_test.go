@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 
 	"kubelith.io/kubelith/plugins"
@@ -66,7 +67,7 @@ func needRoot(t *testing.T) {
 func TestNoOrphans(t *testing.T) {
 	needRoot(t)
 	dir, sleep := t.TempDir(), marker()
-	for range 5 {
+	for range 20 {
 		self, err := os.Executable()
 		if err != nil {
 			t.Fatal(err)
@@ -223,5 +224,32 @@ func TestStopsWhatHangs(t *testing.T) {
 	stop()
 	if alive(s.PID) {
 		t.Error("the process is there")
+	}
+}
+
+// Neither goroutines nor files are left of processes that crashed, were replaced, or failed to start.
+func TestLeavesNothing(t *testing.T) {
+	files := func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	before, ignored := files(), goleak.IgnoreCurrent()
+	h := &testHost{t: t, log: &logLines{}, events: &events{calls: map[codes.Code]int{}}, dir: t.TempDir()}
+	stop := h.start(admissionSpec(t, "p", "serve"), admissionSpec(t, "never", "exit"), admissionSpec(t, "garbage", "garbage"),
+		admissionSpec(t, "refuse", "refuse"))
+	for range 3 {
+		s := h.ready("p")
+		h.review(context.Background(), "p", "exit 1")
+		s = h.another("p", s)
+		h.Restart("p")
+		h.another("p", s)
+	}
+	stop()
+	goleak.VerifyNone(t, ignored)
+	if after := files(); after != before {
+		t.Errorf("%d files are open, %d were", after, before)
 	}
 }

@@ -115,23 +115,15 @@ func newV2(mount, name string) (*Parent, error) {
 	return &Parent{mount: mount, mode: V2, dirs: map[string]string{"": dir}}, nil
 }
 
-// enable gives the children of a group all controllers that it has itself.
+// enable gives the children of a group all controllers that it has itself. What the kernel refuses, Missing tells.
 func enable(dir string) error {
 	has, err := words(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(dir, "cgroup.subtree_control")
-	given, err := words(file)
-	if err != nil {
-		return err
-	}
 	for _, controller := range controllers {
-		if !slices.Contains(has, controller) || slices.Contains(given, controller) {
-			continue
-		}
-		if err := write(file, "+"+controller); err != nil {
-			return err
+		if slices.Contains(has, controller) {
+			write(filepath.Join(dir, "cgroup.subtree_control"), "+"+controller)
 		}
 	}
 	return nil
@@ -147,7 +139,7 @@ func (p *Parent) Missing() []string {
 	var missing []string
 	for _, controller := range controllers {
 		if p.mode == V2 {
-			if has, _ := words(filepath.Join(p.dirs[""], "cgroup.controllers")); !slices.Contains(has, controller) {
+			if has, _ := words(filepath.Join(p.dirs[""], "cgroup.subtree_control")); !slices.Contains(has, controller) {
 				missing = append(missing, controller)
 			}
 		} else if p.dirs[controller] == "" {

@@ -29,6 +29,9 @@ const (
 // ErrNotBuilt is returned by Unpack in an executable that was built without its payload.
 var ErrNotBuilt = errors.New("this executable was built without its payload (runc, shim, CNI plugins, storage plugin): build it with `make build`")
 
+// Dir is the directory, in a data directory, which has everything that Unpack makes.
+func Dir(dataDir string) string { return filepath.Join(dataDir, "data") }
+
 // Unpack puts the programs under dataDir and returns the directory that holds them.
 //
 // The returned path is <dataDir>/data/current/bin, where current is a symbolic link to data/<hash>. It stays
@@ -41,7 +44,7 @@ func Unpack(dataDir string) (string, error) {
 		return "", err
 	}
 	defer archive.Close()
-	s := store{dir: filepath.Join(dataDir, "data"), proc: "/proc"}
+	s := store{dir: Dir(dataDir), proc: "/proc"}
 	binDir, err := s.install(archive, list)
 	if err != nil {
 		return "", fmt.Errorf("payload: %w", err)

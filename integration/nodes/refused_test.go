@@ -1,0 +1,131 @@
+package nodes
+
+import (
+	"bytes"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+// refusedServers are joins that the agent itself refuses, though the server would let it in. The server's log says so too.
+func refusedServers(t *testing.T, c *harness.Cluster) []refusal {
+	fresh := func(t *testing.T) string { return c.Server.Token(t) }
+	return []refusal{
+		{name: "clock", make: fresh, url: clockAhead(t, c, time.Hour), agent: `the clock of this machine is 1h0m0s behind the server's: set it`, unnamed: true,
+			server: `a machine at \S+ says that it does not join: its clock and the server's are more than five minutes apart`},
+		{name: "newer-agent", make: fresh, binary: newer(t, c.Server), agent: `this kubelith has Kubernetes v1\.\d+\.\S+ and the server v1\.\d+\.\S+: upgrade the server first`, unnamed: true,
+			server: `a machine at \S+ says that it does not join: its Kubernetes is newer than the server's`},
+	}
+}
+
+// clockAhead is where the server seems to live in the future. Linux has no namespace for the time of day, and a static program cannot be
+// given another one; what an agent compares with its own clock is what the server says, and this says it for the server.
+func clockAhead(t *testing.T, c *harness.Cluster, by time.Duration) string {
+	t.Helper()
+	target, err := url.Parse(c.Server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	between := httptest.NewUnstartedServer(&httputil.ReverseProxy{
+		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}},
+		ModifyResponse: func(r *http.Response) error {
+			r.Header.Set("Date", time.Now().Add(by).UTC().Format(http.TimeFormat))
+			return nil
+		},
+	})
+	between.Listener.Close()
+	if between.Listener, err = net.Listen("tcp", c.Server.HostIP+":0"); err != nil { // on the bridge, which all nodes reach
+		t.Fatal(err)
+	}
+	between.StartTLS()
+	t.Cleanup(between.Close)
+	return between.URL
+}
+
+// newer is the executable with the next minor version of Kubernetes stamped in it.
+func newer(t *testing.T, s *harness.Server) string {
+	t.Helper()
+	info, err := s.Client(t).Discovery().ServerVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	minor := regexp.MustCompile(`^v1\.(\d)(\d)\.`).FindStringSubmatch(info.GitVersion)
+	if minor == nil || minor[2] == "9" {
+		t.Fatalf("the version %s has no next one of the same length", info.GitVersion)
+	}
+	next := strings.Replace(info.GitVersion, minor[0], "v1."+minor[1]+string(minor[2][0]+1)+".", 1)
+	program, err := os.ReadFile(s.BinaryPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stamped := bytes.Replace(program, []byte(info.GitVersion), []byte(next), -1)
+	path := filepath.Join(t.TempDir(), "kubelith")
+	if err := os.WriteFile(path, stamped, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if res := s.TryExec(t, path, "version"); !strings.Contains(res.Stdout, next) {
+		t.Fatalf("not %s: %s%s", next, res.Stdout, res.Stderr)
+	}
+	return path
+}
+
+// refusedMachines are joins with which all is well but the machine: the server never hears of them.
+func refusedMachines(c *harness.Cluster) []refusal {
+	fresh := func(t *testing.T) string { return c.Server.Token(t, "--once") }
+	return []refusal{
+		{name: "kubelet-directory-in-use", make: fresh, agent: `directory /var/lib/kubelet is in use by another server`, spoil: func(t *testing.T, a *harness.Server) {
+			dir := a.Path("/var/lib/kubelet")
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			f, err := os.Open(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { f.Close() })
+			if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{name: "payload-cannot-be-unpacked", make: fresh, agent: `payload: .*/var/lib/kubelith/data`, spoil: func(t *testing.T, a *harness.Server) {
+			if err := os.MkdirAll(a.Path(harness.DataDir), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(a.Path(harness.DataDir+"/data"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{name: "port-in-use", make: fresh, agent: `10250`, spoil: func(t *testing.T, a *harness.Server) {
+			l, err := a.Listen(":10250")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { l.Close() })
+		}},
+	}
+}
+
+// unheard: the server was asked for no certificate with the token, which is as good as new.
+func unheard(t *testing.T, c *harness.Cluster, id string) {
+	t.Helper()
+	if users := c.Server.Kubectl(t, "get", "csr", "--output=jsonpath={.items[*].spec.username}"); strings.Contains(users, "system:bootstrap:"+id) {
+		t.Errorf("a certificate was asked for with the token %s: %s", id, users)
+	}
+	if secret := c.Server.Kubectl(t, "-n", "kube-system", "get", "secret", "bootstrap-token-"+id, "--output=yaml"); strings.Contains(secret, "kubelith.io/used") {
+		t.Errorf("the token %s is spent", id)
+	}
+}

@@ -1,0 +1,149 @@
+package plugins
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+// dropped is where an operator puts an admission plugin.
+func dropped(name string) string { return harness.DataDir + "/plugins/admission/" + name }
+
+// drop copies a program there, as a new file under the name.
+func drop(t *testing.T, s *harness.Server, program, name string, more ...byte) {
+	t.Helper()
+	content, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := s.Path(dropped(name))
+	temp := filepath.Join(filepath.Dir(path), ".new")
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(temp, append(content, more...), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(temp, path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// processes are those of a program in the sandbox of the server.
+func processes(t *testing.T, s *harness.Server, program string) []int {
+	t.Helper()
+	home, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", s.HolderPID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []int
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		cmdline, _ := os.ReadFile(dir + "/cmdline")
+		namespace, _ := os.Readlink(dir + "/ns/mnt")
+		if first, _, _ := strings.Cut(string(cmdline), "\x00"); first == program && namespace == home {
+			pid, _ := strconv.Atoi(filepath.Base(dir))
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// forbidden tells whether the plugin short-secrets rejects a short Secret.
+func forbidden(s *harness.Server, t *testing.T) error {
+	_, err := s.Client(t).CoreV1().Secrets("default").Create(context.Background(),
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{GenerateName: "short-"}, StringData: map[string]string{"password": "1234"}},
+		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err == nil {
+		return fmt.Errorf("a short Secret is allowed")
+	}
+	if !strings.Contains(err.Error(), "password has 4 characters") {
+		return fmt.Errorf("a short Secret: %w", err)
+	}
+	return nil
+}
+
+// TestProcesses follows the process of a plugin through the life of a server.
+func TestProcesses(t *testing.T) {
+	t.Parallel()
+	program := buildPlugin(t, "../../plugins/examples/short-secrets")
+	const name = "short-secrets"
+	s := harness.New(t, harness.Options{})
+	drop(t, s, program, name)
+	s.Launch(t)
+	s.WaitReady(t)
+	harness.Eventually(t, time.Minute, "the plugin reviews", func() error { return forbidden(s, t) })
+	before := processes(t, s, dropped(name))
+	if len(before) != 1 {
+		t.Fatalf("processes of the plugin: %v", before)
+	}
+	limited(t, before[0])
+
+	// Another file takes over without a request that fails.
+	drop(t, s, program, name, 0)
+	harness.Eventually(t, time.Minute, "another process serves", func() error {
+		if err := forbidden(s, t); err != nil {
+			t.Errorf("during the replacement: %v", err)
+		}
+		if now := processes(t, s, dropped(name)); len(now) != 1 || now[0] == before[0] {
+			return fmt.Errorf("processes %v, before %v", now, before)
+		}
+		return nil
+	})
+
+	s.Kill9(t)
+	harness.Eventually(t, 5*time.Second, "the plugin has ended with the server", func() error {
+		if left := processes(t, s, dropped(name)); len(left) > 0 {
+			return fmt.Errorf("processes %v", left)
+		}
+		return nil
+	})
+	s.Launch(t)
+	s.WaitReady(t)
+	harness.Eventually(t, time.Minute, "the plugin reviews after the next start", func() error { return forbidden(s, t) })
+
+	if err := os.Remove(s.Path(dropped(name))); err != nil {
+		t.Fatal(err)
+	}
+	harness.Eventually(t, time.Minute, "the plugin is gone with its file", func() error {
+		if err := forbidden(s, t); err == nil {
+			return fmt.Errorf("short Secrets are still forbidden")
+		}
+		if left := processes(t, s, dropped(name)); len(left) > 0 {
+			return fmt.Errorf("processes %v", left)
+		}
+		return nil
+	})
+	drop(t, s, program, name)
+	harness.Eventually(t, time.Minute, "the plugin reviews again", func() error { return forbidden(s, t) })
+	s.Stop(t)
+	if left := processes(t, s, dropped(name)); len(left) > 0 {
+		t.Errorf("after the stop: processes %v", left)
+	}
+	if left, _ := filepath.Glob(s.Path(harness.RunDir) + "/p/*"); len(left) > 0 {
+		t.Errorf("after the stop: %v", left)
+	}
+}
+
+// limited asserts on the kernel's own files: the default limit of memory.
+func limited(t *testing.T, pid int) {
+	t.Helper()
+	file := "memory.limit_in_bytes"
+	if harness.CgroupV2() {
+		file = "memory.max"
+	}
+	content, err := os.ReadFile(filepath.Join(harness.CgroupDir(t, pid, "memory"), file))
+	if err != nil || strings.TrimSpace(string(content)) != strconv.Itoa(256<<20) {
+		t.Errorf("%s of the plugin is %q (%v), want 256 MiB", file, content, err)
+	}
+}

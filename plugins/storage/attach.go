@@ -1,0 +1,35 @@
+package storage
+
+import (
+	"context"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/kubernetes-csi/external-attacher/v4/pkg/attacher"
+	"github.com/kubernetes-csi/external-attacher/v4/pkg/controller"
+	csitrans "k8s.io/csi-translation-lib"
+	"k8s.io/klog/v2"
+)
+
+// reconcileEvery is how often a driver that can tell is asked where its volumes are attached.
+const reconcileEvery = time.Minute
+
+// addAttaching adds what attaches volumes to nodes, as external-attacher's main does (cmd/csi-attacher).
+func (c *controllers) addAttaching(ctx context.Context) error {
+	if !c.attaches(c.facts) {
+		return nil
+	}
+	volumes, attachments := c.view.Core().V1().PersistentVolumes(), c.view.Storage().V1().VolumeAttachments()
+	csiNodes := c.view.Storage().V1().CSINodes()
+	c.needs(csiNodes.Informer())
+	timeout := callTimeout
+	handler := controller.NewCSIHandler(c.client, c.name(), attacher.NewAttacher(c.conn), attacher.NewVolumeLister(c.conn, 0),
+		volumes.Lister(), csiNodes.Lister(), attachments.Lister(), &timeout,
+		c.can(csi.ControllerServiceCapability_RPC_PUBLISH_READONLY),
+		c.can(csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER),
+		csitrans.New(), "")
+	attaching := controller.NewCSIAttachController(klog.FromContext(ctx), c.client, c.name(), handler, attachments, volumes, backoff(), backoff(),
+		c.can(csi.ControllerServiceCapability_RPC_LIST_VOLUMES) && c.can(csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES), reconcileEvery)
+	c.run(func(ctx context.Context) { attaching.Run(ctx, workers, nil) })
+	return nil
+}

@@ -1,0 +1,172 @@
+package storage
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"sort"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/kubernetes-csi/external-provisioner/v6/pkg/capacity"
+	"github.com/kubernetes-csi/external-provisioner/v6/pkg/capacity/topology"
+	ctrl "github.com/kubernetes-csi/external-provisioner/v6/pkg/controller"
+	snapclientset "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/informers"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	storagelisters "k8s.io/client-go/listers/storage/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	csitrans "k8s.io/csi-translation-lib"
+	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
+)
+
+const (
+	// ownBaseDelay and ownMaxDelay bound how long a node waits before it takes a claim that is bound immediately and any
+	// node may have: less than the sidecar's 20 s to 60 s, as few nodes wait for the same.
+	ownBaseDelay, ownMaxDelay = 2 * time.Second, 30 * time.Second
+	// capacityEvery is how often free space is asked for; it is asked for after each volume too.
+	capacityEvery = time.Minute
+)
+
+// snapshotInterface reads VolumeSnapshots that a claim is made from.
+type snapshotInterface = snapclientset.Interface
+
+// snapshotClient returns a client of an API that is a CRD: it has no protobuf.
+func snapshotClient(c *rest.Config) (snapshotInterface, error) {
+	c = rest.CopyConfig(c)
+	c.ContentConfig = rest.ContentConfig{}
+	return snapclientset.NewForConfig(c)
+}
+
+// addProvisioning adds what makes and deletes volumes, as external-provisioner's main does (cmd/csi-provisioner).
+func (c *controllers) addProvisioning(ctx context.Context) error {
+	if !c.can(csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME) {
+		return nil
+	}
+	claims, classes := c.view.Core().V1().PersistentVolumeClaims(), c.view.Storage().V1().StorageClasses()
+	volumes := c.view.Core().V1().PersistentVolumes()
+	var attachments storagelisters.VolumeAttachmentLister
+	if c.attaches(c.facts) {
+		attachments = c.view.Storage().V1().VolumeAttachments().Lister()
+		c.needs(c.view.Storage().V1().VolumeAttachments().Informer())
+	}
+	creator := "kubelith-" + c.name()
+	var local *ctrl.NodeDeployment
+	if c.declared.nodeLocal {
+		creator += "-" + c.NodeName
+		local = &ctrl.NodeDeployment{NodeName: c.NodeName, ClaimInformer: claims, NodeInfo: c.info, ImmediateBinding: true,
+			BaseDelay: ownBaseDelay, MaxDelay: ownMaxDelay}
+	}
+	csiNodes, nodes := c.topology()
+	var placed ctrl.TopologyProvider
+	if ctrl.SupportsTopology(c.identity) {
+		placed = ctrl.NewInMemoryStore()
+	}
+	provisioner := ctrl.NewCSIProvisioner(c.client, callTimeout, creator, "pvc", -1, c.conn, c.snapshots, c.name(),
+		c.identity, c.controller, "", false, true, csitrans.New(), classes.Lister(), csiNodes, nodes, claims.Lister(), attachments, nil,
+		true, "", local, false, true, placed)
+	if wanted := c.declared.driver.Spec.StorageCapacity; wanted != nil && *wanted && c.can(csi.ControllerServiceCapability_RPC_GET_CAPACITY) {
+		provisioner = capacity.NewProvisionWrapper(provisioner, c.addCapacity())
+	}
+	provisioning := controller.NewProvisionController(ctx, c.client, c.name(), provisioner,
+		controller.LeaderElection(false),
+		controller.FailedProvisionThreshold(0),
+		controller.FailedDeleteThreshold(0),
+		controller.RateLimiter(backoff()),
+		controller.RetryIntervalMax(retryMax),
+		controller.Threadiness(workers),
+		controller.CreateProvisionedPVLimiter(workqueue.DefaultTypedControllerRateLimiter[string]()),
+		controller.ResyncPeriod(0), // the shared informers have their own; nothing here relies on it
+		controller.ClaimsInformer(claims.Informer()),
+		controller.VolumesInformer(volumes.Informer()),
+		controller.ClassesInformer(classes.Informer()),
+		controller.AddFinalizer(true),
+	)
+	for _, i := range []cache.SharedIndexInformer{claims.Informer(), volumes.Informer(), classes.Informer()} {
+		c.needs(i)
+	}
+	c.run(provisioning.Run)
+	// It returns nil for a driver that does not clone.
+	if cloning := ctrl.NewCloningProtectionController(c.client, claims.Lister(), claims.Informer(), queue("claims"), c.controller); cloning != nil {
+		c.run(func(ctx context.Context) { cloning.Run(ctx, 1, nil) })
+	}
+	return nil
+}
+
+// topology has what the provisioner asks for the places of volumes: all nodes or, when the driver is node-local, this one
+// as the driver describes it.
+func (c *controllers) topology() (storagelisters.CSINodeLister, corelisters.NodeLister) {
+	if !ctrl.SupportsTopology(c.identity) {
+		return nil, nil
+	}
+	if !c.declared.nodeLocal {
+		csiNodes, nodes := c.view.Storage().V1().CSINodes(), c.view.Core().V1().Nodes()
+		c.needs(csiNodes.Informer())
+		c.needs(nodes.Informer())
+		return csiNodes.Lister(), nodes.Lister()
+	}
+	segments := c.info.GetAccessibleTopology().GetSegments()
+	keys := make([]string, 0, len(segments))
+	for key := range segments {
+		keys = append(keys, key)
+	}
+	sort.Strings(keys)
+	csiNodes, nodes := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil), cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+	meta := metav1.ObjectMeta{Name: c.NodeName}
+	_ = csiNodes.Add(&storagev1.CSINode{ObjectMeta: meta, Spec: storagev1.CSINodeSpec{
+		Drivers: []storagev1.CSINodeDriver{{Name: c.name(), NodeID: c.info.GetNodeId(), TopologyKeys: keys}},
+	}})
+	meta.Labels = segments
+	_ = nodes.Add(&corev1.Node{ObjectMeta: meta})
+	return storagelisters.NewCSINodeLister(csiNodes), corelisters.NewNodeLister(nodes)
+}
+
+// addCapacity adds what tells the scheduler how much space is left, in CSIStorageCapacity objects.
+func (c *controllers) addCapacity() *capacity.Controller {
+	var places topology.Informer
+	writer := "kubelith"
+	if c.declared.nodeLocal {
+		writer = labelValue(writer + "-" + c.NodeName)
+		var segment topology.Segment
+		for key, value := range c.info.GetAccessibleTopology().GetSegments() {
+			segment = append(segment, topology.SegmentEntry{Key: key, Value: value})
+		}
+		sort.Sort(segment)
+		places = topology.NewFixedNodeTopology(&segment)
+	} else {
+		places = topology.NewNodeTopology(c.name(), c.client, c.view.Core().V1().Nodes(), c.view.Storage().V1().CSINodes(), queue("csitopology"))
+	}
+	// Ours alone: those of other nodes and drivers are theirs to keep.
+	own := informers.NewSharedInformerFactoryWithOptions(c.client, 0, informers.WithNamespace(metav1.NamespaceSystem),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.LabelSelector = labels.Set{capacity.DriverNameLabel: c.name(), capacity.ManagedByLabel: writer}.String()
+		}))
+	free := capacity.NewCentralCapacityController(csi.NewControllerClient(c.conn), c.name(), capacity.NewV1ClientFactory(c.client),
+		workqueue.NewTypedRateLimitingQueueWithConfig(workqueue.NewTypedItemExponentialFailureRateLimiter[capacity.QueueKey](retryMin, retryMax),
+			workqueue.TypedRateLimitingQueueConfig[capacity.QueueKey]{Name: "csistoragecapacity"}),
+		nil, writer, metav1.NamespaceSystem, places, c.view.Storage().V1().StorageClasses(), own.Storage().V1().CSIStorageCapacities(),
+		capacityEvery, false, callTimeout)
+	c.run(places.RunWorker)
+	c.run(func(ctx context.Context) {
+		own.Start(ctx.Done())
+		free.Run(ctx, 1, nil)
+		own.Shutdown()
+	})
+	return free
+}
+
+// labelValue is the text or, when it is too long for a label, its beginning and a hash of it.
+func labelValue(text string) string {
+	if len(text) <= validation.LabelValueMaxLength {
+		return text
+	}
+	sum := sha256.Sum256([]byte(text))
+	return text[:validation.LabelValueMaxLength-9] + "-" + hex.EncodeToString(sum[:4])
+}

@@ -9,7 +9,7 @@
 # shellcheck disable=SC2317 # the steps are called by name
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-STEPS="boot refusals install ready check drivers hello cgroups oom apparmor journal restart kill reset upgrade reboot plug uninstall"
+STEPS="boot refusals install ready check drivers hello cgroups oom apparmor journal plugins restart kill reset upgrade reboot plug uninstall"
 usage() {
 	echo "usage: vm-test.sh VM [STEP...]   steps: $STEPS" >&2
 	exit 2
@@ -141,6 +141,42 @@ parts=$(journalctl -u kubelith -o cat --no-pager | grep -oE 'component=[a-z-]+' 
 journalctl -u kubelith -o cat --no-pager _COMM=kubelith | grep -v component= | cut -c1-150 | head -3
 [ "$parts" -gt 5 ] || fail "only $parts components in the journal"
 echo "$with of $all lines have component=, $parts components"
+E
+}
+# plugins: the driver of volumes is a process in a group of its own below the unit's, which the server's death ends; a volume survives that.
+step_plugins() { guest <<'E'
+plugin_runs() { [ -n "$(plugin)" ]; }
+plugin() { for p in $(pidof local); do grep -qs kubelith-local /proc/$p/cmdline && { echo $p; return; }; done; }
+until_true 60 plugin_runs || fail "$(kubelith plugin list)"
+group=$(sed -n 's/^0:://p' /proc/$(plugin)/cgroup)
+case $group in /system.slice/kubelith.service/*) ;; *) fail "its cgroup is $group" ;; esac
+[ "$(cat /sys/fs/cgroup$group/memory.max)" = 268435456 ] || fail "memory.max is $(cat /sys/fs/cgroup$group/memory.max)"
+$k apply -f - <<'Y'
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: data}
+spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 16Mi}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: writer}
+spec:
+  containers: [{name: hello, image: "kubelith/hello:1", volumeMounts: [{name: data, mountPath: /data}]}]
+  volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]
+Y
+until_true 200 $k wait --for=condition=Ready pod/writer --timeout=1s || fail "$($k get pvc,pods; $k get events)"
+volume=$(awk '$5 ~ /local|mount$/ && /pvc-/ { print $5 }' /proc/self/mountinfo | head -n 1)
+[ -n "$volume" ] || fail "no volume is mounted"
+echo kept >"$volume/file"
+old=$(plugin) main=$(systemctl show -p MainPID --value kubelith)
+systemctl kill -s KILL --kill-who=main kubelith
+until_true 10 sh -c "! kill -0 $old 2>/dev/null" || fail "the plugin outlives its server"
+POLL=1 until_true 400 sh -c '[ $(systemctl is-active kubelith) = active ] && [ $(systemctl show -p MainPID --value kubelith) != '$main' ]' || fail "systemd did not start it again"
+until_true 60 plugin_runs || fail "$(kubelith plugin list)"
+[ "$(cat "$volume/file")" = kept ] || fail "the volume has lost its file"
+$k delete pod/writer pvc/data --timeout=100s || fail "$($k get pods,pvc,pv)"
+until_true 100 sh -c "[ -z \"\$($k get pv -o name)\" ]" || fail "$($k get pv)"
+echo "pid $old in $group, ended with the server, pid $(plugin) after it; the volume kept its file and is deleted"
 E
 }
 step_restart() { guest <<'E'

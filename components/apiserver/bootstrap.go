@@ -50,7 +50,7 @@ func bootstrap(hook genericapiserver.PostStartHookContext) error {
 }
 
 func createAll(ctx context.Context, cs kubernetes.Interface) error {
-	todo := append([]create{exemptLoopback, allowKubeletClient, allowDNS, allowManifests, allowServiceLB, allowMetrics}, append(joining(), storing()...)...)
+	todo := append([]create{exemptLoopback, allowKubeletClient, allowDNS, allowManifests, allowServiceLB, allowMetrics, allowPlugins}, append(joining(), storing()...)...)
 	policy, err := missingPolicy(ctx, cs)
 	if err != nil {
 		return err

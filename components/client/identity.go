@@ -40,6 +40,10 @@ const (
 	Metrics = "system:kubelith:metrics"
 	// Storage is the identity of the controllers of storage plugins; the apiserver component makes its role.
 	Storage = "system:kubelith:storage"
+	// Plugins is the identity that tells of plugins; the apiserver component makes its role.
+	Plugins = "system:kubelith:plugins"
+	// PluginPrefix begins the name of each plugin's own identity, which has no rights until an operator binds it.
+	PluginPrefix = "system:kubelith:plugin:"
 )
 
 // identityKey is the context key of the caller's user.Info.

@@ -24,7 +24,7 @@ func DefaultAgent() *Agent { return &Agent{Node: defaultNode()} }
 func (a *Agent) kind() string { return "AgentConfig" }
 
 // disableable implements settings. An agent without its kubelet would be nothing.
-func (a *Agent) disableable() []string { return []string{"dns", "network", "proxy"} }
+func (a *Agent) disableable() []string { return []string{"dns", "local-storage", "network", "proxy"} }
 
 // paths implements settings.
 func (a *Agent) paths() map[string]*string {

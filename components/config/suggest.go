@@ -17,7 +17,7 @@ func suggest(word string, known []string) string {
 	switch {
 	case best != "":
 		return `: did you mean "` + best + `"?`
-	case len(known) <= 10:
+	case len(known) <= 12:
 		return ": use one of " + strings.Join(known, ", ")
 	}
 	return ": remove it"

@@ -103,9 +103,9 @@ func (s *Server) Name() string { return "kubelet" }
 // Needs implements lifecycle.Component. The controller-manager goes first
 // because the constructors of its controllers and the kubelet set the same
 // package variables of pkg/volume/csi: the last one wins, and it has to be the
-// one that knows the node's name.
+// one that knows the node's name. Storage removes what the kubelet must not find and, at the stop, serves its volumes longer.
 func (s *Server) Needs() []string {
-	return []string{"apiserver", "containerd", "images", "controller-manager"}
+	return []string{"apiserver", "containerd", "images", "controller-manager", "storage"}
 }
 
 // Run implements lifecycle.Component. It is ready when the kubelet's own

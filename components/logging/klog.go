@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -54,6 +55,7 @@ func WithComponent(ctx context.Context, name string) context.Context {
 // sink is klog's backend. A logger's name becomes the component when none is set, else the field "logger".
 type sink struct {
 	entry *logrus.Entry
+	kv    []any  // that WithValues added
 	max   int    // verbosity
 	named bool   // the component was set by a value or a name
 	name  string // further names, joined by dots
@@ -93,7 +95,10 @@ func (s sink) WithValues(kv ...any) logr.LogSink {
 	for i := 0; i+1 < len(kv); i += 2 {
 		s.named = s.named || kv[i] == componentField
 	}
-	s.entry = s.with(kv)
+	if len(kv)%2 == 1 {
+		kv = append(slices.Clip(kv), "(no value)")
+	}
+	s.kv = slices.Concat(s.kv, kv)
 	return s
 }
 
@@ -112,9 +117,10 @@ func (s sink) WithName(name string) logr.LogSink {
 	return s
 }
 
-// with adds klog's keys and values. logrus's WithFields is avoided: it refuses functions as values with an error field of its own.
+// with adds klog's keys and values. They become text when a line is written and not before: upstream hands over objects
+// of shared caches for lines that nobody wants, and some, as resource.Quantity, keep their text once asked for it. logrus's WithFields is avoided: it refuses functions as values with an error field of its own.
 func (s sink) with(kv []any) *logrus.Entry {
-	if len(kv) == 0 {
+	if kv = slices.Concat(s.kv, kv); len(kv) == 0 {
 		return s.entry
 	}
 	fields := make(logrus.Fields, len(s.entry.Data)+len(kv)/2)

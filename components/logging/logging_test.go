@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/sirupsen/logrus"
 	"go.uber.org/zap"
 	"k8s.io/klog/v2"
@@ -193,5 +194,27 @@ func TestFlannel(t *testing.T) {
 		if got := strings.Join(lines(), "|"); got != want {
 			t.Errorf("%q: got %q, want %q", line, got, want)
 		}
+	}
+}
+
+// counted counts how often it is asked for its text.
+type counted struct{ asked *int }
+
+func (c counted) String() string { *c.asked++; return "text" }
+
+// TestValuesOfNoLine: what is handed over for a line that is not written is not looked at: it may be an object of a shared
+// cache, which some change when they make text of it.
+func TestValuesOfNoLine(t *testing.T) {
+	asked, lines := 0, &bytes.Buffer{}
+	log := logrus.New()
+	log.SetOutput(lines)
+	l := logr.New(sink{entry: logrus.NewEntry(log)}).WithValues("limit", counted{&asked}, "odd")
+	l.V(5).Info("not written", "more", counted{&asked})
+	if asked != 0 {
+		t.Errorf("asked %d times for nothing", asked)
+	}
+	l.Info("written", "more", 7)
+	if got := lines.String(); asked != 1 || !strings.Contains(got, "limit=text") || !strings.Contains(got, "more=7") || !strings.Contains(got, `odd="(no value)"`) {
+		t.Errorf("asked %d times for %s", asked, got)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"k8s.io/component-base/version"
 
+	"kubelith.io/kubelith/components/client"
 	"kubelith.io/kubelith/components/config"
 	"kubelith.io/kubelith/components/datadir"
 	"kubelith.io/kubelith/components/dns"
@@ -157,13 +158,17 @@ func planAgent(cfg *config.Agent, found *join.Cluster) (*agent, []lifecycle.Comp
 func (m *agent) build(cfg *config.Agent, log *logrus.Logger) ([]lifecycle.Component, error) {
 	b := builder{api: "connection"}
 	w := worker{cfg: &cfg.Node, role: config.RoleAgent, cluster: m.cluster, clientCA: join.CACert(cfg.DataDir)}
-	w.node, w.proxy, w.dns = join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig()
+	w.node, w.proxy, w.dns, w.storage = join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig()
 	if m.connection != nil {
 		b.add(m.connection, nil)
 		w.node, w.proxy, w.dns = m.connection.Config("kubelet"), m.connection.Config("proxy"), m.connection.Config("dns")
+		w.storage = actingAs(client.Storage, m.connection.Config("storage"))
 		w.disconnect = m.connection.Disconnect
 		w.machine = join.Machine(cfg.DataDir)
 	}
+	extensions := agentPlugins(cfg, m.machine, log)
+	b.add(extensions, nil)
+	w.plugins = extensions
 	w.add(&b, m.machine, log)
 	// The kubelet of a server waits for its controller-manager.
 	return b.enabled(append(slices.Clone(cfg.Disable), "controller-manager"))

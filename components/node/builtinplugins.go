@@ -23,3 +23,8 @@ func withBuiltinPlugins(configured []host.Spec, disabled func(string) bool, binD
 		Source: "Kubelith", Builtin: true,
 	})
 }
+
+// withoutKubelet has a node without a kubelet do without what is for pods on it.
+func withoutKubelet(disabled func(string) bool) func(string) bool {
+	return func(name string) bool { return disabled(name) || disabled("kubelet") }
+}

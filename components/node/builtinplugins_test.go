@@ -17,10 +17,14 @@ func TestBuiltinPlugins(t *testing.T) {
 		{"none configured", nil, "", 1, true},
 		{"others configured", []host.Spec{{Name: "a"}, {Name: "b"}}, "", 3, true},
 		{"one of that name", []host.Spec{{Name: "local", Path: "/opt/other"}}, "", 1, false},
+		{"no pods", nil, "kubelet", 0, false},
 		{"switched off", []host.Spec{{Name: "a"}}, "local-storage", 1, false},
 	} {
-		got := withBuiltinPlugins(tc.configured, func(name string) bool { return name == tc.disabled }, "/bin/dir")
-		last := got[len(got)-1]
+		got := withBuiltinPlugins(tc.configured, withoutKubelet(func(name string) bool { return name == tc.disabled }), "/bin/dir")
+		var last host.Spec
+		if len(got) > 0 {
+			last = got[len(got)-1]
+		}
 		if len(got) != tc.want || last.Builtin != tc.builtin || tc.builtin && last.Path != "/bin/dir/kubelith-local" {
 			t.Errorf("%s: %+v", tc.name, got)
 		}

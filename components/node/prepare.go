@@ -42,6 +42,7 @@ type machine struct {
 	resolvConf       string
 	release          string
 	args             upstreamArgs
+	pluginUsers      pluginUsers
 }
 
 // upstreamArgs are the user's arguments per component, without those that

@@ -28,10 +28,7 @@ import (
 	"kubelith.io/kubelith/components/servicelb"
 	embedded "kubelith.io/kubelith/manifests"
 	"kubelith.io/kubelith/plugins"
-	"kubelith.io/kubelith/plugins/admission"
-	"kubelith.io/kubelith/plugins/host"
-	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
-	"kubelith.io/kubelith/plugins/scheduling"
+	"kubelith.io/kubelith/plugins/storage"
 	"kubelith.io/kubelith/runtime/cgroups"
 	"kubelith.io/kubelith/runtime/cni"
 	"kubelith.io/kubelith/runtime/containerd"
@@ -63,7 +60,7 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 			if err != nil {
 				return nil, err
 			}
-			return bundle.Changed, nil
+			return bundle.Changed, machine.pluginUsers.renew()
 		}, logging.Component(p.log, "pki"))
 	})
 }
@@ -74,16 +71,9 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 	inProcess := client.New(cfg.URL(), logFor("client"))
 	var b builder
 
-	extensions := host.New(host.Options{
-		DataDir:  cfg.DataDir,
-		RunDir:   cfg.RunDir,
-		NodeName: cfg.NodeName,
-		Validate: map[plugins.Kind]func(string, *pluginv1.Description) error{
-			plugins.Admission: admission.Validate, plugins.Scheduling: scheduling.Validate,
-		},
-		Log: logging.Component(log, "plugins"),
-	})
+	extensions, operation := newPlugins(cfg, machine, inProcess, log)
 	b.add(extensions, nil)
+	b.add(operation, nil)
 
 	etcdSocket := filepath.Join(cfg.RunDir, "etcd.sock")
 	b.add(etcd.New(etcd.Options{
@@ -144,6 +134,8 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		node:     inProcess.NodeConfig(cfg.NodeName),
 		proxy:    inProcess.Config(client.Proxy),
 		dns:      inProcess.Config(client.DNS),
+		storage:  inProcess.Config(client.Storage),
+		plugins:  extensions,
 		clientCA: machine.pki.ClusterCA.Cert,
 		serving:  machine.pki.KubeletServer,
 		publish:  api.Informers,
@@ -173,9 +165,12 @@ type worker struct {
 	cluster *config.ClusterInfo
 
 	// Clients: the first acts as the node.
-	node, proxy, dns *rest.Config
+	node, proxy, dns, storage *rest.Config
 	// disconnect ends connections to the API that are dead; nil where there are none.
 	disconnect func()
+
+	// plugins are those of this machine.
+	plugins plugins.Set
 
 	// The kubelet's: who may call it, and its certificate; without one it asks the server.
 	clientCA string
@@ -230,6 +225,16 @@ func (w worker) add(b *builder, machine *machine, log *logrus.Logger) {
 		NodeName:          cfg.NodeName,
 		Log:               logFor("cni"),
 	})
+
+	b.add(storage.New(storage.Options{
+		Plugins:        w.plugins,
+		Client:         w.storage,
+		Informers:      w.publish,
+		NodeName:       cfg.NodeName,
+		KubeletRootDir: cfg.KubeletRootDir,
+		Central:        w.role == config.RoleServer,
+		Log:            logFor("storage"),
+	}), nil)
 
 	b.add(kubelet.New(kubelet.Options{
 		RootDir:       cfg.KubeletRootDir,

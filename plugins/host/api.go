@@ -80,7 +80,7 @@ type State struct {
 	Message     string // one line: why it is in this phase; empty when all is well
 	PID         int    // 0 without a process
 	Since       time.Time
-	Starts      int    // processes started so far
+	Starts      int    // processes that got ready so far
 	Cgroup      string // what limits the process; empty: nothing
 	Generation  uint64 // of the process, 0 without one
 	InFlight    int    // calls

@@ -220,5 +220,5 @@ func admissionSpec(t *testing.T, name, mode string) Spec {
 		t.Fatal(err)
 	}
 	return Spec{Name: name, Kind: plugins.Admission, Path: self, Source: "test.yaml:1",
-		Env: []string{modeVariable + "=" + mode, versionVariable + "=" + name, "GOMAXPROCS=3"}}
+		Env: []string{modeVariable + "=" + mode, versionVariable + "=" + name}}
 }

@@ -83,7 +83,7 @@ func (h *Host) start(ctx context.Context, spec *Spec, exe *executable) (_ *insta
 		GRPCDialOptions: []grpc.DialOption{
 			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(proto.MaxResponseSize), grpc.MaxCallSendMsgSize(proto.MaxRequestSize)),
 			// Fixed windows spare pings that measure a way on which nothing is ever under way for long.
-			grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window), grpc.WithSharedWriteBuffer(true),
+			grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
 		},
 	})
 	// go-plugin has no contexts: it is freed by the end of the process.
@@ -187,21 +187,27 @@ func (h *Host) dataDir(spec *Spec) (string, error) {
 
 // checkKind refuses a description of another kind.
 func checkKind(want plugins.Kind, d *pluginv1.Description) error {
-	var is plugins.Kind
-	switch d.GetKind().(type) {
-	case *pluginv1.Description_Admission:
-		is = plugins.Admission
-	case *pluginv1.Description_Scheduling:
-		is = plugins.Scheduling
-	case *pluginv1.Description_Storage:
-		is = plugins.Storage
-	default:
+	is := kindOf(d)
+	switch {
+	case is == "":
 		return errors.New("describes no kind of plugin: neither admission nor scheduling nor storage")
-	}
-	if is != want {
+	case is != want && want != anyKind:
 		return fmt.Errorf("is a plugin for %s, not for %s: correct its kind, or move it to plugins/%s", is, want, is)
 	}
 	return nil
+}
+
+// kindOf is what a plugin says that it is; empty when it does not.
+func kindOf(d *pluginv1.Description) plugins.Kind {
+	switch d.GetKind().(type) {
+	case *pluginv1.Description_Admission:
+		return plugins.Admission
+	case *pluginv1.Description_Scheduling:
+		return plugins.Scheduling
+	case *pluginv1.Description_Storage:
+		return plugins.Storage
+	}
+	return ""
 }
 
 // checkHealth asks go-plugin's health service, which answers as long as the process serves at all.
@@ -350,6 +356,9 @@ func (i *instance) drain(ctx context.Context, patience time.Duration) {
 
 // end ends the process, kindly at first, and removes what it had.
 func (i *instance) end() error {
+	if i.unhealthy.Load() {
+		i.launcher.kill() // it would not hear
+	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -84,9 +84,9 @@ func (l *launcher) seen() string {
 	return l.temp
 }
 
-// environment is all that a plugin inherits: nothing of what the server was started with. Of one name the first counts.
+// environment is all that a plugin inherits: nothing of what the server was started with.
 func (l *launcher) environment() []string {
-	return slices.Concat(l.spec.Env, []string{
+	return slices.Concat(l.spec.Env, []string{ // of two with one name, the first counts
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"TMPDIR=" + l.seen(),
 		// Of Go plugins. A second thread that looks for work makes each call of an admission plugin a third slower and dearer
@@ -101,11 +101,14 @@ func (l *launcher) Start(ctx context.Context) error {
 		uid: l.spec.Limits.UID, gid: l.spec.Limits.GID, group: l.group}
 	if !l.exe.script {
 		// Through a link with the plugin's name, which the kernel takes as the name of the process.
-		link := filepath.Join(l.temp, l.spec.Name)
-		if err := os.Symlink("/proc/self/fd/"+strconv.Itoa(exeFD), link); err != nil {
+		const dir = "exe"
+		if err := os.Mkdir(filepath.Join(l.temp, dir), 0o755); err != nil {
 			return err
 		}
-		c.argv0 = filepath.Join(l.seen(), l.spec.Name)
+		if err := os.Symlink("/proc/self/fd/"+strconv.Itoa(exeFD), filepath.Join(l.temp, dir, l.spec.Name)); err != nil {
+			return err
+		}
+		c.argv0 = filepath.Join(l.seen(), dir, l.spec.Name)
 	}
 	var err error
 	if c.temp, err = os.Open(l.temp); err != nil {

@@ -21,6 +21,7 @@ func TestServes(t *testing.T) {
 	t.Setenv("SECRET_OF_THE_SERVER", "1")
 	spec := admissionSpec(t, "first", "serve")
 	spec.Config = []byte(`{"a":1}`)
+	spec.Env = append(spec.Env, "GOMAXPROCS=1", "LC_ALL=C")
 	h := startHost(t, spec)
 	s := h.ready("first")
 	if s.Version != `first{"a":1}` || s.Description.GetAdmission() == nil || s.Starts != 1 || s.Generation == 0 || len(s.SHA256) != 64 {
@@ -30,7 +31,8 @@ func TestServes(t *testing.T) {
 		t.Errorf("answer %q", got)
 	}
 	environment := h.mustReview("first", "environment")
-	if strings.Contains(environment, "SECRET_OF_THE_SERVER") || !strings.Contains(environment, "TMPDIR="+h.dir) || !strings.Contains(environment, "GOMAXPROCS=3") {
+	if strings.Contains(environment, "SECRET_OF_THE_SERVER") || !strings.Contains(environment, "TMPDIR="+h.dir) ||
+		!strings.Contains(environment, "GOMAXPROCS=1\nLC_ALL=C\n") {
 		t.Errorf("the plugin's environment:\n%s", environment)
 	}
 	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", s.PID))

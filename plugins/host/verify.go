@@ -121,7 +121,7 @@ func (e *executable) read() error {
 	e.sha256 = hex.EncodeToString(hash.Sum(nil))
 	e.script = bytes.HasPrefix(head.Bytes(), []byte("#!"))
 	if !e.script && !bytes.Equal(head.Bytes(), []byte("\x7fELF")) {
-		return fmt.Errorf("%s is not a program: it begins neither as ELF nor with #!", e.path)
+		return fmt.Errorf("%s is not a program: its first bytes are neither ELF nor #! of a script", e.path)
 	}
 	return nil
 }

@@ -203,8 +203,8 @@ func (m *mirror) scores(answer *schedulingv1.ScoreResponse, nodes []uint32) (*sc
 		out.values[id] = noScore
 	}
 	for i, score := range given {
-		if int64(score) > fwk.MaxNodeScore {
-			return nil, badAnswer("it gave node %s the score %d: want 0 to %d", m.nodes[nodes[i]].name, score, fwk.MaxNodeScore)
+		if int64(score) > fwk.MaxScore {
+			return nil, badAnswer("it gave node %s the score %d: want 0 to %d", m.nodes[nodes[i]].name, score, fwk.MaxScore)
 		}
 		out.values[nodes[i]] = score
 	}

@@ -48,7 +48,6 @@ func newServer(given []grpc.ServerOption) *grpc.Server {
 		grpc.MaxSendMsgSize(proto.MaxResponseSize),
 		grpc.StaticStreamWindowSize(window),
 		grpc.StaticConnWindowSize(window),
-		grpc.SharedWriteBuffer(true),
 		grpc.NumStreamWorkers(2),
 	)...)
 }

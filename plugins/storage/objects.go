@@ -48,7 +48,7 @@ func declarationOf(description *pluginv1.Description) (declaration, error) {
 		return declaration{}, fmt.Errorf("csi_driver: %w", err)
 	}
 	if wrong := validation.IsDNS1123Subdomain(d.driver.Name); len(wrong) > 0 || len(d.driver.Name) > 63 {
-		return declaration{}, fmt.Errorf("csi_driver: the name %q is no driver's: 1 to 63 lower case letters, digits, - and .", d.driver.Name)
+		return declaration{}, fmt.Errorf("csi_driver: the name %q is no driver's: 1 to 63 lower case letters, digits, - or a dot", d.driver.Name)
 	}
 	d.driver.TypeMeta = metav1.TypeMeta{}
 	d.driver.ObjectMeta = owned(d.driver.ObjectMeta)

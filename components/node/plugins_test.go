@@ -1,0 +1,75 @@
+package node
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/sirupsen/logrus/hooks/test"
+
+	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/host"
+)
+
+func TestPluginSpecs(t *testing.T) {
+	uid := int64(65534)
+	got := pluginSpecs([]config.Plugin{{
+		Name: "a", Kind: "admission", Path: "/a", Args: []string{"-v"}, Env: []string{"A=b"}, SHA256: "00", FailurePolicy: "Ignore", Timeout: time.Second,
+		Config: []byte(`{}`), Limits: config.PluginLimits{Memory: "64Mi", CPU: "0.5", PIDs: 20, UID: &uid, GID: &uid}, File: "/c.yaml", Line: 7,
+	}, {Name: "b", Kind: "storage", Path: "/b", Limits: config.PluginLimits{Memory: "none"}, File: "/c.yaml", Line: 9}})
+	want := []host.Spec{{
+		Name: "a", Kind: plugins.Admission, Path: "/a", Args: []string{"-v"}, Env: []string{"A=b"}, SHA256: "00",
+		Settings: plugins.Settings{FailurePolicy: "Ignore", Timeout: time.Second}, Config: []byte(`{}`),
+		Limits: host.Limits{Memory: 64 << 20, MilliCPU: 500, PIDs: 20, UID: &uid, GID: &uid}, Source: "/c.yaml:7",
+	}, {Name: "b", Kind: plugins.Storage, Path: "/b", Limits: host.Limits{Memory: -1}, Source: "/c.yaml:9"}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("\ngot  %+v\nwant %+v", got, want)
+	}
+}
+
+func TestReloadPlugins(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	log, lines := test.NewNullLogger()
+	log.SetOutput(io.Discard)
+	var applied []string
+	reload := reloadPlugins(file, func(all []config.Plugin) {
+		applied = nil
+		for _, p := range all {
+			applied = append(applied, p.Name)
+		}
+	}, log)
+	for _, step := range []struct {
+		text string
+		want []string
+		log  string
+	}{
+		{"plugins: [{name: a, kind: admission, path: /a}]\n", []string{"a"}, ""},
+		{"plugins: [{name: a, kind: moon, path: /a}]\n", []string{"a"}, file + `:3: plugin "a": unknown kind "moon": use one of admission, scheduling, storage: all plugins stay as they are`},
+		{"logLevel: debug\nplugins: [{name: b, kind: storage, path: /b}]\n", []string{"b"}, "what has changed of logLevel takes effect at the next start"},
+		{"logLevel: debug\n", nil, ""},
+	} {
+		lines.Reset()
+		if err := os.WriteFile(file, []byte("apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\n"+step.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		reload()
+		if !reflect.DeepEqual(applied, step.want) {
+			t.Errorf("%q: applied %v, want %v", step.text, applied, step.want)
+		}
+		var said []string
+		for _, e := range lines.AllEntries() {
+			if e.Level <= logrus.WarnLevel {
+				said = append(said, e.Message)
+			}
+		}
+		if text := strings.Join(said, "\n"); !strings.Contains(text, step.log) || step.log == "" && text != "" || len(said) > 1 {
+			t.Errorf("%q: said %q, want %q", step.text, said, step.log)
+		}
+	}
+}

@@ -1,0 +1,69 @@
+package node
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"kubelith.io/kubelith/components/client"
+	"kubelith.io/kubelith/components/pki"
+	"kubelith.io/kubelith/plugins/host"
+)
+
+// kubeconfigVariable names the kubeconfig of a plugin.
+const kubeconfigVariable = "KUBELITH_KUBECONFIG"
+
+// pluginUsers are the identities of the plugins' processes: users without any rights but those that an operator binds.
+type pluginUsers struct {
+	mu   sync.Mutex
+	made map[string]pki.UserOptions // by directory, which goes with the process
+}
+
+// credentials is host.Options.Credentials.
+func (u *pluginUsers) credentials(ca pki.Pair, server string) func(*host.Spec, string, string) ([]string, error) {
+	return func(spec *host.Spec, dir, seen string) ([]string, error) {
+		const name = "user"
+		opts := pki.UserOptions{
+			Dir: filepath.Join(dir, name), Name: client.PluginPrefix + spec.Name, CA: ca, Server: server,
+			UID: owner(spec.Limits.UID), GID: owner(spec.Limits.GID),
+		}
+		kubeconfig, err := pki.EnsureUser(opts)
+		if err != nil {
+			return nil, err
+		}
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		if u.made == nil {
+			u.made = map[string]pki.UserOptions{}
+		}
+		u.made[opts.Dir] = opts
+		return []string{kubeconfigVariable + "=" + filepath.Join(seen, name, filepath.Base(kubeconfig))}, nil
+	}
+}
+
+// owner is -1, which changes nothing, for what is not set.
+func owner(id *int64) int {
+	if id == nil {
+		return -1
+	}
+	return int(*id)
+}
+
+// renew keeps the certificates of processes valid that run for longer than they are.
+func (u *pluginUsers) renew() error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	var errs []error
+	for dir, opts := range u.made {
+		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+			delete(u.made, dir)
+			continue
+		}
+		if _, err := pki.EnsureUser(opts); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,56 @@
+package node
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"k8s.io/client-go/tools/clientcmd"
+
+	"kubelith.io/kubelith/components/pki"
+	"kubelith.io/kubelith/plugins/host"
+)
+
+// A plugin gets a kubeconfig where it looks for it; what is renewed is what still runs.
+func TestPluginUsers(t *testing.T) {
+	bundle, err := pki.Ensure(pki.Options{Dir: t.TempDir(), NodeName: "n", ClusterDomain: "cluster.local"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var users pluginUsers
+	dir, seen := t.TempDir(), filepath.Join(t.TempDir(), "seen")
+	if err := os.Symlink(dir, seen); err != nil {
+		t.Fatal(err)
+	}
+	env, err := users.credentials(bundle.ClusterCA, "https://127.0.0.1:6443")(&host.Spec{Name: "x"}, dir, seen)
+	if err != nil || len(env) != 1 {
+		t.Fatalf("%v, %v", env, err)
+	}
+	path, ok := strings.CutPrefix(env[0], "KUBELITH_KUBECONFIG=")
+	if !ok || !strings.HasPrefix(path, seen+"/") {
+		t.Fatalf("%q is not below %s", env[0], seen)
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", path)
+	if err != nil || config.Host != "https://127.0.0.1:6443" {
+		t.Fatalf("%+v, %v", config, err)
+	}
+	if err := os.Remove(config.CertFile); err != nil {
+		t.Fatal(err)
+	}
+	if err := users.renew(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(config.CertFile); err != nil {
+		t.Errorf("it was not made again: %v", err)
+	}
+	if err := os.RemoveAll(filepath.Dir(path)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := users.renew(); err != nil || len(users.made) > 0 {
+		t.Errorf("a process that has ended has credentials: %v, %v", users.made, err)
+	}
+}

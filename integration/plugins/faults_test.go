@@ -1,0 +1,352 @@
+package plugins
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+// where the tests' executables lie, inside the sandbox.
+const badPath = harness.DataDir + "/bad/badplugin"
+
+// entry is one plugin of the configuration.
+func entry(name, policy string, more ...string) string {
+	return fmt.Sprintf("  - {name: %s, kind: admission, path: %s, failurePolicy: %s, timeout: 1s%s}\n",
+		name, badPath, policy, strings.Join(append([]string{""}, more...), ", "))
+}
+
+// faultyServer has the executable of badplugin, and a configuration with these plugins; it is not started.
+func faultyServer(t *testing.T, entries ...string) *harness.Server {
+	t.Helper()
+	s := harness.New(t, harness.Options{NoTestImage: true, ConfigYAML: configWith(entries...)})
+	putExecutable(t, s, badPath, buildPlugin(t, "./badplugin"))
+	return s
+}
+
+func configWith(entries ...string) string {
+	return "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\nplugins:\n" + strings.Join(entries, "")
+}
+
+// putExecutable copies a program into the sandbox.
+func putExecutable(t *testing.T, s *harness.Server, path, program string) {
+	t.Helper()
+	text, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(s.Path(filepath.Dir(path)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(s.Path(path), text, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pluginState is what `kubelith plugin list -o json` says of one.
+type pluginState struct {
+	Name, Phase, Message, Path, SHA256, Cgroup string
+	PID, Starts                                int
+}
+
+// states of all plugins, by name.
+func states(s *harness.Server, t *testing.T) map[string]pluginState {
+	t.Helper()
+	res := s.RunBinary(t, "plugin", "list", "-o", "json")
+	if res.Code != 0 {
+		t.Fatalf("plugin list: %s", res.Stderr)
+	}
+	var list []pluginState
+	if err := json.Unmarshal([]byte(res.Stdout), &list); err != nil {
+		t.Fatalf("plugin list: %v in %s", err, res.Stdout)
+	}
+	all := map[string]pluginState{}
+	for _, p := range list {
+		all[p.Name] = p
+	}
+	return all
+}
+
+// waitPhase waits until a plugin is in a phase, and returns its state.
+func waitPhase(t *testing.T, s *harness.Server, name string, phases ...string) (found pluginState) {
+	t.Helper()
+	harness.Eventually(t, 90*time.Second, name+" to be "+strings.Join(phases, " or "), func() error {
+		found = states(s, t)[name]
+		for _, phase := range phases {
+			if found.Phase == phase {
+				return nil
+			}
+		}
+		return fmt.Errorf("it is %q: %s", found.Phase, found.Message)
+	})
+	return found
+}
+
+// create asks for a ConfigMap that the named plugin reviews, as a dry run. It returns it as it would be.
+func create(ctx context.Context, client kubernetes.Interface, plugin, fault string) (*corev1.ConfigMap, error) {
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "fault-", Labels: map[string]string{"plugin": plugin}}}
+	if fault != "" {
+		object.Annotations = map[string]string{"fault": fault}
+	}
+	return client.CoreV1().ConfigMaps("default").Create(ctx, object, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+}
+
+// reviewed fails unless the plugin answers, and has changed the object.
+func reviewed(ctx context.Context, client kubernetes.Interface, plugin string) error {
+	object, err := create(ctx, client, plugin, "")
+	if err == nil && object.Annotations["reviewed"] != "yes" {
+		err = fmt.Errorf("%s did not review the object", plugin)
+	}
+	return err
+}
+
+// TestStartFaults: plugins that cannot start, side by side with a good one. Each says why in one line, its requests follow its
+// failure policy, and nothing else is affected.
+func TestStartFaults(t *testing.T) {
+	t.Parallel()
+	other := harness.DataDir + "/bad/other"
+	missing := harness.DataDir + "/bad/missing"
+	plain := harness.DataDir + "/bad/plain"
+	wrongSum := strings.Repeat("ab", 32)
+	cases := map[string]struct {
+		more []string // of the entry
+		path string
+		want string // in the message
+	}{
+		"missing":  {path: missing, want: missing + " does not exist"},
+		"plain":    {path: plain, want: "chmod"},
+		"checksum": {more: []string{"sha256: " + wrongSum}, want: wrongSum[:12]},
+		"exits":    {more: []string{"args: [exits]"}, want: "cannot open the database: no such file"},
+		"garbage":  {more: []string{"args: [garbage]"}, want: "I am no plugin"},
+		"silent":   {more: []string{"args: [silent]"}, want: "handshake"},
+		"protocol": {more: []string{"args: [protocol]"}, want: "99"},
+		"refuses":  {more: []string{"args: [refuses]"}, want: "the licence is missing"},
+	}
+	entries := []string{entry("good", "Fail")}
+	for name, c := range cases {
+		e := entry(name, "Ignore", c.more...)
+		if c.path != "" {
+			e = strings.Replace(e, badPath, c.path, 1)
+		}
+		entries = append(entries, e)
+	}
+	s := faultyServer(t, entries...)
+	putExecutable(t, s, other, buildPlugin(t, "./badplugin"))
+	putExecutable(t, s, plain, buildPlugin(t, "./badplugin"))
+	if err := os.Chmod(s.Path(plain), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s.Launch(t)
+	s.WaitReady(t)
+	waitPhase(t, s, "good", "ready")
+	for name, c := range cases {
+		state := waitPhase(t, s, name, "backoff", "failed")
+		if !strings.Contains(state.Message, c.want) || strings.Contains(state.Message, "\n") || strings.ContainsRune(state.Message, 0) {
+			t.Errorf("%s: the message is %q, want one line with %q", name, state.Message, c.want)
+		}
+		if !strings.Contains(s.Logs(), "plugin="+name) {
+			t.Errorf("%s: nothing in the log", name)
+		}
+	}
+	if err := reviewed(t.Context(), s.Client(t), "good"); err != nil {
+		t.Error(err)
+	}
+	// What was missing is started as soon as it is there.
+	putExecutable(t, s, missing, buildPlugin(t, "./badplugin"))
+	waitPhase(t, s, "missing", "ready")
+	if err := reviewed(t.Context(), s.Client(t), "missing"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCallFaults: plugins that go wrong in a call. The request follows the failure policy, the good plugin beside goes
+// on, and the bad one is back afterwards.
+func TestCallFaults(t *testing.T) {
+	t.Parallel()
+	s := faultyServer(t, entry("good", "Fail"), entry("strict", "Fail", "limits: {memory: 64Mi}"), entry("lenient", "Ignore", "limits: {memory: 64Mi}"))
+	s.Launch(t)
+	s.WaitReady(t)
+	client := s.Client(t)
+	for _, name := range []string{"good", "strict", "lenient"} {
+		waitPhase(t, s, name, "ready")
+	}
+	stop := make(chan struct{})
+	var load sync.WaitGroup
+	load.Go(func() { // the good plugin is asked all the time
+		for n := 0; ; n++ {
+			select {
+			case <-stop:
+				t.Logf("the good plugin reviewed %d objects meanwhile", n)
+				return
+			default:
+				if err := reviewed(context.Background(), client, "good"); err != nil {
+					t.Errorf("the good plugin: %v", err)
+					return
+				}
+			}
+		}
+	})
+	for _, fault := range []string{"crash", "exit", "hang", "sleep", "leak", "patch", "huge", "error"} {
+		for _, name := range []string{"strict", "lenient"} {
+			harness.Eventually(t, 90*time.Second, name+" to answer before "+fault, func() error { return reviewed(t.Context(), client, name) })
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			object, err := create(ctx, client, name, fault)
+			late := ctx.Err() != nil
+			cancel()
+			switch {
+			case late:
+				t.Errorf("%s of %s: the request had no answer", fault, name)
+			case name == "strict" && (err == nil || !strings.Contains(err.Error(), name)):
+				t.Errorf("%s of %s: error %v, want a refusal that names the plugin", fault, name, err)
+			case name == "lenient" && err != nil:
+				t.Errorf("%s of %s: %v, want the request to pass", fault, name, err)
+			case name == "lenient" && object.Annotations["reviewed"] != "":
+				t.Errorf("%s of %s: the object was changed", fault, name)
+			}
+		}
+	}
+	if _, err := create(t.Context(), client, "lenient", "deny"); err == nil || !strings.Contains(err.Error(), "this one is never allowed") {
+		t.Errorf("a denial of a plugin with policy Ignore: %v", err)
+	}
+	close(stop)
+	load.Wait()
+	if log := s.Logs(); !strings.Contains(log, "used all of its 64 MiB of memory") {
+		t.Error("the log does not say that a plugin used all of its memory")
+	}
+}
+
+// TestRandomKills kills and stops plugins at random under load, a hundred times. The good plugin never fails, every request
+// has an answer, nothing is orphaned, and the server is as before.
+func TestRandomKills(t *testing.T) {
+	t.Parallel()
+	const victims, kills = 10, 100
+	entries := []string{entry("good", "Fail")}
+	for i := range victims {
+		entries = append(entries, entry(fmt.Sprintf("bad%d", i), []string{"Fail", "Ignore"}[i%2]))
+	}
+	s := faultyServer(t, entries...)
+	s.Launch(t)
+	s.WaitReady(t)
+	client := s.Client(t)
+	waitPhase(t, s, "good", "ready")
+	for i := range victims {
+		waitPhase(t, s, fmt.Sprintf("bad%d", i), "ready")
+	}
+	files := openFiles(t, s.PID())
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var load sync.WaitGroup
+	var good, bad, refused atomic.Int64
+	load.Go(func() {
+		for ctx.Err() == nil {
+			if err := reviewed(ctx, client, "good"); err != nil && ctx.Err() == nil {
+				t.Errorf("the good plugin: %v", err)
+				return
+			}
+			good.Add(1)
+		}
+	})
+	for i := range victims {
+		load.Go(func() {
+			for ctx.Err() == nil {
+				limit, done := context.WithTimeout(ctx, 20*time.Second)
+				_, err := create(limit, client, fmt.Sprintf("bad%d", i), "")
+				if limit.Err() == context.DeadlineExceeded {
+					t.Errorf("a request that bad%d reviews had no answer", i)
+				}
+				if done(); err != nil {
+					refused.Add(1)
+					if i%2 == 1 && ctx.Err() == nil {
+						t.Errorf("bad%d has policy Ignore: %v", i, err)
+					}
+				}
+				bad.Add(1)
+				time.Sleep(20 * time.Millisecond)
+			}
+		})
+	}
+	random := rand.New(rand.NewPCG(1, 2)) // the same each time
+	seen := map[int]string{}
+	for n := 0; n < kills; {
+		name := fmt.Sprintf("bad%d", random.IntN(victims))
+		p := states(s, t)[name]
+		if p.PID == 0 {
+			time.Sleep(20 * time.Millisecond)
+			continue
+		}
+		seen[p.PID] = name
+		signal := []unix.Signal{unix.SIGKILL, unix.SIGTERM, unix.SIGSTOP}[random.IntN(3)]
+		if err := unix.Kill(p.PID, signal); err != nil && err != unix.ESRCH {
+			t.Fatal(err)
+		}
+		n++
+		time.Sleep(time.Duration(random.IntN(200)) * time.Millisecond)
+	}
+	for i := range victims {
+		name := fmt.Sprintf("bad%d", i)
+		if res := s.RunBinary(t, "plugin", "restart", name); res.Code != 0 { // does not wait for the backoff
+			t.Logf("restart %s: %s", name, res.Stderr)
+		}
+		p := waitPhase(t, s, name, "ready")
+		delete(seen, p.PID)
+		harness.Eventually(t, 30*time.Second, name+" to review again", func() error { return reviewed(t.Context(), client, name) })
+	}
+	cancel()
+	load.Wait()
+	t.Logf("%d processes were killed or stopped; %d requests reviewed by the good plugin, %d that the bad ones should, %d of them refused", kills, good.Load(), bad.Load(), refused.Load())
+	harness.Eventually(t, 15*time.Second, "the killed processes to be gone", func() error {
+		for pid, name := range seen {
+			if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil && strings.TrimSpace(string(comm)) == "badplugin" {
+				return fmt.Errorf("process %d of %s is still there", pid, name)
+			}
+		}
+		return nil
+	})
+	harness.Eventually(t, 30*time.Second, "the server's open files to be as many as before", func() error {
+		if now := openFiles(t, s.PID()); now > files+20 {
+			return fmt.Errorf("%d before, %d now", files, now)
+		}
+		return nil
+	})
+	s.Kill9(t)
+	harness.Eventually(t, 5*time.Second, "the plugins to end with their host", func() error {
+		matches, _ := filepath.Glob("/proc/[0-9]*/exe")
+		for _, link := range matches {
+			if target, err := os.Readlink(link); err == nil && strings.HasPrefix(target, badPath) && ofSandbox(link, s) {
+				return fmt.Errorf("%s is %s", filepath.Dir(link), target)
+			}
+		}
+		return nil
+	})
+}
+
+func openFiles(t *testing.T, pid int) int {
+	t.Helper()
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+// ofSandbox says whether /proc/PID/exe is of a process in the mount namespace of the test's server: tests run side by side.
+func ofSandbox(exe string, s *harness.Server) bool {
+	theirs, err := os.Readlink(filepath.Join(filepath.Dir(exe), "ns/mnt"))
+	ours, err2 := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", s.HolderPID()))
+	return err == nil && err2 == nil && theirs == ours
+}

@@ -1,0 +1,180 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"kubelith.io/kubelith/plugins"
+	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
+)
+
+const (
+	// askFor bounds the wait for the metrics of plugins: whoever asks for /metrics waits as long.
+	askFor = time.Second
+	// ownPrefix begins the names of plugins' own metrics: one that takes the name of another of this process, with another type or
+	// help, would spoil all of /metrics.
+	ownPrefix = "kubelith_plugin_own_"
+	// maxOwnSeries of one plugin are told, so that none can fill the memory of this process.
+	maxOwnSeries = 2000
+)
+
+// ownMetrics are those that plugins have themselves: the RPC Metrics.
+type ownMetrics struct {
+	ctx  context.Context // of the component: a collector gets none
+	host Host
+	log  logrus.FieldLogger
+
+	mu      sync.Mutex
+	none    map[string]uint64 // the generation of a plugin that said that it has none
+	refused map[string]string // why, by plugin
+}
+
+func newOwnMetrics(ctx context.Context, h Host, log logrus.FieldLogger) *ownMetrics {
+	return &ownMetrics{ctx: ctx, host: h, log: log, none: map[string]uint64{}, refused: map[string]string{}}
+}
+
+func (m *ownMetrics) collect(out chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(m.ctx, askFor)
+	defer cancel()
+	var all []plugins.Plugin
+	for _, kind := range plugins.Kinds {
+		all = append(all, m.host.Plugins(kind)...)
+	}
+	answers := make([]map[string]*dto.MetricFamily, len(all))
+	var asked sync.WaitGroup
+	for i, p := range all {
+		asked.Go(func() { answers[i] = m.ask(ctx, p) })
+	}
+	asked.Wait()
+	var told series
+	for i, families := range answers {
+		own := seriesOf(families, all[i].Name())
+		if err := (append(told[:len(told):len(told)], own...)).consistent(); err != nil {
+			m.refuse(all[i].Name(), err)
+			continue
+		}
+		told = append(told, own...)
+	}
+	told.Collect(out)
+}
+
+// refuse says once why metrics of a plugin are not told.
+func (m *ownMetrics) refuse(plugin string, err error) {
+	text := strings.ReplaceAll(err.Error(), "\n", " ")
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.refused[plugin] == text {
+		return
+	}
+	m.refused[plugin] = text
+	m.log.WithField("plugin", plugin).Warnf("the plugin's own metrics are left out: %s", text)
+}
+
+// ask returns nothing when the plugin has no metrics, does not answer in time, or what it answers is not to be read.
+func (m *ownMetrics) ask(ctx context.Context, p plugins.Plugin) map[string]*dto.MetricFamily {
+	var text []byte
+	var generation uint64
+	err := p.Call(ctx, "Metrics", func(ctx context.Context, i plugins.Instance) error {
+		if generation = i.Generation; m.has(p.Name()) == generation {
+			return nil
+		}
+		answer, err := pluginv1.NewPluginClient(i.Conn).Metrics(ctx, &pluginv1.MetricsRequest{})
+		text = answer.GetText()
+		return err
+	})
+	if status.Code(err) == codes.Unimplemented {
+		m.mu.Lock()
+		m.none[p.Name()] = generation
+		m.mu.Unlock()
+	}
+	if err != nil || len(text) == 0 {
+		return nil
+	}
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
+	if err != nil {
+		m.refuse(p.Name(), err)
+		return nil
+	}
+	return families
+}
+
+// has returns the generation of a plugin that has no metrics, or 0.
+func (m *ownMetrics) has(plugin string) uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.none[plugin]
+}
+
+// series are of plugins, as they were read, with the plugin's name.
+type series []prometheus.Metric
+
+var _ prometheus.Collector = series{}
+
+func seriesOf(families map[string]*dto.MetricFamily, plugin string) series {
+	var out series
+	for _, name := range slices.Sorted(maps.Keys(families)) {
+		desc := prometheus.NewDesc(ownPrefix+name, families[name].GetHelp(), nil, nil)
+		for _, read := range families[name].GetMetric() {
+			if len(out) == maxOwnSeries {
+				return out
+			}
+			label := "plugin"
+			read.Label = append(slices.DeleteFunc(read.Label, func(l *dto.LabelPair) bool { return l.GetName() == label }),
+				&dto.LabelPair{Name: &label, Value: &plugin})
+			slices.SortFunc(read.Label, func(a, b *dto.LabelPair) int { return strings.Compare(a.GetName(), b.GetName()) })
+			read.TimestampMs = nil
+			out = append(out, own{desc, read})
+		}
+	}
+	return out
+}
+
+// consistent tells whether all of them can be told together: types, helps and labels.
+func (s series) consistent() error {
+	registry := prometheus.NewRegistry()
+	if err := registry.Register(s); err != nil {
+		return err
+	}
+	_, err := registry.Gather()
+	return err
+}
+
+// Describe implements prometheus.Collector: a set that is not known before.
+func (series) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (s series) Collect(out chan<- prometheus.Metric) {
+	for _, metric := range s {
+		out <- metric
+	}
+}
+
+// own is one series of a plugin.
+type own struct {
+	desc *prometheus.Desc
+	read *dto.Metric
+}
+
+// Desc implements prometheus.Metric.
+func (o own) Desc() *prometheus.Desc { return o.desc }
+
+// Write implements prometheus.Metric.
+func (o own) Write(out *dto.Metric) error {
+	out.Label, out.Gauge, out.Counter, out.Summary, out.Untyped, out.Histogram =
+		o.read.Label, o.read.Gauge, o.read.Counter, o.read.Summary, o.read.Untyped, o.read.Histogram
+	return nil
+}

@@ -27,6 +27,9 @@ func run(path, packed, table string) error {
 	}
 	switch table {
 	case "compare":
+	case "admission":
+		results.AdmissionTable(os.Stdout, s)
+		return nil
 	case "network":
 		results.NetworkTable(os.Stdout, s)
 		return nil

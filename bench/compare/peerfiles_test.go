@@ -53,9 +53,9 @@ func conflist(cidr string) string {
 }
 
 func (p *peers) containerdTOML(links string) string {
-	ours := ""
+	ours, oursCNI := "", ""
 	if !p.defaults {
-		ours = "use_internal_loopback = true\n"
+		ours, oursCNI = "stats_collect_period = \"10s\"\n", "use_internal_loopback = true\n"
 	}
 	return fmt.Sprintf(`version = %d
 root = "/var/lib/containerd"
@@ -65,7 +65,7 @@ sandbox = %q
 [plugins."io.containerd.cri.v1.runtime"]
 restrict_oom_score_adj = true
 netns_mounts_under_state_dir = true
-[plugins."io.containerd.cri.v1.runtime".cni]
+%s[plugins."io.containerd.cri.v1.runtime".cni]
 bin_dirs = [%q, %q]
 conf_dir = "/etc/cni/net.d"
 %s[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
@@ -74,7 +74,7 @@ runtime_path = %q
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
 BinaryName = %q
 SystemdCgroup = %v
-`, version.ConfigVersion, names.Pause, p.binDir, links, ours,
+`, version.ConfigVersion, names.Pause, ours, p.binDir, links, oursCNI,
 		filepath.Join(p.binDir, payload.Shim), filepath.Join(p.binDir, payload.Runc), cgroups.DetectCgroupDriver() == cgroups.DriverSystemd)
 }
 

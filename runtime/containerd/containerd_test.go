@@ -83,6 +83,7 @@ func TestConfigFollowsHost(t *testing.T) {
 			"runc":        runc["options"].(table)["BinaryName"] == "/b/runc",
 			"selinux":     cri["enable_selinux"] == h.selinux,
 			"oom":         cri["restrict_oom_score_adj"] == !h.capSysResource,
+			"stats":       cri["stats_collect_period"] == "10s",
 			"snapshotter": cfg.Plugins["io.containerd.cri.v1.images"].(table)["snapshotter"] == h.snapshotter,
 		} {
 			if got != true {

@@ -18,8 +18,8 @@ import (
 
 const (
 	// examplesDir has the examples' executables, inside the sandbox.
-	examplesDir = harness.DataDir + "/examples"
-	header      = "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\nplugins:\n"
+	examplesDir   = harness.DataDir + "/examples"
+	pluginsHeader = header + "plugins:\n"
 )
 
 // example is the entry of an example in the configuration; more is further lines of it.
@@ -31,7 +31,7 @@ func example(name string, more ...string) string {
 // TestAdmissionExamples: the examples do what they are there for.
 func TestAdmissionExamples(t *testing.T) {
 	names := []string{"sidecar-by-label", "short-secrets", "podpreset", "denyescalatingexec", "securitycontextdeny"}
-	config := header +
+	config := pluginsHeader +
 		example("sidecar-by-label", "  config:", "    label: sidecar", "    container: {name: sidecar, image: "+harness.Container("x").Image+", command: [sleep, \"1000\"]}") +
 		example("short-secrets", "  config: {length: 8}") + example("podpreset") + example("denyescalatingexec") + example("securitycontextdeny")
 	s := harness.Start(t, harness.Options{ConfigYAML: config, Prepare: func(s *harness.Server) error {
@@ -140,7 +140,7 @@ func testSecurityContext(t *testing.T, s *harness.Server) {
 // TestMissingAtStart: without its executable, a plugin that may not fail keeps requests back, but neither the server's start nor
 // kube-system nor the node; it reviews as soon as it is there.
 func TestMissingAtStart(t *testing.T) {
-	s := harness.Start(t, harness.Options{NoTestImage: true, NoWait: true, ConfigYAML: header + example("short-secrets", "  failurePolicy: Fail")})
+	s := harness.Start(t, harness.Options{NoTestImage: true, NoWait: true, ConfigYAML: pluginsHeader + example("short-secrets", "  failurePolicy: Fail")})
 	harness.Eventually(t, 60*time.Second, "the node to be Ready", func() error {
 		cmd := s.KubectlCommand("get", "nodes", "--no-headers")
 		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), " Ready ") {

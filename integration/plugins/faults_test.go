@@ -39,7 +39,7 @@ func faultyServer(t *testing.T, entries ...string) *harness.Server {
 }
 
 func configWith(entries ...string) string {
-	return "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\nplugins:\n" + strings.Join(entries, "")
+	return header + "plugins:\n" + strings.Join(entries, "")
 }
 
 // putExecutable copies a program into the sandbox.

@@ -4,10 +4,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/plugins"
 )
 
 // readyWithin is how long the node waits for plugins at its start: what depends on one that is slower meets its failure policy.
@@ -21,7 +23,8 @@ func (h *Host) Name() string { return "plugins" }
 // Needs implements lifecycle.Component: plugins know nothing of the node.
 func (h *Host) Needs() []string { return nil }
 
-// Run implements lifecycle.Component: it is ready when each plugin is, or has failed once, or readyWithin is over.
+// Run implements lifecycle.Component: it is ready when each plugin that requests or pods wait for is, or has failed once, or readyWithin is
+// over.
 func (h *Host) Run(ctx context.Context, ready func()) error {
 	if n, err := Sweep(h.opts.RunDir); err != nil {
 		h.log.WithError(err).Warn("what plugins of an earlier run have left is not all removed")
@@ -37,7 +40,8 @@ func (h *Host) Run(ctx context.Context, ready func()) error {
 	for _, p := range h.wanted {
 		h.run(p)
 	}
-	first := h.wanted
+	// Nothing starts sooner or later for a storage plugin: what it is told to do waits.
+	first := slices.DeleteFunc(slices.Clone(h.wanted), func(p *plugin) bool { return p.kind == plugins.Storage })
 	h.mu.Unlock()
 
 	others.Go(func() {

@@ -171,7 +171,7 @@ func TestOperate(t *testing.T) {
 	t.Parallel()
 	program := buildPlugin(t, "./nothing")
 	const one = "plugins:\n- name: one\n  kind: admission\n  path: " + nothing + "\n  args: [\"1.0\"]\n  limits: {memory: 64Mi}\n"
-	s := harness.Start(t, harness.Options{NoTestImage: true, ConfigYAML: header + one, Prepare: func(s *harness.Server) error {
+	s := harness.Start(t, harness.Options{NoTestImage: true, Disable: []string{"local-storage"}, ConfigYAML: header + one, Prepare: func(s *harness.Server) error {
 		install(t, s, program, nothing)
 		return nil
 	}})

@@ -5,6 +5,7 @@
 #   make bench ROUNDS=3 IDLE_SECONDS=60     fewer and shorter
 #   make bench-quick                        one short round of each: does it work
 #   make bench-table                        print the table of what has been measured so far
+#   make bench-plugins                      plugins beside what they replace (bench/plugins): about 15 minutes
 #   make bench-network                      ways between pods, and what an agent costs (bench/network): about 40 minutes
 #
 # A run that was interrupted goes on where it stopped. Results belong to one executable and one set of settings:
@@ -25,7 +26,7 @@ bench_package_containerd := github.com/containerd/containerd/v2/cmd/containerd
 bench_package_coredns := github.com/coredns/coredns
 bench_package = $(or $(bench_package_$(1)),k8s.io/kubernetes/cmd/$(1))
 
-.PHONY: bench bench-quick bench-table bench-peers bench-network bench-clean
+.PHONY: bench bench-quick bench-table bench-peers bench-network bench-plugins bench-clean
 bench: bin/kubelith bench-peers $(BENCH)/kubelith.zst ## measure against separate upstream processes (root, about 75 minutes)
 	$(bench_run)
 	@$(MAKE) --no-print-directory bench-table
@@ -57,6 +58,13 @@ BENCH_NETWORK_RESULTS ?= $(BENCH)/network.jsonl
 BENCH_NETWORK_IDLE ?= 120
 bench_network_env = BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12) idle=$(BENCH_NETWORK_IDLE)" \
 	BENCH_RESULTS=$(abspath $(BENCH_NETWORK_RESULTS)) ROUNDS=$(ROUNDS) IDLE_SECONDS=$(BENCH_NETWORK_IDLE)
+
+bench-plugins: bin/kubelith ## measure plugins beside what they replace (root, about 15 minutes)
+	$(GO) test -c -ldflags='-s -w' -o $(BENCH)/plugins.test ./bench/plugins
+	cd bench/plugins && KUBELITH_BIN=$(CURDIR)/bin/kubelith BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12)" \
+		BENCH_RESULTS=$(abspath $(BENCH_PLUGINS_RESULTS)) ROUNDS=$(ROUNDS) $(CURDIR)/$(BENCH)/plugins.test -test.v -test.timeout 3h
+	@$(GO) run ./bench/report -table scheduling -results $(BENCH_PLUGINS_RESULTS)
+BENCH_PLUGINS_RESULTS ?= $(BENCH)/plugins.jsonl
 
 # The peers come from this module's go.mod and go.sum. Their main packages import a few modules that Kubelith does
 # not (CoreDNS's cloud plugins, containerd's tracing): the copies take their checksums, at the versions that go.mod selects.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/sirupsen/logrus"
@@ -40,7 +41,7 @@ func setKlog(log *logrus.Logger, level logrus.Level) error {
 	if err := flags.Set("v", strconv.Itoa(verbosity(level))); err != nil {
 		return fmt.Errorf("set klog's verbosity: %w", err)
 	}
-	s := sink{entry: Component(log, "kubernetes"), max: verbosity(level)}
+	s := sink{entry: Component(log, "kubernetes"), max: verbosity(level), repeats: &repeats{}}
 	klog.SetLoggerWithOptions(logr.New(s), klog.ContextualLogger(true), klog.WriteKlogBuffer(s.writeBuffer))
 	return nil
 }
@@ -58,6 +59,8 @@ type sink struct {
 	max   int    // verbosity
 	named bool   // the component was set by a value or a name
 	name  string // further names, joined by dots
+
+	repeats *repeats
 }
 
 var _ logr.LogSink = sink{}
@@ -78,6 +81,9 @@ func (s sink) Info(v int, msg string, kv ...any) {
 }
 
 func (s sink) Error(err error, msg string, kv ...any) {
+	if saidAlready(err) {
+		return
+	}
 	e := s.with(kv)
 	if err != nil {
 		e = e.WithField("err", err)
@@ -153,16 +159,23 @@ func (s sink) writeBuffer(line []byte) {
 				level = logrus.DebugLevel
 			}
 		}
-		msg = rest
+		if msg, ok = s.repeats.shorten(file(header), rest, time.Now()); !ok {
+			return
+		}
 	}
 	entry.Log(level, msg)
+}
+
+// file is the name in a header of klog.
+func file(header string) string {
+	name, _, _ := strings.Cut(header[strings.LastIndexByte(header, ' ')+1:], ":")
+	return name
 }
 
 // ofFlannel tells whether the line is from a file of flannel's backends, which say nothing else of who they are, and
 // write several lines of information for each node.
 func ofFlannel(header string) bool {
-	file, _, _ := strings.Cut(header[strings.LastIndexByte(header, ' ')+1:], ":")
-	switch file {
+	switch file(header) {
 	case "vxlan.go", "vxlan_network.go", "device.go", "route_network.go", "subnet.go", "lease.go", "iface.go", "retry.go":
 		return true
 	}

@@ -269,6 +269,7 @@ func TestNeverRan(t *testing.T) {
 		return admission.NewAttributesRecord(object, nil, kind, namespace, "a", kind.GroupVersion().WithResource("pods"), "", admission.Create, nil, false, &user.DefaultInfo{Name: "me"})
 	}
 	node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}}
+	event := &corev1.Event{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Event"}}
 	for _, tc := range []struct {
 		name   string
 		policy string
@@ -279,6 +280,7 @@ func TestNeverRan(t *testing.T) {
 		{"Ignore", "Ignore", in("webhook-test"), true},
 		{"Fail", "Fail", in("webhook-test"), false},
 		{"Fail in kube-system", "Fail", in(metav1.NamespaceSystem), true},
+		{"Fail with an Event", "Fail", request(event, nil, "events", "", admission.Create, "me"), true},
 		{"Fail without a namespace", "Fail", admission.NewAttributesRecord(node, nil, node.GroupVersionKind(), "", "a",
 			corev1.SchemeGroupVersion.WithResource("nodes"), "", admission.Create, nil, false, &user.DefaultInfo{Name: "me"}), true},
 	} {

@@ -66,7 +66,7 @@ func rulesOf(p plugins.Plugin) (ruleset, error) {
 }
 
 // unknownRules stand in for those of a plugin that never ran. Where the operator's failurePolicy is Fail, requests in all
-// namespaces but Kubernetes' own are refused until it says what it reviews.
+// namespaces but Kubernetes' own are refused until it says what it reviews. Events pass: they tell of it.
 func unknownRules(p plugins.Plugin) ruleset {
 	if p.Settings().FailurePolicy != string(registrationv1.Fail) {
 		return ruleset{}
@@ -81,6 +81,7 @@ func unknownRules(p plugins.Plugin) ruleset {
 			Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpNotIn,
 			Values: []string{metav1.NamespaceSystem, metav1.NamespacePublic, "kube-node-lease"},
 		}}},
+		MatchConditions:         []registrationv1.MatchCondition{{Name: "no-event", Expression: "request.resource.resource != 'events'"}},
 		SideEffects:             ptr.To(registrationv1.SideEffectClassNone),
 		AdmissionReviewVersions: []string{admissionv1.SchemeGroupVersion.Version},
 	}

@@ -89,7 +89,9 @@ func (l *launcher) environment() []string {
 	return slices.Concat(l.spec.Env, []string{ // of two with one name, the first counts
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"TMPDIR=" + l.seen(),
-		"GOMAXPROCS=2", // of Go plugins: as many threads as CPUs of a big machine cost memory
+		// Of Go plugins. A second thread that looks for work makes each call of an admission plugin a third slower and dearer
+		// (bench/plugins); as many as a big machine has CPUs cost memory as well. A plugin that computes sets its own.
+		"GOMAXPROCS=1",
 	})
 }
 

@@ -64,6 +64,7 @@ bench-plugins: bin/kubelith ## measure plugins beside what they replace (root, a
 	cd bench/plugins && KUBELITH_BIN=$(CURDIR)/bin/kubelith BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12)" \
 		BENCH_RESULTS=$(abspath $(BENCH_PLUGINS_RESULTS)) ROUNDS=$(ROUNDS) $(CURDIR)/$(BENCH)/plugins.test -test.v -test.timeout 3h
 	@$(GO) run ./bench/report -table admission -results $(BENCH_PLUGINS_RESULTS)
+	@$(GO) run ./bench/report -table scheduling -results $(BENCH_PLUGINS_RESULTS)
 BENCH_PLUGINS_RESULTS ?= $(BENCH)/plugins.jsonl
 
 # The peers come from this module's go.mod and go.sum. Their main packages import a few modules that Kubelith does

@@ -49,7 +49,7 @@ stop: ## end what `make run` started and remove all it left
 	@scripts/stop.sh
 
 # Packages of our own, and among them those that start clusters.
-packages := $(shell $(GO) list ./... 2>/dev/null | grep -v -e /integration -e /bench/compare -e /bench/requests -e /bench/network)
+packages := $(shell $(GO) list ./... 2>/dev/null | grep -v -e /integration -e /bench/compare -e /bench/requests -e /bench/network -e /bench/scale)
 
 .PHONY: test unit race integration vet
 test: deps build lint unit race integration ## everything CI checks: lint, unit tests, real clusters

@@ -6,6 +6,7 @@
 #   make bench-quick                        one short round of each: does it work
 #   make bench-table                        print the table of what has been measured so far
 #   make bench-plugins                      plugins beside what they replace (bench/plugins): about 15 minutes
+#   make bench-scale                        1,000 hollow nodes and 10,000 pods (bench/scale): about 6 minutes
 #   make bench-network                      ways between pods, and what an agent costs (bench/network): about 40 minutes
 #
 # A run that was interrupted goes on where it stopped. Results belong to one executable and one set of settings:
@@ -26,7 +27,7 @@ bench_package_containerd := github.com/containerd/containerd/v2/cmd/containerd
 bench_package_coredns := github.com/coredns/coredns
 bench_package = $(or $(bench_package_$(1)),k8s.io/kubernetes/cmd/$(1))
 
-.PHONY: bench bench-quick bench-table bench-peers bench-network bench-plugins bench-clean
+.PHONY: bench bench-quick bench-table bench-peers bench-network bench-scale bench-plugins bench-clean
 bench: bin/kubelith bench-peers $(BENCH)/kubelith.zst ## measure against separate upstream processes (root, about 75 minutes)
 	$(bench_run)
 	@$(MAKE) --no-print-directory bench-table
@@ -66,6 +67,23 @@ bench-plugins: bin/kubelith ## measure plugins beside what they replace (root, a
 	@$(GO) run ./bench/report -table admission -results $(BENCH_PLUGINS_RESULTS)
 	@$(GO) run ./bench/report -table scheduling -results $(BENCH_PLUGINS_RESULTS)
 BENCH_PLUGINS_RESULTS ?= $(BENCH)/plugins.jsonl
+
+bench-scale: bin/kubelith $(BENCH)/kwok/kwok ## measure a server with 1,000 hollow nodes and 10,000 pods (root, about 6 minutes)
+	$(GO) test -c -ldflags='-s -w' -o $(BENCH)/scale.test ./bench/scale
+	cd bench/scale && KUBELITH_BIN=$(CURDIR)/bin/kubelith $(bench_scale_env) $(CURDIR)/$(BENCH)/scale.test -test.v -test.timeout 2h
+	@$(GO) run ./bench/report -table scale -results $(BENCH_SCALE_RESULTS)
+BENCH_SCALE_RESULTS ?= $(BENCH)/scale.jsonl
+SCALE_NODES ?= 1000
+SCALE_PODS ?= 10000
+SCALE_IDLE ?= 30
+bench_scale_env = BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12) nodes=$(SCALE_NODES) pods=$(SCALE_PODS) idle=$(SCALE_IDLE)" \
+	BENCH_RESULTS=$(abspath $(BENCH_SCALE_RESULTS)) KWOK=$(CURDIR)/$(BENCH)/kwok SCALE_NODES=$(SCALE_NODES) SCALE_PODS=$(SCALE_PODS) IDLE_SECONDS=$(SCALE_IDLE)
+# The stages are what kwok does with nodes and pods; they come with its source.
+$(BENCH)/kwok/kwok: bench/scale/kwok/go.mod bench/scale/kwok/go.sum
+	@mkdir -p $(@D)
+	stages=$$(GOFLAGS= $(GO) -C bench/scale/kwok list -m -f '{{.Dir}}' sigs.k8s.io/kwok)/kustomize/stage && \
+		install -m 644 $$stages/node/fast/node-initialize.yaml $$stages/node/heartbeat-with-lease/node-heartbeat-with-lease.yaml $$stages/pod/fast/pod-*.yaml $(@D)
+	GOFLAGS= $(GO) -C bench/scale/kwok build -trimpath -buildvcs=false -ldflags '-s -w' -o $(CURDIR)/$@ sigs.k8s.io/kwok/cmd/kwok
 
 # The peers come from this module's go.mod and go.sum. Their main packages import a few modules that Kubelith does
 # not (CoreDNS's cloud plugins, containerd's tracing): the copies take their checksums, at the versions that go.mod selects.

@@ -12,7 +12,7 @@ import (
 func main() {
 	path := flag.String("results", ".cache/bench/results.jsonl", "file of samples")
 	packed := flag.String("packed", "", "the executable as zstd -19 packed it; its size is in the table")
-	table := flag.String("table", "compare", "whose samples they are: compare, network, admission or scheduling")
+	table := flag.String("table", "compare", "whose samples they are: compare, network, scale, admission or scheduling")
 	flag.Parse()
 	if err := run(*path, *packed, *table); err != nil {
 		fmt.Fprintf(os.Stderr, "report: %v\n", err)
@@ -36,8 +36,11 @@ func run(path, packed, table string) error {
 	case "scheduling":
 		results.SchedulingTable(os.Stdout, s)
 		return nil
+	case "scale":
+		results.ScaleTable(os.Stdout, s)
+		return nil
 	default:
-		return fmt.Errorf("-table=%s is none of compare, network, admission, scheduling", table)
+		return fmt.Errorf("-table=%s is none of compare, network, scale, admission, scheduling", table)
 	}
 	var size int64
 	if packed != "" {

@@ -25,6 +25,49 @@ func TestMedian(t *testing.T) {
 	}
 }
 
+func TestPercentile(t *testing.T) {
+	var hundred []float64
+	for i := 100; i > 0; i-- {
+		hundred = append(hundred, float64(i))
+	}
+	for _, c := range []struct {
+		in   []float64
+		p    float64
+		want float64
+	}{
+		{hundred, 99, 99}, {hundred, 100, 100}, {hundred, 0, 1}, {[]float64{7}, 99, 7}, {[]float64{2, 1}, 50, 1}, {[]float64{2, 1}, 51, 2},
+	} {
+		if got := Percentile(c.in, c.p); got != c.want {
+			t.Errorf("percentile %v of %d values is %v, not %v", c.p, len(c.in), got, c.want)
+		}
+	}
+	if !math.IsNaN(Percentile(nil, 99)) {
+		t.Error("a percentile of nothing is a number")
+	}
+}
+
+func TestQuantile(t *testing.T) {
+	inf := math.Inf(1)
+	for _, c := range []struct {
+		buckets map[float64]float64
+		q, want float64
+	}{
+		{map[float64]float64{1: 50, 2: 100, inf: 100}, 0.99, 1.98},
+		{map[float64]float64{1: 50, 2: 100, inf: 100}, 0.5, 1},
+		{map[float64]float64{1: 100, 2: 100, inf: 100}, 0.99, 0.99},
+		{map[float64]float64{1: 10, 2: 90, inf: 100}, 0.99, 2},
+	} {
+		if got, ok := Quantile(c.buckets, c.q); !ok || math.Abs(got-c.want) > 1e-9 {
+			t.Errorf("quantile %v of %v is %v, not %v", c.q, c.buckets, got, c.want)
+		}
+	}
+	for _, none := range []map[float64]float64{nil, {1: 0, inf: 0}} {
+		if got, ok := Quantile(none, 0.99); ok {
+			t.Errorf("a quantile of nothing is %v", got)
+		}
+	}
+}
+
 // The ranks are those of any table of the sign test.
 func TestInterval(t *testing.T) {
 	for _, c := range []struct {
@@ -138,5 +181,22 @@ func TestNetworkTable(t *testing.T) {
 	}
 	if strings.Contains(b.String(), HostGW) {
 		t.Errorf("a way that was not measured is in\n%s", b.String())
+	}
+}
+
+func TestScaleTable(t *testing.T) {
+	s, err := Open(filepath.Join(t.TempDir(), "r.jsonl"), "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for stage, mb := range map[string]float64{ScaleEmpty: 150, ScalePods: 900} {
+		if err := s.Add("scale", 1, stage, Sample{Figure: ServerMemory, Value: mb}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var b bytes.Buffer
+	ScaleTable(&b, s)
+	if want := "| anonymous memory of the server at the end (MB) | 150 |  |  | 900 |"; !strings.Contains(b.String(), want) {
+		t.Errorf("missing %q in\n%s", want, b.String())
 	}
 }

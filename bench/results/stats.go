@@ -1,6 +1,7 @@
 package results
 
 import (
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -74,4 +75,36 @@ func RatioInterval(a, b []float64) (low, high float64, ok bool) {
 	}
 	slices.Sort(ratios)
 	return ratios[resamples*25/1000], ratios[resamples*975/1000-1], true
+}
+
+// Percentile is the value that p percent of the values do not exceed; NaN when there are none.
+func Percentile(values []float64, p float64) float64 {
+	if len(values) == 0 {
+		return math.NaN()
+	}
+	v := slices.Sorted(slices.Values(values))
+	rank := int(math.Ceil(p / 100 * float64(len(v)))) // from 1
+	return v[max(rank, 1)-1]
+}
+
+// Quantile of a histogram whose buckets count the values up to a bound, by linear interpolation in a bucket, as Prometheus does
+// it. A quantile beyond the last finite bound is that bound. ok is false when there are no values.
+func Quantile(buckets map[float64]float64, q float64) (value float64, ok bool) {
+	bounds := slices.Sorted(maps.Keys(buckets))
+	if len(bounds) == 0 || buckets[bounds[len(bounds)-1]] == 0 {
+		return 0, false
+	}
+	rank := q * buckets[bounds[len(bounds)-1]]
+	var low, below float64
+	for _, bound := range bounds {
+		n := buckets[bound]
+		if n >= rank {
+			if math.IsInf(bound, 1) {
+				return low, true
+			}
+			return low + (bound-low)*(rank-below)/(n-below), true
+		}
+		low, below = bound, n
+	}
+	return low, true
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"kubelith.io/kubelith/plugins/conformance"
+	"kubelith.io/kubelith/plugins/conformance/csisanity"
 )
 
 func pluginCheckCommand() *cli.Command {
@@ -32,6 +33,15 @@ func pluginCheckCommand() *cli.Command {
 		OnUsageError: usageError,
 		Action:       checkPlugin,
 	}
+}
+
+// csiSanity runs kubernetes-csi's suite for plugin check: a process of its own, see plugins/conformance/csisanity.
+const csiSanity = "csi-sanity"
+
+func csiSanityCommand() *cli.Command {
+	return &cli.Command{Name: csiSanity, Hidden: true, Action: func(*cli.Context) error {
+		return csisanity.Main(os.Stdin, csisanity.ResultsFile())
+	}}
 }
 
 func checkPlugin(c *cli.Context) error {
@@ -53,7 +63,7 @@ func checkPlugin(c *cli.Context) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	options := conformance.Options{File: file, Args: c.Args().Tail(), Config: config, Log: logrus.NewEntry(log)}
+	options := conformance.Options{File: file, Args: c.Args().Tail(), Config: config, Suite: []string{"/proc/self/exe", csiSanity}, Log: logrus.NewEntry(log)}
 	if name := c.String("kubeconfig"); name != "" {
 		if name, err = filepath.Abs(name); err != nil {
 			return err

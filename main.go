@@ -64,6 +64,7 @@ func app() *cli.App {
 			checkCommand(),
 			tokenCommand(),
 			pluginCommand(),
+			csiSanityCommand(),
 			resetCommand(),
 			versionCommand(),
 		},

@@ -45,7 +45,8 @@ type Options struct {
 	File   string // the executable, absolute
 	Args   []string
 	Env    []string
-	Config []byte // JSON, as `config:` of the configuration
+	Config []byte   // JSON, as `config:` of the configuration
+	Suite  []string // the command that runs csisanity.Main, for storage plugins
 	Log    *logrus.Entry
 }
 
@@ -57,12 +58,14 @@ func Checks(kind plugins.Kind) []Check {
 		all = append(all, admissionChecks()...)
 	case plugins.Scheduling:
 		all = append(all, schedulingChecks()...)
+	case plugins.Storage:
+		all = append(all, storageChecks()...)
 	}
 	return all
 }
 
 // checkTimeout ends a check whose plugin does not answer.
-const checkTimeout = time.Minute
+const checkTimeout = 3 * time.Minute // csi-sanity takes one
 
 // Run starts the plugin as a server would and reports one check after the other. It fails when one of them did, or when the
 // plugin did not start: then that is the one result.

@@ -104,7 +104,7 @@ func (d *driver) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("serve the driver: %w", err)
 	}
-	server, served := newForwarder(d.plugin), make(chan struct{})
+	server, served := NewForwarder(d.plugin), make(chan struct{})
 	go func() {
 		defer close(served)
 		serveGRPC(server, l, d.log)

@@ -34,8 +34,8 @@ const (
 // so that a driver may speak a newer CSI than Kubelith.
 type forwarder struct{ plugin plugins.Plugin }
 
-// newForwarder returns a server without services of its own.
-func newForwarder(p plugins.Plugin) *grpc.Server {
+// NewForwarder returns a server without services of its own, which hands every call to the plugin.
+func NewForwarder(p plugins.Plugin) *grpc.Server {
 	return grpc.NewServer(grpc.ForceServerCodecV2(raw{}), grpc.UnknownServiceHandler(forwarder{p}.handle))
 }
 

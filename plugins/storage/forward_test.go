@@ -26,7 +26,7 @@ func forwarded(t *testing.T, p *fakePlugin) *grpc.ClientConn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, served := newForwarder(p), make(chan struct{})
+	server, served := NewForwarder(p), make(chan struct{})
 	go func() { defer close(served); server.Serve(l) }()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

@@ -1,0 +1,57 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+
+	"kubelith.io/kubelith/plugins/storage"
+)
+
+// storageChecks are those of plugins that are CSI drivers.
+func storageChecks() []Check {
+	return []Check{{"csi-sanity of kubernetes-csi", sanity}}
+}
+
+// sanity serves the plugin on a plain socket, as the host does for the kubelet, and runs the suite against that.
+func sanity(ctx context.Context, t *Target) (string, error) {
+	if len(t.options.Suite) == 0 {
+		return "not run: no program has the suite", nil
+	}
+	socket := filepath.Join(t.dir, "csi.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		return "", err
+	}
+	server := storage.NewForwarder(t.plugin)
+	go server.Serve(listener)
+	defer server.Stop()
+	results, err := Storage(ctx, t.options.Suite, StorageTarget{Address: "unix:" + socket, Dir: filepath.Join(t.dir, "mounts"), Block: true})
+	if err != nil {
+		return "", err
+	}
+	passed, skipped, failed := 0, 0, []string(nil)
+	for _, r := range results {
+		switch {
+		case r.Failure != "":
+			failed = append(failed, fmt.Sprintf("%s: %s", r.Name, oneLine(r.Failure)))
+		case r.Skipped != "":
+			skipped++
+		default:
+			passed++
+		}
+	}
+	if len(failed) > 0 {
+		return "", fmt.Errorf("%d of %d tests failed: %s", len(failed), len(results)-skipped, strings.Join(failed, "; "))
+	}
+	if passed == 0 {
+		return "", errors.New("none of its tests ran")
+	}
+	return fmt.Sprintf("%d tests passed, %d left out for what the driver does not offer", passed, skipped), nil
+}
+
+// oneLine is the text without the breaks and indents of a matcher's output.
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -104,6 +104,9 @@ func (h *host) run(ctx context.Context) {
 			for _, d := range h.drivers {
 				<-d.ended
 			}
+			if h.own != nil {
+				h.own.Shutdown()
+			}
 			return
 		}
 	}

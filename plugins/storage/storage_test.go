@@ -51,7 +51,7 @@ type node struct {
 	watched map[string]bool // by resource
 }
 
-// run runs the component on the node n1 until the test ends.
+// run runs the component on the node n1 until the test ends: as on a server, with shared informers, or as on an agent.
 func run(t *testing.T, central bool, plugin *fakePlugin, objects ...runtime.Object) *node {
 	t.Helper()
 	log, lines := logtest.NewNullLogger()
@@ -61,9 +61,11 @@ func run(t *testing.T, central bool, plugin *fakePlugin, objects ...runtime.Obje
 	ctx, cancel := context.WithCancel(t.Context())
 	shared := informers.NewSharedInformerFactory(n.Clientset, 0)
 	h := &host{
-		Options: Options{Plugins: n.set, NodeName: "n1", KubeletRootDir: n.root, Central: central, Log: log,
-			Informers: func() informers.SharedInformerFactory { return shared }},
-		life: ctx.Done(), client: n.Clientset, drivers: map[string]*driver{}, said: map[string]string{},
+		Options: Options{Plugins: n.set, NodeName: "n1", KubeletRootDir: n.root, Central: central, Log: log},
+		life:    ctx.Done(), client: n.Clientset, drivers: map[string]*driver{}, said: map[string]string{},
+	}
+	if central {
+		h.Informers = func() informers.SharedInformerFactory { return shared }
 	}
 	h.events, h.stopEvents = newEvents(ctx, n.Clientset, "n1")
 	ended := make(chan struct{})

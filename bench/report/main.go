@@ -12,7 +12,7 @@ import (
 func main() {
 	path := flag.String("results", ".cache/bench/results.jsonl", "file of samples")
 	packed := flag.String("packed", "", "the executable as zstd -19 packed it; its size is in the table")
-	table := flag.String("table", "compare", "whose samples they are: compare or network")
+	table := flag.String("table", "compare", "whose samples they are: compare, network or storage")
 	flag.Parse()
 	if err := run(*path, *packed, *table); err != nil {
 		fmt.Fprintf(os.Stderr, "report: %v\n", err)
@@ -30,8 +30,11 @@ func run(path, packed, table string) error {
 	case "network":
 		results.NetworkTable(os.Stdout, s)
 		return nil
+	case "storage":
+		results.StorageTable(os.Stdout, s)
+		return nil
 	default:
-		return fmt.Errorf("-table=%s is neither compare nor network", table)
+		return fmt.Errorf("-table=%s is none of compare, network, storage", table)
 	}
 	var size int64
 	if packed != "" {

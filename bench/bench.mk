@@ -64,8 +64,7 @@ bench-plugins: bin/kubelith ## measure plugins beside what they replace (root, a
 	$(GO) test -c -ldflags='-s -w' -o $(BENCH)/plugins.test ./bench/plugins
 	cd bench/plugins && KUBELITH_BIN=$(CURDIR)/bin/kubelith BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12)" \
 		BENCH_RESULTS=$(abspath $(BENCH_PLUGINS_RESULTS)) ROUNDS=$(ROUNDS) $(CURDIR)/$(BENCH)/plugins.test -test.v -test.timeout 3h
-	@$(GO) run ./bench/report -table admission -results $(BENCH_PLUGINS_RESULTS)
-	@$(GO) run ./bench/report -table scheduling -results $(BENCH_PLUGINS_RESULTS)
+	@for table in admission scheduling storage; do $(GO) run ./bench/report -table $$table -results $(BENCH_PLUGINS_RESULTS); done
 BENCH_PLUGINS_RESULTS ?= $(BENCH)/plugins.jsonl
 
 bench-scale: bin/kubelith $(BENCH)/kwok/kwok ## measure a server with 1,000 hollow nodes and 10,000 pods (root, about 6 minutes)

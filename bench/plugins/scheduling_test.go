@@ -337,5 +337,3 @@ func open(t *testing.T) (*results.Store, int) {
 	}
 	return store, rounds
 }
-
-func TestMain(m *testing.M) { harness.Main(m) }

@@ -1,0 +1,124 @@
+package plugins
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+// podDriver is the driver of ./thirdparty.
+const podDriver = "thirdparty.example.com"
+
+// testDriverInPods: a CSI driver that runs as a pod with the work of the usual sidecars keeps working beside ours.
+func testDriverInPods(t *testing.T, s *harness.Server) {
+	// Its image is the test image with the program mounted into it.
+	program := s.Path("/opt/thirdparty")
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", program, "./thirdparty")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	ns := s.Namespace(t)
+	createDriver(t, s, ns)
+	driver := s.Run(t, driverPod(ns))
+	harness.Eventually(t, harness.PodTimeout, "the kubelet to know the driver", func() error {
+		return knows(t, s, driver.Spec.NodeName, podDriver)
+	})
+	createClaim(t, s, claim(ns, "theirs", podDriver, "64Mi"))
+	createClaim(t, s, claim(ns, "ours", "", "64Mi"))
+	pod := podWith(ns, "both", "theirs", "", harness.Shell("echo theirs >/data/file; echo ours >/ours/file; sleep 1000")...)
+	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "ours", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "ours"},
+	}})
+	pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "ours", MountPath: "/ours"})
+	pod = s.Run(t, pod)
+	for name, want := range map[string]string{"theirs": podDriver, "ours": localDriver} {
+		if got := volumeOf(t, s, ns, name).Spec.CSI.Driver; got != want {
+			t.Errorf("%s was made by %s", name, got)
+		}
+	}
+	handle := volumeOf(t, s, ns, "theirs").Spec.CSI.VolumeHandle
+	directory := s.Path(filepath.Join("/var/lib/thirdparty/volumes", handle))
+	harness.Eventually(t, harness.PodTimeout, "the pod to have written", func() error {
+		_, err := os.Stat(filepath.Join(directory, "data/file"))
+		return err
+	})
+	deletePod(t, s, pod)
+	s.Kubectl(t, "-n", ns, "delete", "pvc", "theirs", "ours")
+	harness.Eventually(t, harness.PodTimeout, "its volume to be gone", func() error {
+		if _, err := os.Stat(directory); err == nil {
+			return os.ErrExist
+		}
+		return nil
+	})
+}
+
+// createDriver makes the objects that a driver's manifests have.
+func createDriver(t *testing.T, s *harness.Server, ns string) {
+	t.Helper()
+	client, ctx, no := s.Client(t), t.Context(), false
+	policy := storagev1.FileFSGroupPolicy
+	_, err := client.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{
+		ObjectMeta: metav1.ObjectMeta{Name: podDriver},
+		Spec:       storagev1.CSIDriverSpec{AttachRequired: &no, FSGroupPolicy: &policy},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: podDriver}, Provisioner: podDriver}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: podDriver},
+		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: ns, Name: "default"}},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// driverPod is what a DaemonSet of the driver makes.
+func driverPod(ns string) *corev1.Pod {
+	pod := harness.Pod(ns, "driver", "/opt/thirdparty")
+	yes, both := true, corev1.MountPropagationBidirectional
+	kind := map[string]corev1.HostPathType{"/opt/thirdparty": corev1.HostPathFile, "/var/lib/kubelet": corev1.HostPathDirectory, "/var/lib/thirdparty": corev1.HostPathDirectoryOrCreate}
+	c := &pod.Spec.Containers[0]
+	c.SecurityContext = &corev1.SecurityContext{Privileged: &yes}
+	c.Env = []corev1.EnvVar{{Name: "NODE_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}}}
+	for path, is := range kind {
+		name := filepath.Base(path)
+		if is == corev1.HostPathFile {
+			name = "program"
+		}
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path, Type: &is}}})
+		mount := corev1.VolumeMount{Name: name, MountPath: path}
+		if path == "/var/lib/kubelet" {
+			mount.MountPropagation = &both
+		}
+		c.VolumeMounts = append(c.VolumeMounts, mount)
+	}
+	return pod
+}
+
+// knows tells whether the kubelet has registered a driver.
+func knows(t *testing.T, s *harness.Server, node, driver string) error {
+	n, err := s.Client(t).StorageV1().CSINodes().Get(t.Context(), node, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for _, d := range n.Spec.Drivers {
+		if d.Name == driver {
+			return nil
+		}
+	}
+	return os.ErrNotExist
+}

@@ -11,24 +11,10 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// putExample copies an example's executable into a directory of the sandbox.
+// putExample builds an example and copies it into a directory of the sandbox.
 func putExample(t *testing.T, s *harness.Server, dir, name string) {
 	t.Helper()
-	text, err := os.ReadFile(buildPlugin(t, "../../plugins/examples/"+name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(s.Path(dir), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	// A file under another name first: a watcher must not find half of it.
-	temporary := s.Path(dir + "/." + name)
-	if err := os.WriteFile(temporary, text, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(temporary, s.Path(dir+"/"+name)); err != nil {
-		t.Fatal(err)
-	}
+	install(t, s, buildPlugin(t, "../../plugins/examples/"+name), dir+"/"+name)
 }
 
 // shortSecretDenied asks the plugin short-secrets.

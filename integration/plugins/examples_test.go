@@ -140,7 +140,8 @@ func testSecurityContext(t *testing.T, s *harness.Server) {
 // TestMissingAtStart: without its executable, a plugin that may not fail keeps requests back, but neither the server's start nor
 // kube-system nor the node; it reviews as soon as it is there.
 func TestMissingAtStart(t *testing.T) {
-	s := harness.Start(t, harness.Options{NoTestImage: true, NoWait: true, ConfigYAML: pluginsHeader + example("short-secrets", "  failurePolicy: Fail")})
+	s := harness.Start(t, harness.Options{NoTestImage: true, NoWait: true, ConfigYAML: pluginsHeader + example("short-secrets", "  failurePolicy: Fail"),
+		Prepare: func(s *harness.Server) error { return os.MkdirAll(s.Path(examplesDir), 0o755) }}) // a directory that is there is watched
 	harness.Eventually(t, 60*time.Second, "the node to be Ready", func() error {
 		cmd := s.KubectlCommand("get", "nodes", "--no-headers")
 		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), " Ready ") {
@@ -170,4 +171,41 @@ func TestMissingAtStart(t *testing.T) {
 		}
 		return shortSecretDenied(t, s)
 	})
+}
+
+// TestEverythingFails: a plugin that reviews every request and may not fail is gone when the server starts again. Other requests are
+// held back, as with a webhook, but the server starts and the node stays alive.
+func TestEverythingFails(t *testing.T) {
+	path := examplesDir + "/everything"
+	s := harness.Start(t, harness.Options{NoTestImage: true, ConfigYAML: pluginsHeader + example("everything"), Prepare: func(s *harness.Server) error {
+		install(t, s, buildPlugin(t, "./everything"), path)
+		return nil
+	}})
+	create := func() harness.Result {
+		return s.TryKubectl(t, "-n", "kube-public", "create", "configmap", "a", "--dry-run=server")
+	}
+	if r := create(); r.Code != 0 || !strings.Contains(r.Stderr, "everything was here") {
+		t.Fatalf("it does not review: %+v", r)
+	}
+	s.Stop(t)
+	if err := os.Remove(s.Path(path)); err != nil {
+		t.Fatal(err)
+	}
+	s.Launch(t)
+	began := time.Now()
+	harness.Eventually(t, 90*time.Second, "the node to be Ready, with a heartbeat of the new server", func() error {
+		nodes, err := s.Client(t).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(nodes.Items) != 1 {
+			return fmt.Errorf("%v, %w", nodes, err)
+		}
+		for _, c := range nodes.Items[0].Status.Conditions {
+			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && c.LastHeartbeatTime.After(began) {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %+v", nodes.Items[0].Status.Conditions)
+	})
+	if r := create(); r.Code == 0 || !strings.Contains(r.Stderr, "plugin everything is not running") {
+		t.Errorf("without the plugin: %+v", r)
+	}
 }

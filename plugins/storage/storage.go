@@ -56,7 +56,10 @@ type Server struct{ opts Options }
 var _ lifecycle.Component = (*Server)(nil)
 
 // New returns the component; nothing is started.
-func New(o Options) *Server { return &Server{o} }
+func New(o Options) *Server {
+	addCoreOnce()
+	return &Server{o}
+}
 
 // Name implements lifecycle.Component.
 func (s *Server) Name() string { return "storage" }

@@ -166,8 +166,13 @@ func (m *agent) build(cfg *config.Agent, log *logrus.Logger) ([]lifecycle.Compon
 		w.disconnect = m.connection.Disconnect
 		w.machine = join.Machine(cfg.DataDir)
 	}
-	extensions := agentPlugins(cfg, m.machine, log)
+	told := w.node
+	if m.connection != nil {
+		told = m.connection.Config("plugins")
+	}
+	extensions, operation := agentPlugins(cfg, m.machine, told, log)
 	b.add(extensions, nil)
+	b.add(operation, nil)
 	w.plugins = extensions
 	w.add(&b, m.machine, log)
 	// The kubelet of a server waits for its controller-manager.

@@ -44,8 +44,7 @@ type handle struct {
 func (h handle) SnapshotSharedLister() fwk.SharedLister { return h.snapshot }
 
 // TestScores measures what scoring takes by plugins and by extenders, without a cluster around it: upstream's own client of extenders, and
-// our framework plugins with processes under the host. Between two pods one node changes. Plugins are asked one after the other, extenders at
-// the same time, as upstream does it.
+// our framework plugins with processes under the host. Between two pods one node changes.
 func TestScores(t *testing.T) {
 	store, rounds := open(t)
 	program := buildScorer(t)
@@ -135,20 +134,25 @@ func pluginScorers(t *testing.T, program string, snapshot *cache.Snapshot) func(
 	<-ready
 	extension := scheduling.New(h, log)
 	t.Cleanup(extension.Close)
-	var all []fwk.Plugin
-	for i := range scorers {
-		p, err := extension.Registry()[fmt.Sprintf("scorer%d", i)](ctx, nil, handle{snapshot: snapshot})
-		if err != nil {
-			t.Fatal(err)
+	profiles := map[int][]fwk.Plugin{}
+	for _, count := range []int{1, scorers} {
+		registry := extension.Registry()
+		for i := range count {
+			p, err := registry[fmt.Sprintf("scorer%d", i)](ctx, nil, handle{snapshot: snapshot})
+			if err != nil {
+				t.Fatal(err)
+			}
+			profiles[count] = append(profiles[count], p)
 		}
-		all = append(all, p)
 	}
 	return func(t *testing.T, pod *corev1.Pod, nodes []fwk.NodeInfo, count int) {
 		state := framework.NewCycleState()
-		for _, p := range all[:count] {
+		for _, p := range profiles[count] {
 			if status := p.(fwk.PreScorePlugin).PreScore(ctx, state, pod, nodes); !status.IsSuccess() {
 				t.Fatalf("%s: %v", p.Name(), status)
 			}
+		}
+		for _, p := range profiles[count] {
 			for _, n := range nodes {
 				if _, status := p.(fwk.ScorePlugin).Score(ctx, state, pod, n); !status.IsSuccess() {
 					t.Fatalf("%s: %v", p.Name(), status)

@@ -61,9 +61,13 @@ func (e *Extension) refresh(told map[string]bool) {
 // Registry makes the plugins known to the scheduler.
 func (e *Extension) Registry() frameworkruntime.Registry {
 	out := frameworkruntime.Registry{}
+	teams := map[fwk.Handle]*team{} // a handle is a profile's
 	for _, r := range e.remotes {
 		out[r.name] = func(_ context.Context, _ runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
-			return newPlugin(r, handle), nil
+			if teams[handle] == nil {
+				teams[handle] = &team{}
+			}
+			return newPlugin(r, handle, teams[handle]), nil
 		}
 	}
 	return out

@@ -14,6 +14,7 @@ import (
 type plugin struct {
 	*remote
 	handle   fwk.Handle
+	team     *team
 	filtered fwk.StateKey
 	scored   fwk.StateKey
 }
@@ -27,9 +28,11 @@ var (
 	_ fwk.EnqueueExtensions = (*plugin)(nil)
 )
 
-func newPlugin(r *remote, handle fwk.Handle) *plugin {
-	return &plugin{remote: r, handle: handle,
+func newPlugin(r *remote, handle fwk.Handle, t *team) *plugin {
+	p := &plugin{remote: r, handle: handle, team: t,
 		filtered: fwk.StateKey("kubelith/filter/" + r.name), scored: fwk.StateKey("kubelith/score/" + r.name)}
+	t.join(p)
+	return p
 }
 
 // Name implements fwk.Plugin.
@@ -38,7 +41,7 @@ func (p *plugin) Name() string { return p.name }
 // PreFilter implements fwk.PreFilterPlugin: one call for all nodes. It names no nodes in its result: upstream would
 // take the others for lost to preemption.
 func (p *plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
-	v, err := p.filter(ctx, pod, nodes)
+	v, err := ask(p, state, "kubelith/filter", pod, nodes, func(m *plugin) (*verdicts, error) { return m.filter(ctx, pod, nodes) })
 	switch {
 	case err != nil:
 		return nil, p.failed(ctx, "filter", err)
@@ -79,7 +82,7 @@ func (p *plugin) Filter(ctx context.Context, state fwk.CycleState, pod *corev1.P
 
 // PreScore implements fwk.PreScorePlugin: one call for the nodes that passed.
 func (p *plugin) PreScore(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodes []fwk.NodeInfo) *fwk.Status {
-	s, err := p.score(ctx, pod, nodes, p.known)
+	s, err := ask(p, state, "kubelith/score", pod, nodes, func(m *plugin) (*scores, error) { return m.score(ctx, pod, nodes, m.known) })
 	switch {
 	case err != nil:
 		return p.failed(ctx, "score", err)

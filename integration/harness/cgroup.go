@@ -81,6 +81,24 @@ func enableControllers(dir string) {
 	}
 }
 
+// removePluginGroups removes the empty cgroups of plugins whose server is gone, NAME-PID-NUMBER: servers are killed here, and no next one
+// tidies up after them.
+func removePluginGroups() {
+	for _, h := range hierarchies() {
+		groups, _ := filepath.Glob(filepath.Join(h, "kubelith-plugins-*", "*-*-*")) // the pattern is valid
+		for _, group := range groups {
+			fields := strings.Split(filepath.Base(group), "-")
+			if _, err := os.Stat("/proc/" + fields[len(fields)-2]); os.IsNotExist(err) {
+				os.Remove(group)
+			}
+		}
+		parents, _ := filepath.Glob(filepath.Join(h, "kubelith-plugins-*"))
+		for _, parent := range parents {
+			os.Remove(parent) // unless others are in there
+		}
+	}
+}
+
 // removeCgroup removes a cgroup and its children. The kernel needs a moment after the last process.
 func removeCgroup(dir string) error {
 	var err error

@@ -69,6 +69,7 @@ func (id sandboxID) teardown(inside bool) error {
 	for _, dir := range id.cgroupDirs() {
 		errs = append(errs, removeCgroup(dir))
 	}
+	removePluginGroups()
 	if inside {
 		exec.Command("ip", "link", "del", "eth0").Run() // takes the host's end along
 		os.Chdir("/")

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/plugins"
 )
@@ -86,7 +88,10 @@ func (h *Host) close() {
 // cgroupPrefix begins the name of the group of all plugins of a server.
 const cgroupPrefix = "kubelith-plugins-"
 
-// cgroupName is the group of all plugins of a server. There may be several servers on a host.
+// cgroupName is the group of all plugins of a server. There may be several servers on a host, with directories of the same path where
+// each has a mount namespace: the directory itself tells them apart.
 func cgroupName(dataDir string) string {
-	return fmt.Sprintf("%s%.4x", cgroupPrefix, sha256.Sum256([]byte(dataDir)))
+	var st unix.Stat_t
+	unix.Stat(dataDir, &st) // zero without one
+	return fmt.Sprintf("%s%.4x", cgroupPrefix, sha256.Sum256(fmt.Append(nil, dataDir, st.Dev, st.Ino)))
 }

@@ -261,3 +261,21 @@ func TestLeavesNothing(t *testing.T) {
 		t.Errorf("%d files are open, %d were", after, before)
 	}
 }
+
+// Servers in mount namespaces of their own have directories of the same path.
+func TestCgroupName(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	var names []string
+	for range 2 {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, cgroupName(dir))
+		if err := os.Rename(dir, fmt.Sprint(dir, len(names))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if names[0] == names[1] {
+		t.Errorf("two directories have the group %s", names[0])
+	}
+}

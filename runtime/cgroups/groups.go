@@ -160,6 +160,7 @@ func (p *Parent) New(name string, l Limits) (*Group, error) {
 	g := &Group{parent: p, dirs: map[string]string{}}
 	for controller, dir := range p.dirs {
 		g.dirs[controller] = filepath.Join(dir, name)
+		os.Remove(g.dirs[controller]) // an empty one that was left
 		if err := os.Mkdir(g.dirs[controller], 0o755); err != nil {
 			return nil, errors.Join(err, g.Remove())
 		}

@@ -143,13 +143,13 @@ journalctl -u kubelith -o cat --no-pager _COMM=kubelith | grep -v component= | c
 echo "$with of $all lines have component=, $parts components"
 E
 }
-# plugins: the driver of volumes is a process in a group of its own below the unit's, which the server's death ends; a volume survives that.
+# plugins: the driver of volumes is a process in a limited group of its own, which the server's death ends; a volume survives that.
 step_plugins() { guest <<'E'
 plugin_runs() { [ -n "$(plugin)" ]; }
 plugin() { for p in $(pidof local); do grep -qs kubelith-local /proc/$p/cmdline && { echo $p; return; }; done; }
 until_true 60 plugin_runs || fail "$(kubelith plugin list)"
 group=$(sed -n 's/^0:://p' /proc/$(plugin)/cgroup)
-case $group in /system.slice/kubelith.service/*) ;; *) fail "its cgroup is $group" ;; esac
+case $group in /kubelith-plugins-*/local-*) ;; *) fail "its cgroup is $group" ;; esac
 [ "$(cat /sys/fs/cgroup$group/memory.max)" = 268435456 ] || fail "memory.max is $(cat /sys/fs/cgroup$group/memory.max)"
 $k apply -f - <<'Y'
 apiVersion: v1

@@ -61,8 +61,10 @@ type refusedTokens struct {
 
 // AuthenticateRequest implements authenticator.Request.
 func (r *refusedTokens) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
-	if why := turnedAway(req.URL.Path); why != "" && r.limit.Allow() {
-		r.log.Warnf("a machine at %s says that it does not join: %s", req.RemoteAddr, why)
+	if req.URL != nil { // a TokenReview has its token authenticated as a request without
+		if why := turnedAway(req.URL.Path); why != "" && r.limit.Allow() {
+			r.log.Warnf("a machine at %s says that it does not join: %s", req.RemoteAddr, why)
+		}
 	}
 	// Upstream's authenticators take the header away from a request that they accept.
 	bearer, isBearer := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")

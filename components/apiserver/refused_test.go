@@ -143,3 +143,12 @@ func TestTurnedAway(t *testing.T) {
 		}
 	}
 }
+
+// TestTokenReview: its token is asked about as a request that has nothing but a header.
+func TestTokenReview(t *testing.T) {
+	a, _ := tokens(t, rate.NewLimiter(0, 3), tokenSecret(func(*corev1.Secret) {}))
+	request := &http.Request{Header: http.Header{"Authorization": {"Bearer of.no.one"}}}
+	if _, ok, _ := a.AuthenticateRequest(request); ok {
+		t.Error("accepted")
+	}
+}

@@ -407,3 +407,21 @@ func TestTokenFile(t *testing.T) {
 		t.Errorf("the ABAC policy is for reading: %v", err)
 	}
 }
+
+// TestTokenReview: others ask the API server whose token it is, as webhooks and aggregated API servers do.
+func TestTokenReview(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	client, ns := s.Client(t), s.Namespace(t)
+	token, err := client.CoreV1().ServiceAccounts(ns).CreateToken(t.Context(), "default", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{token.Status.Token: "system:serviceaccount:" + ns + ":default", "abcdef.0123456789abcdef": "", "x": ""} {
+		review := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: text}}
+		review, err := client.AuthenticationV1().TokenReviews().Create(t.Context(), review, metav1.CreateOptions{})
+		if err != nil || review.Status.User.Username != want || review.Status.Authenticated != (want != "") {
+			t.Errorf("token of %q: %+v, %v", want, review, err)
+		}
+	}
+}

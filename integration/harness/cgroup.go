@@ -84,19 +84,23 @@ func enableControllers(dir string) {
 // removePluginGroups removes the empty cgroups of plugins whose server is gone, NAME-PID-NUMBER: servers are killed here, and no next one
 // tidies up after them.
 func removePluginGroups() {
-	for _, h := range hierarchies() {
-		groups, _ := filepath.Glob(filepath.Join(h, "kubelith-plugins-*", "*-*-*")) // the pattern is valid
+	filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error { // with v1 below the group that the tests run in
+		if err != nil || !d.IsDir() || !strings.HasPrefix(d.Name(), "kubelith-plugins-") {
+			return nil
+		}
+		groups, _ := os.ReadDir(path)
 		for _, group := range groups {
-			fields := strings.Split(filepath.Base(group), "-")
+			fields := strings.Split(group.Name(), "-")
+			if !group.IsDir() || len(fields) < 3 {
+				continue
+			}
 			if _, err := os.Stat("/proc/" + fields[len(fields)-2]); os.IsNotExist(err) {
-				os.Remove(group)
+				os.Remove(filepath.Join(path, group.Name()))
 			}
 		}
-		parents, _ := filepath.Glob(filepath.Join(h, "kubelith-plugins-*"))
-		for _, parent := range parents {
-			os.Remove(parent) // unless others are in there
-		}
-	}
+		os.Remove(path) // unless others are in there
+		return filepath.SkipDir
+	})
 }
 
 // removeCgroup removes a cgroup and its children. The kernel needs a moment after the last process.

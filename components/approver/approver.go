@@ -72,7 +72,7 @@ type Server struct {
 	configMaps corelisters.ConfigMapNamespaceLister
 
 	mu   sync.Mutex
-	gone map[string]time.Time // Nodes that were deleted, with the time at which they were made
+	gone map[string]*corev1.Node // Nodes that were deleted, by name
 }
 
 var _ lifecycle.Component = (*Server)(nil)
@@ -87,7 +87,7 @@ func New(o Options) (*Server, error) {
 }
 
 func newServer(o Options, cs kubernetes.Interface) *Server {
-	return &Server{opts: o, client: cs, now: time.Now, gone: map[string]time.Time{}}
+	return &Server{opts: o, client: cs, now: time.Now, gone: map[string]*corev1.Node{}}
 }
 
 // Name implements lifecycle.Component.

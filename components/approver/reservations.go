@@ -3,6 +3,7 @@ package approver
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -109,32 +110,30 @@ func (s *Server) noteGone(obj any) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.gone[node.Name] = node.CreationTimestamp.Time
+	s.gone[node.Name] = node
 	return true
 }
 
 // freeGone frees the names of Nodes that were deleted. What fails is tried again at the next call.
 func (s *Server) freeGone(ctx context.Context) {
 	s.mu.Lock()
-	gone := make(map[string]time.Time, len(s.gone))
-	for name, made := range s.gone {
-		gone[name] = made
-	}
+	gone := maps.Clone(s.gone)
 	s.mu.Unlock()
-	for name, made := range gone {
-		if err := s.freeNode(ctx, name, made); err != nil {
+	for name, node := range gone {
+		if err := s.freeNode(ctx, node); err != nil {
 			s.opts.Log.Warnf("%v; next try in %s", err, tidyEvery)
 			continue
 		}
 		s.mu.Lock()
-		if s.gone[name].Equal(made) {
+		if s.gone[name] == node {
 			delete(s.gone, name)
 		}
 		s.mu.Unlock()
 	}
 }
 
-func (s *Server) freeNode(ctx context.Context, name string, made time.Time) error {
+func (s *Server) freeNode(ctx context.Context, node *corev1.Node) error {
+	name := node.Name
 	_, err := s.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err == nil {
 		return nil // its machine has registered it again
@@ -149,14 +148,23 @@ func (s *Server) freeNode(ctx context.Context, name string, made time.Time) erro
 	if err != nil {
 		return fmt.Errorf("read the reservation of the name %s: %w", name, err)
 	}
-	if reservation.CreationTimestamp.After(made) {
-		return nil // of the machine that came next
+	if s.ofNext(reservation, node) {
+		return nil
 	}
 	if err := s.free(ctx, reservation); err != nil {
 		return err
 	}
 	s.opts.Log.Infof("node %s was deleted: another machine may have its name", name)
 	return nil
+}
+
+// ofNext tells whether a name is reserved for the machine that came after the one whose Node was deleted. That one may have reserved it
+// later than its Node was made: when it had registered again, and then joined again.
+func (s *Server) ofNext(reservation *corev1.ConfigMap, gone *corev1.Node) bool {
+	if machine := gone.Labels[MachineLabel]; machine != "" {
+		return !strings.HasPrefix(reservation.Data[machineKey], machine)
+	}
+	return reservation.CreationTimestamp.After(gone.CreationTimestamp.Time)
 }
 
 // freeAbandoned frees the names of machines that never came.

@@ -2,6 +2,7 @@ package approver
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,6 +49,22 @@ func TestFreeGone(t *testing.T) {
 				t.Errorf("still noted: %v", c.gone)
 			}
 		})
+	}
+}
+
+// A machine that registered its Node again and then joined again has its name reserved later than the Node was made. Whose the
+// reservation is, the Node's label tells.
+func TestFreeGoneByLabel(t *testing.T) {
+	hash := func(digit string) string { return strings.Repeat(digit, 64) }
+	for machine, want := range map[string]string{hash("a"): "", hash("b"): hash("b")} {
+		c := newCluster(t, reservation("a", machine, made.Add(time.Second)))
+		gone := node("a")
+		gone.Labels = map[string]string{MachineLabel: hash("a")[:63]}
+		c.noteGone(gone)
+		c.freeGone(t.Context())
+		if got := c.reservedFor(t, "a"); got != want {
+			t.Errorf("reserved for %q after the Node of a was deleted: %q, want %q", machine, got, want)
+		}
 	}
 }
 

@@ -146,7 +146,7 @@ E
 # plugins: the driver of volumes is a process in a limited group of its own, which the server's death ends; a volume survives that.
 step_plugins() { guest <<'E'
 plugin_runs() { [ -n "$(plugin)" ]; }
-plugin() { for p in $(pidof local); do grep -qs kubelith-local /proc/$p/cmdline && { echo $p; return; }; done; }
+plugin() { pidof -s kubelith-local || pgrep -f bin/kubelith-local | head -n 1; }
 until_true 60 plugin_runs || fail "$(kubelith plugin list)"
 group=$(sed -n 's/^0:://p' /proc/$(plugin)/cgroup)
 case $group in /kubelith-plugins-*/local-*) ;; *) fail "its cgroup is $group" ;; esac

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -50,15 +51,14 @@ func bootstrap(hook genericapiserver.PostStartHookContext) error {
 }
 
 func createAll(ctx context.Context, cs kubernetes.Interface) error {
-	todo := append([]create{exemptLoopback, allowKubeletClient, allowDNS, allowManifests, allowServiceLB, allowMetrics, allowPlugins}, append(joining(), storing()...)...)
 	policy, err := missingPolicy(ctx, cs)
 	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(bootstrapWrites)
-	todo = append(append(todo, policy...), priorityClasses()...)
-	for _, f := range todo {
+	own := []create{exemptLoopback, allowKubeletClient(), allowManifests(), allowServiceLB(), allowPlugins()}
+	for _, f := range slices.Concat(own, allowDNS(), allowMetrics(), joining(), storing(), policy, priorityClasses()) {
 		group.Go(func() error {
 			if err := f(ctx, cs); err != nil && !apierrors.IsAlreadyExists(err) {
 				return err
@@ -92,52 +92,22 @@ func exemptLoopback(ctx context.Context, cs kubernetes.Interface) error {
 
 // allowKubeletClient lets the certificate with which the apiserver calls
 // kubelets (pki.Bundle.KubeletClient) do what logs, exec and metrics need.
-func allowKubeletClient(ctx context.Context, cs kubernetes.Interface) error {
-	return bindUser(ctx, cs, "kubelith:apiserver-kubelet-client", "system:kubelet-api-admin", "kube-apiserver-kubelet-client")
+func allowKubeletClient() create {
+	return bindCluster("kubelith:apiserver-kubelet-client", "system:kubelet-api-admin", subject(rbacv1.UserKind, "kube-apiserver-kubelet-client"))
 }
 
 // allowDNS gives the DNS component what CoreDNS reads, and the objects through
 // which pods find it.
-func allowDNS(ctx context.Context, cs kubernetes.Interface) error {
+func allowDNS() []create {
 	read := []string{"get", "list", "watch"}
 	write := []string{"get", "create", "update", "patch", "delete"}
-	_, err := cs.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{
-		ObjectMeta: metav1.ObjectMeta{Name: client.DNS},
-		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"services", "namespaces", "nodes", "pods"}, Verbs: read},
-			{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: read},
-		},
-	}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return err
+	dns := subject(rbacv1.UserKind, client.DNS)
+	return []create{
+		clusterRole(client.DNS, dns,
+			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"services", "namespaces", "nodes", "pods"}, Verbs: read},
+			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: read}),
+		role(metav1.NamespaceSystem, client.DNS, []rbacv1.Subject{dns},
+			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: write},
+			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices", "endpointslices/restricted"}, Verbs: write}),
 	}
-	_, err = cs.RbacV1().Roles(metav1.NamespaceSystem).Create(ctx, &rbacv1.Role{
-		ObjectMeta: metav1.ObjectMeta{Name: client.DNS, Namespace: metav1.NamespaceSystem},
-		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: write},
-			{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices", "endpointslices/restricted"}, Verbs: write},
-		},
-	}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return err
-	}
-	_, err = cs.RbacV1().RoleBindings(metav1.NamespaceSystem).Create(ctx, &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: client.DNS, Namespace: metav1.NamespaceSystem},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: client.DNS},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: client.DNS}},
-	}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return err
-	}
-	return bindUser(ctx, cs, client.DNS, client.DNS, client.DNS)
-}
-
-// bindUser binds a ClusterRole to a user.
-func bindUser(ctx context.Context, cs kubernetes.Interface, name, role, user string) error {
-	_, err := cs.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
-	}, metav1.CreateOptions{})
-	return err
 }

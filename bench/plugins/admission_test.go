@@ -35,6 +35,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"kubelith.io/kubelith/bench/results"
+	"kubelith.io/kubelith/integration/harness"
 	"kubelith.io/kubelith/plugins"
 	pluginadmission "kubelith.io/kubelith/plugins/admission"
 	"kubelith.io/kubelith/plugins/host"
@@ -88,7 +89,7 @@ func TestAdmission(t *testing.T) {
 	time.Sleep(idle)
 	memory := map[string]float64{}
 	for _, s := range sides {
-		memory[s.way] = anonymous(t, s.pid)
+		memory[s.way] = harness.AnonymousMB(t, s.pid)
 		refuses(t, s)
 		measure(t, s, 16, calls) // connections, caches
 	}
@@ -107,23 +108,6 @@ func TestAdmission(t *testing.T) {
 			}
 		}
 	}
-}
-
-// anonymous memory of a process, in MB.
-func anonymous(t *testing.T, pid int) float64 {
-	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		var kilobytes float64
-		if n, _ := fmt.Sscanf(line, "Pss_Anon: %f kB", &kilobytes); n == 1 {
-			return kilobytes / 1000
-		}
-	}
-	t.Fatalf("no Pss_Anon in %s", text)
-	return 0
 }
 
 // measure makes n calls, so many at a time.

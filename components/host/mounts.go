@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -32,58 +32,45 @@ func (r *Reset) mounts() ([]string, error) {
 
 // mountsBelow lists the mount points at and below a path, the latest first, with repetitions where one hides another.
 func (r *Reset) mountsBelow(path string) ([]string, error) {
-	text := r.files.text("/proc/self/mountinfo")
-	if text == "" {
-		return nil, errors.New("cannot read /proc/self/mountinfo: mount /proc")
+	all, err := r.allMounts()
+	if err != nil {
+		return nil, err
 	}
 	var out []string
-	for _, line := range strings.Split(text, "\n") {
-		// ID PARENT MAJOR:MINOR ROOT MOUNTPOINT ..., see proc_pid_mountinfo(5)
-		if fields := strings.Fields(line); len(fields) > 4 {
-			if p := unescape(fields[4]); below(path, p) {
-				out = append(out, p)
-			}
+	for _, m := range slices.Backward(all) {
+		if below(path, m.Mountpoint) {
+			out = append(out, m.Mountpoint)
 		}
 	}
-	slices.Reverse(out)
 	return out, nil
 }
 
 // onItself tells whether the topmost mount at path shows what would be there without it.
 func (r *Reset) onItself(path string) bool {
-	type mount struct{ device, root, point string }
-	byID := map[string]mount{}
+	all, _ := r.allMounts() // mountsBelow has told of an error
+	byID := map[int]*mountinfo.Info{}
 	on := false
-	for _, line := range strings.Split(r.files.text("/proc/self/mountinfo"), "\n") {
-		fields := strings.Fields(line)
-		if len(fields) < 5 {
+	for _, m := range all {
+		byID[m.ID] = m
+		if m.Mountpoint != path {
 			continue
 		}
-		m := mount{fields[2], unescape(fields[3]), unescape(fields[4])}
-		byID[fields[0]] = m
-		if m.point == path {
-			parent := byID[fields[1]]
-			inside := strings.TrimPrefix(m.root, strings.TrimSuffix(parent.root, "/"))
-			on = m.device == parent.device && filepath.Join(parent.point, inside) == m.point
+		parent := byID[m.Parent]
+		if parent == nil {
+			parent = &mountinfo.Info{}
 		}
+		inside := strings.TrimPrefix(m.Root, strings.TrimSuffix(parent.Root, "/"))
+		on = m.Major == parent.Major && m.Minor == parent.Minor && filepath.Join(parent.Mountpoint, inside) == m.Mountpoint
 	}
 	return on
 }
 
-// unescape undoes the octal escapes (\040 for a blank) of /proc/self/mountinfo.
-func unescape(s string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
+func (r *Reset) allMounts() ([]*mountinfo.Info, error) {
+	text := r.files.text("/proc/self/mountinfo")
+	if text == "" {
+		return nil, errors.New("cannot read /proc/self/mountinfo: mount /proc")
 	}
-	return b.String()
+	return mountinfo.GetMountsFromReader(strings.NewReader(text), nil)
 }
 
 // unmountAll undoes all mounts below our directories, those that are busy when their users have ended.

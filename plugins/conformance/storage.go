@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -10,9 +9,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -96,26 +97,13 @@ func lastLines(s string, n int) string {
 // unmountBelow removes what a driver that failed its tests left mounted: else removing the directory would remove what a
 // volume holds.
 func unmountBelow(dir string) error {
-	f, err := os.Open("/proc/self/mountinfo")
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(filepath.Clean(dir)))
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	var targets []string
-	lines := bufio.NewScanner(f)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		fields := strings.Fields(lines.Text())
-		if len(fields) > 4 && strings.HasPrefix(fields[4], filepath.Clean(dir)+"/") {
-			targets = append(targets, fields[4])
-		}
-	}
-	if err := lines.Err(); err != nil {
-		return err
-	}
-	for i := len(targets) - 1; i >= 0; i-- { // the last one is on top
-		if err := unix.Unmount(targets[i], unix.MNT_DETACH); err != nil {
-			return &os.PathError{Op: "unmount", Path: targets[i], Err: err}
+	for _, m := range slices.Backward(mounts) { // the last one is on top
+		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH); err != nil {
+			return &os.PathError{Op: "unmount", Path: m.Mountpoint, Err: err}
 		}
 	}
 	return nil

@@ -1,13 +1,12 @@
 package local
 
 import (
-	"bufio"
 	"fmt"
 	"io"
 	"os"
-	"strconv"
 	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -29,42 +28,20 @@ func readMounts() ([]mount, error) {
 	return parseMounts(f)
 }
 
-// parseMounts reads lines as proc(5) describes them: id, parent, device, root, target, options, fields up to "-", type, ...
+// parseMounts reads lines as proc(5) describes them.
 func parseMounts(r io.Reader) ([]mount, error) {
+	lines, err := mountinfo.GetMountsFromReader(r, nil)
+	if err != nil {
+		return nil, err
+	}
 	var all []mount
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, 1<<20) // an overlay's line names all its layers
-	for lines.Scan() {
-		before, after, ok := strings.Cut(lines.Text(), " - ")
-		fields, rest := strings.Fields(before), strings.Fields(after)
-		if !ok || len(fields) < 6 || len(rest) < 1 {
-			return nil, fmt.Errorf("mountinfo: line %q", lines.Text())
-		}
+	for _, m := range lines {
 		all = append(all, mount{
-			root: unescape(fields[3]), target: unescape(fields[4]), fstype: rest[0],
-			ro: fields[5] == "ro" || strings.HasPrefix(fields[5], "ro,"),
+			root: m.Root, target: m.Mountpoint, fstype: m.FSType,
+			ro: m.Options == "ro" || strings.HasPrefix(m.Options, "ro,"),
 		})
 	}
-	return all, lines.Err()
-}
-
-// unescape blanks and the like, which mountinfo writes as \040.
-func unescape(s string) string {
-	if !strings.Contains(s, `\`) {
-		return s
-	}
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+4 <= len(s) {
-			if c, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(c))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
+	return all, nil
 }
 
 // mountsOf a volume: where pods have it.

@@ -152,6 +152,9 @@ func (h *Host) introduce(ctx context.Context, i *instance) error {
 	if err := checkKind(i.spec.Kind, i.description); err != nil {
 		return err
 	}
+	if i.description.GetCalls() {
+		i.conn = &lanes{ClientConnInterface: i.conn}
+	}
 	if validate := h.opts.Validate[i.spec.Kind]; validate != nil {
 		if err := validate(i.spec.Name, i.description); err != nil {
 			return fmt.Errorf("describes itself wrongly: %w", err)

@@ -92,7 +92,7 @@ type admissionServer struct {
 	plugin Admission
 }
 
-func (s *admissionServer) register(server *grpc.Server) {
+func (s *admissionServer) register(server grpc.ServiceRegistrar) {
 	admissionpb.RegisterAdmissionServer(server, s)
 }
 

@@ -79,7 +79,7 @@ func (s Scheduling) Describe(c Config) (*pluginv1.Description, error) {
 }
 
 // Register adds the calls of the scheduler to a server. ServeScheduling calls it; so do tests.
-func (s Scheduling) Register(server *grpc.Server) {
+func (s Scheduling) Register(server grpc.ServiceRegistrar) {
 	schedulingv1.RegisterSchedulingServer(server, &schedulingServer{plugin: s})
 }
 

@@ -26,7 +26,7 @@ const window = 1 << 20
 // describe answers the first call; register adds the services of the kind.
 type (
 	describe func(*pluginv1.DescribeRequest) (*pluginv1.Description, error)
-	register func(*grpc.Server)
+	register func(grpc.ServiceRegistrar)
 )
 
 // serve runs the plugin until the host ends it, or has ended itself. It is the last call of main.
@@ -48,7 +48,6 @@ func newServer(given []grpc.ServerOption) *grpc.Server {
 		grpc.MaxSendMsgSize(proto.MaxResponseSize),
 		grpc.StaticStreamWindowSize(window),
 		grpc.StaticConnWindowSize(window),
-		grpc.NumStreamWorkers(2),
 	)...)
 }
 
@@ -73,7 +72,7 @@ func newLog() hclog.Logger {
 
 // grpcPlugin is what go-plugin serves: Describe, and the services of the kind.
 func grpcPlugin(d describe, r register) *service {
-	return &service{describe: d, register: r}
+	return &service{describe: d, register: r, methods: methods{}}
 }
 
 type service struct {
@@ -81,6 +80,7 @@ type service struct {
 	pluginv1.UnimplementedPluginServer
 	describe  describe
 	register  register
+	methods   methods // for Calls
 	described sync.Once
 }
 
@@ -91,8 +91,9 @@ var (
 
 // GRPCServer implements plugin.GRPCPlugin.
 func (s *service) GRPCServer(_ *plugin.GRPCBroker, server *grpc.Server) error {
-	pluginv1.RegisterPluginServer(server, s)
-	s.register(server)
+	noted := registrar{server, s.methods}
+	pluginv1.RegisterPluginServer(noted, s)
+	s.register(noted)
 	return nil
 }
 
@@ -110,6 +111,7 @@ func (s *service) Describe(_ context.Context, r *pluginv1.DescribeRequest) (*plu
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
+	d.Calls = true
 	// What the start took and nobody needs any more: a plugin is idle most of the time.
 	s.described.Do(func() { go debug.FreeOSMemory() })
 	return d, nil

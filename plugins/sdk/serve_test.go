@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 			}
 			c.Log.Info("described", "node", c.NodeName)
 			return &pluginv1.Description{Version: "of " + c.Name}, nil
-		}, func(*grpc.Server) {})
+		}, func(grpc.ServiceRegistrar) {})
 		return
 	}
 	os.Exit(m.Run())

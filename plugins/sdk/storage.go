@@ -63,7 +63,7 @@ func (s *Storage) describe(r *pluginv1.DescribeRequest) (*pluginv1.Description, 
 	return &pluginv1.Description{Version: s.Version, Kind: &pluginv1.Description_Storage{Storage: d}}, nil
 }
 
-func (s *Storage) register(server *grpc.Server) {
+func (s *Storage) register(server grpc.ServiceRegistrar) {
 	identity := s.Identity
 	if identity == nil {
 		identity = &storageIdentity{plugin: s}

@@ -208,6 +208,7 @@ func (x *DescribeRequest) GetConfig() []byte {
 type Description struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Version string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"` // of the plugin, for the operator only
+	Calls   bool                   `protobuf:"varint,2,opt,name=calls,proto3" json:"calls,omitempty"`    // the plugin serves Calls; the host still may call without it
 	// Types that are valid to be assigned to Kind:
 	//
 	//	*Description_Admission
@@ -253,6 +254,13 @@ func (x *Description) GetVersion() string {
 		return x.Version
 	}
 	return ""
+}
+
+func (x *Description) GetCalls() bool {
+	if x != nil {
+		return x.Calls
+	}
+	return false
 }
 
 func (x *Description) GetKind() isDescription_Kind {
@@ -311,6 +319,126 @@ func (*Description_Scheduling) isDescription_Kind() {}
 
 func (*Description_Storage) isDescription_Kind() {}
 
+type CallRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Method        string                 `protobuf:"bytes,1,opt,name=method,proto3" json:"method,omitempty"`                         // "/kubelith.admission.v1.Admission/Review"
+	TimeoutNs     int64                  `protobuf:"varint,2,opt,name=timeout_ns,json=timeoutNs,proto3" json:"timeout_ns,omitempty"` // nanoseconds that are left for the call; 0: no deadline
+	Message       []byte                 `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`                       // the method's request
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CallRequest) Reset() {
+	*x = CallRequest{}
+	mi := &file_plugin_v1_plugin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CallRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CallRequest) ProtoMessage() {}
+
+func (x *CallRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_v1_plugin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CallRequest.ProtoReflect.Descriptor instead.
+func (*CallRequest) Descriptor() ([]byte, []int) {
+	return file_plugin_v1_plugin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *CallRequest) GetMethod() string {
+	if x != nil {
+		return x.Method
+	}
+	return ""
+}
+
+func (x *CallRequest) GetTimeoutNs() int64 {
+	if x != nil {
+		return x.TimeoutNs
+	}
+	return 0
+}
+
+func (x *CallRequest) GetMessage() []byte {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+type CallResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Code          uint32                 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`      // of gRPC's status; 0: OK
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`   // the status message
+	Message       []byte                 `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"` // the method's response
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CallResponse) Reset() {
+	*x = CallResponse{}
+	mi := &file_plugin_v1_plugin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CallResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CallResponse) ProtoMessage() {}
+
+func (x *CallResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_v1_plugin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CallResponse.ProtoReflect.Descriptor instead.
+func (*CallResponse) Descriptor() ([]byte, []int) {
+	return file_plugin_v1_plugin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *CallResponse) GetCode() uint32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *CallResponse) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *CallResponse) GetMessage() []byte {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
 type MetricsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -319,7 +447,7 @@ type MetricsRequest struct {
 
 func (x *MetricsRequest) Reset() {
 	*x = MetricsRequest{}
-	mi := &file_plugin_v1_plugin_proto_msgTypes[2]
+	mi := &file_plugin_v1_plugin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -331,7 +459,7 @@ func (x *MetricsRequest) String() string {
 func (*MetricsRequest) ProtoMessage() {}
 
 func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_v1_plugin_proto_msgTypes[2]
+	mi := &file_plugin_v1_plugin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -344,7 +472,7 @@ func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricsRequest.ProtoReflect.Descriptor instead.
 func (*MetricsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_v1_plugin_proto_rawDescGZIP(), []int{2}
+	return file_plugin_v1_plugin_proto_rawDescGZIP(), []int{4}
 }
 
 type MetricsResponse struct {
@@ -356,7 +484,7 @@ type MetricsResponse struct {
 
 func (x *MetricsResponse) Reset() {
 	*x = MetricsResponse{}
-	mi := &file_plugin_v1_plugin_proto_msgTypes[3]
+	mi := &file_plugin_v1_plugin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -368,7 +496,7 @@ func (x *MetricsResponse) String() string {
 func (*MetricsResponse) ProtoMessage() {}
 
 func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_v1_plugin_proto_msgTypes[3]
+	mi := &file_plugin_v1_plugin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -381,7 +509,7 @@ func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricsResponse.ProtoReflect.Descriptor instead.
 func (*MetricsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_v1_plugin_proto_rawDescGZIP(), []int{3}
+	return file_plugin_v1_plugin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *MetricsResponse) GetText() []byte {
@@ -402,7 +530,7 @@ type AdmissionDescription struct {
 
 func (x *AdmissionDescription) Reset() {
 	*x = AdmissionDescription{}
-	mi := &file_plugin_v1_plugin_proto_msgTypes[4]
+	mi := &file_plugin_v1_plugin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -414,7 +542,7 @@ func (x *AdmissionDescription) String() string {
 func (*AdmissionDescription) ProtoMessage() {}
 
 func (x *AdmissionDescription) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_v1_plugin_proto_msgTypes[4]
+	mi := &file_plugin_v1_plugin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -427,7 +555,7 @@ func (x *AdmissionDescription) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmissionDescription.ProtoReflect.Descriptor instead.
 func (*AdmissionDescription) Descriptor() ([]byte, []int) {
-	return file_plugin_v1_plugin_proto_rawDescGZIP(), []int{4}
+	return file_plugin_v1_plugin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *AdmissionDescription) GetMutating() [][]byte {
@@ -468,7 +596,7 @@ type SchedulingDescription struct {
 
 func (x *SchedulingDescription) Reset() {
 	*x = SchedulingDescription{}
-	mi := &file_plugin_v1_plugin_proto_msgTypes[5]
+	mi := &file_plugin_v1_plugin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -480,7 +608,7 @@ func (x *SchedulingDescription) String() string {
 func (*SchedulingDescription) ProtoMessage() {}
 
 func (x *SchedulingDescription) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_v1_plugin_proto_msgTypes[5]
+	mi := &file_plugin_v1_plugin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -493,7 +621,7 @@ func (x *SchedulingDescription) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SchedulingDescription.ProtoReflect.Descriptor instead.
 func (*SchedulingDescription) Descriptor() ([]byte, []int) {
-	return file_plugin_v1_plugin_proto_rawDescGZIP(), []int{5}
+	return file_plugin_v1_plugin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SchedulingDescription) GetFilter() bool {
@@ -573,7 +701,7 @@ type NodeFields struct {
 
 func (x *NodeFields) Reset() {
 	*x = NodeFields{}
-	mi := &file_plugin_v1_plugin_proto_msgTypes[6]
+	mi := &file_plugin_v1_plugin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -585,7 +713,7 @@ func (x *NodeFields) String() string {
 func (*NodeFields) ProtoMessage() {}
 
 func (x *NodeFields) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_v1_plugin_proto_msgTypes[6]
+	mi := &file_plugin_v1_plugin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -598,7 +726,7 @@ func (x *NodeFields) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFields.ProtoReflect.Descriptor instead.
 func (*NodeFields) Descriptor() ([]byte, []int) {
-	return file_plugin_v1_plugin_proto_rawDescGZIP(), []int{6}
+	return file_plugin_v1_plugin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *NodeFields) GetLabels() bool {
@@ -654,7 +782,7 @@ type StorageDescription struct {
 
 func (x *StorageDescription) Reset() {
 	*x = StorageDescription{}
-	mi := &file_plugin_v1_plugin_proto_msgTypes[7]
+	mi := &file_plugin_v1_plugin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -666,7 +794,7 @@ func (x *StorageDescription) String() string {
 func (*StorageDescription) ProtoMessage() {}
 
 func (x *StorageDescription) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_v1_plugin_proto_msgTypes[7]
+	mi := &file_plugin_v1_plugin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -679,7 +807,7 @@ func (x *StorageDescription) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorageDescription.ProtoReflect.Descriptor instead.
 func (*StorageDescription) Descriptor() ([]byte, []int) {
-	return file_plugin_v1_plugin_proto_rawDescGZIP(), []int{7}
+	return file_plugin_v1_plugin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StorageDescription) GetCsiDriver() []byte {
@@ -713,16 +841,26 @@ const file_plugin_v1_plugin_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
 	"\tnode_name\x18\x03 \x01(\tR\bnodeName\x12\x19\n" +
 	"\bdata_dir\x18\x04 \x01(\tR\adataDir\x12\x16\n" +
-	"\x06config\x18\x05 \x01(\fR\x06config\"\x8a\x02\n" +
+	"\x06config\x18\x05 \x01(\fR\x06config\"\xa0\x02\n" +
 	"\vDescription\x12\x18\n" +
-	"\aversion\x18\x01 \x01(\tR\aversion\x12H\n" +
+	"\aversion\x18\x01 \x01(\tR\aversion\x12\x14\n" +
+	"\x05calls\x18\x02 \x01(\bR\x05calls\x12H\n" +
 	"\tadmission\x18\n" +
 	" \x01(\v2(.kubelith.plugin.v1.AdmissionDescriptionH\x00R\tadmission\x12K\n" +
 	"\n" +
 	"scheduling\x18\v \x01(\v2).kubelith.plugin.v1.SchedulingDescriptionH\x00R\n" +
 	"scheduling\x12B\n" +
 	"\astorage\x18\f \x01(\v2&.kubelith.plugin.v1.StorageDescriptionH\x00R\astorageB\x06\n" +
-	"\x04kind\"\x10\n" +
+	"\x04kind\"^\n" +
+	"\vCallRequest\x12\x16\n" +
+	"\x06method\x18\x01 \x01(\tR\x06method\x12\x1d\n" +
+	"\n" +
+	"timeout_ns\x18\x02 \x01(\x03R\ttimeoutNs\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\fR\amessage\"T\n" +
+	"\fCallResponse\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\rR\x04code\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\fR\amessage\"\x10\n" +
 	"\x0eMetricsRequest\"%\n" +
 	"\x0fMetricsResponse\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\fR\x04text\"\x8e\x01\n" +
@@ -764,10 +902,11 @@ const file_plugin_v1_plugin_proto_rawDesc = "" +
 	"\rFailurePolicy\x12\x1e\n" +
 	"\x1aFAILURE_POLICY_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15FAILURE_POLICY_IGNORE\x10\x01\x12\x17\n" +
-	"\x13FAILURE_POLICY_FAIL\x10\x022\xae\x01\n" +
+	"\x13FAILURE_POLICY_FAIL\x10\x022\xfe\x01\n" +
 	"\x06Plugin\x12P\n" +
 	"\bDescribe\x12#.kubelith.plugin.v1.DescribeRequest\x1a\x1f.kubelith.plugin.v1.Description\x12R\n" +
-	"\aMetrics\x12\".kubelith.plugin.v1.MetricsRequest\x1a#.kubelith.plugin.v1.MetricsResponseB7Z5kubelith.io/kubelith/plugins/proto/plugin/v1;pluginv1b\x06proto3"
+	"\aMetrics\x12\".kubelith.plugin.v1.MetricsRequest\x1a#.kubelith.plugin.v1.MetricsResponse\x12N\n" +
+	"\x05Calls\x12\x1f.kubelith.plugin.v1.CallRequest\x1a .kubelith.plugin.v1.CallResponse(\x010\x01B7Z5kubelith.io/kubelith/plugins/proto/plugin/v1;pluginv1b\x06proto3"
 
 var (
 	file_plugin_v1_plugin_proto_rawDescOnce sync.Once
@@ -782,34 +921,38 @@ func file_plugin_v1_plugin_proto_rawDescGZIP() []byte {
 }
 
 var file_plugin_v1_plugin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_plugin_v1_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_plugin_v1_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_plugin_v1_plugin_proto_goTypes = []any{
 	(Encoding)(0),                 // 0: kubelith.plugin.v1.Encoding
 	(FailurePolicy)(0),            // 1: kubelith.plugin.v1.FailurePolicy
 	(*DescribeRequest)(nil),       // 2: kubelith.plugin.v1.DescribeRequest
 	(*Description)(nil),           // 3: kubelith.plugin.v1.Description
-	(*MetricsRequest)(nil),        // 4: kubelith.plugin.v1.MetricsRequest
-	(*MetricsResponse)(nil),       // 5: kubelith.plugin.v1.MetricsResponse
-	(*AdmissionDescription)(nil),  // 6: kubelith.plugin.v1.AdmissionDescription
-	(*SchedulingDescription)(nil), // 7: kubelith.plugin.v1.SchedulingDescription
-	(*NodeFields)(nil),            // 8: kubelith.plugin.v1.NodeFields
-	(*StorageDescription)(nil),    // 9: kubelith.plugin.v1.StorageDescription
-	(*durationpb.Duration)(nil),   // 10: google.protobuf.Duration
+	(*CallRequest)(nil),           // 4: kubelith.plugin.v1.CallRequest
+	(*CallResponse)(nil),          // 5: kubelith.plugin.v1.CallResponse
+	(*MetricsRequest)(nil),        // 6: kubelith.plugin.v1.MetricsRequest
+	(*MetricsResponse)(nil),       // 7: kubelith.plugin.v1.MetricsResponse
+	(*AdmissionDescription)(nil),  // 8: kubelith.plugin.v1.AdmissionDescription
+	(*SchedulingDescription)(nil), // 9: kubelith.plugin.v1.SchedulingDescription
+	(*NodeFields)(nil),            // 10: kubelith.plugin.v1.NodeFields
+	(*StorageDescription)(nil),    // 11: kubelith.plugin.v1.StorageDescription
+	(*durationpb.Duration)(nil),   // 12: google.protobuf.Duration
 }
 var file_plugin_v1_plugin_proto_depIdxs = []int32{
-	6,  // 0: kubelith.plugin.v1.Description.admission:type_name -> kubelith.plugin.v1.AdmissionDescription
-	7,  // 1: kubelith.plugin.v1.Description.scheduling:type_name -> kubelith.plugin.v1.SchedulingDescription
-	9,  // 2: kubelith.plugin.v1.Description.storage:type_name -> kubelith.plugin.v1.StorageDescription
+	8,  // 0: kubelith.plugin.v1.Description.admission:type_name -> kubelith.plugin.v1.AdmissionDescription
+	9,  // 1: kubelith.plugin.v1.Description.scheduling:type_name -> kubelith.plugin.v1.SchedulingDescription
+	11, // 2: kubelith.plugin.v1.Description.storage:type_name -> kubelith.plugin.v1.StorageDescription
 	0,  // 3: kubelith.plugin.v1.AdmissionDescription.encodings:type_name -> kubelith.plugin.v1.Encoding
 	1,  // 4: kubelith.plugin.v1.SchedulingDescription.failure_policy:type_name -> kubelith.plugin.v1.FailurePolicy
-	10, // 5: kubelith.plugin.v1.SchedulingDescription.timeout:type_name -> google.protobuf.Duration
-	8,  // 6: kubelith.plugin.v1.SchedulingDescription.needs:type_name -> kubelith.plugin.v1.NodeFields
+	12, // 5: kubelith.plugin.v1.SchedulingDescription.timeout:type_name -> google.protobuf.Duration
+	10, // 6: kubelith.plugin.v1.SchedulingDescription.needs:type_name -> kubelith.plugin.v1.NodeFields
 	2,  // 7: kubelith.plugin.v1.Plugin.Describe:input_type -> kubelith.plugin.v1.DescribeRequest
-	4,  // 8: kubelith.plugin.v1.Plugin.Metrics:input_type -> kubelith.plugin.v1.MetricsRequest
-	3,  // 9: kubelith.plugin.v1.Plugin.Describe:output_type -> kubelith.plugin.v1.Description
-	5,  // 10: kubelith.plugin.v1.Plugin.Metrics:output_type -> kubelith.plugin.v1.MetricsResponse
-	9,  // [9:11] is the sub-list for method output_type
-	7,  // [7:9] is the sub-list for method input_type
+	6,  // 8: kubelith.plugin.v1.Plugin.Metrics:input_type -> kubelith.plugin.v1.MetricsRequest
+	4,  // 9: kubelith.plugin.v1.Plugin.Calls:input_type -> kubelith.plugin.v1.CallRequest
+	3,  // 10: kubelith.plugin.v1.Plugin.Describe:output_type -> kubelith.plugin.v1.Description
+	7,  // 11: kubelith.plugin.v1.Plugin.Metrics:output_type -> kubelith.plugin.v1.MetricsResponse
+	5,  // 12: kubelith.plugin.v1.Plugin.Calls:output_type -> kubelith.plugin.v1.CallResponse
+	10, // [10:13] is the sub-list for method output_type
+	7,  // [7:10] is the sub-list for method input_type
 	7,  // [7:7] is the sub-list for extension type_name
 	7,  // [7:7] is the sub-list for extension extendee
 	0,  // [0:7] is the sub-list for field type_name
@@ -831,7 +974,7 @@ func file_plugin_v1_plugin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_plugin_v1_plugin_proto_rawDesc), len(file_plugin_v1_plugin_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   8,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

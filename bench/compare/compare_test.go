@@ -9,12 +9,9 @@ import (
 
 // TestCompare is the benchmark. It goes on where an earlier run with the same executable stopped.
 func TestCompare(t *testing.T) {
+	store, rounds := results.OpenRun(t, "bench")
 	set := load(t)
-	store, err := results.Open(set.results, set.build)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for round := 1; round <= set.rounds; round++ {
+	for round := 1; round <= rounds; round++ {
 		if !interleaved(t, set, store, "pods", round, []string{results.Kubelith, results.Composition, results.Product, results.Floor}) {
 			return
 		}

@@ -20,7 +20,7 @@ const idlePods = 10
 
 // TestAgent measures one new agent after the other.
 func TestAgent(t *testing.T) {
-	store, rounds := open(t)
+	store, rounds := results.OpenRun(t, "bench-network")
 	if store.Rounds("agent", results.Agent) >= rounds {
 		t.Skip("done in an earlier run")
 	}
@@ -67,7 +67,7 @@ func agentRound(t *testing.T, c *harness.Cluster, a *harness.Server) []results.S
 	}
 	time.Sleep(40 * time.Second) // it gives memory back half a minute after its start
 	before, at := harness.CPUSeconds(t, a.PID()), time.Now()
-	time.Sleep(time.Duration(number(t, "IDLE_SECONDS", 120)) * time.Second)
+	time.Sleep(time.Duration(results.Number(t, "IDLE_SECONDS", 120)) * time.Second)
 	used := (harness.CPUSeconds(t, a.PID()) - before) / time.Since(at).Seconds()
 	return []results.Sample{
 		{Figure: results.AgentReady, Value: ready.Seconds()},

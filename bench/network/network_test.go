@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -27,36 +26,9 @@ const port = 9100
 // undisturbed switches off what the harness switches on to find bugs.
 var undisturbed = []string{"KUBE_CACHE_MUTATION_DETECTOR=false"}
 
-// open returns the file of samples and the number of rounds; it skips when this is no benchmark run.
-func open(t *testing.T) (*results.Store, int) {
-	t.Helper()
-	path := os.Getenv("BENCH_RESULTS")
-	if path == "" {
-		t.Skip("not a benchmark run: use make bench-network")
-	}
-	store, err := results.Open(path, os.Getenv("BENCH_BUILD"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return store, number(t, "ROUNDS", 7)
-}
-
-func number(t *testing.T, variable string, otherwise int) int {
-	t.Helper()
-	text := os.Getenv(variable)
-	if text == "" {
-		return otherwise
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatalf("%s=%s: %v", variable, text, err)
-	}
-	return n
-}
-
 // TestWays measures each way ROUNDS times, one after the other, so that what changes on the machine falls on all alike.
 func TestWays(t *testing.T) {
-	store, rounds := open(t)
+	store, rounds := results.OpenRun(t, "bench-network")
 	for _, backend := range []string{results.VXLAN, results.HostGW} {
 		t.Run(backend, func(t *testing.T) {
 			if store.Rounds("network", backend) >= rounds {

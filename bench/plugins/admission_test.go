@@ -2,7 +2,6 @@ package plugins
 
 import (
 	"bufio"
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -39,7 +38,6 @@ import (
 	"kubelith.io/kubelith/plugins"
 	pluginadmission "kubelith.io/kubelith/plugins/admission"
 	"kubelith.io/kubelith/plugins/host"
-	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
 const (
@@ -67,24 +65,8 @@ type sample struct {
 // encoding, the way to the other process and back, decoding. The plugin is run by Kubelith's host; the webhook is a Go
 // server on 127.0.0.1 with HTTP/2 and TLS connections that stay. The process of the benchmark stands in for the apiserver.
 func TestAdmission(t *testing.T) {
-	path := os.Getenv("BENCH_RESULTS")
-	if path == "" {
-		t.Skip("not a benchmark run: use make bench-plugins")
-	}
-	rounds := 7
-	if n, err := strconv.Atoi(os.Getenv("ROUNDS")); err == nil {
-		rounds = n
-	}
-	store, err := results.Open(path, os.Getenv("BENCH_BUILD"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	program := filepath.Join(t.TempDir(), "reviewer")
-	build := exec.Command("go", "build", "-o", program, "./reviewer")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the reviewer: %v\n%s", err, out)
-	}
+	store, rounds := results.OpenRun(t, "bench-plugins")
+	program := build(t, "reviewer")
 	sides := []side{pluginSide(t, program), webhookSide(t, program)}
 	time.Sleep(idle)
 	memory := map[string]float64{}
@@ -189,8 +171,8 @@ func cpu(t *testing.T, pid int) time.Duration {
 // pluginSide is Kubelith's plugin for webhooks with one plugin, a process of its own.
 func pluginSide(t testing.TB, program string) side {
 	t.Helper()
-	set, pid := startPlugin(t, program)
-	registry, err := pluginadmission.Registry(pluginadmission.Options{Plugins: set, Self: "system:apiserver", Log: logrus.New()})
+	h := startPlugins(t, host.Spec{Name: "images", Kind: plugins.Admission, Path: program, Env: strings.Fields(os.Getenv("BENCH_PLUGIN_ENV")), Source: "the benchmark"})
+	registry, err := pluginadmission.Registry(pluginadmission.Options{Plugins: h, Self: "system:apiserver", Log: logrus.New()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,7 +180,7 @@ func pluginSide(t testing.TB, program string) side {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return side{results.AsPlugin, p.(admission.ValidationInterface), pid}
+	return side{results.AsPlugin, p.(admission.ValidationInterface), h.States()[0].PID}
 }
 
 // webhookSide is upstream's plugin with one webhook, a process of its own.
@@ -286,33 +268,4 @@ func certificate(t testing.TB) (cert, key string, ca []byte) {
 		t.Fatal(err)
 	}
 	return cert, key, ca
-}
-
-// startPlugin runs the program under a host, as the server does, and returns the host and the plugin's process.
-func startPlugin(t testing.TB, program string) (plugins.Set, int) {
-	t.Helper()
-	log := logrus.New()
-	log.SetLevel(logrus.WarnLevel)
-	dir := t.TempDir()
-	h := host.New(host.Options{
-		Specs:   []host.Spec{{Name: "images", Kind: plugins.Admission, Path: program, Env: strings.Fields(os.Getenv("BENCH_PLUGIN_ENV")), Source: "the benchmark"}},
-		DataDir: filepath.Join(dir, "data"), RunDir: filepath.Join(dir, "run"), NodeName: "node",
-		Validate: map[plugins.Kind]func(string, *pluginv1.Description) error{plugins.Admission: pluginadmission.Validate},
-		Log:      logrus.NewEntry(log),
-	})
-	ctx, cancel := context.WithCancel(context.Background())
-	ready, ended := make(chan struct{}), make(chan error, 1)
-	go func() { ended <- h.Run(ctx, func() { close(ready) }) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	<-ready
-	state := h.States()[0]
-	if state.Phase != string(host.Ready) {
-		t.Fatalf("the plugin is %s: %s", state.Phase, state.Message)
-	}
-	return h, state.PID
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -47,8 +46,8 @@ const (
 // The overhead of one plugin is a third of what three add to it. The default profile is as it comes: with upstream's default
 // constraints of spreading it does not batch pods, so that all three schedule pod by pod.
 func TestScheduling(t *testing.T) {
-	store, rounds := open(t)
-	program := buildScorer(t)
+	store, rounds := results.OpenRun(t, "bench-plugins")
+	program := build(t, "scorer")
 	for round := 1; round <= rounds; round++ {
 		for _, way := range []string{results.NoScorer, results.ScorerPlugins, results.ScorerExtenders} {
 			if store.Done("scheduling", round, way) {
@@ -65,18 +64,6 @@ func TestScheduling(t *testing.T) {
 			})
 		}
 	}
-}
-
-// buildScorer builds bench/plugins/scorer.
-func buildScorer(t *testing.T) string {
-	t.Helper()
-	program := filepath.Join(t.TempDir(), "scorer")
-	build := exec.Command("go", "build", "-o", program, "./scorer")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the scorer: %v\n%s", err, out)
-	}
-	return program
 }
 
 // schedule starts a server, and lets it schedule the pods.
@@ -192,13 +179,7 @@ func startExtenders(t *testing.T, s *harness.Server) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-		harness.Eventually(t, time.Minute, "an extender to answer", func() error {
-			response, err := http.Get(fmt.Sprintf("http://%s:%d/served", s.NodeIP, firstPort+i))
-			if err == nil {
-				response.Body.Close()
-			}
-			return err
-		})
+		waitExtender(t, s.NodeIP, i)
 	}
 }
 
@@ -212,8 +193,8 @@ func requireScored(t *testing.T, way string, s *harness.Server) {
 		if way != results.ScorerExtenders {
 			break
 		}
-		if n := served(t, s, i); n < pods {
-			t.Errorf("extender %d was asked %d times for %d pods", i, n, pods)
+		if n, err := served(s.NodeIP, i); err != nil || n < pods {
+			t.Errorf("extender %d was asked %d times for %d pods, %v", i, n, pods, err)
 		}
 	}
 	list, err := s.Client(t).CoreV1().Pods("").List(t.Context(), metav1.ListOptions{LabelSelector: "bench=scheduling"})
@@ -227,18 +208,24 @@ func requireScored(t *testing.T, way string, s *harness.Server) {
 	}
 }
 
-// served is how often an extender has been asked.
-func served(t *testing.T, s *harness.Server, i int) (count int) {
+// waitExtender waits until an extender has the nodes.
+func waitExtender(t *testing.T, host string, i int) {
 	t.Helper()
-	response, err := http.Get(fmt.Sprintf("http://%s:%d/served", s.NodeIP, firstPort+i))
+	harness.Eventually(t, time.Minute, "an extender to answer", func() error {
+		_, err := served(host, i)
+		return err
+	})
+}
+
+// served is how often an extender has been asked.
+func served(host string, i int) (count int, err error) {
+	response, err := http.Get(fmt.Sprintf("http://%s:%d/served", host, firstPort+i))
 	if err != nil {
-		t.Fatal(err)
+		return 0, err
 	}
 	defer response.Body.Close()
-	if _, err := fmt.Fscan(response.Body, &count); err != nil {
-		t.Fatal(err)
-	}
-	return count
+	_, err = fmt.Fscan(response.Body, &count)
+	return count, err
 }
 
 // hollow is a Node object without a machine.
@@ -318,22 +305,4 @@ func read(t *testing.T, s *harness.Server) figures {
 		out[name] += number
 	}
 	return out
-}
-
-// open returns the file of samples and the number of rounds; it skips when this is no benchmark run.
-func open(t *testing.T) (*results.Store, int) {
-	t.Helper()
-	path := os.Getenv("BENCH_RESULTS")
-	if path == "" {
-		t.Skip("not a benchmark run: use make bench-plugins")
-	}
-	store, err := results.Open(path, os.Getenv("BENCH_BUILD"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	rounds, err := strconv.Atoi(os.Getenv("ROUNDS"))
-	if err != nil {
-		t.Fatalf("ROUNDS: %v", err)
-	}
-	return store, rounds
 }

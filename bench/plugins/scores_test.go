@@ -1,12 +1,9 @@
 package plugins
 
 import (
-	"context"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -23,7 +20,6 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
 	"kubelith.io/kubelith/bench/results"
-	"kubelith.io/kubelith/integration/harness"
 	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/plugins/host"
 	"kubelith.io/kubelith/plugins/scheduling"
@@ -46,8 +42,8 @@ func (h handle) SnapshotSharedLister() fwk.SharedLister { return h.snapshot }
 // TestScores measures what scoring takes by plugins and by extenders, without a cluster around it: upstream's own client of extenders, and
 // our framework plugins with processes under the host. Between two pods one node changes.
 func TestScores(t *testing.T) {
-	store, rounds := open(t)
-	program := buildScorer(t)
+	store, rounds := results.OpenRun(t, "bench-plugins")
+	program := build(t, "scorer")
 	var nodes []*corev1.Node
 	for i := range hollowNodes {
 		nodes = append(nodes, hollow(i))
@@ -114,31 +110,19 @@ func mean(all []time.Duration) time.Duration {
 // pluginScorers runs plugins under a host, as a server does.
 func pluginScorers(t *testing.T, program string, snapshot *cache.Snapshot) func(*testing.T, *corev1.Pod, []fwk.NodeInfo, int) {
 	t.Helper()
-	log := logrus.New()
-	log.SetLevel(logrus.WarnLevel)
-	dir := t.TempDir()
 	var specs []host.Spec
 	for i := range scorers {
 		specs = append(specs, host.Spec{Name: fmt.Sprintf("scorer%d", i), Kind: plugins.Scheduling, Path: program, Source: "the benchmark"})
 	}
-	h := host.New(host.Options{Specs: specs, DataDir: filepath.Join(dir, "data"), RunDir: filepath.Join(dir, "run"), NodeName: "node", Log: logrus.NewEntry(log)})
-	ctx, cancel := context.WithCancel(context.Background())
-	ready, ended := make(chan struct{}), make(chan error, 1)
-	go func() { ended <- h.Run(ctx, func() { close(ready) }) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	<-ready
-	extension := scheduling.New(h, log)
+	log := logrus.New()
+	log.SetLevel(logrus.WarnLevel)
+	extension := scheduling.New(startPlugins(t, specs...), log)
 	t.Cleanup(extension.Close)
 	profiles := map[int][]fwk.Plugin{}
 	for _, count := range []int{1, scorers} {
 		registry := extension.Registry()
 		for i := range count {
-			p, err := registry[fmt.Sprintf("scorer%d", i)](ctx, nil, handle{snapshot: snapshot})
+			p, err := registry[fmt.Sprintf("scorer%d", i)](t.Context(), nil, handle{snapshot: snapshot})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -148,13 +132,13 @@ func pluginScorers(t *testing.T, program string, snapshot *cache.Snapshot) func(
 	return func(t *testing.T, pod *corev1.Pod, nodes []fwk.NodeInfo, count int) {
 		state := framework.NewCycleState()
 		for _, p := range profiles[count] {
-			if status := p.(fwk.PreScorePlugin).PreScore(ctx, state, pod, nodes); !status.IsSuccess() {
+			if status := p.(fwk.PreScorePlugin).PreScore(t.Context(), state, pod, nodes); !status.IsSuccess() {
 				t.Fatalf("%s: %v", p.Name(), status)
 			}
 		}
 		for _, p := range profiles[count] {
 			for _, n := range nodes {
-				if _, status := p.(fwk.ScorePlugin).Score(ctx, state, pod, n); !status.IsSuccess() {
+				if _, status := p.(fwk.ScorePlugin).Score(t.Context(), state, pod, n); !status.IsSuccess() {
 					t.Fatalf("%s: %v", p.Name(), status)
 				}
 			}
@@ -174,13 +158,7 @@ func extenderScorers(t *testing.T, program string) func(*testing.T, *corev1.Pod,
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-		harness.Eventually(t, time.Minute, "an extender to answer", func() error {
-			response, err := http.Get("http://" + address + "/served")
-			if err == nil {
-				response.Body.Close()
-			}
-			return err
-		})
+		waitExtender(t, "127.0.0.1", i)
 		e, err := scheduler.NewHTTPExtender(&config.Extender{URLPrefix: "http://" + address, PrioritizeVerb: "prioritize", Weight: 1, NodeCacheCapable: true})
 		if err != nil {
 			t.Fatal(err)

@@ -3,9 +3,7 @@ package plugins
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -24,18 +22,7 @@ const claims = 50
 // TestStorage measures how long it takes from a claim to a running pod that has it mounted, 50 of them at once, and
 // the same pods with an emptyDir, which is what starting them takes anyway. Samples go to the file BENCH_RESULTS.
 func TestStorage(t *testing.T) {
-	path := os.Getenv("BENCH_RESULTS")
-	if path == "" {
-		t.Skip("not a benchmark run: use make bench-plugins")
-	}
-	store, err := results.Open(path, os.Getenv("BENCH_BUILD"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	rounds, err := strconv.Atoi(os.Getenv("ROUNDS"))
-	if err != nil {
-		t.Fatalf("ROUNDS: %v", err)
-	}
+	store, rounds := results.OpenRun(t, "bench-plugins")
 	if store.Rounds("storage", results.EmptyDirs) >= rounds {
 		t.Skip("done in an earlier run")
 	}

@@ -38,22 +38,7 @@ const requests = 1000
 
 // TestRequests stores ROUNDS samples of each figure, the two ways in turn.
 func TestRequests(t *testing.T) {
-	path := os.Getenv("BENCH_RESULTS")
-	if path == "" {
-		t.Skip("not a benchmark run: use make bench")
-	}
-	rounds := 7
-	if text := os.Getenv("ROUNDS"); text != "" {
-		n, err := strconv.Atoi(text)
-		if err != nil {
-			t.Fatalf("ROUNDS=%s: %v", text, err)
-		}
-		rounds = n
-	}
-	store, err := results.Open(path, os.Getenv("BENCH_BUILD"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	store, rounds := results.OpenRun(t, "bench")
 	if store.Rounds("requests", results.Kubelith) >= rounds {
 		t.Skip("done in an earlier run")
 	}

@@ -1,9 +1,6 @@
 package results
 
-import (
-	"fmt"
-	"io"
-)
+import "io"
 
 // The stages of bench/scale, in place of a cluster.
 const (
@@ -40,12 +37,6 @@ func RequestP99(verb string) string { return "all " + verb + " requests, p99 (ms
 
 // ScaleTable writes the markdown of docs/performance.md about many nodes.
 func ScaleTable(w io.Writer, s *Store) {
-	stages := []string{ScaleEmpty, ScaleNodes, ScaleMaking, ScalePods}
-	fmt.Fprint(w, "| figure |")
-	for _, stage := range stages {
-		fmt.Fprintf(w, " %s |", stage)
-	}
-	fmt.Fprint(w, "\n|---|---|---|---|---|\n")
 	figures := []string{
 		NodesReady, PodsScheduled, PodsRunning, ServerMemory, ServerPeak, DatabaseSize, ServerCPU, KwokCPU, RequestRate, RequestsFailed, NodesLost,
 		GetP99, UpdateP99, WatchP99, ListP99,
@@ -53,11 +44,5 @@ func ScaleTable(w io.Writer, s *Store) {
 	for _, verb := range Verbs {
 		figures = append(figures, RequestP99(verb))
 	}
-	for _, figure := range figures {
-		fmt.Fprintf(w, "| %s |", figure)
-		for _, stage := range stages {
-			fmt.Fprintf(w, " %s |", cell(s.Values(stage, figure)))
-		}
-		fmt.Fprintln(w)
-	}
+	writeRows(w, s, []string{ScaleEmpty, ScaleNodes, ScaleMaking, ScalePods}, figures)
 }

@@ -24,18 +24,7 @@ const (
 
 // SchedulingTable writes the markdown of docs/performance.md about scheduling plugins.
 func SchedulingTable(w io.Writer, s *Store) {
-	fmt.Fprintf(w, "| figure | %s | %s | %s |\n|---|---|---|---|\n", NoScorer, ScorerPlugins, ScorerExtenders)
-	for _, f := range []string{OneScorer, ThreeScorers, PodTime, PodsPerSecond, UpdateBytes, UpdateNodes} {
-		fmt.Fprintf(w, "| %s |", f)
-		for _, way := range []string{NoScorer, ScorerPlugins, ScorerExtenders} {
-			if v := s.Values(way, f); len(v) > 0 {
-				fmt.Fprintf(w, " %s |", cell(v))
-			} else {
-				fmt.Fprint(w, " |")
-			}
-		}
-		fmt.Fprintln(w)
-	}
+	writeRows(w, s, []string{NoScorer, ScorerPlugins, ScorerExtenders}, []string{OneScorer, ThreeScorers, PodTime, PodsPerSecond, UpdateBytes, UpdateNodes})
 	plugin, extender := s.Values(ScorerPlugins, OneScorer), s.Values(ScorerExtenders, OneScorer)
 	if len(plugin) == 0 || len(extender) == 0 {
 		return

@@ -22,17 +22,6 @@ const (
 
 // StorageTable writes the markdown of docs/performance.md about volumes.
 func StorageTable(w io.Writer, s *Store) {
-	fmt.Fprintf(w, "| figure | %s | %s |\n|---|---|---|\n", Claims, EmptyDirs)
-	for _, f := range []string{BoundMedian, BoundLast, MountedMedian, MountedLast} {
-		fmt.Fprintf(w, "| %s |", f)
-		for _, with := range []string{Claims, EmptyDirs} {
-			if v := s.Values(with, f); len(v) > 0 {
-				fmt.Fprintf(w, " %s |", cell(v))
-			} else {
-				fmt.Fprint(w, " |")
-			}
-		}
-		fmt.Fprintln(w)
-	}
+	writeRows(w, s, []string{Claims, EmptyDirs}, []string{BoundMedian, BoundLast, MountedMedian, MountedLast})
 	fmt.Fprintf(w, "\nMedians of %d rounds.\n", s.Rounds("storage", Claims))
 }

@@ -80,6 +80,18 @@ func Table(w io.Writer, s *Store, packed int64) {
 	}
 }
 
+// writeRows writes a table with a column for each way, cluster or stage, and a row for each figure.
+func writeRows(w io.Writer, s *Store, columns, figures []string) {
+	fmt.Fprintf(w, "| figure | %s |\n|---%s|\n", strings.Join(columns, " | "), strings.Repeat("|---", len(columns)))
+	for _, figure := range figures {
+		fmt.Fprintf(w, "| %s |", figure)
+		for _, column := range columns {
+			fmt.Fprintf(w, " %s |", cell(s.Values(column, figure)))
+		}
+		fmt.Fprintln(w)
+	}
+}
+
 // figure is the values of a figure, one per round. The 50 pods minus the floor are computed from the
 // floor's median: single rounds of it vary less than the clusters' do.
 func (s *Store) figure(cluster, figure string) []float64 {

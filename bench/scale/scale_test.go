@@ -1,8 +1,6 @@
 package scale
 
 import (
-	"os"
-	"strconv"
 	"testing"
 	"time"
 
@@ -16,15 +14,8 @@ import (
 func TestMain(m *testing.M) { harness.Main(m) }
 
 func TestScale(t *testing.T) {
-	path := os.Getenv("BENCH_RESULTS")
-	if path == "" {
-		t.Skip("not a benchmark run: use make bench-scale")
-	}
-	store, err := results.Open(path, os.Getenv("BENCH_BUILD"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	nodes, pods, idle := number(t, "SCALE_NODES"), number(t, "SCALE_PODS"), time.Duration(number(t, "IDLE_SECONDS"))*time.Second
+	store, _ := results.OpenRun(t, "bench-scale")
+	nodes, pods, idle := results.Number(t, "SCALE_NODES", 1000), results.Number(t, "SCALE_PODS", 10000), time.Duration(results.Number(t, "IDLE_SECONDS", 30))*time.Second
 	s := harness.Start(t, harness.Options{
 		NoTestImage: true,
 		Disable:     []string{"metrics-server"},
@@ -45,15 +36,6 @@ func TestScale(t *testing.T) {
 	r.stage(results.ScaleMaking, func() []results.Sample { return r.makePods(pods) })
 	time.Sleep(idle)
 	r.stage(results.ScalePods, func() []results.Sample { time.Sleep(idle); return nil })
-}
-
-func number(t *testing.T, variable string) int {
-	t.Helper()
-	n, err := strconv.Atoi(os.Getenv(variable))
-	if err != nil {
-		t.Fatalf("%s: %v", variable, err)
-	}
-	return n
 }
 
 // client sends as fast as it can, and no JSON.

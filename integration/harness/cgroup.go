@@ -81,28 +81,6 @@ func enableControllers(dir string) {
 	}
 }
 
-// removePluginGroups removes the empty cgroups of plugins whose server is gone, NAME-PID-NUMBER: servers are killed here, and no next one
-// tidies up after them.
-func removePluginGroups() {
-	filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error { // with v1 below the group that the tests run in
-		if err != nil || !d.IsDir() || !strings.HasPrefix(d.Name(), "kubelith-plugins-") {
-			return nil
-		}
-		groups, _ := os.ReadDir(path)
-		for _, group := range groups {
-			fields := strings.Split(group.Name(), "-")
-			if !group.IsDir() || len(fields) < 3 {
-				continue
-			}
-			if _, err := os.Stat("/proc/" + fields[len(fields)-2]); os.IsNotExist(err) {
-				os.Remove(filepath.Join(path, group.Name()))
-			}
-		}
-		os.Remove(path) // unless others are in there
-		return filepath.SkipDir
-	})
-}
-
 // removeCgroup removes a cgroup and its children. The kernel needs a moment after the last process.
 func removeCgroup(dir string) error {
 	var err error

@@ -1,6 +1,6 @@
 // Package harness starts real kubelith servers for the integration tests and lets tests look at the
 // real thing: processes, cgroup files, mounts, packets, log lines. It drives the built executable
-// (KUBELITH_BIN, else bin/kubelith of this repository) and imports nothing of the product.
+// (KUBELITH_BIN, else bin/kubelith of this repository) and imports nothing of the product but what ends plugins.
 //
 // Every server lives in a sandbox: its own network namespace (joined to the host by a veth pair,
 // 10.123.N.1 outside and 10.123.N.2 inside) and its own mount namespace in which /run, /var/lib,

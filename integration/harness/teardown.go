@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	pluginhost "kubelith.io/kubelith/plugins/host"
 )
 
 // sandboxID is enough to find everything that belongs to a sandbox.
@@ -69,8 +71,9 @@ func (id sandboxID) teardown(inside bool) error {
 	for _, dir := range id.cgroupDirs() {
 		errs = append(errs, removeCgroup(dir))
 	}
-	removePluginGroups()
 	if inside {
+		_, err := pluginhost.Sweep(RunDir) // the server was killed, and no next one tidies up after its plugins
+		errs = append(errs, err)
 		exec.Command("ip", "link", "del", "eth0").Run() // takes the host's end along
 		os.Chdir("/")
 		for _, dir := range []string{"/run", "/var/log", "/var/lib", "/usr/libexec", "/opt", "/etc"} {

@@ -46,12 +46,12 @@ func TestDocumentation(t *testing.T) {
 
 	s := harness.Start(t, harness.Options{NoTestImage: true})
 	const checked = harness.DataDir + "/team"
-	putExecutable(t, s, checked, team)
+	install(t, s, team, checked)
 	res := s.RunBinary(t, "plugin", "check", checked)
 	if res.Code != 0 || strings.Count(res.Stdout, "\nok ") < 10 || strings.Contains(res.Stdout, "failed") {
 		t.Errorf("plugin check: exit code %d\n%s%s", res.Code, res.Stdout, res.Stderr)
 	}
-	putExecutable(t, s, harness.DataDir+"/plugins/admission/team", team)
+	install(t, s, team, dropped("team"))
 	waitPhase(t, s, "team", "ready")
 	refused := s.TryKubectl(t, "run", "web", "--image=kubelith/hello:1")
 	if refused.Code == 0 || !strings.Contains(rest, "    "+strings.TrimSpace(refused.Stderr)+"\n") {

@@ -2,11 +2,9 @@ package plugins
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -34,66 +32,12 @@ func entry(name, policy string, more ...string) string {
 func faultyServer(t *testing.T, entries ...string) *harness.Server {
 	t.Helper()
 	s := harness.New(t, harness.Options{NoTestImage: true, ConfigYAML: configWith(entries...)})
-	putExecutable(t, s, badPath, buildPlugin(t, "./badplugin"))
+	install(t, s, buildPlugin(t, "./badplugin"), badPath)
 	return s
 }
 
 func configWith(entries ...string) string {
 	return header + "plugins:\n" + strings.Join(entries, "")
-}
-
-// putExecutable copies a program into the sandbox.
-func putExecutable(t *testing.T, s *harness.Server, path, program string) {
-	t.Helper()
-	text, err := os.ReadFile(program)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(s.Path(filepath.Dir(path)), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(s.Path(path), text, 0o755); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// pluginState is what `kubelith plugin list -o json` says of one.
-type pluginState struct {
-	Name, Phase, Message, Path, SHA256, Cgroup string
-	PID, Starts                                int
-}
-
-// states of all plugins, by name.
-func states(s *harness.Server, t *testing.T) map[string]pluginState {
-	t.Helper()
-	res := s.RunBinary(t, "plugin", "list", "-o", "json")
-	if res.Code != 0 {
-		t.Fatalf("plugin list: %s", res.Stderr)
-	}
-	var list []pluginState
-	if err := json.Unmarshal([]byte(res.Stdout), &list); err != nil {
-		t.Fatalf("plugin list: %v in %s", err, res.Stdout)
-	}
-	all := map[string]pluginState{}
-	for _, p := range list {
-		all[p.Name] = p
-	}
-	return all
-}
-
-// waitPhase waits until a plugin is in a phase, and returns its state.
-func waitPhase(t *testing.T, s *harness.Server, name string, phases ...string) (found pluginState) {
-	t.Helper()
-	harness.Eventually(t, 90*time.Second, name+" to be "+strings.Join(phases, " or "), func() error {
-		found = states(s, t)[name]
-		for _, phase := range phases {
-			if found.Phase == phase {
-				return nil
-			}
-		}
-		return fmt.Errorf("it is %q: %s", found.Phase, found.Message)
-	})
-	return found
 }
 
 // create asks for a ConfigMap that the named plugin reviews, as a dry run. It returns it as it would be.
@@ -145,8 +89,8 @@ func TestStartFaults(t *testing.T) {
 		entries = append(entries, e)
 	}
 	s := faultyServer(t, entries...)
-	putExecutable(t, s, other, buildPlugin(t, "./badplugin"))
-	putExecutable(t, s, plain, buildPlugin(t, "./badplugin"))
+	install(t, s, buildPlugin(t, "./badplugin"), other)
+	install(t, s, buildPlugin(t, "./badplugin"), plain)
 	if err := os.Chmod(s.Path(plain), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +110,7 @@ func TestStartFaults(t *testing.T) {
 		t.Error(err)
 	}
 	// What was missing is started as soon as it is there.
-	putExecutable(t, s, missing, buildPlugin(t, "./badplugin"))
+	install(t, s, buildPlugin(t, "./badplugin"), missing)
 	waitPhase(t, s, "missing", "ready")
 	if err := reviewed(t.Context(), s.Client(t), "missing"); err != nil {
 		t.Error(err)
@@ -284,7 +228,7 @@ func TestRandomKills(t *testing.T) {
 	seen := map[int]string{}
 	for n := 0; n < kills; {
 		name := fmt.Sprintf("bad%d", random.IntN(victims))
-		p := states(s, t)[name]
+		p := list(t, s)[name]
 		if p.PID == 0 {
 			time.Sleep(20 * time.Millisecond)
 			continue
@@ -325,11 +269,8 @@ func TestRandomKills(t *testing.T) {
 	})
 	s.Kill9(t)
 	harness.Eventually(t, 5*time.Second, "the plugins to end with their host", func() error {
-		matches, _ := filepath.Glob("/proc/[0-9]*/exe")
-		for _, link := range matches {
-			if target, err := os.Readlink(link); err == nil && strings.HasPrefix(target, badPath) && ofSandbox(link, s) {
-				return fmt.Errorf("%s is %s", filepath.Dir(link), target)
-			}
+		if left := processes(t, s, "badplugin"); len(left) > 0 {
+			return fmt.Errorf("processes %v", left)
 		}
 		return nil
 	})
@@ -342,11 +283,4 @@ func openFiles(t *testing.T, pid int) int {
 		t.Fatal(err)
 	}
 	return len(entries)
-}
-
-// ofSandbox says whether /proc/PID/exe is of a process in the mount namespace of the test's server: tests run side by side.
-func ofSandbox(exe string, s *harness.Server) bool {
-	theirs, err := os.Readlink(filepath.Join(filepath.Dir(exe), "ns/mnt"))
-	ours, err2 := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", s.HolderPID()))
-	return err == nil && err2 == nil && theirs == ours
 }

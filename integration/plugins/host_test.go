@@ -19,46 +19,6 @@ import (
 // dropped is where an operator puts an admission plugin.
 func dropped(name string) string { return harness.DataDir + "/plugins/admission/" + name }
 
-// drop copies a program there, as a new file under the name.
-func drop(t *testing.T, s *harness.Server, program, name string, more ...byte) {
-	t.Helper()
-	content, err := os.ReadFile(program)
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := s.Path(dropped(name))
-	temp := filepath.Join(filepath.Dir(path), ".new")
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(temp, append(content, more...), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(temp, path); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// processes are those of a program in the sandbox of the server.
-func processes(t *testing.T, s *harness.Server, program string) []int {
-	t.Helper()
-	home, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", s.HolderPID()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out []int
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range dirs {
-		cmdline, _ := os.ReadFile(dir + "/cmdline")
-		namespace, _ := os.Readlink(dir + "/ns/mnt")
-		if first, _, _ := strings.Cut(string(cmdline), "\x00"); first == program && namespace == home {
-			pid, _ := strconv.Atoi(filepath.Base(dir))
-			out = append(out, pid)
-		}
-	}
-	return out
-}
-
 // forbidden tells whether the plugin short-secrets rejects a short Secret.
 func forbidden(s *harness.Server, t *testing.T) error {
 	_, err := s.Client(t).CoreV1().Secrets("default").Create(context.Background(),
@@ -79,23 +39,23 @@ func TestProcesses(t *testing.T) {
 	program := buildPlugin(t, "../../plugins/examples/short-secrets")
 	const name = "short-secrets"
 	s := harness.New(t, harness.Options{})
-	drop(t, s, program, name)
+	install(t, s, program, dropped(name))
 	s.Launch(t)
 	s.WaitReady(t)
 	harness.Eventually(t, time.Minute, "the plugin reviews", func() error { return forbidden(s, t) })
-	before := processes(t, s, dropped(name))
+	before := processes(t, s, name)
 	if len(before) != 1 {
 		t.Fatalf("processes of the plugin: %v", before)
 	}
 	limited(t, before[0])
 
 	// Another file takes over without a request that fails.
-	drop(t, s, program, name, 0)
+	install(t, s, program, dropped(name), 0)
 	harness.Eventually(t, time.Minute, "another process serves", func() error {
 		if err := forbidden(s, t); err != nil {
 			t.Errorf("during the replacement: %v", err)
 		}
-		if now := processes(t, s, dropped(name)); len(now) != 1 || now[0] == before[0] {
+		if now := processes(t, s, name); len(now) != 1 || now[0] == before[0] {
 			return fmt.Errorf("processes %v, before %v", now, before)
 		}
 		return nil
@@ -103,7 +63,7 @@ func TestProcesses(t *testing.T) {
 
 	s.Kill9(t)
 	harness.Eventually(t, 5*time.Second, "the plugin has ended with the server", func() error {
-		if left := processes(t, s, dropped(name)); len(left) > 0 {
+		if left := processes(t, s, name); len(left) > 0 {
 			return fmt.Errorf("processes %v", left)
 		}
 		return nil
@@ -119,15 +79,15 @@ func TestProcesses(t *testing.T) {
 		if err := forbidden(s, t); err == nil {
 			return fmt.Errorf("short Secrets are still forbidden")
 		}
-		if left := processes(t, s, dropped(name)); len(left) > 0 {
+		if left := processes(t, s, name); len(left) > 0 {
 			return fmt.Errorf("processes %v", left)
 		}
 		return nil
 	})
-	drop(t, s, program, name)
+	install(t, s, program, dropped(name))
 	harness.Eventually(t, time.Minute, "the plugin reviews again", func() error { return forbidden(s, t) })
 	s.Stop(t)
-	if left := processes(t, s, dropped(name)); len(left) > 0 {
+	if left := processes(t, s, name); len(left) > 0 {
 		t.Errorf("after the stop: processes %v", left)
 	}
 	if left, _ := filepath.Glob(s.Path(harness.RunDir) + "/p/*"); len(left) > 0 {

@@ -2,11 +2,18 @@
 package plugins
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"kubelith.io/kubelith/integration/harness"
 )
@@ -31,4 +38,96 @@ func buildPlugin(t *testing.T, pkg string) string {
 		t.Fatalf("build %s: %v\n%s", pkg, err, out)
 	}
 	return program
+}
+
+// install puts an executable where the server may run it; more bytes at its end make it another file.
+func install(t *testing.T, s *harness.Server, program, path string, more ...byte) {
+	t.Helper()
+	content, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Dir(s.Path(path)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	fresh := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)) // a running one cannot be written to
+	if err := os.WriteFile(s.Path(fresh), append(content, more...), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(s.Path(fresh), s.Path(path)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pluginState is what `kubelith plugin list -o json` tells of a plugin.
+type pluginState struct {
+	Name, Kind, Phase, Message, Version, Path, SHA256, Source string
+	PID, Starts                                               int
+}
+
+func list(t *testing.T, s *harness.Server) map[string]pluginState {
+	t.Helper()
+	out, err := tryList(t, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func tryList(t *testing.T, s *harness.Server) (map[string]pluginState, error) {
+	t.Helper()
+	res := s.RunBinary(t, "plugin", "list", "-o=json")
+	if res.Code != 0 {
+		return nil, errors.New(res.Stderr)
+	}
+	var all []pluginState
+	if err := json.Unmarshal([]byte(res.Stdout), &all); err != nil {
+		return nil, err
+	}
+	out := map[string]pluginState{}
+	for _, p := range all {
+		if p.Phase != "draining" {
+			out[p.Name] = p
+		}
+	}
+	return out, nil
+}
+
+// wait waits until the plugin is as wanted, and returns it. One that has failed often may pause for a minute.
+func wait(t *testing.T, s *harness.Server, name, what string, wanted func(pluginState) bool) (p pluginState) {
+	t.Helper()
+	harness.Eventually(t, 90*time.Second, "plugin "+name+" "+what, func() error {
+		all, err := tryList(t, s)
+		if err != nil {
+			return err
+		}
+		if p = all[name]; !wanted(p) {
+			return fmt.Errorf("it is %+v", p)
+		}
+		return nil
+	})
+	return p
+}
+
+func ready(p pluginState) bool { return p.Phase == "ready" && p.Message == "" }
+
+func waitPhase(t *testing.T, s *harness.Server, name string, phases ...string) pluginState {
+	t.Helper()
+	return wait(t, s, name, "is "+strings.Join(phases, " or "), func(p pluginState) bool { return slices.Contains(phases, p.Phase) })
+}
+
+// processes are those of a program in the sandbox of the server, by the name of its file.
+func processes(t *testing.T, s *harness.Server, program string) (pids []int) {
+	t.Helper()
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	home := harness.NamespaceOf(t, s.HolderPID(), "mnt")
+	for _, dir := range dirs {
+		cmdline, _ := os.ReadFile(dir + "/cmdline") // empty: it ended meanwhile
+		namespace, _ := os.Readlink(dir + "/ns/mnt")
+		if first, _, _ := strings.Cut(string(cmdline), "\x00"); filepath.Base(first) == program && namespace == home {
+			pid, _ := strconv.Atoi(filepath.Base(dir))
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }

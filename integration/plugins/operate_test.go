@@ -2,7 +2,6 @@ package plugins
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -25,25 +24,6 @@ const (
 	nothing = "/opt/kubelith/nothing" // where the plugin is, as the server sees it
 )
 
-// install puts an executable where the server may run it.
-func install(t *testing.T, s *harness.Server, program, path string) {
-	t.Helper()
-	content, err := os.ReadFile(program)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(filepath.Dir(s.Path(path)), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	fresh := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)) // a running one cannot be written to
-	if err := os.WriteFile(s.Path(fresh), content, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(s.Path(fresh), s.Path(path)); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // configure writes the configuration of a running server.
 func configure(t *testing.T, s *harness.Server, text string) {
 	t.Helper()
@@ -51,59 +31,6 @@ func configure(t *testing.T, s *harness.Server, text string) {
 		t.Fatal(err)
 	}
 }
-
-// listed is what `kubelith plugin list -o json` tells of a plugin.
-type listed struct {
-	Name, Kind, Phase, Message, Version, Path, SHA256, Source string
-	PID, Starts                                               int
-}
-
-func list(t *testing.T, s *harness.Server) map[string]listed {
-	t.Helper()
-	out, err := tryList(t, s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
-}
-
-func tryList(t *testing.T, s *harness.Server) (map[string]listed, error) {
-	t.Helper()
-	res := s.RunBinary(t, "plugin", "list", "-o=json")
-	if res.Code != 0 {
-		return nil, errors.New(res.Stderr)
-	}
-	var all []listed
-	if err := json.Unmarshal([]byte(res.Stdout), &all); err != nil {
-		return nil, err
-	}
-	out := map[string]listed{}
-	for _, p := range all {
-		if p.Phase != "draining" {
-			out[p.Name] = p
-		}
-	}
-	return out, nil
-}
-
-// wait waits until the plugin is as wanted, and returns it.
-func wait(t *testing.T, s *harness.Server, name, what string, wanted func(listed) bool) listed {
-	t.Helper()
-	var p listed
-	harness.Eventually(t, soon, "plugin "+name+" "+what, func() error {
-		all, err := tryList(t, s)
-		if err != nil {
-			return err
-		}
-		if p = all[name]; !wanted(p) {
-			return fmt.Errorf("it is %+v", p)
-		}
-		return nil
-	})
-	return p
-}
-
-func ready(p listed) bool { return p.Phase == "ready" && p.Message == "" }
 
 // logged waits for a line of the log.
 func logged(t *testing.T, s *harness.Server, pattern string) {
@@ -201,7 +128,7 @@ func TestOperate(t *testing.T) {
 	})
 }
 
-func listAndDescribe(t *testing.T, s *harness.Server, p listed) {
+func listAndDescribe(t *testing.T, s *harness.Server, p pluginState) {
 	if p.Kind != "admission" || p.Version != "1.0" || p.Path != nothing || p.Source != "/etc/kubelith/config.yaml:4" || p.Starts != 1 || len(p.SHA256) != 64 {
 		t.Errorf("%+v", p)
 	}
@@ -261,7 +188,7 @@ func metrics(t *testing.T, s *harness.Server) {
 }
 
 // identity: the plugin's kubeconfig is that of a user of its own, without rights.
-func identity(t *testing.T, s *harness.Server, p listed) {
+func identity(t *testing.T, s *harness.Server, p pluginState) {
 	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.PID))
 	if err != nil {
 		t.Fatal(err)
@@ -317,7 +244,7 @@ func reload(t *testing.T, s *harness.Server, one string) {
 
 	// A configuration that the plugin refuses: the process that runs stays.
 	configure(t, s, one+strings.Replace(two, "\"2.0\"", "\"3.0\"", 1)+"  config: {moon: full}\n")
-	kept := wait(t, s, "two", "keeps running", func(p listed) bool { return p.Phase == "ready" && strings.Contains(p.Message, "keeps running") })
+	kept := wait(t, s, "two", "keeps running", func(p pluginState) bool { return p.Phase == "ready" && strings.Contains(p.Message, "keeps running") })
 	if kept.PID != second.PID || !strings.Contains(kept.Message, `unknown field "moon"`) {
 		t.Errorf("%+v", kept)
 	}
@@ -327,7 +254,7 @@ func reload(t *testing.T, s *harness.Server, one string) {
 	}
 
 	configure(t, s, "logLevel: debug\n"+one+strings.Replace(two, "\"2.0\"", "\"3.0\"", 1)+"  config: {text: x}\n")
-	third := wait(t, s, "two", "is replaced", func(p listed) bool { return ready(p) && p.Version == "3.0" })
+	third := wait(t, s, "two", "is replaced", func(p pluginState) bool { return ready(p) && p.Version == "3.0" })
 	if third.PID == second.PID {
 		t.Errorf("%+v", third)
 	}
@@ -335,7 +262,7 @@ func reload(t *testing.T, s *harness.Server, one string) {
 
 	// A missing executable: one line, and it is started when it is there.
 	configure(t, s, one+"- {name: three, kind: admission, path: /opt/kubelith/three}\n")
-	missing := wait(t, s, "three", "waits", func(p listed) bool { return p.Phase == "backoff" })
+	missing := wait(t, s, "three", "waits", func(p pluginState) bool { return p.Phase == "backoff" })
 	if !strings.Contains(missing.Message, "/opt/kubelith/three") {
 		t.Errorf("%+v", missing)
 	}
@@ -377,5 +304,5 @@ func directory(t *testing.T, s *harness.Server, program string) {
 	if err := os.Remove(s.Path(dir + "dropped")); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, s, "dropped", "is gone", func(p listed) bool { return p.Name == "" })
+	wait(t, s, "dropped", "is gone", func(p pluginState) bool { return p.Name == "" })
 }

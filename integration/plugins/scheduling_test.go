@@ -20,7 +20,6 @@ import (
 )
 
 const (
-	zones             = harness.DataDir + "/plugins/scheduling/zones"
 	schedulerFile     = "/etc/kubelith/scheduler.yaml"
 	schedulerProfiles = `apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
@@ -36,18 +35,14 @@ profiles:
 
 // TestScheduling: a plugin takes part in scheduling, whatever happens to its process. The nodes are objects without machines: nothing runs.
 func TestScheduling(t *testing.T) {
-	program, err := os.ReadFile(buildPlugin(t, "./zones"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	s := harness.Start(t, harness.Options{
 		NoWait: true, NoTestImage: true,
 		Disable: []string{"containerd", "dns", "kubelet", "local-storage", "metrics-server", "network", "proxy", "servicelb"},
 		Args: []string{"--scheduler-arg=config=" + schedulerFile,
 			"--controller-manager-arg=controllers=*,-node-lifecycle-controller,-pod-garbage-collector-controller"},
 		Prepare: func(s *harness.Server) error {
-			err := errors.Join(os.MkdirAll(filepath.Dir(s.Path(zones)), 0o755), os.MkdirAll(filepath.Dir(s.Path(schedulerFile)), 0o755))
-			return errors.Join(err, os.WriteFile(s.Path(zones), program, 0o755), os.WriteFile(s.Path(schedulerFile), []byte(schedulerProfiles), 0o644))
+			install(t, s, buildPlugin(t, "./zones"), harness.DataDir+"/plugins/scheduling/zones")
+			return errors.Join(os.MkdirAll(filepath.Dir(s.Path(schedulerFile)), 0o755), os.WriteFile(s.Path(schedulerFile), []byte(schedulerProfiles), 0o644))
 		},
 	})
 	harness.Eventually(t, time.Minute, "the server to be ready", func() error {
@@ -203,10 +198,10 @@ func preferredAgain(t *testing.T, s *harness.Server, ns string) {
 // testCrash: a pod in whose call the plugin ends is scheduled without it, and the plugin comes back.
 func testCrash(t *testing.T, s *harness.Server) {
 	ns := s.Namespace(t)
-	before := processes(t, s, zones)
+	before := processes(t, s, "zones")
 	bound(t, s, s.Create(t, unbound(ns, "p", "crash=")))
 	preferredAgain(t, s, ns)
-	if after := processes(t, s, zones); len(before) != 1 || len(after) != 1 || before[0] == after[0] {
+	if after := processes(t, s, "zones"); len(before) != 1 || len(after) != 1 || before[0] == after[0] {
 		t.Errorf("processes %v, and %v after a crash", before, after)
 	}
 }
@@ -214,7 +209,7 @@ func testCrash(t *testing.T, s *harness.Server) {
 // testStopped: with a process that hangs, pods are scheduled all the same.
 func testStopped(t *testing.T, s *harness.Server) {
 	ns := s.Namespace(t)
-	running := processes(t, s, zones)
+	running := processes(t, s, "zones")
 	if len(running) != 1 {
 		t.Fatalf("processes %v, want one", running)
 	}

@@ -2,7 +2,6 @@ package plugins
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -20,12 +19,7 @@ const podDriver = "thirdparty.example.com"
 // testDriverInPods: a CSI driver that runs as a pod with the work of the usual sidecars keeps working beside ours.
 func testDriverInPods(t *testing.T, s *harness.Server) {
 	// Its image is the test image with the program mounted into it.
-	program := s.Path("/opt/thirdparty")
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", program, "./thirdparty")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	install(t, s, buildPlugin(t, "./thirdparty"), "/opt/thirdparty")
 	ns := s.Namespace(t)
 	createDriver(t, s, ns)
 	driver := s.Run(t, driverPod(ns))

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -370,48 +369,20 @@ func testNoRoom(t *testing.T, s *harness.Server) {
 	}
 }
 
-// localPID is the plugin's process in the server's sandbox, 0 when there is none.
-func localPID(t *testing.T, s *harness.Server) int {
-	t.Helper()
-	sandbox, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", s.HolderPID()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	found, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range found {
-		text, _ := os.ReadFile(path) // empty: it ended meanwhile
-		program, _, _ := strings.Cut(string(text), "\x00")
-		process := filepath.Dir(path)
-		if in, err := os.Readlink(process + "/ns/mnt"); err != nil || in != sandbox || filepath.Base(program) != "kubelith-local" {
-			continue
-		}
-		if pid, err := strconv.Atoi(filepath.Base(process)); err == nil {
-			return pid
-		}
-	}
-	return 0
-}
-
 // testPluginKilled: pods do not notice, and what is asked for meanwhile happens when the plugin is back.
 func testPluginKilled(t *testing.T, s *harness.Server) {
 	ns := s.Namespace(t)
 	createClaim(t, s, claim(ns, "before", "", "64Mi"))
 	before := s.Run(t, podWith(ns, "before", "before", "", "sleep", "1000"))
-	pid := localPID(t, s)
-	if pid == 0 {
-		t.Fatal("no process of the plugin")
-	}
 	for i := range 3 {
 		name := fmt.Sprint("after-", i)
 		createClaim(t, s, claim(ns, name, "", "64Mi"))
-		s.Exec(t, "kill", "-9", fmt.Sprint(pid))
-		s.Run(t, podWith(ns, name, name, "", harness.Shell("echo x >/data/file && sleep 1000")...))
-		if pid = localPID(t, s); pid == 0 {
-			t.Fatal("no process of the plugin although it made a volume")
+		running := processes(t, s, "kubelith-local")
+		if len(running) != 1 {
+			t.Fatalf("processes %v of the plugin, want one", running)
 		}
+		s.Exec(t, "kill", "-9", fmt.Sprint(running[0]))
+		s.Run(t, podWith(ns, name, name, "", harness.Shell("echo x >/data/file && sleep 1000")...))
 	}
 	s.PodExec(t, before, "main", "touch", "/data/file")
 }
@@ -430,8 +401,8 @@ func testServerRestarts(t *testing.T, s *harness.Server) {
 		before := lines(t, log)
 		way.down()
 		harness.Eventually(t, 5*time.Second, "the plugin to end with its server", func() error {
-			if n := localPID(t, s); n != 0 {
-				return fmt.Errorf("%s: its process is %d", way.name, n)
+			if left := processes(t, s, "kubelith-local"); len(left) > 0 {
+				return fmt.Errorf("%s: processes %v", way.name, left)
 			}
 			return nil
 		})

@@ -44,6 +44,7 @@ func TestLocalStorage(t *testing.T) {
 		}{
 			{"default class", testDefaultClass}, {"fsGroup", testFSGroup}, {"expansion", testExpansion}, {"block", testBlock},
 			{"reclaim", testReclaim}, {"no room", testNoRoom}, {"a driver in pods", testDriverInPods},
+			{"attach", testAttach},
 		} {
 			t.Run(tc.name, func(t *testing.T) {
 				t.Parallel()
@@ -377,11 +378,7 @@ func testPluginKilled(t *testing.T, s *harness.Server) {
 	for i := range 3 {
 		name := fmt.Sprint("after-", i)
 		createClaim(t, s, claim(ns, name, "", "64Mi"))
-		running := processes(t, s, "kubelith-local")
-		if len(running) != 1 {
-			t.Fatalf("processes %v of the plugin, want one", running)
-		}
-		s.Exec(t, "kill", "-9", fmt.Sprint(running[0]))
+		kill(t, s, "kubelith-local")
 		s.Run(t, podWith(ns, name, name, "", harness.Shell("echo x >/data/file && sleep 1000")...))
 	}
 	s.PodExec(t, before, "main", "touch", "/data/file")
@@ -394,6 +391,10 @@ func testServerRestarts(t *testing.T, s *harness.Server) {
 	pod := s.Run(t, podWith(ns, "writer", "data", "", harness.Shell("while true; do date +%s.%N >>/data/log; sleep 0.1; done")...))
 	pid := s.ContainerPID(t, pod, "main")
 	log := filepath.Join(volumeDir(s, volumeOf(t, s, ns, "data")), "data/log")
+	harness.Eventually(t, harness.PodTimeout, "the pod to write", func() error {
+		_, err := os.Stat(log)
+		return err
+	})
 	for _, way := range []struct {
 		name string
 		down func()

@@ -16,6 +16,7 @@ import (
 
 	"kubelith.io/kubelith/plugins/conformance"
 	"kubelith.io/kubelith/plugins/conformance/csisanity"
+	"kubelith.io/kubelith/plugins/proto"
 )
 
 func pluginCheckCommand() *cli.Command {
@@ -68,7 +69,7 @@ func checkPlugin(c *cli.Context) error {
 		if name, err = filepath.Abs(name); err != nil {
 			return err
 		}
-		options.Env = []string{"KUBELITH_KUBECONFIG=" + name}
+		options.Env = []string{proto.KubeconfigVariable + "=" + name}
 	}
 	return conformance.Run(ctx, options,
 		func(r conformance.Result) { fmt.Println(r) })

@@ -10,22 +10,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 STEPS="boot server refused clock join pods streams restart away partition plug leave"
-usage() {
-	echo "usage: vm-nodes-test.sh VM [STEP...]   steps: $STEPS" >&2
-	exit 2
-}
-[ $# -gt 0 ] || usage
-[ -x "$1" ] || usage
-VM=$(readlink -f "$1")
-shift
-SERVER=${NAME:-kubelith}-server AGENT=${NAME:-kubelith}-agent MEMORY=${MEMORY:-3072} BIN=${BIN:-bin/kubelith}
-LOGS=$PWD/.cache/vm-nodes-test
-export WORK=${WORK:-$LOGS/vm}
-mkdir -p "$LOGS" "$WORK"
-[ -f "$BIN" ] || {
-	echo "vm-nodes-test: no $BIN: run make build" >&2
-	exit 1
-}
+. scripts/vm-steps.sh
+SERVER=${NAME:-kubelith}-server AGENT=${NAME:-kubelith}-agent MEMORY=${MEMORY:-3072}
 
 # on MACHINE: runs the script on stdin there, after the functions of vm-guest.sh and of this test; the last line it prints is the result.
 on() {
@@ -247,13 +233,4 @@ echo "$a left; the server goes on"
 F
 }
 
-failed=0
-if [ $# -gt 0 ]; then list=("$@") KEEP=yes; else read -ra list <<<"$STEPS"; fi
-for step in "${list[@]}"; do
-	declare -F "step_$step" >/dev/null || usage
-	start=$SECONDS
-	if "step_$step" >"$LOGS/$step.log" 2>&1; then result=ok; else result=FAILED failed=1; fi
-	printf '%-6s %4d s  %-10s %s\n' "$result" $((SECONDS - start)) "$step" "$(tail -n 1 "$LOGS/$step.log")"
-done
-if [ "${KEEP:-}" != yes ]; then for name in "$SERVER" "$AGENT"; do "$VM" rm "$name"; done; fi
-exit $failed
+run_steps "$SERVER $AGENT" "$@"

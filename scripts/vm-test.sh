@@ -10,22 +10,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 STEPS="boot refusals install ready check drivers hello cgroups oom apparmor journal plugins restart kill reset upgrade reboot plug uninstall"
-usage() {
-	echo "usage: vm-test.sh VM [STEP...]   steps: $STEPS" >&2
-	exit 2
-}
-[ $# -gt 0 ] || usage
-[ -x "$1" ] || usage
-VM=$(readlink -f "$1")
-shift
-NAME=${NAME:-kubelith-test} MEMORY=${MEMORY:-4096} BIN=${BIN:-bin/kubelith}
-LOGS=$PWD/.cache/vm-test
-export WORK=${WORK:-$LOGS/vm}
-mkdir -p "$LOGS" "$WORK"
-[ -f "$BIN" ] || {
-	echo "vm-test: no $BIN: run make build" >&2
-	exit 1
-}
+. scripts/vm-steps.sh
+NAME=${NAME:-kubelith-test} MEMORY=${MEMORY:-4096}
 
 # guest: runs the script on stdin in the machine, after the functions of vm-guest.sh; the last line it prints is the step's result.
 guest() { cat scripts/vm-guest.sh - | "$VM" ssh "$NAME" 'cat >step.sh; bash step.sh </dev/null'; }
@@ -261,13 +247,4 @@ echo "in $took; mounts, network, packet filter, cgroups, units, processes and $(
 E
 }
 
-failed=0
-if [ $# -gt 0 ]; then list=("$@") KEEP=yes; else read -ra list <<<"$STEPS"; fi
-for step in "${list[@]}"; do
-	declare -F "step_$step" >/dev/null || usage
-	start=$SECONDS
-	if "step_$step" >"$LOGS/$step.log" 2>&1; then result=ok; else result=FAILED failed=1; fi
-	printf '%-6s %4d s  %-12s %s\n' "$result" $((SECONDS - start)) "$step" "$(tail -n 1 "$LOGS/$step.log")"
-done
-if [ "${KEEP:-}" != yes ]; then "$VM" rm "$NAME"; fi
-exit $failed
+run_steps "$NAME" "$@"

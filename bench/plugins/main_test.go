@@ -10,10 +10,8 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"kubelith.io/kubelith/integration/harness"
-	"kubelith.io/kubelith/plugins"
-	pluginadmission "kubelith.io/kubelith/plugins/admission"
 	"kubelith.io/kubelith/plugins/host"
-	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
+	"kubelith.io/kubelith/plugins/kinds"
 )
 
 // TestMain: servers run in the harness's sandboxes.
@@ -39,7 +37,7 @@ func startPlugins(t testing.TB, specs ...host.Spec) *host.Host {
 	dir := t.TempDir()
 	h := host.New(host.Options{
 		Specs: specs, DataDir: filepath.Join(dir, "data"), RunDir: filepath.Join(dir, "run"), NodeName: "node",
-		Validate: map[plugins.Kind]func(string, *pluginv1.Description) error{plugins.Admission: pluginadmission.Validate},
+		Validate: kinds.Validators(),
 		Log:      logrus.NewEntry(log),
 	})
 	ctx, cancel := context.WithCancel(context.Background())

@@ -17,70 +17,22 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"google.golang.org/grpc"
-
 	"kubelith.io/kubelith/plugins"
-	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
+	"kubelith.io/kubelith/plugins/pluginstest"
 	"kubelith.io/kubelith/plugins/sdk"
-	"kubelith.io/kubelith/plugins/sdk/sdktest"
 )
 
 // reviewers are the plugins of the apiserver under test; tests come and go while it runs.
-var reviewers reviewerSet
-
-type reviewerSet struct {
-	mu      sync.Mutex
-	list    []plugins.Plugin
-	changed []func()
-}
-
-func (s *reviewerSet) Plugins(plugins.Kind) []plugins.Plugin {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.list
-}
-
-func (s *reviewerSet) Subscribe(_ plugins.Kind, changed func()) func() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.changed = append(s.changed, changed)
-	return func() {}
-}
-
-func (s *reviewerSet) set(list ...plugins.Plugin) {
-	s.mu.Lock()
-	s.list = list
-	changed := slices.Clone(s.changed)
-	s.mu.Unlock()
-	for _, f := range changed {
-		f()
-	}
-}
-
-// reviewer is a plugin of the SDK, in memory.
-type reviewer struct {
-	conn        grpc.ClientConnInterface
-	description *pluginv1.Description
-}
-
-func (*reviewer) Name() string                         { return "test" }
-func (*reviewer) Kind() plugins.Kind                   { return plugins.Admission }
-func (*reviewer) Settings() plugins.Settings           { return plugins.Settings{} }
-func (r *reviewer) Description() *pluginv1.Description { return r.description }
-func (r *reviewer) Call(ctx context.Context, _ string, f func(context.Context, plugins.Instance) error) error {
-	return f(ctx, plugins.Instance{Conn: r.conn, Generation: 1})
-}
+var reviewers pluginstest.Set
 
 // install lets a plugin review until the test ends.
 func install(t *testing.T, a sdk.Admission) {
 	t.Helper()
-	conn := sdktest.Connect(t, a.Register)
-	d, err := sdktest.Describe(t, conn, "test", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	reviewers.set(&reviewer{conn: conn, description: d})
-	t.Cleanup(func() { reviewers.set() })
+	p := pluginstest.New(plugins.Admission, "test", plugins.Settings{})
+	p.Serve(t, a.Register)
+	p.Introduce(t)
+	reviewers.Replace(p)
+	t.Cleanup(func() { reviewers.Replace() })
 }
 
 // configMaps is a rule for the creation of ConfigMaps.

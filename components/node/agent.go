@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/sirupsen/logrus"
+	"k8s.io/client-go/rest"
 	"k8s.io/component-base/version"
 
 	"kubelith.io/kubelith/components/client"
@@ -251,4 +252,11 @@ func PreflightAgent(ctx context.Context, cfg *config.Agent) []host.Result {
 		cluster = m.cluster
 	}
 	return append(results, host.Check(ctx, agentCheckOptions(cfg, cluster, planned))...)
+}
+
+// actingAs is the node's way to the API under another name, which its rights allow it (components/apiserver).
+func actingAs(name string, node *rest.Config) *rest.Config {
+	c := rest.CopyConfig(node)
+	c.Impersonate = rest.ImpersonationConfig{UserName: name}
+	return c
 }

@@ -6,49 +6,50 @@ import (
 	"strings"
 
 	"github.com/sirupsen/logrus"
+	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"kubelith.io/kubelith/components/client"
 	"kubelith.io/kubelith/components/config"
 	"kubelith.io/kubelith/components/logging"
 	"kubelith.io/kubelith/plugins"
-	"kubelith.io/kubelith/plugins/admission"
 	"kubelith.io/kubelith/plugins/control"
 	"kubelith.io/kubelith/plugins/host"
-	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
-	"kubelith.io/kubelith/plugins/scheduling"
-	"kubelith.io/kubelith/plugins/storage"
+	"kubelith.io/kubelith/plugins/kinds"
 )
 
-// newPlugins returns what runs the plugins, and what an operator sees of them.
-func newPlugins(cfg *config.Server, machine *machine, inProcess *client.InProcess, log *logrus.Logger) (*host.Host, *control.Server) {
-	observer, entry := control.NewObserver(), logging.Component(log, "plugins")
+// serverPlugins are those of a server: the storage plugin that comes with Kubelith, those of the configuration and of the directories.
+func serverPlugins(cfg *config.Server, machine *machine, inProcess *client.InProcess, log *logrus.Logger) (h *host.Host, c *control.Server) {
 	specs := func(all []config.Plugin) []host.Spec {
 		return withBuiltinPlugins(pluginSpecs(all), withoutKubelet(cfg.Disabled), machine.binDir)
 	}
-	h := host.New(host.Options{
-		Specs:    specs(cfg.Plugins),
-		DataDir:  cfg.DataDir,
-		RunDir:   cfg.RunDir,
-		NodeName: cfg.NodeName,
-		Validate: map[plugins.Kind]func(string, *pluginv1.Description) error{
-			plugins.Admission: admission.Validate, plugins.Scheduling: scheduling.Validate, plugins.Storage: storage.Validate,
-		},
-		Observe:     observer,
+	h, c = newPlugins(&cfg.Node, host.Options{
+		Specs:       specs(cfg.Plugins),
 		Credentials: machine.pluginUsers.credentials(machine.pki.ClusterCA, cfg.URL()),
-		Log:         entry,
-	})
-	return h, control.New(control.Options{
-		Host:     h,
-		Observer: observer,
-		Socket:   filepath.Join(cfg.RunDir, control.SocketName),
-		NodeName: cfg.NodeName,
-		Client:   inProcess.Config(client.Plugins),
-		File:     cfg.File,
-		Reload:   reloadPlugins(cfg.File, func(all []config.Plugin) { h.Apply(specs(all)) }, entry),
-		Register: legacyregistry.Registerer(),
-		Log:      entry,
-	})
+	}, control.Options{
+		Client: inProcess.Config(client.Plugins),
+		File:   cfg.File,
+		Reload: reloadPlugins(cfg.File, func(all []config.Plugin) { h.Apply(specs(all)) }, logging.Component(log, "plugins")),
+	}, log)
+	return h, c
+}
+
+// agentPlugins are those of an agent: the storage plugin that comes with Kubelith and those in its plugins/storage. told is the way to
+// the API to tell of them, as the node.
+func agentPlugins(cfg *config.Agent, machine *machine, told *rest.Config, log *logrus.Logger) (*host.Host, *control.Server) {
+	return newPlugins(&cfg.Node, host.Options{Specs: withBuiltinPlugins(nil, cfg.Disabled, machine.binDir)}, control.Options{Client: told}, log)
+}
+
+// newPlugins returns what runs the plugins, and what an operator sees of them. The options have what is not the same on every node.
+func newPlugins(cfg *config.Node, h host.Options, c control.Options, log *logrus.Logger) (*host.Host, *control.Server) {
+	observer, entry := control.NewObserver(), logging.Component(log, "plugins")
+	h.DataDir, h.RunDir, h.NodeName = cfg.DataDir, cfg.RunDir, cfg.NodeName
+	h.Validate, h.Observe, h.Log = kinds.Validators(), observer, entry
+	running := host.New(h)
+	c.Host, c.Observer, c.Log = running, observer, entry
+	c.Socket, c.NodeName = filepath.Join(cfg.RunDir, control.SocketName), cfg.NodeName
+	c.Register = legacyregistry.Registerer()
+	return running, control.New(c)
 }
 
 // pluginSpecs are what the host of plugins is to run for the entries of a configuration, which are valid.

@@ -10,10 +10,8 @@ import (
 	"kubelith.io/kubelith/components/client"
 	"kubelith.io/kubelith/components/pki"
 	"kubelith.io/kubelith/plugins/host"
+	"kubelith.io/kubelith/plugins/proto"
 )
-
-// kubeconfigVariable names the kubeconfig of a plugin.
-const kubeconfigVariable = "KUBELITH_KUBECONFIG"
 
 // pluginUsers are the identities of the plugins' processes: users without any rights but those that an operator binds.
 type pluginUsers struct {
@@ -39,7 +37,7 @@ func (u *pluginUsers) credentials(ca pki.Pair, server string) func(*host.Spec, s
 			u.made = map[string]pki.UserOptions{}
 		}
 		u.made[opts.Dir] = opts
-		return []string{kubeconfigVariable + "=" + filepath.Join(seen, name, filepath.Base(kubeconfig))}, nil
+		return []string{proto.KubeconfigVariable + "=" + filepath.Join(seen, name, filepath.Base(kubeconfig))}, nil
 	}
 }
 

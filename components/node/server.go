@@ -71,7 +71,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 	inProcess := client.New(cfg.URL(), logFor("client"))
 	var b builder
 
-	extensions, operation := newPlugins(cfg, machine, inProcess, log)
+	extensions, operation := serverPlugins(cfg, machine, inProcess, log)
 	b.add(extensions, nil)
 	b.add(operation, nil)
 

@@ -1,7 +1,6 @@
 package plugins
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,28 +9,11 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"kubelith.io/kubelith/integration/harness"
 )
 
 // dropped is where an operator puts an admission plugin.
 func dropped(name string) string { return harness.DataDir + "/plugins/admission/" + name }
-
-// forbidden tells whether the plugin short-secrets rejects a short Secret.
-func forbidden(s *harness.Server, t *testing.T) error {
-	_, err := s.Client(t).CoreV1().Secrets("default").Create(context.Background(),
-		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{GenerateName: "short-"}, StringData: map[string]string{"password": "1234"}},
-		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-	if err == nil {
-		return fmt.Errorf("a short Secret is allowed")
-	}
-	if !strings.Contains(err.Error(), "password has 4 characters") {
-		return fmt.Errorf("a short Secret: %w", err)
-	}
-	return nil
-}
 
 // TestProcesses follows the process of a plugin through the life of a server.
 func TestProcesses(t *testing.T) {
@@ -42,7 +24,7 @@ func TestProcesses(t *testing.T) {
 	install(t, s, program, dropped(name))
 	s.Launch(t)
 	s.WaitReady(t)
-	harness.Eventually(t, time.Minute, "the plugin reviews", func() error { return forbidden(s, t) })
+	harness.Eventually(t, time.Minute, "the plugin reviews", func() error { return shortSecretDenied(t, s) })
 	before := processes(t, s, name)
 	if len(before) != 1 {
 		t.Fatalf("processes of the plugin: %v", before)
@@ -52,7 +34,7 @@ func TestProcesses(t *testing.T) {
 	// Another file takes over without a request that fails.
 	install(t, s, program, dropped(name), 0)
 	harness.Eventually(t, time.Minute, "another process serves", func() error {
-		if err := forbidden(s, t); err != nil {
+		if err := shortSecretDenied(t, s); err != nil {
 			t.Errorf("during the replacement: %v", err)
 		}
 		if now := processes(t, s, name); len(now) != 1 || now[0] == before[0] {
@@ -70,13 +52,13 @@ func TestProcesses(t *testing.T) {
 	})
 	s.Launch(t)
 	s.WaitReady(t)
-	harness.Eventually(t, time.Minute, "the plugin reviews after the next start", func() error { return forbidden(s, t) })
+	harness.Eventually(t, time.Minute, "the plugin reviews after the next start", func() error { return shortSecretDenied(t, s) })
 
 	if err := os.Remove(s.Path(dropped(name))); err != nil {
 		t.Fatal(err)
 	}
 	harness.Eventually(t, time.Minute, "the plugin is gone with its file", func() error {
-		if err := forbidden(s, t); err == nil {
+		if err := shortSecretDenied(t, s); err == nil {
 			return fmt.Errorf("short Secrets are still forbidden")
 		}
 		if left := processes(t, s, name); len(left) > 0 {
@@ -85,7 +67,7 @@ func TestProcesses(t *testing.T) {
 		return nil
 	})
 	install(t, s, program, dropped(name))
-	harness.Eventually(t, time.Minute, "the plugin reviews again", func() error { return forbidden(s, t) })
+	harness.Eventually(t, time.Minute, "the plugin reviews again", func() error { return shortSecretDenied(t, s) })
 	s.Stop(t)
 	if left := processes(t, s, name); len(left) > 0 {
 		t.Errorf("after the stop: processes %v", left)

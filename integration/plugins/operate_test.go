@@ -1,7 +1,6 @@
 package plugins
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -13,7 +12,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubelith.io/kubelith/integration/harness"
 )
@@ -152,23 +150,10 @@ func listAndDescribe(t *testing.T, s *harness.Server, p pluginState) {
 	}
 }
 
-// event waits for an Event of the Node whose message begins so.
+// event waits for an Event of the Node.
 func event(t *testing.T, s *harness.Server, reason, message string) {
 	t.Helper()
-	harness.Eventually(t, soon, "an Event "+reason+": "+message, func() error {
-		events, err := s.Client(t).CoreV1().Events("default").List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,reason=" + reason})
-		if err != nil {
-			return err
-		}
-		var said []string
-		for _, e := range events.Items {
-			if strings.HasPrefix(e.Message, message) {
-				return nil
-			}
-			said = append(said, e.Message)
-		}
-		return fmt.Errorf("there are %q", said)
-	})
+	eventOf(t, s, "default", "Node", s.Node(t).Name, reason, message)
 }
 
 func metrics(t *testing.T, s *harness.Server) {

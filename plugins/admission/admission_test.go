@@ -31,6 +31,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/pluginstest"
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 	"kubelith.io/kubelith/plugins/sdk"
 )
@@ -120,9 +121,9 @@ func TestPatch(t *testing.T) {
 			for _, policy := range []registrationv1.FailurePolicyType{registrationv1.Ignore, registrationv1.Fail} {
 				t.Run(fmt.Sprintf("%s/%v/%s", tc.name, encoding, policy), func(t *testing.T) {
 					p := serve(t, "a", mutates(review), plugins.Settings{FailurePolicy: string(policy)})
-					p.description.GetAdmission().Encodings = []pluginv1.Encoding{encoding}
+					p.Description().GetAdmission().Encodings = []pluginv1.Encoding{encoding}
 					attributes := tc.from()
-					err := mutatingChain(t, options(&fakeSet{list: []plugins.Plugin{p}}), nil).Admit(t.Context(), attributes, interfaces)
+					err := mutatingChain(t, options(pluginstest.NewSet(p)), nil).Admit(t.Context(), attributes, interfaces)
 					if tc.reason == "" {
 						if err != nil || attributes.GetObject().(metav1.Object).GetLabels()["added"] != "yes" {
 							t.Errorf("%v, %v", attributes.GetObject(), err)
@@ -138,8 +139,8 @@ func TestPatch(t *testing.T) {
 					if object := attributes.GetObject(); object != nil && len(object.(metav1.Object).GetLabels()) > 0 {
 						t.Errorf("it is changed all the same: %v", object)
 					}
-					if status.Code(p.lastError()) != badAnswer {
-						t.Errorf("it is not counted as a bad answer: %v", p.lastError())
+					if status.Code(p.LastError()) != badAnswer {
+						t.Errorf("it is not counted as a bad answer: %v", p.LastError())
 					}
 				})
 			}
@@ -156,7 +157,7 @@ func TestDenial(t *testing.T) {
 		return response
 	}), plugins.Settings{})
 	warnings := &recorder{}
-	err := validatingChain(t, options(&fakeSet{list: []plugins.Plugin{p}}), nil).Validate(warning.WithWarningRecorder(t.Context(), warnings), pod(nil), interfaces)
+	err := validatingChain(t, options(pluginstest.NewSet(p)), nil).Validate(warning.WithWarningRecorder(t.Context(), warnings), pod(nil), interfaces)
 	failed, ok := err.(*apierrors.StatusError)
 	if !ok || failed.ErrStatus.Code != 422 || failed.ErrStatus.Message != `admission webhook "hook.short-secrets.plugin.kubelith.io" denied the request: too short for me` {
 		t.Errorf("%#v", err)
@@ -210,7 +211,7 @@ func TestMatching(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := serve(t, "a", validates(denies, tc.change), plugins.Settings{})
-			err := validatingChain(t, options(&fakeSet{list: []plugins.Plugin{p}}), nil).Validate(t.Context(), tc.from(), interfaces)
+			err := validatingChain(t, options(pluginstest.NewSet(p)), nil).Validate(t.Context(), tc.from(), interfaces)
 			if tc.asked != apierrors.IsForbidden(err) || !tc.asked && err != nil {
 				t.Errorf("asked is not %v: %v", tc.asked, err)
 			}
@@ -247,9 +248,9 @@ func TestFailures(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			p := serve(t, "a", validates(tc.review), tc.settings)
 			if tc.down {
-				p.conn = nil
+				p.Kill()
 			}
-			err := validatingChain(t, options(&fakeSet{list: []plugins.Plugin{p}}), nil).Validate(t.Context(), tc.from, interfaces)
+			err := validatingChain(t, options(pluginstest.NewSet(p)), nil).Validate(t.Context(), tc.from, interfaces)
 			if tc.says == "" && err != nil || tc.says != "" && (err == nil || !strings.Contains(err.Error(), tc.says)) {
 				t.Errorf("want %q: %v", tc.says, err)
 			}
@@ -284,8 +285,8 @@ func TestNeverRan(t *testing.T) {
 		{"Fail without a namespace", "Fail", admission.NewAttributesRecord(node, nil, node.GroupVersionKind(), "", "a",
 			corev1.SchemeGroupVersion.WithResource("nodes"), "", admission.Create, nil, false, &user.DefaultInfo{Name: "me"}), true},
 	} {
-		p := &fakePlugin{name: "a", settings: plugins.Settings{FailurePolicy: tc.policy}}
-		chain := validatingChain(t, options(&fakeSet{list: []plugins.Plugin{p}}), nil)
+		p := pluginstest.New(plugins.Admission, "a", plugins.Settings{FailurePolicy: tc.policy})
+		chain := validatingChain(t, options(pluginstest.NewSet(p)), nil)
 		err := chain.Validate(t.Context(), tc.from, interfaces)
 		if tc.passes != (err == nil) || err != nil && !strings.Contains(err.Error(), "plugin a is not running") {
 			t.Errorf("%s: %v", tc.name, err)
@@ -295,44 +296,41 @@ func TestNeverRan(t *testing.T) {
 
 // TestChanges: what plugins come, go and describe takes effect while the apiserver runs; where nothing changed, hooks stay the same.
 func TestChanges(t *testing.T) {
-	denier, set := serve(t, "b", validates(denies), plugins.Settings{}), &fakeSet{}
+	denier, set := serve(t, "b", validates(denies), plugins.Settings{}), pluginstest.NewSet()
 	s := newSource(options(set), func(r ruleset) []webhook.WebhookAccessor { return r.validating })
 	go s.RunReloadLoop(t.Context())
-	eventually(t, "somebody subscribes", func() bool {
-		set.mu.Lock()
-		defer set.mu.Unlock()
-		return set.changed != nil
-	})
-	set.set(denier)
+	eventually(t, "somebody subscribes", set.Subscribed)
+	set.Replace(denier)
 	one := s.Webhooks()
 	if len(one) != 1 || one[0].GetName() != "hook.b.plugin.kubelith.io" || one[0].GetUID() != "plugin/validating/hook.b.plugin.kubelith.io" {
 		t.Fatalf("%v", one)
 	}
-	set.set(denier)
+	set.Replace(denier)
 	if again := s.Webhooks(); &again[0] != &one[0] {
 		t.Error("another slice though nothing changed")
 	}
 	first := serve(t, "a", validates(denies), plugins.Settings{})
-	set.set(first, denier)
+	set.Replace(first, denier)
 	if two := s.Webhooks(); len(two) != 2 || two[0].GetName() != "hook.a.plugin.kubelith.io" || two[1] != one[0] {
 		t.Errorf("%v", two)
 	}
-	first.description = serve(t, "a", validates(denies, func(w *registrationv1.ValidatingWebhook) { w.Name = "renamed" }), plugins.Settings{}).description
-	set.set(first, denier)
+	first.SetDescription(serve(t, "a", validates(denies, func(w *registrationv1.ValidatingWebhook) { w.Name = "renamed" }), plugins.Settings{}).Description())
+	set.Replace(first, denier)
 	if two := s.Webhooks(); two[0].GetName() != "renamed.a.plugin.kubelith.io" || two[1] != one[0] {
 		t.Errorf("after another description: %v", two)
 	}
-	first.description = &pluginv1.Description{}
-	set.set(first, denier)
+	first.SetDescription(&pluginv1.Description{})
+	set.Replace(first, denier)
 	if two := s.Webhooks(); len(two) != 2 || two[0].GetName() != "renamed.a.plugin.kubelith.io" {
 		t.Errorf("after an invalid description: %v", two)
 	}
-	first.description, first.settings = one[0].(*accessor).plugin.Description(), plugins.Settings{FailurePolicy: "Ignore", Timeout: 1500 * time.Millisecond}
-	set.set(first)
+	first.SetDescription(one[0].(*accessor).plugin.Description())
+	first.SetSettings(plugins.Settings{FailurePolicy: "Ignore", Timeout: 1500 * time.Millisecond})
+	set.Replace(first)
 	if now := s.Webhooks(); len(now) != 1 || *now[0].GetFailurePolicy() != registrationv1.Ignore || *now[0].GetTimeoutSeconds() != 2 {
 		t.Errorf("after other settings: %v", now)
 	}
-	set.set()
+	set.Replace()
 	if now := s.Webhooks(); len(now) != 0 {
 		t.Errorf("without plugins: %v", now)
 	}
@@ -382,7 +380,7 @@ func TestValidate(t *testing.T) {
 
 // TestRegistry: our registry has what upstream's has.
 func TestRegistry(t *testing.T) {
-	registry, err := Registry(options(&fakeSet{}))
+	registry, err := Registry(options(pluginstest.NewSet()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -404,7 +402,7 @@ func TestOwnManifests(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer config.Close()
-	p, err := newValidating(config, options(&fakeSet{list: []plugins.Plugin{serve(t, "a", validates(denies), plugins.Settings{})}}))
+	p, err := newValidating(config, options(pluginstest.NewSet(serve(t, "a", validates(denies), plugins.Settings{}))))
 	if err != nil {
 		t.Fatal(err)
 	}

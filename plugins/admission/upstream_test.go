@@ -25,9 +25,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/pluginstest"
 	admissionpb "kubelith.io/kubelith/plugins/proto/admission/v1"
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
-	"kubelith.io/kubelith/plugins/sdk/sdktest"
 )
 
 // configurationName is that of upstream's cases.
@@ -128,7 +129,6 @@ func TestUpstreamCases(t *testing.T) {
 			ExpectAllow: c.ExpectAllow, ErrorContains: c.ErrorContains, ExpectAnnotations: c.ExpectAnnotations, ExpectStatusCode: c.ExpectStatusCode,
 		}})
 	}
-	conn := sdktest.Connect(t, func(s *grpc.Server) { admissionpb.RegisterAdmissionServer(s, paths{}) })
 	ran := 0
 	for _, tc := range cases {
 		if strings.Contains(tc.Name, "invalid client config") {
@@ -137,8 +137,10 @@ func TestUpstreamCases(t *testing.T) {
 		for _, encoding := range []pluginv1.Encoding{pluginv1.Encoding_ENCODING_PROTOBUF, pluginv1.Encoding_ENCODING_PROTOBUF_OBJECTS} {
 			ran++
 			t.Run(tc.Name+"/"+encoding.String(), func(t *testing.T) {
-				p := &fakePlugin{name: "cases", conn: conn, description: &pluginv1.Description{
-					Kind: &pluginv1.Description_Admission{Admission: &pluginv1.AdmissionDescription{Encodings: []pluginv1.Encoding{encoding}}}}}
+				p := pluginstest.New(plugins.Admission, "cases", plugins.Settings{})
+				p.Serve(t, func(s *grpc.Server) { admissionpb.RegisterAdmissionServer(s, paths{}) })
+				p.SetDescription(&pluginv1.Description{
+					Kind: &pluginv1.Description_Admission{Admission: &pluginv1.AdmissionDescription{Encodings: []pluginv1.Encoding{encoding}}}})
 				tc.run(t, p)
 			})
 		}
@@ -148,7 +150,7 @@ func TestUpstreamCases(t *testing.T) {
 	}
 }
 
-func (tc upstreamCase) run(t *testing.T, p *fakePlugin) {
+func (tc upstreamCase) run(t *testing.T, p *pluginstest.Plugin) {
 	v1 := []string{"v1"}
 	hooks := []webhook.WebhookAccessor{}
 	for _, w := range tc.Webhooks {

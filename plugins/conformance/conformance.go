@@ -14,6 +14,7 @@ import (
 
 	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/plugins/host"
+	"kubelith.io/kubelith/plugins/kinds"
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
@@ -124,7 +125,7 @@ func Start(ctx context.Context, o Options) (*Target, error) {
 	spec := host.Spec{Name: "checked", Path: o.File, Args: o.Args, Env: o.Env, Config: o.Config, Source: "the command line"}
 	options := host.Options{
 		DataDir: filepath.Join(dir, "data"), RunDir: filepath.Join(dir, "run"), NodeName: "check",
-		Validate: validators(),
+		Validate: kinds.Validators(),
 		Log:      o.Log,
 	}
 	if spec.Kind, err = host.KindOf(ctx, options, spec); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,14 +17,13 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/test/bufconn"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/plugins/host"
+	"kubelith.io/kubelith/plugins/pluginstest"
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
@@ -36,9 +34,9 @@ func TestMain(m *testing.M) {
 
 // fakeHost has the plugins that a test gives it; restart is what Restart does.
 type fakeHost struct {
+	pluginstest.Set
 	mu      sync.Mutex
 	states  []host.State
-	plugins []*fakePlugin
 	restart func(name string) error
 }
 
@@ -56,52 +54,19 @@ func (h *fakeHost) set(states ...host.State) {
 
 func (h *fakeHost) Restart(name string) error { return h.restart(name) }
 
-func (h *fakeHost) Plugins(kind plugins.Kind) []plugins.Plugin {
-	var out []plugins.Plugin
-	for _, p := range h.plugins {
-		if p.kind == kind {
-			out = append(out, p)
-		}
-	}
-	return out
-}
-
-func (h *fakeHost) Subscribe(plugins.Kind, func()) func() { return func() {} }
-
-// fakePlugin answers Metrics over real gRPC, in memory.
+// fakePlugin answers Metrics.
 type fakePlugin struct {
 	pluginv1.UnimplementedPluginServer
-	name     string
-	kind     plugins.Kind
-	settings plugins.Settings
-	metrics  string // empty: not implemented
-	asked    int
-	conn     *grpc.ClientConn
+	*pluginstest.Plugin
+	metrics string // empty: not implemented
+	asked   int
 }
 
-func newPlugin(t *testing.T, p *fakePlugin) *fakePlugin {
+func newPlugin(t *testing.T, kind plugins.Kind, name, metrics string) *fakePlugin {
 	t.Helper()
-	listener := bufconn.Listen(1 << 16)
-	server := grpc.NewServer()
-	pluginv1.RegisterPluginServer(server, p)
-	go func() { _ = server.Serve(listener) }()
-	conn, err := grpc.NewClient("passthrough:x", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close(); server.Stop() })
-	p.conn = conn
+	p := &fakePlugin{Plugin: pluginstest.New(kind, name, plugins.Settings{}), metrics: metrics}
+	p.Serve(t, func(s *grpc.Server) { pluginv1.RegisterPluginServer(s, p) })
 	return p
-}
-
-func (p *fakePlugin) Name() string                       { return p.name }
-func (p *fakePlugin) Kind() plugins.Kind                 { return p.kind }
-func (p *fakePlugin) Settings() plugins.Settings         { return p.settings }
-func (p *fakePlugin) Description() *pluginv1.Description { return nil }
-
-func (p *fakePlugin) Call(ctx context.Context, _ string, f func(context.Context, plugins.Instance) error) error {
-	return f(ctx, plugins.Instance{Conn: p.conn, Generation: 1})
 }
 
 func (p *fakePlugin) Metrics(ctx context.Context, r *pluginv1.MetricsRequest) (*pluginv1.MetricsResponse, error) {
@@ -169,7 +134,8 @@ func state(name string, phase host.Phase, more func(*host.State)) host.State {
 }
 
 func TestSocket(t *testing.T) {
-	h := &fakeHost{plugins: []*fakePlugin{{name: "b", kind: plugins.Admission, settings: plugins.Settings{FailurePolicy: "Fail", Timeout: time.Second}}}}
+	h := &fakeHost{}
+	h.Replace(pluginstest.New(plugins.Admission, "b", plugins.Settings{FailurePolicy: "Fail", Timeout: time.Second}))
 	ready := state("b", host.Ready, func(s *host.State) {
 		s.PID, s.Starts, s.Generation = 7, 1, 1
 		s.Description = &pluginv1.Description{Version: "1.2"}
@@ -388,15 +354,15 @@ func TestWatchFile(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	h, o := &fakeHost{}, NewObserver()
 	h.set(state("a", host.Ready, func(s *host.State) { s.PID, s.Starts, s.InFlight = os.Getpid(), 3, 2 }), state("a", host.Draining, nil), state("b", host.Failed, nil))
-	silent := newPlugin(t, &fakePlugin{name: "silent", kind: plugins.Storage})
-	h.plugins = []*fakePlugin{
-		newPlugin(t, &fakePlugin{name: "a", kind: plugins.Admission, metrics: "# HELP x_total of a\n# TYPE x_total counter\nx_total{z=\"1\",plugin=\"liar\"} 4\n"}),
-		newPlugin(t, &fakePlugin{name: "other", kind: plugins.Admission, metrics: "# HELP x_total another\n# TYPE x_total gauge\nx_total 5\n"}),
-		newPlugin(t, &fakePlugin{name: "twice", kind: plugins.Admission, metrics: "y 1\ny 2\n"}),
-		newPlugin(t, &fakePlugin{name: "garbage", kind: plugins.Admission, metrics: "{{{"}),
-		newPlugin(t, &fakePlugin{name: "fine", kind: plugins.Scheduling, metrics: "z 1\n"}),
+	silent := newPlugin(t, plugins.Storage, "silent", "")
+	h.Replace(
+		newPlugin(t, plugins.Admission, "a", "# HELP x_total of a\n# TYPE x_total counter\nx_total{z=\"1\",plugin=\"liar\"} 4\n"),
+		newPlugin(t, plugins.Admission, "other", "# HELP x_total another\n# TYPE x_total gauge\nx_total 5\n"),
+		newPlugin(t, plugins.Admission, "twice", "y 1\ny 2\n"),
+		newPlugin(t, plugins.Admission, "garbage", "{{{"),
+		newPlugin(t, plugins.Scheduling, "fine", "z 1\n"),
 		silent,
-	}
+	)
 	o.Called("a", plugins.Admission, "Review", codes.OK, time.Millisecond)
 	o.Called("a", plugins.Admission, "Review", codes.DeadlineExceeded, time.Second)
 	o.Changed(host.State{Name: "b", Kind: plugins.Admission}, host.PluginFailed)

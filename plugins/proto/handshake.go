@@ -17,6 +17,9 @@ var Handshake = plugin.HandshakeConfig{
 	MagicCookieValue: "b4c1f7d2-started-by-kubelith",
 }
 
+// KubeconfigVariable is the variable of a plugin's environment that names its kubeconfig.
+const KubeconfigVariable = "KUBELITH_KUBECONFIG"
+
 // Limits of one message, in bytes.
 const (
 	MaxRequestSize  = 32 << 20

@@ -20,7 +20,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/latest"
 	st "k8s.io/kubernetes/pkg/scheduler/testing"
 
-	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/pluginstest"
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 	schedulingv1 "kubelith.io/kubelith/plugins/proto/scheduling/v1"
 	"kubelith.io/kubelith/plugins/sdk"
@@ -150,7 +150,7 @@ func TestSignature(t *testing.T) {
 func TestProfiles(t *testing.T) {
 	log, _ := logrustest.NewNullLogger()
 	start := func(name string, weight int) *process {
-		p := &process{name: name}
+		p := newProcess(name)
 		p.start(t, sdk.Scheduling{Score: byZone.Score, Weight: weight})
 		return p
 	}
@@ -175,7 +175,7 @@ func TestProfiles(t *testing.T) {
 		{"another that names one", profile("other", enabled(config.Plugin{Name: "one"})), []config.Plugin{{Name: "one", Weight: 3}}, ""},
 		{"half", profile("other", &config.Plugins{Score: config.PluginSet{Enabled: []config.Plugin{{Name: "two"}}}}), nil, "profile other: plugin two: name it under plugins.multiPoint.enabled"},
 	} {
-		e := New(&set{plugins: []plugins.Plugin{start("one", 3), start("two", 0)}}, logrus.NewEntry(log))
+		e := New(pluginstest.NewSet(start("one", 3), start("two", 0)), logrus.NewEntry(log))
 		before := tc.profile.DeepCopy()
 		got, err := e.Profiles([]config.KubeSchedulerProfile{tc.profile})
 		e.Close()

@@ -178,7 +178,7 @@ func TestPicture(t *testing.T) {
 			t.Fatalf("step %d: it judged %d of %d nodes", step, len(seen), len(infos))
 		}
 		for _, info := range infos {
-			want, got := nodeMessage(info, p.description.GetScheduling().GetNeeds()), seen[info.Node().Name]
+			want, got := nodeMessage(info, p.Description().GetScheduling().GetNeeds()), seen[info.Node().Name]
 			if got == nil {
 				t.Fatalf("step %d: it did not judge %s", step, info.Node().Name)
 			}

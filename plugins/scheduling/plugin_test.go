@@ -45,7 +45,7 @@ var byZone = sdk.Scheduling{
 
 func started(t *testing.T, s sdk.Scheduling) *process {
 	t.Helper()
-	p := &process{name: "zones", settings: plugins.Settings{Timeout: 20 * time.Second}} // a slow machine is no fault
+	p := newProcess("zones")
 	p.start(t, s)
 	return p
 }
@@ -108,14 +108,13 @@ func TestWithdrawn(t *testing.T) {
 	if asked, want := requests(p), "Filter"; asked != want {
 		t.Errorf("a plugin without Score was asked %q, want %q", asked, want)
 	}
-	r.set.plugins = nil
-	r.set.changed()
+	r.set.Replace()
 	if _, _, err := r.schedule(pod); err != nil {
 		t.Fatal(err)
 	}
-	r.set.plugins = []plugins.Plugin{p, &process{name: "late"}}
-	r.set.changed()
-	r.set.changed()
+	late := newProcess("late")
+	r.set.Replace(p, late)
+	r.set.Replace(p, late)
 	if _, _, err := r.schedule(pod); err != nil {
 		t.Fatal(err)
 	}
@@ -160,10 +159,11 @@ func TestFaults(t *testing.T) {
 		for _, policy := range []string{"Ignore", "Fail"} {
 			t.Run(tc.name+"/"+policy, func(t *testing.T) {
 				p := started(t, byZone)
-				p.settings.FailurePolicy = policy
+				settings := plugins.Settings{FailurePolicy: policy, Timeout: patient}
 				if tc.name == "hang" {
-					p.settings.Timeout = 50 * time.Millisecond
+					settings.Timeout = 50 * time.Millisecond
 				}
+				p.SetSettings(settings)
 				p.breakWith(tc.fault)
 				r := newRig(t, p)
 				r.nodes(node("a", "good"), node("b", "good"))
@@ -178,7 +178,7 @@ func TestFaults(t *testing.T) {
 					t.Errorf("%d lines, %v: want one with %q", len(lines), lines, tc.says)
 				}
 				p.breakWith(nil)
-				p.settings.Timeout = 20 * time.Second
+				p.SetSettings(plugins.Settings{FailurePolicy: policy, Timeout: patient})
 				if _, _, err := r.schedule(st.MakePod().Name("q").UID("q").Obj()); err != nil {
 					t.Errorf("the next pod, with a sound plugin: %v", err)
 				}
@@ -191,12 +191,12 @@ func TestFaults(t *testing.T) {
 func TestNotRunning(t *testing.T) {
 	for _, never := range []bool{false, true} {
 		for _, policy := range []string{"", "Ignore", "Fail"} {
-			p := &process{name: "zones"}
+			p := newProcess("zones")
 			if !never {
 				p.start(t, byZone)
-				p.conn = nil
+				p.Kill()
 			}
-			p.settings.FailurePolicy = policy
+			p.SetSettings(plugins.Settings{FailurePolicy: policy})
 			r := newRig(t, p)
 			r.nodes(node("a", "no"), node("b", "good"))
 			_, _, err := r.schedule(st.MakePod().Name("p").UID("p").Obj())
@@ -213,7 +213,7 @@ func TestNotRunning(t *testing.T) {
 // TestHangs: a plugin that does not answer is not asked for each pod.
 func TestHangs(t *testing.T) {
 	p := started(t, byZone)
-	p.settings.Timeout = 20 * time.Millisecond
+	p.SetSettings(plugins.Settings{Timeout: 20 * time.Millisecond})
 	hang := make(chan struct{})
 	p.breakWith(func(string, any) (any, error) { <-hang; return nil, status.Error(codes.Unknown, "too late") })
 	r := newRig(t, p)

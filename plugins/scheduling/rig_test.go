@@ -3,16 +3,13 @@ package scheduling
 import (
 	"context"
 	"errors"
-	"net"
-	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	logrustest "github.com/sirupsen/logrus/hooks/test"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/test/bufconn"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
@@ -26,22 +23,25 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
 	"kubelith.io/kubelith/plugins"
-	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
+	"kubelith.io/kubelith/plugins/pluginstest"
 	schedulingv1 "kubelith.io/kubelith/plugins/proto/scheduling/v1"
 	"kubelith.io/kubelith/plugins/sdk"
 )
 
-// process is a plugin without the process: a server of the SDK's behind real gRPC in memory.
+// process is a plugin of the SDK that the test listens to.
 type process struct {
-	name        string
-	mu          sync.Mutex
-	settings    plugins.Settings
-	description *pluginv1.Description
-	conn        *grpc.ClientConn
-	generation  uint64
-	requests    []any                                                    // as they came in
-	fault       func(method string, request any) (answer any, err error) // instead of the plugin; both nil: the plugin answers
-	lose        func() error                                             // an answer is lost with this error
+	*pluginstest.Plugin
+	mu       sync.Mutex
+	requests []any                                                    // as they came in
+	fault    func(method string, request any) (answer any, err error) // instead of the plugin; both nil: the plugin answers
+	lose     func() error                                             // an answer is lost with this error
+}
+
+// patient is for a slow machine, which is no fault.
+const patient = 20 * time.Second
+
+func newProcess(name string) *process {
+	return &process{Plugin: pluginstest.New(plugins.Scheduling, name, plugins.Settings{Timeout: patient})}
 }
 
 // start replaces what serves the plugin, as the host does with a new process.
@@ -51,24 +51,11 @@ func (p *process) start(t *testing.T, s sdk.Scheduling) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Validate(p.name, d); err != nil {
+	if err := Validate(p.Name(), d); err != nil {
 		t.Fatal(err)
 	}
-	listener := bufconn.Listen(1 << 20)
-	server := grpc.NewServer(grpc.UnaryInterceptor(p.intercept))
-	s.Register(server)
-	var served sync.WaitGroup
-	served.Go(func() { server.Serve(listener) })
-	conn, err := grpc.NewClient("passthrough:plugin", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close(); server.Stop(); served.Wait() })
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.description, p.conn = d, conn
-	p.generation++
+	p.SetDescription(d)
+	p.Serve(t, func(server *grpc.Server) { s.Register(server) }, grpc.UnaryInterceptor(p.intercept))
 }
 
 func (p *process) intercept(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -116,45 +103,6 @@ func (p *process) took() []any {
 	return out
 }
 
-// Name, Kind, Settings, Description and Call implement plugins.Plugin.
-func (p *process) Name() string       { return p.name }
-func (p *process) Kind() plugins.Kind { return plugins.Scheduling }
-
-func (p *process) Settings() plugins.Settings {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.settings
-}
-
-func (p *process) Description() *pluginv1.Description {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.description
-}
-
-func (p *process) Call(ctx context.Context, _ string, f func(context.Context, plugins.Instance) error) error {
-	p.mu.Lock()
-	conn, generation := p.conn, p.generation
-	p.mu.Unlock()
-	if conn == nil {
-		return &plugins.NotRunningError{Plugin: p.name, Reason: "it ended with status 2"}
-	}
-	return f(ctx, plugins.Instance{Conn: conn, Generation: generation})
-}
-
-// set implements plugins.Set.
-type set struct {
-	plugins []plugins.Plugin
-	changed func()
-}
-
-func (s *set) Plugins(plugins.Kind) []plugins.Plugin { return slices.Clone(s.plugins) }
-
-func (s *set) Subscribe(_ plugins.Kind, changed func()) func() {
-	s.changed = changed
-	return func() {}
-}
-
 // rig is upstream's scheduler with its default profile and plugins, on objects that a test puts into its cache.
 type rig struct {
 	t      *testing.T
@@ -165,7 +113,7 @@ type rig struct {
 	f      framework.Framework
 	client *fake.Clientset
 	pods   informers.SharedInformerFactory
-	set    *set
+	set    *pluginstest.Set
 	lines  *logrustest.Hook
 }
 
@@ -180,10 +128,11 @@ func newRig(t *testing.T, processes ...*process) *rig {
 
 func newRigOf(t *testing.T, given []config.KubeSchedulerProfile, processes ...*process) *rig {
 	t.Helper()
-	r := &rig{t: t, set: &set{}, client: fake.NewClientset()}
+	var all []plugins.Plugin
 	for _, p := range processes {
-		r.set.plugins = append(r.set.plugins, p)
+		all = append(all, p)
 	}
+	r := &rig{t: t, set: pluginstest.NewSet(all...), client: fake.NewClientset()}
 	log, hook := logrustest.NewNullLogger()
 	r.lines = hook
 	extension := New(r.set, logrus.NewEntry(log))

@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc/status"
 	st "k8s.io/kubernetes/pkg/scheduler/testing"
 
-	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/plugins/sdk"
 )
 
@@ -38,7 +37,7 @@ func TestTogether(t *testing.T) {
 	}
 	var processes []*process
 	for i := range count {
-		p := &process{name: fmt.Sprint("p", i), settings: plugins.Settings{Timeout: 20 * time.Second}}
+		p := newProcess(fmt.Sprint("p", i))
 		p.start(t, sdk.Scheduling{
 			Filter: func(_ context.Context, _ *sdk.Pod, node *sdk.Node) string {
 				if node.GetName() == fmt.Sprint("not-", i) {
@@ -71,7 +70,7 @@ func TestTogether(t *testing.T) {
 		}
 		for _, p := range processes {
 			if asked, want := requests(p), "Filter, Score 3"; asked != want {
-				t.Errorf("%s was asked %q, want %q", p.name, asked, want)
+				t.Errorf("%s was asked %q, want %q", p.Name(), asked, want)
 			}
 		}
 	}

@@ -2,7 +2,6 @@ package sdk
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -10,12 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
-	"github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"kubelith.io/kubelith/plugins/pluginstest"
 	"kubelith.io/kubelith/plugins/proto"
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
@@ -44,34 +42,12 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// dispenser is the host's side: the bare connection.
-type dispenser struct{ plugin.NetRPCUnsupportedPlugin }
-
-func (dispenser) GRPCServer(*plugin.GRPCBroker, *grpc.Server) error { return nil }
-
-func (dispenser) GRPCClient(_ context.Context, _ *plugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
-	return conn, nil
-}
-
-// start runs the test's executable as a plugin by go-plugin's own host, with mutual TLS.
+// start runs the test's executable as a plugin.
 func start(t *testing.T) pluginv1.PluginClient {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), roleVariable+"=plugin")
-	client := plugin.NewClient(&plugin.ClientConfig{
-		HandshakeConfig: proto.Handshake, VersionedPlugins: map[int]plugin.PluginSet{proto.Version: {proto.Name: dispenser{}}},
-		Cmd: cmd, AutoMTLS: true, AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC}, Logger: hclog.NewNullLogger(),
-	})
-	t.Cleanup(client.Kill)
-	protocol, err := client.Client()
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn, err := protocol.Dispense(proto.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pluginv1.NewPluginClient(conn.(*grpc.ClientConn))
+	return pluginv1.NewPluginClient(pluginstest.Start(t, cmd))
 }
 
 func TestDescribe(t *testing.T) {

@@ -3,8 +3,6 @@ package storage
 import (
 	"context"
 	"encoding/json"
-	"net"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -12,12 +10,12 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/pluginstest"
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
@@ -34,106 +32,6 @@ func eventually(t *testing.T, what string, f func() bool) {
 		if time.Now().After(deadline) {
 			t.Fatalf("did not happen: %s", what)
 		}
-	}
-}
-
-// fakeSet is the plugins of a node, without processes.
-type fakeSet struct {
-	mu          sync.Mutex
-	all         []plugins.Plugin
-	subscribers []func()
-}
-
-func (s *fakeSet) Plugins(k plugins.Kind) []plugins.Plugin {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if k != plugins.Storage {
-		return nil
-	}
-	return append([]plugins.Plugin(nil), s.all...)
-}
-
-func (s *fakeSet) Subscribe(_ plugins.Kind, changed func()) func() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.subscribers = append(s.subscribers, changed)
-	return func() {}
-}
-
-// set replaces the plugins, or says only that something about them has changed.
-func (s *fakeSet) set(all ...plugins.Plugin) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.all = all
-	for _, changed := range s.subscribers {
-		changed()
-	}
-}
-
-// fakePlugin is a plugin whose process is a gRPC server in this one.
-type fakePlugin struct {
-	name string
-
-	mu          sync.Mutex
-	description *pluginv1.Description
-	conn        *grpc.ClientConn
-	stop        func()
-	generation  uint64
-	called      []string
-}
-
-func (p *fakePlugin) Name() string               { return p.name }
-func (p *fakePlugin) Kind() plugins.Kind         { return plugins.Storage }
-func (p *fakePlugin) Settings() plugins.Settings { return plugins.Settings{} }
-
-func (p *fakePlugin) Description() *pluginv1.Description {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.description
-}
-
-func (p *fakePlugin) Call(ctx context.Context, method string, f func(context.Context, plugins.Instance) error) error {
-	p.mu.Lock()
-	conn, generation := p.conn, p.generation
-	p.called = append(p.called, method)
-	p.mu.Unlock()
-	if conn == nil {
-		return &plugins.NotRunningError{Plugin: p.name, Reason: "stopped by the test"}
-	}
-	return f(ctx, plugins.Instance{Conn: conn, Generation: generation})
-}
-
-// serve starts another process in place of the one before.
-func (p *fakePlugin) serve(t *testing.T, register func(*grpc.Server)) {
-	t.Helper()
-	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "p"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	register(server)
-	served := make(chan struct{})
-	go func() { defer close(served); server.Serve(l) }()
-	conn, err := grpc.NewClient("unix:"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.kill()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.conn, p.generation = conn, p.generation+1
-	p.stop = sync.OnceFunc(func() { conn.Close(); server.Stop(); <-served })
-	t.Cleanup(p.stop)
-}
-
-// kill ends the process.
-func (p *fakePlugin) kill() {
-	p.mu.Lock()
-	stop := p.stop
-	p.conn, p.stop = nil, nil
-	p.mu.Unlock()
-	if stop != nil {
-		stop()
 	}
 }
 
@@ -282,6 +180,14 @@ func describe(t *testing.T, nodeLocal bool, classes ...*storagev1.StorageClass) 
 		s.StorageClasses = append(s.StorageClasses, text(c))
 	}
 	return &pluginv1.Description{Kind: &pluginv1.Description_Storage{Storage: s}}
+}
+
+// described is a plugin of which only its description is known.
+func described(t *testing.T, name string, nodeLocal bool, classes ...*storagev1.StorageClass) *pluginstest.Plugin {
+	t.Helper()
+	p := pluginstest.New(plugins.Storage, name, plugins.Settings{})
+	p.SetDescription(describe(t, nodeLocal, classes...))
+	return p
 }
 
 func class(name string, mode storagev1.VolumeBindingMode) *storagev1.StorageClass {

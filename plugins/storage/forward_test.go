@@ -16,10 +16,13 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/pluginstest"
 )
 
 // forwarded returns a connection to the plugin through a forwarder.
-func forwarded(t *testing.T, p *fakePlugin) *grpc.ClientConn {
+func forwarded(t *testing.T, p *pluginstest.Plugin) *grpc.ClientConn {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "csi.sock")
 	l, err := listen(socket)
@@ -81,8 +84,8 @@ func (c callee) GetMetadataAllocated(r *csi.GetMetadataAllocatedRequest, s csi.S
 }
 
 func TestForward(t *testing.T) {
-	p := &fakePlugin{name: "p"}
-	p.serve(t, callee{answer: "one "}.register)
+	p := pluginstest.New(plugins.Storage, "p", plugins.Settings{})
+	p.Serve(t, callee{answer: "one "}.register)
 	conn := forwarded(t, p)
 	node := csi.NewNodeClient(conn)
 
@@ -125,14 +128,14 @@ func TestForward(t *testing.T) {
 	if _, err := stream.Recv(); status.Code(err) != codes.Aborted {
 		t.Errorf("the end of a stream: %v", err)
 	}
-	if got := strings.Join(p.called[:2], " "); got != "NodeGetInfo NodeStageVolume" {
+	if got := strings.Join(p.Called()[:2], " "); got != "NodeGetInfo NodeStageVolume" {
 		t.Errorf("counted as %s", got)
 	}
 }
 
 // TestForwardOverReplacement: a connection outlives the process; a call waits for the next one, and not for ever.
 func TestForwardOverReplacement(t *testing.T) {
-	p := &fakePlugin{name: "p"}
+	p := pluginstest.New(plugins.Storage, "p", plugins.Settings{})
 	node := csi.NewNodeClient(forwarded(t, p))
 	answer := make(chan string, 1)
 	go func() {
@@ -143,22 +146,18 @@ func TestForwardOverReplacement(t *testing.T) {
 		}
 		answer <- info.GetNodeId()
 	}()
-	eventually(t, "the call is there", func() bool {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return len(p.called) > 1 // tried again
-	})
-	p.serve(t, callee{answer: "first "}.register)
+	eventually(t, "the call is tried again", func() bool { return len(p.Called()) > 1 })
+	p.Serve(t, callee{answer: "first "}.register)
 	if got := <-answer; got != "first " {
 		t.Errorf("the call that waited: %s", got)
 	}
-	p.serve(t, callee{answer: "second "}.register)
+	p.Serve(t, callee{answer: "second "}.register)
 	if info, err := node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}); err != nil || info.GetNodeId() != "second " {
 		t.Errorf("after a replacement: %v, %v", info, err)
 	}
-	p.kill()
+	p.Kill()
 	_, err := node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-	if s := status.Convert(err); s.Code() != codes.Unavailable || !strings.Contains(s.Message(), "stopped by the test") {
+	if s := status.Convert(err); s.Code() != codes.Unavailable || !strings.Contains(s.Message(), "ended with status 2") {
 		t.Errorf("without a process: %v", err)
 	}
 	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)

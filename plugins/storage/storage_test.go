@@ -28,7 +28,7 @@ import (
 	ktesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
-	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/pluginstest"
 )
 
 const (
@@ -41,8 +41,8 @@ const (
 // node is a node whose component runs, with a plugin.
 type node struct {
 	*fake.Clientset
-	set    *fakeSet
-	plugin *fakePlugin
+	set    *pluginstest.Set
+	plugin *pluginstest.Plugin
 	root   string
 	log    *logtest.Hook
 	stop   func()
@@ -52,11 +52,10 @@ type node struct {
 }
 
 // run runs the component on the node n1 until the test ends: as on a server, with shared informers, or as on an agent.
-func run(t *testing.T, central bool, plugin *fakePlugin, objects ...runtime.Object) *node {
+func run(t *testing.T, central bool, plugin *pluginstest.Plugin, objects ...runtime.Object) *node {
 	t.Helper()
 	log, lines := logtest.NewNullLogger()
-	n := &node{Clientset: fake.NewClientset(objects...), set: &fakeSet{}, plugin: plugin, root: t.TempDir(), log: lines, watched: map[string]bool{}}
-	n.set.set(plugin)
+	n := &node{Clientset: fake.NewClientset(objects...), set: pluginstest.NewSet(plugin), plugin: plugin, root: t.TempDir(), log: lines, watched: map[string]bool{}}
 	n.PrependWatchReactor("*", n.watch)
 	ctx, cancel := context.WithCancel(t.Context())
 	shared := informers.NewSharedInformerFactory(n.Clientset, 0)
@@ -137,10 +136,10 @@ func (n *node) claim(t *testing.T, name, class, selectedNode string) *corev1.Per
 }
 
 // newPlugin is a plugin with a process that serves the driver.
-func newPlugin(t *testing.T, d *fakeDriver, nodeLocal bool, classes ...*storagev1.StorageClass) *fakePlugin {
+func newPlugin(t *testing.T, d *fakeDriver, nodeLocal bool, classes ...*storagev1.StorageClass) *pluginstest.Plugin {
 	t.Helper()
-	p := &fakePlugin{name: "p", description: describe(t, nodeLocal, classes...)}
-	p.serve(t, d.register)
+	p := described(t, "p", nodeLocal, classes...)
+	p.Serve(t, d.register)
 	return p
 }
 
@@ -283,9 +282,7 @@ func TestCentralElsewhere(t *testing.T) {
 	eventually(t, "it is registered", n.registered)
 	n.claim(t, "c", "net", "")
 	n.stop()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if slices.Contains(p.called, "CreateVolume") {
+	if slices.Contains(p.Called(), "CreateVolume") {
 		t.Error("two nodes would make the volume")
 	}
 }
@@ -308,8 +305,8 @@ func TestReplaced(t *testing.T) {
 	}
 	before := made()
 
-	p.serve(t, d.register)
-	n.set.set(p)
+	p.Serve(t, d.register)
+	n.set.Replace(p)
 	second := n.claim(t, "second", "local", "n1")
 	eventually(t, "the new process makes a volume", func() bool { _, ok := n.volume(t, second); return ok })
 	if !made().Equal(before) {
@@ -317,8 +314,8 @@ func TestReplaced(t *testing.T) {
 	}
 
 	more := newFakeDriver("n1", create, expand)
-	p.serve(t, more.register)
-	n.set.set(p)
+	p.Serve(t, more.register)
+	n.set.Replace(p)
 	eventually(t, "the change is seen", func() bool { return n.said("has changed") })
 	third := n.claim(t, "third", "local", "n1")
 	eventually(t, "and volumes are made", func() bool { _, ok := n.volume(t, third); return ok })
@@ -327,8 +324,8 @@ func TestReplaced(t *testing.T) {
 	}
 
 	moved := newFakeDriver("n1-moved", create)
-	p.serve(t, moved.register)
-	n.set.set(p)
+	p.Serve(t, moved.register)
+	n.set.Replace(p)
 	eventually(t, "it is registered anew", func() bool { now := made(); return !now.IsZero() && now.After(before) })
 }
 
@@ -337,12 +334,12 @@ func TestGone(t *testing.T) {
 	p := newPlugin(t, newFakeDriver("n1", create), true)
 	n := run(t, false, p)
 	eventually(t, "it is registered", n.registered)
-	n.set.set()
+	n.set.Replace()
 	eventually(t, "it is gone", func() bool {
 		_, err := os.Stat(csiSocket(n.root, driverName))
 		return !n.registered() && os.IsNotExist(err)
 	})
-	n.set.set(p)
+	n.set.Replace(p)
 	eventually(t, "it is back", n.registered)
 	n.stop()
 	if !n.registered() {
@@ -359,16 +356,18 @@ func TestRefused(t *testing.T) {
 	wrongName.name = "other.example.com"
 	for _, tc := range []struct {
 		name    string
-		plugins func(t *testing.T) []*fakePlugin
+		plugins func(t *testing.T) []*pluginstest.Plugin
 		have    []runtime.Object
 		says    string
 	}{
-		{"another name", func(t *testing.T) []*fakePlugin { return []*fakePlugin{newPlugin(t, wrongName, true)} }, nil,
+		{"another name", func(t *testing.T) []*pluginstest.Plugin { return []*pluginstest.Plugin{newPlugin(t, wrongName, true)} }, nil,
 			"it says that it is the driver other.example.com"},
-		{"no topology", func(t *testing.T) []*fakePlugin { return []*fakePlugin{newPlugin(t, newFakeDriver("", create), true)} }, nil,
+		{"no topology", func(t *testing.T) []*pluginstest.Plugin {
+			return []*pluginstest.Plugin{newPlugin(t, newFakeDriver("", create), true)}
+		}, nil,
 			"has no VOLUME_ACCESSIBILITY_CONSTRAINTS"},
-		{"somebody else's driver", func(t *testing.T) []*fakePlugin {
-			return []*fakePlugin{newPlugin(t, newFakeDriver("n1", create), true)}
+		{"somebody else's driver", func(t *testing.T) []*pluginstest.Plugin {
+			return []*pluginstest.Plugin{newPlugin(t, newFakeDriver("n1", create), true)}
 		},
 			[]runtime.Object{&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName}}}, "is somebody else's"},
 	} {
@@ -388,9 +387,9 @@ func TestRefused(t *testing.T) {
 	}
 	t.Run("two of one name", func(t *testing.T) {
 		n := run(t, true, newPlugin(t, newFakeDriver("n1", create), true))
-		twin := newPlugin(t, newFakeDriver("n1", create), true)
-		twin.name = "q"
-		n.set.set(n.plugin, twin)
+		twin := described(t, "q", true)
+		twin.Serve(t, newFakeDriver("n1", create).register)
+		n.set.Replace(n.plugin, twin)
 		eventually(t, "it is said", func() bool { return n.said("another plugin is the driver " + driverName) })
 		eventually(t, "the first works", n.registered)
 	})
@@ -398,7 +397,7 @@ func TestRefused(t *testing.T) {
 
 // TestSocketOfDriver: what the kubelet dials is there before any process is.
 func TestSocketOfDriver(t *testing.T) {
-	p := &fakePlugin{name: "p", description: describe(t, true)}
+	p := described(t, "p", true)
 	n := run(t, false, p)
 	conn, err := grpc.NewClient("unix:"+csiSocket(n.root, driverName), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -414,15 +413,13 @@ func TestSocketOfDriver(t *testing.T) {
 		_, err := csi.NewNodeClient(conn).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}, grpc.WaitForReady(true))
 		answered <- err
 	}()
-	p.serve(t, newFakeDriver("n1", create).register)
+	p.Serve(t, newFakeDriver("n1", create).register)
 	if err := <-answered; err != nil {
 		t.Error(err)
 	}
-	n.set.set(p)
+	n.set.Replace(p)
 	eventually(t, "it is registered", n.registered)
-	if n.said("stopped by the test") {
+	if n.said("ended with status 2") {
 		t.Error("the log says what the host of plugins says already")
 	}
 }
-
-var _ plugins.Set = (*fakeSet)(nil)

@@ -1,7 +1,6 @@
 package local_test
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,51 +12,29 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/hashicorp/go-hclog"
-	"github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	storagev1 "k8s.io/api/storage/v1"
 
 	"kubelith.io/kubelith/plugins/builtin/local"
+	"kubelith.io/kubelith/plugins/pluginstest"
 	"kubelith.io/kubelith/plugins/proto"
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
-
-// connection is the host's side of a plugin.
-type connection struct{ plugin.NetRPCUnsupportedPlugin }
-
-func (connection) GRPCServer(*plugin.GRPCBroker, *grpc.Server) error { return errors.New("no plugin") }
-
-func (connection) GRPCClient(_ context.Context, _ *plugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
-	return conn, nil
-}
 
 // start the program as a host does, and describe it.
 func start(t *testing.T, program, dir string) (*grpc.ClientConn, *pluginv1.Description, *exec.Cmd) {
 	t.Helper()
 	cmd := exec.Command(program)
-	client := plugin.NewClient(&plugin.ClientConfig{
-		HandshakeConfig: proto.Handshake, VersionedPlugins: map[int]plugin.PluginSet{proto.Version: {proto.Name: connection{}}},
-		Cmd: cmd, AutoMTLS: true, AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC}, Logger: hclog.NewNullLogger(),
-	})
-	t.Cleanup(client.Kill)
-	protocol, err := client.Client()
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn, err := protocol.Dispense(proto.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d, err := pluginv1.NewPluginClient(conn.(*grpc.ClientConn)).Describe(t.Context(), &pluginv1.DescribeRequest{
+	conn := pluginstest.Start(t, cmd)
+	d, err := pluginv1.NewPluginClient(conn).Describe(t.Context(), &pluginv1.DescribeRequest{
 		Protocol: proto.Version, Name: "local", NodeName: "node-a", DataDir: dir,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return conn.(*grpc.ClientConn), d, cmd
+	return conn, d, cmd
 }
 
 // TestProgram: the program is a plugin that declares driver and class; and however often it is killed while it makes

@@ -8,7 +8,6 @@ package main
 
 import (
 	"context"
-	"os"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	registrationv1 "k8s.io/api/admissionregistration/v1"
@@ -17,21 +16,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"kubelith.io/kubelith/plugins/sdk"
+	"kubelith.io/kubelith/plugins/sdk/cluster"
 )
 
-func main() { sdk.ServeAdmission(plugin(connect)) }
-
-// connect makes a client of the cluster with the plugin's own identity.
-func connect() (dynamic.Interface, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBELITH_KUBECONFIG"))
-	if err != nil {
-		return nil, err
-	}
-	return dynamic.NewForConfig(config)
-}
+func main() { sdk.ServeAdmission(plugin(cluster.Dynamic)) }
 
 func plugin(connect func() (dynamic.Interface, error)) sdk.Admission {
 	var client dynamic.Interface

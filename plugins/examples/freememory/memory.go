@@ -6,16 +6,15 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"kubelith.io/kubelith/plugins/sdk"
+	"kubelith.io/kubelith/plugins/sdk/cluster"
 )
 
 // memory is what nodes use, as it was last measured.
@@ -47,7 +46,7 @@ func (m *memory) configure(c sdk.Config) error {
 	if err != nil || refresh < time.Second {
 		return fmt.Errorf("refresh: %q is no duration of at least 1s", settings.Refresh)
 	}
-	if err := m.connect(os.Getenv("KUBELITH_KUBECONFIG")); err != nil {
+	if err := m.connect(); err != nil {
 		return err
 	}
 	m.log = c.Log
@@ -63,10 +62,10 @@ func (m *memory) configure(c sdk.Config) error {
 }
 
 // connect reads whom to ask, and as whom.
-func (m *memory) connect(kubeconfig string) error {
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+func (m *memory) connect() error {
+	config, err := cluster.Config()
 	if err != nil {
-		return fmt.Errorf("KUBELITH_KUBECONFIG: %w", err)
+		return err
 	}
 	m.server = config.Host
 	m.client, err = rest.HTTPClientFor(config)

@@ -59,7 +59,8 @@ func serve(t *testing.T, m *memory, api http.HandlerFunc) {
 	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.connect(kubeconfig); err != nil {
+	t.Setenv("KUBELITH_KUBECONFIG", kubeconfig)
+	if err := m.connect(); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -21,11 +21,12 @@ import (
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// Connect serves what register adds until the test ends, and returns a connection to it.
-func Connect(t testing.TB, register func(*grpc.Server)) *grpc.ClientConn {
+// Connect serves what register adds until the test ends, and returns a connection to it. options are those of the server, such as an
+// interceptor.
+func Connect(t testing.TB, register func(*grpc.Server), options ...grpc.ServerOption) *grpc.ClientConn {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(proto.MaxRequestSize))
+	server := grpc.NewServer(append(options, grpc.MaxRecvMsgSize(proto.MaxRequestSize))...)
 	register(server)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()

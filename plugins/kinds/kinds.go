@@ -1,4 +1,5 @@
-package conformance
+// Package kinds has all kinds of plugins together: what plugins/host, which knows none of them, is to be told.
+package kinds
 
 import (
 	"kubelith.io/kubelith/plugins"
@@ -8,8 +9,8 @@ import (
 	"kubelith.io/kubelith/plugins/storage"
 )
 
-// validators are those of a server: a description that it would refuse is refused here.
-func validators() map[plugins.Kind]func(string, *pluginv1.Description) error {
+// Validators refuse descriptions that a kind cannot work with.
+func Validators() map[plugins.Kind]func(string, *pluginv1.Description) error {
 	return map[plugins.Kind]func(string, *pluginv1.Description) error{
 		plugins.Admission:  admission.Validate,
 		plugins.Scheduling: scheduling.Validate,

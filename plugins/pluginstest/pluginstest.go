@@ -1,0 +1,188 @@
+// Package pluginstest has plugins without a host, for the tests of those who call them. Who writes a plugin wants plugins/sdk/sdktest.
+package pluginstest
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	"kubelith.io/kubelith/plugins"
+	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
+	"kubelith.io/kubelith/plugins/sdk/sdktest"
+)
+
+var (
+	_ plugins.Set    = (*Set)(nil)
+	_ plugins.Plugin = (*Plugin)(nil)
+)
+
+// Set is one that the test changes. It is empty at first.
+type Set struct {
+	mu          sync.Mutex
+	all         []plugins.Plugin
+	subscribers []*func()
+}
+
+// NewSet has these plugins.
+func NewSet(all ...plugins.Plugin) *Set { return &Set{all: all} }
+
+// Plugins implements plugins.Set.
+func (s *Set) Plugins(kind plugins.Kind) []plugins.Plugin {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(s.all), func(p plugins.Plugin) bool { return p.Kind() != kind })
+}
+
+// Subscribe implements plugins.Set.
+func (s *Set) Subscribe(_ plugins.Kind, changed func()) (cancel func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.subscribers = append(s.subscribers, &changed)
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.subscribers = slices.DeleteFunc(s.subscribers, func(f *func()) bool { return f == &changed })
+	}
+}
+
+// Subscribed says whether anybody would hear of a change.
+func (s *Set) Subscribed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.subscribers) > 0
+}
+
+// Replace puts others in place of the plugins, or the same, and tells the subscribers.
+func (s *Set) Replace(all ...plugins.Plugin) {
+	s.mu.Lock()
+	s.all = all
+	subscribers := slices.Clone(s.subscribers)
+	s.mu.Unlock()
+	for _, changed := range subscribers {
+		(*changed)()
+	}
+}
+
+// Plugin is one whose process is a gRPC server in memory, or none.
+type Plugin struct {
+	name string
+	kind plugins.Kind
+
+	mu          sync.Mutex
+	settings    plugins.Settings
+	description *pluginv1.Description
+	conn        *grpc.ClientConn // nil: it is not running
+	generation  uint64
+	called      []string
+	last        error
+}
+
+// New has never run.
+func New(kind plugins.Kind, name string, settings plugins.Settings) *Plugin {
+	return &Plugin{name: name, kind: kind, settings: settings}
+}
+
+// Name implements plugins.Plugin.
+func (p *Plugin) Name() string { return p.name }
+
+// Kind implements plugins.Plugin.
+func (p *Plugin) Kind() plugins.Kind { return p.kind }
+
+// Settings implements plugins.Plugin.
+func (p *Plugin) Settings() plugins.Settings {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.settings
+}
+
+// SetSettings is what an operator does.
+func (p *Plugin) SetSettings(settings plugins.Settings) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.settings = settings
+}
+
+// Description implements plugins.Plugin.
+func (p *Plugin) Description() *pluginv1.Description {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.description
+}
+
+// SetDescription is what a process has said of itself.
+func (p *Plugin) SetDescription(d *pluginv1.Description) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.description = d
+}
+
+// Serve starts another process in place of the one before: what register adds. It runs until the test ends or Kill.
+func (p *Plugin) Serve(t testing.TB, register func(*grpc.Server), options ...grpc.ServerOption) {
+	t.Helper()
+	conn := sdktest.Connect(t, register, options...)
+	p.Kill()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.conn, p.generation = conn, p.generation+1
+}
+
+// Introduce asks the process for its description, as the host does.
+func (p *Plugin) Introduce(t testing.TB) {
+	t.Helper()
+	err := p.Call(t.Context(), "Describe", func(_ context.Context, i plugins.Instance) error {
+		d, err := sdktest.Describe(t, i.Conn, p.name, "")
+		p.SetDescription(d)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Kill ends the process, and the calls that are under way.
+func (p *Plugin) Kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.conn != nil {
+		p.conn.Close()
+	}
+	p.conn = nil
+}
+
+// Call implements plugins.Plugin.
+func (p *Plugin) Call(ctx context.Context, method string, f func(context.Context, plugins.Instance) error) error {
+	p.mu.Lock()
+	conn, generation, timeout := p.conn, p.generation, p.settings.Timeout
+	p.called = append(p.called, method)
+	p.mu.Unlock()
+	if conn == nil {
+		return &plugins.NotRunningError{Plugin: p.name, Reason: "ended with status 2"}
+	}
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	err := f(ctx, plugins.Instance{Conn: conn, Generation: generation})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.last = err
+	return err
+}
+
+// Called are the methods of all calls, answered or not.
+func (p *Plugin) Called() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.called)
+}
+
+// LastError is what the last call came to, as a host counts it.
+func (p *Plugin) LastError() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.last
+}

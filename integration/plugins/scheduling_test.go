@@ -20,6 +20,7 @@ import (
 )
 
 const (
+	zones             = harness.DataDir + "/plugins/scheduling/zones"
 	schedulerFile     = "/etc/kubelith/scheduler.yaml"
 	schedulerProfiles = `apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
@@ -35,14 +36,30 @@ profiles:
 
 // TestScheduling: a plugin takes part in scheduling, whatever happens to its process. The nodes are objects without machines: nothing runs.
 func TestScheduling(t *testing.T) {
+	s := schedulingServer(t, "", schedulerProfiles, map[string]string{zones: buildPlugin(t, "./zones")})
+	for _, tc := range []struct {
+		name string
+		run  func(*testing.T, *harness.Server)
+	}{
+		{"prefers", testPrefers}, {"refuses", testRefuses}, {"profiles", testProfiles}, {"preempts", testPreempts}, {"crash", testCrash}, {"stopped", testStopped},
+	} {
+		t.Run(tc.name, func(t *testing.T) { tc.run(t, s) })
+	}
+}
+
+// schedulingServer schedules for three nodes that are objects only. The plugins' programs are put to the paths.
+func schedulingServer(t *testing.T, config, profiles string, programs map[string]string) *harness.Server {
+	t.Helper()
 	s := harness.Start(t, harness.Options{
-		NoWait: true, NoTestImage: true,
+		NoWait: true, NoTestImage: true, ConfigYAML: config,
 		Disable: []string{"containerd", "dns", "kubelet", "local-storage", "metrics-server", "network", "proxy", "servicelb"},
 		Args: []string{"--scheduler-arg=config=" + schedulerFile,
 			"--controller-manager-arg=controllers=*,-node-lifecycle-controller,-pod-garbage-collector-controller"},
 		Prepare: func(s *harness.Server) error {
-			install(t, s, buildPlugin(t, "./zones"), harness.DataDir+"/plugins/scheduling/zones")
-			return errors.Join(os.MkdirAll(filepath.Dir(s.Path(schedulerFile)), 0o755), os.WriteFile(s.Path(schedulerFile), []byte(schedulerProfiles), 0o644))
+			for path, program := range programs {
+				install(t, s, program, path)
+			}
+			return errors.Join(os.MkdirAll(filepath.Dir(s.Path(schedulerFile)), 0o755), os.WriteFile(s.Path(schedulerFile), []byte(profiles), 0o644))
 		},
 	})
 	harness.Eventually(t, time.Minute, "the server to be ready", func() error {
@@ -60,14 +77,7 @@ func TestScheduling(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, tc := range []struct {
-		name string
-		run  func(*testing.T, *harness.Server)
-	}{
-		{"prefers", testPrefers}, {"refuses", testRefuses}, {"profiles", testProfiles}, {"preempts", testPreempts}, {"crash", testCrash}, {"stopped", testStopped},
-	} {
-		t.Run(tc.name, func(t *testing.T) { tc.run(t, s) })
-	}
+	return s
 }
 
 // unbound is a pod for the nodes of the test, which carry the taint of new nodes for good.

@@ -1,0 +1,165 @@
+package plugins
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+const (
+	strictPath     = harness.DataDir + "/bad/strict"
+	lenientPath    = harness.DataDir + "/bad/lenient"
+	faultyPlugins  = "plugins:\n" + strictPlugin + lenientPlugin
+	strictPlugin   = "- {name: strict, kind: scheduling, path: " + strictPath + ", failurePolicy: Fail, timeout: 2s}\n"
+	lenientPlugin  = "- {name: lenient, kind: scheduling, path: " + lenientPath + ", failurePolicy: Ignore, timeout: 2s}\n"
+	faultyProfiles = `apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+podInitialBackoffSeconds: 1
+podMaxBackoffSeconds: 2
+profiles:
+- schedulerName: default-scheduler
+  plugins: {multiPoint: {disabled: [{name: strict}, {name: lenient}]}}
+- schedulerName: strict
+  plugins: {multiPoint: {enabled: [{name: strict}]}}
+- schedulerName: lenient
+  plugins: {multiPoint: {enabled: [{name: lenient}]}}
+`
+)
+
+// TestSchedulingFaults: what goes wrong with the process of a scheduling plugin, whether it may fail or not. Each profile has one plugin,
+// the default profile none.
+func TestSchedulingFaults(t *testing.T) {
+	program := buildPlugin(t, "./badscheduler")
+	s := schedulingServer(t, header+faultyPlugins, faultyProfiles, map[string]string{strictPath: program, lenientPath: program})
+	for _, name := range []string{"strict", "lenient"} {
+		wait(t, s, name, "is ready", ready)
+	}
+	for _, tc := range []struct {
+		name string
+		run  func(*testing.T, *harness.Server)
+	}{
+		{"answers", testBadAnswers}, {"down", testDown}, {"hangs", testHangs},
+	} {
+		t.Run(tc.name, func(t *testing.T) { tc.run(t, s) })
+	}
+}
+
+// by is a pod for a profile.
+func by(profile string, pod *corev1.Pod) *corev1.Pod {
+	pod.Spec.SchedulerName = profile
+	return pod
+}
+
+// failedScheduling waits for an Event of a pod.
+func failedScheduling(t *testing.T, s *harness.Server, pod *corev1.Pod, message string) {
+	t.Helper()
+	harness.Eventually(t, soon, "an Event of pod "+pod.Name+" with "+message, func() error {
+		events, err := s.Client(t).CoreV1().Events(pod.Namespace).List(context.Background(),
+			metav1.ListOptions{FieldSelector: "reason=FailedScheduling,involvedObject.name=" + pod.Name})
+		if err != nil {
+			return err
+		}
+		var said []string
+		for _, e := range events.Items {
+			if strings.Contains(e.Message, message) {
+				return nil
+			}
+			said = append(said, e.Message)
+		}
+		return fmt.Errorf("there are %q", said)
+	})
+}
+
+// unboundStill fails when a pod has a node.
+func unboundStill(t *testing.T, s *harness.Server, pod *corev1.Pod) {
+	t.Helper()
+	got, err := s.Client(t).CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Spec.NodeName != "" {
+		t.Errorf("pod %s is on %s", pod.Name, got.Spec.NodeName)
+	}
+}
+
+// testBadAnswers: an answer that cannot be used is none. The pod of a plugin that must answer is told what is wrong, and the process
+// goes on.
+func testBadAnswers(t *testing.T, s *harness.Server) {
+	ns := s.Namespace(t)
+	before := processes(t, s, strictPath)
+	faults := map[string]string{
+		"score-101":    "the score 101: want 0 to 100",
+		"score-255":    "the score 255: want 0 to 100",
+		"few-scores":   "it gave 2 scores for 3 nodes",
+		"many-scores":  "it gave 4 scores for 3 nodes",
+		"unknown-node": "it refused node 4711, which there is not",
+		"no-reason":    "it refused nodes without a reason",
+	}
+	for fault, says := range faults {
+		pod := s.Create(t, by("strict", unbound(ns, "strict-"+fault, "fault="+fault)))
+		failedScheduling(t, s, pod, says)
+		refused(t, s, pod, "plugin strict: ")
+		bound(t, s, s.Create(t, by("lenient", unbound(ns, "lenient-"+fault, "fault="+fault))))
+		unboundStill(t, s, pod)
+	}
+	for _, profile := range []string{"strict", "lenient"} {
+		logged(t, s, ` error .*The plugin does not (filter|score): it (gave|refused) .*plugin=`+profile)
+		bound(t, s, s.Create(t, by(profile, unbound(ns, profile+"-sound"))))
+	}
+	if after := processes(t, s, strictPath); len(before) != 1 || len(after) != 1 || before[0] != after[0] {
+		t.Errorf("processes %v, and %v after wrong answers", before, after)
+	}
+}
+
+// testDown: a plugin that cannot be started keeps its pods waiting, and those of nobody else, until it can.
+func testDown(t *testing.T, s *harness.Server) {
+	ns := s.Namespace(t)
+	if err := os.Chmod(s.Path(strictPath), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, s, "strict", "keeps running", func(p pluginState) bool { return p.Phase == "ready" && strings.Contains(p.Message, "is not executable") })
+	if err := syscall.Kill(list(t, s)["strict"].PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, s, "strict", "has no process", func(p pluginState) bool { return p.PID == 0 && strings.Contains(p.Message, "is not executable") })
+	pod := s.Create(t, by("strict", unbound(ns, "strict")))
+	failedScheduling(t, s, pod, "plugin strict: it is not running: "+strictPath+" is not executable")
+	for _, profile := range []string{"default-scheduler", "lenient"} {
+		bound(t, s, s.Create(t, by(profile, unbound(ns, profile))))
+	}
+	unboundStill(t, s, pod)
+	if err := os.Chmod(s.Path(strictPath), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	bound(t, s, pod)
+}
+
+// testHangs: so does one that hangs, until the host has replaced its process.
+func testHangs(t *testing.T, s *harness.Server) {
+	ns := s.Namespace(t)
+	before := wait(t, s, "strict", "is ready", ready)
+	if err := syscall.Kill(before.PID, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	pod := s.Create(t, by("strict", unbound(ns, "strict")))
+	for _, profile := range []string{"default-scheduler", "lenient"} {
+		bound(t, s, s.Create(t, by(profile, unbound(ns, profile))))
+	}
+	failedScheduling(t, s, pod, "plugin strict: it did not answer in time")
+	bound(t, s, pod)
+	harness.Eventually(t, time.Minute, "another process", func() error {
+		if now := list(t, s)["strict"]; now.PID == before.PID || now.PID == 0 {
+			return fmt.Errorf("it is %+v", now)
+		}
+		return nil
+	})
+}

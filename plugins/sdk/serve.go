@@ -30,12 +30,12 @@ type (
 )
 
 // serve runs the plugin until the host ends it, or has ended itself. It is the last call of main.
-func serve(d describe, r register) {
+func serve(m metrics, d describe, r register) {
 	log := newLog()
 	endWith(os.Stdin)
 	plugin.Serve(&plugin.ServeConfig{
 		HandshakeConfig:  proto.Handshake,
-		VersionedPlugins: map[int]plugin.PluginSet{proto.Version: {proto.Name: grpcPlugin(d, r)}},
+		VersionedPlugins: map[int]plugin.PluginSet{proto.Version: {proto.Name: grpcPlugin(d, r).with(m)}},
 		GRPCServer:       newServer,
 		Logger:           log.ResetNamed("go-plugin"),
 	})
@@ -79,6 +79,7 @@ func grpcPlugin(d describe, r register) *service {
 type service struct {
 	plugin.NetRPCUnsupportedPlugin
 	pluginv1.UnimplementedPluginServer
+	metrics   metrics
 	describe  describe
 	register  register
 	described sync.Once

@@ -24,8 +24,12 @@ import (
 const roleVariable = "KUBELITH_SDK_TEST_ROLE"
 
 func TestMain(m *testing.M) {
+	if kind := os.Getenv(roleVariable); kind != "" && kind != "plugin" {
+		serveCounting(kind)
+		return
+	}
 	if os.Getenv(roleVariable) == "plugin" {
-		serve(func(r *pluginv1.DescribeRequest) (*pluginv1.Description, error) {
+		serve(nil, func(r *pluginv1.DescribeRequest) (*pluginv1.Description, error) {
 			c := configOf(r)
 			var settings struct {
 				Fail string `json:"fail"`
@@ -54,10 +58,12 @@ func (dispenser) GRPCClient(_ context.Context, _ *plugin.GRPCBroker, conn *grpc.
 }
 
 // start runs the test's executable as a plugin by go-plugin's own host, with mutual TLS.
-func start(t *testing.T) pluginv1.PluginClient {
+func start(t *testing.T) pluginv1.PluginClient { return startAs(t, "plugin") }
+
+func startAs(t *testing.T, role string) pluginv1.PluginClient {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), roleVariable+"=plugin")
+	cmd.Env = append(os.Environ(), roleVariable+"="+role)
 	client := plugin.NewClient(&plugin.ClientConfig{
 		HandshakeConfig: proto.Handshake, VersionedPlugins: map[int]plugin.PluginSet{proto.Version: {proto.Name: dispenser{}}},
 		Cmd: cmd, AutoMTLS: true, AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC}, Logger: hclog.NewNullLogger(),

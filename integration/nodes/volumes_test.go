@@ -100,6 +100,22 @@ func TestVolumesOnAgents(t *testing.T) {
 		*class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
 		t.Errorf("%+v, %v", class, err)
 	}
+
+	// What the scheduler knows of a node goes with its Node.
+	agent.Stop(t)
+	if err := client.CoreV1().Nodes().Delete(t.Context(), agent.NodeName(), metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	harness.Eventually(t, harness.PodTimeout, "the space of the agent to be unknown", func() error {
+		space, err := client.StorageV1().CSIStorageCapacities(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(space.Items) != 1 {
+			return fmt.Errorf("%d CSIStorageCapacities, %v", len(space.Items), err)
+		}
+		if owners := space.Items[0].OwnerReferences; len(owners) != 1 || owners[0].Name != c.Server.NodeName() {
+			return harness.Permanent(fmt.Errorf("the one that is left has the owners %+v", owners))
+		}
+		return nil
+	})
 }
 
 // withClaim mounts a claim at /data.

@@ -28,20 +28,24 @@ func TestDocumentation(t *testing.T) {
 		t.Fatal("docs/plugins.md has no Go program")
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(source+"\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	for _, line := range strings.Split(rest, "\n") { // what to type to build it
-		line = strings.TrimPrefix(line, "    ")
-		if !strings.HasPrefix(line, "go mod ") {
-			continue
+	build := func(source, begin string) { // by the lines of what to type that begin so
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(source+"\n"), 0o644); err != nil {
+			t.Fatal(err)
 		}
-		cmd := exec.Command("sh", "-ec", strings.ReplaceAll(line, "/path/to/kubelith", root))
-		cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOFLAGS=")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", line, err, out)
+		for _, line := range strings.Split(rest, "\n") {
+			line = strings.TrimPrefix(line, "    ")
+			if !strings.HasPrefix(line, begin) {
+				continue
+			}
+			cmd := exec.Command("sh", "-ec", strings.ReplaceAll(line, "/path/to/kubelith", root))
+			cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOFLAGS=")
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%s: %v\n%s", line, err, out)
+			}
 		}
 	}
+	build(source, "go mod ")
 	team := filepath.Join(dir, "team")
 
 	s := harness.Start(t, harness.Options{NoTestImage: true})
@@ -58,6 +62,26 @@ func TestDocumentation(t *testing.T) {
 		t.Errorf("a pod without the label: exit code %d, and not as documented: %s", refused.Code, refused.Stderr)
 	}
 	s.Kubectl(t, "run", "web", "--image=kubelith/hello:1", "--labels=team=a")
+
+	// And with the lines that count.
+	_, counting, _ := strings.Cut(rest, "\n```go\n")
+	counting, _, found = strings.Cut(counting, "\n```\n")
+	if !found {
+		t.Fatal("docs/plugins.md has no example of metrics")
+	}
+	source = strings.NewReplacer(
+		"\t\"context\"\n", "\t\"context\"\n\t\"fmt\"\n\t\"io\"\n\t\"sync/atomic\"\n",
+		"func main() {", "var denied atomic.Int64\n\nfunc main() {",
+		"Version: \"1\",", "Version: \"2\",\n"+counting,
+		"return sdk.Deny(", "denied.Add(1)\n\t\treturn sdk.Deny(",
+	).Replace(source)
+	build(source, "go mod tidy ")
+	install(t, s, team, harness.DataDir+"/plugins/admission/team")
+	wait(t, s, "team", "is replaced", func(p pluginState) bool { return ready(p) && p.Version == "2" })
+	s.TryKubectl(t, "run", "more", "--image=kubelith/hello:1")
+	if text := s.Kubectl(t, "get", "--raw=/metrics"); !strings.Contains(text, "\nkubelith_plugin_own_denied_total{plugin=\"team\"} 1\n") {
+		t.Error("what the plugin counts is not in /metrics")
+	}
 }
 
 // TestCheckStorage: what `kubelith plugin check` says of the storage plugin that comes with Kubelith, csi-sanity included.

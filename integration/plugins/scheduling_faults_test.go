@@ -126,7 +126,9 @@ func testDown(t *testing.T, s *harness.Server) {
 	if err := os.Chmod(s.Path(strictPath), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, s, "strict", "keeps running", func(p pluginState) bool { return p.Phase == "ready" && strings.Contains(p.Message, "is not executable") })
+	wait(t, s, "strict", "keeps running", func(p pluginState) bool {
+		return p.Phase == "ready" && strings.Contains(p.Message, "is not executable")
+	})
 	if err := syscall.Kill(list(t, s)["strict"].PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}

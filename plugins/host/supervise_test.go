@@ -236,28 +236,30 @@ func names(all []plugins.Plugin) string {
 	return strings.Join(out, " ")
 }
 
+// installScript makes a plugin in a directory: a program that is given no arguments finds its mode in no environment, a script brings it.
+func installScript(t *testing.T, dir, name string) (path string) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path = filepath.Join(dir, name)
+	text := fmt.Sprintf("#!/bin/sh\n%s=serve %s=script exec %s\n", modeVariable, versionVariable, self)
+	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 func TestDirectory(t *testing.T) {
 	configured := admissionSpec(t, "taken", "serve")
 	h := startHost(t, configured)
 	h.ready("taken")
 	dir := h.kindDir(plugins.Admission)
-	// A program that is given no arguments finds its mode in no environment: a script brings it.
-	script := func(name string) string {
-		path := filepath.Join(dir, name)
-		self, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
-		text := fmt.Sprintf("#!/bin/sh\n%s=serve %s=script exec %s\n", modeVariable, versionVariable, self)
-		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	script("taken")
-	script(".hidden")
-	script("READ.ME")
-	path := script("found")
+	installScript(t, dir, "taken")
+	installScript(t, dir, ".hidden")
+	installScript(t, dir, "READ.ME")
+	path := installScript(t, dir, "found")
 	eventually(t, "the file is a plugin", func() bool { return names(h.Plugins(plugins.Admission)) == "taken found" })
 	if s := h.ready("found"); s.Source != dir || s.Version != "script" {
 		t.Errorf("state %+v", s)

@@ -49,6 +49,7 @@ func (h *Host) watch(ctx context.Context) {
 	} else {
 		defer watcher.Close()
 	}
+	w := &watched{Watcher: watcher}
 	settled := time.NewTimer(0) // at once: what changed before the watch began
 	defer settled.Stop()
 	each := time.NewTicker(rescan)
@@ -57,8 +58,10 @@ func (h *Host) watch(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-watcher.Events:
-			settled.Reset(settleFor)
+		case e := <-watcher.Events:
+			if w.matters(e) {
+				settled.Reset(settleFor)
+			}
 			continue
 		case <-watcher.Errors: // events were lost
 			settled.Reset(settleFor)
@@ -66,30 +69,70 @@ func (h *Host) watch(ctx context.Context) {
 		case <-settled.C:
 		case <-each.C:
 		}
-		if err == nil {
-			h.watchDirs(watcher)
+		if err == nil && w.watch(h.executableDirs()) {
+			settled.Reset(settleFor) // nobody has seen yet what is being copied there
+			continue
 		}
 		h.refresh()
 	}
 }
 
-// watchDirs watches the directories of the executables: the watch of a file would end with the file that another one replaces.
-func (h *Host) watchDirs(watcher *fsnotify.Watcher) {
+// executableDirs has those of the kinds and of what is configured: the watch of a file would end with the file that another one replaces.
+func (h *Host) executableDirs() map[string]bool {
 	dirs := map[string]bool{}
 	for _, kind := range plugins.Kinds {
 		dirs[h.kindDir(kind)] = true
 	}
 	h.mu.Lock()
+	defer h.mu.Unlock()
 	for _, p := range h.wanted {
 		dirs[filepath.Dir(p.spec.Load().Path)] = true
 	}
-	h.mu.Unlock()
-	for _, dir := range watcher.WatchList() {
-		if !dirs[dir] {
-			watcher.Remove(dir)
+	return dirs
+}
+
+// watched are directories, and for each that is not there the nearest one above it that is.
+type watched struct {
+	*fsnotify.Watcher
+	dirs   map[string]bool // all of whose entries matter
+	leadTo map[string]bool // the next step to one that is not there, and the directory that it is to appear in
+}
+
+// watch makes these the directories, and tells whether the watch of one has begun.
+func (w *watched) watch(dirs map[string]bool) (begun bool) {
+	w.dirs, w.leadTo = dirs, map[string]bool{}
+	places := map[string]bool{}
+	for dir := range dirs {
+		there, next := nearest(dir)
+		places[there] = true
+		if there != dir {
+			w.leadTo[there], w.leadTo[next] = true, true
 		}
 	}
-	for dir := range dirs {
-		watcher.Add(dir) // fails where there is none yet: each minute shows
+	for _, dir := range w.WatchList() {
+		if !places[dir] {
+			w.Remove(dir)
+		}
+		delete(places, dir)
 	}
+	for dir := range places {
+		begun = w.Add(dir) == nil || begun // it may be gone again: its parent is not watched yet, and each minute shows
+	}
+	return begun
+}
+
+// matters tells whether an event may be of an executable: the directories above have other entries too, which may never rest.
+func (w *watched) matters(e fsnotify.Event) bool {
+	return w.dirs[filepath.Dir(e.Name)] || w.dirs[e.Name] || w.leadTo[e.Name]
+}
+
+// nearest is the directory itself, or the nearest one above it that is there and the entry that is missing in it.
+func nearest(dir string) (there, next string) {
+	for there = dir; filepath.Dir(there) != there; there = filepath.Dir(there) {
+		if info, err := os.Stat(there); err == nil && info.IsDir() {
+			break
+		}
+		next = there
+	}
+	return there, next
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"runtime/debug"
 
@@ -32,6 +33,8 @@ type Admission struct {
 	// ProtobufObjects: objects of Kubernetes' own types come as protobuf, which costs a third of JSON. Read them by Object, which
 	// knows both; custom resources are always JSON.
 	ProtobufObjects bool
+	// Metrics writes the plugin's own metrics as Prometheus text. nil: there are none.
+	Metrics func(io.Writer) error
 }
 
 // Review answers a request. ctx ends with the time that is left for it.
@@ -77,13 +80,13 @@ func Fail(err error) Response { return Response{Err: err} }
 // ServeAdmission serves the plugin until the host ends it. It is the last call of main.
 func ServeAdmission(a Admission) {
 	s := &admissionServer{plugin: a}
-	serve(s.describe, s.register)
+	serve(a.Metrics, s.describe, s.register)
 }
 
 // Register adds all that the plugin serves to a server of a test; see sdktest.
 func (a Admission) Register(server *grpc.Server) {
 	s := &admissionServer{plugin: a}
-	grpcPlugin(s.describe, s.register).GRPCServer(nil, server)
+	grpcPlugin(a.Metrics, s.describe, s.register).GRPCServer(nil, server)
 }
 
 // admissionServer answers the host's calls.

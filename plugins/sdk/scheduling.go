@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"google.golang.org/grpc"
@@ -43,11 +44,13 @@ type Scheduling struct {
 	FullPod        bool          // wants Pod.Full; costs the batching of equal pods
 	MustAnswer     bool          // a pod is not scheduled without the plugin's answer; otherwise it is scheduled as if there were no plugin
 	Timeout        time.Duration // of one call; 0: 100 ms
+
+	Metrics func(io.Writer) error // writes the plugin's own metrics as Prometheus text; nil: there are none
 }
 
 // ServeScheduling runs the plugin until the host ends it. It is the last call of main.
 func ServeScheduling(s Scheduling) {
-	serve(func(r *pluginv1.DescribeRequest) (*pluginv1.Description, error) { return s.Describe(configOf(r)) }, s.Register)
+	serve(s.Metrics, func(r *pluginv1.DescribeRequest) (*pluginv1.Description, error) { return s.Describe(configOf(r)) }, s.Register)
 }
 
 // Describe is what the host is told of the plugin with a configuration. ServeScheduling calls it; so do tests.

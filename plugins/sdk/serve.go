@@ -30,12 +30,12 @@ type (
 )
 
 // serve runs the plugin until the host ends it, or has ended itself. It is the last call of main.
-func serve(d describe, r register) {
+func serve(m metrics, d describe, r register) {
 	log := newLog()
 	endWith(os.Stdin)
 	plugin.Serve(&plugin.ServeConfig{
 		HandshakeConfig:  proto.Handshake,
-		VersionedPlugins: map[int]plugin.PluginSet{proto.Version: {proto.Name: grpcPlugin(d, r)}},
+		VersionedPlugins: map[int]plugin.PluginSet{proto.Version: {proto.Name: grpcPlugin(m, d, r)}},
 		GRPCServer:       newServer,
 		Logger:           log.ResetNamed("go-plugin"),
 	})
@@ -71,13 +71,14 @@ func newLog() hclog.Logger {
 }
 
 // grpcPlugin is what go-plugin serves: Describe, and the services of the kind.
-func grpcPlugin(d describe, r register) *service {
-	return &service{describe: d, register: r, methods: methods{}}
+func grpcPlugin(m metrics, d describe, r register) *service {
+	return &service{metrics: m, describe: d, register: r, methods: methods{}}
 }
 
 type service struct {
 	plugin.NetRPCUnsupportedPlugin
 	pluginv1.UnimplementedPluginServer
+	metrics   metrics
 	describe  describe
 	register  register
 	methods   methods // for Calls

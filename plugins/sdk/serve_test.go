@@ -22,8 +22,12 @@ import (
 const roleVariable = "KUBELITH_SDK_TEST_ROLE"
 
 func TestMain(m *testing.M) {
+	if kind := os.Getenv(roleVariable); kind != "" && kind != "plugin" {
+		serveCounting(kind)
+		return
+	}
 	if os.Getenv(roleVariable) == "plugin" {
-		serve(func(r *pluginv1.DescribeRequest) (*pluginv1.Description, error) {
+		serve(nil, func(r *pluginv1.DescribeRequest) (*pluginv1.Description, error) {
 			c := configOf(r)
 			var settings struct {
 				Fail string `json:"fail"`
@@ -43,10 +47,12 @@ func TestMain(m *testing.M) {
 }
 
 // start runs the test's executable as a plugin.
-func start(t *testing.T) pluginv1.PluginClient {
+func start(t *testing.T) pluginv1.PluginClient { return startAs(t, "plugin") }
+
+func startAs(t *testing.T, role string) pluginv1.PluginClient {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), roleVariable+"=plugin")
+	cmd.Env = append(os.Environ(), roleVariable+"="+role)
 	return pluginv1.NewPluginClient(pluginstest.Start(t, cmd))
 }
 

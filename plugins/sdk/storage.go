@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -34,10 +35,12 @@ type Storage struct {
 	// Configure is called before the first call of a service, perhaps more than once. It may change the objects
 	// above through their pointers; an error refuses the plugin. May be nil.
 	Configure func(Config) error
+	// Metrics writes the plugin's own metrics as Prometheus text. nil: there are none.
+	Metrics func(io.Writer) error
 }
 
 // ServeStorage runs a storage plugin. It is the last call of main.
-func ServeStorage(s Storage) { serve(s.describe, s.register) }
+func ServeStorage(s Storage) { serve(s.Metrics, s.describe, s.register) }
 
 func (s *Storage) describe(r *pluginv1.DescribeRequest) (*pluginv1.Description, error) {
 	if s.CSIDriver == nil || s.Node == nil {

@@ -5,6 +5,10 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
@@ -45,6 +49,9 @@ func (d *driver) control(ctx context.Context, now facts) (wait func(), err error
 			return nil, err
 		}
 	}
+	if d.declared.nodeLocal {
+		c.run(c.followNode)
+	}
 	view.Start(d.life) // informers of our own are for all drivers; shared ones end with the process
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -59,6 +66,27 @@ func (d *driver) control(ctx context.Context, now facts) (wait func(), err error
 		running.Wait()
 		view.Close()
 	}, nil
+}
+
+// followNode has the driver asked again when its Node is another one, or gone: what it owns is gone with it.
+func (c *controllers) followNode(ctx context.Context) {
+	own := informers.NewSharedInformerFactoryWithOptions(c.client, 0, informers.WithTransform(sharedinformers.Trim),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, c.NodeName).String()
+		}))
+	look := func(o any) {
+		if node := o.(*corev1.Node); node.Name == c.NodeName && node.UID != c.nodeUID {
+			c.wake()
+		}
+	}
+	own.Core().V1().Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    look,
+		UpdateFunc: func(_, o any) { look(o) }, // its deletion may have been missed
+		DeleteFunc: func(any) { c.wake() },
+	})
+	own.Start(ctx.Done())
+	<-ctx.Done()
+	own.Shutdown()
 }
 
 // run adds something that runs until its context ends.

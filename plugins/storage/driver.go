@@ -17,6 +17,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"kubelith.io/kubelith/plugins"
 )
@@ -170,7 +173,7 @@ func (d *driver) serve(ctx context.Context, now facts) error {
 		}
 		// What does not answer, or answers an error, will be another process soon.
 		if next, err := d.ask(ctx); err == nil && !next.equal(now) {
-			d.log.Infof("the driver %s has changed", d.name())
+			d.log.Infof("the driver %s or its Node has changed", d.name())
 			cancel()
 		}
 	}
@@ -203,10 +206,12 @@ type facts struct {
 	identity   rpc.PluginCapabilitySet
 	controller rpc.ControllerCapabilitySet
 	info       *csi.NodeGetInfoResponse
+	nodeUID    types.UID // of a node-local driver's Node; empty when there is none
 }
 
 func (f facts) equal(other facts) bool {
-	return reflect.DeepEqual(f.identity, other.identity) && reflect.DeepEqual(f.controller, other.controller) && proto.Equal(f.info, other.info)
+	return reflect.DeepEqual(f.identity, other.identity) && reflect.DeepEqual(f.controller, other.controller) &&
+		proto.Equal(f.info, other.info) && f.nodeUID == other.nodeUID
 }
 
 // can tells whether the driver has the capability.
@@ -238,7 +243,22 @@ func (d *driver) ask(ctx context.Context) (facts, error) {
 	if d.declared.nodeLocal && (!f.identity[csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS] || len(f.info.GetAccessibleTopology().GetSegments()) == 0) {
 		return facts{}, errors.New("it says that it is node-local, and has no VOLUME_ACCESSIBILITY_CONSTRAINTS or no accessible_topology in NodeGetInfo")
 	}
-	return f, nil
+	if d.declared.nodeLocal {
+		f.nodeUID, err = d.uidOfNode(ctx)
+	}
+	return f, err
+}
+
+// uidOfNode tells this node's Node from one of that name before. It is empty without a Node: the kubelet registers after us.
+func (d *driver) uidOfNode(ctx context.Context) (types.UID, error) {
+	node, err := d.client.CoreV1().Nodes().Get(ctx, d.NodeName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read Node %s: %w", d.NodeName, err)
+	}
+	return node.UID, nil
 }
 
 // asking names a call that failed. A plugin that does not run is its host's to report.

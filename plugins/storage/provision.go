@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	csitrans "k8s.io/csi-translation-lib"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 )
 
@@ -72,7 +73,7 @@ func (c *controllers) addProvisioning(ctx context.Context) error {
 	provisioner := ctrl.NewCSIProvisioner(c.client, callTimeout, creator, "pvc", -1, c.conn, c.snapshots, c.name(),
 		c.identity, c.controller, "", false, true, csitrans.New(), classes.Lister(), csiNodes, nodes, claims.Lister(), attachments, nil,
 		true, "", local, false, true, placed)
-	if wanted := c.declared.driver.Spec.StorageCapacity; wanted != nil && *wanted && c.can(csi.ControllerServiceCapability_RPC_GET_CAPACITY) {
+	if c.tellsCapacity() {
 		provisioner = capacity.NewProvisionWrapper(provisioner, c.addCapacity())
 	}
 	provisioning := controller.NewProvisionController(ctx, c.client, c.name(), provisioner,
@@ -98,6 +99,12 @@ func (c *controllers) addProvisioning(ctx context.Context) error {
 		c.run(func(ctx context.Context) { cloning.Run(ctx, 1, nil) })
 	}
 	return nil
+}
+
+// tellsCapacity tells whether the scheduler is told of the space. That of a node without a Node nobody wants to know.
+func (c *controllers) tellsCapacity() bool {
+	wanted := c.declared.driver.Spec.StorageCapacity
+	return wanted != nil && *wanted && c.can(csi.ControllerServiceCapability_RPC_GET_CAPACITY) && (!c.declared.nodeLocal || c.nodeUID != "")
 }
 
 // topology has what the provisioner asks for the places of volumes: all nodes or, when the driver is node-local, this one
@@ -131,9 +138,12 @@ func (c *controllers) topology() (storagelisters.CSINodeLister, corelisters.Node
 // addCapacity adds what tells the scheduler how much space is left, in CSIStorageCapacity objects.
 func (c *controllers) addCapacity() *capacity.Controller {
 	var places topology.Informer
+	var owner *metav1.OwnerReference
 	writer := "kubelith"
 	if c.declared.nodeLocal {
 		writer = labelValue(writer + "-" + c.NodeName)
+		// A node that is removed does not come back to remove them: the garbage collector does.
+		owner = &metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: c.NodeName, UID: c.nodeUID, Controller: ptr.To(true)}
 		var segment topology.Segment
 		for key, value := range c.info.GetAccessibleTopology().GetSegments() {
 			segment = append(segment, topology.SegmentEntry{Key: key, Value: value})
@@ -151,7 +161,7 @@ func (c *controllers) addCapacity() *capacity.Controller {
 	free := capacity.NewCentralCapacityController(csi.NewControllerClient(c.conn), c.name(), capacity.NewV1ClientFactory(c.client),
 		workqueue.NewTypedRateLimitingQueueWithConfig(workqueue.NewTypedItemExponentialFailureRateLimiter[capacity.QueueKey](retryMin, retryMax),
 			workqueue.TypedRateLimitingQueueConfig[capacity.QueueKey]{Name: "csistoragecapacity"}),
-		nil, writer, metav1.NamespaceSystem, places, c.view.Storage().V1().StorageClasses(), own.Storage().V1().CSIStorageCapacities(),
+		owner, writer, metav1.NamespaceSystem, places, c.view.Storage().V1().StorageClasses(), own.Storage().V1().CSIStorageCapacities(),
 		capacityEvery, false, callTimeout)
 	c.run(places.RunWorker)
 	c.run(func(ctx context.Context) {

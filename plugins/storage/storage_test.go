@@ -55,7 +55,7 @@ type node struct {
 func run(t *testing.T, central bool, plugin *pluginstest.Plugin, objects ...runtime.Object) *node {
 	t.Helper()
 	log, lines := logtest.NewNullLogger()
-	n := &node{Clientset: fake.NewClientset(objects...), set: pluginstest.NewSet(plugin), plugin: plugin, root: t.TempDir(), log: lines, watched: map[string]bool{}}
+	n := &node{Clientset: fake.NewClientset(append(objects, nodeObject("first"))...), set: pluginstest.NewSet(plugin), plugin: plugin, root: t.TempDir(), log: lines, watched: map[string]bool{}}
 	n.PrependWatchReactor("*", n.watch)
 	ctx, cancel := context.WithCancel(t.Context())
 	shared := informers.NewSharedInformerFactory(n.Clientset, 0)
@@ -72,6 +72,11 @@ func run(t *testing.T, central bool, plugin *pluginstest.Plugin, objects ...runt
 	n.stop = func() { cancel(); <-ended; h.stopEvents() }
 	t.Cleanup(n.stop)
 	return n
+}
+
+// nodeObject is the Node n1 that a kubelet has registered.
+func nodeObject(uid types.UID) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: uid}}
 }
 
 // watch notes that a watch has begun: what happens between a list and a watch is lost in a fake API.
@@ -166,7 +171,7 @@ func TestNodeLocal(t *testing.T) {
 	eventually(t, "the space that is left is told", func() bool {
 		all, err := n.StorageV1().CSIStorageCapacities(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{})
 		return err == nil && len(all.Items) == 1 && all.Items[0].Capacity.Value() == 99*gib && all.Items[0].StorageClassName == "local" &&
-			all.Items[0].NodeTopology.MatchLabels[topologyKey] == "n1"
+			all.Items[0].NodeTopology.MatchLabels[topologyKey] == "n1" && ownedBy(&all.Items[0], "first")
 	})
 
 	// What the API does when it is bound and somebody asks for more.
@@ -232,6 +237,42 @@ func bind(t *testing.T, n *node, claim *corev1.PersistentVolumeClaim, volume str
 	if err := errors.Join(errVolume, errBound, errMore); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// ownedBy tells whether the Node n1 with this UID is the one owner.
+func ownedBy(c *storagev1.CSIStorageCapacity, uid types.UID) bool {
+	return len(c.OwnerReferences) == 1 && c.OwnerReferences[0].APIVersion == "v1" && c.OwnerReferences[0].Kind == "Node" &&
+		c.OwnerReferences[0].Name == "n1" && c.OwnerReferences[0].UID == uid
+}
+
+// TestCapacityOfNode: what the scheduler is told belongs to the Node, and to the next one when it was made again.
+func TestCapacityOfNode(t *testing.T) {
+	n := run(t, false, newPlugin(t, newFakeDriver("n1", create, free), true, class("local", storagev1.VolumeBindingWaitForFirstConsumer)))
+	capacities := n.StorageV1().CSIStorageCapacities(metav1.NamespaceSystem)
+	told := func(uid types.UID) func() bool {
+		return func() bool {
+			all, err := capacities.List(t.Context(), metav1.ListOptions{})
+			return err == nil && len(all.Items) == 1 && ownedBy(&all.Items[0], uid)
+		}
+	}
+	eventually(t, "the space is told as the Node's", told("first"))
+	if err := n.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the driver hears of it", func() bool { return n.said("the driver " + driverName + " or its Node has changed") })
+	all, err := capacities.List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range all.Items { // the garbage collector's part
+		if err := capacities.Delete(t.Context(), c.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := n.CoreV1().Nodes().Create(t.Context(), nodeObject("second"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the space is told as the next Node's", told("second"))
 }
 
 // TestImmediate: a node takes a claim for which nobody chose a node.

@@ -67,6 +67,7 @@ func (*reviewer) Name() string                         { return "test" }
 func (*reviewer) Kind() plugins.Kind                   { return plugins.Admission }
 func (*reviewer) Settings() plugins.Settings           { return plugins.Settings{} }
 func (r *reviewer) Description() *pluginv1.Description { return r.description }
+func (*reviewer) Generation() uint64                   { return 1 }
 func (r *reviewer) Call(ctx context.Context, _ string, f func(context.Context, plugins.Instance) error) error {
 	return f(ctx, plugins.Instance{Conn: r.conn, Generation: 1})
 }

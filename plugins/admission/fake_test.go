@@ -29,6 +29,7 @@ func (p *fakePlugin) Name() string                       { return p.name }
 func (p *fakePlugin) Kind() plugins.Kind                 { return plugins.Admission }
 func (p *fakePlugin) Settings() plugins.Settings         { return p.settings }
 func (p *fakePlugin) Description() *pluginv1.Description { return p.description }
+func (p *fakePlugin) Generation() uint64                 { return 1 }
 
 func (p *fakePlugin) Call(ctx context.Context, _ string, f func(context.Context, plugins.Instance) error) error {
 	if p.conn == nil {

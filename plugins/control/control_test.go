@@ -99,6 +99,7 @@ func (p *fakePlugin) Name() string                       { return p.name }
 func (p *fakePlugin) Kind() plugins.Kind                 { return p.kind }
 func (p *fakePlugin) Settings() plugins.Settings         { return p.settings }
 func (p *fakePlugin) Description() *pluginv1.Description { return nil }
+func (p *fakePlugin) Generation() uint64                 { return 1 }
 
 func (p *fakePlugin) Call(ctx context.Context, _ string, f func(context.Context, plugins.Instance) error) error {
 	return f(ctx, plugins.Instance{Conn: p.conn, Generation: 1})

@@ -116,7 +116,7 @@ func (p *process) took() []any {
 	return out
 }
 
-// Name, Kind, Settings, Description and Call implement plugins.Plugin.
+// Name, Kind, Settings, Description, Generation and Call implement plugins.Plugin.
 func (p *process) Name() string       { return p.name }
 func (p *process) Kind() plugins.Kind { return plugins.Scheduling }
 
@@ -130,6 +130,15 @@ func (p *process) Description() *pluginv1.Description {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.description
+}
+
+func (p *process) Generation() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.conn == nil {
+		return 0
+	}
+	return p.generation
 }
 
 func (p *process) Call(ctx context.Context, _ string, f func(context.Context, plugins.Instance) error) error {

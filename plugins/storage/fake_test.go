@@ -92,6 +92,12 @@ func (p *fakePlugin) Description() *pluginv1.Description {
 	return p.description
 }
 
+func (p *fakePlugin) Generation() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.generation
+}
+
 func (p *fakePlugin) Call(ctx context.Context, method string, f func(context.Context, plugins.Instance) error) error {
 	p.mu.Lock()
 	conn, generation := p.conn, p.generation

@@ -39,6 +39,8 @@ type Plugin interface {
 	Settings() Settings
 	// Description is the last that was valid, of this or of an earlier run; nil when there never was one.
 	Description() *pluginv1.Description
+	// Generation of the process that serves now, as in Instance; 0 without one.
+	Generation() uint64
 	// Call runs f with the process that serves now and counts it under the method's short name.
 	// ctx ends at the earlier of its own deadline and that of the settings. Without a
 	// process the error is a *NotRunningError at once: nobody waits for a dead plugin.

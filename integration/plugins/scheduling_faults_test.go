@@ -18,20 +18,23 @@ import (
 const (
 	strictPath     = harness.DataDir + "/bad/strict"
 	lenientPath    = harness.DataDir + "/bad/lenient"
-	faultyPlugins  = "plugins:\n" + strictPlugin + lenientPlugin
+	faultyPlugins  = "plugins:\n" + strictPlugin + lenientPlugin + choosyPlugin
 	strictPlugin   = "- {name: strict, kind: scheduling, path: " + strictPath + ", failurePolicy: Fail, timeout: 2s}\n"
 	lenientPlugin  = "- {name: lenient, kind: scheduling, path: " + lenientPath + ", failurePolicy: Ignore, timeout: 2s}\n"
+	choosyPlugin   = "- {name: choosy, kind: scheduling, path: " + lenientPath + ", failurePolicy: Fail, timeout: 2s, config: {forbid: true}}\n"
 	faultyProfiles = `apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
 podInitialBackoffSeconds: 1
 podMaxBackoffSeconds: 2
 profiles:
 - schedulerName: default-scheduler
-  plugins: {multiPoint: {disabled: [{name: strict}, {name: lenient}]}}
+  plugins: {multiPoint: {disabled: [{name: strict}, {name: lenient}, {name: choosy}]}}
 - schedulerName: strict
   plugins: {multiPoint: {enabled: [{name: strict}]}}
 - schedulerName: lenient
   plugins: {multiPoint: {enabled: [{name: lenient}]}}
+- schedulerName: choosy
+  plugins: {multiPoint: {enabled: [{name: choosy}]}}
 `
 )
 
@@ -40,14 +43,14 @@ profiles:
 func TestSchedulingFaults(t *testing.T) {
 	program := buildPlugin(t, "./badscheduler")
 	s := schedulingServer(t, header+faultyPlugins, faultyProfiles, map[string]string{strictPath: program, lenientPath: program})
-	for _, name := range []string{"strict", "lenient"} {
+	for _, name := range []string{"strict", "lenient", "choosy"} {
 		wait(t, s, name, "is ready", ready)
 	}
 	for _, tc := range []struct {
 		name string
 		run  func(*testing.T, *harness.Server)
 	}{
-		{"answers", testBadAnswers}, {"down", testDown}, {"hangs", testHangs},
+		{"answers", testBadAnswers}, {"down", testDown}, {"hangs", testHangs}, {"changes its mind", testChangesItsMind},
 	} {
 		t.Run(tc.name, func(t *testing.T) { tc.run(t, s) })
 	}
@@ -164,4 +167,22 @@ func testHangs(t *testing.T, s *harness.Server) {
 		}
 		return nil
 	})
+}
+
+// testChangesItsMind: pods that a plugin has refused are tried again when it runs with another configuration, and when there is none any
+// more, though nothing else in the cluster changes.
+func testChangesItsMind(t *testing.T, s *harness.Server) {
+	ns := s.Namespace(t)
+	first := s.Create(t, by("choosy", unbound(ns, "first")))
+	refused(t, s, first, "3 forbidden for now")
+	configure(t, s, strings.Replace(faultyPlugins, "forbid: true", "forbid: false", 1))
+	bound(t, s, first)
+
+	before := list(t, s)["choosy"]
+	configure(t, s, faultyPlugins)
+	wait(t, s, "choosy", "is replaced", func(p pluginState) bool { return ready(p) && p.PID != before.PID })
+	second := s.Create(t, by("choosy", unbound(ns, "second")))
+	refused(t, s, second, "3 forbidden for now")
+	configure(t, s, strings.TrimSuffix(faultyPlugins, choosyPlugin))
+	bound(t, s, second)
 }

@@ -59,6 +59,14 @@ func (p *plugin) Settings() plugins.Settings { return p.spec.Load().Settings }
 // Description implements plugins.Plugin.
 func (p *plugin) Description() *pluginv1.Description { return p.description.Load() }
 
+// Generation implements plugins.Plugin.
+func (p *plugin) Generation() uint64 {
+	if i := p.current.Load(); i != nil {
+		return i.generation
+	}
+	return 0
+}
+
 // Call implements plugins.Plugin.
 func (p *plugin) Call(ctx context.Context, method string, f func(context.Context, plugins.Instance) error) error {
 	if timeout := p.Settings().Timeout; timeout > 0 {

@@ -112,6 +112,16 @@ func (p *Plugin) Description() *pluginv1.Description {
 	return p.description
 }
 
+// Generation implements plugins.Plugin.
+func (p *Plugin) Generation() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.conn == nil {
+		return 0
+	}
+	return p.generation
+}
+
 // SetDescription is what a process has said of itself.
 func (p *Plugin) SetDescription(d *pluginv1.Description) {
 	p.mu.Lock()
@@ -119,11 +129,10 @@ func (p *Plugin) SetDescription(d *pluginv1.Description) {
 	p.description = d
 }
 
-// Serve starts another process in place of the one before: what register adds. It runs until the test ends or Kill.
+// Serve starts another process in place of the one before, which finishes its calls: what register adds. It runs until the test ends or Kill.
 func (p *Plugin) Serve(t testing.TB, register func(*grpc.Server), options ...grpc.ServerOption) {
 	t.Helper()
 	conn := sdktest.Connect(t, register, options...)
-	p.Kill()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.conn, p.generation = conn, p.generation+1

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
@@ -22,17 +23,26 @@ type Extension struct {
 	log     logrus.FieldLogger
 	remotes []*remote // in the order of the set
 	cancel  func()
+
+	mu       sync.Mutex
+	profiles map[*remote][]*plugin // each in the profiles that have it
 }
 
 // New takes the scheduling plugins that the set has now. Close it when the scheduler has ended.
 func New(set plugins.Set, log logrus.FieldLogger) *Extension {
-	e := &Extension{set: set, log: log}
+	e := &Extension{set: set, log: log, profiles: map[*remote][]*plugin{}}
 	pods, figures := &podCache{}, newFigures()
 	for _, p := range set.Plugins(plugins.Scheduling) {
 		e.remotes = append(e.remotes, newRemote(p, pods, figures, log.WithField("plugin", p.Name())))
 	}
-	told := map[string]bool{}
-	e.cancel = set.Subscribe(plugins.Scheduling, func() { e.refresh(told) })
+	told, answered := map[string]bool{}, map[*remote]uint64{}
+	for _, r := range e.remotes {
+		answered[r] = r.answering()
+	}
+	e.cancel = set.Subscribe(plugins.Scheduling, func() {
+		e.refresh(told)
+		e.wake(answered)
+	})
 	return e
 }
 
@@ -58,6 +68,23 @@ func (e *Extension) refresh(told map[string]bool) {
 	}
 }
 
+// wake has the pods tried again that wait for a plugin which another process answers for than at the last time, or none any more.
+func (e *Extension) wake(answered map[*remote]uint64) {
+	for _, r := range e.remotes {
+		now := r.answering()
+		if now == 0 || now == answered[r] { // the pods would meet its absence, or hear the same
+			continue
+		}
+		answered[r] = now
+		e.mu.Lock()
+		in := e.profiles[r]
+		e.mu.Unlock()
+		for _, p := range in {
+			p.tryAgain()
+		}
+	}
+}
+
 // Registry makes the plugins known to the scheduler.
 func (e *Extension) Registry() frameworkruntime.Registry {
 	out := frameworkruntime.Registry{}
@@ -67,7 +94,11 @@ func (e *Extension) Registry() frameworkruntime.Registry {
 			if teams[handle] == nil {
 				teams[handle] = &team{}
 			}
-			return newPlugin(r, handle, teams[handle]), nil
+			p := newPlugin(r, handle, teams[handle])
+			e.mu.Lock()
+			e.profiles[r] = append(e.profiles[r], p)
+			e.mu.Unlock()
+			return p, nil
 		}
 	}
 	return out

@@ -15,6 +15,7 @@ type plugin struct {
 	*remote
 	handle   fwk.Handle
 	team     *team
+	waiting  waiting
 	filtered fwk.StateKey
 	scored   fwk.StateKey
 }
@@ -30,7 +31,8 @@ var (
 
 func newPlugin(r *remote, handle fwk.Handle, t *team) *plugin {
 	p := &plugin{remote: r, handle: handle, team: t,
-		filtered: fwk.StateKey("kubelith/filter/" + r.name), scored: fwk.StateKey("kubelith/score/" + r.name)}
+		filtered: fwk.StateKey("kubelith/filter/" + r.name), scored: fwk.StateKey("kubelith/score/" + r.name),
+		waiting: waiting{known: handle.SharedInformerFactory().Core().V1().Pods().Lister()}}
 	t.join(p)
 	return p
 }
@@ -41,15 +43,26 @@ func (p *plugin) Name() string { return p.name }
 // PreFilter implements fwk.PreFilterPlugin: one call for all nodes. It names no nodes in its result: upstream would
 // take the others for lost to preemption.
 func (p *plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
-	v, err := ask(p, state, "kubelith/filter", pod, nodes, func(m *plugin) (*verdicts, error) { return m.filter(ctx, pod, nodes) })
+	v, err := ask(p, state, "kubelith/filter", pod, nodes, func(m *plugin) (*verdicts, error) { return m.filterAll(ctx, pod, nodes) })
 	switch {
 	case err != nil:
-		return nil, p.failed(ctx, "filter", err)
+		return nil, p.failed(ctx, pod, "filter", err)
 	case v == nil:
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
 	state.Write(p.filtered, v)
 	return nil, nil
+}
+
+// filterAll asks about all nodes. The pod waits from the question on: another process may serve before the answer of this one has become a
+// place in the scheduler's queue.
+func (p *plugin) filterAll(ctx context.Context, pod *corev1.Pod, nodes []fwk.NodeInfo) (*verdicts, error) {
+	p.waiting.add(pod)
+	v, err := p.filter(ctx, pod, nodes)
+	if (err == nil && !v.refuse()) || (err != nil && p.ignored()) {
+		p.waiting.remove(pod)
+	}
+	return v, err
 }
 
 // PreFilterExtensions implements fwk.PreFilterPlugin. There are none: Filter reads the node that it is given.
@@ -64,8 +77,9 @@ func (p *plugin) Filter(ctx context.Context, state fwk.CycleState, pod *corev1.P
 	v := data.(*verdicts)
 	reason, known := v.of(node)
 	if !known {
+		p.waiting.add(pod)
 		if reason, err = p.filterNode(ctx, pod, node); err != nil {
-			if status := p.failed(ctx, "filter", err); !status.IsSkip() {
+			if status := p.failed(ctx, pod, "filter", err); !status.IsSkip() {
 				return status
 			}
 			return nil
@@ -85,12 +99,19 @@ func (p *plugin) PreScore(ctx context.Context, state fwk.CycleState, pod *corev1
 	s, err := ask(p, state, "kubelith/score", pod, nodes, func(m *plugin) (*scores, error) { return m.score(ctx, pod, nodes, m.known) })
 	switch {
 	case err != nil:
-		return p.failed(ctx, "score", err)
+		return p.failed(ctx, pod, "score", err)
 	case s == nil:
 		return fwk.NewStatus(fwk.Skip)
 	}
 	state.Write(p.scored, s)
 	return nil
+}
+
+// tryAgain has the pods tried that wait for the plugin. The queue knows which of them it has not got.
+func (p *plugin) tryAgain() {
+	if pods := p.waiting.take(); len(pods) > 0 {
+		p.handle.Activate(klog.Background(), pods)
+	}
 }
 
 // known are all nodes of the scheduler's snapshot.
@@ -130,7 +151,8 @@ func (p *plugin) SignPod(_ context.Context, pod *corev1.Pod) ([]fwk.SignFragment
 	return []fwk.SignFragment{{Key: "kubelith.io/pod", Value: signature}}, nil
 }
 
-// EventsToRegister implements fwk.EnqueueExtensions: what may make a pod pass that the plugin has refused everywhere.
+// EventsToRegister implements fwk.EnqueueExtensions: what may make a pod pass that the plugin has refused everywhere, beside another
+// process of the plugin (tryAgain).
 // Pods on nodes matter to plugins only whose verdicts depend on them.
 func (p *plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
 	event := func(resource fwk.EventResource, action fwk.ActionType) fwk.ClusterEvent {
@@ -151,7 +173,7 @@ func (p *plugin) podOnNode(klog.Logger, *corev1.Pod, any, any) (fwk.QueueingHint
 }
 
 // failed is what a failure means for the pod: nothing, or that it is tried again later. A cycle that upstream itself has ended is neither.
-func (p *plugin) failed(ctx context.Context, what string, err error) *fwk.Status {
+func (p *plugin) failed(ctx context.Context, pod *corev1.Pod, what string, err error) *fwk.Status {
 	if ctx.Err() != nil {
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, context.Cause(ctx).Error())
 	}
@@ -159,5 +181,6 @@ func (p *plugin) failed(ctx context.Context, what string, err error) *fwk.Status
 	if p.ignored() {
 		return fwk.NewStatus(fwk.Skip)
 	}
+	p.waiting.add(pod)
 	return fwk.AsStatus(fmt.Errorf("plugin %s: %s", p.name, text(err)))
 }

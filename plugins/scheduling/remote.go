@@ -2,6 +2,7 @@ package scheduling
 
 import (
 	"context"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +18,9 @@ import (
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 	schedulingv1 "kubelith.io/kubelith/plugins/proto/scheduling/v1"
 )
+
+// removed stands for the generation of a plugin that the operator has removed.
+const removed = math.MaxUint64
 
 // defaultTimeout of a call, when neither the operator nor the plugin says one.
 const defaultTimeout = 100 * time.Millisecond
@@ -42,6 +46,14 @@ func newRemote(p plugins.Plugin, pods *podCache, f *figures, log logrus.FieldLog
 
 // use makes p the plugin to call; nil: none.
 func (r *remote) use(p plugins.Plugin) { r.plugin.Store(&p) }
+
+// answering is the generation of the process that answers now. Without a plugin nobody does, which is an answer of its own.
+func (r *remote) answering() uint64 {
+	if p := *r.plugin.Load(); p != nil {
+		return p.Generation()
+	}
+	return removed
+}
 
 // description of the plugin; nil when no process has ever said one, or there is no plugin any more.
 func (r *remote) description() *pluginv1.SchedulingDescription {

@@ -26,6 +26,9 @@ func (v *verdicts) of(info fwk.NodeInfo) (reason string, known bool) {
 	return v.reasons[v.rejected[id]], true
 }
 
+// refuse tells whether there is a node that they refuse.
+func (v *verdicts) refuse() bool { return v != nil && len(v.reasons) > 1 }
+
 // scores are a plugin's of one scheduling cycle.
 type scores struct {
 	ids    map[string]uint32

@@ -23,5 +23,6 @@ func main() {
 		Weight:         10, // packing must outweigh upstream's LeastAllocated and BalancedAllocation, which spread
 		Needs:          &sdk.NodeFields{Allocatable: true, Requested: true},
 		FilterUsesPods: true,
+		Metrics:        m.metrics,
 	})
 }

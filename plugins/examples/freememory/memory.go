@@ -103,6 +103,18 @@ func (m *memory) measure(ctx context.Context) error {
 	return nil
 }
 
+// metrics tells the figures that are in force.
+func (m *memory) metrics(w io.Writer) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	text := "# HELP freememory_used_bytes Memory in use when it was last measured.\n# TYPE freememory_used_bytes gauge\n"
+	for name, u := range m.nodes {
+		text += fmt.Sprintf("freememory_used_bytes{node=%q} %d\n", name, u.used)
+	}
+	_, err := io.WriteString(w, text)
+	return err
+}
+
 // free memory of a node in bytes. Pods that have come since the measurement take what they request, those that have gone
 // give it back: else all pods of a quarter of a minute would find the same room.
 func (m *memory) free(ctx context.Context, node *sdk.Node) (free int64, known bool) {

@@ -113,6 +113,14 @@ func TestByRealMemory(t *testing.T) {
 	}
 }
 
+// TestMetrics: the figures that count are told.
+func TestMetrics(t *testing.T) {
+	var text strings.Builder
+	if err := measured(t, map[string]int64{"a": 4 * gi}).metrics(&text); err != nil || !strings.HasSuffix(text.String(), "\nfreememory_used_bytes{node=\"a\"} 4294967296\n") {
+		t.Errorf("%q, %v", text.String(), err)
+	}
+}
+
 // TestSinceMeasured: pods that have come or gone since the measurement count by their requests; what is only tried is not remembered.
 func TestSinceMeasured(t *testing.T) {
 	m := measured(t, map[string]int64{"a": 4 * gi})

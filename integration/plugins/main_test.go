@@ -116,7 +116,7 @@ func waitPhase(t *testing.T, s *harness.Server, name string, phases ...string) p
 	return wait(t, s, name, "is "+strings.Join(phases, " or "), func(p pluginState) bool { return slices.Contains(phases, p.Phase) })
 }
 
-// processes are those of a program in the sandbox of the server, by the name of its file.
+// processes are those of a program in the sandbox of the server, by the name of its file, with or without the directory.
 func processes(t *testing.T, s *harness.Server, program string) (pids []int) {
 	t.Helper()
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
@@ -124,7 +124,7 @@ func processes(t *testing.T, s *harness.Server, program string) (pids []int) {
 	for _, dir := range dirs {
 		cmdline, _ := os.ReadFile(dir + "/cmdline") // empty: it ended meanwhile
 		namespace, _ := os.Readlink(dir + "/ns/mnt")
-		if first, _, _ := strings.Cut(string(cmdline), "\x00"); filepath.Base(first) == program && namespace == home {
+		if first, _, _ := strings.Cut(string(cmdline), "\x00"); filepath.Base(first) == filepath.Base(program) && namespace == home {
 			pid, _ := strconv.Atoi(filepath.Base(dir))
 			pids = append(pids, pid)
 		}

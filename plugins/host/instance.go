@@ -103,7 +103,7 @@ func (h *Host) start(ctx context.Context, spec *Spec, exe *executable) (_ *insta
 
 // confine makes the group of the process, and notes it for a later run in case we are killed.
 func (h *Host) confine(i *instance) (err error) {
-	// With our pid: another server may have the same paths in another mount namespace, and what an earlier run left may still be there.
+	// With our pid: what an earlier run has left may not be gone yet.
 	name := fmt.Sprintf("%s-%d-%d", i.spec.Name, os.Getpid(), i.generation)
 	i.record = newRecord(h.socketDir(), name)
 	if groups := h.groups(); groups != nil {

@@ -12,6 +12,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler"
@@ -31,13 +33,17 @@ const (
 	cycles     = 500
 )
 
-// handle gives a framework plugin the snapshot, which is all that ours ask for.
+// handle gives a framework plugin what ours ask for: the snapshot, and informers without any pods.
 type handle struct {
 	fwk.Handle
 	snapshot *cache.Snapshot
 }
 
 func (h handle) SnapshotSharedLister() fwk.SharedLister { return h.snapshot }
+
+func (h handle) SharedInformerFactory() informers.SharedInformerFactory {
+	return informers.NewSharedInformerFactory(fake.NewClientset(), 0)
+}
 
 // TestScores measures what scoring takes by plugins and by extenders, without a cluster around it: upstream's own client of extenders, and
 // our framework plugins with processes under the host. Between two pods one node changes.

@@ -3,6 +3,7 @@ package pluginstest
 import (
 	"context"
 	"errors"
+	"os"
 	"os/exec"
 	"testing"
 
@@ -16,8 +17,14 @@ import (
 // Start runs a plugin's program until the test ends, with go-plugin's own host and mutual TLS, and returns a connection to it.
 func Start(t testing.TB, cmd *exec.Cmd) *grpc.ClientConn {
 	t.Helper()
+	sockets, err := os.MkdirTemp("", "kl") // go-plugin leaves them; their paths must be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(sockets) })
 	client := plugin.NewClient(&plugin.ClientConfig{
-		HandshakeConfig: proto.Handshake, VersionedPlugins: map[int]plugin.PluginSet{proto.Version: {proto.Name: connection{}}},
+		UnixSocketConfig: &plugin.UnixSocketConfig{TempDir: sockets},
+		HandshakeConfig:  proto.Handshake, VersionedPlugins: map[int]plugin.PluginSet{proto.Version: {proto.Name: connection{}}},
 		Cmd: cmd, AutoMTLS: true, AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC}, Logger: hclog.NewNullLogger(),
 	})
 	t.Cleanup(client.Kill)

@@ -88,7 +88,7 @@ no_leaks() {
 system() (
 	set +e +o pipefail
 	echo "# mounts"; awk '{ print $5 }' /proc/self/mountinfo | grep -v binfmt_misc | sort # systemd mounts it when somebody looks
-	echo "# network namespaces"; ls /run/netns 2>/dev/null | wc -l; lsns -t net -n 2>/dev/null | wc -l
+	echo "# network namespaces"; ls /run/netns 2>/dev/null | wc -l; lsns -t net -n -o COMMAND 2>/dev/null | grep -vc systemd- # its services come and go
 	echo "# interfaces"; ls /sys/class/net
 	echo "# addresses and routes"; ip -o address | awk '{ print $2, $4 }' | sort; ip route | sort; ip rule
 	echo "# packet filter"; nft list ruleset

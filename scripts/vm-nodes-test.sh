@@ -36,7 +36,7 @@ across() {
 	service=$($k get service everywhere -o jsonpath='{.spec.clusterIP}')
 	for from in "$sp" "$ap"; do
 		for to in $($k get pods "$sp" "$ap" -o jsonpath='{.items[0].status.podIP}:8080 {.items[1].status.podIP}:8080') "$service" everywhere.default.svc.cluster.local; do
-			asks "$from" "http://$to/" | grep -q 'Hello from Kubelith' || { echo "$from gets no answer from $to"; return 1; }
+			asks "$from" "http://$to/" | grep 'Hello from Kubelith' >/dev/null || { echo "$from gets no answer from $to"; return 1; }
 			n=$((n + 1))
 		done
 	done
@@ -139,7 +139,7 @@ Y
 until_true 300 everywhere_ready || fail "$($k get pods -o wide; $k get events)"
 $k get pods -o wide
 ways=$(reached 120)
-for node in $server $agent; do for i in 1 2 3 4; do curl -sf --max-time 20 http://$node:30080/ | grep -q Hello || fail "no answer at the port of $node"; done; done
+for node in $server $agent; do for i in 1 2 3 4; do curl -sf --max-time 20 http://$node:30080/ | grep Hello >/dev/null || fail "no answer at the port of $node"; done; done
 link=$(ip -o link show type vxlan | awk -F': ' '{ print $2 }')
 echo "$ways, the port of both nodes; $link carried $(cat /sys/class/net/${link:-lo}/statistics/rx_packets) packets"
 E
@@ -147,7 +147,7 @@ E
 step_streams() { on "$SERVER" <<'E'
 p=$(pod_on $(agent_node) metadata.name)
 until_true 100 sh -c "$k logs $p | grep -q ." || fail "no log of $p"
-asks $p http://127.0.0.1:8080/ | grep -q Hello || fail "no answer of exec"
+asks $p http://127.0.0.1:8080/ | grep Hello >/dev/null || fail "no answer of exec"
 $k port-forward pod/$p 8088:8080 >forward.log 2>&1 & forward=$!
 until_true 60 curl -sf --max-time 5 http://127.0.0.1:8088/ || { kill $forward; fail "$(cat forward.log)"; }
 kill $forward
@@ -169,7 +169,7 @@ step_away() {
 containers >before.list
 t=$(uptime_s); systemctl restart kubelith-agent; took=$(since $t)
 [ "$(systemctl is-active kubelith-agent)" = active ] || fail "the agent does not start without the server: $(systemctl status kubelith-agent --no-pager)"
-for i in 1 2 3 4; do curl -sf --max-time 20 http://$agent:30080/ | grep -q Hello || fail "the Service does not answer while the server is away"; done
+for i in 1 2 3 4; do curl -sf --max-time 20 http://$agent:30080/ | grep Hello >/dev/null || fail "the Service does not answer while the server is away"; done
 echo "without the server: agent started in $took, $(unchanged), the Service answers"
 E
 t=$(uptime_s); systemctl start kubelith
@@ -183,7 +183,7 @@ step_partition() {
 	on "$AGENT" <<<'containers >before.list' && "$VM" cut "$AGENT" && on "$SERVER" <<'E'
 t=$(uptime_s); until_true 200 agent_lost || fail "$(nodes)"
 took=$(since $t)
-pod=$(pod_on $(server_node) metadata.name); asks $pod http://127.0.0.1:8080/ | grep -q Hello || fail "the server's own pod"
+pod=$(pod_on $(server_node) metadata.name); asks $pod http://127.0.0.1:8080/ | grep Hello >/dev/null || fail "the server's own pod"
 echo "NotReady $took after the cut"
 E
 	local cut=$?

@@ -19,9 +19,12 @@ const (
 	flexVolumeDir   = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec"
 )
 
-// sharedDirs are made by what we run, or by others on this host, the inner ones first.
-func sharedDirs() []string {
-	out := []string{podLogDir, containerLogDir, filepath.Join(cniDir, "results"), cniDir}
+// sharedDirs are made by what we run, or by others on this host, the inner ones first. The kubelet removes the logs of a pod with its
+// containers, and their directories up to a minute later, when it may not run any more.
+func (r *Reset) sharedDirs() []string {
+	out := r.files.directories(podLogDir)
+	slices.Reverse(out)
+	out = append(out, podLogDir, containerLogDir, filepath.Join(cniDir, "results"), cniDir)
 	for dir := flexVolumeDir; dir != "/usr/libexec"; dir = filepath.Dir(dir) {
 		out = append(out, dir)
 	}

@@ -188,7 +188,7 @@ func (r *Reset) Run(ctx context.Context) error {
 	if r.neighbour() {
 		r.say("left the tables of the packet filter, the bridge and directories for pods: another server runs here")
 	} else if r.opts.Data {
-		for _, dir := range sharedDirs() {
+		for _, dir := range r.sharedDirs() {
 			if os.Remove(r.files.path(dir)) == nil { // not when it holds anything
 				r.say("removed %s", dir)
 			}

@@ -187,8 +187,10 @@ func TestRunRemovesOnlyOurs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.MkdirAll(h.tree.path(flexVolumeDir), 0o755); err != nil {
-		t.Fatal(err)
+	for _, dir := range []string{flexVolumeDir, podLogDir + "/ns_gone_uid-3/c"} {
+		if err := os.MkdirAll(h.tree.path(dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 	var units []string
 	r.stopUnits = func(_ context.Context, names []string) error {
@@ -203,7 +205,7 @@ func TestRunRemovesOnlyOurs(t *testing.T) {
 	}
 	for path, want := range map[string]bool{
 		"/d": false, "/k": false, "/r": false, "/etc/kubelith/kubelith.yaml": false, "/etc/kubelith": true,
-		"/var/log/pods/ns_a_uid-1": false, "/var/log/pods/ns_b_uid-2": true,
+		"/var/log/pods/ns_a_uid-1": false, "/var/log/pods/ns_b_uid-2/c/0.log": true, "/var/log/pods/ns_gone_uid-3": false,
 		"/var/log/containers/a.log": false, "/var/log/containers/b.log": true,
 		"/var/lib/cni/results/kubelith-" + containerID + "-eth0": false, "/var/lib/cni/results/podman-1-eth0": true,
 		"/var/lib/cni/results/kubelith-another-eth0": true, "/usr/libexec": true, "/usr/libexec/kubernetes": false,
@@ -347,7 +349,7 @@ func TestNeighbourKeepsWhatIsShared(t *testing.T) {
 	h.write("/d/agent/cni/kubelith/10.42.0.9", containerID)
 	h.write("/k/pods/uid-1/x", "")
 	h.write("/etc/kubelith/kubelith.yaml", "certificate-authority-data: b3RoZXIK")
-	for _, dir := range []string{podLogDir, cgroupDir + "/memory/kubepods/poduid-1", cgroupDir + "/memory/kubepods/burstable"} {
+	for _, dir := range []string{podLogDir + "/ns_a_uid-9/c", cgroupDir + "/memory/kubepods/poduid-1", cgroupDir + "/memory/kubepods/burstable"} {
 		if err := os.MkdirAll(h.tree.path(dir), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -360,7 +362,7 @@ func TestNeighbourKeepsWhatIsShared(t *testing.T) {
 	}
 	for path, want := range map[string]bool{
 		"/d": false, "/k": false, cgroupDir + "/memory/kubepods/poduid-1": false,
-		"/etc/kubelith/kubelith.yaml": true, podLogDir: true, cgroupDir + "/memory/kubepods/burstable": true,
+		"/etc/kubelith/kubelith.yaml": true, podLogDir + "/ns_a_uid-9/c": true, cgroupDir + "/memory/kubepods/burstable": true,
 	} {
 		if got := h.tree.exists(path); got != want {
 			t.Errorf("%s exists: %v", path, got)

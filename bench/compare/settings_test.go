@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"kubelith.io/kubelith/bench/results"
 )
 
@@ -50,7 +52,20 @@ func load(t *testing.T) settings {
 			t.Fatalf("BENCH_PEERS: %v: use make bench", err)
 		}
 	}
+	requireDisk(t, os.TempDir())
 	return s
+}
+
+// requireDisk fails where kubelets would evict the pods, or not start them: with upstream's defaults, below 15 % of the disk of images.
+func requireDisk(t *testing.T, dir string) {
+	t.Helper()
+	var disk unix.Statfs_t
+	if err := unix.Statfs(dir, &disk); err != nil {
+		t.Fatal(err)
+	}
+	if free := 100 * disk.Bavail / disk.Blocks; free < 17 {
+		t.Fatalf("%d %% of the disk of %s is free: below 15 %% kubelets evict pods, so free some of it", free, dir)
+	}
 }
 
 func (s settings) wants(cluster string) bool { return slices.Contains(s.only, cluster) }

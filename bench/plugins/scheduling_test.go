@@ -3,7 +3,6 @@ package plugins
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -69,12 +68,7 @@ func TestScheduling(t *testing.T) {
 // schedule starts a server, and lets it schedule the pods.
 func schedule(t *testing.T, way, program string) []results.Sample {
 	s := harness.Start(t, options(way, program))
-	harness.Eventually(t, time.Minute, "the server to be ready", func() error {
-		if r := s.TryKubectl(t, "get", "--raw", "/readyz"); r.Code != 0 {
-			return errors.New(r.Stderr)
-		}
-		return nil
-	})
+	s.WaitAPI(t)
 	config := s.RESTConfig(t)
 	config.QPS = -1
 	client, err := kubernetes.NewForConfig(config)

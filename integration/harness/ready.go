@@ -15,6 +15,17 @@ import (
 	"kubelith.io/kubelith/integration/testimage"
 )
 
+// WaitAPI waits until /readyz says ok, for a server without a node.
+func (s *Server) WaitAPI(t testing.TB) {
+	t.Helper()
+	Eventually(t, time.Minute, "the server to be ready", func() error {
+		if r := s.TryKubectl(t, "get", "--raw", "/readyz"); r.Code != 0 {
+			return errors.New(r.Stderr)
+		}
+		return nil
+	})
+}
+
 // WaitReady waits until /readyz says ok, the node is Ready and the test image is there.
 func (s *Server) WaitReady(t testing.TB) {
 	t.Helper()

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"testing"
@@ -21,14 +20,7 @@ import (
 const (
 	freeMemory        = harness.DataDir + "/examples/freememory"
 	freeMemoryPlugin  = "plugins:\n- {name: freememory, kind: scheduling, path: " + freeMemory + ", timeout: 2s, config: {refresh: 1s}}\n"
-	freeMemoryProfile = `apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-podInitialBackoffSeconds: 1
-podMaxBackoffSeconds: 2
-profiles:
-- schedulerName: default-scheduler
-- schedulerName: plain
-`
+	freeMemoryProfile = schedulerHead + "- schedulerName: plain\n"
 )
 
 // TestFreeMemory: the example packs pods by what the machine really uses. Beside the server's node there is a larger one, an object only, of
@@ -39,7 +31,7 @@ func TestFreeMemory(t *testing.T) {
 		Args: []string{"--scheduler-arg=config=" + schedulerFile},
 		Prepare: func(s *harness.Server) error {
 			install(t, s, buildPlugin(t, "../../plugins/examples/freememory"), freeMemory)
-			return errors.Join(os.MkdirAll(filepath.Dir(s.Path(schedulerFile)), 0o755), os.WriteFile(s.Path(schedulerFile), []byte(freeMemoryProfile), 0o644))
+			return writeProfiles(s, freeMemoryProfile)
 		},
 	})
 	rules, err := os.ReadFile("../../plugins/examples/freememory/rbac.yaml")
@@ -56,7 +48,7 @@ func TestFreeMemory(t *testing.T) {
 	}
 	// By what is requested there is room for the first, by what is used only for the second.
 	big, small := total-requested-(used-requested)/2, (total-used)/2
-	makeNode(t, s, "larger", 10*total)
+	makeNode(t, s, "larger", map[string]string{corev1.LabelHostname: "larger"}, "64", *resource.NewQuantity(10*total, resource.BinarySI))
 
 	ns := s.Namespace(t)
 	plain := s.Create(t, onNode(node.Name, by("plain", asking(ns, "plain", big))))
@@ -121,14 +113,4 @@ func asking(ns, name string, memory int64) *corev1.Pod {
 func onNode(node string, pod *corev1.Pod) *corev1.Pod {
 	pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
 	return pod
-}
-
-// makeNode makes a Node without a machine.
-func makeNode(t *testing.T, s *harness.Server, name string, memory int64) {
-	t.Helper()
-	list := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: *resource.NewQuantity(memory, resource.BinarySI), corev1.ResourcePods: resource.MustParse("100")}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}, Status: corev1.NodeStatus{Capacity: list, Allocatable: list}}
-	if _, err := s.Client(t).CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
 }

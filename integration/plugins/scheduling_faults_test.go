@@ -1,7 +1,6 @@
 package plugins
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -22,13 +21,7 @@ const (
 	strictPlugin   = "- {name: strict, kind: scheduling, path: " + strictPath + ", failurePolicy: Fail, timeout: 2s}\n"
 	lenientPlugin  = "- {name: lenient, kind: scheduling, path: " + lenientPath + ", failurePolicy: Ignore, timeout: 2s}\n"
 	choosyPlugin   = "- {name: choosy, kind: scheduling, path: " + lenientPath + ", failurePolicy: Fail, timeout: 2s, config: {forbid: true}}\n"
-	faultyProfiles = `apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-podInitialBackoffSeconds: 1
-podMaxBackoffSeconds: 2
-profiles:
-- schedulerName: default-scheduler
-  plugins: {multiPoint: {disabled: [{name: strict}, {name: lenient}, {name: choosy}]}}
+	faultyProfiles = schedulerHead + `  plugins: {multiPoint: {disabled: [{name: strict}, {name: lenient}, {name: choosy}]}}
 - schedulerName: strict
   plugins: {multiPoint: {enabled: [{name: strict}]}}
 - schedulerName: lenient
@@ -65,21 +58,7 @@ func by(profile string, pod *corev1.Pod) *corev1.Pod {
 // failedScheduling waits for an Event of a pod.
 func failedScheduling(t *testing.T, s *harness.Server, pod *corev1.Pod, message string) {
 	t.Helper()
-	harness.Eventually(t, soon, "an Event of pod "+pod.Name+" with "+message, func() error {
-		events, err := s.Client(t).CoreV1().Events(pod.Namespace).List(context.Background(),
-			metav1.ListOptions{FieldSelector: "reason=FailedScheduling,involvedObject.name=" + pod.Name})
-		if err != nil {
-			return err
-		}
-		var said []string
-		for _, e := range events.Items {
-			if strings.Contains(e.Message, message) {
-				return nil
-			}
-			said = append(said, e.Message)
-		}
-		return fmt.Errorf("there are %q", said)
-	})
+	eventWithin(t, s, soon, pod.Namespace, "Pod", pod.Name, "FailedScheduling", message)
 }
 
 // unboundStill fails when a pod has a node.

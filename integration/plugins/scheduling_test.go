@@ -22,15 +22,17 @@ import (
 const (
 	zones             = harness.DataDir + "/plugins/scheduling/zones"
 	schedulerFile     = "/etc/kubelith/scheduler.yaml"
-	schedulerProfiles = `apiVersion: kubescheduler.config.k8s.io/v1
+	schedulerProfiles = schedulerHead + `- schedulerName: plain
+- schedulerName: picky
+  plugins: {multiPoint: {enabled: [{name: zones}]}}
+`
+	// schedulerHead ends in the default profile, to which plugins may be added.
+	schedulerHead = `apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
 podInitialBackoffSeconds: 1
 podMaxBackoffSeconds: 2
 profiles:
 - schedulerName: default-scheduler
-- schedulerName: plain
-- schedulerName: picky
-  plugins: {multiPoint: {enabled: [{name: zones}]}}
 `
 )
 
@@ -59,25 +61,30 @@ func schedulingServer(t *testing.T, config, profiles string, programs map[string
 			for path, program := range programs {
 				install(t, s, program, path)
 			}
-			return errors.Join(os.MkdirAll(filepath.Dir(s.Path(schedulerFile)), 0o755), os.WriteFile(s.Path(schedulerFile), []byte(profiles), 0o644))
+			return writeProfiles(s, profiles)
 		},
 	})
-	harness.Eventually(t, time.Minute, "the server to be ready", func() error {
-		r := s.TryKubectl(t, "get", "--raw", "/readyz")
-		if r.Code != 0 {
-			return errors.New(r.Stderr)
-		}
-		return nil
-	})
+	s.WaitAPI(t)
 	for _, zone := range []string{"no", "good", "best"} {
-		list := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8"), corev1.ResourceMemory: resource.MustParse("8Gi"), corev1.ResourcePods: resource.MustParse("100")}
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "in-" + zone, Labels: map[string]string{"zone": zone}},
-			Status: corev1.NodeStatus{Capacity: list, Allocatable: list}}
-		if _, err := s.Client(t).CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		makeNode(t, s, "in-"+zone, map[string]string{"zone": zone}, "8", resource.MustParse("8Gi"))
 	}
 	return s
+}
+
+// writeProfiles writes the file that the scheduler is configured by.
+func writeProfiles(s *harness.Server, profiles string) error {
+	file := s.Path(schedulerFile)
+	return errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(profiles), 0o644))
+}
+
+// makeNode makes a Node without a machine.
+func makeNode(t *testing.T, s *harness.Server, name string, labels map[string]string, cpu string, memory resource.Quantity) {
+	t.Helper()
+	list := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: memory, corev1.ResourcePods: resource.MustParse("100")}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}, Status: corev1.NodeStatus{Capacity: list, Allocatable: list}}
+	if _, err := s.Client(t).CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // unbound is a pod for the nodes of the test, which carry the taint of new nodes for good.

@@ -129,7 +129,12 @@ func volumeDir(s *harness.Server, v *corev1.PersistentVolume) string {
 // eventOf an object with a reason and a text in its message.
 func eventOf(t *testing.T, s *harness.Server, ns, kind, name, reason, text string) {
 	t.Helper()
-	harness.Eventually(t, harness.PodTimeout, fmt.Sprintf("an event %s of %s %s", reason, kind, name), func() error {
+	eventWithin(t, s, harness.PodTimeout, ns, kind, name, reason, text)
+}
+
+func eventWithin(t *testing.T, s *harness.Server, limit time.Duration, ns, kind, name, reason, text string) {
+	t.Helper()
+	harness.Eventually(t, limit, fmt.Sprintf("an event %s of %s %s", reason, kind, name), func() error {
 		list, err := s.Client(t).CoreV1().Events(ns).List(t.Context(), metav1.ListOptions{
 			FieldSelector: "involvedObject.kind=" + kind + ",involvedObject.name=" + name,
 		})

@@ -58,7 +58,7 @@ func (h *fakeHost) Restart(name string) error { return h.restart(name) }
 type fakePlugin struct {
 	pluginv1.UnimplementedPluginServer
 	*pluginstest.Plugin
-	metrics string // empty: not implemented
+	metrics string // empty: the plugin has none
 	asked   int
 }
 

@@ -33,7 +33,12 @@ fi
 
 tries=0
 until $kubectl get --raw /readyz >/dev/null 2>&1 && [ "$($kubectl get nodes -o jsonpath='{.items[*].status.conditions[?(@.type=="Ready")].status}' 2>/dev/null)" = True ]; do
-	running || { tail -n 5 "$log" >&2; die "the server has ended: see above"; }
+	if ! running; then
+		# A start that was refused leaves nothing, and nothing for 'make stop' to remove.
+		[ -e /var/lib/kubelith/version ] || rm -f "$pidfile"
+		tail -n 5 "$log" >&2
+		die "the server has ended: see above"
+	fi
 	tries=$((tries + 1))
 	[ "$tries" -le 240 ] || die "the node is not Ready after two minutes: see $log"
 	sleep 0.5

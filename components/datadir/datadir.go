@@ -2,8 +2,8 @@
 // uses it at a time, and which format it has.
 //
 // What is inside belongs to the components: server/ (tls, db, cred), agent/ (containerd, cni, images, static-pods) and
-// data/<hash>/bin (the unpacked payload). Here are only "lock" and "version". The server's other directories are
-// held here as well (Hold): what is in them belongs to the components too.
+// data/<hash>/bin (the unpacked payload). Here are only "lock", "version" and "id". The node's other directories are
+// held and marked here as well (Hold): what is in them belongs to the components too.
 package datadir
 
 import (
@@ -31,6 +31,11 @@ type Dir struct {
 	path string
 	lock *os.File
 	held []*os.File // see Hold
+}
+
+// Files are those that Open and Hold make in the data directory.
+func Files(dir string) []string {
+	return []string{filepath.Join(dir, "lock"), filepath.Join(dir, "version"), filepath.Join(dir, idFile)}
 }
 
 // Open creates the directory (mode 0700) if it is missing, takes it for this process, and brings an
@@ -71,6 +76,25 @@ func (d *Dir) Close() error {
 // takeLock takes D/lock, which holds the process id of its owner, and shows by that that the directory can be written.
 // The kernel frees the lock when the process ends in any way, so a file left behind means nothing.
 func takeLock(dir string) (*os.File, error) {
+	for {
+		f, err := tryLock(dir)
+		if err != nil {
+			return nil, err
+		}
+		// A start that was refused takes its lock file away: the one that was waited for is not in the directory any more.
+		ours, err1 := f.Stat()
+		now, err2 := os.Stat(f.Name())
+		if err1 == nil && err2 == nil && os.SameFile(ours, now) {
+			return f, nil
+		}
+		f.Close()
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, unusable(dir, err)
+		}
+	}
+}
+
+func tryLock(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, unusable(dir, err)

@@ -181,7 +181,7 @@ func TestHold(t *testing.T) {
 	if err := first.Hold(run, kubelet); err != nil {
 		t.Fatal(err)
 	}
-	if owner, _ := os.ReadFile(filepath.Join(run, "data-dir")); string(owner) != base+"/first\n" {
+	if owner := ReadOwner(filepath.Join(run, RunMark)); owner.DataDir != base+"/first" {
 		t.Errorf("owner of the run directory: %q", owner)
 	}
 	second := mustOpen(t, filepath.Join(base, "second"), "v1")
@@ -191,7 +191,7 @@ func TestHold(t *testing.T) {
 			t.Errorf("%q: error %v", dirs, err)
 		}
 	}
-	if owner, _ := os.ReadFile(filepath.Join(run, "data-dir")); string(owner) != base+"/first\n" {
+	if owner := ReadOwner(filepath.Join(run, RunMark)); owner.DataDir != base+"/first" {
 		t.Errorf("a refused Hold changed the owner to %q", owner)
 	}
 	// The network namespace is everybody's, and reset sees that somebody uses it.
@@ -206,7 +206,7 @@ func TestHold(t *testing.T) {
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := second.Hold(run, kubelet); err != nil {
+	if err := second.Hold(run, ""); err != nil {
 		t.Errorf("after Close: %v", err)
 	}
 }

@@ -10,37 +10,42 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OwnerFile is where the run directory says whose it is, for reset: the path of the data directory.
-const OwnerFile = "data-dir"
-
-// Hold makes further directories of a server and takes them for this process too, so that no other server uses them and reset does not
-// remove them meanwhile. The lock is on the directory itself: others find no file of ours in it. It notes in the first one, the run
-// directory, which data directory belongs to it. Close gives them free.
-func (d *Dir) Hold(runDir string, others ...string) error {
-	for i, dir := range append([]string{runDir}, others...) {
-		mode := os.FileMode(0o755)
-		if i == 0 { // the run directory has the sockets
-			mode = 0o700
-		}
-		f, err := holdDir(dir, mode)
-		if err != nil {
+// Hold makes the other directories of a node and takes them for this process too, so that no other server uses them and reset does not
+// remove them meanwhile. The lock is on the directory itself. Each gets a mark that says whose it is; one that is another's is refused.
+// kubeletRoot is empty where no kubelet runs: its directory is left alone then. Close gives them free.
+func (d *Dir) Hold(runDir, kubeletRoot string) error {
+	f, err := holdDir(runDir, 0o700) // it has the sockets
+	if err != nil {
+		return err
+	}
+	d.held = append(d.held, f)
+	if err := d.mayTakeRun(runDir); err != nil {
+		return err
+	}
+	marks := []string{filepath.Join(runDir, RunMark)}
+	if kubeletRoot != "" {
+		if f, err = holdDir(kubeletRoot, 0o755); err != nil {
 			return err
 		}
 		d.held = append(d.held, f)
+		if err := d.mayTakeKubelet(runDir, kubeletRoot); err != nil {
+			return err
+		}
+		marks = append(marks, filepath.Join(kubeletRoot, KubeletMark))
 	}
-	if err := os.WriteFile(filepath.Join(runDir, OwnerFile), []byte(d.path+"\n"), 0o600); err != nil {
-		return fmt.Errorf("directory %s cannot be written (%w): mend that or use another", runDir, err)
+	if err := d.mark(marks); err != nil {
+		return err
 	}
 	return d.holdNetwork()
 }
 
 func holdDir(dir string, mode os.FileMode) (*os.File, error) {
 	if err := os.MkdirAll(dir, mode); err != nil {
-		return nil, fmt.Errorf("directory %s cannot be made (%w): mend that or use another", dir, err)
+		return nil, fmt.Errorf("directory %s cannot be made (%w): correct that or give another", dir, err)
 	}
 	f, err := os.Open(dir)
 	if err != nil {
-		return nil, fmt.Errorf("directory %s cannot be used (%w): mend that or use another", dir, err)
+		return nil, fmt.Errorf("directory %s cannot be used (%w): correct that or give another", dir, err)
 	}
 	// As in takeLock: what a killed process was just starting keeps the lock for a moment.
 	for deadline := time.Now().Add(settle); ; time.Sleep(settle / 100) {
@@ -51,7 +56,7 @@ func holdDir(dir string, mode os.FileMode) (*os.File, error) {
 		case !errors.Is(err, unix.EWOULDBLOCK):
 			return nil, errors.Join(fmt.Errorf("directory %s: lock: %w", dir, err), f.Close())
 		case time.Now().After(deadline):
-			return nil, errors.Join(fmt.Errorf("directory %s is in use by another server or by reset: stop it, or use another directory", dir), f.Close())
+			return nil, errors.Join(fmt.Errorf("directory %s is in use by another server or by reset: stop it, or give another directory", dir), f.Close())
 		}
 	}
 }

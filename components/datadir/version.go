@@ -58,25 +58,8 @@ func upgrade(dir, release string, upgrades []step) error {
 
 // writeVersion replaces the file so that a crash leaves the old or the new one.
 func writeVersion(path string, format int, release string) error {
-	tmp := path + ".tmp"
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
+	if err := writeDurably(path, fmt.Sprintf("%d\nkubelith %s\n", format, release)); err != nil {
 		return unusable(filepath.Dir(path), err)
 	}
-	_, err = fmt.Fprintf(f, "%d\nkubelith %s\n", format, release)
-	if err == nil {
-		err = f.Sync()
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(tmp, path)
-	}
-	if err != nil {
-		return unusable(filepath.Dir(path), err)
-	}
-	d, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return unusable(filepath.Dir(path), err)
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return nil
 }

@@ -137,12 +137,15 @@ func (r *Reset) isOurShim(p process) bool {
 		return false
 	}
 	i := slices.Index(p.args, "-address")
-	return i >= 0 && i+1 < len(p.args) && below(r.opts.RunDir, p.args[i+1])
+	return r.owned.run && i >= 0 && i+1 < len(p.args) && below(r.opts.RunDir, p.args[i+1])
 }
 
 // bundleCgroups reads the control groups from the containers' OCI configurations, and adds their ids.
 func (r *Reset) bundleCgroups(ids map[string]bool) []string {
 	var groups []string
+	if !r.owned.run {
+		return nil
+	}
 	tasks := filepath.Join(r.opts.RunDir, taskDir)
 	for _, namespace := range r.files.names(tasks) {
 		for _, id := range r.files.names(filepath.Join(tasks, namespace)) {

@@ -31,8 +31,11 @@ func (r *Reset) sharedDirs() []string {
 	return out
 }
 
-// podUIDs are those of the pods that the kubelet has directories for.
+// podUIDs are those of the pods that our kubelet has directories for.
 func (r *Reset) podUIDs() []string {
+	if !r.owned.kubelet {
+		return nil
+	}
 	return r.files.names(filepath.Join(r.opts.KubeletRootDir, "pods"))
 }
 
@@ -89,7 +92,7 @@ func (r *Reset) podCgroups(uids []string) (pods, around []string) {
 	deepest := func(a, b string) int { return strings.Count(b, "/") - strings.Count(a, "/") }
 	slices.SortStableFunc(pods, deepest)
 	slices.SortStableFunc(around, deepest)
-	if !r.files.exists(filepath.Join(r.opts.KubeletRootDir, "pods")) || r.neighbour() {
+	if !r.owned.kubelet || !r.files.exists(filepath.Join(r.opts.KubeletRootDir, "pods")) || r.neighbour() {
 		around = nil // no kubelet of ours has made them, or another one uses them
 	}
 	return pods, around
@@ -179,6 +182,9 @@ func (r *Reset) addressOwners() []string {
 
 // pluginRecords are the files that name the processes of plugins, see plugins/host.
 func (r *Reset) pluginRecords() []string {
+	if !r.owned.run {
+		return nil
+	}
 	return slices.DeleteFunc(r.files.names(filepath.Join(r.opts.RunDir, "p")), func(name string) bool { return !strings.HasSuffix(name, ".json") })
 }
 

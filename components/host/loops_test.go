@@ -20,10 +20,12 @@ func TestLoopsOfOthersStay(t *testing.T) {
 	h.write("/sys/block/loop5/size", "0")
 	h.write("/sys/block/sda/size", "1")
 	h.write("/var/lib/kubelith/version", "1")
+	h.write("/var/lib/kubelet/.kubelith", "/var/lib/kubelith")
 	r := &Reset{
 		opts:  ResetOptions{DataDir: "/var/lib/kubelith", RunDir: "/run/kubelith", KubeletRootDir: "/var/lib/kubelet"},
 		files: h.tree, nets: &fakeNetwork{}, neighbour: func() bool { return false },
 	}
+	r.findOwned()
 	if got, want := r.loops(), []string{"/dev/loop0", "/dev/loop1", "/dev/loop2"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}

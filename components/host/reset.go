@@ -39,6 +39,7 @@ type ResetOptions struct {
 type Reset struct {
 	opts  ResetOptions
 	files tree
+	owned owned
 	locks []*os.File
 	kill  killer
 	nets  network
@@ -75,8 +76,8 @@ func NewReset(opts ResetOptions) (*Reset, error) {
 		return nil, err
 	}
 	r := &Reset{opts: opts, files: tree{}, locks: locks, kill: signalProcess, nets: kernelNetwork{"nft"}, neighbour: networkInUse}
-	if owner := r.owner(); owner != "" && owner != opts.DataDir {
-		return nil, errors.Join(fmt.Errorf("%s belongs to the server with --data-dir %s: give the directories of one server", opts.RunDir, owner), r.Close())
+	if owner := r.runOwner(); owner != (datadir.Owner{}) && !owner.Is(datadir.OwnerAt("/", opts.DataDir)) {
+		return nil, errors.Join(fmt.Errorf("%s belongs to the server with --data-dir %s: give the directories of one server", opts.RunDir, owner.DataDir), r.Close())
 	}
 	if r.files.exists("/run/systemd/system") { // as sd_booted(3)
 		r.stopUnits = func(ctx context.Context, names []string) error {
@@ -90,20 +91,26 @@ func NewReset(opts ResetOptions) (*Reset, error) {
 // Close lets servers start again.
 func (r *Reset) Close() error { return closeAll(r.locks) }
 
-// owner is the data directory of the server that made the run directory; empty when that is not known.
-func (r *Reset) owner() string {
-	owner := r.files.text(filepath.Join(r.opts.RunDir, datadir.OwnerFile))
-	if real, err := filepath.EvalSymlinks(owner); owner != "" && err == nil {
-		return real
-	}
-	return owner
+// runOwner is the data directory that the run directory says it belongs to.
+func (r *Reset) runOwner() datadir.Owner {
+	return datadir.ReadOwner(r.files.path(filepath.Join(r.opts.RunDir, datadir.RunMark)))
 }
 
-// ours tells whether a server has ever run on the data directory, or has left its run directory. Nothing else makes
-// the other directories ours: another kubelet may own /var/lib/kubelet.
-func (r *Reset) ours() bool {
-	return r.files.exists(filepath.Join(r.opts.DataDir, "version")) || r.owner() == r.opts.DataDir
+// findOwned notes which directories belong to the cluster. A server has run on the data directory, or its run directory is left of it;
+// the others say by their mark whose they are. Another kubelet may own /var/lib/kubelet.
+func (r *Reset) findOwned() {
+	o := r.opts
+	us := datadir.OwnerAt(r.files.root+"/", o.DataDir)
+	r.owned = owned{run: r.runOwner().Is(us), data: us.ID != "" || r.files.exists(filepath.Join(o.DataDir, "version"))}
+	r.owned.kubelet = (r.owned.run || r.owned.data) && r.files.exists(o.KubeletRootDir) &&
+		datadir.OwnsKubelet(r.files.root+"/", o.DataDir, o.RunDir, o.KubeletRootDir)
 }
+
+// owned are the directories that belong to the cluster. What is in the others is not looked at.
+type owned struct{ run, kubelet, data bool }
+
+// ours reports whether there is anything of the cluster.
+func (r *Reset) ours() bool { return r.owned.run || r.owned.data }
 
 // removable returns the directory with its symbolic links resolved, or an error for one that is not Kubelith's alone.
 func removable(dir string) (string, error) {
@@ -124,6 +131,7 @@ func removable(dir string) (string, error) {
 
 // Plan says in one line each what Run would do now; nothing when there is nothing to do.
 func (r *Reset) Plan() []string {
+	r.findOwned()
 	if !r.ours() {
 		return nil
 	}
@@ -158,12 +166,16 @@ func (r *Reset) Plan() []string {
 	for _, path := range r.doomed() {
 		add(1, "remove %s", path)
 	}
+	for _, dir := range r.strangers() {
+		add(len(lines), "leave %s: it is not this cluster's", dir)
+	}
 	return lines
 }
 
 // Run removes it all, in an order in which each step can succeed, and goes on after failures; the error names them all.
 // Doing it twice is no error.
 func (r *Reset) Run(ctx context.Context) error {
+	r.findOwned()
 	if !r.ours() {
 		return nil
 	}
@@ -185,9 +197,12 @@ func (r *Reset) Run(ctx context.Context) error {
 	for _, path := range r.doomed() {
 		errs = append(errs, r.remove(path))
 	}
+	for _, dir := range r.strangers() {
+		r.say("left %s: it is not this cluster's", dir)
+	}
 	if r.neighbour() {
 		r.say("left the tables of the packet filter, the bridge and directories for pods: another server runs here")
-	} else if r.opts.Data {
+	} else if r.opts.Data && r.owned.kubelet {
 		for _, dir := range r.sharedDirs() {
 			if os.Remove(r.files.path(dir)) == nil { // not when it holds anything
 				r.say("removed %s", dir)
@@ -199,27 +214,43 @@ func (r *Reset) Run(ctx context.Context) error {
 
 // dirs are the directories below which everything is ours.
 func (r *Reset) dirs() []string {
-	return []string{r.opts.RunDir, r.opts.KubeletRootDir, r.opts.DataDir}
+	var out []string
+	for _, d := range []struct {
+		path  string
+		owned bool
+	}{{r.opts.KubeletRootDir, r.owned.kubelet}, {r.opts.RunDir, r.owned.run}, {r.opts.DataDir, r.owned.data}} {
+		if d.owned {
+			out = append(out, d.path)
+		}
+	}
+	return out
+}
+
+// strangers are the directories that reset was given, that exist and that are another's.
+func (r *Reset) strangers() []string {
+	var out []string
+	for _, dir := range []string{r.opts.RunDir, r.opts.KubeletRootDir, r.opts.DataDir} {
+		if r.files.exists(dir) && !slices.Contains(r.dirs(), dir) {
+			out = append(out, dir)
+		}
+	}
+	return out
 }
 
 // doomed are the files and directories to remove as a whole that exist; the data directory is the last, because it
 // tells that the others are ours.
 func (r *Reset) doomed() []string {
-	candidates := []string{r.opts.RunDir}
-	if r.opts.Data {
-		candidates = append(candidates, r.opts.KubeletRootDir)
-		if r.ownKubeconfig() {
+	var candidates []string
+	for _, dir := range r.dirs() {
+		if dir == r.opts.DataDir && r.ownKubeconfig() {
 			candidates = append(candidates, r.opts.Kubeconfig)
 		}
-		candidates = append(candidates, r.opts.DataDir)
+		candidates = append(candidates, dir)
 	}
-	var out []string
-	for _, path := range candidates {
-		if r.files.exists(path) {
-			out = append(out, path)
-		}
+	if !r.opts.Data {
+		candidates = slices.DeleteFunc(candidates, func(path string) bool { return path != r.opts.RunDir })
 	}
-	return out
+	return slices.DeleteFunc(candidates, func(path string) bool { return !r.files.exists(path) })
 }
 
 // ownKubeconfig tells whether the admin kubeconfig is that of this cluster: it has its CA. Two servers may have been told the same

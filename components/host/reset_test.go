@@ -105,7 +105,7 @@ func newTestReset(h fakeHost, nets network) (*Reset, *bytes.Buffer) {
 	out := &bytes.Buffer{}
 	return &Reset{
 		opts:  ResetOptions{DataDir: "/d", RunDir: "/r", KubeletRootDir: "/k", Network: "kubelith", Bridge: "cni0", Kubeconfig: "/etc/kubelith/kubelith.yaml", Out: out},
-		files: h.tree, nets: nets,
+		files: h.tree, nets: nets, owned: owned{true, true, true},
 		kill: func(pid int, signal unix.Signal) error {
 			return os.RemoveAll(h.tree.path("/proc/" + strconv.Itoa(pid)))
 		},
@@ -173,7 +173,7 @@ func TestRunRemovesOnlyOurs(t *testing.T) {
 	r, out := newTestReset(h, nets)
 	r.opts.Data = true
 	for path, text := range map[string]string{
-		"/d/version": "1", "/d/agent/cni/kubelith/last_reserved_ip.0": "10.42.0.9",
+		"/d/version": "1", "/k/.kubelith": "/d", "/r/data-dir": "/d", "/d/agent/cni/kubelith/last_reserved_ip.0": "10.42.0.9",
 		"/d/agent/cni/kubelith/10.42.0.9": containerID + "\r\neth0", "/var/lib/cni/results/kubelith-another-eth0": "", "/k/pods/uid-1/x": "", "/r/containerd/x": "",
 		"/etc/kubelith/kubelith.yaml": "certificate-authority-data: Q0EK", "/d/server/tls/cluster-ca.crt": "CA\n", "/var/log/pods/ns_a_uid-1/c/0.log": "", "/var/log/pods/ns_b_uid-2/c/0.log": "",
 		"/var/lib/cni/results/kubelith-" + containerID + "-eth0": "", "/var/lib/cni/results/podman-1-eth0": "",
@@ -299,12 +299,9 @@ func TestForeignDirectoriesStay(t *testing.T) {
 			t.Errorf("%s was removed", path)
 		}
 	}
-	if err := os.Remove(h.tree.path("/r/data-dir")); err != nil || r.owner() != "" {
-		t.Errorf("a run directory that says nothing belongs to %q", r.owner())
-	}
 	// The data directory may have been deleted by hand: its run directory tells.
 	h.write("/r/data-dir", "/d\n")
-	if !r.ours() {
+	if r.findOwned(); !r.ours() {
 		t.Error("the run directory of /d is not taken for its own")
 	}
 }
@@ -316,6 +313,7 @@ func TestGroupsWithoutPods(t *testing.T) {
 		h := newFakeHost(t)
 		r, _ := newTestReset(h, &fakeNetwork{})
 		h.write("/d/version", "1")
+		h.write("/k/.kubelith", "/d")
 		group := h.tree.path(cgroupDir + "/kubepods.slice/kubepods-burstable.slice")
 		for _, dir := range map[bool][]string{true: {group, h.tree.path("/k/pods")}, false: {group, h.tree.path("/k")}}[started] {
 			if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -348,6 +346,7 @@ func TestNeighbourKeepsWhatIsShared(t *testing.T) {
 	h.write("/d/server/tls/cluster-ca.crt", "CA\n")
 	h.write("/d/agent/cni/kubelith/10.42.0.9", containerID)
 	h.write("/k/pods/uid-1/x", "")
+	h.write("/k/.kubelith", "/d")
 	h.write("/etc/kubelith/kubelith.yaml", "certificate-authority-data: b3RoZXIK")
 	for _, dir := range []string{podLogDir + "/ns_a_uid-9/c", cgroupDir + "/memory/kubepods/poduid-1", cgroupDir + "/memory/kubepods/burstable"} {
 		if err := os.MkdirAll(h.tree.path(dir), 0o755); err != nil {
@@ -425,6 +424,7 @@ func TestNetworkInUse(t *testing.T) {
 func TestPluginsOfAKilledServer(t *testing.T) {
 	h := newFakeHost(t)
 	h.write("/d/version", "1")
+	h.write("/r/data-dir", "/d")
 	h.write("/r/p/a-1.json", "{}")
 	h.write("/r/p/plugin-dir1/socket", "")
 	r, out := newTestReset(h, &fakeNetwork{})
@@ -445,6 +445,7 @@ func TestPluginsOfAKilledServer(t *testing.T) {
 	if h.tree.exists("/r/p") {
 		t.Error("the records are still there")
 	}
+	h.write("/r/data-dir", "/d")
 	h.write("/r/p/a-1.json", "{}")
 	r.opts.EndPlugins = func(string) (int, error) { return 0, errors.New("it hangs") }
 	if err := r.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "end the processes of plugins: it hangs") {

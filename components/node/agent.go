@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/sirupsen/logrus"
@@ -16,13 +15,11 @@ import (
 
 	"kubelith.io/kubelith/components/client"
 	"kubelith.io/kubelith/components/config"
-	"kubelith.io/kubelith/components/datadir"
 	"kubelith.io/kubelith/components/dns"
 	"kubelith.io/kubelith/components/host"
 	"kubelith.io/kubelith/components/join"
 	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/components/logging"
-	"kubelith.io/kubelith/runtime/payload"
 )
 
 // ServeAgent runs an agent until ctx is cancelled or a component fails. release is the version of Kubelith, noted in the
@@ -75,30 +72,13 @@ func prepareAgent(ctx context.Context, cfg *config.Agent, release string, log lo
 	if err != nil {
 		return nil, err
 	}
-	undo := []func(){forget(cfg.DataDir, cfg.RunDir, cfg.KubeletRootDir)}
+	attempt := begin(&cfg.Node)
 	defer func() {
 		if err != nil {
-			for _, step := range slices.Backward(undo) {
-				step()
-			}
+			attempt.takeBack()
 		}
 	}()
-	files := forget(filepath.Join(cfg.DataDir, "lock"), filepath.Join(cfg.DataDir, "version"), filepath.Join(cfg.RunDir, datadir.OwnerFile))
-	if m.dir, err = datadir.Open(cfg.DataDir, release); err != nil {
-		return nil, err
-	}
-	undo = append(undo, m.Close, files)
-	m.checks = settledPreflight(ctx, agentCheckOptions(cfg, m.cluster, planned))
-	if err := host.Failures(m.checks); err != nil {
-		return nil, err
-	}
-	if err := m.hold(&cfg.Node); err != nil {
-		return nil, err
-	}
-	if programs := payload.Dir(cfg.DataDir); absent(programs) {
-		undo = append(undo, func() { os.RemoveAll(programs) })
-	}
-	if err := m.unpack(&cfg.Node); err != nil {
+	if err := m.settle(ctx, attempt, &cfg.Node, release, agentCheckOptions(cfg, m.cluster, planned)); err != nil {
 		return nil, err
 	}
 	if m.connection, err = found.Join(ctx); err != nil {
@@ -212,28 +192,6 @@ func restartFor(old, current []byte) string {
 		}
 	}
 	return ""
-}
-
-// forget returns what removes those of the paths, and of the directories above them, that are not there now. What somebody
-// has put into such a directory stays.
-func forget(paths ...string) func() {
-	var missing []string
-	for _, path := range paths {
-		for ; absent(path); path = filepath.Dir(path) {
-			missing = append(missing, path)
-		}
-	}
-	slices.SortFunc(missing, func(a, b string) int { return len(b) - len(a) }) // what is inside first
-	return func() {
-		for _, path := range missing {
-			os.Remove(path)
-		}
-	}
-}
-
-func absent(path string) bool {
-	_, err := os.Lstat(path)
-	return errors.Is(err, fs.ErrNotExist)
 }
 
 // PreflightAgent checks the upstream arguments, this host and, with a token or after a join, the way to the cluster. It

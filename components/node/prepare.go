@@ -54,9 +54,8 @@ type upstreamArgs struct {
 // Close gives up the data directory.
 func (h *machine) Close() { h.dir.Close() }
 
-// prepare does everything that has to be right before a component is built.
-// An error leaves nothing half-started: the lock is released, and what was
-// written (directories, keys) is what the next start expects.
+// prepare does everything that has to be right before a component is built. A start that is refused takes back what it has made:
+// the machine is as it was.
 func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machine, err error) {
 	h := &machine{resolvConf: dns.HostResolvConf(), release: release}
 	var planned []lifecycle.Component
@@ -69,26 +68,19 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 	if join.IsAgent(cfg.DataDir) {
 		return nil, fmt.Errorf("%s is the data directory of an agent: start it with kubelith agent, or give a server another --data-dir", cfg.DataDir)
 	}
-	if h.dir, err = datadir.Open(cfg.DataDir, release); err != nil {
-		return nil, err
-	}
+	attempt := begin(&cfg.Node)
 	defer func() {
 		if err != nil {
-			h.dir.Close()
+			attempt.takeBack()
 		}
 	}()
-	checks := settledPreflight(ctx, checkOptions(cfg, planned))
-	if err := host.Failures(checks); err != nil {
+	// The directories are taken before the admin kubeconfig is written: it may be that of a server which has the run directory.
+	if err := h.settle(ctx, attempt, &cfg.Node, release, checkOptions(cfg, planned)); err != nil {
 		return nil, err
 	}
-	h.checks = checks
-	// Before the admin kubeconfig is written: it may be that of a server which has the run directory.
-	if err := h.hold(&cfg.Node); err != nil {
-		return nil, err
-	}
-	if err := h.unpack(&cfg.Node); err != nil {
-		return nil, err
-	}
+	attempt.onRefusal(forget(filepath.Join(cfg.DataDir, "server"), cfg.WriteKubeconfig))
+	attempt.making(tlsDir(cfg))
+	attempt.making(filepath.Dir(encryptionConfig(cfg)))
 	if err := h.credentials(cfg); err != nil {
 		return nil, err
 	}
@@ -107,7 +99,7 @@ func (h *machine) unpack(cfg *config.Node) (err error) {
 // hold takes the other directories of the node, so that reset does not remove them while it runs.
 func (h *machine) hold(cfg *config.Node) error {
 	if cfg.Disabled("kubelet") {
-		return h.dir.Hold(cfg.RunDir)
+		return h.dir.Hold(cfg.RunDir, "")
 	}
 	return h.dir.Hold(cfg.RunDir, cfg.KubeletRootDir)
 }
@@ -131,16 +123,19 @@ func (h *machine) report(log *logrus.Logger, progress *progress) {
 
 // credentials makes or renews all keys and certificates.
 func (h *machine) credentials(cfg *config.Server) (err error) {
-	server := filepath.Join(cfg.DataDir, "server")
 	if h.pki, err = certificates(cfg); err != nil {
 		return err
 	}
-	h.encryptionConfig = filepath.Join(server, "cred", "encryption.yaml")
-	_, err = os.Stat(filepath.Join(server, "db", "member"))
+	h.encryptionConfig = encryptionConfig(cfg)
+	_, err = os.Stat(filepath.Join(cfg.DataDir, "server", "db", "member"))
 	return pki.EnsureEncryption(h.encryptionConfig, err == nil)
 }
 
 func tlsDir(cfg *config.Server) string { return filepath.Join(cfg.DataDir, "server", "tls") }
+
+func encryptionConfig(cfg *config.Server) string {
+	return filepath.Join(cfg.DataDir, "server", "cred", "encryption.yaml")
+}
 
 // certificates makes or renews keys, certificates and the admin kubeconfig; what is valid stays.
 func certificates(cfg *config.Server) (*pki.Bundle, error) {

@@ -1,0 +1,152 @@
+package host
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// hosts of others: what kubeadm and k3s have on a machine. The pods' UIDs are in the names of logs and control groups too.
+const (
+	foreignUID = "11111111-2222-3333-4444-555555555555"
+	ourUID     = "99999999-8888-7777-6666-555555555555"
+)
+
+func kubeadm() []string {
+	return []string{"/k/config.yaml", "/k/kubeadm-flags.env", "/k/pki/kubelet-client-current.pem", "/k/cpu_manager_state", "/k/pods/" + foreignUID + "/volumes/kubernetes.io~empty-dir/v/f",
+		"/k/pod-resources/x", "/etc/kubernetes/kubelet.conf", "/etc/kubernetes/pki/ca.key", "/var/log/pods/ns_a_" + foreignUID + "/c/0.log",
+		cgroupDir + "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod" + strings.ReplaceAll(foreignUID, "-", "_") + ".slice/cgroup.procs"}
+}
+
+func k3s() []string {
+	return []string{"/k/cpu_manager_state", "/k/memory_manager_state", "/k/pods/" + foreignUID + "/etc-hosts", "/k/plugins_registry/x", "/var/lib/rancher/k3s/server/db/state.db",
+		"/run/k3s/containerd/containerd.sock", "/var/log/pods/ns_a_" + foreignUID + "/c/0.log", cgroupDir + "/kubepods/besteffort/pod" + foreignUID + "/cgroup.procs"}
+}
+
+// TestHostsOfOthers: whatever a data directory of ours and a host look like together, reset --data leaves the others' files, pods,
+// control groups and logs.
+func TestHostsOfOthers(t *testing.T) {
+	refused := map[string]string{"/d/version": "1\n", "/d/lock": ""} // what a refused start of an older release has left
+	ran := map[string]string{"/d/version": "1\n", "/d/agent/containerd/io.containerd.metadata.v1.bolt/meta.db": ""}
+	with := func(files map[string]string, more ...string) map[string]string {
+		out := map[string]string{}
+		for path, text := range files {
+			out[path] = text
+		}
+		for i := 0; i < len(more); i += 2 {
+			out[more[i]] = more[i+1]
+		}
+		return out
+	}
+	socket := "0000000000000000: 00000002 00000000 00010000 0001 01 20842 /k/pod-resources/kubelet.sock\n"
+	for name, c := range map[string]struct {
+		foreign []string
+		ours    map[string]string
+		gone    []string // of ours
+		mounts  string
+	}{
+		"kubeadm, refused start":                 {foreign: kubeadm(), ours: refused, gone: []string{"/d"}},
+		"k3s, refused start":                     {foreign: k3s(), ours: refused, gone: []string{"/d"}},
+		"kubeadm, nothing of ours":               {foreign: kubeadm()},
+		"k3s, nothing of ours":                   {foreign: k3s()},
+		"kubeadm after a server without kubelet": {foreign: kubeadm(), ours: with(ran, "/d/id", "one", "/r/data-dir", "/d\none\n"), gone: []string{"/d", "/r"}},
+		"k3s after a server without kubelet":     {foreign: k3s()[:6], ours: with(ran, "/d/id", "one"), gone: []string{"/d"}},
+		"kubeadm where an older release ran":     {foreign: kubeadm(), ours: ran, gone: []string{"/d"}},
+		"k3s runs where an older release ran":    {foreign: k3s(), ours: with(ran, "/proc/net/unix", socket), gone: []string{"/d"}},
+		"another Kubelith's":                     {foreign: append(k3s(), "/k/.kubelith"), ours: with(ran, "/d/id", "one"), gone: []string{"/d"}},
+		"a run directory that says nothing":      {foreign: append(k3s(), "/r/containerd/containerd.sock"), ours: with(ran, "/d/id", "one"), gone: []string{"/d"}},
+		"bind mount of somebody's directory": {foreign: []string{"/k/pods/" + ourUID + "/volumes/v/f"}, ours: with(ran, "/k/.kubelith", "/d"),
+			mounts: "2 1 8:1 /home/u /k/pods/" + ourUID + "/volumes/v rw - ext4 /dev/sda rw\n"},
+		"nested mounts": {foreign: []string{"/d/agent/a/b/f"}, ours: with(ran, "/k/.kubelith", "/d"), gone: []string{"/k"},
+			mounts: "2 1 8:2 / /d/agent/a rw - ext4 /dev/sdb rw\n3 2 0:9 / /d/agent/a/b rw - nfs n rw\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newFakeHost(t)
+			nets := &fakeNetwork{bridge: []netip.Prefix{netip.MustParsePrefix("10.42.0.1/24")}}
+			r, _ := newTestReset(h, nets)
+			r.opts.Data = true
+			var stopped []string
+			r.stopUnits = func(_ context.Context, names []string) error { stopped = append(stopped, names...); return nil }
+			for _, path := range c.foreign {
+				h.write(path, "/another\n")
+			}
+			for path, text := range c.ours {
+				h.write(path, text)
+			}
+			if c.mounts != "" {
+				h.write("/proc/self/mountinfo", "1 0 8:1 / / rw - ext4 /dev/sda rw\n"+c.mounts)
+			}
+			for pid, socket := range map[int]string{10: "/run/k3s/containerd/containerd.sock", 11: "/r/containerd/containerd.sock"} {
+				h.process(pid, 1, "containerd-shim", "/usr/bin/containerd-shim-runc-v2", "/", "/usr/bin/containerd-shim-runc-v2", "-address", socket)
+			}
+			err := r.Run(t.Context())
+			if (err != nil) != (c.mounts != "") {
+				t.Errorf("error %v", err)
+			}
+			gone := func(path string) bool {
+				return slices.ContainsFunc(c.gone, func(dir string) bool { return below(dir, path) })
+			}
+			for _, path := range append(c.foreign, "/proc/10", "/proc/11") {
+				if path == "/proc/11" && c.ours["/r/data-dir"] != "" {
+					continue // of our containerd
+				}
+				if !gone(path) && !h.tree.exists(path) {
+					t.Errorf("%s was removed", path)
+				}
+			}
+			for _, path := range c.gone {
+				if h.tree.exists(path) {
+					t.Errorf("%s is left", path)
+				}
+			}
+			if len(stopped) > 0 {
+				t.Errorf("stopped the slices %q", stopped)
+			}
+		})
+	}
+}
+
+// A link in our directories goes, what it leads to stays.
+func TestLinksAreNotFollowed(t *testing.T) {
+	h := newFakeHost(t)
+	r, _ := newTestReset(h, &fakeNetwork{})
+	r.opts.Data = true
+	h.write("/d/version", "1")
+	h.write("/k/.kubelith", "/d")
+	h.write("/home/u/precious", "")
+	for _, dir := range []string{"/d/agent", "/k/pods/" + ourUID} {
+		if err := os.MkdirAll(h.tree.path(dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.link("/d/agent/images", h.tree.path("/home/u"))
+	h.link("/k/pods/"+ourUID+"/volumes", h.tree.path("/home/u"))
+	if err := r.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if h.tree.exists("/d") || h.tree.exists("/k") || !h.tree.exists("/home/u/precious") {
+		t.Errorf("left: %v", h.tree.directories("/"))
+	}
+}
+
+// A data directory that was moved has its directories still: their marks have its id.
+func TestMovedDataDirectory(t *testing.T) {
+	h := newFakeHost(t)
+	r, _ := newTestReset(h, &fakeNetwork{})
+	r.opts.Data = true
+	for path, text := range map[string]string{"/d/version": "1", "/d/id": "one\n", "/k/.kubelith": "/before\none\n", "/k/pods/x": "", "/r/data-dir": "/before\none\n"} {
+		h.write(path, text)
+	}
+	if err := r.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"/d", "/k", "/r"} {
+		if h.tree.exists(dir) {
+			t.Errorf("%s is left", filepath.Clean(dir))
+		}
+	}
+}

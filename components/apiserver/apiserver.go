@@ -12,15 +12,15 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	aggregator "k8s.io/kube-aggregator/pkg/apiserver"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
-	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
-	schedulingrest "k8s.io/kubernetes/pkg/registry/scheduling/rest"
 
 	"kubelith.io/kubelith/components/client"
 	"kubelith.io/kubelith/components/lifecycle"
@@ -98,8 +98,7 @@ func (s *Server) Needs() []string {
 	return []string{"etcd", "plugins"}
 }
 
-// Run implements lifecycle.Component. ready is called when /readyz says ok but
-// for two of upstream's hooks, which take a second (bootstrap.go); Health waits for them.
+// Run implements lifecycle.Component. It is ready when /readyz says ok.
 func (s *Server) Run(ctx context.Context, ready func()) error {
 	chain, documents, err := s.build(ctx)
 	if err != nil {
@@ -109,33 +108,23 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
+	own, err := kubernetes.NewForConfig(s.opts.Client.Config(client.APIServer))
+	if err != nil {
+		return err
+	}
 	documents.prepared.Store(true)
 	s.opts.Client.Open(chain.GenericAPIServer.Handler)
 	defer s.opts.Client.Close()
 
 	waiting, stop := context.WithCancel(ctx)
-	defer stop()
-	failed := make(chan error, 1)
-	go func() {
-		// Our own hook has made what these two make (bootstrap.go).
-		if err := awaitReady(waiting, s.opts.Client, 10*time.Millisecond, rbacrest.PostStartHookName, schedulingrest.PostStartHookName); err != nil {
-			failed <- err
-			return
+	var group sync.WaitGroup
+	defer func() { stop(); group.Wait() }()
+	group.Go(func() {
+		if awaitReady(waiting, own, 10*time.Millisecond, s.opts.Log) == nil {
+			ready()
 		}
-		ready()
-	}()
-	running, cancel := context.WithCancel(ctx)
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- prepared.Run(running) }()
-	select {
-	case err := <-failed:
-		cancel()
-		<-done
-		return err
-	case err := <-done:
-		return err
-	}
+	})
+	return prepared.Run(ctx)
 }
 
 // build makes the chain of the three servers from completed options.

@@ -2,112 +2,184 @@ package apiserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"slices"
+	"sync"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sync/errgroup"
-	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-
-	"kubelith.io/kubelith/components/client"
+	flowcontrolrest "k8s.io/kubernetes/pkg/registry/flowcontrol/rest"
+	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
+	schedulingrest "k8s.io/kubernetes/pkg/registry/scheduling/rest"
 )
 
 const (
-	// bootstrapTimeout bounds the creation of the objects at start.
-	bootstrapTimeout = time.Minute
 	// bootstrapWrites is how many objects are written at a time: etcd syncs
 	// concurrent writes to disk together.
 	bootstrapWrites = 32
+	// bootstrapPatience is how long the start waits while nothing of the bootstrap gets done.
+	bootstrapPatience = 15 * time.Second
+	// bootstrapRetry is the time before the second try, which doubles up to bootstrapRetryMax.
+	bootstrapRetry    = 20 * time.Millisecond
+	bootstrapRetryMax = time.Minute
 )
 
-// create makes one object; that it exists already is success.
-type create func(context.Context, kubernetes.Interface) error
-
-// bootstrap is a post-start hook: it makes what has to exist before other
-// components can work. That is the few objects that the composition needs and,
-// ahead of upstream's own hooks, upstream's RBAC policy and priority classes:
-// those hooks wait for a second, on every start, before they look, and write 80
-// objects one after the other. They run all the same, and reconcile what exists.
-func bootstrap(hook genericapiserver.PostStartHookContext) error {
-	cs, err := kubernetes.NewForConfig(hook.LoopbackClientConfig)
+// addBootstrap adds the post-start hooks that make what has to exist before other components can work: the objects
+// that the composition needs (own.go) and, in the same pass, upstream's RBAC policy and priority classes (policy.go).
+//
+// Upstream's own hooks for these are left out, and that for flow control runs within ours: each ends the process when it
+// cannot write within some time, and what it cannot write may be the fault of an admission webhook that is served by a
+// pod, which nobody would start then. Here what cannot be written waits: the API is served without it.
+// Source: PostStartHook in pkg/registry/{rbac,scheduling,flowcontrol}/rest.
+func addBootstrap(c *genericapiserver.Config, shared informers.SharedInformerFactory, rbac bool, log logrus.FieldLogger) error {
+	c.DisabledPostStartHooks.Insert(rbacrest.PostStartHookName, schedulingrest.PostStartHookName, flowcontrolrest.PostStartHookName)
+	_, flowControl, err := flowcontrolrest.RESTStorageProvider{InformerFactory: shared}.PostStartHook()
 	if err != nil {
 		return err
 	}
-	var last error
-	err = wait.PollUntilContextTimeout(hook, 20*time.Millisecond, bootstrapTimeout, true, func(ctx context.Context) (bool, error) {
-		last = createAll(ctx, cs)
-		return last == nil, nil
-	})
-	if err != nil && hook.Err() == nil {
-		return fmt.Errorf("bootstrap objects: %w", last)
-	}
-	return nil
+	wanted := wantedObjects(rbac)
+	return errors.Join(
+		c.AddPostStartHook("kubelith-bootstrap", func(hook genericapiserver.PostStartHookContext) error {
+			cs, err := kubernetes.NewForConfig(hook.LoopbackClientConfig)
+			if err != nil {
+				return err
+			}
+			b := &bootstrap{log: log, compare: func(ctx context.Context) ([]change, []error) { return compare(ctx, cs, wanted) }}
+			b.start(hook)
+			return nil
+		}),
+		c.AddPostStartHook("kubelith-flow-control", patient(flowControl, log)))
 }
 
-func createAll(ctx context.Context, cs kubernetes.Interface) error {
-	policy, err := missingPolicy(ctx, cs)
-	if err != nil {
-		return err
+// bootstrap brings the wanted objects about.
+type bootstrap struct {
+	// compare returns what has to be written now, and an error for each kind that could not be read.
+	compare func(context.Context) ([]change, []error)
+	log     logrus.FieldLogger
+}
+
+// start returns when every object is as it should be, or when what is left has to wait for others. That is tried again in
+// the background until ctx ends.
+func (b *bootstrap) start(ctx context.Context) {
+	settled := make(chan struct{})
+	settle := sync.OnceFunc(func() { close(settled) })
+	progress := make(chan struct{}, 1)
+	go func() {
+		defer settle()
+		b.keep(ctx, progress, settle)
+	}()
+	for {
+		select {
+		case <-progress:
+		case <-settled:
+			return
+		case <-ctx.Done():
+			return
+		case <-time.After(bootstrapPatience):
+			b.log.Warnf("the objects that the cluster needs are not all written after %s without progress: the start goes on, and they are tried again", bootstrapPatience)
+			return
+		}
 	}
-	group, ctx := errgroup.WithContext(ctx)
+}
+
+// keep makes pass after pass until nothing is left or ctx ends. progress receives every write, and settle is called when
+// what is left waits for others.
+func (b *bootstrap) keep(ctx context.Context, progress chan<- struct{}, settle func()) {
+	complained := false
+	for retry := bootstrapRetry; ; retry = min(2*retry, bootstrapRetryMax) {
+		failed := b.pass(ctx, progress)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case len(failed) == 0:
+			if complained {
+				b.log.Info("the objects that the cluster needs are all written")
+			}
+			return
+		case namespacesMissing(failed) && retry < time.Second: // of a new cluster: they are being made
+		default:
+			settle()
+			if retry >= time.Second || !complained {
+				b.log.Warnf("cannot write %d of the objects that the cluster needs, next try in %s: %v", len(failed), retry, failed[0])
+			}
+			complained = true
+		}
+		select {
+		case <-time.After(retry):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// pass reads what exists, writes what differs, and returns what failed: one error for each object, or kind that could not be read.
+func (b *bootstrap) pass(ctx context.Context, progress chan<- struct{}) []error {
+	changes, failed := b.compare(ctx)
+	var mu sync.Mutex
+	var group errgroup.Group
 	group.SetLimit(bootstrapWrites)
-	own := []create{exemptLoopback, allowKubeletClient(), allowManifests(), allowServiceLB(), allowPlugins()}
-	for _, f := range slices.Concat(own, allowDNS(), allowMetrics(), joining(), storing(), policy, priorityClasses()) {
+	for _, c := range changes {
 		group.Go(func() error {
-			if err := f(ctx, cs); err != nil && !apierrors.IsAlreadyExists(err) {
-				return err
+			if err := c.write(ctx); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failed = append(failed, fmt.Errorf("%s %s: %w", c.verb, c.object, err))
+				return nil
+			}
+			if c.verb != "create" {
+				b.log.Infof("%sd %s, which was not as this release needs it", c.verb, c.object)
+			}
+			select {
+			case progress <- struct{}{}:
+			default:
 			}
 			return nil
 		})
 	}
-	return group.Wait()
+	_ = group.Wait() // the errors are in failed
+	return failed
 }
 
-// exemptLoopback keeps the apiserver's own requests out of the queues of flow
-// control. Upstream's loopback identity is exempt as a member of
-// system:masters; ours is by name.
-func exemptLoopback(ctx context.Context, cs kubernetes.Interface) error {
-	_, err := cs.FlowcontrolV1().FlowSchemas().Create(ctx, &flowcontrolv1.FlowSchema{
-		ObjectMeta: metav1.ObjectMeta{Name: "kubelith-loopback"},
-		Spec: flowcontrolv1.FlowSchemaSpec{
-			PriorityLevelConfiguration: flowcontrolv1.PriorityLevelConfigurationReference{Name: flowcontrolv1.PriorityLevelConfigurationNameExempt},
-			MatchingPrecedence:         2,
-			Rules: []flowcontrolv1.PolicyRulesWithSubjects{{
-				Subjects: []flowcontrolv1.Subject{{Kind: flowcontrolv1.SubjectKindUser, User: &flowcontrolv1.UserSubject{Name: client.APIServer}}},
-				ResourceRules: []flowcontrolv1.ResourcePolicyRule{{
-					Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}, ClusterScope: true, Namespaces: []string{"*"},
-				}},
-				NonResourceRules: []flowcontrolv1.NonResourcePolicyRule{{Verbs: []string{"*"}, NonResourceURLs: []string{"*"}}},
-			}},
-		},
-	}, metav1.CreateOptions{})
-	return err
+// namespacesMissing reports whether nothing but namespaces is missing.
+func namespacesMissing(failed []error) bool {
+	for _, err := range failed {
+		if !apierrors.IsNotFound(err) {
+			return false
+		}
+	}
+	return true
 }
 
-// allowKubeletClient lets the certificate with which the apiserver calls
-// kubelets (pki.Bundle.KubeletClient) do what logs, exec and metrics need.
-func allowKubeletClient() create {
-	return bindCluster("kubelith:apiserver-kubelet-client", "system:kubelet-api-admin", subject(rbacv1.UserKind, "kube-apiserver-kubelet-client"))
-}
-
-// allowDNS gives the DNS component what CoreDNS reads, and the objects through
-// which pods find it.
-func allowDNS() []create {
-	read := []string{"get", "list", "watch"}
-	write := []string{"get", "create", "update", "patch", "delete"}
-	dns := subject(rbacv1.UserKind, client.DNS)
-	return []create{
-		clusterRole(client.DNS, dns,
-			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"services", "namespaces", "nodes", "pods"}, Verbs: read},
-			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: read}),
-		role(metav1.NamespaceSystem, client.DNS, []rbacv1.Subject{dns},
-			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: write},
-			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices", "endpointslices/restricted"}, Verbs: write}),
+// patient runs an upstream hook until it succeeds. The server waits for it for some time only.
+func patient(upstream genericapiserver.PostStartHookFunc, log logrus.FieldLogger) genericapiserver.PostStartHookFunc {
+	return func(hook genericapiserver.PostStartHookContext) error {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for {
+				err := upstream(hook)
+				if err == nil || hook.Err() != nil {
+					return
+				}
+				log.Warnf("next try in %s: %v", bootstrapRetryMax, err)
+				select {
+				case <-time.After(bootstrapRetryMax):
+				case <-hook.Done():
+					return
+				}
+			}
+		}()
+		select {
+		case <-done:
+		case <-time.After(bootstrapPatience):
+			log.Warnf("the API's flow control is not set up after %s: the start goes on with upstream's built-in levels", bootstrapPatience)
+		case <-hook.Done():
+		}
+		return nil
 	}
 }

@@ -1,8 +1,11 @@
 package apiserver
 
 import (
+	"slices"
+
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"kubelith.io/kubelith/components/client"
@@ -19,7 +22,7 @@ const (
 //
 // There is no binding to upstream's nodeclient role: with it upstream's controller approves any token for any node's
 // name. components/approver decides instead.
-func joining() []create {
+func joining() []runtime.Object {
 	read, follow := []string{"get", "list", "watch"}, []string{"list", "watch"}
 	core, requests := []string{""}, []string{"certificates.k8s.io"}
 	configMap := func(name string, verbs ...string) rbacv1.PolicyRule {
@@ -27,7 +30,7 @@ func joining() []create {
 	}
 	machines, nodes := subject(rbacv1.GroupKind, agentTokens), subject(rbacv1.GroupKind, user.NodesGroup)
 	token, approver := subject(rbacv1.UserKind, client.Token), subject(rbacv1.UserKind, client.Approver)
-	return []create{
+	return slices.Concat(
 		// A machine asks for its first certificate, a node for the next ones.
 		bindCluster("kubelith:node-bootstrapper", "system:node-bootstrapper", machines),
 		bindCluster("kubelith:node-rotation", "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", nodes),
@@ -56,6 +59,5 @@ func joining() []create {
 				ResourceNames: []string{"kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"}},
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"nodes"}, Verbs: read}),
 		role(metav1.NamespaceSystem, client.Approver, []rbacv1.Subject{approver},
-			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"configmaps"}, Verbs: []string{"get", "create", "delete"}}),
-	}
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"configmaps"}, Verbs: []string{"get", "create", "delete"}}))
 }

@@ -3,24 +3,27 @@ package apiserver
 import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"kubelith.io/kubelith/components/client"
 )
 
-// allowMetrics lets the component make its APIService, and whoever may view a namespace see its metrics, as
-// metrics-server's own manifests do.
-func allowMetrics() []create {
+// allowMetrics lets the component make its APIService.
+func allowMetrics() []runtime.Object {
 	services := []string{"apiservices"}
-	return []create{
-		unbound(&rbacv1.ClusterRole{
-			ObjectMeta: metav1.ObjectMeta{Name: "system:aggregated-metrics-reader", Labels: map[string]string{
-				"rbac.authorization.k8s.io/aggregate-to-view": "true",
-				"rbac.authorization.k8s.io/aggregate-to-edit": "true", "rbac.authorization.k8s.io/aggregate-to-admin": "true",
-			}},
-			Rules: []rbacv1.PolicyRule{{APIGroups: []string{"metrics.k8s.io"}, Resources: []string{"pods", "nodes"}, Verbs: []string{"get", "list", "watch"}}},
-		}),
-		clusterRole(client.Metrics, subject(rbacv1.UserKind, client.Metrics),
-			rbacv1.PolicyRule{APIGroups: []string{"apiregistration.k8s.io"}, Resources: services, Verbs: []string{"create"}}, // creation has no name yet
-			rbacv1.PolicyRule{APIGroups: []string{"apiregistration.k8s.io"}, Resources: services, ResourceNames: []string{"v1beta1.metrics.k8s.io"}, Verbs: []string{"get", "delete"}}),
+	return clusterRole(client.Metrics, subject(rbacv1.UserKind, client.Metrics),
+		rbacv1.PolicyRule{APIGroups: []string{"apiregistration.k8s.io"}, Resources: services, Verbs: []string{"create"}}, // creation has no name yet
+		rbacv1.PolicyRule{APIGroups: []string{"apiregistration.k8s.io"}, Resources: services, ResourceNames: []string{"v1beta1.metrics.k8s.io"}, Verbs: []string{"get", "delete"}})
+}
+
+// metricsReader lets whoever may view a namespace see its metrics, as metrics-server's own manifests do. It has the name
+// that these use: what a user's metrics-server adds stays.
+func metricsReader() runtime.Object {
+	return &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "system:aggregated-metrics-reader", Labels: map[string]string{
+			"rbac.authorization.k8s.io/aggregate-to-view": "true",
+			"rbac.authorization.k8s.io/aggregate-to-edit": "true", "rbac.authorization.k8s.io/aggregate-to-admin": "true",
+		}},
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{"metrics.k8s.io"}, Resources: []string{"pods", "nodes"}, Verbs: []string{"get", "list", "watch"}}},
 	}
 }

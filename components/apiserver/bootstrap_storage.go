@@ -1,8 +1,11 @@
 package apiserver
 
 import (
+	"slices"
+
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"kubelith.io/kubelith/components/client"
@@ -14,12 +17,12 @@ import (
 //
 // On an agent the controllers act under the same name, as the node may: upstream's provisioner needs the same rights
 // on each node for drivers that are node-local (docs/adr/018).
-func storing() []create {
+func storing() []runtime.Object {
 	read := []string{"get", "list", "watch"}
 	core, storage, snapshots := []string{""}, []string{"storage.k8s.io"}, []string{"snapshot.storage.k8s.io"}
 	with := func(more ...string) []string { return append(more, read...) }
 	controllers := subject(rbacv1.UserKind, client.Storage)
-	return []create{
+	return slices.Concat(
 		clusterRole(client.Storage, controllers,
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"persistentvolumes"}, Verbs: with("create", "update", "patch", "delete")},
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"persistentvolumeclaims"}, Verbs: with("update", "patch")},
@@ -36,6 +39,5 @@ func storing() []create {
 		role(metav1.NamespaceSystem, client.Storage, []rbacv1.Subject{controllers},
 			rbacv1.PolicyRule{APIGroups: storage, Resources: []string{"csistoragecapacities"}, Verbs: with("create", "update", "patch", "delete")}),
 		clusterRole("kubelith:agent-storage", subject(rbacv1.GroupKind, user.NodesGroup),
-			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"users"}, ResourceNames: []string{client.Storage}, Verbs: []string{"impersonate"}}),
-	}
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"users"}, ResourceNames: []string{client.Storage}, Verbs: []string{"impersonate"}}))
 }

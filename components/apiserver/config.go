@@ -28,7 +28,6 @@ import (
 	controlplaneapiserver "k8s.io/kubernetes/pkg/controlplane/apiserver"
 	generatedopenapi "k8s.io/kubernetes/pkg/generated/openapi"
 	"k8s.io/kubernetes/pkg/kubeapiserver"
-	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
 
 	"kubelith.io/kubelith/components/client"
 	"kubelith.io/kubelith/components/informers"
@@ -118,7 +117,8 @@ func (s *Server) genericConfig(o options.CompletedOptions) (*genericapiserver.Co
 	if err := o.Authentication.ApplyTo(drained, &c.Authentication, c.SecureServing, c.EgressSelector, c.OpenAPIConfig, c.OpenAPIV3Config, own, s.shared, c.APIServerID); err != nil {
 		return nil, nil, err
 	}
-	if err := s.authorization(drained, c, o); err != nil {
+	rbac, err := s.authorization(drained, c, o)
+	if err != nil {
 		return nil, nil, err
 	}
 	if err := s.trustProcess(c); err != nil {
@@ -129,7 +129,7 @@ func (s *Server) genericConfig(o options.CompletedOptions) (*genericapiserver.Co
 		return nil, nil, err
 	}
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
-	return c, storage, c.AddPostStartHook("kubelith-bootstrap", bootstrap)
+	return c, storage, addBootstrap(c, s.shared, rbac, s.opts.Log)
 }
 
 // documentAPI sets the OpenAPI documents; more are schemes besides upstream's.
@@ -159,14 +159,12 @@ func newStorage(c *genericapiserver.Config, o options.CompletedOptions) (*server
 	return storage, o.Etcd.ApplyWithStorageFactoryTo(storage, c)
 }
 
-func (s *Server) authorization(ctx context.Context, c *genericapiserver.Config, o options.CompletedOptions) error {
+// authorization sets the authorizers, and reports whether RBAC is one of them.
+func (s *Server) authorization(ctx context.Context, c *genericapiserver.Config, o options.CompletedOptions) (bool, error) {
 	authorizer, rules, rbac, err := controlplaneapiserver.BuildAuthorizer(ctx, o.CompletedOptions, c.EgressSelector, c.APIServerID, s.shared)
 	if err != nil {
-		return fmt.Errorf("invalid authorization config: %w", err)
+		return false, fmt.Errorf("invalid authorization config: %w", err)
 	}
 	c.Authorization.Authorizer, c.RuleResolver = authorizer, rules
-	if o.Authorization != nil && !rbac {
-		c.DisabledPostStartHooks.Insert(rbacrest.PostStartHookName)
-	}
-	return nil
+	return o.Authorization == nil || rbac, nil
 }

@@ -2,79 +2,76 @@ package apiserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/kubernetes"
-
-	"kubelith.io/kubelith/components/client"
-	"kubelith.io/kubelith/components/lifecycle"
 )
 
-// Health is the component that is ready when /readyz says ok to anybody, a moment after the apiserver is ready for the
-// components of the process. Nothing needs it; a server that has said that it is ready has passed it.
-type Health struct {
-	// Client reaches the apiserver.
-	Client *client.InProcess
+// deferrable are upstream's checks that wait until an object is written. Admission may forbid that until pods run, and
+// no pod runs before the apiserver is ready: after readyPatience it is ready without them.
+func deferrable() []string {
+	return []string{
+		"autoregister-completion",                                // an APIService for each API group of this release
+		"poststarthook/start-kubernetes-service-cidr-controller", // the ServiceCIDR kubernetes
+	}
 }
 
-var _ lifecycle.Component = Health{}
+const (
+	readyPatience = bootstrapPatience
+	// remindEvery is how often the log says what is not ready yet.
+	remindEvery = 30 * time.Second
+)
 
-// Name implements lifecycle.Component.
-func (Health) Name() string { return "readyz" }
-
-// Needs implements lifecycle.Component.
-func (Health) Needs() []string { return []string{"apiserver"} }
-
-// Run implements lifecycle.Component.
-func (h Health) Run(ctx context.Context, ready func()) error {
-	if err := awaitReady(ctx, h.Client, 100*time.Millisecond); err != nil {
-		return err
-	}
-	ready()
-	<-ctx.Done()
-	return nil
-}
-
-// readyTimeout bounds the wait for /readyz. A cold start takes about two
-// seconds; a slow disk with many objects takes longer.
-const readyTimeout = 3 * time.Minute
-
-// awaitReady asks /readyz every so often, as the loopback identity, until it says ok but for the post-start hooks
-// withoutHooks. It returns nil as well when ctx is cancelled.
-func awaitReady(ctx context.Context, c *client.InProcess, every time.Duration, withoutHooks ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
-	cs, err := kubernetes.NewForConfig(c.Config(client.APIServer))
-	if err != nil {
-		return err
-	}
+// awaitReady asks /readyz every so often until it says ok. It waits as long as it takes, on a
+// slow disk for minutes, and returns early with an error only when ctx ends.
+func awaitReady(ctx context.Context, cs kubernetes.Interface, every time.Duration, log logrus.FieldLogger) error {
+	began, reminded := time.Now(), time.Now()
 	for {
-		last := readyz(ctx, cs, withoutHooks)
-		if last == nil {
+		err := readyz(ctx, cs)
+		if err == nil {
 			return nil
+		}
+		if time.Since(began) > readyPatience && readyz(ctx, cs, deferrable()...) == nil {
+			log.Warnf("the API is served, and still waits for what is not written yet: %v", err)
+			return nil
+		}
+		if time.Since(reminded) > remindEvery {
+			reminded = time.Now()
+			log.Warnf("not ready after %s: %v", time.Since(began).Round(time.Second), err)
 		}
 		select {
 		case <-time.After(every):
 		case <-ctx.Done():
-			if context.Cause(ctx) == context.DeadlineExceeded {
-				return fmt.Errorf("not ready after %s: look in the log for what is missing, and start again if the disk was slow: %w", readyTimeout, last)
-			}
-			return nil // asked to stop
+			return ctx.Err()
 		}
 	}
 }
 
-// readyz asks once; its error is what is not ready.
-func readyz(ctx context.Context, cs kubernetes.Interface, withoutHooks []string) error {
+// readyz asks once, without some checks; its error names those that fail.
+func readyz(ctx context.Context, cs kubernetes.Interface, without ...string) error {
 	request := cs.Discovery().RESTClient().Get().AbsPath("/readyz")
-	for _, hook := range withoutHooks {
-		request.Param("exclude", "poststarthook/"+hook)
+	for _, check := range without {
+		request.Param("exclude", check)
 	}
 	var status int
-	if err := request.Do(ctx).StatusCode(&status).Error(); err != nil && status != http.StatusOK {
+	body, err := request.Do(ctx).StatusCode(&status).Raw()
+	if err == nil || status == http.StatusOK {
+		return nil
+	}
+	var failing []string
+	for line := range strings.Lines(string(body)) {
+		if name, ok := strings.CutPrefix(line, "[-]"); ok {
+			name, _, _ = strings.Cut(name, " ")
+			failing = append(failing, name)
+		}
+	}
+	if len(failing) == 0 {
 		return fmt.Errorf("/readyz: %w", err)
 	}
-	return nil
+	return errors.New("/readyz fails in " + strings.Join(failing, ", "))
 }

@@ -133,8 +133,12 @@ func (p *process) serveWithPanic(ctx context.Context, ready func()) error {
 	documents.prepared.Store(true)
 	p.client.Open(chain.GenericAPIServer.Handler)
 	defer p.client.Close()
+	own, err := kubernetes.NewForConfig(p.client.Config(client.APIServer))
+	if err != nil {
+		return err
+	}
 	go func() {
-		if awaitReady(ctx, p.client, 10*time.Millisecond) == nil && ctx.Err() == nil {
+		if awaitReady(ctx, own, 10*time.Millisecond, logrus.StandardLogger()) == nil {
 			ready()
 		}
 	}()

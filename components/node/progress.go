@@ -2,13 +2,17 @@ package node
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/sirupsen/logrus"
 
 	"kubelith.io/kubelith/components/lifecycle"
 )
@@ -64,9 +68,9 @@ func (l *logFile) open(name string) error {
 // goal is when a server or an agent has started.
 type goal struct {
 	role    string        // what is started, for a person
-	needed  []string      // the components that must be ready
+	needed  []string      // the components that must be ready; the others are told, and not waited for
 	reached string        // said to a person then
-	next    func() string // and what to do next; may be nil
+	next    func() string // what to do next, said when everything is ready; may be nil
 }
 
 // progress counts the components that are ready and tells a person.
@@ -75,13 +79,14 @@ type progress struct {
 	goal  goal
 	begin time.Time
 
-	mu    sync.Mutex
-	total int
-	ready []string
+	mu      sync.Mutex
+	all     []string
+	ready   []string
+	reached bool // every needed component has been ready
 }
 
 func newProgress(out Output, components []lifecycle.Component, goal goal) *progress {
-	return &progress{out: out.Progress, goal: goal, begin: time.Now(), total: len(components)}
+	return &progress{out: out.Progress, goal: goal, begin: time.Now(), all: names(components)}
 }
 
 func (p *progress) observe(e lifecycle.Event) {
@@ -91,11 +96,16 @@ func (p *progress) observe(e lifecycle.Event) {
 	case lifecycle.Ready:
 		p.ready = append(p.ready, e.Component)
 		p.printf("%-20s ready   %6.2fs\n", e.Component, e.Since.Seconds())
-		if len(p.ready) == p.total {
+		missing := without(p.all, p.ready)
+		if !p.reached && len(without(p.goal.needed, p.ready)) == 0 {
+			p.reached = true
 			p.printf("%-20s ready   %6.2fs   %s\n", "kubelith", time.Since(p.begin).Seconds(), p.goal.reached)
-			if p.goal.next != nil {
-				p.printf("%s", p.goal.next())
+			if len(missing) > 0 {
+				p.printf("still starting: %s\n", strings.Join(missing, ", "))
 			}
+		}
+		if len(missing) == 0 && p.goal.next != nil {
+			p.printf("%s", p.goal.next())
 		}
 	case lifecycle.Stopped:
 		p.printf("%-20s stopped\n", e.Component)
@@ -110,9 +120,37 @@ func (p *progress) printf(format string, a ...any) {
 	}
 }
 
-// reached reports whether every needed component is ready.
-func (p *progress) reached() bool {
+// state reports whether every needed component is ready, and which components are not.
+func (p *progress) state() (reached bool, missing []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return !slices.ContainsFunc(p.goal.needed, func(name string) bool { return !slices.Contains(p.ready, name) })
+	return p.reached, without(p.all, p.ready)
+}
+
+// firstReminder is the time until a start that takes long says for the first time what it waits for.
+const firstReminder = 30 * time.Second
+
+// remind tells what the start waits for, at ever longer intervals until nothing is missing or ctx ends. There is no limit:
+// a slow disk or an old machine gets there.
+func (p *progress) remind(ctx context.Context, log logrus.FieldLogger, manager *systemd) {
+	for every := firstReminder; ; every *= 2 {
+		select {
+		case <-time.After(every):
+		case <-ctx.Done():
+			return
+		}
+		reached, missing := p.state()
+		if len(missing) == 0 {
+			return
+		}
+		manager.patience(reached, 2*every, missing)
+		text := fmt.Sprintf("after %s not ready: %s", time.Since(p.begin).Round(time.Second), strings.Join(missing, ", "))
+		log.Warn(text)
+		p.printf("%s\n", text)
+	}
+}
+
+// without returns the names that are not among the others.
+func without(names, others []string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(others, name) })
 }

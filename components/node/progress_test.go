@@ -5,10 +5,13 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -17,26 +20,47 @@ import (
 	"kubelith.io/kubelith/components/lifecycle"
 )
 
+// components have names and nothing else.
+func components(names ...string) (all []lifecycle.Component) {
+	for _, name := range names {
+		all = append(all, named{name: name})
+	}
+	return all
+}
+
+type named struct {
+	lifecycle.Component
+	name string
+}
+
+func (n named) Name() string { return n.name }
+
+// A start is over when what it needs is ready: the rest is named, and each part of it when it comes.
 func TestProgress(t *testing.T) {
 	var out bytes.Buffer
-	p := newProgress(Output{Progress: &out}, make([]lifecycle.Component, 2), goal{needed: []string{"etcd", "apiserver"}, reached: "kubeconfig: /etc/k.yaml"})
-	for _, e := range []lifecycle.Event{
-		{Component: "etcd", State: lifecycle.Starting},
-		{Component: "etcd", State: lifecycle.Ready, Since: 1500 * time.Millisecond},
+	p := newProgress(Output{Progress: &out}, components("etcd", "apiserver", "dns", "token"),
+		goal{needed: []string{"etcd", "apiserver"}, reached: "kubeconfig: /etc/k.yaml", next: func() string { return "now join\n" }})
+	for _, step := range []struct {
+		event   lifecycle.Event
+		reached bool
+		missing string
+	}{
+		{lifecycle.Event{Component: "etcd", State: lifecycle.Starting}, false, "etcd apiserver dns token"},
+		{lifecycle.Event{Component: "etcd", State: lifecycle.Ready, Since: 1500 * time.Millisecond}, false, "apiserver dns token"},
+		{lifecycle.Event{Component: "token", State: lifecycle.Ready, Since: time.Second}, false, "apiserver dns"},
+		{lifecycle.Event{Component: "apiserver", State: lifecycle.Ready, Since: 2 * time.Second}, true, "dns"},
+		{lifecycle.Event{Component: "dns", State: lifecycle.Ready, Since: 9 * time.Second}, true, ""},
+		{lifecycle.Event{Component: "apiserver", State: lifecycle.Failed, Since: 3 * time.Second, Err: errors.New("secret reason")}, true, ""},
+		{lifecycle.Event{Component: "etcd", State: lifecycle.Stopped}, true, ""},
 	} {
-		p.observe(e)
+		p.observe(step.event)
+		if reached, missing := p.state(); reached != step.reached || strings.Join(missing, " ") != step.missing {
+			t.Errorf("after %s %s: reached %v, missing %v", step.event.Component, step.event.State, reached, missing)
+		}
 	}
-	if p.reached() || strings.Contains(out.String(), "/etc/k.yaml") {
-		t.Errorf("ready with one component of two: %s", out.String())
-	}
-	p.observe(lifecycle.Event{Component: "apiserver", State: lifecycle.Ready, Since: 2 * time.Second})
-	if !p.reached() {
-		t.Error("not ready with both components")
-	}
-	p.observe(lifecycle.Event{Component: "apiserver", State: lifecycle.Failed, Since: 3 * time.Second, Err: errors.New("secret reason")})
-	p.observe(lifecycle.Event{Component: "etcd", State: lifecycle.Stopped})
 	lines := strings.Split(strings.TrimRight(out.String(), "\n"), "\n")
-	want := []string{"etcd ready 1.50s", "apiserver ready 2.00s", "kubelith ready * kubeconfig: /etc/k.yaml", "apiserver failed 3.00s", "etcd stopped"}
+	want := []string{"etcd ready 1.50s", "token ready 1.00s", "apiserver ready 2.00s", "kubelith ready * kubeconfig: /etc/k.yaml", "still starting: dns",
+		"dns ready 9.00s", "now join", "apiserver failed 3.00s", "etcd stopped"}
 	if len(lines) != len(want) {
 		t.Fatalf("%d lines:\n%s", len(lines), out.String())
 	}
@@ -49,17 +73,62 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// An agent has started without what waits for the server.
-func TestProgressOfAgent(t *testing.T) {
-	var out bytes.Buffer
-	p := newProgress(Output{Progress: &out}, make([]lifecycle.Component, 3), goal{needed: []string{"connection", "kubelet"}, reached: "done"})
-	for _, c := range []struct {
-		component     string
-		reached, done bool
-	}{{"connection", false, false}, {"kubelet", true, false}, {"dns", true, true}} {
-		p.observe(lifecycle.Event{Component: c.component, State: lifecycle.Ready})
-		if p.reached() != c.reached || strings.Contains(out.String(), "done") != c.done {
-			t.Errorf("after %s: reached %v, said %q", c.component, p.reached(), out.String())
+// What takes long is told, at ever longer intervals and to the service manager too, until nothing is missing.
+func TestRemind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out, log bytes.Buffer
+		logger := logrus.New()
+		logger.SetOutput(&log)
+		p := newProgress(Output{Progress: &out}, components("etcd", "dns"), goal{needed: []string{"etcd"}})
+		ended := make(chan struct{})
+		go func() { p.remind(t.Context(), logger, &systemd{}); close(ended) }()
+		time.Sleep(31 * time.Second)
+		p.observe(lifecycle.Event{Component: "etcd", State: lifecycle.Ready})
+		time.Sleep(time.Minute)
+		p.observe(lifecycle.Event{Component: "dns", State: lifecycle.Ready})
+		<-ended
+		var reminders []string
+		for line := range strings.Lines(out.String()) {
+			if strings.HasPrefix(line, "after") {
+				reminders = append(reminders, strings.TrimSpace(line))
+			}
+		}
+		if want := []string{"after 30s not ready: etcd, dns", "after 1m30s not ready: dns"}; !slices.Equal(reminders, want) {
+			t.Errorf("told %q, want %q", reminders, want)
+		}
+		if n := strings.Count(log.String(), "level=warning"); n != 2 {
+			t.Errorf("%d warnings:\n%s", n, log.String())
+		}
+	})
+}
+
+// What systemd hears: READY=1 once, what is missing before and after, more time before, and the stop.
+func TestSystemdHears(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "n")
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	s := &systemd{socket: socket}
+	ready := lifecycle.Event{State: lifecycle.Ready}
+	buffer := make([]byte, 4096)
+	for _, step := range []struct {
+		say  func()
+		want string
+	}{
+		{func() { s.observe(ready, false, []string{"apiserver", "dns"}) }, "STATUS=starting: apiserver, dns"},
+		{func() { s.patience(false, time.Minute, []string{"apiserver"}) }, "EXTEND_TIMEOUT_USEC=60000000\nSTATUS=starting: apiserver"},
+		{func() { s.observe(ready, true, []string{"dns"}) }, "READY=1\nSTATUS=ready; still starting: dns"},
+		{func() { s.patience(true, time.Minute, []string{"dns"}) }, "STATUS=ready; still starting: dns"},
+		{func() { s.observe(ready, true, nil) }, "STATUS=all components are ready"},
+		{func() { s.observe(lifecycle.Event{State: lifecycle.Stopping}, true, nil) }, "STOPPING=1\nSTATUS=stopping"},
+	} {
+		step.say()
+		conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+		n, err := conn.Read(buffer)
+		if err != nil || string(buffer[:n]) != step.want {
+			t.Errorf("%q, %v, want %q", buffer[:n], err, step.want)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -26,7 +27,7 @@ type process struct {
 	out     Output
 	file    logFile
 	systemd *systemd
-	started func() // everything that the start needed has been made
+	started func() // the start is over
 }
 
 func newProcess(ctx context.Context, cfg *config.Node, out Output) (*process, error) {
@@ -59,8 +60,9 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 		Log: logging.Component(p.log, "kubelith"),
 		Observe: func(e lifecycle.Event) {
 			progress.observe(e)
-			p.systemd.observe(e, progress.reached())
-			if progress.reached() {
+			reached, missing := progress.state()
+			p.systemd.observe(e, reached, missing)
+			if reached {
 				p.started()
 			}
 		},
@@ -70,7 +72,12 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 		return err
 	}
 	beside(ctx)
+	var reminding sync.WaitGroup
+	starting, stop := context.WithCancel(ctx)
+	reminding.Go(func() { progress.remind(starting, logging.Component(p.log, "kubelith"), p.systemd) })
 	err = group.Run(ctx)
+	stop()
+	reminding.Wait()
 	var gaveUp upstreamExit
 	if errors.As(context.Cause(ctx), &gaveUp) {
 		if err != nil { // a consequence

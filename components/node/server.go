@@ -52,7 +52,7 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 	if err != nil {
 		return err
 	}
-	goal := goal{role: config.RoleServer, needed: names(components), reached: "kubeconfig: " + cfg.WriteKubeconfig,
+	goal := goal{role: config.RoleServer, needed: essential(components), reached: "kubeconfig: " + cfg.WriteKubeconfig,
 		next: func() string { return joinHint(cfg) }}
 	return p.run(ctx, machine, components, goal, func(ctx context.Context) {
 		renewCertificates(ctx, renewEvery, func() ([]string, error) {
@@ -62,6 +62,14 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 			}
 			return bundle.Changed, machine.pluginUsers.renew()
 		}, logging.Component(p.log, "pki"))
+	})
+}
+
+// essential are the components without which a server is of no use: storage, the API and the node. A start that lacks
+// another one is over all the same: systemd must not end etcd and the API for it.
+func essential(components []lifecycle.Component) []string {
+	return slices.DeleteFunc(names(components), func(name string) bool {
+		return !slices.Contains([]string{"etcd", "apiserver", "kubelet"}, name)
 	})
 }
 
@@ -105,7 +113,6 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Plugins:          extensions,
 	})
 	b.add(api, err)
-	b.add(apiserver.Health{Client: inProcess}, nil)
 
 	b.add(controllermanager.New(controllermanager.Options{
 		ClusterCIDRs: cfg.ClusterCIDR,

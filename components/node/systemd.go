@@ -1,9 +1,11 @@
 package node
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"kubelith.io/kubelith/components/lifecycle"
@@ -31,21 +33,44 @@ func captureSystemd() *systemd {
 	return s
 }
 
-// observe is called from the Group's goroutine with every event.
-func (s *systemd) observe(e lifecycle.Event, started bool) {
+// observe is called from the Group's goroutine with every event. reached and missing are the progress of the start.
+func (s *systemd) observe(e lifecycle.Event, reached bool, missing []string) {
 	switch {
-	case started && !s.ready:
+	case e.State == lifecycle.Stopping:
+		if !s.stopping {
+			s.stopping = true
+			s.notify("STOPPING=1\nSTATUS=stopping")
+		}
+	case e.State != lifecycle.Ready:
+	case reached && !s.ready:
 		s.ready = true
-		s.notify("READY=1\nSTATUS=all components are ready") // or, on an agent, those that do without the server
+		s.notify("READY=1\n" + status(reached, missing))
 		if s.watchdog > 0 {
 			go s.ping()
 		}
-	case e.State == lifecycle.Stopping && !s.stopping:
-		s.stopping = true
-		s.notify("STOPPING=1\nSTATUS=stopping")
-	case !s.ready && e.State == lifecycle.Ready:
-		s.notify("STATUS=" + e.Component + " is ready")
+	default:
+		s.notify(status(reached, missing))
 	}
+}
+
+// patience keeps the service manager from ending a start that takes long: it grants another while.
+func (s *systemd) patience(reached bool, while time.Duration, missing []string) {
+	text := status(reached, missing)
+	if !reached {
+		text = fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d\n%s", while.Microseconds(), text)
+	}
+	s.notify(text)
+}
+
+// status is the line that systemctl status shows.
+func status(reached bool, missing []string) string {
+	switch {
+	case len(missing) == 0:
+		return "STATUS=all components are ready"
+	case reached:
+		return "STATUS=ready; still starting: " + strings.Join(missing, ", ")
+	}
+	return "STATUS=starting: " + strings.Join(missing, ", ")
 }
 
 // ping answers the watchdog twice per period for as long as the process lives.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,45 +15,51 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestSystemd is the service manager: it gets READY=1 when everything is ready and not before, pings after that, and
+// TestSystemd is the service manager: it gets READY=1 when the API and the node are ready and not before, pings after that, and
 // STOPPING=1 when the stop begins.
 func TestSystemd(t *testing.T) {
 	t.Parallel()
 	s := harness.New(t, harness.Options{Env: []string{"NOTIFY_SOCKET=/run/notify.sock", "WATCHDOG_USEC=1000000"}})
-	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: s.Path("/run/notify.sock"), Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	manager := &manager{ready: make(chan struct{})}
-	go manager.read(conn)
+	manager := listen(t, s)
 
 	s.Launch(t)
 	select {
-	case <-manager.ready:
+	case <-manager.isReady():
 	case <-s.Exited():
 		t.Fatal("the server has ended")
 	case <-time.After(60 * time.Second):
 		t.Fatalf("no READY=1 within 60 s, only %q", manager.all())
 	}
-	// Everything answers at this moment, without waiting. Of the API's own checks two are left out: upstream's hooks for the
-	// RBAC policy and the priority classes still compare what our own has made.
+	// The API and the node answer at this moment, without waiting.
 	if _, err := s.Client(t).Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(t.Context()); err != nil {
 		t.Errorf("the API: %v", err)
 	}
 	if _, err := s.Client(t).RbacV1().ClusterRoles().Get(t.Context(), "cluster-admin", metav1.GetOptions{}); err != nil {
 		t.Errorf("the RBAC policy: %v", err)
 	}
-	for what, url := range map[string]string{"kubelet": "http://127.0.0.1:10248/healthz", "proxy": "http://127.0.0.1:10256/livez"} {
+	healthy := func(url string) error {
 		resp, err := s.HTTPClient(time.Second).Get(url)
 		if err != nil {
-			t.Errorf("%s: %v", what, err)
-			continue
+			return err
 		}
 		resp.Body.Close()
 		if resp.StatusCode != http.StatusOK {
-			t.Errorf("%s: %s", what, resp.Status)
+			return errors.New(resp.Status)
 		}
+		return nil
+	}
+	if err := healthy("http://127.0.0.1:10248/healthz"); err != nil {
+		t.Errorf("the kubelet: %v", err)
+	}
+	// Everything else is told when it comes, and not waited for.
+	harness.Eventually(t, 30*time.Second, "the status to say that all is ready", func() error {
+		if manager.count("STATUS=all components are ready") != 1 {
+			return errors.New(strings.Join(manager.all(), " "))
+		}
+		return nil
+	})
+	if err := healthy("http://127.0.0.1:10256/livez"); err != nil {
+		t.Errorf("the proxy: %v", err)
 	}
 	// CoreDNS answers; at a first start kube-proxy may still be about to write the rules for its new Service.
 	harness.Eventually(t, 5*time.Second, "DNS at the cluster IP", func() error { return askDNS(t.Context(), s.HolderPID(), time.Second) })
@@ -84,7 +91,34 @@ type manager struct {
 	mu    sync.Mutex
 	lines []string
 	ready chan struct{}
-	once  sync.Once
+}
+
+// listen is where a server with NOTIFY_SOCKET=/run/notify.sock tells how it is.
+func listen(t *testing.T, s *harness.Server) *manager {
+	t.Helper()
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: s.Path("/run/notify.sock"), Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	m := &manager{}
+	m.forget()
+	go m.read(conn)
+	return m
+}
+
+// forget drops what was said until now.
+func (m *manager) forget() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lines, m.ready = nil, make(chan struct{})
+}
+
+// isReady is closed when READY=1 has been said.
+func (m *manager) isReady() <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.ready
 }
 
 func (m *manager) read(conn net.Conn) {
@@ -94,12 +128,13 @@ func (m *manager) read(conn net.Conn) {
 		if err != nil {
 			return
 		}
+		said := strings.Split(string(buf[:n]), "\n")
 		m.mu.Lock()
-		m.lines = append(m.lines, strings.Split(string(buf[:n]), "\n")...)
-		m.mu.Unlock()
-		if m.count("READY=1") > 0 {
-			m.once.Do(func() { close(m.ready) })
+		if slices.Contains(said, "READY=1") && !slices.Contains(m.lines, "READY=1") {
+			close(m.ready)
 		}
+		m.lines = append(m.lines, said...)
+		m.mu.Unlock()
 	}
 }
 

@@ -46,7 +46,7 @@ func parseMounts(r io.Reader) ([]mount, error) {
 
 // mountsOf a volume: where pods have it.
 func (s *store) mountsOf(v *volume) ([]mount, error) {
-	all, err := readMounts()
+	all, err := s.mounts()
 	if err != nil {
 		return nil, err
 	}
@@ -66,6 +66,21 @@ func (s *store) mountsOf(v *volume) ([]mount, error) {
 		}
 	}
 	return found, nil
+}
+
+// nothingMountedBelow refuses a directory of the store that has a mount in it, such as a pod leaves that mounts something in its
+// volume with mountPropagation: Bidirectional. What is mounted there is not the volume's.
+func (s *store) nothingMountedBelow(dir string) error {
+	all, err := s.mounts()
+	if err != nil {
+		return err
+	}
+	for _, m := range all {
+		if strings.HasPrefix(m.target, dir+"/") {
+			return fmt.Errorf("%w: something is mounted at %s: unmount it", errInUse, m.target)
+		}
+	}
+	return nil
 }
 
 // mountAt is what is mounted at a path, on top.

@@ -37,12 +37,21 @@ type store struct {
 	limit int64 // that all volumes may promise; 0: what the file system has
 	log   hclog.Logger
 	used  used
+	// mounts of the node; tests have a table of their own.
+	mounts func() ([]mount, error)
 }
 
 func openStore(dir string, limit int64, log hclog.Logger) (*store, error) {
-	s := &store{dir: dir, limit: limit, log: log}
 	// Nobody but root gets past this directory; pods see the inside of a volume only.
-	for _, d := range []string{dir, s.path("volumes"), s.path("new"), s.path("trash")} {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	real, err := filepath.EvalSymlinks(dir) // the kernel's list of mounts has none
+	if err != nil {
+		return nil, err
+	}
+	s := &store{dir: real, limit: limit, log: log, mounts: readMounts}
+	for _, d := range []string{s.path("volumes"), s.path("new"), s.path("trash")} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, err
 		}
@@ -126,7 +135,7 @@ func (s *store) create(ctx context.Context, want *volume, r sizes) (*volume, err
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(temp) // after it got its name there is nothing left to remove
+	defer removeTree(temp) // after it got its name there is nothing left to remove
 	v, err := s.place(ctx, temp, want, r)
 	if err != nil {
 		return nil, err
@@ -149,7 +158,7 @@ func (s *store) prepare(v *volume) (dir string, err error) {
 		err = v.write(dir)
 	}
 	if err != nil {
-		os.RemoveAll(dir)
+		removeTree(dir)
 	}
 	return dir, err
 }
@@ -234,6 +243,9 @@ func (s *store) remove(ctx context.Context, id string) error {
 	if err := s.release(v); err != nil {
 		return err
 	}
+	if err := s.nothingMountedBelow(s.volumeDir(id)); err != nil {
+		return err
+	}
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return err
@@ -268,7 +280,7 @@ func (s *store) release(v *volume) error {
 
 // discard removes files of a volume that is no more. What it does not finish is left to the next start.
 func (s *store) discard(dir string) {
-	if err := os.RemoveAll(dir); err != nil {
+	if err := removeTree(dir); err != nil {
 		s.log.Warn("files of a deleted volume stay until the next start", "error", err.Error())
 	}
 }

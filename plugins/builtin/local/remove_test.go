@@ -1,0 +1,165 @@
+package local
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestRemoveRefusesMounts: a volume with a mount in it stays, whole; one whose name only begins alike is no obstacle.
+func TestRemoveRefusesMounts(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		target string // below the store's directory
+		err    error
+	}{
+		{"in the data", "volumes/v/data/share", errInUse},
+		{"deep down", "volumes/v/data/a/b/c", errInUse},
+		{"beside the data", "volumes/v/other", errInUse},
+		{"in another volume", "volumes/v2/data/share", nil},
+		{"nowhere", "", nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := newStore(t, 0)
+			v := create(t, s, "v", filesystem, 4096)
+			file := filepath.Join(s.file(v, dataDir), "file")
+			if err := os.WriteFile(file, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s.mounts = func() ([]mount, error) {
+				return []mount{{root: "/", target: "/", fstype: "ext4"}, {root: "/", target: s.path(tc.target), fstype: "nfs"}}, nil
+			}
+			if err := s.remove(t.Context(), "v"); !errors.Is(err, tc.err) {
+				t.Fatalf("remove: %v, want %v", err, tc.err)
+			}
+			if _, err := os.Stat(file); tc.err != nil && err != nil {
+				t.Errorf("refused, and yet: %v", err)
+			}
+		})
+	}
+}
+
+// TestRemoveTree: everything goes, a symbolic link as a link.
+func TestRemoveTree(t *testing.T) {
+	dir := t.TempDir()
+	tree, outside := filepath.Join(dir, "tree"), filepath.Join(dir, "outside")
+	for _, d := range []string{outside, filepath.Join(tree, "a/b/c"), filepath.Join(tree, "many")} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 3000 { // more than are read at once
+		if err := os.WriteFile(filepath.Join(tree, "many", fmt.Sprint(i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kept := filepath.Join(outside, "file")
+	if err := os.WriteFile(kept, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for link, target := range map[string]string{"to-dir": outside, "a/to-file": kept, "a/b/up": "../../..", "dangling": "none"} {
+		if err := os.Symlink(target, filepath.Join(tree, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := removeTree(tree); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Lstat(tree); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the tree is there: %v", err)
+	}
+	if _, err := os.Stat(kept); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRemoveStopsAtMounts: what the check of the mounts missed is not emptied either: a mount of another file system, a
+// directory of the same one, a file.
+func TestRemoveStopsAtMounts(t *testing.T) {
+	h := newHost(t)
+	n, _ := h.node()
+	share := h.target("share")
+	kept := filepath.Join(share, "kept")
+	if err := os.Mkdir(share, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(kept, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct{ name, source, fstype string }{
+		{"tmpfs", "none", "tmpfs"}, {"directory", share, ""}, {"file", kept, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tree := filepath.Join(n.store.path("trash"), tc.name)
+			inside := filepath.Join(tree, "data/deep/mount")
+			if err := makeParent(inside, tc.name == "file"); err != nil {
+				t.Fatal(err)
+			}
+			flags := uintptr(unix.MS_BIND)
+			if tc.fstype != "" {
+				flags = 0
+			}
+			if err := unix.Mount(tc.source, inside, tc.fstype, flags, ""); err != nil {
+				t.Fatal(err)
+			}
+			witness := kept
+			if tc.fstype != "" {
+				witness = filepath.Join(inside, "kept")
+				if err := os.WriteFile(witness, nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := removeTree(tree); err == nil {
+				t.Error("removed although something is mounted in it")
+			}
+			n.store.sweep() // as the next start does
+			if _, err := os.Stat(witness); err != nil {
+				t.Errorf("what is mounted was emptied: %v", err)
+			}
+			if err := unix.Unmount(inside, 0); err != nil {
+				t.Fatal(err)
+			}
+			n.store.sweep()
+			if _, err := os.Stat(tree); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("it stays after the mount is gone: %v", err)
+			}
+		})
+	}
+}
+
+// makeParent makes what a test mounts at.
+func makeParent(path string, file bool) error {
+	if !file {
+		return os.MkdirAll(path, 0o700)
+	}
+	return errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600))
+}
+
+// TestDeleteWithNestedMount: a volume in which a pod has left a mount is not deleted.
+func TestDeleteWithNestedMount(t *testing.T) {
+	h := newHost(t)
+	h.make(t, "v", filesystem)
+	n, _ := h.node()
+	inside := filepath.Join(n.store.volumeDir("v"), dataDir, "share")
+	if err := os.Mkdir(inside, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("none", inside, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.store.remove(t.Context(), "v"); !errors.Is(err, errInUse) {
+		t.Errorf("remove: %v", err)
+	}
+	if err := unix.Unmount(inside, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.store.remove(t.Context(), "v"); err != nil {
+		t.Error(err)
+	}
+}

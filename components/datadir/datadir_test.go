@@ -177,9 +177,15 @@ func TestLockOfDeadProcess(t *testing.T) {
 func TestHold(t *testing.T) {
 	base := t.TempDir()
 	run, kubelet := filepath.Join(base, "run"), filepath.Join(base, "kubelet")
+	if err := os.Mkdir(run, 0o700); err != nil { // as earlier versions made it
+		t.Fatal(err)
+	}
 	first := mustOpen(t, filepath.Join(base, "first"), "v1")
 	if err := first.Hold(run, kubelet); err != nil {
 		t.Fatal(err)
+	}
+	if info, err := os.Stat(run); err != nil || info.Mode().Perm() != 0o711 {
+		t.Errorf("the run directory has %v, %v: pods with users of their own cannot pass", info.Mode(), err)
 	}
 	if owner := ReadOwner(filepath.Join(run, RunMark)); owner.DataDir != base+"/first" {
 		t.Errorf("owner of the run directory: %q", owner)

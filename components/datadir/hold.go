@@ -10,15 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// runDirMode lets others pass through the run directory and see nothing of it: the root user of a pod with hostUsers: false, who is
+// nobody here, reaches its bundle by path. Sockets are in directories of their own or open for root only.
+const runDirMode = 0o711
+
 // Hold makes the other directories of a node and takes them for this process too, so that no other server uses them and reset does not
 // remove them meanwhile. The lock is on the directory itself. Each gets a mark that says whose it is; one that is another's is refused.
 // kubeletRoot is empty where no kubelet runs: its directory is left alone then. Close gives them free.
 func (d *Dir) Hold(runDir, kubeletRoot string) error {
-	f, err := holdDir(runDir, 0o700) // it has the sockets
+	f, err := holdDir(runDir, runDirMode)
 	if err != nil {
 		return err
 	}
 	d.held = append(d.held, f)
+	run := f
 	if err := d.mayTakeRun(runDir); err != nil {
 		return err
 	}
@@ -35,6 +40,10 @@ func (d *Dir) Hold(runDir, kubeletRoot string) error {
 	}
 	if err := d.mark(marks); err != nil {
 		return err
+	}
+	// Whatever the umask is, and for a directory that an earlier version made.
+	if err := run.Chmod(runDirMode); err != nil {
+		return fmt.Errorf("directory %s cannot get the mode %o (%w): give another --run-dir", runDir, runDirMode, err)
 	}
 	return d.holdNetwork()
 }

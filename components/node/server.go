@@ -83,7 +83,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 	b.add(extensions, nil)
 	b.add(operation, nil)
 
-	etcdSocket := filepath.Join(cfg.RunDir, "etcd.sock")
+	etcdSocket := filepath.Join(cfg.RunDir, "etcd", "etcd.sock") // without TLS: its directory is root's
 	b.add(etcd.New(etcd.Options{
 		DataDir: filepath.Join(cfg.DataDir, "server", "db"),
 		Socket:  etcdSocket,

@@ -51,7 +51,7 @@ func TestResetBesideServer(t *testing.T) {
 			t.Errorf("the table %s is gone: %s", table, tables)
 		}
 	}
-	for _, path := range []string{harness.DataDir + "/version", harness.RunDir + "/etcd.sock", harness.AdminKubeconfig, "/var/lib/kubelet/pods", "/sys/class/net/cni0"} {
+	for _, path := range []string{harness.DataDir + "/version", harness.RunDir + "/etcd/etcd.sock", harness.AdminKubeconfig, "/var/lib/kubelet/pods", "/sys/class/net/cni0"} {
 		if !exists(s, path) {
 			t.Errorf("%s was removed", path)
 		}

@@ -80,6 +80,8 @@ install_package() {
 install_prerequisites() {
 	# kube-proxy's rules are written with nft.
 	install_package nftables has nft
+	# Volumes that keep to their size, see docs/storage.md.
+	install_package e2fsprogs has mkfs.ext4
 	if has apt-get; then
 		install_package mount has mount
 		# The names of protocols: without them, nft tells kube-proxy of other rules than it has written. Only Debian has

@@ -149,6 +149,7 @@ func check(opts CheckOptions, p probe) []Result {
 		many(func() []Result { return checkPrograms(p, "mount", "umount") })
 		many(func() []Result { return checkLinks(p) })
 		one(func() Result { return checkBridgeFilter(p) })
+		one(func() Result { return checkVolumes(p, opts.DataDir) })
 	}
 	if opts.Proxy || opts.Bridge {
 		many(func() []Result { return checkPacketFilter(p) })

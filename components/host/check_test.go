@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -19,6 +20,7 @@ func goodHost(t *testing.T) (fakeHost, probe) {
 	h.write("/proc/swaps", "Filename Type\n")
 	h.write("/proc/filesystems", "nodev\toverlay\n\text4\n")
 	h.write("/proc/self/status", "Name: x\nCapEff:\t000001ffffffffff\n")
+	h.write("/dev/loop-control", "")
 	h.write("/proc/sys/net/ipv4/ip_forward", "1")
 	h.write("/proc/sys/net/bridge/bridge-nf-call-iptables", "1")
 	h.write("/sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory hugetlb pids")
@@ -77,6 +79,18 @@ func TestCheck(t *testing.T) {
 		"no memory cgroup": {func(h fakeHost, _ *probe, _ *CheckOptions) {
 			h.write("/sys/fs/cgroup/cgroup.controllers", "cpuset cpu pids hugetlb")
 		}, Fail, "controllers memory"},
+		"no mkfs.ext4": {func(_ fakeHost, p *probe, _ *CheckOptions) { p.look = onlyMisses("mkfs.ext4") }, Warn, "volumes: nothing holds them to their size: mkfs.ext4 is missing: install e2fsprogs"},
+		"no mkfs.ext4, quotas": {func(h fakeHost, p *probe, _ *CheckOptions) {
+			p.look = onlyMisses("mkfs.ext4")
+			h.write("/proc/self/mountinfo", "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:2 / /var/lib rw - xfs /dev/sda2 rw,attr2,prjquota\n3 1 8:3 / /var/lib/kubelet rw - ext4 /dev/sda3 rw\n")
+		}, OK, ""},
+		"no mkfs.ext4, quotas elsewhere": {func(h fakeHost, p *probe, _ *CheckOptions) {
+			p.look = onlyMisses("mkfs.ext4")
+			h.write("/proc/self/mountinfo", "1 0 8:1 / / rw - ext4 /dev/sda1 rw,prjquota\n2 1 8:2 / /var/lib rw - xfs /dev/sda2 rw,attr2\n")
+		}, Warn, "e2fsprogs"},
+		"no loop": {func(h fakeHost, _ *probe, _ *CheckOptions) {
+			os.Remove(h.tree.path("/dev/loop-control"))
+		}, Warn, "modprobe loop"},
 		"no bridge": {func(_ fakeHost, p *probe, _ *CheckOptions) { p.addLink = onlyFails("bridge") }, Fail, "modprobe bridge"},
 		"no route":  {func(_ fakeHost, p *probe, _ *CheckOptions) { p.route = func(net.IP) error { return missing } }, Warn, "none leads to 10.43.0.10"},
 		"no vxlan":  {func(_ fakeHost, p *probe, _ *CheckOptions) { p.addLink = onlyFails("vxlan") }, Warn, "modprobe vxlan"},

@@ -67,7 +67,10 @@ func createDriver(t *testing.T, s *harness.Server, ns string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: podDriver}, Provisioner: podDriver}, metav1.CreateOptions{}); err != nil {
+	if _, err := client.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: podDriver}, Provisioner: podDriver,
+		Parameters: map[string]string{"enforcement": "none"}, // its image has no mkfs.ext4
+	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	_, err = client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{

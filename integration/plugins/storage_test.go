@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -42,7 +43,7 @@ func TestLocalStorage(t *testing.T) {
 			name string
 			run  func(*testing.T, *harness.Server)
 		}{
-			{"default class", testDefaultClass}, {"fsGroup", testFSGroup}, {"expansion", testExpansion}, {"block", testBlock},
+			{"default class", testDefaultClass}, {"size", testSize}, {"fsGroup", testFSGroup}, {"expansion", testExpansion}, {"block", testBlock},
 			{"reclaim", testReclaim}, {"no room", testNoRoom}, {"a driver in pods", testDriverInPods},
 			{"attach", testAttach},
 		} {
@@ -176,6 +177,52 @@ func testDefaultClass(t *testing.T, s *harness.Server) {
 	if got := s.PodExec(t, pod, "main", "cat", "/data/file"); got != "kept\n" {
 		t.Errorf("the next pod reads %q", got)
 	}
+}
+
+// testSize: a pod that writes without end fills its own volume and nothing else, and may write more when that has grown.
+func testSize(t *testing.T, s *harness.Server) {
+	ns := s.Namespace(t)
+	createClaim(t, s, claim(ns, "data", "", "10Mi"))
+	pod := s.Run(t, podWith(ns, "a", "data", "", "sleep", "1000"))
+	free := func() int64 {
+		var fs unix.Statfs_t
+		if err := unix.Statfs(s.Path(localVolumes), &fs); err != nil {
+			t.Fatal(err)
+		}
+		return int64(fs.Bavail) * fs.Bsize
+	}
+	dd := func(name string) int64 {
+		t.Helper()
+		_, errOut, err := s.TryPodExec(t, pod, "main", "dd", "if=/dev/zero", "of=/data/"+name, "bs=64k")
+		if err == nil || !strings.Contains(errOut, "No space left on device") && !strings.Contains(errOut, "quota exceeded") {
+			t.Errorf("dd ended with %v: %s", err, errOut)
+		}
+		size, err := strconv.ParseInt(strings.TrimSpace(s.PodExec(t, pod, "main", "stat", "-c", "%s", "/data/"+name)), 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return size
+	}
+	const slack = 256 << 10
+	before := free()
+	if got := dd("big"); got < 10<<20-slack || got > 10<<20+slack {
+		t.Errorf("%d bytes fit into 10 MiB", got)
+	}
+	if lost := before - free(); lost > 1<<30 { // tests beside this one write as well
+		t.Errorf("the disk lost %d bytes", lost)
+	}
+	grow(t, s, ns, "data", "20Mi")
+	if got := dd("more"); got < 10<<20-slack || got > 10<<20+slack {
+		t.Errorf("%d bytes more fit after the claim grew by 10 MiB", got)
+	}
+	s.PodExec(t, pod, "main", "rm", "/data/more")
+	s.PodExec(t, pod, "main", "touch", "/data/again")
+	refused := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "hard-" + ns}, Provisioner: localDriver, Parameters: map[string]string{"enforcement": "hard"}}
+	if _, err := s.Client(t).StorageV1().StorageClasses().Create(t.Context(), refused, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	createClaim(t, s, claim(ns, "refused", refused.Name, "10Mi"))
+	eventOf(t, s, ns, "PersistentVolumeClaim", "refused", "ProvisioningFailed", "it takes auto, quota, file and none")
 }
 
 // testFSGroup: files belong to the pod's group, and a user that is not root can write.
@@ -322,7 +369,8 @@ func testBlock(t *testing.T, s *harness.Server) {
 func testReclaim(t *testing.T, s *harness.Server) {
 	ns := s.Namespace(t)
 	retain, wait := corev1.PersistentVolumeReclaimRetain, storagev1.VolumeBindingWaitForFirstConsumer
-	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "kept-" + ns}, Provisioner: localDriver, ReclaimPolicy: &retain, VolumeBindingMode: &wait}
+	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "kept-" + ns}, Provisioner: localDriver, ReclaimPolicy: &retain, VolumeBindingMode: &wait,
+		Parameters: map[string]string{"enforcement": "none"}} // a plain directory
 	if _, err := s.Client(t).StorageV1().StorageClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}

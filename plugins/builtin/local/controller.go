@@ -20,6 +20,9 @@ const (
 	parameterVolume    = parameterPrefix + "pv/name"
 )
 
+// parameterEnforcement is the one parameter of a StorageClass: what holds a volume to its size.
+const parameterEnforcement = "enforcement"
+
 // ControllerGetCapabilities implements csi.ControllerServer.
 func (d *Driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	r := &csi.ControllerGetCapabilitiesResponse{}
@@ -71,15 +74,19 @@ func wanted(r *csi.CreateVolumeRequest) (*volume, error) {
 		return nil, fmt.Errorf("local volumes have no attributes: leave out the VolumeAttributesClass")
 	}
 	for p := range r.GetParameters() {
-		if !strings.HasPrefix(p, parameterPrefix) {
-			return nil, fmt.Errorf("parameter %q of the StorageClass: local volumes have none", p)
+		if !strings.HasPrefix(p, parameterPrefix) && p != parameterEnforcement {
+			return nil, fmt.Errorf("parameter %q of the StorageClass: local volumes have only %s", p, parameterEnforcement)
 		}
+	}
+	enforcement, err := enforcementOf(r.GetParameters()[parameterEnforcement])
+	if err != nil {
+		return nil, err
 	}
 	m, err := modeOf(r.GetVolumeCapabilities())
 	if err != nil {
 		return nil, err
 	}
-	v := &volume{Version: metaVersion, ID: idOf(name), Name: name, Mode: m, Created: time.Now().UTC().Truncate(time.Second)}
+	v := &volume{ID: idOf(name), Name: name, Mode: m, Enforcement: enforcement, Created: time.Now().UTC().Truncate(time.Second)}
 	if claim := r.GetParameters()[parameterClaim]; claim != "" {
 		v.Claim = r.GetParameters()[parameterNamespace] + "/" + claim
 	}
@@ -132,8 +139,8 @@ func (d *Driver) DeleteVolume(ctx context.Context, r *csi.DeleteVolumeRequest) (
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-// ControllerExpandVolume implements csi.ControllerServer. It all happens here but for a
-// loop device, which looks at its image again when the node is asked.
+// ControllerExpandVolume implements csi.ControllerServer. It all happens here but for an image: its loop device looks at it again
+// when the node is asked, and so does the file system in it.
 func (d *Driver) ControllerExpandVolume(ctx context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	n, err := d.node()
 	if err == nil {
@@ -149,7 +156,7 @@ func (d *Driver) ControllerExpandVolume(ctx context.Context, r *csi.ControllerEx
 	if err != nil {
 		return nil, answer(fmt.Errorf("expand volume %s: %w", r.GetVolumeId(), err))
 	}
-	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Size, NodeExpansionRequired: v.Mode == block}, nil
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Size, NodeExpansionRequired: v.Mode == block || v.Enforcement == file}, nil
 }
 
 // ValidateVolumeCapabilities implements csi.ControllerServer.
@@ -206,10 +213,15 @@ func (d *Driver) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*csi
 	if err != nil {
 		return nil, err
 	}
+	m := filesystem
 	if len(r.GetVolumeCapabilities()) > 0 {
-		if _, err := modeOf(r.GetVolumeCapabilities()); err != nil {
+		if m, err = modeOf(r.GetVolumeCapabilities()); err != nil {
 			return &csi.GetCapacityResponse{}, nil // none for what it cannot make
 		}
+	}
+	asked, err := enforcementOf(r.GetParameters()[parameterEnforcement])
+	if err != nil {
+		return nil, invalid("%s", err)
 	}
 	if t := r.GetAccessibleTopology(); t != nil && !n.is(t) {
 		return &csi.GetCapacityResponse{}, nil
@@ -218,5 +230,8 @@ func (d *Driver) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*csi
 	if err != nil {
 		return nil, answer(err)
 	}
-	return &csi.GetCapacityResponse{AvailableCapacity: free, MaximumVolumeSize: wrapperspb.Int64(free)}, nil
+	// A node that cannot enforce sizes tells so when it is asked for a volume; "not enough space" would lead nobody to the cause.
+	e, _ := n.store.enforcement(asked, m)
+	largest := free.largest(e)
+	return &csi.GetCapacityResponse{AvailableCapacity: largest, MaximumVolumeSize: wrapperspb.Int64(largest)}, nil
 }

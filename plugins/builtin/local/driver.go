@@ -1,5 +1,5 @@
-// Package local is the storage driver that comes with Kubelith: a volume is a directory of the node, or an image
-// behind a loop device for pods that want a block device.
+// Package local is the storage driver that comes with Kubelith: a volume is a directory of the node under a project quota, a file
+// system of its own in a file, or an image behind a loop device for pods that want a block device (enforce.go).
 //
 // It is an ordinary plugin: a CSI driver that knows nothing of Kubernetes' API. Claims, PersistentVolumes and their
 // retries are the host's (plugins/storage), mounting into pods and fsGroup the kubelet's. cmd/ makes a program of it.
@@ -9,8 +9,8 @@
 //
 //	<dir>/lock                    held while the set of volumes or a promise changes
 //	<dir>/volumes/<id>/meta.json  what was promised; the directory is locked while the volume is mounted or removed
-//	                  /data       of a volume with a file system: what pods see
-//	                  /image      of a block device
+//	                  /data       what pods see; of a file system in a file a link to it, while it is mounted
+//	                  /image      of a block device, or with a file system whose directory data is what pods see
 //	<dir>/new/                    volumes that have no name yet
 //	<dir>/trash/                  volumes that were deleted and wait to be removed
 package local
@@ -19,10 +19,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"sync/atomic"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -35,7 +37,7 @@ import (
 const Name = "local.kubelith.io"
 
 // Version of the driver, for the operator. Volumes have a version of their own.
-const Version = "1.0.0"
+const Version = "1.1.0"
 
 // topologyKey is the label that leads a pod to the node of its volume.
 const topologyKey = "topology." + Name + "/node"
@@ -77,6 +79,7 @@ func (d *Driver) Open(nodeName, dir string, c Config, log hclog.Logger) error {
 	if nodeName == "" {
 		return errors.New("the node has no name")
 	}
+	own := dir // below the data directory
 	if c.Path != "" {
 		dir = c.Path
 	}
@@ -93,8 +96,23 @@ func (d *Driver) Open(nodeName, dir string, c Config, log hclog.Logger) error {
 	if err != nil {
 		return err
 	}
+	if s.shared, err = sameDisk(s.dir, filepath.Dir(own)); err != nil {
+		return err
+	}
 	d.opened.Store(&node{name: nodeName, store: s})
 	return nil
+}
+
+// sameDisk reports whether two directories are on one file system.
+func sameDisk(a, b string) (bool, error) {
+	var one, other unix.Stat_t
+	if err := unix.Stat(a, &one); err != nil {
+		return false, &os.PathError{Op: "stat", Path: a, Err: err}
+	}
+	if err := unix.Stat(b, &other); err != nil {
+		return false, &os.PathError{Op: "stat", Path: b, Err: err}
+	}
+	return one.Dev == other.Dev, nil
 }
 
 // node of an opened driver.

@@ -29,7 +29,7 @@ func request() *csi.CreateVolumeRequest {
 			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
 			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 		}},
-		Parameters: map[string]string{parameterClaim: "data", parameterNamespace: "shop"},
+		Parameters: map[string]string{parameterClaim: "data", parameterNamespace: "shop", parameterEnforcement: "none"},
 	}
 }
 
@@ -51,6 +51,7 @@ func TestCreateVolumeRefusals(t *testing.T) {
 			r.VolumeCapabilities[0].AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
 		}, codes.InvalidArgument},
 		{"a parameter that does nothing", func(r *csi.CreateVolumeRequest) { r.Parameters["type"] = "fast" }, codes.InvalidArgument},
+		{"an enforcement that is none", func(r *csi.CreateVolumeRequest) { r.Parameters[parameterEnforcement] = "hard" }, codes.InvalidArgument},
 		{"an option that does nothing", func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"discard"}
 		}, codes.InvalidArgument},

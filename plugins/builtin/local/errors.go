@@ -25,9 +25,9 @@ func answer(err error) error {
 		code = codes.AlreadyExists
 	case errors.Is(err, errRange):
 		code = codes.OutOfRange
-	case errors.Is(err, errInUse):
+	case errors.Is(err, errInUse), errors.Is(err, errOffline):
 		code = codes.FailedPrecondition
-	case errors.As(err, &space):
+	case errors.As(err, &space), errors.Is(err, errUnenforced): // another node may be able to
 		code = codes.ResourceExhausted
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		code = codes.Aborted

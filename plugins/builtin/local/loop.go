@@ -9,59 +9,97 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attachLoop makes a block device of an image, or finds the one that it has.
+// loopControl is where the kernel gives out loop devices.
+const loopControl = "/dev/loop-control"
+
+// attachLoop makes a block device of an image, or finds the one that it has. It stays until detachLoop.
 // The caller holds the volume's lock, so that an image never gets two.
 func attachLoop(image, label string) (device string, err error) {
-	if device, err = findLoop(image); err != nil {
-		return "", err
-	}
-	if device != "" {
-		return device, staysAttached(device)
-	}
-	f, err := os.OpenFile(image, os.O_RDWR, 0)
+	d, err := openLoop(image, label, 0)
 	if err != nil {
 		return "", err
 	}
-	defer f.Close()
-	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-	if err != nil {
-		return "", fmt.Errorf("block volumes need loop devices, `modprobe loop` may help: %w", err)
-	}
-	defer control.Close()
-	// Another program may take the device that the kernel names free, so ask again.
-	for range 64 {
-		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
-		if err != nil {
-			return "", fmt.Errorf("a free loop device: %w", err)
-		}
-		device = fmt.Sprintf("/dev/loop%d", n)
-		if err = configureLoop(device, f, label); err == nil || !errors.Is(err, unix.EBUSY) {
-			return device, err
-		}
-	}
-	return "", errors.New("no free loop device: other programs take them faster")
+	defer d.Close()
+	return d.Name(), staysAttached(d)
 }
 
-// configureLoop puts an image behind a free device.
-func configureLoop(device string, image *os.File, label string) error {
+// openLoop opens the block device of an image, and makes one of it if it has none. While it is open the kernel does not take the
+// device away. The caller holds the volume's lock.
+func openLoop(image, label string, flags uint32) (*os.File, error) {
+	f, err := os.OpenFile(image, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	control, err := os.OpenFile(loopControl, os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("the volume needs a loop device, `modprobe loop` may help: %w", err)
+	}
+	defer control.Close()
+	// Another program may take the device that the kernel names free, or one may be detached meanwhile, so ask again.
+	for range 64 {
+		device, err := findLoop(image)
+		if err != nil {
+			return nil, err
+		}
+		if device != "" {
+			if d, err := openAttached(device, f); d != nil || err != nil {
+				return d, err
+			}
+			continue
+		}
+		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return nil, fmt.Errorf("a free loop device: %w", err)
+		}
+		device = fmt.Sprintf("/dev/loop%d", n)
+		if d, err := configureLoop(device, f, label, flags); err == nil || !errors.Is(err, unix.EBUSY) {
+			return d, err
+		}
+	}
+	return nil, errors.New("no free loop device: other programs take them faster")
+}
+
+// openAttached opens a device if it has the image; nil if it has it no more.
+func openAttached(device string, image *os.File) (*os.File, error) {
+	d, err := os.Open(device)
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(image.Fd()), &st); err != nil {
+		d.Close()
+		return nil, err
+	}
+	info, err := unix.IoctlLoopGetStatus64(int(d.Fd()))
+	if err == nil && info.Inode == st.Ino && info.Device == st.Dev {
+		return d, nil
+	}
+	d.Close()
+	return nil, ignore(err, unix.ENXIO)
+}
+
+// configureLoop puts an image behind a free device, and leaves that open for reading: one open for writing may keep
+// a file system from being mounted.
+func configureLoop(device string, image *os.File, label string, flags uint32) (_ *os.File, err error) {
 	d, err := os.OpenFile(device, os.O_RDWR, 0)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer d.Close()
 	c := unix.LoopConfig{Fd: uint32(image.Fd())}
 	copy(c.Info.File_name[:len(c.Info.File_name)-1], label) // what losetup -l shows
 	// Direct: without it every page is cached twice. Some file systems cannot.
-	c.Info.Flags = unix.LO_FLAGS_DIRECT_IO
+	c.Info.Flags = flags | unix.LO_FLAGS_DIRECT_IO
 	err = unix.IoctlLoopConfigure(int(d.Fd()), &c)
 	if errors.Is(err, unix.EINVAL) {
-		c.Info.Flags = 0
+		c.Info.Flags = flags
 		err = unix.IoctlLoopConfigure(int(d.Fd()), &c)
 	}
 	if err != nil {
-		return &os.PathError{Op: "configure", Path: device, Err: err}
+		return nil, &os.PathError{Op: "configure", Path: device, Err: err}
 	}
-	return nil
+	return os.Open(device)
 }
 
 // findLoop returns the device of an image, "" when it has none. It compares inodes: the kernel's path of the file
@@ -89,13 +127,13 @@ func findLoop(image string) (device string, err error) {
 }
 
 // staysAttached refuses a device that was detached while a program had it open: the kernel takes it away at any moment.
-func staysAttached(device string) error {
-	info, err := loopInfo(device)
+func staysAttached(device *os.File) error {
+	info, err := unix.IoctlLoopGetStatus64(int(device.Fd()))
 	if err != nil {
 		return err
 	}
 	if info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0 {
-		return fmt.Errorf("%w: %s is being detached, and a program still has it open", errInUse, device)
+		return fmt.Errorf("%w: %s is being detached, and a program still has it open", errInUse, device.Name())
 	}
 	return nil
 }

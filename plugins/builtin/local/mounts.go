@@ -16,6 +16,7 @@ type mount struct {
 	target string
 	ro     bool
 	fstype string
+	device uint64 // of the file system
 }
 
 // readMounts of this process's mount namespace, which is the kubelet's.
@@ -37,27 +38,28 @@ func parseMounts(r io.Reader) ([]mount, error) {
 	var all []mount
 	for _, m := range lines {
 		all = append(all, mount{
-			root: m.Root, target: m.Mountpoint, fstype: m.FSType,
+			root: m.Root, target: m.Mountpoint, fstype: m.FSType, device: unix.Mkdev(uint32(m.Major), uint32(m.Minor)),
 			ro: m.Options == "ro" || strings.HasPrefix(m.Options, "ro,"),
 		})
 	}
 	return all, nil
 }
 
-// mountsOf a volume: where pods have it.
+// mountsOf a volume: where pods have it, and where a file system in a file is staged.
 func (s *store) mountsOf(v *volume) ([]mount, error) {
 	all, err := s.mounts()
 	if err != nil {
 		return nil, err
 	}
 	is := func(m mount) bool { return strings.HasSuffix(m.root, "/volumes/"+v.ID+"/"+dataDir) }
-	if v.Mode == block {
+	if v.Mode == block || v.Enforcement == file {
 		device, err := findLoop(s.file(v, imageFile))
 		if err != nil || device == "" {
 			return nil, err
 		}
-		// Where the kubelet wants it, and where the kubelet has mounted that once more.
-		is = func(m mount) bool { return (m.fstype == "devtmpfs" || m.fstype == "tmpfs") && "/dev"+m.root == device }
+		if is, err = mountOfLoop(v.Mode, device); err != nil {
+			return nil, err
+		}
 	}
 	var found []mount
 	for _, m := range all {
@@ -66,6 +68,18 @@ func (s *store) mountsOf(v *volume) ([]mount, error) {
 		}
 	}
 	return found, nil
+}
+
+// mountOfLoop tells which mounts are of a loop device.
+func mountOfLoop(m mode, device string) (func(mount) bool, error) {
+	if m == block { // where the kubelet wants it, and where the kubelet has mounted that once more
+		return func(m mount) bool { return (m.fstype == "devtmpfs" || m.fstype == "tmpfs") && "/dev"+m.root == device }, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(device, &st); err != nil {
+		return nil, &os.PathError{Op: "stat", Path: device, Err: err}
+	}
+	return func(m mount) bool { return m.device == st.Rdev }, nil
 }
 
 // nothingMountedBelow refuses a directory of the store that has a mount in it, such as a pod leaves that mounts something in its

@@ -39,7 +39,8 @@ func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 	return &csi.NodeGetInfoResponse{NodeId: n.name, AccessibleTopology: n.topology()}, nil
 }
 
-// NodeStageVolume implements csi.NodeServer: a block volume gets its device here, a directory needs nothing.
+// NodeStageVolume implements csi.NodeServer: a block volume gets its device here and a file system in a file is mounted; a
+// directory needs nothing.
 func (d *Driver) NodeStageVolume(ctx context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	n, err := d.node()
 	if err == nil {
@@ -49,10 +50,7 @@ func (d *Driver) NodeStageVolume(ctx context.Context, r *csi.NodeStageVolumeRequ
 		return nil, err
 	}
 	err = n.withVolume(ctx, r.GetVolumeId(), r.GetVolumeCapability(), func(v *volume) error {
-		if v.Mode == filesystem {
-			return nil
-		}
-		_, err := attachLoop(n.store.file(v, imageFile), v.ID)
+		_, err := n.source(ctx, v, r.GetStagingTargetPath())
 		return err
 	})
 	if err != nil {
@@ -96,7 +94,12 @@ func (d *Driver) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVolume
 	}
 	if err == nil {
 		defer unlock()
-		err = n.store.release(v)
+		if v.Enforcement == file {
+			err = n.store.unmountImage(v)
+		}
+		if err == nil {
+			err = n.store.release(v)
+		}
 	}
 	if err != nil {
 		return nil, answer(fmt.Errorf("unstage volume %s: %w", r.GetVolumeId(), err))
@@ -116,14 +119,14 @@ func (d *Driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolume
 	if err != nil {
 		return nil, err
 	}
-	err = n.withVolume(ctx, r.GetVolumeId(), r.GetVolumeCapability(), func(v *volume) error { return n.publish(v, r) })
+	err = n.withVolume(ctx, r.GetVolumeId(), r.GetVolumeCapability(), func(v *volume) error { return n.publish(ctx, v, r) })
 	if err != nil {
 		return nil, answer(fmt.Errorf("publish volume %s: %w", r.GetVolumeId(), err))
 	}
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-func (n *node) publish(v *volume, r *csi.NodePublishVolumeRequest) error {
+func (n *node) publish(ctx context.Context, v *volume, r *csi.NodePublishVolumeRequest) error {
 	target, err := resolve(r.GetTargetPath())
 	if err != nil {
 		return err
@@ -132,7 +135,7 @@ func (n *node) publish(v *volume, r *csi.NodePublishVolumeRequest) error {
 	if err != nil {
 		return invalid("%s", err)
 	}
-	source, err := n.source(v)
+	source, err := n.source(ctx, v, r.GetStagingTargetPath())
 	if err != nil {
 		return err
 	}
@@ -140,6 +143,7 @@ func (n *node) publish(v *volume, r *csi.NodePublishVolumeRequest) error {
 	if err != nil {
 		return err
 	}
+	mounts = published(mounts)
 	here, mounted := mountAt(mounts, target)
 	if singleWriter(r.GetVolumeCapability()) && !mounted && len(mounts) > 0 {
 		return fmt.Errorf("%w: ReadWriteOncePod, and mounted at %s", errInUse, mounts[0].target)
@@ -163,10 +167,17 @@ func (n *node) publish(v *volume, r *csi.NodePublishVolumeRequest) error {
 	return nil
 }
 
-// source is what a pod sees of a volume.
-func (n *node) source(v *volume) (string, error) {
-	if v.Mode == block {
-		return attachLoop(n.store.file(v, imageFile), v.ID) // there since it was staged, but for a reboot
+// source is what a pod sees of a volume. It is made when the volume is staged, and again when that did not outlive a reboot.
+func (n *node) source(ctx context.Context, v *volume, staging string) (string, error) {
+	switch {
+	case v.Mode == block:
+		return attachLoop(n.store.file(v, imageFile), v.ID)
+	case v.Enforcement == file:
+		staging, err := resolve(staging)
+		if err != nil {
+			return "", err
+		}
+		return dataIn(staging), n.store.mountImage(ctx, v, staging)
 	}
 	return n.store.file(v, dataDir), nil
 }
@@ -251,56 +262,12 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, r *csi.NodeExpandVolumeRe
 		defer unlock()
 		if v.Mode == block {
 			err = growLoop(n.store.file(v, imageFile))
+		} else if v.Enforcement == file {
+			err = n.store.growStaged(v)
 		}
 	}
 	if err != nil {
 		return nil, answer(fmt.Errorf("expand volume %s on the node: %w", r.GetVolumeId(), err))
 	}
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: v.Size}, nil
-}
-
-// NodeGetVolumeStats implements csi.NodeServer: what the volume's own files take, of what it was promised.
-func (d *Driver) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
-	n, err := d.node()
-	if err == nil {
-		err = missing("volume id", r.GetVolumeId(), "volume path", r.GetVolumePath())
-	}
-	if err != nil {
-		return nil, err
-	}
-	v, err := n.store.get(r.GetVolumeId())
-	if err == nil {
-		_, err = os.Stat(r.GetVolumePath())
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		err = errNotFound
-	}
-	if err == nil && v.Mode == block {
-		return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: v.Size}}}, nil
-	}
-	var usage []*csi.VolumeUsage
-	if err == nil {
-		usage, err = n.store.usage(ctx, v)
-	}
-	if err != nil {
-		return nil, answer(fmt.Errorf("statistics of volume %s at %s: %w", r.GetVolumeId(), r.GetVolumePath(), err))
-	}
-	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
-}
-
-// usage of a directory. It may grow over its promise; what is left is then none, although the disk has more.
-func (s *store) usage(ctx context.Context, v *volume) ([]*csi.VolumeUsage, error) {
-	m, err := s.used.measure(ctx, v.ID, s.file(v, dataDir))
-	if err != nil {
-		return nil, err
-	}
-	var fs unix.Statfs_t
-	if err := unix.Statfs(s.dir, &fs); err != nil {
-		return nil, err
-	}
-	left := max(0, min(v.Size-m.bytes, int64(fs.Bavail)*fs.Bsize))
-	return []*csi.VolumeUsage{
-		{Unit: csi.VolumeUsage_BYTES, Total: v.Size, Used: m.bytes, Available: left},
-		{Unit: csi.VolumeUsage_INODES, Total: int64(fs.Files), Used: m.files, Available: int64(fs.Ffree)},
-	}, nil
 }

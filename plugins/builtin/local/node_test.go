@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
@@ -34,7 +35,7 @@ func newHost(t *testing.T) *host {
 	h.Driver = h.process(t)
 	t.Cleanup(func() {
 		all, _ := readMounts()
-		for _, m := range all {
+		for _, m := range slices.Backward(all) {
 			if rel, err := filepath.Rel(dir, m.target); err == nil && filepath.IsLocal(rel) {
 				unix.Unmount(m.target, unix.MNT_DETACH)
 			}
@@ -71,23 +72,36 @@ func capability(m mode, access csi.VolumeCapability_AccessMode_Mode, flags ...st
 
 const multi, single = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 
+// make a volume that is a plain directory, or a device.
 func (h *host) make(t *testing.T, name string, m mode) {
 	t.Helper()
+	h.makeEnforced(t, name, m, none, 4<<20)
+}
+
+func (h *host) makeEnforced(t *testing.T, name string, m mode, e enforcement, size int64) {
+	t.Helper()
 	_, err := h.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 4 << 20}, VolumeCapabilities: []*csi.VolumeCapability{capability(m, multi)},
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{capability(m, multi)},
+		Parameters: map[string]string{parameterEnforcement: string(e)},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
+// staging is where the kubelet stages a volume.
+func (h *host) staging(id string) string { return filepath.Join(h.dir, "staging-"+id) }
+
 func (h *host) publish(t *testing.T, d *Driver, id, target string, c *csi.VolumeCapability, readonly bool) error {
-	_, err := d.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: h.dir, VolumeCapability: c})
+	if err := os.MkdirAll(h.staging(id), 0o750); err != nil {
+		return err
+	}
+	_, err := d.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: h.staging(id), VolumeCapability: c})
 	if err != nil {
 		return err
 	}
 	_, err = d.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
-		VolumeId: id, StagingTargetPath: h.dir, TargetPath: h.target(target), VolumeCapability: c, Readonly: readonly,
+		VolumeId: id, StagingTargetPath: h.staging(id), TargetPath: h.target(target), VolumeCapability: c, Readonly: readonly,
 	})
 	return err
 }
@@ -205,7 +219,7 @@ func TestPodEndsWithoutVolume(t *testing.T) {
 	if err := h.unpublish(t, "v", "a"); err != nil {
 		t.Error(err)
 	}
-	if _, err := h.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "v", StagingTargetPath: h.dir}); err != nil {
+	if _, err := h.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "v", StagingTargetPath: h.staging("v")}); err != nil {
 		t.Error(err)
 	}
 }
@@ -269,7 +283,7 @@ func TestBlock(t *testing.T) {
 	}
 	open.Close()
 	unstage := func() error {
-		_, err := h.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "v", StagingTargetPath: h.dir})
+		_, err := h.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "v", StagingTargetPath: h.staging("v")})
 		return err
 	}
 	if err := unstage(); status.Code(err) != codes.FailedPrecondition {
@@ -290,7 +304,7 @@ func TestBlock(t *testing.T) {
 		t.Errorf("%s is left, %v", device, err)
 	}
 	// Published without being staged, as after a reboot of the host.
-	_, err = h.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: "v", StagingTargetPath: h.dir, TargetPath: h.target("again"), VolumeCapability: c})
+	_, err = h.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: "v", StagingTargetPath: h.staging("v"), TargetPath: h.target("again"), VolumeCapability: c})
 	if err != nil {
 		t.Fatal(err)
 	}

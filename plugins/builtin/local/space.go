@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"sync"
@@ -13,35 +14,49 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// free is how many bytes may still be promised: what the file system has left for others than root, less what volumes
-// were promised and have not used. The system does not hold a directory to its size, so this is what keeps promises.
-func (s *store) free() (int64, error) {
+// room that is left for volumes, in bytes: on the disk, and of the configured capacity.
+type room struct{ disk, promises int64 }
+
+// free is what may still be promised: what the file system has left for others than root, less what volumes were promised and have not
+// used. Images are sparse and quotas reserve nothing, so this is what keeps promises.
+func (s *store) free() (room, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(s.dir, &fs); err != nil {
-		return 0, &os.PathError{Op: "statfs", Path: s.dir, Err: err}
+		return room{}, &os.PathError{Op: "statfs", Path: s.dir, Err: err}
 	}
 	volumes, err := s.list()
 	if err != nil {
-		return 0, err
+		return room{}, err
 	}
-	free := int64(fs.Bavail) * fs.Bsize
-	promised := int64(0)
-	for _, v := range volumes {
-		promised += v.Size
-		free -= max(0, v.Size-s.usedBy(v))
-	}
+	free := room{disk: int64(fs.Bavail) * fs.Bsize, promises: math.MaxInt64}
 	if s.limit > 0 {
-		free = min(free, s.limit-promised)
+		free.promises = s.limit
 	}
-	return max(free, 0), nil
+	for _, v := range volumes {
+		free.promises -= v.Size
+		free.disk -= max(0, v.footprint(v.Size)-s.usedBy(v))
+	}
+	return room{disk: max(free.disk, 0), promises: max(free.promises, 0)}, nil
 }
 
-// usedBy a volume, in bytes; 0 for a directory that nobody measured in this process: too little is the safe side.
-func (s *store) usedBy(v *volume) int64 {
-	if v.Mode == filesystem {
-		return s.used.last(v.ID).bytes
+// largest volume that there is room for.
+func (r room) largest(e enforcement) int64 {
+	if e == file {
+		return min(largestWithin(r.disk), r.promises)
 	}
-	return imageUse(s.file(v, imageFile))
+	return min(r.disk, r.promises)
+}
+
+// usedBy a volume, in bytes; 0 for a plain directory that nobody measured in this process: too little is the safe side.
+func (s *store) usedBy(v *volume) int64 {
+	switch {
+	case v.Mode == block || v.Enforcement == file:
+		return imageUse(s.file(v, imageFile))
+	case v.Enforcement == quota:
+		u, _ := s.projects.usage(s.dir, v.Project) // none on failure: the safe side too
+		return u.bytes
+	}
+	return s.used.last(v.ID).bytes
 }
 
 // imageUse is what a sparse image takes on disk.

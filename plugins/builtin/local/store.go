@@ -2,6 +2,7 @@ package local
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -35,10 +36,14 @@ func (e *noSpaceError) Error() string {
 type store struct {
 	dir   string
 	limit int64 // that all volumes may promise; 0: what the file system has
-	log   hclog.Logger
-	used  used
+	// shared: what fills this disk fills that of the data directory, etcd's.
+	shared bool
+	log    hclog.Logger
+	used   used
 	// mounts of the node; tests have a table of their own.
-	mounts func() ([]mount, error)
+	mounts   func() ([]mount, error)
+	projects projects
+	images   images
 }
 
 func openStore(dir string, limit int64, log hclog.Logger) (*store, error) {
@@ -50,14 +55,42 @@ func openStore(dir string, limit int64, log hclog.Logger) (*store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &store{dir: real, limit: limit, log: log, mounts: readMounts}
+	s := &store{dir: real, limit: limit, log: log, mounts: readMounts, projects: kernelProjects{}, images: newExt4()}
 	for _, d := range []string{s.path("volumes"), s.path("new"), s.path("trash")} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, err
 		}
 	}
+	s.tellUnenforced()
 	go s.sweep()
 	return s, nil
+}
+
+// tellUnenforced logs which volumes may take more than they were promised: directories, also those that earlier versions made, and
+// all with a quota when the disk is mounted without quotas again. These go on: their pods would not start else.
+func (s *store) tellUnenforced() {
+	all, err := s.list()
+	if err != nil {
+		return // whoever asks for a volume is told
+	}
+	var directories, quotas []string
+	for _, v := range all {
+		switch {
+		case v.Enforcement == quota:
+			quotas = append(quotas, v.ID)
+		case v.Mode == filesystem && v.Enforcement != file:
+			directories = append(directories, v.ID)
+		}
+	}
+	if len(directories) > 0 {
+		s.log.Info("volumes without a limit: their StorageClass asks for none, or an earlier version made them", "volumes", directories)
+	}
+	if len(quotas) == 0 {
+		return
+	}
+	if err := s.projects.enforced(s.dir); err != nil {
+		s.log.Warn("volumes have lost their limit: mount the disk with prjquota again", "volumes", quotas, "error", err.Error())
+	}
 }
 
 func (s *store) path(name string) string         { return filepath.Join(s.dir, name) }
@@ -131,11 +164,17 @@ func (s *store) create(ctx context.Context, want *volume, r sizes) (*volume, err
 	if want.Size, err = r.choose(want.Mode); err != nil {
 		return nil, err
 	}
-	temp, err := s.prepare(want)
+	if want.Enforcement, err = s.enforcement(want.Enforcement, want.Mode); err != nil {
+		if v, existing := s.existing(want, r); v != nil || existing != nil { // made when it was possible
+			return v, existing
+		}
+		return nil, err
+	}
+	temp, err := s.prepare(ctx, want)
 	if err != nil {
 		return nil, err
 	}
-	defer removeTree(temp) // after it got its name there is nothing left to remove
+	defer s.destroy(temp) // after it got its name there is nothing left to remove
 	v, err := s.place(ctx, temp, want, r)
 	if err != nil {
 		return nil, err
@@ -144,21 +183,16 @@ func (s *store) create(ctx context.Context, want *volume, r sizes) (*volume, err
 }
 
 // prepare a volume on disk, complete but for its name.
-func (s *store) prepare(v *volume) (dir string, err error) {
+func (s *store) prepare(ctx context.Context, v *volume) (dir string, err error) {
 	if dir, err = os.MkdirTemp(s.path("new"), v.ID[:min(len(v.ID), 40)]+"-"); err != nil {
 		return "", err
 	}
-	if v.Mode == block {
-		err = resizeImage(filepath.Join(dir, imageFile), v.Size)
-	} else if err = os.Mkdir(filepath.Join(dir, dataDir), 0o777); err == nil {
-		// Whatever user a pod has may write, as in an emptyDir; and whatever the umask is.
-		err = os.Chmod(filepath.Join(dir, dataDir), 0o777)
-	}
+	err = s.fill(ctx, v, dir)
 	if err == nil {
 		err = v.write(dir)
 	}
 	if err != nil {
-		removeTree(dir)
+		s.destroy(dir)
 	}
 	return dir, err
 }
@@ -170,34 +204,52 @@ func (s *store) place(ctx context.Context, temp string, want *volume, r sizes) (
 		return nil, err
 	}
 	defer unlock()
-	v, err := s.get(want.ID)
-	switch {
-	case err == nil && v.Name == want.Name && v.Mode == want.Mode && r.holds(v.Size):
-		return v, nil
-	case err == nil:
-		return nil, errExists
-	case !errors.Is(err, errNotFound):
+	if v, err := s.existing(want, r); v != nil || err != nil {
+		return v, err
+	}
+	if err := s.room(want, 0, want.Size); err != nil {
 		return nil, err
 	}
-	if err := s.room(want.Size); err != nil {
+	if err := s.enforce(want, temp); err != nil {
 		return nil, err
 	}
 	return want, os.Rename(temp, s.volumeDir(want.ID))
 }
 
-// room refuses a promise of more bytes than are free.
-func (s *store) room(size int64) error {
+// existing volume of the wanted name, nil when there is none; errExists when it is not what is wanted.
+func (s *store) existing(want *volume, r sizes) (*volume, error) {
+	v, err := s.get(want.ID)
+	switch {
+	case errors.Is(err, errNotFound):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case v.Name != want.Name || v.Mode != want.Mode || !r.holds(v.Size):
+		return nil, errExists
+	}
+	return v, nil
+}
+
+// room refuses to promise a volume that many bytes when it has been promised fewer, or none.
+func (s *store) room(v *volume, from, to int64) error {
 	free, err := s.free()
 	if err != nil {
 		return err
 	}
-	if size > free {
-		return &noSpaceError{want: size, free: free}
+	taken := int64(0)
+	if from > 0 {
+		taken = v.footprint(from)
+	}
+	if want := v.footprint(to) - taken; want > free.disk {
+		return &noSpaceError{want: want, free: free.disk}
+	}
+	if to-from > free.promises {
+		return &noSpaceError{want: to - from, free: free.promises}
 	}
 	return nil
 }
 
-// expand a volume's promise, and its image. What is large enough stays as it is.
+// expand a volume's promise, and what holds it to that. What is large enough stays as it is.
 func (s *store) expand(ctx context.Context, id string, r sizes) (*volume, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -218,13 +270,11 @@ func (s *store) expand(ctx context.Context, id string, r sizes) (*volume, error)
 	if size <= v.Size {
 		return v, nil
 	}
-	if err := s.room(size - v.Size); err != nil {
+	if err := s.room(v, v.Size, size); err != nil {
 		return nil, err
 	}
-	if v.Mode == block {
-		if err := resizeImage(s.file(v, imageFile), size); err != nil {
-			return nil, err
-		}
+	if err := s.grow(v, size); err != nil {
+		return nil, err
 	}
 	v.Size = size
 	return v, v.write(s.volumeDir(id))
@@ -275,14 +325,27 @@ func (s *store) release(v *volume) error {
 	if v.Mode == block {
 		return detachLoop(s.file(v, imageFile))
 	}
-	return nil
+	return nil // the device of a file system went with its mount
 }
 
 // discard removes files of a volume that is no more. What it does not finish is left to the next start.
 func (s *store) discard(dir string) {
-	if err := removeTree(dir); err != nil {
+	if err := s.destroy(dir); err != nil {
 		s.log.Warn("files of a deleted volume stay until the next start", "error", err.Error())
 	}
+}
+
+// destroy removes the directory of a volume without a name, and its quota. A process that is killed in between leaves a limit on a
+// number that no volume gets again.
+func (s *store) destroy(dir string) error {
+	v := volume{}
+	if text, err := os.ReadFile(filepath.Join(dir, metaFile)); err == nil {
+		_ = json.Unmarshal(text, &v) // damaged: it has no project then
+	}
+	if err := removeTree(dir); err != nil || v.Project == 0 {
+		return err
+	}
+	return s.projects.limit(s.dir, v.Project, 0)
 }
 
 // sweep removes what an earlier process left behind.

@@ -24,7 +24,7 @@ func newStore(t *testing.T, limit int64) *store {
 }
 
 func named(name string, m mode) *volume {
-	return &volume{Version: metaVersion, ID: idOf(name), Name: name, Mode: m, Created: time.Unix(0, 0).UTC()}
+	return &volume{ID: idOf(name), Name: name, Mode: m, Created: time.Unix(0, 0).UTC()}
 }
 
 func create(t *testing.T, s *store, name string, m mode, size int64) *volume {
@@ -106,8 +106,8 @@ func TestPromises(t *testing.T) {
 	if err := s.remove(t.Context(), all[0].ID); err != nil {
 		t.Fatal(err)
 	}
-	if free, err := s.free(); err != nil || free != size {
-		t.Errorf("%d free, %v", free, err)
+	if free, err := s.free(); err != nil || free.promises != size {
+		t.Errorf("%+v free, %v", free, err)
 	}
 	if _, err := s.expand(t.Context(), all[1].ID, sizes{min: 2*size + 1}); err == nil {
 		t.Error("a volume grew over the limit")
@@ -210,8 +210,8 @@ func TestRemove(t *testing.T) {
 // TestDamaged: one bad directory is left out, the others work, and its name is not given away.
 func TestDamaged(t *testing.T) {
 	for name, text := range map[string]string{
-		"empty": "", "cut": `{"version":1,"id":"bad"`, "newer": `{"version":2,"id":"bad","size":1,"mode":"block"}`,
-		"of another": `{"version":1,"id":"good","size":1,"mode":"block"}`,
+		"empty": "", "cut": `{"version":1,"id":"bad"`, "newer": `{"version":3,"id":"bad","size":1,"mode":"block"}`,
+		"of another": `{"version":1,"id":"good","size":1,"mode":"block"}`, "no project": `{"version":2,"id":"bad","size":1,"mode":"filesystem","enforcement":"quota"}`,
 	} {
 		s := newStore(t, 0)
 		create(t, s, "bad", filesystem, 4096)

@@ -19,8 +19,9 @@ const (
 	imageFile = "image"
 )
 
-// metaVersion is the format of meta.json.
-const metaVersion = 1
+// metaVersion is the format of meta.json. A volume that is held to its size has 2: a driver that knows only 1 would
+// take it for a directory. All others stay readable for it.
+const metaVersion = 2
 
 // mode of a volume: what a pod gets.
 type mode string
@@ -30,7 +31,7 @@ const (
 	block      mode = "block"
 )
 
-// volume is what meta.json says. Only Size ever changes.
+// volume is what meta.json says. Only Size ever changes once it has its name.
 type volume struct {
 	Version int       `json:"version"`
 	ID      string    `json:"id"`
@@ -38,6 +39,9 @@ type volume struct {
 	Mode    mode      `json:"mode"`
 	Size    int64     `json:"size"` // in bytes, as promised
 	Created time.Time `json:"created"`
+	// Enforcement is what holds a file system to its size: quota, file, or none, which volumes that earlier versions made have too.
+	Enforcement enforcement `json:"enforcement,omitempty"`
+	Project     uint32      `json:"project,omitempty"` // whose quota it is
 	// Claim and Volume are for whoever finds the directory: which claim it was made for.
 	Claim  string `json:"claim,omitempty"`
 	Volume string `json:"persistentVolume,omitempty"`
@@ -75,14 +79,23 @@ func readVolume(dir string) (*volume, error) {
 	switch {
 	case v.Version > metaVersion:
 		return nil, fmt.Errorf("%s is of a newer version of this driver", filepath.Join(dir, metaFile))
-	case v.Version < 1 || v.ID != filepath.Base(dir) || v.Size <= 0 || v.Mode != filesystem && v.Mode != block:
+	case v.Version < 1 || v.Enforcement == quota && v.Project == 0 || v.ID != filepath.Base(dir) || v.Size <= 0 || v.Mode != filesystem && v.Mode != block:
 		return nil, fmt.Errorf("%s does not describe volume %s", filepath.Join(dir, metaFile), filepath.Base(dir))
 	}
 	return v, nil
 }
 
+// versionOf the format that a volume needs.
+func versionOf(v *volume) int {
+	if v.Enforcement == quota || v.Enforcement == file {
+		return metaVersion
+	}
+	return 1
+}
+
 // write the volume's meta.json to disk, in place of the one that is there.
 func (v *volume) write(dir string) error {
+	v.Version = versionOf(v)
 	text, err := json.Marshal(v)
 	if err != nil {
 		return err

@@ -1,0 +1,184 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// errOffline says that a volume grows when no pod has it.
+var errOffline = errors.New("it grows when its pods start again: without CAP_SYS_RESOURCE the kernel grows no mounted file system")
+
+// imageOptions of the mount. After an error a file system that pods go on writing to would only get worse. Discard: files that pods
+// delete free space of the disk. The kernel need not write zeros to a new file.
+const imageOptions = "errors=remount-ro,discard,noinit_itable"
+
+// mountImage mounts the file system of a volume at the staging path, once. The caller holds the volume's lock.
+// Pods see the directory data in it, not its lost+found.
+func (s *store) mountImage(ctx context.Context, v *volume, staging string) error {
+	all, err := s.mountsOf(v)
+	if err != nil {
+		return err
+	}
+	if _, mounted := mountAt(all, staging); !mounted {
+		if err := s.attachAndMount(ctx, v, staging); err != nil {
+			return err
+		}
+	} else if err := s.growStaged(v); ignore(err, errOffline) != nil { // the process before may have ended in between
+		return err
+	}
+	if err := makeDataDir(staging); err != nil {
+		return err
+	}
+	return s.linkData(v, staging)
+}
+
+// linkData leads who looks for a volume's files in its directory to where they are mounted, while they are.
+func (s *store) linkData(v *volume, staging string) error {
+	there, err := filepath.Rel(s.volumeDir(v.ID), dataIn(staging))
+	if err != nil {
+		return err
+	}
+	link := s.file(v, dataDir)
+	if now, err := os.Readlink(link); err == nil && now == there {
+		return nil
+	}
+	if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.Symlink(there, link)
+}
+
+// attachAndMount also fits the file system to its size, which may have changed while it was not mounted. Nothing is
+// mounted when it fails.
+func (s *store) attachAndMount(ctx context.Context, v *volume, staging string) error {
+	image := s.file(v, imageFile)
+	if device, err := findLoop(image); err != nil {
+		return err
+	} else if device == "" { // not while another mount namespace still has it mounted
+		if err := repair(ctx, image); err != nil {
+			return err
+		}
+	}
+	device, err := mountLoop(image, v.ID, staging)
+	if err != nil {
+		return err
+	}
+	err = fit(staging, device, v.Size)
+	if err == nil {
+		return nil
+	}
+	if err := errors.Join(unbind(staging), ignore(err, unix.EPERM)); err != nil {
+		return err
+	}
+	if device, err := findLoop(image); err != nil || device != "" {
+		return errors.Join(err, errOffline)
+	}
+	if err := growUnmounted(ctx, image); err != nil {
+		return err
+	}
+	if device, err = mountLoop(image, v.ID, staging); err != nil {
+		return err
+	}
+	if err := fit(staging, device, v.Size); err != nil {
+		return errors.Join(err, unbind(staging))
+	}
+	return nil
+}
+
+func ignore(err, fine error) error {
+	if errors.Is(err, fine) {
+		return nil
+	}
+	return err
+}
+
+// mountLoop mounts the file system in an image. The kernel frees the device with the last mount, in whatever way that goes.
+func mountLoop(image, label, target string) (device string, err error) {
+	d, err := openLoop(image, label, unix.LO_FLAGS_AUTOCLEAR)
+	if err != nil {
+		return "", err
+	}
+	defer d.Close()
+	if err := unix.Mount(d.Name(), target, "ext4", 0, imageOptions); err != nil {
+		return "", &os.PathError{Op: "mount the file system of the volume at", Path: target, Err: err}
+	}
+	return d.Name(), nil
+}
+
+// unmountImage undoes mountImage, unless pods have the volume. What is not mounted is fine.
+func (s *store) unmountImage(v *volume) error {
+	all, err := s.mountsOf(v)
+	if err != nil {
+		return err
+	}
+	if p := published(all); len(p) > 0 {
+		return fmt.Errorf("%w: mounted at %s", errInUse, p[0].target)
+	}
+	for _, m := range all {
+		if err := unbind(m.target); err != nil {
+			return err
+		}
+	}
+	return ignore(os.Remove(s.file(v, dataDir)), fs.ErrNotExist)
+}
+
+// published are the mounts for pods: a staged file system is mounted as a whole.
+func published(all []mount) (found []mount) {
+	for _, m := range all {
+		if m.root != "/" {
+			found = append(found, m)
+		}
+	}
+	return found
+}
+
+// growStaged lets a file system in a file have all of its image. One that is not mounted grows when it is.
+func (s *store) growStaged(v *volume) error {
+	all, err := s.mountsOf(v)
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	image := s.file(v, imageFile)
+	device, err := findLoop(image)
+	if err != nil {
+		return err
+	}
+	if err := growLoop(image); err != nil {
+		return err
+	}
+	at := all[0].target
+	if staged := slices.IndexFunc(all, func(m mount) bool { return m.root == "/" }); staged >= 0 {
+		at = all[staged].target // that of a pod may be read-only
+	}
+	err = fit(at, device, v.Size)
+	if errors.Is(err, unix.EPERM) {
+		return errOffline
+	}
+	return err
+}
+
+func dataIn(dir string) string  { return filepath.Join(dir, dataDir) }
+func imageIn(dir string) string { return filepath.Join(dir, imageFile) }
+
+// makeDataDir makes the directory that pods see, if it is not there. Whatever user a pod has may write, as in an emptyDir; and
+// whatever the umask is. It gets its name last: a process may be killed between the steps.
+func makeDataDir(dir string) error {
+	if _, err := os.Lstat(dataIn(dir)); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	temp := dataIn(dir) + ".new"
+	if err := os.Mkdir(temp, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := os.Chmod(temp, 0o777); err != nil {
+		return err
+	}
+	return os.Rename(temp, dataIn(dir))
+}

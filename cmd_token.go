@@ -5,18 +5,14 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/urfave/cli/v2"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 
-	"kubelith.io/kubelith/components/config"
 	"kubelith.io/kubelith/components/token"
 )
 
@@ -24,37 +20,15 @@ import (
 const signedTimeout = 5 * time.Second
 
 func tokenCommand() *cli.Command {
-	kubeconfig := &cli.StringFlag{Name: "kubeconfig", Usage: "file with the credentials of an administrator (default: the server's admin kubeconfig)", EnvVars: []string{"KUBECONFIG"}}
 	command := func(name, args, usage string, action func(*cli.Context, kubernetes.Interface) error, flags ...cli.Flag) *cli.Command {
-		return &cli.Command{
-			Name: name, ArgsUsage: args, Usage: usage, Flags: append(flags, kubeconfig), OnUsageError: tokenUsageError,
-			Action: func(c *cli.Context) error {
-				if args == "" && c.Args().Present() {
-					return fmt.Errorf("token %s takes no arguments, got %q: see kubelith token %s --help", name, c.Args().First(), name)
-				}
-				cs, err := administrator(c.String("kubeconfig"))
-				if err != nil {
-					return err
-				}
-				err = action(c, cs)
-				if utilnet.IsConnectionRefused(err) {
-					return fmt.Errorf("%w: start kubelith server first", err)
-				}
-				return err
-			},
-		}
+		return administratorCommand("token", name, args, usage, action, flags...)
 	}
 	return &cli.Command{
 		Name:            "token",
 		Usage:           "make, list and delete the tokens with which machines join",
 		HideHelpCommand: true,
 		OnUsageError:    usageError,
-		Action: func(c *cli.Context) error {
-			if c.Args().Present() {
-				return fmt.Errorf("unknown command %q: see kubelith token --help", c.Args().First())
-			}
-			return cli.ShowSubcommandHelp(c)
-		},
+		Action:          subcommandHelp,
 		Subcommands: []*cli.Command{
 			command("create", "", "make a token and print it", createToken,
 				&cli.DurationFlag{Name: "ttl", Usage: "how long it is valid; 0: until it is deleted", Value: 24 * time.Hour},
@@ -65,28 +39,6 @@ func tokenCommand() *cli.Command {
 			command("delete", "ID|TOKEN ...", "let no machine join with a token any more; those that did stay", deleteTokens),
 		},
 	}
-}
-
-// tokenUsageError is usageError for the subcommands of token.
-func tokenUsageError(c *cli.Context, err error, _ bool) error {
-	return fmt.Errorf("%w: see kubelith token %s --help", err, c.Command.Name)
-}
-
-// administrator is a client with the credentials in a file, which may be a list as in KUBECONFIG.
-func administrator(kubeconfig string) (kubernetes.Interface, error) {
-	if kubeconfig == "" {
-		kubeconfig = config.AdminKubeconfig(config.DefaultFile)
-		if _, err := os.Stat(kubeconfig); err != nil {
-			return nil, fmt.Errorf("no credentials (%w): run it as root where kubelith server runs, or give --kubeconfig", err)
-		}
-	}
-	rules := &clientcmd.ClientConfigLoadingRules{Precedence: filepath.SplitList(kubeconfig)}
-	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
-	if err != nil {
-		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
-	}
-	cfg.Timeout = 30 * time.Second
-	return kubernetes.NewForConfig(cfg)
 }
 
 func createToken(c *cli.Context, cs kubernetes.Interface) error {

@@ -63,6 +63,7 @@ func app() *cli.App {
 			ctrCommand(),
 			checkCommand(),
 			tokenCommand(),
+			nodeCommand(),
 			pluginCommand(),
 			csiSanityCommand(),
 			resetCommand(),

@@ -67,6 +67,8 @@ type Server struct {
 	anonymousHealth bool
 	// shared holds the informers of the process; set when ready.
 	shared informers.SharedInformerFactory
+	// removals refuses nodes that were removed; set with shared.
+	removals *removals
 }
 
 var _ lifecycle.Component = (*Server)(nil)

@@ -20,8 +20,8 @@ const (
 // joining returns what creates the rights of machines that join, of the nodes that they become, and of the components
 // that let them in.
 //
-// There is no binding to upstream's nodeclient role: with it upstream's controller approves any token for any node's
-// name. components/approver decides instead.
+// There is no binding to upstream's roles nodeclient and selfnodeclient: with the first upstream's controller approves any
+// token for any node's name, with the second a node that was deleted for ever. components/approver decides instead.
 func joining() []runtime.Object {
 	read, follow := []string{"get", "list", "watch"}, []string{"list", "watch"}
 	core, requests := []string{""}, []string{"certificates.k8s.io"}
@@ -31,9 +31,13 @@ func joining() []runtime.Object {
 	machines, nodes := subject(rbacv1.GroupKind, agentTokens), subject(rbacv1.GroupKind, user.NodesGroup)
 	token, approver := subject(rbacv1.UserKind, client.Token), subject(rbacv1.UserKind, client.Approver)
 	return slices.Concat(
-		// A machine asks for its first certificate, a node for the next ones.
+		// A machine asks for its first certificate; upstream lets nodes ask for the next ones.
 		bindCluster("kubelith:node-bootstrapper", "system:node-bootstrapper", machines),
-		bindCluster("kubelith:node-rotation", "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", nodes),
+		// Clusters of before have nodes in this binding, by which upstream renewed their certificates.
+		[]runtime.Object{&rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "kubelith:node-rotation"},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"},
+		}},
 		// A node's one identity is that of its kubelet: proxy and DNS on it read more than the Node authorizer allows.
 		bindCluster("kubelith:node-proxier", "system:node-proxier", nodes),
 		clusterRole("kubelith:agent", nodes,
@@ -59,5 +63,6 @@ func joining() []runtime.Object {
 				ResourceNames: []string{"kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"}},
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"nodes"}, Verbs: read}),
 		role(metav1.NamespaceSystem, client.Approver, []rbacv1.Subject{approver},
-			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"configmaps"}, Verbs: []string{"get", "create", "delete"}}))
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"configmaps"}, Verbs: []string{"get", "create", "delete"}},
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"secrets"}, Verbs: []string{"delete"}})) // old records of removed nodes
 }

@@ -53,7 +53,8 @@ func TestRightsToJoin(t *testing.T) {
 		{"a machine", machine, "get", "", "secrets", "kube-system", "bootstrap-token-abc123", false},
 		{"with a token of others", stranger, "create", certificates, csrs, "", "", false},
 		{"with a token of others", stranger, "get", "", "configmaps", "kube-system", "kubelith-cluster", false},
-		{"a node", node, "create", certificates, csrs + "/selfnodeclient", "", "", true},
+		{"a node", node, "create", certificates, csrs, "", "", true},
+		{"a node", node, "create", certificates, csrs + "/selfnodeclient", "", "", false}, // upstream would renew it for ever
 		{"a node", node, "create", certificates, csrs + "/nodeclient", "", "", false},
 		{"a node", node, "list", "", "nodes", "", "", true},
 		{"a node", node, "watch", "discovery.k8s.io", "endpointslices", "", "", true},
@@ -76,6 +77,7 @@ func TestRightsToJoin(t *testing.T) {
 		{"approver", approver, "approve", certificates, "signers", "", "kubernetes.io/kube-apiserver-client", false},
 		{"approver", approver, "sign", certificates, "signers", "", "kubernetes.io/kubelet-serving", false},
 		{"approver", approver, "get", "", "secrets", "kube-system", "bootstrap-token-abc123", false},
+		{"approver", approver, "delete", "", "secrets", "kube-system", "kubelith-removed-x", true},
 		{"approver", approver, "delete", "", "nodes", "", "", false},
 	} {
 		if got := allowed(t, tc.client, tc.verb, tc.group, tc.resource, tc.namespace, tc.name); got != tc.want {

@@ -56,6 +56,8 @@ func (s *Server) newConfig(opts options.CompletedOptions) (*app.Config, error) {
 	if err != nil {
 		return nil, err
 	}
+	// It is the aggregator that all requests go through.
+	aggregator.GenericConfig.BuildHandlerChainFunc = s.removals.endable(aggregator.GenericConfig.BuildHandlerChainFunc)
 	// After the others took their copies: theirs are small, and CRDs are added to them. See documentOnDemand.
 	cp.Generic.SkipOpenAPIInstallation = true
 	return &app.Config{Options: opts, KubeAPIs: core, ApiExtensions: extensions, Aggregator: aggregator}, nil
@@ -88,6 +90,9 @@ func (s *Server) genericConfig(o options.CompletedOptions) (*genericapiserver.Co
 		return nil, nil, err
 	}
 	if s.shared, err = informers.NewShared(own, c.DrainedNotify()); err != nil {
+		return nil, nil, err
+	}
+	if err := s.followRemovals(); err != nil {
 		return nil, nil, err
 	}
 	if err := o.Features.ApplyTo(c, own, s.shared); err != nil {

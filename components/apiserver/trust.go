@@ -24,7 +24,7 @@ func (s *Server) trustProcess(c *genericapiserver.Config) error {
 		}))
 	}
 	// As upstream does: credentials that are wrong fail, they do not become anonymous.
-	c.Authentication.Authenticator = union.NewFailOnError(chain...)
+	c.Authentication.Authenticator = withURL(s.removals.refuse(union.NewFailOnError(chain...)))
 
 	loopback := authorizer.AuthorizerFunc(func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 		if client.IsLoopback(ctx) && a.GetUser() != nil && a.GetUser().GetName() == client.APIServer {

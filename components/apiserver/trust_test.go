@@ -40,7 +40,7 @@ func trusted(t *testing.T, c *client.InProcess, configured authorizer.Authorizer
 	var config genericapiserver.Config
 	config.Authentication.Authenticator = authenticator.RequestFunc(claimed)
 	config.Authorization.Authorizer = configured
-	s := &Server{opts: Options{Client: c}, upstream: options.NewServerRunOptions(), anonymousHealth: anonymousHealth}
+	s := &Server{opts: Options{Client: c}, upstream: options.NewServerRunOptions(), anonymousHealth: anonymousHealth, removals: &removals{}}
 	if err := s.trustProcess(&config); err != nil {
 		t.Fatal(err)
 	}
@@ -159,5 +159,30 @@ func TestTrustNetwork(t *testing.T) {
 				t.Errorf("got %s, want %s", got, c.want)
 			}
 		})
+	}
+}
+
+// TestTrustReview: the token of a TokenReview comes as a request without a URL. No token at all is nobody's, and not that of who may
+// read the health.
+func TestTrustReview(t *testing.T) {
+	for _, token := range []string{"", " ", " x", "x"} {
+		for _, anonymousHealth := range []bool{true, false} {
+			inProcess := client.New("https://apiserver.test:6443", logrus.StandardLogger())
+			var config genericapiserver.Config
+			config.Authentication.Authenticator = authenticator.RequestFunc(claimed)
+			config.Authorization.Authorizer = authorizerfactory.NewAlwaysDenyAuthorizer()
+			s := &Server{opts: Options{Client: inProcess}, upstream: options.NewServerRunOptions(), anonymousHealth: anonymousHealth, removals: &removals{}}
+			if err := s.trustProcess(&config); err != nil {
+				t.Fatal(err)
+			}
+			request := &http.Request{Header: http.Header{"Authorization": {"Bearer " + token}}}
+			if who, ok, err := config.Authentication.Authenticator.AuthenticateRequest(request); ok || err != nil {
+				t.Errorf("%q is the token of %v, %v", token, who, err)
+			}
+			if request.URL != nil {
+				t.Error("the caller's request was changed")
+			}
+			inProcess.Close()
+		}
 	}
 }

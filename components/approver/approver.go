@@ -1,14 +1,14 @@
 // Package approver decides about the certificates that nodes ask for: the component "approver" of a server.
 //
-// It answers two kinds of CertificateSigningRequest and leaves all others to people. A machine that joins with a
+// It answers three kinds of CertificateSigningRequest and leaves all others to people. A machine that joins with a
 // bootstrap token asks for the client certificate of a node (client.go): it gets the name when no other machine has it.
 // Names are reserved (reservations.go), because a Node object comes later than its certificate, and because a machine
-// that joins again has to be recognised: by its key. A node asks for the certificate with which its kubelet serves
-// (serving.go): it gets what is its own and nobody else's. One CA signs for the nodes and the API server, so that a rule
-// that is too loose there would let a node be the API server.
+// that joins again has to be recognised: by its key. A node asks for its next client certificate (renewal.go): it gets one
+// for as long as its Node exists and is of the machine that has the name. A node asks for the certificate with which its
+// kubelet serves (serving.go): it gets what is its own and nobody else's.
 //
-// Upstream's controllers do the rest: csrapproving renews the client certificates of nodes, csrsigning signs. Upstream
-// would also approve bootstrap requests, for any name; the binding that allows it (nodeclient) is not made.
+// Upstream's csrsigning signs. Upstream's csrapproving would approve the first two kinds as well, for any name and for
+// ever; the bindings that allow it (nodeclient, selfnodeclient) are not made.
 package approver
 
 import (
@@ -35,6 +35,7 @@ import (
 
 	sharedinformers "kubelith.io/kubelith/components/informers"
 	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/components/removed"
 )
 
 // Options of the component.
@@ -56,6 +57,8 @@ type Options struct {
 	Networks []string
 	// ClusterDomain is the DNS domain of Services, whose names no node has.
 	ClusterDomain string
+	// CertificateLife is how long the certificates of nodes are valid.
+	CertificateLife time.Duration
 	// Log receives every decision.
 	Log logrus.FieldLogger
 }
@@ -70,12 +73,19 @@ type Server struct {
 	requests   certificateslisters.CertificateSigningRequestLister
 	nodes      corelisters.NodeLister
 	configMaps corelisters.ConfigMapNamespaceLister
+	removed    removedNodes
 
 	mu   sync.Mutex
 	gone map[string]*corev1.Node // Nodes that were deleted, by name
 }
 
 var _ lifecycle.Component = (*Server)(nil)
+
+// removedNodes are those that were removed from the cluster (components/removed).
+type removedNodes interface {
+	Refuses(node string, issued time.Time) bool
+	OlderThan(limit time.Time) []string
+}
 
 // New returns the component; nothing is touched before Run.
 func New(o Options) (*Server, error) {
@@ -119,9 +129,15 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		return err
 	}
 	defer func() { _ = nodes.Informer().RemoveEventHandler(registration) }() // fails only when it is gone already
+	gone, err := removed.Follow(view.Core().V1().Secrets().Informer(), nil)
+	if err != nil {
+		return err
+	}
+	defer gone.Stop()
+	s.removed = gone
 	controller := certificates.NewCertificateController(ctx, "kubelith-approver", s.client, requests, s.decide)
 	view.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), requests.Informer().HasSynced, nodes.Informer().HasSynced, configMaps.Informer().HasSynced) {
+	if !cache.WaitForCacheSync(ctx.Done(), requests.Informer().HasSynced, nodes.Informer().HasSynced, configMaps.Informer().HasSynced, gone.Synced) {
 		return nil // asked to stop
 	}
 	ready()
@@ -155,6 +171,8 @@ func (s *Server) decide(ctx context.Context, csr *certificatesv1.CertificateSign
 	switch {
 	case csr.Spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName && s.joins(csr):
 		judge = s.judgeClient
+	case csr.Spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName && isNode(csr):
+		judge = s.judgeRenewal
 	case csr.Spec.SignerName == certificatesv1.KubeletServingSignerName && isNode(csr):
 		judge = s.judgeServing
 	default:

@@ -159,6 +159,7 @@ func newCluster(t *testing.T, objects ...runtime.Object) *cluster {
 		}
 	}
 	c.nodes, c.configMaps = corelisters.NewNodeLister(nodes), corelisters.NewConfigMapLister(configMaps).ConfigMaps("kube-system")
+	c.removed = neverRemoved{}
 	c.requests = certificateslisters.NewCertificateSigningRequestLister(requests)
 	return c
 }
@@ -248,7 +249,7 @@ func TestRun(t *testing.T) {
 	shared := processInformers{informers.NewSharedInformerFactory(c.client, 0), stop}
 	c.opts.Informers = func() informers.SharedInformerFactory { return shared }
 	// The fake cluster tells a watch only what comes after it.
-	watching := make(chan struct{}, 3)
+	watching := make(chan struct{}, 4)
 	c.client.PrependWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
 		w, err := c.client.Tracker().Watch(a.GetResource(), a.GetNamespace())
 		watching <- struct{}{}

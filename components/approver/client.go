@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	capihelper "k8s.io/kubernetes/pkg/apis/certificates"
+	"k8s.io/kubernetes/pkg/controller/certificates"
 
 	"kubelith.io/kubelith/components/pki"
 )
@@ -44,6 +45,9 @@ func (s *Server) judgeClient(ctx context.Context, csr *certificatesv1.Certificat
 	taken := deny(nameTaken, "the name %s belongs to another machine: choose another --node-name, or kubectl delete node %s first", name, name)
 	if slices.Contains(s.opts.ServerNames, name) {
 		return taken, nil
+	}
+	if s.removed.Refuses(name, s.now()) {
+		return verdict{}, certificates.IgnorableError("not yet: the node %s was removed just now", name)
 	}
 	machine := keyHash(request)
 	owner, made, err := s.reserve(ctx, name, machine)

@@ -61,9 +61,6 @@ func TestClient(t *testing.T) {
 			r.Spec.Groups = []string{"system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token"}
 		}, ""},
 		"a person": {"a", func(r *certificatesv1.CertificateSigningRequest) { r.Spec.Username = "alice" }, ""},
-		"a node, renewing": {"a", func(r *certificatesv1.CertificateSigningRequest) {
-			r.Spec.Username, r.Spec.Groups = "system:node:a", []string{"system:nodes"}
-		}, ""},
 		"of another signer": {"a", func(r *certificatesv1.CertificateSigningRequest) {
 			r.Spec.SignerName = "kubernetes.io/kube-apiserver-client"
 		}, ""},

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kubernetes/pkg/controller/certificates"
+
+	"kubelith.io/kubelith/components/removed"
 )
 
 // A reservation is a ConfigMap that says which machine has a node's name.
@@ -26,18 +28,24 @@ import (
 // but while there is a Node nobody else gets it, and the machine itself is known by what the Node says of it.
 const (
 	namespace         = metav1.NamespaceSystem
-	reservationPrefix = "kubelith-node."
+	reservationPrefix = removed.ReservationPrefix
 	reservationLabel  = "kubelith.io/reservation"
-	machineKey        = "machine" // keyHash
+	machineKey        = "machine" // keyHash, or what MachineLabel has of it
 )
 
 // MachineLabel is where a Node has the beginning of its machine's keyHash, as long as a label may be. Besides administrators only
 // the node itself can write it.
 const MachineLabel = "kubelith.io/machine"
 
-// isOf tells whether the Node says that it is this machine.
+// isOf reports whether the Node says that it is this machine, which is named by its keyHash or by as much as a label has.
 func isOf(node *corev1.Node, machine string) bool {
-	return node.Labels[MachineLabel] == machine[:validation.LabelValueMaxLength]
+	return len(machine) >= validation.LabelValueMaxLength && node.Labels[MachineLabel] == machine[:validation.LabelValueMaxLength]
+}
+
+// has reports whether the name is reserved for this machine.
+func has(reservation *corev1.ConfigMap, machine string) bool {
+	owner := reservation.Data[machineKey]
+	return len(owner) >= validation.LabelValueMaxLength && strings.HasPrefix(machine, owner)
 }
 
 // abandoned is how long a name stays reserved for a machine that was given a certificate and never came.
@@ -49,7 +57,7 @@ func (s *Server) reserve(ctx context.Context, name, machine string) (owner, made
 	// Asked for, not taken from the cache: it may be a moment old.
 	reservation, err := configMaps.Get(ctx, reservationPrefix+name, metav1.GetOptions{})
 	if err == nil {
-		return reservation.Data[machineKey] == machine, false, nil
+		return has(reservation, machine), false, nil
 	}
 	if !apierrors.IsNotFound(err) {
 		return false, false, fmt.Errorf("read the reservation of the name %s: %w", name, err)
@@ -61,10 +69,7 @@ func (s *Server) reserve(ctx context.Context, name, machine string) (owner, made
 	if err != nil && !apierrors.IsNotFound(err) {
 		return false, false, fmt.Errorf("read the node %s: %w", name, err)
 	}
-	_, err = configMaps.Create(ctx, &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Name: reservationPrefix + name, Labels: map[string]string{reservationLabel: "node"}},
-		Data:       map[string]string{machineKey: machine},
-	}, metav1.CreateOptions{})
+	_, err = configMaps.Create(ctx, newReservation(name, machine), metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) { // two machines at once: look again whose it is
 		return false, false, certificates.IgnorableError("the name %s was reserved meanwhile", name)
 	}
@@ -74,10 +79,17 @@ func (s *Server) reserve(ctx context.Context, name, machine string) (owner, made
 	return true, true, nil
 }
 
+func newReservation(name, machine string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: reservationPrefix + name, Labels: map[string]string{reservationLabel: "node"}},
+		Data:       map[string]string{machineKey: machine},
+	}
+}
+
 // release frees a name that the machine has.
 func (s *Server) release(ctx context.Context, name, machine string) error {
 	reservation, err := s.client.CoreV1().ConfigMaps(namespace).Get(ctx, reservationPrefix+name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && reservation.Data[machineKey] != machine {
+	if apierrors.IsNotFound(err) || err == nil && !has(reservation, machine) {
 		return nil
 	}
 	if err != nil {

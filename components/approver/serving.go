@@ -34,7 +34,7 @@ const (
 // before its Node has them.
 const patience = 10 * time.Second
 
-// isNode tells whether a node asks. What a person asks for, people approve.
+// isNode reports whether a node asks. What a person asks for, people approve.
 func isNode(csr *certificatesv1.CertificateSigningRequest) bool {
 	return strings.HasPrefix(csr.Spec.Username, pki.NodeUserPrefix)
 }

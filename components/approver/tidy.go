@@ -20,6 +20,9 @@ const (
 	// deniedFor is how long the request of a machine that was not let in stays, so that the machine can read why.
 	// Upstream's cleaner would keep it for an hour.
 	deniedFor = time.Minute
+	// recordedFor is how long at least it is known that a node was removed: certificates lived for as long, by upstream's
+	// default, where somebody has made them live for less since.
+	recordedFor = 365 * 24 * time.Hour
 )
 
 // tidy removes what nobody needs any more, until ctx ends. deleted says that a Node is gone.
@@ -36,11 +39,22 @@ func (s *Server) tidy(ctx context.Context, deleted <-chan struct{}) {
 			s.freeGone(ctx)
 			s.freeAbandoned(ctx)
 			s.removeDenied(ctx)
+			s.forgetRemoved(ctx)
 		}
 	}
 }
 
-// removeDenied removes the requests of machines that were not let in.
+// forgetRemoved deletes the records of nodes whose certificates have all expired since they were removed.
+func (s *Server) forgetRemoved(ctx context.Context) {
+	limit := s.now().Add(-max(s.opts.CertificateLife, recordedFor) - time.Hour)
+	for _, name := range s.removed.OlderThan(limit) {
+		if err := s.client.CoreV1().Secrets(namespace).Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			s.opts.Log.Warnf("delete the record %s of a node that was removed long ago, next try in %s: %v", name, tidyEvery, err)
+		}
+	}
+}
+
+// removeDenied removes the requests of machines that were not let in, and of nodes that get no further certificate.
 func (s *Server) removeDenied(ctx context.Context) {
 	all, err := s.requests.List(labels.Everything())
 	if err != nil {
@@ -48,7 +62,7 @@ func (s *Server) removeDenied(ctx context.Context) {
 	}
 	for _, csr := range all {
 		since, denied := deniedSince(csr)
-		if !denied || s.now().Sub(since) < deniedFor || csr.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName || !s.joins(csr) {
+		if !denied || s.now().Sub(since) < deniedFor || csr.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName || !s.joins(csr) && !isNode(csr) {
 			continue
 		}
 		err := s.client.CertificatesV1().CertificateSigningRequests().Delete(ctx, csr.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(csr.UID))})

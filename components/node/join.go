@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/informers"
@@ -16,6 +17,7 @@ import (
 	"kubelith.io/kubelith/components/approver"
 	"kubelith.io/kubelith/components/client"
 	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/components/controllermanager"
 	"kubelith.io/kubelith/components/token"
 )
 
@@ -37,7 +39,7 @@ func joinHint(cfg *config.Server) string {
 }
 
 // addJoining adds what lets other machines join.
-func (b *builder) addJoining(cfg *config.Server, machine *machine, api *client.InProcess, shared func() informers.SharedInformerFactory, logFor func(string) logrus.FieldLogger) {
+func (b *builder) addJoining(cfg *config.Server, machine *machine, api *client.InProcess, signer *controllermanager.Server, shared func() informers.SharedInformerFactory, logFor func(string) logrus.FieldLogger) {
 	cluster, err := json.Marshal(cfg.ClusterInfo(version.Get().GitVersion, machine.release))
 	if err != nil {
 		b.errs = append(b.errs, err)
@@ -54,15 +56,20 @@ func (b *builder) addJoining(cfg *config.Server, machine *machine, api *client.I
 	})
 	b.add(tokens, err)
 
+	var life time.Duration
+	if signer != nil { // else it is among the errors
+		life = signer.Upstream().ComponentConfig.CSRSigningController.ClusterSigningDuration.Duration
+	}
 	b.add(approver.New(approver.Options{
-		Client:        api.Config(client.Approver),
-		Informers:     shared,
-		Group:         token.Group,
-		Spend:         tokens.Spend,
-		ServerNames:   []string{cfg.NodeName},
-		ServerCert:    machine.pki.APIServer.Cert,
-		Networks:      append(slices.Clone(cfg.ClusterCIDR), cfg.ServiceCIDR...),
-		ClusterDomain: cfg.ClusterDomain,
-		Log:           logFor("approver"),
+		Client:          api.Config(client.Approver),
+		Informers:       shared,
+		Group:           token.Group,
+		Spend:           tokens.Spend,
+		ServerNames:     []string{cfg.NodeName},
+		ServerCert:      machine.pki.APIServer.Cert,
+		Networks:        append(slices.Clone(cfg.ClusterCIDR), cfg.ServiceCIDR...),
+		ClusterDomain:   cfg.ClusterDomain,
+		CertificateLife: life,
+		Log:             logFor("approver"),
 	}))
 }

@@ -114,7 +114,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 	})
 	b.add(api, err)
 
-	b.add(controllermanager.New(controllermanager.Options{
+	controllers, err := controllermanager.New(controllermanager.Options{
 		ClusterCIDRs: cfg.ClusterCIDR,
 		ServiceCIDRs: cfg.ServiceCIDR,
 		PKI:          machine.pki,
@@ -122,7 +122,8 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Client:       inProcess,
 		Informers:    api.Informers,
 		Log:          logFor("controller-manager"),
-	}))
+	})
+	b.add(controllers, err)
 
 	b.add(scheduler.New(scheduler.Options{
 		Args:      machine.args.scheduler,
@@ -132,7 +133,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Log:       logging.Component(log, "scheduler"),
 	}))
 
-	b.addJoining(cfg, machine, inProcess, api.Informers, logFor)
+	b.addJoining(cfg, machine, inProcess, controllers, api.Informers, logFor)
 
 	worker{
 		cfg:      &cfg.Node,

@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -52,7 +53,7 @@ func TestJoin(t *testing.T) {
 		}
 	}
 
-	// Upstream renews what a node has, with a new key, and for itself only.
+	// A node renews what it has, with a new key, and for itself only.
 	key := newKey(t)
 	renewed, err := ask(t, node, clientSign, key, x509.CertificateRequest{Subject: subject("join-a")}, certificatesv1.UsageClientAuth)
 	if err != nil {
@@ -240,8 +241,12 @@ func TestServing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	trust, err := os.ReadFile(s.Path(harness.DataDir + "/server/tls/kubelet-trust.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(m.ca)
+	roots.AppendCertsFromPEM(trust)
 	for _, name := range []string{"192.0.2.61", "serve-a"} { // as the API server checks it before it asks for logs
 		if _, err := certificate(t, data).Verify(x509.VerifyOptions{Roots: roots, DNSName: name, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}); err != nil {
 			t.Errorf("%s: %v", name, err)

@@ -184,12 +184,21 @@ func (m *machine) join(t *testing.T, name string) ([]byte, error) {
 // node joins, which must succeed, and registers; the client is that of the node.
 func (m *machine) node(t *testing.T, name string, addresses ...string) kubernetes.Interface {
 	t.Helper()
+	_, cs := m.registered(t, name, addresses...)
+	return cs
+}
+
+// registered is node with the configuration of its client.
+func (m *machine) registered(t *testing.T, name string, addresses ...string) (*rest.Config, kubernetes.Interface) {
+	t.Helper()
 	cert, err := m.join(t, name)
 	if err != nil {
 		t.Fatalf("%s joins: %v", name, err)
 	}
-	cs := m.with(t, cert, m.key)
-	if _, err := cs.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubelith.io/role": "agent"}}}, metav1.CreateOptions{}); err != nil {
+	config := m.shows(t, cert, m.key)
+	cs := clientFor(t, config)
+	labels := map[string]string{"kubelith.io/role": "agent", "kubelith.io/machine": m.machineLabel(t)}
+	if _, err := cs.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{}); err != nil {
 		t.Fatalf("%s registers: %v", name, err)
 	}
 	t.Cleanup(func() { deleteNode(t, m.s, name) })
@@ -208,16 +217,22 @@ func (m *machine) node(t *testing.T, name string, addresses ...string) kubernete
 	if _, err := cs.CoreV1().Nodes().PatchStatus(t.Context(), name, patch); err != nil {
 		t.Fatalf("%s reports its addresses: %v", name, err)
 	}
-	return cs
+	return config, cs
 }
 
 // with is a client that shows a certificate and no token.
 func (m *machine) with(t *testing.T, cert []byte, key *ecdsa.PrivateKey) kubernetes.Interface {
 	t.Helper()
+	return clientFor(t, m.shows(t, cert, key))
+}
+
+// shows is the configuration of such a client.
+func (m *machine) shows(t *testing.T, cert []byte, key *ecdsa.PrivateKey) *rest.Config {
+	t.Helper()
 	cfg := m.config()
 	cfg.BearerToken = ""
 	cfg.CertData, cfg.KeyData = cert, keyPEM(t, key)
-	return clientFor(t, cfg)
+	return cfg
 }
 
 func keyPEM(t *testing.T, key *ecdsa.PrivateKey) []byte {

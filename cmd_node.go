@@ -1,0 +1,41 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/urfave/cli/v2"
+	"k8s.io/client-go/kubernetes"
+
+	"kubelith.io/kubelith/components/removed"
+)
+
+func nodeCommand() *cli.Command {
+	return &cli.Command{
+		Name:            "node",
+		Usage:           "remove nodes, and shut their machines out",
+		HideHelpCommand: true,
+		OnUsageError:    usageError,
+		Action:          subcommandHelp,
+		Subcommands: []*cli.Command{
+			administratorCommand("node", "remove", "NAME", "delete a node and its pods, and refuse its credentials at once", removeNode,
+				&cli.BoolFlag{Name: "force", Usage: "also when there is no such node: refuse what was issued in its name"}),
+		},
+	}
+}
+
+func removeNode(c *cli.Context, cs kubernetes.Interface) error {
+	if c.NArg() != 1 {
+		return errors.New("node remove needs the name of one node, after its flags: kubelith kubectl get nodes shows the names")
+	}
+	name := c.Args().First()
+	err := removed.Remove(c.Context, cs, name, c.Bool("force"))
+	if errors.Is(err, removed.ErrNoNode) {
+		return fmt.Errorf("there is no node %s: kubelith kubectl get nodes shows them; kubelith node remove --force %[1]s refuses its credentials all the same", name)
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Printf("node %s removed; its machine can join again with a token only\n", name)
+	return nil
+}

@@ -1,0 +1,151 @@
+package apiserver
+
+import (
+	"context"
+	"crypto/x509"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/time/rate"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+
+	"kubelith.io/kubelith/components/pki"
+	"kubelith.io/kubelith/components/removed"
+)
+
+// A node that was removed (components/removed) still has its certificate. Each of its requests is refused by the time at
+// which the certificate was issued, and the watches that it had open are ended.
+
+// removals refuses removed nodes.
+type removals struct {
+	set *removed.Set
+	log logrus.FieldLogger
+	// told bounds how often it is logged that a removed node asks.
+	told *rate.Limiter
+
+	mu   sync.Mutex
+	open map[string]map[*session]bool // what nodes have open, by their names
+}
+
+// session is a request that lasts.
+type session struct {
+	issued time.Time // when the certificate was
+	end    context.CancelFunc
+}
+
+// followRemovals is called once the informers are made, and before they run.
+func (s *Server) followRemovals() error {
+	r := &removals{log: s.opts.Log, told: rate.NewLimiter(rate.Every(time.Minute), 3), open: map[string]map[*session]bool{}}
+	var err error
+	r.set, err = removed.Follow(s.shared.Core().V1().Secrets().Informer(), r.end)
+	s.removals = r
+	return err
+}
+
+// refuse wraps the authenticators of all requests. It says no without an error: upstream would log one for each request,
+// and the agent of a removed node asks every few seconds.
+func (r *removals) refuse(all authenticator.Request) authenticator.Request {
+	return authenticator.RequestFunc(func(req *http.Request) (*authenticator.Response, bool, error) {
+		response, ok, err := all.AuthenticateRequest(req)
+		if !ok || err != nil {
+			return response, ok, err
+		}
+		node, cert := nodeCertificate(req)
+		switch {
+		case cert == nil || response.User.GetName() != cert.Subject.CommonName: // who shows something else besides is that
+			return response, ok, err
+		case !r.set.Synced(): // for a moment, at the start of the API server
+			return nil, false, nil
+		case r.set.Refuses(node, removed.Issued(cert)):
+			if r.told.Allow() {
+				r.log.Warnf("refused the node %s, shown by %s: it was removed; stop its agent, or let it join again with a token", node, req.RemoteAddr)
+			}
+			return nil, false, nil
+		}
+		return response, ok, err
+	})
+}
+
+// nodeCertificate returns the name of the node whose certificate a request shows, and the certificate. There is none for the
+// node of a server, which is in this process.
+func nodeCertificate(req *http.Request) (node string, cert *x509.Certificate) {
+	if req.TLS == nil || len(req.TLS.PeerCertificates) == 0 {
+		return "", nil
+	}
+	cert = req.TLS.PeerCertificates[0]
+	node, isNode := strings.CutPrefix(cert.Subject.CommonName, pki.NodeUserPrefix)
+	if !isNode {
+		return "", nil
+	}
+	return node, cert
+}
+
+// endable puts in front of the API what ends the long requests of a node when it is removed, also those in which it acts as
+// somebody else. Authentication and impersonation are before it.
+func (r *removals) endable(build func(http.Handler, *genericapiserver.Config) http.Handler) func(http.Handler, *genericapiserver.Config) http.Handler {
+	return func(api http.Handler, c *genericapiserver.Config) http.Handler {
+		return build(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if node, cert := nodeCertificate(req); cert != nil {
+				if info, ok := apirequest.RequestInfoFrom(req.Context()); ok && c.LongRunningFunc(req, info) {
+					ctx, done := r.begin(req.Context(), node, removed.Issued(cert))
+					defer done()
+					req = req.WithContext(ctx)
+				}
+			}
+			api.ServeHTTP(w, req)
+		}), c)
+	}
+}
+
+// begin notes a long request, which is over when done is called.
+func (r *removals) begin(ctx context.Context, node string, issued time.Time) (_ context.Context, done func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	s := &session{issued, cancel}
+	r.mu.Lock()
+	if r.open[node] == nil {
+		r.open[node] = map[*session]bool{}
+	}
+	r.open[node][s] = true
+	r.mu.Unlock()
+	if r.set.Refuses(node, issued) { // since it was authenticated
+		cancel()
+	}
+	return ctx, func() {
+		cancel()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.open[node], s)
+		if len(r.open[node]) == 0 {
+			delete(r.open, node)
+		}
+	}
+}
+
+// end ends the long requests of a node that was removed.
+func (r *removals) end(node string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for s := range r.open[node] {
+		if r.set.Refuses(node, s.issued) {
+			s.end()
+		}
+	}
+}
+
+// withURL gives a TokenReview a URL, which has its token authenticated as a request without: authenticators look at the path,
+// among them the one that lets anybody read the health.
+func withURL(all authenticator.Request) authenticator.Request {
+	return authenticator.RequestFunc(func(req *http.Request) (*authenticator.Response, bool, error) {
+		if req.URL == nil {
+			req = req.WithContext(req.Context()) // a shallow copy: the caller keeps its own
+			req.URL = &url.URL{}
+		}
+		return all.AuthenticateRequest(req)
+	})
+}

@@ -64,6 +64,7 @@ func app() *cli.App {
 			checkCommand(),
 			tokenCommand(),
 			nodeCommand(),
+			kubeconfigCommand(),
 			pluginCommand(),
 			csiSanityCommand(),
 			resetCommand(),

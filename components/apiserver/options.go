@@ -61,7 +61,7 @@ func (srv *Server) complete() error {
 	s.ProxyClientKeyFile = o.PKI.FrontProxyClient.Key
 	s.KubeletConfig.TLSClientConfig.CertFile = o.PKI.KubeletClient.Cert
 	s.KubeletConfig.TLSClientConfig.KeyFile = o.PKI.KubeletClient.Key
-	s.KubeletConfig.TLSClientConfig.CAFile = o.PKI.ClusterCA.Cert
+	s.KubeletConfig.TLSClientConfig.CAFile = o.PKI.KubeletTrust
 	s.KubeletConfig.PreferredAddressTypes = []string{"InternalIP", "ExternalIP", "InternalDNS", "ExternalDNS", "Hostname"}
 	// The kubelet's Node is known by address; its name may resolve to anything.
 	s.ServiceNodePortRange = utilnet.PortRange{Base: 30000, Size: 2768}

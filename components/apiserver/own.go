@@ -16,6 +16,7 @@ import (
 func ownObjects() []runtime.Object {
 	return slices.Concat(
 		exemptLoopback(),
+		allowAdmins(),
 		allowKubeletClient(),
 		allowDNS(),
 		allowManifests(),

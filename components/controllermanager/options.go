@@ -9,8 +9,10 @@ import (
 	"k8s.io/kubernetes/cmd/kube-controller-manager/app/config"
 	"k8s.io/kubernetes/cmd/kube-controller-manager/app/options"
 	"k8s.io/kubernetes/cmd/kube-controller-manager/names"
+	csrsigningconfig "k8s.io/kubernetes/pkg/controller/certificates/signer/config"
 
 	"kubelith.io/kubelith/components/args"
+	"kubelith.io/kubelith/components/pki"
 )
 
 // upstreamConfig translates Options into upstream's component configuration
@@ -34,8 +36,15 @@ func upstreamConfig(o Options) (*config.Config, error) {
 	}
 	s.SAController.ServiceAccountKeyFile = o.PKI.ServiceAccountKey
 	s.SAController.RootCAFile = o.PKI.ClusterCA.Cert
-	s.CSRSigningController.ClusterSigningCertFile = o.PKI.ClusterCA.Cert
-	s.CSRSigningController.ClusterSigningKeyFile = o.PKI.ClusterCA.Key
+	signing := s.CSRSigningController
+	for signer, ca := range map[*csrsigningconfig.CSRSigningConfiguration]pki.Pair{
+		&signing.KubeletServingSignerConfiguration:      o.PKI.KubeletCA,
+		&signing.KubeletClientSignerConfiguration:       o.PKI.ClusterCA,
+		&signing.KubeAPIServerClientSignerConfiguration: o.PKI.ClusterCA,
+		&signing.LegacyUnknownSignerConfiguration:       o.PKI.ClusterCA,
+	} {
+		signer.CertFile, signer.KeyFile = ca.Cert, ca.Key
+	}
 	// A certificate cannot be revoked: that of a node that was deleted lives on for so long. Nodes renew theirs in time.
 	s.CSRSigningController.ClusterSigningDuration.Duration = 90 * 24 * time.Hour
 	// All that upstream has on by default and, for machines that join, the two that sign and remove bootstrap tokens.
@@ -58,22 +67,30 @@ func upstreamConfig(o Options) (*config.Config, error) {
 // Refused are upstream's flags that the composition sets or does not use.
 func Refused() args.Refused {
 	cloud := "cloud controllers run outside of the process"
+	owned := "Kubelith makes and renews it"
+	one := "kubelets have a CA of their own: use the flags of a signer, cluster-signing-kube-apiserver-client-... or cluster-signing-legacy-unknown-..."
 	return args.Merge(args.Logging(), args.FeatureGates(), args.Clients(), args.Serving(), args.Election(), args.Refused{
-		"cluster-cidr":                     "use Kubelith's own --cluster-cidr",
-		"service-cluster-ip-range":         "use Kubelith's own --service-cidr",
-		"root-ca-file":                     "Kubelith makes and renews it",
-		"service-account-private-key-file": "Kubelith makes and renews it",
-		"use-service-account-credentials":  "every controller has its own identity",
-		"cloud-provider":                   cloud,
-		"cloud-config":                     cloud,
-		"cluster-name":                     cloud,
-		"allow-untagged-cloud":             cloud,
-		"configure-cloud-routes":           cloud,
-		"route-reconciliation-period":      cloud,
-		"external-cloud-volume-plugin":     cloud,
-		"node-sync-period":                 "upstream ignores it",
-		"leader-migration-config":          "there is one server, and no election",
-		"enable-leader-migration":          "there is one server, and no election",
-		"controller-shutdown-timeout":      "controllers stop within 5 s, the process within 30 s",
+		"cluster-cidr":                              "use Kubelith's own --cluster-cidr",
+		"service-cluster-ip-range":                  "use Kubelith's own --service-cidr",
+		"root-ca-file":                              owned,
+		"service-account-private-key-file":          owned,
+		"cluster-signing-cert-file":                 one,
+		"cluster-signing-key-file":                  one,
+		"cluster-signing-kubelet-client-cert-file":  owned,
+		"cluster-signing-kubelet-client-key-file":   owned,
+		"cluster-signing-kubelet-serving-cert-file": owned,
+		"cluster-signing-kubelet-serving-key-file":  owned,
+		"use-service-account-credentials":           "every controller has its own identity",
+		"cloud-provider":                            cloud,
+		"cloud-config":                              cloud,
+		"cluster-name":                              cloud,
+		"allow-untagged-cloud":                      cloud,
+		"configure-cloud-routes":                    cloud,
+		"route-reconciliation-period":               cloud,
+		"external-cloud-volume-plugin":              cloud,
+		"node-sync-period":                          "upstream ignores it",
+		"leader-migration-config":                   "there is one server, and no election",
+		"enable-leader-migration":                   "there is one server, and no election",
+		"controller-shutdown-timeout":               "controllers stop within 5 s, the process within 30 s",
 	})
 }

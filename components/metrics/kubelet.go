@@ -38,15 +38,15 @@ type kubelets struct {
 
 var _ client.KubeletMetricsGetter = (*kubelets)(nil)
 
-// newKubelets reads the CA. The certificate is read for each connection, so that a renewed one is used.
+// newKubelets reads the CAs. The certificate is read for each connection, so that a renewed one is used.
 func newKubelets(o Options, nodes corelisters.NodeLister) (*kubelets, error) {
-	pem, err := os.ReadFile(o.PKI.ClusterCA.Cert)
+	pem, err := os.ReadFile(o.PKI.KubeletTrust)
 	if err != nil {
-		return nil, fmt.Errorf("read the CA of kubelets: %w", err)
+		return nil, fmt.Errorf("read the CAs of kubelets: %w", err)
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("the CA of kubelets: %s has no certificate", o.PKI.ClusterCA.Cert)
+		return nil, fmt.Errorf("the CAs of kubelets: %s has no certificate", o.PKI.KubeletTrust)
 	}
 	transport := &http.Transport{ // nodes are never behind a proxy
 		TLSClientConfig: &tls.Config{

@@ -45,7 +45,7 @@ func kubelet(t *testing.T, b *pki.Bundle, h http.HandlerFunc) int32 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca, err := os.ReadFile(b.ClusterCA.Cert)
+	ca, err := os.ReadFile(b.KubeletTrust)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,10 +205,10 @@ func TestRenewedCertificate(t *testing.T) {
 
 func TestNoCA(t *testing.T) {
 	b := certificates(t)
-	if err := os.WriteFile(b.ClusterCA.Cert, []byte("nothing"), 0o600); err != nil {
+	if err := os.WriteFile(b.KubeletTrust, []byte("nothing"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := newKubelets(Options{PKI: b}, nil); err == nil || !strings.Contains(err.Error(), b.ClusterCA.Cert) {
+	if _, err := newKubelets(Options{PKI: b}, nil); err == nil || !strings.Contains(err.Error(), b.KubeletTrust) {
 		t.Errorf("got %v", err)
 	}
 }

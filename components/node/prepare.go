@@ -131,7 +131,7 @@ func (h *machine) credentials(cfg *config.Server) (err error) {
 	return pki.EnsureEncryption(h.encryptionConfig, err == nil)
 }
 
-func tlsDir(cfg *config.Server) string { return filepath.Join(cfg.DataDir, "server", "tls") }
+func tlsDir(cfg *config.Server) string { return pki.Dir(cfg.DataDir) }
 
 func encryptionConfig(cfg *config.Server) string {
 	return filepath.Join(cfg.DataDir, "server", "cred", "encryption.yaml")

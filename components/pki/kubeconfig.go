@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 
-	clientcmdv1 "k8s.io/client-go/tools/clientcmd/api/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -14,7 +13,6 @@ import (
 // the path of its CA certificate, client the pair that the user authenticates with. A file that already
 // says the same is not touched.
 func WriteKubeconfig(path, server, ca string, client Pair) error {
-	const name = "kubelith"
 	var data [3][]byte
 	for i, file := range []string{ca, client.Cert, client.Key} {
 		var err error
@@ -22,14 +20,7 @@ func WriteKubeconfig(path, server, ca string, client Pair) error {
 			return fmt.Errorf("kubeconfig: %w", err)
 		}
 	}
-	out, err := yaml.Marshal(clientcmdv1.Config{
-		APIVersion:     "v1",
-		Kind:           "Config",
-		Clusters:       []clientcmdv1.NamedCluster{{Name: name, Cluster: clientcmdv1.Cluster{Server: server, CertificateAuthorityData: data[0]}}},
-		AuthInfos:      []clientcmdv1.NamedAuthInfo{{Name: name, AuthInfo: clientcmdv1.AuthInfo{ClientCertificateData: data[1], ClientKeyData: data[2]}}},
-		Contexts:       []clientcmdv1.NamedContext{{Name: name, Context: clientcmdv1.Context{Cluster: name, AuthInfo: name}}},
-		CurrentContext: name,
-	})
+	out, err := yaml.Marshal(inlineKubeconfig(server, data[0], data[1], data[2]))
 	if err != nil {
 		return fmt.Errorf("kubeconfig: encode: %w", err)
 	}

@@ -30,6 +30,9 @@ const (
 // NodeUserPrefix begins the user name of a node, which is the common name of its certificates.
 const NodeUserPrefix = "system:node:"
 
+// AdminsGroup is the group of the admin kubeconfig. Its rights are a binding (components/apiserver), which can be taken away.
+const AdminsGroup = "kubelith:admins"
+
 // Options say whom the certificates are for.
 type Options struct {
 	Dir           string   // where the files are; created with mode 0700
@@ -46,9 +49,12 @@ type Pair struct{ Cert, Key string }
 
 // Bundle is the paths of all that Ensure keeps. Every file has mode 0600.
 type Bundle struct {
-	ClusterCA    Pair // signs what proves an identity to the apiserver or the kubelet
+	ClusterCA    Pair // signs what proves an identity to the apiserver or the kubelet, and what serves the API
+	KubeletCA    Pair // signs what kubelets serve with only: with it nobody is the apiserver, whatever address it reports
 	FrontProxyCA Pair // signs FrontProxyClient only
 	EtcdCA       Pair // signs EtcdServer and EtcdPeer only
+
+	KubeletTrust string // the CAs by which a kubelet is known that is called: KubeletCA's and, after an upgrade, formerly
 
 	ServiceAccountKey string // ECDSA P-256 (ES256); the private key, which verifiers accept as well
 
@@ -60,7 +66,7 @@ type Bundle struct {
 	KubeletServer    Pair // serves the kubelet's API, as system:node:NAME in system:nodes
 	EtcdServer       Pair // serves etcd's clients
 	EtcdPeer         Pair // serves and calls other etcd members
-	Admin            Pair // for the admin kubeconfig only: kubelith-admin in system:masters
+	Admin            Pair // for the admin kubeconfig only: kubelith-admin in AdminsGroup
 
 	Changed []string // base names of the files that this call made or renewed
 }
@@ -76,16 +82,19 @@ func Ensure(opts Options) (*Bundle, error) {
 	s := &store{dir: opts.Dir, now: opts.Now()}
 	b := &Bundle{
 		ClusterCA:         s.pair("cluster-ca"),
+		KubeletCA:         s.pair("kubelet-ca"),
 		FrontProxyCA:      s.pair("front-proxy-ca"),
 		EtcdCA:            s.pair("etcd-ca"),
+		KubeletTrust:      filepath.Join(opts.Dir, "kubelet-trust.crt"),
 		ServiceAccountKey: filepath.Join(opts.Dir, "service-account.key"),
 		APIServer:         s.pair("apiserver"),
 		KubeletClient:     s.pair("apiserver-kubelet-client"),
 		FrontProxyClient:  s.pair("front-proxy-client"),
-		KubeletServer:     s.pair("kubelet-server"),
-		EtcdServer:        s.pair("etcd-server"),
-		EtcdPeer:          s.pair("etcd-peer"),
-		Admin:             s.pair("admin"),
+		// Not "kubelet-server", which the cluster's CA has signed in clusters of before.
+		KubeletServer: s.pair("kubelet-serving"),
+		EtcdServer:    s.pair("etcd-server"),
+		EtcdPeer:      s.pair("etcd-peer"),
+		Admin:         s.pair("admin"),
 	}
 	if _, err := s.key(b.ServiceAccountKey, "restore it from a backup, or remove it to have a new one made, which ends the validity of every service account token"); err != nil {
 		return nil, err
@@ -98,8 +107,20 @@ func Ensure(opts Options) (*Bundle, error) {
 }
 
 func (s *store) ensureLeaves(b *Bundle, opts Options) error {
+	upgraded := exists(b.ClusterCA.Cert)
 	cluster, err := s.authority(b.ClusterCA, "kubelith-cluster-ca")
 	if err != nil {
+		return err
+	}
+	kubelet, err := s.authority(b.KubeletCA, "kubelith-kubelet-ca")
+	if err != nil {
+		return err
+	}
+	var former *authority
+	if upgraded {
+		former = cluster
+	}
+	if err := s.ensureKubeletTrust(b.KubeletTrust, kubelet, former); err != nil {
 		return err
 	}
 	frontProxy, err := s.authority(b.FrontProxyCA, "kubelith-front-proxy-ca")
@@ -128,10 +149,10 @@ func (s *store) ensureLeaves(b *Bundle, opts Options) error {
 		{pair: b.APIServer, ca: cluster, cn: "kube-apiserver", usage: server, names: api},
 		{pair: b.KubeletClient, ca: cluster, cn: "kube-apiserver-kubelet-client", usage: client},
 		{pair: b.FrontProxyClient, ca: frontProxy, cn: "front-proxy-client", usage: client},
-		{pair: b.KubeletServer, ca: cluster, cn: NodeUserPrefix + opts.NodeName, org: []string{"system:nodes"}, usage: server, names: node},
+		{pair: b.KubeletServer, ca: kubelet, cn: NodeUserPrefix + opts.NodeName, org: []string{"system:nodes"}, usage: server, names: node},
 		{pair: b.EtcdServer, ca: etcd, cn: "kube-etcd", usage: both, names: local}, // both: etcd's gateway calls itself
 		{pair: b.EtcdPeer, ca: etcd, cn: "kube-etcd-peer", usage: both, names: local},
-		{pair: b.Admin, ca: cluster, cn: "kubelith-admin", org: []string{"system:masters"}, usage: client},
+		{pair: b.Admin, ca: cluster, cn: "kubelith-admin", org: []string{AdminsGroup}, usage: client},
 	} {
 		if err := s.ensureLeaf(l); err != nil {
 			return err

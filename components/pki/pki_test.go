@@ -90,12 +90,12 @@ func TestFirstStart(t *testing.T) {
 			"kubernetes.default.svc.cluster.local", "localhost", "node1", "192.0.2.7", "2001:db8::7", "127.0.0.1", "::1", "10.43.0.1", "api.example", "192.0.2.99"}},
 		{b.KubeletClient, b.ClusterCA, "CN=kube-apiserver-kubelet-client", x509.ExtKeyUsageClientAuth, nil},
 		{b.FrontProxyClient, b.FrontProxyCA, "CN=front-proxy-client", x509.ExtKeyUsageClientAuth, nil},
-		{b.KubeletServer, b.ClusterCA, "CN=system:node:node1,O=system:nodes", x509.ExtKeyUsageServerAuth, []string{"node1", "192.0.2.7", "2001:db8::7"}},
+		{b.KubeletServer, b.KubeletCA, "CN=system:node:node1,O=system:nodes", x509.ExtKeyUsageServerAuth, []string{"node1", "192.0.2.7", "2001:db8::7"}},
 		{b.EtcdServer, b.EtcdCA, "CN=kube-etcd", x509.ExtKeyUsageServerAuth, []string{"localhost", "127.0.0.1", "::1", "192.0.2.7"}},
 		{b.EtcdServer, b.EtcdCA, "CN=kube-etcd", x509.ExtKeyUsageClientAuth, nil},
 		{b.EtcdPeer, b.EtcdCA, "CN=kube-etcd-peer", x509.ExtKeyUsageServerAuth, []string{"192.0.2.7"}},
 		{b.EtcdPeer, b.EtcdCA, "CN=kube-etcd-peer", x509.ExtKeyUsageClientAuth, nil},
-		{b.Admin, b.ClusterCA, "CN=kubelith-admin,O=system:masters", x509.ExtKeyUsageClientAuth, nil},
+		{b.Admin, b.ClusterCA, "CN=kubelith-admin,O=kubelith:admins", x509.ExtKeyUsageClientAuth, nil},
 	} {
 		cert, ca := readCert(t, tc.pair.Cert), readCert(t, tc.ca.Cert)
 		roots := x509.NewCertPool()
@@ -129,7 +129,7 @@ func TestFirstStart(t *testing.T) {
 }
 
 func TestLaterStarts(t *testing.T) {
-	leaves := []string{"admin.crt", "apiserver-kubelet-client.crt", "apiserver.crt", "etcd-peer.crt", "etcd-server.crt", "front-proxy-client.crt", "kubelet-server.crt"}
+	leaves := []string{"admin.crt", "apiserver-kubelet-client.crt", "apiserver.crt", "etcd-peer.crt", "etcd-server.crt", "front-proxy-client.crt", "kubelet-serving.crt"}
 	for name, tc := range map[string]struct {
 		after  time.Duration
 		change func(*Options)
@@ -145,8 +145,8 @@ func TestLaterStarts(t *testing.T) {
 		"new SAN":                  {change: func(o *Options) { o.SANs = append(o.SANs, "new.example") }, want: []string{"apiserver.crt"}},
 		"new SAN address":          {change: func(o *Options) { o.SANs = append(o.SANs, "192.0.2.100") }, want: []string{"apiserver.crt"}},
 		"SAN no longer wanted":     {change: func(o *Options) { o.SANs = nil }},
-		"new node IP":              {change: func(o *Options) { o.NodeIPs = []net.IP{net.ParseIP("192.0.2.8")} }, want: []string{"apiserver.crt", "etcd-peer.crt", "etcd-server.crt", "kubelet-server.crt"}},
-		"new node name":            {change: func(o *Options) { o.NodeName = "n2" }, want: []string{"apiserver.crt", "etcd-peer.crt", "etcd-server.crt", "kubelet-server.crt"}},
+		"new node IP":              {change: func(o *Options) { o.NodeIPs = []net.IP{net.ParseIP("192.0.2.8")} }, want: []string{"apiserver.crt", "etcd-peer.crt", "etcd-server.crt", "kubelet-serving.crt"}},
+		"new node name":            {change: func(o *Options) { o.NodeName = "n2" }, want: []string{"apiserver.crt", "etcd-peer.crt", "etcd-server.crt", "kubelet-serving.crt"}},
 		"leaf removed":             {remove: []string{"admin.crt"}, want: []string{"admin.crt"}},
 		"leaf pair removed":        {remove: []string{"admin.crt", "admin.key"}, want: []string{"admin.crt", "admin.key"}},
 		"interrupted after CA key": {remove: []string{"cluster-ca.crt"}, want: []string{"cluster-ca.crt"}},

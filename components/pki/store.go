@@ -28,8 +28,12 @@ func (s *store) pair(name string) Pair {
 	return Pair{Cert: filepath.Join(s.dir, name+".crt"), Key: filepath.Join(s.dir, name+".key")}
 }
 
-func (s *store) write(path, kind string, der []byte) error {
-	if err := WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})); err != nil {
+func (s *store) write(path, kind string, ders ...[]byte) error {
+	var text []byte
+	for _, der := range ders {
+		text = append(text, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})...)
+	}
+	if err := WriteFile(path, text); err != nil {
 		return fmt.Errorf("pki: %w", err)
 	}
 	s.changed = append(s.changed, filepath.Base(path))
@@ -109,6 +113,7 @@ func (s *store) authority(p Pair, cn string) (*authority, error) {
 			KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature,
 			BasicConstraintsValid: true,
 			IsCA:                  true,
+			MaxPathLenZero:        true, // it signs no other CA
 		}
 		cert, err = s.sign(p.Cert, template, template, key, key)
 		if err != nil {

@@ -23,6 +23,7 @@ const (
 	nameTaken = "NameTaken"
 	badName   = "InvalidName"
 	badToken  = "TokenRefused"
+	tooMany   = "TooManyPending"
 )
 
 // joins tells whether a machine asks that has shown one of our tokens. Tokens of others (kubeadm's for example) are in
@@ -50,14 +51,17 @@ func (s *Server) judgeClient(ctx context.Context, csr *certificatesv1.Certificat
 		return verdict{}, certificates.IgnorableError("not yet: the node %s was removed just now", name)
 	}
 	machine := keyHash(request)
-	owner, made, err := s.reserve(ctx, name, machine)
+	id := strings.TrimPrefix(csr.Spec.Username, bootstrapapi.BootstrapUserPrefix)
+	owner, made, err := s.reserve(ctx, name, machine, id)
+	if errors.Is(err, errPending) {
+		return deny(tooMany, "%d machines have joined with the token %s and have no node yet: delete the token if they are not yours, make another one with kubelith token create, or wait an hour", maxPending, id), nil
+	}
 	if err != nil {
 		return verdict{}, err
 	}
 	if !owner {
 		return taken, nil
 	}
-	id := strings.TrimPrefix(csr.Spec.Username, bootstrapapi.BootstrapUserPrefix)
 	refusal, err := s.opts.Spend(ctx, id, machine)
 	if err == nil && refusal == "" {
 		return verdict{}, nil

@@ -66,7 +66,7 @@ func (s *Server) ownerOf(ctx context.Context, node *corev1.Node) (machine string
 	if !isOf(node, machine) { // a server, or a node that never joined with a token
 		return "", nil
 	}
-	if _, err := configMaps.Create(ctx, newReservation(node.Name, machine), metav1.CreateOptions{}); apierrors.IsAlreadyExists(err) {
+	if _, err := configMaps.Create(ctx, newReservation(node.Name, machine, ""), metav1.CreateOptions{}); apierrors.IsAlreadyExists(err) {
 		return "", certificates.IgnorableError("the name %s was reserved meanwhile", node.Name)
 	} else if err != nil {
 		return "", fmt.Errorf("reserve the name %s: %w", node.Name, err)

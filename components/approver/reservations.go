@@ -2,6 +2,7 @@ package approver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"strings"
@@ -31,7 +32,12 @@ const (
 	reservationPrefix = removed.ReservationPrefix
 	reservationLabel  = "kubelith.io/reservation"
 	machineKey        = "machine" // keyHash, or what MachineLabel has of it
+	tokenKey          = "token"   // id of the token with which the machine has joined
 )
+
+// maxPending is how many machines may have joined with one token without a Node: that is done in seconds, so that many more can join
+// at once, and who has a token cannot reserve every name.
+const maxPending = 100
 
 // MachineLabel is where a Node has the beginning of its machine's keyHash, as long as a label may be. Besides administrators only
 // the node itself can write it.
@@ -51,8 +57,12 @@ func has(reservation *corev1.ConfigMap, machine string) bool {
 // abandoned is how long a name stays reserved for a machine that was given a certificate and never came.
 const abandoned = time.Hour
 
-// reserve gives the machine the name, unless another one has it. made tells that it had not been the machine's before.
-func (s *Server) reserve(ctx context.Context, name, machine string) (owner, made bool, err error) {
+// errPending says that too many machines have shown a token and not come.
+var errPending = errors.New("too many machines have joined with the token and have no node")
+
+// reserve gives the machine, which has shown the token with this id, the name, unless another one has it. made tells that it had not
+// been the machine's before.
+func (s *Server) reserve(ctx context.Context, name, machine, token string) (owner, made bool, err error) {
 	configMaps := s.client.CoreV1().ConfigMaps(namespace)
 	// Asked for, not taken from the cache: it may be a moment old.
 	reservation, err := configMaps.Get(ctx, reservationPrefix+name, metav1.GetOptions{})
@@ -69,7 +79,10 @@ func (s *Server) reserve(ctx context.Context, name, machine string) (owner, made
 	if err != nil && !apierrors.IsNotFound(err) {
 		return false, false, fmt.Errorf("read the node %s: %w", name, err)
 	}
-	_, err = configMaps.Create(ctx, newReservation(name, machine), metav1.CreateOptions{})
+	if s.pending(token) >= maxPending {
+		return false, false, errPending
+	}
+	_, err = configMaps.Create(ctx, newReservation(name, machine, token), metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) { // two machines at once: look again whose it is
 		return false, false, certificates.IgnorableError("the name %s was reserved meanwhile", name)
 	}
@@ -79,11 +92,31 @@ func (s *Server) reserve(ctx context.Context, name, machine string) (owner, made
 	return true, true, nil
 }
 
-func newReservation(name, machine string) *corev1.ConfigMap {
+// newReservation is for a machine that has shown the token with this id, or none.
+func newReservation(name, machine, token string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: reservationPrefix + name, Labels: map[string]string{reservationLabel: "node"}},
-		Data:       map[string]string{machineKey: machine},
+		Data:       map[string]string{machineKey: machine, tokenKey: token},
 	}
+}
+
+// pending counts the names that are reserved for machines which have shown the token and have no Node yet. They are free again after
+// a while (freeAbandoned).
+func (s *Server) pending(token string) int {
+	reservations, err := s.configMaps.List(labels.SelectorFromSet(labels.Set{reservationLabel: "node"}))
+	if err != nil {
+		return 0 // a lister fails only when its index is broken
+	}
+	n := 0
+	for _, r := range reservations {
+		if r.Data[tokenKey] != token {
+			continue
+		}
+		if _, err := s.nodes.Get(nodeOf(r)); err != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // release frees a name that the machine has.

@@ -2,6 +2,7 @@ package approver
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -125,5 +126,36 @@ func TestRemoveDenied(t *testing.T) {
 		if (err == nil) != kept || err != nil && !apierrors.IsNotFound(err) {
 			t.Errorf("%s: %v, want kept %v", name, err, kept)
 		}
+	}
+}
+
+// Who has a token reserves no more names than machines may be on their way with it: neither other tokens nor machines that have
+// come are affected.
+func TestPendingIsBounded(t *testing.T) {
+	var objects []runtime.Object
+	for i := range maxPending {
+		r := reservation(fmt.Sprint("pending-", i), strings.Repeat("f", 64), made)
+		r.Data["token"] = "abc123"
+		objects = append(objects, r)
+	}
+	key := newKey(t)
+	const want = "TooManyPending: 100 machines have joined with the token abc123 and have no node yet: delete the token"
+	c := newCluster(t, objects...)
+	if got, err := c.ask(t, joining(t, "one-more", "a", key)); err != nil || !strings.HasPrefix(got, want) || c.reservedFor(t, "a") != "" || len(c.spent) > 0 {
+		t.Errorf("one more: %q, %v, reserved for %q", got, err, c.reservedFor(t, "a"))
+	}
+	other := joining(t, "other-token", "b", key)
+	other.Spec.Username = "system:bootstrap:zzz999"
+	if got, err := c.ask(t, other); err != nil || got != "approved" {
+		t.Errorf("with another token: %q, %v", got, err)
+	}
+	r, err := c.client.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "kubelith-node.b", metav1.GetOptions{})
+	if err != nil || r.Data["token"] != "zzz999" {
+		t.Errorf("the reservation: %v, %v", r, err)
+	}
+	// One of them has come.
+	c = newCluster(t, append(objects, node("pending-7"))...)
+	if got, err := c.ask(t, joining(t, "one-more", "a", key)); err != nil || got != "approved" {
+		t.Errorf("when one has come: %q, %v", got, err)
 	}
 }

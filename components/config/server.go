@@ -30,6 +30,8 @@ type Server struct {
 	AdvertiseAddress string `json:"advertiseAddress" flag:"advertise-address" usage:"address at which others reach the API (default: the first node IP)"`
 	HTTPSPort        int    `json:"httpsPort" flag:"https-port" usage:"port on which the API is served"`
 
+	JoinToken string `json:"joinToken" flag:"join-token" usage:"daily (a token for any number of machines is kept in DATA-DIR/server/token) or none (only those of kubelith token create)"`
+
 	EtcdArgs              Args `json:"etcdArgs" flag:"etcd-arg" usage:"upstream flag of etcd, KEY=VALUE"`
 	APIServerArgs         Args `json:"apiserverArgs" flag:"apiserver-arg" usage:"upstream flag of kube-apiserver, KEY=VALUE"`
 	ControllerManagerArgs Args `json:"controllerManagerArgs" flag:"controller-manager-arg" usage:"upstream flag of kube-controller-manager, KEY=VALUE"`
@@ -57,6 +59,7 @@ func Default() *Server {
 		Network:         "vxlan",
 		BindAddress:     "0.0.0.0",
 		HTTPSPort:       6443,
+		JoinToken:       JoinTokenDaily,
 	}
 }
 
@@ -74,5 +77,13 @@ func (s *Server) paths() map[string]*string {
 	paths["writeKubeconfig"] = &s.WriteKubeconfig
 	return paths
 }
+
+// What JoinToken may be.
+const (
+	JoinTokenDaily = "daily"
+	JoinTokenNone  = "none"
+)
+
+func joinTokens() []string { return []string{JoinTokenDaily, JoinTokenNone} }
 
 func networks() []string { return []string{"vxlan", "host-gw", "bridge", "noop", "none"} }

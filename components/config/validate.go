@@ -29,6 +29,7 @@ func (s *Server) Validate() error {
 	validateNode(&p, s)
 	s.validateAddresses(&p)
 	p.oneOf("network", s.Network, networks())
+	p.oneOf("joinToken", s.JoinToken, joinTokens())
 	if s.Disabled("containerd") && !s.Disabled("kubelet") {
 		p.add("disable", "the kubelet cannot run without containerd: disable both, as in --disable kubelet,containerd")
 	}

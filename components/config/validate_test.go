@@ -102,6 +102,7 @@ func TestValidate(t *testing.T) {
 		"disable":            {func(s *Server) { s.Disable = []string{"kublet"} }, `--disable (disable): "kublet" is not a component that can be disabled: did you mean "kubelet"?`},
 		"disable other":      {func(s *Server) { s.Disable = []string{"etcd"} }, `"etcd" is not a component that can be disabled: use one of containerd, `},
 		"disable containerd": {func(s *Server) { s.Disable = []string{"containerd"} }, `--disable (disable): the kubelet cannot run without containerd: disable both`},
+		"join token":         {func(s *Server) { s.JoinToken = "nome" }, `--join-token (joinToken): unknown value "nome": did you mean "none"?`},
 		"network":            {func(s *Server) { s.Network = "brigde" }, `--network (network): unknown value "brigde": did you mean "bridge"?`},
 		"log format":         {func(s *Server) { s.LogFormat = "xml" }, `--log-format (logFormat): unknown value "xml": use one of text, json`},
 		"log level":          {func(s *Server) { s.LogLevel = "warning" }, `--log-level (logLevel): unknown value "warning": did you mean "warn"?`},

@@ -29,6 +29,9 @@ import (
 const (
 	// retireEvery is how often connections of older certificates are looked at, and the certificate itself.
 	retireEvery = 10 * time.Second
+	// settleFor is how long other settings have to stand before this agent stores them, or starts again for them. The server
+	// restores at once what it has not written itself (components/token).
+	settleFor = 5 * time.Second
 	// apiService is the name, in the namespace default, of the Service and the EndpointSlice of the API servers.
 	apiService = "kubernetes"
 )
@@ -41,14 +44,15 @@ type Connection struct {
 	settings []byte
 	// changed compares the cluster's settings; see OnChange.
 	changed func(old, current []byte) string
-	// restart receives why the process has to start again.
-	restart chan string
+	// learned receives the cluster's settings when they change; it holds the newest.
+	learned chan []byte
+	settle  time.Duration // see settleFor
 }
 
 var _ lifecycle.Component = (*Connection)(nil)
 
 func newConnection(c *Cluster) *Connection {
-	return &Connection{opts: c.opts, store: c.store, way: c.way, settings: c.settings, restart: make(chan string, 1)}
+	return &Connection{opts: c.opts, store: c.store, way: c.way, settings: c.settings, learned: make(chan []byte, 1), settle: settleFor}
 }
 
 // OnChange sets what compares the settings with which this process runs with new ones. When it returns a text, Run ends
@@ -85,12 +89,21 @@ func (c *Connection) Run(ctx context.Context, ready func()) error {
 	ready()
 	tick := time.NewTicker(retireEvery)
 	defer tick.Stop()
+	var newest []byte
+	settled := time.NewTimer(c.settle)
+	defer settled.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case why := <-c.restart:
-			return fmt.Errorf("%s: the agent has to start again", why)
+		case newest = <-c.learned:
+			settled.Reset(c.settle)
+			continue
+		case <-settled.C:
+			if why := c.adopt(newest); why != "" {
+				return fmt.Errorf("%s: the agent has to start again", why)
+			}
+			continue
 		case <-tick.C:
 		}
 		c.way.retire()
@@ -194,23 +207,30 @@ func addresses(slice *discoveryv1.EndpointSlice) []string {
 	return out
 }
 
-// learnSettings keeps the cluster's settings for the next start, and asks for that start when this one has others.
+// learnSettings hands the cluster's settings to Run.
 func (c *Connection) learnSettings(object *corev1.ConfigMap) {
 	text, ok := object.Data[c.opts.Settings.Key]
 	if !ok {
 		return
 	}
-	current := []byte(text)
+	select {
+	case <-c.learned: // nobody has seen these
+	default:
+	}
+	c.learned <- []byte(text)
+}
+
+// adopt keeps the cluster's settings for the next start, and says why that has to be now, if it has to. They are nil when
+// the server has not told them yet.
+func (c *Connection) adopt(current []byte) (why string) {
+	if current == nil {
+		return ""
+	}
 	if err := c.store.replace(c.store.settings(), current); err != nil {
 		c.opts.Log.Warnf("the cluster's settings are not stored: %v", err)
 	}
 	if c.changed == nil {
-		return
+		return ""
 	}
-	if why := c.changed(c.settings, current); why != "" {
-		select {
-		case c.restart <- why:
-		default: // it is known already
-		}
-	}
+	return c.changed(c.settings, current)
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -219,6 +220,7 @@ func TestSettingsChange(t *testing.T) {
 	a := newAPI(t, newAuthority(t))
 	o := a.options(t)
 	c := joined(t, o)
+	c.settle = 10 * time.Millisecond
 	c.OnChange(func(old, current []byte) string {
 		if string(old) != `{"one": 1}` {
 			t.Errorf("old settings %s", old)
@@ -285,4 +287,42 @@ func TestAddresses(t *testing.T) {
 	if want := []string{"192.0.2.1:6443", "[2001:db8::1]:6443"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
+}
+
+// Settings that the server takes back at once are no reason to start again, nor to be stored: somebody else has written them.
+func TestSettingsSettle(t *testing.T) {
+	ca := newAuthority(t)
+	o := newAPI(t, ca).options(t)
+	c := joined(t, o)
+	before := files(t, o.DataDir)["agent/cluster.json"]
+	c.settle = 50 * time.Millisecond
+	c.OnChange(func(_, current []byte) string {
+		if strings.Contains(string(current), "forged") {
+			return "the settings are forged"
+		}
+		return ""
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	told := func(text string) {
+		c.learnSettings(&corev1.ConfigMap{Data: map[string]string{c.opts.Settings.Key: text}})
+	}
+	go func() { ended <- c.Run(ctx, func() {}) }()
+	for range 20 {
+		told(`{"forged": true}`)
+		told(before)
+	}
+	select {
+	case err := <-ended:
+		t.Fatalf("it has ended: %v", err)
+	case <-time.After(4 * c.settle):
+	}
+	if got := files(t, o.DataDir)["agent/cluster.json"]; got != before {
+		t.Errorf("stored: %s", got)
+	}
+	told(`{"forged": true}`)
+	if err := <-ended; err == nil || !strings.HasPrefix(err.Error(), "the settings are forged") {
+		t.Errorf("what stands: %v", err)
+	}
+	cancel()
 }

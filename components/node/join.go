@@ -4,10 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -29,13 +27,9 @@ func joinURL(cfg *config.Server) string {
 	return "https://" + net.JoinHostPort(cfg.AdvertiseAddress, fmt.Sprint(cfg.HTTPSPort))
 }
 
-// joinHint is what a person at the terminal reads; nothing while there is no token.
+// joinHint is what a person at the terminal reads.
 func joinHint(cfg *config.Server) string {
-	text, err := os.ReadFile(tokenFile(cfg))
-	if err != nil {
-		return ""
-	}
-	return fmt.Sprintf("to join a machine, run there:\n  %s\n", token.Command(joinURL(cfg), strings.TrimSpace(string(text))))
+	return fmt.Sprintf("to join a machine, make a token here:\n  %s\nand with that file run there:\n  %s\n", token.MakeCommand, token.Command(joinURL(cfg)))
 }
 
 // addJoining adds what lets other machines join.
@@ -47,6 +41,7 @@ func (b *builder) addJoining(cfg *config.Server, machine *machine, api *client.I
 	}
 	tokens, err := token.New(token.Options{
 		File:      tokenFile(cfg),
+		Reusable:  cfg.JoinToken == config.JoinTokenDaily,
 		CA:        machine.pki.ClusterCA.Cert,
 		Server:    joinURL(cfg),
 		Cluster:   token.Document{Namespace: config.ClusterInfoNamespace, Name: config.ClusterInfoName, Key: config.ClusterInfoKey, Value: string(cluster)},

@@ -30,17 +30,16 @@ func discovery(server string, ca []byte) (string, error) {
 	return string(text), err
 }
 
-// publishDiscovery writes it, with the signature of one token. The controller bootstrap-signer would sign as well, but
+// clusterInfo is that with the signature of a token, if there is one. The controller bootstrap-signer would sign as well, but
 // later, or never when it does not run; what it writes is the same.
-func publishDiscovery(ctx context.Context, cs kubernetes.Interface, kubeconfig string, t Token) error {
-	signature, err := jws.ComputeDetachedSignature(kubeconfig, t.ID, t.Secret)
-	if err != nil {
-		return err
+func clusterInfo(kubeconfig string, t Token) (map[string]string, error) {
+	info := map[string]string{bootstrapapi.KubeConfigKey: kubeconfig}
+	if t == (Token{}) {
+		return info, nil
 	}
-	return publish(ctx, cs, metav1.NamespacePublic, bootstrapapi.ConfigMapClusterInfo, map[string]string{
-		bootstrapapi.KubeConfigKey:                kubeconfig,
-		bootstrapapi.JWSSignatureKeyPrefix + t.ID: signature,
-	})
+	signature, err := jws.ComputeDetachedSignature(kubeconfig, t.ID, t.Secret)
+	info[bootstrapapi.JWSSignatureKeyPrefix+t.ID] = signature
+	return info, err
 }
 
 // publish leaves keys of others alone: the signatures of other tokens are those of the bootstrap-signer.

@@ -180,6 +180,23 @@ func Delete(ctx context.Context, cs kubernetes.Interface, id string) error {
 	return nil
 }
 
+// expire ends a token, if it exists; upstream's token-cleaner removes it.
+func expire(ctx context.Context, cs kubernetes.Interface, id string, now time.Time) error {
+	secrets := cs.CoreV1().Secrets(metav1.NamespaceSystem)
+	secret, err := secrets.Get(ctx, bootstrap.BootstrapTokenSecretName(id), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the token %s: %w", id, err)
+	}
+	secret.Data[bootstrapapi.BootstrapTokenExpirationKey] = []byte(stamp(now))
+	if _, err := secrets.Update(ctx, secret, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("end the token %s: %w", id, err)
+	}
+	return nil
+}
+
 // valid tells whether the Secret lets a machine join with t for at least this long.
 func (t Token) valid(s *corev1.Secret, now time.Time, left time.Duration) bool {
 	i := info(s)

@@ -7,9 +7,11 @@ import (
 	"io/fs"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
@@ -27,6 +29,9 @@ import (
 type Options struct {
 	// File receives the token, mode 0600.
 	File string
+	// Reusable is whether there is such a token, with which any number of machines can join. Without it there is no file, and
+	// machines join with tokens that people make.
+	Reusable bool
 	// CA is the path of the certificate of the CA that signs for the API server and the nodes.
 	CA string
 	// Server is where agents find the API: https://ADDRESS:PORT.
@@ -48,7 +53,10 @@ type Document struct{ Namespace, Name, Key, Value string }
 type Server struct {
 	opts   Options
 	client kubernetes.Interface
-	made   Token // that of the file, as soon as it exists in the cluster; zero before
+	made   Token // that of the file, as soon as it exists in the cluster; zero before, and without one
+
+	mu        sync.Mutex
+	published map[string]map[string]string // what our ConfigMaps must have, by namespace/name
 }
 
 var _ lifecycle.Component = (*Server)(nil)
@@ -59,7 +67,11 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{opts: o, client: cs}, nil
+	return newServer(o, cs), nil
+}
+
+func newServer(o Options, cs kubernetes.Interface) *Server {
+	return &Server{opts: o, client: cs, published: map[string]map[string]string{}}
 }
 
 // Name implements lifecycle.Component.
@@ -78,9 +90,9 @@ const (
 	retryLate = 2 * time.Second
 )
 
-// Run implements lifecycle.Component. It is ready when an agent can join with the token in the file.
+// Run implements lifecycle.Component. It is ready when an agent can join with the token in the file, or with one that somebody makes.
 func (s *Server) Run(ctx context.Context, ready func()) error {
-	gone, stop, err := s.watch(ctx)
+	changed, stop, err := s.watch(ctx)
 	if err != nil {
 		return err
 	}
@@ -92,7 +104,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		case <-ctx.Done():
 			return nil
 		case <-look.C:
-		case <-gone:
+		case <-changed:
 		}
 		err := s.keep(ctx)
 		switch {
@@ -100,7 +112,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 			return nil
 		case err == nil:
 			if !told {
-				s.opts.Log.Infof("to join a machine, run there: %s; TOKEN is in %s", Command(s.opts.Server, "TOKEN"), s.opts.File)
+				s.opts.Log.Infof("to join a machine, make a token here: %s; and with that file run there: %s", MakeCommand, Command(s.opts.Server))
 				told = true
 				ready()
 			}
@@ -108,30 +120,35 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		case apierrors.IsNotFound(err): // the namespaces of a new cluster, which the apiserver is making
 			look.Reset(retry)
 		default:
-			s.opts.Log.Warnf("machines cannot join with the token in %s, next try in %s: %v", s.opts.File, retryLate, err)
+			s.opts.Log.Warnf("what machines need to join is not published, next try in %s: %v", retryLate, err)
 			look.Reset(retryLate)
 		}
 	}
 }
 
-// watch returns a channel that says when somebody has deleted something of ours, from now on, and what ends that.
+// watch returns a channel that says when somebody has deleted or changed something of ours, from now on, and what ends that.
 func (s *Server) watch(ctx context.Context) (<-chan struct{}, func(), error) {
-	gone := make(chan struct{}, 1)
-	token := metav1.NamespaceSystem + "/" + bootstrapapi.BootstrapTokenSecretPrefix
-	ours := map[string]bool{
-		metav1.NamespacePublic + "/" + bootstrapapi.ConfigMapClusterInfo: true,
-		s.opts.Cluster.Namespace + "/" + s.opts.Cluster.Name:             true,
-	}
-	handler := cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
-		key, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj)
-		if err != nil || !ours[key] && !strings.HasPrefix(key, token) {
-			return
-		}
+	changed := make(chan struct{}, 1)
+	look := func() {
 		select {
-		case gone <- struct{}{}:
+		case changed <- struct{}{}:
 		default:
 		}
-	}}
+	}
+	token := metav1.NamespaceSystem + "/" + bootstrapapi.BootstrapTokenSecretPrefix
+	handler := cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(_, object any) {
+			if c, ok := object.(*corev1.ConfigMap); ok && s.differs(c) {
+				look()
+			}
+		},
+		DeleteFunc: func(object any) {
+			key, err := cache.DeletionHandlingMetaNamespaceKeyFunc(object)
+			if err == nil && (s.ours(key) || strings.HasPrefix(key, token)) {
+				look()
+			}
+		},
+	}
 	factory := s.opts.Informers()
 	var undo []func()
 	var synced []cache.InformerSynced
@@ -151,12 +168,37 @@ func (s *Server) watch(ctx context.Context) (<-chan struct{}, func(), error) {
 	}
 	factory.Start(ctx.Done())
 	cache.WaitForCacheSync(ctx.Done(), synced...)
-	return gone, stop, nil
+	return changed, stop, nil
+}
+
+// publish writes a ConfigMap of ours, and notes what it must have from now on.
+func (s *Server) publish(ctx context.Context, namespace, name string, data map[string]string) error {
+	s.mu.Lock()
+	s.published[namespace+"/"+name] = data
+	s.mu.Unlock()
+	return publish(ctx, s.client, namespace, name, data)
+}
+
+func (s *Server) ours(key string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.published[key] != nil
+}
+
+// differs reports whether somebody has changed what is ours in a ConfigMap. Machines that read it would do as it says.
+func (s *Server) differs(c *corev1.ConfigMap) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key, value := range s.published[c.Namespace+"/"+c.Name] {
+		if c.Data[key] != value {
+			return true
+		}
+	}
+	return false
 }
 
 // keep brings the file, the token's Secret and the published documents into the wanted state.
 func (s *Server) keep(ctx context.Context) error {
-	cs := s.client
 	ca, err := os.ReadFile(s.opts.CA)
 	if err != nil {
 		return err
@@ -165,17 +207,26 @@ func (s *Server) keep(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the CA %s: %w", s.opts.CA, err)
 	}
-	if err := publish(ctx, cs, s.opts.Cluster.Namespace, s.opts.Cluster.Name, map[string]string{s.opts.Cluster.Key: s.opts.Cluster.Value}); err != nil {
+	if err := s.publish(ctx, s.opts.Cluster.Namespace, s.opts.Cluster.Name, map[string]string{s.opts.Cluster.Key: s.opts.Cluster.Value}); err != nil {
 		return err
 	}
-	if err := s.ensure(ctx, SPKIHash(cert)); err != nil {
+	if s.opts.Reusable {
+		err = s.ensure(ctx, SPKIHash(cert))
+	} else {
+		err = s.retire(ctx)
+	}
+	if err != nil {
 		return err
 	}
 	kubeconfig, err := discovery(s.opts.Server, ca)
 	if err != nil {
 		return err
 	}
-	if err := publishDiscovery(ctx, cs, kubeconfig, s.made); err != nil {
+	info, err := clusterInfo(kubeconfig, s.made)
+	if err != nil {
+		return err
+	}
+	if err := s.publish(ctx, metav1.NamespacePublic, bootstrapapi.ConfigMapClusterInfo, info); err != nil || !s.opts.Reusable {
 		return err
 	}
 	// Last: who reads the file can join at once.
@@ -211,4 +262,21 @@ func (s *Server) ensure(ctx context.Context, caHash string) error {
 		s.made = t
 	}
 	return err
+}
+
+// retire ends the token of the file, which an earlier start has made, and removes the file.
+func (s *Server) retire(ctx context.Context) error {
+	text, err := os.ReadFile(s.opts.File)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if t, err := Parse(string(text)); err == nil {
+		if err := expire(ctx, s.client, t.ID, time.Now()); err != nil {
+			return err
+		}
+	}
+	return os.Remove(s.opts.File)
 }

@@ -33,6 +33,7 @@ type node struct {
 	dir     string
 	cluster *fake.Clientset
 	log     *test.Hook
+	noToken bool // the server keeps no token in a file
 }
 
 func newNode(t *testing.T, objects ...runtime.Object) *node {
@@ -68,12 +69,12 @@ func (n *node) run(t *testing.T, f func()) {
 	shared := processInformers{informers.NewSharedInformerFactory(n.cluster, 0), stop}
 	log, hook := test.NewNullLogger()
 	n.log = hook
-	s := &Server{client: n.cluster, opts: Options{
-		File: n.file(), CA: filepath.Join(n.dir, "ca.crt"), Server: "https://192.0.2.1:6443",
+	s := newServer(Options{
+		File: n.file(), Reusable: !n.noToken, CA: filepath.Join(n.dir, "ca.crt"), Server: "https://192.0.2.1:6443",
 		Cluster:   Document{Namespace: "kube-system", Name: "kubelith-cluster", Key: "cluster.json", Value: `{"kind":"ClusterInfo"}`},
 		Informers: func() informers.SharedInformerFactory { return shared },
 		Log:       log,
-	}}
+	}, n.cluster)
 	ready, ended := make(chan struct{}), make(chan error, 1)
 	go func() { ended <- s.Run(ctx, func() { close(ready) }) }()
 	select {
@@ -149,7 +150,7 @@ func TestPublished(t *testing.T) {
 			t.Errorf("kubelith-cluster: %v", got)
 		}
 		line := n.log.LastEntry()
-		if line == nil || line.Level != logrus.InfoLevel || !strings.Contains(line.Message, "kubelith agent --server https://192.0.2.1:6443 --token TOKEN") ||
+		if line == nil || line.Level != logrus.InfoLevel || !strings.Contains(line.Message, "kubelith token create --once >token; and with that file run there: kubelith agent --server https://192.0.2.1:6443 --token-file token") ||
 			strings.Contains(line.Message, made.Secret) {
 			t.Errorf("logged: %+v", line)
 		}
@@ -248,6 +249,79 @@ func TestMadeAgain(t *testing.T) {
 				_, err := n.cluster.CoreV1().ConfigMaps(namespace).Get(t.Context(), name, metav1.GetOptions{})
 				return err == nil
 			})
+		}
+	})
+}
+
+// What somebody changes while the server runs is as before at once: agents would do as it says. What others have beside it stays.
+func TestRestored(t *testing.T) {
+	n := newNode(t)
+	watching := make(chan struct{}, 2)
+	n.cluster.PrependWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
+		w, err := n.cluster.Tracker().Watch(a.GetResource(), a.GetNamespace())
+		watching <- struct{}{}
+		return true, w, err
+	})
+	n.run(t, func() {
+		<-watching
+		<-watching
+		for _, tc := range []struct{ namespace, name, key string }{
+			{"kube-system", "kubelith-cluster", "cluster.json"},
+			{"kube-public", "cluster-info", "kubeconfig"},
+			{"kube-public", "cluster-info", "jws-kubeconfig-" + n.token(t).ID},
+		} {
+			before := n.data(t, tc.namespace, tc.name)[tc.key]
+			for _, forged := range []func(map[string]string){
+				func(data map[string]string) { data[tc.key] = "forged" },
+				func(data map[string]string) { delete(data, tc.key) },
+			} {
+				configMaps := n.cluster.CoreV1().ConfigMaps(tc.namespace)
+				c, err := configMaps.Get(t.Context(), tc.name, metav1.GetOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				forged(c.Data)
+				c.Data["theirs"] = "stays"
+				if _, err := configMaps.Update(t.Context(), c, metav1.UpdateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, tc.name+" "+tc.key, func() bool { return n.data(t, tc.namespace, tc.name)[tc.key] == before })
+				if n.data(t, tc.namespace, tc.name)["theirs"] != "stays" {
+					t.Error("what others have written is gone")
+				}
+			}
+		}
+	})
+}
+
+// Without a reusable token there is no file and no valid Secret, also when an earlier start has made them; machines find the server
+// all the same.
+func TestNoReusableToken(t *testing.T) {
+	n := newNode(t)
+	var before Token
+	n.run(t, func() { before = n.token(t) })
+	n.noToken = true
+	n.run(t, func() {
+		if _, err := os.Stat(n.file()); !os.IsNotExist(err) {
+			t.Errorf("the file: %v", err)
+		}
+		for _, s := range secrets(t, n.cluster) {
+			if before.valid(&s, time.Now(), 0) {
+				t.Errorf("the token %s is valid until %s", before.ID, expiry(&s))
+			}
+		}
+		info := n.data(t, "kube-public", "cluster-info")
+		if info["kubeconfig"] == "" || info["jws-kubeconfig-"+before.ID] != "" || n.data(t, "kube-system", "kubelith-cluster")["cluster.json"] == "" {
+			t.Errorf("published: %v", info)
+		}
+		if _, err := CAHash(t.Context(), n.cluster); err != nil {
+			t.Errorf("no token can be made: %v", err)
+		}
+	})
+	n.noToken = false
+	n.run(t, func() {
+		if again := n.token(t); again.ID == before.ID {
+			t.Error("the token that was ended is the token again")
 		}
 	})
 }

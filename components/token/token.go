@@ -85,9 +85,13 @@ func IDOf(text string) (string, error) {
 	return t.ID, nil
 }
 
-// Command is what joins a machine, to be run there.
-func Command(server, token string) string {
-	return "kubelith agent --server " + server + " --token " + token
+// MakeCommand makes a token for one machine in a file, to be run on the server. It is not on a command line, where other users of
+// the machine, and the shell's history, would have it.
+const MakeCommand = "kubelith token create --once >token"
+
+// Command joins a machine that has such a file, to be run there.
+func Command(server string) string {
+	return "kubelith agent --server " + server + " --token-file token"
 }
 
 // random makes the parts that are random.

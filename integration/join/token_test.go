@@ -145,7 +145,7 @@ func TestTokenFile(t *testing.T) {
 	if info, err := os.Stat(s.Path(tokenFile)); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
-	inLog(t, s, `component=token to join a machine, run there: kubelith agent --server https://`+s.NodeIP+`:6443 --token TOKEN; TOKEN is in `+tokenFile)
+	inLog(t, s, `component=token to join a machine, make a token here: kubelith token create --once >token; and with that file run there: kubelith agent --server https://`+s.NodeIP+`:6443 --token-file token`)
 	if _, err := newMachine(t, s, first).join(t, "early"); err != nil {
 		t.Errorf("a machine that joins as soon as the token is there: %v", err)
 	}

@@ -2,10 +2,12 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -16,6 +18,7 @@ import (
 
 	"kubelith.io/kubelith/components/config"
 	"kubelith.io/kubelith/components/host"
+	"kubelith.io/kubelith/components/join"
 	pluginhost "kubelith.io/kubelith/plugins/host"
 	"kubelith.io/kubelith/runtime/containerd/ctr"
 )
@@ -50,6 +53,8 @@ func kubectl(args []string) error {
 			if f, err := os.Open(admin); err == nil {
 				f.Close()
 				os.Setenv("KUBECONFIG", admin)
+			} else if asksCluster(args) && join.IsAgent(config.AgentDataDir(config.DefaultFile)) {
+				return errors.New("this machine is an agent, which has no administrator's credentials: use kubectl on the server, or give --kubeconfig")
 			}
 		}
 	}
@@ -59,6 +64,21 @@ func kubectl(args []string) error {
 		cmdutil.CheckErr(err)
 	}
 	return nil
+}
+
+// asksCluster reports whether kubectl with args needs to be told of a cluster, and is not.
+func asksCluster(args []string) bool {
+	command := ""
+	for _, arg := range args {
+		name, _, _ := strings.Cut(arg, "=")
+		switch {
+		case slices.Contains([]string{"--kubeconfig", "--server", "-s", "--help", "-h", "--client"}, name):
+			return false
+		case command == "" && !strings.HasPrefix(arg, "-"):
+			command = arg
+		}
+	}
+	return !slices.Contains([]string{"", "completion", "config", "help", "kustomize", "options", "plugin", "__complete", "__completeNoDesc"}, command)
 }
 
 func ctrCommand() *cli.Command {

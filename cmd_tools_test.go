@@ -2,6 +2,7 @@ package main
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"kubelith.io/kubelith/components/config"
@@ -19,6 +20,31 @@ func TestSplitTakesOnlyLeadingFlagsOfOurs(t *testing.T) {
 		ours, theirs := split(c.args, config.DirFlags())
 		if !slices.Equal(ours, c.ours) || !slices.Equal(theirs, c.theirs) {
 			t.Errorf("%q: ours %q, theirs %q", c.args, ours, theirs)
+		}
+	}
+}
+
+// TestAsksCluster: kubectl on an agent says where to go, but for what needs no cluster or names one.
+func TestAsksCluster(t *testing.T) {
+	for args, want := range map[string]bool{
+		"get nodes":                    true,
+		"-n default get pods":          true,
+		"--namespace=default get pods": true,
+		"version":                      true,
+		"":                             false,
+		"--help":                       false,
+		"get --help":                   false,
+		"version --client":             false,
+		"version --client=true":        false,
+		"config view":                  false,
+		"completion bash":              false,
+		"get nodes --kubeconfig /x":    false,
+		"--kubeconfig=/x get nodes":    false,
+		"-s https://192.0.2.1 get ns":  false,
+		"--server=https://x get nodes": false,
+	} {
+		if got := asksCluster(strings.Fields(args)); got != want {
+			t.Errorf("kubectl %s: %v, want %v", args, got, want)
 		}
 	}
 }

@@ -133,6 +133,15 @@ func AdminKubeconfig(file string) string {
 	return s.WriteKubeconfig
 }
 
+// AgentDataDir is the data directory of an agent that was given no flags: what file (DefaultFile) says, or the default.
+func AgentDataDir(file string) string {
+	a := DefaultAgent()
+	if err := fromFile(file, a); err != nil || a.DataDir == "" {
+		return DefaultAgent().DataDir
+	}
+	return a.DataDir
+}
+
 // fromFile overwrites s with the settings of a file.
 func fromFile(path string, s settings) error {
 	data, err := os.ReadFile(path)

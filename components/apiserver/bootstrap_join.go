@@ -33,11 +33,8 @@ func joining() []runtime.Object {
 	return slices.Concat(
 		// A machine asks for its first certificate; upstream lets nodes ask for the next ones.
 		bindCluster("kubelith:node-bootstrapper", "system:node-bootstrapper", machines),
-		// Clusters of before have nodes in this binding, by which upstream renewed their certificates.
-		[]runtime.Object{&rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: "kubelith:node-rotation"},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"},
-		}},
+		// Earlier releases let upstream renew the certificates of nodes.
+		bindCluster("kubelith:node-rotation", "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"),
 		// A node's one identity is that of its kubelet: proxy and DNS on it read more than the Node authorizer allows.
 		bindCluster("kubelith:node-proxier", "system:node-proxier", nodes),
 		clusterRole("kubelith:agent", nodes,
@@ -61,7 +58,7 @@ func joining() []runtime.Object {
 			rbacv1.PolicyRule{APIGroups: requests, Resources: []string{"certificatesigningrequests/approval"}, Verbs: []string{"update"}},
 			rbacv1.PolicyRule{APIGroups: requests, Resources: []string{"signers"}, Verbs: []string{"approve"},
 				ResourceNames: []string{"kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"}},
-			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"nodes"}, Verbs: read}),
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"nodes"}, Verbs: append([]string{"patch"}, read...)}), // labels servers
 		role(metav1.NamespaceSystem, client.Approver, []rbacv1.Subject{approver},
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"configmaps"}, Verbs: []string{"get", "create", "delete"}},
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"secrets"}, Verbs: []string{"delete"}})) // old records of removed nodes

@@ -78,6 +78,7 @@ func TestRightsToJoin(t *testing.T) {
 		{"approver", approver, "sign", certificates, "signers", "", "kubernetes.io/kubelet-serving", false},
 		{"approver", approver, "get", "", "secrets", "kube-system", "bootstrap-token-abc123", false},
 		{"approver", approver, "delete", "", "secrets", "kube-system", "kubelith-removed-x", true},
+		{"approver", approver, "patch", "", "nodes", "", "x", true},
 		{"approver", approver, "delete", "", "nodes", "", "", false},
 	} {
 		if got := allowed(t, tc.client, tc.verb, tc.group, tc.resource, tc.namespace, tc.name); got != tc.want {

@@ -9,6 +9,8 @@
 //
 // Upstream's csrsigning signs. Upstream's csrapproving would approve the first two kinds as well, for any name and for
 // ever; the bindings that allow it (nodeclient, selfnodeclient) are not made.
+//
+// The component also knows which nodes are servers, and labels their Nodes (roles.go).
 package approver
 
 import (
@@ -116,15 +118,27 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	configMaps := view.Core().V1().ConfigMaps()
 	s.requests, s.nodes, s.configMaps = requests.Lister(), nodes.Lister(), configMaps.Lister().ConfigMaps(namespace)
 
-	deleted := make(chan struct{}, 1)
-	registration, err := nodes.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
-		if s.noteGone(obj) {
-			select {
-			case deleted <- struct{}{}:
-			default:
-			}
+	deleted, unlabelled := make(chan struct{}, 1), make(chan struct{}, 1)
+	tell := func(c chan<- struct{}) {
+		select {
+		case c <- struct{}{}:
+		default:
 		}
-	}})
+	}
+	label := func(obj any) {
+		if s.lacksRole(obj) {
+			tell(unlabelled)
+		}
+	}
+	registration, err := nodes.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    label,
+		UpdateFunc: func(_, obj any) { label(obj) },
+		DeleteFunc: func(obj any) {
+			if s.noteGone(obj) {
+				tell(deleted)
+			}
+		},
+	})
 	if err != nil {
 		return err
 	}
@@ -144,7 +158,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { s.tidy(ctx, deleted) })
+	wg.Go(func() { s.tidy(ctx, deleted, unlabelled) })
 	controller.Run(ctx, workers)
 	return nil
 }

@@ -278,6 +278,15 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the name of a deleted Node", func() bool { return c.reservedFor(t, "old") == "" })
+	if _, err := c.client.CoreV1().Nodes().Create(t.Context(), node("server-1"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	labelled := func(name string) bool {
+		n, err := c.client.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+		_, has := n.Labels["node-role.kubernetes.io/control-plane"]
+		return err == nil && has
+	}
+	eventually(t, "the role of a server", func() bool { return labelled("server-1") })
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)

@@ -6,10 +6,12 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"errors"
+	"net"
 	"slices"
 	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	capihelper "k8s.io/kubernetes/pkg/apis/certificates"
@@ -24,6 +26,7 @@ const (
 	badName   = "InvalidName"
 	badToken  = "TokenRefused"
 	tooMany   = "TooManyPending"
+	sameIP    = "AddressTaken"
 )
 
 // joins tells whether a machine asks that has shown one of our tokens. Tokens of others (kubeadm's for example) are in
@@ -49,6 +52,9 @@ func (s *Server) judgeClient(ctx context.Context, csr *certificatesv1.Certificat
 	}
 	if s.removed.Refuses(name, s.now()) {
 		return verdict{}, certificates.IgnorableError("not yet: the node %s was removed just now", name)
+	}
+	if address, other := s.sharesAddress(name, csr.Annotations[nodeIPAnnotation]); other != "" {
+		return deny(sameIP, "the address %s is that of the node %s as well: give this machine's own with --node-ip, or kubelith node remove %[2]s if that machine is gone", address, other), nil
 	}
 	machine := keyHash(request)
 	id := strings.TrimPrefix(csr.Spec.Username, bootstrapapi.BootstrapUserPrefix)
@@ -76,4 +82,28 @@ func (s *Server) judgeClient(ctx context.Context, csr *certificatesv1.Certificat
 func keyHash(request *x509.CertificateRequest) string {
 	sum := sha256.Sum256(request.RawSubjectPublicKeyInfo)
 	return hex.EncodeToString(sum[:])
+}
+
+// nodeIPAnnotation is where a request has the addresses that the node is going to have (components/join). It is a service to people, who
+// find out otherwise when nothing works; what a node may serve as is decided in serving.go.
+const nodeIPAnnotation = "kubelith.io/node-ip"
+
+// sharesAddress returns the address of a machine, of those in list, that another node has, and that node's name.
+func (s *Server) sharesAddress(name, list string) (address, other string) {
+	nodes, err := s.nodes.List(labels.Everything())
+	if err != nil {
+		return "", "" // a lister fails only when its index is broken
+	}
+	for _, text := range strings.Split(list, ",") {
+		ip := net.ParseIP(text)
+		if ip == nil {
+			continue
+		}
+		for _, n := range nodes {
+			if n.Name != name && namesOf(n)[ip.String()] {
+				return ip.String(), n.Name
+			}
+		}
+	}
+	return "", ""
 }

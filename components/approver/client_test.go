@@ -37,6 +37,15 @@ func TestClient(t *testing.T) {
 		"not a name":      {"A_b", none, `InvalidName: "A_b" cannot be a node's name: choose another --node-name`},
 		"a long name":     {strings.Repeat("a", 64), none, "InvalidName: "},
 		"a path":          {"../a", none, "InvalidName: "},
+		"an address of its own": {"a", func(r *certificatesv1.CertificateSigningRequest) {
+			r.Annotations = map[string]string{"kubelith.io/node-ip": "192.0.2.12,2001:db8::12"}
+		}, "approved"},
+		"another node's address": {"a", func(r *certificatesv1.CertificateSigningRequest) {
+			r.Annotations = map[string]string{"kubelith.io/node-ip": "192.0.2.12,2001:0db8::11"}
+		}, "AddressTaken: the address 2001:db8::11 is that of the node old as well: give this machine's own with --node-ip, or kubelith node remove old if that machine is gone"},
+		"no address": {"a", func(r *certificatesv1.CertificateSigningRequest) {
+			r.Annotations = map[string]string{"kubelith.io/node-ip": "old,,x"}
+		}, "approved"},
 		"another subject": {"a", func(r *certificatesv1.CertificateSigningRequest) {
 			r.Spec.Request = pemOf(x509.CertificateRequest{Subject: pkix.Name{Organization: []string{"system:nodes"}, CommonName: "a"}})
 		}, "InvalidRequest: subject common name does not begin with system:node:"},
@@ -70,7 +79,7 @@ func TestClient(t *testing.T) {
 		}, "NotToday: ."},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := newCluster(t, node("old"))
+			c := newCluster(t, node("old", "192.0.2.11", "2001:db8::11"))
 			r := joining(t, "csr", tc.node, key)
 			tc.change(r)
 			got, err := c.ask(t, r)

@@ -25,8 +25,9 @@ const (
 	recordedFor = 365 * 24 * time.Hour
 )
 
-// tidy removes what nobody needs any more, until ctx ends. deleted says that a Node is gone.
-func (s *Server) tidy(ctx context.Context, deleted <-chan struct{}) {
+// tidy removes what nobody needs any more, and labels Nodes of servers, until ctx ends. deleted says that a Node is gone,
+// unlabelled that one lacks its label.
+func (s *Server) tidy(ctx context.Context, deleted, unlabelled <-chan struct{}) {
 	tick := time.NewTicker(tidyEvery)
 	defer tick.Stop()
 	for {
@@ -35,7 +36,10 @@ func (s *Server) tidy(ctx context.Context, deleted <-chan struct{}) {
 			return
 		case <-deleted:
 			s.freeGone(ctx)
+		case <-unlabelled:
+			s.labelServers(ctx)
 		case <-tick.C:
+			s.labelServers(ctx)
 			s.freeGone(ctx)
 			s.freeAbandoned(ctx)
 			s.removeDenied(ctx)

@@ -29,6 +29,9 @@ import (
 // signTimeout is how long the server may take for the node's certificate. It decides and signs within a second.
 const signTimeout = time.Minute
 
+// nodeIPAnnotation is where a request has the addresses that the node is going to have (components/approver).
+const nodeIPAnnotation = "kubelith.io/node-ip"
+
 func commonName(node string) string   { return pki.NodeUserPrefix + node }
 func nodeNameOf(common string) string { return strings.TrimPrefix(common, pki.NodeUserPrefix) }
 
@@ -39,8 +42,8 @@ func subject(node string) pkix.Name {
 
 // Join makes this machine a node of the cluster unless it is one, and stores what a later start needs. When it fails, what
 // it has made is gone again; but for the machine's key when the server may have reserved the name for it, so that the next try is not
-// taken for another machine's.
-func (c *Cluster) Join(ctx context.Context) (_ *Connection, err error) {
+// taken for another machine's. addresses are those that the node is going to have; the server refuses those of other nodes.
+func (c *Cluster) Join(ctx context.Context, addresses []string) (_ *Connection, err error) {
 	if c.token == nil {
 		if err := c.store.replace(c.store.settings(), c.settings); err != nil {
 			return nil, err
@@ -57,7 +60,7 @@ func (c *Cluster) Join(ctx context.Context) (_ *Connection, err error) {
 	if err != nil {
 		return nil, err
 	}
-	certPEM, err := c.enroll(ctx, key, func() { made.keep(c.store.identity()) })
+	certPEM, err := c.enroll(ctx, key, addresses, func() { made.keep(c.store.identity()) })
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +100,7 @@ func (c *Cluster) identity(made *journal) (crypto.Signer, []byte, error) {
 
 // enroll asks for the node's certificate and waits for it. It calls reserved when the server has not said no: the name may be the
 // key's.
-func (c *Cluster) enroll(ctx context.Context, key crypto.Signer, reserved func()) ([]byte, error) {
+func (c *Cluster) enroll(ctx context.Context, key crypto.Signer, addresses []string, reserved func()) ([]byte, error) {
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject(c.opts.NodeName)}, key)
 	if err != nil {
 		return nil, fmt.Errorf("make the certificate request: %w", err)
@@ -109,12 +112,17 @@ func (c *Cluster) enroll(ctx context.Context, key crypto.Signer, reserved func()
 	}
 	ctx, cancel := context.WithTimeout(ctx, signTimeout)
 	defer cancel()
-	// Its name is made by the server: under one of ours a second try would find the first one, denied.
-	name, uid, err := csr.RequestCertificateWithContext(ctx, client, request, "", certificatesv1.KubeAPIServerClientKubeletSignerName,
-		nil, certificate.DefaultKubeletClientGetUsages(key), key)
+	asked, err := client.CertificatesV1().CertificateSigningRequests().Create(ctx, &certificatesv1.CertificateSigningRequest{
+		// Its name is made by the server: under one of ours a second try would find the first one, denied.
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-", Annotations: map[string]string{nodeIPAnnotation: strings.Join(addresses, ",")}},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request: request, SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName, Usages: certificate.DefaultKubeletClientGetUsages(key),
+		},
+	}, metav1.CreateOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("ask for the node's certificate: %w", err)
 	}
+	name, uid := asked.Name, asked.UID
 	cert, err := csr.WaitForCertificate(ctx, client, name, uid)
 	if err == nil {
 		reserved()

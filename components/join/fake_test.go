@@ -347,7 +347,7 @@ func joined(t *testing.T, o Options) *Connection {
 	if err != nil {
 		t.Fatal(err)
 	}
-	connection, err := c.Join(t.Context())
+	connection, err := c.Join(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

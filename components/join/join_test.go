@@ -75,7 +75,7 @@ func TestJoin(t *testing.T) {
 	if err != nil || string(c.Settings()) != `{"two": 2}` {
 		t.Fatalf("settings %s, error %v", c.Settings(), err)
 	}
-	second, err := c.Join(t.Context())
+	second, err := c.Join(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestJoin(t *testing.T) {
 	if err != nil || string(c.Settings()) != `{"two": 2}` {
 		t.Fatalf("without the server: settings %s, error %v", c.Settings(), err)
 	}
-	third, err := c.Join(t.Context())
+	third, err := c.Join(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +156,7 @@ func TestRefused(t *testing.T) {
 				t.Errorf("Find wrote %v", now)
 			}
 			if err == nil {
-				_, err = c.Join(t.Context())
+				_, err = c.Join(t.Context(), nil)
 			}
 			if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("error %v, want one line with %q", err, test.want)
@@ -216,7 +216,7 @@ func TestRefusedKeepsOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.way.close()
-	if _, err := c.Join(t.Context()); err == nil {
+	if _, err := c.Join(t.Context(), nil); err == nil {
 		t.Fatal("joined")
 	}
 	if got := files(t, o.DataDir); len(got) != 1 || got["agent/images/a.tar"] != "x" {
@@ -296,7 +296,7 @@ func TestJoinCancelled(t *testing.T) {
 	defer c.way.close()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := c.Join(ctx); err == nil {
+	if _, err := c.Join(ctx, nil); err == nil {
 		t.Fatal("joined")
 	}
 	if got := files(t, o.DataDir); len(got) > 0 {
@@ -317,7 +317,7 @@ func TestJoinInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	joined := make(chan error, 1)
 	go func() {
-		_, err := c.Join(ctx)
+		_, err := c.Join(ctx, nil)
 		joined <- err
 	}()
 	waitFor(t, "the agent to look whether its certificate is there", func() bool {
@@ -334,7 +334,7 @@ func TestJoinInterrupted(t *testing.T) {
 	a.mu.Lock()
 	a.silent = false
 	a.mu.Unlock()
-	again, err := c.Join(t.Context())
+	again, err := c.Join(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,12 @@ type refusal struct {
 	path string
 }
 
+// IsClock reports whether Find has failed because the clocks of this machine and the server differ.
+func IsClock(err error) bool {
+	var r refusal
+	return errors.As(err, &r) && r.path == otherClock
+}
+
 // tell asks for the path of a refusal, without credentials and without trust: all that the server, or who stands between, learns is
 // that this machine has turned away, and why. Whether it is heard does not matter here.
 func tell(ctx context.Context, server string, err error) {

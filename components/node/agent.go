@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
+	"net/url"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/rest"
@@ -81,7 +84,7 @@ func prepareAgent(ctx context.Context, cfg *config.Agent, release string, log lo
 	if err := m.settle(ctx, attempt, &cfg.Node, release, agentCheckOptions(cfg, m.cluster, planned)); err != nil {
 		return nil, err
 	}
-	if m.connection, err = found.Join(ctx); err != nil {
+	if m.connection, err = found.Join(ctx, cfg.NodeIP); err != nil {
 		return nil, err
 	}
 	m.connection.OnChange(restartFor)
@@ -118,7 +121,8 @@ func planAgent(cfg *config.Agent, found *join.Cluster) (*agent, []lifecycle.Comp
 	if err != nil {
 		return nil, nil, err
 	}
-	if len(cfg.NodeIP) == 0 {
+	detected := len(cfg.NodeIP) == 0
+	if detected {
 		if cfg.NodeIP, err = config.DetectNodeIPs(cluster.ClusterCIDR); err != nil {
 			return nil, nil, err
 		}
@@ -131,8 +135,47 @@ func planAgent(cfg *config.Agent, found *join.Cluster) (*agent, []lifecycle.Comp
 		return nil, nil, err
 	}
 	m := &agent{cluster: cluster, machine: &machine{resolvConf: dns.HostResolvConf(), args: upstreamArgs{kubelet: rest[0], proxy: rest[1]}}}
+	if detected {
+		m.checks = wayToServer(cfg)
+	}
 	planned, err := m.build(cfg, silent())
 	return m, planned, err
+}
+
+// wayToServer warns when the address that was found for this node is not the one from which it reaches the server: the other nodes may
+// not reach it there. Machines behind one kind of NAT, such as virtual machines, all have the same address there.
+func wayToServer(cfg *config.Agent) []host.Result {
+	server, err := url.Parse(cfg.Server)
+	if err != nil {
+		return nil
+	}
+	way, err := net.Dial("udp", server.Host) // sends nothing: it asks for the route
+	if err != nil {
+		return nil
+	}
+	defer way.Close()
+	from := way.LocalAddr().(*net.UDPAddr).IP
+	return otherAddress(from, cfg.NodeIPs())
+}
+
+// otherAddress is the warning for a node with these addresses that reaches its server from one; nothing when that is among them, or of
+// a family that the node has not.
+func otherAddress(from net.IP, node []net.IP) []host.Result {
+	var same []string
+	for _, ip := range node {
+		if ip.Equal(from) {
+			return nil
+		}
+		if (ip.To4() == nil) == (from.To4() == nil) {
+			same = append(same, ip.String())
+		}
+	}
+	if len(same) == 0 || from.IsLoopback() {
+		return nil
+	}
+	return []host.Result{{Name: "node ip", Status: host.Warn,
+		Message: fmt.Sprintf("%s, of the default route, is not the address from which this machine reaches the server: %s", strings.Join(same, ", "), from),
+		Fix:     fmt.Sprintf("give --node-ip %s if the other nodes are there", from)}}
 }
 
 // build builds all components of an agent. It touches nothing on the host.
@@ -200,14 +243,18 @@ func PreflightAgent(ctx context.Context, cfg *config.Agent) []host.Result {
 	const check = "cluster"
 	found, err := find(ctx, cfg, silent())
 	if err != nil {
-		return append([]host.Result{{Name: check, Status: host.Fail, Message: err.Error()}},
-			host.Check(ctx, agentCheckOptions(cfg, &config.ClusterInfo{}, nil))...)
+		results := host.Check(ctx, agentCheckOptions(cfg, &config.ClusterInfo{}, nil))
+		if join.IsClock(err) { // that it is not before this program was built says nothing now
+			results = slices.DeleteFunc(results, func(r host.Result) bool { return r.Name == "clock" && r.Status == host.OK })
+		}
+		return append([]host.Result{{Name: check, Status: host.Fail, Message: err.Error()}}, results...)
 	}
 	m, planned, err := planAgent(cfg, found)
 	results := append([]host.Result{{Name: check, Status: host.OK, Message: "found at " + cfg.Server}}, argumentResults(err)...)
 	cluster := &config.ClusterInfo{}
 	if m != nil {
 		cluster = m.cluster
+		results = append(results, m.checks...)
 	}
 	return append(results, host.Check(ctx, agentCheckOptions(cfg, cluster, planned))...)
 }

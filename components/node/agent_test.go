@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -195,5 +196,33 @@ func TestAgentNotBefore(t *testing.T) {
 	}
 	if opts := agentCheckOptions(cfg, m.cluster, nil); opts.NotBeforeOf != stored+" is valid from" {
 		t.Errorf("compared with what %s", opts.NotBeforeOf)
+	}
+}
+
+// TestOtherAddress: a node whose address was found by the default route is told when it reaches its server from another one.
+func TestOtherAddress(t *testing.T) {
+	for name, tc := range map[string]struct {
+		from string
+		node []string
+		want string
+	}{
+		"the same":       {"192.0.2.3", []string{"192.0.2.3"}, ""},
+		"one of two":     {"2001:db8::3", []string{"192.0.2.3", "2001:db8::3"}, ""},
+		"another":        {"192.0.2.3", []string{"10.0.2.15"}, "node ip: 10.0.2.15, of the default route, is not the address from which this machine reaches the server: 192.0.2.3: give --node-ip 192.0.2.3 if the other nodes are there"},
+		"another of two": {"192.0.2.3", []string{"10.0.2.15", "2001:db8::3"}, "node ip: 10.0.2.15, of"},
+		"another family": {"2001:db8::3", []string{"192.0.2.3"}, ""},
+		"a tunnel":       {"127.0.0.1", []string{"192.0.2.3"}, ""},
+	} {
+		var node []net.IP
+		for _, ip := range tc.node {
+			node = append(node, net.ParseIP(ip))
+		}
+		results := otherAddress(net.ParseIP(tc.from), node)
+		if tc.want == "" && len(results) == 0 {
+			continue
+		}
+		if len(results) != 1 || tc.want == "" || results[0].Status != host.Warn || !strings.HasPrefix(results[0].Problem(), tc.want) {
+			t.Errorf("%s: %v, want %q", name, results, tc.want)
+		}
 	}
 }

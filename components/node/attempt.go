@@ -49,7 +49,7 @@ func (h *machine) settle(ctx context.Context, a *attempt, cfg *config.Node, rele
 	}
 	a.onRefusal(h.Close)
 	a.onRefusal(marks)
-	h.checks = settledPreflight(ctx, checks)
+	h.checks = append(h.checks, settledPreflight(ctx, checks)...)
 	if err := host.Failures(h.checks); err != nil {
 		return err
 	}

@@ -9,8 +9,8 @@ set -eu
 
 usage() {
 	cat <<'USAGE'
-usage: install.sh [--no-start] [BINARY]
-       install.sh --agent [--server URL] [--token-file FILE] [--no-start] [BINARY]
+usage: install.sh [--node-ip ADDRESS] [--no-start] [BINARY]
+       install.sh --agent [--server URL] [--token-file FILE] [--node-ip ADDRESS] [--no-start] [BINARY]
 
 Installs BINARY (default: ./bin/kubelith or ./kubelith, here or beside this script) as
 /usr/local/bin/kubelith with a service that starts at boot, and starts it. Run it as root.
@@ -19,10 +19,12 @@ Installs BINARY (default: ./bin/kubelith or ./kubelith, here or beside this scri
   --server URL       that server, https://HOST:6443
   --token-file FILE  a token made there with 'kubelith token create'; the machine needs it to join,
                      and not any more when it has joined
+  --node-ip ADDRESS  at which other nodes reach this machine, one per IP family, separated by a comma
+                     (default: that of the interface with the default route)
   --no-start         install and enable the service, but do not start or restart it
   --help             show this text
 
-Server and token go into /etc/kubelith/config.yaml and /etc/kubelith/token. To upgrade, --agent is enough;
+Server, address and token go into /etc/kubelith/config.yaml and /etc/kubelith/token. To upgrade, --agent is enough;
 with --server the agent goes to another address of the server.
 USAGE
 }
@@ -127,10 +129,11 @@ setting() {
 	mv -f "$CONFIG.new" "$CONFIG"
 }
 
-# configure_agent: how to find the cluster. Other settings of the file stay.
-configure_agent() {
+# configure KIND: how to find the cluster, and where this machine is. Other settings of the file stay.
+configure() {
 	mkdir -p "$(dirname "$CONFIG")"
-	[ -f "$CONFIG" ] || printf 'apiVersion: kubelith.io/v1alpha1\nkind: AgentConfig\n' >"$CONFIG"
+	[ -f "$CONFIG" ] || printf 'apiVersion: kubelith.io/v1alpha1\nkind: %s\n' "$1" >"$CONFIG"
+	[ -z "$NODE_IP" ] || setting nodeIP "[$NODE_IP]"
 	[ -z "$SERVER" ] || setting server "$SERVER"
 	if [ -n "$TOKEN_FILE" ]; then
 		(umask 077 && cat "$TOKEN_FILE" >"$TOKEN.new")
@@ -189,6 +192,7 @@ WHERE=''
 START=yes
 SERVER=
 TOKEN_FILE=
+NODE_IP=
 BINARY=
 CHECK=" and 'kubelith check'"
 while [ $# -gt 0 ]; do
@@ -199,11 +203,12 @@ while [ $# -gt 0 ]; do
 		;;
 	--no-start) START=no ;;
 	--agent) NAME=kubelith-agent OTHER=kubelith COMMAND=agent CHECK=" and 'kubelith check agent'" WHERE=' on the server' ;;
-	--server | --token-file)
+	--server | --token-file | --node-ip)
 		[ $# -gt 1 ] || die "$1 needs a value, see --help"
 		case "$1" in
 		--server) SERVER=$2 ;;
 		--token-file) TOKEN_FILE=$2 ;;
+		--node-ip) NODE_IP=$2 ;;
 		esac
 		shift
 		;;
@@ -231,6 +236,8 @@ else
 	[ -n "$SERVER" ] || grep -qs '^server:' "$CONFIG" || die "which server? add --server https://HOST:6443 and --token-file FILE"
 	[ -z "$TOKEN_FILE" ] || [ -s "$TOKEN_FILE" ] || die "no token in $TOKEN_FILE: write there what 'kubelith token create' says on the server"
 fi
+# In a list of several lines only the first would be replaced.
+[ -z "$NODE_IP" ] || ! grep -Eqs '^nodeIP: *(#.*)?$' "$CONFIG" || die "nodeIP has several lines in $CONFIG: change it there, and leave --node-ip out"
 [ -n "$BINARY" ] || BINARY=$(find_binary)
 [ -f "$BINARY" ] || die "no file $BINARY"
 case "$BINARY" in
@@ -250,7 +257,11 @@ fi
 
 install_prerequisites
 install_binary "$BINARY"
-[ "$NAME" = kubelith ] || configure_agent
+if [ "$NAME" = kubelith-agent ]; then
+	configure AgentConfig
+elif [ -n "$NODE_IP" ]; then
+	configure ServerConfig
+fi
 case "$INIT" in
 systemd) install_systemd ;;
 openrc) install_openrc ;;

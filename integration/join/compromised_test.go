@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -36,6 +37,7 @@ func TestCompromisedAgent(t *testing.T) {
 		{"renews as another machine", renewsAsAnotherMachine},
 		{"reviews tokens that are none", reviewsNoTokens},
 		{"is called instead of the API server", isTheAPIServer},
+		{"changes the cluster's settings", changesSettings},
 	} {
 		t.Run(attack.name, func(t *testing.T) {
 			t.Parallel()
@@ -188,7 +190,7 @@ func renewsAsAnotherMachine(t *testing.T, s *harness.Server) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.node.CoreV1().Nodes().Patch(t.Context(), c.name, "application/merge-patch+json", patch, metav1.PatchOptions{}); err != nil {
+	if _, err := c.node.CoreV1().Nodes().Patch(t.Context(), c.name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	_, err = c.renew(t)
@@ -221,6 +223,44 @@ func isTheAPIServer(t *testing.T, s *harness.Server) {
 			t.Errorf("%s by way of its node: %v\n%s", path, err, answer)
 		}
 	}
+}
+
+// changesSettings: no agent writes what all agents follow, and what somebody else in kube-system makes of it does not stand.
+func changesSettings(t *testing.T, s *harness.Server) {
+	c := takeOver(t, s, "settings", "192.0.2.85")
+	read := func() (string, error) {
+		object, err := c.node.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "kubelith-cluster", metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		return object.Data["cluster.json"], nil
+	}
+	before, err := read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged := strings.Replace(before, `"network":"vxlan"`, `"network":"bridge"`, 1)
+	forge, err := json.Marshal(map[string]any{"data": map[string]string{"cluster.json": forged}})
+	if err != nil || forged == before {
+		t.Fatalf("%v: nothing to forge in %s", err, before)
+	}
+	patch := func(cs kubernetes.Interface) error {
+		_, err := cs.CoreV1().ConfigMaps("kube-system").Patch(t.Context(), "kubelith-cluster", types.MergePatchType, forge, metav1.PatchOptions{})
+		return err
+	}
+	if err := patch(c.node); !apierrors.IsForbidden(err) {
+		t.Errorf("an agent writes it: %v", err)
+	}
+	if err := patch(s.Client(t)); err != nil {
+		t.Fatal(err)
+	}
+	harness.Eventually(t, 2*time.Second, "the settings to be restored", func() error {
+		now, err := read()
+		if err == nil && now != before {
+			err = fmt.Errorf("they are %s", now)
+		}
+		return err
+	})
 }
 
 // machineLabel is what an agent says of its machine: the beginning of the hash of its key.

@@ -92,11 +92,21 @@ func testFirst(t *testing.T, c *harness.Cluster, a *harness.Server) {
 			t.Errorf("node %s has the role %q", n.NodeName(), got)
 		}
 	}
+	// NAME STATUS ROLES: agents have none, as elsewhere.
+	for n, want := range map[*harness.Server]string{c.Server: "control-plane", a: "<none>"} {
+		if got := strings.Fields(c.Server.Kubectl(t, "get", "node", n.NodeName(), "--no-headers"))[2]; got != want {
+			t.Errorf("kubectl get nodes shows %s with the role %q, want %q", n.NodeName(), got, want)
+		}
+	}
+	const here = "kubelith: this machine is an agent, which has no administrator's credentials: use kubectl on the server, or give --kubeconfig\n"
+	if res := a.TryExec(t, "env", "HOME=/nonexistent", a.BinaryPath(), "kubectl", "get", "nodes"); res.Code != 1 || res.Stderr != here {
+		t.Errorf("kubectl on an agent: exit code %d, %s", res.Code, res.Stderr)
+	}
 	parts := strings.Split(a.Agent.Token, "_")
 	if len(parts) != 4 || parts[0] != "kl1" {
 		t.Fatalf("the token is %q", a.Agent.Token)
 	}
-	if !strings.Contains(c.Server.Logs(), "kubelith agent --server https://"+c.Server.NodeIP+":6443 --token") {
+	if !strings.Contains(c.Server.Logs(), "kubelith agent --server https://"+c.Server.NodeIP+":6443 --token-file token") {
 		t.Error("the server's log does not say how to join")
 	}
 	for _, n := range c.Nodes() {
@@ -182,6 +192,8 @@ func refusals(c *harness.Cluster) []refusal {
 		}},
 		{name: "name-of-server", make: fresh(), nodeName: c.Server.NodeName(), agent: `belongs to another machine`, server: `NameTaken`},
 		{name: "name-of-agent", make: fresh(), nodeName: c.Agents[0].NodeName(), agent: `belongs to another machine`, server: `NameTaken`},
+		{name: "address-of-server", make: fresh(), agent: `the server refuses this node: the address \S+ is that of the node \S+ as well: give this machine's own with --node-ip`, server: `AddressTaken`,
+			spoil: func(t *testing.T, a *harness.Server) { configure(t, a, "nodeIP: ["+c.Server.NodeIP+"]") }},
 	}
 }
 
@@ -236,7 +248,7 @@ func refused(t *testing.T, c *harness.Cluster, tc refusal) {
 	if tc.nodeName == "" {
 		noTrace(t, c, a.NodeName())
 	}
-	if tc.spoil != nil {
+	if tc.spoil != nil && tc.server == "" {
 		unheard(t, c, strings.Split(tc.token, "_")[2])
 	}
 }

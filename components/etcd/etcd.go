@@ -62,6 +62,10 @@ func New(o Options) (*Server, error) {
 	// A day of writes with the default of 5 min compaction by the apiserver fits
 	// easily; the quota is etcd's suggested maximum for small machines.
 	cfg.QuotaBackendBytes = 4 << 30
+	// At a start etcd applies its log from the last snapshot on. While that is more than 5000 entries away
+	// (maxGapBetweenApplyAndCommitIndex) it refuses its own first request, at once, and repeats that without a pause: tens of
+	// thousands of lines, in the way of what they wait for. A snapshot for every 4000 keeps it below.
+	cfg.SnapshotCount = 4000
 	// A member that is alone need not wait a second to hear that nobody else leads.
 	cfg.TickMs, cfg.ElectionMs = 20, 100
 	client, peer := url.URL{Scheme: "unix", Path: o.Socket}, url.URL{Scheme: "unix", Path: peerSocket(o.Socket)}

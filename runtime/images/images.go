@@ -1,8 +1,8 @@
 // Package images is the component "images": it fills containerd's image store from archives, so that a
 // cluster without a registry can run something.
 //
-// First come the images embedded in the executable: pause, without which no pod starts, and hello. Then, in
-// the background, archives that the user put into a directory. It pulls nothing; that is the kubelet's and
+// First come the images embedded in the executable: pause, without which no pod starts, and hello. They are pinned: the
+// kubelet does not delete them. Then, in the background, archives that the user put into a directory. It pulls nothing; that is the kubelet's and
 // containerd's. programs/ has the sources of the embedded images, make/ the program that packs them.
 //
 //	start -> drop what an interrupted import left -> embedded -> ready -> the user's archives -> wait for the end
@@ -94,6 +94,9 @@ func (s *Server) importEmbedded(ctx context.Context, store *store) error {
 		if _, err := store.importArchive(ctx, e.archive, "embedded"); err != nil {
 			return fmt.Errorf("import the embedded images: %w", err)
 		}
+	}
+	if err := store.pin(ctx, e.digests); err != nil {
+		return err
 	}
 	conn, ok := store.client.Conn().(grpc.ClientConnInterface)
 	if !ok {

@@ -19,6 +19,8 @@ const (
 	namespace = "k8s.io" // where CRI looks
 	// leaseLabel marks the leases of our imports.
 	leaseLabel = "kubelith.io/image-import"
+	// pinnedLabel keeps an image from the kubelet's garbage collection (containerd's internal/cri/labels).
+	pinnedLabel = "io.cri-containerd.pinned"
 )
 
 // store is containerd's image store. CRI labels what comes into it as its own.
@@ -42,6 +44,28 @@ func (s *store) missing(ctx context.Context, digests map[string]string) (bool, e
 		}
 	}
 	return false, nil
+}
+
+// pin keeps images from the kubelet's garbage collection: nobody could bring the embedded ones back before the next start.
+func (s *store) pin(ctx context.Context, digests map[string]string) error {
+	service := s.client.ImageService()
+	for name := range digests {
+		img, err := service.Get(ctx, name)
+		if err != nil {
+			return fmt.Errorf("look up image %s: %w", name, err)
+		}
+		if img.Labels[pinnedLabel] == "pinned" {
+			continue
+		}
+		if img.Labels == nil {
+			img.Labels = map[string]string{}
+		}
+		img.Labels[pinnedLabel] = "pinned"
+		if _, err := service.Update(ctx, img, "labels."+pinnedLabel); err != nil {
+			return fmt.Errorf("pin image %s: %w", name, err)
+		}
+	}
+	return nil
 }
 
 // importArchive reads an image archive (OCI layout or docker save; tar, plain or compressed) into the store

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+
 	"github.com/urfave/cli/v2"
 
 	"kubelith.io/kubelith/components/config"
@@ -23,14 +25,14 @@ func agentCommand() *cli.Command {
 	}
 }
 
-// loadAgent reads the configuration and checks what can be known without the cluster.
+// loadAgent reads the configuration and checks what can be known without the cluster, as loadServer does.
 func loadAgent(c *cli.Context) (*config.Agent, error) {
 	if err := noArguments(c); err != nil {
 		return nil, err
 	}
-	cfg, err := config.LoadAgent(c)
-	if err != nil {
-		return nil, err
+	cfg, wrong := config.LoadAgent(c)
+	if cfg == nil {
+		return nil, wrong
 	}
-	return cfg, cfg.Validate()
+	return cfg, errors.Join(wrong, cfg.Validate())
 }

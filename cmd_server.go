@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 
@@ -30,28 +31,30 @@ func serverCommand() *cli.Command {
 	}
 }
 
-// loadServer reads the configuration, finds the node's addresses and checks it all.
+// loadServer reads the configuration, finds the node's addresses and checks it all. The error has a line for each fault;
+// the configuration comes with it when it could be read but for them.
 func loadServer(c *cli.Context) (*config.Server, error) {
-	cfg, err := config.Load(c)
-	if err != nil {
-		return nil, err
+	cfg, wrong := config.Load(c)
+	if cfg == nil {
+		return nil, wrong
 	}
 	if len(cfg.NodeIP) == 0 {
+		var err error
 		if cfg.NodeIP, err = config.DetectNodeIPs(cfg.ClusterCIDR); err != nil {
-			return nil, err
+			return cfg, errors.Join(wrong, err)
 		}
 	}
 	if err := cfg.Validate(); err != nil {
-		return nil, err
+		return cfg, errors.Join(wrong, err)
 	}
 	if cfg.AdvertiseAddress == "" {
 		cfg.AdvertiseAddress = cfg.NodeIP[0]
 	}
-	return cfg, nil
+	return cfg, wrong
 }
 
 // output shows a person at a terminal how far the start is and keeps the log in
-// a file; anything else gets the log.
+// a file; anything else gets the log. The configuration may name another file.
 func output(cfg *config.Node, logFile string) node.Output {
 	if !term.IsTerminal(int(os.Stdout.Fd())) {
 		return node.Output{Log: os.Stderr}

@@ -14,12 +14,19 @@ import (
 // The version of the file.
 const v1alpha1 = "kubelith.io/v1alpha1"
 
-// decoder reads one version of the file into the newest, which is Server or Agent.
+// decoder reads one version of the file into the newest, which is Server or Agent. It reports every wrong key, and sets
+// the others all the same.
 //
 // To add v1beta1: copy Server, Agent and Node as they are now to types serverV1alpha1 and so on that never change
 // again, let decodeV1alpha1 fill those and convert them, change Server, and give decoderOf a second case. No
 // other part of the program sees an old version.
 type decoder func(d document, into settings) error
+
+// wrongKeys are the errors, one per line, of a file whose other keys have been read.
+type wrongKeys struct{ error }
+
+// Unwrap lets errors.Is and errors.As see the errors.
+func (w wrongKeys) Unwrap() error { return w.error }
 
 // wrongKind is the error for a file that is for another command.
 type wrongKind struct{ error }
@@ -40,28 +47,29 @@ func decodeV1alpha1(d document, into settings) error {
 		known = append(known, f.key)
 		byKey[f.key] = f
 	}
+	errs := d.twice
 	for _, p := range d.pairs {
-		f, ok := byKey[p.key.Value]
-		if !ok {
-			return d.errorf(p.key, "unknown key %q%s", p.key.Value, suggest(p.key.Value, known))
-		}
-		if err := d.set(f.in(into), p); err != nil {
-			return err
+		if f, ok := byKey[p.key.Value]; !ok {
+			errs = append(errs, d.errorf(p.key, "unknown key %q%s", p.key.Value, suggest(p.key.Value, known)))
+		} else if err := d.set(f.in(into), p); err != nil {
+			errs = append(errs, err)
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // document is a parsed file: its settings without apiVersion and kind. Keys are unique.
 type document struct {
 	file  string
 	pairs []pair
+	twice []error // keys that are given again
 }
 
 type pair struct{ key, value *yaml.Node }
 
 // decode overwrites s with the settings in data; file is for messages. It is strict: an unknown key, a
-// key given twice, a value of the wrong type or a second document is an error with the line.
+// key given twice, a value of the wrong type or a second document is an error with the line. Wrong keys are reported
+// together, as wrongKeys, and the others are set.
 func decode(file string, data []byte, s settings) error {
 	d := document{file: file}
 	var root yaml.Node
@@ -87,7 +95,10 @@ func decode(file string, data []byte, s settings) error {
 	if err != nil {
 		return err
 	}
-	return decodeVersion(d, s)
+	if err := decodeVersion(d, s); err != nil {
+		return wrongKeys{err}
+	}
+	return nil
 }
 
 // read takes apiVersion and kind, which must be want, out of top and keeps the rest.
@@ -101,7 +112,8 @@ func (d *document) read(top *yaml.Node, want string) (decoder, error) {
 		}
 		name := p.key.Value
 		if line, twice := seen[name]; twice {
-			return nil, d.errorf(p.key, "key %q is already given in line %d: remove one", name, line)
+			d.twice = append(d.twice, d.errorf(p.key, "key %q is already given in line %d: remove one", name, line))
+			continue
 		}
 		seen[name] = p.key.Line
 		if name == "apiVersion" || name == "kind" {

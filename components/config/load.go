@@ -16,10 +16,12 @@ import (
 // flag replaces the file's list). The file is the one named by --config, which must exist, or else
 // DefaultFile if that exists. Commands with only some of the flags may call it too.
 //
-// Paths come back absolute and NodeName is set. The result is not validated: call Validate.
+// Paths come back absolute and NodeName is set. The result is not validated: call Validate. When only keys of the file
+// are wrong, the error has a line for each of them, and the result is what the others say.
 func Load(c *cli.Context) (*Server, error) {
 	s := Default()
-	if err := load(c, s); err != nil {
+	wrong, err := load(c, s)
+	if err != nil {
 		return nil, err
 	}
 	if path := c.String(configFlag); path != "" {
@@ -31,7 +33,7 @@ func Load(c *cli.Context) (*Server, error) {
 	for i := range s.Plugins {
 		s.Plugins[i].File = s.File // as Reload has it
 	}
-	return s, nil
+	return s, wrong
 }
 
 // Reload reads the file of a running server again. Only its plugins take effect before the next start; changed are the
@@ -57,10 +59,11 @@ func Reload(path string, before *Server) (now *Server, changed []string, err err
 // LoadAgent is Load for an agent.
 func LoadAgent(c *cli.Context) (*Agent, error) {
 	a := DefaultAgent()
-	if err := load(c, a); err != nil {
+	wrong, err := load(c, a)
+	if err != nil {
 		return nil, err
 	}
-	return a, nil
+	return a, wrong
 }
 
 // LoadDirs is Load for the commands that take DirFlags: the file may be an agent's, of which only the part that
@@ -84,28 +87,31 @@ func LoadDirs(c *cli.Context) (*Server, error) {
 	return s, absolute(s)
 }
 
-func load(c *cli.Context, s settings) error {
+// load fills s. wrong are keys of the file without which it has done so.
+func load(c *cli.Context, s settings) (wrong, err error) {
 	if path := c.String(configFlag); path != "" {
 		err := fromFile(path, s)
-		if errors.Is(err, fs.ErrNotExist) && !c.IsSet(configFlag) {
-			err = nil
-		}
-		if err != nil {
-			return err
+		var keys wrongKeys
+		switch {
+		case errors.As(err, &keys):
+			wrong = keys.error
+		case errors.Is(err, fs.ErrNotExist) && !c.IsSet(configFlag):
+		case err != nil:
+			return nil, err
 		}
 	}
 	fromFlags(c, s)
 	if err := absolute(s); err != nil {
-		return err
+		return nil, err
 	}
 	if n := s.node(); n.NodeName == "" {
 		host, err := os.Hostname()
 		if err != nil {
-			return fmt.Errorf("the host has no name (%w): set %s", err, label("nodeName"))
+			return nil, fmt.Errorf("the host has no name (%w): set %s", err, label("nodeName"))
 		}
 		n.NodeName = strings.ToLower(host)
 	}
-	return nil
+	return wrong, nil
 }
 
 // absolute makes the paths of s absolute.

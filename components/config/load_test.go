@@ -270,6 +270,37 @@ func TestStrictFile(t *testing.T) {
 	}
 }
 
+// Every wrong key is reported at once, and the others are read.
+func TestAllThatIsWrong(t *testing.T) {
+	file := writeFile(t, header+`nodeLables: [a=b]
+nodeName: one
+httpsPort: "6443"
+nodeName: two
+disable: dns
+plugins:
+  - {name: a, kind: admission, path: /a, tiemout: 1s, sha256: 5}
+  - {name: b, kind: admission, path: /b}
+`)
+	s, err := loadServer(t, Flags(), "--config", file)
+	want := []string{
+		file + `:6: key "nodeName" is already given in line 4: remove one`,
+		file + `:3: unknown key "nodeLables": did you mean "nodeLabels"?`,
+		file + `:5: httpsPort must be a whole number, without quotes`,
+		file + `:7: disable must be a list: write disable: [a, b]`,
+		file + `:9: unknown key "tiemout" of a plugin: did you mean "timeout"?`,
+		file + `:9: sha256 must be a string: put 5 in quotes`,
+	}
+	if err == nil || err.Error() != strings.Join(want, "\n") {
+		t.Errorf("got\n%v\nwant\n%s", err, strings.Join(want, "\n"))
+	}
+	if s == nil || s.NodeName != "one" || s.HTTPSPort != 6443 || len(s.Plugins) != 1 || s.Plugins[0].Name != "b" {
+		t.Errorf("read: %+v", s)
+	}
+	if s, err := loadServer(t, Flags(), "--config", writeFile(t, agentHeader)); s != nil || err == nil {
+		t.Errorf("a file of another kind: %+v, %v", s, err)
+	}
+}
+
 func TestAnchors(t *testing.T) {
 	s := Default()
 	if err := decode("f", []byte(header+"nodeName: &n a\nclusterDomain: *n\ntlsSAN: [*n]\n"), s); err != nil {

@@ -24,7 +24,8 @@ type Node struct {
 
 	// The log, of all components.
 	LogFormat string `json:"logFormat" flag:"log-format" usage:"text or json"`
-	LogLevel  string `json:"logLevel" flag:"log-level" usage:"error, warn, info, debug or trace"`
+	LogLevel  string `json:"logLevel" flag:"log-level" usage:"error, warn, info, debug or trace; for some components as in info,kubelet=debug"`
+	LogFile   string `json:"logFile" flag:"log-file" usage:"file of the log, rotated at 10 MiB (default: standard error; on a terminal a file in the run directory)"`
 
 	// Flags of upstream's programs without their dashes; the last of a key wins where upstream takes one value.
 	KubeletArgs Args `json:"kubeletArgs" flag:"kubelet-arg" usage:"upstream flag of kubelet, KEY=VALUE"`
@@ -59,6 +60,14 @@ func defaultNode() Node {
 func logFormats() []string { return []string{"text", "json"} }
 func logLevels() []string  { return []string{"error", "warn", "info", "debug", "trace"} }
 
+// LogComponents are the components that lines of the log name, each of which can have a level of its own. "kubernetes" is
+// what upstream's code logs that no component can be told for.
+func LogComponents() []string {
+	return []string{"apiserver", "approver", "check", "client", "cni", "config", "connection", "containerd", "controller-manager", "dns",
+		"etcd", "images", "join", "kubelet", "kubelith", "kubernetes", "manifests", "metrics-server", "network", "pki", "plugin-control",
+		"plugins", "proxy", "scheduler", "servicelb", "storage", "token"}
+}
+
 // Disabled tells whether the component with this name is switched off.
 func (n *Node) Disabled(component string) bool { return slices.Contains(n.Disable, component) }
 
@@ -77,6 +86,7 @@ func (n *Node) paths() map[string]*string {
 		"dataDir":        &n.DataDir,
 		"runDir":         &n.RunDir,
 		"kubeletRootDir": &n.KubeletRootDir,
+		"logFile":        &n.LogFile,
 	}
 }
 

@@ -2,6 +2,7 @@ package config
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"regexp"
@@ -52,15 +53,17 @@ func (d document) plugins(p pair) ([]Plugin, error) {
 	if p.value.Kind != yaml.SequenceNode {
 		return nil, d.errorf(p.value, "plugins must be a list: begin each plugin with \"- name: NAME\"")
 	}
+	var errs []error
 	all := make([]Plugin, 0, len(p.value.Content))
 	for _, item := range p.value.Content {
 		plugin := Plugin{File: d.file, Line: item.Line}
 		if err := d.mapping("a plugin", item, plugin.keys(d)); err != nil {
-			return nil, err
+			errs = append(errs, err)
+			continue
 		}
 		all = append(all, plugin)
 	}
-	return all, nil
+	return all, errors.Join(errs...)
 }
 
 // setter gives a field the value of a key.
@@ -104,6 +107,7 @@ func (d document) mapping(what string, n *yaml.Node, keys map[string]setter) err
 	}
 	slices.Sort(known)
 	seen := map[string]int{}
+	var errs []error
 	for i := 0; i < len(n.Content); i += 2 {
 		p := pair{n.Content[i], n.Content[i+1]}
 		for p.value.Kind == yaml.AliasNode {
@@ -113,18 +117,17 @@ func (d document) mapping(what string, n *yaml.Node, keys map[string]setter) err
 		set, ok := keys[key]
 		switch line, twice := seen[key]; {
 		case !ok:
-			return d.errorf(p.key, "unknown key %q of %s%s", key, what, suggest(key, known))
+			errs = append(errs, d.errorf(p.key, "unknown key %q of %s%s", key, what, suggest(key, known)))
 		case twice:
-			return d.errorf(p.key, "key %q is already given in line %d: remove one", key, line)
+			errs = append(errs, d.errorf(p.key, "key %q is already given in line %d: remove one", key, line))
 		case p.value.Tag == "!!null":
-			return d.errorf(p.key, "%s has no value: give it one or remove the line", key)
-		}
-		seen[key] = p.key.Line
-		if err := set(p); err != nil {
-			return err
+			errs = append(errs, d.errorf(p.key, "%s has no value: give it one or remove the line", key))
+		default:
+			seen[key] = p.key.Line
+			errs = append(errs, set(p))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func (d document) toString(dst *string) setter {

@@ -52,7 +52,26 @@ func validateNode(p *problems, s settings) {
 	}
 	validateArgs(p, s)
 	p.oneOf("logFormat", n.LogFormat, logFormats())
-	p.oneOf("logLevel", n.LogLevel, logLevels())
+	validateLevels(p, n.LogLevel)
+}
+
+// validateLevels checks a level for all components and levels for some: info,kubelet=debug.
+func validateLevels(p *problems, text string) {
+	seen := map[string]bool{}
+	for part := range strings.SplitSeq(text, ",") {
+		component, level, ok := strings.Cut(part, "=")
+		if !ok {
+			component, level = "", part
+		}
+		if component != "" && !slices.Contains(LogComponents(), component) {
+			p.add("logLevel", "%q is no component of the log%s", component, suggest(component, LogComponents()))
+		}
+		if seen[component] {
+			p.add("logLevel", "%q has two levels for the same: give one", text)
+		}
+		seen[component] = true
+		p.oneOf("logLevel", level, logLevels())
+	}
 }
 
 // problems collects what is wrong.
@@ -75,7 +94,7 @@ func validatePaths(p *problems, s settings) {
 	for _, key := range slices.Sorted(maps.Keys(paths)) {
 		path := *paths[key]
 		switch {
-		case key == "tokenFile" && path == "": // the only one that need not be
+		case (key == "tokenFile" || key == "logFile") && path == "": // need not be
 		case path == "":
 			p.add(key, "is empty: give it a path")
 		case !filepath.IsAbs(path):

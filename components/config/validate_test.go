@@ -44,6 +44,11 @@ func TestValid(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	levels := valid()
+	levels.LogLevel = "warn,kubelet=debug,controller-manager=trace"
+	if err := levels.Validate(); err != nil {
+		t.Error(err)
+	}
 	many := valid()
 	many.Disable = many.disableable()
 	if err := many.Validate(); err != nil {
@@ -105,6 +110,10 @@ func TestValidate(t *testing.T) {
 		"join token":         {func(s *Server) { s.JoinToken = "nome" }, `--join-token (joinToken): unknown value "nome": did you mean "none"?`},
 		"network":            {func(s *Server) { s.Network = "brigde" }, `--network (network): unknown value "brigde": did you mean "bridge"?`},
 		"log format":         {func(s *Server) { s.LogFormat = "xml" }, `--log-format (logFormat): unknown value "xml": use one of text, json`},
+		"level of nobody":    {func(s *Server) { s.LogLevel = "info,kubelte=debug" }, `--log-level (logLevel): "kubelte" is no component of the log: did you mean "kubelet"?`},
+		"level of component": {func(s *Server) { s.LogLevel = "info,kubelet=loud" }, `--log-level (logLevel): unknown value "loud": use one of error, warn, info, debug, trace`},
+		"two levels":         {func(s *Server) { s.LogLevel = "info,debug" }, `--log-level (logLevel): "info,debug" has two levels for the same: give one`},
+		"log file":           {func(s *Server) { s.LogFile = "kubelith.log" }, `--log-file (logFile): "kubelith.log" is not an absolute path: begin it with /`},
 		"log level":          {func(s *Server) { s.LogLevel = "warning" }, `--log-level (logLevel): unknown value "warning": did you mean "warn"?`},
 		"arg":                {func(s *Server) { s.EtcdArgs = Args{"v"} }, `--etcd-arg (etcdArgs): "v" has no value: write "v=VALUE", or "v=true" if it is a switch`},
 		"arg with dashes":    {func(s *Server) { s.SchedulerArgs = Args{"--v=2"} }, `--scheduler-arg (schedulerArgs): "--v=2" begins with a dash: write "v=2"`},

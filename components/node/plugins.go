@@ -29,7 +29,7 @@ func serverPlugins(cfg *config.Server, machine *machine, inProcess *client.InPro
 	}, control.Options{
 		Client: inProcess.Config(client.Plugins),
 		File:   cfg.File,
-		Reload: reloadPlugins(cfg.File, func(all []config.Plugin) { h.Apply(specs(all)) }, logging.Component(log, "plugins")),
+		Reload: reloadPlugins(cfg.File, func(all []config.Plugin) { h.Apply(specs(all)) }, logging.Component(log, "config")),
 	}, log)
 	return h, c
 }

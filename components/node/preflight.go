@@ -25,7 +25,46 @@ import (
 // Preflight checks the upstream arguments, and this host for what the configuration is going to run.
 func Preflight(ctx context.Context, cfg *config.Server) []host.Result {
 	_, components, err := plan(cfg)
+	if err != nil {
+		components = planWithoutWrong(cfg)
+	}
 	return append(argumentResults(err), host.Check(ctx, checkOptions(cfg, components))...)
+}
+
+// PreflightArguments checks the upstream arguments of a configuration that has other faults.
+func PreflightArguments(cfg *config.Server) []host.Result {
+	sound := config.Default()
+	sound.NodeName, sound.NodeIP, sound.AdvertiseAddress = "node", []string{"127.0.0.1"}, "127.0.0.1"
+	for i, args := range argumentLists(cfg) {
+		*argumentLists(sound)[i] = *args
+	}
+	_, _, err := plan(sound)
+	return argumentResults(err)
+}
+
+func argumentLists(cfg *config.Server) []*config.Args {
+	return []*config.Args{&cfg.EtcdArgs, &cfg.APIServerArgs, &cfg.ControllerManagerArgs, &cfg.SchedulerArgs, &cfg.KubeletArgs, &cfg.ProxyArgs}
+}
+
+// planWithoutWrong builds the components without those lists of arguments that are wrong, so that ports are known.
+func planWithoutWrong(cfg *config.Server) []lifecycle.Component {
+	none := *cfg
+	for _, args := range argumentLists(&none) {
+		*args = nil
+	}
+	right := *cfg
+	for i, args := range argumentLists(&right) {
+		alone := none
+		*argumentLists(&alone)[i] = *args
+		if _, _, err := plan(&alone); err != nil {
+			*args = nil
+		}
+	}
+	_, components, err := plan(&right)
+	if err != nil { // each is right, but not all together
+		_, components, _ = plan(&none)
+	}
+	return components
 }
 
 // argumentResults has a line for each problem of the upstream arguments, or says that there is none.

@@ -84,11 +84,15 @@ func TestPorts(t *testing.T) {
 func TestPreflightArguments(t *testing.T) {
 	cfg := planned(t, func(c *config.Server) {
 		c.SchedulerArgs, c.KubeletArgs = config.Args{"confg=/x"}, config.Args{"image-credential-provider-config=/missing", "image-credential-provider-bin-dir=/"}
+		c.ProxyArgs = config.Args{"healthz-bind-address=127.0.0.1:10277"}
 	})
 	var wrong []string
 	others := 0
+	var ports []string
 	for _, r := range Preflight(t.Context(), cfg) {
 		switch {
+		case r.IsPort():
+			ports = append(ports, r.Name)
 		case r.Name != "arguments":
 			others++
 		case r.Status == host.Fail:
@@ -99,6 +103,34 @@ func TestPreflightArguments(t *testing.T) {
 		"failed   arguments: --kubelet-arg image-credential-provider-config: stat /missing: no such file or directory: correct the path"}
 	if !slices.Equal(wrong, want) || others == 0 {
 		t.Errorf("got %q and %d other checks, want %q", wrong, others, want)
+	}
+	// The ports are those of the arguments that are right, and the usual ones of the others.
+	for _, port := range []string{"port 6443/tcp", "port 10250/tcp", "port 10248/tcp", "port 10277/tcp", "port 10053/udp"} {
+		if !slices.Contains(ports, port) {
+			t.Errorf("nothing is said of %s: %q", port, ports)
+		}
+	}
+	faults := PreflightArguments(cfg)
+	for _, r := range faults {
+		if r.Status != host.Fail {
+			t.Errorf("%v", r)
+		}
+	}
+	if len(faults) != len(want) {
+		t.Errorf("of the arguments alone: %v", faults)
+	}
+}
+
+// Every component can be given a level of its own.
+func TestLogComponents(t *testing.T) {
+	_, components, err := plan(planned(t, func(*config.Server) {}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names(components) {
+		if name != "readyz" && !slices.Contains(config.LogComponents(), name) {
+			t.Errorf("--log-level does not know %s", name)
+		}
 	}
 }
 

@@ -13,8 +13,11 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/urfave/cli/v2"
+
+	"kubelith.io/kubelith/components/logging"
 )
 
 func main() {
@@ -42,12 +45,28 @@ func exit(err error) {
 	if errors.As(err, &code) {
 		status = code.ExitCode()
 	}
-	if text := strings.TrimSpace(err.Error()); text != "" {
-		for _, line := range strings.Split(text, "\n") {
-			fmt.Fprintln(os.Stderr, "kubelith: "+line)
-		}
-	}
+	say(err)
 	os.Exit(status)
+}
+
+// unread is how long an error waits for somebody to read it. A service that has ended must end in time to be started again.
+const unread = time.Minute
+
+// say prints err on standard error.
+func say(err error) {
+	said := make(chan struct{})
+	go func() {
+		defer close(said)
+		if text := strings.TrimSpace(err.Error()); text != "" {
+			for _, line := range strings.Split(text, "\n") {
+				fmt.Fprintln(os.Stderr, "kubelith: "+logging.Printable(line))
+			}
+		}
+	}()
+	select {
+	case <-said:
+	case <-time.After(unread):
+	}
 }
 
 func app() *cli.App {

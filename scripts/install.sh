@@ -310,7 +310,8 @@ exit 0
 #|description="Kubelith: a Kubernetes cluster in one process"
 #|supervisor="supervise-daemon"
 #|command="/usr/local/bin/kubelith"
-#|command_args="server"
+#|# The process keeps the size of its log. What is said before and after (a refused start, a panic) goes to the same file.
+#|command_args="server --log-file /var/log/kubelith.log"
 #|output_log="/var/log/kubelith.log"
 #|error_log="/var/log/kubelith.log"
 #|respawn_delay=1
@@ -328,7 +329,7 @@ exit 0
 #|
 #|start_pre() {
 #|	modprobe -a br_netfilter overlay nf_tables 2>/dev/null
-#|	return 0
+#|	checkpath -f -m 0600 "$error_log"
 #|}
 #END kubelith.openrc
 #BEGIN kubelith-agent.service
@@ -373,7 +374,8 @@ exit 0
 #|description="Kubelith agent: a node of a Kubernetes cluster in one process"
 #|supervisor="supervise-daemon"
 #|command="/usr/local/bin/kubelith"
-#|command_args="agent"
+#|# The process keeps the size of its log. What is said before and after (a refused start, a panic) goes to the same file.
+#|command_args="agent --log-file /var/log/kubelith-agent.log"
 #|output_log="/var/log/kubelith-agent.log"
 #|error_log="/var/log/kubelith-agent.log"
 #|respawn_delay=2
@@ -391,6 +393,6 @@ exit 0
 #|
 #|start_pre() {
 #|	modprobe -a br_netfilter overlay nf_tables 2>/dev/null
-#|	return 0
+#|	checkpath -f -m 0600 "$error_log"
 #|}
 #END kubelith-agent.openrc

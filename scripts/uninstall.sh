@@ -101,7 +101,7 @@ for name in $SERVICES; do
 		systemctl reset-failed "$name.service" 2>/dev/null || true
 		say "removed $UNITS/$name.service"
 	fi
-	for file in "$OPENRC/$name" "/var/log/$name.log"; do
+	for file in "$OPENRC/$name" "/var/log/$name.log" "/var/log/$name.log."[1-3]; do
 		if [ -f "$file" ]; then
 			rm -f "$file"
 			say "removed $file"

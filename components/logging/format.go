@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"github.com/sirupsen/logrus"
 )
@@ -15,22 +17,45 @@ import (
 // timeFormat is RFC 3339 with milliseconds.
 const timeFormat = "2006-01-02T15:04:05.000Z07:00"
 
-// withDefault gives a component to the lines that have none.
-type withDefault struct {
+// entryFormatter decides what becomes of an entry before it is text: it gives a component to one that has none, the level
+// that it deserves, and leaves out what has been said often enough.
+type entryFormatter struct {
 	logrus.Formatter
-	component string
+	component string                    // of entries that have none
+	loggers   map[string]*logrus.Logger // of components that have a level of their own
+	ranks     *ranks
+	floods    *floods
 }
 
-func (f withDefault) Format(e *logrus.Entry) ([]byte, error) {
-	if _, ok := e.Data[componentField]; !ok {
-		data := maps.Clone(e.Data)
-		if data == nil {
-			data = logrus.Fields{}
-		}
-		data[componentField] = f.component
-		e = &logrus.Entry{Logger: e.Logger, Data: data, Time: e.Time, Level: e.Level, Message: e.Message}
+// Format implements logrus.Formatter. Nothing is written for an entry that is left out.
+func (f entryFormatter) Format(e *logrus.Entry) ([]byte, error) {
+	component, ok := e.Data[componentField]
+	if !ok {
+		component = f.component
 	}
-	return f.Formatter.Format(e)
+	about := said{component: fmt.Sprint(component), message: e.Message, err: errorOf(e.Data)}
+	level := f.ranks.level(about, e.Level, e.Time)
+	if e.Logger != nil && level > e.Logger.GetLevel() {
+		return nil, nil
+	}
+	message, ok := f.floods.shorten(about, level, e.Time)
+	if !ok {
+		return nil, nil
+	}
+	data := make(logrus.Fields, len(e.Data)+1)
+	maps.Copy(data, e.Data)
+	data[componentField] = component
+	return f.Formatter.Format(&logrus.Entry{Logger: e.Logger, Data: data, Time: e.Time, Level: level, Message: message})
+}
+
+// errorOf is the error of an entry, which klog calls err and the others error.
+func errorOf(data logrus.Fields) string {
+	for _, key := range []string{"err", logrus.ErrorKey} {
+		if v, ok := data[key]; ok {
+			return fmt.Sprint(plain(v))
+		}
+	}
+	return ""
 }
 
 // levelName is the name as in Options.Level: logrus says "warning".
@@ -45,16 +70,22 @@ func levelName(l logrus.Level) string {
 //
 //	2030-01-01T00:00:00.000Z info  component=etcd message key="a value" other=1
 //
-// Further lines of a message (a stack) are indented, so that a line at the margin begins an entry.
+// Further lines of a message (a stack) are indented, so that a line at the margin begins an entry. Much of what is logged
+// was written by others (names, errors of programs and of other machines): it can neither forge an entry nor control a terminal.
 type text struct{}
 
 func (text) Format(e *logrus.Entry) ([]byte, error) {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "%s %-5s %s=%s %s", e.Time.Format(timeFormat), levelName(e.Level),
-		componentField, quote(e.Data[componentField]), strings.ReplaceAll(strings.TrimRight(e.Message, "\n"), "\n", "\n\t"))
+	fmt.Fprintf(&b, "%s %-5s %s=%s ", e.Time.Format(timeFormat), levelName(e.Level), componentField, quote(e.Data[componentField]))
+	for i, line := range strings.Split(strings.TrimRight(e.Message, "\n"), "\n") {
+		if i > 0 {
+			b.WriteString("\n\t")
+		}
+		b.WriteString(Printable(line))
+	}
 	for _, k := range slices.Sorted(maps.Keys(e.Data)) {
 		if k != componentField {
-			fmt.Fprintf(&b, " %s=%s", k, quote(e.Data[k]))
+			fmt.Fprintf(&b, " %s=%s", quote(k), quote(e.Data[k]))
 		}
 	}
 	b.WriteByte('\n')
@@ -64,10 +95,27 @@ func (text) Format(e *logrus.Entry) ([]byte, error) {
 // quote prints a value so that it ends where a space is seen.
 func quote(v any) string {
 	s := fmt.Sprint(plain(v))
-	if s == "" || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r == '"' || r == '=' || r == 0x7f }) {
+	if s == "" || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return r == ' ' || r == '"' || r == '=' || !strconv.IsPrint(r) }) {
 		return strconv.Quote(s)
 	}
 	return s
+}
+
+// Printable returns a line in which everything that is not printed but does something (a new line, an escape sequence, a
+// change of direction) is written as in a string of Go. Tabs stay.
+func Printable(line string) string {
+	var b strings.Builder
+	for i, r := range line {
+		switch {
+		case r == utf8.RuneError && !strings.HasPrefix(line[i:], string(utf8.RuneError)):
+			fmt.Fprintf(&b, `\x%02x`, line[i])
+		case r == '\t' || strconv.IsPrint(r):
+			b.WriteRune(r)
+		default:
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return b.String()
 }
 
 // json writes one object per line, with time, level, component and msg; a field that has one of these
@@ -91,5 +139,20 @@ func (json) Format(e *logrus.Entry) ([]byte, error) {
 	if err := enc.Encode(object); err != nil {
 		return nil, err // cannot happen: plain leaves only what can be encoded
 	}
-	return b.Bytes(), nil
+	return escaped(b.Bytes()), nil
+}
+
+// escaped writes what encoding/json leaves of control characters as JSON does with the others. All of them are in strings.
+func escaped(line []byte) []byte {
+	var b bytes.Buffer
+	for _, r := range string(line) {
+		if r == '\n' || strconv.IsPrint(r) {
+			b.WriteRune(r)
+			continue
+		}
+		for _, unit := range utf16.Encode([]rune{r}) {
+			fmt.Fprintf(&b, `\u%04x`, unit)
+		}
+	}
+	return b.Bytes()
 }

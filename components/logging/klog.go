@@ -35,30 +35,29 @@ func verbosity(l logrus.Level) int {
 }
 
 // setKlog makes log the backend of klog for the whole process.
-func setKlog(log *logrus.Logger, level logrus.Level) error {
+func setKlog(log *logrus.Logger, l levels) error {
 	var flags flag.FlagSet
 	klog.InitFlags(&flags) // the only door to the verbosity of klog.V(n), which is not the sink's
-	if err := flags.Set("v", strconv.Itoa(verbosity(level))); err != nil {
+	if err := flags.Set("v", strconv.Itoa(verbosity(l.most()))); err != nil {
 		return fmt.Errorf("set klog's verbosity: %w", err)
 	}
-	s := sink{entry: Component(log, "kubernetes"), max: verbosity(level), repeats: &repeats{}}
+	s := sink{log: log, repeats: &repeats{}}
 	klog.SetLoggerWithOptions(logr.New(s), klog.ContextualLogger(true), klog.WriteKlogBuffer(s.writeBuffer))
 	return nil
 }
 
-// WithComponent returns a context in which what upstream logs through klog.FromContext has this component. What it
-// logs past the context has component=kubernetes.
+// WithComponent returns a context in which what upstream logs through klog.FromContext has this component. The component
+// of what it logs past the context is that of the code that logs, see origin.
 func WithComponent(ctx context.Context, name string) context.Context {
 	return klog.NewContext(ctx, klog.Background().WithValues(componentField, name))
 }
 
-// sink is klog's backend. A logger's name becomes the component when none is set, else the field "logger".
+// sink is klog's backend. A logger's name becomes the field "logger".
 type sink struct {
-	entry *logrus.Entry
-	kv    []any  // that WithValues added
-	max   int    // verbosity
-	named bool   // the component was set by a value or a name
-	name  string // further names, joined by dots
+	log       *logrus.Logger
+	component string // empty: as the origin of each line says
+	kv        []any  // that WithValues added
+	name      string // names, joined by dots
 
 	repeats *repeats
 }
@@ -67,7 +66,13 @@ var _ logr.LogSink = sink{}
 
 func (s sink) Init(logr.RuntimeInfo) {}
 
-func (s sink) Enabled(v int) bool { return v <= s.max }
+// Enabled implements logr.LogSink. For who has no component, klog's own verbosity has decided, and the line's level will.
+func (s sink) Enabled(v int) bool {
+	if s.component == "" {
+		return v <= traceVerbosity
+	}
+	return v <= verbosity(Component(s.log, s.component).Logger.GetLevel())
+}
 
 func (s sink) Info(v int, msg string, kv ...any) {
 	level := logrus.InfoLevel
@@ -77,54 +82,66 @@ func (s sink) Info(v int, msg string, kv ...any) {
 	case v > 0:
 		level = logrus.DebugLevel
 	}
-	s.with(kv).Log(level, msg)
+	if e := s.entry(); e.Logger.IsLevelEnabled(level) {
+		s.with(e, kv).Log(level, msg)
+	}
 }
 
 func (s sink) Error(err error, msg string, kv ...any) {
 	if saidAlready(err) {
 		return
 	}
-	e := s.with(kv)
+	e := s.with(s.entry(), kv)
 	if err != nil {
 		e = e.WithField("err", err)
 	}
 	e.Error(msg)
 }
 
-func (s sink) WithValues(kv ...any) logr.LogSink {
-	for i := 0; i+1 < len(kv); i += 2 {
-		s.named = s.named || kv[i] == componentField
+// entry is an entry of the component that logs.
+func (s sink) entry() *logrus.Entry {
+	component := s.component
+	if component == "" {
+		if component, _ = origin(); component == "" {
+			component = unknown
+		}
 	}
+	e := Component(s.log, component)
+	if s.name != "" {
+		e = e.WithField("logger", s.name)
+	}
+	return e
+}
+
+func (s sink) WithValues(kv ...any) logr.LogSink {
 	if len(kv)%2 == 1 {
 		kv = append(slices.Clip(kv), "(no value)")
+	}
+	for i := 0; i < len(kv); i += 2 {
+		if kv[i] == componentField {
+			s.component = fmt.Sprint(kv[i+1])
+		}
 	}
 	s.kv = slices.Concat(s.kv, kv)
 	return s
 }
 
 func (s sink) WithName(name string) logr.LogSink {
-	switch {
-	case !s.named:
-		s.named = true
-		s.entry = s.entry.WithField(componentField, name)
-	case s.name == "":
-		s.name = name
-		s.entry = s.entry.WithField("logger", s.name)
-	default:
-		s.name += "." + name
-		s.entry = s.entry.WithField("logger", s.name)
+	if s.name != "" {
+		name = s.name + "." + name
 	}
+	s.name = name
 	return s
 }
 
 // with adds klog's keys and values. They become text when a line is written and not before: upstream hands over objects
 // of shared caches for lines that nobody wants, and some, as resource.Quantity, keep their text once asked for it. logrus's WithFields is avoided: it refuses functions as values with an error field of its own.
-func (s sink) with(kv []any) *logrus.Entry {
+func (s sink) with(e *logrus.Entry, kv []any) *logrus.Entry {
 	if kv = slices.Concat(s.kv, kv); len(kv) == 0 {
-		return s.entry
+		return e
 	}
-	fields := make(logrus.Fields, len(s.entry.Data)+len(kv)/2)
-	maps.Copy(fields, s.entry.Data)
+	fields := make(logrus.Fields, len(e.Data)+len(kv)/2)
+	maps.Copy(fields, e.Data)
 	for i := 0; i < len(kv); i += 2 {
 		key := fmt.Sprint(kv[i])
 		if i+1 == len(kv) {
@@ -133,7 +150,7 @@ func (s sink) with(kv []any) *logrus.Entry {
 		}
 		fields[key] = plain(kv[i+1])
 	}
-	return &logrus.Entry{Logger: s.entry.Logger, Data: fields}
+	return &logrus.Entry{Logger: e.Logger, Data: fields}
 }
 
 // writeBuffer takes a line of klog's unstructured calls (Infof, Warningf), which comes with the header of klog:
@@ -142,20 +159,21 @@ func (s sink) with(kv []any) *logrus.Entry {
 //
 // Only this way a warning is told from an information.
 func (s sink) writeBuffer(line []byte) {
-	level, entry := logrus.InfoLevel, s.entry
+	component, verbose := origin()
+	if component == "" {
+		component = unknown
+	}
+	level := logrus.InfoLevel
 	msg := string(bytes.TrimRight(line, "\n"))
 	if header, rest, ok := strings.Cut(msg, "] "); ok && len(header) > 0 && !strings.Contains(header, "\n") {
-		flannel := ofFlannel(header)
-		if flannel {
-			entry = entry.WithField(componentField, "network")
-		}
 		switch header[0] {
 		case 'W':
 			level = logrus.WarnLevel
 		case 'E', 'F':
 			level = logrus.ErrorLevel
 		default:
-			if flannel {
+			// flannel writes several lines of information for each node.
+			if verbose || component == "network" {
 				level = logrus.DebugLevel
 			}
 		}
@@ -163,21 +181,11 @@ func (s sink) writeBuffer(line []byte) {
 			return
 		}
 	}
-	entry.Log(level, msg)
+	Component(s.log, component).Log(level, msg)
 }
 
 // file is the name in a header of klog.
 func file(header string) string {
 	name, _, _ := strings.Cut(header[strings.LastIndexByte(header, ' ')+1:], ":")
 	return name
-}
-
-// ofFlannel tells whether the line is from a file of flannel's backends, which say nothing else of who they are, and
-// write several lines of information for each node.
-func ofFlannel(header string) bool {
-	switch file(header) {
-	case "vxlan.go", "vxlan_network.go", "device.go", "route_network.go", "subnet.go", "lease.go", "iface.go", "retry.go":
-		return true
-	}
-	return false
 }

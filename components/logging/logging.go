@@ -3,7 +3,7 @@
 // led there by adapters.
 //
 // Setup is called once, before any component is built, because those libraries keep their loggers in
-// variables of the process. Nothing is rotated or sent anywhere: a service manager does that.
+// variables of the process. Writer keeps a log that nobody reads from stopping the process; File keeps its size.
 package logging
 
 import (
@@ -26,33 +26,32 @@ const componentField = "component"
 // Options say what is written, how and where.
 type Options struct {
 	Format string // text or json
-	Level  string // error, warn, info, debug or trace
+	Level  string // error, warn, info, debug or trace; of single components as in "info,kubelet=debug"
 	Out    io.Writer
 }
 
 // Setup makes the logger of the process and leads every other logging library to it. It changes state
 // of the whole process: call it once.
 func Setup(opts Options) (*logrus.Logger, error) {
-	level, err := logrus.ParseLevel(opts.Level)
+	levels, err := parseLevels(opts.Level)
 	if err != nil {
-		return nil, fmt.Errorf("log level %q is not known: use error, warn, info, debug or trace", opts.Level)
+		return nil, err
 	}
-	var format logrus.Formatter
-	switch opts.Format {
-	case "text":
-		format = text{}
-	case "json":
-		format = json{}
-	default:
-		return nil, fmt.Errorf("log format %q is not known: use text or json", opts.Format)
+	format, err := formatter(opts.Format)
+	if err != nil {
+		return nil, err
 	}
 	out := &lines{w: opts.Out}
 
+	f := entryFormatter{Formatter: format, component: "kubelith", ranks: &ranks{}, floods: &floods{}}
+
 	log := logrus.New()
-	configure(log, out, level, withDefault{format, "kubelith"})
+	configure(log, out, levels.others, f)
+	levels.split(log, f)
 	// containerd logs to logrus's own standard logger and cannot be given another.
-	configure(logrus.StandardLogger(), out, level, withDefault{format, "containerd"})
-	if err := setKlog(log, level); err != nil {
+	f.component = "containerd"
+	configure(logrus.StandardLogger(), out, levels.level("containerd"), f)
+	if err := setKlog(log, levels); err != nil {
 		return nil, err
 	}
 	etcdclient.LogTo(Component(log, "apiserver"))
@@ -63,15 +62,20 @@ func Setup(opts Options) (*logrus.Logger, error) {
 	return log, nil
 }
 
+func formatter(name string) (logrus.Formatter, error) {
+	switch name {
+	case "text":
+		return text{}, nil
+	case "json":
+		return json{}, nil
+	}
+	return nil, fmt.Errorf("log format %q is not known: use text or json", name)
+}
+
 func configure(l *logrus.Logger, out io.Writer, level logrus.Level, format logrus.Formatter) {
 	l.SetOutput(out)
 	l.SetLevel(level)
 	l.SetFormatter(format)
-}
-
-// Component returns the logger of one component.
-func Component(log *logrus.Logger, name string) *logrus.Entry {
-	return log.WithField(componentField, name)
 }
 
 // lines lets several loggers write to one place without mixing their lines: logrus writes each line in one call.
@@ -81,6 +85,9 @@ type lines struct {
 }
 
 func (l *lines) Write(p []byte) (int, error) {
+	if len(p) == 0 { // an entry that is left out
+		return 0, nil
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.w.Write(p)

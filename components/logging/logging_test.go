@@ -74,7 +74,7 @@ func TestText(t *testing.T) {
 		"klog warning":    {func() { klog.Warning("careful") }, `warn  component=kubernetes careful`},
 		"klog errorf":     {func() { klog.Errorf("bad") }, `error component=kubernetes bad`},
 		"klog odd number": {func() { klog.Background().Info("m", "k") }, `info  component=kubernetes m k="(no value)"`},
-		"klog name":       {func() { klog.Background().WithName("garbage").WithName("a").WithName("b").Info("m") }, `info  component=garbage m logger=a.b`},
+		"klog name":       {func() { klog.Background().WithName("garbage").WithName("a").WithName("b").Info("m") }, `info  component=kubernetes m logger=garbage.a.b`},
 		"klog context":    {func() { klog.FromContext(WithComponent(context.Background(), "kubelet")).WithName("x").V(1).Info("m") }, `debug component=kubelet m logger=x`},
 		"klog empty ctx":  {func() { klog.FromContext(context.Background()).Info("m") }, `info  component=kubernetes m`},
 		"zap": {func() {
@@ -182,21 +182,6 @@ func TestSetupRefuses(t *testing.T) {
 	}
 }
 
-// flannel's lines do not say whose they are; its information is for debugging.
-func TestFlannel(t *testing.T) {
-	log, lines := capture(t, "text", "debug")
-	for line, want := range map[string]string{
-		"I0102 15:04:05.678901    1234 vxlan_network.go:12] Batch [1] m\n": `debug component=network Batch [1] m`,
-		"E0102 15:04:05.678901    1234 retry.go:12] m\n":                   `error component=network m`,
-		"I0102 15:04:05.678901    1234 other.go:12] m\n":                   `info  component=kubernetes m`,
-	} {
-		sink{entry: Component(log, "kubernetes")}.writeBuffer([]byte(line))
-		if got := strings.Join(lines(), "|"); got != want {
-			t.Errorf("%q: got %q, want %q", line, got, want)
-		}
-	}
-}
-
 // counted counts how often it is asked for its text.
 type counted struct{ asked *int }
 
@@ -208,7 +193,7 @@ func TestValuesOfNoLine(t *testing.T) {
 	asked, lines := 0, &bytes.Buffer{}
 	log := logrus.New()
 	log.SetOutput(lines)
-	l := logr.New(sink{entry: logrus.NewEntry(log)}).WithValues("limit", counted{&asked}, "odd")
+	l := logr.New(sink{log: log, component: "x"}).WithValues("limit", counted{&asked}, "odd")
 	l.V(5).Info("not written", "more", counted{&asked})
 	if asked != 0 {
 		t.Errorf("asked %d times for nothing", asked)

@@ -32,6 +32,7 @@ func ServeAgent(ctx context.Context, cfg *config.Agent, release string, out Outp
 	if err != nil {
 		return err
 	}
+	defer p.out.Close()
 	m, err := prepareAgent(ctx, cfg, release, logging.Component(p.log, "join"))
 	if err != nil {
 		return err

@@ -21,6 +21,7 @@ import (
 	"kubelith.io/kubelith/components/host"
 	"kubelith.io/kubelith/components/join"
 	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/components/logging"
 	"kubelith.io/kubelith/components/pki"
 	"kubelith.io/kubelith/runtime/payload"
 )
@@ -109,7 +110,7 @@ func (h *machine) hold(cfg *config.Node) error {
 func (h *machine) report(log *logrus.Logger, progress *progress) {
 	for _, r := range h.checks {
 		if r.Status == host.Warn {
-			log.WithField("component", "check").Warn(r.Problem())
+			logging.Component(log, "check").Warn(r.Problem())
 			progress.printf("warning: %s\n", r.Problem())
 		}
 	}
@@ -117,7 +118,7 @@ func (h *machine) report(log *logrus.Logger, progress *progress) {
 		return
 	}
 	for _, name := range h.pki.Changed {
-		log.WithField("component", "pki").Infof("made %s", name)
+		logging.Component(log, "pki").Infof("made %s", name)
 	}
 }
 

@@ -1,12 +1,9 @@
 package node
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -16,54 +13,6 @@ import (
 
 	"kubelith.io/kubelith/components/lifecycle"
 )
-
-// Output is where a server writes.
-type Output struct {
-	// Log receives the log, unless LogFile is set.
-	Log io.Writer
-	// LogFile is made when nothing is refused any more and receives the log. That of the run before is kept under its
-	// name with ".1".
-	LogFile string
-	// Progress, when set, receives a line per component while it starts: for a
-	// person at a terminal.
-	Progress io.Writer
-}
-
-// logFile keeps what is logged in memory until it is opened: a start that is refused leaves no file, and does not
-// touch that of a server that runs.
-type logFile struct {
-	mu   sync.Mutex
-	file *os.File
-	kept bytes.Buffer
-}
-
-func (l *logFile) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.file == nil {
-		return l.kept.Write(p)
-	}
-	return l.file.Write(p)
-}
-
-// open makes the file. The caller holds its directory, so that the old one is nobody's any more.
-func (l *logFile) open(name string) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if err := os.Rename(name, name+".1"); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("keep the log of the run before: %w", err)
-	}
-	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return fmt.Errorf("make the log file: %w", err)
-	}
-	if _, err := f.Write(l.kept.Bytes()); err != nil {
-		return errors.Join(fmt.Errorf("write the log file: %w", err), f.Close())
-	}
-	l.file = f // open until the process ends
-	l.kept.Reset()
-	return nil
-}
 
 // goal is when a server or an agent has started.
 type goal struct {
@@ -85,8 +34,8 @@ type progress struct {
 	reached bool // every needed component has been ready
 }
 
-func newProgress(out Output, components []lifecycle.Component, goal goal) *progress {
-	return &progress{out: out.Progress, goal: goal, begin: time.Now(), all: names(components)}
+func newProgress(out io.Writer, components []lifecycle.Component, goal goal) *progress {
+	return &progress{out: out, goal: goal, begin: time.Now(), all: names(components)}
 }
 
 func (p *progress) observe(e lifecycle.Event) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -38,7 +37,7 @@ func (n named) Name() string { return n.name }
 // A start is over when what it needs is ready: the rest is named, and each part of it when it comes.
 func TestProgress(t *testing.T) {
 	var out bytes.Buffer
-	p := newProgress(Output{Progress: &out}, components("etcd", "apiserver", "dns", "token"),
+	p := newProgress(&out, components("etcd", "apiserver", "dns", "token"),
 		goal{needed: []string{"etcd", "apiserver"}, reached: "kubeconfig: /etc/k.yaml", next: func() string { return "now join\n" }})
 	for _, step := range []struct {
 		event   lifecycle.Event
@@ -79,7 +78,7 @@ func TestRemind(t *testing.T) {
 		var out, log bytes.Buffer
 		logger := logrus.New()
 		logger.SetOutput(&log)
-		p := newProgress(Output{Progress: &out}, components("etcd", "dns"), goal{needed: []string{"etcd"}})
+		p := newProgress(&out, components("etcd", "dns"), goal{needed: []string{"etcd"}})
 		ended := make(chan struct{})
 		go func() { p.remind(t.Context(), logger, &systemd{}); close(ended) }()
 		time.Sleep(31 * time.Second)
@@ -130,33 +129,6 @@ func TestSystemdHears(t *testing.T) {
 		if err != nil || string(buffer[:n]) != step.want {
 			t.Errorf("%q, %v, want %q", buffer[:n], err, step.want)
 		}
-	}
-}
-
-// The file is not touched before it is opened, and then has what was logged meanwhile; the one before is kept.
-func TestLogFile(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "server.log")
-	if err := os.WriteFile(name, []byte("old\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	read := func(name string) string {
-		text, _ := os.ReadFile(name)
-		return string(text)
-	}
-	var l logFile
-	io.WriteString(&l, "early\n")
-	if read(name) != "old\n" {
-		t.Errorf("touched too early: %q", read(name))
-	}
-	if err := l.open(name); err != nil {
-		t.Fatal(err)
-	}
-	io.WriteString(&l, "late\n")
-	if read(name) != "early\nlate\n" || read(name+".1") != "old\n" {
-		t.Errorf("%q, before it %q", read(name), read(name+".1"))
-	}
-	if err := (&logFile{}).open(filepath.Join(name, "x")); err == nil || strings.Contains(err.Error(), "\n") {
-		t.Errorf("error %v", err)
 	}
 }
 

@@ -24,31 +24,30 @@ const stopTimeout = 25 * time.Second
 // process is what stands around the components of a server or an agent: the log, the terminal and systemd.
 type process struct {
 	log     *logrus.Logger
-	out     Output
-	file    logFile
+	out     *output
 	systemd *systemd
 	started func() // the start is over
 }
 
 func newProcess(ctx context.Context, cfg *config.Node, out Output) (*process, error) {
-	p := &process{out: out, systemd: captureSystemd(), started: tuneMemory(ctx)}
-	if out.LogFile != "" {
-		p.out.Log = &p.file
-	}
+	p := &process{systemd: captureSystemd(), started: tuneMemory(ctx)}
 	var err error
-	p.log, err = logging.Setup(logging.Options{Format: cfg.LogFormat, Level: cfg.LogLevel, Out: p.out.Log})
+	if p.out, err = out.open(cfg); err != nil {
+		return nil, err
+	}
+	p.log, err = logging.Setup(logging.Options{Format: cfg.LogFormat, Level: cfg.LogLevel, Out: p.out.log})
 	return p, err
 }
 
 // run runs the components until ctx is cancelled or one of them fails. beside is called when nothing can be refused any
 // more, with a context that ends when the components are asked to stop.
 func (p *process) run(ctx context.Context, machine *machine, components []lifecycle.Component, goal goal, beside func(context.Context)) error {
-	progress := newProgress(p.out, components, goal)
-	if p.out.LogFile != "" {
-		if err := p.file.open(p.out.LogFile); err != nil {
-			return err
-		}
-		progress.printf("the log is %s; ctrl-c stops the %s, and pods go on running\n", p.out.LogFile, goal.role)
+	progress := newProgress(p.out.person(), components, goal)
+	if err := p.out.begin(); err != nil {
+		return err
+	}
+	if p.out.file != "" {
+		progress.printf("the log is %s; ctrl-c stops the %s, and pods go on running\n", p.out.file, goal.role)
 	}
 	machine.report(p.log, progress)
 	ctx, end := context.WithCancelCause(ctx)

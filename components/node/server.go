@@ -42,6 +42,7 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 	if err != nil {
 		return err
 	}
+	defer p.out.Close()
 	machine, err := prepare(ctx, cfg, release)
 	if err != nil {
 		return err
@@ -204,7 +205,7 @@ func (w worker) add(b *builder, machine *machine, log *logrus.Logger) {
 		CNIBinDirs:    []string{thirdPartyCNI, machine.binDir},
 		RegistriesDir: registriesDir,
 		SandboxImage:  images.PauseRef,
-		Debug:         log.IsLevelEnabled(logrus.DebugLevel),
+		Debug:         logging.Component(log, "containerd").Logger.IsLevelEnabled(logrus.DebugLevel),
 		Log:           logFor("containerd"),
 	}), nil)
 

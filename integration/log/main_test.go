@@ -1,0 +1,11 @@
+// Package log tests what an operator reads: that a healthy cluster warns of nothing, that a log that nobody reads stops
+// nothing, and that no line is written over and over.
+package log
+
+import (
+	"testing"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+func TestMain(m *testing.M) { harness.Main(m) }

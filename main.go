@@ -75,6 +75,8 @@ func app() *cli.App {
 		Usage:           "a whole Kubernetes cluster in one executable",
 		HideVersion:     true,
 		HideHelpCommand: true,
+		// For the scripts of the command completion.
+		EnableBashCompletion: true,
 		Commands: []*cli.Command{
 			serverCommand(),
 			agentCommand(),
@@ -88,6 +90,7 @@ func app() *cli.App {
 			csiSanityCommand(),
 			resetCommand(),
 			versionCommand(),
+			completionCommand(),
 		},
 		// Errors are printed once, by exit.
 		ExitErrHandler: func(*cli.Context, error) {},

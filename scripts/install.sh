@@ -287,7 +287,7 @@ exit 0
 #|# The kubelet and containerd manage control groups of their own below this unit.
 #|Delegate=yes
 #|Restart=always
-#|# A shim that the kernel ends for its memory is one pod's trouble, not the unit's.
+#|# A shim that the kernel kills for its memory is one pod's trouble, not the unit's.
 #|OOMPolicy=continue
 #|RestartSec=1
 #|# The first start may wait for the network; readiness is told by the process.
@@ -349,9 +349,9 @@ exit 0
 #|# The kubelet and containerd manage control groups of their own below this unit.
 #|Delegate=yes
 #|Restart=always
-#|# A shim that the kernel ends for its memory is one pod's trouble, not the unit's.
+#|# A shim that the kernel kills for its memory is one pod's trouble, not the unit's.
 #|OOMPolicy=continue
-#|# A join that is refused is tried again as well: the token may be mended meanwhile.
+#|# A join that is refused is tried again as well: the token may be corrected meanwhile.
 #|RestartSec=2
 #|# The first start may wait for the network; readiness is told by the process, and does not wait for the server once the
 #|# machine has joined.

@@ -34,7 +34,7 @@ for file in "$UNITS/kubelith-agent.service" "$OPENRC/kubelith-agent"; do
 done
 
 YES=no
-# Only what was given is handed on: a flag goes before the configuration file, which may name other directories.
+# Only what was given is handed on: a flag takes precedence over the configuration file, which may name other directories.
 DATA_DIR=""
 RUN_DIR=""
 KUBELET_ROOT_DIR=""
@@ -89,7 +89,7 @@ done
 if [ -x "$BIN" ]; then
 	"$BIN" reset --yes --data ${DATA_DIR:+--data-dir "$DATA_DIR"} ${RUN_DIR:+--run-dir "$RUN_DIR"} \
 		${KUBELET_ROOT_DIR:+--kubelet-root-dir "$KUBELET_ROOT_DIR"} ${KUBECONFIG_FILE:+--write-kubeconfig "$KUBECONFIG_FILE"} ||
-		die "reset failed: mend what it says and run this again"
+		die "reset failed: fix what it names and run this again"
 elif [ -e "${DATA_DIR:-/var/lib/kubelith}" ] || [ -e "${RUN_DIR:-/run/kubelith}" ] || [ -e "$CONFIG/config.yaml" ]; then
 	die "$BIN is missing, so that pods and data cannot be removed: install it and run this again"
 fi

@@ -14,7 +14,7 @@ type said struct{ component, message, err string }
 // rank gives a line of upstream the level that it deserves here. It is told by its component, the beginning of its message
 // and, where that is not enough, what stands in its error, so that no fault gets a level that is too low.
 type rank struct {
-	component string // several are separated by spaces
+	component string // several are separated by spaces; empty: any, for information alone
 	message   string // prefix
 	err       string // part of the error; empty: any
 	level     logrus.Level
@@ -33,10 +33,20 @@ var upstreamRanks = []rank{
 	// A database that was made a moment ago has no version until the first entry is applied.
 	{component: "etcd", message: "Failed to detect schema version", err: "missing term information", level: logrus.DebugLevel},
 	{component: "etcd", message: "failed to update storage version", err: "missing term information", level: logrus.DebugLevel},
+	// The first reads wait for the member to elect itself.
+	{component: "etcd", message: "waiting for ReadIndex response took too long, retrying", level: logrus.DebugLevel, passing: true},
 	// The steps of requests that took long. That they did is told by "apply request took too long".
 	{component: "etcd apiserver", message: "trace", level: logrus.DebugLevel},
 	{component: "etcd", message: "request stats", level: logrus.DebugLevel},
 
+	// One of each for every controller.
+	{message: "Waiting for caches to sync", level: logrus.DebugLevel},
+	{message: "Caches are synced", level: logrus.DebugLevel},
+
+	// What a handler still does whose client has gone or whose time is over, which "Timeout or abort while handling" tells.
+	{component: "apiserver", message: "Post-timeout activity", level: logrus.DebugLevel},
+	{component: "apiserver", message: "Unhandled Error", err: "FinishRequest: post-timeout activity", level: logrus.DebugLevel},
+	{component: "apiserver", message: "Unhandled Error", err: "http: Handler timeout", level: logrus.DebugLevel},
 	// API versions that this release of Kubernetes no longer has.
 	{component: "apiserver", message: "Skipping API ", level: logrus.DebugLevel},
 	// Admission by files, which is not configured.
@@ -68,6 +78,13 @@ var upstreamRanks = []rank{
 	// The server answers before it has read who may do what.
 	{component: "kubelet proxy dns network storage kubernetes", message: "Failed to watch", err: "is forbidden: User \"system:node:", level: logrus.InfoLevel, passing: true},
 
+	{component: "kubelet kubernetes", message: `Failed to initialize CSINode: error updating CSINode annotation: timed out waiting for the condition; caused by: nodes "`, level: logrus.DebugLevel, passing: true},
+
+	// Two workers give a node its network at once, and the second one hears that it has one.
+	{component: "controller-manager", message: "Failed to update node PodCIDR after multiple attempts", err: "node updates may not change podCIDR except from", level: logrus.DebugLevel, passing: true},
+	{component: "controller-manager", message: "CIDR assignment for node failed. Releasing allocated CIDR", err: "node updates may not change podCIDR except from", level: logrus.DebugLevel, passing: true},
+	{component: "controller-manager", message: "Error processing node work item", err: "node updates may not change podCIDR except from", level: logrus.DebugLevel, passing: true},
+
 	// There is no table of rules before the first one is written.
 	{component: "proxy", message: "Failed to list existing sets", err: "no such file or directory", level: logrus.DebugLevel, passing: true},
 	// A stop while a start goes on.
@@ -89,6 +106,9 @@ type span struct{ first, last time.Time }
 // level is the one that a line deserves: that which it has, or a lower one.
 func (r *ranks) level(s said, has logrus.Level, now time.Time) logrus.Level {
 	for i, rank := range upstreamRanks {
+		if rank.component == "" && has < logrus.InfoLevel {
+			continue
+		}
 		if rank.level > has && rank.of(s) && (!rank.passing || r.over(i, now)) {
 			return rank.level
 		}
@@ -99,6 +119,9 @@ func (r *ranks) level(s said, has logrus.Level, now time.Time) logrus.Level {
 func (r rank) of(s said) bool {
 	if !strings.HasPrefix(s.message, r.message) || !strings.Contains(s.err, r.err) {
 		return false
+	}
+	if r.component == "" {
+		return true
 	}
 	for name := range strings.FieldsSeq(r.component) {
 		if name == s.component {

@@ -49,6 +49,45 @@ func TestKubectl(t *testing.T) {
 	}
 }
 
+// TestCompletion: bash completes our commands and flags, and what follows kubectl, also for the symbolic link.
+func TestCompletion(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	bash := func(script string) string {
+		t.Helper()
+		return s.Exec(t, "bash", "-c", `set -e; dir=$(mktemp -d); trap 'rm -r "$dir"' EXIT; ln -s "`+s.BinaryPath()+`" "$dir/kubelith"; ln -s "`+s.BinaryPath()+`" "$dir/kubectl"
+			PATH=$dir:$PATH; source <(kubelith completion bash); `+script)
+	}
+	for words, want := range map[string]string{
+		"kubelith ser":                    "server",
+		"kubelith server --log-l":         "--log-level",
+		"kubelith kubectl get nam":        "namespaces",
+		"kubelith kubectl get ns kube-sy": "kube-system",
+	} {
+		out := bash(`COMP_WORDS=(` + words + `); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _kubelith; echo "${COMPREPLY[@]}"`)
+		if !strings.Contains(" "+strings.TrimSpace(out)+" ", " "+want) {
+			t.Errorf("%s: completed by %q, want %s", words, out, want)
+		}
+	}
+	for _, kubectl := range []string{"kubectl", "kubelith kubectl"} {
+		if out := bash(kubectl + ` __complete get ns kube-sy; ` + kubectl + ` completion bash | grep -c "complete -o default -F __start_kubectl kubectl"`); !strings.HasPrefix(out, "kube-system\n") {
+			t.Errorf("%s: %q", kubectl, out)
+		}
+	}
+}
+
+// TestPinned: the kubelet leaves the embedded images alone.
+func TestPinned(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	for _, image := range []string{"kubelith/pause:1", "kubelith/hello:1"} {
+		out := s.Exec(t, s.BinaryPath(), "ctr", "images", "list")
+		if !regexp.MustCompile(`(?m)^\S*` + image + ` .*io\.cri-containerd\.pinned=pinned`).MatchString(out) {
+			t.Errorf("%s is not pinned:\n%s", image, out)
+		}
+	}
+}
+
 func TestCtr(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
@@ -58,6 +97,9 @@ func TestCtr(t *testing.T) {
 	out := s.Exec(t, s.BinaryPath(), "ctr", "tasks", "list")
 	if want := fmt.Sprintf(`(?m)^%s +%d +RUNNING`, id, s.ContainerPID(t, pod, "main")); !regexp.MustCompile(want).MatchString(out) {
 		t.Errorf("the container is not listed:\n%s", out)
+	}
+	if res := s.RunBinary(t, "ctr", "images", "list", "--quiet"); res.Stderr != "" {
+		t.Errorf("ctr says on stderr: %s", res.Stderr)
 	}
 	if out := s.Exec(t, s.BinaryPath(), "ctr", "images", "list", "--quiet"); !strings.Contains(out, testimage.Ref+"\n") {
 		t.Errorf("%s is not listed:\n%s", testimage.Ref, out)

@@ -32,6 +32,8 @@ const (
 	// settleFor is how long other settings have to stand before this agent stores them, or starts again for them. The server
 	// restores at once what it has not written itself (components/token).
 	settleFor = 5 * time.Second
+	// tellEvery is how often it is said that the server refuses this node.
+	tellEvery = 10 * time.Minute
 	// apiService is the name, in the namespace default, of the Service and the EndpointSlice of the API servers.
 	apiService = "kubernetes"
 )
@@ -90,6 +92,7 @@ func (c *Connection) Run(ctx context.Context, ready func()) error {
 	tick := time.NewTicker(retireEvery)
 	defer tick.Stop()
 	var newest []byte
+	var told time.Time // that the server refuses this node
 	settled := time.NewTimer(c.settle)
 	defer settled.Stop()
 	for {
@@ -107,6 +110,10 @@ func (c *Connection) Run(ctx context.Context, ready func()) error {
 		case <-tick.C:
 		}
 		c.way.retire()
+		if c.way.refused.Swap(false) && time.Since(told) > tellEvery {
+			c.opts.Log.Warn(shutOut)
+			told = time.Now()
+		}
 		if manager.Current() == nil {
 			return errors.New("the node's certificate has expired before a server renewed it: start the agent with a token, made with kubelith token create on the server")
 		}

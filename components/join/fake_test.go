@@ -132,6 +132,7 @@ type api struct {
 	deny     string        // why requests for certificates are denied
 	silent   bool          // they are not answered
 	refuse   bool          // every token
+	removed  *big.Int      // the serial number of a certificate that the server refuses
 	seen     []string      // who asked for what: "bearer|cn PATH"
 	csrs     map[string]*certificatesv1.CertificateSigningRequest
 	events   chan metav1.WatchEvent // of the watch of EndpointSlices
@@ -184,6 +185,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	a.seen = append(a.seen, who+" "+r.Method+" "+r.URL.Path)
 	skew, code := a.skew, a.infoCode
+	removed := a.removed != nil && len(r.TLS.PeerCertificates) > 0 && r.TLS.PeerCertificates[0].SerialNumber.Cmp(a.removed) == 0
 	a.mu.Unlock()
 	if r.ProtoMajor != 2 && r.URL.Path != clusterInfoPath && !strings.HasPrefix(r.URL.Path, "/kubelith/") {
 		a.t.Errorf("%s came over %s: watches need HTTP/2, with its pings", r.URL.Path, r.Proto)
@@ -197,7 +199,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.answer(w, a.clusterInfo())
 		return
 	}
-	if (who != a.token.Bearer() || a.refuse) && !strings.HasPrefix(who, pki.NodeUserPrefix) {
+	if (who != a.token.Bearer() || a.refuse) && !strings.HasPrefix(who, pki.NodeUserPrefix) || removed {
 		w.WriteHeader(http.StatusUnauthorized)
 		a.answer(w, metav1.Status{Status: "Failure", Reason: metav1.StatusReasonUnauthorized, Code: http.StatusUnauthorized})
 		return

@@ -111,7 +111,7 @@ func Find(ctx context.Context, o Options) (*Cluster, error) {
 		}
 		return c, c.discover(ctx, given)
 	}
-	return c, c.refresh(ctx, known)
+	return c, c.refresh(ctx, known, given)
 }
 
 // fits checks what is stored against what was asked for.
@@ -217,11 +217,12 @@ func (c *Cluster) readSettings(ctx context.Context, client kubernetes.Interface)
 	return []byte(text), nil
 }
 
-// refresh takes the newer settings from the server if it is there, else the stored ones: a node goes on without it.
-func (c *Cluster) refresh(ctx context.Context, known *membership) error {
+// refresh takes the newer settings from the server if it is there, else the stored ones: a node goes on without it. A node that was
+// removed from the cluster joins again when it was given a token.
+func (c *Cluster) refresh(parent context.Context, known *membership, given *token.Token) error {
 	c.settings = known.settings
 	c.way = newTransport(newBalancer(host(c.opts.Server), known.servers, c.opts.Log), known.ca, known.cert)
-	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
+	ctx, cancel := context.WithTimeout(parent, refreshTimeout)
 	defer cancel()
 	config := restConfig(c.way, "join")
 	config.Timeout = refreshTimeout
@@ -240,6 +241,11 @@ func (c *Cluster) refresh(ctx context.Context, known *membership) error {
 				c.opts.Log.Warnf("this kubelith has Kubernetes %s and the server %s: upgrade the server", c.opts.Version, server.GitVersion)
 			}
 		}
+	case apierrors.IsUnauthorized(err) && given != nil:
+		c.way.close()
+		return c.discover(parent, given)
+	case apierrors.IsUnauthorized(err):
+		c.opts.Log.Warn(shutOut)
 	case errors.As(err, &foreign) && errors.As(err, &unknown):
 		return fmt.Errorf("the server %s is not of the cluster that this machine has joined: give that one's --server, or run kubelith reset --data to join another cluster", c.opts.Server)
 	default:
@@ -247,6 +253,9 @@ func (c *Cluster) refresh(ctx context.Context, known *membership) error {
 	}
 	return nil
 }
+
+// shutOut is what a node says that the server refuses.
+const shutOut = "the server refuses this node's certificate: if the node was removed from the cluster, start its agent with a token to join again, made with kubelith token create on the server"
 
 // host is the HOST:PORT of a server's URL, whose form the configuration has checked.
 func host(server string) string {

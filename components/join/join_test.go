@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus/hooks/test"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -355,5 +357,53 @@ func TestNewerMinor(t *testing.T) {
 	}
 	if _, err := newerMinor("v1.37.1", "nonsense"); err == nil {
 		t.Error("a version that cannot be read is no error")
+	}
+}
+
+// A node that was removed from the cluster joins again with a token, as the machine that it is. Without one it goes on with what it
+// knows, as when the server is away, and says what to do.
+func TestRemoved(t *testing.T) {
+	ca := newAuthority(t)
+	a := newAPI(t, ca)
+	o := a.options(t)
+	first := joined(t, o)
+	key := files(t, o.DataDir)["agent/identity.key"]
+	known, err := store{o.DataDir}.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.mu.Lock()
+	a.removed = known.cert.Leaf.SerialNumber
+	a.mu.Unlock()
+
+	client, err := kubernetes.NewForConfig(first.Config("test"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Discovery().ServerVersion(); !apierrors.IsUnauthorized(err) || !first.way.refused.Load() {
+		t.Errorf("while it runs: %v, noticed: %v", err, first.way.refused.Load())
+	}
+
+	log, hook := test.NewNullLogger()
+	without := o
+	without.Token, without.Log = "", log
+	c, err := Find(t.Context(), without)
+	if err != nil || c.token != nil || string(c.Settings()) != a.settings {
+		t.Fatalf("without a token: %v, settings %s", err, c.Settings())
+	}
+	c.way.close()
+	if line := hook.LastEntry(); line == nil || line.Message != shutOut {
+		t.Errorf("logged %v", line)
+	}
+
+	again := joined(t, o)
+	if client, err = kubernetes.NewForConfig(again.Config("test")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Discovery().ServerVersion(); err != nil || again.way.refused.Load() {
+		t.Errorf("when it has joined again: %v", err)
+	}
+	if files(t, o.DataDir)["agent/identity.key"] != key {
+		t.Error("it is another machine")
 	}
 }

@@ -29,6 +29,7 @@ type transport struct {
 	ca       *x509.Certificate
 
 	current atomic.Pointer[generation]
+	refused atomic.Bool // the server has refused the node's certificate since this was read last
 
 	mu  sync.Mutex
 	old []*generation
@@ -76,7 +77,11 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 	}
-	return g.RoundTrip(r)
+	response, err := g.RoundTrip(r)
+	if err == nil && response.StatusCode == http.StatusUnauthorized && len(g.config.Certificates) > 0 {
+		t.refused.Store(true)
+	}
+	return response, err
 }
 
 func isWatch(r *http.Request) bool {

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/time/rate"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -26,12 +25,14 @@ import (
 type removals struct {
 	set *removed.Set
 	log logrus.FieldLogger
-	// told bounds how often it is logged that a removed node asks.
-	told *rate.Limiter
 
 	mu   sync.Mutex
 	open map[string]map[*session]bool // what nodes have open, by their names
+	told map[string]time.Time         // when it was logged that a removed node asks
 }
+
+// tellEvery is how often that is logged of one node: its agent asks every few seconds.
+const tellEvery = 10 * time.Minute
 
 // session is a request that lasts.
 type session struct {
@@ -41,15 +42,14 @@ type session struct {
 
 // followRemovals is called once the informers are made, and before they run.
 func (s *Server) followRemovals() error {
-	r := &removals{log: s.opts.Log, told: rate.NewLimiter(rate.Every(time.Minute), 3), open: map[string]map[*session]bool{}}
+	r := &removals{log: s.opts.Log, open: map[string]map[*session]bool{}, told: map[string]time.Time{}}
 	var err error
 	r.set, err = removed.Follow(s.shared.Core().V1().Secrets().Informer(), r.end)
 	s.removals = r
 	return err
 }
 
-// refuse wraps the authenticators of all requests. It says no without an error: upstream would log one for each request,
-// and the agent of a removed node asks every few seconds.
+// refuse wraps the authenticators of all requests. It says no without an error, which upstream would log for each request.
 func (r *removals) refuse(all authenticator.Request) authenticator.Request {
 	return authenticator.RequestFunc(func(req *http.Request) (*authenticator.Response, bool, error) {
 		response, ok, err := all.AuthenticateRequest(req)
@@ -63,13 +63,24 @@ func (r *removals) refuse(all authenticator.Request) authenticator.Request {
 		case !r.set.Synced(): // for a moment, at the start of the API server
 			return nil, false, nil
 		case r.set.Refuses(node, removed.Issued(cert)):
-			if r.told.Allow() {
+			if r.tells(node) {
 				r.log.Warnf("refused the node %s, shown by %s: it was removed; stop its agent, or let it join again with a token", node, req.RemoteAddr)
 			}
 			return nil, false, nil
 		}
 		return response, ok, err
 	})
+}
+
+// tells reports whether to log that the node asks.
+func (r *removals) tells(node string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Since(r.told[node]) < tellEvery {
+		return false
+	}
+	r.told[node] = time.Now()
+	return true
 }
 
 // nodeCertificate returns the name of the node whose certificate a request shows, and the certificate. There is none for the

@@ -45,7 +45,7 @@ func kubelet(t *testing.T, b *pki.Bundle, h http.HandlerFunc) int32 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca, err := os.ReadFile(b.KubeletTrust)
+	ca, err := os.ReadFile(b.ClusterCA.Cert)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -80,12 +80,12 @@ func upstreams(t *testing.T) []upstream {
 	embed.NewConfig().AddFlags(etcdGoFlags)
 	etcdFlags.AddGoFlagSet(etcdGoFlags)
 
-	// A signer of its own needs both files, and that the common one goes.
+	// A signer of its own needs both files.
 	signing := map[string]string{}
-	for _, signer := range []string{"kube-apiserver-client", "kubelet-client", "kubelet-serving", "legacy-unknown"} {
+	for _, signer := range []string{"kube-apiserver-client", "legacy-unknown"} {
 		cert, key := "cluster-signing-"+signer+"-cert-file", "cluster-signing-"+signer+"-key-file"
-		signing[cert] = "cluster-signing-cert-file= cluster-signing-key-file= " + key + "=k"
-		signing[key] = "cluster-signing-cert-file= cluster-signing-key-file= " + cert + "=c"
+		signing[cert] = key + "=k"
+		signing[key] = cert + "=c"
 	}
 
 	return []upstream{

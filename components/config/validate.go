@@ -107,9 +107,25 @@ func validatePaths(p *problems, s settings) {
 			p.add(key, tooLong, path, len(path), maxKubeletRootDir)
 		}
 	}
-	if n := s.node(); n.DataDir != "" && filepath.Clean(n.DataDir) == filepath.Clean(n.RunDir) {
-		p.add("runDir", "is the same directory as %s: name another one", label("dataDir"))
+	dirs := []string{"dataDir", "kubeletRootDir", "runDir"}
+	for i, a := range dirs {
+		for _, b := range dirs[i+1:] {
+			x, y := *paths[a], *paths[b]
+			switch {
+			case strings.Trim(x, "/") == "" || strings.Trim(y, "/") == "": // refused above
+			case filepath.Clean(x) == filepath.Clean(y):
+				p.add(b, "is the same directory as %s: name another one", label(a))
+			case inside(x, y):
+				p.add(b, "%q is in %q, the directory of %s: name one beside it", y, x, label(a))
+			case inside(y, x):
+				p.add(a, "%q is in %q, the directory of %s: name one beside it", x, y, label(b))
+			}
+		}
 	}
+}
+
+func inside(dir, path string) bool {
+	return strings.HasPrefix(filepath.Clean(path), strings.TrimSuffix(filepath.Clean(dir), "/")+"/")
 }
 
 // validateRegistration checks what the node is registered with.

@@ -2,7 +2,8 @@
 // uses it at a time, and which format it has.
 //
 // What is inside belongs to the components: server/ (tls, db, cred), agent/ (containerd, cni, images, static-pods) and
-// data/<hash>/bin (the unpacked payload). Here are only "lock", "version" and "id". The node's other directories are
+// data/<hash>/bin (the unpacked payload). Here are only "lock", "version", "id" and
+// "cluster.json". The node's other directories are
 // held and marked here as well (Hold): what is in them belongs to the components too.
 package datadir
 
@@ -31,11 +32,13 @@ type Dir struct {
 	path string
 	lock *os.File
 	held []*os.File // see Hold
+	// fresh: no server or agent has ever run on the directory.
+	fresh bool
 }
 
-// Files are those that Open and Hold make in the data directory.
+// Files are those that Open, Hold and KeepSettings make in the data directory.
 func Files(dir string) []string {
-	return []string{filepath.Join(dir, "lock"), filepath.Join(dir, "version"), filepath.Join(dir, idFile)}
+	return []string{filepath.Join(dir, "lock"), filepath.Join(dir, "version"), filepath.Join(dir, idFile), filepath.Join(dir, settingsFile)}
 }
 
 // Open creates the directory (mode 0700) if it is missing, takes it for this process, and brings an
@@ -50,6 +53,12 @@ func open(dir, release string, minFree uint64, upgrades []step) (*Dir, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, unusable(dir, err)
 	}
+	if err := checkNew(dir); err != nil {
+		return nil, err
+	}
+	if err := keepPrivate(dir); err != nil {
+		return nil, err
+	}
 	// The space first: on a full disk the lock file itself could not be made.
 	if err := checkSpace(dir, minFree); err != nil {
 		return nil, err
@@ -58,10 +67,11 @@ func open(dir, release string, minFree uint64, upgrades []step) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
+	fresh := !exists(filepath.Join(dir, "version"))
 	if err := upgrade(dir, release, upgrades); err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
-	return &Dir{path: dir, lock: lock}, nil
+	return &Dir{path: dir, lock: lock, fresh: fresh}, nil
 }
 
 // Close gives the directory, and those that Hold took, free for another process.

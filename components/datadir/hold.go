@@ -18,6 +18,9 @@ const runDirMode = 0o711
 // remove them meanwhile. The lock is on the directory itself. Each gets a mark that says whose it is; one that is another's is refused.
 // kubeletRoot is empty where no kubelet runs: its directory is left alone then. Close gives them free.
 func (d *Dir) Hold(runDir, kubeletRoot string) error {
+	if err := Nested(map[string]string{"--data-dir": d.path, "--run-dir": runDir}); err != nil {
+		return err
+	}
 	f, err := holdDir(runDir, runDirMode)
 	if err != nil {
 		return err
@@ -29,7 +32,10 @@ func (d *Dir) Hold(runDir, kubeletRoot string) error {
 	}
 	marks := []string{filepath.Join(runDir, RunMark)}
 	if kubeletRoot != "" {
-		if f, err = holdDir(kubeletRoot, 0o755); err != nil {
+		if err := Nested(map[string]string{"--data-dir": d.path, "--run-dir": runDir, "--kubelet-root-dir": kubeletRoot}); err != nil {
+			return err
+		}
+		if f, err = holdDir(kubeletRoot, 0o750); err != nil {
 			return err
 		}
 		d.held = append(d.held, f)
@@ -61,6 +67,9 @@ func holdDir(dir string, mode os.FileMode) (*os.File, error) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		switch {
 		case err == nil:
+			if err := private(f); err != nil {
+				return nil, errors.Join(err, f.Close())
+			}
 			return f, nil
 		case !errors.Is(err, unix.EWOULDBLOCK):
 			return nil, errors.Join(fmt.Errorf("directory %s: lock: %w", dir, err), f.Close())

@@ -117,6 +117,9 @@ func (d *Dir) mayTakeKubelet(runDir, dir string) error {
 	switch {
 	case kubeletRuns("/", dir):
 		return fmt.Errorf("a kubelet runs on %s already: stop its cluster, or give another --kubelet-root-dir", dir)
+	case d.fresh && owner.ID != "" && resolved(owner.DataDir) == resolved(d.path) && !exists(filepath.Join(d.path, "server", "tls")):
+		// A late mount looks like this. A data directory that is restored has keys.
+		return fmt.Errorf("data directory %s is empty, and pods of a node of it are in %s: mount or restore it; for a new node run kubelith reset --data first", d.path, dir)
 	case OwnsKubelet("/", d.path, runDir, dir):
 		return nil
 	case owner.alive():

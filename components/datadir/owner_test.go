@@ -13,10 +13,17 @@ func put(t *testing.T, base string, names ...string) {
 	for _, name := range names {
 		name, text, _ := strings.Cut(name, "=")
 		path := filepath.Join(base, name)
+		if strings.HasSuffix(name, "/") {
+			path, name = filepath.Join(path, "."), ""
+		}
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		if name == "" {
+			if err := os.Mkdir(path, 0o700); err != nil {
+				t.Fatal(err)
+			}
+		} else if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -44,6 +51,8 @@ func TestWhoseKubeletDirectory(t *testing.T) {
 		"ours, moved":                           {files: []string{"k/pods/u/x", "k/.kubelith=/before\none\n", "d/version=1", "d/id=one"}},
 		"ours, killed before the id":            {files: []string{"k/pods/u/x", "k/.kubelith=BASE/d\none\n", "d/version=1"}},
 		"another Kubelith's":                    {files: []string{"k/pods/u/x", "k/.kubelith=BASE/e\ntwo\n", "e/version=1", "d/version=1", "d/id=one"}, want: "k belongs to --data-dir BASE/e: remove that one with kubelith reset --data --data-dir BASE/e, or give another --kubelet-root-dir"},
+		"the data directory is not mounted":     {files: []string{"k/pods/u/x", "k/.kubelith=BASE/d\none\n"}, want: "d is empty, and pods of a node of it are in"},
+		"its backup was restored":               {files: []string{"k/pods/u/x", "k/.kubelith=BASE/d\none\n", "d/server/tls/cluster-ca.crt"}},
 		"a Kubelith's that is gone":             {files: []string{"k/pods/u/x", "k/.kubelith=BASE/e\ntwo\n"}},
 		"another Kubelith's containers":         {files: []string{"r/data-dir=BASE/e\ntwo\n", "r/containerd/x", "e/version=1"}, want: "r belongs to --data-dir BASE/e"},
 		"a run directory without containers":    {files: []string{"r/data-dir=BASE/e\ntwo\n", "e/version=1"}},
@@ -67,7 +76,7 @@ func TestWhoseKubeletDirectory(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), strings.ReplaceAll(c.want, "BASE", base)) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("error %v, want %q", err, c.want)
 			}
-			if after, _ := os.ReadFile(filepath.Join(base, "k", KubeletMark)); string(after) != string(before) || owns {
+			if after, _ := os.ReadFile(filepath.Join(base, "k", KubeletMark)); string(after) != string(before) || owns != strings.Contains(c.want, "is empty") {
 				t.Errorf("marked as %q, was %q; ours: %v", after, before, owns)
 			}
 		})

@@ -245,7 +245,7 @@ func (s *Server) explain(err error) error {
 		strings.Contains(text, "invalid database"), strings.Contains(text, "unexpected EOF"),
 		strings.Contains(text, "wal:"), strings.Contains(text, "snap:"), strings.Contains(text, "file too small"),
 		strings.Contains(text, "not a bolt"), strings.Contains(text, "page "), strings.Contains(text, "proto:"), strings.Contains(text, "backend"):
-		return fmt.Errorf("%s: the data is damaged: restore a copy of this directory, or move it away to start with an empty cluster: %w", s.opts.DataDir, err)
+		return fmt.Errorf("%s: the data is damaged: restore a copy of this directory: %w", s.opts.DataDir, err)
 	}
 	return err
 }

@@ -110,26 +110,67 @@ func TestHostsOfOthers(t *testing.T) {
 	}
 }
 
-// A link in our directories goes, what it leads to stays.
-func TestLinksAreNotFollowed(t *testing.T) {
+// A link in our directories goes, what it leads to stays. So does what people have put beside ours, the link of theirs included.
+func TestWhatPeoplePutThereStays(t *testing.T) {
 	h := newFakeHost(t)
-	r, _ := newTestReset(h, &fakeNetwork{})
+	r, out := newTestReset(h, &fakeNetwork{})
 	r.opts.Data = true
-	h.write("/d/version", "1")
+	mine := []string{"/d/notes", "/d/server/manifests/app.yaml", "/d/plugins/admission/p", "/d/agent/mine/x", "/k/seccomp/p.json", "/k/config.json", "/home/u/precious"}
+	ours := []string{"/d/version", "/d/id", "/d/lock", "/d/cluster.json", "/d/server/db/member/wal", "/d/server/tls/admin.key", "/d/server/token", "/d/plugins/data/local/v", "/d/agent/cni/x", "/d/data/h/bin/runc", "/k/cpu_manager_state", "/k/plugins/driver/csi.sock"}
+	for _, path := range append(append([]string{}, mine...), ours...) {
+		h.write(path, "")
+	}
 	h.write("/k/.kubelith", "/d")
-	h.write("/home/u/precious", "")
-	for _, dir := range []string{"/d/agent", "/k/pods/" + ourUID} {
+	for _, dir := range []string{"/d/agent/static-pods", "/k/pods/" + ourUID} {
 		if err := os.MkdirAll(h.tree.path(dir), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
+	h.link("/d/agent/containerd", h.tree.path("/home/u"))
 	h.link("/d/agent/images", h.tree.path("/home/u"))
 	h.link("/k/pods/"+ourUID+"/volumes", h.tree.path("/home/u"))
+	if plan := strings.Join(r.Plan(), "\n"); !strings.Contains(plan, "but leave in /k: config.json, seccomp") {
+		t.Errorf("plan:\n%s", plan)
+	}
 	if err := r.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if h.tree.exists("/d") || h.tree.exists("/k") || !h.tree.exists("/home/u/precious") {
-		t.Errorf("left: %v", h.tree.directories("/"))
+	for _, path := range append(mine, "/d/agent/images") {
+		if !h.tree.exists(path) {
+			t.Errorf("%s was removed", path)
+		}
+	}
+	for _, path := range append(ours, "/d/agent/containerd", "/d/agent/static-pods", "/k/.kubelith", "/k/pods") {
+		if h.tree.exists(path) {
+			t.Errorf("%s is left", path)
+		}
+	}
+	for _, line := range []string{"left in /d: agent/images, agent/mine, notes, plugins/admission, server/manifests", "left in /k: config.json, seccomp"} {
+		if !strings.Contains(out.String(), line+"\n") {
+			t.Errorf("%q is not said:\n%s", line, out)
+		}
+	}
+	if plan := r.Plan(); len(plan) > 0 {
+		t.Errorf("a second plan: %q", plan)
+	}
+}
+
+// While something of a cluster cannot be removed, it can be told that it is ours.
+func TestMarksGoLast(t *testing.T) {
+	h := newFakeHost(t)
+	r, _ := newTestReset(h, &fakeNetwork{})
+	r.opts.Data = true
+	for path, text := range map[string]string{"/d/version": "1", "/d/data/x": "", "/k/.kubelith": "/d", "/k/pods/a/mounted/x": ""} {
+		h.write(path, text)
+	}
+	h.write("/proc/self/mountinfo", "1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:9 / /k/pods/a/mounted rw - nfs n rw\n")
+	if err := r.Run(t.Context()); err == nil {
+		t.Fatal("removed through a mount")
+	}
+	for _, path := range []string{"/d/version", "/d/data/x", "/k/.kubelith", "/k/pods/a/mounted/x"} {
+		if !h.tree.exists(path) {
+			t.Errorf("%s was removed", path)
+		}
 	}
 }
 

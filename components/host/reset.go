@@ -40,9 +40,11 @@ type Reset struct {
 	opts  ResetOptions
 	files tree
 	owned owned
-	locks []*os.File
-	kill  killer
-	nets  network
+	// linked are directories that were named by a symbolic link. They stay, empty: the link is the user's.
+	linked map[string]bool
+	locks  []*os.File
+	kill   killer
+	nets   network
 	// stopUnits stops units of systemd; nil where systemd does not run.
 	stopUnits func(ctx context.Context, names []string) error
 	// neighbour tells whether another server runs here: what has a fixed name is its as well.
@@ -61,12 +63,17 @@ func NewReset(opts ResetOptions) (*Reset, error) {
 	if opts.Out == nil {
 		opts.Out = io.Discard
 	}
+	linked := map[string]bool{}
 	for _, dir := range []*string{&opts.DataDir, &opts.RunDir, &opts.KubeletRootDir} {
 		real, err := removable(*dir)
 		if err != nil {
 			return nil, err
 		}
+		linked[real] = tree{}.isLink(filepath.Clean(*dir))
 		*dir = real
+	}
+	if err := datadir.Nested(map[string]string{"--data-dir": opts.DataDir, "--run-dir": opts.RunDir, "--kubelet-root-dir": opts.KubeletRootDir}); err != nil {
+		return nil, err
 	}
 	if os.Geteuid() != 0 {
 		return nil, errors.New("reset needs root: run it with sudo")
@@ -75,7 +82,7 @@ func NewReset(opts ResetOptions) (*Reset, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Reset{opts: opts, files: tree{}, locks: locks, kill: signalProcess, nets: kernelNetwork{"nft"}, neighbour: networkInUse}
+	r := &Reset{opts: opts, files: tree{}, linked: linked, locks: locks, kill: signalProcess, nets: kernelNetwork{"nft"}, neighbour: networkInUse}
 	if owner := r.runOwner(); owner != (datadir.Owner{}) && !owner.Is(datadir.OwnerAt("/", opts.DataDir)) {
 		return nil, errors.Join(fmt.Errorf("%s belongs to the server with --data-dir %s: give the directories of one server", opts.RunDir, owner.DataDir), r.Close())
 	}
@@ -102,7 +109,7 @@ func (r *Reset) findOwned() {
 	o := r.opts
 	us := datadir.OwnerAt(r.files.root+"/", o.DataDir)
 	r.owned = owned{run: r.runOwner().Is(us), data: us.ID != "" || r.files.exists(filepath.Join(o.DataDir, "version"))}
-	r.owned.kubelet = (r.owned.run || r.owned.data) && r.files.exists(o.KubeletRootDir) &&
+	r.owned.kubelet = r.files.exists(o.KubeletRootDir) &&
 		datadir.OwnsKubelet(r.files.root+"/", o.DataDir, o.RunDir, o.KubeletRootDir)
 }
 
@@ -110,7 +117,7 @@ func (r *Reset) findOwned() {
 type owned struct{ run, kubelet, data bool }
 
 // ours reports whether there is anything of the cluster.
-func (r *Reset) ours() bool { return r.owned.run || r.owned.data }
+func (r *Reset) ours() bool { return r.owned != (owned{}) }
 
 // removable returns the directory with its symbolic links resolved, or an error for one that is not Kubelith's alone.
 func removable(dir string) (string, error) {
@@ -166,6 +173,11 @@ func (r *Reset) Plan() []string {
 	for _, path := range r.doomed() {
 		add(1, "remove %s", path)
 	}
+	for dir, made := range map[string][]string{r.opts.KubeletRootDir: append(datadir.MadeByKubelet(), datadir.KubeletMark), r.opts.DataDir: append(datadir.Made(), datadir.Identity()...)} {
+		if left := r.others(dir, made); slices.Contains(r.doomed(), dir) && len(left) > 0 {
+			add(1, "but leave in %s: %s", dir, strings.Join(left, ", "))
+		}
+	}
 	for _, dir := range r.strangers() {
 		add(len(lines), "leave %s: it is not this cluster's", dir)
 	}
@@ -194,9 +206,7 @@ func (r *Reset) Run(ctx context.Context) error {
 	for _, path := range append(logs, cni...) {
 		errs = append(errs, r.remove(path))
 	}
-	for _, path := range r.doomed() {
-		errs = append(errs, r.remove(path))
-	}
+	errs = append(errs, r.removeDirs()...)
 	for _, dir := range r.strangers() {
 		r.say("left %s: it is not this cluster's", dir)
 	}
@@ -237,7 +247,7 @@ func (r *Reset) strangers() []string {
 	return out
 }
 
-// doomed are the files and directories to remove as a whole that exist; the data directory is the last, because it
+// doomed are the files and directories to remove that exist; the data directory is the last, because it
 // tells that the others are ours.
 func (r *Reset) doomed() []string {
 	var candidates []string
@@ -251,6 +261,25 @@ func (r *Reset) doomed() []string {
 		candidates = slices.DeleteFunc(candidates, func(path string) bool { return path != r.opts.RunDir })
 	}
 	return slices.DeleteFunc(candidates, func(path string) bool { return !r.files.exists(path) })
+}
+
+// removeDirs removes those, of the kubelet's and the data directory what we have made.
+func (r *Reset) removeDirs() []error {
+	var errs []error
+	for _, path := range r.doomed() {
+		switch path {
+		case r.opts.KubeletRootDir:
+			errs = append(errs, r.clearKubelet())
+		case r.opts.DataDir:
+			if err := errors.Join(errs...); err != nil {
+				return errs // it tells that the others are ours
+			}
+			errs = append(errs, r.clearData())
+		default:
+			errs = append(errs, r.remove(path))
+		}
+	}
+	return errs
 }
 
 // ownKubeconfig tells whether the admin kubeconfig is that of this cluster: it has its CA. Two servers may have been told the same

@@ -40,6 +40,15 @@ func (t tree) names(p string) []string {
 	return out
 }
 
+// glob are the paths that match a pattern, in our form.
+func (t tree) glob(pattern string) []string {
+	found, _ := filepath.Glob(t.path(pattern)) // our patterns are well formed
+	for i, path := range found {
+		found[i] = "/" + strings.TrimPrefix(strings.TrimPrefix(path, t.root), "/")
+	}
+	return found
+}
+
 func (t tree) isLink(p string) bool {
 	info, err := os.Lstat(t.path(p))
 	return err == nil && info.Mode()&os.ModeSymlink != 0

@@ -111,7 +111,7 @@ func (s *Server) Needs() []string {
 // Run implements lifecycle.Component. It is ready when the kubelet's own
 // health endpoint says ok, and it has the serving certificate that it asks for.
 func (s *Server) Run(ctx context.Context, ready func()) error {
-	if err := os.MkdirAll(s.opts.RootDir, 0o755); err != nil {
+	if err := os.MkdirAll(s.opts.RootDir, 0o750); err != nil {
 		return fmt.Errorf("cannot make its directory: mount it writable or give another --kubelet-root-dir: %w", err)
 	}
 	if err := os.MkdirAll(s.opts.StaticPodDir, 0o755); err != nil {

@@ -69,6 +69,12 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 	if join.IsAgent(cfg.DataDir) {
 		return nil, fmt.Errorf("%s is the data directory of an agent: start it with kubelith agent, or give a server another --data-dir", cfg.DataDir)
 	}
+	if err := datadir.CheckCluster(cfg.DataDir); err != nil {
+		return nil, err
+	}
+	if err := datadir.CheckSettings(cfg.DataDir, fixedSettings(cfg)); err != nil {
+		return nil, err
+	}
 	attempt := begin(&cfg.Node)
 	defer func() {
 		if err != nil {
@@ -85,7 +91,12 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 	if err := h.credentials(cfg); err != nil {
 		return nil, err
 	}
-	return h, nil
+	return h, h.dir.KeepSettings(fixedSettings(cfg))
+}
+
+// fixedSettings are those that cannot change in the life of a cluster.
+func fixedSettings(cfg *config.Server) datadir.Settings {
+	return datadir.Settings{NodeName: cfg.NodeName, ClusterCIDR: cfg.ClusterCIDR, ServiceCIDR: cfg.ServiceCIDR, ClusterDomain: cfg.ClusterDomain}
 }
 
 // unpack makes the programs of the payload available.
@@ -116,6 +127,9 @@ func (h *machine) report(log *logrus.Logger, progress *progress) {
 	}
 	if h.pki == nil { // on an agent
 		return
+	}
+	for _, path := range h.pki.Exposed {
+		log.WithField("component", "pki").Warnf("others could read %s: it is closed now; who may have it must not be trusted", path)
 	}
 	for _, name := range h.pki.Changed {
 		logging.Component(log, "pki").Infof("made %s", name)

@@ -102,7 +102,7 @@ func TestKubeletTrust(t *testing.T) {
 // The CAs sign for whoever proves an identity, and no CA below them.
 func TestNoCABelow(t *testing.T) {
 	b := ensure(t, options(t.TempDir(), day0))
-	for _, ca := range []Pair{b.ClusterCA, b.KubeletCA, b.FrontProxyCA, b.EtcdCA} {
+	for _, ca := range []Pair{b.ClusterCA, b.KubeletCA, b.FrontProxyCA} {
 		if cert := readCert(t, ca.Cert); cert.MaxPathLen != 0 || !cert.MaxPathLenZero {
 			t.Errorf("%s: path length %d", ca.Cert, cert.MaxPathLen)
 		}

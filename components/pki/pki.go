@@ -52,7 +52,6 @@ type Bundle struct {
 	ClusterCA    Pair // signs what proves an identity to the apiserver or the kubelet, and what serves the API
 	KubeletCA    Pair // signs what kubelets serve with only: with it nobody is the apiserver, whatever address it reports
 	FrontProxyCA Pair // signs FrontProxyClient only
-	EtcdCA       Pair // signs EtcdServer and EtcdPeer only
 
 	KubeletTrust string // the CAs by which a kubelet is known that is called: KubeletCA's and, after an upgrade, formerly
 
@@ -64,11 +63,10 @@ type Bundle struct {
 	KubeletClient    Pair
 	FrontProxyClient Pair // how the apiserver calls aggregated API servers: front-proxy-client
 	KubeletServer    Pair // serves the kubelet's API, as system:node:NAME in system:nodes
-	EtcdServer       Pair // serves etcd's clients
-	EtcdPeer         Pair // serves and calls other etcd members
 	Admin            Pair // for the admin kubeconfig only: kubelith-admin in AdminsGroup
 
 	Changed []string // base names of the files that this call made or renewed
+	Exposed []string // paths of keys that others could read before this call
 }
 
 // Ensure brings the files of opts.Dir into the wanted state and returns their paths. Only one process may do so at a time.
@@ -84,7 +82,6 @@ func Ensure(opts Options) (*Bundle, error) {
 		ClusterCA:         s.pair("cluster-ca"),
 		KubeletCA:         s.pair("kubelet-ca"),
 		FrontProxyCA:      s.pair("front-proxy-ca"),
-		EtcdCA:            s.pair("etcd-ca"),
 		KubeletTrust:      filepath.Join(opts.Dir, "kubelet-trust.crt"),
 		ServiceAccountKey: filepath.Join(opts.Dir, "service-account.key"),
 		APIServer:         s.pair("apiserver"),
@@ -92,8 +89,6 @@ func Ensure(opts Options) (*Bundle, error) {
 		FrontProxyClient:  s.pair("front-proxy-client"),
 		// Not "kubelet-server", which the cluster's CA has signed in clusters of before.
 		KubeletServer: s.pair("kubelet-serving"),
-		EtcdServer:    s.pair("etcd-server"),
-		EtcdPeer:      s.pair("etcd-peer"),
 		Admin:         s.pair("admin"),
 	}
 	if _, err := s.key(b.ServiceAccountKey, "restore it from a backup, or remove it to have a new one made, which ends the validity of every service account token"); err != nil {
@@ -102,8 +97,8 @@ func Ensure(opts Options) (*Bundle, error) {
 	if err := s.ensureLeaves(b, opts); err != nil {
 		return nil, err
 	}
-	b.Changed = s.changed
-	return b, nil
+	b.Changed, b.Exposed = s.changed, s.exposed
+	return b, s.dropUnused()
 }
 
 func (s *store) ensureLeaves(b *Bundle, opts Options) error {
@@ -127,21 +122,14 @@ func (s *store) ensureLeaves(b *Bundle, opts Options) error {
 	if err != nil {
 		return err
 	}
-	etcd, err := s.authority(b.EtcdCA, "kubelith-etcd-ca")
-	if err != nil {
-		return err
-	}
 	server := []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	client := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
-	both := append(slices.Clone(server), client...)
 
 	node := names{}
 	node.add(opts.NodeName)
 	node.addIPs(opts.NodeIPs)
-	local := node.clone()
-	local.add("localhost", "127.0.0.1", "::1")
-	api := local.clone()
-	api.add("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc."+opts.ClusterDomain)
+	api := node.clone()
+	api.add("localhost", "127.0.0.1", "::1", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc."+opts.ClusterDomain)
 	api.addIPs(opts.ServiceIPs)
 	api.add(opts.SANs...)
 
@@ -150,8 +138,6 @@ func (s *store) ensureLeaves(b *Bundle, opts Options) error {
 		{pair: b.KubeletClient, ca: cluster, cn: "kube-apiserver-kubelet-client", usage: client},
 		{pair: b.FrontProxyClient, ca: frontProxy, cn: "front-proxy-client", usage: client},
 		{pair: b.KubeletServer, ca: kubelet, cn: NodeUserPrefix + opts.NodeName, org: []string{"system:nodes"}, usage: server, names: node},
-		{pair: b.EtcdServer, ca: etcd, cn: "kube-etcd", usage: both, names: local}, // both: etcd's gateway calls itself
-		{pair: b.EtcdPeer, ca: etcd, cn: "kube-etcd-peer", usage: both, names: local},
 		{pair: b.Admin, ca: cluster, cn: "kubelith-admin", org: []string{AdminsGroup}, usage: client},
 	} {
 		if err := s.ensureLeaf(l); err != nil {

@@ -91,10 +91,6 @@ func TestFirstStart(t *testing.T) {
 		{b.KubeletClient, b.ClusterCA, "CN=kube-apiserver-kubelet-client", x509.ExtKeyUsageClientAuth, nil},
 		{b.FrontProxyClient, b.FrontProxyCA, "CN=front-proxy-client", x509.ExtKeyUsageClientAuth, nil},
 		{b.KubeletServer, b.KubeletCA, "CN=system:node:node1,O=system:nodes", x509.ExtKeyUsageServerAuth, []string{"node1", "192.0.2.7", "2001:db8::7"}},
-		{b.EtcdServer, b.EtcdCA, "CN=kube-etcd", x509.ExtKeyUsageServerAuth, []string{"localhost", "127.0.0.1", "::1", "192.0.2.7"}},
-		{b.EtcdServer, b.EtcdCA, "CN=kube-etcd", x509.ExtKeyUsageClientAuth, nil},
-		{b.EtcdPeer, b.EtcdCA, "CN=kube-etcd-peer", x509.ExtKeyUsageServerAuth, []string{"192.0.2.7"}},
-		{b.EtcdPeer, b.EtcdCA, "CN=kube-etcd-peer", x509.ExtKeyUsageClientAuth, nil},
 		{b.Admin, b.ClusterCA, "CN=kubelith-admin,O=kubelith:admins", x509.ExtKeyUsageClientAuth, nil},
 	} {
 		cert, ca := readCert(t, tc.pair.Cert), readCert(t, tc.ca.Cert)
@@ -129,7 +125,7 @@ func TestFirstStart(t *testing.T) {
 }
 
 func TestLaterStarts(t *testing.T) {
-	leaves := []string{"admin.crt", "apiserver-kubelet-client.crt", "apiserver.crt", "etcd-peer.crt", "etcd-server.crt", "front-proxy-client.crt", "kubelet-serving.crt"}
+	leaves := []string{"admin.crt", "apiserver-kubelet-client.crt", "apiserver.crt", "front-proxy-client.crt", "kubelet-serving.crt"}
 	for name, tc := range map[string]struct {
 		after  time.Duration
 		change func(*Options)
@@ -145,8 +141,8 @@ func TestLaterStarts(t *testing.T) {
 		"new SAN":                  {change: func(o *Options) { o.SANs = append(o.SANs, "new.example") }, want: []string{"apiserver.crt"}},
 		"new SAN address":          {change: func(o *Options) { o.SANs = append(o.SANs, "192.0.2.100") }, want: []string{"apiserver.crt"}},
 		"SAN no longer wanted":     {change: func(o *Options) { o.SANs = nil }},
-		"new node IP":              {change: func(o *Options) { o.NodeIPs = []net.IP{net.ParseIP("192.0.2.8")} }, want: []string{"apiserver.crt", "etcd-peer.crt", "etcd-server.crt", "kubelet-serving.crt"}},
-		"new node name":            {change: func(o *Options) { o.NodeName = "n2" }, want: []string{"apiserver.crt", "etcd-peer.crt", "etcd-server.crt", "kubelet-serving.crt"}},
+		"new node IP":              {change: func(o *Options) { o.NodeIPs = []net.IP{net.ParseIP("192.0.2.8")} }, want: []string{"apiserver.crt", "kubelet-serving.crt"}},
+		"new node name":            {change: func(o *Options) { o.NodeName = "n2" }, want: []string{"apiserver.crt", "kubelet-serving.crt"}},
 		"leaf removed":             {remove: []string{"admin.crt"}, want: []string{"admin.crt"}},
 		"leaf pair removed":        {remove: []string{"admin.crt", "admin.key"}, want: []string{"admin.crt", "admin.key"}},
 		"interrupted after CA key": {remove: []string{"cluster-ca.crt"}, want: []string{"cluster-ca.crt"}},
@@ -209,8 +205,8 @@ func TestRefuses(t *testing.T) {
 		"foreign key":            {files: map[string]string{"admin.key": foreignKey}, want: []string{"/admin.crt does not belong to the key admin.key: restore it, or remove"}},
 		"missing key":            {files: map[string]string{"admin.key": "-"}, want: []string{"/admin.key is missing but its certificate admin.crt exists"}},
 		"damaged CA":             {files: map[string]string{"cluster-ca.crt": ""}, want: []string{"/cluster-ca.crt is damaged", "restore both files of the pair from a backup"}},
-		"damaged CA key":         {files: map[string]string{"etcd-ca.key": "x"}, want: []string{"/etcd-ca.key is damaged"}},
-		"missing CA key":         {files: map[string]string{"etcd-ca.key": "-"}, want: []string{"/etcd-ca.key is missing"}},
+		"damaged CA key":         {files: map[string]string{"front-proxy-ca.key": "x"}, want: []string{"/front-proxy-ca.key is damaged"}},
+		"missing CA key":         {files: map[string]string{"front-proxy-ca.key": "-"}, want: []string{"/front-proxy-ca.key is missing"}},
 		"new CA, old leaves":     {files: map[string]string{"front-proxy-ca.key": "-", "front-proxy-ca.crt": "-"}, want: []string{"/front-proxy-client.crt was not signed by front-proxy-ca.crt (", "remove front-proxy-client.crt and"}},
 		"damaged token key":      {files: map[string]string{"service-account.key": "x"}, want: []string{"/service-account.key is damaged", "restore it"}},
 		"CA expired":             {after: caLife + time.Hour, want: []string{"/cluster-ca.crt has expired at 2039-12-30T00:00:00Z (the clock says 2039-12-30T01:00:00Z)"}},
@@ -268,6 +264,34 @@ func TestCrashLeftovers(t *testing.T) {
 		if strings.HasSuffix(f, ".tmp") {
 			t.Errorf("%s is left", f)
 		}
+	}
+}
+
+// Keys that others can read are closed and named; pairs that nothing uses go.
+func TestExposedAndUnused(t *testing.T) {
+	dir := t.TempDir()
+	ensure(t, options(dir, day0))
+	unused := []string{"etcd-ca.crt", "etcd-ca.key", "etcd-server.crt", "etcd-server.key", "etcd-peer.crt", "etcd-peer.key"}
+	for _, name := range unused {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("old"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exposed := filepath.Join(dir, "cluster-ca.key")
+	if err := os.Chmod(exposed, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	b := ensure(t, options(dir, day0))
+	if info, err := os.Stat(exposed); err != nil || info.Mode().Perm() != 0o600 || !slices.Equal(b.Exposed, []string{exposed}) || len(b.Changed) > 0 {
+		t.Errorf("mode %v, exposed %q, changed %q, %v", info.Mode(), b.Exposed, b.Changed, err)
+	}
+	for name := range dirContents(t, dir) {
+		if slices.Contains(unused, name) {
+			t.Errorf("%s is left", name)
+		}
+	}
+	if b := ensure(t, options(dir, day0)); len(b.Exposed) > 0 {
+		t.Errorf("exposed again: %q", b.Exposed)
 	}
 }
 

@@ -22,6 +22,7 @@ type store struct {
 	dir     string
 	now     time.Time
 	changed []string
+	exposed []string
 }
 
 func (s *store) pair(name string) Pair {
@@ -42,6 +43,9 @@ func (s *store) write(path, kind string, ders ...[]byte) error {
 
 // key reads a private key or makes it. remedy says what to do when the file is damaged.
 func (s *store) key(path, remedy string) (crypto.Signer, error) {
+	if err := s.conceal(path); err != nil {
+		return nil, err
+	}
 	data, err := os.ReadFile(path)
 	if err == nil {
 		key, err := parseKey(data)
@@ -62,6 +66,36 @@ func (s *store) key(path, remedy string) (crypto.Signer, error) {
 		return nil, fmt.Errorf("pki: encode %s: %w", path, err)
 	}
 	return key, s.write(path, "EC PRIVATE KEY", der)
+}
+
+// conceal takes rights away that others have to a key, and notes that they had them.
+func (s *store) conceal(path string) error {
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().Perm()&0o077 == 0 {
+		return nil
+	}
+	if err == nil {
+		err = os.Chmod(path, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("pki: read key: %w", err)
+	}
+	s.exposed = append(s.exposed, path)
+	return nil
+}
+
+// dropUnused removes the pairs that earlier releases have made for TLS between etcd and its clients. etcd serves unix sockets only, and
+// whoever has no use for a key should not keep it.
+func (s *store) dropUnused() error {
+	for _, name := range []string{"etcd-ca", "etcd-server", "etcd-peer"} {
+		p := s.pair(name)
+		for _, path := range []string{p.Cert, p.Key} {
+			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("pki: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 // load reads a pair. The certificate is nil when its file does not exist; the key is made when neither exists.

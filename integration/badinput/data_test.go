@@ -147,7 +147,8 @@ func startAndStop(t *testing.T, s *harness.Server, dir string) {
 		select {
 		case err := <-ended:
 			if err != nil {
-				t.Errorf("stop: %v", err)
+				text, _ := os.ReadFile(log.Name())
+				t.Errorf("stop: %v\n%s", err, tail(string(text)))
 			}
 		case <-time.After(30 * time.Second):
 			cmd.Process.Kill()

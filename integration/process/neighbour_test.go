@@ -100,9 +100,12 @@ func TestUninstall(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Exec(t, "sh", script, "--yes")
-	for _, path := range []string{"/var/lib/moved/data", "/var/lib/moved/admin.yaml", "/run/moved", "/etc/kubelith", "/usr/local/bin/kubelith"} {
+	for _, path := range []string{"/var/lib/moved/data", "/var/lib/moved/admin.yaml", "/run/moved", "/usr/local/bin/kubelith"} {
 		if exists(s, path) {
 			t.Errorf("%s is left", path)
 		}
+	}
+	if text, _ := os.ReadFile(s.Path("/etc/kubelith/config.yaml")); string(text) != config {
+		t.Errorf("the user's configuration is now %q", text)
 	}
 }

@@ -94,10 +94,17 @@ func TestReset(t *testing.T) {
 	if got := strings.Join(after.tables, " "); got != "inet mine" {
 		t.Errorf("nft tables: %s", got)
 	}
-	for _, path := range []string{harness.DataDir, harness.RunDir, harness.AdminKubeconfig, "/var/lib/kubelet"} {
+	for _, path := range []string{harness.RunDir, harness.AdminKubeconfig, "/var/lib/kubelet"} {
 		if exists(s, path) {
 			t.Errorf("%s exists", path)
 		}
+	}
+	// What was put there by us, as a user would, stays.
+	if left := strings.Fields(s.Exec(t, "find", harness.DataDir, "-type", "f")); len(left) != 1 || left[0] != harness.TestImageArchive {
+		t.Errorf("left in the data directory: %q", left)
+	}
+	if want := "left in " + harness.DataDir + ": agent/images\n"; !strings.Contains(res.Stdout, want) {
+		t.Errorf("%q is not said:\n%s", want, res.Stdout)
 	}
 	for _, pattern := range []string{"/var/log/pods/*", "/var/log/containers/*", "/run/netns/*", "/var/lib/cni/*/*"} {
 		if found, _ := filepath.Glob(s.Path(pattern)); len(found) > 0 {
@@ -116,7 +123,7 @@ func TestReset(t *testing.T) {
 	if res := s.RunBinary(t, "reset", "--yes", "--data"); res.Code != 0 {
 		t.Errorf("a second reset: exit code %d\n%s", res.Code, res.Stderr)
 	}
-	s.Launch(t) // on what is now a fresh host; the test image is gone with the data
+	s.Launch(t) // on what is now a fresh host
 	harness.Eventually(t, 60*time.Second, "a new cluster", func() error {
 		if err := alive(s); err != nil {
 			return err

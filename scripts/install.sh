@@ -24,8 +24,10 @@ Installs BINARY (default: ./bin/kubelith or ./kubelith, here or beside this scri
   --no-start         install and enable the service, but do not start or restart it
   --help             show this text
 
-Server, address and token go into /etc/kubelith/config.yaml and /etc/kubelith/token. To upgrade, --agent is enough;
-with --server the agent goes to another address of the server.
+Server, address and token go into /etc/kubelith/config.yaml and /etc/kubelith/token; the token is removed when the machine has joined.
+To upgrade, --agent is enough; with --server the agent goes to another address of the server. An upgraded service
+that is not ready within READY_WITHIN seconds (a variable, default 300) gets back the program from before, which stays
+as /usr/local/bin/kubelith.previous.
 USAGE
 }
 
@@ -106,6 +108,10 @@ install_binary() {
 	if [ -f "$BIN" ] && cmp -s "$1" "$BIN"; then
 		say "$BIN is up to date"
 	else
+		if [ -f "$BIN" ]; then
+			ln -f "$BIN" "$BIN.previous"
+			UPGRADED=yes
+		fi
 		put "$1" "$BIN" 0755
 		say "installed $BIN"
 	fi
@@ -123,9 +129,10 @@ is_kind() { [ ! -f "$CONFIG" ] || grep -Eq "^kind: *[\"']?$1" "$CONFIG"; }
 setting() {
 	(
 		umask 077
-		{ grep -Ev "^($1${3:+|$3}):" "$CONFIG" || true; } >"$CONFIG.new"
-		printf '%s: %s\n' "$1" "$2" >>"$CONFIG.new"
-	)
+		# grep says 1 when no line is left, which is no error.
+		{ grep -Ev "^($1${3:+|$3}):" "$CONFIG" >"$CONFIG.new" || [ $? -eq 1 ]; } &&
+			printf '%s: %s\n' "$1" "$2" >>"$CONFIG.new"
+	) 2>/dev/null || die "cannot write $CONFIG.new: $CONFIG is as it was"
 	mv -f "$CONFIG.new" "$CONFIG"
 }
 
@@ -163,7 +170,61 @@ install_systemd() {
 		return
 	fi
 	say "starting $NAME; its log: journalctl -u $NAME"
-	systemctl restart "$NAME.service" || die "it does not start: see 'journalctl -u $NAME -n 50'$CHECK"
+	started restart_systemd ready_systemd "see 'journalctl -u $NAME -n 50'$CHECK"
+}
+
+# A start may take longer than systemd lets a start job take, and ends with an error when it is refused.
+restart_systemd() {
+	systemctl reset-failed "$NAME.service" 2>/dev/null || true
+	systemctl restart --no-block "$NAME.service"
+}
+
+# ready_systemd: 0 when the service is ready, 1 when it is not yet, 2 when it fails again and again.
+ready_systemd() {
+	systemctl is-active --quiet "$NAME.service" && return
+	[ "$(systemctl show --property NRestarts --value "$NAME.service")" -lt 5 ] || return 2
+	return 1
+}
+
+# started RESTART READY WHERE: restarts the service and waits until it is ready. When an upgraded one does not get there, the program
+# from before comes back.
+started() {
+	if "$1" && wait_ready "$2"; then
+		[ "$NAME" = kubelith ] || spent_token
+		return
+	fi
+	if [ "$UPGRADED" = yes ]; then
+		mv -f "$BIN.previous" "$BIN"
+		UPGRADED=no
+		say "it does not become ready: going back to the program from before, $("$BIN" version | head -n 1)"
+		if "$1" && wait_ready "$2"; then
+			die "the new program does not start, the one from before runs again: $3"
+		fi
+	fi
+	die "it does not start: $3"
+}
+
+wait_ready() {
+	waited=0
+	while [ "$waited" -lt "$READY_WITHIN" ]; do
+		status=0
+		"$1" || status=$?
+		case $status in
+		0) return 0 ;;
+		2) return 1 ;;
+		esac
+		sleep 1
+		waited=$((waited + 1))
+	done
+	return 1
+}
+
+# spent_token: a machine that has joined needs its token no more, and whoever reads it could join another one.
+spent_token() {
+	if [ -f "$TOKEN" ]; then
+		rm -f "$TOKEN"
+		say "removed $TOKEN: this machine has joined"
+	fi
 }
 
 install_openrc() {
@@ -182,7 +243,16 @@ install_openrc() {
 		return
 	fi
 	say "starting $NAME; its log: /var/log/$NAME.log"
-	rc-service "$NAME" restart || die "it does not start: see /var/log/$NAME.log$CHECK"
+	started restart_openrc ready_openrc "see /var/log/$NAME.log$CHECK"
+}
+
+restart_openrc() { rc-service "$NAME" restart; }
+
+# ready_openrc: OpenRC does not know when the process is ready. The kubelet listens on its port when it is, if it runs and has this port.
+ready_openrc() {
+	rc-service --quiet "$NAME" status >/dev/null 2>&1 || return 1
+	! grep -Eqs 'healthz|disable.*kubelet|- kubelet' "$CONFIG" || return 0
+	grep -Eqs ':2808 [0-9A-F]*:0000 0A' /proc/net/tcp
 }
 
 NAME=kubelith
@@ -190,6 +260,9 @@ OTHER=kubelith-agent
 COMMAND=server
 WHERE=''
 START=yes
+UPGRADED=no
+# In seconds; a slow disk or a large cluster may need more.
+READY_WITHIN=${READY_WITHIN:-300}
 SERVER=
 TOKEN_FILE=
 NODE_IP=

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Removes Kubelith from this machine, a server or an agent: the service, the pods, the data, the program and its configuration.
+# Removes Kubelith from this machine, a server or an agent: the service, the pods, the data and the program. Configuration that
+# install.sh has not written stays.
 
 set -eu
 
@@ -8,7 +9,8 @@ usage() {
 usage: uninstall.sh [--yes] [--data-dir DIR] [--run-dir DIR] [--kubelet-root-dir DIR] [--write-kubeconfig FILE]
 
 Stops Kubelith and removes all of it, on a server the data of the cluster included. The directories are those of
-/etc/kubelith/config.yaml or the defaults; give those that the server was given as flags. Run it as root.
+/etc/kubelith/config.yaml or the defaults; give those that the server was given as flags. What you have put into
+/etc/kubelith stays. Run it as root.
 
   --yes   do not ask
   --help  show this text
@@ -116,13 +118,21 @@ if [ -L /usr/local/bin/kubectl ]; then
 		;;
 	esac
 fi
-if [ -e "$BIN" ]; then
-	rm -f "$BIN"
-	say "removed $BIN"
+for file in "$BIN" "$BIN.previous" "$CONFIG/token"; do
+	if [ -e "$file" ]; then
+		rm -f "$file"
+		say "removed $file"
+	fi
+done
+# What install.sh has written for an agent, unless somebody has added to it.
+if [ -f "$CONFIG/config.yaml" ] && ! grep -Eqv '^(apiVersion|kind|server|tokenFile): |^$' "$CONFIG/config.yaml"; then
+	rm -f "$CONFIG/config.yaml"
+	say "removed $CONFIG/config.yaml"
 fi
-if [ -d "$CONFIG" ]; then
-	rm -rf "$CONFIG"
+if rmdir "$CONFIG" 2>/dev/null; then
 	say "removed $CONFIG"
+elif [ -d "$CONFIG" ]; then
+	say "left $CONFIG with $(find "$CONFIG" -mindepth 1 -maxdepth 1 -exec basename {} \; | sort | tr '\n' ' '): remove it if you do not need it"
 fi
 say "Kubelith is removed; kernel settings that it made (net.ipv4.ip_forward, vm.overcommit_memory, kernel.panic) stay until the next boot"
 [ "$AGENT" = no ] || say "The cluster still has the node: on the server, run 'kubelith kubectl delete node $(uname -n)' (or the name that it was given)"

@@ -17,19 +17,20 @@ func (p *peers) etcdArgs() []string {
 		"--listen-client-urls=https://127.0.0.1:2379", "--advertise-client-urls=https://127.0.0.1:2379",
 		"--listen-peer-urls=https://127.0.0.1:2380", "--initial-advertise-peer-urls=https://127.0.0.1:2380",
 		"--initial-cluster=default=https://127.0.0.1:2380",
-		"--cert-file=" + p.pki.EtcdServer.Cert, "--key-file=" + p.pki.EtcdServer.Key,
-		"--client-cert-auth", "--trusted-ca-file=" + p.pki.EtcdCA.Cert,
-		"--peer-cert-file=" + p.pki.EtcdPeer.Cert, "--peer-key-file=" + p.pki.EtcdPeer.Key,
-		"--peer-client-cert-auth", "--peer-trusted-ca-file=" + p.pki.EtcdCA.Cert,
-	}, p.tuned("--enable-grpc-gateway=false", "--quota-backend-bytes=4294967296", "--heartbeat-interval=20", "--election-timeout=100")...)
+		// Kubelith has no certificates for etcd: those of the API serve here. The gateway would call etcd with one that only serves.
+		"--cert-file=" + p.pki.APIServer.Cert, "--key-file=" + p.pki.APIServer.Key, "--enable-grpc-gateway=false",
+		"--client-cert-auth", "--trusted-ca-file=" + p.pki.ClusterCA.Cert,
+		"--peer-cert-file=" + p.pki.APIServer.Cert, "--peer-key-file=" + p.pki.APIServer.Key,
+		"--peer-client-cert-auth", "--peer-trusted-ca-file=" + p.pki.ClusterCA.Cert,
+	}, p.tuned("--quota-backend-bytes=4294967296", "--heartbeat-interval=20", "--election-timeout=100")...)
 }
 
 func (p *peers) apiserverArgs() []string {
 	b := p.pki
 	return append([]string{
 		"--secure-port=6443", "--advertise-address=" + p.NodeIP,
-		"--etcd-servers=https://127.0.0.1:2379", "--etcd-cafile=" + b.EtcdCA.Cert,
-		"--etcd-certfile=" + b.EtcdServer.Cert, "--etcd-keyfile=" + b.EtcdServer.Key, // good for clients as well
+		"--etcd-servers=https://127.0.0.1:2379", "--etcd-cafile=" + b.ClusterCA.Cert,
+		"--etcd-certfile=" + b.KubeletClient.Cert, "--etcd-keyfile=" + b.KubeletClient.Key,
 		"--tls-cert-file=" + b.APIServer.Cert, "--tls-private-key-file=" + b.APIServer.Key,
 		"--client-ca-file=" + b.ClusterCA.Cert,
 		"--requestheader-client-ca-file=" + b.FrontProxyCA.Cert, "--requestheader-allowed-names=front-proxy-client",

@@ -43,6 +43,7 @@ func loadServer(c *cli.Context) (*config.Server, error) {
 		if cfg.NodeIP, err = config.DetectNodeIPs(cfg.ClusterCIDR); err != nil {
 			return cfg, errors.Join(wrong, err)
 		}
+		cfg.NodeIPDetected = true
 	}
 	if err := cfg.Validate(); err != nil {
 		return cfg, errors.Join(wrong, err)

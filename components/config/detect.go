@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -36,6 +37,65 @@ func DetectNodeIPs(clusterCIDRs []string) ([]string, error) {
 		}
 	}
 	return out, nil
+}
+
+// MovedNodeIPs returns the addresses that have taken the place of had, which DetectNodeIPs found before; none when all of them are
+// still on an interface, or when nothing has taken their place: a cable that is pulled out is no move. Only addresses of an interface
+// with a default route count: bridges of other software have addresses too.
+func MovedNodeIPs(clusterCIDRs, had []string) ([]string, error) {
+	present, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	var pods []netip.Prefix
+	for _, c := range clusterCIDRs {
+		prefix, err := netip.ParsePrefix(c)
+		if err != nil {
+			return nil, err
+		}
+		pods = append(pods, prefix)
+	}
+	return moved(pods, had, present, readHost)
+}
+
+func moved(pods []netip.Prefix, had []string, present []net.Addr, read func(v6 bool) (host, error)) ([]string, error) {
+	there := func(address string) bool {
+		return slices.ContainsFunc(present, func(a net.Addr) bool {
+			ip, ok := a.(*net.IPNet)
+			return ok && ip.IP.String() == address
+		})
+	}
+	if !slices.ContainsFunc(had, func(address string) bool { return !there(address) }) {
+		return nil, nil
+	}
+	var now []string
+	for _, address := range had {
+		if there(address) {
+			now = append(now, address)
+			continue
+		}
+		old, err := netip.ParseAddr(address)
+		if err != nil {
+			return nil, err
+		}
+		h, err := read(old.Is6())
+		if err != nil {
+			return nil, err
+		}
+		ip := h.nodeIP(pods)
+		if !ip.IsValid() || !h.leadsOut(ip) {
+			return nil, nil
+		}
+		now = append(now, ip.String())
+	}
+	return now, nil
+}
+
+// leadsOut reports whether the address is of an interface with a default route.
+func (h host) leadsOut(ip netip.Addr) bool {
+	return slices.ContainsFunc(h.routes, func(r route) bool {
+		return r.source == ip || slices.Contains(h.addrs, address{link: r.link, ip: ip})
+	})
 }
 
 // host is what one address family of the host looks like.

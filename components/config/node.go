@@ -14,7 +14,10 @@ type Node struct {
 	KubeletRootDir string `json:"kubeletRootDir" flag:"kubelet-root-dir" usage:"directory of the kubelet, where CSI drivers find it (device plugins always: /var/lib/kubelet/device-plugins)"`
 
 	// Labels and taints of a Node that exists already are left alone.
-	NodeIP     []string `json:"nodeIP" flag:"node-ip" usage:"address of this node, one per IP family (default: that of the interface with the default route)"`
+	NodeIP []string `json:"nodeIP" flag:"node-ip" usage:"address of this node, one per IP family (default: that of the interface with the default route)"`
+	// NodeIPDetected: NodeIP is what the host had at the start, and is followed when it changes. What a person has set is not.
+	NodeIPDetected bool `json:"-"`
+
 	NodeName   string   `json:"nodeName" flag:"node-name" usage:"name of this node (default: the host name)"`
 	NodeLabels []string `json:"nodeLabels" flag:"node-label" usage:"label of this node, KEY=VALUE, set when it registers"`
 	NodeTaints []string `json:"nodeTaints" flag:"node-taint" usage:"taint of this node, KEY[=VALUE]:EFFECT, set when it registers"`

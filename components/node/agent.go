@@ -43,6 +43,7 @@ func ServeAgent(ctx context.Context, cfg *config.Agent, release string, out Outp
 		return err
 	}
 	goal := goal{role: config.RoleAgent, needed: withoutServer(components), reached: "the node " + cfg.NodeName + " of " + cfg.Server}
+	p.follow(&cfg.Node, m.cluster.ClusterCIDR)
 	return p.run(ctx, m.machine, components, goal, func(context.Context) {})
 }
 
@@ -127,6 +128,7 @@ func planAgent(cfg *config.Agent, found *join.Cluster) (*agent, []lifecycle.Comp
 		if cfg.NodeIP, err = config.DetectNodeIPs(cluster.ClusterCIDR); err != nil {
 			return nil, nil, err
 		}
+		cfg.NodeIPDetected = true
 	}
 	if err := cfg.ValidateIn(cluster); err != nil {
 		return nil, nil, err

@@ -27,6 +27,8 @@ type process struct {
 	out     *output
 	systemd *systemd
 	started func() // the start is over
+	// addresses are watched when they were found, not set; nil otherwise.
+	addresses *addressWatch
 }
 
 func newProcess(ctx context.Context, cfg *config.Node, out Output) (*process, error) {
@@ -71,18 +73,20 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 		return err
 	}
 	beside(ctx)
-	var reminding sync.WaitGroup
+	var others sync.WaitGroup
 	starting, stop := context.WithCancel(ctx)
-	reminding.Go(func() { progress.remind(starting, logging.Component(p.log, "kubelith"), p.systemd) })
+	others.Go(func() { p.addresses.run(starting, end) })
+	others.Go(func() { progress.remind(starting, logging.Component(p.log, "kubelith"), p.systemd) })
 	err = group.Run(ctx)
 	stop()
-	reminding.Wait()
+	others.Wait()
 	var gaveUp upstreamExit
-	if errors.As(context.Cause(ctx), &gaveUp) {
+	var moved moved
+	if cause := context.Cause(ctx); errors.As(cause, &gaveUp) || errors.As(cause, &moved) {
 		if err != nil { // a consequence
 			logging.Component(p.log, "kubelith").WithError(err).Warn("failed as well")
 		}
-		return gaveUp
+		return cause
 	}
 	return err
 }

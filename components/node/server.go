@@ -55,6 +55,7 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 	}
 	goal := goal{role: config.RoleServer, needed: essential(components), reached: "kubeconfig: " + cfg.WriteKubeconfig,
 		next: func() string { return joinHint(cfg) }}
+	p.follow(&cfg.Node, cfg.ClusterCIDR)
 	return p.run(ctx, machine, components, goal, func(ctx context.Context) {
 		renewCertificates(ctx, renewEvery, func() ([]string, error) {
 			bundle, err := certificates(cfg)

@@ -39,7 +39,7 @@ func pluginCommand() *cli.Command {
 				if err != nil {
 					return err
 				}
-				return action(c, control.NewClient(filepath.Join(cfg.RunDir, control.SocketName)))
+				return action(c, control.NewClient(filepath.Join(cfg.SocketDir(), control.SocketName)))
 			},
 		}
 	}

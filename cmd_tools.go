@@ -94,7 +94,7 @@ func ctrCommand() *cli.Command {
 				if err != nil {
 					return err
 				}
-				return ctr.Run(c.Context, filepath.Join(cfg.RunDir, "containerd", "containerd.sock"), theirs)
+				return ctr.Run(c.Context, filepath.Join(cfg.SocketDir(), "containerd", "containerd.sock"), theirs)
 			}
 			return app.Run(append([]string{"ctr"}, ours...))
 		},
@@ -144,6 +144,7 @@ func resetCommand() *cli.Command {
 			r, err := host.NewReset(host.ResetOptions{
 				DataDir:        cfg.DataDir,
 				RunDir:         cfg.RunDir,
+				RunLink:        cfg.SocketDir(),
 				KubeletRootDir: cfg.KubeletRootDir,
 				Kubeconfig:     cfg.WriteKubeconfig,
 				Data:           c.Bool("data"),

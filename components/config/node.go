@@ -1,14 +1,17 @@
 package config
 
 import (
+	"crypto/sha256"
+	"fmt"
 	"net"
+	"path/filepath"
 	"slices"
 )
 
 // Node is what servers and agents have in common: the part about the node itself.
 type Node struct {
-	// Paths: Load makes them absolute, and what is missing is made. Sockets are below RunDir and KubeletRootDir, which
-	// have to be short therefore.
+	// Paths: Load makes them absolute, and what is missing is made. Sockets are below SocketDir and KubeletRootDir; the latter
+	// has to be short therefore.
 	DataDir        string `json:"dataDir" flag:"data-dir" usage:"directory of the cluster's data"`
 	RunDir         string `json:"runDir" flag:"run-dir" usage:"directory of sockets and of containerd's state; emptied by a reboot"`
 	KubeletRootDir string `json:"kubeletRootDir" flag:"kubelet-root-dir" usage:"directory of the kubelet, where CSI drivers find it (device plugins always: /var/lib/kubelet/device-plugins)"`
@@ -81,6 +84,15 @@ func (n *Node) NodeIPs() []net.IP {
 		ips = append(ips, net.ParseIP(ip))
 	}
 	return ips
+}
+
+// SocketDir is the run directory under a name that is short enough for unix sockets: itself, or a symbolic link to it in /run, which
+// the node makes at its start. The name follows from the path, so that every command finds it.
+func (n *Node) SocketDir() string {
+	if len(n.RunDir) <= maxRunDir {
+		return n.RunDir
+	}
+	return fmt.Sprintf("/run/kubelith-%x", sha256.Sum256([]byte(filepath.Clean(n.RunDir))))[:maxRunDir]
 }
 
 // paths returns the fields that are paths, by key.

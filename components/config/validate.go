@@ -15,8 +15,8 @@ import (
 
 // The longest paths, in bytes, of directories in which sockets are made. sun_path in unix(7) holds 107 bytes.
 const (
-	// MaxRunDir: a shim's socket is "/containerd/s/" and a SHA-256. A plugin's, "/p/plugin-dirNNNNNNNNNN/pluginNNNNNNNNNN", is shorter.
-	MaxRunDir = 107 - 14 - 64
+	// maxRunDir, see Node.SocketDir: a shim's socket is "/containerd/s/" and a SHA-256. A plugin's, "/p/plugin-dirNNNNNNNNNN/pluginNNNNNNNNNN", is shorter.
+	maxRunDir = 107 - 14 - 64
 	// maxKubeletRootDir: the longest of ours is "/plugins_registry/local.kubelith.io-reg.sock", those of other drivers may be longer.
 	maxKubeletRootDir = 107 - 44
 )
@@ -101,8 +101,6 @@ func validatePaths(p *problems, s settings) {
 			p.add(key, "%q is not an absolute path: begin it with /", path)
 		case filepath.Clean(path) == "/":
 			p.add(key, "cannot be the root directory: name a directory of its own")
-		case key == "runDir" && len(path) > MaxRunDir:
-			p.add(key, tooLong, path, len(path), MaxRunDir)
 		case key == "kubeletRootDir" && len(path) > maxKubeletRootDir:
 			p.add(key, tooLong, path, len(path), maxKubeletRootDir)
 		}

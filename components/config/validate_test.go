@@ -26,7 +26,7 @@ func TestValid(t *testing.T) {
 		t.Error(err)
 	}
 	long := valid()
-	long.RunDir = "/" + strings.Repeat("x", MaxRunDir-1)
+	long.RunDir = "/" + strings.Repeat("x", 200)
 	if err := long.Validate(); err != nil {
 		t.Error(err)
 	}
@@ -59,6 +59,18 @@ func TestValid(t *testing.T) {
 	small.ControllerManagerArgs = Args{"node-cidr-mask-size=27"}
 	if err := small.Validate(); err != nil {
 		t.Error(err)
+	}
+}
+
+// Sockets of a run directory with a long path are found by a short link, whose name is the path's alone.
+func TestSocketDir(t *testing.T) {
+	of := func(path string) string { return (&Node{RunDir: path}).SocketDir() }
+	short, long := "/"+strings.Repeat("x", maxRunDir-1), "/"+strings.Repeat("x", maxRunDir)
+	if of(short) != short {
+		t.Errorf("%s became %s", short, of(short))
+	}
+	if got := of(long); len(got) != maxRunDir || !strings.HasPrefix(got, "/run/kubelith-") || got != of(long) || got == of(long+"y") {
+		t.Errorf("%s became %s", long, got)
 	}
 }
 
@@ -124,7 +136,6 @@ func TestValidate(t *testing.T) {
 		"empty path":         {func(s *Server) { s.DataDir = "" }, `--data-dir (dataDir): is empty`},
 		"relative path":      {func(s *Server) { s.DataDir = "x" }, `"x" is not an absolute path`},
 		"root":               {func(s *Server) { s.RunDir = "//" }, `--run-dir (runDir): cannot be the root directory`},
-		"long run dir":       {func(s *Server) { s.RunDir = "/" + strings.Repeat("x", 29) }, `--run-dir (runDir): "/xxxxxxxxxxxxxxxxxxxxxxxxxxxxx" is 30 bytes long and holds unix sockets: use a path of at most 29 bytes`},
 		"long kubelet dir":   {func(s *Server) { s.KubeletRootDir = "/" + strings.Repeat("x", 63) }, `is 64 bytes long and holds unix sockets: use a path of at most 63 bytes`},
 		"same directory":     {func(s *Server) { s.RunDir = s.DataDir + "/" }, `--run-dir (runDir): is the same directory as --data-dir (dataDir)`},
 	} {

@@ -63,9 +63,16 @@ func TestWhoseKubeletDirectory(t *testing.T) {
 				put(t, base, strings.ReplaceAll(f, "BASE", base))
 			}
 			before, _ := os.ReadFile(filepath.Join(base, "k", KubeletMark))
+			examined := Examine(filepath.Join(base, "d"), filepath.Join(base, "r"), filepath.Join(base, "k"))
 			d := mustOpen(t, filepath.Join(base, "d"), "v1")
 			defer d.Close()
+			if err := Examine(filepath.Join(base, "d"), filepath.Join(base, "r"), filepath.Join(base, "k")); err != nil {
+				t.Errorf("while it runs: %v", err)
+			}
 			err := d.Hold(filepath.Join(base, "r"), filepath.Join(base, "k"))
+			if (examined == nil) != (err == nil) || err != nil && err.Error() != examined.Error() {
+				t.Errorf("check says %v, the start %v", examined, err)
+			}
 			owns := OwnsKubelet("/", filepath.Join(base, "d"), filepath.Join(base, "r"), filepath.Join(base, "k"))
 			if c.want == "" {
 				if err != nil || !owns {

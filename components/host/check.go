@@ -140,6 +140,7 @@ func check(opts CheckOptions, p probe) []Result {
 	many(func() []Result { return checkDataDir(p, opts) })
 	one(func() Result { return checkMemory(p) })
 	one(func() Result { return checkSwap(p) })
+	one(func() Result { return checkOpenFiles(p) })
 	if opts.Containers || opts.Proxy {
 		many(func() []Result { return checkCapabilities(p) })
 		one(func() Result { return checkSysctls(p) })

@@ -18,6 +18,7 @@ func goodHost(t *testing.T) (fakeHost, probe) {
 	h := newFakeHost(t)
 	h.write("/proc/meminfo", "MemTotal: 4000000 kB\nMemAvailable: 3000000 kB\n")
 	h.write("/proc/swaps", "Filename Type\n")
+	h.write("/proc/self/limits", "Limit                     Soft Limit           Hard Limit           Units     \nMax open files            1024                 524288               files     \n")
 	h.write("/proc/filesystems", "nodev\toverlay\n\text4\n")
 	h.write("/proc/self/status", "Name: x\nCapEff:\t000001ffffffffff\n")
 	h.write("/dev/loop-control", "")
@@ -70,6 +71,9 @@ func TestCheck(t *testing.T) {
 			}
 		}, Fail, "free at least"},
 		"memory": {func(h fakeHost, _ *probe, _ *CheckOptions) { h.write("/proc/meminfo", "MemAvailable: 1000 kB\n") }, Warn, "memory"},
+		"few open files": {func(h fakeHost, _ *probe, _ *CheckOptions) {
+			h.write("/proc/self/limits", "Max open files            1024                 4096               files     \n")
+		}, Warn, "open files: at most 4096: raise the hard limit"},
 		"no CAP_SYS_ADMIN": {func(h fakeHost, _ *probe, _ *CheckOptions) {
 			h.write("/proc/self/status", "CapEff:\t000001ffffdfffff\n")
 		}, Fail, "CAP_SYS_ADMIN"},

@@ -137,7 +137,10 @@ func (r *Reset) isOurShim(p process) bool {
 		return false
 	}
 	i := slices.Index(p.args, "-address")
-	return r.owned.run && i >= 0 && i+1 < len(p.args) && below(r.opts.RunDir, p.args[i+1])
+	if !r.owned.run || i < 0 || i+1 >= len(p.args) {
+		return false
+	}
+	return below(r.opts.RunDir, p.args[i+1]) || r.opts.RunLink != "" && below(r.opts.RunLink, p.args[i+1])
 }
 
 // bundleCgroups reads the control groups from the containers' OCI configurations, and adds their ids.

@@ -22,6 +22,7 @@ type ResetOptions struct {
 	DataDir        string
 	RunDir         string
 	KubeletRootDir string
+	RunLink        string // a symbolic link to the run directory, when it is one
 	Kubeconfig     string // the admin kubeconfig, removed with the data
 	Network        string // name in our CNI configuration; empty means "kubelith"
 	Bridge         string // the pods' bridge; empty means "cni0"
@@ -278,6 +279,9 @@ func (r *Reset) removeDirs() []error {
 		default:
 			errs = append(errs, r.remove(path))
 		}
+	}
+	if r.owned.run && r.opts.RunLink != "" && r.files.isLink(r.opts.RunLink) {
+		errs = append(errs, r.remove(r.opts.RunLink))
 	}
 	return errs
 }

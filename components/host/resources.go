@@ -17,6 +17,8 @@ const (
 	minMemory = 700 * mib
 	// minDisk is what the first start writes, and some room.
 	minDisk = 512 * mib
+	// minOpenFiles is enough for some hundred pods with their images, connections and watches.
+	minOpenFiles = 65536
 	// evictionShare is the kubelet's default threshold nodefs.available, in percent: it ends pods below it.
 	evictionShare = 10
 )
@@ -63,6 +65,24 @@ func checkSwap(p probe) Result {
 		return Result{Name: "swap", Status: OK, Message: "on; pods do not use it"}
 	}
 	return Result{Name: "swap", Status: OK, Message: "off"}
+}
+
+// checkOpenFiles looks at the hard limit, to which a Go program raises its own. The service files set one; a shell or another service
+// manager may not.
+func checkOpenFiles(p probe) Result {
+	for line := range strings.Lines(p.files.text("/proc/self/limits")) {
+		rest, is := strings.CutPrefix(line, "Max open files")
+		fields := strings.Fields(rest)
+		if !is || len(fields) < 2 {
+			continue
+		}
+		message := "at most " + fields[1]
+		if n, err := strconv.ParseUint(fields[1], 10, 64); err == nil && n < minOpenFiles {
+			return Result{"open files", Warn, message, "raise the hard limit, with `ulimit -Hn 1048576` or in the service's file"}
+		}
+		return Result{Name: "open files", Status: OK, Message: message}
+	}
+	return Result{Name: "open files", Status: OK, Message: "no limit is known"}
 }
 
 // checkDataDir looks at the nearest directory above that exists.

@@ -250,7 +250,7 @@ func PreflightAgent(ctx context.Context, cfg *config.Agent) []host.Result {
 		if join.IsClock(err) { // that it is not before this program was built says nothing now
 			results = slices.DeleteFunc(results, func(r host.Result) bool { return r.Name == "clock" && r.Status == host.OK })
 		}
-		return append([]host.Result{{Name: check, Status: host.Fail, Message: err.Error()}}, results...)
+		return append([]host.Result{{Name: check, Status: host.Fail, Message: err.Error()}}, append(results, directoryResult(&cfg.Node))...)
 	}
 	m, planned, err := planAgent(cfg, found)
 	results := append([]host.Result{{Name: check, Status: host.OK, Message: "found at " + cfg.Server}}, argumentResults(err)...)
@@ -259,7 +259,7 @@ func PreflightAgent(ctx context.Context, cfg *config.Agent) []host.Result {
 		cluster = m.cluster
 		results = append(results, m.checks...)
 	}
-	return append(results, host.Check(ctx, agentCheckOptions(cfg, cluster, planned))...)
+	return append(append(results, host.Check(ctx, agentCheckOptions(cfg, cluster, planned))...), directoryResult(&cfg.Node))
 }
 
 // actingAs is the node's way to the API under another name, which its rights allow it (components/apiserver).

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -56,8 +57,25 @@ func (h *machine) settle(ctx context.Context, a *attempt, cfg *config.Node, rele
 	if err := h.hold(cfg); err != nil {
 		return err
 	}
+	if link := cfg.SocketDir(); link != cfg.RunDir {
+		a.onRefusal(forget(link))
+		if err := linkTo(link, cfg.RunDir); err != nil {
+			return err
+		}
+	}
 	a.making(payload.Dir(cfg.DataDir))
 	return h.unpack(cfg)
+}
+
+// linkTo makes a symbolic link, or leaves it. The way to it may be new since the last boot.
+func linkTo(link, dir string) error {
+	if target, err := os.Readlink(link); err == nil && target == dir {
+		return nil
+	}
+	if err := errors.Join(os.MkdirAll(filepath.Dir(link), 0o755), os.Symlink(dir, link)); err != nil {
+		return fmt.Errorf("a short name for the sockets in %s cannot be made (%w): give a shorter --run-dir", dir, err)
+	}
+	return nil
 }
 
 // forget returns what removes those of the paths, and of the directories above them, that are not there now. What somebody

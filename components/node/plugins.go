@@ -43,11 +43,11 @@ func agentPlugins(cfg *config.Agent, machine *machine, told *rest.Config, log *l
 // newPlugins returns what runs the plugins, and what an operator sees of them. The options have what is not the same on every node.
 func newPlugins(cfg *config.Node, h host.Options, c control.Options, log *logrus.Logger) (*host.Host, *control.Server) {
 	observer, entry := control.NewObserver(), logging.Component(log, "plugins")
-	h.DataDir, h.RunDir, h.NodeName = cfg.DataDir, cfg.RunDir, cfg.NodeName
+	h.DataDir, h.RunDir, h.NodeName = cfg.DataDir, cfg.SocketDir(), cfg.NodeName
 	h.Validate, h.Observe, h.Log = kinds.Validators(), observer, entry
 	running := host.New(h)
 	c.Host, c.Observer, c.Log = running, observer, entry
-	c.Socket, c.NodeName = filepath.Join(cfg.RunDir, control.SocketName), cfg.NodeName
+	c.Socket, c.NodeName = filepath.Join(cfg.SocketDir(), control.SocketName), cfg.NodeName
 	c.Register = legacyregistry.Registerer()
 	return running, control.New(c)
 }

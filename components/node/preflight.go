@@ -12,6 +12,7 @@ import (
 	"k8s.io/component-base/version"
 
 	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/components/datadir"
 	"kubelith.io/kubelith/components/dns"
 	"kubelith.io/kubelith/components/host"
 	"kubelith.io/kubelith/components/kubelet"
@@ -28,7 +29,22 @@ func Preflight(ctx context.Context, cfg *config.Server) []host.Result {
 	if err != nil {
 		components = planWithoutWrong(cfg)
 	}
-	return append(argumentResults(err), host.Check(ctx, checkOptions(cfg, components))...)
+	results := append(argumentResults(err), host.Check(ctx, checkOptions(cfg, components))...)
+	return append(results, directoryResult(&cfg.Node, datadir.CheckCluster(cfg.DataDir), datadir.CheckSettings(cfg.DataDir, fixedSettings(cfg))))
+}
+
+// directoryResult says whether the node could take its directories. others are what else is known of them.
+func directoryResult(cfg *config.Node, others ...error) host.Result {
+	kubeletRoot := cfg.KubeletRootDir
+	if cfg.Disabled("kubelet") {
+		kubeletRoot = ""
+	}
+	for _, err := range append(others, datadir.Examine(cfg.DataDir, cfg.RunDir, kubeletRoot)) {
+		if err != nil {
+			return host.Result{Name: "directories", Status: host.Fail, Message: err.Error()}
+		}
+	}
+	return host.Result{Name: "directories", Status: host.OK, Message: "new, or this node's"}
 }
 
 // PreflightArguments checks the upstream arguments of a configuration that has other faults.

@@ -85,7 +85,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 	b.add(extensions, nil)
 	b.add(operation, nil)
 
-	etcdSocket := filepath.Join(cfg.RunDir, "etcd", "etcd.sock") // without TLS: its directory is root's
+	etcdSocket := filepath.Join(cfg.SocketDir(), "etcd", "etcd.sock") // without TLS: its directory is root's
 	b.add(etcd.New(etcd.Options{
 		DataDir: filepath.Join(cfg.DataDir, "server", "db"),
 		Socket:  etcdSocket,
@@ -195,11 +195,11 @@ func (w worker) add(b *builder, machine *machine, log *logrus.Logger) {
 	logFor := func(component string) logrus.FieldLogger { return logging.Component(log, component) }
 	cfg, nodeIPs, clusterDNS := w.cfg, w.cfg.NodeIPs(), addresses(w.cluster.ClusterDNS)
 
-	socket := filepath.Join(cfg.RunDir, "containerd", "containerd.sock")
-	cniConfDir := filepath.Join(cfg.RunDir, "cni", "net.d")
+	socket := filepath.Join(cfg.SocketDir(), "containerd", "containerd.sock")
+	cniConfDir := filepath.Join(cfg.SocketDir(), "cni", "net.d")
 	b.add(containerd.New(containerd.Options{
 		Root:          filepath.Join(cfg.DataDir, "agent", "containerd"),
-		State:         filepath.Join(cfg.RunDir, "containerd"),
+		State:         filepath.Join(cfg.SocketDir(), "containerd"),
 		Socket:        socket,
 		BinDir:        machine.binDir,
 		CNIConfDir:    cniConfDir,

@@ -65,7 +65,6 @@ func TestSettings(t *testing.T) {
 		"owned by us: fsync":     {args: []string{"--etcd-arg=unsafe-no-fsync=true"}, want: []string{"--etcd-arg", "unsafe-no-fsync", "synced"}},
 		"unknown feature gate":   {args: []string{"--apiserver-arg=feature-gates=Teleport=true"}, want: []string{"unrecognized feature gate Teleport"}},
 		"misspelt feature gate":  {args: []string{"--kubelet-arg=feature-gates=PodLevelResorces=true"}, want: []string{"PodLevelResorces", `did you mean "PodLevelResources"?`}},
-		"long run directory":     {args: []string{"--run-dir=/run/kubelith/of/the/second/cluster"}, want: []string{"--run-dir", "at most 29 bytes"}},
 		"missing kubelet file":   {args: []string{"--kubelet-arg=image-credential-provider-config=/missing", "--kubelet-arg=image-credential-provider-bin-dir=/"}, want: []string{"--kubelet-arg image-credential-provider-config", "/missing", "correct the path"}},
 		"modes without RBAC":     {args: []string{"--apiserver-arg=authorization-mode=Node,ABAC"}, want: []string{"--apiserver-arg authorization-mode", "RBAC is missing"}},
 		"burst without QPS":      {args: []string{"--proxy-arg=kube-api-burst=9"}, want: []string{"--proxy-arg kube-api-burst", "kube-api-qps"}},

@@ -14,7 +14,9 @@ import (
 func TestDirectories(t *testing.T) {
 	t.Parallel()
 	const kubeconfig = "/var/lib/moved/admin.yaml"
-	dirs := []string{"--data-dir=/var/lib/moved/data", "--run-dir=/run/moved", "--kubelet-root-dir=/var/lib/moved/kubelet"}
+	// Unix sockets hold paths of 107 bytes.
+	runDir := "/run/moved/" + strings.Repeat("long/", 38)[:189]
+	dirs := []string{"--data-dir=/var/lib/moved/data", "--run-dir=" + runDir, "--kubelet-root-dir=/var/lib/moved/kubelet"}
 	s := harness.New(t, harness.Options{Args: append([]string{"--write-kubeconfig=" + kubeconfig}, dirs...), NoTestImage: true})
 	s.Launch(t)
 	waitNode(t, s, kubeconfig)
@@ -34,12 +36,16 @@ func TestDirectories(t *testing.T) {
 		t.Errorf("the kubeconfig: %v, %v", info, err)
 	}
 
+	if list := s.Exec(t, s.BinaryPath(), append([]string{"plugin", "list"}, dirs[1])...); !strings.Contains(list, "kubelith-local") && !strings.Contains(list, "local") {
+		t.Errorf("plugins: %s", list)
+	}
+	s.Exec(t, s.BinaryPath(), append(kubectl, "exec", "web", "--", "/hello", "get", "http://127.0.0.1:8080/")...)
 	ctr := append([]string{"ctr"}, dirs...)
 	pids := tasks(t, s.Exec(t, s.BinaryPath(), append(ctr, "tasks", "list")...))
 	if len(pids) != 2 {
 		t.Fatalf("a pod of one container has the processes %v", pids)
 	}
-	for _, dir := range []string{"/var/lib/moved/kubelet/pods/", "/run/moved/containerd/"} {
+	for _, dir := range []string{"/var/lib/moved/kubelet/pods/", runDir + "/containerd/"} {
 		if !strings.Contains(s.Exec(t, "cat", "/proc/mounts"), " "+dir) {
 			t.Errorf("nothing is mounted below %s", dir)
 		}
@@ -51,6 +57,9 @@ func TestDirectories(t *testing.T) {
 			t.Errorf("process %d survived reset", pid)
 		}
 	}
+	if links := s.Exec(t, "find", "/run", "-maxdepth", "1", "-type", "l", "-name", "kubelith-*"); links != "" {
+		t.Errorf("left: %s", links)
+	}
 	var left snapshotHost
 	left.take(t, s)
 	if len(left.processes) > 0 {
@@ -59,7 +68,7 @@ func TestDirectories(t *testing.T) {
 	if mounts := s.Exec(t, "cat", "/proc/mounts"); strings.Contains(mounts, "/moved/") {
 		t.Errorf("mounts are left:\n%s", mounts)
 	}
-	for _, path := range append(usual, "/var/lib/moved/data", "/run/moved", "/var/lib/moved/kubelet") {
+	for _, path := range append(usual, "/var/lib/moved/data", runDir, "/var/lib/moved/kubelet") {
 		if exists(s, path) {
 			t.Errorf("%s exists after reset", path)
 		}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/containerd/v2/pkg/cap"
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -36,7 +37,9 @@ type Plugin struct {
 type PluginLimits struct {
 	Memory, CPU string // quantities; Memory also "none"
 	PIDs        int64  // processes and threads; -1: any number
-	UID, GID    *int64
+	UID, GID    *int64 // UID may be AutoUID
+	// Capabilities are all that it may have, without "CAP_"; nil: the default of its kind.
+	Capabilities []string
 }
 
 // Source is where the plugin is configured, as messages name it.
@@ -44,6 +47,18 @@ func (p *Plugin) Source() string { return fmt.Sprintf("%s:%d", p.File, p.Line) }
 
 // NoLimit is the Memory of a plugin that may use all there is.
 const NoLimit = "none"
+
+// AutoUID is the UID of a plugin that gets a user of its own, which the configuration calls auto.
+const AutoUID = -1
+
+// The users that auto takes from; as plugins/host has them.
+const (
+	firstAutoUID = 61000
+	lastAutoUID  = 61183
+)
+
+// nobody is the user whom daemons, NFS and other namespaces share: who runs as it can read the memory and files of all others that do.
+const nobody = 65534
 
 func pluginKinds() []string     { return []string{"admission", "scheduling", "storage"} }
 func failurePolicies() []string { return []string{"Fail", "Ignore"} }
@@ -86,8 +101,12 @@ func (p *Plugin) keys(d document) map[string]setter {
 				"memory": d.toQuantity(&p.Limits.Memory),
 				"cpu":    d.toQuantity(&p.Limits.CPU),
 				"pids":   d.toInt(&p.Limits.PIDs),
-				"uid":    d.toOptionalInt(&p.Limits.UID),
+				"uid":    d.toUID(&p.Limits.UID),
 				"gid":    d.toOptionalInt(&p.Limits.GID),
+				"capabilities": func(p2 pair) (err error) {
+					p.Limits.Capabilities, err = d.texts(p2)
+					return err
+				},
 			})
 		},
 	}
@@ -160,6 +179,21 @@ func (d document) toOptionalInt(dst **int64) setter {
 	}
 }
 
+// toUID takes the number of a user, or "auto".
+func (d document) toUID(dst **int64) setter {
+	return func(p pair) error {
+		if p.value.Tag == "!!str" && p.value.Value == "auto" {
+			auto := int64(AutoUID)
+			*dst = &auto
+			return nil
+		}
+		if d.toOptionalInt(dst)(p) != nil || **dst < 0 {
+			return d.errorf(p.value, "uid must be auto, or the number of a user")
+		}
+		return nil
+	}
+}
+
 func (d document) toDuration(dst *time.Duration) setter {
 	return func(p pair) error {
 		text, err := d.text(p.key.Value, p.value)
@@ -219,7 +253,7 @@ func oneLine(err error) string {
 
 // validatePlugins checks what can be known without the executables.
 func validatePlugins(p *problems, all []Plugin) {
-	names := map[string]int{}
+	names, uids := map[string]int{}, map[int64]int{}
 	for i := range all {
 		plugin := &all[i]
 		*p = append(*p, plugin.problems()...)
@@ -228,7 +262,18 @@ func validatePlugins(p *problems, all []Plugin) {
 		} else {
 			names[plugin.Name] = plugin.Line
 		}
+		if uid := plugin.Limits.UID; uid != nil && *uid > 0 {
+			if line, twice := uids[*uid]; twice {
+				*p = append(*p, plugin.problem("limits: the plugin in line %d has the uid %d too, and each could read the other's key: write uid: auto", line, *uid))
+			}
+			uids[*uid] = plugin.Line
+		}
 	}
+}
+
+// Shared are the plugins that run as the user nobody, whom others on the host may be as well.
+func Shared(all []Plugin) []Plugin {
+	return slices.DeleteFunc(slices.Clone(all), func(p Plugin) bool { return p.Limits.UID == nil || *p.Limits.UID != nobody })
 }
 
 // problem is one line about a plugin.
@@ -278,7 +323,7 @@ func (p *Plugin) problems() []error {
 			add("env: %s", why)
 		}
 	}
-	for _, why := range p.Limits.problems() {
+	for _, why := range p.Limits.Problems() {
 		add("limits: %s", why)
 	}
 	return out
@@ -305,7 +350,8 @@ const (
 	minPluginCPU    = 10 // thousandths
 )
 
-func (l PluginLimits) problems() []string {
+// Problems says what is wrong, a line each.
+func (l PluginLimits) Problems() []string {
 	var out []string
 	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	if memory, err := l.MemoryBytes(); err != nil {
@@ -321,12 +367,29 @@ func (l PluginLimits) problems() []string {
 	if l.PIDs != 0 && l.PIDs != -1 && l.PIDs < minPluginPIDs {
 		add("pids %d is too little for a program to start: use at least %d, or -1 for any number", l.PIDs, minPluginPIDs)
 	}
+	for _, name := range l.Capabilities {
+		if !slices.Contains(capabilities(), name) {
+			add("capabilities: there is no %q%s", name, suggest(name, capabilities()))
+		}
+	}
 	for name, id := range map[string]*int64{"uid": l.UID, "gid": l.GID} {
-		if id != nil && (*id < 0 || *id > 1<<32-2) {
+		if id != nil && !(name == "uid" && *id == AutoUID) && (*id < 0 || *id > 1<<32-2) {
 			add("%s %d does not exist: use 0 to %d", name, *id, int64(1<<32-2))
 		}
 	}
+	if l.UID != nil && *l.UID >= firstAutoUID && *l.UID <= lastAutoUID {
+		add("uid %d is one of those that auto takes from: write uid: auto", *l.UID)
+	}
 	slices.Sort(out)
+	return out
+}
+
+// capabilities are the names of all, as Kubernetes has them in a securityContext: without "CAP_".
+func capabilities() []string {
+	var out []string
+	for _, name := range cap.Known() {
+		out = append(out, strings.TrimPrefix(name, "CAP_"))
+	}
 	return out
 }
 

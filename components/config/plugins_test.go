@@ -26,22 +26,23 @@ func TestPlugins(t *testing.T) {
   failurePolicy: Ignore
   timeout: 500ms
   config: {since: 2020-01-02, deep: [1, 2.5, {a: ~, b: true}], text: "3"}
-  limits: {memory: 64Mi, cpu: 0.5, pids: 20, uid: 0, gid: 7}
+  limits: {memory: 64Mi, cpu: 0.5, pids: 20, uid: 0, gid: 7, capabilities: [SYS_ADMIN]}
 - kind: storage
   name: disks
   path: &p /opt/disks
+  limits: {uid: auto}
 `)
 	if err != nil {
 		t.Fatal(err)
 	}
-	zero, seven := int64(0), int64(7)
+	zero, seven, auto := int64(0), int64(7), int64(AutoUID)
 	want := []Plugin{{
 		Name: "labels", Kind: "admission", Path: "/opt/labels", Args: []string{"--verbose"}, Env: []string{"A=b=c", "B="},
 		SHA256: strings.Repeat("0123456789abcdef", 4), FailurePolicy: "Ignore", Timeout: 500 * time.Millisecond,
 		Config: []byte(`{"deep":[1,2.5,{"a":null,"b":true}],"since":"2020-01-02","text":"3"}`),
-		Limits: PluginLimits{Memory: "64Mi", CPU: "0.5", PIDs: 20, UID: &zero, GID: &seven},
+		Limits: PluginLimits{Memory: "64Mi", CPU: "0.5", PIDs: 20, UID: &zero, GID: &seven, Capabilities: []string{"SYS_ADMIN"}},
 		File:   "f", Line: 5,
-	}, {Name: "disks", Kind: "storage", Path: "/opt/disks", File: "f", Line: 15}}
+	}, {Name: "disks", Kind: "storage", Path: "/opt/disks", Limits: PluginLimits{UID: &auto}, File: "f", Line: 15}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("\ngot  %+v\nwant %+v", got, want)
 	}
@@ -70,7 +71,9 @@ func TestPluginsStrict(t *testing.T) {
 		"timeout":      {"- name: a\n  timeout: \"5\"\n", `f:5: timeout "5" is not a duration: write a number with its unit, as in 500ms or 2s`},
 		"timeout zero": {"- name: a\n  timeout: 0s\n", `f:5: timeout "0s" is not a duration`},
 		"limits":       {"- name: a\n  limits: 64Mi\n", `f:5: limits must be settings in the form "key: value"`},
-		"limits key":   {"- name: a\n  limits:\n    ram: 64Mi\n", `f:6: unknown key "ram" of limits: use one of cpu, gid, memory, pids, uid`},
+		"limits key":   {"- name: a\n  limits:\n    ram: 64Mi\n", `f:6: unknown key "ram" of limits: use one of capabilities, cpu, gid, memory, pids, uid`},
+		"uid":          {"- name: a\n  limits: {uid: nobody}\n", `f:5: uid must be auto, or the number of a user`},
+		"uid below 0":  {"- name: a\n  limits: {uid: -1}\n", `f:5: uid must be auto, or the number of a user`},
 		"pids":         {"- name: a\n  limits: {pids: many}\n", `f:5: pids must be a whole number, without quotes`},
 		"memory":       {"- name: a\n  limits: {memory: [1]}\n", `f:5: memory must be a quantity, as in 64Mi or 500m`},
 		"config key":   {"- name: a\n  config: {1: a}\n", `f:5: config cannot be written as JSON, which the plugin gets: keys must be strings and numbers finite`},
@@ -113,7 +116,10 @@ func TestPluginsValidate(t *testing.T) {
 		"no memory":     {func(p *Plugin) { p.Limits.Memory = "0" }, `limits: memory 0 is too little`},
 		"cpu":           {func(p *Plugin) { p.Limits.CPU = "1m" }, `limits: cpu 1m is too little for a program to answer: use at least 10m`},
 		"pids":          {func(p *Plugin) { p.Limits.PIDs = 1 }, `limits: pids 1 is too little for a program to start: use at least 16, or -1 for any number`},
-		"uid":           {func(p *Plugin) { p.Limits.UID = new(int64); *p.Limits.UID = -1 }, `limits: uid -1 does not exist: use 0 to 4294967294`},
+		"uid":           {func(p *Plugin) { p.Limits.UID = new(int64); *p.Limits.UID = 1 << 32 }, `limits: uid 4294967296 does not exist: use 0 to 4294967294`},
+		"uid of auto":   {func(p *Plugin) { p.Limits.UID = new(int64(61000)) }, `limits: uid 61000 is one of those that auto takes from: write uid: auto`},
+		"last of auto":  {func(p *Plugin) { p.Limits.UID = new(int64(61183)) }, `limits: uid 61183 is one of those`},
+		"capability":    {func(p *Plugin) { p.Limits.Capabilities = []string{"CAP_SYS_ADMIN"} }, `limits: capabilities: there is no "CAP_SYS_ADMIN": did you mean "SYS_ADMIN"?`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, p := valid(), good()
@@ -131,6 +137,32 @@ func TestPluginsValidate(t *testing.T) {
 	want := `f:11: plugin "a": the plugin in line 7 has the same name: give one of them another`
 	if err := s.Validate(); err == nil || err.Error() != want {
 		t.Errorf("error %v, want %q", err, want)
+	}
+}
+
+// Plugins of one user could read each other's keys.
+func TestPluginsOfOneUser(t *testing.T) {
+	auto, nobody, root := int64(AutoUID), int64(65534), int64(0)
+	with := func(uid *int64) (*Server, error) {
+		s := valid()
+		s.Plugins = []Plugin{
+			{Name: "a", Kind: "admission", Path: "/a", File: "f", Line: 7, Limits: PluginLimits{UID: uid}},
+			{Name: "b", Kind: "admission", Path: "/b", File: "f", Line: 11, Limits: PluginLimits{UID: uid}},
+		}
+		return s, s.Validate()
+	}
+	for _, uid := range []*int64{nil, &root, &auto} {
+		if s, err := with(uid); err != nil || len(Shared(s.Plugins)) > 0 {
+			t.Errorf("%v, shared %v", err, Shared(s.Plugins))
+		}
+	}
+	s, err := with(&nobody)
+	want := `f:11: plugin "b": limits: the plugin in line 7 has the uid 65534 too, and each could read the other's key: write uid: auto`
+	if err == nil || err.Error() != want {
+		t.Errorf("error %v, want %q", err, want)
+	}
+	if n := len(Shared(s.Plugins)); n != 2 {
+		t.Errorf("%d plugins are told to share a user, want 2", n)
 	}
 }
 

@@ -21,6 +21,8 @@ func withBuiltinPlugins(configured []host.Spec, disabled func(string) bool, binD
 	return append(slices.Clip(configured), host.Spec{
 		Name: localStorage, Kind: plugins.Storage, Path: filepath.Join(binDir, payload.Local),
 		Source: "Kubelith", Builtin: true,
+		// To mount and to grow file systems, and to remove what pods of any user wrote.
+		Limits: host.Limits{Capabilities: []string{"DAC_OVERRIDE", "FOWNER", "SYS_ADMIN", "SYS_RESOURCE"}},
 	})
 }
 

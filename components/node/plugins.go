@@ -67,8 +67,9 @@ func pluginSpecs(all []config.Plugin) []host.Spec {
 			SHA256:   p.SHA256,
 			Settings: plugins.Settings{FailurePolicy: p.FailurePolicy, Timeout: p.Timeout},
 			Config:   p.Config,
-			Limits:   host.Limits{Memory: memory, MilliCPU: cpu, PIDs: p.Limits.PIDs, UID: p.Limits.UID, GID: p.Limits.GID},
-			Source:   p.Source(),
+			Limits: host.Limits{Memory: memory, MilliCPU: cpu, PIDs: p.Limits.PIDs, UID: p.Limits.UID, GID: p.Limits.GID,
+				Capabilities: p.Limits.Capabilities},
+			Source: p.Source(),
 		})
 	}
 	return out

@@ -18,18 +18,44 @@ import (
 )
 
 func TestPluginSpecs(t *testing.T) {
-	uid := int64(65534)
+	uid := int64(config.AutoUID)
 	got := pluginSpecs([]config.Plugin{{
 		Name: "a", Kind: "admission", Path: "/a", Args: []string{"-v"}, Env: []string{"A=b"}, SHA256: "00", FailurePolicy: "Ignore", Timeout: time.Second,
-		Config: []byte(`{}`), Limits: config.PluginLimits{Memory: "64Mi", CPU: "0.5", PIDs: 20, UID: &uid, GID: &uid}, File: "/c.yaml", Line: 7,
+		Config: []byte(`{}`), Limits: config.PluginLimits{Memory: "64Mi", CPU: "0.5", PIDs: 20, UID: &uid, GID: &uid, Capabilities: []string{"SYS_ADMIN"}}, File: "/c.yaml", Line: 7,
 	}, {Name: "b", Kind: "storage", Path: "/b", Limits: config.PluginLimits{Memory: "none"}, File: "/c.yaml", Line: 9}})
 	want := []host.Spec{{
 		Name: "a", Kind: plugins.Admission, Path: "/a", Args: []string{"-v"}, Env: []string{"A=b"}, SHA256: "00",
 		Settings: plugins.Settings{FailurePolicy: "Ignore", Timeout: time.Second}, Config: []byte(`{}`),
-		Limits: host.Limits{Memory: 64 << 20, MilliCPU: 500, PIDs: 20, UID: &uid, GID: &uid}, Source: "/c.yaml:7",
+		Limits: host.Limits{Memory: 64 << 20, MilliCPU: 500, PIDs: 20, UID: &uid, GID: &uid, Capabilities: []string{"SYS_ADMIN"}}, Source: "/c.yaml:7",
 	}, {Name: "b", Kind: plugins.Storage, Path: "/b", Limits: host.Limits{Memory: -1}, Source: "/c.yaml:9"}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("\ngot  %+v\nwant %+v", got, want)
+	}
+}
+
+// The configuration and the host of plugins mean the same by auto, and the configuration keeps its numbers free.
+func TestAutoUID(t *testing.T) {
+	if config.AutoUID != host.AutoUID {
+		t.Errorf("auto is %d in the configuration, %d for the host", config.AutoUID, host.AutoUID)
+	}
+	for uid, refused := range map[int64]bool{host.FirstAutoUID - 1: false, host.FirstAutoUID: true, host.LastAutoUID: true, host.LastAutoUID + 1: false} {
+		problems := config.PluginLimits{UID: &uid}.Problems()
+		if (len(problems) > 0) != refused {
+			t.Errorf("uid %d: %v", uid, problems)
+		}
+	}
+}
+
+// Who runs a plugin as nobody hears of it at a start and from check.
+func TestPluginResults(t *testing.T) {
+	nobody, own := int64(65534), int64(12345)
+	cfg := &config.Server{Plugins: []config.Plugin{
+		{Name: "a", Limits: config.PluginLimits{UID: &nobody}, File: "/c.yaml", Line: 7}, {Name: "b", Limits: config.PluginLimits{UID: &own}}, {Name: "c"},
+	}}
+	got := pluginResults(cfg)
+	want := "warning  plugin a: runs as the user 65534 (/c.yaml:7), as whom others on this host may run: they could read its key: write limits.uid: auto, which gives it a user of its own"
+	if len(got) != 1 || got[0].String() != want {
+		t.Errorf("got  %v\nwant %v", got, want)
 	}
 }
 

@@ -19,13 +19,12 @@ type pluginUsers struct {
 	made map[string]pki.UserOptions // by directory, which goes with the process
 }
 
-// credentials is host.Options.Credentials.
+// credentials is host.Options.Credentials. The files belong to the server: a plugin that runs as another user reads them by its group.
 func (u *pluginUsers) credentials(ca pki.Pair, server string) func(*host.Spec, string, string) ([]string, error) {
 	return func(spec *host.Spec, dir, seen string) ([]string, error) {
 		const name = "user"
 		opts := pki.UserOptions{
-			Dir: filepath.Join(dir, name), Name: client.PluginPrefix + spec.Name, CA: ca, Server: server,
-			UID: owner(spec.Limits.UID), GID: owner(spec.Limits.GID),
+			Dir: filepath.Join(dir, name), Name: client.PluginPrefix + spec.Name, CA: ca, Server: server, Group: spec.Limits.Group(),
 		}
 		kubeconfig, err := pki.EnsureUser(opts)
 		if err != nil {
@@ -41,21 +40,13 @@ func (u *pluginUsers) credentials(ca pki.Pair, server string) func(*host.Spec, s
 	}
 }
 
-// owner is -1, which changes nothing, for what is not set.
-func owner(id *int64) int {
-	if id == nil {
-		return -1
-	}
-	return int(*id)
-}
-
 // renew keeps the certificates of processes valid that run for longer than they are.
 func (u *pluginUsers) renew() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	var errs []error
 	for dir, opts := range u.made {
-		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 			delete(u.made, dir)
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -29,7 +30,7 @@ func Preflight(ctx context.Context, cfg *config.Server) []host.Result {
 	if err != nil {
 		components = planWithoutWrong(cfg)
 	}
-	results := append(argumentResults(err), host.Check(ctx, checkOptions(cfg, components))...)
+	results := slices.Concat(argumentResults(err), host.Check(ctx, checkOptions(cfg, components)), pluginResults(cfg))
 	return append(results, directoryResult(&cfg.Node, datadir.CheckCluster(cfg.DataDir), datadir.CheckSettings(cfg.DataDir, fixedSettings(cfg))))
 }
 

@@ -81,6 +81,7 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 			attempt.takeBack()
 		}
 	}()
+	h.checks = pluginResults(cfg)
 	// The directories are taken before the admin kubeconfig is written: it may be that of a server which has the run directory.
 	if err := h.settle(ctx, attempt, &cfg.Node, release, checkOptions(cfg, planned)); err != nil {
 		return nil, err

@@ -9,12 +9,15 @@ import (
 )
 
 // WriteFile makes or replaces a file of mode 0600 so that after a crash it is either the old or the new one, complete.
-func WriteFile(path string, data []byte) error {
+func WriteFile(path string, data []byte) error { return writeFile(path, data, nil) }
+
+// writeFile is WriteFile for a file that a group may read; nil: none. Nobody sees the file before it has its owner and mode.
+func writeFile(path string, data []byte, group *int) error {
 	tmp := path + ".tmp"
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a crash
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	err := writeSynced(tmp, data)
+	err := writeSynced(tmp, data, group)
 	if err == nil {
 		err = os.Rename(tmp, path)
 	}
@@ -33,12 +36,17 @@ func WriteFile(path string, data []byte) error {
 	return nil
 }
 
-func writeSynced(path string, data []byte) error {
+func writeSynced(path string, data []byte, group *int) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(data)
+	if group != nil {
+		err = errors.Join(f.Chown(-1, *group), f.Chmod(0o640))
+	}
+	if err == nil {
+		_, err = f.Write(data)
+	}
 	if err == nil {
 		err = f.Sync()
 	}

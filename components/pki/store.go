@@ -21,6 +21,7 @@ import (
 type store struct {
 	dir     string
 	now     time.Time
+	group   *int // that may read what is written; nil: none
 	changed []string
 	exposed []string
 }
@@ -34,7 +35,7 @@ func (s *store) write(path, kind string, ders ...[]byte) error {
 	for _, der := range ders {
 		text = append(text, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})...)
 	}
-	if err := WriteFile(path, text); err != nil {
+	if err := writeFile(path, text, s.group); err != nil {
 		return fmt.Errorf("pki: %w", err)
 	}
 	s.changed = append(s.changed, filepath.Base(path))

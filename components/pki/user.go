@@ -2,35 +2,42 @@ package pki
 
 import (
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
 	clientcmdv1 "k8s.io/client-go/tools/clientcmd/api/v1"
 	"sigs.k8s.io/yaml"
 )
 
 // UserOptions say for whom EnsureUser makes credentials.
 type UserOptions struct {
-	Dir      string // of the files, and of nothing else
-	Name     string // of the user, who is in no group
-	CA       Pair   // the cluster's
-	Server   string // URL of the API
-	UID, GID int    // who may read the files
-	Now      func() time.Time
+	Dir    string // of the files, and of nothing else; it and the one around it are changed by nobody but us
+	Name   string // of the user, who is in no group
+	CA     Pair   // the cluster's
+	Server string // URL of the API
+	Group  *int   // that may read the files; nil: none
+	Now    func() time.Time
 }
 
 // EnsureUser keeps a kubeconfig, and the certificate and key that it names, and returns its path. A program that reads
-// the certificate's file again, as client-go does, never has to be started anew: call EnsureUser again in time.
+// the certificate's file again, as client-go does, never has to be started again: call EnsureUser again in time.
+//
+// Who reads the files may be hostile, and is never their owner: everything is done through the directory that was checked, and
+// a link in its place is refused.
 func EnsureUser(opts UserOptions) (kubeconfig string, err error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
-		return "", fmt.Errorf("pki: create directory: %w", err)
+	dir, err := openOwn(opts.Dir, opts.Group)
+	if err != nil {
+		return "", fmt.Errorf("pki: directory of %s: %w", opts.Name, err)
 	}
-	s := &store{dir: opts.Dir, now: opts.Now()}
+	defer dir.Close()
+	s := &store{dir: fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), now: opts.Now(), group: opts.Group}
 	ca, err := s.authority(opts.CA, "kubelith-cluster-ca")
 	if err != nil {
 		return "", err
@@ -39,16 +46,59 @@ func EnsureUser(opts UserOptions) (kubeconfig string, err error) {
 	if err := s.ensureLeaf(leaf{pair: pair, ca: ca, cn: opts.Name, usage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 		return "", err
 	}
-	kubeconfig = filepath.Join(opts.Dir, "kubeconfig")
-	if err := writeUserKubeconfig(kubeconfig, opts, pair); err != nil {
+	const name = "kubeconfig"
+	if err := writeUserKubeconfig(filepath.Join(s.dir, name), opts, pair); err != nil {
 		return "", err
 	}
-	for _, path := range []string{kubeconfig, pair.Cert, pair.Key, opts.Dir} {
-		if err := os.Chown(path, opts.UID, opts.GID); err != nil {
-			return "", fmt.Errorf("pki: %w", err)
-		}
+	return filepath.Join(opts.Dir, name), nil
+}
+
+// openOwn opens a directory that nobody but us can have changed, and makes it if need be. The group may read it.
+func openOwn(path string, group *int) (_ *os.File, err error) {
+	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	around, err := unix.Open(filepath.Dir(path), flags, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: filepath.Dir(path), Err: err}
 	}
-	return kubeconfig, nil
+	defer unix.Close(around)
+	if err := ours(around, filepath.Dir(path)); err != nil {
+		return nil, err
+	}
+	if err := unix.Mkdirat(around, filepath.Base(path), 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, &os.PathError{Op: "mkdir", Path: path, Err: err}
+	}
+	fd, err := unix.Openat(around, filepath.Base(path), flags, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	dir := os.NewFile(uintptr(fd), path)
+	defer func() {
+		if err != nil {
+			dir.Close()
+		}
+	}()
+	if err := ours(fd, path); err != nil || group == nil {
+		return dir, err
+	}
+	if err := dir.Chown(-1, *group); err != nil {
+		return nil, err
+	}
+	return dir, dir.Chmod(0o750)
+}
+
+// ours refuses a directory whose entries somebody else may replace.
+func ours(fd int, path string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	switch {
+	case int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("%s belongs to user %d, not to %d: credentials are not written there", path, st.Uid, os.Geteuid())
+	case st.Mode&0o022 != 0 && st.Mode&unix.S_ISVTX == 0:
+		return fmt.Errorf("%s can be changed by others (mode %#o): credentials are not written there", path, st.Mode&0o7777)
+	}
+	return nil
 }
 
 // writeUserKubeconfig names the pair by its files, as WriteKubeconfig does not: they are replaced while it is in use. They are
@@ -70,5 +120,5 @@ func writeUserKubeconfig(path string, opts UserOptions, pair Pair) error {
 	if err != nil {
 		return fmt.Errorf("pki: kubeconfig: encode: %w", err)
 	}
-	return WriteFile(path, out)
+	return writeFile(path, out, opts.Group)
 }

@@ -33,7 +33,7 @@ func TestAdmissionExamples(t *testing.T) {
 	names := []string{"sidecar-by-label", "short-secrets", "podpreset", "denyescalatingexec", "securitycontextdeny"}
 	config := pluginsHeader +
 		example("sidecar-by-label", "  config:", "    label: sidecar", "    container: {name: sidecar, image: "+harness.Container("x").Image+", command: [sleep, \"1000\"]}") +
-		example("short-secrets", "  config: {length: 8}") + example("podpreset") + example("denyescalatingexec") + example("securitycontextdeny")
+		example("short-secrets", "  config: {length: 8}") + example("podpreset", "  limits: {uid: auto}") + example("denyescalatingexec") + example("securitycontextdeny")
 	s := harness.Start(t, harness.Options{ConfigYAML: config, Prepare: func(s *harness.Server) error {
 		for _, name := range names {
 			putExample(t, s, examplesDir, name)

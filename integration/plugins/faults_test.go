@@ -121,12 +121,16 @@ func TestStartFaults(t *testing.T) {
 // on, and the bad one is back afterwards.
 func TestCallFaults(t *testing.T) {
 	t.Parallel()
-	s := faultyServer(t, entry("good", "Fail"), entry("strict", "Fail", "limits: {memory: 64Mi}"), entry("lenient", "Ignore", "limits: {memory: 64Mi}"))
+	s := faultyServer(t, entry("good", "Fail"), entry("strict", "Fail", "limits: {memory: 64Mi, uid: auto}"), entry("lenient", "Ignore", "limits: {memory: 64Mi, uid: auto}"))
 	s.Launch(t)
 	s.WaitReady(t)
 	client := s.Client(t)
 	for _, name := range []string{"good", "strict", "lenient"} {
 		waitPhase(t, s, name, "ready")
+	}
+	// What root renews for a plugin with a user of its own, the plugin cannot lead elsewhere; nor can it read another's.
+	if _, err := create(t.Context(), client, "strict", "attack"); err == nil || !strings.Contains(err.Error(), "nothing was possible") {
+		t.Errorf("the plugin says of its attack: %v", err)
 	}
 	stop := make(chan struct{})
 	var load sync.WaitGroup

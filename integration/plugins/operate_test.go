@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
 	"kubelith.io/kubelith/integration/harness"
@@ -211,12 +212,14 @@ func restart(t *testing.T, s *harness.Server) {
 // reload: the file is the truth for plugins, as long as it is right.
 func reload(t *testing.T, s *harness.Server, one string) {
 	before := list(t, s)["one"]
-	const two = "- name: two\n  kind: admission\n  path: " + nothing + "\n  args: [\"2.0\"]\n  limits: {uid: 65534, gid: 65534}\n"
+	const two = "- name: two\n  kind: admission\n  path: " + nothing + "\n  args: [\"2.0\"]\n  limits: {uid: auto, capabilities: [NET_BIND_SERVICE]}\n"
 	configure(t, s, one+two)
 	second := wait(t, s, "two", "is ready", ready)
-	if uid := harness.ProcStatus(t, second.PID, "Uid"); strings.Fields(uid)[1] != "65534" {
-		t.Errorf("two runs as %s", uid)
+	if uid := strings.Fields(harness.ProcStatus(t, second.PID, "Uid"))[1]; uid == "0" || uid == "65534" {
+		t.Errorf("two runs as %s, want a user of its own", uid)
 	}
+	mayHave(t, before.PID)
+	mayHave(t, second.PID, unix.CAP_NET_BIND_SERVICE)
 	if now := list(t, s)["one"]; now.PID != before.PID {
 		t.Errorf("one was replaced though its entry has not changed: %+v", now)
 	}
@@ -271,6 +274,23 @@ func reload(t *testing.T, s *harness.Server, one string) {
 	}
 	configure(t, s, one)
 	wait(t, s, "one", "is ready", ready)
+}
+
+// mayHave asserts that a process has these capabilities, and can never get others.
+func mayHave(t *testing.T, pid int, capabilities ...int) {
+	t.Helper()
+	var want uint64
+	for _, c := range capabilities {
+		want |= 1 << c
+	}
+	if harness.ProcStatus(t, pid, "NoNewPrivs") != "1" {
+		t.Errorf("process %d may gain privileges by executing a program", pid)
+	}
+	for _, set := range []string{"CapEff", "CapBnd"} {
+		if got := harness.ProcStatus(t, pid, set); got != fmt.Sprintf("%016x", want) {
+			t.Errorf("%s of process %d is %s, want %016x", set, pid, got, want)
+		}
+	}
 }
 
 // directory: an executable in the directory of its kind is a plugin, unless the configuration has its name.

@@ -30,10 +30,28 @@ type Spec struct {
 
 // Limits of a plugin's process and all that it starts. Zero is the default: 256 MiB and 256 processes, no limit of CPU.
 type Limits struct {
-	Memory   int64 // bytes; less than 0: none
-	MilliCPU int64 // thousandths of a CPU
-	PIDs     int64 // processes and threads; less than 0: none
-	UID, GID *int64
+	Memory   int64  // bytes; less than 0: none
+	MilliCPU int64  // thousandths of a CPU
+	PIDs     int64  // processes and threads; less than 0: none
+	UID, GID *int64 // UID may be AutoUID
+	// Capabilities are all that it may have, without "CAP_"; nil is the default of its kind: none but for storage.
+	Capabilities []string
+}
+
+// AutoUID as Limits.UID is a user of the plugin's own, whom nobody else on the host is.
+const AutoUID = -1
+
+// Group is that of a plugin's processes; nil: ours.
+func (l Limits) Group() *int {
+	id := l.GID
+	if id == nil {
+		id = l.UID
+	}
+	if id == nil {
+		return nil
+	}
+	group := int(*id)
+	return &group
 }
 
 // Options of a Host.

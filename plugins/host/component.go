@@ -75,9 +75,6 @@ func awaitSettled(ctx context.Context, all []*plugin) {
 
 // close ends what all processes shared.
 func (h *Host) close() {
-	if h.spawn != nil {
-		h.spawn.stop()
-	}
 	if h.parent != nil {
 		if err := h.parent.Remove(); err != nil {
 			h.log.WithError(err).Debug("the cgroup of plugins is left")

@@ -37,20 +37,19 @@ type Host struct {
 	wanted     []*plugin // in the order of Set.Plugins
 	leaving    []*plugin // no longer wanted, finishing their calls
 	run        func(*plugin)
-	ignored    map[string]bool // what was said of files and entries that are no plugins, once
+	uids       map[string]int64 // of plugins with AutoUID, by name: as long as we run, nobody else gets them
+	ignored    map[string]bool  // what was said of files and entries that are no plugins, once
 	subscribed map[*subscriber]plugins.Kind
 
-	startSpawner sync.Once
-	spawn        *spawner
-	makeGroups   sync.Once
-	parent       *cgroups.Parent
+	makeGroups sync.Once
+	parent     *cgroups.Parent
 }
 
 var _ plugins.Set = (*Host)(nil)
 
 // New makes a host, whose plugins start with Run. The set is known from now on.
 func New(opts Options) *Host {
-	h := &Host{opts: opts, log: opts.Log, ignored: map[string]bool{}, subscribed: map[*subscriber]plugins.Kind{}}
+	h := &Host{opts: opts, log: opts.Log, uids: map[string]int64{}, ignored: map[string]bool{}, subscribed: map[*subscriber]plugins.Kind{}}
 	if h.log == nil {
 		h.log = logrus.NewEntry(logrus.StandardLogger())
 	}
@@ -124,9 +123,37 @@ func (h *Host) specs() []*Spec {
 			h.ignore(fmt.Sprintf("plugin %s of %s is ignored: %s has one of that name", spec.Name, spec.Source, out[i].Source))
 			continue
 		}
+		if err := h.chooseUID(spec); err != nil {
+			h.ignore(fmt.Sprintf("plugin %s of %s is ignored: %v", spec.Name, spec.Source, err))
+			continue
+		}
 		out = append(out, spec)
 	}
 	return out
+}
+
+// The users of plugins with AutoUID: of numbers that systemd's list of them has as unused, on any distribution
+// (systemd.io/UIDS-GIDS), as those of pods and of services with DynamicUser are others.
+const (
+	FirstAutoUID = 61000
+	LastAutoUID  = 61183
+)
+
+// chooseUID gives a plugin with AutoUID its number. h.mu is held.
+func (h *Host) chooseUID(spec *Spec) error {
+	if spec.Limits.UID == nil || *spec.Limits.UID != AutoUID {
+		return nil
+	}
+	uid, ok := h.uids[spec.Name]
+	if !ok {
+		uid = FirstAutoUID + int64(len(h.uids))
+		if uid > LastAutoUID {
+			return fmt.Errorf("there are no more users for limits.uid auto: all from %d to %d are taken, restart the server", FirstAutoUID, LastAutoUID)
+		}
+		h.uids[spec.Name] = uid
+	}
+	spec.Limits.UID = &uid
+	return nil
 }
 
 // checkSpec refuses what would not do as a name of files, and paths that depend on where the server was started.
@@ -140,7 +167,8 @@ func checkSpec(s *Spec) error {
 	if !filepath.IsAbs(s.Path) {
 		return fmt.Errorf("the path %q is not absolute", s.Path)
 	}
-	return nil
+	_, err := s.capabilities()
+	return err
 }
 
 // ignore says what is ignored, once.
@@ -261,12 +289,6 @@ func (s *subscriber) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = true
-}
-
-// spawner is the thread that starts processes, made with the first.
-func (h *Host) spawner() *spawner {
-	h.startSpawner.Do(func() { h.spawn = newSpawner() })
-	return h.spawn
 }
 
 // groups is where processes get their limits, made with the first; nil where this host lets us limit nothing.

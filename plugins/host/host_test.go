@@ -51,6 +51,8 @@ type events struct {
 	calls   map[codes.Code]int
 }
 
+func newEvents() *events { return &events{calls: map[codes.Code]int{}} }
+
 func (e *events) Called(_ string, _ plugins.Kind, _ string, code codes.Code, _ time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -81,11 +83,13 @@ type testHost struct {
 	log    *logLines
 	events *events
 	dir    string
+	// as in Options; nil for most
+	credentials func(spec *Spec, dir, seen string) ([]string, error)
 }
 
 func startHost(t *testing.T, specs ...Spec) *testHost {
 	t.Helper()
-	h := &testHost{t: t, log: &logLines{}, events: &events{calls: map[codes.Code]int{}}, dir: t.TempDir()}
+	h := &testHost{t: t, log: &logLines{}, events: newEvents(), dir: t.TempDir()}
 	h.start(specs...)
 	return h
 }
@@ -97,7 +101,7 @@ func (h *testHost) start(specs ...Spec) (stop func()) {
 	log.SetLevel(logrus.DebugLevel)
 	log.AddHook(h.log)
 	h.Host = New(Options{Specs: specs, DataDir: filepath.Join(h.dir, "data"), RunDir: filepath.Join(h.dir, "run"), NodeName: "n1",
-		Observe: h.events, Log: logrus.NewEntry(log)})
+		Observe: h.events, Credentials: h.credentials, Log: logrus.NewEntry(log)})
 	ctx, cancel := context.WithCancel(context.Background())
 	ready, ended := make(chan struct{}), make(chan error, 1)
 	go func() { ended <- h.Run(ctx, func() { close(ready) }) }()

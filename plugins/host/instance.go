@@ -62,7 +62,7 @@ func (h *Host) start(ctx context.Context, spec *Spec, exe *executable) (_ *insta
 	log := h.log.WithField("plugin", spec.Name)
 	i := &instance{spec: spec, sha256: exe.sha256, generation: h.generation.Add(1), slots: make(chan struct{}, maxCalls)}
 	i.exe.Store(&exe.id)
-	i.launcher = &launcher{spec: spec, exe: exe, spawner: h.spawner(), out: &output{log: log}, credentials: h.opts.Credentials}
+	i.launcher = &launcher{spec: spec, exe: exe, out: &output{log: log}, credentials: h.opts.Credentials}
 	if err := h.confine(i); err != nil {
 		return nil, errors.Join(err, i.release())
 	}

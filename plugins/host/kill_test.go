@@ -223,7 +223,7 @@ func TestScore(t *testing.T) {
 
 // A stop takes a process with it that is stopped itself and cannot answer.
 func TestStopsWhatHangs(t *testing.T) {
-	h := &testHost{t: t, log: &logLines{}, events: &events{calls: map[codes.Code]int{}}, dir: t.TempDir()}
+	h := &testHost{t: t, log: &logLines{}, events: newEvents(), dir: t.TempDir()}
 	stop := h.start(admissionSpec(t, "p", "serve"))
 	s := h.ready("p")
 	if err := syscall.Kill(s.PID, syscall.SIGSTOP); err != nil {
@@ -245,7 +245,7 @@ func TestLeavesNothing(t *testing.T) {
 		return len(entries)
 	}
 	before, ignored := files(), goleak.IgnoreCurrent()
-	h := &testHost{t: t, log: &logLines{}, events: &events{calls: map[codes.Code]int{}}, dir: t.TempDir()}
+	h := &testHost{t: t, log: &logLines{}, events: newEvents(), dir: t.TempDir()}
 	stop := h.start(admissionSpec(t, "p", "serve"), admissionSpec(t, "never", "exit"), admissionSpec(t, "garbage", "garbage"),
 		admissionSpec(t, "refuse", "refuse"))
 	for range 3 {

@@ -24,12 +24,11 @@ import (
 // launcher starts the process for go-plugin, which brings the environment of its handshake and reads the plugin's first line; the rest of what the
 // plugin prints is ours. go-plugin's own runner is not used: it can neither limit a process nor be sure to end it.
 type launcher struct {
-	spec    *Spec
-	exe     *executable
-	spawner *spawner
-	group   *cgroups.Group // nil: no limits
-	out     *output
-	noted   func(pid int) // called once the process has started
+	spec  *Spec
+	exe   *executable
+	group *cgroups.Group // nil: no limits
+	out   *output
+	noted func(pid int) // called once the process has started
 	// as in Options
 	credentials func(spec *Spec, dir, seen string) ([]string, error)
 
@@ -48,6 +47,9 @@ var _ runner.Runner = (*launcher)(nil)
 // prepare is go-plugin's RunnerFunc.
 func (l *launcher) prepare(cmd *exec.Cmd, temp string) error {
 	l.temp = temp
+	if err := l.share(temp); err != nil {
+		return err
+	}
 	l.env = append(l.environment(), cmd.Env...)
 	for i, v := range l.env {
 		if strings.HasPrefix(v, goplugin.EnvUnixSocketDir+"=") {
@@ -62,18 +64,20 @@ func (l *launcher) prepare(cmd *exec.Cmd, temp string) error {
 		}
 		l.env = append(l.env, more...)
 	}
-	if l.spec.Limits.UID != nil || l.spec.Limits.GID != nil {
-		return os.Chown(temp, id(l.spec.Limits.UID), id(l.spec.Limits.GID))
-	}
 	return nil
 }
 
-// id is -1, which changes nothing, for what is not set.
-func id(n *int64) int {
-	if n == nil {
-		return -1
+// share lets the plugin make its sockets in the directory. It stays ours, and with the sticky bit what we put there too: we go on
+// writing to it, as root, and the plugin must not be able to put a link in the place of anything.
+func (l *launcher) share(temp string) error {
+	group := l.spec.Limits.Group()
+	if l.spec.Limits.UID == nil || group == nil {
+		return nil
 	}
-	return int(*n)
+	if err := os.Chown(temp, -1, *group); err != nil {
+		return err
+	}
+	return os.Chmod(temp, 0o770|os.ModeSticky)
 }
 
 // seen is the temporary directory as the plugin may call it: the path leads through directories that are closed to other users.
@@ -96,9 +100,13 @@ func (l *launcher) environment() []string {
 }
 
 // Start implements runner.Runner.
-func (l *launcher) Start(ctx context.Context) error {
+func (l *launcher) Start(context.Context) error {
+	caps, err := l.spec.capabilities()
+	if err != nil {
+		return err
+	}
 	c := command{exe: l.exe, argv0: l.exe.path, argv: append([]string{l.exe.path}, l.spec.Args...), env: l.env,
-		uid: l.spec.Limits.UID, gid: l.spec.Limits.GID, group: l.group}
+		uid: l.spec.Limits.UID, gid: l.spec.Limits.GID, caps: caps, group: l.group}
 	if !l.exe.script {
 		// Through a link with the plugin's name, which the kernel takes as the name of the process.
 		const dir = "exe"
@@ -110,7 +118,6 @@ func (l *launcher) Start(ctx context.Context) error {
 		}
 		c.argv0 = filepath.Join(l.seen(), dir, l.spec.Name)
 	}
-	var err error
 	if c.temp, err = os.Open(l.temp); err != nil {
 		return err
 	}
@@ -121,7 +128,7 @@ func (l *launcher) Start(ctx context.Context) error {
 	if l.killed {
 		return context.Canceled
 	}
-	if l.p, err = l.spawner.start(ctx, c); err != nil {
+	if l.p, err = c.run(); err != nil {
 		return err
 	}
 	l.noted(l.p.pid)

@@ -1,7 +1,6 @@
 package host
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -26,31 +25,6 @@ const (
 // openFor is how long a pipe is still read after its process has ended, when somebody else holds the other end.
 const openFor = time.Second
 
-// spawner starts all processes from one OS thread that lives as long as they do: Pdeathsig, with which they end when we are killed,
-// is sent when the thread ends that started them, and Go ends threads as it likes.
-type spawner struct {
-	requests chan func()
-	ended    chan struct{}
-}
-
-func newSpawner() *spawner {
-	s := &spawner{requests: make(chan func()), ended: make(chan struct{})}
-	go func() {
-		defer close(s.ended)
-		runtime.LockOSThread() // until the goroutine ends, and the thread with it
-		for f := range s.requests {
-			f()
-		}
-	}()
-	return s
-}
-
-// stop ends the thread; all processes have ended before.
-func (s *spawner) stop() {
-	close(s.requests)
-	<-s.ended
-}
-
 // command is what to start.
 type command struct {
 	exe   *executable
@@ -60,6 +34,7 @@ type command struct {
 	temp  *os.File // temporary directory
 	uid   *int64
 	gid   *int64
+	caps  []uintptr      // all capabilities that it may have
 	group *cgroups.Group // nil: no limits
 }
 
@@ -76,27 +51,27 @@ type process struct {
 	state          *os.ProcessState
 }
 
-// start starts a process.
-func (s *spawner) start(ctx context.Context, c command) (*process, error) {
+// run starts the process, from an OS thread that lives as long as it does: Pdeathsig, with which it ends when we are killed, is sent
+// when the thread ends that started it, and Go ends threads as it likes. The rights that the plugin is not to have are taken
+// from the thread.
+func (c command) run() (*process, error) {
 	type result struct {
 		p   *process
 		err error
 	}
 	started := make(chan result, 1)
-	request := func() {
+	onOwnThread(func() {
 		p, err := c.start()
 		started <- result{p, err}
-	}
-	select {
-	case s.requests <- request:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
+		if err == nil {
+			p.wait()
+		}
+	})
 	r := <-started
 	return r.p, r.err
 }
 
-// start runs on the spawner's thread.
+// start runs on the thread of the process.
 func (c command) start() (_ *process, err error) {
 	pipes, err := newPipes()
 	if err != nil {
@@ -108,6 +83,9 @@ func (c command) start() (_ *process, err error) {
 			pipes.closeOurs()
 		}
 	}()
+	if err := giveUp(c.caps); err != nil {
+		return nil, err
+	}
 	leave := func() error { return nil }
 	if c.group != nil {
 		if leave, err = c.group.Enter(); err != nil {
@@ -115,13 +93,16 @@ func (c command) start() (_ *process, err error) {
 		}
 	}
 	p := &process{stdin: pipes.stdin.ours, stdout: pipes.stdout.ours, stderr: pipes.stderr.ours, group: c.group, done: make(chan struct{})}
-	startErr := c.startBusy(p, pipes)
-	if err := leave(); err != nil {
-		// The next plugin would be born in this one's group.
-		return nil, errors.Join(fmt.Errorf("leave the cgroup: %w", err), startErr, p.kill())
+	err = c.startBusy(p, pipes)
+	if leaveErr := leave(); leaveErr != nil {
+		err = errors.Join(fmt.Errorf("leave the cgroup: %w", leaveErr), err) // the thread would count as the plugin's
 	}
-	if startErr != nil {
-		return nil, startErr
+	if err != nil && p.handle != nil {
+		err = errors.Join(err, p.kill())
+		p.wait()
+	}
+	if err != nil {
+		return nil, err
 	}
 	return p, nil
 }
@@ -151,6 +132,9 @@ func (c command) startIn(p *process, pipes *pipes) error {
 			Credential: credential(c.uid, c.gid),
 		},
 	}
+	if c.uid != nil && *c.uid != 0 {
+		attr.Sys.AmbientCaps = c.caps // root has what is in the bounding set
+	}
 	if c.group != nil {
 		dir, err := c.group.Open()
 		if err != nil {
@@ -176,11 +160,8 @@ func (c command) startIn(p *process, pipes *pipes) error {
 		return c.explain(err)
 	}
 	p.handle, p.pid = handle, handle.Pid
-	go p.wait()
 	if late {
-		if err := c.group.Add(p.pid); err != nil {
-			return errors.Join(err, p.kill())
-		}
+		return c.group.Add(p.pid)
 	}
 	return nil
 }
@@ -218,7 +199,7 @@ func (c command) explain(err error) error {
 	return fmt.Errorf("start %s: %w", c.exe.path, err)
 }
 
-// wait collects the process.
+// wait collects the process, on the thread that started it.
 func (p *process) wait() {
 	p.state, _ = p.handle.Wait() // nil with an error
 	close(p.done)

@@ -280,7 +280,7 @@ func TestDirectory(t *testing.T) {
 
 // What a plugin said of itself is known after a restart, before it runs.
 func TestDescriptionIsKept(t *testing.T) {
-	h := &testHost{t: t, log: &logLines{}, events: &events{calls: map[codes.Code]int{}}, dir: t.TempDir()}
+	h := &testHost{t: t, log: &logLines{}, events: newEvents(), dir: t.TempDir()}
 	spec := admissionSpec(t, "p", "serve")
 	stop := h.start(spec)
 	h.ready("p")

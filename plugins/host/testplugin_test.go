@@ -2,9 +2,11 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -103,6 +105,8 @@ func (s served) Describe(_ context.Context, r *pluginv1.DescribeRequest) (*plugi
 		return nil, status.Error(codes.InvalidArgument, "config.limit is missing")
 	case "die":
 		panic("no way")
+	case "storage":
+		return &pluginv1.Description{Kind: &pluginv1.Description_Storage{Storage: &pluginv1.StorageDescription{}}}, nil
 	case "scheduling":
 		return &pluginv1.Description{Kind: &pluginv1.Description_Scheduling{Scheduling: &pluginv1.SchedulingDescription{}}}, nil
 	}
@@ -158,6 +162,29 @@ func (s served) Review(ctx context.Context, r *admissionv1.ReviewRequest) (*admi
 		return &admissionv1.ReviewResponse{Review: make([]byte, n)}, nil
 	case "environment":
 		return &admissionv1.ReviewResponse{Review: []byte(strings.Join(os.Environ(), "\n"))}, nil
+	case "attack": // its directory, as root will write to it: all that works is told
+		const dir = "/proc/self/fd/4/"
+		var done []string
+		for what, try := range map[string]func() error{
+			"rename":  func() error { return os.Rename(dir+"user", dir+"away") },
+			"replace": func() error { return errors.Join(os.RemoveAll(dir+"user"), os.Symlink(argument, dir+"user")) },
+			"write":   func() error { return os.WriteFile(dir+"user/client.key", nil, 0o600) },
+			"create":  func() error { return os.Symlink(argument, dir+"user/client.key.tmp") },
+			"chmod":   func() error { return os.Chmod(dir+"user", 0o777) },
+			"exe":     func() error { return os.Rename(dir+"exe", dir+"exe.away") },
+		} {
+			if try() == nil {
+				done = append(done, what)
+			}
+		}
+		slices.Sort(done)
+		return &admissionv1.ReviewResponse{Review: []byte(strings.Join(done, " "))}, nil
+	case "read":
+		content, err := os.ReadFile(argument)
+		if err != nil {
+			content = []byte(err.Error())
+		}
+		return &admissionv1.ReviewResponse{Review: content}, nil
 	case "self":
 		return &admissionv1.ReviewResponse{Review: []byte(fmt.Sprint(os.Getpid(), " ", os.Getuid(), " ", os.Getgid()))}, nil
 	}

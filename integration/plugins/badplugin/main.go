@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -110,6 +111,8 @@ func review(_ context.Context, r *admissionv1.AdmissionRequest) sdk.Response {
 		answer := sdk.Allow()
 		answer.Warnings = []string{strings.Repeat("x", 17<<20)}
 		return answer
+	case "attack":
+		return sdk.Deny(attack())
 	case "error":
 		return sdk.Fail(errors.New("the backend is away"))
 	case "deny":
@@ -121,6 +124,35 @@ func review(_ context.Context, r *admissionv1.AdmissionRequest) sdk.Response {
 	}
 	changed.Annotations["reviewed"] = "yes"
 	return sdk.Patch(r, changed)
+}
+
+// attack tries to lead what root renews for this plugin elsewhere, and to read what other plugins have. It says what was possible.
+func attack() string {
+	own := filepath.Dir(os.Getenv(proto.KubeconfigVariable))
+	if _, err := os.ReadFile(filepath.Join(own, "client.key")); err != nil {
+		return err.Error()
+	}
+	var done []string
+	if os.Rename(own, own+".away") == nil {
+		done = append(done, "its credentials were moved")
+	}
+	if os.Symlink("/etc", filepath.Join(own, "client.key.tmp")) == nil {
+		done = append(done, "a link is among its credentials")
+	}
+	self, err := os.Stat(filepath.Join(own, "client.key"))
+	if err != nil {
+		return err.Error()
+	}
+	keys, _ := filepath.Glob("/proc/[0-9]*/fd/*/user/client.key")
+	for _, key := range keys {
+		if other, err := os.Stat(key); err == nil && !os.SameFile(self, other) {
+			done = append(done, key+" is there to be read")
+		}
+	}
+	if len(done) == 0 {
+		return "nothing was possible"
+	}
+	return strings.Join(done, ", ")
 }
 
 // leak takes memory until there is none.

@@ -1,6 +1,8 @@
 package metrics
 
 import (
+	"bytes"
+	"fmt"
 	"io"
 	"math"
 	"time"
@@ -18,39 +20,54 @@ import (
 // the whole of Prometheus for its parser: a pod of which one container is not measured completely is left out, as its sum
 // would be wrong.
 func decode(in io.Reader, node string, asked time.Time) (*storage.MetricsBatch, error) {
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(in)
-	if err != nil {
-		return nil, err
-	}
 	batch := &storage.MetricsBatch{Nodes: map[string]storage.MetricsPoint{}, Pods: map[types.NamespacedName]storage.PodMetricsPoint{}}
 	var own storage.MetricsPoint
-	for _, m := range families["node_cpu_usage_seconds_total"].GetMetric() {
-		own.CumulativeCPUUsed, own.Timestamp = count(value(m)*1e9), at(m, asked)
-	}
-	for _, m := range families["node_memory_working_set_bytes"].GetMetric() {
-		own.MemoryUsage = count(value(m))
-	}
-	if complete(own) {
-		batch.Nodes[node] = own
-	}
-
 	containers := map[container]storage.MetricsPoint{}
-	each := func(family string, set func(*storage.MetricsPoint, *dto.Metric)) {
-		for _, m := range families[family].GetMetric() {
+	each := func(set func(*storage.MetricsPoint, *dto.Metric)) func(*dto.Metric) {
+		return func(m *dto.Metric) {
 			name := containerOf(m)
 			point := containers[name]
 			set(&point, m)
 			containers[name] = point
 		}
 	}
-	each("container_cpu_usage_seconds_total", func(p *storage.MetricsPoint, m *dto.Metric) {
-		p.CumulativeCPUUsed, p.Timestamp = count(value(m)*1e9), at(m, asked)
+	take := map[string]func(*dto.Metric){
+		"node_cpu_usage_seconds_total": func(m *dto.Metric) {
+			own.CumulativeCPUUsed, own.Timestamp = count(value(m)*1e9), at(m, asked)
+		},
+		"node_memory_working_set_bytes": func(m *dto.Metric) { own.MemoryUsage = count(value(m)) },
+		"container_cpu_usage_seconds_total": each(func(p *storage.MetricsPoint, m *dto.Metric) {
+			p.CumulativeCPUUsed, p.Timestamp = count(value(m)*1e9), at(m, asked)
+		}),
+		"container_memory_working_set_bytes": each(func(p *storage.MetricsPoint, m *dto.Metric) { p.MemoryUsage = count(value(m)) }),
+		"container_start_time_seconds": each(func(p *storage.MetricsPoint, m *dto.Metric) {
+			p.StartTime = time.UnixMilli(int64(count(value(m) * 1e3)))
+		}),
+	}
+	families := map[string]bool{}
+	for name := range take {
+		families[name] = true
+	}
+	err := wanted(in, families, func(piece []byte) error {
+		parser := expfmt.NewTextParser(model.UTF8Validation)
+		found, err := parser.TextToMetricFamilies(bytes.NewReader(piece))
+		for name, family := range found {
+			set, ok := take[name]
+			if !ok {
+				return fmt.Errorf("%q is no metric of resources", name) // a name in the braces
+			}
+			for _, m := range family.GetMetric() {
+				set(m)
+			}
+		}
+		return err
 	})
-	each("container_memory_working_set_bytes", func(p *storage.MetricsPoint, m *dto.Metric) { p.MemoryUsage = count(value(m)) })
-	each("container_start_time_seconds", func(p *storage.MetricsPoint, m *dto.Metric) {
-		p.StartTime = time.UnixMilli(int64(count(value(m) * 1e3)))
-	})
+	if err != nil {
+		return nil, err
+	}
+	if complete(own) {
+		batch.Nodes[node] = own
+	}
 	incomplete := map[types.NamespacedName]bool{}
 	for name, point := range containers {
 		pod, ok := batch.Pods[name.pod]
@@ -91,10 +108,8 @@ func containerOf(m *dto.Metric) (c container) {
 
 func complete(p storage.MetricsPoint) bool { return p.CumulativeCPUUsed != 0 && p.MemoryUsage != 0 }
 
-// value is that of a counter, of a gauge, or of a metric without a type.
-func value(m *dto.Metric) float64 {
-	return m.GetCounter().GetValue() + m.GetGauge().GetValue() + m.GetUntyped().GetValue() // only one of them is there
-}
+// value is that of a metric without a type: the comments with the types are not read.
+func value(m *dto.Metric) float64 { return m.GetUntyped().GetValue() }
 
 // at is when m was measured.
 func at(m *dto.Metric, asked time.Time) time.Time {

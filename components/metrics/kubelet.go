@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -22,9 +21,6 @@ import (
 	"sigs.k8s.io/metrics-server/pkg/scraper/client"
 	"sigs.k8s.io/metrics-server/pkg/storage"
 )
-
-// answerLimit is more than a kubelet with thousands of containers answers.
-const answerLimit = 16 << 20
 
 // kubelets asks kubelets for the use of CPU and memory.
 type kubelets struct {
@@ -100,7 +96,7 @@ func (k *kubelets) get(ctx context.Context, from, node string) (*storage.Metrics
 		k.client.CloseIdleConnections()
 		return nil, fmt.Errorf("GET %s: %s", from, resp.Status)
 	}
-	batch, err := decode(io.LimitReader(resp.Body, answerLimit), node, asked)
+	batch, err := decode(resp.Body, node, asked)
 	if err != nil {
 		return nil, fmt.Errorf("GET %s: %w", from, err)
 	}

@@ -3,6 +3,7 @@ package control
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -29,6 +30,10 @@ const (
 	ownPrefix = "kubelith_plugin_own_"
 	// maxOwnSeries of one plugin are told, so that none can fill the memory of this process.
 	maxOwnSeries = 2000
+	// What a plugin says is only parsed within these limits: the parser makes a hundred times as much of short lines. Histograms have many
+	// lines for one series.
+	maxOwnText  = 1 << 20 // bytes
+	maxOwnLines = 20 * maxOwnSeries
 )
 
 // ownMetrics are those that plugins have themselves: the RPC Metrics.
@@ -103,13 +108,24 @@ func (m *ownMetrics) ask(ctx context.Context, p plugins.Plugin) map[string]*dto.
 	if err != nil || len(text) == 0 {
 		return nil
 	}
-	parser := expfmt.NewTextParser(model.LegacyValidation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
+	families, err := parseOwn(text)
 	if err != nil {
 		m.refuse(p.Name(), err)
 		return nil
 	}
 	return families
+}
+
+// parseOwn reads what a plugin says of itself.
+func parseOwn(text []byte) (map[string]*dto.MetricFamily, error) {
+	if len(text) > maxOwnText {
+		return nil, fmt.Errorf("they are %d bytes, more than %d KiB", len(text), maxOwnText>>10)
+	}
+	if n := bytes.Count(text, []byte{'\n'}); n > maxOwnLines {
+		return nil, fmt.Errorf("they have %d lines, more than %d", n, maxOwnLines)
+	}
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	return parser.TextToMetricFamilies(bytes.NewReader(text))
 }
 
 // has returns the generation of a plugin that has no metrics, or 0.

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/proto"
 )
 
 func TestServes(t *testing.T) {
@@ -154,11 +155,11 @@ func TestAsAnotherUser(t *testing.T) {
 func TestSizes(t *testing.T) {
 	h := startHost(t, admissionSpec(t, "big", "serve"))
 	h.ready("big")
-	if got := h.mustReview("big", fmt.Sprint("big ", 16<<20-100)); len(got) != 16<<20-100 {
+	if got := h.mustReview("big", fmt.Sprint("big ", proto.MaxResponseSize-100)); len(got) != proto.MaxResponseSize-100 {
 		t.Errorf("%d bytes", len(got))
 	}
-	if _, err := h.review(context.Background(), "big", fmt.Sprint("big ", 17<<20)); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("an answer of 17 MiB: %v, want ResourceExhausted", err)
+	if _, err := h.review(context.Background(), "big", fmt.Sprint("big ", proto.MaxResponseSize+1)); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("an answer that is too large: %v, want ResourceExhausted", err)
 	}
 	if s := h.ready("big"); s.Starts != 1 {
 		t.Errorf("started %d times", s.Starts)

@@ -20,8 +20,9 @@ var Handshake = plugin.HandshakeConfig{
 // KubeconfigVariable is the variable of a plugin's environment that names its kubeconfig.
 const KubeconfigVariable = "KUBELITH_KUBECONFIG"
 
-// Limits of one message, in bytes.
+// Limits of one message, in bytes. A plugin may answer many calls at once, and what it answers is in the server's memory: the limit of
+// answers is gRPC's own default, which CSI drivers keep to, and holds the patch of an object as large as etcd takes.
 const (
 	MaxRequestSize  = 32 << 20
-	MaxResponseSize = 16 << 20
+	MaxResponseSize = 4 << 20
 )

@@ -109,7 +109,7 @@ func review(_ context.Context, r *admissionv1.AdmissionRequest) sdk.Response {
 			Patch: []byte(`[{"op":"remove","path":"/no/such/field"}]`)}}
 	case "huge":
 		answer := sdk.Allow()
-		answer.Warnings = []string{strings.Repeat("x", 17<<20)}
+		answer.Warnings = []string{strings.Repeat("x", proto.MaxResponseSize+1)}
 		return answer
 	case "attack":
 		return sdk.Deny(attack())

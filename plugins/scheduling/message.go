@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"strings"
 	"sync/atomic"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
@@ -27,20 +29,38 @@ func fields(d *pluginv1.SchedulingDescription) *pluginv1.NodeFields {
 	return d.GetNeeds()
 }
 
+// asUTF8 is s as protobuf wants strings. The API takes any bytes in annotations from clients that speak protobuf; a message with them could
+// not be sent, and one node would keep all pods from being filtered.
+func asUTF8(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+
+// allUTF8 is asUTF8 for keys and values. It is m itself when there is nothing to replace.
+func allUTF8(m map[string]string) map[string]string {
+	for key, value := range m {
+		if !utf8.ValidString(key) || !utf8.ValidString(value) {
+			out := make(map[string]string, len(m))
+			for key, value := range m {
+				out[asUTF8(key)] = asUTF8(value)
+			}
+			return out
+		}
+	}
+	return m
+}
+
 // nodeMessage is a node with the fields that a plugin needs.
 func nodeMessage(info fwk.NodeInfo, needs *pluginv1.NodeFields) *schedulingv1.Node {
 	node := info.Node()
-	out := &schedulingv1.Node{Name: node.Name, Unschedulable: node.Spec.Unschedulable}
+	out := &schedulingv1.Node{Name: asUTF8(node.Name), Unschedulable: node.Spec.Unschedulable}
 	if needs.GetLabels() {
-		out.Labels = node.Labels
+		out.Labels = allUTF8(node.Labels)
 	}
 	if needs.GetAnnotations() {
-		out.Annotations = node.Annotations
+		out.Annotations = allUTF8(node.Annotations)
 	}
 	if needs.GetTaints() {
 		for i := range node.Spec.Taints {
 			t := &node.Spec.Taints[i]
-			out.Taints = append(out.Taints, &schedulingv1.Taint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)})
+			out.Taints = append(out.Taints, &schedulingv1.Taint{Key: asUTF8(t.Key), Value: asUTF8(t.Value), Effect: asUTF8(string(t.Effect))})
 		}
 	}
 	if needs.GetAllocatable() {
@@ -61,7 +81,7 @@ func nodeMessage(info fwk.NodeInfo, needs *pluginv1.NodeFields) *schedulingv1.No
 
 func nodePod(info fwk.PodInfo) *schedulingv1.NodePod {
 	pod := info.GetPod()
-	return &schedulingv1.NodePod{Namespace: pod.Namespace, Name: pod.Name, Labels: pod.Labels, Priority: priority(pod),
+	return &schedulingv1.NodePod{Namespace: asUTF8(pod.Namespace), Name: asUTF8(pod.Name), Labels: allUTF8(pod.Labels), Priority: priority(pod),
 		Requests: resources(info.CalculateResource().Resource)}
 }
 
@@ -71,7 +91,7 @@ func resources(r fwk.Resource) *schedulingv1.Resources {
 		if out.Scalar == nil {
 			out.Scalar = map[string]int64{}
 		}
-		out.Scalar[string(name)] = value
+		out.Scalar[asUTF8(string(name))] = value
 	}
 	return out
 }
@@ -87,16 +107,16 @@ func priority(pod *corev1.Pod) int32 {
 // own: pods of one template are the same.
 func podMessage(pod *corev1.Pod) (*schedulingv1.Pod, error) {
 	out := &schedulingv1.Pod{
-		Namespace:     pod.Namespace,
-		Labels:        pod.Labels,
-		Annotations:   pod.Annotations,
+		Namespace:     asUTF8(pod.Namespace),
+		Labels:        allUTF8(pod.Labels),
+		Annotations:   allUTF8(pod.Annotations),
 		Priority:      priority(pod),
 		Requests:      resources((&framework.PodInfo{Pod: pod}).CalculateResource().Resource),
-		NodeSelector:  pod.Spec.NodeSelector,
-		SchedulerName: pod.Spec.SchedulerName,
+		NodeSelector:  allUTF8(pod.Spec.NodeSelector),
+		SchedulerName: asUTF8(pod.Spec.SchedulerName),
 	}
 	if _, ok := pod.Annotations[corev1.LastAppliedConfigAnnotation]; ok {
-		out.Annotations = maps.Clone(pod.Annotations)
+		out.Annotations = maps.Clone(out.Annotations)
 		delete(out.Annotations, corev1.LastAppliedConfigAnnotation)
 	}
 	var err error

@@ -109,7 +109,7 @@ func (r *remote) filter(ctx context.Context, pod *corev1.Pod, nodes []fwk.NodeIn
 	var v *verdicts
 	err = r.update(ctx, "Filter", d, func() delta { return r.mirror.all(nodes) },
 		func(ctx context.Context, c schedulingv1.SchedulingClient, s delta) error {
-			answer, err := c.Filter(ctx, &schedulingv1.FilterRequest{Update: s.update, Pod: message, PodName: pod.Name, PodUid: string(pod.UID), Nodes: s.nodes})
+			answer, err := c.Filter(ctx, &schedulingv1.FilterRequest{Update: s.update, Pod: message, PodName: asUTF8(pod.Name), PodUid: asUTF8(string(pod.UID)), Nodes: s.nodes})
 			if err != nil {
 				return err
 			}
@@ -129,7 +129,7 @@ func (r *remote) filterNode(ctx context.Context, pod *corev1.Pod, info fwk.NodeI
 	if err != nil {
 		return "", err
 	}
-	request := &schedulingv1.FilterNodeRequest{Node: nodeMessage(info, fields(d)), Pod: message, PodName: pod.Name, PodUid: string(pod.UID)}
+	request := &schedulingv1.FilterNodeRequest{Node: nodeMessage(info, fields(d)), Pod: message, PodName: asUTF8(pod.Name), PodUid: asUTF8(string(pod.UID))}
 	err = r.call(ctx, "FilterNode", d, func(ctx context.Context, i plugins.Instance) error {
 		answer, err := schedulingv1.NewSchedulingClient(i.Conn).FilterNode(ctx, request)
 		reason = answer.GetReason()
@@ -160,7 +160,7 @@ func (r *remote) score(ctx context.Context, pod *corev1.Pod, nodes []fwk.NodeInf
 	var out *scores
 	err = r.update(ctx, "Score", d, func() delta { return r.mirror.some(nodes, all) },
 		func(ctx context.Context, c schedulingv1.SchedulingClient, s delta) error {
-			answer, err := c.Score(ctx, &schedulingv1.ScoreRequest{Update: s.update, Pod: message, PodName: pod.Name, PodUid: string(pod.UID), Nodes: s.nodes})
+			answer, err := c.Score(ctx, &schedulingv1.ScoreRequest{Update: s.update, Pod: message, PodName: asUTF8(pod.Name), PodUid: asUTF8(string(pod.UID)), Nodes: s.nodes})
 			if err != nil {
 				return err
 			}

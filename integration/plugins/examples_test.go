@@ -140,7 +140,7 @@ func testSecurityContext(t *testing.T, s *harness.Server) {
 // TestMissingAtStart: without its executable, a plugin that may not fail keeps requests back, but neither the server's start nor
 // kube-system nor the node; it reviews as soon as it is there.
 func TestMissingAtStart(t *testing.T) {
-	s := harness.Start(t, harness.Options{NoTestImage: true, NoWait: true, ConfigYAML: pluginsHeader + example("short-secrets", "  failurePolicy: Fail"),
+	s := harness.Start(t, harness.Options{NoTestImage: true, NoWait: true, ConfigYAML: pluginsHeader + example("short-secrets"),
 		Prepare: func(s *harness.Server) error { return os.MkdirAll(s.Path(examplesDir), 0o755) }}) // a directory that is there is watched
 	harness.Eventually(t, 60*time.Second, "the node to be Ready", func() error {
 		cmd := s.KubectlCommand("get", "nodes", "--no-headers")

@@ -261,7 +261,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestNeverRan: without any description, only the operator's Fail holds requests back, and none of Kubernetes' own namespaces.
+// TestNeverRan: without any description a plugin holds requests back unless the operator says Ignore, but none that keep the cluster going.
 func TestNeverRan(t *testing.T) {
 	in := func(namespace string) admission.Attributes {
 		object := pod(nil).GetObject().(*corev1.Pod)
@@ -269,6 +269,7 @@ func TestNeverRan(t *testing.T) {
 		kind := object.GroupVersionKind()
 		return admission.NewAttributesRecord(object, nil, kind, namespace, "a", kind.GroupVersion().WithResource("pods"), "", admission.Create, nil, false, &user.DefaultInfo{Name: "me"})
 	}
+	object := pod(nil).GetObject()
 	node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}}
 	event := &corev1.Event{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Event"}}
 	for _, tc := range []struct {
@@ -277,10 +278,18 @@ func TestNeverRan(t *testing.T) {
 		from   admission.Attributes
 		passes bool
 	}{
-		{"no policy", "", in("webhook-test"), true},
+		{"no policy", "", in("webhook-test"), false},
+		{"no policy in kube-system", "", in(metav1.NamespaceSystem), true},
 		{"Ignore", "Ignore", in("webhook-test"), true},
 		{"Fail", "Fail", in("webhook-test"), false},
 		{"Fail in kube-system", "Fail", in(metav1.NamespaceSystem), true},
+		{"a kubelet's status of a pod", "", request(object, object, "pods", "status", admission.Update, "system:node:a", "system:nodes"), true},
+		{"the scheduler's binding", "", request(object, nil, "pods", "binding", admission.Create, "system:kube-scheduler"), true},
+		{"a controller's status", "", request(object, object, "deployments", "status", admission.Update, "system:serviceaccount:kube-system:deployment-controller"), true},
+		{"a controller's endpoints", "", request(object, object, "endpointslices", "", admission.Update, "system:serviceaccount:kube-system:endpointslice-controller"), true},
+		{"a controller's pod", "", request(object, nil, "pods", "", admission.Create, "system:serviceaccount:kube-system:replicaset-controller"), false},
+		{"a tenant's status", "", request(object, object, "pods", "status", admission.Update, "system:serviceaccount:tenant:a"), false},
+		{"a tenant's endpoints", "", request(object, object, "endpointslices", "", admission.Update, "me"), false},
 		{"Fail with an Event", "Fail", request(event, nil, "events", "", admission.Create, "me"), true},
 		{"Fail without a namespace", "Fail", admission.NewAttributesRecord(node, nil, node.GroupVersionKind(), "", "a",
 			corev1.SchemeGroupVersion.WithResource("nodes"), "", admission.Create, nil, false, &user.DefaultInfo{Name: "me"}), true},
@@ -290,6 +299,26 @@ func TestNeverRan(t *testing.T) {
 		err := chain.Validate(t.Context(), tc.from, interfaces)
 		if tc.passes != (err == nil) || err != nil && !strings.Contains(err.Error(), "plugin a is not running") {
 			t.Errorf("%s: %v", tc.name, err)
+		}
+	}
+}
+
+// TestInvalidUTF8: what the API took from a client that speaks protobuf goes through a review, in every encoding.
+func TestInvalidUTF8(t *testing.T) {
+	for _, encoding := range []pluginv1.Encoding{pluginv1.Encoding_ENCODING_JSON, pluginv1.Encoding_ENCODING_PROTOBUF, pluginv1.Encoding_ENCODING_PROTOBUF_OBJECTS} {
+		p := serve(t, "a", validates(func(_ context.Context, r *admissionv1.AdmissionRequest) sdk.Response {
+			seen, err := sdk.Object[corev1.Pod](r.Object)
+			if err != nil {
+				return sdk.Fail(err)
+			}
+			return sdk.Deny("seen " + strings.ToValidUTF8(seen.Annotations["note"], "\uFFFD"))
+		}), plugins.Settings{})
+		p.Description().GetAdmission().Encodings = []pluginv1.Encoding{encoding}
+		chain := validatingChain(t, options(pluginstest.NewSet(p)), nil)
+		from := pod(nil)
+		from.GetObject().(*corev1.Pod).Annotations = map[string]string{"note": "a\xff"}
+		if err := chain.Validate(t.Context(), from, interfaces); err == nil || !strings.Contains(err.Error(), "seen a\uFFFD") {
+			t.Errorf("%v: %v", encoding, err)
 		}
 	}
 }

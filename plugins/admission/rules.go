@@ -65,10 +65,13 @@ func rulesOf(p plugins.Plugin) (ruleset, error) {
 	return r, nil
 }
 
-// unknownRules stand in for those of a plugin that never ran. Where the operator's failurePolicy is Fail, requests in all
-// namespaces but Kubernetes' own are refused until it says what it reviews. Events pass: they tell of it.
+// unknownRules stand in for those of a plugin that never ran, or whose description is lost. Requests in all namespaces but Kubernetes' own are
+// refused until it says what it reviews, unless the operator's failurePolicy is Ignore: it may be there to refuse them.
+//
+// What keeps the cluster going passes, so that it comes up whatever a plugin does: nothing without a namespace is held, nor what
+// kubelets say, what components note about objects that are there already, or Events, which tell of it.
 func unknownRules(p plugins.Plugin) ruleset {
-	if p.Settings().FailurePolicy != string(registrationv1.Fail) {
+	if p.Settings().FailurePolicy == string(registrationv1.Ignore) {
 		return ruleset{}
 	}
 	w := &registrationv1.ValidatingWebhook{
@@ -81,7 +84,12 @@ func unknownRules(p plugins.Plugin) ruleset {
 			Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpNotIn,
 			Values: []string{metav1.NamespaceSystem, metav1.NamespacePublic, "kube-node-lease"},
 		}}},
-		MatchConditions:         []registrationv1.MatchCondition{{Name: "no-event", Expression: "request.resource.resource != 'events'"}},
+		MatchConditions: []registrationv1.MatchCondition{
+			{Name: "no-event", Expression: "request.resource.resource != 'events'"},
+			{Name: "no-kubelet", Expression: "!(has(request.userInfo.groups) && 'system:nodes' in request.userInfo.groups)"},
+			{Name: "no-note-of-a-component", Expression: `!((request.userInfo.username.startsWith('system:kube') || request.userInfo.username.startsWith('system:serviceaccount:kube-system:')) && (
+				(has(request.subResource) && request.subResource in ['status', 'binding']) || request.resource.resource in ['endpoints', 'endpointslices', 'leases']))`},
+		},
 		SideEffects:             ptr.To(registrationv1.SideEffectClassNone),
 		AdmissionReviewVersions: []string{admissionv1.SchemeGroupVersion.Version},
 	}

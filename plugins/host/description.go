@@ -9,6 +9,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"kubelith.io/kubelith/components/pki"
 	"kubelith.io/kubelith/plugins"
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
@@ -31,7 +32,7 @@ func (d descriptions) file(spec *Spec) string {
 	return filepath.Join(d.dir, spec.Name+".json")
 }
 
-// load returns nil where there is none that is of use.
+// load returns nil where there is none that is of use: an empty or damaged file is as good as none.
 func (d descriptions) load(spec *Spec) *pluginv1.Description {
 	content, err := os.ReadFile(d.file(spec))
 	if err != nil {
@@ -85,9 +86,5 @@ func (d descriptions) write(spec *Spec, description *pluginv1.Description) error
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		return err
 	}
-	temp := d.file(spec) + ".new"
-	if err := os.WriteFile(temp, content, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(temp, d.file(spec))
+	return pki.WriteFile(d.file(spec), content) // as durable as a key: without it after a power cut, requests are held or pass by
 }

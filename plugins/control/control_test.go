@@ -253,12 +253,14 @@ func TestReport(t *testing.T) {
 	})
 	since := conditions()["Plugin/a"].LastTransitionTime
 
-	broken := state("a", host.Backoff, func(s *host.State) { s.Message = "ended with status 2; next try in 4s" })
+	broken := state("a", host.Backoff, func(s *host.State) {
+		s.Message, s.Public = "ended with status 2: the key is 1234; next try in 4s", "ended with status 2; next try in 4s"
+	})
 	h.set(broken)
 	o.Changed(broken, host.PluginFailed)
 	eventually(t, "a condition that is false", func() bool {
 		c := conditions()["Plugin/a"]
-		return c.Status == corev1.ConditionFalse && c.Reason == "PluginFailed" && c.Message == broken.Message && !c.LastTransitionTime.Before(&since)
+		return c.Status == corev1.ConditionFalse && c.Reason == "PluginFailed" && c.Message == broken.Public && !c.LastTransitionTime.Before(&since)
 	})
 	eventually(t, "an Event", func() bool {
 		events, err := cs.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
@@ -267,7 +269,7 @@ func TestReport(t *testing.T) {
 		}
 		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
 			return e.Reason == "PluginFailed" && e.Type == corev1.EventTypeWarning && e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == "n" &&
-				e.Message == "admission plugin a: "+broken.Message
+				e.Message == "admission plugin a: "+broken.Public
 		})
 	})
 }

@@ -78,8 +78,8 @@ func eventType(reason string) string {
 func (c change) text() string {
 	subject := fmt.Sprintf("%s plugin %s", c.state.Kind, c.state.Name)
 	switch {
-	case c.state.Message != "":
-		return subject + ": " + c.state.Message
+	case c.state.Public != "":
+		return subject + ": " + c.state.Public
 	case c.reason == host.PluginReplaced:
 		return subject + ": replaced by " + process(c.state)
 	case c.reason == host.PluginReady:
@@ -151,7 +151,7 @@ func condition(s host.State, now metav1.Time) corev1.NodeCondition {
 		Status:             corev1.ConditionFalse,
 		LastHeartbeatTime:  now,
 		LastTransitionTime: now,
-		Message:            s.Message,
+		Message:            s.Public,
 	}
 	switch host.Phase(s.Phase) {
 	case host.Ready:

@@ -95,7 +95,8 @@ type State struct {
 	Source      string
 	Version     string // as it says itself
 	Phase       string // one of the phases
-	Message     string // one line: why it is in this phase; empty when all is well
+	Message     string // one line for the operator: why it is in this phase; empty when all is well
+	Public      string // the same for everybody: without what the plugin printed
 	PID         int    // 0 without a process
 	Since       time.Time
 	Starts      int    // processes that got ready so far

@@ -253,14 +253,14 @@ func (i *instance) explain(err error) error {
 	if p.endedByUs() {
 		return fmt.Errorf("printed no handshake: is it a plugin? It closed its output, or was silent for %v", helloTimeout)
 	}
-	return errors.New(i.obituary())
+	return i.obituary()
 }
 
 // explainHello looks for what is wrong with a handshake, CORE-PROTOCOL|PROTOCOL|NETWORK|ADDRESS|TYPE|CERTIFICATE.
 func explainHello(line string, err error) error {
 	fields := strings.Split(strings.TrimSpace(line), "|")
 	if len(fields) < 4 {
-		return fmt.Errorf("is no plugin: it printed %.82q instead of go-plugin's handshake", printable(line))
+		return &obituary{"is no plugin: it printed another line than go-plugin's handshake", fmt.Sprintf("%.82q", printable(line))}
 	}
 	switch {
 	case fields[0] != strconv.Itoa(goplugin.CoreProtocolVersion):
@@ -277,7 +277,7 @@ func explainHello(line string, err error) error {
 func (i *instance) lost(what string, err error) error {
 	select {
 	case <-i.dead():
-		return errors.New(i.obituary())
+		return i.obituary()
 	case <-time.After(200 * time.Millisecond): // it may be about to end, which explains more
 	}
 	if status.Code(err) == codes.DeadlineExceeded {
@@ -289,20 +289,36 @@ func (i *instance) lost(what string, err error) error {
 	return fmt.Errorf("%s: %s", what, oneLine(err))
 }
 
+// obituary says why a process is dead, or no plugin. Its words are what it printed last, which nobody but the operator is to read: there
+// may be secrets in them.
+type obituary struct{ text, words string }
+
+func (o *obituary) Error() string {
+	if o.words == "" {
+		return o.text
+	}
+	return o.text + ": " + o.words
+}
+
+// withoutWords is an error for those who may read the cluster's objects, or send it requests.
+func withoutWords(err error) string {
+	text := err.Error()
+	if o := (*obituary)(nil); errors.As(err, &o) && o.words != "" {
+		text = strings.Replace(text, o.Error(), o.text+" (kubelith plugin describe has its last words)", 1)
+	}
+	return text
+}
+
 // obituary says why a process that is dead has ended.
-func (i *instance) obituary() string {
+func (i *instance) obituary() error {
 	select {
 	case <-i.launcher.read: // its last words
 	case <-time.After(openFor):
 	}
 	if i.outOfMemory() {
-		return fmt.Sprintf("used all of its %d MiB of memory and was killed: raise limits.memory, or look for a leak", i.spec.Limits.withDefaults().Memory>>20)
+		return fmt.Errorf("used all of its %d MiB of memory and was killed: raise limits.memory, or look for a leak", i.spec.Limits.withDefaults().Memory>>20)
 	}
-	text := i.launcher.started().end()
-	if words := i.launcher.out.lastWords(); words != "" {
-		text += ": " + words
-	}
-	return text
+	return &obituary{i.launcher.started().end(), i.launcher.out.lastWords()}
 }
 
 func (i *instance) outOfMemory() bool {
@@ -394,7 +410,7 @@ func (i *instance) release() error {
 	return errors.Join(err, i.record.remove())
 }
 
-// oneLine is an error of another library as a log line can hold it.
+// oneLine is an error of another library, or of the plugin, as a log line can hold it.
 func oneLine(err error) string {
-	return strings.Join(strings.Fields(err.Error()), " ")
+	return printable(strings.Join(strings.Fields(err.Error()), " "))
 }

@@ -19,7 +19,7 @@ func KindOf(ctx context.Context, o Options, spec Spec) (kind plugins.Kind, err e
 	}
 	defer h.close()
 	spec.Kind = anyKind
-	exe, err := verify(&spec)
+	exe, err := verify(&spec, o.DataDir)
 	if err != nil {
 		return "", err
 	}

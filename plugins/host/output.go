@@ -50,13 +50,13 @@ func (o *output) read(r io.Reader) {
 
 // line logs one line.
 func (o *output) line(text string) {
-	text = printable(strings.TrimRight(text, "\r\n"))
+	text = strings.TrimRight(text, "\r\n")
 	if text == "" {
 		return
 	}
 	level, msg, fields, ok := parseHclog(text)
 	if !ok {
-		level, msg = logrus.InfoLevel, text
+		level, msg = logrus.InfoLevel, printable(text)
 	}
 	if o.admit(level, msg) {
 		o.log.WithFields(fields).Log(level, msg)
@@ -126,7 +126,8 @@ func (w *lineWriter) Write(p []byte) (int, error) {
 	}
 }
 
-// parseHclog reads a line of hclog's JSON, which is what plugins with the SDK write.
+// parseHclog reads a line of hclog's JSON, which is what plugins with the SDK write. What it returns is printable: JSON can hold what the line
+// does not show.
 func parseHclog(text string) (level logrus.Level, msg string, fields logrus.Fields, ok bool) {
 	if !strings.HasPrefix(text, "{") {
 		return 0, "", nil, false
@@ -160,7 +161,27 @@ func parseHclog(text string) (level logrus.Level, msg string, fields logrus.Fiel
 	default:
 		level = logrus.InfoLevel
 	}
-	return level, msg, fields, true
+	return level, printable(msg), printableFields(fields), true
+}
+
+// printableFields are text, numbers and truth values; what is more is written as JSON.
+func printableFields(fields logrus.Fields) logrus.Fields {
+	out := logrus.Fields{}
+	for key, value := range fields {
+		switch v := value.(type) {
+		case string:
+			value = printable(v)
+		case float64, bool, nil:
+		default:
+			text, err := json.Marshal(v)
+			if err != nil {
+				continue // what was read can be written
+			}
+			value = printable(string(text))
+		}
+		out[printable(key)] = value
+	}
+	return out
 }
 
 // printable keeps control characters, which could change what a terminal shows, out of the log.

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -122,7 +123,7 @@ func (p *plugin) take() *instance {
 func (p *plugin) notRunning() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	reason := p.state.Message
+	reason := p.state.Public
 	if reason == "" {
 		reason = "it is starting"
 	}
@@ -152,14 +153,28 @@ func signal(c chan struct{}) {
 	}
 }
 
+// note is a line about a plugin: for its operator, and for everybody.
+type note struct{ message, public string }
+
+// say is a line that everybody may read.
+func say(format string, args ...any) note {
+	text := printable(fmt.Sprintf(format, args...))
+	return note{text, text}
+}
+
+// because is a line with an error in the place of its %s.
+func because(format string, err error) note {
+	return note{printable(fmt.Sprintf(format, err)), printable(fmt.Sprintf(format, withoutWords(err)))}
+}
+
 // set changes the phase and what is said of it.
-func (p *plugin) set(phase Phase, message string) {
+func (p *plugin) set(phase Phase, n note) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.state.Phase != string(phase) {
 		p.state.Since = time.Now()
 	}
-	p.state.Phase, p.state.Message = string(phase), message
+	p.state.Phase, p.state.Message, p.state.Public = string(phase), n.message, n.public
 }
 
 // State tells where the plugin stands.
@@ -170,7 +185,7 @@ func (p *plugin) State() State {
 	spec := p.spec.Load()
 	s.Name, s.Kind, s.Path, s.Source = p.name, p.kind, spec.Path, spec.Source
 	s.Description = p.description.Load()
-	s.Version = s.Description.GetVersion()
+	s.Version = printable(s.Description.GetVersion())
 	if i := p.current.Load(); i != nil {
 		s.SHA256, s.PID, s.Generation, s.InFlight = i.sha256, i.launcher.started().pid, i.generation, i.inFlight()
 		if i.launcher.group != nil {

@@ -107,7 +107,9 @@ func (l *launcher) Start(context.Context) error {
 	}
 	c := command{exe: l.exe, argv0: l.exe.path, argv: append([]string{l.exe.path}, l.spec.Args...), env: l.env,
 		uid: l.spec.Limits.UID, gid: l.spec.Limits.GID, caps: caps, group: l.group}
-	if !l.exe.script {
+	// A script is named to its interpreter by its path, beside which it may look for more, unless its checksum counts: then what
+	// the interpreter opens has to be what was checked.
+	if !l.exe.script || l.spec.SHA256 != "" {
 		// Through a link with the plugin's name, which the kernel takes as the name of the process.
 		const dir = "exe"
 		if err := os.Mkdir(filepath.Join(l.temp, dir), 0o755); err != nil {

@@ -83,8 +83,8 @@ func TestFaultsAtStart(t *testing.T) {
 		"text":          {"", at(file("text", 0o755, "hello")), `is not a program`},
 		"nointerpreter": {"", at(file("script", 0o755, "#!/does/not/exist\n")), `the interpreter in its first line does not exist`},
 		"checksum":      {"serve", func(s *Spec) { s.SHA256 = strings.Repeat("0", 64) }, `has the SHA-256 [0-9a-f]{12}, not 000000000000 as test.yaml:1 says`},
-		"garbage":       {"garbage", nil, `is no plugin: it printed "Hello, I am \?\[31mno plugin" instead`},
-		"flood":         {"flood", nil, `is no plugin: it printed "x{82}" instead`},
+		"garbage":       {"garbage", nil, `is no plugin: it printed another line than go-plugin's handshake: "Hello, I am \?\[31mno plugin"`},
+		"flood":         {"flood", nil, `is no plugin: it printed another line than go-plugin's handshake: "x{82}"`},
 		"exit":          {"exit", nil, `ended with status 3: the licence has run out; next try in`},
 		"silent":        {"silent", nil, `printed no handshake`},
 		"close":         {"close", nil, `printed no handshake`},
@@ -107,6 +107,11 @@ func TestFaultsAtStart(t *testing.T) {
 			if !regexp.MustCompile(tc.want).MatchString(s.Message) {
 				t.Errorf("message %q\nwant %s", s.Message, tc.want)
 			}
+			for _, words := range []string{"the licence has run out", "no way", "I am", "xxx"} {
+				if strings.Contains(s.Public, words) {
+					t.Errorf("everybody is told what it printed: %q", s.Public)
+				}
+			}
 			if strings.ContainsAny(s.Message, "\n\x1b") {
 				t.Errorf("message %q is not one line of text", s.Message)
 			}
@@ -120,6 +125,8 @@ func TestFaultsAtStart(t *testing.T) {
 			var missing *plugins.NotRunningError
 			if !errors.As(err, &missing) {
 				t.Errorf("a call: %v, want NotRunningError", err)
+			} else if missing.Reason != h.plugin(name).State().Public && strings.Contains(missing.Reason, "licence") {
+				t.Errorf("whoever sends a request is told what it printed: %v", missing)
 			}
 		})
 	}

@@ -175,7 +175,7 @@ func (s *supervisor) begin(ctx context.Context, force bool) {
 	s.attempt = &attempt{wanted: now, cancel: cancel, result: make(chan result, 1)}
 	serving := s.current.Load()
 	if serving == nil {
-		s.set(Starting, "")
+		s.set(Starting, note{})
 	}
 	result := s.attempt.result
 	go func() {
@@ -185,7 +185,7 @@ func (s *supervisor) begin(ctx context.Context, force bool) {
 
 // attempt verifies and starts.
 func (h *Host) attempt(ctx context.Context, spec *Spec, serving *instance, force bool) result {
-	exe, err := verify(spec)
+	exe, err := verify(spec, h.opts.DataDir)
 	if err != nil {
 		return result{err: err}
 	}
@@ -222,7 +222,7 @@ func (s *supervisor) started(ctx context.Context, r result) {
 		s.keep(r.err)
 	case r.err != nil:
 		s.refused = attempt.wanted
-		s.failed(r.err.Error(), PluginFailed)
+		s.failed(r.err, PluginFailed)
 	default:
 		s.refused = wanted{}
 		s.serve(ctx, r.i)
@@ -238,7 +238,7 @@ func (s *supervisor) serve(ctx context.Context, i *instance) {
 	s.mu.Unlock()
 	s.served, s.told, s.misses = true, "", 0
 	before := s.current.Swap(i)
-	s.set(Ready, "")
+	s.set(Ready, note{})
 	log := s.log().WithField("pid", i.launcher.started().pid)
 	if before == nil {
 		log.Infof("ready: version %q, sha256 %s", i.description.GetVersion(), short(i.sha256))
@@ -257,14 +257,14 @@ func (s *supervisor) serve(ctx context.Context, i *instance) {
 // keep is what becomes of a replacement that failed.
 func (s *supervisor) keep(err error) {
 	serving := s.current.Load()
-	message := fmt.Sprintf("its replacement %s; keeps running sha256 %s", err, short(serving.sha256))
-	s.log().Error(message)
-	s.set(Ready, message)
+	n := because("its replacement %s; keeps running sha256 "+short(serving.sha256), err)
+	s.log().Error(n.message)
+	s.set(Ready, n)
 	s.tell(PluginFailed)
 }
 
 // failed is what becomes of a plugin without a process: it waits for the next try.
-func (s *supervisor) failed(reason, event string) {
+func (s *supervisor) failed(reason error, event string) {
 	s.failures++
 	delay := min(firstRetry<<min(s.failures-1, 20), maxRetry)
 	phase := Backoff
@@ -275,14 +275,14 @@ func (s *supervisor) failed(reason, event string) {
 		phase, delay = Failed, maxRetry
 	}
 	s.retry.Reset(delay)
-	message := fmt.Sprintf("%s; next try in %v", reason, delay)
-	s.set(phase, message)
-	if reason == s.told {
-		s.log().Debug(message)
+	n := because(fmt.Sprintf("%%s; next try in %v", delay), reason)
+	s.set(phase, n)
+	if reason.Error() == s.told {
+		s.log().Debug(n.message)
 	} else {
-		s.log().Error(message)
+		s.log().Error(n.message)
 	}
-	s.told = reason
+	s.told = reason.Error()
 	s.changed(event)
 	s.settle()
 }
@@ -295,15 +295,16 @@ func (s *supervisor) died(i *instance) {
 	case i.outOfMemory():
 		event = PluginOOM
 	case i.launcher.started().endedByUs():
-		reason = fmt.Sprintf("did not answer two health checks of %v: killed", healthTimeout)
+		reason = fmt.Errorf("did not answer two health checks of %v: killed", healthTimeout)
 	}
 	if time.Since(i.since) > stableAfter {
 		s.failures, s.told = 0, ""
 	}
 	s.finish(i)
 	if s.attempt != nil { // a replacement is under way, and will serve
-		s.set(Starting, reason)
-		s.log().Error(reason)
+		n := because("%s", reason)
+		s.set(Starting, n)
+		s.log().Error(n.message)
 		s.changed(event)
 		return
 	}
@@ -327,7 +328,7 @@ func (s *supervisor) judge(ctx context.Context, v verdict) {
 	}
 	if v.err == nil {
 		if s.misses = 0; v.i.unhealthy.Swap(false) {
-			s.set(Ready, "")
+			s.set(Ready, note{})
 			s.log().Info("answers again")
 			s.changed(PluginReady)
 		}
@@ -338,10 +339,10 @@ func (s *supervisor) judge(ctx context.Context, v verdict) {
 		v.i.launcher.kill()
 		return
 	}
-	message := fmt.Sprintf("did not answer a health check of %v", healthTimeout)
+	n := say("did not answer a health check of %v", healthTimeout)
 	v.i.unhealthy.Store(true)
-	s.set(Unhealthy, message)
-	s.log().Warn(message)
+	s.set(Unhealthy, n)
+	s.log().Warn(n.message)
 	s.changed(PluginUnhealthy)
 	s.check(ctx, v.i)
 }
@@ -355,7 +356,7 @@ func (s *supervisor) leave(ctx context.Context) {
 		}
 	}
 	if i := s.current.Swap(nil); i != nil {
-		s.set(Draining, "it is no longer wanted")
+		s.set(Draining, say("it is no longer wanted"))
 		i.drain(ctx, patience[s.kind])
 		s.finish(i)
 	}

@@ -43,9 +43,9 @@ func statID(path string) fileID {
 	return idOf(&st)
 }
 
-// verify opens a program that may be started: a regular file that only root or this user can have written, with the wanted
-// checksum. The error says what to do.
-func verify(spec *Spec) (_ *executable, err error) {
+// verify opens a program that may be started: a regular file that only root or this user can have written or put there, with the wanted
+// checksum. Who owns the data directory is above all this: the CA is in it. The error says what to do.
+func verify(spec *Spec, dataDir string) (_ *executable, err error) {
 	// O_NONBLOCK: opening a fifo would wait for a writer.
 	fd, err := unix.Open(spec.Path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -71,7 +71,10 @@ func verify(spec *Spec) (_ *executable, err error) {
 	case st.Mode&0o111 == 0:
 		return nil, fmt.Errorf("%s is not executable: chmod +x it", spec.Path)
 	}
-	if err := onlyOurs(spec.Path, &st); err != nil {
+	if err := ownedByUs(spec.Path, &st); err != nil {
+		return nil, err
+	}
+	if err := OnlyOurs(spec.Path, dataDir); err != nil {
 		return nil, err
 	}
 	if err := e.read(); err != nil {
@@ -84,28 +87,39 @@ func verify(spec *Spec) (_ *executable, err error) {
 	return e, nil
 }
 
-// onlyOurs refuses what somebody without our rights could have written, or replaced, as sshd's StrictModes does.
-func onlyOurs(path string, st *unix.Stat_t) error {
-	if err := ownedByUs(path, st); err != nil {
-		return err
-	}
-	dir, err := filepath.EvalSymlinks(path)
+// OnlyOurs refuses a file that root or this user is going to obey, and that somebody else could have written or replaced, as sshd's
+// StrictModes does: the file, its directory and all above it, both as it is named and where links lead to. Directories above top, which
+// may be empty, are not looked at where the file is below it.
+func OnlyOurs(path, top string) error {
+	resolved, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return err
 	}
-	dir = filepath.Dir(dir)
-	var dirStat unix.Stat_t
-	if err := unix.Stat(dir, &dirStat); err != nil {
-		return fmt.Errorf("%s: %w", dir, err)
+	for _, path := range []string{path, resolved} {
+		for {
+			var st unix.Stat_t
+			if err := unix.Stat(path, &st); err != nil {
+				return fmt.Errorf("%s: %w", path, err)
+			}
+			if err := ownedByUs(path, &st); err != nil {
+				return err
+			}
+			if path == top || path == filepath.Dir(path) {
+				break
+			}
+			path = filepath.Dir(path)
+		}
 	}
-	return ownedByUs(dir, &dirStat)
+	return nil
 }
 
+// ownedByUs: in a directory with the sticky bit, as /tmp, nobody replaces what is not theirs.
 func ownedByUs(path string, st *unix.Stat_t) error {
 	if st.Uid != 0 && int(st.Uid) != os.Geteuid() {
 		return fmt.Errorf("%s belongs to user %d, who could change what runs as root: chown root %s", path, st.Uid, path)
 	}
-	if st.Mode&0o022 != 0 {
+	sticky := st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Mode&unix.S_ISVTX != 0
+	if st.Mode&0o022 != 0 && !sticky {
 		return fmt.Errorf("%s can be written by others, who could change what runs as root: chmod go-w %s", path, path)
 	}
 	return nil

@@ -80,6 +80,9 @@ func reloadPlugins(file string, apply func([]config.Plugin), log logrus.FieldLog
 	var before *config.Server
 	return func() {
 		now, changed, err := config.Reload(file, before)
+		if err == nil {
+			err = trusted(file, now.Plugins)
+		}
 		if err != nil {
 			for line := range strings.SplitSeq(fmt.Sprint(err), "\n") {
 				log.Errorf("%s: all plugins stay as they are", line)

@@ -13,6 +13,7 @@ import (
 	"github.com/sirupsen/logrus/hooks/test"
 
 	"kubelith.io/kubelith/components/config"
+	machinehost "kubelith.io/kubelith/components/host"
 	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/plugins/host"
 )
@@ -52,10 +53,25 @@ func TestPluginResults(t *testing.T) {
 	cfg := &config.Server{Plugins: []config.Plugin{
 		{Name: "a", Limits: config.PluginLimits{UID: &nobody}, File: "/c.yaml", Line: 7}, {Name: "b", Limits: config.PluginLimits{UID: &own}}, {Name: "c"},
 	}}
+	cfg.File = filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(cfg.File, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	got := pluginResults(cfg)
 	want := "warning  plugin a: runs as the user 65534 (/c.yaml:7), as whom others on this host may run: they could read its key: write limits.uid: auto, which gives it a user of its own"
 	if len(got) != 1 || got[0].String() != want {
 		t.Errorf("got  %v\nwant %v", got, want)
+	}
+	// Who writes to the file runs programs as root.
+	if err := os.Chmod(cfg.File, 0o622); err != nil {
+		t.Fatal(err)
+	}
+	if got := pluginResults(cfg); len(got) != 2 || got[0].Status != machinehost.Fail || !strings.Contains(got[0].Message, "can be written by others") {
+		t.Errorf("of a file that others may write: %v", got)
+	}
+	cfg.Plugins = nil
+	if got := pluginResults(cfg); len(got) != 0 {
+		t.Errorf("of a file that names no plugin: %v", got)
 	}
 }
 
@@ -74,14 +90,19 @@ func TestReloadPlugins(t *testing.T) {
 		text string
 		want []string
 		log  string
+		mode os.FileMode
 	}{
-		{"plugins: [{name: a, kind: admission, path: /a}]\n", []string{"a"}, ""},
-		{"plugins: [{name: a, kind: moon, path: /a}]\n", []string{"a"}, file + `:3: plugin "a": unknown kind "moon": use one of admission, scheduling, storage: all plugins stay as they are`},
-		{"logLevel: debug\nplugins: [{name: b, kind: storage, path: /b}]\n", []string{"b"}, "what has changed of logLevel takes effect at the next start"},
-		{"logLevel: debug\n", nil, ""},
+		{"plugins: [{name: a, kind: admission, path: /a}]\n", []string{"a"}, "", 0o600},
+		{"plugins: [{name: c, kind: admission, path: /c}]\n", []string{"a"}, "config.yaml can be written by others, who could change what runs as root: chmod go-w " + file + ": all plugins stay as they are", 0o622},
+		{"plugins: [{name: a, kind: moon, path: /a}]\n", []string{"a"}, file + `:3: plugin "a": unknown kind "moon": use one of admission, scheduling, storage: all plugins stay as they are`, 0o600},
+		{"logLevel: debug\nplugins: [{name: b, kind: storage, path: /b}]\n", []string{"b"}, "what has changed of logLevel takes effect at the next start", 0o600},
+		{"logLevel: debug\n", nil, "", 0o600},
 	} {
 		lines.Reset()
 		if err := os.WriteFile(file, []byte("apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\n"+step.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(file, step.mode); err != nil {
 			t.Fatal(err)
 		}
 		reload()

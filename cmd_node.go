@@ -29,7 +29,7 @@ func removeNode(c *cli.Context, cs kubernetes.Interface) error {
 		return errors.New("node remove needs the name of one node, after its flags: kubelith kubectl get nodes shows the names")
 	}
 	name := c.Args().First()
-	err := removed.Remove(c.Context, cs, name, c.Bool("force"))
+	token, err := removed.Remove(c.Context, cs, name, c.Bool("force"))
 	if errors.Is(err, removed.ErrNoNode) {
 		return fmt.Errorf("there is no node %s: kubelith kubectl get nodes shows them; kubelith node remove --force %[1]s refuses its credentials all the same", name)
 	}
@@ -37,5 +37,8 @@ func removeNode(c *cli.Context, cs kubernetes.Interface) error {
 		return err
 	}
 	fmt.Printf("node %s removed; its machine can join again with a token only\n", name)
+	if token != "" {
+		fmt.Printf("the token %s, with which it has joined, still exists: kubelith token delete %[1]s if the machine is in wrong hands\n", token)
+	}
 	return nil
 }

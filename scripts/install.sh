@@ -140,7 +140,8 @@ setting() {
 configure() {
 	mkdir -p "$(dirname "$CONFIG")"
 	[ -f "$CONFIG" ] || printf 'apiVersion: kubelith.io/v1alpha1\nkind: %s\n' "$1" >"$CONFIG"
-	[ -z "$NODE_IP" ] || setting nodeIP "[$NODE_IP]"
+	# Quoted: YAML takes some IPv6 addresses for something else.
+	[ -z "$NODE_IP" ] || setting nodeIP "[\"$(printf '%s' "$NODE_IP" | sed 's/,/", "/g')\"]"
 	[ -z "$SERVER" ] || setting server "$SERVER"
 	if [ -n "$TOKEN_FILE" ]; then
 		(umask 077 && cat "$TOKEN_FILE" >"$TOKEN.new")

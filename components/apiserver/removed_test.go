@@ -86,7 +86,7 @@ func TestRemovedNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	start := time.Now()
-	if err := removed.Remove(t.Context(), admin, "stolen", false); err != nil {
+	if _, err := removed.Remove(t.Context(), admin, "stolen", false); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -141,7 +141,7 @@ func second[T any](_ T, err error) error { return err }
 func TestRemovedMeanwhile(t *testing.T) {
 	serve(t)
 	admin := clientFor(t, shared.client.Config("somebody", "system:masters"))
-	if err := removed.Remove(t.Context(), admin, "meanwhile", true); err != nil {
+	if _, err := removed.Remove(t.Context(), admin, "meanwhile", true); err != nil {
 		t.Fatal(err)
 	}
 	r := shared.server.removals

@@ -31,8 +31,8 @@ const (
 	namespace         = metav1.NamespaceSystem
 	reservationPrefix = removed.ReservationPrefix
 	reservationLabel  = "kubelith.io/reservation"
-	machineKey        = "machine" // keyHash, or what MachineLabel has of it
-	tokenKey          = "token"   // id of the token with which the machine has joined
+	machineKey        = "machine"                // keyHash, or what MachineLabel has of it
+	tokenKey          = removed.ReservationToken // id of the token with which the machine has joined
 )
 
 // maxPending is how many machines may have joined with one token without a Node: that is done in seconds, so that many more can join

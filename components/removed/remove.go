@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 
 	"kubelith.io/kubelith/components/pki"
 )
@@ -29,10 +30,39 @@ var ErrNoNode = errors.New("there is no such node")
 // Remove shuts the node out, and then removes it: its Node, its pods, whose tokens are void with them, its certificate
 // requests and the reservation of its name. Without a Node it does so only when force is set, and returns ErrNoNode
 // otherwise. After an error it can be called again, with force.
-func Remove(ctx context.Context, cs kubernetes.Interface, name string, force bool) error {
+//
+// token is the id of the token with which its machine has joined, if that still exists: who has the machine may have it.
+func Remove(ctx context.Context, cs kubernetes.Interface, name string, force bool) (token string, err error) {
 	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
-		return fmt.Errorf("%q cannot be a node's name: kubelith kubectl get nodes shows the names", name)
+		return "", fmt.Errorf("%q cannot be a node's name: kubelith kubectl get nodes shows the names", name)
 	}
+	if token, err = tokenOf(ctx, cs, name); err != nil {
+		return "", err
+	}
+	return token, remove(ctx, cs, name, force)
+}
+
+// tokenOf returns the id of the token by which a name was reserved; empty when there is no such reservation or token.
+func tokenOf(ctx context.Context, cs kubernetes.Interface, name string) (string, error) {
+	reservation, err := cs.CoreV1().ConfigMaps(namespace).Get(ctx, ReservationPrefix+name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && reservation.Data[ReservationToken] == "" {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the reservation of the name %s: %w", name, err)
+	}
+	id := reservation.Data[ReservationToken]
+	_, err = cs.CoreV1().Secrets(namespace).Get(ctx, bootstrapapi.BootstrapTokenSecretPrefix+id, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the token %s: %w", id, err)
+	}
+	return id, nil
+}
+
+func remove(ctx context.Context, cs kubernetes.Interface, name string, force bool) error {
 	node, err := cs.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err) && !force:
@@ -124,8 +154,12 @@ func deleteRequests(ctx context.Context, cs kubernetes.Interface, node string) e
 	return errors.Join(errs...)
 }
 
-// ReservationPrefix begins the name of the ConfigMap by which components/approver keeps a node's name for a machine.
-const ReservationPrefix = "kubelith-node."
+// ReservationPrefix begins the name of the ConfigMap by which components/approver keeps a node's name for a machine, and
+// ReservationToken is where that has the id of the token which the machine has shown.
+const (
+	ReservationPrefix = "kubelith-node."
+	ReservationToken  = "token"
+)
 
 func deleteReservation(ctx context.Context, cs kubernetes.Interface, node string) error {
 	err := cs.CoreV1().ConfigMaps(namespace).Delete(ctx, ReservationPrefix+node, metav1.DeleteOptions{})

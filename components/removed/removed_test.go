@@ -142,7 +142,7 @@ func request(name, user string) *certificatesv1.CertificateSigningRequest {
 func TestRemove(t *testing.T) {
 	a := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
 	server := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "server", Labels: map[string]string{ServerLabel: ""}}}
-	reserved := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kubelith-node.a"}}
+	reserved := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kubelith-node.a"}, Data: map[string]string{"token": "abc123"}}
 	all := []runtime.Object{a, server, reserved, pod("p", "a"), pod("q", "server"), request("ours", "system:node:a"), request("other", "system:node:ab")}
 	for name, tc := range map[string]struct {
 		objects []runtime.Object
@@ -163,6 +163,7 @@ func TestRemove(t *testing.T) {
 			for _, o := range tc.objects {
 				objects = append(objects, o.DeepCopyObject())
 			}
+			objects = append(objects, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "bootstrap-token-abc123"}})
 			cs := fake.NewClientset(objects...)
 			// The fake cluster knows no field selectors for pods.
 			cs.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -171,7 +172,7 @@ func TestRemove(t *testing.T) {
 				}
 				return true, &corev1.PodList{Items: []corev1.Pod{*pod("p", "a")}}, nil
 			})
-			err := Remove(t.Context(), cs, tc.node, tc.force)
+			token, err := Remove(t.Context(), cs, tc.node, tc.force)
 			if (err == nil) != (tc.want == "") || err != nil && !strings.HasPrefix(err.Error(), tc.want) {
 				t.Fatalf("error %v, want %q", err, tc.want)
 			}
@@ -187,6 +188,9 @@ func TestRemove(t *testing.T) {
 				}
 				return
 			}
+			if token != "abc123" {
+				t.Errorf("it has joined with the token %q", token)
+			}
 			if len(writes) < 5 || writes[0] != "create secrets" || writes[1] != "delete nodes" {
 				t.Errorf("what was done: %v", writes)
 			}
@@ -194,6 +198,7 @@ func TestRemove(t *testing.T) {
 				t.Errorf("%d objects are left, want %d", left, tc.left)
 			}
 			secrets, err := cs.CoreV1().Secrets("kube-system").List(t.Context(), metav1.ListOptions{})
+			secrets.Items = slices.DeleteFunc(secrets.Items, func(s corev1.Secret) bool { return s.Name == "bootstrap-token-abc123" })
 			if err != nil || len(secrets.Items) != 1 {
 				t.Fatalf("records: %v, %v", secrets, err)
 			}
@@ -234,8 +239,8 @@ func TestRemoveAgain(t *testing.T) {
 		}
 		return false, nil, nil
 	})
-	if err := Remove(t.Context(), cs, "a", false); err != nil {
-		t.Fatal(err)
+	if token, err := Remove(t.Context(), cs, "a", false); err != nil || token != "" {
+		t.Fatalf("token %q, %v", token, err)
 	}
 	if _, err := cs.CoreV1().Nodes().Get(t.Context(), "a", metav1.GetOptions{}); err == nil || deletions < 3 {
 		t.Errorf("after %d deletions: %v", deletions, err)
@@ -246,7 +251,7 @@ func TestRemoveAgain(t *testing.T) {
 func TestRemoveFails(t *testing.T) {
 	cs := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
 	cs.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("etcd is away") })
-	err := Remove(t.Context(), cs, "a", false)
+	_, err := Remove(t.Context(), cs, "a", false)
 	const want = "the node a is shut out, but not removed: delete the pods of the node: etcd is away: run kubelith node remove --force a"
 	if err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)

@@ -104,7 +104,8 @@ func staysAfterRemoval(t *testing.T, s *harness.Server) {
 		t.Fatalf("a renewal before: %v", err)
 	}
 
-	if out := s.Exec(t, s.BinaryPath(), "node", "remove", c.name); out != "node stays removed; its machine can join again with a token only\n" {
+	const said = "node stays removed; its machine can join again with a token only\nthe token %s, with which it has joined, still exists: kubelith token delete %[1]s if the machine is in wrong hands\n"
+	if out := s.Exec(t, s.BinaryPath(), "node", "remove", c.name); out != fmt.Sprintf(said, c.token.id) {
 		t.Errorf("kubelith node remove says %q", out)
 	}
 	took := unauthorized(t, time.Second, "its certificate", func() error {

@@ -59,7 +59,7 @@ unit: ## unit tests: no root, no network
 
 # The tests of these do many things at once and link little of upstream, which would all be compiled again for the detector.
 race: ## unit tests of what does many things at once, under the race detector
-	CGO_ENABLED=1 $(GO) test -race $(addprefix ./components/,lifecycle client config pki join token approver network) ./plugins/host
+	CGO_ENABLED=1 $(GO) test -race $(addprefix ./components/,lifecycle client config logging pki join token approver network) ./plugins/host
 
 integration: bin/kubelith ## tests on real clusters, each in namespaces of its own (root)
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith $(GO) test -count=1 -p $(INTEGRATION_PARALLEL) -timeout 30m ./integration/...

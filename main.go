@@ -18,9 +18,11 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"kubelith.io/kubelith/components/logging"
+	"kubelith.io/kubelith/components/node/startup"
 )
 
 func main() {
+	startup.Done()
 	// Under the name kubectl the executable is kubectl.
 	if filepath.Base(os.Args[0]) == "kubectl" {
 		exit(kubectl(os.Args[1:]))

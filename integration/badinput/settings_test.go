@@ -91,6 +91,22 @@ func TestSettings(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	})
+	t.Run("check says it whole", func(t *testing.T) {
+		text := "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\nnodeLables: [a=b]\nhttpsPort: \"6443\"\n"
+		if err := os.WriteFile(s.Path(configured), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		defer os.Remove(s.Path(configured))
+		r := s.RunBinary(t, "check", "--scheduler-arg=confg=/x", "--apiserver-arg=feature-gates=AtomicWriteVolumeUserFields=true")
+		contains(t, r.Stdout, `config.yaml:3: unknown key "nodeLables": did you mean "nodeLabels"?`, "config.yaml:4: httpsPort must be a whole number",
+			`--scheduler-arg confg: unknown flag`, "port 6443/tcp", "port 10250/tcp", "port 10053/udp")
+		if r.Code != 1 || r.Stderr != "kubelith: 3 checks failed\n" {
+			t.Errorf("exit code %d, stderr %q, stdout\n%s", r.Code, r.Stderr, r.Stdout)
+		}
+		// A value that is wrong keeps the host from being looked at, but not the arguments.
+		r = s.RunBinary(t, "check", "--service-cidr=x", "--scheduler-arg=confg=/x")
+		contains(t, r.Stdout, "--service-cidr", "--scheduler-arg confg: unknown flag")
+	})
 	t.Run("version with a flag", func(t *testing.T) {
 		contains(t, refusal(t, s, s.BinaryCommand("version", "--x"), true), "-x", "kubelith version --help")
 		contains(t, refusal(t, s, s.BinaryCommand("version", "foo"), true), `"foo"`, "no arguments")

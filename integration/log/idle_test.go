@@ -1,6 +1,9 @@
 package log
 
 import (
+	"crypto/tls"
+	"io"
+	"net"
 	"os"
 	"regexp"
 	"slices"
@@ -23,6 +26,9 @@ func TestIdle(t *testing.T) {
 	}
 	t.Parallel()
 	c := harness.StartCluster(t, harness.ClusterOptions{Agents: 1})
+	for _, port := range []string{"6443", "10250"} {
+		strangers(t, c.Server, port)
+	}
 	time.Sleep(idle)
 	for _, s := range c.Nodes() {
 		lines := strings.Split(strings.TrimSpace(s.Logs()), "\n")
@@ -35,6 +41,29 @@ func TestIdle(t *testing.T) {
 				t.Errorf("%s: %s", s.NodeName(), line)
 			}
 		}
+	}
+}
+
+// strangers connect to a port and say nothing, no TLS, or no HTTP/2 after they agreed on it: what they cause has the form of the log.
+func strangers(t *testing.T, s *harness.Server, port string) {
+	t.Helper()
+	for _, words := range []string{"", "hello\r\n\r\n", "tls"} {
+		conn, err := s.DialContext(t.Context(), "tcp", net.JoinHostPort("127.0.0.1", port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if words != "tls" {
+			io.WriteString(conn, words)
+			conn.Close()
+			continue
+		}
+		secure := tls.Client(conn, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+		if err := secure.HandshakeContext(t.Context()); err != nil {
+			t.Error(err)
+		}
+		io.WriteString(secure, "this is no preface of HTTP/2, but as long as one\r\n\r\n")
+		io.ReadAll(secure) // until it has heard
+		secure.Close()
 	}
 }
 

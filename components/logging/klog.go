@@ -41,7 +41,7 @@ func setKlog(log *logrus.Logger, l levels) error {
 	if err := flags.Set("v", strconv.Itoa(verbosity(l.most()))); err != nil {
 		return fmt.Errorf("set klog's verbosity: %w", err)
 	}
-	s := sink{log: log, repeats: &repeats{}}
+	s := sink{log: log, max: verbosity(l.most()), repeats: &repeats{}}
 	klog.SetLoggerWithOptions(logr.New(s), klog.ContextualLogger(true), klog.WriteKlogBuffer(s.writeBuffer))
 	return nil
 }
@@ -56,6 +56,7 @@ func WithComponent(ctx context.Context, name string) context.Context {
 type sink struct {
 	log       *logrus.Logger
 	component string // empty: as the origin of each line says
+	max       int    // verbosity of the component that says most
 	kv        []any  // that WithValues added
 	name      string // names, joined by dots
 
@@ -66,10 +67,10 @@ var _ logr.LogSink = sink{}
 
 func (s sink) Init(logr.RuntimeInfo) {}
 
-// Enabled implements logr.LogSink. For who has no component, klog's own verbosity has decided, and the line's level will.
+// Enabled implements logr.LogSink. Where the component is not known yet, the level of the line's origin decides when it comes.
 func (s sink) Enabled(v int) bool {
 	if s.component == "" {
-		return v <= traceVerbosity
+		return v <= s.max
 	}
 	return v <= verbosity(Component(s.log, s.component).Logger.GetLevel())
 }

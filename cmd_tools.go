@@ -125,6 +125,32 @@ func split(args []string, flags []cli.Flag) (ours, theirs []string) {
 	return ours, theirs
 }
 
+func stopPodsCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "stop-pods",
+		Usage: "end the processes of all pods of a server or agent that is stopped; the service does it when the machine shuts down",
+		Description: "Pods outlive the server, so that it can be restarted and replaced. What its pods are to do without it for long ends with this.\n" +
+			"Nothing is removed: the pods start again with the server.",
+		Flags:        config.DirFlags(),
+		OnUsageError: usageError,
+		Action: func(c *cli.Context) error {
+			if err := noArguments(c); err != nil {
+				return err
+			}
+			cfg, err := config.LoadDirs(c)
+			if err != nil {
+				return err
+			}
+			r, err := host.NewReset(host.ResetOptions{DataDir: cfg.DataDir, RunDir: cfg.RunDir, KubeletRootDir: cfg.KubeletRootDir, Out: os.Stdout})
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			return r.StopPods(c.Context)
+		},
+	}
+}
+
 func resetCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "reset",

@@ -90,6 +90,7 @@ func app() *cli.App {
 			kubeconfigCommand(),
 			pluginCommand(),
 			csiSanityCommand(),
+			stopPodsCommand(),
 			resetCommand(),
 			versionCommand(),
 			completionCommand(),

@@ -40,6 +40,7 @@ has() { command -v "$1" >/dev/null 2>&1; }
 
 BIN=/usr/local/bin/kubelith
 CONFIG=/etc/kubelith/config.yaml
+LOGIND=/etc/systemd/logind.conf.d/10-kubelith.conf
 TOKEN=/etc/kubelith/token
 HERE=$(cd "$(dirname "$0")" && pwd)
 
@@ -159,7 +160,15 @@ service_file() {
 	fi
 }
 
+# allow_shutdown_delay lets the kubelet end pods in order before the machine goes down: logind allows 5 seconds otherwise.
+allow_shutdown_delay() {
+	mkdir -p "$(dirname "$LOGIND")"
+	printf '# Kubelith: pods may take this long to end when the machine shuts down.\n[Login]\nInhibitDelayMaxSec=30\n' >"$LOGIND"
+	systemctl kill --signal=HUP systemd-logind.service 2>/dev/null || true # it is not there on every machine
+}
+
 install_systemd() {
+	allow_shutdown_delay
 	service_file "$NAME.service" >"$UNIT.new"
 	[ -s "$UNIT.new" ] || die "the unit is missing: use install.sh as it was published"
 	mv -f "$UNIT.new" "$UNIT"
@@ -355,9 +364,13 @@ exit 0
 #|[Service]
 #|Type=notify
 #|ExecStartPre=-/sbin/modprobe -a br_netfilter overlay nf_tables
+#|# HTTPS_PROXY and the like, if the machine has them.
+#|EnvironmentFile=-/etc/kubelith/env
 #|ExecStart=/usr/local/bin/kubelith server
 #|# Pods outlive the process: their shims and containers are left alone when it stops.
 #|KillMode=process
+#|# Not when the machine shuts down: what the kubelet could not end in time would keep it from that for 90 s.
+#|ExecStopPost=-/bin/sh -c 'test "$$(systemctl is-system-running)" != stopping || exec /usr/local/bin/kubelith stop-pods'
 #|# The kubelet and containerd manage control groups of their own below this unit.
 #|Delegate=yes
 #|Restart=always
@@ -401,9 +414,22 @@ exit 0
 #|	after firewall
 #|}
 #|
+#|# HTTPS_PROXY and the like, if the machine has them.
+#|if [ -f /etc/kubelith/env ]; then
+#|	set -a
+#|	. /etc/kubelith/env
+#|	set +a
+#|fi
+#|
 #|start_pre() {
 #|	modprobe -a br_netfilter overlay nf_tables 2>/dev/null
 #|	checkpath -f -m 0600 "$error_log"
+#|}
+#|
+#|# When the machine shuts down nobody else ends the pods.
+#|stop_post() {
+#|	[ "${RC_GOINGDOWN:-}" != YES ] || /usr/local/bin/kubelith stop-pods
+#|	return 0
 #|}
 #END kubelith.openrc
 #BEGIN kubelith-agent.service
@@ -417,9 +443,13 @@ exit 0
 #|[Service]
 #|Type=notify
 #|ExecStartPre=-/sbin/modprobe -a br_netfilter overlay nf_tables
+#|# HTTPS_PROXY and the like, if the machine has them.
+#|EnvironmentFile=-/etc/kubelith/env
 #|ExecStart=/usr/local/bin/kubelith agent
 #|# Pods outlive the process: their shims and containers are left alone when it stops.
 #|KillMode=process
+#|# Not when the machine shuts down: what the kubelet could not end in time would keep it from that for 90 s.
+#|ExecStopPost=-/bin/sh -c 'test "$$(systemctl is-system-running)" != stopping || exec /usr/local/bin/kubelith stop-pods'
 #|# The kubelet and containerd manage control groups of their own below this unit.
 #|Delegate=yes
 #|Restart=always
@@ -465,8 +495,21 @@ exit 0
 #|	after firewall
 #|}
 #|
+#|# HTTPS_PROXY and the like, if the machine has them.
+#|if [ -f /etc/kubelith/env ]; then
+#|	set -a
+#|	. /etc/kubelith/env
+#|	set +a
+#|fi
+#|
 #|start_pre() {
 #|	modprobe -a br_netfilter overlay nf_tables 2>/dev/null
 #|	checkpath -f -m 0600 "$error_log"
+#|}
+#|
+#|# When the machine shuts down nobody else ends the pods.
+#|stop_post() {
+#|	[ "${RC_GOINGDOWN:-}" != YES ] || /usr/local/bin/kubelith stop-pods
+#|	return 0
 #|}
 #END kubelith-agent.openrc

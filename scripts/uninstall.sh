@@ -29,6 +29,7 @@ UNITS=/etc/systemd/system
 OPENRC=/etc/init.d
 SERVICES="kubelith kubelith-agent"
 CONFIG=/etc/kubelith
+LOGIND=/etc/systemd/logind.conf.d/10-kubelith.conf
 
 AGENT=no
 for file in "$UNITS/kubelith-agent.service" "$OPENRC/kubelith-agent"; do
@@ -110,6 +111,12 @@ for name in $SERVICES; do
 		fi
 	done
 done
+if [ -f "$LOGIND" ]; then
+	rm -f "$LOGIND"
+	rmdir "$(dirname "$LOGIND")" 2>/dev/null || true # not if others have files there
+	systemctl kill --signal=HUP systemd-logind.service 2>/dev/null || true
+	say "removed $LOGIND"
+fi
 if [ -L /usr/local/bin/kubectl ]; then
 	case "$(readlink /usr/local/bin/kubectl)" in
 	kubelith | "$BIN")

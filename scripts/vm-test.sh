@@ -203,8 +203,33 @@ kept=$(unchanged)
 echo "another program installed and started in $took, $kept"
 E
 }
+# reboot: pods end in order before the machine goes down, which does not wait for what ignores SIGTERM.
 step_reboot() {
-	guest <<<'containers >before.list; no_leaks; cat /proc/sys/kernel/random/boot_id >before.boot' && "$VM" stop "$NAME" && "$VM" start "$NAME" "$MEMORY" && came_back
+	guest <<'E' || return
+containers >before.list; no_leaks; cat /proc/sys/kernel/random/boot_id >before.boot
+$k apply -f - <<'Y'
+apiVersion: v1
+kind: Pod
+metadata: {name: deaf}
+spec:
+  terminationGracePeriodSeconds: 300
+  containers:
+    - {name: tail, image: kubelith/hello:1, command: [/usr/bin/tail, -f, /dev/null], volumeMounts: [{name: usr, mountPath: /usr, readOnly: true}, {name: lib, mountPath: /lib64, readOnly: true}, {name: l, mountPath: /lib, readOnly: true}]}
+  volumes: [{name: usr, hostPath: {path: /usr}}, {name: lib, hostPath: {path: /usr/lib64}}, {name: l, hostPath: {path: /usr/lib}}]
+Y
+$k wait --for=condition=Ready pod/deaf --timeout=300s || fail "$($k describe pod deaf)"
+systemd-inhibit --list --no-legend | grep -q kubelet || fail "the kubelet does not delay a shutdown: $(systemd-inhibit --list)"
+E
+	local t=$SECONDS
+	"$VM" stop "$NAME" || return
+	local took=$((SECONDS - t))
+	[ "$took" -lt 75 ] || { echo "the machine took $took s to shut down"; return 1; }
+	"$VM" start "$NAME" "$MEMORY" && came_back && guest <<'E' && echo "shut down in $took s"
+said=$($k get pod deaf -o jsonpath='{.status.phase} {.status.reason}')
+[ "$said" = "Failed Terminated" ] || fail "the kubelet did not end the pods before the machine: $said"
+$k delete pod deaf --wait=false >/dev/null
+$k delete pods -l app=hello --field-selector status.phase=Failed >/dev/null
+E
 }
 came_back() { guest <<'E'
 [ "$(cat /proc/sys/kernel/random/boot_id)" != "$(cat before.boot)" ] || fail "it did not reboot"

@@ -193,6 +193,15 @@ func inGroups(p process, groups []string) bool {
 	return false
 }
 
+// StopPods ends the processes of all pods, politely first, and their shims. All else of the node stays: a server that is started
+// later starts the pods again.
+func (r *Reset) StopPods(ctx context.Context) error {
+	if r.findOwned(); !r.ours() {
+		return nil
+	}
+	return r.stopContainers(ctx)
+}
+
 // stopContainers ends the containers' processes, politely first, and then the shims.
 func (r *Reset) stopContainers(ctx context.Context) error {
 	first := r.containers()

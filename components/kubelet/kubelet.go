@@ -62,6 +62,8 @@ type Options struct {
 	// addresses, renews it, and keeps it in CertDir.
 	Serving pki.Pair
 	CertDir string
+	// ShutdownGrace is how long pods may take to end, in order, when the machine shuts down; zero: they are not waited for.
+	ShutdownGrace time.Duration
 	// KeepRegistered makes the Node object again when somebody deletes it.
 	KeepRegistered bool
 	// Disconnect is called after a heartbeat that failed again, to end connections on which nothing comes; it may be nil.

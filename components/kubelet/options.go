@@ -91,6 +91,9 @@ func baseConfig(file string, o Options) (*kubeletconfig.KubeletConfiguration, er
 		c.FailSwapOn = false
 		// Upstream's default is no profile at all for a pod that asks for none.
 		c.SeccompDefault = true
+		// Upstream's default is to let pods end as the machine's other processes do: all at once.
+		c.ShutdownGracePeriod.Duration = o.ShutdownGrace
+		c.ShutdownGracePeriodCriticalPods.Duration = criticalShare(o.ShutdownGrace)
 		return c, nil
 	}
 	loader, err := configfiles.NewFsLoader(&filesystem.DefaultFs{}, file)

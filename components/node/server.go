@@ -263,6 +263,7 @@ func (w worker) add(b *builder, machine *machine, log *logrus.Logger) {
 		CertDir:       filepath.Join(cfg.DataDir, "agent", "pki"),
 		// The API server ends with this process, and so would a cluster whose only node is gone.
 		KeepRegistered: w.role == config.RoleServer,
+		ShutdownGrace:  kubelet.ShutdownGrace(),
 		Args:           machine.args.kubelet,
 		Client:         w.node,
 		Disconnect:     w.disconnect,

@@ -133,6 +133,9 @@ func planAgent(cfg *config.Agent, found *join.Cluster) (*agent, []lifecycle.Comp
 	if err := cfg.ValidateIn(cluster); err != nil {
 		return nil, nil, err
 	}
+	if err := setNoProxy(&cfg.Node, cluster, cfg.Server); err != nil {
+		return nil, nil, err
+	}
 	rest, err := setGates(cfg.KubeletArgs, cfg.ProxyArgs)
 	if err != nil {
 		return nil, nil, err

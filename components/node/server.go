@@ -43,6 +43,9 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 		return err
 	}
 	defer p.out.Close()
+	if err := setNoProxy(&cfg.Node, cfg.ClusterInfo("", ""), cfg.URL()); err != nil {
+		return err
+	}
 	machine, err := prepare(ctx, cfg, release)
 	if err != nil {
 		return err

@@ -1,0 +1,54 @@
+package node
+
+import (
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+
+	"kubelith.io/kubelith/components/config"
+)
+
+// setNoProxy adds to NO_PROXY what is never behind a company's proxy: this machine, its cluster's pods, Services and names, and the server. Programs
+// read the variable once, so it is set before anything is dialled. Without a proxy it is left alone.
+func setNoProxy(node *config.Node, cluster *config.ClusterInfo, server string) error {
+	if !slices.ContainsFunc([]string{"HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"}, func(name string) bool { return os.Getenv(name) != "" }) {
+		return nil
+	}
+	given := os.Getenv("NO_PROXY")
+	if given == "" {
+		given = os.Getenv("no_proxy")
+	}
+	value := noProxy(given, node, cluster, server)
+	for _, name := range []string{"NO_PROXY", "no_proxy"} { // some programs read one, some the other
+		if err := os.Setenv(name, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// noProxy is a NO_PROXY with what the user has given, in front, and everything of the cluster.
+func noProxy(given string, node *config.Node, cluster *config.ClusterInfo, server string) string {
+	var all []string
+	add := func(entries ...string) {
+		for _, e := range entries {
+			if e = strings.TrimSpace(e); e != "" && !slices.Contains(all, e) {
+				all = append(all, e)
+			}
+		}
+	}
+	add(strings.Split(given, ",")...)
+	add("localhost", "127.0.0.0/8", "::1", node.NodeName)
+	add(node.NodeIP...)
+	if u, err := url.Parse(server); err == nil {
+		add(u.Hostname())
+	}
+	add(cluster.ClusterCIDR...)
+	add(cluster.ServiceCIDR...)
+	add(".svc")
+	if cluster.ClusterDomain != "" {
+		add("." + cluster.ClusterDomain)
+	}
+	return strings.Join(all, ",")
+}

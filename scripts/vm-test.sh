@@ -6,7 +6,7 @@
 # stop the others. What the machine said is in .cache/vm-test/. KEEP=yes leaves the machine running; MEMORY is its MiB; PACKAGES are
 # .deb files to install there first (apparmor and libapparmor1 for a pod with a profile).
 # The steps run in the guest, where perl, nsenter and curl of the guest look at what Kubelith does.
-# shellcheck disable=SC2317 # the steps are called by name
+# shellcheck disable=SC2317,SC2034 # the steps are called by name, STEPS by what is sourced
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 STEPS="boot refusals install ready check drivers hello cgroups oom apparmor journal plugins restart kill reset upgrade reboot plug uninstall"

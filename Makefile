@@ -61,10 +61,17 @@ unit: ## unit tests: no root, no network
 race: ## unit tests of what does many things at once, under the race detector
 	CGO_ENABLED=1 $(GO) test -race $(addprefix ./components/,lifecycle client config logging pki join token approver network) ./plugins/host
 
-integration: bin/kubelith ## tests on real clusters, each in namespaces of its own (root)
-	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith $(GO) test -count=1 -p $(INTEGRATION_PARALLEL) -timeout 30m ./integration/...
+integration: bin/kubelith kube-bench ## tests on real clusters, each in namespaces of its own (root)
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_KUBE_BENCH=$(CURDIR)/$(KUBE_BENCH) $(GO) test -count=1 -p $(INTEGRATION_PARALLEL) -timeout 30m ./integration/...
 
 INTEGRATION_PARALLEL ?= 1
+
+.PHONY: kube-bench
+KUBE_BENCH := .cache/tools/kube-bench
+kube-bench: $(KUBE_BENCH) ## the checks of the CIS benchmark: scripts/cis.sh runs them
+
+$(KUBE_BENCH): tools/go.mod tools/go.sum
+	GOARCH= GOFLAGS=-trimpath $(GO) -C tools build -o $(CURDIR)/$@ github.com/aquasecurity/kube-bench
 
 .PHONY: conformance vm-test vm-nodes-test vagrant-validate dist clean
 conformance: build ## upstream's conformance suite on a fresh cluster: make conformance E2E_DIR=... [NODES=1] [FOCUS=...] [PROCS=4]

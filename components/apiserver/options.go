@@ -8,6 +8,7 @@ import (
 	"time"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apiserver/pkg/server/flagz"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 
@@ -26,6 +27,7 @@ func (srv *Server) complete() error {
 	}
 	// Defining the flags resets some fields to the flags' own defaults: first.
 	sets := s.Flags()
+	s.Flagz = flagz.NamedFlagSetsReader{FlagSets: sets} // what /flagz tells: the options as they are in the end
 
 	s.SecureServing.BindAddress = net.ParseIP(o.BindAddress)
 	s.SecureServing.BindPort = o.Port

@@ -27,6 +27,7 @@ type ClusterInfo struct {
 	ClusterDomain string   `json:"clusterDomain"`
 	ClusterDNS    []string `json:"clusterDNS"` // addresses of the cluster DNS, one per family
 	Network       string   `json:"network"`    // as Server.Network
+	Profile       string   `json:"profile,omitempty"`
 	// Versions of the server, with a leading v.
 	KubernetesVersion string `json:"kubernetesVersion"`
 	KubelithVersion   string `json:"kubelithVersion"`
@@ -41,6 +42,7 @@ func (s *Server) ClusterInfo(kubernetes, kubelith string) *ClusterInfo {
 		ServiceCIDR:       s.ServiceCIDR,
 		ClusterDomain:     s.ClusterDomain,
 		Network:           s.Network,
+		Profile:           s.Profile,
 		KubernetesVersion: kubernetes,
 		KubelithVersion:   kubelith,
 	}

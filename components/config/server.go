@@ -37,6 +37,9 @@ type Server struct {
 	ControllerManagerArgs Args `json:"controllerManagerArgs" flag:"controller-manager-arg" usage:"upstream flag of kube-controller-manager, KEY=VALUE"`
 	SchedulerArgs         Args `json:"schedulerArgs" flag:"scheduler-arg" usage:"upstream flag of kube-scheduler, KEY=VALUE"`
 
+	// Profile is empty or one of profiles(); agents learn it from the server.
+	Profile string `json:"profile" flag:"profile" usage:"hardening profile: cis follows the CIS Kubernetes Benchmark (default: none)"`
+
 	// Plugins are read again while the server runs, see File.
 	Plugins []Plugin `json:"plugins"`
 
@@ -85,5 +88,6 @@ const (
 )
 
 func joinTokens() []string { return []string{JoinTokenDaily, JoinTokenNone} }
+func profiles() []string   { return []string{"cis"} }
 
 func networks() []string { return []string{"vxlan", "host-gw", "bridge", "noop", "none"} }

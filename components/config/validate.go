@@ -30,6 +30,9 @@ func (s *Server) Validate() error {
 	s.validateAddresses(&p)
 	p.oneOf("network", s.Network, networks())
 	p.oneOf("joinToken", s.JoinToken, joinTokens())
+	if s.Profile != "" {
+		p.oneOf("profile", s.Profile, profiles())
+	}
 	if s.Disabled("containerd") && !s.Disabled("kubelet") {
 		p.add("disable", "the kubelet cannot run without containerd: disable both, as in --disable kubelet,containerd")
 	}

@@ -203,6 +203,7 @@ func setConfig(c *kubeletconfig.KubeletConfiguration, o Options) {
 	}
 	c.TLSCertFile, c.TLSPrivateKeyFile = o.Serving.Cert, o.Serving.Key
 	c.ServerTLSBootstrap = o.requestsServing()
+	limitPIDs(c)
 	c.Authentication.X509.ClientCAFile = o.ClientCA
 }
 

@@ -23,6 +23,7 @@ import (
 	"kubelith.io/kubelith/components/join"
 	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/components/logging"
+	"kubelith.io/kubelith/components/profile"
 )
 
 // ServeAgent runs an agent until ctx is cancelled or a component fails. release is the version of Kubelith, noted in the
@@ -136,7 +137,7 @@ func planAgent(cfg *config.Agent, found *join.Cluster) (*agent, []lifecycle.Comp
 	if err := setNoProxy(&cfg.Node, cluster, cfg.Server); err != nil {
 		return nil, nil, err
 	}
-	rest, err := setGates(cfg.KubeletArgs, cfg.ProxyArgs)
+	rest, err := setGates(profile.With(profile.Of(cluster.Profile, "").Kubelet, cfg.KubeletArgs), cfg.ProxyArgs)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -235,6 +236,7 @@ func restartFor(old, current []byte) string {
 		{"the Services' networks", before.ServiceCIDR, after.ServiceCIDR},
 		{"the DNS domain", []string{before.ClusterDomain}, []string{after.ClusterDomain}},
 		{"the DNS address", before.ClusterDNS, after.ClusterDNS},
+		{"the hardening profile", []string{before.Profile}, []string{after.Profile}},
 	} {
 		if !slices.Equal(c.old, c.new) {
 			return fmt.Sprintf("%s of the cluster changed from %v to %v", c.what, c.old, c.new)

@@ -23,6 +23,7 @@ import (
 	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/components/logging"
 	"kubelith.io/kubelith/components/pki"
+	"kubelith.io/kubelith/components/profile"
 	"kubelith.io/kubelith/runtime/payload"
 )
 
@@ -89,7 +90,11 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 	attempt.onRefusal(forget(filepath.Join(cfg.DataDir, "server"), cfg.WriteKubeconfig))
 	attempt.making(tlsDir(cfg))
 	attempt.making(filepath.Dir(encryptionConfig(cfg)))
+	attempt.making(profileDir(cfg))
 	if err := h.credentials(cfg); err != nil {
+		return nil, err
+	}
+	if err := profile.Write(cfg.Profile, profileDir(cfg)); err != nil {
 		return nil, err
 	}
 	return h, h.dir.KeepSettings(fixedSettings(cfg))
@@ -153,6 +158,9 @@ func encryptionConfig(cfg *config.Server) string {
 	return filepath.Join(cfg.DataDir, "server", "cred", "encryption.yaml")
 }
 
+// profileDir holds the files of the hardening profile and the audit log.
+func profileDir(cfg *config.Server) string { return filepath.Join(cfg.DataDir, "server", "profile") }
+
 // certificates makes or renews keys, certificates and the admin kubeconfig; what is valid stays.
 func certificates(cfg *config.Server) (*pki.Bundle, error) {
 	bundle, err := pki.Ensure(pki.Options{
@@ -171,7 +179,9 @@ func certificates(cfg *config.Server) (*pki.Bundle, error) {
 
 // applyGates sets the feature gates of the process and returns the other arguments of a server.
 func applyGates(cfg *config.Server) (upstreamArgs, error) {
-	rest, err := setGates(cfg.APIServerArgs, cfg.ControllerManagerArgs, cfg.SchedulerArgs, cfg.KubeletArgs, cfg.ProxyArgs)
+	defaults := profile.Of(cfg.Profile, profileDir(cfg))
+	rest, err := setGates(profile.With(defaults.APIServer, cfg.APIServerArgs), profile.With(defaults.ControllerManager, cfg.ControllerManagerArgs),
+		cfg.SchedulerArgs, profile.With(defaults.Kubelet, cfg.KubeletArgs), cfg.ProxyArgs)
 	if err != nil {
 		return upstreamArgs{}, err
 	}

@@ -85,7 +85,7 @@ func replace(path string, content []byte) error {
 	dir := filepath.Dir(path)
 	outside := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+".new")
 	inside := filepath.Join(dir, ".new")
-	if err := os.WriteFile(outside, content, 0o644); err != nil {
+	if err := os.WriteFile(outside, content, 0o600); err != nil {
 		return fmt.Errorf("write CNI configuration: %w", err)
 	}
 	if err := os.Rename(outside, inside); err != nil {

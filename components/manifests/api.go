@@ -260,6 +260,26 @@ func (a *api) list(ctx context.Context, resource dynamic.ResourceInterface, id s
 	return all, nil
 }
 
+// release implements cluster.
+func (a *api) release(ctx context.Context, m member) error {
+	resource, _, err := a.resource(ctx, m.object, false)
+	if err != nil {
+		return err
+	}
+	// With the UID another object of this name is left alone.
+	data, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": m.object.GetUID(), "labels": map[string]any{partOfLabel: nil}}})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	_, err = resource.Patch(ctx, m.object.GetName(), types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	return err
+}
+
 // remove implements cluster.
 func (a *api) remove(ctx context.Context, m member) error {
 	resource, _, err := a.resource(ctx, m.object, false)

@@ -36,14 +36,40 @@ func resolve(node *yaml.Node) *yaml.Node {
 	return node
 }
 
-// value is the value of a key; a node without content when there is none.
+// value is the value of a key, its own or one that it merges ("<<"); a node without content when there is none.
 func value(mapping *yaml.Node, name string) *yaml.Node {
 	for i := 0; i+1 < len(mapping.Content); i += 2 {
 		if mapping.Content[i].Value == name {
 			return resolve(mapping.Content[i+1])
 		}
 	}
+	for _, from := range merged(mapping) {
+		if found := value(from, name); found.Kind != 0 {
+			return found
+		}
+	}
 	return &yaml.Node{}
+}
+
+// merged are the mappings whose entries count as those of this one, the first before the others. No mapping merges itself: the
+// decoder refuses an anchor inside of what it names.
+func merged(mapping *yaml.Node) (all []*yaml.Node) {
+	for i := 0; i+1 < len(mapping.Content); i += 2 {
+		if mapping.Kind != yaml.MappingNode || mapping.Content[i].Tag != "!!merge" {
+			continue
+		}
+		switch from := resolve(mapping.Content[i+1]); from.Kind {
+		case yaml.MappingNode:
+			all = append(all, from)
+		case yaml.SequenceNode:
+			for _, element := range from.Content {
+				if element = resolve(element); element.Kind == yaml.MappingNode {
+					all = append(all, element)
+				}
+			}
+		}
+	}
+	return all
 }
 
 // entry finds the key with which path begins, and returns it, its value and the rest of path. Keys may have dots and
@@ -61,6 +87,12 @@ func entry(mapping *yaml.Node, path string) (found, content *yaml.Node, rest str
 		if ok && len(name) > longest {
 			longest, found, content, rest = len(name), mapping.Content[i], mapping.Content[i+1], after
 		}
+	}
+	for _, from := range merged(mapping) {
+		if found != nil {
+			break
+		}
+		found, content, rest = entry(from, path)
 	}
 	return found, content, rest
 }

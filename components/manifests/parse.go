@@ -2,6 +2,7 @@ package manifests
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"regexp"
 	"strconv"
@@ -56,7 +57,7 @@ func parse(content []byte) ([]document, *fault) {
 	line := 1
 	for _, text := range split(string(content)) {
 		// The empty lines make the parsers count as if they had the whole file.
-		documents, wrong := parseOne(strings.Repeat("\n", line-1) + text)
+		documents, wrong := parseSafely(strings.Repeat("\n", line-1) + text)
 		if wrong != nil {
 			wrong.line = max(wrong.line, line) // not every error of a parser has one
 			return nil, wrong
@@ -86,6 +87,17 @@ func split(content string) []string {
 
 // separator is the line that begins a document; nothing else in YAML may look like it, not even a line of a text.
 var separator = regexp.MustCompile(`^---(\s|$)`)
+
+// parseSafely is parseOne, in which a text that the parsers cannot cope with is a mistake like any other: what somebody writes
+// into a file ends no process.
+func parseSafely(text string) (documents []document, wrong *fault) {
+	defer func() {
+		if r := recover(); r != nil {
+			documents, wrong = nil, &fault{text: fmt.Sprintf("cannot be read: write it in a simpler way (%s)", oneLine(fmt.Sprint(r)))}
+		}
+	}()
+	return parseOne(text)
+}
 
 // parseOne reads a text of at most one document, which may be a list of objects.
 func parseOne(text string) ([]document, *fault) {
@@ -128,11 +140,15 @@ func objects(object *unstructured.Unstructured, node *yaml.Node) ([]document, *f
 	nodes := value(node, "items").Content
 	items, _ := object.Object["items"].([]any)
 	for i, item := range items {
+		at := node // the two parsers do not agree on what is in the list
+		if i < len(nodes) {
+			at = nodes[i]
+		}
 		content, ok := item.(map[string]any)
 		if !ok {
-			return nil, &fault{nodes[i].Line, "an item of the list is not an object"}
+			return nil, &fault{at.Line, "an item of the list is not an object"}
 		}
-		d := document{&unstructured.Unstructured{Object: content}, resolve(nodes[i]), nodes[i].Line}
+		d := document{&unstructured.Unstructured{Object: content}, resolve(at), at.Line}
 		if wrong := d.check(); wrong != nil {
 			return nil, wrong
 		}

@@ -32,6 +32,8 @@ type cluster interface {
 	setOf(ctx context.Context, namespace string) (set string, exists bool, err error)
 	// members are the objects of a set, where the parent says that there may be any.
 	members(context.Context, parent) ([]member, error)
+	// release takes a member out of its set.
+	release(context.Context, member) error
 	// remove deletes a member, with what it owns.
 	remove(context.Context, member) error
 	// warn makes an Event at the parent.
@@ -308,7 +310,7 @@ func defined(definition *unstructured.Unstructured) schema.GroupKind {
 }
 
 // partOf is the set that an object becomes a member of. A namespace that somebody else has made, or without which there is
-// no cluster, is no member: it would be deleted with all that is in it.
+// no cluster, is no member: it would be deleted with all that is in it. Of the first kind one can be that the file wants deleted.
 func (k *keeper) partOf(ctx context.Context, s *set, d document, ours sets.Set[string]) (string, error) {
 	name := d.object.GetName()
 	if d.object.GroupVersionKind().GroupKind() != namespaceKind {
@@ -318,7 +320,7 @@ func (k *keeper) partOf(ctx context.Context, s *set, d document, ours sets.Set[s
 		return "", nil
 	}
 	of, exists, err := k.cluster.setOf(ctx, name)
-	if err != nil || exists && !ours.Has(of) {
+	if err != nil || exists && !ours.Has(of) && d.object.GetAnnotations()[pruneAnnotation] != "true" {
 		return "", err
 	}
 	return s.parent.id(), nil
@@ -371,8 +373,15 @@ func (k *keeper) prune(ctx context.Context, s *set, made sets.Set[types.UID], wa
 	s.pruned = err == nil
 }
 
-// discard deletes a member.
+// discard deletes a member, or lets it go.
 func (k *keeper) discard(ctx context.Context, s *set, m member, wanted sets.Set[key]) error {
+	if kept(m.object) {
+		if err := k.cluster.release(ctx, m); err != nil {
+			return err
+		}
+		k.log.Infof("kept %s, which is no longer in %s: delete it with kubectl if it is to go", describe(m.object), s.file.name)
+		return nil
+	}
 	if needed(m.object, wanted) {
 		return errors.New("files have objects that would be deleted with it")
 	}

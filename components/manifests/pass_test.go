@@ -126,6 +126,14 @@ func (f *fake) remove(_ context.Context, m member) error {
 	return nil
 }
 
+func (f *fake) release(_ context.Context, m member) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.call("release %s", describe(m.object))
+	f.objects[keyOf(m.object)].set = ""
+	return nil
+}
+
 func (f *fake) warn(_ context.Context, p parent, message string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -157,13 +165,16 @@ func quiet() logrus.FieldLogger {
 	return log
 }
 
-// of is a file with an object for each description "Kind name" or "Kind namespace/name".
+// of is a file with an object for each description "Kind name" or "Kind namespace/name". "Kind! name" is to be deleted with
+// the file, "Kind? name" to be kept.
 func of(name string, objects ...string) file {
 	var b strings.Builder
 	for _, o := range objects {
 		kind, id, _ := strings.Cut(o, " ")
 		version := "v1"
 		more := ""
+		prune := map[byte]string{'!': "true", '?': "false"}[kind[len(kind)-1]]
+		kind = strings.TrimRight(kind, "!?")
 		if kind == "CustomResourceDefinition" {
 			version, more = "apiextensions.k8s.io/v1", "spec: {group: example.com, names: {kind: Thing}}\n"
 		}
@@ -173,6 +184,9 @@ func of(name string, objects ...string) file {
 		meta := "name: " + id
 		if ns, name, ok := strings.Cut(id, "/"); ok {
 			meta = "namespace: " + ns + ", name: " + name
+		}
+		if prune != "" {
+			meta += ", annotations: {kubelith.io/prune: \"" + prune + "\"}"
 		}
 		fmt.Fprintf(&b, "apiVersion: %s\nkind: %s\nmetadata: {%s}\n%s---\n", version, kind, meta, more)
 	}
@@ -232,7 +246,7 @@ func TestOrder(t *testing.T) {
 // TestPrune: what is no longer in a file goes, and with the file all of it, also when that went while no server ran.
 func TestPrune(t *testing.T) {
 	b := newBench(t)
-	a := of("a", "ConfigMap a", "CustomResourceDefinition things.example.com", "Thing t", "Namespace x", "Secret x/s")
+	a := of("a", "ConfigMap a", "CustomResourceDefinition! things.example.com", "Thing t", "Namespace! x", "Secret x/s")
 	other := of("b", "ConfigMap b")
 	b.pass(true, []file{a, other}, "apply CustomResourceDefinition things.example.com", "apply Namespace x", "apply ConfigMap a", "apply Thing t awaited", "apply Secret x/s", "apply ConfigMap b")
 	b.pass(true, []file{of("a", "ConfigMap a"), other}, "apply ConfigMap a",
@@ -245,6 +259,32 @@ func TestPrune(t *testing.T) {
 	b.pass(true, nil, "remove ConfigMap b", "drop manifest-b")
 	b.pass(true, nil)
 	b.events()
+}
+
+// TestKept: what takes data with it outlives its file unless it says otherwise, and no set has it any more.
+func TestKept(t *testing.T) {
+	b := newBench(t)
+	a := of("a", "PersistentVolumeClaim data", "PersistentVolumeClaim! cache", "Namespace x", "CustomResourceDefinition things.example.com", "Thing t", "Secret? key", "Secret other")
+	made := []string{"apply CustomResourceDefinition things.example.com", "apply Namespace x", "apply PersistentVolumeClaim data", "apply PersistentVolumeClaim cache",
+		"apply Thing t awaited", "apply Secret key", "apply Secret other"}
+	b.pass(true, []file{a}, made...)
+	if got := b.keeper.pass(t.Context(), nil); !got {
+		t.Errorf("the pass is not complete; Events: %q", b.warned)
+	}
+	took := b.took()
+	slices.Sort(took)
+	if want := []string{"drop manifest-a", "release CustomResourceDefinition things.example.com", "release Namespace x", "release PersistentVolumeClaim data",
+		"release Secret key", "remove PersistentVolumeClaim cache", "remove Secret other", "remove Thing t"}; !slices.Equal(took, want) {
+		t.Errorf("got  %q\nwant %q", took, want)
+	}
+	b.restart()
+	b.pass(true, nil)
+	b.events()
+
+	// The file comes back, and wants the namespace deleted now.
+	again := of("a", "PersistentVolumeClaim data", "Namespace! x")
+	b.pass(true, []file{again}, "apply Namespace x", "apply PersistentVolumeClaim data")
+	b.pass(true, []file{of("a", "PersistentVolumeClaim data")}, "apply PersistentVolumeClaim data", "remove Namespace x")
 }
 
 // TestFailure: a document that the API refuses keeps the others from nothing but being deleted.
@@ -312,7 +352,7 @@ func TestNamespaces(t *testing.T) {
 	theirs.SetUID("theirs")
 	b.objects[keyOf(theirs.Unstructured)] = theirs
 
-	files := []file{of("a", "Namespace theirs", "Namespace ours", "Namespace kube-more"), of("b", "ConfigMap ours/c")}
+	files := []file{of("a", "Namespace theirs", "Namespace! ours", "Namespace! kube-more"), of("b", "ConfigMap ours/c")}
 	b.pass(true, files, "apply Namespace theirs", "apply Namespace ours", "apply Namespace kube-more", "apply ConfigMap ours/c")
 	b.restart()
 	b.pass(true, files, "apply Namespace theirs", "apply Namespace ours", "apply Namespace kube-more", "apply ConfigMap ours/c")
@@ -326,7 +366,7 @@ func TestNamespaces(t *testing.T) {
 func TestDefinitions(t *testing.T) {
 	b := newBench(t)
 	thing := of("b", "Thing t")
-	b.pass(true, []file{of("a", "CustomResourceDefinition things.example.com"), thing}, "apply CustomResourceDefinition things.example.com", "apply Thing t awaited")
+	b.pass(true, []file{of("a", "CustomResourceDefinition! things.example.com"), thing}, "apply CustomResourceDefinition things.example.com", "apply Thing t awaited")
 	b.pass(false, []file{thing})
 	b.events("a: CustomResourceDefinition things.example.com is no longer in it and not deleted: files have objects that would be deleted with it")
 	b.pass(true, nil, "remove CustomResourceDefinition things.example.com", "drop manifest-a", "remove Thing t", "drop manifest-b")

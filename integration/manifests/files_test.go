@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubelith.io/kubelith/integration/harness"
@@ -27,7 +28,7 @@ spec:
         - {name: hello, image: "kubelith/hello:1"}
 `
 
-const demo = "apiVersion: v1\nkind: Namespace\nmetadata: {name: demo}\n"
+const demo = "apiVersion: v1\nkind: Namespace\nmetadata: {name: demo, annotations: {kubelith.io/prune: \"true\"}}\n"
 
 // TestFiles: objects come, change, move and go with their files; what stays in a file stays the same object.
 func TestFiles(t *testing.T) {
@@ -132,7 +133,7 @@ spec:
 ---
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
-metadata: {name: things.example.com}
+metadata: {name: things.example.com, annotations: {kubelith.io/prune: "true"}}
 spec:
   group: example.com
   scope: Cluster
@@ -198,6 +199,39 @@ func TestNamespacesOfOthers(t *testing.T) {
 		}
 	}
 	s.Kubectl(t, "-n="+ns, "get", "configmap", "theirs")
+}
+
+// TestKept: the data of a claim outlives the file, and can be taken into a file again.
+func TestKept(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	claim := "---\napiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data, namespace: %s, labels: {example.com/marked: \"%s\"}}\n" +
+		"spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Mi}}}\n"
+	labels := func(why string, right func(*corev1.PersistentVolumeClaim) bool) (claim *corev1.PersistentVolumeClaim) {
+		t.Helper()
+		harness.Eventually(t, soon, "the claim "+why, func() (err error) {
+			claim, err = s.Client(t).CoreV1().PersistentVolumeClaims(ns).Get(t.Context(), "data", metav1.GetOptions{})
+			if err == nil && !right(claim) {
+				err = fmt.Errorf("it is %+v", claim.ObjectMeta)
+			}
+			return err
+		})
+		return claim
+	}
+	put(t, s, "kept.yaml", configMap(ns, "goes", "1")+fmt.Sprintf(claim, ns, "one"))
+	value(t, s, ns, "goes", "1")
+	before := labels("in the file", func(c *corev1.PersistentVolumeClaim) bool { return c.Labels[partOf] != "" })
+	remove(t, s, "kept.yaml")
+	gone(t, s, "-n="+ns, "configmap/goes")
+	gone(t, s, "-n=kube-system", "configmap/manifest-kept.yaml")
+	labels("without the file", func(c *corev1.PersistentVolumeClaim) bool { return c.Labels[partOf] == "" && c.DeletionTimestamp == nil })
+	put(t, s, "kept.yaml", fmt.Sprintf(claim, ns, "two"))
+	if after := labels("again", func(c *corev1.PersistentVolumeClaim) bool {
+		return c.Labels["example.com/marked"] == "two" && c.Labels[partOf] != ""
+	}); after.UID != before.UID {
+		t.Error("it is another claim")
+	}
 }
 
 // TestKubectl: kubectl takes the parent for an ApplySet, leaves it alone while it is ours, and knows its members.
@@ -298,7 +332,7 @@ func TestRestart(t *testing.T) {
 	const role = "system:aggregated-metrics-reader"
 	s.Kubectl(t, "wait", "--for=create", "clusterrole/"+role, "--timeout=60s")
 	put(t, s, "a.yaml", configMap("default", "a", "1")+configMap("default", "b", "1")+configMap("default", "by-hand", "1"))
-	put(t, s, "gone.yaml", "apiVersion: v1\nkind: Namespace\nmetadata: {name: gone}\n"+configMap("gone", "c", "1"))
+	put(t, s, "gone.yaml", "apiVersion: v1\nkind: Namespace\nmetadata: {name: gone, annotations: {kubelith.io/prune: \"true\"}}\n"+configMap("gone", "c", "1"))
 	a := value(t, s, "default", "a", "1")
 	value(t, s, "gone", "c", "1")
 	s.Kubectl(t, "delete", "clusterrole/"+role, "configmap/by-hand")

@@ -15,20 +15,23 @@ import (
 // -attacher and -resizer (deploy/kubernetes/rbac.yaml of each), and to make the driver's objects. Secrets are not
 // among them, as with the sidecars: who has StorageClasses with Secrets grants them.
 //
-// On an agent the controllers act under the same name, as the node may: upstream's provisioner needs the same rights
-// on each node for drivers that are node-local (docs/adr/018).
+// On an agent the controllers act under a name of their own, as the node may (restriction.Impersonation), in a group with what a
+// node-local driver needs. How far on objects of others restriction.Plugin says.
 func storing() []runtime.Object {
 	read := []string{"get", "list", "watch"}
 	core, storage, snapshots := []string{""}, []string{"storage.k8s.io"}, []string{"snapshot.storage.k8s.io"}
 	with := func(more ...string) []string { return append(more, read...) }
-	controllers := subject(rbacv1.UserKind, client.Storage)
+	controllers, onAgents := subject(rbacv1.UserKind, client.Storage), subject(rbacv1.GroupKind, client.StorageNodes)
+	capacity := rbacv1.PolicyRule{APIGroups: storage, Resources: []string{"csistoragecapacities"}, Verbs: with("create", "update", "patch", "delete")}
+	// Events about claims, and about nodes.
+	events := rbacv1.PolicyRule{APIGroups: core, Resources: []string{"events"}, Verbs: []string{"create", "update", "patch"}}
 	return slices.Concat(
 		clusterRole(client.Storage, controllers,
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"persistentvolumes"}, Verbs: with("create", "update", "patch", "delete")},
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"persistentvolumeclaims"}, Verbs: with("update", "patch")},
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"persistentvolumeclaims/status"}, Verbs: []string{"update", "patch"}},
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"nodes", "pods"}, Verbs: read},
-			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"events"}, Verbs: []string{"create", "update", "patch"}},
+			events,
 			rbacv1.PolicyRule{APIGroups: storage, Resources: []string{"storageclasses"}, Verbs: with("create")},
 			rbacv1.PolicyRule{APIGroups: storage, Resources: []string{"csidrivers"}, Verbs: with("create", "update")},
 			rbacv1.PolicyRule{APIGroups: storage, Resources: []string{"csinodes", "volumeattributesclasses"}, Verbs: read},
@@ -36,8 +39,17 @@ func storing() []runtime.Object {
 			rbacv1.PolicyRule{APIGroups: storage, Resources: []string{"volumeattachments/status"}, Verbs: []string{"patch"}},
 			rbacv1.PolicyRule{APIGroups: snapshots, Resources: []string{"volumesnapshots"}, Verbs: with("update")},
 			rbacv1.PolicyRule{APIGroups: snapshots, Resources: []string{"volumesnapshotcontents"}, Verbs: []string{"get", "list"}}),
-		role(metav1.NamespaceSystem, client.Storage, []rbacv1.Subject{controllers},
-			rbacv1.PolicyRule{APIGroups: storage, Resources: []string{"csistoragecapacities"}, Verbs: with("create", "update", "patch", "delete")}),
+		role(metav1.NamespaceSystem, client.Storage, []rbacv1.Subject{controllers}, capacity),
+
+		clusterRole(client.StorageNodes, onAgents,
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"persistentvolumes"}, Verbs: with("create", "update", "patch", "delete")},
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"persistentvolumeclaims"}, Verbs: with("update", "patch")},
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"persistentvolumeclaims/status"}, Verbs: []string{"update", "patch"}},
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"nodes"}, Verbs: read},
+			events,
+			rbacv1.PolicyRule{APIGroups: storage, Resources: []string{"storageclasses", "csidrivers"}, Verbs: read},
+			rbacv1.PolicyRule{APIGroups: snapshots, Resources: []string{"volumesnapshots", "volumesnapshotcontents"}, Verbs: []string{"get", "list"}}),
+		role(metav1.NamespaceSystem, client.StorageNodes, []rbacv1.Subject{onAgents}, capacity),
 		clusterRole("kubelith:agent-storage", subject(rbacv1.GroupKind, user.NodesGroup),
-			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"users"}, ResourceNames: []string{client.Storage}, Verbs: []string{"impersonate"}}))
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"groups"}, ResourceNames: []string{client.StorageNodes}, Verbs: []string{"impersonate"}}))
 }

@@ -11,7 +11,9 @@ import (
 	"k8s.io/apiserver/pkg/server/flagz"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+	"k8s.io/kubernetes/plugin/pkg/admission/noderestriction"
 
+	"kubelith.io/kubelith/components/apiserver/restriction"
 	"kubelith.io/kubelith/components/args"
 	"kubelith.io/kubelith/components/client"
 	"kubelith.io/kubelith/plugins/admission"
@@ -25,6 +27,7 @@ func (srv *Server) complete() error {
 	if err := srv.reviewByPlugins(s.Admission.GenericAdmission); err != nil {
 		return err
 	}
+	restrictAgents(s.Admission.GenericAdmission)
 	// Defining the flags resets some fields to the flags' own defaults: first.
 	sets := s.Flags()
 	s.Flagz = flagz.NamedFlagSetsReader{FlagSets: sets} // what /flagz tells: the options as they are in the end
@@ -77,6 +80,9 @@ func (srv *Server) complete() error {
 			return fmt.Errorf("--apiserver-arg authorization-mode: %s is missing: Kubelith's own components are allowed by Node and RBAC, give further modes after them", mode)
 		}
 	}
+	if slices.Contains(s.Admission.GenericAdmission.DisablePlugins, restriction.Name) {
+		return fmt.Errorf("--apiserver-arg disable-admission-plugins: %s cannot be disabled: it keeps agents to their own nodes", restriction.Name)
+	}
 	restrictNode(s.Admission.GenericAdmission)
 	srv.anonymousHealth = !sets.FlagSet("authentication").Changed("anonymous-auth")
 	srv.upstream = s
@@ -96,11 +102,17 @@ func (srv *Server) reviewByPlugins(a *genericoptions.AdmissionOptions) error {
 	return nil
 }
 
+// restrictAgents has what agents write reviewed, beside upstream's plugin for nodes.
+func restrictAgents(a *genericoptions.AdmissionOptions) {
+	restriction.Register(a.Plugins)
+	a.RecommendedPluginOrder = slices.Insert(slices.Clone(a.RecommendedPluginOrder),
+		slices.Index(a.RecommendedPluginOrder, noderestriction.PluginName)+1, restriction.Name)
+}
+
 // restrictNode adds the plugin to those that the user enables, unless it is disabled.
 func restrictNode(a *genericoptions.AdmissionOptions) {
-	const plugin = "NodeRestriction"
-	if !slices.Contains(a.EnablePlugins, plugin) && !slices.Contains(a.DisablePlugins, plugin) {
-		a.EnablePlugins = append(a.EnablePlugins, plugin)
+	if !slices.Contains(a.EnablePlugins, noderestriction.PluginName) && !slices.Contains(a.DisablePlugins, noderestriction.PluginName) {
+		a.EnablePlugins = append(a.EnablePlugins, noderestriction.PluginName)
 	}
 }
 

@@ -11,11 +11,12 @@ import (
 	authorizerunion "k8s.io/apiserver/pkg/authorization/union"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 
+	"kubelith.io/kubelith/components/apiserver/restriction"
 	"kubelith.io/kubelith/components/client"
 )
 
 // trustProcess puts the in-process identities in front of upstream's
-// authenticators and gives the apiserver's own loopback identity its rights.
+// authenticators, gives the apiserver's own loopback identity its rights and lets nodes act as their storage controllers.
 func (s *Server) trustProcess(c *genericapiserver.Config) error {
 	chain := []authenticator.Request{s.opts.Client, s.tellRefusedTokens(c.Authentication.Authenticator)}
 	if s.anonymousHealth && s.upstream.Authentication.AuthenticationConfigFile == "" {
@@ -35,6 +36,7 @@ func (s *Server) trustProcess(c *genericapiserver.Config) error {
 	var err error
 	c.Authorization.Authorizer, err = authorizerunion.New(
 		authorizerunion.NamedAuthorizer{AuthorizerName: "loopback", Authorizer: loopback},
+		authorizerunion.NamedAuthorizer{AuthorizerName: "storage-of-nodes", Authorizer: restriction.Impersonation()},
 		authorizerunion.NamedAuthorizer{AuthorizerName: "configured", Authorizer: c.Authorization.Authorizer})
 	return err
 }

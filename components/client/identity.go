@@ -40,6 +40,10 @@ const (
 	Metrics = "system:kubelith:metrics"
 	// Storage is the identity of the controllers of storage plugins; the apiserver component makes its role.
 	Storage = "system:kubelith:storage"
+	// StorageNodePrefix and a node's name are the identity of those controllers on an agent, StorageNodes is its group. The
+	// node may act as it (components/apiserver/restriction).
+	StorageNodePrefix = "system:kubelith:storage-node:"
+	StorageNodes      = "system:kubelith:storage-nodes"
 	// Plugins is the identity that tells of plugins; the apiserver component makes its role.
 	Plugins = "system:kubelith:plugins"
 	// PluginPrefix begins the name of each plugin's own identity, which has no rights until an operator binds it.
@@ -107,6 +111,12 @@ func withIdentity(ctx context.Context, u user.Info) context.Context {
 func identityFrom(ctx context.Context) (user.Info, bool) {
 	u, ok := ctx.Value(identityKey{}).(user.Info)
 	return u, ok
+}
+
+// IsInProcess reports whether ctx is that of a request which a component of this process made in memory.
+func IsInProcess(ctx context.Context) bool {
+	_, ok := identityFrom(ctx)
+	return ok
 }
 
 // IsLoopback reports whether ctx is that of a request which the apiserver made

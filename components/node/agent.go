@@ -193,7 +193,7 @@ func (m *agent) build(cfg *config.Agent, log *logrus.Logger) ([]lifecycle.Compon
 	if m.connection != nil {
 		b.add(m.connection, nil)
 		w.node, w.proxy, w.dns = m.connection.Config("kubelet"), m.connection.Config("proxy"), m.connection.Config("dns")
-		w.storage = actingAs(client.Storage, m.connection.Config("storage"))
+		w.storage = storageOf(cfg.NodeName, m.connection.Config("storage"))
 		w.disconnect = m.connection.Disconnect
 		w.machine = join.Machine(cfg.DataDir)
 	}
@@ -267,9 +267,9 @@ func PreflightAgent(ctx context.Context, cfg *config.Agent) []host.Result {
 	return append(append(results, host.Check(ctx, agentCheckOptions(cfg, cluster, planned))...), directoryResult(&cfg.Node))
 }
 
-// actingAs is the node's way to the API under another name, which its rights allow it (components/apiserver).
-func actingAs(name string, node *rest.Config) *rest.Config {
-	c := rest.CopyConfig(node)
-	c.Impersonate = rest.ImpersonationConfig{UserName: name}
+// storageOf is the node's way to the API as the storage controllers on it, which the apiserver lets this node do.
+func storageOf(node string, asNode *rest.Config) *rest.Config {
+	c := rest.CopyConfig(asNode)
+	c.Impersonate = rest.ImpersonationConfig{UserName: client.StorageNodePrefix + node, Groups: []string{client.StorageNodes}}
 	return c
 }

@@ -4,8 +4,12 @@ import (
 	"path/filepath"
 	"slices"
 
+	storagev1 "k8s.io/api/storage/v1"
+
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/builtin/local"
 	"kubelith.io/kubelith/plugins/host"
+	"kubelith.io/kubelith/plugins/storage"
 	"kubelith.io/kubelith/runtime/payload"
 )
 
@@ -24,6 +28,14 @@ func withBuiltinPlugins(configured []host.Spec, disabled func(string) bool, binD
 		// To mount and to grow file systems, and to remove what pods of any user wrote.
 		Limits: host.Limits{Capabilities: []string{"DAC_OVERRIDE", "FOWNER", "SYS_ADMIN", "SYS_RESOURCE"}},
 	})
+}
+
+// elsewhere are the drivers that come with Kubelith and run on agents alone, as this server has no kubelet.
+func elsewhere(disabled func(string) bool) []storage.Declared {
+	if !disabled("kubelet") || disabled(localStorage+"-storage") {
+		return nil
+	}
+	return []storage.Declared{{Driver: local.CSIDriver(), Classes: []*storagev1.StorageClass{local.StorageClass()}}}
 }
 
 // withoutKubelet has a node without a kubelet do without what is for pods on it.

@@ -149,6 +149,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		dns:      inProcess.Config(client.DNS),
 		storage:  inProcess.Config(client.Storage),
 		plugins:  extensions,
+		declared: elsewhere(cfg.Disabled),
 		clientCA: machine.pki.ClusterCA.Cert,
 		serving:  machine.pki.KubeletServer,
 		publish:  api.Informers,
@@ -184,6 +185,9 @@ type worker struct {
 
 	// plugins are those of this machine.
 	plugins plugins.Set
+
+	// declared are drivers of agents whose objects this server makes.
+	declared []storage.Declared
 
 	// The kubelet's: who may call it, and its certificate; without one it asks the server.
 	clientCA string
@@ -246,6 +250,7 @@ func (w worker) add(b *builder, machine *machine, log *logrus.Logger) {
 		NodeName:       cfg.NodeName,
 		KubeletRootDir: cfg.KubeletRootDir,
 		Central:        w.role == config.RoleServer,
+		Declared:       w.declared,
 		Log:            logFor("storage"),
 	}), nil)
 

@@ -43,6 +43,7 @@ type fakeDriver struct {
 
 	name  string
 	node  string // of its topology; empty: none
+	rack  string // of its topology too, when it is not empty
 	rpcs  []csi.ControllerServiceCapability_RPC_Type
 	space int64
 
@@ -105,7 +106,11 @@ func (d *fakeDriver) topology() *csi.Topology {
 	if d.node == "" {
 		return nil
 	}
-	return &csi.Topology{Segments: map[string]string{topologyKey: d.node}}
+	segments := map[string]string{topologyKey: d.node}
+	if d.rack != "" {
+		segments["topology.test.example.com/rack"] = d.rack
+	}
+	return &csi.Topology{Segments: segments}
 }
 
 func (d *fakeDriver) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {

@@ -6,13 +6,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -21,9 +24,30 @@ import (
 )
 
 const (
+	// nodeLocalKey is the annotation of CSIDrivers that says by which topology key volumes name their node. The apiserver lets
+	// an agent make volumes of such a driver, on itself (components/apiserver/restriction).
+	nodeLocalKey              = "kubelith.io/node-local"
 	managedByLabel, managedBy = "app.kubernetes.io/managed-by", "kubelith"
 	defaultClass              = "storageclass.kubernetes.io/is-default-class"
 )
+
+// makeDeclared makes the objects of a driver of which no plugin runs here, until it succeeds or ctx ends.
+func (h *host) makeDeclared(ctx context.Context, declared Declared) {
+	d := &driver{host: h, log: h.Log, declared: declaration{driver: declared.Driver.DeepCopy(), classes: declared.Classes, nodeLocal: true}}
+	d.declared.driver.ObjectMeta = owned(d.declared.driver.ObjectMeta)
+	// The error is that of ctx.
+	_ = wait.PollUntilContextCancel(ctx, retryDelay, true, func(ctx context.Context) (bool, error) {
+		err := d.makeObjects(ctx, facts{})
+		if err != nil && ctx.Err() == nil && err.Error() != d.said {
+			d.said = err.Error()
+			h.Log.Warnf("next try in %s: %v", retryDelay, err)
+		}
+		return err == nil, nil
+	})
+}
+
+// driverPatience is how long an agent waits for a CSIDriver before it says that it is missing.
+const driverPoll, driverPatience = time.Second, 30 * time.Second
 
 // declaration is what a plugin declares in Describe.
 type declaration struct {
@@ -93,7 +117,22 @@ func (d *driver) csiDriver(now facts) *storagev1.CSIDriver {
 		never := false
 		o.Spec.AttachRequired = &never
 	}
+	if key := d.nodeKey(now); key != "" && o.Annotations[nodeLocalKey] == "" {
+		o.Annotations = maps.Clone(o.Annotations)
+		metav1.SetMetaDataAnnotation(&o.ObjectMeta, nodeLocalKey, key)
+	}
 	return o
+}
+
+// nodeKey is the topology key by whose value a node-local driver names this node; empty when it names it in another way.
+func (d *driver) nodeKey(now facts) string {
+	segments := now.info.GetAccessibleTopology().GetSegments()
+	for _, key := range slices.Sorted(maps.Keys(segments)) {
+		if d.declared.nodeLocal && segments[key] == d.NodeName {
+			return key
+		}
+	}
+	return ""
 }
 
 // attaches tells whether volumes have to be attached to a node. Those of a node-local driver are there.
@@ -101,8 +140,11 @@ func (d *driver) attaches(now facts) bool {
 	return now.can(csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME) && !d.declared.nodeLocal
 }
 
-// makeObjects creates the CSIDriver and the StorageClasses that are missing.
+// makeObjects creates the CSIDriver and the StorageClasses that are missing. Agents may not: what they need is the server's to make.
 func (d *driver) makeObjects(ctx context.Context, now facts) error {
+	if !d.Central {
+		return d.awaitDriver(ctx, now)
+	}
 	if err := d.makeDriver(ctx, d.csiDriver(now)); err != nil {
 		return err
 	}
@@ -110,6 +152,32 @@ func (d *driver) makeObjects(ctx context.Context, now facts) error {
 		if err := d.makeClass(ctx, class.DeepCopy()); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// awaitDriver waits until the CSIDriver is there, for as long as the server may take at its start.
+func (d *driver) awaitDriver(ctx context.Context, now facts) error {
+	var have *storagev1.CSIDriver
+	err := wait.PollUntilContextTimeout(ctx, driverPoll, driverPatience, true, func(ctx context.Context) (_ bool, err error) {
+		have, err = d.client.StorageV1().CSIDrivers().Get(ctx, d.name(), metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+	key := d.nodeKey(now)
+	switch {
+	case wait.Interrupted(err) && ctx.Err() == nil:
+		return fmt.Errorf("there is no CSIDriver %s, and agents do not make it: configure the plugin on the server too, or create the CSIDriver", d.name())
+	case err != nil:
+		return naming("read the CSIDriver", d.name(), err)
+	case !d.declared.nodeLocal:
+		return nil
+	case key == "":
+		return fmt.Errorf("it says that it is node-local: on an agent the value of a segment of accessible_topology in NodeGetInfo must be the node's name, %s", d.NodeName)
+	case have.Annotations[nodeLocalKey] != key:
+		return fmt.Errorf("the CSIDriver %s does not let agents make its volumes: kubectl annotate csidriver %s %s=%s", d.name(), d.name(), nodeLocalKey, key)
 	}
 	return nil
 }
@@ -129,7 +197,10 @@ func (d *driver) makeDriver(ctx context.Context, want *storagev1.CSIDriver) erro
 	}
 	changed := have.DeepCopy()
 	overlay(&changed.Spec, want.Spec)
-	if equality.Semantic.DeepEqual(changed.Spec, have.Spec) {
+	if key := want.Annotations[nodeLocalKey]; key != "" {
+		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, nodeLocalKey, key)
+	}
+	if equality.Semantic.DeepEqual(changed, have) {
 		return nil
 	}
 	_, err = drivers.Update(ctx, changed, metav1.UpdateOptions{})

@@ -54,7 +54,7 @@ func objectsOf(t *testing.T, d *pluginv1.Description, objects ...runtime.Object)
 	}
 	log, lines := logtest.NewNullLogger()
 	cs := fake.NewClientset(objects...)
-	return &driver{host: &host{client: cs}, declared: declared, log: log}, cs, lines
+	return &driver{host: &host{client: cs, Options: Options{Central: true, NodeName: "n1"}}, declared: declared, log: log}, cs, lines
 }
 
 func TestDriverObject(t *testing.T) {
@@ -101,6 +101,90 @@ func TestDriverObject(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		})
+	}
+}
+
+// TestNodeLocalDriver: the CSIDriver says by which key volumes name their node, one of an older version as well.
+func TestNodeLocalDriver(t *testing.T) {
+	on := func(key, value string) facts {
+		return facts{info: &csi.NodeGetInfoResponse{AccessibleTopology: &csi.Topology{Segments: map[string]string{"rack": "r7", key: value}}}}
+	}
+	older := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName, Labels: map[string]string{managedByLabel: managedBy}}}
+	for _, tc := range []struct {
+		name      string
+		nodeLocal bool
+		facts     facts
+		have      []runtime.Object
+		want      string
+	}{
+		{"made", true, on(topologyKey, "n1"), nil, topologyKey},
+		{"there, of an older version", true, on(topologyKey, "n1"), []runtime.Object{older}, topologyKey},
+		{"the node has another name in it", true, on(topologyKey, "id-1"), nil, ""},
+		{"not node-local", false, on(topologyKey, "n1"), nil, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			d, cs, _ := objectsOf(t, describe(t, tc.nodeLocal), tc.have...)
+			if err := d.makeObjects(t.Context(), tc.facts); err != nil {
+				t.Fatal(err)
+			}
+			got, err := cs.StorageV1().CSIDrivers().Get(t.Context(), driverName, metav1.GetOptions{})
+			if err != nil || got.Annotations[nodeLocalKey] != tc.want {
+				t.Errorf("%v, %v", got.Annotations, err)
+			}
+		})
+	}
+}
+
+// TestObjectsOnAgents: an agent makes no objects; it looks whether those of the server let it make volumes.
+func TestObjectsOnAgents(t *testing.T) {
+	driver := func(key string) runtime.Object {
+		return &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName, Annotations: map[string]string{nodeLocalKey: key}}}
+	}
+	here := func(value string) facts {
+		return facts{info: &csi.NodeGetInfoResponse{AccessibleTopology: &csi.Topology{Segments: map[string]string{topologyKey: value}}}}
+	}
+	for _, tc := range []struct {
+		name      string
+		nodeLocal bool
+		facts     facts
+		have      runtime.Object
+		wrong     string
+	}{
+		{"as the server made it", true, here("n1"), driver(topologyKey), ""},
+		{"not node-local", false, facts{}, driver(""), ""},
+		{"without the key", true, here("n1"), driver(""), "kubectl annotate csidriver test.example.com kubelith.io/node-local=topology.test.example.com/node"},
+		{"another key", true, here("n1"), driver("kubernetes.io/hostname"), "does not let agents make its volumes"},
+		{"the node has another name in it", true, here("id-1"), driver(topologyKey), "must be the node's name, n1"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			d, cs, _ := objectsOf(t, describe(t, tc.nodeLocal, class("local", storagev1.VolumeBindingImmediate)), tc.have)
+			d.Central = false
+			err := d.makeObjects(t.Context(), tc.facts)
+			if (tc.wrong == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), tc.wrong) {
+				t.Errorf("%v, want %q", err, tc.wrong)
+			}
+			for _, a := range cs.Actions() {
+				if a.GetVerb() != "get" {
+					t.Errorf("the agent writes: %v", a)
+				}
+			}
+		})
+	}
+}
+
+// TestDeclared: a server that runs no plugin makes the objects of the driver that agents run.
+func TestDeclared(t *testing.T) {
+	d, cs, _ := objectsOf(t, describe(t, true))
+	d.Declared = []Declared{{Driver: &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName, Annotations: map[string]string{nodeLocalKey: topologyKey}}},
+		Classes: []*storagev1.StorageClass{class("local", storagev1.VolumeBindingImmediate)}}}
+	d.Log = d.log
+	d.makeDeclared(t.Context(), d.Declared[0])
+	driver, err := cs.StorageV1().CSIDrivers().Get(t.Context(), driverName, metav1.GetOptions{})
+	if err != nil || !isOurs(driver) || driver.Annotations[nodeLocalKey] != topologyKey || driver.Spec.AttachRequired == nil || *driver.Spec.AttachRequired {
+		t.Errorf("%+v, %v", driver, err)
+	}
+	if _, err := cs.StorageV1().StorageClasses().Get(t.Context(), "local", metav1.GetOptions{}); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -8,7 +8,7 @@
 //   - listens on <kubelet's root>/plugins/<driver>/csi.sock and forwards what comes, as it is, to the process that serves the
 //     plugin now (forward.go). Processes come and go; the socket stays, so that the kubelet and the controllers notice no replacement.
 //   - registers the driver with the kubelet (register.go), which writes the CSINode and the topology labels.
-//   - creates the CSIDriver and the StorageClasses that the plugin declares (objects.go).
+//   - creates the CSIDriver and the StorageClasses that the plugin declares (objects.go), on the server.
 //   - runs what sidecars run for drivers in pods, with the sidecars' own libraries (controllers.go, provision.go, attach.go,
 //     resize.go): on each node for drivers that are node-local, on the server for the others.
 //
@@ -23,6 +23,7 @@ import (
 	"sync"
 
 	"github.com/sirupsen/logrus"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -46,8 +47,16 @@ type Options struct {
 	NodeName, KubeletRootDir string
 	// Central says that this node runs the controllers of drivers that are not node-local: one node of a cluster does.
 	Central bool
+	// Declared are node-local drivers whose plugins run on agents alone: this server makes their objects, as agents may not.
+	Declared []Declared
 	// Log receives the component's own messages; the libraries write to klog.
 	Log logrus.FieldLogger
+}
+
+// Declared is what the plugin of a driver would declare.
+type Declared struct {
+	Driver  *storagev1.CSIDriver
+	Classes []*storagev1.StorageClass
 }
 
 // Server is the component.
@@ -99,6 +108,11 @@ func (h *host) run(ctx context.Context) {
 		}
 	})
 	defer cancel()
+	var making sync.WaitGroup
+	defer making.Wait()
+	for _, declared := range h.Declared {
+		making.Go(func() { h.makeDeclared(ctx, declared) })
+	}
 	for {
 		h.update(ctx)
 		select {

@@ -55,6 +55,9 @@ type node struct {
 func run(t *testing.T, central bool, plugin *pluginstest.Plugin, objects ...runtime.Object) *node {
 	t.Helper()
 	log, lines := logtest.NewNullLogger()
+	if !central {
+		objects = append(objects, declaredBy(t, plugin)...)
+	}
 	n := &node{Clientset: fake.NewClientset(append(objects, nodeObject("first"))...), set: pluginstest.NewSet(plugin), plugin: plugin, root: t.TempDir(), log: lines, watched: map[string]bool{}}
 	n.PrependWatchReactor("*", n.watch)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -72,6 +75,23 @@ func run(t *testing.T, central bool, plugin *pluginstest.Plugin, objects ...runt
 	n.stop = func() { cancel(); <-ended; h.stopEvents() }
 	t.Cleanup(n.stop)
 	return n
+}
+
+// declaredBy are the objects that a server has made of what the plugin declares.
+func declaredBy(t *testing.T, plugin *pluginstest.Plugin) (objects []runtime.Object) {
+	t.Helper()
+	declared, err := declarationOf(plugin.Description())
+	if err != nil {
+		return nil // the test is about that
+	}
+	driver := declared.driver.DeepCopy()
+	if declared.nodeLocal {
+		metav1.SetMetaDataAnnotation(&driver.ObjectMeta, nodeLocalKey, topologyKey)
+	}
+	for _, class := range declared.classes {
+		objects = append(objects, class)
+	}
+	return append(objects, driver)
 }
 
 // nodeObject is the Node n1 that a kubelet has registered.
@@ -364,7 +384,8 @@ func TestReplaced(t *testing.T) {
 		t.Error("the driver was registered anew though only its capabilities changed")
 	}
 
-	moved := newFakeDriver("n1-moved", create)
+	moved := newFakeDriver("n1", create)
+	moved.rack = "r8"
 	p.Serve(t, moved.register)
 	n.set.Replace(p)
 	eventually(t, "it is registered anew", func() bool { now := made(); return !now.IsZero() && now.After(before) })

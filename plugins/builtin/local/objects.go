@@ -13,7 +13,8 @@ const ClassName = "local"
 func CSIDriver() *storagev1.CSIDriver {
 	attach, podInfo, capacity, policy := false, false, true, storagev1.FileFSGroupPolicy
 	return &storagev1.CSIDriver{
-		ObjectMeta: metav1.ObjectMeta{Name: Name},
+		// What lets agents make volumes, on themselves: docs/adr/024.
+		ObjectMeta: metav1.ObjectMeta{Name: Name, Annotations: map[string]string{"kubelith.io/node-local": topologyKey}},
 		Spec: storagev1.CSIDriverSpec{
 			AttachRequired:       &attach,   // a directory is where it is
 			PodInfoOnMount:       &podInfo,  // every pod gets the same

@@ -12,6 +12,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"net"
 	"sync"
 	"time"
 
@@ -48,6 +49,9 @@ type Options struct {
 	PKI *pki.Bundle
 	// Args are "key=value" arguments named as kube-apiserver's own flags.
 	Args []string
+	// DialKubelet connects to kubelets, for logs and exec: a Node may name any address. nil: to any. An egress selector of the
+	// user's goes before it.
+	DialKubelet func(ctx context.Context, network, address string) (net.Conn, error)
 	// Client is opened with the finished handler.
 	Client *client.InProcess
 	// Log receives which bootstrap tokens are refused, and why; upstream writes to klog.

@@ -8,12 +8,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	genericfeatures "k8s.io/apiserver/pkg/features"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/egressselector"
 	"k8s.io/apiserver/pkg/server/filters"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
@@ -45,6 +47,9 @@ func (s *Server) newConfig(opts options.CompletedOptions) (*app.Config, error) {
 	core, services, initializers, err := app.CreateKubeAPIServerConfig(opts, generic, s.shared, storage)
 	if err != nil {
 		return nil, err
+	}
+	if s.opts.DialKubelet != nil && core.Extra.KubeletClientConfig.Lookup == nil {
+		core.Extra.KubeletClientConfig.Lookup = func(egressselector.NetworkContext) (utilnet.DialFunc, error) { return s.opts.DialKubelet, nil }
 	}
 	cp := &core.ControlPlane
 	webhookAuth := webhook.NewDefaultAuthenticationInfoResolverWrapper(cp.ProxyTransport, generic.EgressSelector, generic.LoopbackClientConfig, generic.TracerProvider)

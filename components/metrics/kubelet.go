@@ -45,6 +45,7 @@ func newKubelets(o Options, nodes corelisters.NodeLister) (*kubelets, error) {
 		return nil, fmt.Errorf("the CAs of kubelets: %s has no certificate", o.PKI.KubeletTrust)
 	}
 	transport := &http.Transport{ // nodes are never behind a proxy
+		DialContext: o.Dial,
 		TLSClientConfig: &tls.Config{
 			MinVersion: tls.VersionTLS12,
 			RootCAs:    pool,

@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -46,6 +47,8 @@ type Options struct {
 	Client *rest.Config
 	// PKI has the certificate with which the apiserver calls kubelets, and the CA of theirs.
 	PKI *pki.Bundle
+	// Dial connects to kubelets: a Node may name any address. nil: to any.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Log receives the component's own messages; metrics-server writes to klog.
 	Log logrus.FieldLogger
 }

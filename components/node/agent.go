@@ -189,10 +189,11 @@ func otherAddress(from net.IP, node []net.IP) []host.Result {
 func (m *agent) build(cfg *config.Agent, log *logrus.Logger) ([]lifecycle.Component, error) {
 	b := builder{api: "connection"}
 	w := worker{cfg: &cfg.Node, role: config.RoleAgent, cluster: m.cluster, clientCA: join.CACert(cfg.DataDir)}
-	w.node, w.proxy, w.dns, w.storage = join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig()
+	w.node, w.hostPorts, w.proxy, w.dns, w.storage = join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig()
 	if m.connection != nil {
 		b.add(m.connection, nil)
 		w.node, w.proxy, w.dns = m.connection.Config("kubelet"), m.connection.Config("proxy"), m.connection.Config("dns")
+		w.hostPorts = m.connection.Config("host-ports")
 		w.storage = storageOf(cfg.NodeName, m.connection.Config("storage"))
 		w.disconnect = m.connection.Disconnect
 		w.machine = join.Machine(cfg.DataDir)

@@ -37,6 +37,9 @@ func (b *builder) enabled(disabled []string) ([]lifecycle.Component, error) {
 		// Without a container runtime there is nobody to import images for.
 		disabled = append(slices.Clone(disabled), "images", "network")
 	}
+	if slices.Contains(disabled, "kubelet") {
+		disabled = append(slices.Clone(disabled), "host-ports") // there is no Node to tell of
+	}
 	if slices.Contains(disabled, "network") {
 		disabled = append(slices.Clone(disabled), "cni") // one setting for both
 	}

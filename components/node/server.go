@@ -97,9 +97,11 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Zap:     logging.Zap(logging.Component(log, "etcd")),
 	}))
 
+	dialKubelet := nodeAddresses(cfg).Dialer().DialContext
 	figures := newMetrics(cfg, metrics.Options{
 		Client: inProcess.Config(client.Metrics),
 		PKI:    machine.pki,
+		Dial:   dialKubelet,
 		Log:    logFor("metrics-server"),
 	})
 	api, err := apiserver.New(apiserver.Options{
@@ -112,6 +114,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		EncryptionConfig: machine.encryptionConfig,
 		PKI:              machine.pki,
 		Args:             machine.args.apiserver,
+		DialKubelet:      dialKubelet,
 		Client:           inProcess,
 		Log:              logFor("apiserver"),
 		Extend:           figures.extension,
@@ -141,18 +144,19 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 	b.addJoining(cfg, machine, inProcess, controllers, api.Informers, logFor)
 
 	worker{
-		cfg:      &cfg.Node,
-		role:     config.RoleServer,
-		cluster:  cfg.ClusterInfo("", ""), // its versions are of no use here
-		node:     inProcess.NodeConfig(cfg.NodeName),
-		proxy:    inProcess.Config(client.Proxy),
-		dns:      inProcess.Config(client.DNS),
-		storage:  inProcess.Config(client.Storage),
-		plugins:  extensions,
-		declared: elsewhere(cfg.Disabled),
-		clientCA: machine.pki.ClusterCA.Cert,
-		serving:  machine.pki.KubeletServer,
-		publish:  api.Informers,
+		cfg:       &cfg.Node,
+		role:      config.RoleServer,
+		cluster:   cfg.ClusterInfo("", ""), // its versions are of no use here
+		node:      inProcess.NodeConfig(cfg.NodeName),
+		hostPorts: inProcess.NodeConfig(cfg.NodeName),
+		proxy:     inProcess.Config(client.Proxy),
+		dns:       inProcess.Config(client.DNS),
+		storage:   inProcess.Config(client.Storage),
+		plugins:   extensions,
+		declared:  elsewhere(cfg.Disabled),
+		clientCA:  machine.pki.ClusterCA.Cert,
+		serving:   machine.pki.KubeletServer,
+		publish:   api.Informers,
 	}.add(&b, machine, log)
 
 	b.add(manifests.New(manifests.Options{
@@ -165,6 +169,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 	addServiceLB(&b, cfg, servicelb.Options{
 		Client:    inProcess.Config(client.ServiceLB),
 		Informers: api.Informers,
+		KubeletCA: machine.pki.ClusterCA.Cert,
 		Log:       logFor("servicelb"),
 	})
 	b.add(figures.Component, nil)
@@ -178,8 +183,8 @@ type worker struct {
 	machine string // the value of config.MachineLabel; empty: none
 	cluster *config.ClusterInfo
 
-	// Clients: the first acts as the node.
-	node, proxy, dns, storage *rest.Config
+	// Clients: the first two act as the node.
+	node, hostPorts, proxy, dns, storage *rest.Config
 	// disconnect ends connections to the API that are dead; nil where there are none.
 	disconnect func()
 
@@ -277,6 +282,8 @@ func (w worker) add(b *builder, machine *machine, log *logrus.Logger) {
 		Disconnect:     w.disconnect,
 		Log:            logFor("kubelet"),
 	}))
+
+	b.add(servicelb.NewHostPorts(servicelb.HostPortsOptions{Client: w.hostPorts, NodeName: cfg.NodeName, Log: logFor("host-ports")}), nil)
 
 	b.add(proxy.New(proxy.Options{
 		Client:       w.proxy,

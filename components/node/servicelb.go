@@ -1,10 +1,13 @@
 package node
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 
 	"kubelith.io/kubelith/components/config"
 	"kubelith.io/kubelith/components/dns"
+	"kubelith.io/kubelith/components/nodeaddr"
 	"kubelith.io/kubelith/components/servicelb"
 )
 
@@ -23,9 +26,17 @@ func addServiceLB(b *builder, cfg *config.Server, o servicelb.Options) {
 		{Protocol: corev1.ProtocolUDP, Number: dns.DefaultPort},
 		{Protocol: corev1.ProtocolUDP, Number: vxlanPort},
 	}
+	o.Addresses = nodeAddresses(cfg)
 	if cfg.Disabled("servicelb") {
 		b.add(servicelb.NewCleaner(o), nil)
 		return
 	}
 	b.add(servicelb.New(o), nil)
+}
+
+// nodeAddresses are what the addresses of nodes are held against.
+func nodeAddresses(cfg *config.Server) nodeaddr.Rules {
+	rules := nodeaddr.Parse(slices.Concat(cfg.ClusterCIDR, cfg.ServiceCIDR), append([]string{cfg.AdvertiseAddress}, cfg.TLSSAN...))
+	rules.APIPort = uint16(cfg.HTTPSPort)
+	return rules
 }

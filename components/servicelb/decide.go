@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+
+	"kubelith.io/kubelith/components/nodeaddr"
 )
 
 // world is what decisions are made from.
@@ -17,7 +19,13 @@ type world struct {
 	nodes    []*corev1.Node
 	// local returns the names of the nodes that have a ready endpoint of a Service.
 	local func(*corev1.Service) sets.Set[string]
-	opts  Options
+	// listens reports whether the Service's own pods are what listens on a port of the node, in the host's network.
+	listens func(s *corev1.Service, n *corev1.Node, p Port) bool
+	// proven reports whether the node is at an address that can be its own; held, that the Service has the address already.
+	proven func(n *corev1.Node, ip netip.Addr, held bool) bool
+	opts   Options
+
+	believed map[string]nodeaddr.Addresses // by name of the node; decide sets it
 }
 
 // decision says what a Service gets.
@@ -31,6 +39,7 @@ type decision struct {
 // Reasons of Events.
 const (
 	portConflict = "PortConflict"
+	hostPort     = "HostPort"
 	noAddress    = "NoAddress"
 )
 
@@ -41,6 +50,7 @@ const (
 // status already, then the older one, then the first by name. The result depends on w alone, so that a second look at the
 // same objects changes nothing.
 func decide(w world) []decision {
+	w.believed = w.opts.Addresses.Of(w.nodes)
 	var mine []*corev1.Service
 	for _, s := range w.services {
 		if ours(s) {
@@ -57,6 +67,8 @@ func decide(w world) []decision {
 		decisions[i].service = s
 		if wanted[i], decisions[i].message = w.candidates(s, nodes); decisions[i].message != "" {
 			decisions[i].reason = noAddress
+		} else if wanted[i], decisions[i].message = w.withoutHosts(s, wanted[i]); decisions[i].message != "" {
+			decisions[i].reason = hostPort
 		}
 		ports.reserve(s, claims(s, holding(s, wanted[i])))
 	}
@@ -112,15 +124,15 @@ func (w world) candidates(s *corev1.Service, nodes []*corev1.Node) (all []addres
 		return nil, fmt.Sprintf("all nodes have the label %s=false", NodeLabel)
 	}
 	for _, n := range chosen {
-		all = append(all, addressesFor(s, n)...)
+		all = append(all, w.addressesFor(s, n)...)
 	}
-	if len(all) == 0 {
+	if len(all) == 0 && !slices.ContainsFunc(chosen, func(n *corev1.Node) bool { return w.mayProve(s, n) }) {
 		return nil, fmt.Sprintf("no node has an address of the family %s", families(s))
 	}
 	if ip := s.Spec.LoadBalancerIP; ip != "" {
 		asked, _ := netip.ParseAddr(ip)
 		all = slices.DeleteFunc(all, func(a address) bool { return a.ip != asked })
-		if len(all) == 0 {
+		if len(all) == 0 && !slices.ContainsFunc(chosen, func(n *corev1.Node) bool { return slices.Contains(w.believed[n.Name].Own, asked) }) {
 			return nil, fmt.Sprintf("no node that may serve it has the address %s of spec.loadBalancerIP", ip)
 		}
 	}

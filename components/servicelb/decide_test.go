@@ -2,6 +2,7 @@ package servicelb
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -11,11 +12,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+
+	"kubelith.io/kubelith/components/nodeaddr"
 )
 
 // node is a Ready agent with the address 10.0.0.<number of its name>, and the kubelet on port 10250.
 func node(name string, changes ...func(*corev1.Node)) *corev1.Node {
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{roleLabel: "agent"}}}
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{roleLabel: "agent"}, Annotations: map[string]string{HostPortsAnnotation: ""}}}
+	n.UID = types.UID(name)
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 	n.Status.DaemonEndpoints.KubeletEndpoint.Port = 10250
 	n.Status.Addresses = []corev1.NodeAddress{
@@ -30,6 +34,14 @@ func node(name string, changes ...func(*corev1.Node)) *corev1.Node {
 func labelled(key, value string) func(*corev1.Node) {
 	return func(n *corev1.Node) { n.Labels[key] = value }
 }
+
+// hostListens has a program of the host listen on ports, as the node tells it.
+func hostListens(ports string) func(*corev1.Node) {
+	return func(n *corev1.Node) { n.Annotations[HostPortsAnnotation] = ports }
+}
+
+// silent is a node that has not told the ports of its host.
+func silent(n *corev1.Node) { n.Annotations = nil }
 
 func alsoAt(kind corev1.NodeAddressType, ip string) func(*corev1.Node) {
 	return func(n *corev1.Node) {
@@ -82,6 +94,9 @@ func udp(number int32) Port { return Port{corev1.ProtocolUDP, number} }
 func class(name string) func(*corev1.Service) {
 	return func(s *corev1.Service) { s.Spec.LoadBalancerClass = &name }
 }
+
+// unproven is an address at which no node has been found.
+const unproven = "1.1.1.1"
 
 func TestDecide(t *testing.T) {
 	two := []*corev1.Node{node("n1"), node("n2")}
@@ -187,11 +202,42 @@ func TestDecide(t *testing.T) {
 		{"its own node port", two[:1], []*corev1.Service{lb("a", ports(tcp(30080)), func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 30080 })}, nil, []string{"a 10.0.0.1"}},
 		{"a health check port", two[:1], []*corev1.Service{lb("a", ports(tcp(30090))), lb("b", func(s *corev1.Service) { s.Spec.HealthCheckNodePort = 30090 })}, nil,
 			[]string{"a  PortConflict: port 30090/TCP is taken by the node port of ns/b on n1", "b 10.0.0.1"}},
+
+		{"the API's port, by its address", []*corev1.Node{node("n1", alsoAt(corev1.NodeInternalIP, "192.0.2.6"))}, []*corev1.Service{lb("a", ports(tcp(6443)))}, nil,
+			[]string{"a  PortConflict: port 6443/TCP is taken by Kubelith itself on n1"}},
+		{"the API's address, which an agent reports", []*corev1.Node{node("n1", alsoAt(corev1.NodeInternalIP, "192.0.2.6"))}, []*corev1.Service{lb("a")}, nil, []string{"a 10.0.0.1"}},
+		{"the address of another node", []*corev1.Node{node("n1"), node("n2", alsoAt(corev1.NodeInternalIP, "10.0.0.1"))}, []*corev1.Service{lb("a", local)},
+			map[string][]string{"a": {"n2"}}, []string{"a 10.0.0.2"}},
+		{"addresses of pods and Services", []*corev1.Node{node("n1", alsoAt(corev1.NodeInternalIP, "10.43.0.1"), alsoAt(corev1.NodeInternalIP, "127.0.0.1"))}, []*corev1.Service{lb("a")}, nil,
+			[]string{"a 10.0.0.1"}},
+		{"an address at which its kubelet does not answer", []*corev1.Node{node("n1", alsoAt(corev1.NodeInternalIP, unproven))}, []*corev1.Service{lb("a")}, nil, []string{"a 10.0.0.1"}},
+		{"no address but that", []*corev1.Node{node("n1", func(n *corev1.Node) { n.Status.Addresses = nil }, alsoAt(corev1.NodeInternalIP, unproven))},
+			[]*corev1.Service{lb("a"), lb("b", ports(tcp(81)), func(s *corev1.Service) { s.Spec.LoadBalancerIP = unproven })}, nil, []string{"a ", "b "}},
+		{"a Service that has it keeps it", []*corev1.Node{node("n1", alsoAt(corev1.NodeInternalIP, unproven))}, []*corev1.Service{lb("a", has(unproven))}, nil, []string{"a 1.1.1.1, 10.0.0.1"}},
+
+		{"a port of the host", []*corev1.Node{node("n1", hostListens("22/TCP,80/TCP")), node("n2", hostListens("80/UDP"))}, []*corev1.Service{lb("a")}, nil,
+			[]string{"a 10.0.0.2 HostPort: port 80/TCP belongs to a program of the host on n1"}},
+		{"of all hosts", []*corev1.Node{node("n1", hostListens("22/TCP")), node("n2", hostListens("22/TCP"))}, []*corev1.Service{lb("a", ports(tcp(22), tcp(80)))}, nil,
+			[]string{"a  HostPort: port 22/TCP belongs to a program of the host on n1, n2"}},
+		{"of the host, although the Service had it", []*corev1.Node{node("n1", hostListens("80/TCP"))}, []*corev1.Service{lb("a", has("10.0.0.1"))}, nil,
+			[]string{"a  HostPort: port 80/TCP belongs to a program of the host on n1"}},
+		{"on which the Service's own pod listens", []*corev1.Node{node("n1", hostListens("80/TCP"))}, []*corev1.Service{lb("own")}, nil, []string{"own 10.0.0.1"}},
+		{"a host that keeps a Service out leaves the port to another", []*corev1.Node{node("n1", hostListens("22/TCP"))},
+			[]*corev1.Service{lb("a", ports(tcp(22), tcp(80))), lb("b", younger)}, nil,
+			[]string{"a  HostPort: port 22/TCP belongs to a program of the host on n1", "b 10.0.0.1"}},
+		{"a host that has not told", []*corev1.Node{node("n1", silent), node("n2")}, []*corev1.Service{lb("a")}, nil, []string{"a 10.0.0.2"}},
+		{"no host has told", []*corev1.Node{node("n1", silent)}, []*corev1.Service{lb("a")}, nil,
+			[]string{"a  HostPort: n1 has not told the ports of its host yet (annotation kubelith.io/host-ports)"}},
+		{"one that has not told keeps what it has", []*corev1.Node{node("n1", silent)}, []*corev1.Service{lb("a", has("10.0.0.1"))}, nil, []string{"a 10.0.0.1"}},
+		{"one that tells nonsense", []*corev1.Node{node("n1", hostListens("x,,99999/TCP,-1/TCP,80"))}, []*corev1.Service{lb("a")}, nil, []string{"a 10.0.0.1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := world{services: c.services, nodes: c.nodes,
-				local: func(s *corev1.Service) sets.Set[string] { return sets.New(c.endpoints[s.Name]...) },
-				opts:  Options{NodePorts: []Port{udp(8472)}, ServerPorts: []Port{tcp(6443)}},
+				local:   func(s *corev1.Service) sets.Set[string] { return sets.New(c.endpoints[s.Name]...) },
+				listens: func(s *corev1.Service, _ *corev1.Node, p Port) bool { return s.Name == "own" && p == tcp(80) },
+				proven:  func(_ *corev1.Node, ip netip.Addr, held bool) bool { return held || ip.String() != unproven },
+				opts: Options{NodePorts: []Port{udp(8472)}, ServerPorts: []Port{tcp(6443)},
+					Addresses: nodeaddr.Parse([]string{"10.43.0.0/16"}, []string{"192.0.2.6"})},
 			}
 			check := func(when string, want []string) {
 				t.Helper()
@@ -237,7 +283,8 @@ func TestDecisionsAreStable(t *testing.T) {
 			lb("a", local, has("10.0.0.1")), lb("b", younger, local, has("10.0.0.2")), lb("c", local, has("10.0.0.3")), lb("d", younger, local),
 			lb("e", ports(tcp(80), tcp(81))), lb("f", ports(tcp(81))),
 		},
-		local: func(s *corev1.Service) sets.Set[string] { return sets.New(endpoints[s.Name]...) },
+		local:  func(s *corev1.Service) sets.Set[string] { return sets.New(endpoints[s.Name]...) },
+		proven: func(*corev1.Node, netip.Addr, bool) bool { return true },
 	}
 	var last []string
 	for range 3 {

@@ -3,11 +3,14 @@ package servicelb
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+
+	"kubelith.io/kubelith/components/nodeaddr"
 )
 
 // claim is what only one Service may have.
@@ -46,7 +49,7 @@ func newLedger(w world) ledger {
 		if kubelet := n.Status.DaemonEndpoints.KubeletEndpoint.Port; kubelet != 0 {
 			l.own[claim{n.Name, Port{corev1.ProtocolTCP, kubelet}}] = true
 		}
-		if role == "server" {
+		if role == nodeaddr.RoleServer || w.hasAPI(n) {
 			for _, p := range w.opts.ServerPorts {
 				l.own[claim{n.Name, p}] = true
 			}
@@ -63,6 +66,14 @@ func newLedger(w world) ledger {
 		}
 	}
 	return l
+}
+
+// hasAPI reports whether the API is at an address of the node, whatever its label says.
+func (w world) hasAPI(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Addresses, func(a corev1.NodeAddress) bool {
+		ip, err := netip.ParseAddr(a.Address)
+		return err == nil && slices.Contains(w.opts.Addresses.API, ip.Unmap())
+	})
 }
 
 // reserve keeps what a Service has by its status for it, until it is decided about.

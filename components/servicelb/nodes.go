@@ -6,11 +6,13 @@ import (
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"kubelith.io/kubelith/components/nodeaddr"
 )
 
 const (
 	// roleLabel is on every node that Kubelith registers: server or agent.
-	roleLabel = "kubelith.io/role"
+	roleLabel = nodeaddr.RoleLabel
 	// autoscalerTaint is on nodes that the cluster autoscaler is about to delete.
 	// Source: k8s.io/cloud-provider/controllers/service.
 	autoscalerTaint = "ToBeDeletedByClusterAutoscaler"
@@ -69,23 +71,26 @@ func reports(n *corev1.Node, held bool) bool {
 	return false
 }
 
-// addressesFor are the node's addresses of the Service's families.
-func addressesFor(s *corev1.Service, n *corev1.Node) (all []address) {
-	for _, a := range n.Status.Addresses {
-		if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
-			continue
-		}
-		ip, err := netip.ParseAddr(a.Address)
-		if err != nil {
-			continue
-		}
-		family := corev1.IPv6Protocol
-		if ip.Is4() {
-			family = corev1.IPv4Protocol
-		}
-		if slices.Contains(s.Spec.IPFamilies, family) {
+// addressesFor are the addresses of the Service's families at which the node is known to be.
+func (w world) addressesFor(s *corev1.Service, n *corev1.Node) (all []address) {
+	held := addressesOf(s)
+	for _, ip := range w.believed[n.Name].Own {
+		if ofFamily(s, ip) && w.proven(n, ip, slices.Contains(held, ip)) {
 			all = append(all, address{n, ip})
 		}
 	}
 	return all
+}
+
+// mayProve reports whether the node has an address of the Service's families at all.
+func (w world) mayProve(s *corev1.Service, n *corev1.Node) bool {
+	return slices.ContainsFunc(w.believed[n.Name].Own, func(ip netip.Addr) bool { return ofFamily(s, ip) })
+}
+
+func ofFamily(s *corev1.Service, ip netip.Addr) bool {
+	family := corev1.IPv6Protocol
+	if ip.Is4() {
+		family = corev1.IPv4Protocol
+	}
+	return slices.Contains(s.Spec.IPFamilies, family)
 }

@@ -4,7 +4,8 @@
 // packets on every node before the host's own sockets see them, so that the node's own address serves without a pod and
 // without a listener. Everything about packets (externalTrafficPolicy, source ranges, session affinity, health check
 // ports) is kube-proxy's, as it is behind any load balancer; which addresses a Service gets is decided here, by one pure
-// function (decide.go).
+// function (decide.go). An address at which a node is not, or a port on which its host listens, would be taken from whoever is
+// there: nodes have to prove the one (prove.go) and tell of the other (HostPorts).
 //
 // Services of another loadBalancerClass are never touched.
 package servicelb
@@ -14,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -29,6 +31,7 @@ import (
 
 	sharedinformers "kubelith.io/kubelith/components/informers"
 	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/components/nodeaddr"
 )
 
 // What users write, to choose nodes and Services.
@@ -58,6 +61,10 @@ type Options struct {
 	// NodePorts are the ports on which Kubelith listens on each node, ServerPorts those on servers besides. No Service
 	// gets them. The kubelet's is in the Node object.
 	NodePorts, ServerPorts []Port
+	// Addresses say which addresses can be a node's.
+	Addresses nodeaddr.Rules
+	// KubeletCA is the file with the CA of the certificates that kubelets serve with.
+	KubeletCA string
 	// Log receives the component's own messages.
 	Log logrus.FieldLogger
 }
@@ -90,11 +97,11 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
-	return s.run(ctx, cs, s.opts.Informers(), ready)
+	return s.run(ctx, cs, s.opts.Informers(), newProver(s.opts, handshake(s.opts.KubeletCA)), ready)
 }
 
 // run is Run with the clients that it is given.
-func (s *Server) run(ctx context.Context, cs kubernetes.Interface, shared informers.SharedInformerFactory, ready func()) error {
+func (s *Server) run(ctx context.Context, cs kubernetes.Interface, shared informers.SharedInformerFactory, prover *prover, ready func()) error {
 	events := record.NewBroadcaster(record.WithContext(ctx))
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: cs.CoreV1().Events("")})
 	defer events.Shutdown()
@@ -109,6 +116,8 @@ func (s *Server) run(ctx context.Context, cs kubernetes.Interface, shared inform
 		nodes:    view.Core().V1().Nodes().Lister(),
 		slices:   view.Discovery().V1().EndpointSlices().Lister(),
 		changed:  make(chan struct{}, 1),
+		prover:   prover,
+		refused:  map[string]string{},
 	}
 	synced, stop, err := w.watch(view)
 	defer stop()
@@ -120,7 +129,12 @@ func (s *Server) run(ctx context.Context, cs kubernetes.Interface, shared inform
 		return nil
 	}
 	ready()
+	// Before the first pass: it would take what is not proven.
+	w.prove(ctx)
+	var proving sync.WaitGroup
+	proving.Go(func() { w.keepProving(ctx) })
 	w.loop(ctx)
+	proving.Wait()
 	return nil
 }
 
@@ -143,19 +157,15 @@ func (w *writer) watch(view informers.SharedInformerFactory) (synced []cache.Inf
 	}
 	on(view.Core().V1().Services().Informer(), func(any) bool { return true })
 	on(view.Core().V1().Nodes().Informer(), w.ourNode)
-	on(view.Discovery().V1().EndpointSlices().Informer(), w.ofLocalService)
+	on(view.Discovery().V1().EndpointSlices().Informer(), w.ofOurService)
 	return synced, stop, err
 }
 
 // signals is a handler that signals changes of the objects that count.
 func (w *writer) signals(counts func(any) bool) cache.ResourceEventHandler {
 	signal := func(objects ...any) {
-		if !slices.ContainsFunc(objects, counts) {
-			return
-		}
-		select {
-		case w.changed <- struct{}{}:
-		default:
+		if slices.ContainsFunc(objects, counts) {
+			w.signal()
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
@@ -170,20 +180,28 @@ func (w *writer) signals(counts func(any) bool) cache.ResourceEventHandler {
 	}
 }
 
+// signal has another pass made.
+func (w *writer) signal() {
+	select {
+	case w.changed <- struct{}{}:
+	default:
+	}
+}
+
 // ourNode tells whether obj is a Node that could have Services.
 func (w *writer) ourNode(obj any) bool {
 	node, ok := obj.(*corev1.Node)
 	return ok && node.Labels[roleLabel] != ""
 }
 
-// ofLocalService tells whether obj is an EndpointSlice of a Service for whose addresses its endpoints matter; most are not.
-func (w *writer) ofLocalService(obj any) bool {
+// ofOurService tells whether obj is an EndpointSlice of a Service of ours: on which nodes its pods are may matter; most slices are of others.
+func (w *writer) ofOurService(obj any) bool {
 	slice, ok := obj.(*discoveryv1.EndpointSlice)
 	if !ok {
 		return false
 	}
 	service, err := w.services.Services(slice.Namespace).Get(slice.Labels[discoveryv1.LabelServiceName])
-	return err == nil && ours(service) && service.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+	return err == nil && ours(service)
 }
 
 // loop makes a pass for each signal until ctx ends.

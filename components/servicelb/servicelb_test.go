@@ -38,7 +38,9 @@ func start(t *testing.T, cs *fake.Clientset) {
 	log := logrus.New()
 	log.SetOutput(t.Output())
 	ready, ended := make(chan struct{}), make(chan error, 1)
-	go func() { ended <- New(Options{Log: log}).run(ctx, cs, shared, func() { close(ready) }) }()
+	go func() {
+		ended <- New(Options{Log: log}).run(ctx, cs, shared, newProver(Options{}, answers), func() { close(ready) })
+	}()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -54,6 +56,9 @@ func start(t *testing.T, cs *fake.Clientset) {
 		t.Fatal("it is not ready")
 	}
 }
+
+// answers is the handshake with a kubelet that is where its node says.
+func answers(context.Context, string, netip.AddrPort) error { return nil }
 
 // patches are the names of the Services that were patched, with the subresource, in order.
 func patches(t *testing.T, cs *fake.Clientset) (names []string) {

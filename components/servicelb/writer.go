@@ -37,7 +37,10 @@ type writer struct {
 	slices   discoverylisters.EndpointSliceLister
 	changed  chan struct{} // one pending signal at most
 
-	told map[types.UID]string // the problem that each Service was last told by an Event
+	told    map[types.UID]string // the problem that each Service was last told by an Event
+	refused map[string]string    // what each node was last told, by name
+
+	prover *prover
 }
 
 // pass decides once and writes what differs.
@@ -50,9 +53,10 @@ func (w *writer) pass(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	w.tellNodes(nodes)
 	told := map[types.UID]string{}
 	var errs []error
-	for _, d := range decide(world{services: services, nodes: nodes, local: w.local, opts: w.opts}) {
+	for _, d := range decide(world{services: services, nodes: nodes, local: w.local, listens: w.listens, proven: w.prover.proven, opts: w.opts}) {
 		if err := w.write(ctx, d); err != nil {
 			errs = append(errs, err)
 		}
@@ -119,6 +123,44 @@ func (w *writer) local(service *corev1.Service) sets.Set[string] {
 		}
 	}
 	return names
+}
+
+// listens implements world.
+func (w *writer) listens(service *corev1.Service, n *corev1.Node, p Port) bool {
+	found, _ := w.slices.EndpointSlices(service.Namespace).List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: service.Name}))
+	for _, slice := range found {
+		if !slices.ContainsFunc(slice.Ports, func(e discoveryv1.EndpointPort) bool {
+			return e.Port != nil && *e.Port == p.Number && e.Protocol != nil && *e.Protocol == p.Protocol
+		}) {
+			continue
+		}
+		for _, e := range slice.Endpoints {
+			if e.NodeName != nil && *e.NodeName == n.Name && slices.ContainsFunc(n.Status.Addresses, func(a corev1.NodeAddress) bool { return slices.Contains(e.Addresses, a.Address) }) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// tellNodes tells once of addresses of nodes that are not used.
+func (w *writer) tellNodes(nodes []*corev1.Node) {
+	believed, now := w.opts.Addresses.Of(nodes), map[string]string{}
+	for _, n := range nodes {
+		if n.Labels[roleLabel] == "" {
+			continue
+		}
+		why := append(believed[n.Name].Refused, w.prover.refuted(n, believed[n.Name].Own)...)
+		if len(why) == 0 {
+			continue
+		}
+		now[n.Name] = strings.Join(why, "; ")
+		if w.refused[n.Name] != now[n.Name] {
+			w.events.Eventf(n, corev1.EventTypeWarning, "AddressNotUsed", "Services do not get all addresses of the node: %s", now[n.Name])
+			w.log.Warnf("Services do not get all addresses of the node %s: %s", n.Name, now[n.Name])
+		}
+	}
+	w.refused = now
 }
 
 // inPlace tells whether the Service's status has these addresses, as virtual ones, and nothing else.

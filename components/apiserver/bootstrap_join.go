@@ -15,6 +15,7 @@ import (
 const (
 	agentTokens   = "system:bootstrappers:kubelith:agents" // the group of machines with a token (components/token)
 	clusterConfig = "kubelith-cluster"                     // what agents read when they are let in (components/config)
+	dnsCustom     = "coredns-custom"                       // what is added to the configuration of DNS, on each node (components/dns)
 )
 
 // joining returns what creates the rights of machines that join, of the nodes that they become, and of the components
@@ -46,6 +47,8 @@ func joining() []runtime.Object {
 			configMap("cluster-info", "get")),
 		role(metav1.NamespaceSystem, "kubelith:cluster-config", []rbacv1.Subject{machines, nodes},
 			configMap(clusterConfig, read...)),
+		role(metav1.NamespaceSystem, "kubelith:dns-custom", []rbacv1.Subject{nodes, subject(rbacv1.UserKind, client.DNS)},
+			configMap(dnsCustom, read...)),
 
 		role(metav1.NamespacePublic, client.Token, []rbacv1.Subject{token},
 			configMap("cluster-info", "get", "create", "patch")),

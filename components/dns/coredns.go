@@ -31,7 +31,7 @@ func registerPlugins(client *rest.Config) error {
 		return errors.New("already started once in this process")
 	}
 	dnsserver.Quiet = true
-	dnsserver.Directives = []string{"bind", "errors", sourcesPlugin, "loadbalance", "cache", kubernetesPlugin, "forward"}
+	dnsserver.Directives = []string{"bind", "errors", "log", sourcesPlugin, "loadbalance", "rewrite", "cache", "header", "hosts", kubernetesPlugin, "forward"}
 	plugin.Register(sourcesPlugin, setupSources)
 	plugin.Register(kubernetesPlugin, func(c *caddy.Controller) error { return setupKubernetes(c, client) })
 	return nil
@@ -74,11 +74,28 @@ func (g givenClient) ConfigAccess() clientcmd.ConfigAccess { return nil }
 // instance is one running CoreDNS.
 type instance struct {
 	caddy *caddy.Instance
-	ips   []net.IP // the node addresses it serves
+	settings
 }
 
-// start runs CoreDNS; it returns when the sockets are open and the cluster's Services are known.
-func start(c corefile, ips []net.IP) (*instance, error) {
+// settings are what a running CoreDNS can be replaced for.
+type settings struct {
+	ips       []net.IP // of the node
+	upstreams []string
+	custom    custom
+}
+
+func (s settings) equal(other settings) bool {
+	return sameIPs(s.ips, other.ips) && slices.Equal(s.upstreams, other.upstreams) && s.custom.text == other.custom.text
+}
+
+// start runs CoreDNS; it returns when the sockets are open and the cluster's Services are known. A configuration of others
+// that a plugin of CoreDNS cannot cope with is an error like any other.
+func start(c corefile, with settings) (running *instance, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			running, err = nil, fmt.Errorf("CoreDNS: %v", r)
+		}
+	}()
 	text, err := c.render()
 	if err != nil {
 		return nil, err
@@ -90,7 +107,7 @@ func start(c corefile, ips []net.IP) (*instance, error) {
 		}
 		return nil, err
 	}
-	return &instance{caddy: i, ips: ips}, nil
+	return &instance{caddy: i, settings: with}, nil
 }
 
 // stop ends all listeners and watches of the instance; queries in flight get an answer first.

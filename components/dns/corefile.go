@@ -18,6 +18,7 @@ type corefile struct {
 	Bind      []string // addresses to listen on
 	Allow     []string // networks that are answered besides this host; everybody else is refused
 	Upstreams []string // resolvers for other names; empty: such names fail with SERVFAIL
+	Custom    custom   // what the cluster's administrator adds
 }
 
 // corefileTemplate follows upstream's deployment, less what does not fit into a shared process: `loop` (it exits the
@@ -47,8 +48,15 @@ const corefileTemplate = `.:{{.Port}} {
 		policy sequential
 	}
 {{- end}}
+{{.Custom.Overrides -}}
 }
-`
+{{range .Custom.Servers}}
+{{join .Zones}} {
+	bind {{join $.Bind}}
+	kubelith_sources {{join $.Allow}}
+{{.Body -}}
+}
+{{end}}`
 
 // render returns the text for CoreDNS.
 func (c corefile) render() ([]byte, error) {
@@ -62,11 +70,25 @@ func (c corefile) render() ([]byte, error) {
 	err = t.Execute(&b, struct {
 		corefile
 		TTL int
-	}{c, answerTTL})
+	}{c.onPort(), answerTTL})
 	if err != nil {
 		return nil, fmt.Errorf("corefile: %w", err)
 	}
 	return b.Bytes(), nil
+}
+
+// onPort gives the zones of custom servers the port on which the others listen.
+func (c corefile) onPort() corefile {
+	servers := c.Custom.Servers
+	c.Custom.Servers = nil
+	for _, s := range servers {
+		var zones []string
+		for _, zone := range s.Zones {
+			zones = append(zones, fmt.Sprintf("%s:%d", zone, c.Port))
+		}
+		c.Custom.Servers = append(c.Custom.Servers, customServer{zones, s.Body})
+	}
+	return c
 }
 
 // bindAddresses are the node's addresses and the loopback address of each of their families, without repetition.

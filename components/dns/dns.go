@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,8 +27,8 @@ import (
 // DefaultPort is where CoreDNS listens on the node. It is not 53, which resolvers of the host use.
 const DefaultPort = 10053
 
-// restartDelay is how long to wait before the next try when CoreDNS cannot move to new node addresses.
-const restartDelay = 5 * time.Second
+// lookEvery is the time between two looks at the host's resolvers, and until the next try when CoreDNS cannot be replaced.
+const lookEvery = 5 * time.Second
 
 // Options is what the component is made of. All fields without a stated default are required.
 type Options struct {
@@ -49,9 +50,9 @@ type Options struct {
 	ClusterCIDRs []string
 	// Port is the UDP and TCP port on the node; 0 means DefaultPort.
 	Port int
-	// ResolvConf names the file with the resolvers for all other names; empty means /etc/resolv.conf. It is read
-	// when CoreDNS starts.
-	ResolvConf string
+	// ResolvConf returns the file with the resolvers for all other names; nil means HostResolvConf. It is looked at again and
+	// again: resolvers change, or come after the start of a machine.
+	ResolvConf func() string
 	// Log receives the component's own messages; CoreDNS itself writes to the standard library's logger.
 	Log logrus.FieldLogger
 }
@@ -66,8 +67,8 @@ func New(opts Options) *Server {
 	if opts.Port == 0 {
 		opts.Port = DefaultPort
 	}
-	if opts.ResolvConf == "" {
-		opts.ResolvConf = hostResolvConf
+	if opts.ResolvConf == nil {
+		opts.ResolvConf = HostResolvConf
 	}
 	return &Server{opts: opts}
 }
@@ -97,7 +98,11 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err := portFree(s.opts.NodeIPs, s.opts.Port); err != nil {
 		return err
 	}
-	serving, err := s.serve(s.opts.NodeIPs)
+	first := settings{ips: s.opts.NodeIPs, upstreams: s.upstreams(nil)}
+	if len(first.upstreams) == 0 {
+		s.opts.Log.Warnf("no resolver of the host is known: names outside %s fail until %s lists one", s.opts.ClusterDomain, s.opts.ResolvConf())
+	}
+	serving, err := s.serve(first)
 	if err != nil {
 		return fmt.Errorf("start CoreDNS: %w", err)
 	}
@@ -111,6 +116,8 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 
 	own := &node{name: s.opts.NodeName, changed: newSignal()}
 	defer own.watch(ctx, client)()
+	added := newCustomizer(client, s.opts)
+	defer added.watch(ctx)()
 
 	working, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
@@ -136,46 +143,74 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		}
 	})
 
-	retry := time.NewTimer(restartDelay)
-	defer retry.Stop()
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-own.changed:
-		case <-retry.C:
+		case <-added.changed:
+		case <-look.C:
 		}
-		ips := own.ips()
-		if len(ips) == 0 || sameIPs(ips, serving.ips) {
-			continue
+		want := settings{ips: own.ips(), upstreams: s.upstreams(serving.upstreams), custom: added.wanted(serving.custom)}
+		if len(want.ips) == 0 {
+			want.ips = serving.ips
 		}
-		s.opts.Log.Infof("the node's addresses changed from %v to %v", serving.ips, ips)
-		moved, err := s.serve(ips)
-		if err != nil {
-			s.opts.Log.Warnf("cannot listen on the new addresses, next try in %v: %v", restartDelay, err)
-			retry.Reset(restartDelay)
-			continue
-		}
-		serving.stop()
-		serving = moved
+		serving = s.follow(serving, want, s.serve, added.refuse)
 	}
 }
 
-// serve starts CoreDNS on the given node addresses.
-func (s *Server) serve(ips []net.IP) (*instance, error) {
-	upstreams, err := resolvers(s.opts.ResolvConf, s.opts.ClusterDNS)
-	if err != nil {
-		s.opts.Log.Warnf("no resolvers of the host, names outside %s fail: %v", s.opts.ClusterDomain, err)
-	} else if len(upstreams) == 0 {
-		s.opts.Log.Warnf("%s lists no usable resolver, names outside %s fail", s.opts.ResolvConf, s.opts.ClusterDomain)
+// follow replaces CoreDNS when it has to be another one, and returns what serves from then on. What is added to the configuration and
+// is wrong is refused, and takes nothing down.
+func (s *Server) follow(serving *instance, want settings, serve func(settings) (*instance, error), refuse func(custom, error)) *instance {
+	if want.equal(serving.settings) {
+		return serving
 	}
+	moved, err := serve(want)
+	if err != nil && want.custom.text != serving.custom.text {
+		refuse(want.custom, err)
+		if want.custom = serving.custom; want.equal(serving.settings) {
+			return serving
+		}
+		moved, err = serve(want)
+	}
+	if err != nil {
+		s.opts.Log.Warnf("CoreDNS goes on with addresses %v and resolvers %v, next try in %v: %v", serving.ips, serving.upstreams, lookEvery, err)
+		return serving
+	}
+	if !sameIPs(want.ips, serving.ips) {
+		s.opts.Log.Infof("the node's addresses changed from %v to %v", serving.ips, want.ips)
+	}
+	if !slices.Equal(want.upstreams, serving.upstreams) {
+		s.opts.Log.Infof("the host's resolvers changed from %v to %v", serving.upstreams, want.upstreams)
+	}
+	if want.custom.text != serving.custom.text {
+		s.opts.Log.Infof("the ConfigMap %s/%s is applied", customNamespace, customName)
+	}
+	serving.stop()
+	return moved
+}
+
+// upstreams are the host's resolvers now. Those of before stay while there are none: who writes the file may be at it.
+func (s *Server) upstreams(before []string) []string {
+	now, err := resolvers(s.opts.ResolvConf(), s.opts.ClusterDNS)
+	if err != nil || len(now) == 0 {
+		return before
+	}
+	return now
+}
+
+// serve starts CoreDNS.
+func (s *Server) serve(with settings) (*instance, error) {
 	return start(corefile{
 		Domain:    s.opts.ClusterDomain,
 		Port:      s.opts.Port,
-		Bind:      bindAddresses(ips),
+		Bind:      bindAddresses(with.ips),
 		Allow:     s.opts.ClusterCIDRs,
-		Upstreams: upstreams,
-	}, ips)
+		Upstreams: with.upstreams,
+		Custom:    with.custom,
+	}, with)
 }
 
 // validate reports what the process was wired with wrongly.

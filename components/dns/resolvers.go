@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/miekg/dns"
@@ -14,6 +15,8 @@ const (
 	hostResolvConf = "/etc/resolv.conf"
 	// resolvedConf is where systemd-resolved keeps the resolvers behind its stub.
 	resolvedConf = "/run/systemd/resolve/resolv.conf"
+	// resolvedStub is the name of what /etc/resolv.conf leads to where systemd-resolved's stub is the host's resolver.
+	resolvedStub = "stub-resolv.conf"
 	// maxUpstreams is what CoreDNS's forward plugin accepts.
 	maxUpstreams = 15
 )
@@ -24,6 +27,10 @@ const (
 func HostResolvConf() string { return chooseResolvConf(hostResolvConf, resolvedConf) }
 
 func chooseResolvConf(file, behindStub string) string {
+	// At a boot the link may be there before systemd-resolved is, and what it leads to is not.
+	if to, err := os.Readlink(file); err == nil && filepath.Base(to) == resolvedStub {
+		return behindStub
+	}
 	if stub, err := resolvers(file, nil); err == nil && onlyLoopback(stub) {
 		if real, err := resolvers(behindStub, nil); err == nil && len(real) > 0 && !onlyLoopback(real) {
 			return behindStub

@@ -13,6 +13,7 @@ import (
 	"github.com/coredns/coredns/plugin"
 	"github.com/coredns/coredns/request"
 	"github.com/miekg/dns"
+	"github.com/pires/go-proxyproto"
 )
 
 const (
@@ -24,7 +25,8 @@ const (
 
 // sources answers queries from given networks and from this host and refuses all others, so that a node with a public
 // address is no open resolver. Every address of the host counts: masquerading may pick any of them as the source of a
-// query that a process of the host sends to the cluster DNS address, also one that appeared later.
+// query that a process of the host sends to the cluster DNS address, also one that appeared later. A TCP connection of others is closed
+// before a byte of it is read.
 type sources struct {
 	next     plugin.Handler
 	networks []netip.Prefix
@@ -45,11 +47,22 @@ func setupSources(c *caddy.Controller) error {
 		}
 		s.networks = append(s.networks, network.Masked())
 	}
-	dnsserver.GetConfig(c).AddPlugin(func(next plugin.Handler) plugin.Handler {
+	config := dnsserver.GetConfig(c)
+	// CoreDNS's one door to what is accepted; there is no proxy.
+	config.ProxyProtoConnPolicy = s.accept
+	config.AddPlugin(func(next plugin.Handler) plugin.Handler {
 		s.next = next
 		return s
 	})
 	return nil
+}
+
+// accept decides about a new TCP connection. Who sends by UDP gets an answer, and is decided about in ServeDNS.
+func (s *sources) accept(o proxyproto.ConnPolicyOptions) (proxyproto.Policy, error) {
+	if from, ok := o.Upstream.(*net.TCPAddr); ok && !s.allowed(from.IP.String(), time.Now()) {
+		return proxyproto.REJECT, proxyproto.ErrInvalidUpstream // closes this one, and goes on listening
+	}
+	return proxyproto.SKIP, nil
 }
 
 // Name is the plugin's name.

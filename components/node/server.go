@@ -301,7 +301,6 @@ func (w worker) add(b *builder, machine *machine, log *logrus.Logger) {
 		ClusterDNS:    clusterDNS,
 		ClusterDomain: w.cluster.ClusterDomain,
 		ClusterCIDRs:  w.cluster.ClusterCIDR,
-		ResolvConf:    machine.resolvConf,
 		Publish:       w.publish,
 		Log:           logFor("dns"),
 	}), nil)

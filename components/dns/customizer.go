@@ -1,0 +1,91 @@
+package dns
+
+import (
+	"context"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+)
+
+// customizer follows the ConfigMap, and says what is wrong with it.
+type customizer struct {
+	client  kubernetes.Interface
+	log     logrus.FieldLogger
+	tells   bool // by Events; one node does
+	changed signal
+
+	configMaps corelisters.ConfigMapNamespaceLister
+	synced     cache.InformerSynced
+	events     record.EventRecorder
+	refused    string // the text that was refused last
+}
+
+func newCustomizer(client kubernetes.Interface, o Options) *customizer {
+	return &customizer{client: client, log: o.Log, tells: o.Publish != nil, changed: newSignal()}
+}
+
+// watch starts the watch. The returned function ends it and waits.
+func (c *customizer) watch(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	factory := informers.NewSharedInformerFactoryWithOptions(c.client, 0, informers.WithNamespace(customNamespace), informers.WithTweakListOptions(func(l *metav1.ListOptions) {
+		l.FieldSelector = fields.OneTermEqualSelector("metadata.name", customName).String()
+	}))
+	informer := factory.Core().V1().ConfigMaps()
+	c.configMaps, c.synced = informer.Lister().ConfigMaps(customNamespace), informer.Informer().HasSynced
+	// Adding a handler fails only on an informer that was stopped before.
+	_, _ = informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { c.changed.send() }, UpdateFunc: func(any, any) { c.changed.send() }, DeleteFunc: func(any) { c.changed.send() },
+	})
+	events := record.NewBroadcaster(record.WithContext(ctx))
+	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.client.CoreV1().Events("")})
+	c.events = events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith-dns"})
+	factory.Start(ctx.Done())
+	var once sync.Once
+	return func() {
+		once.Do(func() {
+			cancel()
+			factory.Shutdown()
+			events.Shutdown()
+		})
+	}
+}
+
+// wanted is what the ConfigMap adds; it is what serves now while that is not known, or wrong.
+func (c *customizer) wanted(serving custom) custom {
+	if !c.synced() {
+		return serving
+	}
+	configMap, err := c.configMaps.Get(customName)
+	if err != nil { // the lister of a cache: it does not exist
+		return custom{}
+	}
+	if text := textOf(configMap.Data); text == serving.text || text == c.refused {
+		return serving
+	}
+	parsed, err := parseCustom(configMap.Data)
+	if err != nil {
+		c.refuse(parsed, err)
+		return serving
+	}
+	return parsed
+}
+
+// refuse says, once, that what the ConfigMap adds is not served, and why.
+func (c *customizer) refuse(what custom, err error) {
+	c.refused = what.text
+	c.log.Warnf("the ConfigMap %s/%s is refused, DNS goes on without the change: %v", customNamespace, customName, err)
+	configMap, missing := c.configMaps.Get(customName)
+	if missing == nil && c.tells {
+		c.events.Eventf(configMap, corev1.EventTypeWarning, "CustomRefused", "DNS goes on without the change: %v", err)
+	}
+}

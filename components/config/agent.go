@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/url"
 	"strconv"
+	"strings"
 )
 
 // Agent is the configuration of an agent: the newest version of kind AgentConfig, and a table as Server is.
@@ -38,6 +39,12 @@ func (a *Agent) Validate() error {
 	var p problems
 	validateNode(&p, a)
 	a.validateNodeIPs(&p, nil, nil)
+	for _, l := range a.NodeLabels {
+		// They say what the cluster does with a node: the apiserver refuses a node that says so itself.
+		if key, _, _ := strings.Cut(l, "="); key != RoleLabel && key != MachineLabel && strings.HasPrefix(key, ownLabels) {
+			p.add("nodeLabels", "an agent may not set the label %q on itself: set it on the server with kubelith kubectl label node", key)
+		}
+	}
 	if why := checkServer(a.Server); why != "" {
 		p.add("server", "%s: write https://HOST:PORT with a server's name or address, as in https://192.0.2.10:6443", why)
 	}

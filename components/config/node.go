@@ -46,6 +46,9 @@ const (
 	RoleAgent  = "agent"
 )
 
+// ownLabels begin with this.
+const ownLabels = "kubelith.io/"
+
 // MachineLabel is the label with which an agent's node says which machine it is.
 const MachineLabel = "kubelith.io/machine"
 

@@ -28,7 +28,7 @@ const (
 	provePatience = 2 * time.Second
 	proveAtOnce   = 32
 	// refutedAfter is how many handshakes in a row fail until an address that a Service has is taken back. Kubelets start again.
-	refutedAfter = 6
+	refutedAfter = 4
 )
 
 // prover finds out whether agents are at the addresses that they report: there, their kubelets serve with a certificate that

@@ -225,7 +225,9 @@ func TestKept(t *testing.T) {
 	remove(t, s, "kept.yaml")
 	gone(t, s, "-n="+ns, "configmap/goes")
 	gone(t, s, "-n=kube-system", "configmap/manifest-kept.yaml")
-	labels("without the file", func(c *corev1.PersistentVolumeClaim) bool { return c.Labels[partOf] == "" && c.DeletionTimestamp == nil })
+	labels("without the file", func(c *corev1.PersistentVolumeClaim) bool {
+		return c.Labels[partOf] == "" && c.DeletionTimestamp == nil
+	})
 	put(t, s, "kept.yaml", fmt.Sprintf(claim, ns, "two"))
 	if after := labels("again", func(c *corev1.PersistentVolumeClaim) bool {
 		return c.Labels["example.com/marked"] == "two" && c.Labels[partOf] != ""

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -109,6 +110,108 @@ func TestDNSFromNode(t *testing.T) {
 	}
 }
 
+// answering serves the address for the name over UDP, until the test ends.
+func answering(t *testing.T, at, name, address string) {
+	t.Helper()
+	conn, err := net.ListenPacket("udp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	upstream := &dns.Server{PacketConn: conn, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, r *dns.Msg) {
+		m := new(dns.Msg)
+		m.SetReply(r)
+		if q := r.Question[0]; q.Name == name && q.Qtype == dns.TypeA {
+			m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: q.Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 1}, A: net.ParseIP(address)}}
+		} else {
+			m.Rcode = dns.RcodeNameError
+		}
+		w.WriteMsg(m)
+	})}
+	go upstream.ActivateAndServe()
+	t.Cleanup(func() { upstream.Shutdown() })
+}
+
+// TestDNSFollowsResolvers: another resolver of the host is asked without a restart, and pods that see the host's get it.
+func TestDNSFollowsResolvers(t *testing.T) { // not parallel: the others use the resolver of before
+	s := cluster.Get(t)
+	ns, file := s.Namespace(t), s.Path("/etc/resolv.conf")
+	before, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore := func() {
+		if err := os.WriteFile(file, before, 0o644); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(restore)
+	answering(t, s.HostIP+":53", "late.example.", "192.0.2.79")
+	if err := os.WriteFile(file, []byte("nameserver 192.0.2.53\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	log := func(text string) {
+		t.Helper()
+		harness.Eventually(t, 20*time.Second, text, func() error {
+			if !strings.Contains(s.Logs(), text) {
+				return errors.New("the log does not have it")
+			}
+			return nil
+		})
+	}
+	log("the host's resolvers changed from [" + s.HostIP + "] to [192.0.2.53]")
+	pod := sleeper(ns, "with-the-hosts")
+	pod.Spec.DNSPolicy = corev1.DNSDefault
+	s.Run(t, pod)
+	if conf := s.Kubectl(t, "-n", ns, "exec", pod.Name, "--", "cat", "/etc/resolv.conf"); !strings.Contains(conf, "nameserver 192.0.2.53") {
+		t.Errorf("a pod with dnsPolicy Default has %s", conf)
+	}
+	restore()
+	log("the host's resolvers changed from [192.0.2.53] to [" + s.HostIP + "]")
+	lookup(t, s, s.Run(t, sleeper(ns, "client")), "A", "late.example.", "192.0.2.79")
+}
+
+// TestDNSCustom: the ConfigMap coredns-custom adds names and resolvers while DNS runs, and a wrong one takes nothing away.
+func TestDNSCustom(t *testing.T) { // not parallel: DNS forgets its cache when it is replaced
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	answering(t, s.HostIP+":5353", "a.stub.example.", "192.0.2.81")
+	client := s.Run(t, sleeper(ns, "client"))
+	configMaps := s.Client(t).CoreV1().ConfigMaps(metav1.NamespaceSystem)
+	custom := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "coredns-custom"}, Data: map[string]string{
+		"added.override": "hosts {\n  192.0.2.80 added.example\n  fallthrough\n}",
+		"stub.server":    "stub.example:53 {\n  errors\n  forward . " + s.HostIP + ":5353\n}",
+	}}
+	if _, err := configMaps.Create(t.Context(), custom, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = configMaps.Delete(context.Background(), custom.Name, metav1.DeleteOptions{}) })
+	served := func() {
+		t.Helper()
+		lookup(t, s, client, "A", "added.example.", "192.0.2.80")
+		lookup(t, s, client, "A", "a.stub.example.", "192.0.2.81")
+		lookup(t, s, client, "A", "kubernetes.default.svc.cluster.local.", "10.43.0.1")
+	}
+	served()
+	for _, wrong := range []struct{ text, why string }{
+		{"hosts {", "} is missing at the end"}, // it cannot be read
+		{"nosuchplugin 1", "nosuchplugin"},     // CoreDNS does not know it
+		{"forward", "plugin/forward"},          // CoreDNS cannot set it up
+	} {
+		custom.Data["added.override"] = wrong.text
+		if _, err := configMaps.Update(t.Context(), custom, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		harness.Eventually(t, 20*time.Second, "an Event about "+wrong.text, func() error {
+			events, err := s.Client(t).CoreV1().Events(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{FieldSelector: "reason=CustomRefused"})
+			if err == nil && !slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return strings.Contains(e.Message, wrong.why) }) {
+				err = fmt.Errorf("there are %d", len(events.Items))
+			}
+			return err
+		})
+		served()
+	}
+}
+
 // TestDNSForwarding: other names go to the resolver in the host's resolv.conf, which is the test.
 func TestDNSForwarding(t *testing.T) {
 	t.Parallel()
@@ -154,16 +257,23 @@ func TestDNSRefusesForeigners(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
 	port := s.NodeIP + ":10053"
-	for _, network := range []string{"udp", "tcp"} {
-		for _, name := range []string{"kubernetes.default.svc.cluster.local.", "outside.example."} {
-			m, err := harness.QueryDNS((&net.Dialer{}).DialContext, network, port, name, dns.TypeA)
-			if err != nil {
-				t.Fatalf("%s over %s: %v", name, network, err)
-			}
-			if m.Rcode != dns.RcodeRefused || len(m.Answer) > 0 {
-				t.Errorf("%s over %s from outside: %s", name, network, m)
-			}
+	for _, name := range []string{"kubernetes.default.svc.cluster.local.", "outside.example."} {
+		m, err := harness.QueryDNS((&net.Dialer{}).DialContext, "udp", port, name, dns.TypeA)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
 		}
+		if m.Rcode != dns.RcodeRefused || len(m.Answer) > 0 {
+			t.Errorf("%s from outside: %s", name, m)
+		}
+	}
+	conn, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(t.Context(), "tcp", port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(2 * time.Second)) // CoreDNS itself would wait longer for a query
+	if n, err := conn.Read(make([]byte, 1)); n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a TCP connection from outside stays open: %d bytes, %v", n, err)
 	}
 	// The node may be Ready a moment before DNS knows the Service.
 	harness.Eventually(t, 10*time.Second, "an answer to the node itself, at the same port", func() error {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -90,7 +91,7 @@ type teller struct {
 	looked time.Time          // when the Node was read; zero: it was not there
 }
 
-// tell looks at the sockets and, when it has to, at the Node. It reports whether there is a Node, which knows now.
+// tell looks at the sockets and, when it has to, at the Node. It reports whether there is a Node that is Ready or was, and knows now.
 func (t *teller) tell(ctx context.Context, now time.Time) (bool, error) {
 	found, err := t.listeners()
 	if err != nil {
@@ -134,8 +135,12 @@ func (t *teller) look(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	t.looked = now
-	if text, told := node.Annotations[HostPortsAnnotation]; told {
+	text, told := node.Annotations[HostPortsAnnotation]
+	if !told && !reports(node, false) {
+		// Nobody wants to know it now, and it would come between those who complete a new Node.
+		return apierrors.NewNotFound(corev1.Resource("nodes"), node.Name)
+	}
+	if t.looked = now; told {
 		t.has = &text
 	}
 	if !first {

@@ -87,10 +87,16 @@ func TestTellsPorts(t *testing.T) {
 		t.Fatal(err)
 	}
 	step("it is gone", lookEvery, "-", 0)
-	if _, err := cs.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, metav1.CreateOptions{}); err != nil {
+	again := node("n1", silent, ready(corev1.ConditionFalse))
+	if _, err := cs.CoreV1().Nodes().Create(ctx, again, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	step("it registered again", time.Second, "80/TCP", 1)
+	step("it registered again", time.Second, "-", 0)
+	ready(corev1.ConditionTrue)(again)
+	if _, err := cs.CoreV1().Nodes().UpdateStatus(ctx, again, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	step("and is Ready", time.Second, "80/TCP", 1)
 	listening = nil
 	step("nobody listens", rememberFor+time.Second, "", 1)
 	step("which is told", time.Second, "", 0)

@@ -3,6 +3,8 @@ package nodes
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -36,9 +38,15 @@ func TestCompromisedAgent(t *testing.T) {
 func stolen(t *testing.T, agent *harness.Server, as rest.ImpersonationConfig) kubernetes.Interface {
 	t.Helper()
 	pki := harness.DataDir + "/agent/pki/"
+	// A link to an absolute path, in the agent's sandbox.
+	current, err := os.Readlink(agent.Path(pki + "client-current.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair := agent.Path(pki + filepath.Base(current))
 	client, err := kubernetes.NewForConfig(&rest.Config{
 		Host: agent.URL(), Impersonate: as,
-		TLSClientConfig: rest.TLSClientConfig{CertFile: agent.Path(pki + "client-current.pem"), KeyFile: agent.Path(pki + "client-current.pem"), CAFile: agent.Path(pki + "cluster-ca.crt")},
+		TLSClientConfig: rest.TLSClientConfig{CertFile: pair, KeyFile: pair, CAFile: agent.Path(pki + "cluster-ca.crt")},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -169,7 +169,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 	addServiceLB(&b, cfg, servicelb.Options{
 		Client:    inProcess.Config(client.ServiceLB),
 		Informers: api.Informers,
-		KubeletCA: machine.pki.ClusterCA.Cert,
+		KubeletCA: machine.pki.KubeletTrust,
 		Log:       logFor("servicelb"),
 	})
 	b.add(figures.Component, nil)

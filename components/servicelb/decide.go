@@ -67,7 +67,7 @@ func decide(w world) []decision {
 		decisions[i].service = s
 		if wanted[i], decisions[i].message = w.candidates(s, nodes); decisions[i].message != "" {
 			decisions[i].reason = noAddress
-		} else if wanted[i], decisions[i].message = w.withoutHosts(s, wanted[i]); decisions[i].message != "" {
+		} else if wanted[i], decisions[i].message = w.withoutHosts(s, wanted[i], ports); decisions[i].message != "" {
 			decisions[i].reason = hostPort
 		}
 		ports.reserve(s, claims(s, holding(s, wanted[i])))

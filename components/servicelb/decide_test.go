@@ -225,6 +225,8 @@ func TestDecide(t *testing.T) {
 		{"a host that keeps a Service out leaves the port to another", []*corev1.Node{node("n1", hostListens("22/TCP"))},
 			[]*corev1.Service{lb("a", ports(tcp(22), tcp(80))), lb("b", younger)}, nil,
 			[]string{"a  HostPort: port 22/TCP belongs to a program of the host on n1", "b 10.0.0.1"}},
+		{"of Kubelith itself, which listens too", []*corev1.Node{node("n1", labelled(roleLabel, "server"), hostListens("6443/TCP,8472/UDP"))}, []*corev1.Service{lb("a", ports(tcp(6443)))}, nil,
+			[]string{"a  PortConflict: port 6443/TCP is taken by Kubelith itself on n1"}},
 		{"a host that has not told", []*corev1.Node{node("n1", silent), node("n2")}, []*corev1.Service{lb("a")}, nil, []string{"a 10.0.0.2"}},
 		{"no host has told", []*corev1.Node{node("n1", silent)}, []*corev1.Service{lb("a")}, nil,
 			[]string{"a  HostPort: n1 has not told the ports of its host yet (annotation kubelith.io/host-ports)"}},

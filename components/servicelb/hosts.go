@@ -19,8 +19,8 @@ const HostPortsAnnotation = "kubelith.io/host-ports"
 const mostHostPorts = 4096
 
 // withoutHosts takes away the addresses of nodes whose hosts listen on a port of the Service themselves, and says so. A Service would
-// take the port from them: SSH, for one. A node that has not told its ports is waited for; it keeps what it has.
-func (w world) withoutHosts(s *corev1.Service, all []address) (left []address, message string) {
+// take the port from them: SSH, for one. Of Kubelith's own ports, and of node ports, the ledger knows more. A node that has not told its ports is waited for; it keeps what it has.
+func (w world) withoutHosts(s *corev1.Service, all []address, ports ledger) (left []address, message string) {
 	nodes, silent := map[string]sets.Set[string]{}, sets.New[string]()
 	held := holding(s, all)
 	for _, a := range all {
@@ -32,7 +32,7 @@ func (w world) withoutHosts(s *corev1.Service, all []address) (left []address, m
 		free := true
 		for _, p := range s.Spec.Ports {
 			port := Port{p.Protocol, p.Port}
-			if !taken.Has(port) || w.listens(s, a.node, port) {
+			if !taken.Has(port) || ports.own[claim{a.node.Name, port}] || ports.nodePorts[port] != nil || w.listens(s, a.node, port) {
 				continue
 			}
 			free = false

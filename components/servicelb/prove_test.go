@@ -136,4 +136,4 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-func kubeletCA(b *pki.Bundle) string { return b.ClusterCA.Cert }
+func kubeletCA(b *pki.Bundle) string { return b.KubeletTrust }

@@ -63,7 +63,7 @@ type Options struct {
 	NodePorts, ServerPorts []Port
 	// Addresses say which addresses can be a node's.
 	Addresses nodeaddr.Rules
-	// KubeletCA is the file with the CA of the certificates that kubelets serve with.
+	// KubeletCA is the file with the CAs of the certificates that kubelets serve with.
 	KubeletCA string
 	// Log receives the component's own messages.
 	Log logrus.FieldLogger

@@ -186,13 +186,15 @@ install_systemd() {
 # A start may take longer than systemd lets a start job take, and ends with an error when it is refused.
 restart_systemd() {
 	systemctl reset-failed "$NAME.service" 2>/dev/null || true
-	systemctl restart --no-block "$NAME.service"
+	systemctl stop "$NAME.service" # or the one from before could be taken for ready
+	systemctl start --no-block "$NAME.service"
 }
 
 # ready_systemd: 0 when the service is ready, 1 when it is not yet, 2 when it fails again and again.
 ready_systemd() {
 	systemctl is-active --quiet "$NAME.service" && return
-	[ "$(systemctl show --property NRestarts --value "$NAME.service")" -lt 5 ] || return 2
+	restarts=$(systemctl show --property NRestarts --value "$NAME.service")
+	[ "${restarts:-0}" -lt 5 ] || return 2
 	return 1
 }
 

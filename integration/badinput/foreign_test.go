@@ -86,3 +86,43 @@ func TestAnotherClustersHost(t *testing.T) {
 		nothing(t)
 	})
 }
+
+// TestDirectoriesOfOthers: directories that are not Kubelith's alone, or of which a part is missing.
+func TestDirectoriesOfOthers(t *testing.T) {
+	t.Parallel()
+	s := harness.New(t, harness.Options{NoTestImage: true})
+	put := func(path, text string) {
+		t.Helper()
+		path = s.Path(path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("/var/lib/home/.bashrc", "")
+	put("/var/lib/home/Documents/thesis", "precious")
+	put("/var/lib/late/version", "1\nkubelith v0\n")
+	put("/var/lib/late/agent/containerd/x", "")
+	put("/var/lib/late/server/.keep", "")
+	for name, tc := range map[string]struct {
+		args, want []string
+	}{
+		"home directory": {[]string{"--data-dir=/var/lib/home"}, []string{"/var/lib/home has other files (.bashrc, Documents)", "--data-dir"}},
+		"late mount":     {[]string{"--data-dir=/var/lib/late"}, []string{"/var/lib/late has a cluster's agent/containerd", "/var/lib/late/server", "is missing", "reset --data"}},
+		"nested":         {[]string{"--data-dir=/var/lib/n", "--run-dir=/var/lib/n/run"}, []string{"--run-dir", "/var/lib/n/run", "name one beside it"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := contents(t, s.Path("/var/lib"))
+			contains(t, refusal(t, s, s.BinaryCommand(append([]string{"server"}, tc.args...)...), true), tc.want...)
+			untouched(t, before, contents(t, s.Path("/var/lib")))
+			if name == "nested" {
+				return
+			}
+			if res := s.RunBinary(t, append([]string{"check"}, tc.args...)...); res.Code == 0 || !strings.Contains(res.Stdout, tc.want[0]) {
+				t.Errorf("check: exit code %d\n%s", res.Code, res.Stdout)
+			}
+		})
+	}
+}

@@ -47,6 +47,10 @@ func TestAddressChanges(t *testing.T) {
 		}
 	}
 
+	// A cluster of a release that knew no marks goes on, and is marked.
+	s.Exec(t, "rm", "/var/lib/kubelet/.kubelith", harness.DataDir+"/id", harness.DataDir+"/cluster.json")
+	s.Exec(t, "sh", "-c", "echo "+harness.DataDir+" >"+harness.RunDir+"/data-dir")
+
 	s.Launch(t)
 	harness.Eventually(t, 60*time.Second, "the new address", func() error {
 		if err := alive(s); err != nil {
@@ -62,6 +66,10 @@ func TestAddressChanges(t *testing.T) {
 		}
 		return nil
 	})
+	id := s.Exec(t, "cat", harness.DataDir+"/id")
+	if mark := s.Exec(t, "cat", "/var/lib/kubelet/.kubelith"); mark != harness.DataDir+"\n"+id {
+		t.Errorf("the kubelet's directory is marked as %q", mark)
+	}
 	for _, port := range []string{"6443", "10250"} {
 		conn, err := s.DialContext(t.Context(), "tcp", net.JoinHostPort(moved, port))
 		if err != nil {

@@ -15,7 +15,7 @@ bad() { grep -q bad /usr/local/bin/kubelith; }
 case "$1" in
 is-active) ! bad ;;
 show) if bad; then echo 9; else echo 0; fi ;;
-restart) echo "restart $(cat /usr/local/bin/kubelith | tail -n 1)" >>/run/restarts ;;
+start) echo "restart $(cat /usr/local/bin/kubelith | tail -n 1)" >>/run/restarts ;;
 esac
 `
 

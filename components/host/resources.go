@@ -17,8 +17,8 @@ const (
 	minMemory = 700 * mib
 	// minDisk is what the first start writes, and some room.
 	minDisk = 512 * mib
-	// minOpenFiles is enough for some hundred pods with their images, connections and watches.
-	minOpenFiles = 65536
+	// minOpenFiles is enough for a full node of 110 pods and the control plane, with their connections and watches.
+	minOpenFiles = 16384
 	// evictionShare is the kubelet's default threshold nodefs.available, in percent: it ends pods below it.
 	evictionShare = 10
 )

@@ -105,6 +105,9 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	}
 	ready()
 	others, err := app.BuildControllers(ctx, cc.ControllerContext, descriptors, nil, noHealth{})
+	if err != nil && ctx.Err() != nil {
+		return nil // upstream's way to say that it was asked to stop meanwhile
+	}
 	if err != nil {
 		return fmt.Errorf("build controllers: %w", err)
 	}

@@ -38,7 +38,7 @@ func TestLocalStorage(t *testing.T) {
 		_, err := s.Client(t).StorageV1().StorageClasses().Get(t.Context(), localClass, metav1.GetOptions{})
 		return err
 	})
-	mayHave(t, wait(t, s, "local", "is ready", ready).PID, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_SYS_ADMIN, unix.CAP_SYS_RESOURCE)
+	mayHave(t, s, wait(t, s, "local", "is ready", ready).PID, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_SYS_ADMIN, unix.CAP_SYS_RESOURCE)
 	t.Run("calm", func(t *testing.T) {
 		for _, tc := range []struct {
 			name string

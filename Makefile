@@ -64,6 +64,16 @@ race: ## unit tests of what does many things at once, under the race detector
 integration: bin/kubelith kube-bench ## tests on real clusters, each in namespaces of its own (root)
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_KUBE_BENCH=$(CURDIR)/$(KUBE_BENCH) $(GO) test -count=1 -p $(INTEGRATION_PARALLEL) -timeout 30m ./integration/...
 
+.PHONY: fuzz
+fuzz: ## every fuzz target for a minute: make fuzz [FUZZTIME=1m] [FUZZ=name]
+	@scripts/fuzz.sh
+
+.PHONY: soak
+SOAK ?= 10m
+soak: bin/kubelith ## faults at random on a real server: make soak [SOAK=10m] [SEED=N]
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_SOAK=$(SOAK) KUBELITH_SOAK_SEED=$(SEED) \
+		$(GO) test -count=1 -v -timeout 0 ./integration/soak
+
 INTEGRATION_PARALLEL ?= 1
 
 .PHONY: kube-bench

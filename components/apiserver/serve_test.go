@@ -69,7 +69,7 @@ func (p *process) start() error {
 		return err
 	}
 	p.undo = append(p.undo, func() { os.RemoveAll(dir) })
-	log, err := logging.Setup(logging.Options{Format: "text", Level: "fatal", Out: os.Stderr})
+	log, err := logging.Setup(logging.Options{Format: "text", Level: "error", Out: os.Stderr})
 	if err != nil {
 		return err
 	}

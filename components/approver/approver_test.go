@@ -148,6 +148,7 @@ func newCluster(t *testing.T, objects ...runtime.Object) *cluster {
 		},
 		Log: log,
 	}, c.client)
+	c.Server.now = func() time.Time { return made }
 	index := func() cache.Indexer {
 		return cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	}

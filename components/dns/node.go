@@ -71,10 +71,12 @@ func onAddressChange(changed signal) cache.ResourceEventHandler {
 	}
 }
 
+// internalIPs are the addresses of a node at which others can reach it. A node writes its status itself, and with one
+// that is no global unicast address the API refuses its EndpointSlice.
 func internalIPs(node *corev1.Node) []net.IP {
 	var ips []net.IP
 	for _, a := range node.Status.Addresses {
-		if ip := net.ParseIP(a.Address); a.Type == corev1.NodeInternalIP && ip != nil {
+		if ip := net.ParseIP(a.Address); a.Type == corev1.NodeInternalIP && ip.IsGlobalUnicast() {
 			ips = append(ips, ip)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -38,6 +39,9 @@ const (
 	roleLabel = "kubelith.io/role"
 )
 
+// firstRetry and lastRetry bound the time until what was refused is tried again.
+const firstRetry, lastRetry = 100 * time.Millisecond, time.Minute
+
 // knownEvery is how often it is looked whether the objects that exist have been read.
 const knownEvery = 10 * time.Millisecond
 
@@ -57,12 +61,13 @@ func newPublisher(client kubernetes.Interface, opts Options) *publisher {
 	return &publisher{client: client, opts: opts, changed: newSignal()}
 }
 
-// run publishes until ctx ends. It calls published once, when the objects exist.
+// run publishes until ctx ends. It calls published once, when the Service and this node's own slices exist: another
+// node's slice that cannot be written keeps nobody else from DNS.
 func (p *publisher) run(ctx context.Context, published func()) {
 	defer p.watch(ctx)()
 	retry := time.NewTimer(0)
 	defer retry.Stop()
-	announced := false
+	announced, delay := false, firstRetry
 	for {
 		select {
 		case <-ctx.Done():
@@ -74,18 +79,27 @@ func (p *publisher) run(ctx context.Context, published func()) {
 			retry.Reset(knownEvery)
 			continue
 		}
-		err := p.publish(ctx)
-		switch {
-		case ctx.Err() != nil:
+		own, others := p.publish(ctx)
+		if ctx.Err() != nil {
 			return
-		case err != nil:
-			// kube-system itself may be missing in the first moments of a new cluster.
-			p.opts.Log.Debugf("publish the DNS Service, next try soon: %v", err)
-			retry.Reset(backoff(err))
-		case !announced:
+		}
+		if own == nil && !announced {
 			announced = true
 			published()
 		}
+		err := errors.Join(own, others)
+		if err == nil {
+			delay = firstRetry
+			continue
+		}
+		// kube-system itself may be missing in the first moments of a new cluster.
+		level := logrus.DebugLevel
+		if delay >= time.Second {
+			level = logrus.WarnLevel
+		}
+		p.opts.Log.WithError(err).Logf(level, "publish cluster DNS, next try in %s", delay)
+		retry.Reset(delay)
+		delay = min(2*delay, lastRetry)
 	}
 }
 
@@ -135,17 +149,21 @@ func (p *publisher) watch(ctx context.Context) (stop func()) {
 	}
 }
 
-// publish makes the Service and the EndpointSlices as they should be.
-func (p *publisher) publish(ctx context.Context) error {
-	errs := []error{p.applyService(ctx)}
+// publish makes the Service and the EndpointSlices as they should be. The first error is that of the Service and of this
+// node's slices, the second one that of all others.
+func (p *publisher) publish(ctx context.Context) (own, others error) {
+	ours, rest := []error{p.applyService(ctx)}, []error(nil)
 	wanted := p.wanted()
 	for _, e := range wanted {
-		if p.upToDate(e) {
-			continue
+		switch {
+		case p.upToDate(e):
+		case e.node == p.opts.NodeName:
+			ours = append(ours, p.applySlice(ctx, e))
+		default:
+			rest = append(rest, p.applySlice(ctx, e))
 		}
-		errs = append(errs, p.applySlice(ctx, e))
 	}
-	return errors.Join(append(errs, p.deleteOthers(ctx, wanted)...)...)
+	return errors.Join(ours...), errors.Join(append(rest, p.deleteOthers(ctx, wanted)...)...)
 }
 
 // endpoint is one node's DNS server in one family.
@@ -299,14 +317,6 @@ func (p *publisher) applySlice(ctx context.Context, e endpoint) error {
 		return fmt.Errorf("apply EndpointSlice %s/%s: %w", namespace, e.name(), err)
 	}
 	return nil
-}
-
-// backoff is short while the cluster is being made and longer when a request is refused.
-func backoff(err error) time.Duration {
-	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
-		return 2 * time.Second
-	}
-	return 100 * time.Millisecond
 }
 
 func applyOptions() metav1.ApplyOptions {

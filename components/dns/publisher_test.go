@@ -12,9 +12,12 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 )
 
 func testNode(name, role string, addresses ...string) *corev1.Node {
@@ -89,6 +92,34 @@ func TestPublish(t *testing.T) {
 	}
 }
 
+// What a node says of itself does not keep the others from DNS: an address that no pod can reach has no slice, and a slice
+// that the API refuses is the trouble of its node alone.
+func TestPublishDespiteOthers(t *testing.T) {
+	client, p := newTestPublisher(t, testNode("one", "server", "192.0.2.1"),
+		testNode("loop", "agent", "127.0.0.1", "::1"), testNode("link", "agent", "169.254.1.1", "fe80::1"), testNode("none", "agent", "0.0.0.0", "::"),
+		testNode("many", "agent", "224.0.0.1"), testNode("text", "agent", "no address"),
+		testNode("late", "agent", "127.0.0.1", "192.0.2.4"), testNode("refused", "agent", "192.0.2.5"), testNode("good", "agent", "192.0.2.6"))
+	client.PrependReactor("patch", "endpointslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.(clienttesting.PatchAction).GetName() != "kube-dns-refused-ipv4" {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "EndpointSlice"}, "kube-dns-refused-ipv4", nil)
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	ready, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		p.run(ctx, func() { close(ready) })
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+	select {
+	case <-ready:
+	case <-time.After(20 * time.Second):
+		t.Fatal("not ready")
+	}
+	eventually(t, client, map[string]string{"kube-dns-one-ipv4": "192.0.2.1", "kube-dns-late-ipv4": "192.0.2.4", "kube-dns-good-ipv4": "192.0.2.6"})
+}
+
 // Before the cluster has a Node, its own DNS is published with the addresses that it listens on.
 func TestPublishWithoutNode(t *testing.T) {
 	client := published(t)
@@ -135,8 +166,8 @@ func TestPublishWritesOnce(t *testing.T) {
 	publish := func(nodes int) {
 		t.Helper()
 		waitFor(t, func() bool { return p.known() && len(p.wanted()) == nodes })
-		if err := p.publish(t.Context()); err != nil {
-			t.Fatal(err)
+		if own, others := p.publish(t.Context()); own != nil || others != nil {
+			t.Fatal(own, others)
 		}
 		waitFor(t, func() bool { return !slices.ContainsFunc(p.wanted(), func(e endpoint) bool { return !p.upToDate(e) }) })
 	}

@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -235,17 +236,27 @@ func (f fatal) OnWrite(entry *zapcore.CheckedEntry, fields []zapcore.Field) {
 	select {}
 }
 
-// explain adds what to do to the errors that an operator can act on.
+// explain adds what to do to the errors that an operator can act on. Only what the files themselves contradict is damage:
+// a disk that cannot be read or written says nothing about them.
 func (s *Server) explain(err error) error {
 	text := err.Error()
+	says := func(parts ...string) bool {
+		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
+	}
 	switch {
-	case strings.Contains(text, "no space left"):
+	case says("no space left", "disk quota exceeded"):
 		return fmt.Errorf("%s: disk full: free space and start again: %w", s.opts.DataDir, err)
-	case strings.Contains(text, "checksum mismatch"), strings.Contains(text, "crc mismatch"),
-		strings.Contains(text, "invalid database"), strings.Contains(text, "unexpected EOF"),
-		strings.Contains(text, "wal:"), strings.Contains(text, "snap:"), strings.Contains(text, "file too small"),
-		strings.Contains(text, "not a bolt"), strings.Contains(text, "page "), strings.Contains(text, "proto:"), strings.Contains(text, "backend"):
-		return fmt.Errorf("%s: the data is damaged: restore a copy of this directory: %w", s.opts.DataDir, err)
+	case says("permission denied", "operation not permitted"):
+		return fmt.Errorf("%s: not allowed: correct owner and mode of its files, or what confines this process (SELinux, AppArmor), and start again: %w", s.opts.DataDir, err)
+	case says("read-only file system"):
+		return fmt.Errorf("%s: mounted read-only: look in the kernel's log for why, mount it writable and start again: %w", s.opts.DataDir, err)
+	case says("input/output error"):
+		return fmt.Errorf("%s: the disk fails: look in the kernel's log, save a copy of this directory, and start again from a disk that works: %w", s.opts.DataDir, err)
+	case says("too many open files", "cannot allocate memory"):
+		return fmt.Errorf("%s: the host's limits: raise that for open files or memory, and start again: %w", s.opts.DataDir, err)
+	case says("checksum mismatch", "crc mismatch", "invalid database", "unexpected EOF", "wal: no *.wal file", "wal: file not found", "wal: slice bounds out of range",
+		"wal: max entry size limit exceeded", "no available snapshot", "file too small", "not a bolt", "proto: "):
+		return fmt.Errorf("%s: the data is damaged: keep it, and restore a copy of this directory in its place: %w", s.opts.DataDir, err)
 	}
 	return err
 }

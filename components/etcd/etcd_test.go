@@ -118,15 +118,26 @@ func TestBadArgs(t *testing.T) {
 func TestExplain(t *testing.T) {
 	s := &Server{opts: options("/d")}
 	for text, want := range map[string]string{
-		"write /d/db: no space left on device": "disk full: free space",
-		"walpb: crc mismatch":                  "restore a copy",
-		"snap: no available snapshot":          "restore a copy",
+		"write /d/db: no space left on device":                      "disk full: free space",
+		"walpb: crc mismatch":                                       "damaged",
+		"snap: no available snapshot":                               "damaged",
+		"/d/db/member/snap/db: invalid database: invalid page type": "damaged",
+		"wal: no *.wal file in /d/db/member/wal":                    "damaged",
+		"open /d/db/member/wal/0-0.wal: permission denied":          "correct owner and mode",
+		"wal: open /d/db/member/wal/0-0.wal: permission denied":     "correct owner and mode",
+		"/d/db: invalid database: read: input/output error":         "the disk fails",
+		"failed to open backend: /d/db: read-only file system":      "mounted read-only",
+		"wal: open /d/db/member/wal/0-0.wal: too many open files":   "limits",
 	} {
-		if err := s.explain(errors.New(text)); !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), text) {
+		err := s.explain(errors.New(text))
+		if !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), text) {
 			t.Errorf("%s: %v does not say %q", text, err, want)
 		}
+		if damaged := strings.Contains(err.Error(), "damaged"); damaged != (want == "damaged") || strings.Contains(err.Error(), "move") {
+			t.Errorf("%s: bad advice: %v", text, err)
+		}
 	}
-	plain := errors.New("listen unix /d/etcd.sock: permission denied")
+	plain := errors.New("listen unix /d/etcd.sock: address already in use")
 	if err := s.explain(plain); err != plain {
 		t.Errorf("an error of another kind was changed to %v", err)
 	}

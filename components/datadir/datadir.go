@@ -20,7 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// minFree is the space, in bytes, without which nothing is started: etcd alone preallocates a log file of 64 MB.
+// minFree is the space, in bytes, without which no new directory is made and the ballast of an old one goes: etcd alone
+// preallocates a log file of 64 MB.
 const minFree = 64 << 20
 
 // settle is how long the lock of a process that is gone may remain: a program that it was just starting has the file
@@ -38,12 +39,12 @@ type Dir struct {
 
 // Files are those that Open, Hold and KeepSettings make in the data directory.
 func Files(dir string) []string {
-	return []string{filepath.Join(dir, "lock"), filepath.Join(dir, "version"), filepath.Join(dir, idFile), filepath.Join(dir, settingsFile)}
+	return []string{filepath.Join(dir, "lock"), filepath.Join(dir, "version"), filepath.Join(dir, idFile), filepath.Join(dir, settingsFile), filepath.Join(dir, ballastFile)}
 }
 
 // Open creates the directory (mode 0700) if it is missing, takes it for this process, and brings an
 // older format up to date. release is the version of kubelith, which is noted for information. A directory that is
-// held by another process, cannot be written, has too little space, or was made by a newer
+// held by another process, cannot be written, is new and has too little space, or was made by a newer
 // kubelith is refused; nothing in it is changed then.
 func Open(dir, release string) (*Dir, error) {
 	return open(dir, release, minFree, steps())
@@ -59,9 +60,12 @@ func open(dir, release string, minFree uint64, upgrades []step) (*Dir, error) {
 	if err := keepPrivate(dir); err != nil {
 		return nil, err
 	}
-	// The space first: on a full disk the lock file itself could not be made.
-	if err := checkSpace(dir, minFree); err != nil {
-		return nil, err
+	// The space first: on a full disk the lock file itself could not be made. Only a new directory is refused: in one
+	// that has a cluster the start is the way to free space.
+	if _, err := os.Lstat(filepath.Join(dir, "version")); errors.Is(err, fs.ErrNotExist) {
+		if err := checkSpace(dir, minFree); err != nil {
+			return nil, err
+		}
 	}
 	lock, err := takeLock(dir)
 	if err != nil {
@@ -129,23 +133,23 @@ func tryLock(dir string) (*os.File, error) {
 		}
 		return nil, errors.Join(fmt.Errorf("data directory %s is in use by %s: stop it, or use another --data-dir", dir, holder), f.Close())
 	}
+	dropBallast(dir, minFree)
 	err = f.Truncate(0)
 	if err == nil {
 		_, err = f.WriteAt(fmt.Appendf(nil, "%d\n", os.Getpid()), 0)
 	}
-	if err != nil {
+	if err != nil && !full(err) { // the process id is for people
 		return nil, errors.Join(unusable(dir, err), f.Close())
 	}
 	return f, nil
 }
 
 func checkSpace(dir string, min uint64) error {
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return fmt.Errorf("data directory %s: read free space: %w", dir, err)
+	free, writable, err := space(dir)
+	if err != nil {
+		return err
 	}
-	free := st.Bavail * uint64(st.Bsize)
-	if st.Flags&unix.ST_RDONLY == 0 && free < min {
+	if writable && free < min {
 		return fmt.Errorf("data directory %s is on a full disk (%d MiB free): free at least %d MiB, or use another --data-dir", dir, free>>20, min>>20)
 	}
 	return nil

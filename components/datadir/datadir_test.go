@@ -216,3 +216,50 @@ func TestHold(t *testing.T) {
 		t.Errorf("after Close: %v", err)
 	}
 }
+
+// A new directory on a full disk is refused; one that has a cluster is opened, and gets its ballast's space.
+func TestFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	const all = 1 << 62
+	if _, err := open(dir, "v1", all, nil); err == nil || !strings.Contains(err.Error(), "full disk") {
+		t.Errorf("a new directory: %v", err)
+	}
+	mustOpen(t, dir, "v1").Close()
+	d, err := open(dir, "v1", all, nil)
+	if err != nil {
+		t.Fatalf("a directory with a cluster: %v", err)
+	}
+	d.Close()
+
+	ballast := filepath.Join(dir, ballastFile)
+	for _, step := range []struct {
+		what string
+		do   func() error
+		want int64
+	}{
+		{"no room", func() error { return keepBallast(dir, 1<<20, all) }, -1},
+		{"room", func() error { return keepBallast(dir, 1<<20, 0) }, 1 << 20},
+		{"it is there", func() error { return keepBallast(dir, 1<<20, all) }, 1 << 20},
+		{"space is left", func() error { dropBallast(dir, 0); return nil }, 1 << 20},
+		{"the disk is full", func() error { dropBallast(dir, all); return nil }, -1},
+		{"it is gone already", func() error { dropBallast(dir, all); return nil }, -1},
+	} {
+		if err := step.do(); err != nil {
+			if errors.Is(err, unix.EOPNOTSUPP) {
+				t.Skip("no fallocate on this file system")
+			}
+			t.Errorf("%s: %v", step.what, err)
+		}
+		var st unix.Stat_t
+		size := int64(-1)
+		if unix.Stat(ballast, &st) == nil {
+			size = st.Size
+			if st.Blocks*512 < step.want {
+				t.Errorf("%s: only %d blocks are taken", step.what, st.Blocks)
+			}
+		}
+		if size != step.want {
+			t.Errorf("%s: it has %d bytes, want %d", step.what, size, step.want)
+		}
+	}
+}

@@ -51,7 +51,9 @@ func upgrade(dir, release string, upgrades []step) error {
 		}
 	}
 	if second != "kubelith "+release {
-		return writeVersion(path, newest, release)
+		if err := writeVersion(path, newest, release); err != nil && !full(err) { // the second line is for people
+			return err
+		}
 	}
 	return nil
 }

@@ -70,6 +70,13 @@ func TestCheck(t *testing.T) {
 				return nil
 			}
 		}, Fail, "free at least"},
+		"disk full below a cluster": {func(h fakeHost, p *probe, _ *CheckOptions) {
+			h.write("/var/lib/kubelith/server/db/member/x", "")
+			p.statfs = func(_ string, st *unix.Statfs_t) error {
+				*st = unix.Statfs_t{Bsize: 1, Blocks: 9, Bavail: 1}
+				return nil
+			}
+		}, Warn, "free at least"},
 		"memory": {func(h fakeHost, _ *probe, _ *CheckOptions) { h.write("/proc/meminfo", "MemAvailable: 1000 kB\n") }, Warn, "memory"},
 		"few open files": {func(h fakeHost, _ *probe, _ *CheckOptions) {
 			h.write("/proc/self/limits", "Max open files            1024                 4096               files     \n")

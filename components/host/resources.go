@@ -15,7 +15,7 @@ const (
 	mib = 1 << 20
 	// minMemory is what an idle server and a few small pods need.
 	minMemory = 700 * mib
-	// minDisk is what the first start writes, and some room.
+	// minDisk is what the first start writes, and some room. Later starts do with less.
 	minDisk = 512 * mib
 	// minOpenFiles is enough for a full node of 110 pods and the control plane, with their connections and watches.
 	minOpenFiles = 16384
@@ -102,6 +102,9 @@ func checkDataDir(p probe, opts CheckOptions) []Result {
 	message := fmt.Sprintf("%s, %d of %d MiB free", dir, free/mib, total/mib)
 	space := Result{Name: "data directory", Status: OK, Message: message}
 	switch {
+	case free < minDisk && hasNode(p.files, opts.DataDir):
+		// The kubelet, and who can reach the API, are what frees space.
+		space = Result{"data directory", Warn, message, fmt.Sprintf("free at least %d MiB: the kubelet ends pods, and etcd may not be able to write", minDisk/mib)}
 	case free < minDisk:
 		space = Result{"data directory", Fail, message, fmt.Sprintf("free at least %d MiB or give another --data-dir", minDisk/mib)}
 	case total > 0 && free*100/total < evictionShare:
@@ -117,6 +120,11 @@ func checkDataDir(p probe, opts CheckOptions) []Result {
 		out = append(out, checkOverlay(p, dir))
 	}
 	return out
+}
+
+// hasNode reports whether a server or an agent has run from the data directory before.
+func hasNode(files tree, dataDir string) bool {
+	return files.exists(filepath.Join(dataDir, "server", "db", "member")) || files.exists(filepath.Join(dataDir, "agent", "containerd"))
 }
 
 // checkOverlay: images are laid over each other with overlayfs; on some file systems that does not work, and containerd

@@ -20,8 +20,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestDiskFills fills the disk below a server that runs. The server ends in order with one line that says what to do,
-// and has everything that it acknowledged when there is room again.
+// TestDiskFills fills the disk below a server that runs. The server ends in order with one line that says what to do, and
+// has everything that it acknowledged at its next start, for which nobody has to free space first: the API is there to do it.
 func TestDiskFills(t *testing.T) {
 	t.Parallel()
 	s := harness.New(t, harness.Options{NoTestImage: true})
@@ -43,6 +43,10 @@ func TestDiskFills(t *testing.T) {
 	if err := writeLarge(t, s.Client(t), "before"); err != nil {
 		t.Fatal(err)
 	}
+	harness.Eventually(t, 10*time.Second, "space to be kept", func() error {
+		_, err := os.Stat(filepath.Join(s.Path(dir), "ballast"))
+		return err
+	})
 	filler := filepath.Join(s.Path(dir), "filler")
 	fill(t, filler)
 	written = append(written, writeUntilRefused(t, s.Client(t))...)
@@ -64,20 +68,38 @@ func TestDiskFills(t *testing.T) {
 	contains(t, last, dir, "disk full", "free space")
 	t.Log(last)
 
-	if err := os.Remove(filler); err != nil {
-		t.Fatal(err)
-	}
-	again := s.BinaryCommand("server", controlPlane, "--data-dir="+dir)
-	if err := again.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended = make(chan error, 1)
-	go func() { ended <- again.Wait() }()
-	defer func() { again.Process.Signal(os.Interrupt); <-ended }()
-	ready(t, s, ended)
-	for _, name := range written {
-		if _, err := s.Client(t).CoreV1().ConfigMaps("default").Get(t.Context(), name, metav1.GetOptions{}); err != nil {
-			t.Errorf("%s was acknowledged: %v", name, err)
+	for _, when := range []string{"on the full disk", "once more on the full disk", "with room again"} {
+		if when == "with room again" {
+			if err := os.Remove(filler); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var log bytes.Buffer
+		again := s.BinaryCommand("server", controlPlane, "--data-dir="+dir)
+		again.Stderr = &log
+		if err := again.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- again.Wait() }()
+		defer again.Process.Kill()
+		ready(t, s, ended)
+		for _, name := range written {
+			if _, err := s.Client(t).CoreV1().ConfigMaps("default").Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+				t.Errorf("%s: %s was acknowledged: %v", when, name, err)
+			}
+		}
+		last := written[len(written)-1]
+		if err := s.Client(t).CoreV1().ConfigMaps("default").Delete(t.Context(), last, metav1.DeleteOptions{}); err != nil {
+			t.Errorf("%s: delete something: %v", when, err)
+		}
+		written = written[:len(written)-1]
+		again.Process.Signal(os.Interrupt)
+		if err := <-ended; err != nil {
+			t.Errorf("%s: stop: %v\n%s", when, err, tail(log.String()))
+		}
+		if warned := strings.Contains(log.String(), "MiB free: free at least"); warned != (when != "with room again") {
+			t.Errorf("%s: warned of the full disk: %v", when, warned)
 		}
 	}
 }

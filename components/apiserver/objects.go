@@ -11,6 +11,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -29,7 +30,7 @@ type wanted struct {
 
 // change is a write that brings one object about.
 type change struct {
-	verb   string // create, update or replace
+	verb   string // create, update, replace or delete
 	object string // its kind and name
 	write  func(context.Context) error
 }
@@ -148,17 +149,8 @@ type kind[T any, P interface {
 	next func(have, want P, exact bool) (P, error)
 }
 
-// compare returns what has to be written of the wanted objects of this kind.
+// compare returns what has to be written, or removed, of this kind.
 func (k kind[T, P]) compare(ctx context.Context, all []wanted) ([]change, error) {
-	var ours []wanted
-	for _, w := range all {
-		if _, ok := w.object.(P); ok {
-			ours = append(ours, w)
-		}
-	}
-	if len(ours) == 0 {
-		return nil, nil
-	}
 	list, err := k.list(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
 		return nil, fmt.Errorf("list the objects of kind %s: %w", k.name, err)
@@ -173,8 +165,11 @@ func (k kind[T, P]) compare(ctx context.Context, all []wanted) ([]change, error)
 		return nil, err
 	}
 	var changes []change
-	for _, w := range ours {
-		want := w.object.(P)
+	for _, w := range all {
+		want, ok := w.object.(P)
+		if !ok {
+			continue
+		}
 		c, err := k.change(have[key(want)], want, w.exact)
 		if err != nil {
 			return nil, fmt.Errorf("compare %s %s: %w", k.name, key(want), err)
@@ -183,8 +178,25 @@ func (k kind[T, P]) compare(ctx context.Context, all []wanted) ([]change, error)
 			c.object = k.name + " " + key(want)
 			changes = append(changes, *c)
 		}
+		delete(have, key(want))
+	}
+	for name, object := range have {
+		if dropped(k.name, object) {
+			changes = append(changes, change{verb: "delete", object: k.name + " " + name, write: func(ctx context.Context) error {
+				return k.remove(ctx, object)
+			}})
+		}
 	}
 	return changes, nil
+}
+
+// remove deletes the very object.
+func (k kind[T, P]) remove(ctx context.Context, object P) error {
+	err := k.in(object.GetNamespace()).Delete(ctx, object.GetName(), *metav1.NewPreconditionDeleteOptions(string(object.GetUID())))
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
 }
 
 // change returns what makes of have, which may be nil, what is wanted; nil when it is right.
@@ -210,7 +222,7 @@ func (k kind[T, P]) change(have, want P, exact bool) (*change, error) {
 		}}, nil
 	}
 	return &change{verb: "replace", write: func(ctx context.Context) error {
-		if err := client.Delete(ctx, have.GetName(), *metav1.NewPreconditionDeleteOptions(string(have.GetUID()))); err != nil {
+		if err := k.remove(ctx, have); err != nil {
 			return err
 		}
 		_, err := client.Create(ctx, next, metav1.CreateOptions{})

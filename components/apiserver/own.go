@@ -12,11 +12,14 @@ import (
 )
 
 // ownObjects are those that a release of Kubelith has in the cluster: for a new one, return it from one of these
-// functions. Its kind has to be among kindsOf.
+// functions. Its kind has to be among kindsOf. What a later release does not return any more is removed from the
+// cluster, and what it returns in another form is changed, wider or narrower.
 func ownObjects() []runtime.Object {
 	return slices.Concat(
 		exemptLoopback(),
+		preferComponents(),
 		allowAdmins(),
+		allowLoopback(),
 		allowKubeletClient(),
 		allowDNS(),
 		allowManifests(),
@@ -32,6 +35,7 @@ func ownObjects() []runtime.Object {
 func wantedObjects(rbac bool) []wanted {
 	var all []wanted
 	for _, object := range ownObjects() {
+		mark(object.(metav1.Object))
 		all = append(all, wanted{object: object, exact: true})
 	}
 	others := append(priorityClasses(), metricsReader())
@@ -62,6 +66,38 @@ func exemptLoopback() []runtime.Object {
 			}},
 		},
 	}}
+}
+
+// preferComponents gives the components of this process, by name, the level of kube-controller-manager and the
+// scheduler. Without it they share global-default with the cluster's users, and a flood of requests from many of those
+// delays DNS, load balancers and nodes that join. Not the level system: that is for nodes, whose heartbeats must not
+// wait for a large manifest. Plugins' own identities are the operator's to rank.
+func preferComponents() []runtime.Object {
+	var subjects []flowcontrolv1.Subject
+	for _, name := range []string{client.DNS, client.Token, client.Approver, client.Manifests, client.ServiceLB, client.Metrics, client.Storage, client.Plugins} {
+		subjects = append(subjects, flowcontrolv1.Subject{Kind: flowcontrolv1.SubjectKindUser, User: &flowcontrolv1.UserSubject{Name: name}})
+	}
+	return []runtime.Object{&flowcontrolv1.FlowSchema{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubelith-components"},
+		Spec: flowcontrolv1.FlowSchemaSpec{
+			PriorityLevelConfiguration: flowcontrolv1.PriorityLevelConfigurationReference{Name: "workload-high"},
+			MatchingPrecedence:         800, // that of kube-controller-manager
+			DistinguisherMethod:        &flowcontrolv1.FlowDistinguisherMethod{Type: flowcontrolv1.FlowDistinguisherMethodByUserType},
+			Rules: []flowcontrolv1.PolicyRulesWithSubjects{{
+				Subjects: subjects,
+				ResourceRules: []flowcontrolv1.ResourcePolicyRule{{
+					Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}, ClusterScope: true, Namespaces: []string{"*"},
+				}},
+				NonResourceRules: []flowcontrolv1.NonResourcePolicyRule{{Verbs: []string{"*"}, NonResourceURLs: []string{"*"}}},
+			}},
+		},
+	}}
+}
+
+// allowLoopback is for aggregated API servers that ask whether the apiserver's own identity may: it calls them for
+// webhooks at the Service default/kubernetes. Upstream's identity may as a member of system:masters.
+func allowLoopback() []runtime.Object {
+	return bindCluster("kubelith:apiserver", "cluster-admin", subject(rbacv1.UserKind, client.APIServer))
 }
 
 // allowKubeletClient lets the certificate with which the apiserver calls

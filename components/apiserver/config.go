@@ -57,6 +57,7 @@ func (s *Server) newConfig(opts options.CompletedOptions) (*app.Config, error) {
 	if err != nil {
 		return nil, err
 	}
+	extensions.GenericConfig.LoopbackClientConfig = tellConflicts(generic.LoopbackClientConfig)
 	aggregator, err := controlplaneapiserver.CreateAggregatorConfig(*generic, opts.CompletedOptions, s.shared, services, cp.ProxyTransport, cp.Extra.PeerProxy, initializers)
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"net/http"
 
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -22,6 +23,7 @@ import (
 	"k8s.io/apiserver/pkg/util/openapi"
 	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
@@ -69,6 +71,16 @@ func (s *Server) newConfig(opts options.CompletedOptions) (*app.Config, error) {
 	return &app.Config{Options: opts, KubeAPIs: core, ApiExtensions: extensions, Aggregator: aggregator}, nil
 }
 
+// withTLSOptions allows TLS options in a configuration with a transport of its own, which does without them. For webhooks and
+// conversions at the Service default/kubernetes upstream adds their CA to the loopback configuration, and client-go refuses
+// that beside a transport, but not beside a wrapper.
+func withTLSOptions(c *rest.Config) *rest.Config {
+	own := c.Transport
+	c.Transport = nil
+	c.WrapTransport = func(http.RoundTripper) http.RoundTripper { return own }
+	return c
+}
+
 // genericConfig is what upstream's BuildGenericConfig does, with the
 // in-process loopback client. All three servers get copies of the result, so
 // that the authenticator and the authorizer of the process are set here, once.
@@ -90,7 +102,7 @@ func (s *Server) genericConfig(o options.CompletedOptions) (*genericapiserver.Co
 		return nil, nil, err
 	}
 
-	c.LoopbackClientConfig = s.opts.Client.Config(client.APIServer)
+	c.LoopbackClientConfig = withTLSOptions(s.opts.Client.Config(client.APIServer))
 	own, err := kubernetes.NewForConfig(c.LoopbackClientConfig)
 	if err != nil {
 		return nil, nil, err

@@ -125,6 +125,7 @@ func (p *process) serveWithPanic(ctx context.Context, ready func()) error {
 		}
 		panic("the test's own panic")
 	}))
+	chain.GenericAPIServer.Handler.NonGoRestfulMux.Handle(reviews, http.HandlerFunc(review))
 	prepared, err := chain.PrepareRun()
 	if err != nil {
 		return err

@@ -142,6 +142,20 @@ spec:
 	if _, err := s.Dynamic(t).Resource(stones).Get(t.Context(), "marble", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("an object that does not exist: %v", err)
 	}
+
+	// A webhook of the aggregated API, which the API server calls through itself.
+	hook := ns + "-stones"
+	t.Cleanup(func() { s.TryKubectl(t, "delete", "validatingwebhookconfiguration", hook, "--ignore-not-found") })
+	apply(t, s, "", strings.Replace(
+		webhookConfig("ValidatingWebhookConfiguration", hook, ns, "/apis/probe.kubelith.io/v1/reviews", "Fail", base64.StdEncoding.EncodeToString(s.RESTConfig(t).CAData)),
+		"{namespace: "+ns+", name: hook,", "{namespace: default, name: kubernetes,", 1))
+	harness.Eventually(t, 20*time.Second, "the aggregated API to refuse an object", func() error {
+		res := s.TryKubectl(t, "-n", ns, "create", "configmap", "stony", "--dry-run=server")
+		if !strings.Contains(res.Stderr, "the stones say no to system:apiserver") {
+			return fmt.Errorf("kubectl create: %d %s", res.Code, res.Stderr)
+		}
+		return nil
+	})
 }
 
 const crd = `apiVersion: apiextensions.k8s.io/v1

@@ -379,8 +379,9 @@ exit 0
 #|# A shim that the kernel kills for its memory is one pod's trouble, not the unit's.
 #|OOMPolicy=continue
 #|RestartSec=1
-#|# The first start may wait for the network; readiness is told by the process.
-#|TimeoutStartSec=300
+#|# The first start may wait for the network, and any start for a slow disk: what it waits for is in its status and log, and
+#|# ending it would begin the wait again.
+#|TimeoutStartSec=infinity
 #|TimeoutStopSec=60
 #|LimitNOFILE=1048576
 #|LimitNPROC=infinity
@@ -459,9 +460,9 @@ exit 0
 #|OOMPolicy=continue
 #|# A join that is refused is tried again as well: the token may be corrected meanwhile.
 #|RestartSec=2
-#|# The first start may wait for the network; readiness is told by the process, and does not wait for the server once the
-#|# machine has joined.
-#|TimeoutStartSec=300
+#|# The first start may wait for the network, and any start for a slow disk: what it waits for is in its status and log. Once the
+#|# machine has joined it does not wait for the server.
+#|TimeoutStartSec=infinity
 #|TimeoutStopSec=60
 #|LimitNOFILE=1048576
 #|LimitNPROC=infinity

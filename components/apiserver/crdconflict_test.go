@@ -61,6 +61,9 @@ func (d *definitions) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			d.crd = nil
 		}
 		json.NewEncoder(w).Encode(&update)
+	case r.URL.Query().Get("sendInitialEvents") != "": // the client lists then
+		w.WriteHeader(http.StatusUnprocessableEntity)
+		json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity})
 	case r.URL.Query().Get("watch") != "":
 		d.watch(w)
 	default:

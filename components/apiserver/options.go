@@ -19,6 +19,9 @@ import (
 	"kubelith.io/kubelith/plugins/admission"
 )
 
+// slowDisk is how long etcd may take to answer whether it is well.
+const slowDisk = 20 * time.Second
+
 // complete translates Options into upstream's and applies the user's arguments
 // on top. Defaults that a user may change are set before the
 // arguments; what the composition owns is refused as an argument.
@@ -41,6 +44,8 @@ func (srv *Server) complete() error {
 	s.GenericServerRunOptions.ShutdownWatchTerminationGracePeriod = 2 * time.Second
 
 	s.Etcd.StorageConfig.Transport.ServerList = []string{o.EtcdEndpoint}
+	// With upstream's 2 s a disk on which a sync takes longer is never ready, though it gets there.
+	s.Etcd.StorageConfig.HealthcheckTimeout, s.Etcd.StorageConfig.ReadycheckTimeout = slowDisk, slowDisk
 	s.Etcd.EncryptionProviderConfigFilepath = o.EncryptionConfig
 	s.Etcd.EncryptionProviderConfigAutomaticReload = true
 

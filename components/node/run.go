@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/components/datadir"
 	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/components/logging"
 )
@@ -74,9 +75,10 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 	}
 	beside(ctx)
 	var others sync.WaitGroup
-	starting, stop := context.WithCancel(ctx)
-	others.Go(func() { p.addresses.run(starting, end) })
-	others.Go(func() { progress.remind(starting, logging.Component(p.log, "kubelith"), p.systemd) })
+	running, stop := context.WithCancel(ctx)
+	others.Go(func() { p.addresses.run(running, end) })
+	others.Go(func() { progress.remind(running, logging.Component(p.log, "kubelith"), p.systemd) })
+	others.Go(func() { keepBallast(running, machine.dir, logging.Component(p.log, "kubelith")) })
 	err = group.Run(ctx)
 	stop()
 	others.Wait()
@@ -89,6 +91,27 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 		return cause
 	}
 	return err
+}
+
+// ballastEvery is how often it is looked whether the ballast of the data directory can be made again.
+const ballastEvery = time.Minute
+
+// keepBallast keeps space for a start on a full disk until ctx ends.
+func keepBallast(ctx context.Context, dir *datadir.Dir, log logrus.FieldLogger) {
+	tick := time.NewTicker(ballastEvery)
+	defer tick.Stop()
+	for failed := false; ; {
+		err := dir.KeepBallast()
+		if err != nil && !failed {
+			log.Warnf("no space is kept for a start on a full disk: %v", err)
+		}
+		failed = err != nil
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // upstreamExit is why a process stops that an upstream component wanted to end: the error that it logged.

@@ -106,11 +106,9 @@ func (s *Server) importEmbedded(ctx context.Context, store *store) error {
 }
 
 // awaitCRI waits until CRI, which learns about new images by event, knows this one: it would try to pull the
-// pause image otherwise.
+// pause image otherwise. On a slow disk that takes as long as it takes.
 func awaitCRI(ctx context.Context, cri runtimeapi.ImageServiceClient, ref string) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	for {
+	for delay := 5 * time.Millisecond; ; delay = min(2*delay, time.Second) {
 		resp, err := cri.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: ref}})
 		if err == nil && resp.Image != nil {
 			return nil
@@ -118,7 +116,7 @@ func awaitCRI(ctx context.Context, cri runtimeapi.ImageServiceClient, ref string
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("CRI does not list %s after its import (%v): %w", ref, err, ctx.Err())
-		case <-time.After(5 * time.Millisecond):
+		case <-time.After(delay):
 		}
 	}
 }

@@ -34,8 +34,6 @@ func joining() []runtime.Object {
 	return slices.Concat(
 		// A machine asks for its first certificate; upstream lets nodes ask for the next ones.
 		bindCluster("kubelith:node-bootstrapper", "system:node-bootstrapper", machines),
-		// Earlier releases let upstream renew the certificates of nodes.
-		bindCluster("kubelith:node-rotation", "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"),
 		// A node's one identity is that of its kubelet: proxy and DNS on it read more than the Node authorizer allows.
 		bindCluster("kubelith:node-proxier", "system:node-proxier", nodes),
 		clusterRole("kubelith:agent", nodes,

@@ -10,7 +10,7 @@ func subject(kind, name string) rbacv1.Subject {
 	return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: kind, Name: name}
 }
 
-// bindCluster binds a ClusterRole everywhere; to nobody to take it from whom an earlier release has given it.
+// bindCluster binds a ClusterRole everywhere.
 func bindCluster(name, role string, to ...rbacv1.Subject) []runtime.Object {
 	return []runtime.Object{&rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name},

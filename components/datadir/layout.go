@@ -15,7 +15,7 @@ func Made() []string {
 	return []string{
 		"server/db", "server/tls", "server/cred", "server/token", "server/profile",
 		"agent/containerd", "agent/cni", "agent/images/.imported.json", "agent/pki", "agent/identity.key", "agent/cluster.json", "agent/servers.json",
-		"plugins/state", "plugins/data", "data", settingsFile,
+		"plugins/state", "plugins/data", "data", settingsFile, ballastFile,
 	}
 }
 

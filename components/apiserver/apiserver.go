@@ -43,6 +43,8 @@ type Options struct {
 	ClusterDomain string
 	// EtcdEndpoint is the address of etcd, as --etcd-servers takes it.
 	EtcdEndpoint string
+	// EtcdAnswers is closed when etcd answers. Upstream ends a start for which it does not within 20 s. Nil: it does.
+	EtcdAnswers <-chan struct{}
 	// EncryptionConfig is the path of an EncryptionConfiguration.
 	EncryptionConfig string
 	// PKI has the paths of all certificates and keys.
@@ -142,7 +144,7 @@ func (s *Server) build(ctx context.Context) (*aggregator.APIAggregator, *documen
 	if errs := completed.Validate(); len(errs) > 0 {
 		return nil, nil, fmt.Errorf("invalid options: %w", errs[0])
 	}
-	config, err := s.newConfig(completed)
+	config, err := s.newConfig(ctx, completed)
 	if err != nil {
 		return nil, nil, err
 	}

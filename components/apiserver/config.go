@@ -41,8 +41,8 @@ import (
 // exported parts for one reason: upstream builds the apiserver's own client
 // and informers from a TLS loopback configuration; ours go in memory.
 // Source: cmd/kube-apiserver/app/config.go.
-func (s *Server) newConfig(opts options.CompletedOptions) (*app.Config, error) {
-	generic, storage, err := s.genericConfig(opts)
+func (s *Server) newConfig(ctx context.Context, opts options.CompletedOptions) (*app.Config, error) {
+	generic, storage, err := s.genericConfig(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +85,7 @@ func withTLSOptions(c *rest.Config) *rest.Config {
 // in-process loopback client. All three servers get copies of the result, so
 // that the authenticator and the authorizer of the process are set here, once.
 // Source: pkg/controlplane/apiserver/config.go.
-func (s *Server) genericConfig(o options.CompletedOptions) (*genericapiserver.Config, *serverstorage.DefaultStorageFactory, error) {
+func (s *Server) genericConfig(ctx context.Context, o options.CompletedOptions) (*genericapiserver.Config, *serverstorage.DefaultStorageFactory, error) {
 	codecs := legacyscheme.Codecs
 	if utilfeature.DefaultFeatureGate.Enabled(genericfeatures.CBORServingAndStorage) {
 		codecs = serializer.NewCodecFactory(legacyscheme.Scheme, serializer.WithSerializer(cbor.NewSerializerInfo))
@@ -132,6 +132,13 @@ func (s *Server) genericConfig(o options.CompletedOptions) (*genericapiserver.Co
 		sets.NewString("attach", "exec", "proxy", "log", "portforward"),
 	)
 
+	if s.opts.EtcdAnswers != nil {
+		select {
+		case <-s.opts.EtcdAnswers:
+		case <-ctx.Done():
+			return nil, nil, ctx.Err()
+		}
+	}
 	storage, err := newStorage(c, o)
 	if err != nil {
 		return nil, nil, err

@@ -15,6 +15,7 @@ import (
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	"k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/scheme"
 	externalinformers "k8s.io/apiextensions-apiserver/pkg/client/informers/externalversions"
 	"k8s.io/apiextensions-apiserver/pkg/controller/finalizer"
 	"k8s.io/apiextensions-apiserver/pkg/registry/customresource"
@@ -42,12 +43,14 @@ func (d *definitions) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer d.mu.Unlock()
 	switch {
 	case r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/status"):
-		var update apiextensionsv1.CustomResourceDefinition
 		body, _ := io.ReadAll(r.Body)
-		if err := json.Unmarshal(body, &update); err != nil {
+		object, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
+		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
+		update := object.(*apiextensionsv1.CustomResourceDefinition)
+		update.SetGroupVersionKind(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition"))
 		if d.crd == nil || update.ResourceVersion != d.crd.ResourceVersion {
 			w.WriteHeader(http.StatusConflict)
 			json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonConflict, Code: http.StatusConflict})
@@ -55,12 +58,12 @@ func (d *definitions) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		d.version++
 		update.ResourceVersion = strconv.Itoa(d.version)
-		d.crd = &update
+		d.crd = update
 		d.updates = append(d.updates, update.DeepCopy())
 		if len(update.Finalizers) == 0 {
 			d.crd = nil
 		}
-		json.NewEncoder(w).Encode(&update)
+		json.NewEncoder(w).Encode(update)
 	case r.URL.Query().Get("sendInitialEvents") != "": // the client lists then
 		w.WriteHeader(http.StatusUnprocessableEntity)
 		json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity})

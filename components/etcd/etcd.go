@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
@@ -38,12 +39,16 @@ type Options struct {
 	Zap *zap.Logger
 }
 
+// tickMs and electionMs are the heartbeat and the election timeout in milliseconds.
+const tickMs, electionMs = 20, 100
+
 // Server is the etcd component.
 type Server struct {
 	opts     Options
 	cfg      *embed.Config
 	stopping atomic.Bool
 	fatal    fatal
+	answers  chan struct{}
 }
 
 var _ lifecycle.Component = (*Server)(nil)
@@ -55,7 +60,7 @@ func New(o Options) (*Server, error) {
 	fs := flagSet(cfg)
 	cfg.Name = o.Name
 	cfg.Dir = o.DataDir
-	s := &Server{opts: o, cfg: cfg, fatal: make(fatal, 1)}
+	s := &Server{opts: o, cfg: cfg, fatal: make(fatal, 1), answers: make(chan struct{})}
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(o.Zap.WithOptions(
 		zap.WrapCore(func(c zapcore.Core) zapcore.Core { return untilStop{c, &s.stopping} }),
 		zap.WithFatalHook(s.fatal), zap.WithPanicHook(s.fatal)))
@@ -68,7 +73,7 @@ func New(o Options) (*Server, error) {
 	// thousands of lines, in the way of what they wait for. A snapshot for every 4000 keeps it below.
 	cfg.SnapshotCount = 4000
 	// A member that is alone need not wait a second to hear that nobody else leads.
-	cfg.TickMs, cfg.ElectionMs = 20, 100
+	cfg.TickMs, cfg.ElectionMs = tickMs, electionMs
 	client, peer := url.URL{Scheme: "unix", Path: o.Socket}, url.URL{Scheme: "unix", Path: peerSocket(o.Socket)}
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
 	// etcd listens for peers on the URL's host alone, where clients get host and path.
@@ -109,6 +114,10 @@ func peerSocket(client string) string {
 // form that etcd's client and the apiserver's --etcd-servers take.
 func Endpoint(socket string) string { return "unix://" + socket }
 
+// Answers is closed when etcd answers its first request, which is a moment after it is ready and on a slow disk much later. Who
+// asks before waits, but no longer than its own limit.
+func (s *Server) Answers() <-chan struct{} { return s.answers }
+
 // Upstream returns the configuration that etcd is started with.
 func (s *Server) Upstream() *embed.Config { return s.cfg }
 
@@ -126,6 +135,10 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err := verify(s.opts.DataDir); err != nil {
 		return s.explain(err)
 	}
+	// What fails here fails in etcd too, which says why.
+	if took, err := syncTime(s.opts.DataDir); err == nil && s.giveTime(took) {
+		s.opts.Zap.Warn("the disk is slow: requests get more time", zap.Duration("sync-took", took))
+	}
 	e, err := s.start()
 	if err != nil {
 		return s.explain(err)
@@ -140,6 +153,36 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		return s.explain(err)
 	}
 	return nil
+}
+
+// slowSync is how long a sync to disk may take before etcd's requests get more time than usual.
+const slowSync = 500 * time.Millisecond
+
+// syncTime is how long the disk takes for a sync of a small file.
+func syncTime(dir string) (time.Duration, error) {
+	f, err := os.Create(filepath.Join(dir, "sync"))
+	if err != nil {
+		return 0, err
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	if _, err := f.WriteString("x"); err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	err = f.Sync()
+	return time.Since(began), err
+}
+
+// giveTime makes etcd's requests last longer on a disk that is slow, and reports whether it did. Their limit is 5 s and twice the
+// election timeout: where a sync takes some seconds, and a request waits for two, none would ever succeed. A lone member is
+// elected within six ticks at most.
+func (s *Server) giveTime(sync time.Duration) bool {
+	if sync < slowSync || s.cfg.TickMs != tickMs || s.cfg.ElectionMs != electionMs { // given by the user
+		return false
+	}
+	s.cfg.TickMs, s.cfg.ElectionMs = 2000, 10000
+	return true
 }
 
 // makeRoom makes the directories and removes the sockets that a killed process left behind; the data
@@ -164,6 +207,18 @@ func (s *Server) makeRoom() error {
 // it has elected itself, and who asks meanwhile waits for that instead of for the next try.
 func (s *Server) serve(ctx context.Context, e *embed.Etcd, ready func()) error {
 	ready()
+	select {
+	case <-e.Server.ReadyNotify():
+		close(s.answers)
+	case err := <-e.Err():
+		return err
+	case err := <-s.fatal:
+		return err
+	case <-e.Server.StopNotify():
+		return errors.New("the member stopped by itself")
+	case <-ctx.Done():
+		return nil
+	}
 	select {
 	case err := <-e.Err():
 		return err

@@ -142,3 +142,40 @@ func TestExplain(t *testing.T) {
 		t.Errorf("an error of another kind was changed to %v", err)
 	}
 }
+
+// On a disk whose syncs take long, requests get the time that they need; what the user has set stays.
+func TestGiveTime(t *testing.T) {
+	for name, tc := range map[string]struct {
+		args []string
+		sync time.Duration
+		want time.Duration // of a request
+	}{
+		"a disk as usual":           {nil, 20 * time.Millisecond, 5200 * time.Millisecond},
+		"five seconds for a sync":   {nil, 5 * time.Second, 25 * time.Second},
+		"the user's own, slow disk": {[]string{"heartbeat-interval=50", "election-timeout=500"}, 5 * time.Second, 6 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := New(options(t.TempDir(), tc.args...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.giveTime(tc.sync)
+			if got := 5*time.Second + 2*time.Duration(s.cfg.ElectionMs)*time.Millisecond; got != tc.want { // config.ServerConfig.ReqTimeout
+				t.Errorf("a request may take %s, want %s", got, tc.want)
+			}
+			if s.cfg.ElectionMs < 5*s.cfg.TickMs {
+				t.Errorf("%d ms of an election are less than five ticks of %d ms", s.cfg.ElectionMs, s.cfg.TickMs)
+			}
+		})
+	}
+	dir := t.TempDir()
+	if took, err := syncTime(dir); err != nil || took <= 0 {
+		t.Errorf("%s, %v", took, err)
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("it left %v", left)
+	}
+	if _, err := syncTime(filepath.Join(dir, "none")); err == nil {
+		t.Error("no error without a directory")
+	}
+}

@@ -89,13 +89,18 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 	b.add(operation, nil)
 
 	etcdSocket := filepath.Join(cfg.SocketDir(), "etcd", "etcd.sock") // without TLS: its directory is root's
-	b.add(etcd.New(etcd.Options{
+	store, err := etcd.New(etcd.Options{
 		DataDir: filepath.Join(cfg.DataDir, "server", "db"),
 		Socket:  etcdSocket,
 		Name:    cfg.NodeName,
 		Args:    machine.args.etcd,
 		Zap:     logging.Zap(logging.Component(log, "etcd")),
-	}))
+	})
+	b.add(store, err)
+	var answers <-chan struct{}
+	if store != nil {
+		answers = store.Answers()
+	}
 
 	dialKubelet := nodeAddresses(cfg).Dialer().DialContext
 	figures := newMetrics(cfg, metrics.Options{
@@ -111,6 +116,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		ServiceCIDRs:     cfg.ServiceCIDR,
 		ClusterDomain:    cfg.ClusterDomain,
 		EtcdEndpoint:     etcd.Endpoint(etcdSocket),
+		EtcdAnswers:      answers,
 		EncryptionConfig: machine.encryptionConfig,
 		PKI:              machine.pki,
 		Args:             machine.args.apiserver,

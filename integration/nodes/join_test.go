@@ -83,6 +83,39 @@ func TestJoin(t *testing.T) {
 			return nil
 		})
 	})
+	t.Run("removed", func(t *testing.T) { testRemoved(t, c, first) })
+}
+
+// testRemoved shuts an agent out that does not know of it, and lets it join again. (integration/join plays one that is not honest.)
+func testRemoved(t *testing.T, c *harness.Cluster, a *harness.Server) {
+	if res := c.Server.RunBinary(t, "node", "remove", c.Server.NodeName()); res.Code != 1 || !strings.Contains(res.Stderr, "is a server: an agent can be removed") {
+		t.Errorf("the server's own node: exit code %d, %s%s", res.Code, res.Stdout, res.Stderr)
+	}
+	machine := a.Node(t).Labels["kubelith.io/machine"]
+	if res := c.Server.RunBinary(t, "node", "remove", a.NodeName()); res.Code != 0 {
+		t.Fatalf("exit code %d, %s", res.Code, res.Stderr)
+	}
+	harness.Eventually(t, 20*time.Second, "the agent to say so", func() error {
+		if !strings.Contains(a.Logs(), "the server refuses this node's certificate: if the node was removed from the cluster, start its agent with a token") {
+			return errors.New("its log does not")
+		}
+		return nil
+	})
+	if out := c.Server.Kubectl(t, "get", "nodes", "--output=name"); strings.Contains(out, a.NodeName()) {
+		t.Errorf("it has registered again: %s", out)
+	}
+	a.Stop(t)
+	a.Agent.Token = c.Server.Token(t, "--once")
+	a.Launch(t)
+	a.WaitReady(t)
+	if now := a.Node(t).Labels["kubelith.io/machine"]; now != machine || machine == "" {
+		t.Errorf("it is the machine %q, and was %q", now, machine)
+	}
+	ns := c.Namespace(t)
+	pod := c.Server.Run(t, on(a, harness.Pod(ns, "again", "/bin/probe", "sleep")))
+	if got := c.Server.Kubectl(t, "-n", ns, "exec", pod.Name, "--", "echo", "here"); got != "here\n" {
+		t.Errorf("exec: %q", got)
+	}
 }
 
 // testFirst looks at what a join makes, on both sides.

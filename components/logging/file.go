@@ -30,7 +30,7 @@ type File struct {
 	mu      sync.Mutex
 	file    *os.File
 	written int64
-	stderr  bool // standard error is this file
+	stderr  int // the descriptor of standard error where that is this file, else -1
 }
 
 // OpenFile opens a log file, or makes it, and appends to it.
@@ -45,10 +45,11 @@ func NewFile(name string) (*File, error) {
 }
 
 func openFile(name string, size int64, keep int) (*File, error) {
-	f := &File{name: name, size: size, keep: keep}
+	f := &File{name: name, size: size, keep: keep, stderr: -1}
 	if opened, err := os.Stat(name); err == nil {
-		stderr, err := os.Stderr.Stat()
-		f.stderr = err == nil && os.SameFile(opened, stderr)
+		if stderr, err := os.Stderr.Stat(); err == nil && os.SameFile(opened, stderr) {
+			f.stderr = int(os.Stderr.Fd())
+		}
 	}
 	return f, f.open()
 }
@@ -66,8 +67,8 @@ func (f *File) open() error {
 		info, err = file.Stat()
 	}
 	if err == nil {
-		if f.stderr {
-			err = unix.Dup3(int(file.Fd()), int(os.Stderr.Fd()), 0)
+		if f.stderr >= 0 {
+			err = unix.Dup3(int(file.Fd()), f.stderr, 0)
 		} else {
 			err = debug.SetCrashOutput(file, debug.CrashOptions{})
 		}

@@ -58,6 +58,7 @@ type output struct {
 	progress *logging.Writer // nil: nobody watches
 	file     string          // the log's; empty: it goes to Output.Log
 	later    *laterFile      // nil: the log is where it belongs
+	restore  func()          // gives os.Stderr back; nil: it was not taken
 }
 
 // begin begins the file of the log that was not to be touched by a start that is refused.
@@ -78,6 +79,9 @@ func (o *output) person() io.Writer {
 
 // Close writes what is left: after it comes the last line, which says why the process ends.
 func (o *output) Close() {
+	if o.restore != nil {
+		o.restore()
+	}
 	o.log.Close()
 	if o.progress != nil {
 		o.progress.Close()

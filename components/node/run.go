@@ -38,7 +38,10 @@ func newProcess(ctx context.Context, cfg *config.Node, out Output) (*process, er
 	if p.out, err = out.open(cfg); err != nil {
 		return nil, err
 	}
-	p.log, err = logging.Setup(logging.Options{Format: cfg.LogFormat, Level: cfg.LogLevel, Out: p.out.log})
+	if p.log, err = logging.Setup(logging.Options{Format: cfg.LogFormat, Level: cfg.LogLevel, Out: p.out.log}); err != nil {
+		return nil, err
+	}
+	p.out.restore, err = captureStderr(p.log)
 	return p, err
 }
 

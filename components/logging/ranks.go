@@ -35,6 +35,7 @@ var upstreamRanks = []rank{
 	{component: "etcd", message: "failed to update storage version", err: "missing term information", level: logrus.DebugLevel},
 	// The first reads wait for the member to elect itself.
 	{component: "etcd", message: "waiting for ReadIndex response took too long, retrying", level: logrus.DebugLevel, passing: true},
+	{component: "etcd", message: "ignored out-of-date read index response", level: logrus.DebugLevel, passing: true},
 	// The steps of requests that took long. That they did is told by "apply request took too long".
 	{component: "etcd apiserver", message: "trace", level: logrus.DebugLevel},
 	{component: "etcd", message: "request stats", level: logrus.DebugLevel},

@@ -223,7 +223,8 @@ E
 	local t=$SECONDS
 	"$VM" stop "$NAME" || return
 	local took=$((SECONDS - t))
-	[ "$took" -lt 75 ] || { echo "the machine took $took s to shut down"; return 1; }
+	# A slow machine with other work took 119 s; what ignores SIGTERM would add 90.
+	[ "$took" -lt 150 ] || { echo "the machine took $took s to shut down"; return 1; }
 	"$VM" start "$NAME" "$MEMORY" && came_back && guest <<'E' && echo "shut down in $took s"
 said=$($k get pod deaf -o jsonpath='{.status.phase} {.status.reason}')
 [ "$said" = "Failed Terminated" ] || fail "the kubelet did not end the pods before the machine: $said"

@@ -91,7 +91,6 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 	attempt.making(tlsDir(cfg))
 	attempt.making(filepath.Dir(encryptionConfig(cfg)))
 	attempt.making(profileDir(cfg))
-	attempt.making(profileDir(cfg))
 	if err := h.credentials(cfg); err != nil {
 		return nil, err
 	}

@@ -73,7 +73,7 @@ func logLevels() []string  { return []string{"error", "warn", "info", "debug", "
 // what upstream's code logs that no component can be told for.
 func LogComponents() []string {
 	return []string{"apiserver", "approver", "check", "client", "cni", "config", "connection", "containerd", "controller-manager", "dns",
-		"etcd", "images", "join", "kubelet", "kubelith", "kubernetes", "manifests", "metrics-server", "network", "pki", "plugin-control",
+		"etcd", "host-ports", "images", "join", "kubelet", "kubelith", "kubernetes", "manifests", "metrics-server", "network", "pki", "plugin-control",
 		"plugins", "proxy", "scheduler", "servicelb", "storage", "token"}
 }
 

@@ -7,7 +7,7 @@ import (
 )
 
 // link makes members of components and ties them together by their needs.
-func link(components []Component) ([]*member, error) {
+func link(components []Component, policies map[string]Policy) ([]*member, error) {
 	byName := make(map[string]*member, len(components))
 	members := make([]*member, 0, len(components))
 	for _, c := range components {
@@ -15,6 +15,9 @@ func link(components []Component) ([]*member, error) {
 			return nil, fmt.Errorf("lifecycle: two components are named %q", c.Name())
 		}
 		m := &member{Component: c}
+		if p, ok := policies[c.Name()]; ok {
+			m.policy = &p
+		}
 		byName[c.Name()] = m
 		members = append(members, m)
 	}

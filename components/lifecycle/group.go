@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"runtime/debug"
+	"runtime/pprof"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,50 +17,74 @@ import (
 
 // Options configure a Group; every field may be left empty.
 type Options struct {
-	// Log receives changes of state (debug), panics with their stack, and failures after the first.
+	// Log receives changes of state (debug), restarts, panics with their stack, and failures after the first.
 	Log logrus.FieldLogger
 	// Observe is told every change of state, in order and from the goroutine that called Run. It must not block.
 	Observe func(Event)
 	// StopTimeout bounds the whole stop, from the first sign to the last component. Zero means no bound.
 	StopTimeout time.Duration
+	// Restart names the components that are started again when they fail. The others end the Group.
+	Restart map[string]Policy
+	// Timing says when they are; a field that is zero has the value of DefaultTiming.
+	Timing Timing
 }
 
-// Group is a set of components that run together and fail together.
+// Group is a set of components that run together.
 type Group struct {
 	log         logrus.FieldLogger
 	observe     func(Event)
 	stopTimeout time.Duration
+	timing      Timing
 	members     []*member
 	ran         atomic.Bool
+	reports     chan report
+	over        chan struct{} // closed when Run returns: nobody takes reports any more
 }
+
+// Label is the pprof label of every goroutine that a component has started: the component's name.
+const Label = "component"
 
 // member is one component and what the Group knows of it. Only the goroutine of Group.Run touches the mutable part.
 type member struct {
 	Component
+	policy  *Policy   // nil: a failure ends the Group
 	needs   []*member // direct
 	needers []*member // direct and indirect: all of them must have returned before this one is stopped
 
 	state   State // empty: not started
 	started time.Time
-	cancel  context.CancelFunc
+	cancel  context.CancelCauseFunc
+	restarts
 }
 
 // running tells whether Run was called and has not returned.
 func (m *member) running() bool {
-	return m.state == Starting || m.state == Ready || m.state == Stopping
+	return m.state == Starting || m.state == Ready || m.state == Stopping || m.state == Ending
 }
 
-// report is what a component's goroutine tells the Group: that it is ready, or that Run has returned.
+// report is what the Group is told about a component: that it is ready, how it is, or that Run has returned.
 type report struct {
-	m     *member
-	ready bool
-	err   error // of Run, unless ready
+	m    *member
+	run  int // the number of the run that tells
+	what what
+	err  error
 }
+
+// what a report is about.
+type what int
+
+const (
+	ended  what = iota // Run has returned, with err
+	ready              // ready was called
+	health             // Healthy has returned err
+	broken             // somebody else has seen it fail, with err; of any run
+)
 
 // NewGroup checks the components and their dependencies. It refuses two of the same name, a need that no
 // component has as its name, and a cycle of needs.
 func NewGroup(opts Options, components ...Component) (*Group, error) {
-	g := &Group{log: opts.Log, observe: opts.Observe, stopTimeout: opts.StopTimeout}
+	g := &Group{log: opts.Log, observe: opts.Observe, stopTimeout: opts.StopTimeout, timing: opts.Timing.orDefault(),
+		reports: make(chan report), over: make(chan struct{})}
 	if g.log == nil {
 		silent := logrus.New()
 		silent.SetOutput(io.Discard)
@@ -69,7 +94,7 @@ func NewGroup(opts Options, components ...Component) (*Group, error) {
 		g.observe = func(Event) {}
 	}
 	var err error
-	g.members, err = link(components)
+	g.members, err = link(components, opts.Restart)
 	return g, err
 }
 
@@ -78,27 +103,22 @@ func NewGroup(opts Options, components ...Component) (*Group, error) {
 // A Group runs once.
 //
 // When StopTimeout is over Run returns the failure, or an error with the names of the components that did not stop;
-// their contexts, and those of everything that they needed, are cancelled then.
+// their contexts, and those of everything that they needed, are cancelled then. It does not wait for a run that was abandoned.
 func (g *Group) Run(ctx context.Context) error {
 	if g.ran.Swap(true) {
 		return errors.New("lifecycle: the group has already run")
 	}
-	r := &run{
-		Group: g,
-		// Room for all that can ever be said (one ready and one end each), so that nobody blocks on a
-		// Group that has given up waiting.
-		reports: make(chan report, 2*len(g.members)),
-		base:    context.WithoutCancel(ctx),
-	}
-	defer r.cancelAll()
+	defer close(g.over)
+	base, cancelAll := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancelAll()
+	r := &run{Group: g, base: base}
 	return r.loop(ctx)
 }
 
 // run is the state of one Group.Run.
 type run struct {
 	*Group
-	reports  chan report
-	base     context.Context // ctx's values without its cancellation
+	base     context.Context // ctx's values without its cancellation; it ends when Run returns
 	stopping bool
 	failure  error // the first one
 }
@@ -106,12 +126,17 @@ type run struct {
 func (r *run) loop(ctx context.Context) error {
 	done := ctx.Done()
 	var timeout <-chan time.Time
+	ask := time.NewTicker(r.timing.AskEvery)
+	defer ask.Stop()
+	wake := time.NewTimer(0)
+	defer wake.Stop()
 	for {
 		if ctx.Err() != nil || r.failure != nil {
 			r.stopping = true
 		}
 		if !r.stopping {
 			r.startReady()
+			wake.Reset(r.untilDue())
 		} else {
 			done = nil
 			if timeout == nil && r.stopTimeout > 0 {
@@ -134,39 +159,54 @@ func (r *run) loop(ctx context.Context) error {
 			return r.stuck()
 		case rep := <-r.reports:
 			r.handle(rep)
+		case <-ask.C:
+			r.examine()
+		case <-wake.C:
+			r.abandonLate()
 		}
 	}
 }
 
-// startReady starts every component whose needs are all ready.
+// startReady starts every component whose needs are all ready, and whose pause, if it is to have one, is over.
 func (r *run) startReady() {
 	for _, m := range r.members {
-		if m.state != "" || !all(m.needs, func(n *member) bool { return n.state == Ready }) {
+		if m.state != "" && (m.state != BackingOff || time.Now().Before(m.due)) || !all(m.needs, (*member).isReady) {
 			continue
 		}
-		ctx, cancel := context.WithCancel(r.base)
+		ctx, cancel := context.WithCancelCause(r.base)
 		m.cancel, m.started = cancel, time.Now()
+		m.begin(r.timing)
 		r.enter(m, Starting, nil)
-		go r.runOne(ctx, m)
+		go r.runOne(ctx, m, m.run)
 	}
 }
+
+func (m *member) isReady() bool { return m.state == Ready }
 
 // stopUnneeded cancels every running component that no running component needs.
 func (r *run) stopUnneeded() {
 	for _, m := range r.members {
-		asked := m.state == Stopping
+		asked := m.state == Stopping || m.state == Ending
 		if !m.running() || asked || !all(m.needers, func(n *member) bool { return !n.running() }) {
 			continue
 		}
 		r.enter(m, Stopping, nil)
-		m.cancel()
+		m.cancel(nil)
 	}
 }
 
-// runOne is the goroutine of one component.
-func (r *run) runOne(ctx context.Context, m *member) {
+// tell hands a report to the Group, unless it has given up waiting.
+func (g *Group) tell(rep report) {
+	select {
+	case g.reports <- rep:
+	case <-g.over:
+	}
+}
+
+// runOne is the goroutine of one run of a component.
+func (r *run) runOne(ctx context.Context, m *member, number int) {
 	var once sync.Once
-	ready := func() { once.Do(func() { r.reports <- report{m: m, ready: true} }) }
+	isReady := func() { once.Do(func() { r.tell(report{m: m, run: number, what: ready}) }) }
 	// Stays when Run neither returns nor panics: runtime.Goexit.
 	err := errors.New("its goroutine was ended from within")
 	defer func() {
@@ -174,20 +214,29 @@ func (r *run) runOne(ctx context.Context, m *member) {
 			err = fmt.Errorf("panic: %v", p)
 			r.log.WithField("component", m.Name()).Errorf("panic: %v\n%s", p, debug.Stack())
 		}
-		r.reports <- report{m: m, err: err}
+		r.tell(report{m: m, run: number, what: ended, err: err})
 	}()
-	err = m.Run(ctx, ready)
+	pprof.Do(ctx, pprof.Labels(Label, m.Name()), func(ctx context.Context) { err = m.Run(ctx, isReady) })
 }
 
 func (r *run) handle(rep report) {
 	m := rep.m
-	asked := m.state == Stopping
 	switch {
-	case rep.ready:
+	case rep.what == broken:
+		r.end(m, rep.err)
+	case rep.run != m.run:
+		r.late(rep)
+	case rep.what == health:
+		r.judge(m, rep.err)
+	case rep.what == ready:
 		if m.state == Starting { // else it became ready too late to matter
+			m.readyAt = time.Now()
 			r.enter(m, Ready, nil)
 		}
-	case asked && (rep.err == nil || errors.Is(rep.err, context.Canceled)):
+	case !m.running(): // its end is what the Group waited for in vain
+	case m.state == Ending && !r.stopping:
+		r.backOff(m, m.why)
+	case m.state == Ending, m.state == Stopping && (rep.err == nil || errors.Is(rep.err, context.Canceled)):
 		r.enter(m, Stopped, nil)
 	case rep.err == nil:
 		r.fail(m, errors.New("ended by itself"))
@@ -196,8 +245,13 @@ func (r *run) handle(rep report) {
 	}
 }
 
-// fail keeps the first failure for the caller of Run, and logs the later ones, which nobody would see otherwise.
+// fail keeps the first failure for the caller of Run, and logs the later ones, which nobody would see otherwise. That of a
+// component with a policy is no failure of the Group, unless it stops.
 func (r *run) fail(m *member, err error) {
+	if m.policy != nil && !r.stopping {
+		r.backOff(m, err)
+		return
+	}
 	r.enter(m, Failed, err)
 	if r.failure == nil {
 		r.failure = fmt.Errorf("%s: %w", m.Name(), err)
@@ -208,10 +262,15 @@ func (r *run) fail(m *member, err error) {
 
 func (r *run) enter(m *member, s State, err error) {
 	m.state = s
-	now := time.Now()
-	since := now.Sub(m.started)
-	r.log.WithFields(logrus.Fields{"component": m.Name(), "since": since.Round(time.Millisecond)}).Debug(s)
-	r.observe(Event{Component: m.Name(), State: s, Time: now, Since: since, Err: err})
+	r.say(m, Event{State: s, Err: err})
+}
+
+// say completes an event and tells it.
+func (r *run) say(m *member, e Event) {
+	e.Component, e.Time, e.Abandoned = m.Name(), time.Now(), m.abandoned
+	e.Since = e.Time.Sub(m.started)
+	r.log.WithFields(logrus.Fields{"component": e.Component, "since": e.Since.Round(time.Millisecond)}).Debug(e.State)
+	r.observe(e)
 }
 
 func (r *run) anyRunning() bool {
@@ -223,7 +282,7 @@ func (r *run) stuck() error {
 	var asked, waiting []string
 	for _, m := range r.members {
 		switch {
-		case m.state == Stopping:
+		case m.state == Stopping || m.state == Ending:
 			asked = append(asked, m.Name())
 		case m.running():
 			waiting = append(waiting, m.Name())
@@ -234,14 +293,6 @@ func (r *run) stuck() error {
 		msg += " (waiting for them: " + strings.Join(waiting, ", ") + ")"
 	}
 	return fmt.Errorf("did not stop within %s: %s: the process ends all the same; report it with the log if it happens again", r.stopTimeout, msg)
-}
-
-func (r *run) cancelAll() {
-	for _, m := range r.members {
-		if m.cancel != nil {
-			m.cancel()
-		}
-	}
 }
 
 func all(ms []*member, ok func(*member) bool) bool {

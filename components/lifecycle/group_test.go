@@ -55,10 +55,10 @@ func (r *recorder) index(component string, s State) int {
 	return slices.IndexFunc(r.events, func(e Event) bool { return e.Component == component && e.State == s })
 }
 
-// runGroup runs the components until cancelWhen happens or one fails, and at most ten seconds.
+// runGroup runs the components until cancelWhen happens or one fails, and at most half a minute.
 func runGroup(t *testing.T, opts Options, cancelWhen string, cs ...Component) (*recorder, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	rec := &recorder{cancelWhen: cancelWhen, cancel: cancel}
 	opts.Observe = rec.observe

@@ -1,9 +1,9 @@
 // Package lifecycle runs the components of one process: it starts each when what it needs is ready,
-// notices when one dies, and stops them in the reverse order.
+// notices when one fails or hangs, starts it again or ends all of them, and stops them in the reverse order.
 //
-// It knows nothing about Kubernetes and imports nothing of ours. components/node builds the
-// components and hands them to a Group; restarting a component is not done here, because a component
-// that dies takes the process down (a supervisor such as systemd starts it again).
+// It knows nothing about the components and imports nothing of ours. components/node builds them, says which
+// may be started again (Policy) and hands them to a Group. The others take the process down when they fail: a supervisor
+// such as systemd starts it again.
 package lifecycle
 
 import (
@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Component is a part of the process that lives as long as the process does.
+// Component is a part of the process that lives as long as the process does, in one run or, with a Policy, in several.
 //
 //	            all Needs are ready         ready()
 //	 (waiting) --------------------> starting -----> ready
@@ -26,7 +26,13 @@ import (
 //	                                         v
 //	                                      stopped (Run returned nil)
 //
-// A failure of one component stops the whole Group.
+// A failure of a component without a Policy stops the whole Group. One with a Policy goes its own way:
+//
+//	starting, ready --failed, ended, panicked--> backing off --pause is over--> starting
+//	       |                                        ^
+//	       +--hangs, or Group.Fail--> ending -------+   ending: its context is cancelled; it has returned or was abandoned
+//
+// What needs it goes on meanwhile.
 type Component interface {
 	// Name is stable: it is the component's log field, readiness key and trace stage.
 	Name() string
@@ -40,7 +46,17 @@ type Component interface {
 	//
 	// ctx carries the values of the Group's context but not its cancellation: it is cancelled when
 	// this component may stop.
+	//
+	// With a Policy, Run is called again after it has returned, and leaves nothing behind that the next call would meet: no
+	// goroutine, handler, socket or metric. Restarting tells whether ctx has ended for that reason.
 	Run(ctx context.Context, ready func()) error
+}
+
+// Health is what a Component implements that can tell whether it still makes progress.
+type Health interface {
+	// Healthy returns why the component makes none. It is called again and again between the start and the end of Run, from
+	// another goroutine; an answer that takes longer than ctx is a bad one.
+	Healthy(ctx context.Context) error
 }
 
 // State is where a component stands; the diagram is at Component.
@@ -53,6 +69,15 @@ const (
 	Stopping State = "stopping"
 	Stopped  State = "stopped"
 	Failed   State = "failed"
+
+	// Of a component with a Policy:
+
+	// Ending: it hangs, or Group.Fail was called. Its context is cancelled.
+	Ending State = "ending"
+	// BackingOff: it has ended and is started again after a pause.
+	BackingOff State = "backing off"
+	// Returned is no state but news: a run that was abandoned has ended after all.
+	Returned State = "returned"
 )
 
 // Event tells that a component has entered a state.
@@ -61,5 +86,7 @@ type Event struct {
 	State     State
 	Time      time.Time
 	Since     time.Duration // since this component's Run was called
-	Err       error         // why, when State is Failed
+	Err       error         // why, when State is Failed, Ending or BackingOff
+	Next      time.Duration // the pause, when State is BackingOff
+	Abandoned int           // runs of the component that were asked to end and have not
 }

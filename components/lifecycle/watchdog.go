@@ -1,0 +1,61 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// Watchdog tells a component that works from one that hangs: whatever must come to an end is bracketed by Begin and its
+// return. The zero value is usable; one Watchdog serves all runs of a component.
+type Watchdog struct {
+	// Limit is how long a piece of work may take.
+	Limit time.Duration
+
+	mu    sync.Mutex
+	begun map[*work]struct{}
+}
+
+var _ Health = (*Watchdog)(nil)
+
+// work is what has begun.
+type work struct {
+	what string
+	at   time.Time
+}
+
+// Begin notes that work has begun. done is called, once, when it has ended, however that was, or belongs to a run that has ended.
+func (w *Watchdog) Begin(what string) (done func()) {
+	job := &work{what, time.Now()}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.begun == nil {
+		w.begun = map[*work]struct{}{}
+	}
+	w.begun[job] = struct{}{}
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.begun, job)
+	}
+}
+
+// Reset forgets what an earlier run has begun: it is called when one begins.
+func (w *Watchdog) Reset() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	clear(w.begun)
+}
+
+// Healthy implements Health: it names a piece of work that takes too long.
+func (w *Watchdog) Healthy(context.Context) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for job := range w.begun {
+		if took := time.Since(job.at); took > w.Limit {
+			return fmt.Errorf("%s takes %s", job.what, took.Round(time.Second))
+		}
+	}
+	return nil
+}

@@ -55,11 +55,11 @@ func (t Timing) backoff() *wait.Backoff {
 	return &wait.Backoff{Duration: t.First, Factor: 2, Cap: t.Longest, Steps: math.MaxInt}
 }
 
-// errRestart is why the context of a run ends that another one follows.
-var errRestart = errors.New("the component is started again")
+// ErrRestarting is why the context of a run ends that another one follows (context.Cause).
+var ErrRestarting = errors.New("the component is started again")
 
 // Restarting tells whether the context of a component's run has ended because another run is to follow in this process.
-func Restarting(ctx context.Context) bool { return errors.Is(context.Cause(ctx), errRestart) }
+func Restarting(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrRestarting) }
 
 // restarts is what the Group knows of a member's runs.
 type restarts struct {
@@ -102,7 +102,7 @@ func (r *run) end(m *member, why error) {
 	}
 	m.why, m.due = why, time.Now().Add(r.timing.EndWithin)
 	r.enter(m, Ending, why)
-	m.cancel(errRestart)
+	m.cancel(ErrRestarting)
 }
 
 // backOff is called when a run has ended, or is left behind, and another is to follow.

@@ -10,7 +10,7 @@ import (
 // Watchdog tells a component that works from one that hangs: whatever must come to an end is bracketed by Begin and its
 // return. The zero value is usable; one Watchdog serves all runs of a component.
 type Watchdog struct {
-	// Limit is how long a piece of work may take.
+	// Limit is how long a piece of work may take; zero is WorkLimit.
 	Limit time.Duration
 
 	mu    sync.Mutex
@@ -18,6 +18,9 @@ type Watchdog struct {
 }
 
 var _ Health = (*Watchdog)(nil)
+
+// WorkLimit is longer than a request to the API may take, which is a minute.
+const WorkLimit = 2 * time.Minute
 
 // work is what has begun.
 type work struct {
@@ -52,8 +55,12 @@ func (w *Watchdog) Reset() {
 func (w *Watchdog) Healthy(context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	limit := w.Limit
+	if limit == 0 {
+		limit = WorkLimit
+	}
 	for job := range w.begun {
-		if took := time.Since(job.at); took > w.Limit {
+		if took := time.Since(job.at); took > limit {
 			return fmt.Errorf("%s takes %s", job.what, took.Round(time.Second))
 		}
 	}

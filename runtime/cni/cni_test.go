@@ -9,11 +9,13 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
 )
 
 func quiet() logrus.FieldLogger {
@@ -236,6 +238,53 @@ func TestRunFollowsThirdParty(t *testing.T) {
 			cancel()
 			if err := <-ended; err != nil {
 				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestRunWithoutInotify: where nobody may watch any more, the directory is looked at, and it is said once.
+func TestRunWithoutInotify(t *testing.T) {
+	for name, watcher := range map[string]func() (*fsnotify.Watcher, error){
+		"no instance": func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE },
+		"no watch": func() (*fsnotify.Watcher, error) { // adding to one that is closed fails
+			w, err := fsnotify.NewWatcher()
+			if err == nil {
+				w.Events, w.Errors = nil, nil
+				err = w.Close()
+			}
+			return w, err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			confDir, hostDir := filepath.Join(root, "run", "net.d"), filepath.Join(root, "etc", "cni", "net.d")
+			log, lines := logtest.NewNullLogger()
+			s := New(Options{Mode: Noop, ConfDir: confDir, HostConfDir: hostDir, Log: log})
+			s.newWatcher, s.poll = watcher, 5*time.Millisecond
+			ctx, cancel := context.WithCancel(t.Context())
+			ready, ended := make(chan struct{}), make(chan error, 1)
+			go func() { ended <- s.Run(ctx, func() { close(ready) }) }()
+			select {
+			case <-ready:
+			case err := <-ended:
+				t.Fatalf("ended: %v", err)
+			}
+			await(t, confDir, ourFile)
+			put(t, hostDir, "05-x.conflist", theirList)
+			await(t, confDir, "05-x.conflist")
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			said := 0
+			for _, e := range lines.AllEntries() {
+				if strings.Contains(e.Message, "fs.inotify.max_user_instances") {
+					said++
+				}
+			}
+			if said != 1 {
+				t.Errorf("said %d times: %v", said, lines.AllEntries())
 			}
 		})
 	}

@@ -58,13 +58,19 @@ type Options struct {
 
 // Server is the component.
 type Server struct {
-	opts Options
-	made time.Time // addresses that were given out before belong to existing sandboxes or to nobody
-	// hostFits is the bridge configuration for which this run has set sysctls and masquerading.
+	opts       Options
+	newWatcher func() (*fsnotify.Watcher, error)
+	poll       time.Duration // how often the host's directory is looked at when it cannot be watched
+	made       time.Time     // addresses that were given out before belong to existing sandboxes or to nobody
+	work       *lifecycle.Watchdog
+	// hostFits is the bridge configuration for which one run has set sysctls and masquerading.
 	hostFits string
 }
 
-var _ lifecycle.Component = (*Server)(nil)
+var (
+	_ lifecycle.Component = (*Server)(nil)
+	_ lifecycle.Health    = (*Server)(nil)
+)
 
 // New returns the component; nothing is touched before Run.
 func New(opts Options) *Server {
@@ -74,7 +80,7 @@ func New(opts Options) *Server {
 	if opts.ThirdParty == nil {
 		opts.ThirdParty = func(bool) {}
 	}
-	return &Server{opts: opts, made: time.Now()}
+	return &Server{opts: opts, newWatcher: fsnotify.NewWatcher, poll: 10 * time.Second, made: time.Now(), work: &lifecycle.Watchdog{}}
 }
 
 // Name implements lifecycle.Component.
@@ -95,9 +101,20 @@ const (
 	retry = 5 * time.Second
 )
 
+// Healthy implements lifecycle.Health: nothing takes too long.
+func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
+
 // Run keeps the configuration right until ctx is cancelled. It is ready once it watches: the node becomes
 // Ready when CRI has a configuration, which may be later, or never in mode None.
 func (s *Server) Run(ctx context.Context, ready func()) error {
+	s.work.Reset()
+	run := *s // of its own: an earlier run may have been abandoned
+	return run.run(ctx, ready)
+}
+
+func (s *Server) run(ctx context.Context, ready func()) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	switch s.opts.Mode {
 	case Bridge, Noop, None:
 	default:
@@ -106,14 +123,8 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err := os.MkdirAll(s.opts.ConfDir, 0o755); err != nil {
 		return err
 	}
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", s.opts.HostConfDir, err)
-	}
-	defer watcher.Close()
-	if err := watchNearest(watcher, s.opts.HostConfDir); err != nil {
-		return err
-	}
+	watched := s.watch()
+	defer watched.close()
 	var cidrs chan []string // stays nil, and silent, in the other modes
 	if s.opts.Mode == Bridge {
 		if err := releaseAddresses(ctx, s.opts.ContainerdAddress, s.addressDir(), s.made, s.opts.Log); err != nil {
@@ -124,13 +135,13 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		if err != nil {
 			return err
 		}
-		defer func() { <-done }()
+		defer func() { cancel(); <-done }()
 	}
 	ready()
-	return s.loop(ctx, watcher, cidrs)
+	return s.loop(ctx, watched, cidrs)
 }
 
-func (s *Server) loop(ctx context.Context, watcher *fsnotify.Watcher, cidrs <-chan []string) error {
+func (s *Server) loop(ctx context.Context, watched *watched, cidrs <-chan []string) error {
 	var known []string
 	again := time.NewTimer(0)
 	defer again.Stop()
@@ -140,23 +151,24 @@ func (s *Server) loop(ctx context.Context, watcher *fsnotify.Watcher, cidrs <-ch
 			return nil
 		case known = <-cidrs:
 			again.Reset(0)
-		case _, ok := <-watcher.Events:
+		case _, ok := <-watched.events:
 			if !ok {
 				return fmt.Errorf("watch %s: closed", s.opts.HostConfDir)
 			}
 			again.Reset(settle)
-		case err := <-watcher.Errors: // an overflow, say: look again
+		case err := <-watched.errors: // an overflow, say: look again
 			s.opts.Log.WithError(err).Warnf("watch %s", s.opts.HostConfDir)
 			again.Reset(settle)
 		case <-again.C:
 			// Directories come and go; watching one that is watched already does nothing.
-			err := watchNearest(watcher, s.opts.HostConfDir)
-			if err == nil {
-				err = s.reconcile(ctx, known)
-			}
-			if err != nil && ctx.Err() == nil {
+			polling := watched.renew()
+			err := s.reconcile(ctx, known)
+			switch {
+			case err != nil && ctx.Err() == nil:
 				s.opts.Log.WithError(err).Errorf("set up the pod network, next attempt in %s", retry)
 				again.Reset(retry)
+			case polling:
+				again.Reset(s.poll)
 			}
 		}
 	}
@@ -164,6 +176,7 @@ func (s *Server) loop(ctx context.Context, watcher *fsnotify.Watcher, cidrs <-ch
 
 // reconcile makes ConfDir hold the configuration that counts now, and the host fit it.
 func (s *Server) reconcile(ctx context.Context, podCIDRs []string) error {
+	defer s.work.Begin("the set-up of the pod network")()
 	theirs, err := thirdParty(s.opts.HostConfDir, s.opts.Log)
 	if err != nil {
 		return err

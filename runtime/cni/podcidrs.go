@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -44,6 +45,7 @@ func watchPodCIDRs(ctx context.Context, cfg *rest.Config, nodeName string, out c
 	finished := make(chan struct{})
 	go func() {
 		defer close(finished)
+		defer utilruntime.HandleCrash()
 		informer.RunWithContext(ctx)
 	}()
 	return finished, nil

@@ -25,6 +25,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -70,8 +71,9 @@ type Server struct {
 	opts   Options
 	client kubernetes.Interface
 	now    func() time.Time
+	work   *lifecycle.Watchdog
 
-	// Set by Run, before anything reads them.
+	// Of one run, which sets them before anything reads them.
 	requests   certificateslisters.CertificateSigningRequestLister
 	nodes      corelisters.NodeLister
 	configMaps corelisters.ConfigMapNamespaceLister
@@ -81,7 +83,10 @@ type Server struct {
 	gone map[string]*corev1.Node // Nodes that were deleted, by name
 }
 
-var _ lifecycle.Component = (*Server)(nil)
+var (
+	_ lifecycle.Component = (*Server)(nil)
+	_ lifecycle.Health    = (*Server)(nil)
+)
 
 // removedNodes are those that were removed from the cluster (components/removed).
 type removedNodes interface {
@@ -99,7 +104,7 @@ func New(o Options) (*Server, error) {
 }
 
 func newServer(o Options, cs kubernetes.Interface) *Server {
-	return &Server{opts: o, client: cs, now: time.Now, gone: map[string]*corev1.Node{}}
+	return &Server{opts: o, client: cs, now: time.Now, work: &lifecycle.Watchdog{}, gone: map[string]*corev1.Node{}}
 }
 
 // Name implements lifecycle.Component.
@@ -111,9 +116,22 @@ func (s *Server) Needs() []string { return []string{"apiserver"} }
 // workers is how many requests are decided at a time.
 const workers = 2
 
+// Healthy implements lifecycle.Health: no decision takes too long.
+func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
+
 // Run implements lifecycle.Component. It is ready when requests are answered.
 func (s *Server) Run(ctx context.Context, ready func()) error {
+	s.work.Reset()
+	run := newServer(s.opts, s.client) // of its own: an earlier run may have been abandoned
+	run.work = s.work
+	return run.run(ctx, ready)
+}
+
+func (s *Server) run(ctx context.Context, ready func()) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	view := sharedinformers.NewView(s.opts.Informers(), nil)
+	defer view.Close()
 	requests, nodes := view.Certificates().V1().CertificateSigningRequests(), view.Core().V1().Nodes()
 	configMaps := view.Core().V1().ConfigMaps()
 	s.requests, s.nodes, s.configMaps = requests.Lister(), nodes.Lister(), configMaps.Lister().ConfigMaps(namespace)
@@ -130,7 +148,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 			tell(unlabelled)
 		}
 	}
-	registration, err := nodes.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+	_, err := nodes.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    label,
 		UpdateFunc: func(_, obj any) { label(obj) },
 		DeleteFunc: func(obj any) {
@@ -142,7 +160,6 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = nodes.Informer().RemoveEventHandler(registration) }() // fails only when it is gone already
 	gone, err := removed.Follow(view.Core().V1().Secrets().Informer(), nil)
 	if err != nil {
 		return err
@@ -157,8 +174,11 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	ready()
 
 	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() { s.tidy(ctx, deleted, unlabelled) })
+	defer func() { cancel(); wg.Wait() }()
+	wg.Go(func() {
+		defer utilruntime.HandleCrash()
+		s.tidy(ctx, deleted, unlabelled)
+	})
 	controller.Run(ctx, workers)
 	return nil
 }
@@ -178,6 +198,7 @@ const invalid = "InvalidRequest"
 
 // decide is called by upstream's controller for each request without a certificate, again after an error.
 func (s *Server) decide(ctx context.Context, csr *certificatesv1.CertificateSigningRequest) error {
+	defer s.work.Begin("a decision")()
 	if approved, denied := certificates.GetCertApprovalCondition(&csr.Status); approved || denied {
 		return nil
 	}

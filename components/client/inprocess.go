@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"runtime/debug"
+	"runtime/pprof"
 	"sync"
 	"sync/atomic"
 
@@ -91,6 +92,8 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		r.Body.Close() // a handler that waits for more of it waits no longer
 	})
 	go func() {
+		// A panic of the handler is not one of the component that asks (lifecycle.Label).
+		pprof.SetGoroutineLabels(p.base)
 		// Its AfterFunc closes the request's body. Deferred, as a handler may
 		// end this goroutine (runtime.Goexit).
 		defer cancel(nil)

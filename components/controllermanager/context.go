@@ -31,30 +31,32 @@ const mapperReset = 30 * time.Second
 // shared informers and with in-process clients.
 // Source: cmd/kube-controller-manager/app/controllermanager.go.
 // Handlers of its informers are called once the factory is started.
-func (s *Server) controllerContext(ctx context.Context) (controllerContext, error) {
+//
+// end is called when ctx has ended, and waits for what it was made of.
+func (s *Server) controllerContext(ctx context.Context) (_ controllerContext, end func(), err error) {
 	own := s.opts.Client.Config(client.ControllerManager)
 	metadataClient, err := metadata.NewForConfig(own)
 	if err != nil {
-		return controllerContext{}, err
+		return controllerContext{}, nil, err
 	}
 	discoveryClient, err := discovery.NewDiscoveryClientForConfig(own)
 	if err != nil {
-		return controllerContext{}, err
+		return controllerContext{}, nil, err
 	}
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(discoveryClient))
 	go wait.Until(mapper.Reset, mapperReset, ctx.Done())
 
 	shared := informers.NewView(s.opts.Informers(), nil)
+	ofMetadata := metadatainformer.NewSharedInformerFactoryWithOptions(metadataClient, s.resync(), metadatainformer.WithTransform(informers.Trim))
 	cc := app.ControllerContext{
-		ClientBuilder:   clientBuilder{s.opts.Client},
-		InformerFactory: shared,
-		ObjectOrMetadataInformerFactory: informerfactory.NewInformerFactory(shared,
-			metadatainformer.NewSharedInformerFactoryWithOptions(metadataClient, s.resync(), metadatainformer.WithTransform(informers.Trim))),
-		ComponentConfig:          s.config.ComponentConfig,
-		RESTMapper:               mapper,
-		InformersStarted:         make(chan struct{}),
-		ResyncPeriod:             s.resync,
-		ControllerManagerMetrics: controllersmetrics.NewControllerManagerMetrics("kube-controller-manager"),
+		ClientBuilder:                   clientBuilder{s.opts.Client},
+		InformerFactory:                 shared,
+		ObjectOrMetadataInformerFactory: informerfactory.NewInformerFactory(shared, ofMetadata),
+		ComponentConfig:                 s.config.ComponentConfig,
+		RESTMapper:                      mapper,
+		InformersStarted:                make(chan struct{}),
+		ResyncPeriod:                    s.resync,
+		ControllerManagerMetrics:        controllersmetrics.NewControllerManagerMetrics("kube-controller-manager"),
 	}
 	gc := s.config.ComponentConfig.GarbageCollectorController
 	if gc.EnableGarbageCollector {
@@ -66,7 +68,7 @@ func (s *Server) controllerContext(ctx context.Context) (controllerContext, erro
 			cc.ObjectOrMetadataInformerFactory, cc.InformersStarted)
 	}
 	controllersmetrics.Register()
-	return controllerContext{cc}, nil
+	return controllerContext{cc}, func() { shared.Close(); ofMetadata.Shutdown() }, nil
 }
 
 // resync is between once and twice --min-resync-period, as upstream.

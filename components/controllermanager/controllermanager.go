@@ -10,9 +10,13 @@ package controllermanager
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/client-go/informers"
 	"k8s.io/kubernetes/cmd/kube-controller-manager/app"
@@ -37,6 +41,9 @@ type Options struct {
 	// Informers returns the factory that the process shares; it is called when
 	// the apiserver is ready.
 	Informers func() informers.SharedInformerFactory
+	// VolumesBuilt is called when the volume controllers are built, before the component is ready, in each run: their
+	// constructors have set upstream's package variables of CSI, which are to be the kubelet's. It may be nil.
+	VolumesBuilt func() error
 	// Log receives the component's own messages; the controllers write to klog.
 	Log logrus.FieldLogger
 }
@@ -45,9 +52,13 @@ type Options struct {
 type Server struct {
 	opts   Options
 	config config.Config
+	checks checks
 }
 
-var _ lifecycle.Component = (*Server)(nil)
+var (
+	_ lifecycle.Component = (*Server)(nil)
+	_ lifecycle.Health    = (*Server)(nil)
+)
 
 // New checks the options against upstream's flags; nothing is started.
 func New(o Options) (*Server, error) {
@@ -87,10 +98,14 @@ var volumeControllers = []string{
 // Run implements lifecycle.Component. It is ready, and the kubelet may start,
 // as soon as the volume controllers are built.
 func (s *Server) Run(ctx context.Context, ready func()) error {
-	cc, err := s.controllerContext(ctx)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	cc, end, err := s.controllerContext(ctx)
 	if err != nil {
 		return err
 	}
+	defer func() { cancel(); end() }()
+	s.checks.reset()
 	descriptors := app.NewControllerDescriptors()
 	// Its constructor has no client builder and is not exported: see tokens.go.
 	delete(descriptors, names.ServiceAccountTokenController)
@@ -99,12 +114,17 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		volumes[name] = descriptors[name]
 		delete(descriptors, name)
 	}
-	controllers, err := app.BuildControllers(ctx, cc.ControllerContext, volumes, nil, noHealth{})
+	controllers, err := app.BuildControllers(ctx, cc.ControllerContext, volumes, nil, &s.checks)
 	if err != nil {
 		return fmt.Errorf("build volume controllers: %w", err)
 	}
+	if s.opts.VolumesBuilt != nil {
+		if err := s.opts.VolumesBuilt(); err != nil {
+			return fmt.Errorf("give CSI back to the kubelet: %w", err)
+		}
+	}
 	ready()
-	others, err := app.BuildControllers(ctx, cc.ControllerContext, descriptors, nil, noHealth{})
+	others, err := app.BuildControllers(ctx, cc.ControllerContext, descriptors, nil, &s.checks)
 	if err != nil && ctx.Err() != nil {
 		return nil // upstream's way to say that it was asked to stop meanwhile
 	}
@@ -121,8 +141,12 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	cc.InformerFactory.Start(ctx.Done())
 	cc.ObjectOrMetadataInformerFactory.Start(ctx.Done())
 	close(cc.InformersStarted)
-	if !app.RunControllers(ctx, cc.ControllerContext, controllers, startJitter, shutdownTimeout) {
+	var running sync.WaitGroup
+	if !app.RunControllers(ctx, cc.ControllerContext, owned(controllers, &running), startJitter, shutdownTimeout) {
 		s.opts.Log.Warnf("some controllers did not stop within %s", shutdownTimeout)
+		if lifecycle.Restarting(ctx) {
+			running.Wait() // each controller runs once
+		}
 	}
 	if ctx.Err() == nil {
 		return fmt.Errorf("all controllers ended")
@@ -130,8 +154,62 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	return nil
 }
 
-// noHealth drops upstream's per-controller checks: all but a few are "always
-// healthy", and the process's readiness is the Group's.
-type noHealth struct{}
+// owned returns the controllers so that running has their goroutines, and a panic there ends the component and not the
+// process.
+func owned(controllers []app.Controller, running *sync.WaitGroup) []app.Controller {
+	out := make([]app.Controller, 0, len(controllers))
+	for _, c := range controllers {
+		running.Add(1)
+		out = append(out, ownedController{c, running})
+	}
+	return out
+}
 
-func (noHealth) AddHealthChecker(...healthz.HealthChecker) {}
+type ownedController struct {
+	app.Controller
+	running *sync.WaitGroup
+}
+
+func (c ownedController) Run(ctx context.Context) {
+	defer c.running.Done()
+	defer utilruntime.HandleCrash()
+	c.Controller.Run(ctx)
+}
+
+// Healthy implements lifecycle.Health: no controller says that it is not well. A worker that hangs says nothing, here as upstream.
+func (s *Server) Healthy(ctx context.Context) error { return s.checks.healthy(ctx) }
+
+// checks are upstream's, of the controllers of one run; all but a few are always well.
+type checks struct {
+	mu  sync.Mutex
+	all []healthz.HealthChecker
+}
+
+// AddHealthChecker implements app.HealthCheckAdder.
+func (c *checks) AddHealthChecker(more ...healthz.HealthChecker) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all = append(c.all, more...)
+}
+
+func (c *checks) reset() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all = nil
+}
+
+func (c *checks) healthy(ctx context.Context) error {
+	c.mu.Lock()
+	all := slices.Clone(c.all)
+	c.mu.Unlock()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "/healthz", nil)
+	if err != nil {
+		return err
+	}
+	for _, check := range all {
+		if err := check.Check(request); err != nil {
+			return fmt.Errorf("%s: %w", check.Name(), err)
+		}
+	}
+	return nil
+}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -18,6 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"kubelith.io/kubelith/components/lifecycle"
 )
 
 // kubernetesPlugin is our door to CoreDNS's kubernetes plugin: upstream's own set-up takes a client only from a
@@ -25,16 +28,15 @@ import (
 const kubernetesPlugin = "kubelith_kubernetes"
 
 // registerPlugins tells CoreDNS of our plugin and of the order in which a query passes the plugins (that of upstream).
-// The registry is process-wide and accepts a name once.
-func registerPlugins(client *rest.Config) error {
+// The registry is process-wide and accepts a name once: the client of a Server's first run is that of all of them.
+func registerPlugins(client *rest.Config) {
 	if slices.Contains(caddy.ListPlugins()["others"], "dns."+kubernetesPlugin) {
-		return errors.New("already started once in this process")
+		return
 	}
 	dnsserver.Quiet = true
 	dnsserver.Directives = []string{"bind", "errors", "log", sourcesPlugin, "loadbalance", "rewrite", "cache", "header", "hosts", kubernetesPlugin, "forward"}
 	plugin.Register(sourcesPlugin, setupSources)
 	plugin.Register(kubernetesPlugin, func(c *caddy.Controller) error { return setupKubernetes(c, client) })
-	return nil
 }
 
 // setupKubernetes does what the set-up of CoreDNS's kubernetes plugin does, with our client.
@@ -116,6 +118,50 @@ func (i *instance) stop() {
 	_ = i.caddy.ShutdownCallbacks()
 }
 
+// serving is the instance that answers during a run.
+type serving struct {
+	mu       sync.Mutex
+	instance *instance
+	ended    bool
+}
+
+// get returns it.
+func (s *serving) get() *instance {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.instance
+}
+
+// set has another instance answer, which is started already.
+func (s *serving) set(next *instance) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended && next != s.instance {
+		next.stop()
+	}
+	s.instance = next
+}
+
+// endWith ends the instance when the run is to end for another one, even if the run hangs: the next one needs the port. The
+// returned function is called when the run ends, whyever, and leaves the instance alone when all the process stops.
+func (s *serving) endWith(ctx context.Context) (wait func()) {
+	runEnds, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-runEnds:
+		case <-ctx.Done():
+		}
+		if ctx.Err() == nil || lifecycle.Restarting(ctx) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.ended = true
+			s.instance.stop()
+		}
+	}()
+	return func() { close(runEnds); <-done }
+}
+
 // portFree reports who cannot share: CoreDNS opens its sockets with SO_REUSEPORT, so that two servers of one user would
 // silently share the queries instead of failing.
 func portFree(ips []net.IP, port int) error {
@@ -141,6 +187,17 @@ func notFree(addr string, err error) error {
 		return fmt.Errorf("listen on %s: %w: stop the program that has the port (`ss -lnp` shows it), or use --disable dns", addr, err)
 	}
 	return fmt.Errorf("listen on %s: %w: check --node-ip", addr, err)
+}
+
+// answers asks ourselves once; any answer will do.
+func answers(ctx context.Context, port int, domain string) error {
+	query := new(dns.Msg)
+	query.SetQuestion(dns.Fqdn("kubernetes.default.svc."+domain), dns.TypeA)
+	client := &dns.Client{Timeout: 5 * time.Second}
+	if _, _, err := client.ExchangeContext(ctx, query, net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err != nil {
+		return fmt.Errorf("CoreDNS does not answer: %w", err)
+	}
+	return nil
 }
 
 // waitForAnswer asks ourselves for the Service of the apiserver until there is an answer or ctx ends.

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -57,7 +58,10 @@ type Options struct {
 	Log logrus.FieldLogger
 }
 
-var _ lifecycle.Component = (*Server)(nil)
+var (
+	_ lifecycle.Component = (*Server)(nil)
+	_ lifecycle.Health    = (*Server)(nil)
+)
 
 // Server is the component. CoreDNS registers its parts process-wide, so one Server runs per process.
 type Server struct{ opts Options }
@@ -82,6 +86,11 @@ func (s *Server) Name() string { return "dns" }
 // Needs names what must be ready first.
 func (s *Server) Needs() []string { return []string{"apiserver"} }
 
+// Healthy implements lifecycle.Health: CoreDNS answers, whatever that may be.
+func (s *Server) Healthy(ctx context.Context) error {
+	return answers(ctx, s.opts.Port, s.opts.ClusterDomain)
+}
+
 // Run answers queries, and with Publish keeps the Service and EndpointSlices as they should be, until ctx ends. It
 // calls ready when kubernetes.default.svc resolves and what it publishes exists.
 func (s *Server) Run(ctx context.Context, ready func()) error {
@@ -92,27 +101,22 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
-	if err := registerPlugins(s.opts.Client); err != nil {
-		return err
-	}
+	registerPlugins(s.opts.Client)
 	if err := portFree(s.opts.NodeIPs, s.opts.Port); err != nil {
 		return err
 	}
-	first := settings{ips: s.opts.NodeIPs, upstreams: s.upstreams(nil)}
-	if len(first.upstreams) == 0 {
+	with := settings{ips: s.opts.NodeIPs, upstreams: s.upstreams(nil)}
+	if len(with.upstreams) == 0 {
 		s.opts.Log.Warnf("no resolver of the host is known: names outside %s fail until %s lists one", s.opts.ClusterDomain, s.opts.ResolvConf())
 	}
-	serving, err := s.serve(first)
+	first, err := s.serve(with)
 	if err != nil {
 		return fmt.Errorf("start CoreDNS: %w", err)
 	}
 	// Asked to stop, CoreDNS goes on answering from its cache while the other components stop: the end of the process
-	// ends it, so that pods miss DNS for no longer than the next start takes.
-	defer func() {
-		if ctx.Err() == nil {
-			serving.stop()
-		}
-	}()
+	// ends it, so that pods miss DNS for no longer than the next start takes. Another run could not have its port.
+	current := &serving{instance: first}
+	defer current.endWith(ctx)()
 
 	own := &node{name: s.opts.NodeName, changed: newSignal()}
 	defer own.watch(ctx, client)()
@@ -124,13 +128,17 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	defer func() { stop(); running.Wait() }()
 	answered, published := make(chan struct{}), make(chan struct{})
 	running.Go(func() {
+		defer utilruntime.HandleCrash()
 		waitForAnswer(working, s.opts.Port, s.opts.ClusterDomain)
 		close(answered)
 	})
 	if s.opts.Publish == nil {
 		close(published)
 	} else {
-		running.Go(func() { newPublisher(client, s.opts).run(working, func() { close(published) }) })
+		running.Go(func() {
+			defer utilruntime.HandleCrash()
+			newPublisher(client, s.opts).run(working, func() { close(published) })
+		})
 	}
 	running.Go(func() {
 		<-answered // also when working ends
@@ -153,11 +161,12 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		case <-added.changed:
 		case <-look.C:
 		}
-		want := settings{ips: own.ips(), upstreams: s.upstreams(serving.upstreams), custom: added.wanted(serving.custom)}
+		before := current.get()
+		want := settings{ips: own.ips(), upstreams: s.upstreams(before.upstreams), custom: added.wanted(before.custom)}
 		if len(want.ips) == 0 {
-			want.ips = serving.ips
+			want.ips = before.ips
 		}
-		serving = s.follow(serving, want, s.serve, added.refuse)
+		current.set(s.follow(before, want, s.serve, added.refuse))
 	}
 }
 

@@ -143,6 +143,7 @@ func (p *publisher) watch(ctx context.Context) (stop func()) {
 	}
 	return func() {
 		cancel()
+		nodes.Close()
 		for _, f := range own {
 			f.Shutdown()
 		}

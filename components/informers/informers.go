@@ -13,7 +13,9 @@ package informers
 
 import (
 	"context"
+	"errors"
 	"reflect"
+	"runtime/pprof"
 	"sync"
 	"time"
 
@@ -55,11 +57,20 @@ type shared struct {
 	stop <-chan struct{}
 }
 
-// Start implements informers.SharedInformerFactory.
-func (f shared) Start(<-chan struct{}) { f.SharedInformerFactory.Start(f.stop) }
+// Start implements informers.SharedInformerFactory. The informers are the process's, and so their goroutines do not have the label of
+// the component that starts them: a panic there ends more than that component (lifecycle.Label).
+func (f shared) Start(<-chan struct{}) {
+	started := make(chan struct{})
+	go func() {
+		defer close(started)
+		pprof.SetGoroutineLabels(context.Background())
+		f.SharedInformerFactory.Start(f.stop)
+	}()
+	<-started
+}
 
 // StartWithContext implements informers.SharedInformerFactory.
-func (f shared) StartWithContext(context.Context) { f.SharedInformerFactory.Start(f.stop) }
+func (f shared) StartWithContext(context.Context) { f.Start(nil) }
 
 // View is a factory whose event handlers see nothing before Start.
 //
@@ -73,6 +84,7 @@ type View struct {
 	once   sync.Once
 
 	mu      sync.Mutex
+	closed  bool
 	removes []func()
 }
 
@@ -136,12 +148,13 @@ func (v *View) WaitForCacheSync(stop <-chan struct{}) map[reflect.Type]bool {
 	return synced
 }
 
-// Close removes the event handlers that were added through the view. It is for users that end before the process;
-// upstream's never remove theirs.
+// Close removes the event handlers that were added through the view, and refuses others. It is for users that end before
+// the process; upstream's never remove theirs. Those of the view's own informers end with them.
 func (v *View) Close() {
 	v.once.Do(func() { close(v.opened) }) // nobody is left waiting
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	v.closed = true
 	for _, remove := range v.removes {
 		remove()
 	}
@@ -168,19 +181,41 @@ func (i informer) AddEventHandlerWithOptions(h cache.ResourceEventHandler, o cac
 
 // noted keeps what View.Close removes.
 func (i informer) noted(r cache.ResourceEventHandlerRegistration, err error) (cache.ResourceEventHandlerRegistration, error) {
-	if err == nil {
-		i.view.mu.Lock()
-		defer i.view.mu.Unlock()
-		i.view.removes = append(i.view.removes, func() { _ = i.RemoveEventHandler(r) })
+	if err != nil {
+		return r, err
 	}
-	return r, err
+	i.view.mu.Lock()
+	defer i.view.mu.Unlock()
+	if i.view.closed {
+		_ = i.RemoveEventHandler(r)
+		return nil, errClosed
+	}
+	i.view.removes = append(i.view.removes, func() { _ = i.RemoveEventHandler(r) })
+	return r, nil
 }
 
-// AddIndexers adds those whose names are new: two users of a shared informer may bring the same.
+// errClosed is for a handler that nobody would remove.
+var errClosed = errors.New("the component that adds this handler has ended")
+
+// AddIndexers adds those whose names are new: two users of a shared informer may bring the same, and so does the second run of one.
 func (i informer) AddIndexers(indexers cache.Indexers) error {
+	return addNew(i.SharedIndexInformer.AddIndexers, i.SharedIndexInformer.GetIndexer(), indexers)
+}
+
+// GetIndexer returns one that takes indexers as the informer does.
+func (i informer) GetIndexer() cache.Indexer { return indexer{i.SharedIndexInformer.GetIndexer()} }
+
+type indexer struct{ cache.Indexer }
+
+// AddIndexers adds those whose names are new.
+func (i indexer) AddIndexers(indexers cache.Indexers) error {
+	return addNew(i.Indexer.AddIndexers, i.Indexer, indexers)
+}
+
+func addNew(add func(cache.Indexers) error, to cache.Indexer, indexers cache.Indexers) error {
 	for name, index := range indexers {
-		if err := i.SharedIndexInformer.AddIndexers(cache.Indexers{name: index}); err != nil {
-			if _, exists := i.GetIndexer().GetIndexers()[name]; !exists {
+		if err := add(cache.Indexers{name: index}); err != nil {
+			if _, exists := to.GetIndexers()[name]; !exists {
 				return err
 			}
 		}

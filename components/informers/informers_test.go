@@ -161,3 +161,32 @@ func TestIndexersTwice(t *testing.T) {
 		}
 	}
 }
+
+// TestRuns: what a component adds through its view goes with it, and a second run of the component can add the same.
+func TestRuns(t *testing.T) {
+	cs := fake.NewClientset()
+	stop := make(chan struct{})
+	defer close(stop)
+	all := shared{informers.NewSharedInformerFactory(cs, 0), stop}
+	index := cache.Indexers{"first": func(any) ([]string, error) { return nil, nil }}
+	var last cache.SharedIndexInformer
+	for run := range 2 {
+		view := NewView(all, nil)
+		last = view.Core().V1().Pods().Informer()
+		if err := last.AddIndexers(index); err != nil {
+			t.Errorf("run %d: %v", run, err)
+		}
+		if err := last.GetIndexer().AddIndexers(index); err != nil {
+			t.Errorf("run %d: %v", run, err)
+		}
+		if _, err := last.AddEventHandler(cache.ResourceEventHandlerFuncs{}); err != nil {
+			t.Errorf("run %d: %v", run, err)
+		}
+		view.Start(nil)
+		view.WaitForCacheSync(t.Context().Done())
+		view.Close()
+	}
+	if _, err := last.AddEventHandler(cache.ResourceEventHandlerFuncs{}); err == nil {
+		t.Error("a view that is closed takes a handler that nobody would remove")
+	}
+}

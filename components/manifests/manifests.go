@@ -55,16 +55,23 @@ type Options struct {
 type Server struct {
 	opts  Options
 	watch func() (*fsnotify.Watcher, error)
+	work  lifecycle.Watchdog
 }
 
-var _ lifecycle.Component = (*Server)(nil)
+var (
+	_ lifecycle.Component = (*Server)(nil)
+	_ lifecycle.Health    = (*Server)(nil)
+)
+
+// lookLimit is how long it may take to apply everything.
+const lookLimit = 10 * time.Minute
 
 // New returns the component; nothing is touched before Run.
 func New(opts Options) (*Server, error) {
 	if opts.Client == nil || opts.Dir == "" || opts.Embedded == nil || opts.Log == nil {
 		return nil, errors.New("manifests: client, directory, embedded files and log are all needed")
 	}
-	return &Server{opts: opts, watch: fsnotify.NewWatcher}, nil
+	return &Server{opts: opts, watch: fsnotify.NewWatcher, work: lifecycle.Watchdog{Limit: lookLimit}}, nil
 }
 
 // Name implements lifecycle.Component.
@@ -73,9 +80,13 @@ func (s *Server) Name() string { return "manifests" }
 // Needs implements lifecycle.Component.
 func (s *Server) Needs() []string { return []string{"apiserver"} }
 
+// Healthy implements lifecycle.Health: no look takes too long.
+func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
+
 // Run implements lifecycle.Component. It is ready once it watches: what is in the files may take its time, or never
 // succeed, and the node does not wait for it.
 func (s *Server) Run(ctx context.Context, ready func()) error {
+	s.work.Reset()
 	api, err := newAPI(s.opts.Client, s.opts.Log)
 	if err != nil {
 		return err
@@ -124,6 +135,7 @@ func (s *Server) run(ctx context.Context, k *keeper, ready func()) error {
 
 // look reads all files and brings the cluster in line with them. It says whether nothing is left to do.
 func (s *Server) look(ctx context.Context, w *fsnotify.Watcher, k *keeper) bool {
+	defer s.work.Begin("a look at the manifests")()
 	watch := func(dir string) {
 		if w == nil {
 			return

@@ -415,7 +415,7 @@ func TestControlled(t *testing.T) {
 func TestRun(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	dir, f := filepath.Join(t.TempDir(), "server", "manifests"), newFake()
-	s := &Server{Options{Dir: dir, Embedded: os.DirFS(t.TempDir()), Log: quiet()}, fsnotify.NewWatcher}
+	s := &Server{opts: Options{Dir: dir, Embedded: os.DirFS(t.TempDir()), Log: quiet()}, watch: fsnotify.NewWatcher}
 	ctx, cancel := context.WithCancel(t.Context())
 	ready, ended := make(chan struct{}), make(chan error)
 	go func() { ended <- s.run(ctx, newKeeper(f, quiet()), sync.OnceFunc(func() { close(ready) })) }()
@@ -458,7 +458,7 @@ func TestRunWithoutWatch(t *testing.T) {
 	dir, f := t.TempDir(), newFake()
 	write(t, filepath.Join(dir, "a.yaml"), string(of("", "ConfigMap a").content))
 	none := func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") }
-	s := &Server{Options{Dir: dir, Embedded: os.DirFS(t.TempDir()), Log: quiet()}, none}
+	s := &Server{opts: Options{Dir: dir, Embedded: os.DirFS(t.TempDir()), Log: quiet()}, watch: none}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- s.run(ctx, newKeeper(f, quiet()), func() {}) }()

@@ -58,9 +58,13 @@ type Server struct {
 	opts  Options
 	store storage.Storage
 	nodes corelisters.NodeLister // set by Install
+	work  lifecycle.Watchdog
 }
 
-var _ lifecycle.Component = (*Server)(nil)
+var (
+	_ lifecycle.Component = (*Server)(nil)
+	_ lifecycle.Health    = (*Server)(nil)
+)
 
 // New returns the component; nothing is started.
 func New(o Options) *Server { return &Server{opts: o, store: storage.NewStorage(resolution)} }
@@ -83,8 +87,12 @@ func (s *Server) Name() string { return "metrics-server" }
 // Needs implements lifecycle.Component. This node's kubelet is needed so that the first round finds it.
 func (s *Server) Needs() []string { return []string{"apiserver", "kubelet"} }
 
+// Healthy implements lifecycle.Health: no round takes too long.
+func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
+
 // Run implements lifecycle.Component. It is ready at once: figures are there after the second round, and nobody waits.
 func (s *Server) Run(ctx context.Context, ready func()) error {
+	s.work.Reset()
 	if s.nodes == nil {
 		return errors.New("the API group is not installed into the apiserver")
 	}
@@ -108,6 +116,7 @@ func (s *Server) rounds(ctx context.Context, apiServices typedv1.APIServiceInter
 	tick := time.NewTicker(resolution)
 	defer tick.Stop()
 	for {
+		done := s.work.Begin("a round")
 		ours, err := publish(ctx, apiServices)
 		if err != nil && ctx.Err() == nil {
 			s.opts.Log.Warnf("the APIService %s, next try in %s: %v", apiService, resolution, err)
@@ -116,6 +125,7 @@ func (s *Server) rounds(ctx context.Context, apiServices typedv1.APIServiceInter
 		if ours {
 			s.store.Store(all.Scrape(ctx))
 		}
+		done()
 		select {
 		case <-ctx.Done():
 			return

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 )
 
 // watchLinks signals when our devices, or the interface below them, change, until ctx ends; the returned
@@ -13,6 +14,7 @@ import (
 func (s *Server) watchLinks(ctx context.Context) (wait func()) {
 	var running sync.WaitGroup
 	running.Go(func() {
+		defer utilruntime.HandleCrash()
 		for ctx.Err() == nil {
 			s.readLinks(ctx)
 			select { // the kernel ends a subscription that falls behind

@@ -63,10 +63,12 @@ type Server struct {
 	cluster []netip.Prefix
 
 	changed chan struct{} // one pending signal at most: something may differ from what is wanted
-	third   atomic.Int32  // undecided, no or yes
-	parent  atomic.Int32  // index of the interface that the session uses
+	third   *atomic.Int32 // undecided, no or yes
+	work    *lifecycle.Watchdog
 
-	// Of Run's goroutine.
+	parent atomic.Int32 // of one run: index of the interface that the session uses
+
+	// Of one run's goroutine.
 	session *session
 	own     node              // as last known: a Node that is deleted comes back
 	told    map[string]string // what the log has about a subject, to say it once
@@ -79,11 +81,14 @@ const (
 	yes
 )
 
-var _ lifecycle.Component = (*Server)(nil)
+var (
+	_ lifecycle.Component = (*Server)(nil)
+	_ lifecycle.Health    = (*Server)(nil)
+)
 
 // New checks the options; nothing is touched before Run.
 func New(opts Options) (*Server, error) {
-	s := &Server{opts: opts, changed: make(chan struct{}, 1), told: map[string]string{}}
+	s := &Server{opts: opts, changed: make(chan struct{}, 1), third: &atomic.Int32{}, work: &lifecycle.Watchdog{}, told: map[string]string{}}
 	for _, c := range opts.ClusterCIDRs {
 		p, err := netip.ParsePrefix(c)
 		if err != nil {
@@ -132,9 +137,19 @@ const (
 	retry  = 5 * time.Second        // after an error
 )
 
+// Healthy implements lifecycle.Health: no look takes too long.
+func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
+
 // Run implements lifecycle.Component. It is ready when it watches: whether pods of other nodes are reached depends on
 // those nodes, and on this one's Node, which the kubelet makes later.
 func (s *Server) Run(ctx context.Context, ready func()) error {
+	s.work.Reset()
+	// Of its own: an earlier run may have been abandoned.
+	run := &Server{opts: s.opts, cluster: s.cluster, changed: s.changed, third: s.third, work: s.work, told: map[string]string{}}
+	return run.run(ctx, ready)
+}
+
+func (s *Server) run(ctx context.Context, ready func()) error {
 	if !s.opts.Backend.connects() {
 		if err := s.remove(setup{}); err != nil {
 			s.opts.Log.WithError(err).Error("remove what an earlier run made for the way to other nodes")
@@ -143,22 +158,21 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		<-ctx.Done()
 		return nil
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	nodes, synced, stop, err := s.watchNodes(ctx)
 	if err != nil {
 		return err
 	}
-	defer stop()
-	defer s.watchLinks(ctx)()
+	defer func() { cancel(); stop() }()
+	wait := s.watchLinks(ctx)
+	defer func() { cancel(); wait() }()
 	ready()
 	if !cache.WaitForCacheSync(ctx.Done(), synced) {
 		return nil
 	}
+	defer s.endSession()
 	s.loop(ctx, nodes)
-	if s.session != nil {
-		if err := s.session.end(); err != nil {
-			s.opts.Log.WithError(err).Warn("stop")
-		}
-	}
 	return nil
 }
 
@@ -233,11 +247,7 @@ func (s *Server) loop(ctx context.Context, nodes corelisters.NodeLister) {
 			}
 		case <-next.C:
 			soon = false
-			all, err := nodes.List(labels.Everything())
-			changed := false
-			if err == nil {
-				changed, err = s.reconcile(ctx, all)
-			}
+			changed, err := s.look(ctx, nodes)
 			switch {
 			case ctx.Err() != nil:
 				return
@@ -257,6 +267,16 @@ func (s *Server) loop(ctx context.Context, nodes corelisters.NodeLister) {
 			}
 		}
 	}
+}
+
+// look compares once.
+func (s *Server) look(ctx context.Context, nodes corelisters.NodeLister) (changed bool, err error) {
+	defer s.work.Begin("a look at the way to other nodes")()
+	all, err := nodes.List(labels.Everything())
+	if err != nil {
+		return false, err
+	}
+	return s.reconcile(ctx, all)
 }
 
 // tell logs something about a subject, unless it is what was logged last about it.

@@ -88,12 +88,13 @@ func (s *Server) ensureSession(ctx context.Context, want setup) (begun bool, err
 	return true, nil
 }
 
+// endSession leaves what is in the kernel.
 func (s *Server) endSession() {
 	if s.session == nil {
 		return
 	}
 	if err := s.session.end(); err != nil {
-		s.opts.Log.WithError(err).Warn("begin anew")
+		s.opts.Log.WithError(err).Warn("end the way to other nodes")
 	}
 	s.session = nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/flannel-io/flannel/pkg/backend/vxlan"
 	"github.com/flannel-io/flannel/pkg/lease"
 	"github.com/vishvananda/netlink"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 )
 
 // setup is all that flannel's backend is made with. When it changes, another session begins.
@@ -72,6 +73,7 @@ func begin(ctx context.Context, want setup, cluster []netip.Prefix) (*session, e
 	}
 	go func() {
 		defer close(s.ended)
+		defer utilruntime.HandleCrash()
 		registered.Run(running)
 	}()
 	return s, nil

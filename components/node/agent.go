@@ -24,6 +24,7 @@ import (
 	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/components/logging"
 	"kubelith.io/kubelith/components/profile"
+	componentstatus "kubelith.io/kubelith/components/status"
 )
 
 // ServeAgent runs an agent until ctx is cancelled or a component fails. release is the version of Kubelith, noted in the
@@ -141,7 +142,7 @@ func planAgent(cfg *config.Agent, found *join.Cluster) (*agent, []lifecycle.Comp
 	if err != nil {
 		return nil, nil, err
 	}
-	m := &agent{cluster: cluster, machine: &machine{resolvConf: dns.HostResolvConf(), args: upstreamArgs{kubelet: rest[0], proxy: rest[1]}}}
+	m := &agent{cluster: cluster, machine: &machine{resolvConf: dns.HostResolvConf(), status: componentstatus.NewObserver(), args: upstreamArgs{kubelet: rest[0], proxy: rest[1]}}}
 	if detected {
 		m.checks = wayToServer(cfg)
 	}
@@ -189,11 +190,12 @@ func otherAddress(from net.IP, node []net.IP) []host.Result {
 func (m *agent) build(cfg *config.Agent, log *logrus.Logger) ([]lifecycle.Component, error) {
 	b := builder{api: "connection"}
 	w := worker{cfg: &cfg.Node, role: config.RoleAgent, cluster: m.cluster, clientCA: join.CACert(cfg.DataDir)}
-	w.node, w.hostPorts, w.proxy, w.dns, w.storage = join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig()
+	w.node, w.hostPorts, w.status, w.proxy, w.dns, w.storage = join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig()
 	if m.connection != nil {
 		b.add(m.connection, nil)
 		w.node, w.proxy, w.dns = m.connection.Config("kubelet"), m.connection.Config("proxy"), m.connection.Config("dns")
 		w.hostPorts = m.connection.Config("host-ports")
+		w.status = m.connection.Config("status")
 		w.storage = storageOf(cfg.NodeName, m.connection.Config("storage"))
 		w.disconnect = m.connection.Disconnect
 		w.machine = join.Machine(cfg.DataDir)

@@ -74,6 +74,14 @@ func (w wired) Needs() []string {
 	return needs
 }
 
+// Healthy implements lifecycle.Health, for components that do.
+func (w wired) Healthy(ctx context.Context) error {
+	if h, ok := w.Component.(lifecycle.Health); ok {
+		return h.Healthy(ctx)
+	}
+	return nil
+}
+
 // Run implements lifecycle.Component.
 func (w wired) Run(ctx context.Context, ready func()) error {
 	return w.Component.Run(logging.WithComponent(ctx, w.Name()), ready)

@@ -24,6 +24,7 @@ import (
 	"kubelith.io/kubelith/components/logging"
 	"kubelith.io/kubelith/components/pki"
 	"kubelith.io/kubelith/components/profile"
+	componentstatus "kubelith.io/kubelith/components/status"
 	"kubelith.io/kubelith/runtime/payload"
 )
 
@@ -45,6 +46,7 @@ type machine struct {
 	release          string
 	args             upstreamArgs
 	pluginUsers      pluginUsers
+	status           *componentstatus.Observer // how the components are
 }
 
 // upstreamArgs are the user's arguments per component, without those that
@@ -59,7 +61,7 @@ func (h *machine) Close() { h.dir.Close() }
 // prepare does everything that has to be right before a component is built. A start that is refused takes back what it has made:
 // the machine is as it was.
 func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machine, err error) {
-	h := &machine{resolvConf: dns.HostResolvConf(), release: release}
+	h := &machine{resolvConf: dns.HostResolvConf(), release: release, status: componentstatus.NewObserver()}
 	var planned []lifecycle.Component
 	if h.args, planned, err = plan(cfg); err != nil {
 		return nil, err

@@ -43,6 +43,9 @@ func (p *progress) observe(e lifecycle.Event) {
 	defer p.mu.Unlock()
 	switch e.State {
 	case lifecycle.Ready:
+		if slices.Contains(p.ready, e.Component) {
+			return // it was started again
+		}
 		p.ready = append(p.ready, e.Component)
 		p.printf("%-20s ready   %6.2fs\n", e.Component, e.Since.Seconds())
 		missing := without(p.all, p.ready)

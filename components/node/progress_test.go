@@ -141,7 +141,7 @@ func TestEndInOrder(t *testing.T) {
 	last := &lastError{}
 	log.AddHook(last)
 	ctx, end := context.WithCancelCause(t.Context())
-	endInOrder(end, last)
+	endInOrder(end, last, &panics{fail: func(string, error) bool { return false }})
 	log.WithField("component", "kubelet").WithField("err", "no such file").Error("Failed to read\nstack")
 	log.Warn("later")
 	ended := make(chan bool)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
 	"kubelith.io/kubelith/components/config"
@@ -27,7 +28,8 @@ type process struct {
 	log     *logrus.Logger
 	out     *output
 	systemd *systemd
-	started func() // the start is over
+	faults  *faults // of a test
+	started func()  // the start is over
 	// addresses are watched when they were found, not set; nil otherwise.
 	addresses *addressWatch
 }
@@ -36,6 +38,9 @@ func newProcess(ctx context.Context, cfg *config.Node, out Output) (*process, er
 	p := &process{systemd: captureSystemd(), started: tuneMemory(ctx)}
 	var err error
 	if p.out, err = out.open(cfg); err != nil {
+		return nil, err
+	}
+	if p.faults, err = openFaults(); err != nil {
 		return nil, err
 	}
 	if p.log, err = logging.Setup(logging.Options{Format: cfg.LogFormat, Level: cfg.LogLevel, Out: p.out.log}); err != nil {
@@ -60,11 +65,11 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 	defer end(nil)
 	last := &lastError{}
 	p.log.AddHook(last)
-	endInOrder(end, last)
 	group, err := lifecycle.NewGroup(lifecycle.Options{
 		Log: logging.Component(p.log, "kubelith"),
 		Observe: func(e lifecycle.Event) {
 			progress.observe(e)
+			machine.status.Observe(e)
 			reached, missing := progress.state()
 			p.systemd.observe(e, reached, missing)
 			if reached {
@@ -72,13 +77,21 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 			}
 		},
 		StopTimeout: stopTimeout,
-	}, components...)
+		Restart:     restartable(),
+		Timing:      p.faults.timing(),
+	}, p.faults.wrap(components)...)
 	if err != nil {
 		return err
 	}
+	if err := legacyregistry.Registerer().Register(machine.status); err != nil {
+		return fmt.Errorf("metrics of components: %w", err)
+	}
+	caught := catchPanics(group.Fail)
+	endInOrder(end, last, caught)
 	beside(ctx)
 	var others sync.WaitGroup
 	running, stop := context.WithCancel(ctx)
+	others.Go(func() { p.faults.serve(running) })
 	others.Go(func() { p.addresses.run(running, end) })
 	others.Go(func() { progress.remind(running, logging.Component(p.log, "kubelith"), p.systemd) })
 	others.Go(func() { keepBallast(running, machine.dir, logging.Component(p.log, "kubelith")) })
@@ -124,11 +137,13 @@ func (e upstreamExit) Error() string {
 	return "an upstream component gave up: " + string(e) + ": the log has what came before"
 }
 
-// endInOrder turns the exit that upstream components ask klog for into an
-// ordered stop: etcd and the containers' daemon are in the same process. They log why just before.
-func endInOrder(end context.CancelCauseFunc, why *lastError) {
+// endInOrder turns the exit that upstream components ask klog for into the end of the component, where that can be started again, or
+// into an ordered stop: etcd and the containers' daemon are in the same process. They log why just before.
+func endInOrder(end context.CancelCauseFunc, why *lastError, p *panics) {
 	klog.OsExit = func(int) {
-		end(upstreamExit(why.text()))
+		if exit := upstreamExit(why.text()); !p.fail(p.component(), exit) {
+			end(exit)
+		}
 		runtime.Goexit() // as os.Exit, it does not return; the component's Run ends, so that the stop need not wait for it
 	}
 }

@@ -26,6 +26,7 @@ import (
 	"kubelith.io/kubelith/components/proxy"
 	"kubelith.io/kubelith/components/scheduler"
 	"kubelith.io/kubelith/components/servicelb"
+	componentstatus "kubelith.io/kubelith/components/status"
 	embedded "kubelith.io/kubelith/manifests"
 	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/plugins/storage"
@@ -135,7 +136,13 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Args:         machine.args.controllerManager,
 		Client:       inProcess,
 		Informers:    api.Informers,
-		Log:          logFor("controller-manager"),
+		VolumesBuilt: func() error {
+			if cfg.Disabled("kubelet") {
+				return nil
+			}
+			return kubelet.ClaimCSI(inProcess.NodeConfig(cfg.NodeName), cfg.NodeName)
+		},
+		Log: logFor("controller-manager"),
 	})
 	b.add(controllers, err)
 
@@ -155,6 +162,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		cluster:   cfg.ClusterInfo("", ""), // its versions are of no use here
 		node:      inProcess.NodeConfig(cfg.NodeName),
 		hostPorts: inProcess.NodeConfig(cfg.NodeName),
+		status:    inProcess.NodeConfig(cfg.NodeName),
 		proxy:     inProcess.Config(client.Proxy),
 		dns:       inProcess.Config(client.DNS),
 		storage:   inProcess.Config(client.Storage),
@@ -189,8 +197,8 @@ type worker struct {
 	machine string // the value of config.MachineLabel; empty: none
 	cluster *config.ClusterInfo
 
-	// Clients: the first two act as the node.
-	node, hostPorts, proxy, dns, storage *rest.Config
+	// Clients: the first three act as the node.
+	node, hostPorts, status, proxy, dns, storage *rest.Config
 	// disconnect ends connections to the API that are dead; nil where there are none.
 	disconnect func()
 
@@ -309,6 +317,13 @@ func (w worker) add(b *builder, machine *machine, log *logrus.Logger) {
 		ClusterCIDRs:  w.cluster.ClusterCIDR,
 		Publish:       w.publish,
 		Log:           logFor("dns"),
+	}), nil)
+
+	b.add(componentstatus.New(componentstatus.Options{
+		Observer: machine.status,
+		NodeName: cfg.NodeName,
+		Client:   w.status,
+		Log:      logFor("status"),
 	}), nil)
 }
 

@@ -7,12 +7,16 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	kubeproxyconfig "k8s.io/kubernetes/pkg/proxy/apis/config"
 	"k8s.io/kubernetes/pkg/proxy/config"
 	"k8s.io/kubernetes/pkg/proxy/healthcheck"
 	"k8s.io/kubernetes/pkg/proxy/nftables"
 	"k8s.io/kubernetes/pkg/proxy/runner"
 	proxyutil "k8s.io/kubernetes/pkg/proxy/util"
+
+	"kubelith.io/kubelith/components/lifecycle"
 )
 
 // family is upstream's proxier of one address family and the loop that lets it write its rules. The loop takes the place
@@ -22,11 +26,12 @@ type family struct {
 	proxier *nftables.Proxier
 	runner  *runner.BoundedFrequencyRunner
 	health  *healthcheck.ProxyHealthServer
+	work    *lifecycle.Watchdog
 	first   func() // called after each success
 }
 
-func newFamily(name corev1.IPFamily, p *nftables.Proxier, c *kubeproxyconfig.KubeProxyConfiguration, health *healthcheck.ProxyHealthServer, first func()) *family {
-	f := &family{name: name, proxier: p, health: health, first: first}
+func newFamily(name corev1.IPFamily, p *nftables.Proxier, c *kubeproxyconfig.KubeProxyConfiguration, health *healthcheck.ProxyHealthServer, work *lifecycle.Watchdog, first func()) *family {
+	f := &family{name: name, proxier: p, health: health, work: work, first: first}
 	f.runner = runner.NewBoundedFrequencyRunner("proxy-"+string(name), f.sync,
 		c.MinSyncPeriod.Duration, c.SyncPeriod.Duration, proxyutil.FullSyncPeriod)
 	return f
@@ -35,6 +40,7 @@ func newFamily(name corev1.IPFamily, p *nftables.Proxier, c *kubeproxyconfig.Kub
 // sync writes the rules now. OnServiceSynced is the exported method of the proxier that does so; it does nothing before
 // both Services and EndpointSlices have arrived, and it reports success through the health server only.
 func (f *family) sync() error {
+	defer f.work.Begin("a write of " + string(f.name) + " rules")()
 	began := time.Now()
 	f.proxier.OnServiceSynced()
 	if f.health.Health().Status[f.name].LastUpdated.Before(began) {
@@ -62,6 +68,30 @@ func (a *families) add(f *family) { a.each = append(a.each, f) }
 
 // stop drops later events: the watch of the Node outlives a session.
 func (a *families) stop() { a.stopped.Store(true) }
+
+// closeHealthChecks closes the health-check ports of Services, which another session could not open otherwise. Upstream closes
+// a Service's when the Service has none any more, and the rules do not depend on it.
+func (a *families) closeHealthChecks(services corelisters.ServiceLister) {
+	all, err := services.List(labels.Everything())
+	if err != nil {
+		return // a lister fails only when its index is broken
+	}
+	for _, f := range a.each {
+		found := false
+		for _, s := range all {
+			if s.Spec.HealthCheckNodePort == 0 {
+				continue
+			}
+			found = true
+			without := s.DeepCopy()
+			without.Spec.HealthCheckNodePort = 0
+			f.proxier.OnServiceUpdate(s, without)
+		}
+		if found {
+			_ = f.sync() // the next session says what does not work
+		}
+	}
+}
 
 // do hands on one event. Nothing is written before the first lists are complete: the rules of an earlier process are
 // better than a part of the new ones.

@@ -6,6 +6,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,13 +18,13 @@ import (
 
 	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	kubeproxyconfig "k8s.io/kubernetes/pkg/proxy/apis/config"
 	proxyscheme "k8s.io/kubernetes/pkg/proxy/apis/config/scheme"
 	"k8s.io/kubernetes/pkg/proxy/conntrack"
-	"k8s.io/kubernetes/pkg/proxy/healthcheck"
 	"k8s.io/kubernetes/pkg/proxy/metrics"
 	"k8s.io/utils/ptr"
 
@@ -49,13 +50,18 @@ type Options struct {
 	Log logrus.FieldLogger
 }
 
-var _ lifecycle.Component = (*Server)(nil)
+var (
+	_ lifecycle.Component = (*Server)(nil)
+	_ lifecycle.Health    = (*Server)(nil)
+)
 
 // Server is the component.
 type Server struct {
 	opts   Options
 	config *kubeproxyconfig.KubeProxyConfiguration
 	client *rest.Config
+	health *healthz
+	work   lifecycle.Watchdog
 }
 
 // New checks the options, the Args among them; nothing is started.
@@ -67,7 +73,7 @@ func New(opts Options) (*Server, error) {
 	if len(opts.NodeIPs) == 0 {
 		return nil, errors.New("proxy: the node has no address")
 	}
-	return &Server{opts: opts, config: config, client: client}, nil
+	return &Server{opts: opts, config: config, client: client, health: newHealthz(config)}, nil
 }
 
 // HealthzAddress is where health is served, as HOST:PORT; empty when nowhere.
@@ -79,11 +85,14 @@ func (s *Server) Name() string { return "proxy" }
 // Needs names what must be ready first.
 func (s *Server) Needs() []string { return []string{"apiserver"} }
 
+// Healthy implements lifecycle.Health: no write of rules takes too long.
+func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
+
 // Run keeps the rules up to date until ctx ends and calls ready once the first complete set is in the kernel.
 //
-// The sockets for health checks (healthz and the health-check ports of Services) stay open until the process exits:
-// upstream has no way to close them.
+// The socket for healthz stays open until the process exits: upstream has no way to close it.
 func (s *Server) Run(ctx context.Context, ready func()) error {
+	s.work.Reset()
 	if _, err := exec.LookPath("nft"); err != nil {
 		return errors.New("nft not found: install nftables")
 	}
@@ -104,37 +113,48 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	stopNode := node.watch(ctx)
 	defer stopNode()
 
-	health := healthcheck.NewProxyHealthServer(s.config.HealthzBindAddress, 2*s.config.SyncPeriod.Duration, node)
-	unhealthy := make(chan error, 1)
-	if s.config.HealthzBindAddress != "" {
-		go func() { unhealthy <- health.Run(ctx) }()
-	}
+	s.health.follow(node)
+	unhealthy := s.health.serve()
 
 	ips := s.opts.NodeIPs
 	var once sync.Once
 	for {
-		sessionCtx, end := context.WithCancel(ctx)
-		done := make(chan error, 1)
-		session := &session{
+		next, err := s.serve(ctx, &session{
 			config:   s.configFor(ips),
 			client:   client,
 			node:     node,
 			nodeName: s.opts.NodeName,
 			nodeIPs:  ips,
 			recorder: broadcaster.NewRecorder(proxyscheme.Scheme, "kube-proxy"),
-			health:   health,
+			health:   s.health.server,
+			work:     &s.work,
 			log:      s.opts.Log,
-		}
-		go func() { done <- session.run(sessionCtx, func() { once.Do(ready) }) }()
-		ips, err = s.wait(ctx, node, ips, done, unhealthy)
-		end()
-		if ended := <-done; err == nil {
-			err = ended
-		}
-		if err != nil || ips == nil { // otherwise the rules are made anew for other addresses
+		}, unhealthy, func() { once.Do(ready) })
+		if err != nil || next == nil {
 			return err
 		}
+		ips = next // the rules are made anew for other addresses
 	}
+}
+
+// serve runs a session until ctx ends or the node has other addresses, which it returns.
+func (s *Server) serve(ctx context.Context, session *session, unhealthy <-chan error, ready func()) (next []net.IP, err error) {
+	whole := ctx
+	session.follows = func() bool { return whole.Err() == nil || lifecycle.Restarting(whole) }
+	ctx, end := context.WithCancel(ctx)
+	ended, done := error(nil), make(chan struct{})
+	go func() {
+		defer close(done)
+		defer utilruntime.HandleCrash()
+		ended = errors.New("a session was ended from within") // stays when it does not return
+		ended = session.run(ctx, ready)
+	}()
+	defer func() {
+		end()
+		<-done
+		err = cmp.Or(err, ended)
+	}()
+	return s.wait(ctx, session.node, session.nodeIPs, done, unhealthy)
 }
 
 // setConntrack sets the limits of connection tracking, as far as this host lets us. In a container the table's size cannot
@@ -153,18 +173,14 @@ func (s *Server) setConntrack(ctx context.Context) {
 }
 
 // wait returns the node's new addresses, or none when ctx has ended or something has failed.
-func (s *Server) wait(ctx context.Context, node *node, ips []net.IP, done, unhealthy chan error) ([]net.IP, error) {
+func (s *Server) wait(ctx context.Context, node *node, ips []net.IP, done <-chan struct{}, unhealthy <-chan error) ([]net.IP, error) {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil, nil
-		case err := <-done:
-			done <- nil // Run waits for it
-			return nil, err
+		case <-done:
+			return nil, nil
 		case err := <-unhealthy:
-			if err == nil {
-				err = errors.New("it ended")
-			}
 			return nil, fmt.Errorf("health check server: %w", err)
 		case <-node.changed:
 			current := node.ips()

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
@@ -27,6 +28,7 @@ import (
 	proxyutil "k8s.io/kubernetes/pkg/proxy/util"
 
 	shared "kubelith.io/kubelith/components/informers"
+	"kubelith.io/kubelith/components/lifecycle"
 )
 
 // session is kube-proxy for one set of node addresses. Its first write replaces all that an earlier session, or an
@@ -39,7 +41,9 @@ type session struct {
 	nodeIPs  []net.IP
 	recorder events.EventRecorder
 	health   *healthcheck.ProxyHealthServer
+	work     *lifecycle.Watchdog
 	log      logrus.FieldLogger
+	follows  func() bool // tells, at the end, whether another session follows in this process
 }
 
 // run writes rules until ctx ends; it calls ready after the first success of every family.
@@ -53,7 +57,7 @@ func (s *session) run(ctx context.Context, ready func()) error {
 			return fmt.Errorf("nftables for %s: %w", f, err)
 		}
 		written.Add(1)
-		all.add(newFamily(f, proxier, s.config, s.health, sync.OnceFunc(written.Done)))
+		all.add(newFamily(f, proxier, s.config, s.health, s.work, sync.OnceFunc(written.Done)))
 	}
 
 	resync := s.config.ConfigSyncPeriod.Duration
@@ -72,11 +76,17 @@ func (s *session) run(ctx context.Context, ready func()) error {
 	topology.RegisterEventHandler(all)
 
 	var running sync.WaitGroup
-	running.Go(func() { serviceConfig.Run(ctx.Done()) })
-	running.Go(func() { sliceConfig.Run(ctx.Done()) })
-	running.Go(func() { cidrConfig.Run(ctx.Done()) })
+	run := func(f func(stop <-chan struct{})) {
+		running.Go(func() {
+			defer utilruntime.HandleCrash()
+			f(ctx.Done())
+		})
+	}
+	run(serviceConfig.Run)
+	run(sliceConfig.Run)
+	run(cidrConfig.Run)
 	for _, f := range all.each {
-		running.Go(func() { f.runner.Loop(ctx.Done()) })
+		run(f.runner.Loop)
 	}
 	factories := []informers.SharedInformerFactory{services, slices, others}
 	for _, f := range factories {
@@ -104,6 +114,9 @@ func (s *session) run(ctx context.Context, ready func()) error {
 	running.Wait()
 	for _, f := range factories {
 		f.Shutdown()
+	}
+	if s.follows() {
+		all.closeHealthChecks(services.Core().V1().Services().Lister())
 	}
 	return nil
 }

@@ -23,9 +23,11 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
 	"k8s.io/kubernetes/pkg/scheduler"
 	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
 
 	"kubelith.io/kubelith/components/client"
 	sharedinformers "kubelith.io/kubelith/components/informers"
@@ -53,9 +55,13 @@ type Server struct {
 	opts     Options
 	config   *schedulerconfig.KubeSchedulerConfiguration
 	upstream *options.Options
+	work     lifecycle.Watchdog
 }
 
-var _ lifecycle.Component = (*Server)(nil)
+var (
+	_ lifecycle.Component = (*Server)(nil)
+	_ lifecycle.Health    = (*Server)(nil)
+)
 
 // New checks the options against upstream's flags; nothing is started.
 func New(o Options) (*Server, error) {
@@ -80,8 +86,14 @@ func (s *Server) Needs() []string {
 	return []string{"apiserver", "plugins"}
 }
 
+// Healthy implements lifecycle.Health: no pod takes too long. What upstream does with it is bounded, extenders and plugins included.
+func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
+
 // Run implements lifecycle.Component. It is ready when its caches are filled.
 func (s *Server) Run(ctx context.Context, ready func()) error {
+	s.work.Reset()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	cfg := s.opts.Client.Config(client.Scheduler)
 	cs, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
@@ -92,8 +104,15 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		return err
 	}
 	// Upstream's own Pod informer: it selects status.phase!=Succeeded,status.phase!=Failed.
-	factory := sharedinformers.NewView(s.opts.Informers(), scheduler.NewInformerFactory(cs, 0, nil), &corev1.Pod{})
+	own := scheduler.NewInformerFactory(cs, 0, nil)
+	factory := sharedinformers.NewView(s.opts.Informers(), own, &corev1.Pod{})
 	dynFactory := dynamicinformer.NewFilteredDynamicSharedInformerFactory(dyn, 0, metav1.NamespaceAll, nil)
+	defer func() {
+		cancel()
+		factory.Close()
+		own.Shutdown()
+		dynFactory.Shutdown()
+	}()
 	broadcaster := events.NewEventBroadcasterAdapterWithContext(ctx, cs)
 	broadcaster.StartRecordingToSink(ctx.Done())
 	defer broadcaster.Shutdown()
@@ -120,6 +139,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
+	sched.NextEntity = s.watched(sched.NextEntity)
 	factory.Start(ctx.Done())
 	dynFactory.Start(ctx.Done())
 	factory.WaitForCacheSync(ctx.Done())
@@ -130,4 +150,15 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	ready()
 	sched.Run(ctx)
 	return nil
+}
+
+// watched notes what the scheduler is about: from one entity to the next. Only upstream's loop calls it.
+func (s *Server) watched(next func(klog.Logger) (framework.QueuedEntityInfo, error)) func(klog.Logger) (framework.QueuedEntityInfo, error) {
+	done := func() {}
+	return func(log klog.Logger) (framework.QueuedEntityInfo, error) {
+		done()
+		entity, err := next(log)
+		done = s.work.Begin("the scheduling of a pod")
+		return entity, err
+	}
 }

@@ -78,12 +78,18 @@ type Port struct {
 func (p Port) String() string { return fmt.Sprintf("%d/%s", p.Number, p.Protocol) }
 
 // Server is the component.
-type Server struct{ opts Options }
+type Server struct {
+	opts Options
+	work lifecycle.Watchdog
+}
 
-var _ lifecycle.Component = (*Server)(nil)
+var (
+	_ lifecycle.Component = (*Server)(nil)
+	_ lifecycle.Health    = (*Server)(nil)
+)
 
 // New returns the component; nothing is started.
-func New(o Options) *Server { return &Server{o} }
+func New(o Options) *Server { return &Server{opts: o} }
 
 // Name implements lifecycle.Component.
 func (s *Server) Name() string { return "servicelb" }
@@ -91,8 +97,12 @@ func (s *Server) Name() string { return "servicelb" }
 // Needs implements lifecycle.Component.
 func (s *Server) Needs() []string { return []string{"apiserver"} }
 
+// Healthy implements lifecycle.Health: no pass takes too long.
+func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
+
 // Run implements lifecycle.Component. It is ready when it knows all Services and nodes.
 func (s *Server) Run(ctx context.Context, ready func()) error {
+	s.work.Reset()
 	cs, err := kubernetes.NewForConfig(s.opts.Client)
 	if err != nil {
 		return fmt.Errorf("client: %w", err)
@@ -111,6 +121,7 @@ func (s *Server) run(ctx context.Context, cs kubernetes.Interface, shared inform
 		client:   cs,
 		events:   events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith-servicelb"}),
 		log:      s.opts.Log,
+		work:     &s.work,
 		opts:     s.opts,
 		services: view.Core().V1().Services().Lister(),
 		nodes:    view.Core().V1().Nodes().Lister(),
@@ -215,7 +226,10 @@ func (w *writer) loop(ctx context.Context) {
 		case <-w.changed:
 		case <-wake.C:
 		}
-		if err := w.pass(ctx); err != nil && ctx.Err() == nil {
+		done := w.work.Begin("a pass")
+		err := w.pass(ctx)
+		done()
+		if err != nil && ctx.Err() == nil {
 			w.log.Warnf("next try in %s: %v", retryDelay, err)
 			wake.Reset(retryDelay)
 		}

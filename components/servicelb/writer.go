@@ -21,6 +21,8 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	discoverylisters "k8s.io/client-go/listers/discovery/v1"
 	"k8s.io/client-go/tools/record"
+
+	"kubelith.io/kubelith/components/lifecycle"
 )
 
 // fieldManager owns the addresses that we write, so that they can be told from anybody else's.
@@ -36,6 +38,7 @@ type writer struct {
 	nodes    corelisters.NodeLister
 	slices   discoverylisters.EndpointSliceLister
 	changed  chan struct{} // one pending signal at most
+	work     *lifecycle.Watchdog
 
 	told    map[types.UID]string // the problem that each Service was last told by an Event
 	refused map[string]string    // what each node was last told, by name

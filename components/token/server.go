@@ -53,13 +53,17 @@ type Document struct{ Namespace, Name, Key, Value string }
 type Server struct {
 	opts   Options
 	client kubernetes.Interface
-	made   Token // that of the file, as soon as it exists in the cluster; zero before, and without one
+	work   *lifecycle.Watchdog
+	made   Token // of one run: that of the file, as soon as it exists in the cluster; zero before, and without one
 
 	mu        sync.Mutex
 	published map[string]map[string]string // what our ConfigMaps must have, by namespace/name
 }
 
-var _ lifecycle.Component = (*Server)(nil)
+var (
+	_ lifecycle.Component = (*Server)(nil)
+	_ lifecycle.Health    = (*Server)(nil)
+)
 
 // New returns the component; nothing is touched before Run.
 func New(o Options) (*Server, error) {
@@ -71,7 +75,7 @@ func New(o Options) (*Server, error) {
 }
 
 func newServer(o Options, cs kubernetes.Interface) *Server {
-	return &Server{opts: o, client: cs, published: map[string]map[string]string{}}
+	return &Server{opts: o, client: cs, work: &lifecycle.Watchdog{}, published: map[string]map[string]string{}}
 }
 
 // Name implements lifecycle.Component.
@@ -90,8 +94,18 @@ const (
 	retryLate = 2 * time.Second
 )
 
+// Healthy implements lifecycle.Health: nothing takes too long.
+func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
+
 // Run implements lifecycle.Component. It is ready when an agent can join with the token in the file, or with one that somebody makes.
 func (s *Server) Run(ctx context.Context, ready func()) error {
+	s.work.Reset()
+	run := newServer(s.opts, s.client) // of its own: an earlier run may have been abandoned
+	run.work = s.work
+	return run.run(ctx, ready)
+}
+
+func (s *Server) run(ctx context.Context, ready func()) error {
 	changed, stop, err := s.watch(ctx)
 	if err != nil {
 		return err
@@ -106,7 +120,9 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		case <-look.C:
 		case <-changed:
 		}
+		done := s.work.Begin("a look at the token")
 		err := s.keep(ctx)
+		done()
 		switch {
 		case ctx.Err() != nil:
 			return nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sirupsen/logrus"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -44,12 +45,17 @@ type Options struct {
 
 // Server is the component. It needs nothing, so that an operator can look at plugins while the API does not answer,
 // maybe because of one of them.
-type Server struct{ opts Options }
+type Server struct {
+	opts Options
+	// metrics are registered once, by the first run: what the registry does not know by its names cannot be taken out again.
+	metrics    runMetrics
+	registered sync.Once
+}
 
 var _ lifecycle.Component = (*Server)(nil)
 
 // New returns the component; nothing is started.
-func New(o Options) *Server { return &Server{o} }
+func New(o Options) *Server { return &Server{opts: o} }
 
 // Name implements lifecycle.Component.
 func (s *Server) Name() string { return "plugin-control" }
@@ -73,19 +79,25 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 // run is Run with what it has opened.
 func (s *Server) run(ctx context.Context, cs kubernetes.Interface, listener net.Listener, ready func()) error {
 	defer listener.Close()
-	metrics := newCollector(ctx, s.opts.Host, s.opts.Observer, s.opts.Log)
-	if err := s.opts.Register.Register(metrics); err != nil {
-		return fmt.Errorf("metrics: %w", err)
-	}
-	defer s.opts.Register.Unregister(metrics)
-
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	defer s.metrics.set(newCollector(ctx, s.opts.Host, s.opts.Observer, s.opts.Log))()
+	var err error
+	s.registered.Do(func() { err = s.opts.Register.Register(&s.metrics) })
+	if err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
 	var running sync.WaitGroup
-	defer running.Wait()
-	running.Go(func() { s.report(ctx, cs) })
+	defer func() { cancel(); running.Wait() }()
+	running.Go(func() {
+		defer utilruntime.HandleCrash()
+		s.report(ctx, cs)
+	})
 	if s.opts.File != "" {
-		running.Go(func() { watchFile(ctx, s.opts.File, s.opts.Reload, s.opts.Log) })
+		running.Go(func() {
+			defer utilruntime.HandleCrash()
+			watchFile(ctx, s.opts.File, s.opts.Reload, s.opts.Log)
+		})
 	}
 	ready()
 	return serve(ctx, listener, s.handler())

@@ -369,7 +369,9 @@ func TestMetrics(t *testing.T) {
 	o.Called("a", plugins.Admission, "Review", codes.DeadlineExceeded, time.Second)
 	o.Changed(host.State{Name: "b", Kind: plugins.Admission}, host.PluginFailed)
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(newCollector(t.Context(), h, o, quiet()))
+	var metrics runMetrics
+	defer metrics.set(newCollector(t.Context(), h, o, quiet()))()
+	registry.MustRegister(&metrics)
 	read := func() map[string]float64 {
 		t.Helper()
 		families, err := registry.Gather()

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sirupsen/logrus"
@@ -22,7 +23,26 @@ type collector struct {
 	up, starts, inFlight, memory, cpu *prometheus.Desc
 }
 
-var _ prometheus.Collector = (*collector)(nil)
+// runMetrics are those of the run that there is, if there is one.
+type runMetrics struct{ current atomic.Pointer[collector] }
+
+var _ prometheus.Collector = (*runMetrics)(nil)
+
+// set has c tell, until the returned function is called.
+func (m *runMetrics) set(c *collector) (end func()) {
+	m.current.Store(c)
+	return func() { m.current.CompareAndSwap(c, nil) }
+}
+
+// Describe implements prometheus.Collector. It tells nothing: what plugins themselves will have is not known.
+func (m *runMetrics) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (m *runMetrics) Collect(out chan<- prometheus.Metric) {
+	if c := m.current.Load(); c != nil {
+		c.Collect(out)
+	}
+}
 
 func newCollector(ctx context.Context, h Host, o *Observer, log logrus.FieldLogger) *collector {
 	desc := func(name, help string) *prometheus.Desc {
@@ -38,10 +58,7 @@ func newCollector(ctx context.Context, h Host, o *Observer, log logrus.FieldLogg
 	}
 }
 
-// Describe implements prometheus.Collector. It tells nothing: what plugins themselves will have is not known.
-func (c *collector) Describe(chan<- *prometheus.Desc) {}
-
-// Collect implements prometheus.Collector.
+// Collect tells all of them.
 func (c *collector) Collect(out chan<- prometheus.Metric) {
 	c.observer.calls.Collect(out)
 	c.observer.durations.Collect(out)

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
@@ -59,7 +60,10 @@ func (d *driver) control(ctx context.Context, now facts) (wait func(), err error
 			return
 		}
 		for _, run := range c.runs {
-			running.Go(func() { run(ctx) })
+			running.Go(func() {
+				defer utilruntime.HandleCrash()
+				run(ctx)
+			})
 		}
 	})
 	return func() {

@@ -20,6 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
 	"kubelith.io/kubelith/plugins"
 )
@@ -78,6 +79,7 @@ func (d *driver) start(ctx context.Context) {
 	go func() {
 		defer close(d.ended)
 		defer d.cancel()
+		defer utilruntime.HandleCrash()
 		for ctx.Err() == nil {
 			d.complain(d.run(ctx))
 			d.sleep(ctx)

@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"github.com/sirupsen/logrus"
 	storagev1 "k8s.io/api/storage/v1"
@@ -60,14 +61,21 @@ type Declared struct {
 }
 
 // Server is the component.
-type Server struct{ opts Options }
+type Server struct {
+	opts  Options
+	swept atomic.Bool // what an earlier process left is gone
+	work  lifecycle.Watchdog
+}
 
-var _ lifecycle.Component = (*Server)(nil)
+var (
+	_ lifecycle.Component = (*Server)(nil)
+	_ lifecycle.Health    = (*Server)(nil)
+)
 
 // New returns the component; nothing is started.
 func New(o Options) *Server {
 	addCoreOnce()
-	return &Server{o}
+	return &Server{opts: o}
 }
 
 // Name implements lifecycle.Component.
@@ -77,10 +85,19 @@ func (s *Server) Name() string { return "storage" }
 // an earlier process, and at the stop its volumes still have their drivers.
 func (s *Server) Needs() []string { return []string{"plugins", "apiserver"} }
 
+// Healthy implements lifecycle.Health: a change of plugins does not take too long.
+func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
+
 // Run implements lifecycle.Component. It is ready at once: a driver that does not come up keeps nothing from starting.
 func (s *Server) Run(ctx context.Context, ready func()) error {
-	if err := removeRegistrations(s.opts.KubeletRootDir); err != nil {
-		return err
+	s.work.Reset()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if !s.swept.Load() {
+		if err := removeRegistrations(s.opts.KubeletRootDir); err != nil {
+			return err
+		}
+		s.swept.Store(true)
 	}
 	client, err := kubernetes.NewForConfig(s.opts.Client)
 	if err != nil {
@@ -90,9 +107,10 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return fmt.Errorf("client of snapshots: %w", err)
 	}
-	h := &host{Options: s.opts, life: ctx.Done(), client: client, snapshots: snapshots, drivers: map[string]*driver{}, said: map[string]string{}}
+	h := &host{Options: s.opts, life: ctx.Done(), client: client, snapshots: snapshots, work: &s.work, drivers: map[string]*driver{}, said: map[string]string{}}
 	h.events, h.stopEvents = newEvents(ctx, client, s.opts.NodeName)
 	defer h.stopEvents()
+	defer func() { cancel(); h.wait() }()
 	ready()
 	h.run(ctx)
 	return nil
@@ -118,19 +136,24 @@ func (h *host) run(ctx context.Context) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			for _, d := range h.drivers {
-				<-d.ended
-			}
-			if h.own != nil {
-				h.own.Shutdown()
-			}
 			return
 		}
 	}
 }
 
+// wait returns when the drivers have ended, whose context is over.
+func (h *host) wait() {
+	for _, d := range h.drivers {
+		<-d.ended
+	}
+	if h.own != nil {
+		h.own.Shutdown()
+	}
+}
+
 // update makes the drivers those of the plugins.
 func (h *host) update(ctx context.Context) {
+	defer h.work.Begin("a change of drivers")()
 	wanted, names := map[string]*driver{}, sets.New[string]()
 	for _, p := range h.Plugins.Plugins(plugins.Storage) {
 		description := p.Description()
@@ -193,6 +216,7 @@ type host struct {
 	snapshots  snapshotInterface
 	events     recorder
 	stopEvents func()
+	work       *lifecycle.Watchdog
 	drivers    map[string]*driver // by plugin
 	said       map[string]string  // of plugins that are none, why not
 

@@ -28,6 +28,7 @@ import (
 	ktesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
+	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/plugins/pluginstest"
 )
 
@@ -63,6 +64,7 @@ func run(t *testing.T, central bool, plugin *pluginstest.Plugin, objects ...runt
 	ctx, cancel := context.WithCancel(t.Context())
 	shared := informers.NewSharedInformerFactory(n.Clientset, 0)
 	h := &host{
+		work:    &lifecycle.Watchdog{},
 		Options: Options{Plugins: n.set, NodeName: "n1", KubeletRootDir: n.root, Central: central, Log: log},
 		life:    ctx.Done(), client: n.Clientset, drivers: map[string]*driver{}, said: map[string]string{},
 	}
@@ -71,7 +73,7 @@ func run(t *testing.T, central bool, plugin *pluginstest.Plugin, objects ...runt
 	}
 	h.events, h.stopEvents = newEvents(ctx, n.Clientset, "n1")
 	ended := make(chan struct{})
-	go func() { defer close(ended); h.run(ctx) }()
+	go func() { defer close(ended); h.run(ctx); h.wait() }()
 	n.stop = func() { cancel(); <-ended; h.stopEvents() }
 	t.Cleanup(n.stop)
 	return n

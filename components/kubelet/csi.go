@@ -1,0 +1,38 @@
+package kubelet
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/kubernetes/pkg/volume"
+	"k8s.io/kubernetes/pkg/volume/csi"
+)
+
+// ClaimCSI makes the package variables of upstream's CSI code (pkg/volume/csi: nim, PluginHandler) this node's, as a kubelet's own
+// start does: the last volume host that initialises the plugin has them, and with that of a controller-manager that is built
+// while the kubelet runs drivers would be registered under an empty node name.
+func ClaimCSI(client *rest.Config, nodeName string) error {
+	cs, err := kubernetes.NewForConfig(client)
+	if err != nil {
+		return fmt.Errorf("client: %w", err)
+	}
+	for _, p := range csi.ProbeVolumePlugins() {
+		if err := p.Init(nodeHost{client: cs, name: types.NodeName(nodeName)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// nodeHost is a volume host as far as those variables use one. It is no KubeletVolumeHost, or the plugin would look after
+// the CSINode, as the one of the kubelet does.
+type nodeHost struct {
+	volume.VolumeHost // nil
+	client            kubernetes.Interface
+	name              types.NodeName
+}
+
+func (h nodeHost) GetKubeClient() kubernetes.Interface { return h.client }
+func (h nodeHost) GetNodeName() types.NodeName         { return h.name }

@@ -22,6 +22,8 @@ type Options struct {
 	NodeName string
 	// Agent makes the server an agent of another one.
 	Agent *AgentOptions
+	// Panics says that the test makes the server panic: such lines of its log are no defect.
+	Panics bool
 	// Prepare runs when the sandbox exists, before the server starts: write files with s.Path.
 	Prepare func(s *Server) error
 }

@@ -146,6 +146,7 @@ func check(opts CheckOptions, p probe) []Result {
 		one(func() Result { return checkSysctls(p) })
 	}
 	if opts.Containers {
+		one(func() Result { return checkInotify(p) })
 		many(func() []Result { return checkCgroups(p, opts.CgroupDriver) })
 		many(func() []Result { return checkPrograms(p, "mount", "umount") })
 		many(func() []Result { return checkLinks(p) })

@@ -23,6 +23,8 @@ func goodHost(t *testing.T) (fakeHost, probe) {
 	h.write("/proc/self/status", "Name: x\nCapEff:\t000001ffffffffff\n")
 	h.write("/dev/loop-control", "")
 	h.write("/proc/sys/net/ipv4/ip_forward", "1")
+	h.write("/proc/sys/fs/inotify/max_user_instances", "8192\n")
+	h.write("/proc/sys/fs/inotify/max_user_watches", "1048576\n")
 	h.write("/proc/sys/net/bridge/bridge-nf-call-iptables", "1")
 	h.write("/sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory hugetlb pids")
 	// 127.0.0.1:10053 over UDP by an unknown, :::6443 over TCP by pid 7.
@@ -57,9 +59,15 @@ func TestCheck(t *testing.T) {
 		want   Status
 		text   string // in the line; "" means all is fine
 	}{
-		"a good host":        {func(fakeHost, *probe, *CheckOptions) {}, OK, ""},
-		"not root":           {func(_ fakeHost, p *probe, _ *CheckOptions) { p.uid = 1000 }, Fail, "not root"},
-		"clock":              {func(_ fakeHost, p *probe, _ *CheckOptions) { p.now = time.Unix(1, 0) }, Fail, "clock: the clock says 1970-01-01T00:00:01Z, but this program was built at 1970-01-01T00:16:40Z: set the clock"},
+		"a good host": {func(fakeHost, *probe, *CheckOptions) {}, OK, ""},
+		"not root":    {func(_ fakeHost, p *probe, _ *CheckOptions) { p.uid = 1000 }, Fail, "not root"},
+		"clock":       {func(_ fakeHost, p *probe, _ *CheckOptions) { p.now = time.Unix(1, 0) }, Fail, "clock: the clock says 1970-01-01T00:00:01Z, but this program was built at 1970-01-01T00:16:40Z: set the clock"},
+		"inotify instances": {func(h fakeHost, _ *probe, _ *CheckOptions) {
+			h.write("/proc/sys/fs/inotify/max_user_instances", "128\n")
+		}, Warn, "inotify: fs.inotify.max_user_instances is 128, which some pods use up for all of root: `sysctl -w fs.inotify.max_user_instances=512`"},
+		"inotify watches": {func(h fakeHost, _ *probe, _ *CheckOptions) {
+			h.write("/proc/sys/fs/inotify/max_user_watches", "8192\n")
+		}, Warn, "`sysctl -w fs.inotify.max_user_watches=65536`"},
 		"host name":          {func(_ fakeHost, _ *probe, o *CheckOptions) { o.NodeName = "My_Host" }, Fail, `"My_Host"`},
 		"no overlay":         {func(h fakeHost, _ *probe, _ *CheckOptions) { h.write("/proc/filesystems", "\text4\n") }, Fail, "modprobe overlay"},
 		"overlay not on nfs": {func(_ fakeHost, p *probe, _ *CheckOptions) { p.overlayOn = func(string) error { return missing } }, Warn, "copied"},

@@ -18,7 +18,7 @@ import (
 
 const (
 	// examplesDir has the examples' executables, inside the sandbox.
-	examplesDir   = harness.DataDir + "/examples"
+	examplesDir   = "/opt/kubelith/examples"
 	pluginsHeader = header + "plugins:\n"
 )
 

@@ -20,7 +20,7 @@ import (
 )
 
 // where the tests' executables lie, inside the sandbox.
-const badPath = harness.DataDir + "/bad/badplugin"
+const badPath = "/opt/kubelith/bad/badplugin"
 
 // entry is one plugin of the configuration.
 func entry(name, policy string, more ...string) string {
@@ -62,9 +62,9 @@ func reviewed(ctx context.Context, client kubernetes.Interface, plugin string) e
 // failure policy, and nothing else is affected.
 func TestStartFaults(t *testing.T) {
 	t.Parallel()
-	other := harness.DataDir + "/bad/other"
-	missing := harness.DataDir + "/bad/missing"
-	plain := harness.DataDir + "/bad/plain"
+	other := "/opt/kubelith/bad/other"
+	missing := "/opt/kubelith/bad/missing"
+	plain := "/opt/kubelith/bad/plain"
 	wrongSum := strings.Repeat("ab", 32)
 	cases := map[string]struct {
 		more []string // of the entry

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	freeMemory        = harness.DataDir + "/examples/freememory"
+	freeMemory        = "/opt/kubelith/examples/freememory"
 	freeMemoryPlugin  = "plugins:\n- {name: freememory, kind: scheduling, path: " + freeMemory + ", timeout: 2s, config: {refresh: 1s}}\n"
 	freeMemoryProfile = schedulerHead + "- schedulerName: plain\n"
 )

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	strictPath     = harness.DataDir + "/bad/strict"
-	lenientPath    = harness.DataDir + "/bad/lenient"
+	strictPath     = "/opt/kubelith/bad/strict"
+	lenientPath    = "/opt/kubelith/bad/lenient"
 	faultyPlugins  = "plugins:\n" + strictPlugin + lenientPlugin + choosyPlugin
 	strictPlugin   = "- {name: strict, kind: scheduling, path: " + strictPath + ", failurePolicy: Fail, timeout: 2s}\n"
 	lenientPlugin  = "- {name: lenient, kind: scheduling, path: " + lenientPath + ", failurePolicy: Ignore, timeout: 2s}\n"

@@ -26,8 +26,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// definitions is an API with one CustomResourceDefinition, which is being deleted. Watches see each update a little later, as
-// they do on a busy machine.
+// definitions is an API with one CustomResourceDefinition, which is being deleted. Watches see one update after the other, and
+// each a little later, as they do on a busy machine.
 type definitions struct {
 	mu      sync.Mutex
 	crd     *apiextensionsv1.CustomResourceDefinition // nil when it is gone
@@ -94,9 +94,10 @@ func (d *definitions) watch(w http.ResponseWriter) {
 		if over {
 			return
 		}
-		for ; sent < len(d.updates); sent++ {
+		if sent < len(d.updates) {
 			object, _ := json.Marshal(d.updates[sent])
 			json.NewEncoder(w).Encode(metav1.WatchEvent{Type: "MODIFIED", Object: runtime.RawExtension{Raw: object}})
+			sent++
 		}
 		w.(http.Flusher).Flush()
 	}

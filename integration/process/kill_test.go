@@ -45,7 +45,6 @@ func TestKill9(t *testing.T) {
 	const kills = 20
 	var kept []string
 	for n := 0; n < kills; {
-		logged, killed := len(s.Logs()), n
 		kept = append(kept, fmt.Sprintf("kept-%d", n))
 		keep(t, s, ns, kept[len(kept)-1])
 		switch kind := n % 3; kind {
@@ -91,9 +90,6 @@ func TestKill9(t *testing.T) {
 			}
 			return agree(t.Context(), t, s)
 		})
-		if line, times := harness.MostRepeated(s.Logs()[logged:]); times > 10*(n-killed) {
-			t.Errorf("in %d starts the log has %d times: %s", n-killed, times, line)
-		}
 		if t.Failed() {
 			t.FailNow()
 		}

@@ -56,7 +56,7 @@ var upstreamRanks = []rank{
 	{component: "apiserver", message: "Resetting endpoints for master service", level: logrus.InfoLevel},
 	// At the first start nothing is there yet, and these try again.
 	{component: "apiserver controller-manager", message: "Error while syncing ConfigMap", err: `namespaces "kube-system" not found`, level: logrus.DebugLevel, passing: true},
-	{component: "apiserver controller-manager", message: "Failed to ensure lease exists, will retry", err: `namespaces "kube-system" not found`, level: logrus.DebugLevel, passing: true},
+	{component: "apiserver controller-manager kubernetes", message: "Failed to ensure lease exists, will retry", err: `namespaces "kube-system" not found`, level: logrus.DebugLevel, passing: true},
 	// Whose token is wrong is told so; a token to join with has a line of ours.
 	{component: "apiserver", message: "Unable to authenticate the request", level: logrus.InfoLevel},
 

@@ -74,7 +74,7 @@ func logLevels() []string  { return []string{"error", "warn", "info", "debug", "
 func LogComponents() []string {
 	return []string{"apiserver", "approver", "check", "client", "cni", "config", "connection", "containerd", "controller-manager", "dns",
 		"etcd", "host-ports", "images", "join", "kubelet", "kubelith", "kubernetes", "manifests", "metrics-server", "network", "pki", "plugin-control",
-		"plugins", "proxy", "scheduler", "servicelb", "storage", "token"}
+		"plugins", "proxy", "scheduler", "servicelb", "status", "storage", "token"}
 }
 
 // Disabled tells whether the component with this name is switched off.

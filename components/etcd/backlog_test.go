@@ -14,8 +14,8 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 )
 
-// TestStartAfterManyWrites: with more entries to apply than etcd lets requests wait for, a start repeats nothing: it used to
-// refuse its own announcement tens of thousands of times.
+// TestStartAfterManyWrites: a start never has more entries to apply than etcd lets requests wait for (5000). With more it
+// refused its own announcement until the last was applied, tens of thousands of times.
 func TestStartAfterManyWrites(t *testing.T) {
 	const writes, clients = 5600, 200
 	dir := t.TempDir()
@@ -41,9 +41,21 @@ func TestStartAfterManyWrites(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if n := logs.FilterMessageSnippet("failed to publish").Len(); n > 0 {
-		t.Errorf("%d lines say that it cannot announce itself", n)
+	// Until its first entry is applied etcd takes the index for 0 and refuses its announcement all the same: how often is a
+	// matter of scheduling, and the log has it once (components/logging). What counts is how much there is to apply.
+	if commit, snapshot := field(logs, "restarting local member", "commit-index"), field(logs, "constructed a snapshot from WAL record", "snapshot-index"); commit < writes || commit-snapshot > 5000 {
+		t.Errorf("a start applies %d entries of %d", commit-snapshot, commit)
 	}
+}
+
+// field is a number in the line with a message; 0 without such a line.
+func field(logs *observer.ObservedLogs, message, name string) uint64 {
+	for _, line := range logs.FilterMessage(message).All() {
+		if n, ok := line.ContextMap()[name].(uint64); ok {
+			return n
+		}
+	}
+	return 0
 }
 
 // run runs a member while do uses it, and returns what it logs.

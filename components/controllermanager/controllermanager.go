@@ -13,10 +13,12 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	apiwait "k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/client-go/informers"
 	"k8s.io/kubernetes/cmd/kube-controller-manager/app"
@@ -41,9 +43,9 @@ type Options struct {
 	// Informers returns the factory that the process shares; it is called when
 	// the apiserver is ready.
 	Informers func() informers.SharedInformerFactory
-	// VolumesBuilt is called when the volume controllers are built, before the component is ready, in each run: their
-	// constructors have set upstream's package variables of CSI, which are to be the kubelet's. It may be nil.
-	VolumesBuilt func() error
+	// ClaimCSI gives upstream's package variables of CSI back to the kubelet, which the constructors of the volume controllers set. It is
+	// called in each run but the first, which the kubelet waits for, and again while it fails. It may be nil.
+	ClaimCSI func() error
 	// Log receives the component's own messages; the controllers write to klog.
 	Log logrus.FieldLogger
 }
@@ -53,6 +55,7 @@ type Server struct {
 	opts   Options
 	config config.Config
 	checks checks
+	built  atomic.Bool // the volume controllers were, in an earlier run
 }
 
 var (
@@ -118,10 +121,9 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return fmt.Errorf("build volume controllers: %w", err)
 	}
-	if s.opts.VolumesBuilt != nil {
-		if err := s.opts.VolumesBuilt(); err != nil {
-			return fmt.Errorf("give CSI back to the kubelet: %w", err)
-		}
+	if s.built.Swap(true) && s.opts.ClaimCSI != nil {
+		wait := s.claimCSI(ctx)
+		defer func() { cancel(); wait() }()
 	}
 	ready()
 	others, err := app.BuildControllers(ctx, cc.ControllerContext, descriptors, nil, &s.checks)
@@ -152,6 +154,23 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		return fmt.Errorf("all controllers ended")
 	}
 	return nil
+}
+
+// claimRetry is the time between two tries.
+const claimRetry = time.Second
+
+// claimCSI tries once and, while that fails, again until ctx ends: the Node may be missing. The returned function waits for the end.
+func (s *Server) claimCSI(ctx context.Context) (wait func()) {
+	var running sync.WaitGroup
+	if err := s.opts.ClaimCSI(); err != nil {
+		s.opts.Log.Warnf("CSI drivers cannot register on this node, next try in %s: %v", claimRetry, err)
+		running.Go(func() {
+			defer utilruntime.HandleCrash()
+			// The error is that of ctx.
+			_ = apiwait.PollUntilContextCancel(ctx, claimRetry, false, func(context.Context) (bool, error) { return s.opts.ClaimCSI() == nil, nil })
+		})
+	}
+	return running.Wait
 }
 
 // owned returns the controllers so that running has their goroutines, and a panic there ends the component and not the

@@ -13,6 +13,9 @@ import (
 // ClaimCSI makes the package variables of upstream's CSI code (pkg/volume/csi: nim, PluginHandler) this node's, as a kubelet's own
 // start does: the last volume host that initialises the plugin has them, and with that of a controller-manager that is built
 // while the kubelet runs drivers would be registered under an empty node name.
+//
+// It may be called again after an error: the Node may be missing. Until it succeeds a driver that registers loses the CSINode, which upstream takes
+// for that of another node and deletes.
 func ClaimCSI(client *rest.Config, nodeName string) error {
 	cs, err := kubernetes.NewForConfig(client)
 	if err != nil {
@@ -23,7 +26,8 @@ func ClaimCSI(client *rest.Config, nodeName string) error {
 			return err
 		}
 	}
-	return nil
+	// The UID of the Node, by which upstream knows its CSINode, is read here only.
+	return csi.GetNodeInfoManager().InitializeCSINodeWithAnnotation()
 }
 
 // nodeHost is a volume host as far as those variables use one. It is no KubeletVolumeHost, or the plugin would look after

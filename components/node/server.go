@@ -136,7 +136,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Args:         machine.args.controllerManager,
 		Client:       inProcess,
 		Informers:    api.Informers,
-		VolumesBuilt: func() error {
+		ClaimCSI: func() error {
 			if cfg.Disabled("kubelet") {
 				return nil
 			}

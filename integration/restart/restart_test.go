@@ -58,6 +58,9 @@ func TestEveryone(t *testing.T) {
 
 	// Controllers and scheduler make pods, the kubelet mounts a CSI volume, the proxy knows a new Service, DNS its name.
 	name := "after"
+	before := metrics(t, s)
+	breaks(t, s, "storage", "panic") // its driver registers again, with what the controller-manager has left of CSI
+	again(t, s, before, "storage")
 	volume(t, s, ns, name)
 	newAddress := web(t, s, ns, name)
 	reach(t, s, newAddress)

@@ -25,7 +25,7 @@ import (
 // etcd is a client on the unix socket of the embedded etcd.
 func etcd(t *testing.T, s *harness.Server) *clientv3.Client {
 	t.Helper()
-	socket := s.Path(harness.RunDir + "/etcd.sock")
+	socket := s.Path(harness.RunDir + "/etcd/etcd.sock")
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints: []string{"http://etcd"}, DialTimeout: 5 * time.Second,
 		DialOptions: []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
@@ -66,8 +66,8 @@ func TestSecretsAreEncrypted(t *testing.T) {
 	if !strings.HasPrefix(v, "k8s:enc:secretbox:v1:") || strings.Contains(v, plain) || strings.Contains(v, "Y29ycmVjd") {
 		t.Errorf("the Secret is stored as %.100q", v)
 	}
-	if info, err := os.Stat(s.Path(harness.RunDir + "/etcd.sock")); err != nil || info.Mode().Perm()&0o077 != 0 {
-		if dir, derr := os.Stat(s.Path(harness.RunDir)); derr != nil || dir.Mode().Perm()&0o077 != 0 {
+	if info, err := os.Stat(s.Path(harness.RunDir + "/etcd/etcd.sock")); err != nil || info.Mode().Perm()&0o077 != 0 {
+		if dir, derr := os.Stat(s.Path(harness.RunDir + "/etcd")); derr != nil || dir.Mode().Perm()&0o077 != 0 {
 			t.Errorf("others can reach etcd: %v %v, %v %v", info.Mode(), err, dir.Mode(), derr)
 		}
 	}

@@ -39,9 +39,11 @@ func TestDiskFills(t *testing.T) {
 	defer cmd.Process.Kill()
 	ready(t, s, ended)
 
-	written := []string{"before"}
-	if err := writeLarge(t, s.Client(t), "before"); err != nil {
-		t.Fatal(err)
+	written := []string{"before-1", "before-2", "before-3"} // one to delete at each of the starts
+	for _, name := range written {
+		if err := writeLarge(t, s.Client(t), name); err != nil {
+			t.Fatal(err)
+		}
 	}
 	harness.Eventually(t, 10*time.Second, "space to be kept", func() error {
 		_, err := os.Stat(filepath.Join(s.Path(dir), "ballast"))

@@ -66,7 +66,8 @@ type Options struct {
 	ShutdownGrace time.Duration
 	// KeepRegistered makes the Node object again when somebody deletes it.
 	KeepRegistered bool
-	// Disconnect is called after a heartbeat that failed again, to end connections on which nothing comes; it may be nil.
+	// Disconnect is called after a heartbeat that failed again, to end connections on which nothing comes; nil: Client is
+	// in-process and has none.
 	Disconnect func()
 	// Args are "key=value" arguments named as the kubelet's own flags.
 	Args []string
@@ -137,6 +138,17 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	return app.Run(ctx, s.upstream, deps, utilfeature.DefaultFeatureGate)
 }
 
+// heartbeatTimeout is how long a write of the Node's status or its lease may take. Upstream's limit, the lesser of the lease's
+// duration and the status frequency, ends a heartbeat on a connection that is dead. In the process there is none: a heartbeat
+// that takes longer waits for the disk, and ending it only adds a write. The lease's duration is left as the limit.
+func (s *Server) heartbeatTimeout() time.Duration {
+	lease := time.Duration(s.upstream.NodeLeaseDurationSeconds) * time.Second
+	if s.opts.Disconnect == nil {
+		return lease
+	}
+	return min(s.upstream.NodeStatusUpdateFrequency.Duration, lease)
+}
+
 // dependencies are upstream's own, with our clients.
 func (s *Server) dependencies(ctx context.Context) (*kubelet.Dependencies, error) {
 	// cAdvisor finds out what a container is called from containerd; its only
@@ -153,8 +165,7 @@ func (s *Server) dependencies(ctx context.Context) (*kubelet.Dependencies, error
 		return nil, err
 	}
 	heartbeat := rest.CopyConfig(s.opts.Client)
-	// As upstream: the least of the lease's duration and the status frequency.
-	heartbeat.Timeout = min(s.upstream.NodeStatusUpdateFrequency.Duration, time.Duration(s.upstream.NodeLeaseDurationSeconds)*time.Second)
+	heartbeat.Timeout = s.heartbeatTimeout()
 	if deps.HeartbeatClient, err = kubernetes.NewForConfig(heartbeat); err != nil {
 		return nil, err
 	}

@@ -35,6 +35,8 @@ func ServeAgent(ctx context.Context, cfg *config.Agent, release string, out Outp
 		return err
 	}
 	defer p.out.Close()
+	prepared := p.awaitStep(ctx, "preparation (the server is found, programs and keys are written)")
+	defer prepared()
 	m, err := prepareAgent(ctx, cfg, release, logging.Component(p.log, "join"))
 	if err != nil {
 		return err
@@ -46,6 +48,7 @@ func ServeAgent(ctx context.Context, cfg *config.Agent, release string, out Outp
 	}
 	goal := goal{role: config.RoleAgent, needed: withoutServer(components), reached: "the node " + cfg.NodeName + " of " + cfg.Server}
 	p.follow(&cfg.Node, m.cluster.ClusterCIDR)
+	prepared()
 	return p.run(ctx, m.machine, components, goal, func(context.Context) {})
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/components/logging"
 )
 
 // goal is when a server or an agent has started.
@@ -95,11 +96,21 @@ func (p *progress) remind(ctx context.Context, log logrus.FieldLogger, manager *
 		if len(missing) == 0 {
 			return
 		}
-		manager.patience(reached, 2*every, missing)
+		// Twice the time until the next one: a grant that ends with it would be a race.
+		manager.patience(reached, 4*every, missing)
 		text := fmt.Sprintf("after %s not ready: %s", time.Since(p.begin).Round(time.Second), strings.Join(missing, ", "))
 		log.Warn(text)
 		p.printf("%s\n", text)
 	}
+}
+
+// awaitStep tells what remind tells, of a step before there are components, until it is over. done may be called again.
+func (p *process) awaitStep(ctx context.Context, step string) (done func()) {
+	waiting := &progress{out: p.out.person(), begin: time.Now(), all: []string{step}}
+	ctx, cancel := context.WithCancel(ctx)
+	var reminding sync.WaitGroup
+	reminding.Go(func() { waiting.remind(ctx, logging.Component(p.log, "kubelith"), p.systemd) })
+	return func() { cancel(); reminding.Wait() }
 }
 
 // without returns the names that are not among the others.

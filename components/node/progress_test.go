@@ -101,6 +101,41 @@ func TestRemind(t *testing.T) {
 	})
 }
 
+// A slow disk makes what comes before the components long, too: it is told, and the service manager waits longer than until it
+// is told again.
+func TestAwaitStep(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "n")
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		logger := logrus.New()
+		logger.SetOutput(&log)
+		p := &process{log: logger, out: &output{}, systemd: &systemd{socket: socket}}
+		done := p.awaitStep(t.Context(), "preparation")
+		time.Sleep(100 * time.Second)
+		done()
+		done()
+		if text := log.String(); strings.Count(text, "level=warning") != 2 || !strings.Contains(text, "after 1m30s not ready: preparation") {
+			t.Errorf("two warnings were to be logged:\n%s", text)
+		}
+		time.Sleep(time.Hour)
+		if n := strings.Count(log.String(), "\n"); n != 2 {
+			t.Errorf("%d lines, after the step was over as well", n)
+		}
+	})
+	buffer := make([]byte, 4096)
+	for _, want := range []string{"EXTEND_TIMEOUT_USEC=120000000\nSTATUS=starting: preparation", "EXTEND_TIMEOUT_USEC=240000000\nSTATUS=starting: preparation"} {
+		conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if n, err := conn.Read(buffer); err != nil || string(buffer[:n]) != want {
+			t.Errorf("%q, %v, want %q", buffer[:n], err, want)
+		}
+	}
+}
+
 // What systemd hears: READY=1 once, what is missing before and after, more time before, and the stop.
 func TestSystemdHears(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "n")

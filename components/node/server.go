@@ -47,6 +47,8 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 	if err := setNoProxy(&cfg.Node, cfg.ClusterInfo("", ""), cfg.URL()); err != nil {
 		return err
 	}
+	prepared := p.awaitStep(ctx, "preparation (programs, keys and certificates are written)")
+	defer prepared()
 	machine, err := prepare(ctx, cfg, release)
 	if err != nil {
 		return err
@@ -60,6 +62,7 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 	goal := goal{role: config.RoleServer, needed: essential(components), reached: "kubeconfig: " + cfg.WriteKubeconfig,
 		next: func() string { return joinHint(cfg) }}
 	p.follow(&cfg.Node, cfg.ClusterCIDR)
+	prepared()
 	return p.run(ctx, machine, components, goal, func(ctx context.Context) {
 		renewCertificates(ctx, renewEvery, func() ([]string, error) {
 			bundle, err := certificates(cfg)

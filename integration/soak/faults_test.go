@@ -27,7 +27,7 @@ const namespace = "default"
 
 // smallDisk puts the data directory on a file system of its own, which fillDisk fills.
 func smallDisk(s *harness.Server) error {
-	script := fmt.Sprintf("mkdir -p /mnt/soak && mount -t tmpfs -o size=3g,mode=0700 soak /mnt/soak && cp -a %[1]s/. /mnt/soak && mount --move /mnt/soak %[1]s", harness.DataDir)
+	script := fmt.Sprintf("mkdir -p /mnt/soak && mount -t tmpfs -o size=3g,mode=0700 soak /mnt/soak && cp -a %[1]s/. /mnt/soak && mount --bind /mnt/soak %[1]s", harness.DataDir)
 	out, err := s.Command("sh", "-c", script).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, out)

@@ -40,14 +40,14 @@ func settled(t *testing.T, s *harness.Server) measurement {
 
 func measure(t *testing.T, s *harness.Server) measurement {
 	t.Helper()
-	lines := func(text string) int { return strings.Count(strings.TrimSpace(text)+"\n", "\n") }
+	lines := func(text string) int { return len(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' })) }
 	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", s.PID()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	m := measurement{
 		mounts:     lines(string(mounts)),
-		namespaces: lines(s.Exec(t, "sh", "-c", "ls /run/netns /run/kubelith/containerd 2>/dev/null | grep -c . ; ls /run/netns 2>/dev/null")),
+		namespaces: strings.Count(string(mounts), " - nsfs "), // each pod's is mounted
 		rules:      lines(s.Exec(t, "sh", "-c", "nft -a list ruleset | grep -E 'handle|elements' | grep -v counter || true")),
 		links:      lines(s.Exec(t, "ip", "-o", "link")),
 		containers: lines(s.Exec(t, s.BinaryPath(), "ctr", "-n", "k8s.io", "tasks", "ls", "-q")),

@@ -310,7 +310,7 @@ func (s *Server) explain(err error) error {
 	case says("too many open files", "cannot allocate memory"):
 		return fmt.Errorf("%s: the host's limits: raise that for open files or memory, and start again: %w", s.opts.DataDir, err)
 	case says("checksum mismatch", "crc mismatch", "invalid database", "unexpected EOF", "wal: no *.wal file", "wal: file not found", "wal: slice bounds out of range",
-		"wal: max entry size limit exceeded", "no available snapshot", "file too small", "not a bolt", "proto: "):
+		"wal: max entry size limit exceeded", "no available snapshot", "file too small", "not a bolt", "proto:"):
 		return fmt.Errorf("%s: the data is damaged: keep it, and restore a copy of this directory in its place: %w", s.opts.DataDir, err)
 	}
 	return err

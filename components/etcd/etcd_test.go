@@ -128,6 +128,8 @@ func TestExplain(t *testing.T) {
 		"/d/db: invalid database: read: input/output error":         "the disk fails",
 		"failed to open backend: /d/db: read-only file system":      "mounted read-only",
 		"wal: open /d/db/member/wal/0-0.wal: too many open files":   "limits",
+		"proto: cannot parse invalid wire-format data":              "damaged",
+		"proto:\u00a0cannot parse invalid wire-format data":         "damaged", // the library draws the blank by lot
 	} {
 		err := s.explain(errors.New(text))
 		if !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), text) {

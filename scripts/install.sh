@@ -407,7 +407,7 @@ exit 0
 #|respawn_delay=1
 #|respawn_max=0
 #|retry="TERM/60/KILL/5"
-#|rc_ulimit="-n 1048576 -u unlimited -c unlimited"
+#|rc_ulimit="-n 1048576 -u unlimited -c 0"
 #|rc_cgroup_cleanup="no"
 #|
 #|depend() {
@@ -488,7 +488,7 @@ exit 0
 #|respawn_delay=2
 #|respawn_max=0
 #|retry="TERM/60/KILL/5"
-#|rc_ulimit="-n 1048576 -u unlimited -c unlimited"
+#|rc_ulimit="-n 1048576 -u unlimited -c 0"
 #|rc_cgroup_cleanup="no"
 #|
 #|depend() {

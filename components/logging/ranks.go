@@ -64,6 +64,8 @@ var upstreamRanks = []rank{
 	{component: "kubelet controller-manager kubernetes", message: "Flexvolume plugin directory at ", level: logrus.DebugLevel},
 	// Told by component=check: CAP_SYS_RESOURCE is missing.
 	{component: "kubelet", message: "Failed to set rlimit on max file handles", err: "operation not permitted", level: logrus.InfoLevel},
+	// gRPC tells of each attempt to connect; who dials says it when none succeeds. containerd takes a while to listen on a busy host.
+	{component: "apiserver cni images kubelet kubernetes", message: "[core] [Channel #", level: logrus.DebugLevel, passing: true},
 	// There is no checkpoint before the first one is written.
 	{component: "kubelet", message: "Failed to read data from checkpoint", err: "checkpoint is not found", level: logrus.DebugLevel},
 	// The kubelet is ahead of the runtime and of its Node, which it has not registered yet.

@@ -207,27 +207,21 @@ func (s *Server) makeRoom() error {
 // it has elected itself, and who asks meanwhile waits for that instead of for the next try.
 func (s *Server) serve(ctx context.Context, e *embed.Etcd, ready func()) error {
 	ready()
-	select {
-	case <-e.Server.ReadyNotify():
-		close(s.answers)
-	case err := <-e.Err():
-		return err
-	case err := <-s.fatal:
-		return err
-	case <-e.Server.StopNotify():
-		return errors.New("the member stopped by itself")
-	case <-ctx.Done():
-		return nil
-	}
-	select {
-	case err := <-e.Err():
-		return err
-	case err := <-s.fatal:
-		return err
-	case <-e.Server.StopNotify():
-		return errors.New("the member stopped by itself")
-	case <-ctx.Done():
-		return nil
+	elected := e.Server.ReadyNotify()
+	for {
+		select {
+		case <-elected:
+			close(s.answers)
+			elected = nil // it is told once
+		case err := <-e.Err():
+			return err
+		case err := <-s.fatal:
+			return err
+		case <-e.Server.StopNotify():
+			return errors.New("the member stopped by itself")
+		case <-ctx.Done():
+			return nil
+		}
 	}
 }
 

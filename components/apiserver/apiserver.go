@@ -14,7 +14,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/informers"
@@ -73,6 +73,8 @@ type Server struct {
 	anonymousHealth bool
 	// shared holds the informers of the process; set when ready.
 	shared informers.SharedInformerFactory
+	// served is set before the component is ready.
+	served atomic.Bool
 	// removals refuses nodes that were removed; set with shared.
 	removals *removals
 }
@@ -127,11 +129,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	waiting, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup
 	defer func() { stop(); group.Wait() }()
-	group.Go(func() {
-		if awaitReady(waiting, own, 10*time.Millisecond, s.opts.Log) == nil {
-			ready()
-		}
-	})
+	group.Go(func() { s.tellReady(waiting, own, ready) })
 	return prepared.Run(ctx)
 }
 

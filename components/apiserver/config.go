@@ -46,7 +46,8 @@ func (s *Server) newConfig(ctx context.Context, opts options.CompletedOptions) (
 	if err != nil {
 		return nil, err
 	}
-	core, services, initializers, err := app.CreateKubeAPIServerConfig(opts, generic, s.shared, storage)
+	own := ownInformers{s.shared, &s.served}
+	core, services, initializers, err := app.CreateKubeAPIServerConfig(opts, generic, own, storage)
 	if err != nil {
 		return nil, err
 	}
@@ -55,12 +56,12 @@ func (s *Server) newConfig(ctx context.Context, opts options.CompletedOptions) (
 	}
 	cp := &core.ControlPlane
 	webhookAuth := webhook.NewDefaultAuthenticationInfoResolverWrapper(cp.ProxyTransport, generic.EgressSelector, generic.LoopbackClientConfig, generic.TracerProvider)
-	extensions, err := controlplaneapiserver.CreateAPIExtensionsConfig(*generic, s.shared, initializers, opts.CompletedOptions, opts.MasterCount, services, webhookAuth)
+	extensions, err := controlplaneapiserver.CreateAPIExtensionsConfig(*generic, own, initializers, opts.CompletedOptions, opts.MasterCount, services, webhookAuth)
 	if err != nil {
 		return nil, err
 	}
 	extensions.GenericConfig.LoopbackClientConfig = tellConflicts(generic.LoopbackClientConfig)
-	aggregator, err := controlplaneapiserver.CreateAggregatorConfig(*generic, opts.CompletedOptions, s.shared, services, cp.ProxyTransport, cp.Extra.PeerProxy, initializers)
+	aggregator, err := controlplaneapiserver.CreateAggregatorConfig(*generic, opts.CompletedOptions, own, services, cp.ProxyTransport, cp.Extra.PeerProxy, initializers)
 	if err != nil {
 		return nil, err
 	}

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"reflect"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 )
 
@@ -26,6 +29,14 @@ const (
 	// remindEvery is how often the log says what is not ready yet.
 	remindEvery = 30 * time.Second
 )
+
+// tellReady calls ready when awaitReady says so, and does nothing when ctx ends before.
+func (s *Server) tellReady(ctx context.Context, cs kubernetes.Interface, ready func()) {
+	if awaitReady(ctx, cs, 10*time.Millisecond, s.opts.Log) == nil {
+		s.served.Store(true)
+		ready()
+	}
+}
 
 // awaitReady asks /readyz every so often until it says ok. It waits as long as it takes, on a
 // slow disk for minutes, and returns early with an error only when ctx ends.
@@ -74,4 +85,20 @@ func readyz(ctx context.Context, cs kubernetes.Interface, without ...string) err
 		return fmt.Errorf("/readyz: %w", err)
 	}
 	return errors.New("/readyz fails in " + strings.Join(failing, ", "))
+}
+
+// ownInformers is the shared factory as upstream's /readyz check informer-sync sees it: with no informer to wait for once
+// the component is ready. Informers that others in the process start later are not the apiserver's to wait for, and
+// those that have synced once stay so.
+type ownInformers struct {
+	informers.SharedInformerFactory
+	served *atomic.Bool
+}
+
+// WaitForCacheSync implements informers.SharedInformerFactory.
+func (o ownInformers) WaitForCacheSync(stop <-chan struct{}) map[reflect.Type]bool {
+	if o.served.Load() {
+		return nil
+	}
+	return o.SharedInformerFactory.WaitForCacheSync(stop)
 }

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/pflag"
@@ -138,11 +137,7 @@ func (p *process) serveWithPanic(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
-	go func() {
-		if awaitReady(ctx, own, 10*time.Millisecond, logrus.StandardLogger()) == nil {
-			ready()
-		}
-	}()
+	go p.server.tellReady(ctx, own, ready)
 	return prepared.Run(ctx)
 }
 

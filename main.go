@@ -5,9 +5,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -97,14 +100,38 @@ func app() *cli.App {
 		},
 		// Errors are printed once, by exit.
 		ExitErrHandler: func(*cli.Context, error) {},
-		OnUsageError:   usageError,
+		OnUsageError: func(_ *cli.Context, err error, _ bool) error {
+			return fmt.Errorf("%w: see kubelith --help", err)
+		},
 		CommandNotFound: func(c *cli.Context, name string) {
 			exit(fmt.Errorf("unknown command %q: see kubelith --help", name))
 		},
 	}
 }
 
-// usageError makes one line of an unknown flag, without the whole help.
+// usageError makes one line of each wrong flag, without the whole help. The parser, whose error err is, stops at the first.
 func usageError(c *cli.Context, err error, _ bool) error {
-	return fmt.Errorf("%w: see kubelith %s --help", err, c.Command.Name)
+	set := flag.NewFlagSet(c.Command.Name, flag.ContinueOnError)
+	set.SetOutput(io.Discard)
+	for _, f := range c.Command.Flags {
+		if f.Apply(set) != nil {
+			return err
+		}
+	}
+	var errs []error
+	for rest := c.Lineage()[1].Args().Tail(); ; {
+		wrong := set.Parse(rest)
+		if wrong == nil {
+			return cmp.Or(errors.Join(errs...), err)
+		}
+		errs = append(errs, fmt.Errorf("%w: see kubelith %s --help", wrong, c.Command.Name))
+		if set.NArg() == len(rest) { // it has the form of no flag
+			rest = rest[1:]
+		} else {
+			rest = set.Args()
+		}
+		for len(rest) > 0 && !strings.HasPrefix(rest[0], "-") { // its value
+			rest = rest[1:]
+		}
+	}
 }

@@ -35,6 +35,7 @@ type balancer struct {
 	given  string // HOST:PORT
 	log    logrus.FieldLogger
 	dialer net.Dialer
+	began  time.Time
 
 	probing sync.Mutex // held by who tries whether a server is back
 
@@ -46,7 +47,7 @@ type balancer struct {
 }
 
 func newBalancer(given string, servers []string, log logrus.FieldLogger) *balancer {
-	return &balancer{given: given, log: log, dialer: net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive},
+	return &balancer{given: given, log: log, dialer: net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive}, began: time.Now(),
 		current: given, servers: servers, conns: map[*conn]bool{}}
 }
 
@@ -175,7 +176,7 @@ func (b *balancer) closeSilent(silent time.Duration) {
 	b.mu.Lock()
 	var dead []*conn
 	for c := range b.conns {
-		if time.Since(time.Unix(0, c.heard.Load())) >= silent {
+		if time.Since(b.began)-time.Duration(c.heard.Load()) >= silent {
 			dead = append(dead, c)
 		}
 	}
@@ -203,12 +204,12 @@ type conn struct {
 	server string
 	owner  any
 	b      *balancer
-	heard  atomic.Int64 // when something came last, in nanoseconds since 1970
+	heard  atomic.Int64 // when something came last, in nanoseconds since the balancer began: setting the clock does not move it
 }
 
 func (b *balancer) track(raw net.Conn, server string, owner any) *conn {
 	c := &conn{Conn: raw, server: server, owner: owner, b: b}
-	c.heard.Store(time.Now().UnixNano())
+	c.heard.Store(int64(time.Since(b.began)))
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.conns[c] = true
@@ -219,7 +220,7 @@ func (b *balancer) track(raw net.Conn, server string, owner any) *conn {
 func (c *conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
-		c.heard.Store(time.Now().UnixNano())
+		c.heard.Store(int64(time.Since(c.b.began)))
 	}
 	return n, err
 }

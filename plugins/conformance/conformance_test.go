@@ -42,6 +42,7 @@ func TestGoodPlugins(t *testing.T) {
 	}
 	for _, c := range []struct{ plugin, check string }{
 		{"short-secrets", "reviews every operation of its rules, also as dry run"},
+		{"disk-by-label", "equal pods get equal answers"},
 		{"freememory", "refuses an epoch that it does not know with FAILED_PRECONDITION"},
 	} {
 		t.Run(c.plugin, func(t *testing.T) {

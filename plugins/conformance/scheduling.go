@@ -111,7 +111,9 @@ func (t *Target) ask(ctx context.Context, p *picture, update *schedulingv1.Updat
 				return v, fmt.Errorf("filter: rejected node %d, which is none of those it was asked about", id)
 			}
 		}
-		update = p.nothing()
+		if d.Score {
+			update = p.nothing()
+		}
 	}
 	if d.Score {
 		request := &schedulingv1.ScoreRequest{Update: update, Pod: somePod(), PodName: "check", PodUid: "1", Nodes: p.ids()}

@@ -8,8 +8,8 @@ import (
 )
 
 // renewEvery is how often certificates are looked at. They have at least 90 days left when they are renewed, so that many
-// tries may fail.
-const renewEvery = 12 * time.Hour
+// tries may fail; but those that were made while the clock was ahead are good for nothing once it is set, and are made anew.
+const renewEvery = 10 * time.Minute
 
 // renewCertificates keeps the certificates of a server valid that runs for longer than they do. Who serves with one, or shows
 // one, reads the files again: the apiserver every minute (dynamiccertificates), its clients and the kubelet likewise.

@@ -13,6 +13,7 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 	"k8s.io/kubernetes/plugin/pkg/admission/noderestriction"
 
+	"kubelith.io/kubelith/components/apiserver/heartbeat"
 	"kubelith.io/kubelith/components/apiserver/restriction"
 	"kubelith.io/kubelith/components/args"
 	"kubelith.io/kubelith/components/client"
@@ -107,11 +108,12 @@ func (srv *Server) reviewByPlugins(a *genericoptions.AdmissionOptions) error {
 	return nil
 }
 
-// restrictAgents has what agents write reviewed, beside upstream's plugin for nodes.
+// restrictAgents has what agents write reviewed, and their heartbeats dated, beside upstream's plugin for nodes.
 func restrictAgents(a *genericoptions.AdmissionOptions) {
 	restriction.Register(a.Plugins)
+	heartbeat.Register(a.Plugins)
 	a.RecommendedPluginOrder = slices.Insert(slices.Clone(a.RecommendedPluginOrder),
-		slices.Index(a.RecommendedPluginOrder, noderestriction.PluginName)+1, restriction.Name)
+		slices.Index(a.RecommendedPluginOrder, noderestriction.PluginName)+1, restriction.Name, heartbeat.Name)
 }
 
 // restrictNode adds the plugin to those that the user enables, unless it is disabled.

@@ -2,12 +2,14 @@ package proxy
 
 import (
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	kubeproxyconfig "k8s.io/kubernetes/pkg/proxy/apis/config"
 	"k8s.io/kubernetes/pkg/proxy/config"
@@ -52,9 +54,13 @@ func (f *family) sync() error {
 
 // families hands events to every family's proxier and then lets it write.
 type families struct {
-	each    []*family
-	synced  [2]atomic.Bool // Services, EndpointSlices
-	stopped atomic.Bool
+	each   []*family
+	synced [2]atomic.Bool // Services, EndpointSlices
+
+	events  sync.RWMutex // read-held while one is handed on
+	stopped bool
+	end     chan struct{} // closed when the loops are to end
+	looping sync.WaitGroup
 }
 
 var (
@@ -66,8 +72,26 @@ var (
 
 func (a *families) add(f *family) { a.each = append(a.each, f) }
 
-// stop drops later events: the watch of the Node outlives a session.
-func (a *families) stop() { a.stopped.Store(true) }
+// loop starts the loops.
+func (a *families) loop() {
+	a.end = make(chan struct{})
+	for _, f := range a.each {
+		a.looping.Go(func() {
+			defer utilruntime.HandleCrash()
+			f.runner.Loop(a.end)
+		})
+	}
+}
+
+// stop drops later events, as the watch of the Node outlives a session, and then ends the loops: upstream's panics when it is asked to write and
+// has ended.
+func (a *families) stop() {
+	a.events.Lock()
+	a.stopped = true
+	a.events.Unlock()
+	close(a.end)
+	a.looping.Wait()
+}
 
 // closeHealthChecks closes the health-check ports of Services, which another session could not open otherwise. Upstream closes
 // a Service's when the Service has none any more, and the rules do not depend on it.
@@ -96,7 +120,9 @@ func (a *families) closeHealthChecks(services corelisters.ServiceLister) {
 // do hands on one event. Nothing is written before the first lists are complete: the rules of an earlier process are
 // better than a part of the new ones.
 func (a *families) do(event func(*nftables.Proxier)) {
-	if a.stopped.Load() {
+	a.events.RLock()
+	defer a.events.RUnlock()
+	if a.stopped {
 		return
 	}
 	write := a.synced[0].Load() && a.synced[1].Load()

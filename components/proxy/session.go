@@ -85,9 +85,7 @@ func (s *session) run(ctx context.Context, ready func()) error {
 	run(serviceConfig.Run)
 	run(sliceConfig.Run)
 	run(cidrConfig.Run)
-	for _, f := range all.each {
-		run(f.runner.Loop)
-	}
+	all.loop()
 	factories := []informers.SharedInformerFactory{services, slices, others}
 	for _, f := range factories {
 		f.Start(ctx.Done())

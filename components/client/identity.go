@@ -29,6 +29,8 @@ const (
 	Proxy = user.KubeProxy
 	// DNS is the identity of cluster DNS; the apiserver component makes its role.
 	DNS = "system:kubelith:dns"
+	// Election is the identity with which servers elect the one that leads; it may write the Lease for that, in memory.
+	Election = "system:kubelith:election"
 	// Token and Approver let machines join; the apiserver component makes their roles.
 	Token    = "system:kubelith:token"
 	Approver = "system:kubelith:approver"
@@ -49,6 +51,16 @@ const (
 	// PluginPrefix begins the name of each plugin's own identity, which has no rights until an operator binds it.
 	PluginPrefix = "system:kubelith:plugin:"
 )
+
+// Identities makes clients of the apiserver that act as somebody; an InProcess is one.
+type Identities interface {
+	// Config returns a client configuration of the user with that name and those groups.
+	Config(name string, groups ...string) *rest.Config
+	// ServiceAccountConfig returns a client configuration of a service account.
+	ServiceAccountConfig(namespace, name string) *rest.Config
+}
+
+var _ Identities = (*InProcess)(nil)
 
 // identityKey is the context key of the caller's user.Info.
 type identityKey struct{}

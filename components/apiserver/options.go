@@ -8,6 +8,7 @@ import (
 	"time"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	upstreamadmission "k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/server/flagz"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
@@ -32,6 +33,7 @@ func (srv *Server) complete() error {
 		return err
 	}
 	restrictAgents(s.Admission.GenericAdmission)
+	s.Admission.GenericAdmission.Decorators = append(s.Admission.GenericAdmission.Decorators, upstreamadmission.DecoratorFunc(admitElection))
 	// Defining the flags resets some fields to the flags' own defaults: first.
 	sets := s.Flags()
 	s.Flagz = flagz.NamedFlagSetsReader{FlagSets: sets} // what /flagz tells: the options as they are in the end

@@ -18,6 +18,7 @@ func ownObjects() []runtime.Object {
 	return slices.Concat(
 		exemptLoopback(),
 		preferComponents(),
+		preferElection(),
 		allowAdmins(),
 		allowLoopback(),
 		allowKubeletClient(),

@@ -36,6 +36,7 @@ func (s *Server) trustProcess(c *genericapiserver.Config) error {
 	var err error
 	c.Authorization.Authorizer, err = authorizerunion.New(
 		authorizerunion.NamedAuthorizer{AuthorizerName: "loopback", Authorizer: loopback},
+		authorizerunion.NamedAuthorizer{AuthorizerName: "election", Authorizer: authorizer.AuthorizerFunc(authorizeElection)},
 		authorizerunion.NamedAuthorizer{AuthorizerName: "storage-of-nodes", Authorizer: restriction.Impersonation()},
 		authorizerunion.NamedAuthorizer{AuthorizerName: "configured", Authorizer: c.Authorization.Authorizer})
 	return err

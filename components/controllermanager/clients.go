@@ -13,7 +13,7 @@ import (
 // clientBuilder gives each controller the identity that RBAC's bootstrap
 // policy has a role for: its service account in kube-system. Upstream gets
 // there with a token per controller; in memory the name is enough.
-type clientBuilder struct{ client *client.InProcess }
+type clientBuilder struct{ client client.Identities }
 
 var _ clientbuilder.ControllerClientBuilder = clientBuilder{}
 

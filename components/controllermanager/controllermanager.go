@@ -39,7 +39,7 @@ type Options struct {
 	// Args are "key=value" arguments named as kube-controller-manager's own flags.
 	Args []string
 	// Client gives each controller its identity.
-	Client *client.InProcess
+	Client client.Identities
 	// Informers returns the factory that the process shares; it is called when
 	// the apiserver is ready.
 	Informers func() informers.SharedInformerFactory
@@ -80,6 +80,9 @@ func (s *Server) Name() string { return "controller-manager" }
 
 // Needs implements lifecycle.Component.
 func (s *Server) Needs() []string { return []string{"apiserver"} }
+
+// Standby notes that the kubelet may have started before the first run (components/election).
+func (s *Server) Standby() { s.built.Store(true) }
 
 // startJitter spreads the start of the controllers, as upstream's Run does
 // (times the start interval, which is 0 by default).

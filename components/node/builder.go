@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"kubelith.io/kubelith/components/election"
 	"kubelith.io/kubelith/components/lifecycle"
 	"kubelith.io/kubelith/components/logging"
 )
@@ -14,6 +15,8 @@ import (
 type builder struct {
 	components []lifecycle.Component
 	errs       []error
+	// election decides whether this server does what a cluster has once; nil on an agent.
+	election *election.Election
 	// api is the component that leads to the API, where that is not the apiserver itself: who needs the apiserver
 	// needs it instead.
 	api string
@@ -25,6 +28,14 @@ func (b *builder) add(c lifecycle.Component, err error) {
 		return
 	}
 	b.components = append(b.components, c)
+}
+
+// elect adds a component of which the cluster has one.
+func (b *builder) elect(c lifecycle.Component, err error) {
+	if err == nil {
+		c = b.election.Elect(c)
+	}
+	b.add(c, err)
 }
 
 // enabled returns the components without the disabled ones, and without needs

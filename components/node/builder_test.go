@@ -120,7 +120,7 @@ func TestDisable(t *testing.T) {
 		return all
 	}
 	all := names()
-	if want := []string{"plugins", "plugin-control", "etcd", "apiserver", "controller-manager", "scheduler", "token", "approver", "containerd", "images", "cni", "network", "storage", "kubelet", "host-ports", "proxy", "dns", "status", "manifests", "servicelb", "metrics-server"}; !slices.Equal(all, want) {
+	if want := []string{"plugins", "plugin-control", "etcd", "apiserver", "election", "controller-manager", "scheduler", "token", "approver", "containerd", "images", "cni", "network", "storage", "kubelet", "host-ports", "proxy", "dns", "status", "manifests", "servicelb", "metrics-server"}; !slices.Equal(all, want) {
 		t.Fatalf("components: %v, want %v", all, want)
 	}
 	// What writes into the cluster is cleaned up after.

@@ -33,7 +33,7 @@ func joinHint(cfg *config.Server) string {
 }
 
 // addJoining adds what lets other machines join.
-func (b *builder) addJoining(cfg *config.Server, machine *machine, api *client.InProcess, signer *controllermanager.Server, shared func() informers.SharedInformerFactory, logFor func(string) logrus.FieldLogger) {
+func (b *builder) addJoining(cfg *config.Server, machine *machine, api client.Identities, signer *controllermanager.Server, shared func() informers.SharedInformerFactory, logFor func(string) logrus.FieldLogger) {
 	cluster, err := json.Marshal(cfg.ClusterInfo(version.Get().GitVersion, machine.release))
 	if err != nil {
 		b.errs = append(b.errs, err)
@@ -49,13 +49,13 @@ func (b *builder) addJoining(cfg *config.Server, machine *machine, api *client.I
 		Informers: shared,
 		Log:       logFor("token"),
 	})
-	b.add(tokens, err)
+	b.elect(tokens, err)
 
 	var life time.Duration
 	if signer != nil { // else it is among the errors
 		life = signer.Upstream().ComponentConfig.CSRSigningController.ClusterSigningDuration.Duration
 	}
-	b.add(approver.New(approver.Options{
+	b.elect(approver.New(approver.Options{
 		Client:          api.Config(client.Approver),
 		Informers:       shared,
 		Group:           token.Group,

@@ -26,6 +26,7 @@ func restartable() map[string]lifecycle.Policy {
 		"token":             beside,
 
 		"controller-manager": alone,
+		"election":           alone,
 		"proxy":              alone,
 		"scheduler":          alone,
 		"storage":            alone,

@@ -15,6 +15,7 @@ import (
 	"kubelith.io/kubelith/components/config"
 	"kubelith.io/kubelith/components/controllermanager"
 	"kubelith.io/kubelith/components/dns"
+	"kubelith.io/kubelith/components/election"
 	"kubelith.io/kubelith/components/etcd"
 	"kubelith.io/kubelith/components/kubelet"
 	"kubelith.io/kubelith/components/lifecycle"
@@ -106,12 +107,18 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		answers = store.Answers()
 	}
 
+	b.election = election.New(election.Options{
+		Client:   inProcess.Config(client.Election),
+		Identity: cfg.NodeName,
+		Log:      logFor("election"),
+	})
+	once := b.election.Fence(inProcess) // for what runs on the server that leads
+
 	dialKubelet := nodeAddresses(cfg).Dialer().DialContext
-	figures := newMetrics(cfg, metrics.Options{
-		Client: inProcess.Config(client.Metrics),
-		PKI:    machine.pki,
-		Dial:   dialKubelet,
-		Log:    logFor("metrics-server"),
+	figures := newMetrics(cfg, b.election, inProcess, metrics.Options{
+		PKI:  machine.pki,
+		Dial: dialKubelet,
+		Log:  logFor("metrics-server"),
 	})
 	api, err := apiserver.New(apiserver.Options{
 		BindAddress:      cfg.BindAddress,
@@ -131,13 +138,14 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		Plugins:          extensions,
 	})
 	b.add(api, err)
+	b.add(b.election, nil)
 
 	controllers, err := controllermanager.New(controllermanager.Options{
 		ClusterCIDRs: cfg.ClusterCIDR,
 		ServiceCIDRs: cfg.ServiceCIDR,
 		PKI:          machine.pki,
 		Args:         machine.args.controllerManager,
-		Client:       inProcess,
+		Client:       once,
 		Informers:    api.Informers,
 		ClaimCSI: func() error {
 			if cfg.Disabled("kubelet") {
@@ -147,17 +155,17 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		},
 		Log: logFor("controller-manager"),
 	})
-	b.add(controllers, err)
+	b.elect(controllers, err)
 
-	b.add(scheduler.New(scheduler.Options{
+	b.elect(scheduler.New(scheduler.Options{
 		Args:      machine.args.scheduler,
 		Plugins:   extensions,
-		Client:    inProcess,
+		Client:    once,
 		Informers: api.Informers,
 		Log:       logging.Component(log, "scheduler"),
 	}))
 
-	b.addJoining(cfg, machine, inProcess, controllers, api.Informers, logFor)
+	b.addJoining(cfg, machine, once, controllers, api.Informers, logFor)
 
 	worker{
 		cfg:       &cfg.Node,
@@ -176,15 +184,15 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		publish:   api.Informers,
 	}.add(&b, machine, log)
 
-	b.add(manifests.New(manifests.Options{
-		Client:   inProcess.Config(client.Manifests),
+	b.elect(manifests.New(manifests.Options{
+		Client:   once.Config(client.Manifests),
 		Dir:      filepath.Join(cfg.DataDir, "server", "manifests"),
 		Embedded: embedded.Cluster(),
 		Log:      logFor("manifests"),
 	}))
 
 	addServiceLB(&b, cfg, servicelb.Options{
-		Client:    inProcess.Config(client.ServiceLB),
+		Client:    once.Config(client.ServiceLB),
 		Informers: api.Informers,
 		KubeletCA: machine.pki.KubeletTrust,
 		Log:       logFor("servicelb"),

@@ -28,10 +28,10 @@ func addServiceLB(b *builder, cfg *config.Server, o servicelb.Options) {
 	}
 	o.Addresses = nodeAddresses(cfg)
 	if cfg.Disabled("servicelb") {
-		b.add(servicelb.NewCleaner(o), nil)
+		b.elect(servicelb.NewCleaner(o), nil)
 		return
 	}
-	b.add(servicelb.New(o), nil)
+	b.elect(servicelb.New(o), nil)
 }
 
 // nodeAddresses are what the addresses of nodes are held against.

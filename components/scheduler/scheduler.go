@@ -42,7 +42,7 @@ type Options struct {
 	// Plugins are what extends the scheduler by processes of its own; nil: nothing does.
 	Plugins plugins.Set
 	// Client gives the scheduler its identity.
-	Client *client.InProcess
+	Client client.Identities
 	// Informers returns the factory that the process shares; it is called when
 	// the apiserver is ready.
 	Informers func() informers.SharedInformerFactory

@@ -49,6 +49,7 @@ type Server struct {
 	stopping atomic.Bool
 	fatal    fatal
 	answers  chan struct{}
+	slowSync time.Duration
 }
 
 var _ lifecycle.Component = (*Server)(nil)
@@ -118,6 +119,9 @@ func Endpoint(socket string) string { return "unix://" + socket }
 // asks before waits, but no longer than its own limit.
 func (s *Server) Answers() <-chan struct{} { return s.answers }
 
+// SlowSync is how long the disk took for a sync when etcd started, if that is long, else 0. It is known once etcd is ready.
+func (s *Server) SlowSync() time.Duration { return s.slowSync }
+
 // Upstream returns the configuration that etcd is started with.
 func (s *Server) Upstream() *embed.Config { return s.cfg }
 
@@ -137,6 +141,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	}
 	// What fails here fails in etcd too, which says why.
 	if took, err := syncTime(s.opts.DataDir); err == nil && s.giveTime(took) {
+		s.slowSync = took
 		s.opts.Zap.Warn("the disk is slow: requests get more time", zap.Duration("sync-took", took))
 	}
 	e, err := s.start()
@@ -174,14 +179,27 @@ func syncTime(dir string) (time.Duration, error) {
 	return time.Since(began), err
 }
 
-// giveTime makes etcd's requests last longer on a disk that is slow, and reports whether it did. Their limit is 5 s and twice the
-// election timeout: where a sync takes some seconds, and a request waits for two, none would ever succeed. A lone member is
-// elected within six ticks at most.
+// giveTime fits etcd to a disk that is slow, and reports whether it did.
+//
+// What is acknowledged is in the log; etcd commits it to its database as well, ten times a second, by two syncs during which nobody
+// reads or writes. They come when ten of their time have passed, so that most requests wait for the log alone. After a crash
+// there is a little more log to apply.
+//
+// The election timeout bounds more than elections: a request has 5 s and two of it, a lease at least one and a half. Where a write takes
+// some seconds no request would succeed in less, and keys of the API server expire before it renews them. A lone member is
+// elected within six ticks at most; nobody competes with it. Members of one cluster must have the same heartbeat and election
+// timeout: with several servers these are to be agreed on, not measured by each.
 func (s *Server) giveTime(sync time.Duration) bool {
-	if sync < slowSync || s.cfg.TickMs != tickMs || s.cfg.ElectionMs != electionMs { // given by the user
+	if sync < slowSync {
 		return false
 	}
-	s.cfg.TickMs, s.cfg.ElectionMs = 2000, 10000
+	if s.cfg.BackendBatchInterval == 0 {
+		s.cfg.BackendBatchInterval = 10 * sync
+	}
+	if s.cfg.TickMs == tickMs && s.cfg.ElectionMs == electionMs { // else given by the user
+		election := min(max(4*sync, 10*time.Second), 50*time.Second) // etcd's limit
+		s.cfg.TickMs, s.cfg.ElectionMs = uint(election.Milliseconds()/5), uint(election.Milliseconds())
+	}
 	return true
 }
 

@@ -145,16 +145,21 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// On a disk whose syncs take long, requests get the time that they need; what the user has set stays.
+// On a disk whose syncs take long, requests and leases get the time that they need, and commits leave some to requests; what the
+// user has set stays.
 func TestGiveTime(t *testing.T) {
 	for name, tc := range map[string]struct {
-		args []string
-		sync time.Duration
-		want time.Duration // of a request
+		args     []string
+		sync     time.Duration
+		election time.Duration
+		commit   time.Duration // 0: etcd's default
 	}{
-		"a disk as usual":           {nil, 20 * time.Millisecond, 5200 * time.Millisecond},
-		"five seconds for a sync":   {nil, 5 * time.Second, 25 * time.Second},
-		"the user's own, slow disk": {[]string{"heartbeat-interval=50", "election-timeout=500"}, 5 * time.Second, 6 * time.Second},
+		"a disk as usual":           {nil, 20 * time.Millisecond, 100 * time.Millisecond, 0},
+		"one second for a sync":     {nil, time.Second, 10 * time.Second, 10 * time.Second},
+		"five seconds":              {nil, 5 * time.Second, 20 * time.Second, 50 * time.Second},
+		"half a minute":             {nil, 30 * time.Second, 50 * time.Second, 5 * time.Minute},
+		"the user's own, elections": {[]string{"heartbeat-interval=50", "election-timeout=500"}, 5 * time.Second, 500 * time.Millisecond, 50 * time.Second},
+		"the user's own, commits":   {[]string{"backend-batch-interval=1s"}, 5 * time.Second, 20 * time.Second, time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := New(options(t.TempDir(), tc.args...))
@@ -162,11 +167,14 @@ func TestGiveTime(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.giveTime(tc.sync)
-			if got := 5*time.Second + 2*time.Duration(s.cfg.ElectionMs)*time.Millisecond; got != tc.want { // config.ServerConfig.ReqTimeout
-				t.Errorf("a request may take %s, want %s", got, tc.want)
+			if got := time.Duration(s.cfg.ElectionMs) * time.Millisecond; got != tc.election {
+				t.Errorf("the election timeout is %s, want %s", got, tc.election)
 			}
-			if s.cfg.ElectionMs < 5*s.cfg.TickMs {
-				t.Errorf("%d ms of an election are less than five ticks of %d ms", s.cfg.ElectionMs, s.cfg.TickMs)
+			if got := s.cfg.BackendBatchInterval; got != tc.commit {
+				t.Errorf("a commit comes every %s, want %s", got, tc.commit)
+			}
+			if err := s.cfg.Validate(); err != nil {
+				t.Error(err)
 			}
 		})
 	}

@@ -15,6 +15,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/informers"
@@ -45,6 +46,8 @@ type Options struct {
 	EtcdEndpoint string
 	// EtcdAnswers is closed when etcd answers. Upstream ends a start for which it does not within 20 s. Nil: it does.
 	EtcdAnswers <-chan struct{}
+	// SlowSync is how long etcd's disk takes for a sync, if that is long, else 0. Nil: it is not.
+	SlowSync func() time.Duration
 	// EncryptionConfig is the path of an EncryptionConfiguration.
 	EncryptionConfig string
 	// PKI has the paths of all certificates and keys.

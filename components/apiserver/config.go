@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"time"
 
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -51,6 +52,9 @@ func (s *Server) newConfig(ctx context.Context, opts options.CompletedOptions) (
 	if err != nil {
 		return nil, err
 	}
+	if s.opts.SlowSync != nil {
+		renewSlowly(core, s.opts.SlowSync())
+	}
 	if s.opts.DialKubelet != nil && core.Extra.KubeletClientConfig.Lookup == nil {
 		core.Extra.KubeletClientConfig.Lookup = func(egressselector.NetworkContext) (utilnet.DialFunc, error) { return s.opts.DialKubelet, nil }
 	}
@@ -70,6 +74,17 @@ func (s *Server) newConfig(ctx context.Context, opts options.CompletedOptions) (
 	// After the others took their copies: theirs are small, and CRDs are added to them. See documentOnDemand.
 	cp.Generic.SkipOpenAPIInstallation = true
 	return &app.Config{Options: opts, KubeAPIs: core, ApiExtensions: extensions, Aggregator: aggregator}, nil
+}
+
+// renewSlowly lets an API server on a slow disk renew what it says of itself less often. Its address in default/kubernetes is a key
+// that it writes every 10 s with a new lease of 15 s, and its address for other API servers another one. Each lease that ends
+// makes etcd commit, by two syncs during which nobody reads or writes; and before such a key is written its lease may have ended.
+// Where there are several servers, a dead one stays in default/kubernetes for longer.
+func renewSlowly(c *controlplane.Config, sync time.Duration) {
+	if sync > 0 {
+		every := max(controlplane.DefaultEndpointReconcilerInterval, 12*sync)
+		c.EndpointReconcilerConfig.Interval, c.Extra.MasterEndpointReconcileTTL = every, every*5/2
+	}
 }
 
 // withTLSOptions allows TLS options in a configuration with a transport of its own, which does without them. For webhooks and

@@ -5,6 +5,7 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/informers"
@@ -103,8 +104,9 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 	})
 	b.add(store, err)
 	var answers <-chan struct{}
+	var slowSync func() time.Duration
 	if store != nil {
-		answers = store.Answers()
+		answers, slowSync = store.Answers(), store.SlowSync
 	}
 
 	b.election = election.New(election.Options{
@@ -128,6 +130,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		ClusterDomain:    cfg.ClusterDomain,
 		EtcdEndpoint:     etcd.Endpoint(etcdSocket),
 		EtcdAnswers:      answers,
+		SlowSync:         slowSync,
 		EncryptionConfig: machine.encryptionConfig,
 		PKI:              machine.pki,
 		Args:             machine.args.apiserver,

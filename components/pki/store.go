@@ -21,7 +21,7 @@ import (
 type store struct {
 	dir     string
 	now     time.Time
-	group   *int // that may read what is written; nil: none
+	files   fileOptions
 	changed []string
 	exposed []string
 }
@@ -35,7 +35,7 @@ func (s *store) write(path, kind string, ders ...[]byte) error {
 	for _, der := range ders {
 		text = append(text, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})...)
 	}
-	if err := writeFile(path, text, s.group); err != nil {
+	if err := writeFile(path, text, s.files); err != nil {
 		return fmt.Errorf("pki: %w", err)
 	}
 	s.changed = append(s.changed, filepath.Base(path))

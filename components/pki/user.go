@@ -15,7 +15,7 @@ import (
 
 // UserOptions say for whom EnsureUser makes credentials.
 type UserOptions struct {
-	Dir    string // of the files, and of nothing else; it and the one around it are changed by nobody but us
+	Dir    string // of the files, and of nothing else, made for one process; it and the one around it are changed by nobody but us
 	Name   string // of the user, who is in no group
 	CA     Pair   // the cluster's
 	Server string // URL of the API
@@ -37,7 +37,7 @@ func EnsureUser(opts UserOptions) (kubeconfig string, err error) {
 		return "", fmt.Errorf("pki: directory of %s: %w", opts.Name, err)
 	}
 	defer dir.Close()
-	s := &store{dir: fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), now: opts.Now(), group: opts.Group}
+	s := &store{dir: fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), now: opts.Now(), files: fileOptions{group: opts.Group, passing: true}}
 	ca, err := s.authority(opts.CA, "kubelith-cluster-ca")
 	if err != nil {
 		return "", err
@@ -47,7 +47,7 @@ func EnsureUser(opts UserOptions) (kubeconfig string, err error) {
 		return "", err
 	}
 	const name = "kubeconfig"
-	if err := writeUserKubeconfig(filepath.Join(s.dir, name), opts, pair); err != nil {
+	if err := writeUserKubeconfig(filepath.Join(s.dir, name), opts, pair, s.files); err != nil {
 		return "", err
 	}
 	return filepath.Join(opts.Dir, name), nil
@@ -103,7 +103,7 @@ func ours(fd int, path string) error {
 
 // writeUserKubeconfig names the pair by its files, as WriteKubeconfig does not: they are replaced while it is in use. They are
 // relative, as the user may know the directory by another path.
-func writeUserKubeconfig(path string, opts UserOptions, pair Pair) error {
+func writeUserKubeconfig(path string, opts UserOptions, pair Pair, files fileOptions) error {
 	ca, err := os.ReadFile(opts.CA.Cert)
 	if err != nil {
 		return fmt.Errorf("pki: kubeconfig: %w", err)
@@ -120,5 +120,5 @@ func writeUserKubeconfig(path string, opts UserOptions, pair Pair) error {
 	if err != nil {
 		return fmt.Errorf("pki: kubeconfig: encode: %w", err)
 	}
-	return writeFile(path, out, opts.Group)
+	return writeFile(path, out, files)
 }

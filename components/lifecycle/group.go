@@ -25,6 +25,8 @@ type Options struct {
 	StopTimeout time.Duration
 	// Restart names the components that are started again when they fail. The others end the Group.
 	Restart map[string]Policy
+	// Held are such components that do not start at once; those that need them do not wait for them.
+	Held map[string]Hold
 	// Timing says when they are; a field that is zero has the value of DefaultTiming.
 	Timing Timing
 }
@@ -35,6 +37,7 @@ type Group struct {
 	observe     func(Event)
 	stopTimeout time.Duration
 	timing      Timing
+	held        map[string]Hold
 	members     []*member
 	ran         atomic.Bool
 	reports     chan report
@@ -84,7 +87,7 @@ const (
 // component has as its name, and a cycle of needs.
 func NewGroup(opts Options, components ...Component) (*Group, error) {
 	g := &Group{log: opts.Log, observe: opts.Observe, stopTimeout: opts.StopTimeout, timing: opts.Timing.orDefault(),
-		reports: make(chan report), over: make(chan struct{})}
+		held: opts.Held, reports: make(chan report), over: make(chan struct{})}
 	if g.log == nil {
 		silent := logrus.New()
 		silent.SetOutput(io.Discard)
@@ -130,6 +133,7 @@ func (r *run) loop(ctx context.Context) error {
 	defer ask.Stop()
 	wake := time.NewTimer(0)
 	defer wake.Stop()
+	r.hold()
 	for {
 		if ctx.Err() != nil || r.failure != nil {
 			r.stopping = true
@@ -170,7 +174,7 @@ func (r *run) loop(ctx context.Context) error {
 // startReady starts every component whose needs are all ready, and whose pause, if it is to have one, is over.
 func (r *run) startReady() {
 	for _, m := range r.members {
-		if m.state != "" && (m.state != BackingOff || time.Now().Before(m.due)) || !all(m.needs, (*member).isReady) {
+		if m.state != "" && (m.state != BackingOff || time.Now().Before(m.due)) || !all(m.needs, (*member).mayBeUsed) {
 			continue
 		}
 		ctx, cancel := context.WithCancelCause(r.base)
@@ -181,7 +185,8 @@ func (r *run) startReady() {
 	}
 }
 
-func (m *member) isReady() bool { return m.state == Ready }
+// mayBeUsed tells whether what needs the component may start.
+func (m *member) mayBeUsed() bool { return m.state == Ready || m.run == 0 && m.state == BackingOff }
 
 // stopUnneeded cancels every running component that no running component needs.
 func (r *run) stopUnneeded() {

@@ -17,6 +17,12 @@ type Policy struct {
 	Beside bool
 }
 
+// Hold keeps a component with a Policy from starting.
+type Hold struct {
+	Until time.Time
+	Why   error
+}
+
 // Timing says when components with a Policy are started again.
 type Timing struct {
 	// First is the pause before the first start again; it doubles each time, up to Longest. After a run that was ready for
@@ -119,12 +125,25 @@ func (r *run) backOff(m *member, why error) {
 	r.say(m, Event{State: BackingOff, Err: why, Next: pause})
 }
 
+// hold is called before anything starts.
+func (r *run) hold() {
+	for _, m := range r.members {
+		if hold, ok := r.held[m.Name()]; ok && m.policy != nil {
+			m.started, m.due = time.Now(), hold.Until
+			pause := time.Until(hold.Until).Round(time.Second)
+			r.log.WithField("component", m.Name()).WithError(hold.Why).Errorf("left out, starts in %s", pause)
+			m.state = BackingOff
+			r.say(m, Event{State: BackingOff, Err: hold.Why, Next: pause})
+		}
+	}
+}
+
 // untilDue is when a pause, or the time that an end may take, is over.
 func (r *run) untilDue() time.Duration {
 	const never = time.Hour
 	next := never
 	for _, m := range r.members {
-		if m.state == Ending || m.state == BackingOff && all(m.needs, (*member).isReady) {
+		if m.state == Ending || m.state == BackingOff && all(m.needs, (*member).mayBeUsed) {
 			next = min(next, max(0, time.Until(m.due)))
 		}
 	}

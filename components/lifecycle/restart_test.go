@@ -395,3 +395,29 @@ func TestWatchdog(t *testing.T) {
 		slow()
 	})
 }
+
+// TestHold: a component that is held starts when that is over; those that need it do not wait.
+func TestHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		b, c := time.Duration(-1), time.Duration(-1)
+		rec, err := runGroup(t, Options{Restart: again(true), Held: map[string]Hold{"b": {began.Add(10 * time.Second), errors.New("boom")}, "c": {Until: began.Add(10 * time.Second)}}}, "b ready",
+			fake{name: "b", run: func(ctx context.Context, ready func()) error {
+				b = time.Since(began)
+				return fake{}.Run(ctx, ready)
+			}},
+			fake{name: "c", needs: []string{"b"}, run: func(ctx context.Context, ready func()) error { // without a policy
+				c = time.Since(began)
+				return fake{}.Run(ctx, ready)
+			}})
+		if err != nil || b != 10*time.Second || c != 0 {
+			t.Errorf("%v; b started after %s, c after %s", err, b, c)
+		}
+		if got := rec.of("b"); got != "backing off(10s) starting ready stopping stopped" {
+			t.Errorf("b went through %s", got)
+		}
+		if e := rec.events[0]; e.Err == nil || e.Err.Error() != "boom" {
+			t.Errorf("the first event is %+v", e)
+		}
+	})
+}

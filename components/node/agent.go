@@ -47,6 +47,9 @@ func ServeAgent(ctx context.Context, cfg *config.Agent, release string, out Outp
 		return err
 	}
 	goal := goal{role: config.RoleAgent, needed: withoutServer(components), reached: "the node " + cfg.NodeName + " of " + cfg.Server}
+	if err := p.breakLoops(&cfg.Node); err != nil {
+		return err
+	}
 	p.follow(&cfg.Node, m.cluster.ClusterCIDR)
 	prepared()
 	return p.run(ctx, m.machine, components, goal, func(context.Context) {})

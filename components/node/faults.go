@@ -25,6 +25,7 @@ const faultsVariable = "KUBELITH_TEST_FAULTS"
 //
 //	error, end, panic: Run does so
 //	goroutine: one of its goroutines panics
+//	crash: one does so that has no HandleCrash
 //	hang: it says that it is not well, until it is ended
 //	stuck: it hangs, and its Run does not return
 //	release: all runs that are stuck return
@@ -55,6 +56,14 @@ func (f *faults) timing() lifecycle.Timing {
 	}
 	return lifecycle.Timing{First: 200 * time.Millisecond, Longest: time.Second,
 		AskEvery: 250 * time.Millisecond, HangAfter: 500 * time.Millisecond, EndWithin: 8 * time.Second}
+}
+
+// firstHold lets a component that was left out come back in seconds.
+func (f *faults) firstHold() time.Duration {
+	if f == nil {
+		return firstHold
+	}
+	return 20 * time.Second
 }
 
 // wrap lets the components be broken that have a policy.
@@ -160,6 +169,8 @@ func (c *faulty) Run(ctx context.Context, ready func()) error {
 					defer utilruntime.HandleCrash()
 					panic("a test")
 				}()
+			case "crash":
+				go func() { panic("a test") }()
 			case "hang", "stuck":
 				stuck = fault == "stuck"
 				c.hung.Store(true)

@@ -22,7 +22,7 @@ import (
 // utilruntime.ReallyCrash stays: without it the goroutine would go on in a state that nobody knows, and broken answers of the API
 // would look whole.
 //
-// A goroutine without HandleCrash still ends the process.
+// A goroutine without HandleCrash still ends the process; see crashes.go.
 type panics struct {
 	fail func(component string, err error) bool
 

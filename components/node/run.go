@@ -30,6 +30,7 @@ type process struct {
 	systemd *systemd
 	faults  *faults // of a test
 	started func()  // the start is over
+	held    map[string]lifecycle.Hold
 	// addresses are watched when they were found, not set; nil otherwise.
 	addresses *addressWatch
 }
@@ -78,6 +79,7 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 		},
 		StopTimeout: stopTimeout,
 		Restart:     restartable(),
+		Held:        p.held,
 		Timing:      p.faults.timing(),
 	}, p.faults.wrap(components)...)
 	if err != nil {

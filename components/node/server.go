@@ -63,6 +63,9 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 	}
 	goal := goal{role: config.RoleServer, needed: essential(components), reached: "kubeconfig: " + cfg.WriteKubeconfig,
 		next: func() string { return joinHint(cfg) }}
+	if err := p.breakLoops(&cfg.Node); err != nil {
+		return err
+	}
 	p.follow(&cfg.Node, cfg.ClusterCIDR)
 	prepared()
 	return p.run(ctx, machine, components, goal, func(ctx context.Context) {

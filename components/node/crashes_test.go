@@ -1,0 +1,134 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/components/datadir"
+	"kubelith.io/kubelith/components/lifecycle"
+	componentstatus "kubelith.io/kubelith/components/status"
+)
+
+// TestCrashLoop: a process that a goroutine of a component brings down leaves a note; the fourth one starts without that component,
+// says so, and does not keep those that need it waiting.
+func TestCrashLoop(t *testing.T) {
+	const variable = "KUBELITH_TEST_CRASH"
+	if dir := os.Getenv(variable); dir != "" {
+		if err := crashing(t.Context(), dir); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	dir := t.TempDir()
+	start := func() (string, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^TestCrashLoop$")
+		cmd.Env = append(os.Environ(), variable+"="+dir)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	for range crashesTaken + 1 {
+		out, err := start()
+		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || !strings.Contains(out, "panic: ouch") || strings.Contains(out, "left out") {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	last, ok := readCrash(filepath.Join(dir, crashFile))
+	if before := readCrashes(filepath.Join(dir, crashesFile)); len(before) != crashesTaken || !ok || last.component != "dns" || last.text != "panic: ouch" {
+		t.Fatalf("%v, then %v %v", before, ok, last)
+	}
+	out, err := start()
+	if want := `has ended the process 3 times in a row, the last time by \"panic: ouch\"`; err != nil || !strings.Contains(out, "left out, starts in") || !strings.Contains(out, want) {
+		t.Errorf("%v, and it does not say %q: %s", err, want, out)
+	}
+	if last, ok := readCrash(filepath.Join(dir, crashFile)); ok {
+		t.Errorf("%v after an end without a panic", last)
+	}
+}
+
+// crashing is a process of three components. It ends when that has started which needs dns; dns, if it runs, ends it before.
+func crashing(ctx context.Context, dir string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	cfg := &config.Node{RunDir: dir, LogFormat: "text", LogLevel: "info"}
+	p, err := newProcess(ctx, cfg, Output{Log: os.Stdout})
+	if err != nil {
+		return err
+	}
+	defer p.out.Close()
+	if err := p.breakLoops(cfg); err != nil {
+		return err
+	}
+	return p.run(ctx, &machine{dir: &datadir.Dir{}, status: componentstatus.NewObserver()}, []lifecycle.Component{
+		runs{"etcd", nil, func() {}},
+		runs{"dns", []string{"etcd"}, func() {
+			go panic("ouch\nagain")
+			select {}
+		}},
+		runs{"proxy", []string{"dns"}, cancel},
+	}, goal{}, func(context.Context) {})
+}
+
+// runs is a component that does something before it is ready.
+type runs struct {
+	name  string
+	needs []string
+	do    func()
+}
+
+func (c runs) Name() string    { return c.name }
+func (c runs) Needs() []string { return c.needs }
+func (c runs) Run(ctx context.Context, ready func()) error {
+	c.do()
+	ready()
+	<-ctx.Done()
+	return nil
+}
+
+// TestHeld: three crashes in a row leave a component out, each further one for longer.
+func TestHeld(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	for name, tc := range map[string]struct {
+		component string
+		ago       []time.Duration
+		want      time.Duration // from now on
+	}{
+		"none":                      {"dns", nil, 0},
+		"two":                       {"dns", []time.Duration{time.Minute, 0}, 0},
+		"three":                     {"dns", []time.Duration{2 * time.Minute, time.Minute, 0}, 10 * time.Minute},
+		"three, a while ago":        {"dns", []time.Duration{9 * time.Minute, 8 * time.Minute, 7 * time.Minute}, 3 * time.Minute},
+		"three, the hold is over":   {"dns", []time.Duration{19 * time.Minute, 18 * time.Minute, 17 * time.Minute}, 0},
+		"three far apart":           {"dns", []time.Duration{time.Hour, 30 * time.Minute, 0}, 0},
+		"again, right after a hold": {"dns", []time.Duration{12 * time.Minute, 11 * time.Minute, 10 * time.Minute, 0}, 20 * time.Minute},
+		"again, and again":          {"dns", []time.Duration{33 * time.Minute, 32 * time.Minute, 31 * time.Minute, 21 * time.Minute, 0}, 40 * time.Minute},
+		"well in between":           {"dns", []time.Duration{33 * time.Minute, 32 * time.Minute, 31 * time.Minute, 0}, 0},
+		"not one to start again":    {"kubelet", []time.Duration{2 * time.Minute, time.Minute, 0}, 0},
+		"the clock was set back":    {"dns", []time.Duration{-time.Hour, -2 * time.Hour, -3 * time.Hour}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			crashes := []crash{{now, "proxy", "x"}}
+			for _, ago := range tc.ago {
+				crashes = append(crashes, crash{now.Add(-ago), tc.component, "x"})
+			}
+			var got time.Duration
+			out := held(crashes, now, firstHold)
+			if hold, ok := out[tc.component]; ok {
+				got = hold.Until.Sub(now)
+			}
+			if got != tc.want {
+				t.Errorf("held for %s, want %s", got, tc.want)
+			}
+			if _, ok := out["proxy"]; ok {
+				t.Error("another one is held")
+			}
+		})
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -105,6 +106,7 @@ func (e *Election) run(ctx context.Context, cs kubernetes.Interface, ready func(
 		LockConfig: resourcelock.ResourceLockConfig{Identity: e.opts.Identity},
 	}, election: e}
 	for ctx.Err() == nil {
+		var led atomic.Bool
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 			Name:          LeaseName,
 			Lock:          lock,
@@ -112,7 +114,7 @@ func (e *Election) run(ctx context.Context, cs kubernetes.Interface, ready func(
 			RenewDeadline: e.opts.Timing.Renew,
 			RetryPeriod:   e.opts.Timing.Retry,
 			Callbacks: leaderelection.LeaderCallbacks{
-				OnStartedLeading: func(term context.Context) { e.begin(term); ready() },
+				OnStartedLeading: func(term context.Context) { led.Store(true); e.begin(term); ready() },
 				OnStoppedLeading: func() {},
 				OnNewLeader: func(identity string) {
 					if identity != "" && identity != e.opts.Identity {
@@ -126,7 +128,7 @@ func (e *Election) run(ctx context.Context, cs kubernetes.Interface, ready func(
 			return err
 		}
 		elector.Run(ctx)
-		if elector.IsLeader() && ctx.Err() == nil {
+		if led.Load() && ctx.Err() == nil {
 			e.opts.Log.Warnf("the Lease %s/%s could not be renewed within %s: what a cluster has once stops on this server", Namespace, LeaseName, e.opts.Timing.Renew)
 		}
 	}

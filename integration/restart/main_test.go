@@ -30,7 +30,7 @@ var cluster = harness.NewShared(options)
 func TestMain(m *testing.M) { harness.Main(m, cluster) }
 
 // everyone is all components that can be broken.
-var everyone = []string{"approver", "cni", "controller-manager", "dns", "election", "images", "manifests", "metrics-server", "network", "plugin-control",
+var everyone = []string{"approver", "cni", "controller-manager", "dns", "dns-publisher", "images", "manifests", "metrics-server", "network", "plugin-control",
 	"proxy", "scheduler", "servicelb", "status", "storage", "token"}
 
 // rounds is how often everyone is broken in each way.

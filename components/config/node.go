@@ -72,7 +72,7 @@ func logLevels() []string  { return []string{"error", "warn", "info", "debug", "
 // LogComponents are the components that lines of the log name, each of which can have a level of its own. "kubernetes" is
 // what upstream's code logs that no component can be told for.
 func LogComponents() []string {
-	return []string{"apiserver", "approver", "check", "client", "cni", "config", "connection", "containerd", "controller-manager", "dns", "election",
+	return []string{"apiserver", "approver", "check", "client", "cni", "config", "connection", "containerd", "controller-manager", "dns", "dns-publisher", "election",
 		"etcd", "host-ports", "images", "join", "kubelet", "kubelith", "kubernetes", "manifests", "metrics-server", "network", "pki", "plugin-control",
 		"plugins", "proxy", "scheduler", "servicelb", "status", "storage", "token"}
 }

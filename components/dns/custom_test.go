@@ -14,7 +14,6 @@ import (
 	logtest "github.com/sirupsen/logrus/hooks/test"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 )
 
@@ -121,7 +120,7 @@ func TestCustomizer(t *testing.T) {
 	}
 	cs := fake.NewClientset(configMap("log"), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: customNamespace, Name: "another"}})
 	log, lines := logtest.NewNullLogger()
-	c := newCustomizer(cs, Options{Log: log, Publish: func() informers.SharedInformerFactory { return nil }})
+	c := newCustomizer(cs, Options{Log: log, Events: true})
 	defer c.watch(t.Context())()
 	serving := custom{}
 	await := func(want string) {

@@ -21,7 +21,7 @@ import (
 type customizer struct {
 	client  kubernetes.Interface
 	log     logrus.FieldLogger
-	tells   bool // by Events; one node does
+	tells   bool // by Events
 	changed signal
 
 	configMaps corelisters.ConfigMapNamespaceLister
@@ -31,7 +31,7 @@ type customizer struct {
 }
 
 func newCustomizer(client kubernetes.Interface, o Options) *customizer {
-	return &customizer{client: client, log: o.Log, tells: o.Publish != nil, changed: newSignal()}
+	return &customizer{client: client, log: o.Log, tells: o.Events, changed: newSignal()}
 }
 
 // watch starts the watch. The returned function ends it and waits.

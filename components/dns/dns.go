@@ -3,7 +3,7 @@
 // CoreDNS listens on a high port of the node's own addresses. A selectorless Service (kube-system/kube-dns,
 // at the cluster DNS address) and one EndpointSlice per node and address family lead kube-proxy there, so that pods
 // reach it as in any other cluster, on their own node, and no DNS pod exists. These objects are published by the server
-// for all nodes (publisher.go). The package does not touch pods' resolv.conf (the
+// that leads, for all nodes (publisher.go). The package does not touch pods' resolv.conf (the
 // kubelet does) and not the packet filter (kube-proxy does).
 package dns
 
@@ -18,7 +18,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -34,11 +33,10 @@ const lookEvery = 5 * time.Second
 // Options is what the component is made of. All fields without a stated default are required.
 type Options struct {
 	// Client reaches the apiserver. Its identity lists and watches services, endpointslices, namespaces and its
-	// own node; with Publish it creates, patches and deletes services and endpointslices in kube-system as well.
+	// own node.
 	Client *rest.Config
-	// Publish returns the factory that the process shares. With it the component publishes the Service, and the
-	// EndpointSlices of all nodes; nil on an agent.
-	Publish func() informers.SharedInformerFactory
+	// Events says that this node tells by Events what is wrong with the ConfigMap coredns-custom: agents may write none.
+	Events bool
 	// NodeName is the name of the Node object of this host.
 	NodeName string
 	// NodeIPs are the node's addresses until the Node object says otherwise.
@@ -91,8 +89,7 @@ func (s *Server) Healthy(ctx context.Context) error {
 	return answers(ctx, s.opts.Port, s.opts.ClusterDomain)
 }
 
-// Run answers queries, and with Publish keeps the Service and EndpointSlices as they should be, until ctx ends. It
-// calls ready when kubernetes.default.svc resolves and what it publishes exists.
+// Run answers queries until ctx ends. It calls ready when kubernetes.default.svc resolves.
 func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err := s.opts.validate(); err != nil {
 		return err
@@ -126,28 +123,10 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	working, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer func() { stop(); running.Wait() }()
-	answered, published := make(chan struct{}), make(chan struct{})
 	running.Go(func() {
 		defer utilruntime.HandleCrash()
-		waitForAnswer(working, s.opts.Port, s.opts.ClusterDomain)
-		close(answered)
-	})
-	if s.opts.Publish == nil {
-		close(published)
-	} else {
-		running.Go(func() {
-			defer utilruntime.HandleCrash()
-			newPublisher(client, s.opts).run(working, func() { close(published) })
-		})
-	}
-	running.Go(func() {
-		<-answered // also when working ends
-		select {
-		case <-published:
-			if working.Err() == nil {
-				ready()
-			}
-		case <-working.Done():
+		if waitForAnswer(working, s.opts.Port, s.opts.ClusterDomain); working.Err() == nil {
+			ready()
 		}
 	})
 

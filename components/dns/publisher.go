@@ -25,9 +25,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	discoverylisters "k8s.io/client-go/listers/discovery/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
 	sharedinformers "kubelith.io/kubelith/components/informers"
+	"kubelith.io/kubelith/components/lifecycle"
 )
 
 const (
@@ -45,11 +47,54 @@ const firstRetry, lastRetry = 100 * time.Millisecond, time.Minute
 // knownEvery is how often it is looked whether the objects that exist have been read.
 const knownEvery = 10 * time.Millisecond
 
-// publisher keeps the Service, and the EndpointSlices that lead each node's pods to their own node. It runs on the
-// server for all nodes: with the right to write EndpointSlices a node could lead every Service of kube-system to itself.
+// PublisherOptions is what a Publisher is made of. All fields without a stated default are required.
+type PublisherOptions struct {
+	// Client creates, patches and deletes services and endpointslices in kube-system, and lists and watches them.
+	Client *rest.Config
+	// Informers returns the factory that the process shares.
+	Informers func() informers.SharedInformerFactory
+	// ClusterDNS are the addresses of the kube-dns Service, at most one per family.
+	ClusterDNS []net.IP
+	// Port is where CoreDNS listens on each node; 0 means DefaultPort.
+	Port int
+	// Log receives what cannot be published.
+	Log logrus.FieldLogger
+}
+
+// Publisher is the component "dns-publisher". It keeps the Service, and the EndpointSlices that lead each node's pods to their own
+// node. A cluster has it once, on a server: with the right to write EndpointSlices a node could lead every Service of kube-system to itself.
+type Publisher struct{ opts PublisherOptions }
+
+var _ lifecycle.Component = (*Publisher)(nil)
+
+// NewPublisher returns the component; nothing is started.
+func NewPublisher(o PublisherOptions) *Publisher {
+	if o.Port == 0 {
+		o.Port = DefaultPort
+	}
+	return &Publisher{o}
+}
+
+// Name implements lifecycle.Component.
+func (p *Publisher) Name() string { return "dns-publisher" }
+
+// Needs implements lifecycle.Component.
+func (p *Publisher) Needs() []string { return []string{"apiserver"} }
+
+// Run implements lifecycle.Component. It is ready when the Service exists, and a slice of each node whose slice can be written.
+func (p *Publisher) Run(ctx context.Context, ready func()) error {
+	client, err := kubernetes.NewForConfig(p.opts.Client)
+	if err != nil {
+		return fmt.Errorf("client: %w", err)
+	}
+	newPublisher(client, p.opts).run(ctx, ready)
+	return nil
+}
+
+// publisher is one run of a Publisher.
 type publisher struct {
 	client  kubernetes.Interface
-	opts    Options
+	opts    PublisherOptions
 	changed signal
 
 	nodes  corelisters.NodeLister
@@ -57,12 +102,12 @@ type publisher struct {
 	synced []cache.InformerSynced
 }
 
-func newPublisher(client kubernetes.Interface, opts Options) *publisher {
+func newPublisher(client kubernetes.Interface, opts PublisherOptions) *publisher {
 	return &publisher{client: client, opts: opts, changed: newSignal()}
 }
 
-// run publishes until ctx ends. It calls published once, when the Service and this node's own slices exist: another
-// node's slice that cannot be written keeps nobody else from DNS.
+// run publishes until ctx ends. It calls published once, when the Service exists and all nodes were gone through: a node's slice that
+// cannot be written keeps nobody else from DNS.
 func (p *publisher) run(ctx context.Context, published func()) {
 	defer p.watch(ctx)()
 	retry := time.NewTimer(0)
@@ -79,15 +124,15 @@ func (p *publisher) run(ctx context.Context, published func()) {
 			retry.Reset(knownEvery)
 			continue
 		}
-		own, others := p.publish(ctx)
+		service, slices := p.publish(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		if own == nil && !announced {
+		if service == nil && !announced {
 			announced = true
 			published()
 		}
-		err := errors.Join(own, others)
+		err := errors.Join(service, slices)
 		if err == nil {
 			delay = firstRetry
 			continue
@@ -122,7 +167,7 @@ func (p *publisher) watch(ctx context.Context) (stop func()) {
 	ours := factory(func(l *metav1.ListOptions) {
 		l.LabelSelector = discoveryv1.LabelServiceName + "=" + serviceName
 	})
-	nodes := sharedinformers.NewView(p.opts.Publish(), nil)
+	nodes := sharedinformers.NewView(p.opts.Informers(), nil)
 	p.nodes = nodes.Core().V1().Nodes().Lister()
 	p.slices = ours.Discovery().V1().EndpointSlices().Lister()
 
@@ -150,27 +195,23 @@ func (p *publisher) watch(ctx context.Context) (stop func()) {
 	}
 }
 
-// publish makes the Service and the EndpointSlices as they should be. The first error is that of the Service and of this
-// node's slices, the second one that of all others.
-func (p *publisher) publish(ctx context.Context) (own, others error) {
-	ours, rest := []error{p.applyService(ctx)}, []error(nil)
-	wanted := p.wanted()
+// publish makes the Service and the EndpointSlices as they should be. The first error is that of the Service, the second one that of all
+// slices.
+func (p *publisher) publish(ctx context.Context) (service, slices error) {
+	service = p.applyService(ctx)
+	wanted, errs := p.wanted(), []error(nil)
 	for _, e := range wanted {
-		switch {
-		case p.upToDate(e):
-		case e.node == p.opts.NodeName:
-			ours = append(ours, p.applySlice(ctx, e))
-		default:
-			rest = append(rest, p.applySlice(ctx, e))
+		if !p.upToDate(e) {
+			errs = append(errs, p.applySlice(ctx, e))
 		}
 	}
-	return errors.Join(ours...), errors.Join(append(rest, p.deleteOthers(ctx, wanted)...)...)
+	return service, errors.Join(append(errs, p.deleteOthers(ctx, wanted)...)...)
 }
 
 // endpoint is one node's DNS server in one family.
 type endpoint struct {
 	node   string
-	uid    types.UID // of the Node; empty while it does not exist
+	uid    types.UID // of the Node
 	family discoveryv1.AddressType
 	ip     net.IP
 }
@@ -179,35 +220,20 @@ func (e endpoint) name() string {
 	return serviceName + "-" + e.node + "-" + strings.ToLower(string(e.family))
 }
 
-// wanted has an endpoint for each of our nodes and each family of the cluster DNS in which it has an address. Our own node
-// is there from the start: the cluster has DNS before it has a Node.
-func (p *publisher) wanted() []endpoint {
-	var out []endpoint
-	add := func(name string, uid types.UID, ips []net.IP) {
+// wanted has an endpoint for each of our nodes and each family of the cluster DNS in which it has an address.
+func (p *publisher) wanted() (out []endpoint) {
+	nodes, _ := p.nodes.List(labels.Everything()) // from memory: it does not fail
+	for _, n := range nodes {
+		if n.Labels[roleLabel] == "" {
+			continue
+		}
+		ips := internalIPs(n)
 		for _, cluster := range p.opts.ClusterDNS {
 			family := familyOf(cluster)
 			if of := ofFamily(ips, family); len(of) > 0 {
-				out = append(out, endpoint{name, uid, family, of[0]}) // several addresses of one endpoint have no meaning
+				out = append(out, endpoint{n.Name, n.UID, family, of[0]}) // several addresses of one endpoint have no meaning
 			}
 		}
-	}
-	own := false
-	nodes, _ := p.nodes.List(labels.Everything()) // from memory: it does not fail
-	for _, n := range nodes {
-		ips := internalIPs(n)
-		switch {
-		case n.Name == p.opts.NodeName:
-			own = true
-			if len(ips) == 0 {
-				ips = p.opts.NodeIPs
-			}
-		case n.Labels[roleLabel] == "":
-			continue
-		}
-		add(n.Name, n.UID, ips)
-	}
-	if !own {
-		add(p.opts.NodeName, "", p.opts.NodeIPs)
 	}
 	return out
 }
@@ -218,7 +244,7 @@ func (p *publisher) upToDate(e endpoint) bool {
 	if err != nil {
 		return false
 	}
-	owned := e.uid == "" || len(s.OwnerReferences) == 1 && s.OwnerReferences[0].UID == e.uid
+	owned := len(s.OwnerReferences) == 1 && s.OwnerReferences[0].UID == e.uid
 	return owned && s.Labels[discoveryv1.LabelManagedBy] == managedBy && s.AddressType == e.family &&
 		len(s.Endpoints) == 1 && slices.Equal(s.Endpoints[0].Addresses, []string{e.ip.String()}) &&
 		s.Endpoints[0].NodeName != nil && *s.Endpoints[0].NodeName == e.node &&
@@ -308,12 +334,9 @@ func (p *publisher) applySlice(ctx context.Context, e endpoint) error {
 			WithAddresses(e.ip.String()).
 			WithNodeName(e.node).
 			WithConditions(applydiscoveryv1.EndpointConditions().WithReady(true).WithServing(true).WithTerminating(false))).
-		WithPorts(port("dns", corev1.ProtocolUDP), port("dns-tcp", corev1.ProtocolTCP))
-	if e.uid != "" {
+		WithPorts(port("dns", corev1.ProtocolUDP), port("dns-tcp", corev1.ProtocolTCP)).
 		// The slice goes when the node is removed from the cluster for good.
-		slice.WithOwnerReferences(applymetav1.OwnerReference().WithAPIVersion("v1").WithKind("Node").
-			WithName(e.node).WithUID(e.uid))
-	}
+		WithOwnerReferences(applymetav1.OwnerReference().WithAPIVersion("v1").WithKind("Node").WithName(e.node).WithUID(e.uid))
 	if _, err := p.client.DiscoveryV1().EndpointSlices(namespace).Apply(ctx, slice, applyOptions()); err != nil {
 		return fmt.Errorf("apply EndpointSlice %s/%s: %w", namespace, e.name(), err)
 	}

@@ -31,7 +31,6 @@ func testNode(name, role string, addresses ...string) *corev1.Node {
 	return n
 }
 
-// newTestPublisher makes one for the node "one".
 func newTestPublisher(t *testing.T, nodes ...*corev1.Node) (*fake.Clientset, *publisher) {
 	t.Helper()
 	client := fake.NewClientset()
@@ -44,8 +43,8 @@ func newTestPublisher(t *testing.T, nodes ...*corev1.Node) (*fake.Clientset, *pu
 	log.SetOutput(io.Discard)
 	shared := informers.NewSharedInformerFactory(client, 0)
 	t.Cleanup(shared.Shutdown)
-	return client, newPublisher(client, Options{NodeName: "one", NodeIPs: ips("192.0.2.1"), ClusterDNS: ips("10.43.0.10", "fd43::a"), Port: 10053, Log: log,
-		Publish: func() informers.SharedInformerFactory { return shared }})
+	return client, newPublisher(client, PublisherOptions{ClusterDNS: ips("10.43.0.10", "fd43::a"), Port: 10053, Log: log,
+		Informers: func() informers.SharedInformerFactory { return shared }})
 }
 
 // published runs a publisher against the objects.
@@ -69,7 +68,7 @@ func published(t *testing.T, nodes ...*corev1.Node) *fake.Clientset {
 
 // The Service and a slice of each family for each node of ours are made; nodes that do not run Kubelith have none.
 func TestPublish(t *testing.T) {
-	client := published(t, testNode("one", "", "192.0.2.7"), testNode("two", "agent", "192.0.2.2", "2001:db8::2"), testNode("hollow", "", "192.0.2.3"))
+	client := published(t, testNode("one", "server", "192.0.2.7"), testNode("two", "agent", "192.0.2.2", "2001:db8::2"), testNode("hollow", "", "192.0.2.3"))
 	service, err := client.CoreV1().Services(namespace).Get(t.Context(), serviceName, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -120,10 +119,10 @@ func TestPublishDespiteOthers(t *testing.T) {
 	eventually(t, client, map[string]string{"kube-dns-one-ipv4": "192.0.2.1", "kube-dns-late-ipv4": "192.0.2.4", "kube-dns-good-ipv4": "192.0.2.6"})
 }
 
-// Before the cluster has a Node, its own DNS is published with the addresses that it listens on.
+// Before the cluster has a Node it has the Service, and no slice: what another server published stays, whoever its node is.
 func TestPublishWithoutNode(t *testing.T) {
 	client := published(t)
-	eventually(t, client, map[string]string{"kube-dns-one-ipv4": "192.0.2.1"})
+	eventually(t, client, nil)
 }
 
 // Slices follow the nodes' addresses, come back when deleted, and go with the address family, the label or the node.
@@ -166,8 +165,8 @@ func TestPublishWritesOnce(t *testing.T) {
 	publish := func(nodes int) {
 		t.Helper()
 		waitFor(t, func() bool { return p.known() && len(p.wanted()) == nodes })
-		if own, others := p.publish(t.Context()); own != nil || others != nil {
-			t.Fatal(own, others)
+		if service, slices := p.publish(t.Context()); service != nil || slices != nil {
+			t.Fatal(service, slices)
 		}
 		waitFor(t, func() bool { return !slices.ContainsFunc(p.wanted(), func(e endpoint) bool { return !p.upToDate(e) }) })
 	}

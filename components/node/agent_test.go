@@ -38,7 +38,7 @@ func TestAgentComponents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	control := []string{"etcd", "apiserver", "election", "controller-manager", "scheduler", "approver", "token", "servicelb", "metrics-server", "manifests"}
+	control := []string{"etcd", "apiserver", "election", "controller-manager", "scheduler", "approver", "token", "servicelb", "metrics-server", "manifests", "dns-publisher"}
 	want := slices.DeleteFunc(names(onServer), func(name string) bool { return slices.Contains(control, name) })
 	if got := names(components); !slices.Equal(got, want) {
 		t.Errorf("components %v, want those of a server's node: %v", got, want)

@@ -48,6 +48,9 @@ func (b *builder) enabled(disabled []string) ([]lifecycle.Component, error) {
 		// Without a container runtime there is nobody to import images for.
 		disabled = append(slices.Clone(disabled), "images", "network")
 	}
+	if slices.Contains(disabled, "dns") {
+		disabled = append(slices.Clone(disabled), "dns-publisher") // one setting for both
+	}
 	if slices.Contains(disabled, "kubelet") {
 		disabled = append(slices.Clone(disabled), "host-ports") // there is no Node to tell of
 	}

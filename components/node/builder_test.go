@@ -120,7 +120,7 @@ func TestDisable(t *testing.T) {
 		return all
 	}
 	all := names()
-	if want := []string{"plugins", "plugin-control", "etcd", "apiserver", "election", "controller-manager", "scheduler", "token", "approver", "containerd", "images", "cni", "network", "storage", "kubelet", "host-ports", "proxy", "dns", "status", "manifests", "servicelb", "metrics-server"}; !slices.Equal(all, want) {
+	if want := []string{"plugins", "plugin-control", "etcd", "apiserver", "election", "controller-manager", "scheduler", "token", "approver", "containerd", "images", "cni", "network", "storage", "kubelet", "host-ports", "proxy", "dns", "status", "dns-publisher", "manifests", "servicelb", "metrics-server"}; !slices.Equal(all, want) {
 		t.Fatalf("components: %v, want %v", all, want)
 	}
 	// What writes into the cluster is cleaned up after.
@@ -138,6 +138,9 @@ func TestDisable(t *testing.T) {
 		gone := slices.Clone(disabled)
 		if slices.Contains(disabled, "containerd") {
 			gone = append(gone, "images", "network")
+		}
+		if slices.Contains(disabled, "dns") {
+			gone = append(gone, "dns-publisher")
 		}
 		if slices.Contains(disabled, "kubelet") {
 			gone = append(gone, "host-ports")

@@ -13,6 +13,7 @@ func restartable() map[string]lifecycle.Policy {
 		"approver":          beside,
 		"cni":               beside,
 		"dns":               beside, // CoreDNS itself is stopped whatever the run does
+		"dns-publisher":     beside,
 		"host-ports":        beside,
 		"images":            beside,
 		"manifests":         beside,

@@ -190,6 +190,13 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		publish:   api.Informers,
 	}.add(&b, machine, log)
 
+	b.elect(dns.NewPublisher(dns.PublisherOptions{
+		Client:     once.Config(client.DNS),
+		Informers:  api.Informers,
+		ClusterDNS: addresses(cfg.ClusterInfo("", "").ClusterDNS),
+		Log:        logFor("dns-publisher"),
+	}), nil)
+
 	b.elect(manifests.New(manifests.Options{
 		Client:   once.Config(client.Manifests),
 		Dir:      filepath.Join(cfg.DataDir, "server", "manifests"),
@@ -229,7 +236,7 @@ type worker struct {
 	clientCA string
 	serving  pki.Pair
 
-	// publish is where DNS finds the nodes that it publishes, and the network its peers; nil where another machine does that.
+	// publish is where the network finds its peers; nil where the process shares no informers.
 	publish func() informers.SharedInformerFactory
 }
 
@@ -332,7 +339,7 @@ func (w worker) add(b *builder, machine *machine, log *logrus.Logger) {
 		ClusterDNS:    clusterDNS,
 		ClusterDomain: w.cluster.ClusterDomain,
 		ClusterCIDRs:  w.cluster.ClusterCIDR,
-		Publish:       w.publish,
+		Events:        w.role == config.RoleServer,
 		Log:           logFor("dns"),
 	}), nil)
 

@@ -13,7 +13,7 @@ import (
 // agent/static-pods and the plugins. Whoever makes a new name adds it here, or reset leaves it.
 func Made() []string {
 	return []string{
-		"server/db", "server/tls", "server/cred", "server/token", "server/profile",
+		"server/db", "server/tls", "server/cred", "server/token", "server/profile", "server/manifests/.directory",
 		"agent/containerd", "agent/cni", "agent/images/.imported.json", "agent/pki", "agent/identity.key", "agent/cluster.json", "agent/servers.json",
 		"plugins/state", "plugins/data", "data", settingsFile, ballastFile,
 	}

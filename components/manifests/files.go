@@ -14,6 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
+// filePrefix begins the names of the parents of files, as opposed to embedded ones.
+const filePrefix = "manifest-"
+
 // maxFile is the size in bytes of the largest file that is read. The API takes objects of some 1.5 MB.
 const maxFile = 16 << 20
 
@@ -55,7 +58,7 @@ func directory(dir string, watch func(string)) ([]file, error) {
 		if err != nil {
 			return err
 		}
-		f := file{name: p, parent: parentName("manifest-", relative)}
+		f := file{name: p, parent: parentName(filePrefix, relative)}
 		f.content, f.err = readFile(p)
 		files = append(files, f)
 		return nil

@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -156,5 +157,9 @@ func (s *Server) look(ctx context.Context, w *fsnotify.Watcher, k *keeper) bool 
 		return false
 	}
 	k.forget("files")
+	var made bool
+	if k.directory, made = directoryID(s.opts.Dir); made {
+		k.adopts = slices.ContainsFunc(files, func(f file) bool { return !f.yields })
+	}
 	return k.pass(ctx, files)
 }

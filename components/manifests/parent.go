@@ -25,6 +25,8 @@ const (
 	tooling = "kubelith/v1"
 	// fileAnnotation says, for a person, which file a parent stands for.
 	fileAnnotation = "kubelith.io/file"
+	// directoryAnnotation says in which directory the file is.
+	directoryAnnotation = "kubelith.io/directory"
 	// parentNamespace is where the parents are.
 	parentNamespace = metav1.NamespaceSystem
 )
@@ -34,6 +36,8 @@ type parent struct {
 	name string
 	uid  types.UID // empty while the cluster does not have it
 	file string    // the file's name
+	// directory is the identity of the one that the file is in; empty for embedded files, and those of releases that did not note it.
+	directory string
 	// kinds and namespaces are where members may be: all that there were and all that will be while the
 	// file is applied, so that none is lost when that fails half-way.
 	kinds      sets.Set[schema.GroupKind]
@@ -59,18 +63,22 @@ func (p parent) annotations() map[string]string {
 	slices.Sort(kinds)
 	// The parent's own namespace belongs to the set without being named.
 	namespaces := sets.List(p.namespaces.Clone().Delete(parentNamespace))
-	return map[string]string{
+	all := map[string]string{
 		toolingAnnotation:    tooling,
 		kindsAnnotation:      strings.Join(kinds, ","),
 		namespacesAnnotation: strings.Join(namespaces, ","),
 		fileAnnotation:       p.file,
 	}
+	if p.directory != "" {
+		all[directoryAnnotation] = p.directory
+	}
+	return all
 }
 
 // parentOf reads a parent from its metadata.
 func parentOf(m metav1.ObjectMeta) parent {
 	p := newParent(m.Name, m.Annotations[fileAnnotation])
-	p.uid = m.UID
+	p.uid, p.directory = m.UID, m.Annotations[directoryAnnotation]
 	for _, gk := range list(m.Annotations[kindsAnnotation]) {
 		p.kinds.Insert(schema.ParseGroupKind(gk))
 	}

@@ -56,9 +56,14 @@ type member struct {
 type keeper struct {
 	cluster  cluster
 	log      logrus.FieldLogger
-	complete bool               // the last pass left nothing to do
-	done     map[string]applied // by the name of the parent; a file that is not here has to be applied
-	said     map[string]string  // what was reported last about each file, so that it is not said again every minute
+	complete bool // the last pass left nothing to do
+	// directory is the identity of the one that the files are in; adopts says that it is new to it, so that what an earlier release
+	// applied counts as its own.
+	directory string
+	adopts    bool
+
+	done map[string]applied // by the name of the parent; a file that is not here has to be applied
+	said map[string]string  // what was reported last about each file, so that it is not said again every minute
 }
 
 // applied is a file whose objects are all in the cluster.
@@ -150,6 +155,9 @@ func (k *keeper) sets(files []file, parents map[string]parent) []*set {
 			s.parent = newParent(f.parent, f.name)
 		}
 		s.parent.file = f.name
+		if !f.yields {
+			s.parent.directory = k.directory
+		}
 		delete(parents, f.parent)
 		s.parse()
 		last, ok := k.done[f.parent]
@@ -158,9 +166,18 @@ func (k *keeper) sets(files []file, parents map[string]parent) []*set {
 	}
 	for _, name := range slices.Sorted(maps.Keys(parents)) {
 		p := parents[name]
-		all = append(all, &set{file: file{name: p.file, parent: name}, parent: p, gone: true, pending: true})
+		ours := k.owns(p)
+		if !ours {
+			k.sayOnce("elsewhere "+name, fmt.Sprintf("%s was applied from another directory: its objects stay; if that is gone for good, delete them and the ConfigMap %s/%s", p.file, parentNamespace, name))
+		}
+		all = append(all, &set{file: file{name: p.file, parent: name}, parent: p, gone: true, pending: ours})
 	}
 	return all
+}
+
+// owns reports whether a file that is not there has been deleted from the directory, and is not in another one.
+func (k *keeper) owns(p parent) bool {
+	return !strings.HasPrefix(p.name, filePrefix) || p.directory == k.directory || p.directory == "" && k.adopts
 }
 
 func (s *set) parse() {

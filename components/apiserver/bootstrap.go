@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	flowcontrolrest "k8s.io/kubernetes/pkg/registry/flowcontrol/rest"
@@ -43,6 +46,20 @@ func addBootstrap(c *genericapiserver.Config, shared informers.SharedInformerFac
 		return err
 	}
 	wanted := wantedObjects(rbac)
+	// Under their names others know that these objects are there: monitoring, and upstream's test of /healthz.
+	var written atomic.Bool
+	stands := []string{schedulingrest.PostStartHookName}
+	if rbac {
+		stands = append(stands, rbacrest.PostStartHookName)
+	}
+	for _, name := range stands {
+		c.AddHealthChecks(healthz.NamedCheck("poststarthook/"+name, func(*http.Request) error {
+			if !written.Load() {
+				return errors.New("not finished")
+			}
+			return nil
+		}))
+	}
 	return errors.Join(
 		c.AddPostStartHook("kubelith-bootstrap", func(hook genericapiserver.PostStartHookContext) error {
 			cs, err := kubernetes.NewForConfig(hook.LoopbackClientConfig)
@@ -51,6 +68,7 @@ func addBootstrap(c *genericapiserver.Config, shared informers.SharedInformerFac
 			}
 			b := &bootstrap{log: log, compare: func(ctx context.Context) ([]change, []error) { return compare(ctx, cs, wanted) }}
 			b.start(hook)
+			written.Store(true)
 			return nil
 		}),
 		c.AddPostStartHook("kubelith-flow-control", patient(flowControl, log)))

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -34,5 +35,24 @@ func TestReadyStays(t *testing.T) {
 	}
 	if err := readyz(t.Context(), c); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestChecksOfUpstream: the checks by whose names others know that RBAC's policy and the priority classes exist are there.
+func TestChecksOfUpstream(t *testing.T) {
+	c, err := kubernetes.NewForConfig(serve(t).Config(client.APIServer))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"/healthz", "/livez", "/readyz"} {
+		text, err := c.Discovery().RESTClient().Get().AbsPath(path).Param("verbose", "1").DoRaw(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"scheduling/bootstrap-system-priority-classes", "rbac/bootstrap-roles"} {
+			if want := "[+]poststarthook/" + name + " ok\n"; !strings.Contains(string(text), want) {
+				t.Errorf("%s has no %q", path, want)
+			}
+		}
 	}
 }

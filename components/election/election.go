@@ -50,6 +50,12 @@ func DefaultTiming() Timing {
 	return Timing{Lease: 30 * time.Second, Renew: 20 * time.Second, Retry: 5 * time.Second}
 }
 
+// on returns the timing where one sync takes that long: a write of the Lease is four of them at its best. Who follows takes the
+// duration from the Lease, whatever its own disk is like.
+func (t Timing) on(sync time.Duration) Timing {
+	return Timing{Lease: max(t.Lease, 24*sync), Renew: max(t.Renew, 16*sync), Retry: max(t.Retry, 4*sync)}
+}
+
 // Options is what the component is made of. All fields without a stated default are required.
 type Options struct {
 	// Client gets, creates and updates the Lease.
@@ -58,6 +64,8 @@ type Options struct {
 	Identity string
 	// Timing is DefaultTiming unless set.
 	Timing Timing
+	// SlowSync is how long the disk of the API takes for a sync, if that is long, else 0. Nil: it is not.
+	SlowSync func() time.Duration
 	// Log receives changes of the leader.
 	Log logrus.FieldLogger
 }
@@ -95,6 +103,9 @@ func (e *Election) Run(ctx context.Context, ready func()) error {
 	cs, err := kubernetes.NewForConfig(e.opts.Client)
 	if err != nil {
 		return err
+	}
+	if e.opts.SlowSync != nil {
+		e.opts.Timing = e.opts.Timing.on(e.opts.SlowSync())
 	}
 	return e.run(ctx, cs, ready)
 }

@@ -283,3 +283,14 @@ func request(t *testing.T, e *Election, to http.RoundTripper) func(method string
 		return err
 	}
 }
+
+// TestSlowDisk: a lone server whose disk is slow does not lose its term for that, and on another one nothing changes.
+func TestSlowDisk(t *testing.T) {
+	if got := DefaultTiming().on(500 * time.Millisecond); got != DefaultTiming() {
+		t.Errorf("500 ms for a sync: %+v", got)
+	}
+	slow := DefaultTiming().on(5 * time.Second)
+	if slow.Renew < 60*time.Second || slow.Lease <= slow.Renew || slow.Retry*2 > slow.Renew {
+		t.Errorf("5 s for a sync: %+v", slow)
+	}
+}

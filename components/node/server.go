@@ -115,6 +115,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 	b.election = election.New(election.Options{
 		Client:   inProcess.Config(client.Election),
 		Identity: cfg.NodeName,
+		SlowSync: slowSync,
 		Log:      logFor("election"),
 	})
 	once := b.election.Fence(inProcess) // for what runs on the server that leads

@@ -47,7 +47,8 @@ func (s *Server) judgeClient(ctx context.Context, csr *certificatesv1.Certificat
 		return deny(badName, "%q cannot be a node's name: choose another --node-name, at most 63 lower-case letters, digits, '-' and '.'", name), nil
 	}
 	taken := deny(nameTaken, "the name %s belongs to another machine: choose another --node-name, or kubectl delete node %s first", name, name)
-	if slices.Contains(s.opts.ServerNames, name) {
+	node, _ := s.nodes.Get(name) // the lister of a cache: nil when it does not exist
+	if s.isServer(name, node) {
 		return taken, nil
 	}
 	if s.removed.Refuses(name, s.now()) {

@@ -6,8 +6,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
+	"kubelith.io/kubelith/components/nodeaddr"
 	"kubelith.io/kubelith/components/removed"
 )
 
@@ -18,22 +20,27 @@ const rolePatch = `{"metadata":{"labels":{"` + removed.ServerLabel + `":""}}}`
 // servers from agents whatever those say.
 func (s *Server) lacksRole(object any) bool {
 	node, ok := object.(*corev1.Node)
-	if !ok || !slices.Contains(s.opts.ServerNames, node.Name) {
+	if !ok || !s.isServer(node.Name, node) {
 		return false
 	}
 	_, has := node.Labels[removed.ServerLabel]
 	return !has
 }
 
+// isServer reports whether a name is a server's: this one's, or that of a Node which says so. Agents cannot say it.
+func (s *Server) isServer(name string, node *corev1.Node) bool {
+	return slices.Contains(s.opts.ServerNames, name) || node != nil && node.Labels[nodeaddr.RoleLabel] == nodeaddr.RoleServer
+}
+
 // labelServers labels the Nodes of servers that lack it.
 func (s *Server) labelServers(ctx context.Context) {
-	for _, name := range s.opts.ServerNames {
-		node, err := s.nodes.Get(name)
-		if err != nil || !s.lacksRole(node) { // it has not registered yet
+	nodes, _ := s.nodes.List(labels.Everything()) // from memory: it does not fail
+	for _, node := range nodes {
+		if !s.lacksRole(node) {
 			continue
 		}
-		if _, err := s.client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, []byte(rolePatch), metav1.PatchOptions{}); err != nil {
-			s.opts.Log.Warnf("label the node %s with %s, next try in %s: %v", name, removed.ServerLabel, tidyEvery, err)
+		if _, err := s.client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, []byte(rolePatch), metav1.PatchOptions{}); err != nil {
+			s.opts.Log.Warnf("label the node %s with %s, next try in %s: %v", node.Name, removed.ServerLabel, tidyEvery, err)
 		}
 	}
 }

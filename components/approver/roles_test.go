@@ -1,6 +1,10 @@
 package approver
 
-import "testing"
+import (
+	"testing"
+
+	"kubelith.io/kubelith/components/nodeaddr"
+)
 
 // TestRoles: the Nodes of servers, and no others, have the label of the control plane; what has it is not written.
 func TestRoles(t *testing.T) {
@@ -39,5 +43,21 @@ func TestRoles(t *testing.T) {
 				t.Errorf("%d writes, want %d", writes, tc.writes)
 			}
 		})
+	}
+}
+
+// TestOtherServer: a server is known by its Node as well, on whichever server this runs.
+func TestOtherServer(t *testing.T) {
+	other, agent := node("server-2"), node("agent")
+	other.Labels = map[string]string{nodeaddr.RoleLabel: nodeaddr.RoleServer}
+	agent.Labels = map[string]string{nodeaddr.RoleLabel: "agent"}
+	c := newCluster(t, other, agent)
+	for name, want := range map[string]bool{"server-2": true, "agent": false} {
+		if n, err := c.nodes.Get(name); err != nil || c.isServer(name, n) != want || c.lacksRole(n) != want {
+			t.Errorf("%s: %v, %v", name, n, err)
+		}
+	}
+	if c.isServer("nobody", nil) {
+		t.Error("a name without a Node is a server's")
 	}
 }

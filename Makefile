@@ -103,5 +103,9 @@ dist: deps-dist ## executables for amd64 and arm64, at dist/
 		GOARCH=$$arch $(GO) build -ldflags '$(LDFLAGS)' -o dist/kubelith-$$arch . || exit 1; \
 	done
 
+.PHONY: size
+size: ## lines of our own Go by folder
+	@scripts/size.sh
+
 clean: payload-clean ## remove what make built
 	rm -rf bin dist .cache

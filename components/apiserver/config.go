@@ -81,9 +81,13 @@ func (s *Server) newConfig(ctx context.Context, opts options.CompletedOptions) (
 // makes etcd commit, by two syncs during which nobody reads or writes; and before such a key is written its lease may have ended.
 // Where there are several servers, a dead one stays in default/kubernetes for longer.
 func renewSlowly(c *controlplane.Config, sync time.Duration) {
-	if sync > 0 {
-		every := max(controlplane.DefaultEndpointReconcilerInterval, 12*sync)
-		c.EndpointReconcilerConfig.Interval, c.Extra.MasterEndpointReconcileTTL = every, every*5/2
+	if sync == 0 {
+		return
+	}
+	every := max(controlplane.DefaultEndpointReconcilerInterval, 24*sync)
+	c.EndpointReconcilerConfig.Interval, c.Extra.MasterEndpointReconcileTTL = every, every*5/2
+	if c.ControlPlane.PeerProxy == nil { // without --peer-ca-file nobody reads it
+		c.ControlPlane.PeerEndpointReconcileInterval = time.Hour
 	}
 }
 

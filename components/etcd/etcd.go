@@ -182,7 +182,7 @@ func syncTime(dir string) (time.Duration, error) {
 // giveTime fits etcd to a disk that is slow, and reports whether it did.
 //
 // What is acknowledged is in the log; etcd commits it to its database as well, ten times a second, by two syncs during which nobody
-// reads or writes. They come when ten of their time have passed, so that most requests wait for the log alone. After a crash
+// reads or writes. They come when twenty syncs' time has passed, so that most requests wait for the log alone. After a crash
 // there is a little more log to apply.
 //
 // The election timeout bounds more than elections: a request has 5 s and two of it, a lease at least one and a half. Where a write takes
@@ -194,7 +194,7 @@ func (s *Server) giveTime(sync time.Duration) bool {
 		return false
 	}
 	if s.cfg.BackendBatchInterval == 0 {
-		s.cfg.BackendBatchInterval = 10 * sync
+		s.cfg.BackendBatchInterval = 20 * sync
 	}
 	if s.cfg.TickMs == tickMs && s.cfg.ElectionMs == electionMs { // else given by the user
 		election := min(max(4*sync, 10*time.Second), 50*time.Second) // etcd's limit

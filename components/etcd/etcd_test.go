@@ -155,10 +155,10 @@ func TestGiveTime(t *testing.T) {
 		commit   time.Duration // 0: etcd's default
 	}{
 		"a disk as usual":           {nil, 20 * time.Millisecond, 100 * time.Millisecond, 0},
-		"one second for a sync":     {nil, time.Second, 10 * time.Second, 10 * time.Second},
-		"five seconds":              {nil, 5 * time.Second, 20 * time.Second, 50 * time.Second},
-		"half a minute":             {nil, 30 * time.Second, 50 * time.Second, 5 * time.Minute},
-		"the user's own, elections": {[]string{"heartbeat-interval=50", "election-timeout=500"}, 5 * time.Second, 500 * time.Millisecond, 50 * time.Second},
+		"one second for a sync":     {nil, time.Second, 10 * time.Second, 20 * time.Second},
+		"five seconds":              {nil, 5 * time.Second, 20 * time.Second, 100 * time.Second},
+		"half a minute":             {nil, 30 * time.Second, 50 * time.Second, 10 * time.Minute},
+		"the user's own, elections": {[]string{"heartbeat-interval=50", "election-timeout=500"}, 5 * time.Second, 500 * time.Millisecond, 100 * time.Second},
 		"the user's own, commits":   {[]string{"backend-batch-interval=1s"}, 5 * time.Second, 20 * time.Second, time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -60,6 +60,6 @@ func administrator(kubeconfig string) (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
 	}
-	cfg.Timeout = 30 * time.Second
+	cfg.Timeout = 70 * time.Second // the API answers within 60 s, if it is there: on a slow disk with an error, else before
 	return kubernetes.NewForConfig(cfg)
 }

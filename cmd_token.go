@@ -17,7 +17,7 @@ import (
 )
 
 // signedTimeout bounds the wait for the signature of a new token, which takes some milliseconds.
-const signedTimeout = 5 * time.Second
+const signedTimeout = time.Minute
 
 func tokenCommand() *cli.Command {
 	command := func(name, args, usage string, action func(*cli.Context, kubernetes.Interface) error, flags ...cli.Flag) *cli.Command {

@@ -1,10 +1,12 @@
 package restart
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -42,6 +44,7 @@ func TestEveryone(t *testing.T) {
 	}
 	round(ways[0]) // what the first start again makes for good is made
 	goroutines, memory := held(t, s)
+	started := starters(t, s)
 	n := rounds(t)
 	for range n {
 		round(ways...)
@@ -52,6 +55,7 @@ func TestEveryone(t *testing.T) {
 	if grown := (moreGoroutines - goroutines) / float64(len(ways)*n); grown > leftPerRestart {
 		t.Errorf("starting all components again leaves %.1f goroutines behind, want at most %d", grown, leftPerRestart)
 	}
+	t.Logf("who has started more goroutines that run:%s", more(started, starters(t, s)))
 	if s.PID() != pid {
 		t.Error("the server is another process")
 	}
@@ -221,6 +225,41 @@ func held(t *testing.T, s *harness.Server) (goroutines, memory float64) {
 		}
 	}
 	return goroutines, harness.AnonymousMB(t, s.PID())
+}
+
+// starters counts the goroutines of the process by what has started them.
+func starters(t *testing.T, s *harness.Server) map[string]int {
+	t.Helper()
+	text, err := s.Client(t).CoreV1().RESTClient().Get().AbsPath("/debug/pprof/goroutine").Param("debug", "2").DoRaw(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]int{}
+	for line := range strings.Lines(string(text)) {
+		if starter, ok := strings.CutPrefix(line, "created by "); ok {
+			starter, _, _ = strings.Cut(strings.TrimSpace(starter), " in goroutine ")
+			out[starter]++
+		}
+	}
+	return out
+}
+
+// more lists who has started more goroutines than before, most first.
+func more(before, after map[string]int) string {
+	var names []string
+	for name, n := range after {
+		if n > before[name] {
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(after[b]-before[b]-after[a]+before[a], strings.Compare(a, b))
+	})
+	var out strings.Builder
+	for _, name := range names {
+		fmt.Fprintf(&out, "\n%5d  %s", after[name]-before[name], name)
+	}
+	return out.String()
 }
 
 // load is what users do meanwhile.

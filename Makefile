@@ -70,8 +70,8 @@ fuzz: ## every fuzz target for a minute: make fuzz [FUZZTIME=1m] [FUZZ=name]
 
 .PHONY: soak
 SOAK ?= 10m
-soak: bin/kubelith ## faults at random on a real server: make soak [SOAK=10m] [SEED=N]
-	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_SOAK=$(SOAK) KUBELITH_SOAK_SEED=$(SEED) \
+soak: bin/kubelith ## faults at random on a real server: make soak [SOAK=10m] [SEED=N] [CLOCK=yes: sets the clock of this machine]
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_SOAK=$(SOAK) KUBELITH_SOAK_SEED=$(SEED) KUBELITH_SOAK_CLOCK=$(CLOCK) \
 		$(GO) test -count=1 -v -timeout 0 ./integration/soak
 
 INTEGRATION_PARALLEL ?= 1
@@ -83,12 +83,15 @@ kube-bench: $(KUBE_BENCH) ## the checks of the CIS benchmark: scripts/cis.sh run
 $(KUBE_BENCH): tools/go.mod tools/go.sum
 	GOARCH= GOFLAGS=-trimpath $(GO) -C tools build -o $(CURDIR)/$@ github.com/aquasecurity/kube-bench
 
-.PHONY: conformance vm-test vm-nodes-test vagrant-validate dist clean
+.PHONY: conformance vm-test vm-soak vm-nodes-test vagrant-validate dist clean
 conformance: build ## upstream's conformance suite on a fresh cluster: make conformance E2E_DIR=... [NODES=1] [FOCUS=...] [PROCS=4]
 	scripts/conformance.sh
 
 vm-test: build ## install, run, reboot, pull the plug and uninstall in a VM: make vm-test VM=.../vm
 	scripts/vm-test.sh $(VM)
+
+vm-soak: build ## the soak with a clock that jumps, in a VM: make vm-soak VM=.../vm [SOAK=10m] [SEED=N]
+	SOAK=$(SOAK) SEED=$(SEED) scripts/vm-soak.sh $(VM)
 
 vm-nodes-test: build ## a server and an agent in two VMs, with a cut cable and a pulled plug: make vm-nodes-test VM=.../vm
 	scripts/vm-nodes-test.sh $(VM)

@@ -64,5 +64,6 @@
 // when KUBELITH_REQUIRE_INTEGRATION=1 and the host cannot run the tests. What is left over by an
 // interrupted run is removed by the sandbox's own holder process, or by the next run.
 // KUBELITH_TEST_DIR (default /var/tmp/kubelith-test) must be on a disk that overlayfs can use;
-// KUBELITH_TEST_LOGS names a directory that receives the log of every server.
+// KUBELITH_TEST_LOGS names a directory that receives the log of every server. KUBELITH_TEST_IMAGE is an archive of the test image
+// that integration/testimage/make has made, for a machine without Go and the sources.
 package harness

@@ -30,13 +30,15 @@ func (s *Server) prepare() error {
 }
 
 func (s *Server) putTestImage() error {
-	root, err := repoRoot()
-	if err != nil {
-		return err
-	}
-	archive, err := testimage.Archive(root, stateDir)
-	if err != nil {
-		return err
+	archive := os.Getenv("KUBELITH_TEST_IMAGE")
+	if archive == "" {
+		root, err := repoRoot()
+		if err != nil {
+			return err
+		}
+		if archive, err = testimage.Archive(root, stateDir); err != nil {
+			return err
+		}
 	}
 	path := s.Path(TestImageArchive)
 	// The data directory is the product's and private; only its mode matters here.

@@ -36,12 +36,20 @@ func smallDisk(s *harness.Server) error {
 }
 
 func createPod(t *testing.T, s *harness.Server, random *rand.Rand) string {
+	return create(t, s, random, "create a pod")
+}
+
+const withVolume = "create a pod with a volume"
+
+func createPodWithVolume(t *testing.T, s *harness.Server, random *rand.Rand) string {
+	return create(t, s, random, withVolume)
+}
+
+func create(t *testing.T, s *harness.Server, random *rand.Rand, what string) string {
 	name := "soak-" + strconv.FormatUint(random.Uint64(), 36)
 	pod := harness.Pod(namespace, name, "sleep", "10000")
 	pod.Labels = map[string]string{"soak": "pod"}
-	what := "create a pod"
-	if random.IntN(3) == 0 {
-		what = "create a pod with a volume"
+	if what == withVolume {
 		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: pod.Labels}, Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("16Mi")}},

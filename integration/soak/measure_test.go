@@ -15,6 +15,8 @@ import (
 type measurement struct {
 	mounts, namespaces, rules, links, containers int
 	goroutines, memory                           float64 // memory in MB
+
+	seen []string // each mount and rule, to tell which are more
 }
 
 func (m measurement) String() string {
@@ -22,36 +24,55 @@ func (m measurement) String() string {
 		m.mounts, m.namespaces, m.rules, m.links, m.containers, m.goroutines, m.memory)
 }
 
-// settled measures until nothing gets less any more, for a minute at most: pods that were deleted take a while to go.
+// settled measures until nothing changes any more for 15 seconds, for two minutes at most: pods that were deleted take a while to go, and what
+// a start makes last takes a while to come.
 func settled(t *testing.T, s *harness.Server) measurement {
 	t.Helper()
-	last := measure(t, s)
-	for range 12 {
+	last, same := measure(t, s), 0
+	for range 24 {
 		time.Sleep(5 * time.Second)
 		now := measure(t, s)
-		if now.mounts >= last.mounts && now.namespaces >= last.namespaces && now.rules >= last.rules && now.links >= last.links &&
-			now.goroutines >= last.goroutines*0.98 {
-			return now
+		if same++; !now.as(last) {
+			same = 0
 		}
-		last = now
+		if last = now; same == 3 {
+			break
+		}
 	}
 	return last
 }
 
+// as tells whether nothing has changed but what varies.
+func (m measurement) as(last measurement) bool {
+	return m.mounts == last.mounts && m.namespaces == last.namespaces && m.rules == last.rules && m.links == last.links &&
+		m.containers == last.containers && m.goroutines >= last.goroutines*0.98
+}
+
 func measure(t *testing.T, s *harness.Server) measurement {
 	t.Helper()
-	lines := func(text string) int { return len(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' })) }
+	split := func(text string) []string { return strings.FieldsFunc(text, func(r rune) bool { return r == '\n' }) }
+	lines := func(text string) int { return len(split(text)) }
 	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", s.PID()))
 	if err != nil {
 		t.Fatal(err)
 	}
+	rules := s.Exec(t, "sh", "-c", "nft -a list ruleset | grep -E 'handle|elements' | grep -v counter || true")
 	m := measurement{
 		mounts:     lines(string(mounts)),
 		namespaces: strings.Count(string(mounts), " - nsfs "), // each pod's is mounted
-		rules:      lines(s.Exec(t, "sh", "-c", "nft -a list ruleset | grep -E 'handle|elements' | grep -v counter || true")),
+		rules:      lines(rules),
 		links:      lines(s.Exec(t, "ip", "-o", "link")),
 		containers: lines(s.Exec(t, s.BinaryPath(), "ctr", "-n", "k8s.io", "tasks", "ls", "-q")),
 		memory:     harness.AnonymousMB(t, s.PID()),
+	}
+	for _, line := range split(string(mounts)) {
+		if f := strings.Fields(line); len(f) > 4 {
+			m.seen = append(m.seen, f[4])
+		}
+	}
+	for _, line := range split(rules) {
+		rule, _, _ := strings.Cut(line, " # handle")
+		m.seen = append(m.seen, strings.TrimSpace(rule))
 	}
 	for line := range strings.Lines(s.Kubectl(t, "get", "--raw", "/metrics")) {
 		if value, is := strings.CutPrefix(line, "go_goroutines "); is {
@@ -64,4 +85,18 @@ func measure(t *testing.T, s *harness.Server) measurement {
 		t.Fatal("the metrics have no go_goroutines")
 	}
 	return m
+}
+
+// more lists the mounts and rules that were not there before.
+func (m measurement) more(before measurement) (out []string) {
+	times := map[string]int{}
+	for _, line := range before.seen {
+		times[line]++
+	}
+	for _, line := range m.seen {
+		if times[line]--; times[line] < 0 {
+			out = append(out, line)
+		}
+	}
+	return out
 }

@@ -22,6 +22,7 @@ type writer struct {
 	ended  sync.WaitGroup
 
 	mu    sync.Mutex
+	total int
 	acked map[string]int // the number in each ConfigMap that the server has acknowledged last
 	sent  map[string]int // and the one that it was asked for last, acknowledged or not
 }
@@ -60,6 +61,7 @@ func (w *writer) write(ctx context.Context, n int) {
 	}
 	w.mu.Lock()
 	w.acked[name] = n
+	w.total++
 	w.mu.Unlock()
 }
 
@@ -70,7 +72,7 @@ func (w *writer) stop(t *testing.T) {
 	if len(w.acked) == 0 {
 		t.Error("nothing was acknowledged in all the time")
 	}
-	t.Logf("%d objects were written", len(w.acked))
+	t.Logf("%d writes were acknowledged, to %d objects", w.total, len(w.acked))
 }
 
 // lost are the objects that hold neither what was acknowledged last nor what was sent after it.

@@ -1,0 +1,149 @@
+package soak
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+// day is how old the server is when the faults begin, by its certificates: no jump goes further back.
+const day = 24 * time.Hour
+
+// jumps are how wrong the clock gets, either way.
+var jumps = []time.Duration{5 * time.Second, time.Minute, 10 * time.Minute, time.Hour, day / 2}
+
+// wallClock is the clock of the machine, all of it: there is no namespace of CLOCK_REALTIME.
+type wallClock struct {
+	booted time.Time // by the true time
+}
+
+// newWallClock takes the clock as true, and sets it again when the test ends.
+func newWallClock(t *testing.T) *wallClock {
+	t.Helper()
+	var now, up unix.Timespec
+	for id, into := range map[int32]*unix.Timespec{unix.CLOCK_REALTIME: &now, unix.CLOCK_BOOTTIME: &up} {
+		if err := unix.ClockGettime(id, into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := &wallClock{booted: time.Unix(now.Unix()).Add(-time.Duration(up.Nano()))}
+	t.Cleanup(func() { c.set(t, 0) })
+	return c
+}
+
+// set makes the clock wrong by an offset, which may be negative; zero: right.
+func (c *wallClock) set(t *testing.T, offset time.Duration) {
+	t.Helper()
+	var up unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
+		t.Fatal(err)
+	}
+	to, err := unix.TimeToTimespec(c.booted.Add(time.Duration(up.Nano()) + offset))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.ClockSettime(unix.CLOCK_REALTIME, &to); err != nil {
+		t.Fatalf("set the clock: %v", err)
+	}
+}
+
+// jump makes the clock wrong for a while, during which the server may start again. The cluster works meanwhile and afterwards, and what
+// runs goes on.
+func (c *wallClock) jump(t *testing.T, s *harness.Server, random *rand.Rand) string {
+	offset := jumps[random.IntN(len(jumps))]
+	what := fmt.Sprintf("a clock that is %s fast", offset)
+	if random.IntN(2) == 0 {
+		what = fmt.Sprintf("a clock that is %s slow", offset)
+		offset = -offset
+	}
+	process := c.steady(t, s)
+	c.set(t, offset)
+	switch random.IntN(3) {
+	case 0:
+		what += ", and kill -9"
+		s.Kill9(t)
+		s.Launch(t)
+	case 1:
+		what += ", and a restart"
+		s.Stop(t)
+		s.Launch(t)
+	}
+	s.WaitReady(t)
+	time.Sleep(time.Duration(random.IntN(20)) * time.Second)
+	c.works(t, s, what)
+	c.set(t, 0)
+	s.WaitReady(t)
+	c.works(t, s, what+", and was set")
+	if now := c.steady(t, s); now != process {
+		t.Errorf("%s: the process of a pod was %s and is %s", what, process, now)
+	}
+	return what
+}
+
+// steady is the process of a pod that runs all the time.
+func (c *wallClock) steady(t *testing.T, s *harness.Server) string {
+	t.Helper()
+	const name = "steady"
+	pod := harness.Pod(namespace, name, "sleep", "1000000")
+	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	eventually(t, "create a steady pod", func() error {
+		_, err := s.Client(t).CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{})
+		return unlessExists(err)
+	})
+	running := s.WaitRunning(t, pod)
+	pid := s.ContainerPID(t, running, running.Spec.Containers[0].Name)
+	return fmt.Sprintf("%d of %d", pid, harness.StartTime(t, pid))
+}
+
+// works tries the ways by which the components show each other certificates and tokens: a pod starts, the kubelet is called, and the token
+// of the pod is good.
+func (c *wallClock) works(t *testing.T, s *harness.Server, when string) {
+	t.Helper()
+	const name = "tries"
+	pod := harness.Pod(namespace, name, "sleep", "1000000")
+	eventually(t, when+": create a pod", func() error {
+		_, err := s.Client(t).CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{})
+		return unlessExists(err)
+	})
+	s.WaitRunning(t, pod)
+	var token string
+	eventually(t, when+": exec", func() error {
+		r := s.TryKubectl(t, "-n", namespace, "exec", name, "--", "cat", "/var/run/secrets/kubernetes.io/serviceaccount/token")
+		if token = r.Stdout; r.Code != 0 {
+			return fmt.Errorf("%s", r.Stderr)
+		}
+		return nil
+	})
+	eventually(t, when+": the token of a new pod", func() error {
+		config := rest.AnonymousClientConfig(s.RESTConfig(t))
+		config.BearerToken = token
+		client, err := kubernetes.NewForConfig(config)
+		if err != nil {
+			return err
+		}
+		_, err = client.AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+		return err
+	})
+	eventually(t, when+": delete a pod", func() error {
+		now := int64(0)
+		err := s.Client(t).CoreV1().Pods(namespace).Delete(t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: &now})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err == nil {
+			err = fmt.Errorf("it is still there")
+		}
+		return err
+	})
+}

@@ -19,11 +19,15 @@ func TestHeartbeatOfTheFuture(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
 	leases := s.Client(t).CoordinationV1().Leases(corev1.NamespaceNodeLease)
-	list, err := leases.List(t.Context(), metav1.ListOptions{})
-	if err != nil || len(list.Items) != 1 {
-		t.Fatalf("%d Leases of nodes (%v)", len(list.Items), err)
-	}
-	name := list.Items[0].Name
+	var name string
+	harness.Eventually(t, time.Minute, "the Lease of the node", func() error {
+		list, err := leases.List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(list.Items) != 1 {
+			return fmt.Errorf("%d Leases (%v)", len(list.Items), err)
+		}
+		name = list.Items[0].Name
+		return nil
+	})
 	ahead := metav1.NewMicroTime(time.Now().Add(time.Hour).Truncate(time.Microsecond))
 	patch := fmt.Sprintf(`{"spec": {"renewTime": %q}}`, ahead.UTC().Format(metav1.RFC3339Micro))
 	patched, err := leases.Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})

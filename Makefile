@@ -83,7 +83,7 @@ kube-bench: $(KUBE_BENCH) ## the checks of the CIS benchmark: scripts/cis.sh run
 $(KUBE_BENCH): tools/go.mod tools/go.sum
 	GOARCH= GOFLAGS=-trimpath $(GO) -C tools build -o $(CURDIR)/$@ github.com/aquasecurity/kube-bench
 
-.PHONY: conformance vm-test vm-soak vm-nodes-test vagrant-validate dist clean
+.PHONY: conformance vm-test vm-soak vm-nodes-test vagrant-validate vagrant-test dist clean
 conformance: build ## upstream's conformance suite on a fresh cluster: make conformance E2E_DIR=... [NODES=1] [FOCUS=...] [PROCS=4]
 	scripts/conformance.sh
 
@@ -98,6 +98,10 @@ vm-nodes-test: build ## a server and an agent in two VMs, with a cut cable and a
 
 vagrant-validate: ## check scripts/Vagrantfile (needs vagrant and bin/kubelith, no provider)
 	cd scripts && VAGRANT_HOME=$(CURDIR)/.cache/vagrant vagrant validate --ignore-provider
+
+vagrant-test: build ## `vagrant up`, another version, `vagrant destroy`, with libvirt in software, without KVM (root)
+	$(GO) build -ldflags '$(subst kubelithVersion=$(KUBELITH),kubelithVersion=$(KUBELITH)-next,$(LDFLAGS))' -o .cache/vagrant-test/kubelith-next .
+	scripts/vagrant-test.sh
 
 dist: deps-dist ## executables for amd64 and arm64, at dist/
 	mkdir -p dist

@@ -26,8 +26,9 @@ import (
 	"kubelith.io/kubelith/components/pki"
 )
 
-// signTimeout is how long the server may take for the node's certificate. It decides and signs within a second.
-const signTimeout = time.Minute
+// signTimeout is how long the server may take for the node's certificate. It decides and signs within a second, but on a slow disk, where
+// each of the writes takes half a minute.
+const signTimeout = 5 * time.Minute
 
 // nodeIPAnnotation is where a request has the addresses that the node is going to have (components/approver).
 const nodeIPAnnotation = "kubelith.io/node-ip"

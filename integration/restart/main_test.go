@@ -23,7 +23,7 @@ import (
 
 const socket = "/run/kubelith-faults.sock"
 
-var options = harness.Options{Env: []string{"KUBELITH_TEST_FAULTS=" + socket}, Panics: true}
+var options = harness.Options{Env: []string{"KUBELITH_TEST_FAULTS=" + socket}, Args: []string{"--apiserver-arg=profiling=true"}, Panics: true}
 
 var cluster = harness.NewShared(options)
 

@@ -17,7 +17,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// day is how old the server is when the faults begin, by its certificates: no jump goes further back.
+// day is how old the server is when the faults begin, by its certificates: no jump goes further back. It refuses a clock that is before its
+// certificates or its program.
 const day = 24 * time.Hour
 
 // jumps are how wrong the clock gets, either way.
@@ -25,7 +26,8 @@ var jumps = []time.Duration{5 * time.Second, time.Minute, 10 * time.Minute, time
 
 // wallClock is the clock of the machine, all of it: there is no namespace of CLOCK_REALTIME.
 type wallClock struct {
-	booted time.Time // by the true time
+	booted time.Time     // by the true time
+	later  time.Duration // what the test takes as the true time, in truth
 }
 
 // newWallClock takes the clock as true, and sets it again when the test ends.
@@ -38,7 +40,7 @@ func newWallClock(t *testing.T) *wallClock {
 		}
 	}
 	c := &wallClock{booted: time.Unix(now.Unix()).Add(-time.Duration(up.Nano()))}
-	t.Cleanup(func() { c.set(t, 0) })
+	t.Cleanup(func() { c.set(t, -c.later) })
 	return c
 }
 
@@ -49,7 +51,7 @@ func (c *wallClock) set(t *testing.T, offset time.Duration) {
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
 		t.Fatal(err)
 	}
-	to, err := unix.TimeToTimespec(c.booted.Add(time.Duration(up.Nano()) + offset))
+	to, err := unix.TimeToTimespec(c.booted.Add(time.Duration(up.Nano()) + c.later + offset))
 	if err != nil {
 		t.Fatal(err)
 	}

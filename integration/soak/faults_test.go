@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -193,10 +194,16 @@ func fillDisk(t *testing.T, s *harness.Server, random *rand.Rand) string {
 		}
 	}
 	s.Exec(t, "rm", filler)
-	if !running(s) {
-		s.WaitExit(t, time.Minute)
-		s.Launch(t)
-	}
+	eventually(t, "the server to answer after a full disk", func() error {
+		if !running(s) { // it may have been ending when there was room again
+			s.WaitExit(t, time.Minute)
+			s.Launch(t)
+		}
+		if r := s.TryKubectl(t, "get", "--raw", "/readyz"); r.Code != 0 {
+			return errors.New(r.Stderr)
+		}
+		return nil
+	})
 	s.WaitReady(t)
 	return what
 }

@@ -34,8 +34,8 @@ func TestSoak(t *testing.T) {
 	var s *harness.Server
 	if os.Getenv("KUBELITH_SOAK_CLOCK") == "yes" {
 		clock := newWallClock(t)
-		clock.set(t, -day)
 		s = harness.Start(t, harness.Options{Prepare: smallDisk})
+		clock.later = day
 		clock.set(t, 0)
 		s.WaitReady(t)
 		faults = append(faults, clock.jump, clock.jump, clock.jump)

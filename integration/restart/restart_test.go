@@ -3,6 +3,7 @@ package restart
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -125,6 +126,45 @@ func TestStuckAlone(t *testing.T) {
 	if want := "a second one beside it is not safe"; !strings.Contains(s.Logs(), want) {
 		t.Errorf("the log does not say %q", want)
 	}
+}
+
+// TestCrashLoop: a panic that nothing catches ends the process, whoever restarts it. The component that does so for the third time is left
+// out of the next start, which says so, and comes back later.
+func TestCrashLoop(t *testing.T) {
+	t.Parallel()
+	o := options
+	o.NoTestImage = true
+	s := harness.Start(t, o)
+	for range 3 {
+		_ = breakOne(s, "dns", "crash") // the answer may not be out when the process ends
+		if code := s.WaitExit(t, 40*time.Second); code != 2 {
+			t.Fatalf("exit code %d", code)
+		}
+		s.Launch(t)
+		s.WaitReady(t)
+	}
+	if want := "left out, starts in"; strings.Count(s.Logs(), want) != 1 {
+		t.Errorf("the log does not say %q once", want)
+	}
+	harness.Eventually(t, 60*time.Second, "an Event of it", func() error {
+		events, err := s.Client(t).CoreV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,reason=ComponentFailed"})
+		if err != nil {
+			return err
+		}
+		for _, e := range events.Items {
+			if strings.Contains(e.Message, `dns: has ended the process 3 times in a row, the last time by "panic: a test"`) {
+				return nil
+			}
+		}
+		return fmt.Errorf("%d others", len(events.Items))
+	})
+	harness.Eventually(t, 60*time.Second, "dns to be up again", func() error {
+		if metrics(t, s)[of("up", "dns")] != 1 {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	resolves(t, s, "kubernetes.default.svc.cluster.local.", "10.43.0.1")
 }
 
 // web makes a Deployment of two pods that serve, and returns the address of its Service when they do.

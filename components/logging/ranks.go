@@ -15,7 +15,7 @@ type said struct{ component, message, err string }
 // and, where that is not enough, what stands in its error, so that no fault gets a level that is too low.
 type rank struct {
 	component string // several are separated by spaces; empty: any, for information alone
-	message   string // prefix
+	message   string // prefix; one that begins with "*" stands after something that differs
 	err       string // part of the error; empty: any
 	level     logrus.Level
 	// passing says that the line is of no interest only if it is over soon, as in a start: who says the same for longer than
@@ -35,6 +35,8 @@ var upstreamRanks = []rank{
 	{component: "etcd", message: "failed to update storage version", err: "missing term information", level: logrus.DebugLevel},
 	// The first reads wait for the member to elect itself.
 	{component: "etcd", message: "waiting for ReadIndex response took too long, retrying", level: logrus.DebugLevel, passing: true},
+	// It elects itself before its first entry is applied, which it does again at its next tick. A member's id comes first.
+	{component: "etcd", message: "*cannot campaign at term ", level: logrus.DebugLevel, passing: true},
 	{component: "etcd", message: "ignored out-of-date read index response", level: logrus.DebugLevel, passing: true},
 	// The steps of requests that took long. That they did is told by "apply request took too long".
 	{component: "etcd apiserver", message: "trace", level: logrus.DebugLevel},
@@ -120,7 +122,11 @@ func (r *ranks) level(s said, has logrus.Level, now time.Time) logrus.Level {
 }
 
 func (r rank) of(s said) bool {
-	if !strings.HasPrefix(s.message, r.message) || !strings.Contains(s.err, r.err) {
+	said := strings.HasPrefix(s.message, r.message)
+	if part, ok := strings.CutPrefix(r.message, "*"); ok {
+		said = strings.Contains(s.message, part)
+	}
+	if !said || !strings.Contains(s.err, r.err) {
 		return false
 	}
 	if r.component == "" {

@@ -21,6 +21,7 @@ func TestRanks(t *testing.T) {
 		"another error":            {"kubelet", "Failed to read data from checkpoint", "disk", `error component=kubelet Failed to read data from checkpoint err=disk`},
 		"the error that passes":    {"kubelet", "Failed to read data from checkpoint", "checkpoint is not found", ``},
 		"an error of any":          {"kubelet", "Waiting for caches to sync", "", "error component=kubelet Waiting for caches to sync"},
+		"after an id":              {"etcd", "8e9e05c52164694d cannot campaign at term 1 since there are still pending configuration changes to apply", "", ""},
 		"not at the beginning":     {"etcd", "oh: simple token is not cryptographically signed", "", "error component=etcd oh: simple token is not cryptographically signed"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -25,8 +26,8 @@ func TestReadyStays(t *testing.T) {
 	informers := shared.server.Informers()
 	silent := informers.InformerFor(&batchv1.CronJob{}, func(kubernetes.Interface, time.Duration) cache.SharedIndexInformer {
 		return cache.NewSharedIndexInformer(&cache.ListWatch{
-			ListFunc:  func(metav1.ListOptions) (runtime.Object, error) { return nil, errors.New("no answer") },
-			WatchFunc: func(metav1.ListOptions) (watch.Interface, error) { return watch.NewFake(), nil },
+			ListWithContextFunc:  func(context.Context, metav1.ListOptions) (runtime.Object, error) { return nil, errors.New("no answer") },
+			WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return watch.NewFake(), nil },
 		}, &batchv1.CronJob{}, 0, cache.Indexers{})
 	})
 	informers.Start(nil)

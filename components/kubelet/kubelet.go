@@ -135,7 +135,10 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		}()
 		defer func() { stop(); <-registered }()
 	}
-	return app.Run(ctx, s.upstream, deps, utilfeature.DefaultFeatureGate)
+	if err := app.Run(ctx, s.upstream, deps, utilfeature.DefaultFeatureGate); ctx.Err() == nil {
+		return err
+	}
+	return nil // asked to stop: what it was about when it started fails then, and is no failure
 }
 
 // heartbeatTimeout is how long a write of the Node's status or its lease may take. Upstream's limit, the lesser of the lease's

@@ -186,7 +186,8 @@ func TestNodeObject(t *testing.T) {
 			return fmt.Errorf("addresses %v", node(t, s).Status.Addresses)
 		})
 		mustAskOutside(t, fmt.Sprintf("http://%s:%d/", other, port))
-		harness.Eventually(t, 15*time.Second, "the rules to forget the old address", func() error {
+		// What a stop did not take out of default/kubernetes goes with its lease of 15 s, at the next look, every 10 s.
+		harness.Eventually(t, 60*time.Second, "the rules to forget the old address", func() error {
 			if rules := s.Exec(t, "nft", "list", "table", "ip", "kube-proxy"); strings.Contains(rules, old) {
 				return fmt.Errorf("%s is in\n%s", old, rules)
 			}

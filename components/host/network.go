@@ -87,6 +87,7 @@ func (r *Reset) removeNetwork(ctx context.Context, bridge string, ids map[string
 		}
 		r.say("removed nftables rule of %s", rule.comment)
 	}
+	errs = append(errs, r.removeKubeletChains(ctx)...)
 	return append(errs, r.removeUnusedTables(ctx)...)
 }
 

@@ -34,14 +34,19 @@ type ruleset struct {
 	Nftables []nftEntry
 }
 
-// nftEntry is one of the two, or something else.
+// nftEntry is one of these, or something else.
 type nftEntry struct {
 	Table *struct{ Family, Name string }
+	Chain *struct{ Name, Hook, Policy string }
 	Rule  *struct {
 		Family, Table, Chain, Comment string
 		Handle                        int
+		Expr                          []nftExpr
 	}
 }
+
+// nftExpr is a part of a rule.
+type nftExpr struct{ Jump *struct{ Target string } }
 
 // listTables returns all tables of the packet filter; none without nft, since nothing can have been made then.
 func (r *Reset) listTables(ctx context.Context) []nftTable {

@@ -165,6 +165,8 @@ func (r *Reset) Plan() []string {
 	tables, rules := r.packetFilter(found.ids)
 	add(len(tables), "remove %d nftables tables of kube-proxy and the pod network", len(tables))
 	add(len(rules), "remove %d nftables rules of pods", len(rules))
+	chains := r.kubeletTables(context.Background()) // reads only
+	add(len(chains), "remove the kubelet's chains from %d tables of iptables", len(chains))
 	uids := r.podUIDs()
 	logs, cni := r.podLogs(uids), r.cniState(found.ids)
 	cgroups, _ := r.podCgroups(uids)

@@ -1,4 +1,4 @@
-# Kubelith. `make help` lists the targets; README.md explains them.
+# Kubelith. `make help` lists the targets; see README.md.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
@@ -7,8 +7,7 @@ GO ?= go
 include payload.mk
 -include lint.mk bench/bench.mk
 
-# The build's settings are the environment of every go command here, so that
-# build, vet, lint and test share one cache.
+# Every go command here has these settings, so that build, vet, lint and test share one cache.
 export CGO_ENABLED := 0
 export GOFLAGS := -trimpath -buildvcs=false -tags=no_btrfs,no_devmapper,no_zfs
 
@@ -18,7 +17,7 @@ STAMP := k8s.io/component-base/version
 CLIENT_STAMP := k8s.io/client-go/pkg/version
 minor = $(word 2,$(subst ., ,$(KUBERNETES)))
 CONTAINERD := $(shell sed -n 's/^\tgithub.com\/containerd\/containerd\/v2 v\([0-9.]*\).*/\1/p' go.mod)
-LDFLAGS := -s -w -X github.com/containerd/containerd/v2/version.Version=$(CONTAINERD) -X main.kubelithVersion=$(KUBELITH) \
+LDFLAGS := -s -w -X github.com/containerd/containerd/v2/version.Version=$(CONTAINERD) -X kubelith.io/kubelith/cmd/kubelith.Version=$(KUBELITH) \
 	-X $(STAMP).gitVersion=$(KUBERNETES)+kubelith -X $(STAMP).gitMajor=1 -X $(STAMP).gitMinor=$(minor) -X $(STAMP).gitTreeState=clean \
 	-X $(STAMP).gitCommit=$(shell git rev-parse -q --verify HEAD 2>/dev/null || echo unknown) \
 	-X $(STAMP).buildDate=$(shell TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null || echo 1970-01-01T00:00:00Z)
@@ -27,50 +26,57 @@ LDFLAGS := -s -w -X github.com/containerd/containerd/v2/version.Version=$(CONTAI
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-build: bin/kubelith ## the one executable, at bin/kubelith
+build: bin/kubelith bin/kubelith-plugin-check ## build bin/kubelith, and bin/kubelith-plugin-check for `kubelith plugin check`
 
-.PHONY: bin/kubelith
+.PHONY: bin/kubelith bin/kubelith-plugin-check
 bin/kubelith: payload images
 	@echo "build: compiling Kubernetes $(KUBERNETES) into bin/kubelith (6 minutes the first time, seconds after)"
 	GOARCH=$(ARCH) $(GO) build -ldflags '$(LDFLAGS)' -o $@ .
 	@ln -sf kubelith bin/kubectl
 
+bin/kubelith-plugin-check:
+	GOARCH=$(ARCH) $(GO) build -ldflags '-s -w' -o $@ ./cmd/kubelith-plugin-check
+
 .PHONY: deps deps-dist run stop
-deps: ## install the Debian packages that build, run and test need
+deps: ## install the Debian packages that build, run and test require
 	@scripts/deps.sh $(PAYLOAD_PACKAGES)
 
-deps-dist: ## install what dist needs besides: the C compiler and libseccomp of the other architecture
+deps-dist: ## install the additional packages for dist: C compiler and libseccomp of the other architecture
 	@scripts/deps.sh $(PAYLOAD_PACKAGES) $(PAYLOAD_PACKAGES_DIST)
 
-run: deps build ## start a cluster and an application on this machine, and show that it answers
+run: deps build ## start a cluster with an application on this machine, and show that it answers
 	@scripts/run.sh
 
-stop: ## end what `make run` started and remove all it left
+stop: ## end the cluster of `make run` and remove everything it left
 	@scripts/stop.sh
 
 # Packages of our own, and among them those that start clusters.
 packages := $(shell $(GO) list ./... 2>/dev/null | grep -v -e /integration -e /bench/compare -e /bench/requests -e /bench/network -e /bench/scale)
 
 .PHONY: test unit race integration vet
-test: deps build lint unit race integration ## everything CI checks: lint, unit tests, real clusters
+test: deps build lint unit race integration ## everything CI checks: lint, unit tests, real clusters, a sample of upstream's conformance tests
+	@$(conformance_suite) --where >/dev/null 2>&1 && echo "test: all passed" || \
+		echo "test: all passed, but upstream's conformance tests were not run: there is no suite (make conformance-suite says why)"
 
 unit: ## unit tests: no root, no network
 	$(GO) test $(packages)
 
 # The tests of these do many things at once and link little of upstream, which would all be compiled again for the detector.
 race: ## unit tests of what does many things at once, under the race detector
-	CGO_ENABLED=1 $(GO) test -race $(addprefix ./components/,lifecycle client config logging pki join token approver network) ./plugins/host
+	CGO_ENABLED=1 $(GO) test -race $(addprefix ./base/,lifecycle client config logging pki) $(addprefix ./components/,cluster/approver cluster/token worker/join worker/network) ./plugins/host ./plugins/process
 
-integration: bin/kubelith kube-bench ## tests on real clusters, each in namespaces of its own (root)
-	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_KUBE_BENCH=$(CURDIR)/$(KUBE_BENCH) $(GO) test -count=1 -p $(INTEGRATION_PARALLEL) -timeout 30m ./integration/...
+integration: build kube-bench ## tests on real clusters, each in namespaces of its own (root)
+	-$(MAKE) --no-print-directory conformance-suite
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_KUBE_BENCH=$(CURDIR)/$(KUBE_BENCH) \
+		KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -count=1 -p $(INTEGRATION_PARALLEL) -timeout 30m ./integration/...
 
 .PHONY: fuzz
-fuzz: ## every fuzz target for a minute: make fuzz [FUZZTIME=1m] [FUZZ=name]
+fuzz: ## run every fuzz target for a minute: make fuzz [FUZZTIME=1m] [FUZZ=name]
 	@scripts/fuzz.sh
 
 .PHONY: soak
 SOAK ?= 10m
-soak: bin/kubelith ## faults at random on a real server: make soak [SOAK=10m] [SEED=N] [CLOCK=yes: sets the clock of this machine]
+soak: bin/kubelith ## inject random faults into a real server: make soak [SOAK=10m] [SEED=N] [CLOCK=yes: sets this machine's clock]
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_SOAK=$(SOAK) KUBELITH_SOAK_SEED=$(SEED) KUBELITH_SOAK_CLOCK=$(CLOCK) \
 		$(GO) test -count=1 -v -timeout 0 ./integration/soak
 
@@ -78,41 +84,51 @@ INTEGRATION_PARALLEL ?= 1
 
 .PHONY: kube-bench
 KUBE_BENCH := .cache/tools/kube-bench
-kube-bench: $(KUBE_BENCH) ## the checks of the CIS benchmark: scripts/cis.sh runs them
+kube-bench: $(KUBE_BENCH) ## build kube-bench, for the CIS benchmark (scripts/cis.sh)
 
 $(KUBE_BENCH): tools/go.mod tools/go.sum
 	GOARCH= GOFLAGS=-trimpath $(GO) -C tools build -o $(CURDIR)/$@ github.com/aquasecurity/kube-bench
+
+.PHONY: conformance-suite conformance-suite-there
+conformance_suite := $(GO) run ./integration/conformance/suite
+conformance-suite: ## build upstream's e2e.test and images for a sample of its tests, in ~/.cache/kubelith
+	@scripts/deps.sh bind9-dnsutils netcat-openbsd
+	$(conformance_suite)
+
+conformance-suite-there:
+	@$(conformance_suite) --where >/dev/null 2>&1
 
 .PHONY: conformance vm-test vm-soak vm-nodes-test vagrant-validate vagrant-test dist clean
 conformance: build ## upstream's conformance suite on a fresh cluster: make conformance E2E_DIR=... [NODES=1] [FOCUS=...] [PROCS=4]
 	scripts/conformance.sh
 
-vm-test: build ## install, run, reboot, pull the plug and uninstall in a VM: make vm-test VM=.../vm
+vm-test: build ## install, run, reboot, cut the power and uninstall in a VM: make vm-test VM=.../vm
 	scripts/vm-test.sh $(VM)
 
-vm-soak: build ## the soak with a clock that jumps, in a VM: make vm-soak VM=.../vm [SOAK=10m] [SEED=N]
+vm-soak: build ## run soak in a VM, with a jumping clock: make vm-soak VM=.../vm [SOAK=10m] [SEED=N]
 	SOAK=$(SOAK) SEED=$(SEED) scripts/vm-soak.sh $(VM)
 
-vm-nodes-test: build ## a server and an agent in two VMs, with a cut cable and a pulled plug: make vm-nodes-test VM=.../vm
+vm-nodes-test: build ## a server and an agent in two VMs, with a cut cable and a power cut: make vm-nodes-test VM=.../vm
 	scripts/vm-nodes-test.sh $(VM)
 
-vagrant-validate: ## check scripts/Vagrantfile (needs vagrant and bin/kubelith, no provider)
+vagrant-validate: ## validate scripts/Vagrantfile (needs vagrant and bin/kubelith, no provider)
 	cd scripts && VAGRANT_HOME=$(CURDIR)/.cache/vagrant vagrant validate --ignore-provider
 
-vagrant-test: build ## `vagrant up`, another version, `vagrant destroy`, with libvirt in software, without KVM (root)
-	$(GO) build -ldflags '$(subst kubelithVersion=$(KUBELITH),kubelithVersion=$(KUBELITH)-next,$(LDFLAGS))' -o .cache/vagrant-test/kubelith-next .
+vagrant-test: build ## `vagrant up`, upgrade and `vagrant destroy` with libvirt, without KVM (root)
+	$(GO) build -ldflags '$(subst .Version=$(KUBELITH),.Version=$(KUBELITH)-next,$(LDFLAGS))' -o .cache/vagrant-test/kubelith-next .
 	scripts/vagrant-test.sh
 
-dist: deps-dist ## executables for amd64 and arm64, at dist/
+dist: deps-dist ## build executables for amd64 and arm64 in dist/
 	mkdir -p dist
 	for arch in amd64 arm64; do \
 		$(MAKE) --no-print-directory payload images ARCH=$$arch && \
-		GOARCH=$$arch $(GO) build -ldflags '$(LDFLAGS)' -o dist/kubelith-$$arch . || exit 1; \
+		GOARCH=$$arch $(GO) build -ldflags '$(LDFLAGS)' -o dist/kubelith-$$arch . && \
+		GOARCH=$$arch $(GO) build -ldflags '-s -w' -o dist/kubelith-plugin-check-$$arch ./cmd/kubelith-plugin-check || exit 1; \
 	done
 
 .PHONY: size
-size: ## lines of our own Go by folder
+size: ## count our own lines of Go by folder
 	@scripts/size.sh
 
-clean: payload-clean ## remove what make built
+clean: payload-clean ## remove everything that make built
 	rm -rf bin dist .cache

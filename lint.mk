@@ -1,5 +1,5 @@
-# What reads the code without running it. The first run takes some three minutes on two cores, most of it
-# staticcheck reading Kubernetes; it keeps what it learned in its own cache (~/.cache/staticcheck).
+# Static checks. The first run takes some three minutes on two cores, mostly for staticcheck to read Kubernetes; its cache
+# is ~/.cache/staticcheck.
 STATICCHECK := .cache/staticcheck
 shell_files = $(shell git ls-files --cached --others --exclude-standard '*.sh' .ci/run)
 
@@ -27,10 +27,10 @@ lint-shell:
 		shellcheck --severity=warning --shell=sh --exclude=SC2034 scripts/*.openrc; \
 	else echo "lint: shellcheck is not installed (apt-get install shellcheck): scripts are not checked"; fi
 
-# The Go code of the plugins' protocols is kept in git: who builds needs no generator, and a change shows in its diff.
+# The Go code of the plugin protocols is in git: a build needs no generator, and a change shows in its diff.
 PROTO_TOOLS := $(addprefix $(CURDIR)/.cache/tools/,genproto protoc-gen-go protoc-gen-go-grpc)
 
-proto: $(PROTO_TOOLS) ## make the Go code of plugins/proto again after a change of a .proto
+proto: $(PROTO_TOOLS) ## generate the Go code of plugins/proto after changing a .proto file
 	$(word 1,$(PROTO_TOOLS)) plugins/proto $(wordlist 2,3,$(PROTO_TOOLS))
 
 lint-proto: $(PROTO_TOOLS)

@@ -51,7 +51,7 @@ $(PAYLOAD_CACHE)/portmap: $(payload_sources)
 	$(payload_build) -ldflags '-s -w' -o $(CURDIR)/$@ $(payload_plugins)/meta/portmap
 
 # The storage plugin is of this module: it is written with the SDK that other plugins are written with.
-$(PAYLOAD_CACHE)/local: payload.mk go.mod $(wildcard plugins/builtin/local/*.go plugins/builtin/local/cmd/*.go plugins/sdk/*.go plugins/proto/*.go plugins/proto/*/v1/*.go)
+$(PAYLOAD_CACHE)/local: payload.mk go.mod $(wildcard base/atomicfile/*.go base/names/*.go plugins/builtin/local/*.go plugins/builtin/local/cmd/*.go plugins/sdk/*.go plugins/proto/*.go plugins/proto/*/v1/*.go)
 	CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) GOFLAGS= $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $@ ./plugins/builtin/local/cmd
 
 $(PAYLOAD_CACHE)/pause: runtime/images/programs/pause/pause.c payload.mk
@@ -60,7 +60,7 @@ $(PAYLOAD_CACHE)/pause: runtime/images/programs/pause/pause.c payload.mk
 $(PAYLOAD_CACHE)/hello: $(wildcard runtime/images/programs/hello/*.go) payload.mk
 	CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $@ ./runtime/images/programs/hello
 
-runtime/images/embed/$(ARCH)/images.tar.zst: $(PAYLOAD_CACHE)/pause $(PAYLOAD_CACHE)/hello $(wildcard runtime/images/make/*.go runtime/images/names/*.go)
+runtime/images/embed/$(ARCH)/images.tar.zst: $(PAYLOAD_CACHE)/pause $(PAYLOAD_CACHE)/hello $(wildcard runtime/images/make/*.go) runtime/images/names.go
 	CGO_ENABLED=0 GOARCH= $(GO) run ./runtime/images/make -arch $(ARCH) -out $@ -pause $(PAYLOAD_CACHE)/pause -hello $(PAYLOAD_CACHE)/hello
 
 payload-clean:

@@ -3,19 +3,19 @@
 #
 #   make bench                              7 rounds of starts and pods, 2 of five minutes idle: about 75 minutes
 #   make bench ROUNDS=3 IDLE_SECONDS=60     fewer and shorter
-#   make bench-quick                        one short round of each: does it work
-#   make bench-table                        print the table of what has been measured so far
-#   make bench-plugins                      plugins beside what they replace (bench/plugins): about 15 minutes
+#   make bench-quick                        one short round of each, as a test
+#   make bench-table                        print the table of the results so far
+#   make bench-plugins                      plugins against what they replace (bench/plugins): about 15 minutes
 #   make bench-scale                        1,000 hollow nodes and 10,000 pods (bench/scale): about 6 minutes
-#   make bench-network                      ways between pods, and what an agent costs (bench/network): about 40 minutes
+#   make bench-network                      routes between pods, and the cost of an agent (bench/network): about 40 minutes
 #
-# A run that was interrupted goes on where it stopped. Results belong to one executable and one set of settings:
+# An interrupted run continues where it stopped. Results belong to one executable and one set of settings:
 # after a change remove $(BENCH_RESULTS) or name another file.
 ROUNDS ?= 7
 IDLE_ROUNDS ?= 2
 IDLE_SECONDS ?= 300
 BENCH_RESULTS ?= .cache/bench/results.jsonl
-# PEER_GOGC: what Kubelith sets for itself (components/node/memory.go), given to the processes of the composition.
+# PEER_GOGC: Kubelith's own setting (components/node/memory.go), for the processes of the composition.
 PEER_GOGC ?= 50
 # PEER_START: "ordered" starts the peers' clients only when the apiserver is ready, instead of all at once.
 PEER_START ?=
@@ -32,14 +32,14 @@ bench: bin/kubelith bench-peers $(BENCH)/kubelith.zst ## measure against separat
 	$(bench_run)
 	@$(MAKE) --no-print-directory bench-table
 
-bench-quick: ## one short round of the benchmarks
+bench-quick: ## run one short round of the benchmarks
 	@rm -f $(BENCH)/quick.jsonl
 	@$(MAKE) --no-print-directory bench ROUNDS=1 IDLE_ROUNDS=1 IDLE_SECONDS=20 BENCH_RESULTS=$(BENCH)/quick.jsonl
 
 bench-table:
 	@$(GO) run ./bench/report -results $(BENCH_RESULTS) $(if $(wildcard $(BENCH)/kubelith.zst),-packed $(BENCH)/kubelith.zst)
 
-# The test binary is built first and then run, so that nothing is compiled while something is measured. `cd`: a test
+# The test binary is built first, so that nothing is compiled during a measurement. `cd`: a test
 # runs in the directory of its package.
 define bench_run
 $(GO) test -c -ldflags='-s -w' -o $(BENCH)/compare.test ./bench/compare
@@ -51,7 +51,7 @@ bench_env = BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12) idle
 	BENCH_RESULTS=$(abspath $(BENCH_RESULTS)) BENCH_PEERS=$(CURDIR)/$(BENCH)/bin ROUNDS=$(ROUNDS) IDLE_ROUNDS=$(IDLE_ROUNDS) \
 	IDLE_SECONDS=$(IDLE_SECONDS) PEER_GOGC=$(PEER_GOGC) PEER_START=$(PEER_START)
 
-bench-network: bin/kubelith ## measure ways between pods, and an agent (root, about 40 minutes)
+bench-network: bin/kubelith ## measure routes between pods, and an agent (root, about 40 minutes)
 	$(GO) test -c -ldflags='-s -w' -o $(BENCH)/network.test ./bench/network
 	cd bench/network && KUBELITH_BIN=$(CURDIR)/bin/kubelith $(bench_network_env) $(CURDIR)/$(BENCH)/network.test -test.v -test.timeout 3h
 	@$(GO) run ./bench/report -table network -results $(BENCH_NETWORK_RESULTS)
@@ -60,7 +60,7 @@ BENCH_NETWORK_IDLE ?= 120
 bench_network_env = BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12) idle=$(BENCH_NETWORK_IDLE)" \
 	BENCH_RESULTS=$(abspath $(BENCH_NETWORK_RESULTS)) ROUNDS=$(ROUNDS) IDLE_SECONDS=$(BENCH_NETWORK_IDLE)
 
-bench-plugins: bin/kubelith ## measure plugins beside what they replace (root, about 15 minutes)
+bench-plugins: bin/kubelith ## measure plugins against what they replace (root, about 15 minutes)
 	$(GO) test -c -ldflags='-s -w' -o $(BENCH)/plugins.test ./bench/plugins
 	cd bench/plugins && KUBELITH_BIN=$(CURDIR)/bin/kubelith BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12)" \
 		BENCH_RESULTS=$(abspath $(BENCH_PLUGINS_RESULTS)) ROUNDS=$(ROUNDS) $(CURDIR)/$(BENCH)/plugins.test -test.v -test.timeout 3h
@@ -77,7 +77,7 @@ SCALE_PODS ?= 10000
 SCALE_IDLE ?= 30
 bench_scale_env = BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12) nodes=$(SCALE_NODES) pods=$(SCALE_PODS) idle=$(SCALE_IDLE)" \
 	BENCH_RESULTS=$(abspath $(BENCH_SCALE_RESULTS)) KWOK=$(CURDIR)/$(BENCH)/kwok SCALE_NODES=$(SCALE_NODES) SCALE_PODS=$(SCALE_PODS) IDLE_SECONDS=$(SCALE_IDLE)
-# The stages are what kwok does with nodes and pods; they come with its source.
+# The stages define what kwok does with nodes and pods; they are part of its source.
 $(BENCH)/kwok/kwok: bench/scale/kwok/go.mod bench/scale/kwok/go.sum
 	@mkdir -p $(@D)
 	stages=$$(GOFLAGS= $(GO) -C bench/scale/kwok list -m -f '{{.Dir}}' sigs.k8s.io/kwok)/kustomize/stage && \
@@ -95,7 +95,7 @@ $(BENCH)/go.mod: go.mod go.sum
 	cp go.sum $(BENCH)/go.sum
 	cp go.mod $@
 
-# bin/kubelith is made anew by every make; its content decides.
+# Every make builds bin/kubelith again, so compare its content.
 $(BENCH)/kubelith.zst: bin/kubelith
 	@mkdir -p $(@D)
 	@sum=$$(sha256sum bin/kubelith) && if [ "$$sum" != "$$(cat $@.sum 2>/dev/null)" ]; then \

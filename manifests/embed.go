@@ -1,5 +1,5 @@
 // Package manifests has the objects that every cluster has from the start and that no component needs: the directory
-// cluster, embedded into the executable and applied by components/manifests. What is beside it are examples.
+// cluster, embedded into the executable and applied by components/cluster/manifests. What is beside it are examples.
 package manifests
 
 import (

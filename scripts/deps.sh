@@ -1,6 +1,6 @@
 #!/bin/sh
 # deps.sh PACKAGE[:ARCHITECTURE]...: install the Debian packages that are missing. The last
-# ones are what running and testing need: nftables for kube-proxy, iproute2 and
+# ones are for running and testing: nftables for kube-proxy, iproute2 and
 # util-linux for namespaces, e2fsprogs for volumes, busybox-static for the tests' image, strace for slow disks.
 set -eu
 missing='' foreign=''

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Writes the service files into the end of install.sh, so that the script can be copied alone. With --check it only
-# tells whether they are the same.
+# reports whether they are the same.
 
 set -eu
 cd "$(dirname "$0")"
@@ -17,7 +17,7 @@ generated() {
 case "${1-}" in
 --check)
 	if ! generated | cmp -s - install.sh; then
-		echo "install.sh has other service files than scripts/: run scripts/embed-services.sh" >&2
+		echo "the service files in install.sh differ from those in scripts/: run scripts/embed-services.sh" >&2
 		exit 1
 	fi
 	;;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# make fuzz: every fuzz target of the repository for a while each ($FUZZTIME, a minute by default; FUZZ limits it to targets whose
-# name has it). What a target finds is put below testdata/fuzz of its package: commit it with the fix, and `make test` keeps it right.
+# make fuzz: runs every fuzz target of the repository for $FUZZTIME (default: a minute); FUZZ limits it to targets whose name
+# contains it. Failing inputs are written below testdata/fuzz of the package: commit them with the fix, as regression tests.
 set -eu
 cd "$(dirname "$0")/.."
 time=${FUZZTIME:-1m}
@@ -15,7 +15,7 @@ for file in $(git grep -lE --untracked '^func Fuzz' -- '*_test.go'); do
 	done
 done
 [ -z "$failed" ] || {
-	echo "fuzz: found faults in:$failed" >&2
+	echo "fuzz: failed:$failed" >&2
 	exit 1
 }
-echo "fuzz: nothing found"
+echo "fuzz: no failures"

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Installs Kubelith on this machine and starts it, as a server or as an agent of one: the program, a systemd unit or an
-# OpenRC script, and what the program needs of the distribution. Doing it again upgrades; pods keep running meanwhile.
+# Installs Kubelith on this machine as a server or an agent and starts it: the program, a systemd unit or an OpenRC script,
+# and required packages of the distribution. Run it again to upgrade; pods keep running.
 #
-# The script needs nothing but itself and the program. The service files come from beside it when they are there and
-# from the copies at its end otherwise; `make lint` compares them.
+# The script needs only itself and the program. It takes the service files from its own directory, or else the copies at its
+# end; `make lint` compares them.
 
 set -eu
 
@@ -12,22 +12,22 @@ usage() {
 usage: install.sh [--node-ip ADDRESS] [--no-start] [BINARY]
        install.sh --agent [--server URL] [--token-file FILE] [--node-ip ADDRESS] [--no-start] [BINARY]
 
-Installs BINARY (default: ./bin/kubelith or ./kubelith, here or beside this script) as
-/usr/local/bin/kubelith with a service that starts at boot, and starts it. Run it as root.
+Installs BINARY (default: ./bin/kubelith or ./kubelith, here or in this script's directory) as
+/usr/local/bin/kubelith with a service that starts at boot, and starts it. Requires root.
 
-  --agent            a node of a cluster whose server is on another machine
-  --server URL       that server, https://HOST:6443
-  --token-file FILE  a token made there with 'kubelith token create'; the machine needs it to join,
-                     and not any more when it has joined
-  --node-ip ADDRESS  at which other nodes reach this machine, one per IP family, separated by a comma
-                     (default: that of the interface with the default route)
+  --agent            install an agent: a node of a cluster whose server is on another machine
+  --server URL       the cluster's server, https://HOST:6443
+  --token-file FILE  join token, created on the server with 'kubelith token create'; not needed
+                     once the machine has joined
+  --node-ip ADDRESS  address at which other nodes reach this machine, one per IP family, separated by a comma
+                     (default: that of the default route's interface)
   --no-start         install and enable the service, but do not start or restart it
   --help             show this text
 
-Server, address and token go into /etc/kubelith/config.yaml and /etc/kubelith/token; the token is removed when the machine has joined.
-To upgrade, --agent is enough; with --server the agent goes to another address of the server. An upgraded service
-that is not ready within READY_WITHIN seconds (a variable, default 300) gets back the program from before, which stays
-as /usr/local/bin/kubelith.previous.
+Server and address are written to /etc/kubelith/config.yaml, the token to /etc/kubelith/token, which is removed
+when the machine has joined. To upgrade an agent, --agent is enough; add --server if the server's address has changed. If an upgraded service is not
+ready within READY_WITHIN seconds (environment variable, default 300), the previous program is restored; a successful upgrade keeps
+it as /usr/local/bin/kubelith.previous.
 USAGE
 }
 
@@ -51,10 +51,10 @@ find_binary() {
 			return
 		fi
 	done
-	die "no kubelith here: build it with 'make build' or name the file, see --help"
+	die "no kubelith found: build it with 'make build' or name the file, see --help"
 }
 
-# install_package PACKAGE TEST...: with the distribution's package manager, unless the test says that it is not needed.
+# install_package PACKAGE TEST...: with the distribution's package manager, unless the test succeeds.
 install_package() {
 	package=$1
 	shift
@@ -63,7 +63,7 @@ install_package() {
 	fi
 	say "installing $package"
 	if has apt-get; then
-		# The package lists of a new machine may be empty or old.
+		# A new machine's package lists may be empty or old.
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -q "$package" >/dev/null 2>&1 ||
 			{ apt-get update -q >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -q "$package" >/dev/null; }
 	elif has dnf; then
@@ -77,27 +77,27 @@ install_package() {
 	elif has pacman; then
 		pacman -S --noconfirm --quiet --needed "$package"
 	else
-		die "$package is missing and no known package manager is here: install it and run this again"
+		die "$package is missing, and there is no known package manager: install it and run this again"
 	fi || die "cannot install $package: install it by hand and run this again"
-	"$@" || die "$package is installed, but what is needed of it is not found ($*)"
+	"$@" || die "$package is installed, but this still fails: $*"
 }
 
 install_prerequisites() {
-	# kube-proxy's rules are written with nft.
+	# kube-proxy writes its rules with nft.
 	install_package nftables has nft
-	# Volumes that keep to their size, see docs/storage.md.
+	# For volumes with an enforced size, see docs/storage.md.
 	install_package e2fsprogs has mkfs.ext4
 	if has apt-get; then
 		install_package mount has mount
-		# The names of protocols: without them, nft tells kube-proxy of other rules than it has written. Only Debian has
-		# systems without this file.
+		# Protocol names: without them, nft reports other rules to kube-proxy than it has written. Only Debian has systems
+		# without this file.
 		install_package netbase test -e /etc/protocols
 	else
 		install_package util-linux has mount
 	fi
 }
 
-# put SOURCE TARGET MODE: complete or not at all, also when TARGET is the running program.
+# put SOURCE TARGET MODE: copies atomically, also when TARGET is the running program.
 put() {
 	cp "$1" "$2.new"
 	chmod "$3" "$2.new"
@@ -116,6 +116,11 @@ install_binary() {
 		put "$1" "$BIN" 0755
 		say "installed $BIN"
 	fi
+	# For 'kubelith plugin check', if it was built or unpacked too.
+	if [ -f "$1-plugin-check" ] && ! cmp -s "$1-plugin-check" "$BIN-plugin-check"; then
+		put "$1-plugin-check" "$BIN-plugin-check" 0755
+		say "installed $BIN-plugin-check"
+	fi
 	if has kubectl; then
 		return
 	fi
@@ -123,25 +128,25 @@ install_binary() {
 	say "linked /usr/local/bin/kubectl to kubelith"
 }
 
-# is_kind KIND: what the configuration file is for; a missing one is for anything.
+# is_kind KIND: succeeds if the configuration file has this kind or does not exist.
 is_kind() { [ ! -f "$CONFIG" ] || grep -Eq "^kind: *[\"']?$1" "$CONFIG"; }
 
-# setting KEY VALUE [OTHER]: in the configuration file, in place of what it has for KEY, and for OTHER.
+# setting KEY VALUE [OTHER]: sets KEY in the configuration file and removes OTHER.
 setting() {
 	(
 		umask 077
-		# grep says 1 when no line is left, which is no error.
+		# grep returns 1 when no line is left, which is not an error.
 		{ grep -Ev "^($1${3:+|$3}):" "$CONFIG" >"$CONFIG.new" || [ $? -eq 1 ]; } &&
 			printf '%s: %s\n' "$1" "$2" >>"$CONFIG.new"
-	) 2>/dev/null || die "cannot write $CONFIG.new: $CONFIG is as it was"
+	) 2>/dev/null || die "cannot write $CONFIG.new: $CONFIG is unchanged"
 	mv -f "$CONFIG.new" "$CONFIG"
 }
 
-# configure KIND: how to find the cluster, and where this machine is. Other settings of the file stay.
+# configure KIND: writes the server, the token and the node's address. Other settings of the file are kept.
 configure() {
 	mkdir -p "$(dirname "$CONFIG")"
 	[ -f "$CONFIG" ] || printf 'apiVersion: kubelith.io/v1alpha1\nkind: %s\n' "$1" >"$CONFIG"
-	# Quoted: YAML takes some IPv6 addresses for something else.
+	# Quoted: YAML misreads some IPv6 addresses.
 	[ -z "$NODE_IP" ] || setting nodeIP "[\"$(printf '%s' "$NODE_IP" | sed 's/,/", "/g')\"]"
 	[ -z "$SERVER" ] || setting server "$SERVER"
 	if [ -n "$TOKEN_FILE" ]; then
@@ -151,7 +156,7 @@ configure() {
 	fi
 }
 
-# service_file NAME: from beside this script, or the copy at its end.
+# service_file NAME: prints the file from this script's directory, or the copy at its end.
 service_file() {
 	if [ -f "$HERE/$1" ]; then
 		cat "$HERE/$1"
@@ -160,17 +165,17 @@ service_file() {
 	fi
 }
 
-# allow_shutdown_delay lets the kubelet end pods in order before the machine goes down: logind allows 5 seconds otherwise.
+# allow_shutdown_delay lets the kubelet end pods in order at a machine shutdown: logind's default is 5 seconds.
 allow_shutdown_delay() {
 	mkdir -p "$(dirname "$LOGIND")"
-	printf '# Kubelith: pods may take this long to end when the machine shuts down.\n[Login]\nInhibitDelayMaxSec=30\n' >"$LOGIND"
-	systemctl kill --signal=HUP systemd-logind.service 2>/dev/null || true # it is not there on every machine
+	printf '# Kubelith: pods may take this long to end at a machine shutdown.\n[Login]\nInhibitDelayMaxSec=30\n' >"$LOGIND"
+	systemctl kill --signal=HUP systemd-logind.service 2>/dev/null || true # not every machine runs it
 }
 
 install_systemd() {
 	allow_shutdown_delay
 	service_file "$NAME.service" >"$UNIT.new"
-	[ -s "$UNIT.new" ] || die "the unit is missing: use install.sh as it was published"
+	[ -s "$UNIT.new" ] || die "the unit is missing from this script: use the published install.sh"
 	mv -f "$UNIT.new" "$UNIT"
 	systemctl daemon-reload
 	systemctl enable --quiet "$NAME.service"
@@ -179,18 +184,18 @@ install_systemd() {
 		say "not started: run 'systemctl start $NAME'"
 		return
 	fi
-	say "starting $NAME; its log: journalctl -u $NAME"
+	say "starting $NAME; log: journalctl -u $NAME"
 	started restart_systemd ready_systemd "see 'journalctl -u $NAME -n 50'$CHECK"
 }
 
-# A start may take longer than systemd lets a start job take, and ends with an error when it is refused.
+# --no-block: a start may take long, and a refused one would end this script with systemd's error.
 restart_systemd() {
 	systemctl reset-failed "$NAME.service" 2>/dev/null || true
-	systemctl stop "$NAME.service" # or the one from before could be taken for ready
+	systemctl stop "$NAME.service" # or the old process would count as ready
 	systemctl start --no-block "$NAME.service"
 }
 
-# ready_systemd: 0 when the service is ready, 1 when it is not yet, 2 when it fails again and again.
+# ready_systemd: 0 if the service is ready, 1 if it is not ready yet, 2 if it keeps failing.
 ready_systemd() {
 	systemctl is-active --quiet "$NAME.service" && return
 	restarts=$(systemctl show --property NRestarts --value "$NAME.service")
@@ -198,8 +203,8 @@ ready_systemd() {
 	return 1
 }
 
-# started RESTART READY WHERE: restarts the service and waits until it is ready. When an upgraded one does not get there, the program
-# from before comes back.
+# started RESTART READY WHERE: restarts the service and waits until it is ready. If an upgraded one does not become ready, the
+# previous program is restored.
 started() {
 	if "$1" && wait_ready "$2"; then
 		[ "$NAME" = kubelith ] || spent_token
@@ -208,12 +213,12 @@ started() {
 	if [ "$UPGRADED" = yes ]; then
 		mv -f "$BIN.previous" "$BIN"
 		UPGRADED=no
-		say "it does not become ready: going back to the program from before, $("$BIN" version | head -n 1)"
+		say "the new version did not become ready: restoring the previous one, $("$BIN" version | head -n 1)"
 		if "$1" && wait_ready "$2"; then
-			die "the new program does not start, the one from before runs again: $3"
+			die "the new version did not start; the previous one is running again: $3"
 		fi
 	fi
-	die "it does not start: $3"
+	die "$NAME did not start: $3"
 }
 
 wait_ready() {
@@ -231,7 +236,7 @@ wait_ready() {
 	return 1
 }
 
-# spent_token: a machine that has joined needs its token no more, and whoever reads it could join another one.
+# spent_token removes the token of a machine that has joined: it is no longer needed, and could let another machine join.
 spent_token() {
 	if [ -f "$TOKEN" ]; then
 		rm -f "$TOKEN"
@@ -241,11 +246,11 @@ spent_token() {
 
 install_openrc() {
 	service_file "$NAME.openrc" >"$OPENRC.new"
-	[ -s "$OPENRC.new" ] || die "the service script is missing: use install.sh as it was published"
+	[ -s "$OPENRC.new" ] || die "the service script is missing from this script: use the published install.sh"
 	chmod 0755 "$OPENRC.new"
 	mv -f "$OPENRC.new" "$OPENRC"
 	rc-update add "$NAME" default >/dev/null
-	# Alpine mounts no control groups by itself.
+	# Alpine does not mount cgroups by default.
 	if [ -f /etc/init.d/cgroups ]; then
 		rc-update add cgroups boot >/dev/null
 	fi
@@ -254,13 +259,14 @@ install_openrc() {
 		say "not started: run 'rc-service $NAME start'"
 		return
 	fi
-	say "starting $NAME; its log: /var/log/$NAME.log"
+	say "starting $NAME; log: /var/log/$NAME.log"
 	started restart_openrc ready_openrc "see /var/log/$NAME.log$CHECK"
 }
 
 restart_openrc() { rc-service "$NAME" restart; }
 
-# ready_openrc: OpenRC does not know when the process is ready. The kubelet listens on its port when it is, if it runs and has this port.
+# ready_openrc: OpenRC does not know when the process is ready. The kubelet's health port is open then, unless it is disabled or
+# has another port.
 ready_openrc() {
 	rc-service --quiet "$NAME" status >/dev/null 2>&1 || return 1
 	! grep -Eqs 'healthz|disable.*kubelet|- kubelet' "$CONFIG" || return 0
@@ -308,26 +314,26 @@ done
 UNIT=/etc/systemd/system/$NAME.service
 OPENRC=/etc/init.d/$NAME
 
-[ "$(id -u)" -eq 0 ] || die "not root: run it with sudo"
+[ "$(id -u)" -eq 0 ] || die "needs root: run it with sudo"
 [ "$(uname -s)" = Linux ] || die "Kubelith runs on Linux only"
 for file in "/etc/systemd/system/$OTHER.service" "/etc/init.d/$OTHER"; do
 	[ ! -e "$file" ] || die "this machine has $OTHER ($file): remove it with uninstall.sh first"
 done
 if [ "$NAME" = kubelith ]; then
 	[ -z "$SERVER$TOKEN_FILE" ] || die "--server and --token-file are for agents: add --agent"
-	is_kind ServerConfig || die "$CONFIG is not a server's: remove it, or add --agent"
+	is_kind ServerConfig || die "$CONFIG is not a ServerConfig: remove it, or add --agent"
 else
-	is_kind AgentConfig || die "$CONFIG is not an agent's: remove it, or leave --agent out"
-	[ -n "$SERVER" ] || grep -qs '^server:' "$CONFIG" || die "which server? add --server https://HOST:6443 and --token-file FILE"
-	[ -z "$TOKEN_FILE" ] || [ -s "$TOKEN_FILE" ] || die "no token in $TOKEN_FILE: write there what 'kubelith token create' says on the server"
+	is_kind AgentConfig || die "$CONFIG is not an AgentConfig: remove it, or leave --agent out"
+	[ -n "$SERVER" ] || grep -qs '^server:' "$CONFIG" || die "no server given: add --server https://HOST:6443 and --token-file FILE"
+	[ -z "$TOKEN_FILE" ] || [ -s "$TOKEN_FILE" ] || die "no token in $TOKEN_FILE: write the output of 'kubelith token create' on the server to it"
 fi
-# In a list of several lines only the first would be replaced.
-[ -z "$NODE_IP" ] || ! grep -Eqs '^nodeIP: *(#.*)?$' "$CONFIG" || die "nodeIP has several lines in $CONFIG: change it there, and leave --node-ip out"
+# Only the first line of a multi-line list would be replaced.
+[ -z "$NODE_IP" ] || ! grep -Eqs '^nodeIP: *(#.*)?$' "$CONFIG" || die "nodeIP has several lines in $CONFIG: change it there, and leave out --node-ip"
 [ -n "$BINARY" ] || BINARY=$(find_binary)
 [ -f "$BINARY" ] || die "no file $BINARY"
 case "$BINARY" in
 */*) ;;
-*) BINARY=./$BINARY ;; # not whatever has this name in PATH
+*) BINARY=./$BINARY ;; # do not search PATH
 esac
 chmod +x "$BINARY" 2>/dev/null || true
 "$BINARY" version >/dev/null 2>&1 || die "$BINARY does not run on this machine ($(uname -m))"
@@ -350,7 +356,7 @@ fi
 case "$INIT" in
 systemd) install_systemd ;;
 openrc) install_openrc ;;
-*) say "neither systemd nor OpenRC runs here: start it by hand with '$BIN $COMMAND'" ;;
+*) say "neither systemd nor OpenRC is running: start it by hand with '$BIN $COMMAND'" ;;
 esac
 say "done. As root$WHERE: kubelith kubectl get nodes"
 exit 0
@@ -360,27 +366,27 @@ exit 0
 #|Description=Kubelith: a Kubernetes cluster in one process
 #|Wants=network-online.target
 #|After=network-online.target
-#|# It is tried again for as long as it takes.
+#|# Retry without limit.
 #|StartLimitIntervalSec=0
 #|
 #|[Service]
 #|Type=notify
 #|ExecStartPre=-/sbin/modprobe -a br_netfilter overlay nf_tables
-#|# HTTPS_PROXY and the like, if the machine has them.
+#|# HTTPS_PROXY and the like, if set.
 #|EnvironmentFile=-/etc/kubelith/env
 #|ExecStart=/usr/local/bin/kubelith server
-#|# Pods outlive the process: their shims and containers are left alone when it stops.
+#|# Pods outlive the process: leave their shims and containers alone when it stops.
 #|KillMode=process
-#|# Not when the machine shuts down: what the kubelet could not end in time would keep it from that for 90 s.
+#|# Except at a machine shutdown: pods that the kubelet could not end in time would delay it for 90 s.
 #|ExecStopPost=-/bin/sh -c 'test "$$(systemctl is-system-running)" != stopping || exec /usr/local/bin/kubelith stop-pods'
-#|# The kubelet and containerd manage control groups of their own below this unit.
+#|# The kubelet and containerd manage their own cgroups below this unit.
 #|Delegate=yes
 #|Restart=always
-#|# A shim that the kernel kills for its memory is one pod's trouble, not the unit's.
+#|# A shim killed for lack of memory affects one pod, not the unit.
 #|OOMPolicy=continue
 #|RestartSec=1
-#|# The first start may wait for the network, and any start for a slow disk: what it waits for is in its status and log, and
-#|# ending it would begin the wait again.
+#|# The first start may wait for the network, and any start for a slow disk. Status and log show the reason; a timeout would only
+#|# start the wait again.
 #|TimeoutStartSec=infinity
 #|TimeoutStopSec=60
 #|LimitNOFILE=1048576
@@ -393,14 +399,14 @@ exit 0
 #END kubelith.service
 #BEGIN kubelith.openrc
 #|#!/sbin/openrc-run
-#|# Kubelith: a Kubernetes cluster in one process. supervise-daemon ends and restarts the process only; the shims
-#|# and containers of the pods have sessions of their own and stay.
+#|# Kubelith: a Kubernetes cluster in one process. supervise-daemon stops and restarts the process only; the pods'
+#|# shims and containers have their own sessions and keep running.
 #|
 #|name="kubelith"
 #|description="Kubelith: a Kubernetes cluster in one process"
 #|supervisor="supervise-daemon"
 #|command="/usr/local/bin/kubelith"
-#|# The process keeps the size of its log. What is said before and after (a refused start, a panic) goes to the same file.
+#|# The process rotates its log. Output before and after (a refused start, a panic) is written to the same file.
 #|command_args="server --log-file /var/log/kubelith.log"
 #|output_log="/var/log/kubelith.log"
 #|error_log="/var/log/kubelith.log"
@@ -417,7 +423,7 @@ exit 0
 #|	after firewall
 #|}
 #|
-#|# HTTPS_PROXY and the like, if the machine has them.
+#|# HTTPS_PROXY and the like, if set.
 #|if [ -f /etc/kubelith/env ]; then
 #|	set -a
 #|	. /etc/kubelith/env
@@ -429,7 +435,7 @@ exit 0
 #|	checkpath -f -m 0600 "$error_log"
 #|}
 #|
-#|# When the machine shuts down nobody else ends the pods.
+#|# At a machine shutdown nothing else ends the pods.
 #|stop_post() {
 #|	[ "${RC_GOINGDOWN:-}" != YES ] || /usr/local/bin/kubelith stop-pods
 #|	return 0
@@ -440,28 +446,28 @@ exit 0
 #|Description=Kubelith agent: a node of a Kubernetes cluster in one process
 #|Wants=network-online.target
 #|After=network-online.target
-#|# It is tried again for as long as it takes.
+#|# Retry without limit.
 #|StartLimitIntervalSec=0
 #|
 #|[Service]
 #|Type=notify
 #|ExecStartPre=-/sbin/modprobe -a br_netfilter overlay nf_tables
-#|# HTTPS_PROXY and the like, if the machine has them.
+#|# HTTPS_PROXY and the like, if set.
 #|EnvironmentFile=-/etc/kubelith/env
 #|ExecStart=/usr/local/bin/kubelith agent
-#|# Pods outlive the process: their shims and containers are left alone when it stops.
+#|# Pods outlive the process: leave their shims and containers alone when it stops.
 #|KillMode=process
-#|# Not when the machine shuts down: what the kubelet could not end in time would keep it from that for 90 s.
+#|# Except at a machine shutdown: pods that the kubelet could not end in time would delay it for 90 s.
 #|ExecStopPost=-/bin/sh -c 'test "$$(systemctl is-system-running)" != stopping || exec /usr/local/bin/kubelith stop-pods'
-#|# The kubelet and containerd manage control groups of their own below this unit.
+#|# The kubelet and containerd manage their own cgroups below this unit.
 #|Delegate=yes
 #|Restart=always
-#|# A shim that the kernel kills for its memory is one pod's trouble, not the unit's.
+#|# A shim killed for lack of memory affects one pod, not the unit.
 #|OOMPolicy=continue
-#|# A join that is refused is tried again as well: the token may be corrected meanwhile.
+#|# Retry a refused join too: the token may be corrected meanwhile.
 #|RestartSec=2
-#|# The first start may wait for the network, and any start for a slow disk: what it waits for is in its status and log. Once the
-#|# machine has joined it does not wait for the server.
+#|# The first start may wait for the network, and any start for a slow disk; status and log show the reason. Once the machine has
+#|# joined, a start does not wait for the server.
 #|TimeoutStartSec=infinity
 #|TimeoutStopSec=60
 #|LimitNOFILE=1048576
@@ -474,14 +480,14 @@ exit 0
 #END kubelith-agent.service
 #BEGIN kubelith-agent.openrc
 #|#!/sbin/openrc-run
-#|# Kubelith agent: a node of a Kubernetes cluster in one process. supervise-daemon ends and restarts the process only; the shims
-#|# and containers of the pods have sessions of their own and stay.
+#|# Kubelith agent: a node of a Kubernetes cluster in one process. supervise-daemon stops and restarts the process only; the pods'
+#|# shims and containers have their own sessions and keep running.
 #|
 #|name="kubelith-agent"
 #|description="Kubelith agent: a node of a Kubernetes cluster in one process"
 #|supervisor="supervise-daemon"
 #|command="/usr/local/bin/kubelith"
-#|# The process keeps the size of its log. What is said before and after (a refused start, a panic) goes to the same file.
+#|# The process rotates its log. Output before and after (a refused start, a panic) is written to the same file.
 #|command_args="agent --log-file /var/log/kubelith-agent.log"
 #|output_log="/var/log/kubelith-agent.log"
 #|error_log="/var/log/kubelith-agent.log"
@@ -498,7 +504,7 @@ exit 0
 #|	after firewall
 #|}
 #|
-#|# HTTPS_PROXY and the like, if the machine has them.
+#|# HTTPS_PROXY and the like, if set.
 #|if [ -f /etc/kubelith/env ]; then
 #|	set -a
 #|	. /etc/kubelith/env
@@ -510,7 +516,7 @@ exit 0
 #|	checkpath -f -m 0600 "$error_log"
 #|}
 #|
-#|# When the machine shuts down nobody else ends the pods.
+#|# At a machine shutdown nothing else ends the pods.
 #|stop_post() {
 #|	[ "${RC_GOINGDOWN:-}" != YES ] || /usr/local/bin/kubelith stop-pods
 #|	return 0

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Makes a new machine a node. Vagrant (Vagrantfile) and the test with two virtual machines (vm-nodes-test.sh) both run it, in
-# the machine, with kubelith and install.sh beside it. Doing it again installs another version and the same settings.
+# Turns a new machine into a node. Vagrant (Vagrantfile) and the test with two virtual machines (vm-nodes-test.sh) run it in
+# the machine, with kubelith and install.sh in its directory. Run it again to install another version with the same settings.
 #
 #   provision.sh server ADDRESS
 #   provision.sh agent ADDRESS SERVER-URL [TOKEN-FILE]
 #
-# ADDRESS is that of the machine on the network which the machines share: the first interface of a virtual machine often
-# leads to its host only, and has the same address in all.
+# ADDRESS is the machine's on the network that the machines share: the first interface of a virtual machine often reaches
+# only its host, and has the same address in all of them.
 
 set -eu
 
@@ -17,7 +17,7 @@ die() {
 
 role=${1-} address=${2-} server=${3-} token=${4-}
 here=$(cd "$(dirname "$0")" && pwd)
-[ "$(id -u)" -eq 0 ] || die "not root"
+[ "$(id -u)" -eq 0 ] || die "needs root"
 case "$role" in
 server) kind=ServerConfig ;;
 agent) kind=AgentConfig ;;

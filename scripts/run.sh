@@ -18,15 +18,15 @@ running() { [ -f "$pidfile" ] && [ "$(readlink "/proc/$(cat "$pidfile")/exe" 2>/
 
 [ "$(id -u)" = 0 ] || die "needs root: sudo make run"
 if running; then
-	say "the server runs already (process $(cat "$pidfile"))"
+	say "the server is already running (process $(cat "$pidfile"))"
 else
-	# Not on the data of somebody else's cluster: `make stop` would remove it.
+	# Not on another cluster's data: `make stop` would remove it.
 	if [ ! -f "$pidfile" ]; then
 		for path in /etc/systemd/system/kubelith.service /etc/init.d/kubelith /var/lib/kubelith/version; do
 			[ ! -e "$path" ] || die "this machine has a cluster that 'make run' did not start ($path): remove it with scripts/uninstall.sh or 'bin/kubelith reset --data'"
 		done
 	fi
-	say "starting the server; its log is $log"
+	say "starting the server; log: $log"
 	setsid bin/kubelith server </dev/null >"$log" 2>&1 &
 	echo $! >"$pidfile"
 fi
@@ -34,10 +34,10 @@ fi
 tries=0
 until $kubectl get --raw /readyz >/dev/null 2>&1 && [ "$($kubectl get nodes -o jsonpath='{.items[*].status.conditions[?(@.type=="Ready")].status}' 2>/dev/null)" = True ]; do
 	if ! running; then
-		# A start that was refused leaves nothing, and nothing for 'make stop' to remove.
+		# A refused start leaves nothing for 'make stop' to remove.
 		[ -e /var/lib/kubelith/version ] || rm -f "$pidfile"
 		tail -n 5 "$log" >&2
-		die "the server has ended: see above"
+		die "the server has ended, see above"
 	fi
 	tries=$((tries + 1))
 	[ "$tries" -le 240 ] || die "the node is not Ready after two minutes: see $log"
@@ -51,8 +51,8 @@ $kubectl apply -f manifests/hello.yaml
 $kubectl rollout status deployment/hello --timeout=120s
 $kubectl wait --for=condition=complete job/hello-by-name --timeout=120s >/dev/null
 address=$($kubectl get service hello -o jsonpath='{.spec.clusterIP}')
-say "what http://$address/ (the Service) answers on this host:"
+say "the answer of http://$address/ (the Service) on this host:"
 curl -sS --max-time 10 "http://$address/"
-say "what http://hello.default.svc.cluster.local/ answered in a pod:"
+say "the answer of http://hello.default.svc.cluster.local/ in a pod:"
 $kubectl logs job/hello-by-name
-say "the cluster goes on running: try 'bin/kubelith kubectl get pods -A'; 'make stop' ends it and removes everything"
+say "the cluster keeps running: try 'bin/kubelith kubectl get pods -A'; 'make stop' ends it and removes everything"

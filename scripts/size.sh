@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# make size: lines of our own Go by folder, without generated code. "own" is what runs or ships; tests, benchmarks and the programs that tests
-# start are apart.
+# make size: lines of our own Go by folder, without generated code. "own" is what runs or ships; tests, benchmarks and test programs
+# are counted separately.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 git ls-files -z '*.go' | xargs -0 awk '
@@ -12,7 +12,8 @@ git ls-files -z '*.go' | xargs -0 awk '
 	function folder(path,   n, p) {
 		n = split(path, p, "/")
 		if (n == 1) return "(root)"
-		return n == 2 || p[1] == "integration" || p[1] == "bench" ? p[1] : p[1] "/" p[2]
+		if (n == 2 || p[1] == "integration" || p[1] == "bench") return p[1]
+		return p[1] == "components" && n > 3 && p[2] != "node" ? p[1] "/" p[2] "/" p[3] : p[1] "/" p[2]
 	}
 	{
 		f = folder($2)
@@ -21,7 +22,7 @@ git ls-files -z '*.go' | xargs -0 awk '
 		seen[f] = 1
 	}
 	END {
-		format = "%-28s %7s %6s %7s\n"
+		format = "%-34s %7s %6s %7s\n"
 		printf format, "folder", "own", "files", "tests"
 		sort = "sort -k2,2nr -k1,1"
 		for (f in seen) printf format, f, own[f] + 0, files[f] + 0, tests[f] + 0 | sort

@@ -1,17 +1,17 @@
 #!/bin/sh
-# make stop: end the server that `make run` started and remove all it left. The file with its process id tells that
-# `make run` started one here, also when it has ended since: it stays until everything is removed.
+# make stop: end the server that `make run` started and remove everything it left. The pid file shows that `make run` started one,
+# even if it has ended since; it is kept until everything is removed.
 set -eu
 cd "$(dirname "$0")/.."
 pidfile=.cache/run/server.pid
 if [ ! -f "$pidfile" ]; then
-	echo "stop: 'make run' has started no server that is still here; 'bin/kubelith reset --data' removes another one's cluster" >&2
+	echo "stop: there is no server started by 'make run'; to remove another cluster run 'bin/kubelith reset --data'" >&2
 	exit 1
 fi
-# A service is another cluster, also when it does not run now. It has the directories that reset would clear.
+# A service is another cluster, even if it is not running. It uses the directories that reset would clear.
 for path in /etc/systemd/system/kubelith.service /etc/systemd/system/kubelith-agent.service /etc/init.d/kubelith /etc/init.d/kubelith-agent; do
 	if [ -e "$path" ]; then
-		echo "stop: this machine has a cluster that 'make run' did not start ($path): nothing was changed; remove it with scripts/uninstall.sh" >&2
+		echo "stop: this machine has a cluster that 'make run' did not start ($path): nothing was changed; to remove it run scripts/uninstall.sh" >&2
 		exit 1
 	fi
 done

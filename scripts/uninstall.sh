@@ -1,6 +1,6 @@
 #!/bin/sh
-# Removes Kubelith from this machine, a server or an agent: the service, the pods, the data and the program. Configuration that
-# install.sh has not written stays.
+# Removes Kubelith from this machine, a server or an agent: the service, the pods, the data and the program. Keeps configuration
+# that install.sh did not write.
 
 set -eu
 
@@ -8,9 +8,9 @@ usage() {
 	cat <<'USAGE'
 usage: uninstall.sh [--yes] [--data-dir DIR] [--run-dir DIR] [--kubelet-root-dir DIR] [--write-kubeconfig FILE]
 
-Stops Kubelith and removes all of it, on a server the data of the cluster included. The directories are those of
-/etc/kubelith/config.yaml or the defaults; give those that the server was given as flags. What you have put into
-/etc/kubelith stays. Run it as root.
+Stops Kubelith and removes it, on a server with the cluster's data. Directories are taken from /etc/kubelith/config.yaml or
+the defaults; if the server was given directories as flags, give the same flags here. Keeps your own files in
+/etc/kubelith. Requires root.
 
   --yes   do not ask
   --help  show this text
@@ -37,7 +37,7 @@ for file in "$UNITS/kubelith-agent.service" "$OPENRC/kubelith-agent"; do
 done
 
 YES=no
-# Only what was given is handed on: a flag takes precedence over the configuration file, which may name other directories.
+# Pass on only given flags: a flag takes precedence over the configuration file, which may name other directories.
 DATA_DIR=""
 RUN_DIR=""
 KUBELET_ROOT_DIR=""
@@ -64,7 +64,7 @@ while [ $# -gt 0 ]; do
 	shift
 done
 
-[ "$(id -u)" -eq 0 ] || die "not root: run it with sudo"
+[ "$(id -u)" -eq 0 ] || die "needs root: run it with sudo"
 if [ "$YES" = no ]; then
 	what="the cluster with its data"
 	[ "$AGENT" = no ] || what="the data of this node"
@@ -88,13 +88,13 @@ for name in $SERVICES; do
 	fi
 done
 
-# Everything after this needs the program: without it nobody would know what belongs to the pods.
+# This needs the program, which knows what belongs to the pods.
 if [ -x "$BIN" ]; then
 	"$BIN" reset --yes --data ${DATA_DIR:+--data-dir "$DATA_DIR"} ${RUN_DIR:+--run-dir "$RUN_DIR"} \
 		${KUBELET_ROOT_DIR:+--kubelet-root-dir "$KUBELET_ROOT_DIR"} ${KUBECONFIG_FILE:+--write-kubeconfig "$KUBECONFIG_FILE"} ||
-		die "reset failed: fix what it names and run this again"
+		die "reset failed: fix the error above and run this again"
 elif [ -e "${DATA_DIR:-/var/lib/kubelith}" ] || [ -e "${RUN_DIR:-/run/kubelith}" ] || [ -e "$CONFIG/config.yaml" ]; then
-	die "$BIN is missing, so that pods and data cannot be removed: install it and run this again"
+	die "$BIN is missing, so pods and data cannot be removed: install it and run this again"
 fi
 
 for name in $SERVICES; do
@@ -113,7 +113,7 @@ for name in $SERVICES; do
 done
 if [ -f "$LOGIND" ]; then
 	rm -f "$LOGIND"
-	rmdir "$(dirname "$LOGIND")" 2>/dev/null || true # not if others have files there
+	rmdir "$(dirname "$LOGIND")" 2>/dev/null || true # not if it has other files
 	systemctl kill --signal=HUP systemd-logind.service 2>/dev/null || true
 	say "removed $LOGIND"
 fi
@@ -125,13 +125,13 @@ if [ -L /usr/local/bin/kubectl ]; then
 		;;
 	esac
 fi
-for file in "$BIN" "$BIN.previous" "$CONFIG/token"; do
+for file in "$BIN" "$BIN.previous" "$BIN-plugin-check" "$CONFIG/token"; do
 	if [ -e "$file" ]; then
 		rm -f "$file"
 		say "removed $file"
 	fi
 done
-# What install.sh has written for an agent, unless somebody has added to it.
+# The file that install.sh wrote for an agent, unless it was changed.
 if [ -f "$CONFIG/config.yaml" ] && ! grep -Eqv '^(apiVersion|kind|server|tokenFile): |^$' "$CONFIG/config.yaml"; then
 	rm -f "$CONFIG/config.yaml"
 	say "removed $CONFIG/config.yaml"
@@ -141,5 +141,5 @@ if rmdir "$CONFIG" 2>/dev/null; then
 elif [ -d "$CONFIG" ]; then
 	say "left $CONFIG with $(find "$CONFIG" -mindepth 1 -maxdepth 1 -exec basename {} \; | sort | tr '\n' ' '): remove it if you do not need it"
 fi
-say "Kubelith is removed; kernel settings that it made (net.ipv4.ip_forward, vm.overcommit_memory, kernel.panic) stay until the next boot"
-[ "$AGENT" = no ] || say "The cluster still has the node: on the server, run 'kubelith kubectl delete node $(uname -n)' (or the name that it was given)"
+say "Kubelith is removed; kernel settings that it changed (net.ipv4.ip_forward, vm.overcommit_memory, kernel.panic) remain until the next boot"
+[ "$AGENT" = no ] || say "The cluster still has the node: on the server, run 'kubelith kubectl delete node $(uname -n)' (or the name it was given)"

@@ -1,7 +1,7 @@
 #!/bin/bash
-# vagrant-box.sh FILE: make a Vagrant box of Debian for libvirt, as root, for vagrant-test.sh. It is made like the debian/bookworm64
-# that people use: user vagrant with Vagrant's own key, sudo, ifupdown; and it holds what install.sh would fetch from a network.
-# A box that this version of the script has made is kept.
+# vagrant-box.sh FILE: build a Vagrant box of Debian for libvirt, as root, for vagrant-test.sh. It resembles the public debian/bookworm64:
+# user vagrant with Vagrant's own key, sudo, ifupdown. It also has the packages that install.sh would fetch from a network.
+# A box built by this version of the script is kept.
 set -euo pipefail
 file=${1:?usage: vagrant-box.sh FILE}
 release=bookworm
@@ -19,7 +19,7 @@ trap 'exit 130' INT TERM
 say() { echo "vagrant-box: $*"; }
 say "installing Debian $release into a directory (a minute or two; log: $file.log)"
 mirror=$(apt-get indextargets --format '$(REPO_URI)' "Codename: $release" 'Label: Debian' | head -n 1)
-# In a namespace of its own nothing that debootstrap mounts can stay.
+# In its own mount namespace, so that no mount of debootstrap remains.
 unshare --mount debootstrap --variant=minbase --include="$packages" "$release" "$root" ${mirror:+"$mirror"} >"$file.log" 2>&1 || {
 	tail -n 3 "$file.log" >&2
 	exit 1
@@ -28,7 +28,7 @@ unshare --mount debootstrap --variant=minbase --include="$packages" "$release" "
 in_root() { chroot "$root" "$@" >>"$file.log" 2>&1; }
 in_root useradd --create-home --shell /bin/bash vagrant
 install -d -m 700 "$root/home/vagrant/.ssh"
-# Vagrant puts a key of its own in place of this one, which everybody has, when the machine is up.
+# When the machine is up, Vagrant replaces this well-known key by a new one.
 cp "$(ruby -e 'puts Gem::Specification.find_by_name("vagrant").gem_dir')/keys/vagrant.pub" "$root/home/vagrant/.ssh/authorized_keys"
 in_root chown -R vagrant:vagrant /home/vagrant
 echo 'vagrant ALL=(ALL) NOPASSWD: ALL' >"$root/etc/sudoers.d/vagrant"
@@ -39,12 +39,12 @@ printf 'auto lo\niface lo inet loopback\nallow-hotplug eth0\niface eth0 inet dhc
 echo bookworm >"$root/etc/hostname"
 printf '127.0.0.1 localhost\n127.0.1.1 bookworm\n' >"$root/etc/hosts"
 : >"$root/etc/machine-id" # each machine gets its own
-echo 'READY_WITHIN=1800' >"$root/etc/environment" # for install.sh: a processor in software takes its time
+echo 'READY_WITHIN=1800' >"$root/etc/environment" # for install.sh: an emulated processor is slow
 in_root systemctl mask apt-daily.timer apt-daily-upgrade.timer systemd-timesyncd.service
 rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
 
-say "making the box of it"
-# The machine starts with a kernel from outside of its disk, which needs no boot loader and no partitions then.
+say "building the box"
+# The machine boots a kernel outside its disk, which then needs no boot loader and no partitions.
 cp "$root"/boot/vmlinuz-* "$work/vmlinuz"
 cp "$root"/boot/initrd.img-* "$work/initrd.img"
 truncate -s 8G "$work/box.raw"
@@ -62,4 +62,4 @@ VAGRANTFILE
 tar -C "$work" -cf "$work/box" metadata.json Vagrantfile box.img vmlinuz initrd.img
 mv -f "$work/box" "$file"
 echo "$stamp" >"$file.stamp"
-say "made $file, $(du -h "$file" | cut -f1)"
+say "built $file, $(du -h "$file" | cut -f1)"

@@ -1,11 +1,11 @@
 #!/bin/bash
-# vagrant-test.sh: try scripts/Vagrantfile as a user does: `vagrant up` with a server and an agent, a pod on each, `vagrant provision`
+# vagrant-test.sh: test scripts/Vagrantfile as a user runs it: `vagrant up` with a server and an agent, a pod on each, `vagrant provision`
 # with another version while they run, `vagrant destroy`. Needs root and Debian's packages, which it installs; no KVM, no systemd.
 #
-# libvirt, its networks and its machines live in namespaces of their own, with files of their own: libvirt of this machine, if it has
-# one, sees nothing of it, and nothing stays. The box (vagrant-box.sh) and what the steps said are kept in .cache/vagrant-test/.
-# BIN is the version to begin with (bin/kubelith), NEXT the other one (made by `make vagrant-test`), DRIVER is libvirt's: qemu or kvm.
-# KEEP=yes destroys nothing and waits, after a failed step too.
+# libvirt, its networks and its machines run in their own namespaces with their own files: this machine's libvirt, if it has one, is
+# not affected, and nothing remains. The box (vagrant-box.sh) and the logs of the steps are kept in .cache/vagrant-test/.
+# BIN is the first version (bin/kubelith), NEXT the upgrade (built by `make vagrant-test`), DRIVER libvirt's driver: qemu or kvm.
+# KEEP=yes destroys nothing and waits, also after a failed step.
 # shellcheck disable=SC2317,SC2329 # the steps are called by name
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -26,7 +26,7 @@ outside() {
 	for file in "$BIN" "$NEXT"; do [ -f "$file" ] || die "no $file: run make vagrant-test"; done
 	mkdir -p "$WORK"
 	exec 9>"$WORK/lock"
-	flock -n 9 || die "it runs already (lock $WORK/lock)"
+	flock -n 9 || die "already running (lock $WORK/lock)"
 	# libvirt-daemon-system, which would start a daemon for all, is not needed.
 	scripts/deps.sh vagrant-libvirt libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients dnsmasq-base iptables \
 		qemu-system-x86 qemu-utils debootstrap openssh-client || exit
@@ -66,14 +66,14 @@ inside() {
 		if ! wait "$pid"; then
 			# What libvirt was asked for and refused, or what Vagrant said in front of its stack, or the last line.
 			printf 'FAILED %4d s  %-10s %s\n' $((SECONDS - start)) "$step" "$(grep -m 1 -oE 'Call to vir.*|.*Error\)$' "$log" || tail -n 1 "$log")"
-			echo "the logs: $WORK/*.log"
+			echo "logs: $WORK/*.log"
 			failed=1
 			break
 		fi
 		printf 'ok     %4d s  %-10s %s\n' $((SECONDS - start)) "$step" "$(tail -n 1 "$log")"
 	done
 	if [ "${KEEP:-}" = yes ]; then
-		echo "all of it runs until this script is ended; to go there: nsenter -a -t \$(pgrep -f 'vagrant-test.sh inside' | sed -n 2p)"
+		echo "everything runs until this script ends; to enter: nsenter -a -t \$(pgrep -f 'vagrant-test.sh inside' | sed -n 2p)"
 		sleep infinity
 	fi
 	return $failed
@@ -144,9 +144,9 @@ step_provision() {
 	for machine in server agent-1; do
 		kept+=$(on "$machine" <<'E'
 kubelith version >after.version
-! cmp -s before.version after.version || fail "$(hostname) has the version from before: $(head -n 1 after.version)"
+! cmp -s before.version after.version || fail "$(hostname) still has the previous version: $(head -n 1 after.version)"
 pid=$(systemctl show -p MainPID --value kubelith kubelith-agent | grep -v '^0*$')
-[ "$(readlink /proc/$pid/exe)" = /usr/local/bin/kubelith ] || fail "$(hostname) runs the program from before"
+[ "$(readlink /proc/$pid/exe)" = /usr/local/bin/kubelith ] || fail "$(hostname) still runs the previous program"
 kept=$(unchanged) || fail "$kept"
 echo "$(hostname): $(awk 'NR == 1 { print $2 }' before.version) to $(awk 'NR == 1 { print $2 }' after.version), $kept; "
 E
@@ -163,7 +163,7 @@ step_destroy() {
 	local left
 	left=$(virsh list --all --name; virsh net-list --all --name; virsh vol-list default | grep -E 'server|agent')
 	[ -z "$(echo "$left" | tr -d ' \n')" ] || { echo "left:" $left; return 1; }
-	echo "no machine, no network, no disk is left"
+	echo "no machine, network or disk is left"
 }
 
 if [ "${1-}" = inside ]; then inside; else outside; fi

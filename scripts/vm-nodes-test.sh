@@ -46,7 +46,7 @@ up() {
 		{ "$VM" ssh "$1" test -e /etc/protocols || "$VM" put "$1" /etc/protocols /etc/protocols; } &&
 		on "$1" <<'E'
 # The machine has no other network than its host and the Ethernet. A real one has a way out, and ClusterIPs need a route on the node itself.
-ip route show default | grep -q . || { printf '[Route]\nGateway=10.0.2.2\n' >>/etc/systemd/network/10-eth0.network; networkctl reload; networkctl reconfigure eth0; sleep 3; }
+ip route show default | grep -q . || { printf '[Route]\nGateway=10.0.2.2\n' >>/etc/systemd/network/10-eth0.network; systemctl restart systemd-networkd; until_true 30 sh -c "ip route show default | grep -q ."; }
 ip route show default | grep -q . || fail "no default route"
 echo "$(hostname), kernel $(uname -r), boot $(cut -c1-8 /proc/sys/kernel/random/boot_id)"
 E

@@ -15,11 +15,11 @@ step_boot() {
 	go test -c -o "$LOGS/soak.test" ./integration/soak && image=$(go run ./integration/testimage/make "$LOGS") &&
 		{ "$VM" ssh "$NAME" true || "$VM" start "$NAME" "$MEMORY"; } && "$VM" ssh "$NAME" 'rm -rf k; mkdir k' &&
 		"$VM" put "$NAME" "$BIN" k/kubelith && "$VM" put "$NAME" "$LOGS/soak.test" k/ && "$VM" put "$NAME" "$image" k/image.tar &&
-		"$VM" ssh "$NAME" 'test -e /etc/protocols' || "$VM" put "$NAME" /etc/protocols /etc/protocols
+		{ "$VM" ssh "$NAME" 'test -e /etc/protocols' || "$VM" put "$NAME" /etc/protocols /etc/protocols; }
 }
 # The last line is what was left over before and after.
 step_soak() {
-	"$VM" ssh "$NAME" "cd k && KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=\$PWD/kubelith KUBELITH_TEST_IMAGE=\$PWD/image.tar KUBELITH_TEST_LOGS=\$PWD/logs \
+	"$VM" ssh "$NAME" "cd k && KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=\$PWD/kubelith KUBELITH_TEST_IMAGE=\$PWD/image.tar KUBELITH_TEST_LOGS=\$PWD/logs KUBELITH_TEST_PATIENCE=6 \
 		KUBELITH_SOAK=${SOAK:-10m} KUBELITH_SOAK_SEED=${SEED:-} KUBELITH_SOAK_CLOCK=yes ./soak.test -test.v -test.timeout 0" | tee "$LOGS/soak.out"
 	local result=$?
 	grep -E 'seed|done:|acknowledged|before:' "$LOGS/soak.out"

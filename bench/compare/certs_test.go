@@ -13,7 +13,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"kubelith.io/kubelith/components/pki"
+	"kubelith.io/kubelith/base/pki"
 )
 
 // clientKubeconfig makes a client certificate for the user and a kubeconfig with it, and returns its path. In

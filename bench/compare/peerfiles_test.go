@@ -8,7 +8,7 @@ import (
 	"github.com/containerd/containerd/v2/version"
 
 	"kubelith.io/kubelith/runtime/cgroups"
-	"kubelith.io/kubelith/runtime/images/names"
+	"kubelith.io/kubelith/runtime/images"
 	"kubelith.io/kubelith/runtime/payload"
 )
 
@@ -74,7 +74,7 @@ runtime_path = %q
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
 BinaryName = %q
 SystemdCgroup = %v
-`, version.ConfigVersion, names.Pause, ours, p.binDir, links, oursCNI,
+`, version.ConfigVersion, images.Pause, ours, p.binDir, links, oursCNI,
 		filepath.Join(p.binDir, payload.Shim), filepath.Join(p.binDir, payload.Runc), cgroups.DetectCgroupDriver() == cgroups.DriverSystemd)
 }
 

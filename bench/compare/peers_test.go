@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/bench/results"
-	"kubelith.io/kubelith/components/pki"
 	"kubelith.io/kubelith/runtime/payload"
 )
 

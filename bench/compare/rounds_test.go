@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"kubelith.io/kubelith/bench/results"
-	"kubelith.io/kubelith/runtime/images/names"
+	"kubelith.io/kubelith/runtime/images"
 )
 
 const (
@@ -170,7 +170,7 @@ func helloPod(name string) *corev1.Pod {
 		Spec: corev1.PodSpec{
 			TerminationGracePeriodSeconds: ptr.To(int64(1)),
 			Containers: []corev1.Container{{
-				Name: "hello", Image: names.Hello, ImagePullPolicy: corev1.PullNever,
+				Name: "hello", Image: images.Hello, ImagePullPolicy: corev1.PullNever,
 			}},
 		},
 	}

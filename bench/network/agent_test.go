@@ -12,7 +12,7 @@ import (
 
 	"kubelith.io/kubelith/bench/results"
 	"kubelith.io/kubelith/integration/harness"
-	"kubelith.io/kubelith/runtime/images/names"
+	"kubelith.io/kubelith/runtime/images"
 )
 
 // idlePods is how many pods an agent has while it is idle, as in bench/compare.
@@ -58,7 +58,7 @@ func agentRound(t *testing.T, c *harness.Cluster, a *harness.Server) []results.S
 			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: fmt.Sprint("hello-", i)},
 			Spec: corev1.PodSpec{
 				NodeName:   a.NodeName(),
-				Containers: []corev1.Container{{Name: "hello", Image: names.Hello, ImagePullPolicy: corev1.PullNever}},
+				Containers: []corev1.Container{{Name: "hello", Image: images.Hello, ImagePullPolicy: corev1.PullNever}},
 			},
 		})
 	}

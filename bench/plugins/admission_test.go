@@ -38,6 +38,7 @@ import (
 	"kubelith.io/kubelith/plugins"
 	pluginadmission "kubelith.io/kubelith/plugins/admission"
 	"kubelith.io/kubelith/plugins/host"
+	"kubelith.io/kubelith/plugins/process"
 )
 
 const (
@@ -171,7 +172,7 @@ func cpu(t *testing.T, pid int) time.Duration {
 // pluginSide is Kubelith's plugin for webhooks with one plugin, a process of its own.
 func pluginSide(t testing.TB, program string) side {
 	t.Helper()
-	h := startPlugins(t, host.Spec{Name: "images", Kind: plugins.Admission, Path: program, Env: strings.Fields(os.Getenv("BENCH_PLUGIN_ENV")), Source: "the benchmark"})
+	h := startPlugins(t, host.Spec{Spec: process.Spec{Name: "images", Kind: plugins.Admission, Path: program, Env: strings.Fields(os.Getenv("BENCH_PLUGIN_ENV")), Source: "the benchmark"}})
 	registry, err := pluginadmission.Registry(pluginadmission.Options{Plugins: h, Self: "system:apiserver", Log: logrus.New()})
 	if err != nil {
 		t.Fatal(err)

@@ -11,7 +11,6 @@ import (
 
 	"kubelith.io/kubelith/integration/harness"
 	"kubelith.io/kubelith/plugins/host"
-	"kubelith.io/kubelith/plugins/kinds"
 )
 
 // TestMain: servers run in the harness's sandboxes.
@@ -37,8 +36,7 @@ func startPlugins(t testing.TB, specs ...host.Spec) *host.Host {
 	dir := t.TempDir()
 	h := host.New(host.Options{
 		Specs: specs, DataDir: filepath.Join(dir, "data"), RunDir: filepath.Join(dir, "run"), NodeName: "node",
-		Validate: kinds.Validators(),
-		Log:      logrus.NewEntry(log),
+		Log: logrus.NewEntry(log),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	ready, ended := make(chan struct{}), make(chan error, 1)

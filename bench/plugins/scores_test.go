@@ -24,6 +24,7 @@ import (
 	"kubelith.io/kubelith/bench/results"
 	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/plugins/host"
+	"kubelith.io/kubelith/plugins/process"
 	"kubelith.io/kubelith/plugins/scheduling"
 )
 
@@ -118,7 +119,7 @@ func pluginScorers(t *testing.T, program string, snapshot *cache.Snapshot) func(
 	t.Helper()
 	var specs []host.Spec
 	for i := range scorers {
-		specs = append(specs, host.Spec{Name: fmt.Sprintf("scorer%d", i), Kind: plugins.Scheduling, Path: program, Source: "the benchmark"})
+		specs = append(specs, host.Spec{Spec: process.Spec{Name: fmt.Sprintf("scorer%d", i), Kind: plugins.Scheduling, Path: program, Source: "the benchmark"}})
 	}
 	log := logrus.New()
 	log.SetLevel(logrus.WarnLevel)

@@ -23,14 +23,14 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	basecompatibility "k8s.io/component-base/compatibility"
 
+	"kubelith.io/kubelith/base/client"
+	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/bench/results"
-	"kubelith.io/kubelith/components/apiserver"
-	"kubelith.io/kubelith/components/client"
-	"kubelith.io/kubelith/components/etcd"
-	"kubelith.io/kubelith/components/lifecycle"
-	"kubelith.io/kubelith/components/logging"
-	"kubelith.io/kubelith/components/pki"
-	"kubelith.io/kubelith/runtime/images/names"
+	"kubelith.io/kubelith/components/controlplane/apiserver"
+	"kubelith.io/kubelith/components/controlplane/etcd"
+	"kubelith.io/kubelith/runtime/images"
 )
 
 // requests is how many make one sample.
@@ -189,7 +189,7 @@ func fill(t *testing.T, c kubernetes.Interface) {
 	}
 	_, err = c.CoreV1().Pods(metav1.NamespaceDefault).Create(t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "bench", Labels: map[string]string{"app": "bench"}},
-		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: names.Hello}}},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: images.Hello}}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -7,22 +7,24 @@ import (
 	"strings"
 	"time"
 
-	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/base/config"
 )
 
 const (
-	// lookEvery is how often the node's addresses are looked at. It costs one question to the kernel.
+	// lookEvery is how often the node's addresses are checked. A check is one question to the kernel.
 	lookEvery = 5 * time.Second
-	// lookTimes is how often new addresses must be seen in a row: DHCP takes the old one away before it gives the new one.
+	// lookTimes is how often in a row new addresses must be seen: DHCP removes the old address before it adds the new
+	// one.
 	lookTimes = 3
 )
 
-// addressWatch ends a node whose addresses have changed. Certificates, the Node, the API's advertised address, DNS and the pod network are made of
-// them at the start, and upstream's parts of it cannot be told later (ADR 028): the service manager starts the process again.
+// addressWatch ends a node whose addresses have changed. Certificates, the Node, the API's advertised address, DNS and
+// the pod network use the addresses found at the start, and their upstream parts cannot change them later (ADR 028):
+// the service manager starts the process again.
 type addressWatch struct {
 	had   []string
 	every time.Duration
-	// now returns the addresses that took the place of had; none when all is as it was.
+	// now returns the addresses that replaced had; none when nothing has changed.
 	now func(had []string) ([]string, error)
 }
 
@@ -35,7 +37,7 @@ func (p *process) follow(cfg *config.Node, clusterCIDRs []string) {
 	}
 }
 
-// run returns when ctx ends or when it has called end. What cannot be read is looked at again.
+// run returns when ctx ends or when it has called end. If the addresses cannot be read, it tries again.
 func (w *addressWatch) run(ctx context.Context, end func(error)) {
 	if w == nil {
 		return
@@ -64,7 +66,7 @@ func (w *addressWatch) run(ctx context.Context, end func(error)) {
 	}
 }
 
-// moved is why a process ends whose node has other addresses now.
+// moved is the error of a process whose node has other addresses now.
 type moved struct{ from, to []string }
 
 func (m moved) Error() string {

@@ -13,22 +13,24 @@ import (
 	"strings"
 
 	"github.com/sirupsen/logrus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/version"
 
-	"kubelith.io/kubelith/components/client"
-	"kubelith.io/kubelith/components/config"
-	"kubelith.io/kubelith/components/dns"
-	"kubelith.io/kubelith/components/host"
-	"kubelith.io/kubelith/components/join"
-	"kubelith.io/kubelith/components/lifecycle"
-	"kubelith.io/kubelith/components/logging"
-	"kubelith.io/kubelith/components/profile"
-	componentstatus "kubelith.io/kubelith/components/status"
+	"kubelith.io/kubelith/base/client"
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/profile"
+	"kubelith.io/kubelith/components/worker/dns"
+	"kubelith.io/kubelith/components/worker/join"
+	componentstatus "kubelith.io/kubelith/components/worker/status"
+	"kubelith.io/kubelith/host/preflight"
 )
 
-// ServeAgent runs an agent until ctx is cancelled or a component fails. release is the version of Kubelith, noted in the
-// data directory.
+// ServeAgent runs an agent until ctx is cancelled or a component fails. release is the version of Kubelith, noted in
+// the data directory.
 func ServeAgent(ctx context.Context, cfg *config.Agent, release string, out Output) error {
 	p, err := newProcess(ctx, &cfg.Node, out)
 	if err != nil {
@@ -46,33 +48,33 @@ func ServeAgent(ctx context.Context, cfg *config.Agent, release string, out Outp
 	if err != nil {
 		return err
 	}
-	goal := goal{role: config.RoleAgent, needed: withoutServer(components), reached: "the node " + cfg.NodeName + " of " + cfg.Server}
+	goal := goal{role: names.RoleAgent, needed: withoutServer(components), reached: "the node " + cfg.NodeName + " of " + cfg.Server}
 	if err := p.breakLoops(&cfg.Node); err != nil {
 		return err
 	}
 	p.follow(&cfg.Node, m.cluster.ClusterCIDR)
 	prepared()
-	return p.run(ctx, m.machine, components, goal, func(context.Context) {})
+	return p.run(ctx, m.machine, components, goal)
 }
 
-// withoutServer are the components that get ready while the server is away. With them an agent has started: its pods run,
-// and a service manager must not take it for one that hangs.
+// withoutServer returns the components that become ready while the server is away. Once they are ready, the agent has
+// started: its pods run, and a service manager must not think that it hangs.
 func withoutServer(components []lifecycle.Component) []string {
-	return slices.DeleteFunc(names(components), func(name string) bool {
+	return slices.DeleteFunc(namesOf(components), func(name string) bool {
 		return !slices.Contains([]string{"connection", "containerd", "kubelet"}, name)
 	})
 }
 
-// agent is what an agent found or made before any component.
+// agent is what an agent found or created before any component.
 type agent struct {
 	*machine
 	cluster    *config.ClusterInfo
 	connection *join.Connection // nil in a plan
 }
 
-// prepareAgent joins the cluster, at the first start, and does everything else that has to be right before a component is
-// built. Nothing is written before the cluster is found. The join is the last step: a start that is refused takes back what
-// it has made on this machine, and the server has heard of none.
+// prepareAgent joins the cluster at the first start, and does everything else that must be done before a component is
+// built. It writes nothing before it has found the cluster. The join is the last step: a refused start removes what it
+// created on this machine, and the server has not heard of it.
 func prepareAgent(ctx context.Context, cfg *config.Agent, release string, log logrus.FieldLogger) (_ *agent, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("kubelith agent needs root: run it with sudo")
@@ -101,7 +103,7 @@ func prepareAgent(ctx context.Context, cfg *config.Agent, release string, log lo
 	return m, nil
 }
 
-// find finds the cluster, and with it the node's addresses when they were not given.
+// find finds the cluster, and the node's addresses when they were not configured.
 func find(ctx context.Context, cfg *config.Agent, log logrus.FieldLogger) (*join.Cluster, error) {
 	token := cfg.Token
 	if cfg.TokenFile != "" {
@@ -109,7 +111,7 @@ func find(ctx context.Context, cfg *config.Agent, log logrus.FieldLogger) (*join
 		switch {
 		case err == nil:
 			token = string(bytes.TrimSpace(text))
-		case !errors.Is(err, fs.ErrNotExist) || !join.IsAgent(cfg.DataDir): // who has joined needs none
+		case !errors.Is(err, fs.ErrNotExist) || !join.IsAgent(cfg.DataDir): // a node that has joined needs none
 			return nil, fmt.Errorf("read the token: %w: correct --token-file", err)
 		}
 	}
@@ -119,13 +121,13 @@ func find(ctx context.Context, cfg *config.Agent, log logrus.FieldLogger) (*join
 		Token:    token,
 		NodeName: cfg.NodeName,
 		Version:  version.Get().GitVersion,
-		Settings: join.ConfigMapKey{Namespace: config.ClusterInfoNamespace, Name: config.ClusterInfoName, Key: config.ClusterInfoKey},
+		Settings: join.ConfigMapKey{Namespace: metav1.NamespaceSystem, Name: names.ClusterInfo, Key: names.ClusterInfoKey},
 		Log:      log,
 	})
 }
 
-// planAgent checks the settings of the agent against the cluster's, and builds the components once, which checks their
-// arguments and tells their ports.
+// planAgent checks the settings of the agent against the cluster's, and builds the components once to check their
+// arguments and find their ports.
 func planAgent(cfg *config.Agent, found *join.Cluster) (*agent, []lifecycle.Component, error) {
 	cluster, err := config.ParseClusterInfo(found.Settings())
 	if err != nil {
@@ -156,9 +158,9 @@ func planAgent(cfg *config.Agent, found *join.Cluster) (*agent, []lifecycle.Comp
 	return m, planned, err
 }
 
-// wayToServer warns when the address that was found for this node is not the one from which it reaches the server: the other nodes may
+// wayToServer warns when the node does not reach the server from the address that was found for it: the other nodes may
 // not reach it there. Machines behind one kind of NAT, such as virtual machines, all have the same address there.
-func wayToServer(cfg *config.Agent) []host.Result {
+func wayToServer(cfg *config.Agent) []preflight.Result {
 	server, err := url.Parse(cfg.Server)
 	if err != nil {
 		return nil
@@ -172,9 +174,9 @@ func wayToServer(cfg *config.Agent) []host.Result {
 	return otherAddress(from, cfg.NodeIPs())
 }
 
-// otherAddress is the warning for a node with these addresses that reaches its server from one; nothing when that is among them, or of
-// a family that the node has not.
-func otherAddress(from net.IP, node []net.IP) []host.Result {
+// otherAddress returns the warning for a node with these addresses that reaches its server from another one. It returns
+// nothing when from is one of them, or of a family that the node does not have.
+func otherAddress(from net.IP, node []net.IP) []preflight.Result {
 	var same []string
 	for _, ip := range node {
 		if ip.Equal(from) {
@@ -187,7 +189,7 @@ func otherAddress(from net.IP, node []net.IP) []host.Result {
 	if len(same) == 0 || from.IsLoopback() {
 		return nil
 	}
-	return []host.Result{{Name: "node ip", Status: host.Warn,
+	return []preflight.Result{{Name: "node ip", Status: preflight.Warn,
 		Message: fmt.Sprintf("%s, of the default route, is not the address from which this machine reaches the server: %s", strings.Join(same, ", "), from),
 		Fix:     fmt.Sprintf("give --node-ip %s if the other nodes are there", from)}}
 }
@@ -195,38 +197,41 @@ func otherAddress(from net.IP, node []net.IP) []host.Result {
 // build builds all components of an agent. It touches nothing on the host.
 func (m *agent) build(cfg *config.Agent, log *logrus.Logger) ([]lifecycle.Component, error) {
 	b := builder{api: "connection"}
-	w := worker{cfg: &cfg.Node, role: config.RoleAgent, cluster: m.cluster, clientCA: join.CACert(cfg.DataDir)}
-	w.node, w.hostPorts, w.status, w.proxy, w.dns, w.storage = join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig(), join.PlannedConfig()
-	if m.connection != nil {
-		b.add(m.connection, nil)
-		w.node, w.proxy, w.dns = m.connection.Config("kubelet"), m.connection.Config("proxy"), m.connection.Config("dns")
-		w.hostPorts = m.connection.Config("host-ports")
-		w.status = m.connection.Config("status")
-		w.storage = storageOf(cfg.NodeName, m.connection.Config("storage"))
-		w.disconnect = m.connection.Disconnect
-		w.machine = join.Machine(cfg.DataDir)
+	w := workerOptions{
+		cfg:      &cfg.Node,
+		machine:  m.machine,
+		log:      log,
+		role:     names.RoleAgent,
+		cluster:  m.cluster,
+		client:   func(string) *rest.Config { return join.PlannedConfig() },
+		clientCA: join.CACert(cfg.DataDir),
 	}
-	told := w.node
-	if m.connection != nil {
-		told = m.connection.Config("plugins")
+	if c := m.connection; c != nil {
+		b.add(c)
+		w.machineID, w.disconnect = join.Machine(cfg.DataDir), c.Disconnect
+		w.client = func(component string) *rest.Config {
+			if component == "storage" {
+				return storageOf(cfg.NodeName, c.Config(component))
+			}
+			return c.Config(component)
+		}
 	}
-	extensions, operation := agentPlugins(cfg, m.machine, told, log)
-	b.add(extensions, nil)
-	b.add(operation, nil)
-	w.plugins = extensions
-	w.add(&b, m.machine, log)
-	// The kubelet of a server waits for its controller-manager.
-	return b.enabled(append(slices.Clone(cfg.Disable), "controller-manager"))
+	plugins, admin := agentPlugins(cfg, m.machine, w.client("plugins"), log)
+	b.add(plugins)
+	b.add(admin)
+	w.plugins = plugins
+	worker(&b, w)
+	return b.enabled(cfg.Disable)
 }
 
-// agentCheckOptions say what the components of an agent need of this host.
-func agentCheckOptions(cfg *config.Agent, cluster *config.ClusterInfo, components []lifecycle.Component) host.CheckOptions {
+// agentCheckOptions returns what the components of an agent need of this host.
+func agentCheckOptions(cfg *config.Agent, cluster *config.ClusterInfo, components []lifecycle.Component) preflight.Options {
 	opts := nodeCheckOptions(&cfg.Node, cluster, join.PKI(cfg.DataDir))
-	opts.Ports = nodePorts(components)
+	opts.Ports = ports(components)
 	return opts
 }
 
-// restartFor names what an agent takes from its cluster at its start only.
+// restartFor names the settings that an agent reads from its cluster only when it starts.
 func restartFor(old, current []byte) string {
 	before, err := config.ParseClusterInfo(old)
 	if err != nil {
@@ -254,29 +259,30 @@ func restartFor(old, current []byte) string {
 	return ""
 }
 
-// PreflightAgent checks the upstream arguments, this host and, with a token or after a join, the way to the cluster. It
-// writes nothing.
-func PreflightAgent(ctx context.Context, cfg *config.Agent) []host.Result {
+// PreflightAgent checks the upstream arguments, this host and, with a token or after a join, the connection to the
+// cluster. It writes nothing.
+func PreflightAgent(ctx context.Context, cfg *config.Agent) []preflight.Result {
 	const check = "cluster"
 	found, err := find(ctx, cfg, silent())
 	if err != nil {
-		results := host.Check(ctx, agentCheckOptions(cfg, &config.ClusterInfo{}, nil))
-		if join.IsClock(err) { // that it is not before this program was built says nothing now
-			results = slices.DeleteFunc(results, func(r host.Result) bool { return r.Name == "clock" && r.Status == host.OK })
+		results := preflight.Check(ctx, agentCheckOptions(cfg, &config.ClusterInfo{}, nil))
+		if join.IsClock(err) { // being past the build time proves nothing now
+			results = slices.DeleteFunc(results, func(r preflight.Result) bool { return r.Name == "clock" && r.Status == preflight.OK })
 		}
-		return append([]host.Result{{Name: check, Status: host.Fail, Message: err.Error()}}, append(results, directoryResult(&cfg.Node))...)
+		return append([]preflight.Result{{Name: check, Status: preflight.Fail, Message: err.Error()}}, append(results, directoryResult(&cfg.Node))...)
 	}
 	m, planned, err := planAgent(cfg, found)
-	results := append([]host.Result{{Name: check, Status: host.OK, Message: "found at " + cfg.Server}}, argumentResults(err)...)
+	results := append([]preflight.Result{{Name: check, Status: preflight.OK, Message: "found at " + cfg.Server}}, argumentResults(err)...)
 	cluster := &config.ClusterInfo{}
 	if m != nil {
 		cluster = m.cluster
 		results = append(results, m.checks...)
 	}
-	return append(append(results, host.Check(ctx, agentCheckOptions(cfg, cluster, planned))...), directoryResult(&cfg.Node))
+	return append(append(results, preflight.Check(ctx, agentCheckOptions(cfg, cluster, planned))...), directoryResult(&cfg.Node))
 }
 
-// storageOf is the node's way to the API as the storage controllers on it, which the apiserver lets this node do.
+// storageOf returns the client configuration of the storage controllers on this node. The apiserver lets the node
+// impersonate them.
 func storageOf(node string, asNode *rest.Config) *rest.Config {
 	c := rest.CopyConfig(asNode)
 	c.Impersonate = rest.ImpersonationConfig{UserName: client.StorageNodePrefix + node, Groups: []string{client.StorageNodes}}

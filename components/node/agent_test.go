@@ -12,10 +12,10 @@ import (
 	"strings"
 	"testing"
 
-	"kubelith.io/kubelith/components/config"
-	"kubelith.io/kubelith/components/dns"
-	"kubelith.io/kubelith/components/host"
-	"kubelith.io/kubelith/components/pki"
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/components/worker/dns"
+	"kubelith.io/kubelith/host/preflight"
 )
 
 func plannedAgent(t *testing.T) (*config.Agent, *agent) {
@@ -38,12 +38,12 @@ func TestAgentComponents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	control := []string{"etcd", "apiserver", "election", "controller-manager", "scheduler", "approver", "token", "servicelb", "metrics-server", "manifests", "dns-publisher"}
-	want := slices.DeleteFunc(names(onServer), func(name string) bool { return slices.Contains(control, name) })
-	if got := names(components); !slices.Equal(got, want) {
+	control := []string{"certificates", "etcd", "apiserver", "election", "controller-manager", "scheduler", "approver", "token", "servicelb", "metrics-server", "metrics-publisher", "manifests", "dns-publisher", "storage-controllers"}
+	want := slices.DeleteFunc(namesOf(onServer), func(name string) bool { return slices.Contains(control, name) })
+	if got := namesOf(components); !slices.Equal(got, want) {
 		t.Errorf("components %v, want those of a server's node: %v", got, want)
 	}
-	all := append(names(components), "connection") // made by the join
+	all := append(namesOf(components), "connection") // made by the join
 	for _, c := range components {
 		for _, need := range c.Needs() {
 			if !slices.Contains(all, need) {
@@ -51,7 +51,7 @@ func TestAgentComponents(t *testing.T) {
 			}
 		}
 	}
-	if got, want := fmt.Sprint(nodePorts(components)), fmt.Sprint(nodePorts(onServer)); got != want || len(nodePorts(components)) == 0 {
+	if got, want := fmt.Sprint(ports(components)), fmt.Sprint(ports(onServer)[1:]); got != want || len(ports(components)) == 0 {
 		t.Errorf("ports %s, want %s", got, want)
 	}
 	for _, dir := range []string{cfg.DataDir, cfg.RunDir, cfg.KubeletRootDir} {
@@ -161,11 +161,11 @@ func TestTokenFile(t *testing.T) {
 	}
 }
 
-// check tells that the cluster cannot be joined, in one line, and still looks at the host.
+// check reports in one line that the cluster cannot be joined, and still checks the host.
 func TestPreflightAgent(t *testing.T) {
 	cfg, _ := plannedAgent(t)
 	results := PreflightAgent(t.Context(), cfg)
-	if first := results[0]; first.Name != "cluster" || first.Status != host.Fail || !strings.Contains(first.Message, "a token is needed") {
+	if first := results[0]; first.Name != "cluster" || first.Status != preflight.Fail || !strings.Contains(first.Message, "a token is needed") {
 		t.Errorf("first result %v", first)
 	}
 	if len(results) < 2 {
@@ -199,7 +199,8 @@ func TestAgentNotBefore(t *testing.T) {
 	}
 }
 
-// TestOtherAddress: a node whose address was found by the default route is told when it reaches its server from another one.
+// TestOtherAddress: a node whose address was found by the default route is told when it reaches its server from another
+// one.
 func TestOtherAddress(t *testing.T) {
 	for name, tc := range map[string]struct {
 		from string
@@ -221,7 +222,7 @@ func TestOtherAddress(t *testing.T) {
 		if tc.want == "" && len(results) == 0 {
 			continue
 		}
-		if len(results) != 1 || tc.want == "" || results[0].Status != host.Warn || !strings.HasPrefix(results[0].Problem(), tc.want) {
+		if len(results) != 1 || tc.want == "" || results[0].Status != preflight.Warn || !strings.HasPrefix(results[0].Problem(), tc.want) {
 			t.Errorf("%s: %v, want %q", name, results, tc.want)
 		}
 	}

@@ -9,24 +9,24 @@ import (
 	"path/filepath"
 	"slices"
 
-	"kubelith.io/kubelith/components/config"
-	"kubelith.io/kubelith/components/datadir"
-	"kubelith.io/kubelith/components/host"
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/datadir"
+	"kubelith.io/kubelith/host/preflight"
 	"kubelith.io/kubelith/runtime/payload"
 )
 
-// attempt is a start that may still be refused. It takes back what it has made on this machine then: nothing may look afterwards as
-// if a node had run here, or reset would remove what is another cluster's.
+// attempt is a start that may still be refused. If it is, it removes what it created on this machine: nothing may look
+// as if a node had run here, or reset would remove what belongs to another cluster.
 type attempt struct{ steps []func() }
 
-// begin remembers which of the node's directories are not there.
+// begin remembers which of the node's directories do not exist.
 func begin(cfg *config.Node) *attempt {
 	a := &attempt{}
 	a.onRefusal(forget(cfg.DataDir, cfg.RunDir, cfg.KubeletRootDir))
 	return a
 }
 
-// onRefusal adds a step; the latest is done first.
+// onRefusal adds a step; the last one added runs first.
 func (a *attempt) onRefusal(step func()) { a.steps = append(a.steps, step) }
 
 func (a *attempt) takeBack() {
@@ -35,15 +35,16 @@ func (a *attempt) takeBack() {
 	}
 }
 
-// making takes back a directory with all that is in it, if it is not there now.
+// making removes a directory with all its content on refusal, if it does not exist now.
 func (a *attempt) making(dir string) {
 	if absent(dir) {
 		a.onRefusal(func() { os.RemoveAll(dir) })
 	}
 }
 
-// settle takes the node's directories on a host that can run it, and unpacks the programs: what servers and agents do alike.
-func (h *machine) settle(ctx context.Context, a *attempt, cfg *config.Node, release string, checks host.CheckOptions) (err error) {
+// settle creates the node's directories on a host that can run it, and unpacks the programs. Servers and agents share
+// it.
+func (h *machine) settle(ctx context.Context, a *attempt, cfg *config.Node, release string, checks preflight.Options) (err error) {
 	marks := forget(append(datadir.Files(cfg.DataDir), filepath.Join(cfg.RunDir, datadir.RunMark), filepath.Join(cfg.KubeletRootDir, datadir.KubeletMark))...)
 	if h.dir, err = datadir.Open(cfg.DataDir, release); err != nil {
 		return err
@@ -51,7 +52,7 @@ func (h *machine) settle(ctx context.Context, a *attempt, cfg *config.Node, rele
 	a.onRefusal(h.Close)
 	a.onRefusal(marks)
 	h.checks = append(h.checks, settledPreflight(ctx, checks)...)
-	if err := host.Failures(h.checks); err != nil {
+	if err := preflight.Failures(h.checks); err != nil {
 		return err
 	}
 	if err := h.hold(cfg); err != nil {
@@ -67,7 +68,7 @@ func (h *machine) settle(ctx context.Context, a *attempt, cfg *config.Node, rele
 	return h.unpack(cfg)
 }
 
-// linkTo makes a symbolic link, or leaves it. The way to it may be new since the last boot.
+// linkTo creates a symbolic link, or leaves the one there. Its parent directory may be missing since the last boot.
 func linkTo(link, dir string) error {
 	if target, err := os.Readlink(link); err == nil && target == dir {
 		return nil
@@ -78,8 +79,8 @@ func linkTo(link, dir string) error {
 	return nil
 }
 
-// forget returns what removes those of the paths, and of the directories above them, that are not there now. What somebody
-// has put into such a directory stays.
+// forget returns a function that removes those of the paths, and of their parent directories, that do not exist now. A
+// directory with files of others stays.
 func forget(paths ...string) func() {
 	var missing []string
 	for _, path := range paths {

@@ -5,37 +5,43 @@ import (
 	"errors"
 	"slices"
 
-	"kubelith.io/kubelith/components/election"
-	"kubelith.io/kubelith/components/lifecycle"
-	"kubelith.io/kubelith/components/logging"
+	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/components/controlplane/election"
 )
 
-// builder collects components and the errors of their constructors, so that a
-// user sees everything that is wrong with the arguments at once.
+// builder collects components and the errors of their constructors, so that a user sees all wrong arguments at once.
 type builder struct {
 	components []lifecycle.Component
 	errs       []error
-	// election decides whether this server does what a cluster has once; nil on an agent.
+	// election runs the components of which a cluster has one; nil on an agent.
 	election *election.Election
-	// api is the component that leads to the API, where that is not the apiserver itself: who needs the apiserver
-	// needs it instead.
+	// api is the component that connects to the API where that is not the apiserver itself: components that need the
+	// apiserver need it instead.
 	api string
 }
 
-func (b *builder) add(c lifecycle.Component, err error) {
-	if err != nil {
-		b.errs = append(b.errs, err)
-		return
+// add adds a component as its constructor returns it, with or without an error.
+func (b *builder) add(c lifecycle.Component, err ...error) {
+	if b.check(err...) {
+		b.components = append(b.components, c)
 	}
-	b.components = append(b.components, c)
 }
 
 // elect adds a component of which the cluster has one.
-func (b *builder) elect(c lifecycle.Component, err error) {
-	if err == nil {
-		c = b.election.Elect(c)
+func (b *builder) elect(c lifecycle.Component, err ...error) {
+	if b.check(err...) {
+		b.components = append(b.components, b.election.Elect(c))
 	}
-	b.add(c, err)
+}
+
+// check collects the errors, and reports whether there were none.
+func (b *builder) check(err ...error) bool {
+	wrong := errors.Join(err...)
+	if wrong != nil {
+		b.errs = append(b.errs, wrong)
+	}
+	return wrong == nil
 }
 
 // enabled returns the components without the disabled ones, and without needs
@@ -44,18 +50,18 @@ func (b *builder) enabled(disabled []string) ([]lifecycle.Component, error) {
 	if len(b.errs) > 0 {
 		return nil, errors.Join(b.errs...)
 	}
-	if slices.Contains(disabled, "containerd") {
-		// Without a container runtime there is nobody to import images for.
-		disabled = append(slices.Clone(disabled), "images", "network")
-	}
-	if slices.Contains(disabled, "dns") {
-		disabled = append(slices.Clone(disabled), "dns-publisher") // one setting for both
-	}
-	if slices.Contains(disabled, "kubelet") {
-		disabled = append(slices.Clone(disabled), "host-ports") // there is no Node to tell of
-	}
-	if slices.Contains(disabled, "network") {
-		disabled = append(slices.Clone(disabled), "cni") // one setting for both
+	for _, with := range []struct {
+		name   string
+		others []string // switched off with it; one that has a row itself has it further down
+	}{
+		{"containerd", []string{"images", "network"}}, // images need a container runtime
+		{"dns", []string{"dns-publisher"}},            // one setting for both
+		{"kubelet", []string{"host-ports"}},           // there is no Node to report
+		{"network", []string{"cni"}},                  // one setting for both
+	} {
+		if slices.Contains(disabled, with.name) {
+			disabled = append(slices.Clone(disabled), with.others...)
+		}
 	}
 	var out []lifecycle.Component
 	for _, c := range b.components {
@@ -66,8 +72,8 @@ func (b *builder) enabled(disabled []string) ([]lifecycle.Component, error) {
 	return out, nil
 }
 
-// wired is a component as it runs in this process: it does not need what is
-// disabled, and what upstream logs on its behalf carries its name.
+// wired is a component as it runs in this process: it does not need disabled components, and what upstream logs for it
+// carries its name.
 type wired struct {
 	lifecycle.Component
 	disabled []string
@@ -89,12 +95,7 @@ func (w wired) Needs() []string {
 }
 
 // Healthy implements lifecycle.Health, for components that do.
-func (w wired) Healthy(ctx context.Context) error {
-	if h, ok := w.Component.(lifecycle.Health); ok {
-		return h.Healthy(ctx)
-	}
-	return nil
-}
+func (w wired) Healthy(ctx context.Context) error { return lifecycle.HealthOf(ctx, w.Component) }
 
 // Run implements lifecycle.Component.
 func (w wired) Run(ctx context.Context, ready func()) error {

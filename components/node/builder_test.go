@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,9 +11,9 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"kubelith.io/kubelith/components/config"
-	"kubelith.io/kubelith/components/lifecycle"
-	"kubelith.io/kubelith/components/pki"
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/pki"
 )
 
 type component struct {
@@ -120,21 +121,32 @@ func TestDisable(t *testing.T) {
 		return all
 	}
 	all := names()
-	if want := []string{"plugins", "plugin-control", "etcd", "apiserver", "election", "controller-manager", "scheduler", "token", "approver", "containerd", "images", "cni", "network", "storage", "kubelet", "host-ports", "proxy", "dns", "status", "dns-publisher", "manifests", "servicelb", "metrics-server"}; !slices.Equal(all, want) {
+	if want := []string{
+		"plugins", "plugin-control", "certificates", "etcd", "metrics-server", "apiserver", "election",
+		"controller-manager", "scheduler", "token", "approver", "storage-controllers", "dns-publisher", "manifests", "servicelb", "metrics-publisher",
+		"containerd", "images", "cni", "network", "storage", "kubelet", "host-ports", "proxy", "dns", "status",
+	}; !slices.Equal(all, want) {
 		t.Fatalf("components: %v, want %v", all, want)
 	}
 	// What writes into the cluster is cleaned up after.
-	if got, want := names("servicelb", "metrics-server"), append(slices.Clone(all[:len(all)-2]), "servicelb-cleaner", "metrics-cleaner"); !slices.Equal(got, want) {
+	instead := map[string]string{"servicelb": "servicelb-cleaner", "metrics-publisher": "metrics-cleaner"}
+	cleaned := slices.DeleteFunc(slices.Clone(all), func(name string) bool { return name == "metrics-server" })
+	for i, name := range cleaned {
+		cleaned[i] = cmp.Or(instead[name], name)
+	}
+	if got, want := names("servicelb", "metrics-server"), cleaned; !slices.Equal(got, want) {
 		t.Errorf("--disable=servicelb,metrics-server: %v, want %v", got, want)
 	}
 	optional := []string{"containerd", "controller-manager", "dns", "kubelet", "manifests", "network", "proxy", "scheduler"}
-	for subset := range 1 << len(optional) {
-		var disabled []string
-		for i, name := range optional {
-			if subset&(1<<i) != 0 {
-				disabled = append(disabled, name)
-			}
+	// One, two, and all but one or none: what is wrong with three is wrong with two of them.
+	cases := [][]string{optional}
+	for i, a := range optional {
+		cases = append(cases, []string{a}, slices.DeleteFunc(slices.Clone(optional), func(name string) bool { return name == a }))
+		for _, b := range optional[i+1:] {
+			cases = append(cases, []string{a, b})
 		}
+	}
+	for _, disabled := range cases {
 		gone := slices.Clone(disabled)
 		if slices.Contains(disabled, "containerd") {
 			gone = append(gone, "images", "network")

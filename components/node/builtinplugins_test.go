@@ -4,7 +4,12 @@ import (
 	"testing"
 
 	"kubelith.io/kubelith/plugins/host"
+	pluginprocess "kubelith.io/kubelith/plugins/process"
 )
+
+func spec(name string) host.Spec {
+	return host.Spec{Spec: pluginprocess.Spec{Name: name, Path: "/opt/" + name}}
+}
 
 func TestBuiltinPlugins(t *testing.T) {
 	for _, tc := range []struct {
@@ -15,10 +20,10 @@ func TestBuiltinPlugins(t *testing.T) {
 		builtin    bool
 	}{
 		{"none configured", nil, "", 1, true},
-		{"others configured", []host.Spec{{Name: "a"}, {Name: "b"}}, "", 3, true},
-		{"one of that name", []host.Spec{{Name: "local", Path: "/opt/other"}}, "", 1, false},
+		{"others configured", []host.Spec{spec("a"), spec("b")}, "", 3, true},
+		{"one of that name", []host.Spec{spec("local")}, "", 1, false},
 		{"no pods", nil, "kubelet", 0, false},
-		{"switched off", []host.Spec{{Name: "a"}}, "local-storage", 1, false},
+		{"switched off", []host.Spec{spec("a")}, "local-storage", 1, false},
 	} {
 		got := withBuiltinPlugins(tc.configured, withoutKubelet(func(name string) bool { return name == tc.disabled }), "/bin/dir")
 		var last host.Spec

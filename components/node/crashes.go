@@ -10,19 +10,20 @@ import (
 	"strings"
 	"time"
 
-	"kubelith.io/kubelith/components/config"
-	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/lifecycle"
 )
 
-// A panic that nothing can catch ends the process, and the service manager starts it again. When the same component brings it down
-// again and again, the next start leaves that component out for a while: the API is there to take the cause away with.
+// A panic that is not recovered ends the process, and the service manager starts it again. When the same component
+// crashes the process repeatedly, the next start leaves that component out for a while: the API runs, so that an
+// operator can remove the cause.
 const (
-	crashFile   = "crash"   // in the run directory: what the runtime has written about the panic that ended the process
-	crashesFile = "crashes" // a line for each of them: seconds, component, first line
+	crashFile   = "crash"   // in the run directory: what the runtime wrote about the panic that ended the process
+	crashesFile = "crashes" // one line per crash: seconds, component, first line
 
-	crashesTaken = 2                // that many in a row mean nothing yet
-	crashesApart = 10 * time.Minute // more than that between two, and they are not in a row
-	firstHold    = 10 * time.Minute // the next ones are twice as long each, up to
+	crashesTaken = 2                // so many in a row are ignored
+	crashesApart = 10 * time.Minute // crashes further apart are not in a row
+	firstHold    = 10 * time.Minute // doubles with each further crash, up to
 	longestHold  = 6 * time.Hour
 
 	maxCrash, maxText, maxCrashes = 64 << 10, 300, 100
@@ -35,7 +36,8 @@ type crash struct {
 	text      string
 }
 
-// breakLoops notes why the process before this one has ended, keeps watch over this one, and decides who is left out.
+// breakLoops records why the previous process ended, has crashes of this one recorded, and decides which components are
+// left out.
 func (p *process) breakLoops(cfg *config.Node) error {
 	path, list := filepath.Join(cfg.RunDir, crashFile), filepath.Join(cfg.RunDir, crashesFile)
 	crashes := readCrashes(list)
@@ -50,7 +52,7 @@ func (p *process) breakLoops(cfg *config.Node) error {
 		return err
 	}
 	defer f.Close() // the runtime has its own
-	// It names the component of the goroutine, which the runtime reads from the environment alone.
+	// The traceback names the component of the goroutine. The runtime reads this from the environment only.
 	if err := os.Setenv("GODEBUG", strings.TrimPrefix(os.Getenv("GODEBUG")+",tracebacklabels=1", ",")); err != nil {
 		return err
 	}
@@ -58,7 +60,7 @@ func (p *process) breakLoops(cfg *config.Node) error {
 	return debug.SetCrashOutput(f, debug.CrashOptions{})
 }
 
-// held are the components to leave out after these crashes.
+// held returns the components to leave out after these crashes.
 func held(crashes []crash, now time.Time, first time.Duration) map[string]lifecycle.Hold {
 	type row struct {
 		n     int
@@ -91,10 +93,10 @@ func held(crashes []crash, now time.Time, first time.Duration) map[string]lifecy
 	return out
 }
 
-// crashed is the component of the goroutine that ended the process, by its label (lifecycle.Label).
+// crashed matches the component of the goroutine that ended the process, by its label (lifecycle.Label).
 var crashed = regexp.MustCompile(`^goroutine \d+ .*labels:\{.*"` + lifecycle.Label + `": "([a-z-]+)"`)
 
-// readCrash tells false when the process before did not end by a panic, or by nobody's.
+// readCrash returns false unless a panic in a component ended the previous process.
 func readCrash(path string) (crash, bool) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -109,7 +111,7 @@ func readCrash(path string) (crash, bool) {
 	n, _ := f.Read(text)
 	first, _, _ := strings.Cut(string(text[:n]), "\n")
 	for line := range strings.Lines(string(text[:n])) {
-		if strings.HasPrefix(line, "goroutine ") { // the first is the one
+		if strings.HasPrefix(line, "goroutine ") { // the first one panicked
 			if found := crashed.FindStringSubmatch(line); found != nil {
 				return crash{info.ModTime(), found[1], first[:min(len(first), maxText)]}, true
 			}
@@ -119,7 +121,7 @@ func readCrash(path string) (crash, bool) {
 	return crash{}, false
 }
 
-// readCrashes skips what it does not understand.
+// readCrashes skips lines that it does not understand.
 func readCrashes(path string) (out []crash) {
 	data, _ := os.ReadFile(path)
 	for line := range strings.Lines(string(data)) {

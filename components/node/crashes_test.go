@@ -10,14 +10,14 @@ import (
 	"testing"
 	"time"
 
-	"kubelith.io/kubelith/components/config"
-	"kubelith.io/kubelith/components/datadir"
-	"kubelith.io/kubelith/components/lifecycle"
-	componentstatus "kubelith.io/kubelith/components/status"
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/datadir"
+	"kubelith.io/kubelith/base/lifecycle"
+	componentstatus "kubelith.io/kubelith/components/worker/status"
 )
 
-// TestCrashLoop: a process that a goroutine of a component brings down leaves a note; the fourth one starts without that component,
-// says so, and does not keep those that need it waiting.
+// TestCrashLoop: a process that a goroutine of a component brings down leaves a note; the fourth one starts without
+// that component, says so, and does not keep those that need it waiting.
 func TestCrashLoop(t *testing.T) {
 	const variable = "KUBELITH_TEST_CRASH"
 	if dir := os.Getenv(variable); dir != "" {
@@ -54,7 +54,8 @@ func TestCrashLoop(t *testing.T) {
 	}
 }
 
-// crashing is a process of three components. It ends when that has started which needs dns; dns, if it runs, ends it before.
+// crashing is a process of three components. It ends when that has started which needs dns; dns, if it runs, ends it
+// before.
 func crashing(ctx context.Context, dir string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -74,7 +75,7 @@ func crashing(ctx context.Context, dir string) error {
 			select {}
 		}},
 		runs{"proxy", []string{"dns"}, cancel},
-	}, goal{}, func(context.Context) {})
+	}, goal{})
 }
 
 // runs is a component that does something before it is ready.

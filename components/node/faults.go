@@ -13,22 +13,23 @@ import (
 
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
-	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/base/lifecycle"
 )
 
-// faultsVariable names a unix socket through which tests break components. Without it, as in any installation, nothing of this file runs:
-// who may set the environment of this process, which is root's, needs no faults to harm it. The socket is root's too.
+// faultsVariable names a unix socket through which tests break components. Without it, as in any installation, nothing
+// in this file runs: a user who may set the environment of this process, which is root's, can harm it without faults.
+// The socket is root's too.
 const faultsVariable = "KUBELITH_TEST_FAULTS"
 
-// faults lets tests break the components that are started again. A line "NAME FAULT" on the socket is answered by "ok" or by what
-// is wrong. The faults are
+// faults lets tests break the components that are restarted. A line "NAME FAULT" on the socket is answered with "ok" or
+// the error. The faults are
 //
 //	error, end, panic: Run does so
 //	goroutine: one of its goroutines panics
-//	crash: one does so that has no HandleCrash
-//	hang: it says that it is not well, until it is ended
+//	crash: a goroutine without HandleCrash panics
+//	hang: Healthy fails until the run is ended
 //	stuck: it hangs, and its Run does not return
-//	release: all runs that are stuck return
+//	release: all stuck runs return
 type faults struct {
 	listener net.Listener
 	set      map[string]chan string
@@ -49,7 +50,7 @@ func openFaults() (*faults, error) {
 	return &faults{listener: l, set: map[string]chan string{}, release: make(chan struct{})}, os.Chmod(path, 0o600)
 }
 
-// timing notices a hang in seconds.
+// timing detects a hang within seconds.
 func (f *faults) timing() lifecycle.Timing {
 	if f == nil {
 		return lifecycle.Timing{}
@@ -58,7 +59,7 @@ func (f *faults) timing() lifecycle.Timing {
 		AskEvery: 250 * time.Millisecond, HangAfter: 500 * time.Millisecond, EndWithin: 8 * time.Second}
 }
 
-// firstHold lets a component that was left out come back in seconds.
+// firstHold brings back a component that was left out within seconds.
 func (f *faults) firstHold() time.Duration {
 	if f == nil {
 		return firstHold
@@ -66,7 +67,7 @@ func (f *faults) firstHold() time.Duration {
 	return 20 * time.Second
 }
 
-// wrap lets the components be broken that have a policy.
+// wrap makes the components that have a policy breakable.
 func (f *faults) wrap(components []lifecycle.Component) []lifecycle.Component {
 	if f == nil {
 		return components
@@ -136,10 +137,7 @@ func (c *faulty) Healthy(ctx context.Context) error {
 		<-ctx.Done()
 		return errors.New("a test made it hang")
 	}
-	if h, ok := c.Component.(lifecycle.Health); ok {
-		return h.Healthy(ctx)
-	}
-	return nil
+	return lifecycle.HealthOf(ctx, c.Component)
 }
 
 // Run implements lifecycle.Component.
@@ -174,7 +172,7 @@ func (c *faulty) Run(ctx context.Context, ready func()) error {
 			case "hang", "stuck":
 				stuck = fault == "stuck"
 				c.hung.Store(true)
-			default: // what stands below Run ends first, as it does when Run itself panics
+			default: // like a panic in Run itself, it ends what Run started first
 				cancel(lifecycle.ErrRestarting)
 				<-ended
 				return broken(fault)

@@ -24,15 +24,15 @@ import (
 	kubeletoptions "k8s.io/kubernetes/cmd/kubelet/app/options"
 	gcconfig "k8s.io/kubernetes/pkg/controller/garbagecollector/config"
 
-	"kubelith.io/kubelith/components/apiserver"
-	"kubelith.io/kubelith/components/args"
-	"kubelith.io/kubelith/components/client"
-	"kubelith.io/kubelith/components/config"
-	"kubelith.io/kubelith/components/controllermanager"
-	"kubelith.io/kubelith/components/etcd"
-	"kubelith.io/kubelith/components/kubelet"
-	"kubelith.io/kubelith/components/pki"
-	"kubelith.io/kubelith/components/scheduler"
+	"kubelith.io/kubelith/base/args"
+	"kubelith.io/kubelith/base/client"
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/components/cluster/controllermanager"
+	"kubelith.io/kubelith/components/cluster/scheduler"
+	"kubelith.io/kubelith/components/controlplane/apiserver"
+	"kubelith.io/kubelith/components/controlplane/etcd"
+	"kubelith.io/kubelith/components/worker/kubelet"
 )
 
 // upstream is a component whose flags pass through.
@@ -80,7 +80,7 @@ func upstreams(t *testing.T) []upstream {
 	embed.NewConfig().AddFlags(etcdGoFlags)
 	etcdFlags.AddGoFlagSet(etcdGoFlags)
 
-	// A signer of its own needs both files.
+	// A separate signer needs both files.
 	signing := map[string]string{}
 	for _, signer := range []string{"kube-apiserver-client", "legacy-unknown"} {
 		cert, key := "cluster-signing-"+signer+"-cert-file", "cluster-signing-"+signer+"-key-file"
@@ -183,7 +183,7 @@ func TestEveryUpstreamFlag(t *testing.T) {
 	}
 	for name := range shared {
 		if !known[name] {
-			t.Errorf("components/args refuses %q, which no component of upstream has", name)
+			t.Errorf("base/args refuses %q, which no component of upstream has", name)
 		}
 	}
 	for _, u := range all {

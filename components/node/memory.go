@@ -9,30 +9,31 @@ import (
 )
 
 const (
-	// gcPercent is how much the heap may grow over what is live before it is
-	// collected. Go's default of 100 makes a process hold twice its live heap; a
-	// cluster's is mostly caches, which live long, so that collecting more often
-	// costs little. The environment variable GOGC goes first.
+	// gcPercent is how much the heap may grow over the live heap before it is collected. With Go's default of 100 a
+	// process holds twice its live heap. A cluster's heap is mostly long-lived caches, so collecting more often costs
+	// little. The environment variable GOGC takes precedence.
 	gcPercent = 50
-	// startGCPercent holds until everything is ready: collecting at gcPercent takes a third of the CPU of a start, for
-	// garbage that is less than what a running cluster holds.
+	// startGCPercent applies until everything is ready: during a start, gcPercent costs a third of the CPU and saves
+	// less memory than a running cluster holds.
 	startGCPercent = 400
-	// settleAfter is when what only the start needed is given back to the system.
+	// settleAfter is when memory that only the start needed is released, counted from the start of the components.
 	settleAfter = 30 * time.Second
 )
 
-// tuneMemory makes the process hold less memory once it has started, which the caller says with started; see
+// tuneMemory makes the process hold less memory once it has started. The caller calls started then; see
 // docs/performance.md.
-func tuneMemory(ctx context.Context) (started func()) {
+func tuneMemory() (started func()) {
 	setGCPercent(startGCPercent)
-	go func() {
-		select {
-		case <-time.After(settleAfter):
-			debug.FreeOSMemory()
-		case <-ctx.Done():
-		}
-	}()
 	return sync.OnceFunc(func() { setGCPercent(gcPercent) })
+}
+
+// giveBack returns memory that only the start needed to the system, once.
+func giveBack(ctx context.Context) {
+	select {
+	case <-time.After(settleAfter):
+		debug.FreeOSMemory()
+	case <-ctx.Done():
+	}
 }
 
 func setGCPercent(percent int) {

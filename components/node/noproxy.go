@@ -6,11 +6,12 @@ import (
 	"slices"
 	"strings"
 
-	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/base/config"
 )
 
-// setNoProxy adds to NO_PROXY what is never behind a company's proxy: this machine, its cluster's pods, Services and names, and the server. Programs
-// read the variable once, so it is set before anything is dialled. Without a proxy it is left alone.
+// setNoProxy adds to NO_PROXY what is never behind a company's proxy: this machine, the server, and the cluster's pods,
+// Services and names. Programs read the variable once, so it is set before any connection. Without a proxy it is left
+// alone.
 func setNoProxy(node *config.Node, cluster *config.ClusterInfo, server string) error {
 	if !slices.ContainsFunc([]string{"HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"}, func(name string) bool { return os.Getenv(name) != "" }) {
 		return nil
@@ -28,7 +29,7 @@ func setNoProxy(node *config.Node, cluster *config.ClusterInfo, server string) e
 	return nil
 }
 
-// noProxy is a NO_PROXY with what the user has given, in front, and everything of the cluster.
+// noProxy returns a NO_PROXY with the user's entries first, then everything of the cluster.
 func noProxy(given string, node *config.Node, cluster *config.ClusterInfo, server string) string {
 	var all []string
 	add := func(entries ...string) {

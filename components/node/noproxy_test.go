@@ -6,11 +6,12 @@ import (
 
 	"golang.org/x/net/http/httpproxy"
 
-	"kubelith.io/kubelith/components/config"
+	"kubelith.io/kubelith/base/config"
 	"net/url"
 )
 
-// TestNoProxy: with a proxy nothing of the cluster goes through it, and everything else does, but for what the user excepts.
+// TestNoProxy: with a proxy nothing of the cluster goes through it, and everything else does, but for what the user
+// excepts.
 func TestNoProxy(t *testing.T) {
 	cluster := &config.ClusterInfo{ClusterCIDR: []string{"10.42.0.0/16", "fd00:42::/56"}, ServiceCIDR: []string{"10.43.0.0/16"}, ClusterDomain: "cluster.local"}
 	node := &config.Node{NodeName: "one", NodeIP: []string{"192.0.2.1", "2001:db8::1"}}

@@ -10,25 +10,24 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubelith.io/kubelith/components/config"
-	"kubelith.io/kubelith/components/logging"
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/logging"
 )
 
 // Output is where a server writes.
 type Output struct {
 	// Log receives the log, unless a file does.
 	Log io.Writer
-	// LogFile is begun when nothing is refused any more, and receives the log, unless the configuration names another. That
-	// of the run before is kept under its name with ".1".
+	// LogFile receives the log, unless the configuration names another file. It is opened when the start can no longer
+	// be refused. The log of the previous run is kept under its name with ".1".
 	LogFile string
-	// Progress, when set, receives a line per component while it starts: for a
-	// person at a terminal.
+	// Progress, when set, receives a line per component while it starts: for a user at a terminal.
 	Progress io.Writer
 }
 
-// open leads what the process writes through Writers, so that nothing waits for somebody to read it.
+// open sends what the process writes through Writers, so that nothing waits for a reader.
 func (o Output) open(cfg *config.Node) (*output, error) {
-	// With a handler, a reader that is gone makes a write fail. Without one it ends the process (os/signal, "SIGPIPE");
+	// With a handler, a write fails when its reader is gone. Without one it ends the process (os/signal, "SIGPIPE");
 	// children inherit no handler.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	opened := &output{file: o.LogFile}
@@ -52,16 +51,16 @@ func (o Output) open(cfg *config.Node) (*output, error) {
 	return opened, nil
 }
 
-// output is an Output that is used.
+// output is an Output in use.
 type output struct {
 	log      *logging.Writer
-	progress *logging.Writer // nil: nobody watches
+	progress *logging.Writer // nil: no terminal
 	file     string          // the log's; empty: it goes to Output.Log
-	later    *laterFile      // nil: the log is where it belongs
-	restore  func()          // gives os.Stderr back; nil: it was not taken
+	later    *laterFile      // nil: the log is already written to its destination
+	restore  func()          // restores os.Stderr; nil: it was not replaced
 }
 
-// begin begins the file of the log that was not to be touched by a start that is refused.
+// begin opens the log file, which a refused start must not touch.
 func (o *output) begin() error {
 	if o.later == nil {
 		return nil
@@ -69,7 +68,7 @@ func (o *output) begin() error {
 	return o.later.open(o.file)
 }
 
-// person is the writer to a person who watches the start, or nil.
+// person returns the writer to the user who watches the start, or nil.
 func (o *output) person() io.Writer {
 	if o.progress == nil {
 		return nil
@@ -77,7 +76,7 @@ func (o *output) person() io.Writer {
 	return o.progress
 }
 
-// Close writes what is left: after it comes the last line, which says why the process ends.
+// Close flushes the output: the last line, which says why the process ends, comes after it.
 func (o *output) Close() {
 	if o.restore != nil {
 		o.restore()
@@ -88,8 +87,8 @@ func (o *output) Close() {
 	}
 }
 
-// laterFile keeps what is logged in memory until it is opened: a start that is refused leaves no file, and does not
-// touch that of a server that runs.
+// laterFile keeps the log in memory until it is opened: a refused start creates no file, and does not touch that of a
+// running server.
 type laterFile struct {
 	mu   sync.Mutex
 	file *logging.File
@@ -105,8 +104,8 @@ func (l *laterFile) Write(p []byte) (int, error) {
 	return l.file.Write(p)
 }
 
-// open makes the file, which stays open until the process ends. The caller holds its directory, so that the old one is
-// nobody's any more.
+// open creates the file, which stays open until the process ends. The caller holds its directory, so no process uses
+// the old file any more.
 func (l *laterFile) open(name string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

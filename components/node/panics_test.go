@@ -10,7 +10,7 @@ import (
 
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
-	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/base/lifecycle"
 )
 
 // TestPanics: a panic in a goroutine of a component that can be started again ends the goroutine and is told, with the
@@ -28,7 +28,8 @@ func TestPanics(t *testing.T) {
 		return component == "dns"
 	})
 
-	// run calls f in a grandchild of a component's goroutine, among others that do the same, and returns what it panicked with.
+	// run calls f in a grandchild of a component's goroutine, among others that do the same, and returns what it
+	// panicked with.
 	run := func(component string, value any) (again any) {
 		var running sync.WaitGroup
 		pprof.Do(t.Context(), pprof.Labels(lifecycle.Label, component), func(context.Context) {

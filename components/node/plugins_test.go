@@ -12,10 +12,11 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/sirupsen/logrus/hooks/test"
 
-	"kubelith.io/kubelith/components/config"
-	machinehost "kubelith.io/kubelith/components/host"
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/host/preflight"
 	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/plugins/host"
+	pluginprocess "kubelith.io/kubelith/plugins/process"
 )
 
 func TestPluginSpecs(t *testing.T) {
@@ -25,10 +26,10 @@ func TestPluginSpecs(t *testing.T) {
 		Config: []byte(`{}`), Limits: config.PluginLimits{Memory: "64Mi", CPU: "0.5", PIDs: 20, UID: &uid, GID: &uid, Capabilities: []string{"SYS_ADMIN"}}, File: "/c.yaml", Line: 7,
 	}, {Name: "b", Kind: "storage", Path: "/b", Limits: config.PluginLimits{Memory: "none"}, File: "/c.yaml", Line: 9}})
 	want := []host.Spec{{
-		Name: "a", Kind: plugins.Admission, Path: "/a", Args: []string{"-v"}, Env: []string{"A=b"}, SHA256: "00",
-		Settings: plugins.Settings{FailurePolicy: "Ignore", Timeout: time.Second}, Config: []byte(`{}`),
-		Limits: host.Limits{Memory: 64 << 20, MilliCPU: 500, PIDs: 20, UID: &uid, GID: &uid, Capabilities: []string{"SYS_ADMIN"}}, Source: "/c.yaml:7",
-	}, {Name: "b", Kind: plugins.Storage, Path: "/b", Limits: host.Limits{Memory: -1}, Source: "/c.yaml:9"}}
+		Spec: pluginprocess.Spec{Name: "a", Kind: plugins.Admission, Path: "/a", Args: []string{"-v"}, Env: []string{"A=b"}, SHA256: "00", Config: []byte(`{}`),
+			Limits: pluginprocess.Limits{Memory: 64 << 20, MilliCPU: 500, PIDs: 20, UID: &uid, GID: &uid, Capabilities: []string{"SYS_ADMIN"}}, Source: "/c.yaml:7"},
+		Settings: plugins.Settings{FailurePolicy: "Ignore", Timeout: time.Second},
+	}, {Spec: pluginprocess.Spec{Name: "b", Kind: plugins.Storage, Path: "/b", Limits: pluginprocess.Limits{Memory: -1}, Source: "/c.yaml:9"}}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("\ngot  %+v\nwant %+v", got, want)
 	}
@@ -47,7 +48,7 @@ func TestAutoUID(t *testing.T) {
 	}
 }
 
-// Who runs a plugin as nobody hears of it at a start and from check.
+// A user who runs a plugin as nobody is warned at a start and by check.
 func TestPluginResults(t *testing.T) {
 	nobody, own := int64(65534), int64(12345)
 	cfg := &config.Server{Plugins: []config.Plugin{
@@ -66,7 +67,7 @@ func TestPluginResults(t *testing.T) {
 	if err := os.Chmod(cfg.File, 0o622); err != nil {
 		t.Fatal(err)
 	}
-	if got := pluginResults(cfg); len(got) != 2 || got[0].Status != machinehost.Fail || !strings.Contains(got[0].Message, "can be written by others") {
+	if got := pluginResults(cfg); len(got) != 2 || got[0].Status != preflight.Fail || !strings.Contains(got[0].Message, "can be written by others") {
 		t.Errorf("of a file that others may write: %v", got)
 	}
 	cfg.Plugins = nil

@@ -7,21 +7,22 @@ import (
 	"path/filepath"
 	"sync"
 
-	"kubelith.io/kubelith/components/client"
-	"kubelith.io/kubelith/components/pki"
-	"kubelith.io/kubelith/plugins/host"
+	"kubelith.io/kubelith/base/client"
+	"kubelith.io/kubelith/base/pki"
+	pluginprocess "kubelith.io/kubelith/plugins/process"
 	"kubelith.io/kubelith/plugins/proto"
 )
 
-// pluginUsers are the identities of the plugins' processes: users without any rights but those that an operator binds.
+// pluginUsers are the identities of the plugins' processes: users whose only rights are those that an operator binds.
 type pluginUsers struct {
 	mu   sync.Mutex
-	made map[string]pki.UserOptions // by directory, which goes with the process
+	made map[string]pki.UserOptions // by directory, which is removed with the process
 }
 
-// credentials is host.Options.Credentials. The files belong to the server: a plugin that runs as another user reads them by its group.
-func (u *pluginUsers) credentials(ca pki.Pair, server string) func(*host.Spec, string, string) ([]string, error) {
-	return func(spec *host.Spec, dir, seen string) ([]string, error) {
+// credentials is pluginprocess.Options.Credentials. The files belong to the server: a plugin that runs as another user
+// reads them through its group.
+func (u *pluginUsers) credentials(ca pki.Pair, server string) func(*pluginprocess.Spec, string, string) ([]string, error) {
+	return func(spec *pluginprocess.Spec, dir, seen string) ([]string, error) {
 		const name = "user"
 		opts := pki.UserOptions{
 			Dir: filepath.Join(dir, name), Name: client.PluginPrefix + spec.Name, CA: ca, Server: server, Group: spec.Limits.Group(),
@@ -40,7 +41,7 @@ func (u *pluginUsers) credentials(ca pki.Pair, server string) func(*host.Spec, s
 	}
 }
 
-// renew keeps the certificates of processes valid that run for longer than they are.
+// renew renews the certificates of processes that outlive them.
 func (u *pluginUsers) renew() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()

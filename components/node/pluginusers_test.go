@@ -8,8 +8,8 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 
-	"kubelith.io/kubelith/components/pki"
-	"kubelith.io/kubelith/plugins/host"
+	"kubelith.io/kubelith/base/pki"
+	pluginprocess "kubelith.io/kubelith/plugins/process"
 )
 
 // A plugin gets a kubeconfig where it looks for it; what is renewed is what still runs.
@@ -23,7 +23,7 @@ func TestPluginUsers(t *testing.T) {
 	if err := os.Symlink(dir, seen); err != nil {
 		t.Fatal(err)
 	}
-	env, err := users.credentials(bundle.ClusterCA, "https://127.0.0.1:6443")(&host.Spec{Name: "x"}, dir, seen)
+	env, err := users.credentials(bundle.ClusterCA, "https://127.0.0.1:6443")(&pluginprocess.Spec{Name: "x"}, dir, seen)
 	if err != nil || len(env) != 1 {
 		t.Fatalf("%v, %v", env, err)
 	}

@@ -1,25 +1,24 @@
 package node
 
 import (
-	"kubelith.io/kubelith/components/network"
-	"kubelith.io/kubelith/runtime/cni"
+	"kubelith.io/kubelith/components/worker/cni"
+	"kubelith.io/kubelith/components/worker/network"
 )
 
-// addPodNetwork adds the two components that connect pods: "cni" on this node, "network" with those of the others.
+// addPodNetwork adds the two components that connect pods: "cni" on this node, "network" between nodes.
 func (b *builder) addPodNetwork(n network.Options, c cni.Options) {
 	between, err := network.New(n)
-	if err != nil {
-		b.add(nil, err)
+	if !b.check(err) {
 		return
 	}
 	c.Mode = cniMode(string(n.Backend))
 	c.MTU = func() int { return network.MTU(n.Backend, n.NodeIPs) }
 	c.ThirdParty = between.ThirdParty
-	b.add(cni.New(c), nil)
-	b.add(between, nil)
+	b.add(cni.New(c))
+	b.add(between)
 }
 
-// cniMode is what a value of the setting "network" means on one node: the backends differ only between nodes.
+// cniMode returns what a value of the setting "network" means on one node: the backends differ only between nodes.
 func cniMode(setting string) cni.Mode {
 	switch network.Backend(setting) {
 	case network.VXLAN, network.HostGW:

@@ -3,53 +3,48 @@ package node
 import (
 	"context"
 	"io"
-	"net"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/component-base/version"
 
-	"kubelith.io/kubelith/components/config"
-	"kubelith.io/kubelith/components/datadir"
-	"kubelith.io/kubelith/components/dns"
-	"kubelith.io/kubelith/components/host"
-	"kubelith.io/kubelith/components/kubelet"
-	"kubelith.io/kubelith/components/lifecycle"
-	"kubelith.io/kubelith/components/pki"
-	"kubelith.io/kubelith/components/proxy"
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/datadir"
+	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/components/worker/cni"
+	"kubelith.io/kubelith/host/preflight"
 	"kubelith.io/kubelith/runtime/cgroups"
-	"kubelith.io/kubelith/runtime/cni"
 )
 
-// Preflight checks the upstream arguments, and this host for what the configuration is going to run.
-func Preflight(ctx context.Context, cfg *config.Server) []host.Result {
+// Preflight checks the upstream arguments, and whether this host can run what is configured.
+func Preflight(ctx context.Context, cfg *config.Server) []preflight.Result {
 	_, components, err := plan(cfg)
 	if err != nil {
 		components = planWithoutWrong(cfg)
 	}
-	results := slices.Concat(argumentResults(err), host.Check(ctx, checkOptions(cfg, components)), pluginResults(cfg))
+	results := slices.Concat(argumentResults(err), preflight.Check(ctx, checkOptions(cfg, components)), pluginResults(cfg))
 	return append(results, directoryResult(&cfg.Node, datadir.CheckCluster(cfg.DataDir), datadir.CheckSettings(cfg.DataDir, fixedSettings(cfg))))
 }
 
-// directoryResult says whether the node could take its directories. others are what else is known of them.
-func directoryResult(cfg *config.Node, others ...error) host.Result {
+// directoryResult reports whether the node could use its directories. others are further errors.
+func directoryResult(cfg *config.Node, others ...error) preflight.Result {
 	kubeletRoot := cfg.KubeletRootDir
 	if cfg.Disabled("kubelet") {
 		kubeletRoot = ""
 	}
 	for _, err := range append(others, datadir.Examine(cfg.DataDir, cfg.RunDir, kubeletRoot)) {
 		if err != nil {
-			return host.Result{Name: "directories", Status: host.Fail, Message: err.Error()}
+			return preflight.Result{Name: "directories", Status: preflight.Fail, Message: err.Error()}
 		}
 	}
-	return host.Result{Name: "directories", Status: host.OK, Message: "new, or this node's"}
+	return preflight.Result{Name: "directories", Status: preflight.OK, Message: "new, or this node's"}
 }
 
-// PreflightArguments checks the upstream arguments of a configuration that has other faults.
-func PreflightArguments(cfg *config.Server) []host.Result {
+// PreflightArguments checks the upstream arguments of a configuration that has other errors.
+func PreflightArguments(cfg *config.Server) []preflight.Result {
 	sound := config.Default()
 	sound.NodeName, sound.NodeIP, sound.AdvertiseAddress = "node", []string{"127.0.0.1"}, "127.0.0.1"
 	for i, args := range argumentLists(cfg) {
@@ -63,7 +58,7 @@ func argumentLists(cfg *config.Server) []*config.Args {
 	return []*config.Args{&cfg.EtcdArgs, &cfg.APIServerArgs, &cfg.ControllerManagerArgs, &cfg.SchedulerArgs, &cfg.KubeletArgs, &cfg.ProxyArgs}
 }
 
-// planWithoutWrong builds the components without those lists of arguments that are wrong, so that ports are known.
+// planWithoutWrong builds the components without the lists of arguments that are wrong, so that ports are known.
 func planWithoutWrong(cfg *config.Server) []lifecycle.Component {
 	none := *cfg
 	for _, args := range argumentLists(&none) {
@@ -78,25 +73,25 @@ func planWithoutWrong(cfg *config.Server) []lifecycle.Component {
 		}
 	}
 	_, components, err := plan(&right)
-	if err != nil { // each is right, but not all together
+	if err != nil { // each list is valid, but not all together
 		_, components, _ = plan(&none)
 	}
 	return components
 }
 
-// argumentResults has a line for each problem of the upstream arguments, or says that there is none.
-func argumentResults(err error) []host.Result {
+// argumentResults returns a line for each wrong upstream argument, or one that says that there is none.
+func argumentResults(err error) []preflight.Result {
 	if err == nil {
-		return []host.Result{{Name: "arguments", Status: host.OK, Message: "understood"}}
+		return []preflight.Result{{Name: "arguments", Status: preflight.OK, Message: "understood"}}
 	}
-	var wrong []host.Result
+	var wrong []preflight.Result
 	for _, line := range strings.Split(err.Error(), "\n") {
-		wrong = append(wrong, host.Result{Name: "arguments", Status: host.Fail, Message: line})
+		wrong = append(wrong, preflight.Result{Name: "arguments", Status: preflight.Fail, Message: line})
 	}
 	return wrong
 }
 
-// plan builds the components once without credentials, which checks their arguments and tells their ports.
+// plan builds the components once without credentials, to check their arguments and find their ports.
 func plan(cfg *config.Server) (upstreamArgs, []lifecycle.Component, error) {
 	arguments, err := applyGates(cfg)
 	if err != nil {
@@ -112,17 +107,17 @@ func silent() *logrus.Logger {
 	return log
 }
 
-// checkOptions say what the components of a server need of this host.
-func checkOptions(cfg *config.Server, components []lifecycle.Component) host.CheckOptions {
+// checkOptions returns what the components of a server need of this host.
+func checkOptions(cfg *config.Server, components []lifecycle.Component) preflight.Options {
 	opts := nodeCheckOptions(&cfg.Node, cfg.ClusterInfo("", ""), tlsDir(cfg))
-	opts.Ports = ports(cfg, components)
+	opts.Ports = ports(components)
 	return opts
 }
 
-// nodeCheckOptions are without ports. caDir has the certificate of the cluster's CA, if there is one yet.
-func nodeCheckOptions(cfg *config.Node, cluster *config.ClusterInfo, caDir string) host.CheckOptions {
+// nodeCheckOptions returns options without ports. caDir has the certificate of the cluster's CA, if there is one yet.
+func nodeCheckOptions(cfg *config.Node, cluster *config.ClusterInfo, caDir string) preflight.Options {
 	containers := !cfg.Disabled("containerd")
-	opts := host.CheckOptions{
+	opts := preflight.Options{
 		DataDir:      cfg.DataDir,
 		NodeName:     cfg.NodeName,
 		Containers:   containers,
@@ -139,17 +134,16 @@ func nodeCheckOptions(cfg *config.Node, cluster *config.ClusterInfo, caDir strin
 	return opts
 }
 
-// settle is how long a port may take to become free: that of a server which
-// ends at this moment.
+// settle is how long a port may take to become free, if a server is just ending.
 const settle = 3 * time.Second
 
-// settledPreflight checks again while nothing but ports in use fail.
-func settledPreflight(ctx context.Context, opts host.CheckOptions) []host.Result {
+// settledPreflight checks again while only ports in use fail.
+func settledPreflight(ctx context.Context, opts preflight.Options) []preflight.Result {
 	for deadline := time.Now().Add(settle); ; {
-		results := host.Check(ctx, opts)
+		results := preflight.Check(ctx, opts)
 		failed, busy := 0, 0
 		for _, r := range results {
-			if r.Status == host.Fail {
+			if r.Status == preflight.Fail {
 				failed++
 				if r.IsPort() {
 					busy++
@@ -163,43 +157,20 @@ func settledPreflight(ctx context.Context, opts host.CheckOptions) []host.Result
 	}
 }
 
-// ports are those that a server listens on.
-func ports(cfg *config.Server, components []lifecycle.Component) []host.Port {
-	api := host.Port{Component: "apiserver", Network: "tcp", Address: cfg.BindAddress, Number: cfg.HTTPSPort, Setting: "--https-port"}
-	return append([]host.Port{api}, nodePorts(components)...)
-}
-
-// nodePorts are those that servers and agents listen on.
-func nodePorts(components []lifecycle.Component) []host.Port {
-	var all []host.Port
-	tcp := func(component, address string, port int, setting string) {
-		if port != 0 {
-			all = append(all, host.Port{Component: component, Network: "tcp", Address: address, Number: port, Setting: setting})
-		}
-	}
+// ports are those that components listen on.
+func ports(components []lifecycle.Component) (all []preflight.Port) {
 	for _, c := range components {
-		switch c := c.(wired).Component.(type) {
-		case *kubelet.Server:
-			up := c.Upstream()
-			tcp("kubelet", up.Address, int(up.Port), "--kubelet-arg=port=N")
-			tcp("kubelet", up.HealthzBindAddress, int(up.HealthzPort), "--kubelet-arg=healthz-port=N")
-			tcp("kubelet", up.Address, int(up.ReadOnlyPort), "--kubelet-arg=read-only-port=N")
-		case *proxy.Server:
-			address, port, _ := net.SplitHostPort(c.HealthzAddress()) // upstream has checked its form
-			number, _ := strconv.Atoi(port)
-			tcp("proxy", address, number, "--proxy-arg=healthz-bind-address=ADDRESS:N")
-		case *dns.Server:
-			for _, address := range c.Addresses() {
-				tcp("dns", address, dns.DefaultPort, "")
-				all = append(all, host.Port{Component: "dns", Network: "udp", Address: address, Number: dns.DefaultPort})
+		if l, ok := c.(wired).Component.(lifecycle.Listener); ok {
+			for _, port := range l.Ports() {
+				all = append(all, preflight.Port{Component: c.Name(), Port: port})
 			}
 		}
 	}
 	return all
 }
 
-// buildTime is a moment that the clock must have passed: the date of the
-// source that this executable was built from; zero when it is not known.
+// buildTime is a time that the clock must be past: the date of the source that this executable was built from; zero
+// when it is not known.
 func buildTime() time.Time {
 	t, err := time.Parse(time.RFC3339, version.Get().BuildDate)
 	if err != nil {

@@ -9,12 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"kubelith.io/kubelith/components/approver"
-	"kubelith.io/kubelith/components/config"
-	"kubelith.io/kubelith/components/host"
-	"kubelith.io/kubelith/components/network"
-	"kubelith.io/kubelith/runtime/cni"
-	"kubelith.io/kubelith/runtime/containerd"
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/components/worker/cni"
+	"kubelith.io/kubelith/components/worker/containerd"
+	"kubelith.io/kubelith/host/preflight"
 )
 
 // planned is a valid configuration whose directories must stay unmade.
@@ -60,7 +58,7 @@ func TestPorts(t *testing.T) {
 			want := slices.DeleteFunc(slices.Clone(usual), func(p string) bool { return slices.Contains(test.less, p) })
 			want = append(want, test.add...)
 			var got []string
-			for _, p := range ports(cfg, components) {
+			for _, p := range ports(components) {
 				got = append(got, fmt.Sprintf("%s %s %s:%d", p.Component, p.Network, p.Address, p.Number))
 				if (p.Setting == "") != (p.Component == "dns") {
 					t.Errorf("%s: the setting is %q", p.Component, p.Setting)
@@ -80,7 +78,7 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// check reports wrong arguments, one line each, and still looks at the host.
+// check reports wrong arguments, one line each, and still checks the host.
 func TestPreflightArguments(t *testing.T) {
 	cfg := planned(t, func(c *config.Server) {
 		c.SchedulerArgs, c.KubeletArgs = config.Args{"confg=/x"}, config.Args{"image-credential-provider-config=/missing", "image-credential-provider-bin-dir=/"}
@@ -95,7 +93,7 @@ func TestPreflightArguments(t *testing.T) {
 			ports = append(ports, r.Name)
 		case r.Name != "arguments":
 			others++
-		case r.Status == host.Fail:
+		case r.Status == preflight.Fail:
 			wrong = append(wrong, r.String())
 		}
 	}
@@ -112,7 +110,7 @@ func TestPreflightArguments(t *testing.T) {
 	}
 	faults := PreflightArguments(cfg)
 	for _, r := range faults {
-		if r.Status != host.Fail {
+		if r.Status != preflight.Fail {
 			t.Errorf("%v", r)
 		}
 	}
@@ -127,7 +125,7 @@ func TestLogComponents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range names(components) {
+	for _, name := range namesOf(components) {
 		if name != "readyz" && !slices.Contains(config.LogComponents(), name) {
 			t.Errorf("--log-level does not know %s", name)
 		}
@@ -145,7 +143,7 @@ func TestRunDirLength(t *testing.T) {
 // The clock must be behind the build and behind the cluster's CA.
 func TestNotBefore(t *testing.T) {
 	cfg := planned(t, func(*config.Server) {})
-	if _, err := certificates(planned(t, func(c *config.Server) { *c = *cfg; c.WriteKubeconfig = filepath.Join(t.TempDir(), "k") })); err != nil {
+	if _, err := ensureCertificates(planned(t, func(c *config.Server) { *c = *cfg; c.WriteKubeconfig = filepath.Join(t.TempDir(), "k") })); err != nil {
 		t.Fatal(err)
 	}
 	opts := checkOptions(cfg, nil)
@@ -166,19 +164,6 @@ func TestNeedsPacketFilter(t *testing.T) {
 		if opts := checkOptions(planned(t, change), nil); opts.Proxy || opts.Bridge != want {
 			t.Errorf("proxy %v, bridge %v, want %v", opts.Proxy, opts.Bridge, want)
 		}
-	}
-}
-
-// What marks the way to other nodes in the kernel is known to reset, and the mark of Nodes is the one they have.
-func TestMarks(t *testing.T) {
-	if approver.MachineLabel != config.MachineLabel {
-		t.Errorf("nodes have the label %s, and machines are known by %s", config.MachineLabel, approver.MachineLabel)
-	}
-	if network.RoleLabel != config.RoleLabel {
-		t.Errorf("nodes have the label %s, and those with %s are connected", config.RoleLabel, network.RoleLabel)
-	}
-	if network.LinkAlias != host.LinkAlias || network.RouteProtocol != host.RouteProtocol {
-		t.Errorf("network: %s, %d; host: %s, %d", network.LinkAlias, network.RouteProtocol, host.LinkAlias, host.RouteProtocol)
 	}
 }
 

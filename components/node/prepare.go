@@ -14,17 +14,17 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	basecompatibility "k8s.io/component-base/compatibility"
 
-	"kubelith.io/kubelith/components/args"
-	"kubelith.io/kubelith/components/config"
-	"kubelith.io/kubelith/components/datadir"
-	"kubelith.io/kubelith/components/dns"
-	"kubelith.io/kubelith/components/host"
-	"kubelith.io/kubelith/components/join"
-	"kubelith.io/kubelith/components/lifecycle"
-	"kubelith.io/kubelith/components/logging"
-	"kubelith.io/kubelith/components/pki"
-	"kubelith.io/kubelith/components/profile"
-	componentstatus "kubelith.io/kubelith/components/status"
+	"kubelith.io/kubelith/base/args"
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/datadir"
+	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/profile"
+	"kubelith.io/kubelith/components/worker/dns"
+	"kubelith.io/kubelith/components/worker/join"
+	componentstatus "kubelith.io/kubelith/components/worker/status"
+	"kubelith.io/kubelith/host/preflight"
 	"kubelith.io/kubelith/runtime/payload"
 )
 
@@ -35,10 +35,10 @@ const (
 	registriesDir = "/etc/kubelith/registries.d"
 )
 
-// machine is what was found or made on this machine before any component.
+// machine is what was found or created on this machine before any component.
 type machine struct {
 	dir              *datadir.Dir
-	checks           []host.Result
+	checks           []preflight.Result
 	pki              *pki.Bundle // of a server
 	encryptionConfig string
 	binDir           string
@@ -46,20 +46,19 @@ type machine struct {
 	release          string
 	args             upstreamArgs
 	pluginUsers      pluginUsers
-	status           *componentstatus.Observer // how the components are
+	status           *componentstatus.Observer // the state of the components
 }
 
-// upstreamArgs are the user's arguments per component, without those that
-// hold for the whole process.
+// upstreamArgs are the user's arguments per component, without those that apply to the whole process.
 type upstreamArgs struct {
 	etcd, apiserver, controllerManager, scheduler, kubelet, proxy []string
 }
 
-// Close gives up the data directory.
+// Close releases the data directory.
 func (h *machine) Close() { h.dir.Close() }
 
-// prepare does everything that has to be right before a component is built. A start that is refused takes back what it has made:
-// the machine is as it was.
+// prepare does everything that must be done before a component is built. A refused start removes what it created and
+// leaves the machine as it was.
 func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machine, err error) {
 	h := &machine{resolvConf: dns.HostResolvConf(), release: release, status: componentstatus.NewObserver()}
 	var planned []lifecycle.Component
@@ -85,7 +84,8 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 		}
 	}()
 	h.checks = pluginResults(cfg)
-	// The directories are taken before the admin kubeconfig is written: it may be that of a server which has the run directory.
+	// The directories are locked before the admin kubeconfig is written: a server that holds the run directory may own
+	// it.
 	if err := h.settle(ctx, attempt, &cfg.Node, release, checkOptions(cfg, planned)); err != nil {
 		return nil, err
 	}
@@ -102,7 +102,7 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 	return h, h.dir.KeepSettings(fixedSettings(cfg))
 }
 
-// fixedSettings are those that cannot change in the life of a cluster.
+// fixedSettings are the settings that cannot change in the life of a cluster.
 func fixedSettings(cfg *config.Server) datadir.Settings {
 	return datadir.Settings{NodeName: cfg.NodeName, ClusterCIDR: cfg.ClusterCIDR, ServiceCIDR: cfg.ServiceCIDR, ClusterDomain: cfg.ClusterDomain}
 }
@@ -116,7 +116,7 @@ func (h *machine) unpack(cfg *config.Node) (err error) {
 	return os.Setenv("PATH", h.binDir+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 
-// hold takes the other directories of the node, so that reset does not remove them while it runs.
+// hold locks the other directories of the node, so that reset does not remove them while it runs.
 func (h *machine) hold(cfg *config.Node) error {
 	if cfg.Disabled("kubelet") {
 		return h.dir.Hold(cfg.RunDir, "")
@@ -124,11 +124,11 @@ func (h *machine) hold(cfg *config.Node) error {
 	return h.dir.Hold(cfg.RunDir, cfg.KubeletRootDir)
 }
 
-// report tells what prepare noticed, a person as well. It is called when nothing can be refused any more, so that a
-// refusal is the only line that a user sees.
+// report logs what prepare noticed, and shows it to the user. It is called when nothing can be refused any more, so
+// that a refusal is the only line that a user sees.
 func (h *machine) report(log *logrus.Logger, progress *progress) {
 	for _, r := range h.checks {
-		if r.Status == host.Warn {
+		if r.Status == preflight.Warn {
 			logging.Component(log, "check").Warn(r.Problem())
 			progress.printf("warning: %s\n", r.Problem())
 		}
@@ -144,9 +144,9 @@ func (h *machine) report(log *logrus.Logger, progress *progress) {
 	}
 }
 
-// credentials makes or renews all keys and certificates.
+// credentials generates or renews all keys and certificates.
 func (h *machine) credentials(cfg *config.Server) (err error) {
-	if h.pki, err = certificates(cfg); err != nil {
+	if h.pki, err = ensureCertificates(cfg); err != nil {
 		return err
 	}
 	h.encryptionConfig = encryptionConfig(cfg)
@@ -163,8 +163,8 @@ func encryptionConfig(cfg *config.Server) string {
 // profileDir holds the files of the hardening profile and the audit log.
 func profileDir(cfg *config.Server) string { return filepath.Join(cfg.DataDir, "server", "profile") }
 
-// certificates makes or renews keys, certificates and the admin kubeconfig; what is valid stays.
-func certificates(cfg *config.Server) (*pki.Bundle, error) {
+// ensureCertificates creates or renews keys, certificates and the admin kubeconfig; valid ones stay.
+func ensureCertificates(cfg *config.Server) (*pki.Bundle, error) {
 	bundle, err := pki.Ensure(pki.Options{
 		Dir:           tlsDir(cfg),
 		NodeName:      cfg.NodeName,
@@ -190,8 +190,8 @@ func applyGates(cfg *config.Server) (upstreamArgs, error) {
 	return upstreamArgs{cfg.EtcdArgs, rest[0], rest[1], rest[2], rest[3], rest[4]}, nil
 }
 
-// setGates sets the feature gates of the process, which is once and before any component is built, and returns the
-// other arguments of each list.
+// setGates sets the feature gates of the process, once and before any component is built, and returns the other
+// arguments of each list.
 func setGates(arguments ...[]string) ([][]string, error) {
 	rest, global, err := args.Gates(arguments...)
 	if err != nil {
@@ -214,7 +214,7 @@ func setGates(arguments ...[]string) ([][]string, error) {
 	if err := registry.Set(); err != nil {
 		return nil, fmt.Errorf("%s: %w", strings.Join(global, " "), err)
 	}
-	// kubernetes_feature_enabled and its like, which upstream's commands set up.
+	// kubernetes_feature_enabled and similar metrics, which upstream's commands set up.
 	utilfeature.DefaultMutableFeatureGate.AddMetrics()
 	registry.AddMetrics()
 	return rest, nil

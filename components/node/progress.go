@@ -11,19 +11,19 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"kubelith.io/kubelith/components/lifecycle"
-	"kubelith.io/kubelith/components/logging"
+	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/logging"
 )
 
 // goal is when a server or an agent has started.
 type goal struct {
-	role    string        // what is started, for a person
-	needed  []string      // the components that must be ready; the others are told, and not waited for
-	reached string        // said to a person then
-	next    func() string // what to do next, said when everything is ready; may be nil
+	role    string        // what is started, shown to the user
+	needed  []string      // the components that must be ready; the others are reported, and not waited for
+	reached string        // shown to the user then
+	next    func() string // what to do next, shown when everything is ready; may be nil
 }
 
-// progress counts the components that are ready and tells a person.
+// progress counts the ready components and reports to the user.
 type progress struct {
 	out   io.Writer
 	goal  goal
@@ -36,7 +36,7 @@ type progress struct {
 }
 
 func newProgress(out io.Writer, components []lifecycle.Component, goal goal) *progress {
-	return &progress{out: out, goal: goal, begin: time.Now(), all: names(components)}
+	return &progress{out: out, goal: goal, begin: time.Now(), all: namesOf(components)}
 }
 
 func (p *progress) observe(e lifecycle.Event) {
@@ -45,7 +45,7 @@ func (p *progress) observe(e lifecycle.Event) {
 	switch e.State {
 	case lifecycle.Ready:
 		if slices.Contains(p.ready, e.Component) {
-			return // it was started again
+			return // it was restarted
 		}
 		p.ready = append(p.ready, e.Component)
 		p.printf("%-20s ready   %6.2fs\n", e.Component, e.Since.Seconds())
@@ -62,7 +62,7 @@ func (p *progress) observe(e lifecycle.Event) {
 		}
 	case lifecycle.Stopped:
 		p.printf("%-20s stopped\n", e.Component)
-	case lifecycle.Failed: // why is the last line on stderr
+	case lifecycle.Failed: // the reason is the last line on stderr
 		p.printf("%-20s failed  %6.2fs\n", e.Component, e.Since.Seconds())
 	}
 }
@@ -80,11 +80,11 @@ func (p *progress) state() (reached bool, missing []string) {
 	return p.reached, without(p.all, p.ready)
 }
 
-// firstReminder is the time until a start that takes long says for the first time what it waits for.
+// firstReminder is the time until a slow start first reports what it waits for.
 const firstReminder = 30 * time.Second
 
-// remind tells what the start waits for, at ever longer intervals until nothing is missing or ctx ends. There is no limit:
-// a slow disk or an old machine gets there.
+// remind reports what the start waits for, at growing intervals, until nothing is missing or ctx ends. There is no
+// limit: a slow disk or an old machine gets there.
 func (p *progress) remind(ctx context.Context, log logrus.FieldLogger, manager *systemd) {
 	for every := firstReminder; ; every *= 2 {
 		select {
@@ -96,7 +96,7 @@ func (p *progress) remind(ctx context.Context, log logrus.FieldLogger, manager *
 		if len(missing) == 0 {
 			return
 		}
-		// Twice the time until the next one: a grant that ends with it would be a race.
+		// Twice the time until the next report: a grant that ends with it would be a race.
 		manager.patience(reached, 4*every, missing)
 		text := fmt.Sprintf("after %s not ready: %s", time.Since(p.begin).Round(time.Second), strings.Join(missing, ", "))
 		log.Warn(text)
@@ -104,7 +104,8 @@ func (p *progress) remind(ctx context.Context, log logrus.FieldLogger, manager *
 	}
 }
 
-// awaitStep tells what remind tells, of a step before there are components, until it is over. done may be called again.
+// awaitStep reports, as remind does, a step that runs before there are components, until done is called. done may be
+// called again.
 func (p *process) awaitStep(ctx context.Context, step string) (done func()) {
 	waiting := &progress{out: p.out.person(), begin: time.Now(), all: []string{step}}
 	ctx, cancel := context.WithCancel(ctx)

@@ -16,7 +16,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"k8s.io/klog/v2"
 
-	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/base/lifecycle"
 )
 
 // components have names and nothing else.
@@ -101,8 +101,8 @@ func TestRemind(t *testing.T) {
 	})
 }
 
-// A slow disk makes what comes before the components long, too: it is told, and the service manager waits longer than until it
-// is told again.
+// A slow disk makes what comes before the components long, too: it is told, and the service manager waits longer than
+// until it is told again.
 func TestAwaitStep(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "n")
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})

@@ -1,23 +1,25 @@
 package node
 
-import "kubelith.io/kubelith/components/lifecycle"
+import "kubelith.io/kubelith/base/lifecycle"
 
-// restartable are the components that are started again in place when they fail, panic or hang. The others end the process: docs/adr/022
-// says why each stands where it does.
+// restartable returns the components that are restarted in place when they fail, panic or hang. The others end the
+// process; docs/adr/022 gives the reason for each.
 func restartable() map[string]lifecycle.Policy {
-	// What a run that was left behind does late does no harm: its context has ended, and what it writes is what another one writes.
+	// Late work of an abandoned run does no harm: its context has ended, and it writes what the next run writes.
 	beside := lifecycle.Policy{Beside: true}
-	// Of these there is one at a time.
+	// Only one run of these at a time.
 	alone := lifecycle.Policy{}
 	return map[string]lifecycle.Policy{
 		"approver":          beside,
+		"certificates":      beside,
 		"cni":               beside,
-		"dns":               beside, // CoreDNS itself is stopped whatever the run does
+		"dns":               beside, // the component stops CoreDNS itself whatever the run does
 		"dns-publisher":     beside,
 		"host-ports":        beside,
 		"images":            beside,
 		"manifests":         beside,
 		"metrics-cleaner":   beside,
+		"metrics-publisher": beside,
 		"metrics-server":    beside,
 		"network":           beside,
 		"plugin-control":    beside,
@@ -26,10 +28,11 @@ func restartable() map[string]lifecycle.Policy {
 		"status":            beside,
 		"token":             beside,
 
-		"controller-manager": alone,
-		"election":           alone,
-		"proxy":              alone,
-		"scheduler":          alone,
-		"storage":            alone,
+		"controller-manager":  alone,
+		"election":            alone,
+		"proxy":               alone,
+		"scheduler":           alone,
+		"storage":             alone,
+		"storage-controllers": alone,
 	}
 }

@@ -14,29 +14,30 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
-	"kubelith.io/kubelith/components/config"
-	"kubelith.io/kubelith/components/datadir"
-	"kubelith.io/kubelith/components/lifecycle"
-	"kubelith.io/kubelith/components/logging"
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/datadir"
+	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/base/reconcile"
 )
 
-// stopTimeout bounds an ordered stop, in all.
+// stopTimeout bounds the whole ordered stop.
 const stopTimeout = 25 * time.Second
 
-// process is what stands around the components of a server or an agent: the log, the terminal and systemd.
+// process is what surrounds the components of a server or an agent: the log, the terminal and systemd.
 type process struct {
 	log     *logrus.Logger
 	out     *output
 	systemd *systemd
 	faults  *faults // of a test
-	started func()  // the start is over
+	started func()  // called when the start is over
 	held    map[string]lifecycle.Hold
-	// addresses are watched when they were found, not set; nil otherwise.
+	// addresses is set when the addresses were found, not configured; nil otherwise.
 	addresses *addressWatch
 }
 
 func newProcess(ctx context.Context, cfg *config.Node, out Output) (*process, error) {
-	p := &process{systemd: captureSystemd(), started: tuneMemory(ctx)}
+	p := &process{systemd: captureSystemd(), started: tuneMemory()}
 	var err error
 	if p.out, err = out.open(cfg); err != nil {
 		return nil, err
@@ -51,9 +52,8 @@ func newProcess(ctx context.Context, cfg *config.Node, out Output) (*process, er
 	return p, err
 }
 
-// run runs the components until ctx is cancelled or one of them fails. beside is called when nothing can be refused any
-// more, with a context that ends when the components are asked to stop.
-func (p *process) run(ctx context.Context, machine *machine, components []lifecycle.Component, goal goal, beside func(context.Context)) error {
+// run runs the components until ctx is cancelled or one of them fails.
+func (p *process) run(ctx context.Context, machine *machine, components []lifecycle.Component, goal goal) error {
 	progress := newProgress(p.out.person(), components, goal)
 	if err := p.out.begin(); err != nil {
 		return err
@@ -90,12 +90,13 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 	}
 	caught := catchPanics(group.Fail)
 	endInOrder(end, last, caught)
-	beside(ctx)
 	var others sync.WaitGroup
 	running, stop := context.WithCancel(ctx)
 	others.Go(func() { p.faults.serve(running) })
 	others.Go(func() { p.addresses.run(running, end) })
 	others.Go(func() { progress.remind(running, logging.Component(p.log, "kubelith"), p.systemd) })
+	others.Go(func() { giveBack(running) })
+	others.Go(func() { p.systemd.ping(running) })
 	others.Go(func() { keepBallast(running, machine.dir, logging.Component(p.log, "kubelith")) })
 	err = group.Run(ctx)
 	stop()
@@ -111,36 +112,32 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 	return err
 }
 
-// ballastEvery is how often it is looked whether the ballast of the data directory can be made again.
+// ballastEvery is how often to check whether the ballast of the data directory can be created again.
 const ballastEvery = time.Minute
 
-// keepBallast keeps space for a start on a full disk until ctx ends.
+// keepBallast reserves space for a start on a full disk until ctx ends.
 func keepBallast(ctx context.Context, dir *datadir.Dir, log logrus.FieldLogger) {
-	tick := time.NewTicker(ballastEvery)
-	defer tick.Stop()
-	for failed := false; ; {
+	failed := false
+	reconcile.Loop(ctx, nil, 0, func() time.Duration {
 		err := dir.KeepBallast()
 		if err != nil && !failed {
 			log.Warnf("no space is kept for a start on a full disk: %v", err)
 		}
 		failed = err != nil
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-	}
+		return ballastEvery
+	})
 }
 
-// upstreamExit is why a process stops that an upstream component wanted to end: the error that it logged.
+// upstreamExit is the reason for a stop that an upstream component asked for: the error that it logged.
 type upstreamExit string
 
 func (e upstreamExit) Error() string {
 	return "an upstream component gave up: " + string(e) + ": the log has what came before"
 }
 
-// endInOrder turns the exit that upstream components ask klog for into the end of the component, where that can be started again, or
-// into an ordered stop: etcd and the containers' daemon are in the same process. They log why just before.
+// endInOrder turns the exit that upstream components ask klog for into the end of the component, if it can be
+// restarted, or into an ordered stop: etcd and containerd are in the same process. The components log the reason just
+// before.
 func endInOrder(end context.CancelCauseFunc, why *lastError, p *panics) {
 	klog.OsExit = func(int) {
 		if exit := upstreamExit(why.text()); !p.fail(p.component(), exit) {

@@ -8,12 +8,12 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"kubelith.io/kubelith/components/logging"
+	"kubelith.io/kubelith/base/logging"
 )
 
-// captureStderr makes lines of the log of what libraries write to os.Stderr, as the apiserver's HTTPS server does of clients
-// that speak no HTTP/2: outside of the log they had no form, and could wait for a reader for ever. The Go runtime writes
-// panics past it. restore ends that: the process' last line is for the real one.
+// captureStderr logs what libraries write to os.Stderr, as the apiserver's HTTPS server does about clients without
+// HTTP/2: outside the log it had no format, and could block on a reader for ever. The Go runtime writes panics past it.
+// restore ends the capture: the last line of the process goes to the real stderr.
 func captureStderr(log *logrus.Logger) (restore func(), err error) {
 	stderr := os.Stderr
 	r, w, err := os.Pipe()
@@ -38,7 +38,7 @@ func captureStderr(log *logrus.Logger) (restore func(), err error) {
 		w.Close()
 		select {
 		case <-read:
-		case <-time.After(time.Second): // a child has it
+		case <-time.After(time.Second): // a child holds it
 		}
 	}, nil
 }

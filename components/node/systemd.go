@@ -1,20 +1,23 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
-	"kubelith.io/kubelith/components/lifecycle"
+	"github.com/coreos/go-systemd/v22/daemon"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"kubelith.io/kubelith/base/lifecycle"
 )
 
-// systemd tells the service manager how the process is (sd_notify(3)).
+// systemd reports the state of the process to the service manager (sd_notify(3)).
 //
-// The variables are taken out of the environment first: the kubelet would say
-// READY=1 as soon as itself is, and send watchdog pings for all of us.
+// The variables are removed from the environment first: the kubelet would send READY=1 as soon as it is ready itself,
+// and watchdog pings for the whole process.
 type systemd struct {
 	socket   string
 	watchdog time.Duration
@@ -24,12 +27,8 @@ type systemd struct {
 
 func captureSystemd() *systemd {
 	s := &systemd{socket: os.Getenv("NOTIFY_SOCKET")}
-	if us, err := strconv.ParseInt(os.Getenv("WATCHDOG_USEC"), 10, 64); err == nil && us > 0 {
-		s.watchdog = time.Duration(us) * time.Microsecond
-	}
-	for _, name := range []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} {
-		os.Unsetenv(name)
-	}
+	s.watchdog, _ = daemon.SdWatchdogEnabled(true) // a value that cannot be parsed means no watchdog
+	os.Unsetenv("NOTIFY_SOCKET")
 	return s
 }
 
@@ -39,21 +38,18 @@ func (s *systemd) observe(e lifecycle.Event, reached bool, missing []string) {
 	case e.State == lifecycle.Stopping:
 		if !s.stopping {
 			s.stopping = true
-			s.notify("STOPPING=1\nSTATUS=stopping")
+			s.notify(daemon.SdNotifyStopping + "\nSTATUS=stopping")
 		}
 	case e.State != lifecycle.Ready:
 	case reached && !s.ready:
 		s.ready = true
-		s.notify("READY=1\n" + status(reached, missing))
-		if s.watchdog > 0 {
-			go s.ping()
-		}
+		s.notify(daemon.SdNotifyReady + "\n" + status(reached, missing))
 	default:
 		s.notify(status(reached, missing))
 	}
 }
 
-// patience keeps the service manager from ending a start that takes long: it grants another while.
+// patience extends the start timeout by while, so that the service manager does not end a slow start.
 func (s *systemd) patience(reached bool, while time.Duration, missing []string) {
 	text := status(reached, missing)
 	if !reached {
@@ -73,14 +69,14 @@ func status(reached bool, missing []string) string {
 	return "STATUS=starting: " + strings.Join(missing, ", ")
 }
 
-// ping answers the watchdog twice per period for as long as the process lives.
-func (s *systemd) ping() {
-	for range time.Tick(s.watchdog / 2) {
-		s.notify("WATCHDOG=1")
+// ping answers the watchdog, if there is one, twice per period until ctx ends.
+func (s *systemd) ping(ctx context.Context) {
+	if s.watchdog > 0 {
+		wait.UntilWithContext(ctx, func(context.Context) { s.notify(daemon.SdNotifyWatchdog) }, s.watchdog/2)
 	}
 }
 
-// notify sends one datagram; without a socket there is nobody to tell.
+// notify sends one datagram; without a socket it does nothing.
 func (s *systemd) notify(state string) {
 	if s.socket == "" {
 		return

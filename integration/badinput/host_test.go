@@ -185,7 +185,7 @@ func TestHost(t *testing.T) {
 		s.Exec(t, "mount", "--bind", "/var/lib/filesystems", "/proc/filesystems")
 		defer s.Exec(t, "umount", "/proc/filesystems")
 		if content, _ := os.ReadFile(s.Path("/proc/filesystems")); strings.Contains(string(content), "overlay") {
-			t.Skip("/proc/filesystems cannot be replaced here; components/host has unit tests for it")
+			t.Skip("/proc/filesystems cannot be replaced here; host/preflight has unit tests for it")
 		}
 		contains(t, refusal(t, s, s.BinaryCommand("server", "--data-dir=/var/lib/nooverlay"), true), "overlayfs", "modprobe overlay")
 	})

@@ -15,9 +15,9 @@ import (
 type AgentOptions struct {
 	// Of is the server that it joins.
 	Of *Server
-	// URL is given with --server. Empty: Of's address.
+	// URL is passed with --server. Empty: Of's address.
 	URL string
-	// Token is given with --token. Empty: no token, as for an agent that has joined before.
+	// Token is passed with --token. Empty: no token, as for an agent that has joined before.
 	Token string
 }
 
@@ -33,7 +33,7 @@ func (o *AgentOptions) args() []string {
 	return args
 }
 
-// api is the server whose API this node belongs to: itself or, for an agent, the one that it joins.
+// api returns the server whose API this node belongs to: itself or, for an agent, the one that it joins.
 func (s *Server) api() *Server {
 	if s.Agent != nil {
 		return s.Agent.Of
@@ -41,7 +41,7 @@ func (s *Server) api() *Server {
 	return s
 }
 
-// NodeName is the name of this node, or "" where it is the host's.
+// NodeName returns the name of this node, or "" if it is the host's.
 func (s *Server) NodeName() string {
 	if s.opts.NodeName != "" || s.network == nil {
 		return s.opts.NodeName
@@ -49,7 +49,7 @@ func (s *Server) NodeName() string {
 	return fmt.Sprintf("node-%d", s.index)
 }
 
-// Node is this node's object.
+// Node returns this node's object.
 func (s *Server) Node(t testing.TB) *corev1.Node {
 	t.Helper()
 	node, err := s.node(t.Context(), s.Client(t))
@@ -59,7 +59,7 @@ func (s *Server) Node(t testing.TB) *corev1.Node {
 	return node
 }
 
-// WaitNotReady waits until the cluster has noticed that this node is gone.
+// WaitNotReady waits until the cluster has noticed that this node is down.
 func (s *Server) WaitNotReady(t testing.TB, timeout time.Duration) {
 	t.Helper()
 	client := s.Client(t)
@@ -72,7 +72,7 @@ func (s *Server) WaitNotReady(t testing.TB, timeout time.Duration) {
 	})
 }
 
-// Token makes a token for agents; args are further arguments of `kubelith token create`.
+// Token creates a token for agents; args are further arguments of `kubelith token create`.
 func (s *Server) Token(t testing.TB, args ...string) string {
 	t.Helper()
 	res := s.RunBinary(t, append([]string{"token", "create"}, args...)...)

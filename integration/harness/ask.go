@@ -16,19 +16,19 @@ import (
 	"github.com/miekg/dns"
 )
 
-// Answer is what `probe serve` of the test image says about a request.
+// Answer is what `probe serve` of the test image reports about a request.
 type Answer struct {
 	Hostname string `json:"hostname"`
 	Remote   string `json:"remote"`
 }
 
-// From is the address that the server saw, without the port.
+// From returns the address that the server saw, without the port.
 func (a Answer) From() string {
 	host, _, _ := net.SplitHostPort(a.Remote)
 	return host
 }
 
-// Ask makes one request to `probe serve`. Any other status than 200 is an error.
+// Ask sends one request to `probe serve`. Any status other than 200 is an error.
 func Ask(client *http.Client, url string) (a Answer, err error) {
 	resp, err := client.Get(url)
 	if err != nil {

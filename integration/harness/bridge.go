@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// Network is an Ethernet that several sandboxes share: a bridge kltbN in the host's namespace whose ports are the host's
-// ends of their veth pairs. N is the index of the first sandbox, which must be removed last; the host has
+// Network is an Ethernet that several sandboxes share: a bridge kltbN in the host's namespace whose ports are the
+// host's ends of their veth pairs. N is the index of the first sandbox, which must be removed last; the host has
 // 10.123.N.1, the sandboxes 10.123.N.2 and so on.
 type Network struct {
 	mu      sync.Mutex
@@ -29,12 +29,14 @@ func (n *Network) admit(index int) (network, member int) {
 
 func (id sandboxID) bridge() string { return fmt.Sprintf("kltb%d", id.index) }
 
-// enslave are the commands that make the host's end of the veth pair a port of the bridge, which comes with the first.
+// enslave returns the commands that make the host's end of the veth pair a port of the bridge, which comes with the
+// first.
 func (sb *sandbox) enslave(ipv6 bool) [][]string {
 	bridge := sandboxID{index: sb.network.index}.bridge()
 	var steps [][]string
 	if sb.first {
-		// An address of its own: without one the bridge changes it as ports come, and the neighbours would keep the old one.
+		// A fixed address: without one the bridge changes it as ports are added, and the neighbours would keep the old
+		// one.
 		mac := fmt.Sprintf("02:00:0a:7b:%02x:01", sb.network.index)
 		steps = append(steps, []string{"ip", "link", "add", bridge, "address", mac, "type", "bridge"})
 		steps = append(steps, sb.hostAddresses(bridge, ipv6)...)

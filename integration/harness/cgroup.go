@@ -12,14 +12,14 @@ import (
 
 const cgroupMount = "/sys/fs/cgroup"
 
-// CgroupV2 says whether the host has the unified hierarchy only.
+// CgroupV2 reports whether the host has only the unified hierarchy.
 func CgroupV2() bool {
 	_, err := os.Stat(filepath.Join(cgroupMount, "cgroup.controllers"))
 	return err == nil
 }
 
-// hierarchies are the mounted cgroup directories: one under v2; one for each controller, the named
-// systemd one and the hybrid "unified" one under v1. Links such as cpu -> cpu,cpuacct are left out.
+// hierarchies returns the mounted cgroup directories: one under v2; one for each controller, the named systemd one and
+// the hybrid "unified" one under v1. Links such as cpu -> cpu,cpuacct are left out.
 func hierarchies() []string {
 	if CgroupV2() {
 		return []string{cgroupMount}
@@ -36,7 +36,7 @@ func hierarchies() []string {
 	return dirs
 }
 
-// cgroupDirs are the sandbox's cgroups that exist.
+// cgroupDirs returns the sandbox's existing cgroups.
 func (id sandboxID) cgroupDirs() []string {
 	var dirs []string
 	for _, h := range hierarchies() {
@@ -73,7 +73,7 @@ func (id sandboxID) makeCgroups() error {
 	return nil
 }
 
-// enableControllers passes every controller on to the children, one by one: some may be refused.
+// enableControllers enables every controller for the children, one by one: the kernel may refuse some.
 func enableControllers(dir string) {
 	have, _ := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	for _, c := range strings.Fields(string(have)) {
@@ -106,7 +106,7 @@ func removeCgroup(dir string) error {
 	return fmt.Errorf("remove cgroup: %w", err)
 }
 
-// CgroupDir is the directory of a process's cgroup for a v1 controller, or of its only cgroup under v2.
+// CgroupDir returns the directory of a process's cgroup for a v1 controller, or of its only cgroup under v2.
 func CgroupDir(t testing.TB, pid int, controller string) string {
 	t.Helper()
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))

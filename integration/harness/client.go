@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// RESTConfig is the admin kubeconfig, aimed at the server's address as seen from the test process.
+// RESTConfig returns the admin kubeconfig with the server's address as seen from the test process.
 func (s *Server) RESTConfig(t testing.TB) *rest.Config {
 	t.Helper()
 	cfg, err := s.restConfig()
@@ -36,10 +36,10 @@ func (s *Server) restConfig() (*rest.Config, error) {
 	return cfg, nil
 }
 
-// URL is the API's address for the test process.
+// URL returns the API's address for the test process.
 func (s *Server) URL() string { return "https://" + s.api().NodeIP + ":6443" }
 
-// Client is a client with the admin's rights.
+// Client returns a client with the admin's rights.
 func (s *Server) Client(t testing.TB) kubernetes.Interface {
 	t.Helper()
 	client, err := s.client()
@@ -57,7 +57,7 @@ func (s *Server) client() (kubernetes.Interface, error) {
 	return kubernetes.NewForConfig(cfg)
 }
 
-// Dynamic is a client for any resource, with the admin's rights.
+// Dynamic returns a client for any resource, with the admin's rights.
 func (s *Server) Dynamic(t testing.TB) dynamic.Interface {
 	t.Helper()
 	client, err := dynamic.NewForConfig(s.RESTConfig(t))

@@ -10,11 +10,11 @@ import (
 type ClusterOptions struct {
 	// Server and Agent are the options of the server and of each agent; StartCluster fills in Network and Agent.
 	Server, Agent Options
-	// Agents is how many there are.
+	// Agents is the number of agents.
 	Agents int
 }
 
-// Cluster is a server and its agents, each in a sandbox of its own.
+// Cluster is a server and its agents, each in its own sandbox.
 type Cluster struct {
 	Server *Server
 	Agents []*Server
@@ -36,7 +36,7 @@ func StartCluster(t testing.TB, opts ClusterOptions) *Cluster {
 	return c
 }
 
-// Prepare makes the sandbox of one more agent, which is not started and not yet one of Agents.
+// Prepare creates the sandbox of one more agent, which is not started and not yet one of Agents.
 func (c *Cluster) Prepare(t testing.TB, opts Options, join AgentOptions) *Server {
 	t.Helper()
 	join.Of = c.Server
@@ -56,7 +56,7 @@ func (c *Cluster) Join(t testing.TB, opts Options) *Server {
 	return a
 }
 
-// Nodes are the server and its agents.
+// Nodes returns the server and its agents.
 func (c *Cluster) Nodes() []*Server { return append([]*Server{c.Server}, c.Agents...) }
 
 // WaitReady waits until all nodes are Ready.
@@ -67,7 +67,7 @@ func (c *Cluster) WaitReady(t testing.TB) {
 	}
 }
 
-// NodeOf is the node that a pod runs on. The pod must carry its spec as Run returns it.
+// NodeOf returns the node that a pod runs on. The pod must carry its spec as Run returns it.
 func (c *Cluster) NodeOf(t testing.TB, pod *corev1.Pod) *Server {
 	t.Helper()
 	for _, n := range c.Nodes() {
@@ -85,7 +85,7 @@ func (c *Cluster) ContainerPID(t testing.TB, pod *corev1.Pod, container string) 
 	return c.NodeOf(t, pod).ContainerPID(t, pod, container)
 }
 
-// Namespace is Server.Namespace; when the test has failed, it shows the agents' logs as well.
+// Namespace is Server.Namespace; when the test has failed, it also shows the agents' logs.
 func (c *Cluster) Namespace(t testing.TB) string {
 	t.Helper()
 	t.Cleanup(func() {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Result is how a program ended.
+// Result is the outcome of a program.
 type Result struct {
 	Stdout, Stderr string
 	Code           int
@@ -40,10 +40,11 @@ func (s *Server) RunBinary(t testing.TB, args ...string) Result {
 // BinaryPath is the executable under test; the sandbox sees it at the same place.
 func (s *Server) BinaryPath() string { return s.binary }
 
-// BinaryCommand is kubelith, in the sandbox, to be run by the caller.
+// BinaryCommand returns a command for kubelith in the sandbox, for the caller to run.
 func (s *Server) BinaryCommand(args ...string) *exec.Cmd { return s.Command(s.binary, args...) }
 
-// KubectlCommand is the bundled kubectl, in the server's sandbox and with the admin kubeconfig, to be run by the caller.
+// KubectlCommand returns a command for the bundled kubectl, in the server's sandbox and with the admin kubeconfig, for
+// the caller to run.
 func (s *Server) KubectlCommand(args ...string) *exec.Cmd {
 	return s.api().Command(s.binary, append([]string{"kubectl"}, args...)...)
 }
@@ -54,7 +55,7 @@ func (s *Server) Kubectl(t testing.TB, args ...string) string {
 	return s.KubectlInput(t, "", args...)
 }
 
-// KubectlInput is Kubectl with something on standard input, such as a manifest for apply -f -.
+// KubectlInput is Kubectl with standard input, such as a manifest for apply -f -.
 func (s *Server) KubectlInput(t testing.TB, input string, args ...string) string {
 	t.Helper()
 	cmd := s.KubectlCommand(args...)
@@ -82,10 +83,10 @@ func run(t testing.TB, cmd *exec.Cmd) Result {
 	if err := cmd.Start(); err != nil {
 		t.Fatalf("%s: %v", cmd, err)
 	}
-	timer := time.AfterFunc(programTimeout, func() { cmd.Process.Kill() })
+	timer := time.AfterFunc(Patience(programTimeout), func() { cmd.Process.Kill() })
 	err := cmd.Wait()
 	if !timer.Stop() {
-		t.Fatalf("%s: still running after %s\n%s%s", cmd, programTimeout, stdout.String(), stderr.String())
+		t.Fatalf("%s: still running after %s\n%s%s", cmd, Patience(programTimeout), stdout.String(), stderr.String())
 	}
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {

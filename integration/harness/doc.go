@@ -1,11 +1,11 @@
-// Package harness starts real kubelith servers for the integration tests and lets tests look at the
-// real thing: processes, cgroup files, mounts, packets, log lines. It drives the built executable
-// (KUBELITH_BIN, else bin/kubelith of this repository) and imports nothing of the product but what ends plugins.
+// Package harness starts real kubelith servers for the integration tests and lets tests inspect the real thing:
+// processes, cgroup files, mounts, packets, log lines. It drives the built executable (KUBELITH_BIN, else bin/kubelith
+// of this repository) and imports nothing of the product except the package that ends plugins.
 //
-// Every server lives in a sandbox: its own network namespace (joined to the host by a veth pair,
-// 10.123.N.1 outside and 10.123.N.2 inside) and its own mount namespace in which /run, /var/lib,
-// /var/log, /etc, /opt and /usr/libexec are private, and its own cgroup root. Process ids are shared
-// with the host. Several packages may therefore run at once and nothing of the host is changed.
+// Every server lives in a sandbox: its own network namespace (joined to the host by a veth pair, 10.123.N.1 outside and
+// 10.123.N.2 inside) and its own mount namespace in which /run, /var/lib, /var/log, /etc, /opt and /usr/libexec are
+// private, and its own cgroup root. Process ids are shared with the host. So several packages may run at once, and
+// nothing on the host changes.
 //
 // One server for a whole package, the usual case:
 //
@@ -23,7 +23,7 @@
 //		harness.Eventually(t, 10*time.Second, "something true", func() error { return nil })
 //	}
 //
-// A server of one's own (every package still needs TestMain with harness.Main):
+// A test's own server (every package still needs TestMain with harness.Main):
 //
 //	s := harness.Start(t, harness.Options{Args: []string{"--tls-san=example.org"}})
 //	took := s.Stop(t)    // SIGTERM and wait
@@ -32,7 +32,7 @@
 //	s.Kill9(t)           // containers stay
 //	s.Restart(t)         // Stop, Launch, WaitReady
 //
-// Several nodes on one Ethernet (a bridge kltbN), each in a sandbox of its own:
+// Several nodes on one Ethernet (a bridge kltbN), each in its own sandbox:
 //
 //	c := harness.StartCluster(t, harness.ClusterOptions{Agents: 2}) // all Ready
 //	c.Server.Run(t, pod)                   // the API's side; an agent's Client, Kubectl ... are its server's
@@ -51,19 +51,19 @@
 //	s.Exec(t, "ip", "addr")                                // any program, in the namespaces
 //	s.Launch(t); s.WaitExit(t, 10*time.Second)             // exit code of a server that must fail
 //
-// Network, from both sides: s.Client(t), s.RESTConfig(t), s.Dynamic(t) talk to https://10.123.N.2:6443
-// from the test process; s.HTTPGet(url) and s.DialContext dial from inside the server's namespace
-// (ClusterIPs, pod IPs, 127.0.0.1); s.HostIP is the test process as the server sees it: listen there
-// to be a webhook, a DNS upstream (the sandbox's resolv.conf names s.HostIP) or an outside client.
+// Network, from both sides: s.Client(t), s.RESTConfig(t), s.Dynamic(t) talk to https://10.123.N.2:6443 from the test
+// process; s.HTTPGet(url) and s.DialContext dial from inside the server's namespace (ClusterIPs, pod IPs, 127.0.0.1);
+// s.HostIP is the test process as the server sees it: listen there to be a webhook, a DNS upstream (the sandbox's
+// resolv.conf names s.HostIP) or an outside client.
 //
 // Containers run testimage.Ref, which has busybox's sh, tar, cat ... and the program probe (see
-// integration/testimage/probe): http, tcp and udp servers, DNS look-ups, an admission webhook and
-// an aggregated API server. It is put into <data-dir>/agent/images/ before each start.
+// integration/testimage/probe): http, tcp and udp servers, DNS look-ups, an admission webhook and an aggregated API
+// server. The harness puts it into <data-dir>/agent/images/ before each start.
 //
-// Main fails the run when a server died unasked, when the cache mutation detector found a change, or
-// when KUBELITH_REQUIRE_INTEGRATION=1 and the host cannot run the tests. What is left over by an
-// interrupted run is removed by the sandbox's own holder process, or by the next run.
-// KUBELITH_TEST_DIR (default /var/tmp/kubelith-test) must be on a disk that overlayfs can use;
-// KUBELITH_TEST_LOGS names a directory that receives the log of every server. KUBELITH_TEST_IMAGE is an archive of the test image
-// that integration/testimage/make has made, for a machine without Go and the sources.
+// Main fails the run when a server died unexpectedly, when the cache mutation detector found a change, or when
+// KUBELITH_REQUIRE_INTEGRATION=1 and the host cannot run the tests. The sandbox's own holder process, or the next run,
+// removes what an interrupted run has left. KUBELITH_TEST_DIR (default /var/tmp/kubelith-test) must be on a disk that
+// overlayfs can use; KUBELITH_TEST_LOGS names a directory that receives the log of every server. KUBELITH_TEST_IMAGE is
+// an archive of the test image, built by integration/testimage/make, for a machine without Go and the sources.
+// KUBELITH_TEST_PATIENCE=5 makes every wait five times as long, for an emulated machine.
 package harness

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Isolate cuts the node off from everybody, as by pulling its cable.
+// Isolate cuts the node off the network, as if its cable were unplugged.
 func (s *Server) Isolate(t testing.TB) { s.cable(t, "down") }
 
 // Rejoin ends Isolate.
@@ -22,8 +22,8 @@ func (s *Server) cable(t testing.TB, state string) {
 	}
 }
 
-// Partition lets two nodes of a network no longer hear each other, while both hear everybody else. What is dropped is told by
-// the sender's Ethernet address, so that tunnelled and routed packets of pods are as well. heal ends it.
+// Partition makes two nodes of a network unable to hear each other, while both hear all others. It drops by the
+// sender's Ethernet address, and so also tunnelled and routed packets of pods. heal ends it.
 func Partition(t testing.TB, a, b *Server) (heal func()) {
 	t.Helper()
 	const rules = `add table inet %[1]s
@@ -61,7 +61,8 @@ func (s *Server) RemoveAddress(t testing.TB, ip string) {
 	s.Exec(t, "ip", "route", "replace", "default", "via", s.HostIP)
 }
 
-// LinkCounter is a counter of a network interface of the node, such as tx_packets; -1 when there is no such interface.
+// LinkCounter returns a counter of a network interface of the node, such as tx_packets; -1 when there is no such
+// interface.
 func (s *Server) LinkCounter(t testing.TB, link, counter string) int64 {
 	t.Helper()
 	content, err := os.ReadFile(s.Path("/sys/class/net/" + link + "/statistics/" + counter))

@@ -16,11 +16,11 @@ import (
 const (
 	// holderEnv carries a holderSpec to the re-executed test binary.
 	holderEnv = "KUBELITH_HARNESS_HOLDER"
-	// marker is a file of the sandbox's /run; whoever sees it with the sandbox's id belongs to it.
+	// marker is a file of the sandbox's /run; a process that sees it with the sandbox's id belongs to the sandbox.
 	marker = "/run/kubelith-test-id"
 )
 
-// holderSpec says what the holder sets up and takes down.
+// holderSpec is what the holder sets up and takes down.
 type holderSpec struct {
 	Index    int
 	Base     string // directory on the host's disk
@@ -28,10 +28,9 @@ type holderSpec struct {
 	Bridge   bool   // the host has a bridge that goes with this sandbox
 }
 
-// holderMain is the process that keeps a sandbox's namespaces alive. It mounts, says "ready" on fd 4,
-// and waits for the end of its standard input: the test process closes it when done, and the kernel
-// does when the test process dies. Then it removes the sandbox. fd 3 is the locked state file, fd 5 the
-// host's network namespace.
+// holderMain is the process that keeps a sandbox's namespaces alive. It mounts, writes "ready" to fd 4, and waits for
+// the end of its standard input: the test process closes it when done, and the kernel when the test process dies. Then
+// it removes the sandbox. fd 3 is the locked state file, fd 5 the host's network namespace.
 func holderMain() {
 	signal.Ignore(unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
 	status := os.NewFile(4, "status")
@@ -61,8 +60,8 @@ func holderMain() {
 	os.Exit(0)
 }
 
-// mountSandbox makes the directories that a node writes to private. The binds are made while every
-// mount is private and become shared afterwards, each for itself: otherwise a kubelet's mounts would appear twice.
+// mountSandbox makes the directories that a node writes to private. The binds are created while every mount is private
+// and become shared afterwards, one by one: otherwise a kubelet's mounts would appear twice.
 func mountSandbox(spec holderSpec) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)

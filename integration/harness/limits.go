@@ -8,11 +8,11 @@ import (
 	"sync"
 )
 
-// inotifyInstances is enough for some forty clusters. The kernel's default of 128 for all that root runs is enough for
-// five: a server has 22, an agent 10.
+// inotifyInstances is enough for some forty clusters. The kernel's default, 128 for all of root's processes, is enough
+// for five: a server has 22, an agent 10.
 const inotifyInstances = 1024
 
-// raiseLimits raises what the host allows to all tests together; it stays raised.
+// raiseLimits raises the host's limits that all tests share; they stay raised.
 var raiseLimits = sync.OnceValue(func() error {
 	const name = "/proc/sys/fs/inotify/max_user_instances"
 	text, err := os.ReadFile(name)

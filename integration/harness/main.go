@@ -22,8 +22,8 @@ type Shared struct {
 // NewShared describes the server; nothing starts yet.
 func NewShared(opts Options) *Shared { return &Shared{opts: opts} }
 
-// Get returns the running server. It skips the test when the host cannot run it, and fails it when
-// the server could not start or has died since.
+// Get returns the running server. It skips the test when the host cannot run it, and fails it when the server could not
+// start or has died since.
 func (sh *Shared) Get(t testing.TB) *Server {
 	t.Helper()
 	require(t)
@@ -37,8 +37,8 @@ func (sh *Shared) Get(t testing.TB) *Server {
 	return sh.server
 }
 
-// Main runs the tests of a package and exits. It must be called by TestMain: the sandbox's holder
-// process is this test binary again, recognised here.
+// Main runs the tests of a package and exits. TestMain must call it: the sandbox's holder process is this test binary
+// again, recognised here.
 func Main(m *testing.M, shared ...*Shared) {
 	if os.Getenv(holderEnv) != "" {
 		holderMain() // never returns
@@ -60,7 +60,7 @@ func Main(m *testing.M, shared ...*Shared) {
 	os.Exit(code)
 }
 
-// allowParallel lets more tests wait at once than there are CPUs, unless -parallel says otherwise.
+// allowParallel lets more tests wait at once than there are CPUs, unless -parallel sets another number.
 func allowParallel() {
 	flag.Parse()
 	given := false
@@ -83,7 +83,7 @@ func require(t testing.TB) {
 	t.Skipf("integration tests cannot run: %s", why)
 }
 
-// missing says what the host lacks, or "".
+// missing returns what the host lacks, or "".
 func missing() string {
 	if os.Geteuid() != 0 {
 		return "not root"
@@ -99,7 +99,7 @@ func missing() string {
 	return ""
 }
 
-// binary is the executable under test.
+// binary returns the path of the executable under test.
 func binary() (string, error) {
 	path := os.Getenv("KUBELITH_BIN")
 	if path == "" {
@@ -124,7 +124,7 @@ func binary() (string, error) {
 	return path, nil
 }
 
-// repoRoot is the directory of the module that the test belongs to.
+// repoRoot returns the directory of the test's module.
 func repoRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -149,7 +149,7 @@ func onPath(tool string) bool {
 	return false
 }
 
-// defects are log lines that no server may write: a Go panic or race, or an object changed in a shared cache.
+// defects returns log lines that no server may write: a Go panic or race, or an object changed in a shared cache.
 func defects(log string) []string {
 	return defect.FindAllString(log, 5)
 }

@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Namespace creates a namespace with a random name for one test. It is deleted at the end, without
-// waiting; when the test has failed, its pods, its events and the server's log are shown first.
+// Namespace creates a namespace with a random name for one test. It is deleted at the end, without waiting; when the
+// test has failed, its pods, its events and the server's log are shown first.
 func (s *Server) Namespace(t testing.TB) string {
 	t.Helper()
 	client := s.Client(t)
@@ -47,7 +47,7 @@ func (s *Server) Namespace(t testing.TB) string {
 	return ns.Name
 }
 
-// dump shows what helps to understand a failed test.
+// dump shows information about a failed test.
 func (s *Server) dump(ctx context.Context, t testing.TB, namespace string) {
 	var b strings.Builder
 	client, err := s.client()

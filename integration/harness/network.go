@@ -18,7 +18,8 @@ func (s *Server) DialContext(ctx context.Context, network, address string) (net.
 	return DialFrom(ctx, s.HolderPID(), network, address)
 }
 
-// DialFrom dials from inside the network namespace of a process, such as a container's. The address must be a literal IP.
+// DialFrom dials from inside the network namespace of a process, such as a container's. The address must be a literal
+// IP.
 func DialFrom(ctx context.Context, pid int, network, address string) (net.Conn, error) {
 	var conn net.Conn
 	err := inNetwork(pid, func() (err error) {
@@ -48,15 +49,15 @@ func (s *Server) Listen(address string) (net.Listener, error) {
 	return l, err
 }
 
-// inNetwork runs f on a thread that is in a process's network namespace and is thrown away afterwards.
-// A socket stays in the namespace that it was made in.
+// inNetwork runs f on a disposable thread in a process's network namespace. A socket stays in the namespace in which it
+// was created.
 func inNetwork(pid int, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == os.Getpid() { // the main thread cannot end, and /proc/PID shows its namespaces
 			defer runtime.UnlockOSThread()
-			done <- inNetwork(pid, f) // on another thread: this one is taken meanwhile
+			done <- inNetwork(pid, f) // on another thread: this one is blocked meanwhile
 			return
 		}
 		// Never unlocked: the thread ends with the goroutine.
@@ -75,7 +76,7 @@ func inNetwork(pid int, f func() error) error {
 	return <-done
 }
 
-// HTTPClient makes each request on a new connection from inside the sandbox, so that load balancing is seen.
+// HTTPClient sends each request on a new connection from inside the sandbox, so that load balancing is visible.
 func (s *Server) HTTPClient(timeout time.Duration) *http.Client {
 	return &http.Client{
 		Timeout:   timeout,

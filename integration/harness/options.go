@@ -4,7 +4,7 @@ package harness
 type Options struct {
 	// Args are further arguments of `kubelith server`.
 	Args []string
-	// ConfigYAML is written to /etc/kubelith/config.yaml and named with --config.
+	// ConfigYAML is written to /etc/kubelith/config.yaml and passed with --config.
 	ConfigYAML string
 	// Env is added to the server's environment, as KEY=value.
 	Env []string
@@ -18,11 +18,11 @@ type Options struct {
 	IPv6 bool
 	// Network joins the sandbox to others; nil: to the host alone.
 	Network *Network
-	// NodeName is given with --node-name. Empty: node-INDEX on a Network, else the product's default, the host's name.
+	// NodeName is passed with --node-name. Empty: node-INDEX on a Network, else the product's default, the host's name.
 	NodeName string
 	// Agent makes the server an agent of another one.
 	Agent *AgentOptions
-	// Panics says that the test makes the server panic: such lines of its log are no defect.
+	// Panics means that the test makes the server panic: such lines of its log are no defect.
 	Panics bool
 	// Prepare runs when the sandbox exists, before the server starts: write files with s.Path.
 	Prepare func(s *Server) error

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -15,7 +16,7 @@ import (
 // PodTimeout is ample for a pod to run or to end on a busy machine.
 const PodTimeout = 90 * time.Second
 
-// Container is a container of the test image, running a command.
+// Container returns a container of the test image that runs a command.
 func Container(name string, command ...string) corev1.Container {
 	return corev1.Container{
 		Name:            name,
@@ -25,8 +26,8 @@ func Container(name string, command ...string) corev1.Container {
 	}
 }
 
-// Pod has one container named main that runs a command. It is not restarted and has one second to stop.
-// Change the result before Create or Run.
+// Pod returns a pod with one container, named main, that runs a command. It is not restarted and has one second to
+// stop. Change the result before Create or Run.
 func Pod(namespace, name string, command ...string) *corev1.Pod {
 	grace := int64(1)
 	return &corev1.Pod{
@@ -39,7 +40,7 @@ func Pod(namespace, name string, command ...string) *corev1.Pod {
 	}
 }
 
-// Shell is the command line of a shell script.
+// Shell returns the command line of a shell script.
 func Shell(script string) []string { return []string{"/bin/sh", "-c", script} }
 
 // Create creates a pod.
@@ -70,7 +71,7 @@ func (s *Server) WaitRunning(t testing.TB, pod *corev1.Pod) *corev1.Pod {
 	return s.WaitPod(t, pod, "to be Ready", PodReady)
 }
 
-// WaitPod waits until a pod satisfies a condition and returns it then.
+// WaitPod waits until a pod satisfies a condition and returns it.
 func (s *Server) WaitPod(t testing.TB, pod *corev1.Pod, what string, cond func(*corev1.Pod) error) *corev1.Pod {
 	t.Helper()
 	client := s.Client(t)
@@ -86,7 +87,24 @@ func (s *Server) WaitPod(t testing.TB, pod *corev1.Pod, what string, cond func(*
 	return got
 }
 
-// PodReady is nil when the pod has the Ready condition.
+// Deploy creates a Deployment of pods like this one, in the pod's namespace and with its name.
+func (s *Server) Deploy(t *testing.T, pod *corev1.Pod, replicas int32) {
+	t.Helper()
+	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	_, err := s.Client(t).AppsV1().Deployments(pod.Namespace).Create(t.Context(), &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: pod.Name},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas,
+			Selector: &metav1.LabelSelector{MatchLabels: pod.Labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels}, Spec: pod.Spec},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// PodReady returns nil when the pod has the Ready condition.
 func PodReady(pod *corev1.Pod) error {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
@@ -100,7 +118,7 @@ func PodReady(pod *corev1.Pod) error {
 	return err
 }
 
-// PodEnded is nil when the pod has Succeeded or Failed.
+// PodEnded returns nil when the pod has Succeeded or Failed.
 func PodEnded(pod *corev1.Pod) error {
 	if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
 		return nil
@@ -108,7 +126,7 @@ func PodEnded(pod *corev1.Pod) error {
 	return fmt.Errorf("phase %s: %s", pod.Status.Phase, containerStates(pod))
 }
 
-// Status is the status of a container of any kind, or nil.
+// Status returns the status of a container of any kind, or nil.
 func Status(pod *corev1.Pod, container string) *corev1.ContainerStatus {
 	for _, list := range [][]corev1.ContainerStatus{
 		pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses, pod.Status.EphemeralContainerStatuses,

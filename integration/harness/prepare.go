@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"kubelith.io/kubelith/integration/testimage"
 )
@@ -32,11 +33,8 @@ func (s *Server) prepare() error {
 func (s *Server) putTestImage() error {
 	archive := os.Getenv("KUBELITH_TEST_IMAGE")
 	if archive == "" {
-		root, err := repoRoot()
-		if err != nil {
-			return err
-		}
-		if archive, err = testimage.Archive(root, stateDir); err != nil {
+		var err error
+		if archive, err = testImage(); err != nil {
 			return err
 		}
 	}
@@ -51,3 +49,12 @@ func (s *Server) putTestImage() error {
 	}
 	return os.WriteFile(path, content, 0o600)
 }
+
+// testImage is built once for all servers of a package.
+var testImage = sync.OnceValues(func() (string, error) {
+	root, err := repoRoot()
+	if err != nil {
+		return "", err
+	}
+	return testimage.Archive(root, stateDir)
+})

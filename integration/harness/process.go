@@ -10,8 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// ContainerPID is the process id, on the host, of the first process of a running container. The pod
-// must carry its status, as WaitPod and Run return it.
+// ContainerPID returns the process id, on the host, of the first process of a running container. The pod must carry its
+// status, as WaitPod and Run return it.
 func (s *Server) ContainerPID(t testing.TB, pod *corev1.Pod, container string) int {
 	t.Helper()
 	status := Status(pod, container)
@@ -54,10 +54,10 @@ func StartTime(t testing.TB, pid int) uint64 {
 	return ticks
 }
 
-// Alive says whether a process exists and is no zombie.
+// Alive reports whether a process exists and is no zombie.
 func Alive(pid int) bool { return !zombie(pid) }
 
-// ProcStatus is a field of /proc/PID/status, such as Seccomp, CapEff, Uid or NSpid.
+// ProcStatus returns a field of /proc/PID/status, such as Seccomp, CapEff, Uid or NSpid.
 func ProcStatus(t testing.TB, pid int, field string) string {
 	t.Helper()
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -73,7 +73,7 @@ func ProcStatus(t testing.TB, pid int, field string) string {
 	return ""
 }
 
-// NamespaceOf is the identity of a process's Linux namespace (net, mnt, pid, ipc, uts, user, cgroup).
+// NamespaceOf returns the identity of a process's Linux namespace (net, mnt, pid, ipc, uts, user, cgroup).
 func NamespaceOf(t testing.TB, pid int, kind string) string {
 	t.Helper()
 	link, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
@@ -83,5 +83,5 @@ func NamespaceOf(t testing.TB, pid int, kind string) string {
 	return link
 }
 
-// HolderPID is a process in the sandbox's own network and mount namespaces, as the server itself is.
+// HolderPID returns a process in the sandbox's own network and mount namespaces, like the server itself.
 func (s *Server) HolderPID() int { return s.holder.Process.Pid }

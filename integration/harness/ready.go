@@ -15,10 +15,10 @@ import (
 	"kubelith.io/kubelith/integration/testimage"
 )
 
-// WaitAPI waits until /readyz says ok, for a server without a node.
+// WaitAPI waits until /readyz returns ok, for a server without a node.
 func (s *Server) WaitAPI(t testing.TB) {
 	t.Helper()
-	Eventually(t, time.Minute, "the server to be ready", func() error {
+	Eventually(t, readyTimeout, "the server to be ready", func() error {
 		if r := s.TryKubectl(t, "get", "--raw", "/readyz"); r.Code != 0 {
 			return errors.New(r.Stderr)
 		}
@@ -26,7 +26,7 @@ func (s *Server) WaitAPI(t testing.TB) {
 	})
 }
 
-// WaitReady waits until /readyz says ok, the node is Ready and the test image is there.
+// WaitReady waits until /readyz returns ok, the node is Ready and the test image is there.
 func (s *Server) WaitReady(t testing.TB) {
 	t.Helper()
 	if err := s.ready(readyTimeout); err != nil {
@@ -46,7 +46,7 @@ func (s *Server) ready(timeout time.Duration) error {
 		if err != nil {
 			return err
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), Patience(5*time.Second))
 		defer cancel()
 		if _, err := client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{}); err != nil {
 			return err
@@ -72,7 +72,7 @@ func (s *Server) ready(timeout time.Duration) error {
 	})
 }
 
-// node is the Node of this server.
+// node returns the Node of this server.
 func (s *Server) node(ctx context.Context, client kubernetes.Interface) (*corev1.Node, error) {
 	if name := s.NodeName(); name != "" {
 		return client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
@@ -87,7 +87,7 @@ func (s *Server) node(ctx context.Context, client kubernetes.Interface) (*corev1
 	return &nodes.Items[0], nil
 }
 
-// nodeReady wants what a scheduler wants: the condition, and no not-ready taint left over.
+// nodeReady requires what a scheduler requires: the condition, and no remaining not-ready taint.
 func nodeReady(node *corev1.Node) error {
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {

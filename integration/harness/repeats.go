@@ -7,8 +7,8 @@ import (
 
 var variable = regexp.MustCompile(`[0-9a-f]{8,}|[0-9]+`)
 
-// MostRepeated returns the line that a log has most often, and how often. Lines that differ in numbers alone are the same.
-// What the mutation detector says, which the harness switches on, does not count.
+// MostRepeated returns the most frequent line of a log, and how often it occurs. Lines that differ only in numbers are
+// the same. Lines of the mutation detector, which the harness enables, do not count.
 func MostRepeated(log string) (line string, times int) {
 	seen := map[string]int{}
 	for l := range strings.Lines(log) {

@@ -27,7 +27,7 @@ type sandbox struct {
 	holder  *exec.Cmd
 	alive   io.Closer // the holder's standard input
 	network *Network  // nil: a veth pair to the host alone
-	first   bool      // of its network: has the bridge
+	first   bool      // of its network: owns the bridge
 
 	// HostIP is the host's end of the veth pair, NodeIP the server's end.
 	HostIP, NodeIP string
@@ -95,8 +95,8 @@ func (sb *sandbox) startHolder(state *os.File) error {
 	return nil
 }
 
-// number gives the sandbox its addresses: 10.123.N.2 and fd00:123:N::2 at the end of a veth pair of its own, or the
-// next ones of its network.
+// number assigns the sandbox its addresses: 10.123.N.2 and fd00:123:N::2 at the end of its own veth pair, or the next
+// ones of its network.
 func (sb *sandbox) number() {
 	network, member := sb.index, 0
 	if sb.network != nil {
@@ -109,7 +109,7 @@ func (sb *sandbox) number() {
 	sb.HostIP6, sb.NodeIP6 = prefix+"1", fmt.Sprintf("%s%x", prefix, 2+member)
 }
 
-// connect joins the namespace to the host or to its network by a veth pair, the host being the default route.
+// connect joins the namespace to the host or to its network by a veth pair; the host is the default route.
 func (sb *sandbox) connect(ipv6 bool) error {
 	pid := fmt.Sprint(sb.holder.Process.Pid)
 	in := []string{"nsenter", "--target=" + pid, "--net", "ip"}
@@ -138,7 +138,7 @@ func (sb *sandbox) connect(ipv6 bool) error {
 	return nil
 }
 
-// hostAddresses are the commands that give a link of the host the host's addresses.
+// hostAddresses returns the commands that give a link of the host the host's addresses.
 func (sb *sandbox) hostAddresses(link string, ipv6 bool) [][]string {
 	steps := [][]string{{"ip", "addr", "add", sb.HostIP + "/24", "dev", link}}
 	if ipv6 {
@@ -158,17 +158,17 @@ func (sb *sandbox) close() error {
 			return fmt.Errorf("sandbox %d was not removed cleanly: %w", sb.index, err)
 		}
 		return nil
-	case <-time.After(90 * time.Second):
+	case <-time.After(Patience(90 * time.Second)):
 		return fmt.Errorf("sandbox %d: its holder (pid %d) is still removing it after 90 s", sb.index, sb.holder.Process.Pid)
 	}
 }
 
-// Path is where a file of the sandbox is found from outside.
+// Path returns the path of a sandbox's file as seen from outside.
 func (sb *sandbox) Path(inside string) string {
 	return filepath.Join(fmt.Sprintf("/proc/%d/root", sb.holder.Process.Pid), inside)
 }
 
-// Command is a program to run in the sandbox's network and mount namespaces.
+// Command returns a program to run in the sandbox's network and mount namespaces.
 func (sb *sandbox) Command(program string, args ...string) *exec.Cmd {
 	full := append([]string{fmt.Sprintf("--target=%d", sb.holder.Process.Pid), "--mount", "--net", "--", program}, args...)
 	cmd := exec.Command("nsenter", full...)
@@ -226,7 +226,7 @@ func lockState(index int) (state *os.File, leftover string, err error) {
 	return state, string(content), nil
 }
 
-// addressTaken says whether the host already uses addresses of 10.123.index.0/24.
+// addressTaken reports whether the host already uses addresses of 10.123.index.0/24.
 func addressTaken(index int) bool {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

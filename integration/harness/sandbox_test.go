@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-// TestSandbox looks at a sandbox from both sides and sees that nothing of it remains.
+// TestSandbox inspects a sandbox from both sides and checks that nothing of it remains.
 func TestSandbox(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -65,7 +65,7 @@ func TestSandbox(t *testing.T) {
 		t.Error("the sandbox's loopback is reachable from the host")
 	}
 
-	// A process that nobody keeps track of, as a shim is.
+	// A process without a supervisor, like a shim.
 	stray := s.Command("sleep", "60")
 	if err := stray.Start(); err != nil {
 		t.Fatal(err)
@@ -98,7 +98,7 @@ func TestSandbox(t *testing.T) {
 	}
 }
 
-// TestNetwork joins two sandboxes, takes them apart in two ways, and sees that nothing of the network remains.
+// TestNetwork joins two sandboxes, separates them in two ways, and checks that nothing of the network remains.
 func TestNetwork(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -199,5 +199,14 @@ func TestPollStopsAtPermanent(t *testing.T) {
 	err := poll(time.Minute, "it", func() error { calls++; return Permanent(os.ErrClosed) })
 	if err == nil || calls != 1 {
 		t.Errorf("polled %d times: %v", calls, err)
+	}
+}
+
+func TestPatience(t *testing.T) {
+	for times, want := range map[string]time.Duration{"": time.Minute, "6": 6 * time.Minute, "0": time.Minute, "much": time.Minute} {
+		t.Setenv("KUBELITH_TEST_PATIENCE", times)
+		if got := Patience(time.Minute); got != want {
+			t.Errorf("KUBELITH_TEST_PATIENCE=%q makes a minute %v, want %v", times, got, want)
+		}
 	}
 }

@@ -30,7 +30,7 @@ const (
 // Server is a kubelith server, or an agent, in its sandbox. It may be running or not.
 type Server struct {
 	*sandbox
-	// Agent says how an agent joins, and is nil for a server. Launch reads it, so that it may be changed before.
+	// Agent says how an agent joins; nil for a server. Launch reads it, so tests may change it before.
 	Agent *AgentOptions
 
 	opts    Options
@@ -43,7 +43,7 @@ type Server struct {
 	expected bool          // the test asked for the end
 }
 
-// New makes a sandbox and what the server will need, and starts nothing.
+// New creates a sandbox and what the server will need, and starts nothing.
 func New(t testing.TB, opts Options) *Server {
 	t.Helper()
 	require(t)
@@ -62,7 +62,7 @@ func New(t testing.TB, opts Options) *Server {
 	return s
 }
 
-// Start makes a sandbox, starts a server in it and, unless NoWait, waits until the node is Ready.
+// Start creates a sandbox, starts a server in it and, unless NoWait, waits until the node is Ready.
 func Start(t testing.TB, opts Options) *Server {
 	t.Helper()
 	s := New(t, opts)
@@ -111,14 +111,14 @@ func newServer(opts Options) (*Server, error) {
 // CgroupRoot is the kubelet's --cgroup-root of this server.
 func (s *Server) CgroupRoot() string { return "/" + s.name() }
 
-// ServerArgs are the arguments that Launch gives to kubelith, the word server or agent included.
+// ServerArgs returns the arguments that Launch passes to kubelith, including the word server or agent.
 func (s *Server) ServerArgs() []string {
 	args := []string{"server"}
 	if s.Agent != nil {
 		args = s.Agent.args()
 	}
 	args = append(args, "--kubelet-arg=cgroup-root="+s.CgroupRoot())
-	// A host whose disk is nearly full is not what is tested: without these its pods are evicted, and their images deleted.
+	// A nearly full host disk is not under test: without these flags pods would be evicted, and their images deleted.
 	args = append(args, "--kubelet-arg=eviction-hard=memory.available<100Mi", "--kubelet-arg=image-gc-high-threshold=100")
 	if name := s.NodeName(); name != "" {
 		args = append(args, "--node-name="+name)
@@ -155,7 +155,7 @@ func (s *Server) launch() error {
 	cmd.Env = append(os.Environ(), "KUBE_CACHE_MUTATION_DETECTOR=true")
 	cmd.Env = append(cmd.Env, s.opts.Env...)
 	cmd.Stdout, cmd.Stderr = log, log
-	// A group of its own: a Ctrl-C on the terminal is for the tests.
+	// Its own group: a Ctrl-C on the terminal is for the tests.
 	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", s.binary, err)
@@ -168,7 +168,7 @@ func (s *Server) launch() error {
 	return nil
 }
 
-// running needs mu.
+// running requires mu to be held.
 func (s *Server) running() bool {
 	if s.process == nil {
 		return false
@@ -181,7 +181,7 @@ func (s *Server) running() bool {
 	}
 }
 
-// PID is the server's process id (nsenter has become the server by exec).
+// PID returns the server's process id (nsenter has become the server by exec).
 func (s *Server) PID() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -204,8 +204,8 @@ func (s *Server) WaitExit(t testing.TB, timeout time.Duration) int {
 	s.expectExit()
 	select {
 	case <-s.Exited():
-	case <-time.After(timeout):
-		t.Fatalf("the server still runs after %s", timeout)
+	case <-time.After(Patience(timeout)):
+		t.Fatalf("the server still runs after %s", Patience(timeout))
 	}
 	return s.process.ProcessState.ExitCode()
 }
@@ -226,8 +226,8 @@ func (s *Server) Stop(t testing.TB) time.Duration {
 	}
 	select {
 	case <-s.Exited():
-	case <-time.After(stopTimeout):
-		t.Fatalf("the server still runs %s after SIGTERM", stopTimeout)
+	case <-time.After(Patience(stopTimeout)):
+		t.Fatalf("the server still runs %s after SIGTERM", Patience(stopTimeout))
 	}
 	if code := s.process.ProcessState.ExitCode(); code != 0 {
 		t.Errorf("the server stopped with exit code %d", code)
@@ -235,7 +235,7 @@ func (s *Server) Stop(t testing.TB) time.Duration {
 	return time.Since(began)
 }
 
-// Kill9 kills the server's process and nothing else, and waits until it has ended.
+// Kill9 kills only the server's process, and waits until it has ended.
 func (s *Server) Kill9(t testing.TB) {
 	t.Helper()
 	s.expectExit()
@@ -253,7 +253,7 @@ func (s *Server) Restart(t testing.TB) {
 	s.WaitReady(t)
 }
 
-// Logs is everything the server has written to stdout and stderr so far, over all its launches.
+// Logs returns everything that the server has written to stdout and stderr so far, over all its launches.
 func (s *Server) Logs() string {
 	content, _ := os.ReadFile(s.logPath)
 	return string(content)
@@ -269,7 +269,7 @@ func (s *Server) diedUnasked() error {
 	return fmt.Errorf("the server ended unasked (%s); last lines of its log:\n%s", s.process.ProcessState, lastLines(s.Logs(), 100))
 }
 
-// finish removes the sandbox and reports what the server did wrong while it lived.
+// finish removes the sandbox and reports the server's defects.
 func (s *Server) finish() error {
 	errs := []error{s.diedUnasked()}
 	for _, line := range defects(s.Logs()) {

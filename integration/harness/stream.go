@@ -12,8 +12,8 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 )
 
-// PodExec runs a command in a container through the API and returns its standard output; it fails the test when
-// the command fails. An empty container name means the first one.
+// PodExec runs a command in a container through the API and returns its standard output; it fails the test when the
+// command fails. An empty container name means the first one.
 func (s *Server) PodExec(t testing.TB, pod *corev1.Pod, container string, command ...string) string {
 	t.Helper()
 	out, errOut, err := s.TryPodExec(t, pod, container, command...)
@@ -50,7 +50,7 @@ func (s *Server) Executor(t testing.TB, pod *corev1.Pod, opts *corev1.PodExecOpt
 	return exec
 }
 
-// PodLogs is the log of a container so far.
+// PodLogs returns the log of a container so far.
 func (s *Server) PodLogs(t testing.TB, pod *corev1.Pod, container string) string {
 	t.Helper()
 	stream, err := s.Client(t).CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{Container: container}).Stream(t.Context())

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	pluginhost "kubelith.io/kubelith/plugins/host"
+	"kubelith.io/kubelith/plugins/process"
 )
 
 // sandboxID is enough to find everything that belongs to a sandbox.
@@ -50,10 +50,10 @@ func sweep() {
 	}
 }
 
-// teardown ends the sandbox's processes and removes its cgroups, interface, mounts and directory.
-// inside says that the caller is the holder, in the sandbox's own namespaces.
+// teardown ends the sandbox's processes and removes its cgroups, interface, mounts and directory. inside means that the
+// caller is the holder, in the sandbox's own namespaces.
 func (id sandboxID) teardown(inside bool) error {
-	deadline := time.Now().Add(60 * time.Second)
+	deadline := time.Now().Add(Patience(60 * time.Second))
 	for {
 		pids := id.processes()
 		if len(pids) == 0 {
@@ -72,9 +72,9 @@ func (id sandboxID) teardown(inside bool) error {
 		errs = append(errs, removeCgroup(dir))
 	}
 	if inside {
-		_, err := pluginhost.Sweep(RunDir) // the server was killed, and no next one tidies up after its plugins
+		_, err := process.Sweep(RunDir) // the server was killed, and no later one cleans up after its plugins
 		errs = append(errs, err)
-		exec.Command("ip", "link", "del", "eth0").Run() // takes the host's end along
+		exec.Command("ip", "link", "del", "eth0").Run() // also removes the host's end
 		os.Chdir("/")
 		for _, dir := range []string{"/run", "/var/log", "/var/lib", "/usr/libexec", "/opt", "/etc"} {
 			if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
@@ -94,8 +94,8 @@ func (id sandboxID) teardown(inside bool) error {
 	return errors.Join(errs...)
 }
 
-// processes are those that see the sandbox's marker (the server, its shims, whatever a test started there)
-// and those in the sandbox's cgroups (containers, whose root is their own), without the caller.
+// processes returns those that see the sandbox's marker (the server, its shims, programs that a test started there) and
+// those in the sandbox's cgroups (containers, which have their own root), without the caller.
 func (id sandboxID) processes() []int {
 	found := map[int]bool{}
 	entries, err := os.ReadDir("/proc")
@@ -134,7 +134,7 @@ func (id sandboxID) processes() []int {
 	return pids
 }
 
-// zombie says whether the process has ended and only waits for its parent.
+// zombie reports whether the process has ended and only waits for its parent.
 func zombie(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

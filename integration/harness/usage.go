@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// AnonymousMB is a process's proportional share of anonymous memory, in MB of 10^6 bytes.
+// AnonymousMB returns a process's proportional share of anonymous memory, in MB of 10^6 bytes.
 func AnonymousMB(t testing.TB, pid int) float64 {
 	t.Helper()
 	rollup, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
@@ -28,7 +28,7 @@ func AnonymousMB(t testing.TB, pid int) float64 {
 	return 0
 }
 
-// CPUSeconds is the CPU time of a process and of the children that it has waited for.
+// CPUSeconds returns the CPU time of a process and of the children that it has waited for.
 func CPUSeconds(t testing.TB, pid int) (seconds float64) {
 	t.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

@@ -3,13 +3,29 @@ package harness
 import (
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
 	"testing"
 	"time"
 )
 
-const pollInterval = 100 * time.Millisecond
+// pollInterval is the time between two polls. Long waits poll less often, up to maxInterval: many polls start a
+// program, and what they wait for needs the same CPUs.
+const (
+	pollInterval = 100 * time.Millisecond
+	maxInterval  = 500 * time.Millisecond
+)
 
-// Eventually polls f until it returns nil, and fails the test with f's last error after timeout.
+// Patience returns how long to wait for what takes at most timeout on a real processor: KUBELITH_TEST_PATIENCE times as
+// long, for an emulated machine.
+func Patience(timeout time.Duration) time.Duration {
+	if times, err := strconv.Atoi(os.Getenv("KUBELITH_TEST_PATIENCE")); err == nil && times > 1 {
+		return timeout * time.Duration(times)
+	}
+	return timeout
+}
+
+// Eventually polls f until it returns nil, and fails the test with f's last error after timeout and Patience.
 func Eventually(t testing.TB, timeout time.Duration, what string, f func() error) {
 	t.Helper()
 	if err := poll(timeout, what, f); err != nil {
@@ -33,7 +49,7 @@ func Permanent(err error) error { return permanent{err} }
 type permanent struct{ error }
 
 func poll(timeout time.Duration, what string, f func() error) error {
-	began := time.Now()
+	began, timeout := time.Now(), Patience(timeout)
 	for {
 		err := f()
 		if err == nil {
@@ -43,6 +59,6 @@ func poll(timeout time.Duration, what string, f func() error) error {
 		if errors.As(err, &p) || time.Since(began) > timeout {
 			return fmt.Errorf("waited %s for %s: %w", time.Since(began).Round(time.Millisecond), what, err)
 		}
-		time.Sleep(pollInterval)
+		time.Sleep(min(max(pollInterval, time.Since(began)/20), maxInterval))
 	}
 }

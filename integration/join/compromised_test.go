@@ -215,7 +215,7 @@ func reviewsNoTokens(t *testing.T, s *harness.Server) {
 
 // isTheAPIServer: the API server, which may do with kubelets what it likes, calls a node where the Node says. It does not call
 // itself, for who may use nodes/proxy of this one node: it does not dial the address, and would not trust the certificate
-// (TestKubeletTrust in components/pki).
+// (TestKubeletTrust in base/pki).
 func isTheAPIServer(t *testing.T, s *harness.Server) {
 	c := takeOver(t, s, "deputy", s.NodeIP)
 	patch := []byte(`{"status":{"daemonEndpoints":{"kubeletEndpoint":{"Port":6443}}}}`)

@@ -11,6 +11,7 @@ import (
 
 // TestDiskByLabel is the trial of a scheduling plugin that docs/plugins.md describes, step by step.
 func TestDiskByLabel(t *testing.T) {
+	t.Parallel()
 	s := harness.Start(t, harness.Options{})
 	install(t, s, buildPlugin(t, "../../plugins/examples/disk-by-label"), harness.DataDir+"/plugins/scheduling/disk-by-label")
 	harness.Eventually(t, 30*time.Second, "the plugin to be ready", func() error {

@@ -30,6 +30,7 @@ func example(name string, more ...string) string {
 
 // TestAdmissionExamples: the examples do what they are there for.
 func TestAdmissionExamples(t *testing.T) {
+	t.Parallel()
 	names := []string{"sidecar-by-label", "short-secrets", "podpreset", "denyescalatingexec", "securitycontextdeny"}
 	config := pluginsHeader +
 		example("sidecar-by-label", "  config:", "    label: sidecar", "    container: {name: sidecar, image: "+harness.Container("x").Image+", command: [sleep, \"1000\"]}") +
@@ -140,6 +141,7 @@ func testSecurityContext(t *testing.T, s *harness.Server) {
 // TestMissingAtStart: without its executable, a plugin that may not fail keeps requests back, but neither the server's start nor
 // kube-system nor the node; it reviews as soon as it is there.
 func TestMissingAtStart(t *testing.T) {
+	t.Parallel()
 	s := harness.Start(t, harness.Options{NoTestImage: true, NoWait: true, ConfigYAML: pluginsHeader + example("short-secrets"),
 		Prepare: func(s *harness.Server) error { return os.MkdirAll(s.Path(examplesDir), 0o755) }}) // a directory that is there is watched
 	harness.Eventually(t, 60*time.Second, "the node to be Ready", func() error {
@@ -176,6 +178,7 @@ func TestMissingAtStart(t *testing.T) {
 // TestEverythingFails: a plugin that reviews every request and may not fail is gone when the server starts again. Other requests are
 // held back, as with a webhook, but the server starts and the node stays alive.
 func TestEverythingFails(t *testing.T) {
+	t.Parallel()
 	path := examplesDir + "/everything"
 	s := harness.Start(t, harness.Options{NoTestImage: true, ConfigYAML: pluginsHeader + example("everything"), Prepare: func(s *harness.Server) error {
 		install(t, s, buildPlugin(t, "./everything"), path)

@@ -34,6 +34,7 @@ const (
 // TestSchedulingFaults: what goes wrong with the process of a scheduling plugin, whether it may fail or not. Each profile has one plugin,
 // the default profile none.
 func TestSchedulingFaults(t *testing.T) {
+	t.Parallel()
 	program := buildPlugin(t, "./badscheduler")
 	s := schedulingServer(t, header+faultyPlugins, faultyProfiles, map[string]string{strictPath: program, lenientPath: program})
 	for _, name := range []string{"strict", "lenient", "choosy"} {
@@ -83,7 +84,7 @@ func testBadAnswers(t *testing.T, s *harness.Server) {
 		"score-255":    "the score 255: want 0 to 100",
 		"few-scores":   "it gave 2 scores for 3 nodes",
 		"many-scores":  "it gave 4 scores for 3 nodes",
-		"unknown-node": "it refused node 4711, which there is not",
+		"unknown-node": "it refused node 4711, which does not exist",
 		"no-reason":    "it refused nodes without a reason",
 	}
 	for fault, says := range faults {

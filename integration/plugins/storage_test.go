@@ -32,6 +32,7 @@ const (
 
 // TestLocalStorage: claims on a server as it comes. First all that does not disturb others, at the same time, then restarts.
 func TestLocalStorage(t *testing.T) {
+	t.Parallel()
 	s := harness.Start(t, harness.Options{Args: []string{"--kubelet-arg=sync-frequency=2s"}})
 	t.Cleanup(func() { detachLoops(t, s) })
 	harness.Eventually(t, harness.PodTimeout, "the default class", func() error {

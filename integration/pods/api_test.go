@@ -46,16 +46,6 @@ func TestInClusterAccess(t *testing.T) {
 	}
 }
 
-func TestNoTokenWhenNotWanted(t *testing.T) {
-	t.Parallel()
-	s := cluster.Get(t)
-	pod := harness.Pod(s.Namespace(t), "no-token", "ls", "/var/run/secrets/kubernetes.io/serviceaccount")
-	pod.Spec.AutomountServiceAccountToken = ptr(false)
-	if pod = s.RunToEnd(t, pod); pod.Status.Phase != corev1.PodFailed {
-		t.Errorf("the token is there: %s", s.PodLogs(t, pod, "main"))
-	}
-}
-
 // TestStaticPod: a manifest on disk runs without the API; its mirror pod can be seen, and deleted without effect.
 func TestStaticPod(t *testing.T) {
 	t.Parallel()

@@ -3,52 +3,12 @@ package pods
 import (
 	"fmt"
 	"os"
-	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"kubelith.io/kubelith/integration/harness"
 )
-
-func TestInitContainersRunInOrder(t *testing.T) {
-	t.Parallel()
-	s := cluster.Get(t)
-	ns := s.Namespace(t)
-	pod := harness.Pod(ns, "init", harness.Shell("echo main >>/shared/order")...)
-	pod.Spec.InitContainers = []corev1.Container{
-		harness.Container("first", harness.Shell("sleep 0.5; echo first >>/shared/order")...),
-		harness.Container("second", harness.Shell("echo second >>/shared/order")...),
-	}
-	dir := "/var/lib/" + ns
-	shared(pod, dir)
-	s.RunToEnd(t, pod)
-	order, err := os.ReadFile(s.Path(dir + "/order"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := strings.Fields(string(order)); strings.Join(got, " ") != "first second main" {
-		t.Errorf("ran in the order %v", got)
-	}
-}
-
-func TestInitContainerFails(t *testing.T) {
-	t.Parallel()
-	s := cluster.Get(t)
-	ns := s.Namespace(t)
-	pod := harness.Pod(ns, "init", "/bin/probe", "sleep")
-	pod.Spec.InitContainers = []corev1.Container{harness.Container("first", "/bin/probe", "exit", "7")}
-	pod = s.RunToEnd(t, pod)
-	if pod.Status.Phase != corev1.PodFailed {
-		t.Errorf("phase %s", pod.Status.Phase)
-	}
-	if st := harness.Status(pod, "first"); st.State.Terminated == nil || st.State.Terminated.ExitCode != 7 {
-		t.Errorf("first: %+v", st.State)
-	}
-	if st := harness.Status(pod, "main"); st.ContainerID != "" {
-		t.Errorf("main was started: %+v", st)
-	}
-}
 
 // TestSidecar: an init container with restartPolicy Always runs before and beside main, is restarted, and does
 // not keep the pod from ending.

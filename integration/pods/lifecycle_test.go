@@ -2,8 +2,6 @@ package pods
 
 import (
 	"fmt"
-	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -11,34 +9,6 @@ import (
 
 	"kubelith.io/kubelith/integration/harness"
 )
-
-// TestHooks: postStart has ended before the pod is Ready, preStop before SIGTERM is sent.
-func TestHooks(t *testing.T) {
-	t.Parallel()
-	s := cluster.Get(t)
-	ns := s.Namespace(t)
-	pod := harness.Pod(ns, "hooks", harness.Shell("trap 'echo term >>/shared/order; exit 0' TERM; while true; do sleep 0.1; done")...)
-	pod.Spec.TerminationGracePeriodSeconds = ptr(int64(20))
-	pod.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{
-		PostStart: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: harness.Shell("sleep 0.5; echo postStart >>/shared/order")}},
-		PreStop:   &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: harness.Shell("sleep 0.5; echo preStop >>/shared/order")}},
-	}
-	dir := "/var/lib/" + ns
-	shared(pod, dir)
-	order := func() string {
-		content, _ := os.ReadFile(s.Path(dir + "/order"))
-		return strings.Join(strings.Fields(string(content)), " ")
-	}
-	pod = s.Run(t, pod)
-	if got := order(); got != "postStart" {
-		t.Errorf("when Ready: %q", got)
-	}
-	s.Kubectl(t, "-n", ns, "delete", "pod", "hooks", "--wait=false")
-	waitGone(t, s, pod)
-	if got := order(); got != "postStart preStop term" {
-		t.Errorf("in the end: %q", got)
-	}
-}
 
 func TestPostStartFailureKillsTheContainer(t *testing.T) {
 	t.Parallel()
@@ -86,45 +56,6 @@ func TestTermination(t *testing.T) {
 			waitGone(t, s, pod)
 		})
 	}
-}
-
-// TestRestartPolicy: a container that fails is started again under Always and OnFailure, and then has to wait.
-func TestRestartPolicy(t *testing.T) {
-	t.Parallel()
-	for _, policy := range []corev1.RestartPolicy{corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure} {
-		t.Run(string(policy), func(t *testing.T) {
-			t.Parallel()
-			s := cluster.Get(t)
-			ns := s.Namespace(t)
-			pod := harness.Pod(ns, "crash", "/bin/probe", "exit", "4")
-			pod.Spec.RestartPolicy = policy
-			pod = s.WaitPod(t, s.Create(t, pod), "to back off", waits("main", "CrashLoopBackOff"))
-			st := harness.Status(pod, "main")
-			if st.RestartCount < 1 || st.LastTerminationState.Terminated == nil || st.LastTerminationState.Terminated.ExitCode != 4 {
-				t.Errorf("%+v", st)
-			}
-		})
-	}
-}
-
-func TestActiveDeadline(t *testing.T) {
-	t.Parallel()
-	s := cluster.Get(t)
-	ns := s.Namespace(t)
-	pod := harness.Pod(ns, "late", "/bin/probe", "sleep")
-	pod.Spec.ActiveDeadlineSeconds = ptr(int64(12)) // long enough to be seen running on a busy machine
-	pod = s.Run(t, pod)
-	pid := s.ContainerPID(t, pod, "main")
-	pod = s.WaitPod(t, pod, "to end", harness.PodEnded)
-	if pod.Status.Phase != corev1.PodFailed || pod.Status.Reason != "DeadlineExceeded" {
-		t.Errorf("phase %s, reason %s", pod.Status.Phase, pod.Status.Reason)
-	}
-	harness.Eventually(t, 15*time.Second, "its process to end", func() error {
-		if harness.Alive(pid) {
-			return fmt.Errorf("it lives")
-		}
-		return nil
-	})
 }
 
 func TestOOMKill(t *testing.T) {

@@ -1,5 +1,5 @@
-// Package pods tests what the kubelet and the container runtime do with a pod: processes, Linux namespaces,
-// cgroups, probes, hooks, security settings, and where the scheduler puts it. Tests that change the node or
+// Package pods tests what a node does with a pod and its volumes, as far as upstream's conformance tests do not: processes, Linux
+// namespaces, cgroups, what flows between a user and a container, and the life of the node itself. Tests that change the node or
 // fill it are serial (the go tool runs them before the parallel ones).
 package pods
 
@@ -17,9 +17,9 @@ import (
 // staticPods is the directory of static pod manifests, inside the sandbox.
 const staticPods = "/etc/kubelith/static-pods"
 
-// The kubelet makes a deleted mirror pod again when it next syncs its pod: after 60 to 90 s by default.
+// The kubelet makes a deleted mirror pod again, and sees what became of a volume, when it next syncs its pod: after 60 to 90 s by default.
 var cluster = harness.NewShared(harness.Options{
-	Args:    []string{"--kubelet-arg=pod-manifest-path=" + staticPods, "--kubelet-arg=sync-frequency=5s"},
+	Args:    []string{"--kubelet-arg=pod-manifest-path=" + staticPods, "--kubelet-arg=sync-frequency=2s"},
 	Prepare: func(s *harness.Server) error { return os.MkdirAll(s.Path(staticPods), 0o755) },
 })
 

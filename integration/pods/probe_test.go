@@ -27,28 +27,6 @@ func request(t testing.TB, s *harness.Server, pod *corev1.Pod, path string) {
 	}
 }
 
-func TestLivenessProbe(t *testing.T) {
-	t.Parallel()
-	s := cluster.Get(t)
-	ns := s.Namespace(t)
-	pod := harness.Pod(ns, "live", "/bin/probe", "serve")
-	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	pod.Spec.Containers[0].LivenessProbe = httpProbe("/healthz")
-	pod = s.Run(t, pod)
-	pid := s.ContainerPID(t, pod, "main")
-	request(t, s, pod, "/fail")
-	pod = s.WaitPod(t, pod, "to be restarted", func(p *corev1.Pod) error {
-		if st := harness.Status(p, "main"); st.RestartCount != 1 || st.State.Running == nil {
-			return fmt.Errorf("%+v", st)
-		}
-		return nil
-	})
-	if now := s.ContainerPID(t, pod, "main"); now == pid || harness.Alive(pid) {
-		t.Errorf("the process was %d and is %d", pid, now)
-	}
-	event(t, s, ns, "live", "Unhealthy", "Liveness probe failed")
-}
-
 // TestReadinessProbe: failing, it takes the pod out of service and leaves the process alone.
 func TestReadinessProbe(t *testing.T) {
 	t.Parallel()
@@ -106,34 +84,4 @@ func TestStartupProbe(t *testing.T) {
 		}
 		return nil
 	})
-}
-
-// TestProbeHandlers: each kind of probe passes for a healthy container and fails for a sick one.
-func TestProbeHandlers(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct {
-		name    string
-		handler corev1.ProbeHandler
-		ready   bool
-	}{
-		{"exec-good", corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"/bin/true"}}}, true},
-		{"exec-bad", corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"/bin/false"}}}, false},
-		{"tcp-good", corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(8080)}}, true},
-		{"tcp-bad", corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(8081)}}, false},
-		{"http-bad", corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/status?code=503", Port: intstr.FromInt32(8080)}}, false},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			s := cluster.Get(t)
-			ns := s.Namespace(t)
-			pod := harness.Pod(ns, tc.name, "/bin/probe", "serve")
-			pod.Spec.Containers[0].ReadinessProbe = &corev1.Probe{ProbeHandler: tc.handler, PeriodSeconds: 1}
-			if tc.ready {
-				s.Run(t, pod)
-				return
-			}
-			s.Create(t, pod)
-			event(t, s, ns, tc.name, "Unhealthy", "Readiness probe failed")
-		})
-	}
 }

@@ -1,11 +1,9 @@
 package pods
 
 import (
-	"fmt"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	schedulingv1 "k8s.io/api/scheduling/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -22,33 +20,25 @@ func node(t testing.TB, s *harness.Server) *corev1.Node {
 	return &nodes.Items[0]
 }
 
-// TestPreemption: serial, because it fills the node.
-func TestPreemption(t *testing.T) {
+// TestFinishedPodFreesCPU: the scheduler must not count a finished pod that still exists. Serial, because it fills the node.
+func TestFinishedPodFreesCPU(t *testing.T) {
 	s := cluster.Get(t)
 	ns := s.Namespace(t)
-	for name, value := range map[string]int32{"low": 1, "high": 1000} {
-		class := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: ns + "-" + name}, Value: value}
-		if _, err := s.Client(t).SchedulingV1().PriorityClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { s.TryKubectl(t, "delete", "priorityclass", class.Name) })
-	}
 	most := resource.NewMilliQuantity(node(t, s).Status.Allocatable.Cpu().MilliValue()*6/10, resource.DecimalSI)
-	pod := func(name, class string) *corev1.Pod {
-		p := harness.Pod(ns, name, "/bin/probe", "sleep")
-		p.Spec.PriorityClassName = ns + "-" + class
+	pod := func(name string, command ...string) *corev1.Pod {
+		p := harness.Pod(ns, name, command...)
 		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: *most}
 		return p
 	}
-	low := s.Run(t, pod("low", "low"))
-	pid := s.ContainerPID(t, low, "main")
-	equal := s.Create(t, pod("equal", "low"))
-	s.WaitPod(t, equal, "to wait, being no more important", scheduled(corev1.ConditionFalse, "Insufficient cpu"))
-	s.Run(t, pod("high", "high"))
-	if harness.Alive(pid) {
-		t.Error("the pod of low priority still runs")
+	first := s.Run(t, pod("first", harness.Shell("until [ -e /go ]; do sleep 0.1; done")...))
+	second := s.Create(t, pod("second", "/bin/probe", "sleep"))
+	s.WaitPod(t, second, "to be unschedulable at first", scheduled(corev1.ConditionFalse, "Insufficient cpu"))
+	s.PodExec(t, first, "", "touch", "/go")
+	first = s.WaitPod(t, first, "to end", harness.PodEnded)
+	s.WaitRunning(t, second)
+	if now, err := s.Client(t).CoreV1().Pods(ns).Get(t.Context(), first.Name, metav1.GetOptions{}); err != nil || now.UID != first.UID {
+		t.Errorf("the finished pod is gone, so this test has shown nothing: %v", err)
 	}
-	event(t, s, ns, "low", "Preempted", "Preempted by")
 }
 
 // TestTaints: serial, because every other pod would feel them.
@@ -82,39 +72,6 @@ func TestTaints(t *testing.T) {
 	s.WaitRunning(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "intolerant"}})
 }
 
-// TestUnschedulable: a pod that fits no node says why, and runs as soon as the node matches.
-func TestUnschedulable(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct {
-		name, why string
-		change    func(*corev1.PodSpec, string) // given the label that the node will get
-	}{
-		{"selector", "node affinity/selector", func(p *corev1.PodSpec, label string) {
-			p.NodeSelector = map[string]string{label: "yes"}
-		}},
-		{"affinity", "node affinity/selector", func(p *corev1.PodSpec, label string) {
-			p.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-				RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-					MatchExpressions: []corev1.NodeSelectorRequirement{{Key: label, Operator: corev1.NodeSelectorOpIn, Values: []string{"yes"}}},
-				}}},
-			}}
-		}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			s := cluster.Get(t)
-			ns := s.Namespace(t)
-			label := "test.kubelith.io/" + ns
-			pod := harness.Pod(ns, tc.name, "/bin/probe", "sleep")
-			tc.change(&pod.Spec, label)
-			pod = s.Create(t, pod)
-			s.WaitPod(t, pod, "to be unschedulable", scheduled(corev1.ConditionFalse, tc.why))
-			s.Kubectl(t, "label", "node", node(t, s).Name, label+"=yes")
-			s.WaitRunning(t, pod)
-		})
-	}
-}
-
 // TestAntiAffinity keeps two pods apart, which on one node means that the second waits.
 func TestAntiAffinity(t *testing.T) {
 	t.Parallel()
@@ -135,28 +92,4 @@ func TestAntiAffinity(t *testing.T) {
 	s.WaitPod(t, second, "to wait", scheduled(corev1.ConditionFalse, "anti-affinity"))
 	s.Kubectl(t, "-n", ns, "delete", "pod", "first")
 	s.WaitRunning(t, second)
-}
-
-func TestTooLarge(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct {
-		why      string
-		requests corev1.ResourceList
-	}{
-		{"Insufficient cpu", limits("1000", "")},
-		{"Insufficient memory", limits("", "100Ti")},
-	} {
-		t.Run(tc.why, func(t *testing.T) {
-			t.Parallel()
-			s := cluster.Get(t)
-			pod := harness.Pod(s.Namespace(t), "large", "/bin/probe", "sleep")
-			pod.Spec.Containers[0].Resources.Requests = tc.requests
-			s.WaitPod(t, s.Create(t, pod), "to be unschedulable", func(p *corev1.Pod) error {
-				if p.Spec.NodeName != "" {
-					return harness.Permanent(fmt.Errorf("it is on %s", p.Spec.NodeName))
-				}
-				return scheduled(corev1.ConditionFalse, tc.why)(p)
-			})
-		})
-	}
 }

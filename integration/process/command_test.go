@@ -185,7 +185,7 @@ func TestControlPlaneOnly(t *testing.T) {
 		_, err := s.Client(t).CoreV1().ServiceAccounts("default").Get(t.Context(), "default", metav1.GetOptions{})
 		return err
 	})
-	deployment(t, s, "default", "app", 1)
+	s.Deploy(t, harness.Pod("default", "app", "/bin/probe", "sleep"), 1)
 	harness.Eventually(t, 30*time.Second, "a pod that cannot be scheduled", func() error {
 		list, err := s.Client(t).CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{})
 		if err != nil {

@@ -63,7 +63,7 @@ func TestDisable(t *testing.T) {
 func work(t *testing.T, s *harness.Server) {
 	t.Helper()
 	s.Kubectl(t, "create", "serviceaccount", "worker")
-	deployment(t, s, "default", "app", 1)
+	s.Deploy(t, harness.Pod("default", "app", "/bin/probe", "sleep"), 1)
 	pod := harness.Pod("default", "waits", "/bin/probe")
 	pod.Spec.ServiceAccountName = "worker"
 	pod.Spec.NodeSelector = map[string]string{"nowhere": "true"}

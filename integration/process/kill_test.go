@@ -14,7 +14,7 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestKill9 kills the server at twenty random moments: while it starts and imports images, while it makes sandboxes, and
+// TestKill9 kills the server at twelve random moments: while it starts and imports images, while it makes sandboxes, and
 // in a rolling update. After each restart everything converges, what was running has not noticed, and nothing is lost.
 func TestKill9(t *testing.T) {
 	t.Parallel()
@@ -26,7 +26,7 @@ func TestKill9(t *testing.T) {
 		pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
 		untouched[pod.Name] = processOf(t, s, s.Run(t, pod))
 	}
-	deployment(t, s, ns, "rolling", 2)
+	s.Deploy(t, harness.Pod(ns, "rolling", "/bin/probe", "sleep"), 2)
 	harness.Eventually(t, harness.PodTimeout, "the Deployment", func() error { return rolledOut(s, t, ns, "rolling") })
 
 	images := []string{"docker.io/library/kill:0"}
@@ -42,7 +42,7 @@ func TestKill9(t *testing.T) {
 		}
 	})
 
-	const kills = 20
+	const kills = 12
 	var kept []string
 	for n := 0; n < kills; {
 		kept = append(kept, fmt.Sprintf("kept-%d", n))

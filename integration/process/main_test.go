@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -45,24 +44,6 @@ func (p process) same(t *testing.T, what string) {
 		t.Errorf("%s: process %d has ended", what, p.pid)
 	} else if now := harness.StartTime(t, p.pid); now != p.start {
 		t.Errorf("%s: process %d is another one now", what, p.pid)
-	}
-}
-
-// deployment has web-like pods that sleep and end at once when told to.
-func deployment(t *testing.T, s *harness.Server, ns, name string, replicas int32) {
-	t.Helper()
-	pod := harness.Pod(ns, name, "/bin/probe", "sleep")
-	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	_, err := s.Client(t).AppsV1().Deployments(ns).Create(t.Context(), &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: &replicas,
-			Selector: &metav1.LabelSelector{MatchLabels: pod.Labels},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels}, Spec: pod.Spec},
-		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -30,8 +30,8 @@ var cluster = harness.NewShared(options)
 func TestMain(m *testing.M) { harness.Main(m, cluster) }
 
 // everyone is all components that can be broken.
-var everyone = []string{"approver", "cni", "controller-manager", "dns", "dns-publisher", "images", "manifests", "metrics-server", "network", "plugin-control",
-	"proxy", "scheduler", "servicelb", "status", "storage", "token"}
+var everyone = []string{"approver", "cni", "controller-manager", "dns", "dns-publisher", "images", "manifests", "metrics-publisher", "metrics-server", "network", "plugin-control",
+	"proxy", "scheduler", "servicelb", "status", "storage", "storage-controllers", "token"}
 
 // rounds is how often everyone is broken in each way.
 func rounds(t *testing.T) int {

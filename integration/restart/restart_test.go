@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -171,15 +170,7 @@ func TestCrashLoop(t *testing.T) {
 func web(t *testing.T, s *harness.Server, ns, name string) (address string) {
 	t.Helper()
 	pod := harness.Pod(ns, name, "/bin/probe", "serve")
-	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	two := int32(2)
-	if _, err := s.Client(t).AppsV1().Deployments(ns).Create(t.Context(), &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: appsv1.DeploymentSpec{Replicas: &two, Selector: &metav1.LabelSelector{MatchLabels: pod.Labels},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels}, Spec: pod.Spec}},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	s.Deploy(t, pod, 2)
 	svc, err := s.Client(t).CoreV1().Services(ns).Create(t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec:       corev1.ServiceSpec{Selector: pod.Labels, Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt(8080)}}},

@@ -37,17 +37,21 @@ func smallDisk(s *harness.Server) error {
 }
 
 func createPod(t *testing.T, s *harness.Server, random *rand.Rand) string {
-	return create(t, s, random, "create a pod")
+	const what = "create a pod"
+	create(t, s, random, what)
+	return what
 }
 
 const withVolume = "create a pod with a volume"
 
 func createPodWithVolume(t *testing.T, s *harness.Server, random *rand.Rand) string {
-	return create(t, s, random, withVolume)
+	create(t, s, random, withVolume)
+	return withVolume
 }
 
-func create(t *testing.T, s *harness.Server, random *rand.Rand, what string) string {
-	name := "soak-" + strconv.FormatUint(random.Uint64(), 36)
+// create returns the name of the pod, which is that of its claim.
+func create(t *testing.T, s *harness.Server, random *rand.Rand, what string) (name string) {
+	name = "soak-" + strconv.FormatUint(random.Uint64(), 36)
 	pod := harness.Pod(namespace, name, "sleep", "10000")
 	pod.Labels = map[string]string{"soak": "pod"}
 	if what == withVolume {
@@ -66,7 +70,7 @@ func create(t *testing.T, s *harness.Server, random *rand.Rand, what string) str
 		_, err := s.Client(t).CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{})
 		return unlessExists(err)
 	})
-	return what
+	return name
 }
 
 func unlessExists(err error) error {
@@ -85,7 +89,11 @@ func deletePod(t *testing.T, s *harness.Server, random *rand.Rand) string {
 	if len(pods.Items) == 0 {
 		return "delete no pod"
 	}
-	name := pods.Items[random.IntN(len(pods.Items))].Name
+	deleteWithClaim(t, s, pods.Items[random.IntN(len(pods.Items))].Name)
+	return "delete a pod"
+}
+
+func deleteWithClaim(t *testing.T, s *harness.Server, name string) {
 	eventually(t, "delete a pod", func() error {
 		if err := s.Client(t).CoreV1().PersistentVolumeClaims(namespace).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			return err
@@ -95,16 +103,16 @@ func deletePod(t *testing.T, s *harness.Server, random *rand.Rand) string {
 		}
 		return nil
 	})
-	return "delete a pod"
 }
 
 // removePods deletes all pods and claims and waits until they and their volumes are gone.
 func removePods(t *testing.T, s *harness.Server) {
 	t.Helper()
-	s.Kubectl(t, "-n", namespace, "delete", "pods,persistentvolumeclaims", "-l", "soak", "--wait=true", "--timeout=180s")
+	s.Kubectl(t, "-n", namespace, "delete", "pods,persistentvolumeclaims", "-l", "soak", "--wait=true", fmt.Sprintf("--timeout=%v", harness.Patience(110*time.Second)))
 	harness.Eventually(t, 3*time.Minute, "no volume", func() error {
 		if left := s.Kubectl(t, "get", "persistentvolumes", "-o", "name"); strings.TrimSpace(left) != "" {
-			return fmt.Errorf("left: %s", left)
+			why := s.Kubectl(t, "get", "events", "-A", "--field-selector=involvedObject.kind=PersistentVolume", "-o", "jsonpath={range .items[*]}{.involvedObject.name}: {.message} ({.count} times)\n{end}")
+			return fmt.Errorf("left: %sevents:\n%s", left, why)
 		}
 		return nil
 	})
@@ -151,6 +159,35 @@ func kill(t *testing.T, s *harness.Server, random *rand.Rand) string {
 	}
 	s.WaitReady(t)
 	return "kill -9"
+}
+
+// killUnstaging kills the server when the kubelet has unmounted a volume from its pod, and has not unstaged it: the next kubelet does not know of it.
+func killUnstaging(t *testing.T, s *harness.Server, random *rand.Rand) string {
+	const what = "kill -9 before a volume is unstaged"
+	name := create(t, s, random, withVolume)
+	mountOfPod := ""
+	eventually(t, what+": it is mounted", func() error {
+		claim, err := s.Client(t).CoreV1().PersistentVolumeClaims(namespace).Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		mountOfPod = "kubernetes.io~csi/" + claim.Spec.VolumeName + "/mount "
+		if claim.Spec.VolumeName == "" || !strings.Contains(mountsOf(t, s), mountOfPod) {
+			return fmt.Errorf("volume %q is not mounted", claim.Spec.VolumeName)
+		}
+		return nil
+	})
+	deleteWithClaim(t, s, name)
+	for end := time.Now().Add(harness.Patience(time.Minute)); strings.Contains(mountsOf(t, s), mountOfPod); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Errorf("%s: it is mounted a minute after its pod was deleted", what)
+			break
+		}
+	}
+	s.Kill9(t)
+	s.Launch(t)
+	s.WaitReady(t)
+	return what
 }
 
 func restart(t *testing.T, s *harness.Server, _ *rand.Rand) string {

@@ -42,6 +42,21 @@ func settled(t *testing.T, s *harness.Server) measurement {
 	return last
 }
 
+// settledTo is settled, but waits up to four minutes for what is more than before: the kubelet removes ended sandboxes and their mounts once a
+// minute (ContainerGCPeriod), each in the round after that of its containers.
+func settledTo(t *testing.T, s *harness.Server, before measurement) measurement {
+	t.Helper()
+	now := settled(t, s)
+	for range 48 {
+		if len(now.exceeds(before)) == 0 {
+			break
+		}
+		time.Sleep(5 * time.Second)
+		now = measure(t, s)
+	}
+	return now
+}
+
 // as tells whether nothing has changed but what varies.
 func (m measurement) as(last measurement) bool {
 	return m.mounts == last.mounts && m.namespaces == last.namespaces && m.rules == last.rules && m.links == last.links &&
@@ -52,20 +67,17 @@ func measure(t *testing.T, s *harness.Server) measurement {
 	t.Helper()
 	split := func(text string) []string { return strings.FieldsFunc(text, func(r rune) bool { return r == '\n' }) }
 	lines := func(text string) int { return len(split(text)) }
-	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", s.PID()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	mounts := mountsOf(t, s)
 	rules := s.Exec(t, "sh", "-c", "nft -a list ruleset | grep -E 'handle|elements' | grep -v counter || true")
 	m := measurement{
-		mounts:     lines(string(mounts)),
-		namespaces: strings.Count(string(mounts), " - nsfs "), // each pod's is mounted
+		mounts:     lines(mounts),
+		namespaces: strings.Count(mounts, " - nsfs "), // each pod's is mounted
 		rules:      lines(rules),
 		links:      lines(s.Exec(t, "ip", "-o", "link")),
 		containers: lines(s.Exec(t, s.BinaryPath(), "ctr", "-n", "k8s.io", "tasks", "ls", "-q")),
 		memory:     harness.AnonymousMB(t, s.PID()),
 	}
-	for _, line := range split(string(mounts)) {
+	for _, line := range split(mounts) {
 		if f := strings.Fields(line); len(f) > 4 {
 			m.seen = append(m.seen, f[4])
 		}
@@ -76,6 +88,7 @@ func measure(t *testing.T, s *harness.Server) measurement {
 	}
 	for line := range strings.Lines(s.Kubectl(t, "get", "--raw", "/metrics")) {
 		if value, is := strings.CutPrefix(line, "go_goroutines "); is {
+			var err error
 			if m.goroutines, err = strconv.ParseFloat(strings.TrimSpace(value), 64); err != nil {
 				t.Fatal(err)
 			}
@@ -85,6 +98,16 @@ func measure(t *testing.T, s *harness.Server) measurement {
 		t.Fatal("the metrics have no go_goroutines")
 	}
 	return m
+}
+
+// mountsOf are the lines of the server's mountinfo.
+func mountsOf(t *testing.T, s *harness.Server) string {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", s.PID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // more lists the mounts and rules that were not there before.

@@ -39,7 +39,7 @@ func startWriter(t *testing.T, s *harness.Server) *writer {
 	w.ended.Go(func() {
 		for n := 1; ctx.Err() == nil; n++ {
 			w.write(ctx, n)
-			time.Sleep(20 * time.Millisecond)
+			time.Sleep(harness.Patience(20 * time.Millisecond))
 		}
 	})
 	return w

@@ -2,7 +2,6 @@ package testimage
 
 import (
 	"archive/tar"
-	"bytes"
 	"io"
 	"os"
 	"path/filepath"
@@ -10,16 +9,16 @@ import (
 	"testing"
 )
 
-// TestWriteOCI unpacks the archive again and looks for what containerd's import needs.
-func TestWriteOCI(t *testing.T) {
-	var layer bytes.Buffer
-	w := &tarWriter{w: tar.NewWriter(&layer)}
-	w.file("bin/x", 0o755, []byte("content"))
-	if w.err != nil || w.w.Close() != nil {
-		t.Fatal(w.err)
+// TestWrite unpacks the archive again and looks for what containerd's import needs.
+func TestWrite(t *testing.T) {
+	l := NewLayer()
+	l.File("bin/x", 0o755, []byte("content"))
+	layer, err := l.Bytes()
+	if err != nil {
+		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "image.tar")
-	if err := writeOCI(path, layer.Bytes()); err != nil {
+	if err := Write(path, layer, Image{Name: Ref}, Image{Name: "example.org/other:1"}); err != nil {
 		t.Fatal(err)
 	}
 	f, err := os.Open(path)
@@ -45,8 +44,10 @@ func TestWriteOCI(t *testing.T) {
 	if !strings.Contains(files["oci-layout"], "imageLayoutVersion") {
 		t.Errorf("no oci-layout: %v", files["oci-layout"])
 	}
-	if n := strings.Count(files["index.json"], Ref); n != 2 {
-		t.Errorf("the index names %s %d times, not twice: %s", Ref, n, files["index.json"])
+	for _, name := range []string{Ref, "example.org/other:1"} {
+		if n := strings.Count(files["index.json"], name); n != 2 {
+			t.Errorf("the index names %s %d times, not twice: %s", name, n, files["index.json"])
+		}
 	}
 	if len(files) < 5 { // oci-layout, index, manifest, config, layer
 		t.Errorf("the archive has only %d entries", len(files))

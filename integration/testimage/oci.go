@@ -3,6 +3,7 @@ package testimage
 import (
 	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"fmt"
 	"io"
 	"os"
@@ -17,11 +18,19 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// writeOCI makes an OCI image layout of one image with one layer and packs it into a tar.
-func writeOCI(path string, layer []byte) error {
-	image, err := newImage(layer)
+// Image is one of the images that share a layer.
+type Image struct {
+	Name   string // with its registry and tag, as pods name it
+	Config v1.Config
+}
+
+// Write packs images of one layer, a tar, into an archive: an OCI image layout.
+func Write(path string, content []byte, images ...Image) error {
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(content)), nil
+	}, tarball.WithMediaType(types.OCILayer), tarball.WithCompressionLevel(gzip.BestSpeed))
 	if err != nil {
-		return fmt.Errorf("make image: %w", err)
+		return fmt.Errorf("make layer: %w", err)
 	}
 	dir, err := os.MkdirTemp("", "kubelith-image-")
 	if err != nil {
@@ -32,13 +41,19 @@ func writeOCI(path string, layer []byte) error {
 	if err != nil {
 		return fmt.Errorf("write image layout: %w", err)
 	}
-	// Both annotations: the specification's, and the one that containerd's import looks for first.
-	names := layout.WithAnnotations(map[string]string{
-		"org.opencontainers.image.ref.name": Ref,
-		"io.containerd.image.name":          Ref,
-	})
-	if err := oci.AppendImage(image, names); err != nil {
-		return fmt.Errorf("write image layout: %w", err)
+	for _, i := range images {
+		image, err := newImage(layer, i.Config)
+		if err != nil {
+			return fmt.Errorf("make image %s: %w", i.Name, err)
+		}
+		// Both annotations: the specification's, and the one that containerd's import looks for first.
+		names := layout.WithAnnotations(map[string]string{
+			"org.opencontainers.image.ref.name": i.Name,
+			"io.containerd.image.name":          i.Name,
+		})
+		if err := oci.AppendImage(image, names); err != nil {
+			return fmt.Errorf("write image layout: %w", err)
+		}
 	}
 	out, err := os.Create(path)
 	if err != nil {
@@ -51,13 +66,7 @@ func writeOCI(path string, layer []byte) error {
 	return out.Close()
 }
 
-func newImage(content []byte) (v1.Image, error) {
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(content)), nil
-	}, tarball.WithMediaType(types.OCILayer))
-	if err != nil {
-		return nil, err
-	}
+func newImage(layer v1.Layer, config v1.Config) (v1.Image, error) {
 	base := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	image, err := mutate.AppendLayers(base, layer)
 	if err != nil {
@@ -69,11 +78,7 @@ func newImage(content []byte) (v1.Image, error) {
 	}
 	file = file.DeepCopy()
 	file.OS, file.Architecture = "linux", runtime.GOARCH
-	file.Config = v1.Config{
-		Cmd:        []string{"/bin/probe", "sleep"},
-		Env:        []string{"PATH=/bin"},
-		WorkingDir: "/",
-	}
+	file.Config = config
 	return mutate.ConfigFile(image, file)
 }
 

@@ -20,24 +20,24 @@ import (
 	"kubelith.io/kubelith/plugins"
 )
 
-// accessor is a hook as upstream's dispatchers see webhooks. All is upstream's but the client.
+// accessor presents a hook to upstream's dispatchers as a webhook. Only the client differs from upstream's.
 type accessor struct {
 	webhook.WebhookAccessor
 	plugin plugins.Plugin
 	hook   string // its name in the plugin's description
-	self   string // user whose requests no plugin reviews
+	self   string // user whose requests are not reviewed
 }
 
 var _ webhook.WebhookAccessor = (*accessor)(nil)
 
-// GetRESTClient makes the client for one call: the dispatchers ask for each.
+// GetRESTClient returns a client for one call: the dispatchers request one for each call.
 func (a *accessor) GetRESTClient(*webhookutil.ClientManager) (*rest.RESTClient, error) {
 	c := &call{accessor: a}
 	return rest.NewRESTClient(&url.URL{Scheme: "https", Host: a.plugin.Name() + domain}, "",
 		rest.ClientContentConfig{ContentType: runtime.ContentTypeJSON, Negotiator: c}, nil, &http.Client{Transport: c})
 }
 
-// review asks the plugin, for those requests that plugins review.
+// review calls the plugin, unless the request is not subject to review.
 func (a *accessor) review(ctx context.Context, review *admissionv1.AdmissionReview) (*admissionv1.AdmissionReview, error) {
 	if review.Request.UserInfo.Username == a.self {
 		return allowed(review.Request), nil
@@ -49,8 +49,9 @@ func (a *accessor) review(ctx context.Context, review *admissionv1.AdmissionRevi
 	return answer, err
 }
 
-// fromNode says that a request keeps a node alive: its kubelet writes the Node, its CSINode or its Lease. A plugin may
-// review them, but when one fails they pass whatever its failure policy: all pods of the node would be evicted.
+// fromNode reports whether a request keeps a node alive: its kubelet writes the Node, its CSINode or its Lease. Plugins
+// may review these requests, but if a plugin fails, they pass whatever its failure policy: otherwise all pods of the
+// node would be evicted.
 func fromNode(r *admissionv1.AdmissionRequest) bool {
 	return slices.Contains([]string{"nodes", "csinodes", "leases"}, r.Resource.Resource) && slices.Contains(r.UserInfo.Groups, "system:nodes")
 }
@@ -59,8 +60,8 @@ func allowed(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionReview {
 	return &admissionv1.AdmissionReview{TypeMeta: reviewType, Response: &admissionv1.AdmissionResponse{UID: r.UID, Allowed: true}}
 }
 
-// call is one review, as upstream's REST client sees it: the encoder of its request, the transport to the server and the decoder of
-// the answer. The review passes through as it is; how it is encoded is between the transport and the plugin that runs by then.
+// call is one review. Upstream's REST client uses it as encoder of the request, transport, and decoder of the answer.
+// The review passes through unencoded: the plugin's process that serves at RoundTrip decides the encoding.
 type call struct {
 	accessor *accessor
 	request  *admissionv1.AdmissionReview
@@ -99,7 +100,8 @@ func (c *call) Encode(object runtime.Object, _ io.Writer) error {
 // Identifier implements runtime.Encoder.
 func (c *call) Identifier() runtime.Identifier { return "plugin" }
 
-// RoundTrip implements http.RoundTripper. An error is kept for Decode: what http.Client makes of one names an address that does not exist.
+// RoundTrip implements http.RoundTripper. It keeps an error for Decode: http.Client would wrap it with an address that
+// does not exist.
 func (c *call) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Body != nil {
 		r.Body.Close()

@@ -89,7 +89,8 @@ func request(object, old runtime.Object, resource, subresource string, operation
 
 var interfaces = webhooktesting.NewObjectInterfacesForTest()
 
-// TestPatch: a patch changes the object, in every encoding; one that cannot be used is a failed call, whatever makes it so.
+// TestPatch: a patch changes the object, in every encoding; one that cannot be used is a failed call, whatever makes it
+// so.
 func TestPatch(t *testing.T) {
 	const label = `[{"op":"add","path":"/metadata/labels","value":{"added":"yes"}}]`
 	newPod := func() admission.Attributes { return pod(nil) }
@@ -261,7 +262,8 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestNeverRan: without any description a plugin holds requests back unless the operator says Ignore, but none that keep the cluster going.
+// TestNeverRan: without any description a plugin holds requests back unless the operator says Ignore, but none that
+// keep the cluster going.
 func TestNeverRan(t *testing.T) {
 	in := func(namespace string) admission.Attributes {
 		object := pod(nil).GetObject().(*corev1.Pod)
@@ -323,7 +325,8 @@ func TestInvalidUTF8(t *testing.T) {
 	}
 }
 
-// TestChanges: what plugins come, go and describe takes effect while the apiserver runs; where nothing changed, hooks stay the same.
+// TestChanges: what plugins come, go and describe takes effect while the apiserver runs; where nothing changed, hooks
+// stay the same.
 func TestChanges(t *testing.T) {
 	denier, set := serve(t, "b", validates(denies), plugins.Settings{}), pluginstest.NewSet()
 	s := newSource(options(set), func(r ruleset) []webhook.WebhookAccessor { return r.validating })

@@ -27,17 +27,17 @@ import (
 	"kubelith.io/kubelith/plugins"
 )
 
-// Options says whose plugins review.
+// Options of the registry.
 type Options struct {
 	Plugins plugins.Set
-	// Self is the user of the apiserver's own requests. No plugin reviews them: without what they write at
-	// start there is no cluster in which a plugin could be mended.
+	// Self is the user of the apiserver's own requests. Plugins do not review them: without the objects that they
+	// create at the start there is no cluster in which an operator could fix a plugin.
 	Self string
 	Log  logrus.FieldLogger
 }
 
-// Registry has all admission plugins of kube-apiserver, with plugins' hooks in the two for webhooks. Factories cannot be
-// taken out of upstream's registry, so it is a new one.
+// Registry returns all admission plugins of kube-apiserver, with plugins' hooks in the two for webhooks. It is a new
+// registry, as upstream's does not allow replacing factories.
 // Source: server.RegisterAllAdmissionPlugins and kubeoptions.NewAdmissionOptions.
 func Registry(o Options) (*admission.Plugins, error) {
 	if !utilfeature.DefaultFeatureGate.Enabled(features.ManifestBasedAdmissionControlConfig) {
@@ -53,15 +53,15 @@ func Registry(o Options) (*admission.Plugins, error) {
 	return p, nil
 }
 
-// mutatingPlugin is upstream's plugin with hooks of plugins.
+// mutatingPlugin is upstream's plugin with plugins' hooks.
 type mutatingPlugin struct {
 	*mutating.Plugin
 	opts Options
-	dir  string // directory of webhooks that the user has configured; empty: none
+	dir  string // directory of webhooks that the user configured; empty: none
 	load initializer.MutatingWebhookManifestLoadFunc
 }
 
-// validatingPlugin is upstream's plugin with hooks of plugins.
+// validatingPlugin is upstream's plugin with plugins' hooks.
 type validatingPlugin struct {
 	*validating.Plugin
 	opts Options
@@ -104,12 +104,12 @@ func newValidating(config io.Reader, o Options) (*validatingPlugin, error) {
 	return p, nil
 }
 
-// SetManifestLoaders keeps the loader. Upstream's would put its own source in the place of ours.
+// SetManifestLoaders keeps the loader. Upstream's method would replace this package's source by its own.
 func (p *mutatingPlugin) SetManifestLoaders(l *initializer.ManifestLoaders) {
 	p.load = l.LoadMutatingWebhookManifests
 }
 
-// SetManifestLoaders is as that of mutatingPlugin.
+// SetManifestLoaders does the same as mutatingPlugin's.
 func (p *validatingPlugin) SetManifestLoaders(l *initializer.ManifestLoaders) {
 	p.load = l.LoadValidatingWebhookManifests
 }
@@ -138,8 +138,8 @@ func (p *validatingPlugin) source(string) (generic.ReloadableSource, error) {
 	return newTogether(ours, theirs), nil
 }
 
-// withSource makes the configuration of an admission plugin (--admission-control-config-file) one for which upstream
-// asks for a source of webhooks, and returns the directory for such a source in the user's own.
+// withSource changes the configuration of an admission plugin (--admission-control-config-file) so that upstream
+// requests a source of webhooks, and returns the directory of webhooks that the user configured.
 func withSource(given io.Reader) (io.Reader, string, error) {
 	user, err := config.LoadConfig(given)
 	if err != nil {
@@ -148,7 +148,7 @@ func withSource(given io.Reader) (io.Reader, string, error) {
 	text, err := json.Marshal(webhookadmissionv1.WebhookAdmission{
 		TypeMeta:       metav1.TypeMeta{APIVersion: webhookadmissionv1.SchemeGroupVersion.String(), Kind: "WebhookAdmissionConfiguration"},
 		KubeConfigFile: user.KubeConfigFile,
-		// Upstream wants an existing directory, and reads it only through the source, which is ours.
+		// Upstream requires an existing directory, but reads it only through the source, which this package provides.
 		StaticManifestsDir: "/",
 	})
 	return bytes.NewReader(text), user.StaticManifestsDir, err

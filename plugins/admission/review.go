@@ -23,7 +23,7 @@ import (
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// badAnswer counts an answer that cannot be used as a failed call.
+// badAnswer returns the error for an unusable answer, which counts as a failed call.
 const badAnswer = codes.DataLoss
 
 var (
@@ -31,7 +31,8 @@ var (
 	protobufAPI = protobuf.NewSerializer(nil, nil)
 )
 
-// ask sends a review to the process that runs now and checks the answer. An error is a failed call: failurePolicy decides.
+// ask sends a review to the process that serves now and checks the answer. An error is a failed call, so failurePolicy
+// decides.
 func (a *accessor) ask(ctx context.Context, review *admissionv1.AdmissionReview) (*admissionv1.AdmissionReview, error) {
 	encoding := preferred(a.plugin.Description().GetAdmission().GetEncodings())
 	data, err := encode(review, encoding)
@@ -58,7 +59,7 @@ func (a *accessor) ask(ctx context.Context, review *admissionv1.AdmissionReview)
 	return answer, nil
 }
 
-// explain says in one line why a call of a plugin failed.
+// explain returns one line about why a call of a plugin failed.
 func explain(plugin string, err error) error {
 	if down := (*plugins.NotRunningError)(nil); errors.As(err, &down) {
 		return down
@@ -73,8 +74,8 @@ func explain(plugin string, err error) error {
 	}
 }
 
-// check says what is wrong with an answer. Upstream finds most of it as well, but is past the failure policy when it sees
-// that a patch does not apply.
+// check returns what is wrong with an answer. Upstream checks most of it too, but applies patches after the failure
+// policy, where a bad one would fail the request.
 func (a *accessor) check(r *admissionv1.AdmissionRequest, answer *admissionv1.AdmissionResponse) error {
 	switch {
 	case answer == nil:
@@ -93,7 +94,7 @@ func (a *accessor) check(r *admissionv1.AdmissionRequest, answer *admissionv1.Ad
 	return nil
 }
 
-// applies says why a patch makes no object of the same kind.
+// applies returns an error if a patch does not apply, or if its result is no object of the same kind.
 func applies(text []byte, object runtime.Object) error {
 	patch, err := jsonpatch.DecodePatch(text)
 	if err != nil || len(patch) == 0 {
@@ -120,7 +121,7 @@ func applies(text []byte, object runtime.Object) error {
 	return nil
 }
 
-// preferred is the first encoding that Kubelith knows; without any, JSON.
+// preferred returns the first encoding that Kubelith supports; JSON if there is none.
 func preferred(encodings []pluginv1.Encoding) pluginv1.Encoding {
 	for _, e := range encodings {
 		switch e {
@@ -131,7 +132,7 @@ func preferred(encodings []pluginv1.Encoding) pluginv1.Encoding {
 	return pluginv1.Encoding_ENCODING_JSON
 }
 
-// encode writes a review for a plugin.
+// encode encodes a review for a plugin.
 func encode(review *admissionv1.AdmissionReview, encoding pluginv1.Encoding) ([]byte, error) {
 	review.TypeMeta = reviewType
 	if encoding == pluginv1.Encoding_ENCODING_JSON {
@@ -151,7 +152,7 @@ func encode(review *admissionv1.AdmissionReview, encoding pluginv1.Encoding) ([]
 	return review.Marshal()
 }
 
-// encodeObject writes an object of a review: protobuf where the plugin reads it and the type has it.
+// encodeObject encodes an object of a review: as protobuf if the plugin reads it and the type has it.
 func encodeObject(object runtime.Object, encoding pluginv1.Encoding) ([]byte, error) {
 	if _, ok := object.(interface{ Unmarshal([]byte) error }); ok && encoding == pluginv1.Encoding_ENCODING_PROTOBUF_OBJECTS {
 		var out bytes.Buffer
@@ -161,7 +162,7 @@ func encodeObject(object runtime.Object, encoding pluginv1.Encoding) ([]byte, er
 	return json.Marshal(object)
 }
 
-// decodeAnswer reads what a plugin answered.
+// decodeAnswer decodes a plugin's answer.
 func decodeAnswer(data []byte, encoding pluginv1.Encoding) (*admissionv1.AdmissionReview, error) {
 	review := &admissionv1.AdmissionReview{}
 	if encoding != pluginv1.Encoding_ENCODING_JSON {

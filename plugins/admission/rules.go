@@ -23,11 +23,11 @@ import (
 )
 
 const (
-	// domain ends the names of hooks and configurations as users, audit and metrics see them.
+	// domain ends the names of hooks and configurations that users, audit and metrics see.
 	domain = ".plugin.kubelith.io"
-	// defaultTimeout of a review, in seconds. Webhooks have 10; a plugin is on this machine.
+	// defaultTimeout of a review, in seconds. Webhooks have 10, but a plugin is local.
 	defaultTimeout = 2
-	maxTimeout     = 30 // of upstream
+	maxTimeout     = 30 // upstream's
 )
 
 // ruleset is what one plugin reviews.
@@ -35,13 +35,13 @@ type ruleset struct {
 	mutating, validating []webhook.WebhookAccessor
 }
 
-// Validate says why Kubelith cannot work with a description; the host refuses the plugin for it.
+// Validate returns an error if Kubelith cannot work with a description. The host then refuses the plugin.
 func Validate(name string, d *pluginv1.Description) error {
 	_, _, err := configurations(name, d, plugins.Settings{})
 	return err
 }
 
-// rulesOf is what a plugin reviews by its description and the operator's settings.
+// rulesOf returns what a plugin reviews, by its description and the operator's settings.
 func rulesOf(p plugins.Plugin) (ruleset, error) {
 	d, settings := p.Description(), p.Settings()
 	if d == nil {
@@ -65,11 +65,12 @@ func rulesOf(p plugins.Plugin) (ruleset, error) {
 	return r, nil
 }
 
-// unknownRules stand in for those of a plugin that never ran, or whose description is lost. Requests in all namespaces but Kubernetes' own are
-// refused until it says what it reviews, unless the operator's failurePolicy is Ignore: it may be there to refuse them.
+// unknownRules replace the rules of a plugin that never ran, or whose description is lost: it may exist to refuse
+// requests. Until it describes itself, requests in all namespaces but Kubernetes' own are refused, unless the
+// operator's failurePolicy is Ignore.
 //
-// What keeps the cluster going passes, so that it comes up whatever a plugin does: nothing without a namespace is held, nor what
-// kubelets say, what components note about objects that are there already, or Events, which tell of it.
+// What keeps the cluster running passes, so that it starts whatever a plugin does: cluster-scoped requests, those of
+// kubelets, status updates of existing objects, and Events.
 func unknownRules(p plugins.Plugin) ruleset {
 	if p.Settings().FailurePolicy == string(registrationv1.Ignore) {
 		return ruleset{}
@@ -99,7 +100,8 @@ func unknownRules(p plugins.Plugin) ruleset {
 		WebhookAccessor: webhook.NewValidatingWebhookAccessor(uid("validating", w.Name), p.Name()+domain, w)}}}
 }
 
-// configurations are the hooks of a description as upstream has webhooks: named, with defaults, valid.
+// configurations returns the hooks of a description as upstream's webhook configurations: named, defaulted and
+// validated.
 func configurations(name string, d *pluginv1.Description, settings plugins.Settings) (*registrationv1.MutatingWebhookConfiguration, *registrationv1.ValidatingWebhookConfiguration, error) {
 	a := d.GetAdmission()
 	if a == nil {
@@ -135,20 +137,20 @@ func configurations(name string, d *pluginv1.Description, settings plugins.Setti
 	return mutating, validating, check(mutating, validating)
 }
 
-// decode reads a hook. A field that it does not know would be a rule that it does not keep.
+// decode decodes a hook. An unknown field is an error, as it could be a restriction that would be ignored.
 func decode(text []byte, into any) error {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
 	return decoder.Decode(into)
 }
 
-// complete makes what a plugin says of a hook what upstream wants of a webhook.
+// complete sets the fields of a hook that upstream requires of a webhook.
 func complete(plugin string, name *string, client *registrationv1.WebhookClientConfig, versions *[]string) error {
 	if client.URL != nil || client.Service != nil || client.CABundle != nil {
 		return errors.New("clientConfig: leave it out, the plugin itself is called")
 	}
 	*name += "." + plugin + domain
-	client.URL = ptr.To("https://" + plugin + domain + "/") // validation wants one, nobody calls it
+	client.URL = ptr.To("https://" + plugin + domain + "/") // required by validation, never called
 	if len(*versions) == 0 {
 		*versions = []string{admissionv1.SchemeGroupVersion.Version}
 	}
@@ -158,12 +160,12 @@ func complete(plugin string, name *string, client *registrationv1.WebhookClientC
 	return nil
 }
 
-// override lets the operator's settings win; without any, timeouts are those of plugins.
+// override applies the operator's settings, and the default timeout of plugins.
 func override(policy **registrationv1.FailurePolicyType, seconds **int32, settings plugins.Settings) {
 	if settings.FailurePolicy != "" {
 		*policy = ptr.To(registrationv1.FailurePolicyType(settings.FailurePolicy))
 	}
-	if settings.Timeout > 0 { // Plugin.Call keeps the exact one
+	if settings.Timeout > 0 { // Plugin.Call applies the exact one
 		*seconds = ptr.To(min(int32(math.Ceil(settings.Timeout.Seconds())), maxTimeout))
 	}
 	if *seconds == nil {
@@ -171,7 +173,7 @@ func override(policy **registrationv1.FailurePolicyType, seconds **int32, settin
 	}
 }
 
-// check validates as the API does when somebody creates the two; fields are named as the plugin has them.
+// check validates both configurations as the API does on creation. Errors use the plugin's names of fields.
 func check(mutating *registrationv1.MutatingWebhookConfiguration, validating *registrationv1.ValidatingWebhookConfiguration) error {
 	defaults.SetObjectDefaults_MutatingWebhookConfiguration(mutating)
 	defaults.SetObjectDefaults_ValidatingWebhookConfiguration(validating)
@@ -193,12 +195,12 @@ func first(list string, errs field.ErrorList) error {
 	if len(errs) == 0 {
 		return nil
 	}
-	line, _, _ := strings.Cut(errs[0].Error(), "\n") // errors of expressions draw an arrow below
+	line, _, _ := strings.Cut(errs[0].Error(), "\n") // errors of expressions have an arrow on further lines
 	return errors.New(strings.Replace(line, "webhooks[", list+"[", 1))
 }
 
-// short is a hook's name as the plugin knows it.
+// short returns the hook's name in the plugin.
 func short(name, plugin string) string { return strings.TrimSuffix(name, "."+plugin+domain) }
 
-// uid tells a hook from all others, also from those of webhook configurations.
+// uid returns a key that is unique among all hooks and webhooks.
 func uid(list, name string) string { return "plugin/" + list + "/" + name }

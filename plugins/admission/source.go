@@ -15,17 +15,17 @@ import (
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// source is what all plugins review, of one of the two types, as upstream's webhook plugin wants to have it.
+// source has the hooks of all plugins, of one of the two types, for upstream's webhook plugin.
 type source struct {
 	opts Options
 	pick func(ruleset) []webhook.WebhookAccessor
 
-	mu      sync.Mutex       // of what rebuild writes
+	mu      sync.Mutex       // guards what rebuild writes
 	rules   map[string]built // by the plugin's name
 	current atomic.Pointer[[]webhook.WebhookAccessor]
 }
 
-// built is what the hooks of a plugin were made of.
+// built has the hooks of a plugin and what they were built from.
 type built struct {
 	plugin      plugins.Plugin
 	description *pluginv1.Description
@@ -42,7 +42,8 @@ func newSource(o Options, pick func(ruleset) []webhook.WebhookAccessor) *source 
 	return s
 }
 
-// Webhooks implements generic.Source. The same slice comes back as long as nothing changed: upstream compares its address.
+// Webhooks implements generic.Source. It returns the same slice as long as nothing has changed: upstream compares its
+// address.
 func (s *source) Webhooks() []webhook.WebhookAccessor { return *s.current.Load() }
 
 // HasSynced implements generic.Source: the host has started the plugins before it started the apiserver.
@@ -52,11 +53,11 @@ func (s *source) HasSynced() bool { return true }
 func (s *source) RunReloadLoop(ctx context.Context) {
 	cancel := s.opts.Plugins.Subscribe(plugins.Admission, s.rebuild)
 	defer cancel()
-	s.rebuild() // what changed before Subscribe
+	s.rebuild() // for changes before Subscribe
 	<-ctx.Done()
 }
 
-// rebuild reads the plugins again. The hooks of those that did not change stay the same objects: compiled expressions are in them.
+// rebuild updates the hooks. Those of unchanged plugins stay the same objects, as they contain compiled expressions.
 func (s *source) rebuild() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,8 +79,8 @@ func (s *source) rebuild() {
 	}
 }
 
-// accessors makes the hooks of a plugin. The host has validated the description; one from a run of an older
-// Kubelith may be invalid to this one.
+// accessors returns the hooks of a plugin. The host has validated the description, but one that an older version stored
+// may be invalid now.
 func (s *source) accessors(p plugins.Plugin, before built) []webhook.WebhookAccessor {
 	rules, err := rulesOf(p)
 	if err != nil {
@@ -96,7 +97,7 @@ func (s *source) accessors(p plugins.Plugin, before built) []webhook.WebhookAcce
 	return accessors
 }
 
-// together is our source before another one.
+// together is a source of plugins' hooks, followed by another source.
 type together struct {
 	generic.Source
 	loops []generic.ReloadableSource

@@ -25,7 +25,7 @@ import (
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// admissionChecks are those of plugins that review requests.
+// admissionChecks returns the checks of admission plugins.
 func admissionChecks() []Check {
 	return []Check{
 		{"has hooks, each with a name of its own", hasHooks},
@@ -37,7 +37,7 @@ func admissionChecks() []Check {
 	}
 }
 
-// hook is what both kinds of webhooks have.
+// hook has what both kinds of webhooks have in common.
 type hook struct {
 	name     string
 	rules    []admissionregistrationv1.RuleWithOperations
@@ -50,14 +50,14 @@ func (t *Target) hooks() ([]hook, error) {
 	for _, text := range d.Mutating {
 		var w admissionregistrationv1.MutatingWebhook
 		if err := json.Unmarshal(text, &w); err != nil {
-			return nil, fmt.Errorf("a mutating hook is no MutatingWebhook in JSON: %w", err)
+			return nil, fmt.Errorf("a mutating hook is not a MutatingWebhook in JSON: %w", err)
 		}
 		hooks = append(hooks, hook{name: w.Name, rules: w.Rules, mutating: true})
 	}
 	for _, text := range d.Validating {
 		var w admissionregistrationv1.ValidatingWebhook
 		if err := json.Unmarshal(text, &w); err != nil {
-			return nil, fmt.Errorf("a validating hook is no ValidatingWebhook in JSON: %w", err)
+			return nil, fmt.Errorf("a validating hook is not a ValidatingWebhook in JSON: %w", err)
 		}
 		hooks = append(hooks, hook{name: w.Name, rules: w.Rules})
 	}
@@ -70,12 +70,12 @@ func hasHooks(_ context.Context, t *Target) (string, error) {
 		return "", err
 	}
 	if len(hooks) == 0 {
-		return "", errors.New("it has none: nothing would ever be reviewed")
+		return "", errors.New("it has none, so nothing would be reviewed")
 	}
 	var names []string
 	for _, h := range hooks {
 		if len(h.rules) == 0 {
-			return "", fmt.Errorf("hook %s has no rules: it would never be asked", h.name)
+			return "", fmt.Errorf("hook %s has no rules, so it would never be called", h.name)
 		}
 		if h.name == "" || slices.Contains(names, h.name) {
 			return "", fmt.Errorf("two hooks have the name %q", h.name)
@@ -85,7 +85,7 @@ func hasHooks(_ context.Context, t *Target) (string, error) {
 	return strings.Join(names, ", "), nil
 }
 
-// reviewsItsRules sends a plain object of each resource that the rules name.
+// reviewsItsRules sends a minimal object of each resource that the rules name.
 func reviewsItsRules(ctx context.Context, t *Target) (string, error) {
 	hooks, err := t.hooks()
 	if err != nil {
@@ -115,7 +115,7 @@ func reviewsItsRules(ctx context.Context, t *Target) (string, error) {
 	}
 	note := fmt.Sprintf("%d requests", asked)
 	if len(unknown) > 0 {
-		note += fmt.Sprintf("; not asked about resources that are none of Kubernetes' own: %s", strings.Join(sorted(unknown), ", "))
+		note += fmt.Sprintf("; not checked, as they are not built into Kubernetes: %s", strings.Join(sorted(unknown), ", "))
 	}
 	return note, nil
 }
@@ -152,7 +152,7 @@ func encodingsAgree(ctx context.Context, t *Target) (string, error) {
 	return "", nil
 }
 
-// bigObject is as large as etcd takes them.
+// bigObject sends an object close to etcd's maximum size.
 func bigObject(ctx context.Context, t *Target) (string, error) {
 	h, request, err := t.someRequest()
 	if err != nil || request == nil {
@@ -190,7 +190,7 @@ func garbage(ctx context.Context, t *Target) (string, error) {
 			return err
 		})
 		if err == nil {
-			return "", fmt.Errorf("it answered a review that is %q", text)
+			return "", fmt.Errorf("it accepted %q as a review", text)
 		}
 	}
 	_, err = ignoresUnknownFields(ctx, t) // it still answers
@@ -210,7 +210,7 @@ func reviewsAtOnce(ctx context.Context, t *Target) (string, error) {
 	})
 }
 
-// review asks a hook and checks that the answer is one.
+// review calls a hook and checks that its answer is valid.
 func (t *Target) review(ctx context.Context, h hook, request *admissionv1.AdmissionRequest, encoding pluginv1.Encoding) (*admissionv1.AdmissionResponse, error) {
 	review := &admissionv1.AdmissionReview{TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"}, Request: request}
 	marshal, unmarshal := func() ([]byte, error) { return json.Marshal(review) }, func(data []byte, into *admissionv1.AdmissionReview) error { return json.Unmarshal(data, into) }
@@ -235,7 +235,8 @@ func (t *Target) review(ctx context.Context, h hook, request *admissionv1.Admiss
 	return answer.Response, validAnswer(h, request, answer)
 }
 
-// validAnswer says what an apiserver would not take (admission/plugin/webhook/request of k8s.io/apiserver).
+// validAnswer returns why an apiserver would refuse an answer.
+// Source: admission/plugin/webhook/request of k8s.io/apiserver
 func validAnswer(h hook, request *admissionv1.AdmissionRequest, answer *admissionv1.AdmissionReview) error {
 	response := answer.Response
 	switch {
@@ -250,19 +251,19 @@ func validAnswer(h hook, request *admissionv1.AdmissionRequest, answer *admissio
 	case response.PatchType == nil || *response.PatchType != admissionv1.PatchTypeJSONPatch:
 		return errors.New("a patch without patchType JSONPatch")
 	case len(request.Object.Raw) == 0:
-		return errors.New("a patch where there is no object")
+		return errors.New("a patch without an object")
 	}
 	patch, err := jsonpatch.DecodePatch(response.Patch)
 	if err != nil {
-		return fmt.Errorf("the patch is no JSON patch: %w", err)
+		return fmt.Errorf("the patch is not a JSON patch: %w", err)
 	}
 	if _, err := patch.Apply(request.Object.Raw); err != nil {
-		return fmt.Errorf("the patch does not fit the object: %w", err)
+		return fmt.Errorf("the patch does not apply to the object: %w", err)
 	}
 	return nil
 }
 
-// someRequest is the first that the rules ask for and that we can make; nil when there is none.
+// someRequest returns the first request that the rules cover and exampleOf has an object for; nil if there is none.
 func (t *Target) someRequest() (hook, *admissionv1.AdmissionRequest, error) {
 	hooks, err := t.hooks()
 	if err != nil {
@@ -280,13 +281,13 @@ func (t *Target) someRequest() (hook, *admissionv1.AdmissionRequest, error) {
 	return hook{}, nil, nil
 }
 
-// resource is what a rule names, with its version and without "*".
+// resource is a resource of a rule, without wildcards.
 type resource struct {
 	schema.GroupVersionResource
 	subresource string
 }
 
-// resources are those of a rule; a pattern stands for one that it matches.
+// resources returns the resources of a rule, with one match for each wildcard.
 func resources(rule admissionregistrationv1.RuleWithOperations) []resource {
 	var all []resource
 	for _, group := range rule.APIGroups {
@@ -313,7 +314,7 @@ func resources(rule admissionregistrationv1.RuleWithOperations) []resource {
 	return all
 }
 
-// operations of a rule on a resource, without "*".
+// operations returns the operations of a rule on a resource, without wildcards.
 func operations(rule admissionregistrationv1.RuleWithOperations, r resource) []admissionv1.Operation {
 	if connects(r) {
 		return []admissionv1.Operation{admissionv1.Connect}
@@ -328,18 +329,18 @@ func operations(rule admissionregistrationv1.RuleWithOperations, r resource) []a
 			all = append(all, admissionv1.Operation(o))
 		}
 	}
-	if len(all) == 0 { // CONNECT to something that is none of the known streams
+	if len(all) == 0 { // CONNECT to an unknown stream
 		all = append(all, admissionv1.Connect)
 	}
 	return all
 }
 
-// connects says whether a resource is a stream: its object is the options of the request.
+// connects reports whether a resource is a stream, whose object is the options of the request.
 func connects(r resource) bool {
 	return slices.Contains([]string{"exec", "attach", "portforward", "proxy"}, r.subresource)
 }
 
-// exampleOf is a plain object of a resource of Kubernetes; nil for others.
+// exampleOf returns a minimal object of a built-in resource; nil for others.
 func exampleOf(r resource) runtime.Object {
 	switch {
 	case r.Resource == "pods" && r.subresource == "exec":
@@ -378,9 +379,9 @@ func typed(object runtime.Object, kind string) runtime.Object {
 	return object
 }
 
-// newRequest is what an apiserver would send of an operation on the object.
+// newRequest returns the request that an apiserver would send for an operation on the object.
 func newRequest(object runtime.Object, r resource, operation admissionv1.Operation) *admissionv1.AdmissionRequest {
-	raw, _ := json.Marshal(object) // types of Kubernetes always can be
+	raw, _ := json.Marshal(object) // cannot fail for Kubernetes types
 	kind := object.GetObjectKind().GroupVersionKind()
 	request := &admissionv1.AdmissionRequest{
 		UID:  "11111111-2222-3333-4444-555555555555",

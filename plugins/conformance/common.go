@@ -24,13 +24,13 @@ import (
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// memoryGoal is what an idle plugin should use at most, in bytes of anonymous memory: more is told, not failed.
+// memoryGoal is how much anonymous memory an idle plugin should use at most, in bytes. More is noted, but no failure.
 const memoryGoal = 15 << 20
 
-// endTimeout is how long a plugin may take to end when its host has gone.
+// endTimeout is how long a plugin may take to exit after its host has died.
 const endTimeout = 3 * time.Second
 
-// common are the checks of all plugins.
+// common returns the checks of all plugins.
 func common() []Check {
 	return []Check{
 		{"describes itself the same after a restart", describesTheSame},
@@ -54,7 +54,7 @@ func describesTheSame(ctx context.Context, t *Target) (string, error) {
 	return "", nil
 }
 
-// ignoresUnknownFields asks as a newer host would.
+// ignoresUnknownFields sends a request like that of a newer host.
 func ignoresUnknownFields(ctx context.Context, t *Target) (string, error) {
 	request := &pluginv1.DescribeRequest{Protocol: handshake.Version, Name: "checked", NodeName: "check", DataDir: t.dir, Config: t.options.Config}
 	unknown := protowire.AppendTag(nil, 1000, protowire.BytesType)
@@ -103,7 +103,8 @@ func atOnce(n int, call func(i int) error) error {
 	return nil
 }
 
-// refusesHands starts the executable without the host's cookie: a person who does so should be told, not be left waiting.
+// refusesHands starts the executable without the host's cookie: a person who does so should be told, not be left
+// waiting.
 func refusesHands(ctx context.Context, t *Target) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()

@@ -1,4 +1,4 @@
-// Package conformance holds what every plugin must do, whoever wrote it in whatever language: one suite for all plugins
+// Package conformance checks what every plugin must do, in whatever language it is written: one suite for all plugins
 // and one per kind. `kubelith plugin check FILE` and the tests of the examples run them against a real process.
 package conformance
 
@@ -13,12 +13,16 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/admission"
 	"kubelith.io/kubelith/plugins/host"
-	"kubelith.io/kubelith/plugins/kinds"
+	"kubelith.io/kubelith/plugins/process"
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
+	"kubelith.io/kubelith/plugins/scheduling"
+	"kubelith.io/kubelith/plugins/storage"
 )
 
-// Check is one thing that plugins must do. What Run returns beside an error is told to whoever reads, such as a figure.
+// Check is one requirement. Run returns a note for the reader, such as a measurement, and an error if the plugin does
+// not meet it.
 type Check struct {
 	Name string
 	Run  func(context.Context, *Target) (note string, err error)
@@ -27,7 +31,7 @@ type Check struct {
 // Result of a check.
 type Result struct {
 	Check string
-	Note  string // a figure, or what was left out
+	Note  string // a measurement, or what was not checked
 	Err   error  // nil: passed
 }
 
@@ -41,7 +45,7 @@ func (r Result) String() string {
 	return "ok       " + r.Check
 }
 
-// Options say what is checked.
+// Options say what to check.
 type Options struct {
 	File   string // the executable, absolute
 	Args   []string
@@ -51,7 +55,7 @@ type Options struct {
 	Log    *logrus.Entry
 }
 
-// Checks of a kind, those of all plugins first.
+// Checks returns the checks of a kind, starting with those of all plugins.
 func Checks(kind plugins.Kind) []Check {
 	all := common()
 	switch kind {
@@ -65,11 +69,11 @@ func Checks(kind plugins.Kind) []Check {
 	return all
 }
 
-// checkTimeout ends a check whose plugin does not answer.
-const checkTimeout = 3 * time.Minute // csi-sanity takes one
+// checkTimeout bounds one check.
+const checkTimeout = 3 * time.Minute // csi-sanity takes one minute
 
-// Run starts the plugin as a server would and reports one check after the other. It fails when one of them did, or when the
-// plugin did not start: then that is the one result.
+// Run starts the plugin as a server would and reports one check after the other. It returns an error if a check fails,
+// or if the plugin does not start, which it reports as the only result.
 func Run(ctx context.Context, o Options, report func(Result)) error {
 	target, err := Start(ctx, o)
 	if err != nil {
@@ -101,7 +105,7 @@ func Run(ctx context.Context, o Options, report func(Result)) error {
 	return nil
 }
 
-// Target is a plugin that runs to be checked.
+// Target is a running plugin under check.
 type Target struct {
 	options   Options
 	host      *host.Host
@@ -109,23 +113,32 @@ type Target struct {
 	dir       string
 	stop      context.CancelFunc
 	ended     chan error
-	restarted bool // by a check: that its process is another one is right
+	restarted bool // a check restarted it: another process is expected
 }
 
-// startTimeout is how long a plugin may take until it is ready; the host gives up the handshake after less.
+// startTimeout bounds the start of a plugin; the host bounds the handshake to less.
 const startTimeout = 20 * time.Second
 
-// Start starts a plugin in a directory of its own, which Close removes.
+// validators return an error for descriptions that a kind cannot work with.
+func validators() map[plugins.Kind]func(string, *pluginv1.Description) error {
+	return map[plugins.Kind]func(string, *pluginv1.Description) error{
+		plugins.Admission:  admission.Validate,
+		plugins.Scheduling: scheduling.Validate,
+		plugins.Storage:    storage.Validate,
+	}
+}
+
+// Start starts a plugin in a temporary directory, which Close removes.
 func Start(ctx context.Context, o Options) (*Target, error) {
-	dir, err := os.MkdirTemp("", "kl-check-") // short: sockets are below it
+	dir, err := os.MkdirTemp("", "kl-check-") // short, as paths of sockets must be
 	if err != nil {
 		return nil, err
 	}
 	t := &Target{options: o, dir: dir, stop: func() {}, ended: make(chan error, 1)}
-	spec := host.Spec{Name: "checked", Path: o.File, Args: o.Args, Env: o.Env, Config: o.Config, Source: "the command line"}
+	spec := host.Spec{Spec: process.Spec{Name: "checked", Path: o.File, Args: o.Args, Env: o.Env, Config: o.Config, Source: "the command line"}}
 	options := host.Options{
 		DataDir: filepath.Join(dir, "data"), RunDir: filepath.Join(dir, "run"), NodeName: "check",
-		Validate: kinds.Validators(),
+		Validate: validators(),
 		Log:      o.Log,
 	}
 	if spec.Kind, err = host.KindOf(ctx, options, spec); err != nil {
@@ -145,7 +158,7 @@ func Start(ctx context.Context, o Options) (*Target, error) {
 	return t, nil
 }
 
-// waitReady waits until a process serves whose generation is not the given one.
+// waitReady waits until a process serves whose generation is another one than not.
 func (t *Target) waitReady(ctx context.Context, not uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -167,15 +180,15 @@ func (t *Target) waitReady(ctx context.Context, not uint64) error {
 	}
 }
 
-// recover brings the plugin back for the next check.
+// recover restarts a plugin that does not serve, for the next check.
 func (t *Target) recover(ctx context.Context) {
 	if t.state().Phase != string(host.Ready) {
-		_ = t.restart(ctx) // the next check says what is wrong
+		_ = t.restart(ctx) // the next check fails if this does
 		t.restarted = false
 	}
 }
 
-// restart replaces the process by another one of the same executable.
+// restart replaces the process by one of the same executable.
 func (t *Target) restart(ctx context.Context) error {
 	t.restarted = true
 	before := t.state().Generation
@@ -185,7 +198,7 @@ func (t *Target) restart(ctx context.Context) error {
 	return t.waitReady(ctx, before)
 }
 
-// state is the one plugin's.
+// state returns the state of the plugin.
 func (t *Target) state() host.State {
 	for _, s := range t.host.States() {
 		if s.Phase != string(host.Draining) {
@@ -195,19 +208,19 @@ func (t *Target) state() host.State {
 	return host.State{Message: "it does not run"}
 }
 
-// Kind is what the plugin says that it is.
+// Kind returns the kind that the plugin declares.
 func (t *Target) Kind() plugins.Kind { return t.plugin.Kind() }
 
-// Plugin is for calls of a kind's own.
+// Plugin returns the plugin, for calls of its kind.
 func (t *Target) Plugin() plugins.Plugin { return t.plugin }
 
-// Description is the plugin's own.
+// Description returns the plugin's description.
 func (t *Target) Description() *pluginv1.Description { return t.plugin.Description() }
 
-// Dir is a directory for whatever a check needs, removed by Close.
+// Dir returns a directory for the files of checks. Close removes it.
 func (t *Target) Dir() string { return t.dir }
 
-// Close ends the plugin and removes what it left in its directories.
+// Close stops the plugin and removes its directories.
 func (t *Target) Close() {
 	t.stop()
 	<-t.ended

@@ -11,12 +11,12 @@ import (
 	"kubelith.io/kubelith/plugins/storage"
 )
 
-// storageChecks are those of plugins that are CSI drivers.
+// storageChecks returns the checks of storage plugins.
 func storageChecks() []Check {
 	return []Check{{"csi-sanity of kubernetes-csi", sanity}}
 }
 
-// sanity serves the plugin on a plain socket, as the host does for the kubelet, and runs the suite against that.
+// sanity serves the plugin on a plain socket, as plugins/storage does for the kubelet, and runs the suite on it.
 func sanity(ctx context.Context, t *Target) (string, error) {
 	if len(t.options.Suite) == 0 {
 		return "not run: no program has the suite", nil
@@ -50,8 +50,8 @@ func sanity(ctx context.Context, t *Target) (string, error) {
 	if passed == 0 {
 		return "", errors.New("none of its tests ran")
 	}
-	return fmt.Sprintf("%d tests passed, %d left out for what the driver does not offer", passed, skipped), nil
+	return fmt.Sprintf("%d tests passed, %d skipped, as the driver lacks the capability", passed, skipped), nil
 }
 
-// oneLine is the text without the breaks and indents of a matcher's output.
+// oneLine joins the lines of a matcher's output.
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -15,7 +15,7 @@ import (
 	schedulingv1 "kubelith.io/kubelith/plugins/proto/scheduling/v1"
 )
 
-// schedulingChecks are those of plugins for the scheduler.
+// schedulingChecks returns the checks of scheduling plugins.
 func schedulingChecks() []Check {
 	return []Check{
 		{"knows the nodes that it was told of", knowsNodes},
@@ -27,8 +27,8 @@ func schedulingChecks() []Check {
 	}
 }
 
-// picture is what a plugin was told.
-type picture struct {
+// testNodes are the nodes that a plugin has been sent.
+type testNodes struct {
 	epoch, sequence uint64
 	nodes           []*schedulingv1.Node
 }
@@ -36,10 +36,10 @@ type picture struct {
 // epochs are never used twice in a process.
 var epochs uint64 = 1000
 
-// newPicture is one of n nodes, of different sizes.
-func newPicture(n int) *picture {
+// newTestNodes returns n nodes of different sizes in a new epoch.
+func newTestNodes(n int) *testNodes {
 	epochs++
-	p := &picture{epoch: epochs}
+	p := &testNodes{epoch: epochs}
 	for i := range n {
 		p.nodes = append(p.nodes, &schedulingv1.Node{
 			Id: uint32(i + 1), Name: fmt.Sprintf("node-%d", i+1),
@@ -51,19 +51,19 @@ func newPicture(n int) *picture {
 	return p
 }
 
-// whole tells everything.
-func (p *picture) whole() *schedulingv1.Update {
+// whole returns an update with all nodes.
+func (p *testNodes) whole() *schedulingv1.Update {
 	p.sequence = 1
 	return &schedulingv1.Update{Epoch: p.epoch, Sequence: 1, Changed: p.nodes}
 }
 
-// nothing tells that nothing has changed.
-func (p *picture) nothing() *schedulingv1.Update {
+// nothing returns an update without changes.
+func (p *testNodes) nothing() *schedulingv1.Update {
 	p.sequence++
 	return &schedulingv1.Update{Epoch: p.epoch, Sequence: p.sequence}
 }
 
-func (p *picture) ids() []uint32 {
+func (p *testNodes) ids() []uint32 {
 	var ids []uint32
 	for _, n := range p.nodes {
 		ids = append(ids, n.Id)
@@ -79,15 +79,15 @@ func somePod() *schedulingv1.Pod {
 	}
 }
 
-// verdict is what a plugin says of a picture's nodes.
-type verdict struct {
+// results are a plugin's results for testNodes.
+type results struct {
 	rejected []uint32
 	scores   []byte
 }
 
-// ask asks everything that the plugin offers, and checks that the answers are about those nodes. With two questions to ask the
-// second has an update of its own.
-func (t *Target) ask(ctx context.Context, p *picture, update *schedulingv1.Update) (v verdict, err error) {
+// ask calls Filter and Score, as far as the plugin offers them, and checks that the answers are about these nodes. If
+// it offers both, the second call has an update of its own.
+func (t *Target) ask(ctx context.Context, p *testNodes, update *schedulingv1.Update) (v results, err error) {
 	d := t.Description().GetScheduling()
 	if d.Filter {
 		request := &schedulingv1.FilterRequest{Update: update, Pod: somePod(), PodName: "check", PodUid: "1"}
@@ -108,7 +108,7 @@ func (t *Target) ask(ctx context.Context, p *picture, update *schedulingv1.Updat
 		slices.Sort(v.rejected)
 		for _, id := range v.rejected {
 			if !slices.Contains(p.ids(), id) {
-				return v, fmt.Errorf("filter: rejected node %d, which is none of those it was asked about", id)
+				return v, fmt.Errorf("filter: rejected node %d, which was not in the request", id)
 			}
 		}
 		if d.Score {
@@ -144,13 +144,13 @@ func (t *Target) scheduling(ctx context.Context, method string, call func(contex
 }
 
 func knowsNodes(ctx context.Context, t *Target) (string, error) {
-	p := newPicture(5)
+	p := newTestNodes(5)
 	v, err := t.ask(ctx, p, p.whole())
 	return fmt.Sprintf("%d of 5 rejected, scores %v", len(v.rejected), v.scores), err
 }
 
 func answersTheSame(ctx context.Context, t *Target) (string, error) {
-	p := newPicture(50)
+	p := newTestNodes(50)
 	first, err := t.ask(ctx, p, p.whole())
 	if err != nil {
 		return "", err
@@ -161,15 +161,16 @@ func answersTheSame(ctx context.Context, t *Target) (string, error) {
 			return "", err
 		}
 		if !slices.Equal(first.rejected, again.rejected) || !bytes.Equal(first.scores, again.scores) {
-			return "", fmt.Errorf("first %v, then %v: a verdict may depend on the pod and the nodes only, or equal pods must not be batched (full_pod)", first, again)
+			return "", fmt.Errorf("first %v, then %v: results may depend on the pod and the nodes only; otherwise set full_pod, so that equal pods are not batched", first, again)
 		}
 	}
 	return "", nil
 }
 
-// refusesUnknownEpochs tells of a change to a picture that the plugin never had, as after its restart, and leaves one out.
+// refusesUnknownEpochs sends a change in an epoch that the plugin does not know, as after its restart, and then leaves
+// an update out.
 func refusesUnknownEpochs(ctx context.Context, t *Target) (string, error) {
-	p := newPicture(3)
+	p := newTestNodes(3)
 	p.sequence = 7
 	if _, err := t.ask(ctx, p, p.nothing()); status.Code(err) != codes.FailedPrecondition {
 		return "", fmt.Errorf("an update of an unknown epoch: answered %v", err)
@@ -185,11 +186,11 @@ func refusesUnknownEpochs(ctx context.Context, t *Target) (string, error) {
 }
 
 func forgetsNodes(ctx context.Context, t *Target) (string, error) {
-	old := newPicture(5)
+	old := newTestNodes(5)
 	if _, err := t.ask(ctx, old, old.whole()); err != nil {
 		return "", err
 	}
-	p := newPicture(2)
+	p := newTestNodes(2)
 	if _, err := t.ask(ctx, p, p.whole()); err != nil {
 		return "", err
 	}
@@ -201,12 +202,12 @@ func forgetsNodes(ctx context.Context, t *Target) (string, error) {
 	return "", err
 }
 
-// keepsNothing asks what would be, and then whether the answer of what is has changed.
+// keepsNothing sends a hypothetical node, and checks that results for the real nodes stay the same.
 func keepsNothing(ctx context.Context, t *Target) (string, error) {
 	if !t.Description().GetScheduling().Filter {
 		return "it does not filter", nil
 	}
-	p := newPicture(3)
+	p := newTestNodes(3)
 	before, err := t.ask(ctx, p, p.whole())
 	if err != nil {
 		return "", err
@@ -228,7 +229,7 @@ func keepsNothing(ctx context.Context, t *Target) (string, error) {
 }
 
 func thousandNodes(ctx context.Context, t *Target) (string, error) {
-	p := newPicture(1000)
+	p := newTestNodes(1000)
 	if _, err := t.ask(ctx, p, p.whole()); err != nil {
 		return "", err
 	}

@@ -21,9 +21,9 @@ import (
 type StorageTarget struct {
 	// Address of a gRPC server that serves Identity, Controller and Node without TLS: unix:/path.
 	Address string
-	// Dir is for mounts. Storage makes it, leaves nothing mounted there, and removes it.
+	// Dir is for mounts. Storage creates it, and unmounts and removes everything in it.
 	Dir string
-	// Block: volumes are tried as block devices as well, in a second round.
+	// Block adds a second round with block devices.
 	Block bool
 	// VolumeSize and ExpandedSize of the volumes, in bytes; 0: 64 and 128 MiB.
 	VolumeSize, ExpandedSize int64
@@ -34,18 +34,18 @@ type StorageTarget struct {
 // StorageResult is how one test of csi-sanity ended.
 type StorageResult struct {
 	Name    string // "mount: " or "block: ", and as the suite calls it
-	Skipped string // why it did not run: mostly, what the driver does not claim to do
-	Failure string // "" when it passed
+	Skipped string // why it did not run: usually a capability that the driver lacks
+	Failure string // empty: it passed
 }
 
-// ResultsFD is where the program of the suite writes its results: its output is the suite's.
+// ResultsFD is the file descriptor for the results of the suite's program. Its standard output belongs to the suite.
 const ResultsFD = 3
 
-// Storage runs csi-sanity of kubernetes-csi/csi-test against a driver. A driver that fails tests is no error: its results say
-// it. An error says that the suite could not be run, or not to its end.
+// Storage runs csi-sanity of kubernetes-csi/csi-test on a driver. Failed tests are in the results; an error means that
+// the suite could not run to its end.
 //
-// suite is the command that runs it, csisanity.Main: a process of its own, because the suite prints, takes signals, may
-// exit and works once per process. Both need root, for mounts.
+// suite is the command that runs csisanity.Main in a process of its own, because the suite prints, handles signals, may
+// exit and works once per process. Mounting needs root.
 func Storage(ctx context.Context, suite []string, t StorageTarget) ([]StorageResult, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("csi-sanity mounts volumes: run it as root")
@@ -88,14 +88,14 @@ func runSuite(ctx context.Context, suite []string, t StorageTarget) (results []S
 	return results, nil
 }
 
-// lastLines of a program's output.
+// lastLines returns the last n lines of a program's output.
 func lastLines(s string, n int) string {
 	lines := strings.Split(strings.TrimSpace(s), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// unmountBelow removes what a driver that failed its tests left mounted: else removing the directory would remove what a
-// volume holds.
+// unmountBelow unmounts what a driver that failed left mounted. Otherwise, removing the directory would delete the
+// contents of volumes.
 func unmountBelow(dir string) error {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(filepath.Clean(dir)))
 	if err != nil {

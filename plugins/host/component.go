@@ -2,19 +2,16 @@ package host
 
 import (
 	"context"
-	"crypto/sha256"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"kubelith.io/kubelith/components/lifecycle"
+	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/process"
 )
 
-// readyWithin is how long the node waits for plugins at its start: what depends on one that is slower meets its failure policy.
+// readyWithin is how long the node waits for plugins at its start. Callers of a slower plugin meet its failure policy.
 const readyWithin = 5 * time.Second
 
 var _ lifecycle.Component = (*Host)(nil)
@@ -22,27 +19,27 @@ var _ lifecycle.Component = (*Host)(nil)
 // Name implements lifecycle.Component.
 func (h *Host) Name() string { return "plugins" }
 
-// Needs implements lifecycle.Component: plugins know nothing of the node.
+// Needs implements lifecycle.Component. Plugins depend on no other component.
 func (h *Host) Needs() []string { return nil }
 
-// Run implements lifecycle.Component: it is ready when each plugin that requests or pods wait for is, or has failed once, or readyWithin is
-// over.
+// Run implements lifecycle.Component. It is ready when each admission and scheduling plugin is ready or has failed
+// once, and after readyWithin at the latest.
 func (h *Host) Run(ctx context.Context, ready func()) error {
-	if n, err := Sweep(h.opts.RunDir); err != nil {
-		h.log.WithError(err).Warn("what plugins of an earlier run have left is not all removed")
+	if n, err := process.Sweep(h.opts.RunDir); err != nil {
+		h.log.WithError(err).Warn("cannot remove everything that plugins of an earlier run left")
 	} else if n > 0 {
-		h.log.Infof("ended %d processes that plugins of an earlier run have left", n)
+		h.log.Infof("ended %d processes that plugins of an earlier run left", n)
 	}
-	if err := h.makeDirs(); err != nil {
+	if err := h.createDirs(); err != nil {
 		return err
 	}
 	var supervisors, others sync.WaitGroup
 	h.mu.Lock()
-	h.run = h.attend(ctx, &supervisors)
+	h.run = h.supervisor(ctx, &supervisors)
 	for _, p := range h.wanted {
 		h.run(p)
 	}
-	// Nothing starts sooner or later for a storage plugin: what it is told to do waits.
+	// Calls of storage plugins are retried until they succeed, so nothing has to wait for them here.
 	first := slices.DeleteFunc(slices.Clone(h.wanted), func(p *plugin) bool { return p.kind == plugins.Storage })
 	h.mu.Unlock()
 
@@ -52,12 +49,12 @@ func (h *Host) Run(ctx context.Context, ready func()) error {
 	})
 	others.Go(func() { h.watch(ctx) })
 	<-ctx.Done()
-	others.Wait() // after the watch nobody adds a plugin but Apply
+	others.Wait() // after the watch only Apply adds plugins
 	h.mu.Lock()
 	h.run = nil
 	h.mu.Unlock()
 	supervisors.Wait()
-	h.close()
+	h.launcher.Close()
 	return nil
 }
 
@@ -71,24 +68,4 @@ func awaitSettled(ctx context.Context, all []*plugin) {
 			return
 		}
 	}
-}
-
-// close ends what all processes shared.
-func (h *Host) close() {
-	if h.parent != nil {
-		if err := h.parent.Remove(); err != nil {
-			h.log.WithError(err).Debug("the cgroup of plugins is left")
-		}
-	}
-}
-
-// cgroupPrefix begins the name of the group of all plugins of a server.
-const cgroupPrefix = "kubelith-plugins-"
-
-// cgroupName is the group of all plugins of a server. There may be several servers on a host, with directories of the same path where
-// each has a mount namespace: the directory itself tells them apart.
-func cgroupName(dataDir string) string {
-	var st unix.Stat_t
-	unix.Stat(dataDir, &st) // zero without one
-	return fmt.Sprintf("%s%.4x", cgroupPrefix, sha256.Sum256(fmt.Append(nil, dataDir, st.Dev, st.Ino)))
 }

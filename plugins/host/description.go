@@ -9,13 +9,14 @@ import (
 	"github.com/sirupsen/logrus"
 	"google.golang.org/protobuf/encoding/protojson"
 
-	"kubelith.io/kubelith/components/pki"
+	"kubelith.io/kubelith/base/atomicfile"
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/process"
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// descriptions keeps what plugins last said of themselves. After a start, those who call a plugin need its rules before it runs:
-// requests that it should see would pass it by.
+// descriptions stores the last description of each plugin. After a start its callers need its rules before it runs:
+// requests that it should see would bypass it.
 type descriptions struct {
 	dir      string
 	validate map[plugins.Kind]func(string, *pluginv1.Description) error
@@ -28,25 +29,25 @@ type stored struct {
 	Description json.RawMessage `json:"description"` // as protojson
 }
 
-func (d descriptions) file(spec *Spec) string {
+func (d descriptions) file(spec *process.Spec) string {
 	return filepath.Join(d.dir, spec.Name+".json")
 }
 
-// load returns nil where there is none that is of use: an empty or damaged file is as good as none.
-func (d descriptions) load(spec *Spec) *pluginv1.Description {
+// load returns the stored description; nil if there is none, or if the file is empty, damaged or of another kind.
+func (d descriptions) load(spec *process.Spec) *pluginv1.Description {
 	content, err := os.ReadFile(d.file(spec))
 	if err != nil {
 		return nil // it never ran
 	}
 	out, err := d.parse(spec, content)
 	if err != nil {
-		d.log.WithField("plugin", spec.Name).WithError(err).Debug("its last description is of no use")
+		d.log.WithField("plugin", spec.Name).WithError(err).Debug("cannot use its last description")
 		return nil
 	}
 	return out
 }
 
-func (d descriptions) parse(spec *Spec, content []byte) (*pluginv1.Description, error) {
+func (d descriptions) parse(spec *process.Spec, content []byte) (*pluginv1.Description, error) {
 	var s stored
 	if err := json.Unmarshal(content, &s); err != nil {
 		return nil, err
@@ -58,7 +59,7 @@ func (d descriptions) parse(spec *Spec, content []byte) (*pluginv1.Description, 
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(s.Description, out); err != nil {
 		return nil, err
 	}
-	if err := checkKind(spec.Kind, out); err != nil {
+	if err := process.CheckKind(spec.Kind, out); err != nil {
 		return nil, err
 	}
 	if validate := d.validate[spec.Kind]; validate != nil {
@@ -67,14 +68,14 @@ func (d descriptions) parse(spec *Spec, content []byte) (*pluginv1.Description, 
 	return out, nil
 }
 
-// save replaces the file as a whole.
-func (d descriptions) save(spec *Spec, description *pluginv1.Description) {
+// save replaces the file atomically. A failure is logged.
+func (d descriptions) save(spec *process.Spec, description *pluginv1.Description) {
 	if err := d.write(spec, description); err != nil {
-		d.log.WithField("plugin", spec.Name).WithError(err).Warn("its description is not kept for the next start")
+		d.log.WithField("plugin", spec.Name).WithError(err).Warn("cannot store its description for the next start")
 	}
 }
 
-func (d descriptions) write(spec *Spec, description *pluginv1.Description) error {
+func (d descriptions) write(spec *process.Spec, description *pluginv1.Description) error {
 	text, err := protojson.Marshal(description)
 	if err != nil {
 		return err
@@ -86,5 +87,5 @@ func (d descriptions) write(spec *Spec, description *pluginv1.Description) error
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		return err
 	}
-	return pki.WriteFile(d.file(spec), content) // as durable as a key: without it after a power cut, requests are held or pass by
+	return atomicfile.Write(d.file(spec), content) // as durable as a key: if a power cut loses it, requests fail or bypass the plugin
 }

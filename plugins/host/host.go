@@ -9,56 +9,52 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"kubelith.io/kubelith/plugins"
-	"kubelith.io/kubelith/runtime/cgroups"
+	"kubelith.io/kubelith/plugins/process"
 )
-
-// socketDirName is the directory in the run directory with sockets and records. It is short, as paths of sockets must be.
-const socketDirName = "p"
 
 // Host keeps a set of plugins running; it is the component "plugins".
 //
-//	Apply, plugins directory (watch.go) -> plugin (plugin.go: calls) <- supervisor (supervisor.go: when to start, replace, end)
-//	                                                                        |
-//	      verify.go -> instance.go: one process, its handshake -> runner.go for go-plugin -> spawn.go, runtime/cgroups
+//	Apply, plugins directory (watch.go) -> plugin (plugin.go: calls) <- supervisor (supervisor.go: when to start, replace, stop)
+//	                                              |                         |
+//	                                       instance.go: calls in flight -> plugins/process: one process
 type Host struct {
 	opts         Options
 	log          *logrus.Entry
 	descriptions descriptions
-	generation   atomic.Uint64
+	launcher     *process.Launcher
 
 	mu         sync.Mutex
-	configured []*Spec   // Options.Specs or of the last Apply
-	wanted     []*plugin // in the order of Set.Plugins
-	leaving    []*plugin // no longer wanted, finishing their calls
-	run        func(*plugin)
-	uids       map[string]int64 // of plugins with AutoUID, by name: as long as we run, nobody else gets them
-	ignored    map[string]bool  // what was said of files and entries that are no plugins, once
+	configured []*Spec          // Options.Specs or of the last Apply
+	wanted     []*plugin        // in the order of Set.Plugins
+	leaving    []*plugin        // no longer wanted, finishing their calls
+	run        func(*plugin)    // supervises a plugin; nil while Run does not run
+	uids       map[string]int64 // of plugins with AutoUID, by name; never given to another plugin of this run
+	ignored    map[string]bool  // warnings that have been logged
 	subscribed map[*subscriber]plugins.Kind
-
-	makeGroups sync.Once
-	parent     *cgroups.Parent
 }
 
 var _ plugins.Set = (*Host)(nil)
 
-// New makes a host, whose plugins start with Run. The set is known from now on.
+// New returns a host. The set of plugins is known at once; their processes start with Run.
 func New(opts Options) *Host {
 	h := &Host{opts: opts, log: opts.Log, uids: map[string]int64{}, ignored: map[string]bool{}, subscribed: map[*subscriber]plugins.Kind{}}
 	if h.log == nil {
 		h.log = logrus.NewEntry(logrus.StandardLogger())
 	}
 	h.descriptions = descriptions{dir: filepath.Join(opts.DataDir, "plugins", "state"), validate: opts.Validate, log: h.log}
+	h.launcher = process.NewLauncher(process.Options{DataDir: opts.DataDir, RunDir: opts.RunDir, NodeName: opts.NodeName,
+		Validate: opts.Validate, Credentials: opts.Credentials, Log: h.log})
 	h.Apply(opts.Specs)
 	return h
 }
 
-// Apply makes these the plugins that are wanted beside those in the plugins directory. What did not change is not touched.
+// Apply replaces the configured plugins by specs; plugins from the plugins directories stay. It does not restart what
+// did not change.
 func (h *Host) Apply(specs []Spec) {
 	h.mu.Lock()
 	h.configured = nil
@@ -69,7 +65,7 @@ func (h *Host) Apply(specs []Spec) {
 	h.refresh()
 }
 
-// refresh compares the plugins with what is wanted.
+// refresh adds, updates and removes plugins according to the configuration and the plugins directories.
 func (h *Host) refresh() {
 	h.mu.Lock()
 	before := h.wanted
@@ -92,7 +88,7 @@ func (h *Host) refresh() {
 		if old := p.spec.Swap(spec); old.Settings != spec.Settings {
 			changed[p.kind] = true
 		}
-		signal(p.wake)
+		p.wake.Send()
 	}
 	for _, p := range before {
 		close(p.gone)
@@ -107,10 +103,10 @@ func (h *Host) refresh() {
 	}
 }
 
-// specs are the configured ones, then those of the directory; the first of a name wins. h.mu is held.
+// specs returns the configured plugins, then those from the directories; the first of a name wins. h.mu is held.
 func (h *Host) specs() []*Spec {
 	var out []*Spec
-	// A file of the directory may be what the configuration names.
+	// The configuration may name a file of a plugins directory.
 	found := slices.DeleteFunc(h.directorySpecs(), func(s *Spec) bool {
 		return slices.ContainsFunc(h.configured, func(c *Spec) bool { return c.Path == s.Path })
 	})
@@ -132,14 +128,15 @@ func (h *Host) specs() []*Spec {
 	return out
 }
 
-// The users of plugins with AutoUID: of numbers that systemd's list of them has as unused, on any distribution
-// (systemd.io/UIDS-GIDS), as those of pods and of services with DynamicUser are others.
+// The users of plugins with AutoUID: a range that systemd's list has as unused on any distribution, different from
+// those of pods and of services with DynamicUser.
+// Source: https://systemd.io/UIDS-GIDS
 const (
 	FirstAutoUID = 61000
 	LastAutoUID  = 61183
 )
 
-// chooseUID gives a plugin with AutoUID its number. h.mu is held.
+// chooseUID sets the user of a plugin with AutoUID. h.mu is held.
 func (h *Host) chooseUID(spec *Spec) error {
 	if spec.Limits.UID == nil || *spec.Limits.UID != AutoUID {
 		return nil
@@ -148,7 +145,7 @@ func (h *Host) chooseUID(spec *Spec) error {
 	if !ok {
 		uid = FirstAutoUID + int64(len(h.uids))
 		if uid > LastAutoUID {
-			return fmt.Errorf("there are no more users for limits.uid auto: all from %d to %d are taken, restart the server", FirstAutoUID, LastAutoUID)
+			return fmt.Errorf("no user is left for limits.uid auto: all from %d to %d are taken, restart the server", FirstAutoUID, LastAutoUID)
 		}
 		h.uids[spec.Name] = uid
 	}
@@ -156,7 +153,7 @@ func (h *Host) chooseUID(spec *Spec) error {
 	return nil
 }
 
-// checkSpec refuses what would not do as a name of files, and paths that depend on where the server was started.
+// checkSpec refuses names that cannot be file names, unknown kinds, relative paths and unknown capabilities.
 func checkSpec(s *Spec) error {
 	if errs := validation.IsDNS1123Subdomain(s.Name); len(errs) > 0 || len(s.Name) > 63 {
 		return errors.New("a name has at most 63 lower case letters, digits, '-' and '.', and begins and ends with a letter or digit")
@@ -167,11 +164,11 @@ func checkSpec(s *Spec) error {
 	if !filepath.IsAbs(s.Path) {
 		return fmt.Errorf("the path %q is not absolute", s.Path)
 	}
-	_, err := s.capabilities()
+	_, err := s.Capabilities()
 	return err
 }
 
-// ignore says what is ignored, once.
+// ignore logs why a plugin or file is ignored, once.
 func (h *Host) ignore(line string) {
 	if !h.ignored[line] {
 		h.ignored[line] = true
@@ -192,7 +189,7 @@ func (h *Host) Plugins(kind plugins.Kind) []plugins.Plugin {
 	return out
 }
 
-// States tells of all plugins, those that are leaving included.
+// States returns the states of all plugins, including those that are draining.
 func (h *Host) States() []State {
 	h.mu.Lock()
 	all := slices.Concat(h.wanted, h.leaving)
@@ -204,7 +201,8 @@ func (h *Host) States() []State {
 	return out
 }
 
-// Restart replaces the process of a plugin, or starts one at once where there is none.
+// Restart replaces the process of a plugin, or starts one at once if there is none. It does not wait for the new
+// process.
 func (h *Host) Restart(name string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -214,7 +212,7 @@ func (h *Host) Restart(name string) error {
 			p.mu.Lock()
 			p.restart = true
 			p.mu.Unlock()
-			signal(p.wake)
+			p.wake.Send()
 			return nil
 		}
 		names = append(names, p.name)
@@ -249,14 +247,14 @@ func (h *Host) notify(kind plugins.Kind) {
 	}
 }
 
-// subscriber is called in a goroutine that lives as long as there is something to tell.
+// subscriber calls changed in a goroutine that ends when there is nothing more to report.
 type subscriber struct {
 	changed func()
 
 	mu      sync.Mutex
 	pending bool
 	ended   bool
-	running chan struct{} // nil: nobody calls; closed when the call has ended
+	running chan struct{} // nil: no call is under way; closed when it has ended
 }
 
 func (s *subscriber) notify() {
@@ -284,32 +282,15 @@ func (s *subscriber) call() {
 	}
 }
 
-// end lets no call begin any more. One that is under way may still be: it could be the one that cancels.
+// end lets no further call begin. It does not wait for one under way, which may be the caller of cancel.
 func (s *subscriber) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = true
 }
 
-// groups is where processes get their limits, made with the first; nil where this host lets us limit nothing.
-func (h *Host) groups() *cgroups.Parent {
-	h.makeGroups.Do(func() {
-		var err error
-		if h.parent, err = cgroups.NewParent(cgroupName(h.opts.DataDir)); err != nil {
-			h.log.WithError(err).Warn("plugins run without limits of memory, CPU and processes: this host's cgroups cannot be used")
-			return
-		}
-		if missing := h.parent.Missing(); len(missing) > 0 {
-			h.log.Warnf("plugins run without some limits: this host has no cgroup controller for %s", strings.Join(missing, ", "))
-		}
-	})
-	return h.parent
-}
-
-func (h *Host) socketDir() string { return filepath.Join(h.opts.RunDir, socketDirName) }
-
-// attend supervises a plugin in a goroutine of wg. h.mu is held.
-func (h *Host) attend(ctx context.Context, wg *sync.WaitGroup) func(*plugin) {
+// supervisor returns a function that supervises a plugin in a goroutine of wg, until ctx ends or the plugin is removed.
+func (h *Host) supervisor(ctx context.Context, wg *sync.WaitGroup) func(*plugin) {
 	return func(p *plugin) {
 		wg.Go(func() {
 			p.supervise(ctx)
@@ -320,14 +301,14 @@ func (h *Host) attend(ctx context.Context, wg *sync.WaitGroup) func(*plugin) {
 	}
 }
 
-// makeDirs makes the directories that plugins need: one per kind for the operator, and that of the sockets.
-func (h *Host) makeDirs() error {
+// createDirs creates the directories: one per kind for executables, and the launcher's.
+func (h *Host) createDirs() error {
 	for _, kind := range plugins.Kinds {
 		if err := os.MkdirAll(h.kindDir(kind), 0o700); err != nil {
 			return fmt.Errorf("plugins: %w", err)
 		}
 	}
-	if err := os.MkdirAll(h.socketDir(), 0o711); err != nil {
+	if err := h.launcher.CreateDirs(); err != nil {
 		return fmt.Errorf("plugins: %w", err)
 	}
 	return nil

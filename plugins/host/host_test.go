@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/process"
 	admissionv1 "kubelith.io/kubelith/plugins/proto/admission/v1"
 )
 
@@ -84,7 +85,7 @@ type testHost struct {
 	events *events
 	dir    string
 	// as in Options; nil for most
-	credentials func(spec *Spec, dir, seen string) ([]string, error)
+	credentials func(spec *process.Spec, dir, seen string) ([]string, error)
 }
 
 func startHost(t *testing.T, specs ...Spec) *testHost {
@@ -106,6 +107,12 @@ func (h *testHost) start(specs ...Spec) (stop func()) {
 	ready, ended := make(chan struct{}), make(chan error, 1)
 	go func() { ended <- h.Run(ctx, func() { close(ready) }) }()
 	stop = sync.OnceFunc(func() {
+		groups := map[string]bool{} // that of all plugins, and those in it
+		for _, s := range h.States() {
+			if s.Cgroup != "" {
+				groups[s.Cgroup], groups[filepath.Dir(s.Cgroup)] = true, true
+			}
+		}
 		cancel()
 		if err := <-ended; err != nil {
 			h.t.Errorf("the host ended with %v", err)
@@ -113,11 +120,9 @@ func (h *testHost) start(specs ...Spec) (stop func()) {
 		if left, _ := filepath.Glob(filepath.Join(h.dir, "run", "p", "*")); len(left) > 0 {
 			h.t.Errorf("left in the run directory: %v", left)
 		}
-		if h.parent != nil {
-			for _, dir := range h.parent.Dirs() {
-				if _, err := os.Stat(dir); err == nil {
-					h.t.Errorf("cgroup %s is left", dir)
-				}
+		for dir := range groups {
+			if _, err := os.Stat(dir); err == nil {
+				h.t.Errorf("cgroup %s is left", dir)
 			}
 		}
 		if h.t.Failed() {
@@ -223,6 +228,6 @@ func admissionSpec(t *testing.T, name, mode string) Spec {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Spec{Name: name, Kind: plugins.Admission, Path: self, Source: "test.yaml:1",
-		Env: []string{modeVariable + "=" + mode, versionVariable + "=" + name}}
+	return Spec{Spec: process.Spec{Name: name, Kind: plugins.Admission, Path: self, Source: "test.yaml:1",
+		Env: []string{modeVariable + "=" + mode, versionVariable + "=" + name}}}
 }

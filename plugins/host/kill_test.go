@@ -3,7 +3,6 @@ package host
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -20,24 +19,26 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/process"
 	admissionv1 "kubelith.io/kubelith/plugins/proto/admission/v1"
-	"kubelith.io/kubelith/runtime/cgroups"
 )
 
-// runHost is the process that is killed: a host with a plugin that has started a daemon. It prints the plugin's pid.
+// runHost is the process that is killed: a host with a plugin that has started a daemon. It prints the plugin's pid and
+// cgroup.
 func runHost(dir string) {
 	self, _ := os.Executable()
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	h := New(Options{DataDir: filepath.Join(dir, "data"), RunDir: filepath.Join(dir, "run"), Log: logrus.NewEntry(log),
-		Specs: []Spec{{Name: "p", Kind: plugins.Admission, Path: self, Env: []string{modeVariable + "=serve"}}}})
+		Specs: []Spec{{Spec: process.Spec{Name: "p", Kind: plugins.Admission, Path: self, Env: []string{modeVariable + "=serve"}}}}})
 	go h.Run(context.Background(), func() {
 		p := h.Plugins(plugins.Admission)[0]
 		err := p.Call(context.Background(), "Review", func(ctx context.Context, i plugins.Instance) error {
 			_, err := admissionv1.NewAdmissionClient(i.Conn).Review(ctx, &admissionv1.ReviewRequest{Hook: "fork " + os.Getenv("TEST_PLUGIN_SLEEP")})
 			return err
 		})
-		fmt.Println(h.States()[0].PID, err)
+		s := h.States()[0]
+		fmt.Printf("%d %q %v\n", s.PID, s.Cgroup, err)
 	})
 	select {}
 }
@@ -67,7 +68,7 @@ func needRoot(t *testing.T) {
 
 func TestNoOrphans(t *testing.T) {
 	needRoot(t)
-	dir, sleep := t.TempDir(), marker()
+	dir, sleep, group := t.TempDir(), marker(), ""
 	for range 20 {
 		self, err := os.Executable()
 		if err != nil {
@@ -83,11 +84,13 @@ func TestNoOrphans(t *testing.T) {
 			t.Fatal(err)
 		}
 		line, err := bufio.NewReader(out).ReadString('\n')
-		pid, err2 := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(line), " <nil>"))
-		if err != nil || err2 != nil || len(sleepers(sleep)) != 1 {
+		var pid int
+		_, err2 := fmt.Sscanf(line, "%d %q <nil>", &pid, &group)
+		if err != nil || err2 != nil {
 			c.Process.Kill()
-			t.Fatalf("the host says %q (%v); daemons: %v", line, err, sleepers(sleep))
+			t.Fatalf("the host says %q (%v)", line, err)
 		}
+		eventually(t, "the plugin's daemon runs", func() bool { return len(sleepers(sleep)) == 1 })
 		c.Process.Kill()
 		c.Wait()
 		eventually(t, "the plugin and its daemon have ended", func() bool { return !alive(pid) && len(sleepers(sleep)) == 0 })
@@ -96,59 +99,14 @@ func TestNoOrphans(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(dir, "run", "p", "*.json")); len(left) != 1 {
 		t.Errorf("records %v, want one: the others were removed by the next host", left)
 	}
-	if _, err := Sweep(filepath.Join(dir, "run")); err != nil {
+	if _, err := process.Sweep(filepath.Join(dir, "run")); err != nil {
 		t.Error(err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "run", "p")); len(left) != 0 {
 		t.Errorf("left: %v", left)
 	}
-	if parent, err := cgroups.NewParent(cgroupName(filepath.Join(dir, "data"))); err == nil {
-		if err := parent.Remove(); err != nil { // fails when a group is in there
-			t.Error(err)
-		}
-	}
-}
-
-func TestSweep(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "p"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	start := func() *exec.Cmd {
-		c := exec.Command("/bin/sleep", "1000")
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { c.Process.Kill() })
-		return c
-	}
-	left, other := start(), start()
-	r := newRecord(filepath.Join(dir, "p"), "left-1")
-	r.started(left.Process.Pid)
-	around := filepath.Join(dir, cgroupPrefix+"0123") // no cgroup, so that the test needs no root
-	r.Cgroups = []string{filepath.Join(around, "left-1")}
-	if err := errors.Join(os.MkdirAll(r.Cgroups[0], 0o700), r.write()); err != nil {
-		t.Fatal(err)
-	}
-	reused := newRecord(filepath.Join(dir, "p"), "reused-1")
-	reused.PID, reused.Start = other.Process.Pid, "1"
-	if err := reused.write(); err != nil {
-		t.Fatal(err)
-	}
-	n, err := Sweep(dir)
-	if n != 1 || err != nil {
-		t.Errorf("Sweep = %d, %v, want 1", n, err)
-	}
-	if err := left.Wait(); err == nil {
-		t.Error("the process that was left ended by itself")
-	}
-	if !alive(other.Process.Pid) {
-		t.Error("a process that has the pid now was killed")
-	}
-	for _, path := range []string{filepath.Join(dir, "p"), around} {
-		if _, err := os.Stat(path); err == nil {
-			t.Errorf("%s is left", path)
-		}
+	if _, err := os.Stat(filepath.Dir(group)); group != "" && err == nil {
+		t.Errorf("cgroup %s is left", filepath.Dir(group))
 	}
 }
 
@@ -170,7 +128,7 @@ func TestDescendantsEnd(t *testing.T) {
 }
 
 // limited starts a plugin with a limit, where there are cgroups.
-func limitedHost(t *testing.T, l Limits) *testHost {
+func limitedHost(t *testing.T, l process.Limits) *testHost {
 	spec := admissionSpec(t, "greedy", "serve")
 	spec.Limits = l
 	h := startHost(t, spec, admissionSpec(t, "good", "serve"))
@@ -181,7 +139,7 @@ func limitedHost(t *testing.T, l Limits) *testHost {
 }
 
 func TestMemoryLimit(t *testing.T) {
-	h := limitedHost(t, Limits{Memory: 64 << 20})
+	h := limitedHost(t, process.Limits{Memory: 64 << 20})
 	first, good := h.ready("greedy"), h.ready("good")
 	if _, err := h.review(context.Background(), "greedy", "eat"); codeOf(err) != codes.Unavailable {
 		t.Errorf("a call in which all memory is used: %v, want Unavailable", err)
@@ -199,7 +157,7 @@ func TestMemoryLimit(t *testing.T) {
 }
 
 func TestProcessLimit(t *testing.T) {
-	h := limitedHost(t, Limits{PIDs: 40})
+	h := limitedHost(t, process.Limits{PIDs: 40})
 	sleep := marker()
 	refused := false
 	for range 50 {
@@ -214,7 +172,7 @@ func TestProcessLimit(t *testing.T) {
 }
 
 func TestScore(t *testing.T) {
-	h := limitedHost(t, Limits{})
+	h := limitedHost(t, process.Limits{})
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", h.ready("greedy").PID))
 	if err != nil || strings.TrimSpace(string(content)) != "300" {
 		t.Errorf("oom_score_adj %q, %v", content, err)
@@ -259,23 +217,5 @@ func TestLeavesNothing(t *testing.T) {
 	goleak.VerifyNone(t, ignored)
 	if after := files(); after != before {
 		t.Errorf("%d files are open, %d were", after, before)
-	}
-}
-
-// Servers in mount namespaces of their own have directories of the same path.
-func TestCgroupName(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "data")
-	var names []string
-	for range 2 {
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		names = append(names, cgroupName(dir))
-		if err := os.Rename(dir, fmt.Sprint(dir, len(names))); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if names[0] == names[1] {
-		t.Errorf("two directories have the group %s", names[0])
 	}
 }

@@ -2,30 +2,27 @@ package host
 
 import (
 	"context"
-	"errors"
 
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/process"
 )
 
-// anyKind is of a Spec whose kind is to be found out.
-const anyKind plugins.Kind = ""
-
-// KindOf starts a plugin to learn what it is, and ends it: for those who have nothing but an executable. Nothing else may use the
-// directories of o meanwhile.
+// KindOf starts a plugin whose kind is not known, asks it, and stops it. Nothing else may use the directories of o at
+// the same time.
 func KindOf(ctx context.Context, o Options, spec Spec) (kind plugins.Kind, err error) {
 	h := New(o)
-	if err := h.makeDirs(); err != nil {
+	if err := h.createDirs(); err != nil {
 		return "", err
 	}
-	defer h.close()
-	spec.Kind = anyKind
-	exe, err := verify(&spec, o.DataDir)
+	defer h.launcher.Close()
+	spec.Kind = ""
+	exe, err := process.Verify(&spec.Spec, o.DataDir)
 	if err != nil {
 		return "", err
 	}
-	i, err := h.start(ctx, &spec, exe)
+	p, err := h.launcher.Start(ctx, &spec.Spec, exe)
 	if err != nil {
 		return "", err
 	}
-	return kindOf(i.description), errors.Join(err, i.end())
+	return process.KindOf(p.Description()), p.Stop()
 }

@@ -9,42 +9,45 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/process"
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// plugin is one of the set. Its supervisor starts and ends its processes; callers see the one that serves.
+// plugin is one of the set. Its supervisor starts and stops its processes; callers get the one that serves.
 type plugin struct {
 	host *Host
 	name string
 	kind plugins.Kind
 
-	spec        atomic.Pointer[Spec]                 // as it is wanted now
-	description atomic.Pointer[pluginv1.Description] // the last that was valid
-	current     atomic.Pointer[instance]             // that serves; nil: none
+	spec        atomic.Pointer[Spec]                 // the latest
+	description atomic.Pointer[pluginv1.Description] // the last valid one
+	current     atomic.Pointer[instance]             // the one that serves; nil: none
 
-	wake    chan struct{} // has room for one: spec, file or restart are to be looked at
-	suspect chan struct{} // has room for one: a call had no answer in time
-	gone    chan struct{} // closed when it is no longer wanted
-	settled chan struct{} // closed when the first start has succeeded or failed
-	ended   chan struct{} // closed when its supervisor has ended
+	wake    reconcile.Signal // spec, file or restart may have changed
+	suspect reconcile.Signal // a call had no answer in time
+	gone    chan struct{}    // closed when the plugin is no longer wanted
+	settled chan struct{}    // closed when the first start has succeeded or failed
+	ended   chan struct{}    // closed when its supervisor has ended
 
 	mu      sync.Mutex
-	state   State // its phase, message, since, starts and cgroup; the rest is filled in by State
-	restart bool  // asked for
+	state   State // phase, messages, since and starts; State fills in the rest
+	restart bool  // requested
 }
 
 var _ plugins.Plugin = (*plugin)(nil)
 
 func newPlugin(h *Host, spec *Spec) *plugin {
 	p := &plugin{host: h, name: spec.Name, kind: spec.Kind,
-		wake: make(chan struct{}, 1), suspect: make(chan struct{}, 1),
+		wake: reconcile.NewSignal(), suspect: reconcile.NewSignal(),
 		gone: make(chan struct{}), settled: make(chan struct{}), ended: make(chan struct{}),
 		state: State{Phase: string(Starting), Since: time.Now()}}
 	p.spec.Store(spec)
-	p.description.Store(h.descriptions.load(spec))
+	p.description.Store(h.descriptions.load(&spec.Spec))
 	return p
 }
 
@@ -63,7 +66,7 @@ func (p *plugin) Description() *pluginv1.Description { return p.description.Load
 // Generation implements plugins.Plugin.
 func (p *plugin) Generation() uint64 {
 	if i := p.current.Load(); i != nil {
-		return i.generation
+		return i.Generation()
 	}
 	return 0
 }
@@ -79,7 +82,7 @@ func (p *plugin) Call(ctx context.Context, method string, f func(context.Context
 	err := p.call(ctx, f)
 	code := codeOf(err)
 	if code == codes.DeadlineExceeded {
-		signal(p.suspect)
+		p.suspect.Send()
 	}
 	if observe := p.host.opts.Observe; observe != nil {
 		observe.Called(p.name, p.kind, method, code, time.Since(started))
@@ -99,22 +102,27 @@ func (p *plugin) call(ctx context.Context, f func(context.Context, plugins.Insta
 	select {
 	case i.slots <- struct{}{}:
 		defer func() { <-i.slots }()
-	case <-i.dead():
+	case <-i.Done():
 		return p.notRunning()
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	return f(ctx, plugins.Instance{Conn: i.conn, Generation: i.generation})
+	err := f(ctx, plugins.Instance{Conn: i.Conn(), Generation: i.Generation()})
+	if i.Conn().GetState() == connectivity.Shutdown && ctx.Err() == nil && codeOf(err) == codes.Canceled {
+		// gRPC says so of calls on a connection that is closed, as it is when its process has ended. The caller gave up nothing.
+		return status.Error(codes.Unavailable, "the process of the plugin ended during the call")
+	}
+	return err
 }
 
-// take returns the instance that serves, with this call counted; nil when there is none.
+// take returns the instance that serves and counts a call on it; nil if there is none.
 func (p *plugin) take() *instance {
 	for {
 		i := p.current.Load()
 		if i == nil || i.begin() {
 			return i
 		}
-		if p.current.CompareAndSwap(i, nil) { // it ends, and nobody has taken its place
+		if p.current.CompareAndSwap(i, nil) { // it is ending, and no other serves yet
 			return nil
 		}
 	}
@@ -145,29 +153,21 @@ func codeOf(err error) codes.Code {
 	return status.Code(err)
 }
 
-// signal wakes a receiver that looks at everything when it wakes.
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
-// note is a line about a plugin: for its operator, and for everybody.
+// note explains a phase: message is for the operator, public for everyone.
 type note struct{ message, public string }
 
-// say is a line that everybody may read.
-func say(format string, args ...any) note {
-	text := printable(fmt.Sprintf(format, args...))
+// publicNote returns a note that everyone may read.
+func publicNote(format string, args ...any) note {
+	text := process.Printable(fmt.Sprintf(format, args...))
 	return note{text, text}
 }
 
-// because is a line with an error in the place of its %s.
-func because(format string, err error) note {
-	return note{printable(fmt.Sprintf(format, err)), printable(fmt.Sprintf(format, withoutWords(err)))}
+// errorNote returns a note with err in the place of format's %s. Its public part omits the plugin's output.
+func errorNote(format string, err error) note {
+	return note{process.Printable(fmt.Sprintf(format, err)), process.Printable(fmt.Sprintf(format, process.PublicError(err)))}
 }
 
-// set changes the phase and what is said of it.
+// set changes the phase and its explanation.
 func (p *plugin) set(phase Phase, n note) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -177,7 +177,7 @@ func (p *plugin) set(phase Phase, n note) {
 	p.state.Phase, p.state.Message, p.state.Public = string(phase), n.message, n.public
 }
 
-// State tells where the plugin stands.
+// State returns the current state.
 func (p *plugin) State() State {
 	p.mu.Lock()
 	s := p.state
@@ -185,12 +185,9 @@ func (p *plugin) State() State {
 	spec := p.spec.Load()
 	s.Name, s.Kind, s.Path, s.Source = p.name, p.kind, spec.Path, spec.Source
 	s.Description = p.description.Load()
-	s.Version = printable(s.Description.GetVersion())
+	s.Version = process.Printable(s.Description.GetVersion())
 	if i := p.current.Load(); i != nil {
-		s.SHA256, s.PID, s.Generation, s.InFlight = i.sha256, i.launcher.started().pid, i.generation, i.inFlight()
-		if i.launcher.group != nil {
-			s.Cgroup = i.launcher.group.Dir()
-		}
+		s.SHA256, s.PID, s.Generation, s.InFlight, s.Cgroup = i.SHA256(), i.PID(), i.Generation(), i.inFlight(), i.Cgroup()
 	}
 	return s
 }

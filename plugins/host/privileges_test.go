@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/process"
 )
 
 // privilegesOf reads /proc/PID/status.
@@ -38,16 +38,16 @@ func TestPrivileges(t *testing.T) {
 	const sysAdmin, bindService = 1 << unix.CAP_SYS_ADMIN, 1 << unix.CAP_NET_BIND_SERVICE
 	for name, tc := range map[string]struct {
 		kind   plugins.Kind
-		limits Limits
+		limits process.Limits
 		bound  uint64 // that it may have
 		has    uint64 // has
 	}{
-		"root":       {plugins.Admission, Limits{}, 0, 0},
-		"declared":   {plugins.Admission, Limits{Capabilities: []string{"NET_BIND_SERVICE"}}, bindService, bindService},
-		"user":       {plugins.Admission, Limits{UID: &user}, 0, 0},
-		"auto":       {plugins.Admission, Limits{UID: &auto, Capabilities: []string{"NET_BIND_SERVICE"}}, bindService, bindService},
-		"storage":    {plugins.Storage, Limits{Capabilities: []string{"SYS_ADMIN"}}, sysAdmin, sysAdmin},
-		"explicitly": {plugins.Storage, Limits{Capabilities: []string{}}, 0, 0},
+		"root":       {plugins.Admission, process.Limits{}, 0, 0},
+		"declared":   {plugins.Admission, process.Limits{Capabilities: []string{"NET_BIND_SERVICE"}}, bindService, bindService},
+		"user":       {plugins.Admission, process.Limits{UID: &user}, 0, 0},
+		"auto":       {plugins.Admission, process.Limits{UID: &auto, Capabilities: []string{"NET_BIND_SERVICE"}}, bindService, bindService},
+		"storage":    {plugins.Storage, process.Limits{Capabilities: []string{"SYS_ADMIN"}}, sysAdmin, sysAdmin},
+		"explicitly": {plugins.Storage, process.Limits{Capabilities: []string{}}, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -75,39 +75,6 @@ func TestPrivileges(t *testing.T) {
 	}
 }
 
-// Threads that gave up something are not used by anybody else, and end.
-func TestOwnThreads(t *testing.T) {
-	threads := map[int]bool{}
-	for range 50 {
-		tid := make(chan int)
-		onOwnThread(func() {
-			if err := giveUp(nil); err != nil {
-				t.Error(err)
-			}
-			tid <- unix.Gettid()
-		})
-		id := <-tid
-		if id == unix.Getpid() {
-			t.Error("it ran on the main thread, which never ends")
-		}
-		threads[id] = true
-		runtime.Gosched()
-		if n, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err != nil || n != 0 {
-			t.Fatalf("this thread has no_new_privs: %d, %v", n, err)
-		}
-	}
-	eventually(t, "the threads have ended", func() bool {
-		left, _ := filepath.Glob("/proc/self/task/*")
-		for _, task := range left {
-			status, _ := os.ReadFile(task + "/status")
-			if strings.Contains(string(status), "\nNoNewPrivs:\t1\n") {
-				return false
-			}
-		}
-		return true
-	})
-}
-
 // A plugin with a user of its own cannot touch what root goes on writing for it, nor read what another plugin has.
 func TestCredentialsOfAnotherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -121,7 +88,7 @@ func TestCredentialsOfAnotherUser(t *testing.T) {
 		install(t, s.Path, "1")
 	}
 	h := &testHost{t: t, log: &logLines{}, events: newEvents(), dir: t.TempDir()}
-	h.credentials = func(spec *Spec, dir, seen string) ([]string, error) {
+	h.credentials = func(spec *process.Spec, dir, seen string) ([]string, error) {
 		user := filepath.Join(dir, "user")
 		if err := os.Mkdir(user, 0o750); err != nil {
 			return nil, err

@@ -132,15 +132,15 @@ func TestFaultsAtStart(t *testing.T) {
 	}
 }
 
-// A plugin that never gets ready is given up after a while, and one that is mended comes up at once.
-func TestMended(t *testing.T) {
+// A plugin that never gets ready is given up after a while, and one that is fixed starts at once.
+func TestFixed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "p")
-	spec := admissionSpec(t, "mended", "serve")
+	spec := admissionSpec(t, "fixed", "serve")
 	spec.Path = path
 	h := startHost(t, spec)
-	h.state("mended", "given up", func(s State) bool { return s.Phase == string(Failed) })
+	h.state("fixed", "given up", func(s State) bool { return s.Phase == string(Failed) })
 	install(t, path, "1")
-	h.ready("mended")
+	h.ready("fixed")
 }
 
 func TestAsAnotherUser(t *testing.T) {
@@ -187,7 +187,7 @@ func TestOutput(t *testing.T) {
 	eventually(t, "some were dropped", func() bool {
 		return regexp.MustCompile(`warning plugin=loud \d+ lines of its output dropped`).MatchString(h.log.String())
 	})
-	if n := strings.Count(h.log.String(), "again"); n > 3*linesPerSecond {
+	if n := strings.Count(h.log.String(), "again"); n > 3*200 { // a second's limit; it may take three
 		t.Errorf("%d lines were logged", n)
 	}
 }

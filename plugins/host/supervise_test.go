@@ -12,13 +12,18 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/process"
+	admissionv1 "kubelith.io/kubelith/plugins/proto/admission/v1"
 )
 
-// alive tells whether a process runs. What has ended without its parent is collected by the machine's init when it comes to it.
+// alive reports whether a process runs. What ended without its parent is collected by the machine's init when it
+// comes to it.
 func alive(pid int) bool {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, rest, _ := strings.Cut(string(content), ") ")
@@ -56,6 +61,26 @@ func TestStartsAgain(t *testing.T) {
 	if s := h.ready("good"); s.PID != good.PID {
 		t.Error("the other plugin was started again too")
 	}
+}
+
+// TestCallOnClosedConnection: a call that finds the connection of an ended process closed is not one that its caller canceled.
+func TestCallOnClosedConnection(t *testing.T) {
+	h := startHost(t, admissionSpec(t, "weak", "serve"))
+	first := h.ready("weak")
+	err := h.plugin("weak").Call(context.Background(), "Review", func(ctx context.Context, i plugins.Instance) error {
+		if err := syscall.Kill(first.PID, syscall.SIGKILL); err != nil {
+			return err
+		}
+		for i.Conn.(*grpc.ClientConn).GetState() != connectivity.Shutdown {
+			time.Sleep(time.Millisecond)
+		}
+		_, err := admissionv1.NewAdmissionClient(i.Conn).Review(ctx, &admissionv1.ReviewRequest{})
+		return err
+	})
+	if status.Code(err) != codes.Unavailable {
+		t.Errorf("got %v, want Unavailable", err)
+	}
+	h.another("weak", first)
 }
 
 func TestHangs(t *testing.T) {
@@ -154,7 +179,7 @@ func TestReplacedFile(t *testing.T) {
 
 	// The same content in another file: nothing is started. The change after it shows that this one was seen.
 	install(t, spec.Path, "2")
-	changed := statID(spec.Path)
+	changed := process.StatID(spec.Path)
 	h.refresh()
 	p := h.plugin("p")
 	eventually(t, "the new file is known", func() bool { return *p.current.Load().exe.Load() == changed })
@@ -236,7 +261,8 @@ func names(all []plugins.Plugin) string {
 	return strings.Join(out, " ")
 }
 
-// installScript makes a plugin in a directory: a program that is given no arguments finds its mode in no environment, a script brings it.
+// installScript makes a plugin in a directory: a program that is given no arguments finds its mode in no environment, a
+// script brings it.
 func installScript(t *testing.T, dir, name string) (path string) {
 	t.Helper()
 	self, err := os.Executable()

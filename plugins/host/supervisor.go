@@ -11,80 +11,83 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/process"
 )
 
 const (
-	firstRetry   = 200 * time.Millisecond // each further one takes twice as long
+	firstRetry   = 200 * time.Millisecond // doubles with each failure
 	maxRetry     = time.Minute
-	servingRetry = 5 * time.Second // the most for one that did get ready: between its crashes it serves
-	giveUpAfter  = 5               // starts in a row that did not get ready
-	stableAfter  = 10 * time.Second
+	servingRetry = 5 * time.Second  // maximum for a plugin that got ready: it serves between its crashes
+	giveUpAfter  = 5                // failures in a row: then retried each maxRetry only
+	stableAfter  = 10 * time.Second // a process that ends later starts the count of failures again
 	checkEvery   = 5 * time.Second
-	checkAgain   = time.Second // at most this often when calls have no answer
+	checkAgain   = time.Second // minimum between checks that calls without answer cause
 )
 
-// patience is how long a process that was replaced may finish its calls: a little more than a call of the kind may take.
-var patience = map[plugins.Kind]time.Duration{
+// drainTimeout is how long a replaced process may finish its calls: a little more than a call of its kind may take.
+var drainTimeout = map[plugins.Kind]time.Duration{
 	plugins.Admission:  30 * time.Second,
 	plugins.Scheduling: time.Second,
 	plugins.Storage:    2 * time.Minute,
 }
 
-// errUnchanged ends a replacement: file and settings are those of the process that runs.
+// errUnchanged ends a replacement: the running process has the same file and settings.
 var errUnchanged = errors.New("nothing has changed")
 
-// supervisor keeps one plugin running. Everything here is touched by its goroutine only.
+// supervisor keeps one plugin running. Only its goroutine accesses the fields.
 type supervisor struct {
 	*plugin
-	attempt  *attempt // under way; nil: none
-	again    bool     // start anew once the attempt has ended
-	force    bool     // even if nothing has changed
-	retry    *time.Timer
-	failures int    // starts in a row without a stable process
-	served   bool   // one of them got ready
-	told     string // the last failure that was logged
-	refused  wanted // the replacement that failed last: it is not tried again
+	attempt   *attempt // under way; nil: none
+	again     bool     // start again once the attempt has ended
+	force     bool     // even if nothing has changed
+	retry     *time.Timer
+	failures  int    // in a row, without a stable process
+	served    bool   // a process got ready
+	lastError string // the last failure that was logged
+	refused   wanted // what failed last as a replacement: it is not tried again
 
-	misses    int // health checks in a row
+	misses    int // missed health checks in a row
 	lastCheck time.Time
 	checking  bool
-	verdicts  chan verdict
+	checked   chan checkResult
 
-	drains sync.WaitGroup
+	draining sync.WaitGroup // replaced processes
 }
 
 // attempt is a start under way.
 type attempt struct {
 	wanted
 	cancel func()
-	result chan result // has room for it
+	result chan result // capacity 1
 }
 
 type result struct {
 	i   *instance
-	exe fileID // that was verified
+	exe process.FileID // that was verified
 	err error
 }
 
-// wanted is what a process is made from.
+// wanted is what a process is to be made from.
 type wanted struct {
 	spec *Spec
-	exe  fileID
+	exe  process.FileID
 }
 
-// same tells whether a process of one does for the other: neither name, source nor settings of calls are told to it.
+// same reports whether a process made from one serves for the other. Source and call settings do not reach the process.
 func (w wanted) same(other wanted) bool {
 	if w.spec == nil || other.spec == nil || w.exe != other.exe {
 		return false
 	}
-	a, b := *w.spec, *other.spec
-	for _, s := range []*Spec{&a, &b} {
-		s.Source, s.Settings, s.Builtin = "", plugins.Settings{}, false
-	}
+	return sameProcess(w.spec.Spec, other.spec.Spec)
+}
+
+func sameProcess(a, b process.Spec) bool {
+	a.Source, b.Source = "", ""
 	return reflect.DeepEqual(a, b)
 }
 
-type verdict struct {
+// checkResult is the result of a health check.
+type checkResult struct {
 	i   *instance
 	err error
 }
@@ -92,7 +95,7 @@ type verdict struct {
 // supervise runs until ctx ends or the plugin is no longer wanted.
 func (p *plugin) supervise(ctx context.Context) {
 	defer close(p.ended)
-	s := &supervisor{plugin: p, verdicts: make(chan verdict, 1), retry: time.NewTimer(time.Hour)}
+	s := &supervisor{plugin: p, checked: make(chan checkResult, 1), retry: time.NewTimer(time.Hour)}
 	s.retry.Stop()
 	defer s.retry.Stop()
 	checks := time.NewTicker(checkEvery)
@@ -106,7 +109,7 @@ func (p *plugin) supervise(ctx context.Context) {
 		var died <-chan struct{}
 		serving := s.current.Load()
 		if serving != nil {
-			died = serving.dead()
+			died = serving.Done()
 		}
 		select {
 		case <-ctx.Done():
@@ -129,19 +132,19 @@ func (p *plugin) supervise(ctx context.Context) {
 			if time.Since(s.lastCheck) > checkAgain {
 				s.check(ctx, serving)
 			}
-		case v := <-s.verdicts:
-			s.judge(ctx, v)
+		case v := <-s.checked:
+			s.handleCheck(ctx, v)
 		}
 	}
 }
 
-// now is what is wanted, and the file that is there.
+// now returns what a process would be made from now.
 func (s *supervisor) now() wanted {
 	spec := s.spec.Load()
-	return wanted{spec, statID(spec.Path)}
+	return wanted{spec, process.StatID(spec.Path)}
 }
 
-// reconsider looks whether what runs is what is wanted.
+// reconsider starts a process if the running one is not what is wanted, or if a restart is requested.
 func (s *supervisor) reconsider(ctx context.Context) {
 	s.mu.Lock()
 	restart := s.restart
@@ -158,16 +161,17 @@ func (s *supervisor) reconsider(ctx context.Context) {
 		}
 		return
 	case restart:
-	case serving != nil && now.same(wanted{serving.spec, *serving.exe.Load()}), serving != nil && now.same(s.refused):
+	case serving != nil && now.exe == *serving.exe.Load() && sameProcess(now.spec.Spec, *serving.Spec()), serving != nil && now.same(s.refused):
 		return
-	case serving == nil && now.same(s.refused): // it waits for its next try
+	case serving == nil && now.same(s.refused): // the retry timer runs
 		return
 	}
-	s.failures, s.told = 0, ""
+	s.failures, s.lastError = 0, ""
 	s.begin(ctx, restart)
 }
 
-// begin starts a process. With one that serves it is a replacement, which ends as errUnchanged if it would be the same.
+// begin starts a process. If one serves, it is a replacement, which ends with errUnchanged if it would be the same and
+// force is not set.
 func (s *supervisor) begin(ctx context.Context, force bool) {
 	s.retry.Stop()
 	now := s.now()
@@ -183,21 +187,24 @@ func (s *supervisor) begin(ctx context.Context, force bool) {
 	}()
 }
 
-// attempt verifies and starts.
+// attempt verifies the executable and starts a process.
 func (h *Host) attempt(ctx context.Context, spec *Spec, serving *instance, force bool) result {
-	exe, err := verify(spec, h.opts.DataDir)
+	exe, err := process.Verify(&spec.Spec, h.opts.DataDir)
 	if err != nil {
 		return result{err: err}
 	}
-	if serving != nil && !force && exe.sha256 == serving.sha256 && (wanted{spec: spec}).same(wanted{spec: serving.spec}) {
-		exe.file.Close()
-		return result{exe: exe.id, err: errUnchanged}
+	if serving != nil && !force && exe.SHA256 == serving.SHA256() && sameProcess(spec.Spec, *serving.Spec()) {
+		exe.Close()
+		return result{exe: exe.ID, err: errUnchanged}
 	}
-	i, err := h.start(ctx, spec, exe)
-	return result{i, exe.id, err}
+	p, err := h.launcher.Start(ctx, &spec.Spec, exe)
+	if err != nil {
+		return result{exe: exe.ID, err: err}
+	}
+	return result{newInstance(p, exe.ID), exe.ID, nil}
 }
 
-// started takes the result of an attempt.
+// started handles the result of an attempt.
 func (s *supervisor) started(ctx context.Context, r result) {
 	attempt := s.attempt
 	s.attempt = nil
@@ -207,13 +214,13 @@ func (s *supervisor) started(ctx context.Context, r result) {
 		force := s.force
 		s.again, s.force = false, false
 		if r.i != nil {
-			s.finish(r.i)
+			s.stop(r.i)
 		}
 		s.begin(ctx, force)
 		return
 	}
 	switch {
-	case r.err == errUnchanged && serving == nil: // it has ended meanwhile
+	case r.err == errUnchanged && serving == nil: // it has ended since
 		s.begin(ctx, false)
 	case r.err == errUnchanged:
 		serving.exe.Store(&r.exe)
@@ -229,41 +236,41 @@ func (s *supervisor) started(ctx context.Context, r result) {
 	}
 }
 
-// serve makes a process the one that is called.
+// serve makes a process the one that gets the calls.
 func (s *supervisor) serve(ctx context.Context, i *instance) {
-	s.host.descriptions.save(i.spec, i.description)
-	s.description.Store(i.description)
+	s.host.descriptions.save(i.Spec(), i.Description())
+	s.description.Store(i.Description())
 	s.mu.Lock()
 	s.state.Starts++
 	s.mu.Unlock()
-	s.served, s.told, s.misses = true, "", 0
+	s.served, s.lastError, s.misses = true, "", 0
 	before := s.current.Swap(i)
 	s.set(Ready, note{})
-	log := s.log().WithField("pid", i.launcher.started().pid)
+	log := s.log().WithField("pid", i.PID())
 	if before == nil {
-		log.Infof("ready: version %q, sha256 %s", i.description.GetVersion(), short(i.sha256))
+		log.Infof("ready: version %q, sha256 %s", i.Description().GetVersion(), process.ShortSHA256(i.SHA256()))
 		s.changed(PluginReady)
 	} else {
-		log.Infof("replaced: version %q, sha256 %s, now serves instead of sha256 %s", i.description.GetVersion(), short(i.sha256), short(before.sha256))
+		log.Infof("replaced: version %q, sha256 %s, now serves instead of sha256 %s", i.Description().GetVersion(), process.ShortSHA256(i.SHA256()), process.ShortSHA256(before.SHA256()))
 		s.changed(PluginReplaced)
-		s.drains.Go(func() {
-			before.drain(ctx, patience[s.kind])
-			s.finish(before)
+		s.draining.Go(func() {
+			before.drain(ctx, drainTimeout[s.kind])
+			s.stop(before)
 		})
 	}
 	s.settle()
 }
 
-// keep is what becomes of a replacement that failed.
+// keep handles a failed replacement: the process before it goes on serving.
 func (s *supervisor) keep(err error) {
 	serving := s.current.Load()
-	n := because("its replacement %s; keeps running sha256 "+short(serving.sha256), err)
+	n := errorNote("its replacement %s; keeps running sha256 "+process.ShortSHA256(serving.SHA256()), err)
 	s.log().Error(n.message)
 	s.set(Ready, n)
-	s.tell(PluginFailed)
+	s.observe(PluginFailed)
 }
 
-// failed is what becomes of a plugin without a process: it waits for the next try.
+// failed handles the failure of a plugin that has no process: it schedules the next start.
 func (s *supervisor) failed(reason error, event string) {
 	s.failures++
 	delay := min(firstRetry<<min(s.failures-1, 20), maxRetry)
@@ -275,34 +282,34 @@ func (s *supervisor) failed(reason error, event string) {
 		phase, delay = Failed, maxRetry
 	}
 	s.retry.Reset(delay)
-	n := because(fmt.Sprintf("%%s; next try in %v", delay), reason)
+	n := errorNote(fmt.Sprintf("%%s; next try in %v", delay), reason)
 	s.set(phase, n)
-	if reason.Error() == s.told {
+	if reason.Error() == s.lastError {
 		s.log().Debug(n.message)
 	} else {
 		s.log().Error(n.message)
 	}
-	s.told = reason.Error()
+	s.lastError = reason.Error()
 	s.changed(event)
 	s.settle()
 }
 
-// died is what becomes of a process that ended by itself, or was killed.
+// died handles a serving process that ended by itself, or was killed.
 func (s *supervisor) died(i *instance) {
 	s.current.CompareAndSwap(i, nil)
-	reason, event := i.obituary(), PluginFailed
+	reason, event := i.ExitReason(), PluginFailed
 	switch {
-	case i.outOfMemory():
+	case i.OutOfMemory():
 		event = PluginOOM
-	case i.launcher.started().endedByUs():
-		reason = fmt.Errorf("did not answer two health checks of %v: killed", healthTimeout)
+	case i.Killed():
+		reason = fmt.Errorf("did not answer two health checks of %v: killed", process.HealthTimeout)
 	}
-	if time.Since(i.since) > stableAfter {
-		s.failures, s.told = 0, ""
+	if time.Since(i.Started()) > stableAfter {
+		s.failures, s.lastError = 0, ""
 	}
-	s.finish(i)
-	if s.attempt != nil { // a replacement is under way, and will serve
-		n := because("%s", reason)
+	s.stop(i)
+	if s.attempt != nil { // a replacement is under way and will serve
+		n := errorNote("%s", reason)
 		s.set(Starting, n)
 		s.log().Error(n.message)
 		s.changed(event)
@@ -311,17 +318,18 @@ func (s *supervisor) died(i *instance) {
 	s.failed(reason, event)
 }
 
-// check asks the process whether it is well.
+// check starts a health check unless one is under way.
 func (s *supervisor) check(ctx context.Context, i *instance) {
 	if i == nil || s.checking {
 		return
 	}
 	s.checking, s.lastCheck = true, time.Now()
-	go func() { s.verdicts <- verdict{i, i.checkHealth(ctx)} }()
+	go func() { s.checked <- checkResult{i, i.Health(ctx)} }()
 }
 
-// judge takes the answer: after one miss calls fail at once, after two the process is killed.
-func (s *supervisor) judge(ctx context.Context, v verdict) {
+// handleCheck handles the result of a health check. After one miss, calls fail at once; after two, the process is
+// killed.
+func (s *supervisor) handleCheck(ctx context.Context, v checkResult) {
 	s.checking = false
 	if v.i != s.current.Load() || ctx.Err() != nil {
 		return
@@ -336,10 +344,10 @@ func (s *supervisor) judge(ctx context.Context, v verdict) {
 	}
 	s.misses++
 	if s.misses > 1 {
-		v.i.launcher.kill()
+		v.i.Kill()
 		return
 	}
-	n := say("did not answer a health check of %v", healthTimeout)
+	n := publicNote("did not answer a health check of %v", process.HealthTimeout)
 	v.i.unhealthy.Store(true)
 	s.set(Unhealthy, n)
 	s.log().Warn(n.message)
@@ -347,34 +355,34 @@ func (s *supervisor) judge(ctx context.Context, v verdict) {
 	s.check(ctx, v.i)
 }
 
-// leave ends everything: at once with ctx, else when the calls have ended.
+// leave stops all processes: at once if ctx has ended, else when their calls have ended.
 func (s *supervisor) leave(ctx context.Context) {
 	if s.attempt != nil {
 		s.attempt.cancel()
 		if r := <-s.attempt.result; r.i != nil {
-			s.finish(r.i)
+			s.stop(r.i)
 		}
 	}
 	if i := s.current.Swap(nil); i != nil {
-		s.set(Draining, say("it is no longer wanted"))
-		i.drain(ctx, patience[s.kind])
-		s.finish(i)
+		s.set(Draining, publicNote("it is no longer wanted"))
+		i.drain(ctx, drainTimeout[s.kind])
+		s.stop(i)
 	}
-	s.drains.Wait()
+	s.draining.Wait()
 	if s.checking {
-		<-s.verdicts
+		<-s.checked
 	}
 	s.settle()
 }
 
-// finish ends a process that is called no more.
-func (s *supervisor) finish(i *instance) {
-	if err := i.end(); err != nil {
-		s.log().WithError(err).Warn("what its process had is not all removed")
+// stop stops a process that gets no more calls.
+func (s *supervisor) stop(i *instance) {
+	if err := i.stop(); err != nil {
+		s.log().WithError(err).Warn("cannot remove everything that belongs to its process")
 	}
 }
 
-// settle tells that the first start has an outcome.
+// settle records that the first start has succeeded or failed.
 func (s *supervisor) settle() {
 	select {
 	case <-s.settled:
@@ -383,17 +391,18 @@ func (s *supervisor) settle() {
 	}
 }
 
-// changed tells those who call the plugin and those who report.
+// changed notifies the plugin's callers and the observer.
 func (s *supervisor) changed(reason string) {
 	s.host.notify(s.kind)
-	s.tell(reason)
+	s.observe(reason)
 }
 
-func (s *supervisor) tell(reason string) {
+// observe notifies the observer.
+func (s *supervisor) observe(reason string) {
 	if observe := s.host.opts.Observe; observe != nil {
 		observe.Changed(s.State(), reason)
 	}
 }
 
-// log is of the plugin.
+// log returns a logger for lines about the plugin.
 func (p *plugin) log() *logrus.Entry { return p.host.log.WithField("plugin", p.name) }

@@ -11,46 +11,48 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/process"
 )
 
 const (
-	settleFor = 300 * time.Millisecond // without a change of a file before it is read: copies take their time
-	rescan    = time.Minute            // without a sign of a change
+	settleFor = 300 * time.Millisecond // without further changes before files are read: a copy takes time
+	rescan    = time.Minute            // how often files are read without any event
 )
 
-// kindDir has the executables that the operator drops there.
+// kindDir returns the plugins directory of a kind, where the operator puts executables.
 func (h *Host) kindDir(kind plugins.Kind) string {
 	return filepath.Join(h.opts.DataDir, "plugins", string(kind))
 }
 
-// directorySpecs are the plugins of the directories, by name. What is hidden is of editors and of copies under way.
+// directorySpecs returns the plugins in the plugins directories, sorted by name. Hidden files belong to editors and
+// copies under way.
 func (h *Host) directorySpecs() []*Spec {
 	var out []*Spec
 	for _, kind := range plugins.Kinds {
 		dir := h.kindDir(kind)
-		entries, _ := os.ReadDir(dir) // made by Run
+		entries, _ := os.ReadDir(dir) // created by Run
 		for _, e := range entries {
 			if e.IsDir() || strings.HasPrefix(e.Name(), ".") || strings.HasSuffix(e.Name(), "~") {
 				continue
 			}
-			out = append(out, &Spec{Name: e.Name(), Kind: kind, Path: filepath.Join(dir, e.Name()), Source: dir})
+			out = append(out, &Spec{Spec: process.Spec{Name: e.Name(), Kind: kind, Path: filepath.Join(dir, e.Name()), Source: dir}})
 		}
 	}
 	slices.SortStableFunc(out, func(a, b *Spec) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 
-// watch looks again at everything when a file has changed, and each minute.
+// watch calls refresh when a file has changed, and each minute.
 func (h *Host) watch(ctx context.Context) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		h.log.WithError(err).Warnf("changes of plugins are seen within %v only: raise fs.inotify.max_user_instances", rescan)
-		watcher = &fsnotify.Watcher{} // says nothing
+		h.log.WithError(err).Warnf("changes of plugins are noticed within %v only: raise fs.inotify.max_user_instances", rescan)
+		watcher = &fsnotify.Watcher{} // has no events
 	} else {
 		defer watcher.Close()
 	}
 	w := &watched{Watcher: watcher}
-	settled := time.NewTimer(0) // at once: what changed before the watch began
+	settled := time.NewTimer(0) // at once: for changes before the watch began
 	defer settled.Stop()
 	each := time.NewTicker(rescan)
 	defer each.Stop()
@@ -70,14 +72,15 @@ func (h *Host) watch(ctx context.Context) {
 		case <-each.C:
 		}
 		if err == nil && w.watch(h.executableDirs()) {
-			settled.Reset(settleFor) // nobody has seen yet what is being copied there
+			settled.Reset(settleFor) // a copy to it may have begun before the watch
 			continue
 		}
 		h.refresh()
 	}
 }
 
-// executableDirs has those of the kinds and of what is configured: the watch of a file would end with the file that another one replaces.
+// executableDirs returns the plugins directories and those of the configured executables. Directories, because the
+// watch of a file ends when another file replaces it.
 func (h *Host) executableDirs() map[string]bool {
 	dirs := map[string]bool{}
 	for _, kind := range plugins.Kinds {
@@ -91,22 +94,22 @@ func (h *Host) executableDirs() map[string]bool {
 	return dirs
 }
 
-// watched are directories, and for each that is not there the nearest one above it that is.
+// watched is a watch of directories, and for each that does not exist, of its nearest existing ancestor.
 type watched struct {
 	*fsnotify.Watcher
-	dirs   map[string]bool // all of whose entries matter
-	leadTo map[string]bool // the next step to one that is not there, and the directory that it is to appear in
+	dirs   map[string]bool // all of their entries matter
+	onPath map[string]bool // the ancestor of a missing directory, and its entry on the path to it
 }
 
-// watch makes these the directories, and tells whether the watch of one has begun.
+// watch replaces the watched directories, and reports whether the watch of a new one has begun.
 func (w *watched) watch(dirs map[string]bool) (begun bool) {
-	w.dirs, w.leadTo = dirs, map[string]bool{}
+	w.dirs, w.onPath = dirs, map[string]bool{}
 	places := map[string]bool{}
 	for dir := range dirs {
 		there, next := nearest(dir)
 		places[there] = true
 		if there != dir {
-			w.leadTo[there], w.leadTo[next] = true, true
+			w.onPath[there], w.onPath[next] = true, true
 		}
 	}
 	for _, dir := range w.WatchList() {
@@ -116,17 +119,18 @@ func (w *watched) watch(dirs map[string]bool) (begun bool) {
 		delete(places, dir)
 	}
 	for dir := range places {
-		begun = w.Add(dir) == nil || begun // it may be gone again: its parent is not watched yet, and each minute shows
+		begun = w.Add(dir) == nil || begun // if it is gone again, the next rescan finds it
 	}
 	return begun
 }
 
-// matters tells whether an event may be of an executable: the directories above have other entries too, which may never rest.
+// matters reports whether an event may concern an executable. The ancestors have other entries too, which may change
+// all the time.
 func (w *watched) matters(e fsnotify.Event) bool {
-	return w.dirs[filepath.Dir(e.Name)] || w.dirs[e.Name] || w.leadTo[e.Name]
+	return w.dirs[filepath.Dir(e.Name)] || w.dirs[e.Name] || w.onPath[e.Name]
 }
 
-// nearest is the directory itself, or the nearest one above it that is there and the entry that is missing in it.
+// nearest returns the directory itself, or its nearest existing ancestor and the missing entry in it.
 func nearest(dir string) (there, next string) {
 	for there = dir; filepath.Dir(there) != there; there = filepath.Dir(there) {
 		if info, err := os.Stat(there); err == nil && info.IsDir() {

@@ -11,7 +11,8 @@ import (
 	"kubelith.io/kubelith/plugins"
 )
 
-// TestDirectoryAppears: a directory that is made later, or again, is looked into at once, and not only when everything is.
+// TestDirectoryAppears: a directory that is made later, or again, is looked into at once, and not only when everything
+// is.
 func TestDirectoryAppears(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "opt", "plugins")
 	spec := admissionSpec(t, "configured", "serve")
@@ -60,7 +61,8 @@ func TestDirectoryAppears(t *testing.T) {
 	soon("moved")
 }
 
-// TestWatched: what is in a directory when its watch begins may be half of a file, so that the watcher says when one has begun.
+// TestWatched: what is in a directory when its watch begins may be half of a file, so that the watcher says when one
+// has begun.
 func TestWatched(t *testing.T) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {

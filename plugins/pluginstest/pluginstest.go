@@ -1,4 +1,5 @@
-// Package pluginstest has plugins without a host, for the tests of those who call them. Who writes a plugin wants plugins/sdk/sdktest.
+// Package pluginstest has fakes of package plugins for the tests of callers. For tests of plugins see
+// plugins/sdk/sdktest.
 package pluginstest
 
 import (
@@ -19,14 +20,14 @@ var (
 	_ plugins.Plugin = (*Plugin)(nil)
 )
 
-// Set is one that the test changes. It is empty at first.
+// Set is a plugins.Set that the test changes. The zero value is empty.
 type Set struct {
 	mu          sync.Mutex
 	all         []plugins.Plugin
 	subscribers []*func()
 }
 
-// NewSet has these plugins.
+// NewSet returns a Set of these plugins.
 func NewSet(all ...plugins.Plugin) *Set { return &Set{all: all} }
 
 // Plugins implements plugins.Set.
@@ -48,14 +49,14 @@ func (s *Set) Subscribe(_ plugins.Kind, changed func()) (cancel func()) {
 	}
 }
 
-// Subscribed says whether anybody would hear of a change.
+// Subscribed reports whether there are subscribers.
 func (s *Set) Subscribed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.subscribers) > 0
 }
 
-// Replace puts others in place of the plugins, or the same, and tells the subscribers.
+// Replace replaces the plugins and notifies the subscribers.
 func (s *Set) Replace(all ...plugins.Plugin) {
 	s.mu.Lock()
 	s.all = all
@@ -66,7 +67,7 @@ func (s *Set) Replace(all ...plugins.Plugin) {
 	}
 }
 
-// Plugin is one whose process is a gRPC server in memory, or none.
+// Plugin is a plugins.Plugin whose process is a gRPC server in memory, or missing.
 type Plugin struct {
 	name string
 	kind plugins.Kind
@@ -80,7 +81,7 @@ type Plugin struct {
 	last        error
 }
 
-// New has never run.
+// New returns a plugin that has never run.
 func New(kind plugins.Kind, name string, settings plugins.Settings) *Plugin {
 	return &Plugin{name: name, kind: kind, settings: settings}
 }
@@ -98,7 +99,7 @@ func (p *Plugin) Settings() plugins.Settings {
 	return p.settings
 }
 
-// SetSettings is what an operator does.
+// SetSettings changes the settings, as an operator does.
 func (p *Plugin) SetSettings(settings plugins.Settings) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -122,14 +123,15 @@ func (p *Plugin) Generation() uint64 {
 	return p.generation
 }
 
-// SetDescription is what a process has said of itself.
+// SetDescription sets the description, as a process does.
 func (p *Plugin) SetDescription(d *pluginv1.Description) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.description = d
 }
 
-// Serve starts another process in place of the one before, which finishes its calls: what register adds. It runs until the test ends or Kill.
+// Serve replaces the process by one that serves what register adds; the one before finishes its calls. It runs until
+// Kill or the test's end.
 func (p *Plugin) Serve(t testing.TB, register func(*grpc.Server), options ...grpc.ServerOption) {
 	t.Helper()
 	conn := sdktest.Connect(t, register, options...)
@@ -151,7 +153,7 @@ func (p *Plugin) Introduce(t testing.TB) {
 	}
 }
 
-// Kill ends the process, and the calls that are under way.
+// Kill ends the process and its calls.
 func (p *Plugin) Kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -182,14 +184,14 @@ func (p *Plugin) Call(ctx context.Context, method string, f func(context.Context
 	return err
 }
 
-// Called are the methods of all calls, answered or not.
+// Called returns the methods of all calls, answered or not.
 func (p *Plugin) Called() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.called)
 }
 
-// LastError is what the last call came to, as a host counts it.
+// LastError returns the error of the last call.
 func (p *Plugin) LastError() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

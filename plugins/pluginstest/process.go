@@ -14,7 +14,8 @@ import (
 	"kubelith.io/kubelith/plugins/proto"
 )
 
-// Start runs a plugin's program until the test ends, with go-plugin's own host and mutual TLS, and returns a connection to it.
+// Start runs a plugin's program until the test ends, with go-plugin's own host and mutual TLS, and returns a connection
+// to it.
 func Start(t testing.TB, cmd *exec.Cmd) *grpc.ClientConn {
 	t.Helper()
 	sockets, err := os.MkdirTemp("", "kl") // go-plugin leaves them; their paths must be short

@@ -1,5 +1,5 @@
-// Package proto holds what host and plugin agree on before the first call. The
-// protocols are in the folders below, one per package and version.
+// Package proto has what host and plugin agree on before the first call. The folders below have the protocols, one per
+// package and version.
 package proto
 
 import "github.com/hashicorp/go-plugin"
@@ -11,7 +11,7 @@ const Version = 1
 // Name is the one go-plugin plugin that a process serves; its gRPC services depend on the kind.
 const Name = "kubelith"
 
-// Handshake tells a plugin that kubelith started it, and a person who did that it is no program to be started by hand.
+// Handshake tells a plugin that Kubelith started it, so that it can refuse to be started by hand.
 var Handshake = plugin.HandshakeConfig{
 	MagicCookieKey:   "KUBELITH_PLUGIN",
 	MagicCookieValue: "b4c1f7d2-started-by-kubelith",
@@ -20,8 +20,9 @@ var Handshake = plugin.HandshakeConfig{
 // KubeconfigVariable is the variable of a plugin's environment that names its kubeconfig.
 const KubeconfigVariable = "KUBELITH_KUBECONFIG"
 
-// Limits of one message, in bytes. A plugin may answer many calls at once, and what it answers is in the server's memory: the limit of
-// answers is gRPC's own default, which CSI drivers keep to, and holds the patch of an object as large as etcd takes.
+// Limits of one message, in bytes. A plugin may answer many calls at once, and the server holds the answers in memory.
+// The limit of answers is gRPC's default, which CSI drivers expect; it is enough for the patch of an object of etcd's
+// maximum size.
 const (
 	MaxRequestSize  = 32 << 20
 	MaxResponseSize = 4 << 20

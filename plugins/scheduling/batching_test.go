@@ -73,7 +73,8 @@ func (r *rig) scheduleAll(count int) {
 	}
 }
 
-// batching is the default profile without upstream's default constraints of spreading, with which upstream batches nothing.
+// batching is the default profile without upstream's default constraints of spreading, with which upstream batches
+// nothing.
 func batching(t *testing.T) []config.KubeSchedulerProfile {
 	t.Helper()
 	defaults, err := latest.Default()
@@ -90,8 +91,8 @@ func batching(t *testing.T) []config.KubeSchedulerProfile {
 	return nil
 }
 
-// TestBatching: upstream reuses what it found for one pod for the next one of the same template, with a plugin as without:
-// most pods are not scored. A plugin that wants whole pods gives that up.
+// TestBatching: upstream reuses what it found for one pod for the next one of the same template, with a plugin as
+// without: most pods are not scored. A plugin that wants whole pods gives that up.
 func TestBatching(t *testing.T) {
 	const count = 40
 	for _, full := range []bool{false, true} {

@@ -13,8 +13,8 @@ import (
 	"kubelith.io/kubelith/plugins"
 )
 
-// breaker spares pods the deadline of a plugin that hangs, until the host has killed it: after some missed deadlines in a row
-// it lets one call through each second.
+// breaker is a circuit breaker for a plugin that hangs: after maxMissed deadlines in a row it lets through one call a
+// second, so that pods do not wait for each deadline until the host has killed the process.
 type breaker struct {
 	mu     sync.Mutex
 	missed int
@@ -28,7 +28,7 @@ const (
 
 var errHangs = errors.New("it has missed its last deadlines and is asked once a second")
 
-// allow returns errHangs when the plugin shall not be asked now.
+// allow returns errHangs if the plugin must not be called now.
 func (b *breaker) allow(now time.Time) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -42,7 +42,7 @@ func (b *breaker) allow(now time.Time) error {
 	return nil
 }
 
-// note takes what came of a call. Any answer, an error too, comes from a process that does not hang.
+// note records the result of a call. Any answer, even an error, shows that the process does not hang.
 func (b *breaker) note(err error, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -58,12 +58,12 @@ func late(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded
 }
 
-// badAnswer is the error for an answer that cannot be used.
+// badAnswer returns the error for an answer that cannot be used.
 func badAnswer(format string, args ...any) error {
 	return status.Errorf(codes.OutOfRange, format, args...)
 }
 
-// text says an error of a call to a person.
+// text returns the error of a call as a clause for the operator.
 func text(err error) string {
 	var missing *plugins.NotRunningError
 	switch {
@@ -78,25 +78,25 @@ func text(err error) string {
 	return err.Error()
 }
 
-// voice writes at most one line a minute: a plugin that fails does so for each pod.
-type voice struct {
-	log  logrus.FieldLogger
-	mu   sync.Mutex
-	next time.Time
-	kept int
+// errorLogger logs at most one line a minute, as a failing plugin fails for each pod.
+type errorLogger struct {
+	logger logrus.FieldLogger
+	mu     sync.Mutex
+	next   time.Time
+	kept   int
 }
 
-func (v *voice) say(line string, now time.Time) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if now.Before(v.next) {
-		v.kept++
+func (l *errorLogger) log(line string, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if now.Before(l.next) {
+		l.kept++
 		return
 	}
-	log := v.log
-	if v.kept > 0 {
-		log = log.WithField("before", v.kept) // failures since the last line
+	log := l.logger
+	if l.kept > 0 {
+		log = log.WithField("before", l.kept) // lines not logged since the last one
 	}
-	v.next, v.kept = now.Add(time.Minute), 0
+	l.next, l.kept = now.Add(time.Minute), 0
 	log.Error(line)
 }

@@ -17,30 +17,30 @@ import (
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// Extension is what a scheduler needs to have plugins: a registry, and profiles that name them.
+// Extension adds plugins to a scheduler: a registry, and profiles that name them.
 type Extension struct {
 	set     plugins.Set
 	log     logrus.FieldLogger
 	remotes []*remote // in the order of the set
 	cancel  func()
 
-	mu       sync.Mutex
-	profiles map[*remote][]*plugin // each in the profiles that have it
+	mu        sync.Mutex
+	instances map[*remote][]*plugin // one per profile that has the plugin
 }
 
-// New takes the scheduling plugins that the set has now. Close it when the scheduler has ended.
+// New uses the scheduling plugins that the set has now. Close it when the scheduler has ended.
 func New(set plugins.Set, log logrus.FieldLogger) *Extension {
-	e := &Extension{set: set, log: log, profiles: map[*remote][]*plugin{}}
-	pods, figures := &podCache{}, newFigures()
+	e := &Extension{set: set, log: log, instances: map[*remote][]*plugin{}}
+	pods, metrics := &podCache{}, newUpdateMetrics()
 	for _, p := range set.Plugins(plugins.Scheduling) {
-		e.remotes = append(e.remotes, newRemote(p, pods, figures, log.WithField("plugin", p.Name())))
+		e.remotes = append(e.remotes, newRemote(p, pods, metrics, log.WithField("plugin", p.Name())))
 	}
-	told, answered := map[string]bool{}, map[*remote]uint64{}
+	warned, answered := map[string]bool{}, map[*remote]uint64{}
 	for _, r := range e.remotes {
 		answered[r] = r.answering()
 	}
 	e.cancel = set.Subscribe(plugins.Scheduling, func() {
-		e.refresh(told)
+		e.refresh(warned)
 		e.wake(answered)
 	})
 	return e
@@ -49,9 +49,9 @@ func New(set plugins.Set, log logrus.FieldLogger) *Extension {
 // Close ends the subscription.
 func (e *Extension) Close() { e.cancel() }
 
-// refresh finds the plugins of New again: one that the operator has removed is not asked any more. One that is new
-// has no place in the scheduler, which the operator is told once.
-func (e *Extension) refresh(told map[string]bool) {
+// refresh stops calling plugins that the operator has removed. It logs once that a new plugin takes part after the
+// scheduler's next start only.
+func (e *Extension) refresh(warned map[string]bool) {
 	now := map[string]plugins.Plugin{}
 	for _, p := range e.set.Plugins(plugins.Scheduling) {
 		now[p.Name()] = p
@@ -61,23 +61,23 @@ func (e *Extension) refresh(told map[string]bool) {
 		delete(now, r.name)
 	}
 	for name := range now {
-		if !told[name] {
-			told[name] = true
-			e.log.WithField("plugin", name).Warn("A scheduling plugin that was not there when the scheduler started takes part after the next start.")
+		if !warned[name] {
+			warned[name] = true
+			e.log.WithField("plugin", name).Warn("This scheduling plugin was added after the scheduler started: it takes part after the next start.")
 		}
 	}
 }
 
-// wake has the pods tried again that wait for a plugin which another process answers for than at the last time, or none any more.
+// wake retries the pods that wait for a plugin if another process of it serves now, or if the plugin was removed.
 func (e *Extension) wake(answered map[*remote]uint64) {
 	for _, r := range e.remotes {
 		now := r.answering()
-		if now == 0 || now == answered[r] { // the pods would meet its absence, or hear the same
+		if now == 0 || now == answered[r] { // nothing would change for the pods
 			continue
 		}
 		answered[r] = now
 		e.mu.Lock()
-		in := e.profiles[r]
+		in := e.instances[r]
 		e.mu.Unlock()
 		for _, p := range in {
 			p.tryAgain()
@@ -85,18 +85,18 @@ func (e *Extension) wake(answered map[*remote]uint64) {
 	}
 }
 
-// Registry makes the plugins known to the scheduler.
+// Registry returns the plugins as the scheduler's out-of-tree registry.
 func (e *Extension) Registry() frameworkruntime.Registry {
 	out := frameworkruntime.Registry{}
-	teams := map[fwk.Handle]*team{} // a handle is a profile's
+	profiles := map[fwk.Handle]*profile{} // each profile has its own handle
 	for _, r := range e.remotes {
 		out[r.name] = func(_ context.Context, _ runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
-			if teams[handle] == nil {
-				teams[handle] = &team{}
+			if profiles[handle] == nil {
+				profiles[handle] = &profile{}
 			}
-			p := newPlugin(r, handle, teams[handle])
+			p := newPlugin(r, handle, profiles[handle])
 			e.mu.Lock()
-			e.profiles[r] = append(e.profiles[r], p)
+			e.instances[r] = append(e.instances[r], p)
 			e.mu.Unlock()
 			return p, nil
 		}
@@ -104,8 +104,8 @@ func (e *Extension) Registry() frameworkruntime.Registry {
 	return out
 }
 
-// Profiles returns the profiles with the plugins in them: the default profile has all that it does not name itself, the others
-// have those that they name. What is given is not changed. A weight that a profile does not say is the plugin's own.
+// Profiles returns copies of the given profiles with the plugins enabled: all of them in the default profile unless it
+// disables them, in the others those that they name. A weight that a profile does not set is the plugin's own.
 func (e *Extension) Profiles(given []config.KubeSchedulerProfile) ([]config.KubeSchedulerProfile, error) {
 	out := make([]config.KubeSchedulerProfile, len(given))
 	for i := range given {
@@ -122,7 +122,7 @@ func (e *Extension) Profiles(given []config.KubeSchedulerProfile) ([]config.Kube
 	return out, nil
 }
 
-// enable puts a plugin into a profile.
+// enable adds a plugin to a profile.
 func (r *remote) enable(profile *config.KubeSchedulerProfile) error {
 	named := func(p config.Plugin) bool { return p.Name == r.name }
 	all := &profile.Plugins.MultiPoint
@@ -143,13 +143,13 @@ func (r *remote) enable(profile *config.KubeSchedulerProfile) error {
 	return nil
 }
 
-// The bounds of what a plugin may ask for.
+// Limits of what a plugin may declare.
 const (
 	maxWeight  = 1000
-	maxTimeout = 10 // seconds: a pod waits that long, and all pods behind it
+	maxTimeout = 10 // seconds; a pod waits that long, and all pods queued behind it
 )
 
-// Validate refuses a description that the scheduler cannot work with.
+// Validate returns an error if the scheduler cannot work with a description.
 func Validate(_ string, d *pluginv1.Description) error {
 	s := d.GetScheduling()
 	switch {

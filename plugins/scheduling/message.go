@@ -19,7 +19,7 @@ import (
 	schedulingv1 "kubelith.io/kubelith/plugins/proto/scheduling/v1"
 )
 
-// everything is what is sent of nodes to a plugin that does not say what it needs: all but the pods.
+// everything is sent about nodes to a plugin that does not declare what it needs: all fields but the pods.
 var everything = &pluginv1.NodeFields{Labels: true, Annotations: true, Taints: true, Allocatable: true, Requested: true}
 
 func fields(d *pluginv1.SchedulingDescription) *pluginv1.NodeFields {
@@ -29,11 +29,11 @@ func fields(d *pluginv1.SchedulingDescription) *pluginv1.NodeFields {
 	return d.GetNeeds()
 }
 
-// asUTF8 is s as protobuf wants strings. The API takes any bytes in annotations from clients that speak protobuf; a message with them could
-// not be sent, and one node would keep all pods from being filtered.
+// asUTF8 returns s as valid UTF-8, which protobuf requires. The API accepts any bytes in annotations from clients that
+// use protobuf; one node with such an annotation would make filtering fail for all pods.
 func asUTF8(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-// allUTF8 is asUTF8 for keys and values. It is m itself when there is nothing to replace.
+// allUTF8 is asUTF8 for keys and values. It returns m itself if there is nothing to replace.
 func allUTF8(m map[string]string) map[string]string {
 	for key, value := range m {
 		if !utf8.ValidString(key) || !utf8.ValidString(value) {
@@ -47,7 +47,7 @@ func allUTF8(m map[string]string) map[string]string {
 	return m
 }
 
-// nodeMessage is a node with the fields that a plugin needs.
+// nodeMessage returns a node with the fields that a plugin needs.
 func nodeMessage(info fwk.NodeInfo, needs *pluginv1.NodeFields) *schedulingv1.Node {
 	node := info.Node()
 	out := &schedulingv1.Node{Name: asUTF8(node.Name), Unschedulable: node.Spec.Unschedulable}
@@ -103,8 +103,8 @@ func priority(pod *corev1.Pod) int32 {
 	return *pod.Spec.Priority
 }
 
-// podMessage is what a verdict on a pod may depend on. Its name and uid are not in it, nor what kubectl notes of its
-// own: pods of one template are the same.
+// podMessage returns what results for a pod may depend on. It has neither name and UID nor kubectl's last-applied
+// annotation, so pods of one template have equal messages.
 func podMessage(pod *corev1.Pod) (*schedulingv1.Pod, error) {
 	out := &schedulingv1.Pod{
 		Namespace:     asUTF8(pod.Namespace),
@@ -135,7 +135,7 @@ func podMessage(pod *corev1.Pod) (*schedulingv1.Pod, error) {
 	return out, nil
 }
 
-// podCache keeps the last pod: it is signed, filtered and scored by one plugin after the other.
+// podCache keeps the last pod's message, as several plugins sign, filter and score the same pod in turn.
 type podCache struct {
 	last atomic.Pointer[cachedPod]
 }
@@ -164,7 +164,7 @@ func (c *podCache) get(pod *corev1.Pod) (*cachedPod, error) {
 	return next, nil
 }
 
-// message of a pod, with all of it when the plugin wants that.
+// message returns the message of a pod; full includes the whole pod.
 func (c *podCache) message(pod *corev1.Pod, full bool) (*schedulingv1.Pod, error) {
 	cached, err := c.get(pod)
 	if err != nil {
@@ -182,7 +182,7 @@ func (c *podCache) message(pod *corev1.Pod, full bool) (*schedulingv1.Pod, error
 	return out, nil
 }
 
-// signature is the same for pods of the same message.
+// signature returns a digest of the pod's message.
 func (c *podCache) signature(pod *corev1.Pod) (string, error) {
 	cached, err := c.get(pod)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 // all is every field that a plugin may ask for.
 var all = &pluginv1.NodeFields{Labels: true, Annotations: true, Taints: true, Allocatable: true, Requested: true, Pods: true}
 
-// TestInvalidUTF8: bytes that the API takes from clients that speak protobuf, as upstream checks no annotation, can be sent. One annotation
-// of a Node once kept all pods from being filtered, and one of its own let a pod pass by.
+// TestInvalidUTF8: bytes that the API takes from clients that speak protobuf, as upstream checks no annotation, can be
+// sent. One annotation of a Node once kept all pods from being filtered, and one of its own let a pod pass by.
 func TestInvalidUTF8(t *testing.T) {
 	const bad = "a\xff"
 	want := "a\uFFFD"
@@ -81,10 +81,10 @@ func FuzzAnswers(f *testing.F) {
 		f.Add(raw)
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		m := &mirror{nodes: []mirrored{{name: "a"}, {name: "b"}, {}}, ids: map[string]uint32{"a": 0, "b": 1}, free: []uint32{2}}
+		m := &snapshotCache{nodes: []cachedNode{{name: "a"}, {name: "b"}, {}}, ids: map[string]uint32{"a": 0, "b": 1}, free: []uint32{2}}
 		var filter schedulingv1.FilterResponse
 		if proto.Unmarshal(raw, &filter) == nil {
-			if v, err := m.verdicts(&filter, &pluginv1.SchedulingDescription{FilterUsesPods: true}); err == nil {
+			if v, err := m.filterResults(&filter, &pluginv1.SchedulingDescription{FilterUsesPods: true}); err == nil {
 				for name, id := range m.ids {
 					if reason := v.reasons[v.rejected[id]]; (reason == "") != (v.rejected[id] == 0) {
 						t.Errorf("%s is refused by %d because of %q", name, v.rejected[id], reason)

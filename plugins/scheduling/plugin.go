@@ -9,12 +9,13 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 )
 
-// plugin is a plugin of the scheduler framework in one profile. It implements every extension point that a plugin may want, because
-// the framework asks at its start, when a process may not have said yet what it does; what it does not want is skipped.
+// plugin is a plugin of the scheduler framework in one profile. It implements every extension point that a plugin may
+// need, because the framework asks at its start, when the process may not have described itself yet. Extension points
+// that it does not need return Skip.
 type plugin struct {
 	*remote
 	handle   fwk.Handle
-	team     *team
+	profile  *profile
 	waiting  waiting
 	filtered fwk.StateKey
 	scored   fwk.StateKey
@@ -29,8 +30,8 @@ var (
 	_ fwk.EnqueueExtensions = (*plugin)(nil)
 )
 
-func newPlugin(r *remote, handle fwk.Handle, t *team) *plugin {
-	p := &plugin{remote: r, handle: handle, team: t,
+func newPlugin(r *remote, handle fwk.Handle, t *profile) *plugin {
+	p := &plugin{remote: r, handle: handle, profile: t,
 		filtered: fwk.StateKey("kubelith/filter/" + r.name), scored: fwk.StateKey("kubelith/score/" + r.name),
 		waiting: waiting{known: handle.SharedInformerFactory().Core().V1().Pods().Lister()}}
 	t.join(p)
@@ -40,10 +41,10 @@ func newPlugin(r *remote, handle fwk.Handle, t *team) *plugin {
 // Name implements fwk.Plugin.
 func (p *plugin) Name() string { return p.name }
 
-// PreFilter implements fwk.PreFilterPlugin: one call for all nodes. It names no nodes in its result: upstream would
-// take the others for lost to preemption.
+// PreFilter implements fwk.PreFilterPlugin: one call for all nodes. Its result names no nodes, as upstream would not
+// try preemption on the others.
 func (p *plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
-	v, err := ask(p, state, "kubelith/filter", pod, nodes, func(m *plugin) (*verdicts, error) { return m.filterAll(ctx, pod, nodes) })
+	v, err := ask(p, state, "kubelith/filter", pod, nodes, func(m *plugin) (*filterResults, error) { return m.filterAll(ctx, pod, nodes) })
 	switch {
 	case err != nil:
 		return nil, p.failed(ctx, pod, "filter", err)
@@ -54,27 +55,28 @@ func (p *plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *corev
 	return nil, nil
 }
 
-// filterAll asks about all nodes. The pod waits from the question on: another process may serve before the answer of this one has become a
-// place in the scheduler's queue.
-func (p *plugin) filterAll(ctx context.Context, pod *corev1.Pod, nodes []fwk.NodeInfo) (*verdicts, error) {
+// filterAll filters all nodes. The pod is in waiting during the call: another process may start to serve before the
+// scheduler has queued the pod again.
+func (p *plugin) filterAll(ctx context.Context, pod *corev1.Pod, nodes []fwk.NodeInfo) (*filterResults, error) {
 	p.waiting.add(pod)
 	v, err := p.filter(ctx, pod, nodes)
-	if (err == nil && !v.refuse()) || (err != nil && p.ignored()) {
+	if (err == nil && !v.rejectsAny()) || (err != nil && p.ignored()) {
 		p.waiting.remove(pod)
 	}
 	return v, err
 }
 
-// PreFilterExtensions implements fwk.PreFilterPlugin. There are none: Filter reads the node that it is given.
+// PreFilterExtensions implements fwk.PreFilterPlugin. There are none, as Filter compares the node with that of
+// PreFilter.
 func (p *plugin) PreFilterExtensions() fwk.PreFilterExtensions { return nil }
 
-// Filter implements fwk.FilterPlugin: the verdict of PreFilter, or a call when the node is not as it was.
+// Filter implements fwk.FilterPlugin: the result of PreFilter, or a call if the node has changed since.
 func (p *plugin) Filter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, node fwk.NodeInfo) *fwk.Status {
 	data, err := state.Read(p.filtered)
 	if err != nil {
-		return fwk.AsStatus(fmt.Errorf("verdicts of plugin %s: %w", p.name, err))
+		return fwk.AsStatus(fmt.Errorf("filter results of plugin %s: %w", p.name, err))
 	}
-	v := data.(*verdicts)
+	v := data.(*filterResults)
 	reason, known := v.of(node)
 	if !known {
 		p.waiting.add(pod)
@@ -107,14 +109,14 @@ func (p *plugin) PreScore(ctx context.Context, state fwk.CycleState, pod *corev1
 	return nil
 }
 
-// tryAgain has the pods tried that wait for the plugin. The queue knows which of them it has not got.
+// tryAgain activates the pods that wait for the plugin. The queue ignores those that it does not have.
 func (p *plugin) tryAgain() {
 	if pods := p.waiting.take(); len(pods) > 0 {
 		p.handle.Activate(klog.Background(), pods)
 	}
 }
 
-// known are all nodes of the scheduler's snapshot.
+// known returns all nodes of the scheduler's snapshot.
 func (p *plugin) known() ([]fwk.NodeInfo, error) {
 	return p.handle.SnapshotSharedLister().NodeInfos().List()
 }
@@ -131,11 +133,11 @@ func (p *plugin) Score(_ context.Context, state fwk.CycleState, _ *corev1.Pod, n
 	return 0, fwk.AsStatus(fmt.Errorf("scores of plugin %s: %w", p.name, err))
 }
 
-// ScoreExtensions implements fwk.ScorePlugin. Scores are 0 to 100 as they come.
+// ScoreExtensions implements fwk.ScorePlugin. There are none: scores are 0 to 100 already.
 func (p *plugin) ScoreExtensions() fwk.ScoreExtensions { return nil }
 
-// SignPod implements fwk.SignPlugin. Pods of which the plugin is sent the same are alike for it, and upstream may reuse what it
-// found for one for the next. Without this, batching were off for all pods of the profile.
+// SignPod implements fwk.SignPlugin. Pods with equal messages get equal results, so upstream may reuse the results of
+// one for the next. Without a signature, upstream would not batch any pod of the profile.
 func (p *plugin) SignPod(_ context.Context, pod *corev1.Pod) ([]fwk.SignFragment, *fwk.Status) {
 	d := p.description()
 	switch {
@@ -151,9 +153,8 @@ func (p *plugin) SignPod(_ context.Context, pod *corev1.Pod) ([]fwk.SignFragment
 	return []fwk.SignFragment{{Key: "kubelith.io/pod", Value: signature}}, nil
 }
 
-// EventsToRegister implements fwk.EnqueueExtensions: what may make a pod pass that the plugin has refused everywhere, beside another
-// process of the plugin (tryAgain).
-// Pods on nodes matter to plugins only whose verdicts depend on them.
+// EventsToRegister implements fwk.EnqueueExtensions: events after which a pod may pass that the plugin has rejected on
+// all nodes, in addition to a new process of the plugin (tryAgain). Pods on nodes matter only to plugins that use them.
 func (p *plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
 	event := func(resource fwk.EventResource, action fwk.ActionType) fwk.ClusterEvent {
 		return fwk.ClusterEvent{Resource: resource, ActionType: action}
@@ -172,7 +173,8 @@ func (p *plugin) podOnNode(klog.Logger, *corev1.Pod, any, any) (fwk.QueueingHint
 	return fwk.Queue, nil
 }
 
-// failed is what a failure means for the pod: nothing, or that it is tried again later. A cycle that upstream itself has ended is neither.
+// failed returns the status of a pod after a failed call: Skip if the failure policy is Ignore, else an error, so that
+// the pod is retried. If upstream ended the cycle, it is not the plugin's failure.
 func (p *plugin) failed(ctx context.Context, pod *corev1.Pod, what string, err error) *fwk.Status {
 	if ctx.Err() != nil {
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, context.Cause(ctx).Error())

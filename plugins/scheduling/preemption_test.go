@@ -60,7 +60,8 @@ func (r *rig) gone(want int) []string {
 	}
 }
 
-// TestPreemption: a plugin whose verdict depends on pods is asked what it says without some of them; upstream picks node and victims.
+// TestPreemption: a plugin whose verdict depends on pods is asked what it says without some of them; upstream picks
+// node and victims.
 func TestPreemption(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -100,7 +101,8 @@ func TestPreemption(t *testing.T) {
 	}
 }
 
-// TestPreemptionAsUpstream: a plugin that judges as NodeResourcesFit does preempts the same pods on the same node, in random clusters.
+// TestPreemptionAsUpstream: a plugin that judges as NodeResourcesFit does preempts the same pods on the same node, in
+// random clusters.
 func TestPreemptionAsUpstream(t *testing.T) {
 	fit := sdk.Scheduling{
 		Filter: func(_ context.Context, pod *sdk.Pod, node *sdk.Node) string {

@@ -19,35 +19,35 @@ import (
 	schedulingv1 "kubelith.io/kubelith/plugins/proto/scheduling/v1"
 )
 
-// removed stands for the generation of a plugin that the operator has removed.
+// removed is the generation of a plugin that the operator has removed.
 const removed = math.MaxUint64
 
-// defaultTimeout of a call, when neither the operator nor the plugin says one.
+// defaultTimeout of a call, if neither the operator nor the plugin sets one.
 const defaultTimeout = 100 * time.Millisecond
 
-// remote is a plugin's process as all profiles share it.
+// remote is a plugin's process. All profiles share it.
 type remote struct {
 	name    string
-	plugin  atomic.Pointer[plugins.Plugin] // to nil: the operator has removed it
+	plugin  atomic.Pointer[plugins.Plugin] // points to nil: the operator has removed it
 	pods    *podCache
-	figures *figures
+	metrics *updateMetrics
 	breaker breaker
-	voice   voice
+	errors  errorLogger
 
-	mu     sync.Mutex // held during the calls that carry an update: they must arrive in their order
-	mirror mirror
+	mu    sync.Mutex // held during calls with an update, which must arrive in order
+	cache snapshotCache
 }
 
-func newRemote(p plugins.Plugin, pods *podCache, f *figures, log logrus.FieldLogger) *remote {
-	r := &remote{name: p.Name(), pods: pods, figures: f, voice: voice{log: log}}
+func newRemote(p plugins.Plugin, pods *podCache, m *updateMetrics, log logrus.FieldLogger) *remote {
+	r := &remote{name: p.Name(), pods: pods, metrics: m, errors: errorLogger{logger: log}}
 	r.use(p)
 	return r
 }
 
-// use makes p the plugin to call; nil: none.
+// use sets the plugin to call; nil: none.
 func (r *remote) use(p plugins.Plugin) { r.plugin.Store(&p) }
 
-// answering is the generation of the process that answers now. Without a plugin nobody does, which is an answer of its own.
+// answering returns the generation of the process that serves now; 0: none serves; removed: the plugin was removed.
 func (r *remote) answering() uint64 {
 	if p := *r.plugin.Load(); p != nil {
 		return p.Generation()
@@ -55,7 +55,7 @@ func (r *remote) answering() uint64 {
 	return removed
 }
 
-// description of the plugin; nil when no process has ever said one, or there is no plugin any more.
+// description returns the plugin's description; nil if it has never run or was removed.
 func (r *remote) description() *pluginv1.SchedulingDescription {
 	p := *r.plugin.Load()
 	if p == nil {
@@ -64,10 +64,10 @@ func (r *remote) description() *pluginv1.SchedulingDescription {
 	return p.Description().GetScheduling()
 }
 
-// weight of the plugin's scores among upstream's.
+// weight returns the default weight of the plugin's scores.
 func (r *remote) weight() int32 { return max(1, r.description().GetWeight()) }
 
-// ignored tells whether pods are scheduled without a plugin that does not answer.
+// ignored reports whether pods are scheduled without the plugin if it does not answer.
 func (r *remote) ignored() bool {
 	p := *r.plugin.Load()
 	if p == nil {
@@ -82,7 +82,7 @@ func (r *remote) ignored() bool {
 	return r.description().GetFailurePolicy() != pluginv1.FailurePolicy_FAILURE_POLICY_FAIL
 }
 
-// absent is the error for a plugin that has never said what it does: whether it filters nobody knows. Removed ones are none.
+// absent returns the error for a plugin without a description, which may be a filter. It is nil for a removed plugin.
 func (r *remote) absent() error {
 	p := *r.plugin.Load()
 	if p == nil || r.ignored() {
@@ -91,8 +91,8 @@ func (r *remote) absent() error {
 	return &plugins.NotRunningError{Plugin: r.name, Reason: "it has not been ready since the start"}
 }
 
-// filter asks about all nodes. Without verdicts and error the plugin does not filter.
-func (r *remote) filter(ctx context.Context, pod *corev1.Pod, nodes []fwk.NodeInfo) (*verdicts, error) {
+// filter filters all nodes. It returns nil results if the plugin does not filter.
+func (r *remote) filter(ctx context.Context, pod *corev1.Pod, nodes []fwk.NodeInfo) (*filterResults, error) {
 	d := r.description()
 	if d == nil {
 		return nil, r.absent()
@@ -106,20 +106,20 @@ func (r *remote) filter(ctx context.Context, pod *corev1.Pod, nodes []fwk.NodeIn
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var v *verdicts
-	err = r.update(ctx, "Filter", d, func() delta { return r.mirror.all(nodes) },
+	var v *filterResults
+	err = r.update(ctx, "Filter", d, func() delta { return r.cache.all(nodes) },
 		func(ctx context.Context, c schedulingv1.SchedulingClient, s delta) error {
 			answer, err := c.Filter(ctx, &schedulingv1.FilterRequest{Update: s.update, Pod: message, PodName: asUTF8(pod.Name), PodUid: asUTF8(string(pod.UID)), Nodes: s.nodes})
 			if err != nil {
 				return err
 			}
-			v, err = r.mirror.verdicts(answer, d)
+			v, err = r.cache.filterResults(answer, d)
 			return err
 		})
 	return v, err
 }
 
-// filterNode asks about one node as it would be.
+// filterNode filters one node, which may be hypothetical.
 func (r *remote) filterNode(ctx context.Context, pod *corev1.Pod, info fwk.NodeInfo) (reason string, err error) {
 	d := r.description()
 	if d == nil {
@@ -138,7 +138,7 @@ func (r *remote) filterNode(ctx context.Context, pod *corev1.Pod, info fwk.NodeI
 	return reason, err
 }
 
-// score asks about some nodes; known are all there are. Without scores and error the plugin does not score.
+// score scores some nodes; known returns all nodes of the snapshot. It returns nil scores if the plugin does not score.
 func (r *remote) score(ctx context.Context, pod *corev1.Pod, nodes []fwk.NodeInfo, known func() ([]fwk.NodeInfo, error)) (*scores, error) {
 	d := r.description()
 	if d == nil {
@@ -158,39 +158,40 @@ func (r *remote) score(ctx context.Context, pod *corev1.Pod, nodes []fwk.NodeInf
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var out *scores
-	err = r.update(ctx, "Score", d, func() delta { return r.mirror.some(nodes, all) },
+	err = r.update(ctx, "Score", d, func() delta { return r.cache.some(nodes, all) },
 		func(ctx context.Context, c schedulingv1.SchedulingClient, s delta) error {
 			answer, err := c.Score(ctx, &schedulingv1.ScoreRequest{Update: s.update, Pod: message, PodName: asUTF8(pod.Name), PodUid: asUTF8(string(pod.UID)), Nodes: s.nodes})
 			if err != nil {
 				return err
 			}
-			out, err = r.mirror.scores(answer, s.nodes)
+			out, err = r.cache.scores(answer, s.nodes)
 			return err
 		})
 	return out, err
 }
 
-// update runs f with what the process has not been told yet. One that cannot follow is told everything, in the same deadline.
+// update runs f with the changes that the process has not been sent yet. If the process has lost track, f runs again
+// with all nodes, within the same timeout.
 func (r *remote) update(ctx context.Context, method string, d *pluginv1.SchedulingDescription, next func() delta,
 	f func(context.Context, schedulingv1.SchedulingClient, delta) error) error {
 	return r.call(ctx, method, d, func(ctx context.Context, i plugins.Instance) error {
 		client := schedulingv1.NewSchedulingClient(i.Conn)
-		r.mirror.serve(i.Generation, fields(d))
+		r.cache.serve(i.Generation, fields(d))
 		send := func() error {
 			s := next()
-			r.figures.sent(r.name, proto.Size(s.update), len(s.update.GetChanged()))
+			r.metrics.sent(r.name, proto.Size(s.update), len(s.update.GetChanged()))
 			return f(ctx, client, s)
 		}
 		err := send()
 		if status.Code(err) == codes.FailedPrecondition {
-			r.mirror.begin()
+			r.cache.begin()
 			err = send()
 		}
 		return err
 	})
 }
 
-// call runs f within the plugin's deadline, unless it has just missed some in a row.
+// call runs f within the plugin's timeout, unless the breaker is open.
 func (r *remote) call(ctx context.Context, method string, d *pluginv1.SchedulingDescription, f func(context.Context, plugins.Instance) error) error {
 	p := *r.plugin.Load()
 	if p == nil {
@@ -209,17 +210,17 @@ func (r *remote) call(ctx context.Context, method string, d *pluginv1.Scheduling
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	err := p.Call(within, method, f)
-	if ctx.Err() == nil { // else upstream has ended the cycle, which says nothing of the plugin
+	if ctx.Err() == nil { // else upstream ended the cycle, which says nothing about the plugin
 		r.breaker.note(err, time.Now())
 	}
 	return err
 }
 
-// complain tells the operator.
+// complain logs a failure for the operator.
 func (r *remote) complain(what string, err error) {
 	then := "pods wait until it does"
 	if r.ignored() {
 		then = "pods are scheduled without it"
 	}
-	r.voice.say("The plugin does not "+what+": "+text(err)+"; "+then+".", time.Now())
+	r.errors.log("The plugin does not "+what+": "+text(err)+"; "+then+".", time.Now())
 }

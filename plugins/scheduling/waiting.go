@@ -9,17 +9,18 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 )
 
-// minSweep is the number of pods from which on those that wait no more are looked for.
+// minSweep is the number of pods from which on those that no longer wait are removed.
 const minSweep = 1024
 
-// waiting are the pods that a plugin may have refused, or could not be asked about. The scheduler tries them again when the cluster
-// changes, but nothing in the cluster tells it that the plugin has changed. There may be pods among them that have got a node since.
+// waiting has the pods that a plugin may have rejected, or could not be asked about. The scheduler retries them when
+// the cluster changes, but a change of the plugin is no change of the cluster. Some of the pods may have got a node
+// since.
 type waiting struct {
 	known corelisters.PodLister
 
 	mu    sync.Mutex
 	pods  sets.Set[types.NamespacedName]
-	sweep int // at this number of pods; 0: minSweep
+	sweep int // number of pods at which to remove some; 0: minSweep
 }
 
 func nameOf(pod *corev1.Pod) types.NamespacedName {
@@ -50,7 +51,7 @@ func (w *waiting) remove(pod *corev1.Pod) {
 	w.pods.Delete(nameOf(pod))
 }
 
-// take returns those that still wait, as the scheduler's queue wants them, and forgets them.
+// take removes all pods and returns those that still wait, as the scheduler's queue expects them.
 func (w *waiting) take() map[string]*corev1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -64,7 +65,7 @@ func (w *waiting) take() map[string]*corev1.Pod {
 	return out
 }
 
-// unbound is the pod of a name, or nil when there is none or it has a node.
+// unbound returns the pod; nil if it does not exist or has a node.
 func (w *waiting) unbound(name types.NamespacedName) *corev1.Pod {
 	pod, err := w.known.Pods(name.Namespace).Get(name.Name)
 	if err != nil || pod.Spec.NodeName != "" {

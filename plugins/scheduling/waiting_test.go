@@ -64,8 +64,8 @@ func (r *rig) expect(when string, refused, next []string) {
 	}
 }
 
-// TestTriedAgain: pods that a plugin has refused are tried again when another process of it serves, or when it is removed. Those that
-// others have refused are not.
+// TestTriedAgain: pods that a plugin has refused are tried again when another process of it serves, or when it is
+// removed. Those that others have refused are not.
 func TestTriedAgain(t *testing.T) {
 	p := started(t, forbids("x"))
 	r := newRig(t, p)

@@ -20,76 +20,77 @@ import (
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// Admission is an admission plugin: what webhook configurations call webhooks, and the functions that answer.
+// Admission is an admission plugin: hooks, which are webhooks without a server, and the functions that review requests.
 type Admission struct {
-	// Version of the plugin, for the operator.
+	// Version of the plugin, shown to the operator.
 	Version string
-	// Configure, when set, is called once before the first review. An error refuses the plugin and is shown to the
-	// operator. It may change Webhook of the hooks: they are described after it.
+	// Configure is called once before the first review. An error refuses the plugin and is shown to the operator. It
+	// may change Webhook of the hooks, which are described afterwards. May be nil.
 	Configure func(Config) error
-	// Mutating and Validating hooks. All mutating ones are asked before any validating one.
+	// Mutating and Validating hooks. All mutating hooks run before any validating one.
 	Mutating   []MutatingHook
 	Validating []ValidatingHook
-	// ProtobufObjects: objects of Kubernetes' own types come as protobuf, which costs a third of JSON. Read them by Object, which
-	// knows both; custom resources are always JSON.
+	// ProtobufObjects makes the host send objects of Kubernetes' own types as protobuf, at a third of the cost of JSON.
+	// Decode them by Object, which understands both; custom resources are always JSON.
 	ProtobufObjects bool
-	// Metrics writes the plugin's own metrics as Prometheus text. nil: there are none.
+	// Metrics writes the plugin's own metrics as Prometheus text; nil: it has none.
 	Metrics func(io.Writer) error
 }
 
-// Review answers a request. ctx ends with the time that is left for it.
+// Review decides on a request. ctx has the deadline of the call.
 type Review func(ctx context.Context, r *admissionv1.AdmissionRequest) Response
 
 // MutatingHook may change objects.
 type MutatingHook struct {
-	// Webhook says what is reviewed. Its name is short ("inject"); clientConfig stays empty; sideEffects is None and
-	// admissionReviewVersions v1 unless given.
+	// Webhook declares what is reviewed. Its name is short ("inject"); clientConfig stays empty; sideEffects defaults
+	// to None and admissionReviewVersions to v1.
 	Webhook admissionregistrationv1.MutatingWebhook
 	Review  Review
 }
 
 // ValidatingHook may deny requests.
 type ValidatingHook struct {
-	// Webhook says what is reviewed, as in MutatingHook.
+	// Webhook declares what is reviewed, as in MutatingHook.
 	Webhook admissionregistrationv1.ValidatingWebhook
 	Review  Review
 }
 
-// Response is the answer to a request. Warnings, AuditAnnotations and Result of the embedded type are as of webhooks.
+// Response is the answer to a request. Warnings, AuditAnnotations and Result of the embedded type mean the same as in a
+// webhook's answer.
 type Response struct {
 	admissionv1.AdmissionResponse
-	// Err fails the call: the plugin could not decide, and the hook's failurePolicy does.
+	// Err fails the call: the plugin could not decide, so the hook's failurePolicy does.
 	Err error
 }
 
-// Allow lets a request pass as it is.
+// Allow admits a request unchanged.
 func Allow() Response {
 	return Response{AdmissionResponse: admissionv1.AdmissionResponse{Allowed: true}}
 }
 
-// Deny refuses a request; the user reads the reason.
+// Deny refuses a request; the user sees the reason.
 func Deny(reason string) Response {
 	return Response{AdmissionResponse: admissionv1.AdmissionResponse{
 		Result: &metav1.Status{Status: metav1.StatusFailure, Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden, Message: reason},
 	}}
 }
 
-// Fail says that the plugin cannot decide.
+// Fail reports that the plugin could not decide; the hook's failurePolicy does.
 func Fail(err error) Response { return Response{Err: err} }
 
-// ServeAdmission serves the plugin until the host ends it. It is the last call of main.
+// ServeAdmission serves the plugin until the host stops it. It must be the last call of main.
 func ServeAdmission(a Admission) {
 	s := &admissionServer{plugin: a}
 	serve(a.Metrics, s.describe, s.register)
 }
 
-// Register adds all that the plugin serves to a server of a test; see sdktest.
+// Register adds the plugin's services to a server, for tests; see sdktest.
 func (a Admission) Register(server *grpc.Server) {
 	s := &admissionServer{plugin: a}
 	grpcPlugin(a.Metrics, s.describe, s.register).GRPCServer(nil, server)
 }
 
-// admissionServer answers the host's calls.
+// admissionServer implements the service of admission plugins.
 type admissionServer struct {
 	admissionpb.UnimplementedAdmissionServer
 	plugin Admission
@@ -131,7 +132,7 @@ func (s *admissionServer) describe(r *pluginv1.DescribeRequest) (*pluginv1.Descr
 	return &pluginv1.Description{Version: s.plugin.Version, Kind: &pluginv1.Description_Admission{Admission: d}}, nil
 }
 
-// complete sets what a webhook must say and nearly every hook says alike.
+// complete sets the defaults of required fields.
 func complete(sideEffects **admissionregistrationv1.SideEffectClass, versions *[]string) {
 	if *sideEffects == nil {
 		none := admissionregistrationv1.SideEffectClassNone
@@ -164,7 +165,7 @@ func (s *admissionServer) Review(ctx context.Context, r *admissionpb.ReviewReque
 	return &admissionpb.ReviewResponse{Review: out}, nil
 }
 
-// find is the function of a hook; nil when there is none of the name.
+// find returns the function of a hook; nil if there is none of that name.
 func (s *admissionServer) find(hook string) Review {
 	for i := range s.plugin.Mutating {
 		if s.plugin.Mutating[i].Webhook.Name == hook {
@@ -179,7 +180,7 @@ func (s *admissionServer) find(hook string) Review {
 	return nil
 }
 
-// call asks the plugin's function. A panic fails this request only: others are under way in the same process.
+// call calls the plugin's function. A panic fails this request only, as others are under way in the same process.
 func call(ctx context.Context, answer Review, r *admissionv1.AdmissionRequest) (response Response, err error) {
 	defer func() {
 		if p := recover(); p != nil {

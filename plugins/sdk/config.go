@@ -12,18 +12,18 @@ import (
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// Config is what the host tells a plugin about itself, and the operator's `config:`.
+// Config is what a plugin needs to know at its start, with the operator's `config:`.
 type Config struct {
 	Name     string // of the plugin in the operator's configuration
-	NodeName string // that the plugin runs on
-	DataDir  string // a directory of its own that outlives the process
-	JSON     []byte // `config:`; empty when there is none
-	// Log goes to the node's log, with the plugin's name.
+	NodeName string // the node that the plugin runs on
+	DataDir  string // the plugin's own directory, which outlives the process; empty if it runs as another user
+	JSON     []byte // `config:`; empty if there is none
+	// Log writes to the node's log, with the plugin's name.
 	Log hclog.Logger
 }
 
-// Decode reads `config:` into a struct with json tags, as a Configure does. A key that the struct lacks is an error:
-// it would be a setting that its author believes to be in force. Without `config:` the struct stays as it is.
+// Decode decodes `config:` into a struct with json tags; Configure functions use it. An unknown key is an error, so
+// that a misspelled setting does not go unnoticed. Without `config:` the struct does not change.
 func (c Config) Decode(into any) error {
 	if len(c.JSON) == 0 {
 		return nil
@@ -39,7 +39,7 @@ func (c Config) Decode(into any) error {
 	return nil
 }
 
-// configOf is what a request to describe itself says.
+// configOf returns the Config of a Describe request.
 func configOf(r *pluginv1.DescribeRequest) Config {
 	return Config{Name: r.GetName(), NodeName: r.GetNodeName(), DataDir: r.GetDataDir(), JSON: r.GetConfig(), Log: newLog()}
 }

@@ -11,8 +11,8 @@ import (
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// metrics writes what a plugin counts, as Prometheus text; nil: it counts nothing. It is no prometheus.Gatherer, as every
-// plugin would have the library in it then.
+// metrics writes a plugin's metrics as Prometheus text; nil: it has none. It is not a prometheus.Gatherer, because
+// every plugin would link the library then.
 type metrics func(io.Writer) error
 
 // Metrics implements pluginv1.PluginServer.

@@ -37,7 +37,7 @@ func serveCounting(kind string) {
 	}
 }
 
-// TestMetrics: the host gets what the plugin writes, each time anew; an error is the plugin's own.
+// TestMetrics: the host gets what the plugin writes, each time again; an error is the plugin's own.
 func TestMetrics(t *testing.T) {
 	for _, kind := range []string{"admission", "scheduling", "storage"} {
 		t.Run(kind, func(t *testing.T) {

@@ -13,8 +13,8 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 )
 
-// Patch allows a request with its object changed: changed is what Object returned, edited. Only the differences go back, so that
-// fields that T does not know stay as they are.
+// Patch admits a request with a changed object: changed is what Object returned, edited. The answer contains the
+// differences only, so fields that T does not have are kept.
 func Patch[T any](r *admissionv1.AdmissionRequest, changed *T) Response {
 	patch, err := patchOf(r, changed)
 	if err != nil {
@@ -28,13 +28,14 @@ func Patch[T any](r *admissionv1.AdmissionRequest, changed *T) Response {
 	return response
 }
 
-// operation of a JSON patch (RFC 6902).
+// operation is one operation of a JSON patch.
+// Source: RFC 6902
 type operation struct {
 	Op, Path string
 	Value    any
 }
 
-// MarshalJSON writes a value that is null as well: only remove has none.
+// MarshalJSON implements json.Marshaler. It writes null values too: only remove has no value.
 func (o operation) MarshalJSON() ([]byte, error) {
 	if o.Op == "remove" {
 		return json.Marshal(map[string]any{"op": o.Op, "path": o.Path})
@@ -42,13 +43,14 @@ func (o operation) MarshalJSON() ([]byte, error) {
 	return json.Marshal(map[string]any{"op": o.Op, "path": o.Path, "value": o.Value})
 }
 
-// patchOf is the JSON patch from the request's object to changed; nil when nothing is different.
+// patchOf returns the JSON patch from the request's object to changed; nil if they are equal.
 func patchOf[T any](r *admissionv1.AdmissionRequest, changed *T) ([]byte, error) {
 	before, err := Object[T](r.Object)
 	if err != nil {
 		return nil, err
 	}
-	// Both go through T: what T writes for an empty field, and drops because it does not know it, is the same in both.
+	// Both go through T, so that what T writes for empty fields, or drops because it has no such field, is the same in
+	// both.
 	old, err := tree(before)
 	if err != nil {
 		return nil, err
@@ -57,7 +59,8 @@ func patchOf[T any](r *admissionv1.AdmissionRequest, changed *T) ([]byte, error)
 	if err != nil {
 		return nil, err
 	}
-	// The patch is for the object as the host has it, which is the request's JSON; protobuf has no field that T does not know.
+	// The patch applies to the host's object, which is the request's JSON. Objects in protobuf have no fields that T
+	// does not have.
 	have := old
 	if !bytes.HasPrefix(r.Object.Raw, protobufMagic) {
 		if have, err = decode(r.Object.Raw); err != nil {
@@ -71,7 +74,7 @@ func patchOf[T any](r *admissionv1.AdmissionRequest, changed *T) ([]byte, error)
 	return json.Marshal(operations)
 }
 
-// tree is a value as JSON has it: maps, slices, strings, numbers.
+// tree returns a value as decoded JSON: maps, slices, strings, numbers.
 func tree(value any) (any, error) {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -93,7 +96,7 @@ func decode(text []byte) (any, error) {
 	return value, nil
 }
 
-// diff appends what makes the differences between old and want in have, the value at path.
+// diff appends the operations that apply the differences between old and want to have, the value at path.
 func diff(operations []operation, path string, have, old, want any) []operation {
 	if reflect.DeepEqual(old, want) {
 		return operations
@@ -120,7 +123,7 @@ func diff(operations []operation, path string, have, old, want any) []operation 
 	return append(operations, operation{Op: "replace", Path: path, Value: want})
 }
 
-// inPlace says that the elements of old are still where they were, and others at most behind them.
+// inPlace reports whether the elements of old have kept their places in want, so that others were at most appended.
 func inPlace(old, want []any) bool {
 	if len(want) < len(old) {
 		return false

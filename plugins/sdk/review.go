@@ -14,10 +14,10 @@ import (
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// protobufMagic starts an object in protobuf; the rest is a runtime.Unknown, as in requests to the API.
+// protobufMagic begins an object in protobuf; a runtime.Unknown follows, as in requests to the API.
 var protobufMagic = []byte("k8s\x00")
 
-// decodeReview reads what the host sent; the review has a request.
+// decodeReview decodes the host's review. It has a request.
 func decodeReview(data []byte, encoding pluginv1.Encoding) (*admissionv1.AdmissionReview, error) {
 	review := &admissionv1.AdmissionReview{}
 	var err error
@@ -38,7 +38,7 @@ func decodeReview(data []byte, encoding pluginv1.Encoding) (*admissionv1.Admissi
 	return review, nil
 }
 
-// encodeReview writes an answer as the request was written.
+// encodeReview encodes an answer like the request.
 func encodeReview(response *admissionv1.AdmissionResponse, encoding pluginv1.Encoding) ([]byte, error) {
 	review := &admissionv1.AdmissionReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "AdmissionReview"},
@@ -50,8 +50,9 @@ func encodeReview(response *admissionv1.AdmissionResponse, encoding pluginv1.Enc
 	return review.Marshal()
 }
 
-// Object reads an object of a request (Object, OldObject, Options) as a T: a type of Kubernetes, or for a custom resource a struct
-// with json tags or a map. It is an error when the request has none, as the Object of a DELETE.
+// Object decodes an object of a request (Object, OldObject, Options) as a T: a Kubernetes type, or for a custom
+// resource a struct with json tags or a map. It fails if the request has no such object, such as the Object of a
+// DELETE.
 func Object[T any](raw runtime.RawExtension) (*T, error) {
 	object := new(T)
 	if len(raw.Raw) == 0 {

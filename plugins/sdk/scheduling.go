@@ -16,7 +16,7 @@ import (
 	schedulingv1 "kubelith.io/kubelith/plugins/proto/scheduling/v1"
 )
 
-// What a scheduling plugin reads. It must not change them: other calls read them too.
+// What a scheduling plugin reads. It must not change them, as other calls read them too.
 type (
 	Pod        = schedulingv1.Pod
 	Node       = schedulingv1.Node
@@ -24,28 +24,28 @@ type (
 	NodeFields = pluginv1.NodeFields
 )
 
-// Scheduling is a scheduling plugin: Filter, Score or both. Both are called for one node at a time, from several goroutines;
-// all nodes of a pod came in one message.
+// Scheduling is a scheduling plugin: Filter, Score or both. The SDK calls them for one node at a time, from several
+// goroutines; the host sends all nodes of a pod in one message.
 type Scheduling struct {
 	Version   string             // for the operator only
-	Configure func(Config) error // before the first call; its error refuses the plugin. May be nil
+	Configure func(Config) error // called before the first call; an error refuses the plugin. May be nil
 
-	// Filter returns why a pod cannot run on a node, in a few words that users read in the pod's events; "" when it can.
+	// Filter returns why a pod cannot run on a node, in a few words that users read in the pod's events; "" if it can.
 	Filter func(ctx context.Context, pod *Pod, node *Node) string
-	// Score says how well a node suits, 0 to 100.
+	// Score returns how well a node suits the pod, 0 to 100.
 	Score func(ctx context.Context, pod *Pod, node *Node) int
-	// ScoreAll is Score for plugins that compare the nodes with each other: one score for each.
+	// ScoreAll replaces Score in plugins that compare nodes with each other. It returns one score per node.
 	ScoreAll func(ctx context.Context, pod *Pod, nodes []*Node) ([]int, error)
 
-	Weight         int           // of the score, beside upstream's plugins; 0: 1
-	Needs          *NodeFields   // what is sent of nodes; nil: everything but pods. What is not needed should not be sent
-	FilterUsesPods bool          // a verdict depends on pods or requests of the node: Filter is asked again when preemption tries without some of them
-	Unresolvable   bool          // preempting pods never makes a node pass that Filter has refused
-	FullPod        bool          // wants Pod.Full; costs the batching of equal pods
-	MustAnswer     bool          // a pod is not scheduled without the plugin's answer; otherwise it is scheduled as if there were no plugin
+	Weight         int           // of the score among upstream's plugins; 0: 1
+	Needs          *NodeFields   // fields of nodes to send; nil: all but pods. Request only what Filter and Score read
+	FilterUsesPods bool          // results depend on the node's pods or requests: preemption calls Filter again without some of the pods
+	Unresolvable   bool          // preempting pods cannot make a node pass that Filter has rejected
+	FullPod        bool          // send Pod.Full; turns off upstream's batching of equal pods
+	MustAnswer     bool          // pods wait if the plugin does not answer; otherwise they are scheduled without it
 	Timeout        time.Duration // of one call; 0: 100 ms
 
-	Metrics func(io.Writer) error // writes the plugin's own metrics as Prometheus text; nil: there are none
+	Metrics func(io.Writer) error // writes the plugin's own metrics as Prometheus text; nil: it has none
 }
 
 // ServeScheduling runs the plugin until the host ends it. It is the last call of main.
@@ -53,7 +53,7 @@ func ServeScheduling(s Scheduling) {
 	serve(s.Metrics, func(r *pluginv1.DescribeRequest) (*pluginv1.Description, error) { return s.Describe(configOf(r)) }, s.Register)
 }
 
-// Describe is what the host is told of the plugin with a configuration. ServeScheduling calls it; so do tests.
+// Describe calls Configure and returns the plugin's description for the host. ServeScheduling uses it; so do tests.
 func (s Scheduling) Describe(c Config) (*pluginv1.Description, error) {
 	if s.Filter == nil && s.Score == nil && s.ScoreAll == nil {
 		return nil, errors.New("the plugin has neither Filter nor Score")
@@ -81,20 +81,20 @@ func (s Scheduling) Describe(c Config) (*pluginv1.Description, error) {
 	return &pluginv1.Description{Version: s.Version, Kind: &pluginv1.Description_Scheduling{Scheduling: d}}, nil
 }
 
-// Register adds the calls of the scheduler to a server. ServeScheduling calls it; so do tests.
+// Register adds the scheduling service to a server. ServeScheduling uses it; so do tests.
 func (s Scheduling) Register(server grpc.ServiceRegistrar) {
 	schedulingv1.RegisterSchedulingServer(server, &schedulingServer{plugin: s})
 }
 
 type schedulingServer struct {
 	schedulingv1.UnimplementedSchedulingServer
-	plugin  Scheduling
-	picture picture
+	plugin   Scheduling
+	snapshot nodeSnapshot
 }
 
 // Filter implements schedulingv1.SchedulingServer.
 func (s *schedulingServer) Filter(ctx context.Context, r *schedulingv1.FilterRequest) (*schedulingv1.FilterResponse, error) {
-	nodes, err := s.picture.update(r.GetUpdate(), r.GetNodes())
+	nodes, err := s.snapshot.update(r.GetUpdate(), r.GetNodes())
 	if err != nil {
 		return nil, err
 	}
@@ -132,13 +132,13 @@ func (s *schedulingServer) FilterNode(ctx context.Context, r *schedulingv1.Filte
 
 type whatIf struct{}
 
-// WhatIf tells whether Filter is asked about a node as it would be, without some of its pods or with others. What such a
-// node says must not be remembered.
+// WhatIf reports whether the node of a Filter call is hypothetical: with some pods removed or added. The plugin must
+// not remember it.
 func WhatIf(ctx context.Context) bool { return ctx.Value(whatIf{}) != nil }
 
 // Score implements schedulingv1.SchedulingServer.
 func (s *schedulingServer) Score(ctx context.Context, r *schedulingv1.ScoreRequest) (*schedulingv1.ScoreResponse, error) {
-	nodes, err := s.picture.update(r.GetUpdate(), r.GetNodes())
+	nodes, err := s.snapshot.update(r.GetUpdate(), r.GetNodes())
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +156,7 @@ func (s *schedulingServer) Score(ctx context.Context, r *schedulingv1.ScoreReque
 	return &schedulingv1.ScoreResponse{Scores: out}, nil
 }
 
-// scores of nodes, in their order.
+// scores returns the scores of nodes, in their order.
 func (s *schedulingServer) scores(ctx context.Context, pod *Pod, nodes []*Node) ([]int, error) {
 	switch {
 	case s.plugin.ScoreAll != nil:

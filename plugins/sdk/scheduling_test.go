@@ -50,8 +50,8 @@ func TestDescribeScheduling(t *testing.T) {
 	}
 }
 
-// TestPicture: updates are applied in their order only, and an answer is about what they say.
-func TestPicture(t *testing.T) {
+// TestNodeSnapshot: updates are applied in their order only, and an answer is about what they say.
+func TestNodeSnapshot(t *testing.T) {
 	s := &schedulingServer{plugin: memory}
 	ask := func(epoch, sequence uint64, changed []*Node, removed, nodes []uint32) (string, codes.Code) {
 		r, err := s.Score(t.Context(), &schedulingv1.ScoreRequest{Nodes: nodes,
@@ -125,7 +125,7 @@ func TestBadScores(t *testing.T) {
 		"score 101 of node b is not in 0 to 100": func(context.Context, *Pod, []*Node) ([]int, error) { return []int{0, 101}, nil },
 		"score -1 of node a is not in 0 to 100":  func(context.Context, *Pod, []*Node) ([]int, error) { return []int{-1, 0}, nil },
 		"1 scores for 2 nodes":                   func(context.Context, *Pod, []*Node) ([]int, error) { return []int{1}, nil },
-		"no figures":                             func(context.Context, *Pod, []*Node) ([]int, error) { return nil, errors.New("no figures") },
+		"no metrics":                             func(context.Context, *Pod, []*Node) ([]int, error) { return nil, errors.New("no metrics") },
 	} {
 		s := &schedulingServer{plugin: Scheduling{ScoreAll: all}}
 		_, err := s.Score(t.Context(), &schedulingv1.ScoreRequest{

@@ -19,17 +19,17 @@ import (
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// window of flow control, in bytes, for a stream and for the connection. A fixed one spares gRPC's pings that measure how
-// much is on the way: on a unix socket they are a cost and find nothing.
+// window is the flow control window in bytes, for each stream and for the connection. A fixed one saves the pings with
+// which gRPC measures the connection: a unix socket has no bandwidth to learn.
 const window = 1 << 20
 
-// describe answers the first call; register adds the services of the kind.
+// describe handles Describe; register adds the services of the kind.
 type (
 	describe func(*pluginv1.DescribeRequest) (*pluginv1.Description, error)
 	register func(grpc.ServiceRegistrar)
 )
 
-// serve runs the plugin until the host ends it, or has ended itself. It is the last call of main.
+// serve runs the plugin until the host stops it or has died. It must be the last call of main.
 func serve(m metrics, d describe, r register) {
 	log := newLog()
 	endWith(os.Stdin)
@@ -41,18 +41,19 @@ func serve(m metrics, d describe, r register) {
 	})
 }
 
-// newServer makes the gRPC server of the process, with go-plugin's own options (TLS) and ours.
+// newServer creates the gRPC server of the process with go-plugin's options (TLS) and the SDK's.
 func newServer(given []grpc.ServerOption) *grpc.Server {
 	return grpc.NewServer(append(given,
 		grpc.MaxRecvMsgSize(proto.MaxRequestSize),
 		grpc.MaxSendMsgSize(proto.MaxResponseSize),
 		grpc.StaticStreamWindowSize(window),
 		grpc.StaticConnWindowSize(window),
+		grpc.NumStreamWorkers(2), // reused goroutines: a new one per call has to grow its stack each time
 	)...)
 }
 
-// endWith ends the process when nobody can write to its standard input any more: the host holds the other end of the pipe,
-// so that it is closed whatever way the host dies. Other inputs (a terminal, /dev/null) say nothing.
+// endWith ends the process at the end of file of its standard input: the host holds the other end of the pipe, so it
+// closes however the host dies. Other inputs (a terminal, /dev/null) are not watched.
 func endWith(stdin *os.File) {
 	info, err := stdin.Stat()
 	if err != nil || info.Mode()&os.ModeNamedPipe == 0 {
@@ -64,15 +65,15 @@ func endWith(stdin *os.File) {
 	}()
 }
 
-// newLog writes lines that the host reads with their level and fields. It keeps the standard error of the
-// process: go-plugin replaces os.Stderr.
+// newLog returns a logger whose lines the host parses with level and fields. It writes to the process's original
+// standard error: go-plugin replaces os.Stderr.
 func newLog() hclog.Logger {
 	return hclog.New(&hclog.LoggerOptions{Level: hclog.Debug, Output: os.Stderr, JSONFormat: true})
 }
 
-// grpcPlugin is what go-plugin serves: Describe, and the services of the kind.
+// grpcPlugin returns what go-plugin serves: the Plugin service and the services of the kind.
 func grpcPlugin(m metrics, d describe, r register) *service {
-	return &service{metrics: m, describe: d, register: r, methods: methods{}}
+	return &service{metrics: m, describe: d, register: r}
 }
 
 type service struct {
@@ -81,7 +82,6 @@ type service struct {
 	metrics   metrics
 	describe  describe
 	register  register
-	methods   methods // for Calls
 	described sync.Once
 }
 
@@ -92,15 +92,14 @@ var (
 
 // GRPCServer implements plugin.GRPCPlugin.
 func (s *service) GRPCServer(_ *plugin.GRPCBroker, server *grpc.Server) error {
-	noted := registrar{server, s.methods}
-	pluginv1.RegisterPluginServer(noted, s)
-	s.register(noted)
+	pluginv1.RegisterPluginServer(server, s)
+	s.register(server)
 	return nil
 }
 
 // GRPCClient implements plugin.GRPCPlugin; only a host has one.
 func (s *service) GRPCClient(context.Context, *plugin.GRPCBroker, *grpc.ClientConn) (any, error) {
-	return nil, errors.New("a plugin is no host")
+	return nil, errors.New("a plugin is not a host")
 }
 
 // Describe implements pluginv1.PluginServer.
@@ -112,8 +111,7 @@ func (s *service) Describe(_ context.Context, r *pluginv1.DescribeRequest) (*plu
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	d.Calls = true
-	// What the start took and nobody needs any more: a plugin is idle most of the time.
+	// Return the memory of the start to the system: most plugins are idle most of the time.
 	s.described.Do(func() { go debug.FreeOSMemory() })
 	return d, nil
 }

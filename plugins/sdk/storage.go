@@ -15,31 +15,31 @@ import (
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// Storage is a storage plugin: a CSI driver. The host gives the kubelet a socket that leads to it, and runs what sidecars
-// do elsewhere: provisioning, deletion, expansion, attaching and capacity, each when the driver has the capability.
+// Storage is a storage plugin: a CSI driver. The host forwards the kubelet's calls to it, and does the work of the CSI
+// sidecars: provisioning, deletion, expansion, attaching and capacity, each if the driver has the capability.
 type Storage struct {
-	// Version of the plugin, for the operator.
+	// Version of the plugin, shown to the operator.
 	Version string
-	// CSIDriver says how Kubernetes has to treat the driver; its name is the driver's.
+	// CSIDriver tells Kubernetes how to treat the driver; its name is the driver's.
 	CSIDriver *storagev1.CSIDriver
-	// StorageClasses are created when they are missing. Their provisioner is the driver.
+	// StorageClasses are created if they are missing. Their provisioner is the driver.
 	StorageClasses []*storagev1.StorageClass
-	// NodeLocal says that a volume is where it was made, and that each node makes its own.
+	// NodeLocal declares that volumes stay on the node that created them, and that each node provisions its own.
 	NodeLocal bool
 
-	// The services of the driver. Without an Identity it has one that says what is above.
+	// The services of the driver. Identity may be nil: then it is derived from the fields above. Controller may be nil.
 	Identity   csi.IdentityServer
 	Controller csi.ControllerServer
 	Node       csi.NodeServer
 
-	// Configure is called before the first call of a service, perhaps more than once. It may change the objects
-	// above through their pointers; an error refuses the plugin. May be nil.
+	// Configure is called before the first call of a service, possibly more than once. It may change the objects above
+	// through their pointers; an error refuses the plugin. May be nil.
 	Configure func(Config) error
-	// Metrics writes the plugin's own metrics as Prometheus text. nil: there are none.
+	// Metrics writes the plugin's own metrics as Prometheus text; nil: it has none.
 	Metrics func(io.Writer) error
 }
 
-// ServeStorage runs a storage plugin. It is the last call of main.
+// ServeStorage serves the plugin until the host stops it. It must be the last call of main.
 func ServeStorage(s Storage) { serve(s.Metrics, s.describe, s.register) }
 
 func (s *Storage) describe(r *pluginv1.DescribeRequest) (*pluginv1.Description, error) {
@@ -78,7 +78,7 @@ func (s *Storage) register(server grpc.ServiceRegistrar) {
 	}
 }
 
-// storageIdentity is the Identity service of a plugin without one.
+// storageIdentity is the Identity service of a plugin that has none of its own.
 type storageIdentity struct {
 	csi.UnimplementedIdentityServer
 	plugin *Storage
@@ -88,7 +88,7 @@ type storageIdentity struct {
 func (i *storageIdentity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	version := i.plugin.Version
 	if version == "" {
-		version = "unknown" // the specification wants one
+		version = "unknown" // the CSI specification requires one
 	}
 	return &csi.GetPluginInfoResponse{Name: i.plugin.CSIDriver.Name, VendorVersion: version}, nil
 }

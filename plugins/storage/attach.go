@@ -16,20 +16,20 @@ const reconcileEvery = time.Minute
 
 // addAttaching adds what attaches volumes to nodes, as external-attacher's main does (cmd/csi-attacher).
 func (c *controllers) addAttaching(ctx context.Context) error {
-	if !c.attaches(c.facts) {
+	if !c.facts.Attaches(c.Declaration) {
 		return nil
 	}
 	volumes, attachments := c.view.Core().V1().PersistentVolumes(), c.view.Storage().V1().VolumeAttachments()
 	csiNodes := c.view.Storage().V1().CSINodes()
 	c.needs(csiNodes.Informer())
 	timeout := callTimeout
-	handler := controller.NewCSIHandler(c.client, c.name(), attacher.NewAttacher(c.conn), attacher.NewVolumeLister(c.conn, 0),
+	handler := controller.NewCSIHandler(c.Client, c.Name(), attacher.NewAttacher(c.conn), attacher.NewVolumeLister(c.conn, 0),
 		volumes.Lister(), csiNodes.Lister(), attachments.Lister(), &timeout,
-		c.can(csi.ControllerServiceCapability_RPC_PUBLISH_READONLY),
-		c.can(csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER),
+		c.facts.can(csi.ControllerServiceCapability_RPC_PUBLISH_READONLY),
+		c.facts.can(csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER),
 		csitrans.New(), "")
-	attaching := controller.NewCSIAttachController(klog.FromContext(ctx), c.client, c.name(), handler, attachments, volumes, backoff(), backoff(),
-		c.can(csi.ControllerServiceCapability_RPC_LIST_VOLUMES) && c.can(csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES), reconcileEvery)
+	attaching := controller.NewCSIAttachController(klog.FromContext(ctx), c.Client, c.Name(), handler, attachments, volumes, backoff(), backoff(),
+		c.facts.can(csi.ControllerServiceCapability_RPC_LIST_VOLUMES) && c.facts.can(csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES), reconcileEvery)
 	c.run(func(ctx context.Context) { attaching.Run(ctx, workers, nil) })
 	return nil
 }

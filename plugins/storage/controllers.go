@@ -10,55 +10,68 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
-	sharedinformers "kubelith.io/kubelith/components/informers"
+	sharedinformers "kubelith.io/kubelith/base/informers"
 )
 
 const (
 	// callTimeout bounds a call of a controller; the libraries make a call that took longer again.
 	callTimeout = 30 * time.Second
-	// retryMin and retryMax bound the time until a controller tries again, as in the sidecars.
-	retryMin, retryMax = time.Second, 5 * time.Minute
+	// retryMin and retryMax bound the time until a controller tries again. The sidecars' 5 minutes would be what an operator waits who has
+	// fixed a driver. Its next process does not end the wait: a volume whose call ends the process would keep it from all others.
+	retryMin, retryMax = time.Second, time.Minute
 	// workers is how many volumes a controller works on at a time.
 	workers = 10
 )
 
+// Controllers are what sidecars run beside a driver in pods: for a node-local driver on each node, for another one in one place of
+// the cluster. All fields are required.
+type Controllers struct {
+	// Client reaches the API, with the rights of the sidecars; Snapshots reads VolumeSnapshots that a claim is made from.
+	Client    kubernetes.Interface
+	Snapshots Snapshots
+	// Informers are shared with others. They are started if they do not run; what is started ends with Life.
+	Informers informers.SharedInformerFactory
+	Life      <-chan struct{}
+	// NodeName is this node's.
+	NodeName string
+}
+
 // controllers is what the controllers of a driver are built from.
 type controllers struct {
-	*driver
-	facts
-	view *sharedinformers.View
+	*Driver
+	Controllers
+	facts Facts
+	view  *sharedinformers.View
 
 	synced []cache.InformerSynced
 	runs   []func(context.Context)
+	ends   []func() // of what does not end by itself with the runs
 }
 
-// control starts what sidecars would run beside the driver. The returned function waits for the end, after ctx has ended.
-//
-// The broadcasters of Events in the libraries end with the process only.
-func (d *driver) control(ctx context.Context, now facts) (wait func(), err error) {
-	if !d.declared.nodeLocal && !d.Central {
-		return func() {}, nil // another node does
-	}
-	view := sharedinformers.NewView(d.factory(), nil)
-	c := &controllers{driver: d, facts: now, view: view}
+// Start starts the controllers of a driver. The returned function waits for the end, after ctx has ended; nothing is left then.
+func (o Controllers) Start(ctx context.Context, d *Driver, now Facts) (wait func(), err error) {
+	view := sharedinformers.NewView(o.Informers, nil)
+	c := &controllers{Driver: d, Controllers: o, facts: now, view: view}
 	for _, add := range []func(context.Context) error{c.addProvisioning, c.addResizing, c.addAttaching} {
-		if err := add(ctx); err != nil {
-			view.Close()
-			return nil, err
+		if err = add(ctx); err != nil {
+			break
 		}
 	}
-	if d.declared.nodeLocal {
+	ctx, cancel := context.WithCancel(ctx)
+	if err != nil {
+		cancel() // those that are made end in the usual way
+	}
+	if d.NodeLocal {
 		c.run(c.followNode)
 	}
-	view.Start(d.life) // informers of our own are for all drivers; shared ones end with the process
+	view.Start(o.Life) // informers of our own are for all drivers; shared ones end with the process
 	var running sync.WaitGroup
 	running.Go(func() {
-		if !cache.WaitForCacheSync(ctx.Done(), c.synced...) {
-			return
-		}
+		cache.WaitForCacheSync(ctx.Done(), c.synced...) // what is run after ctx has ended ends at once, and its queues with it
 		for _, run := range c.runs {
 			running.Go(func() {
 				defer utilruntime.HandleCrash()
@@ -66,20 +79,29 @@ func (d *driver) control(ctx context.Context, now facts) (wait func(), err error
 			})
 		}
 	})
-	return func() {
+	wait = func() {
 		running.Wait()
+		cancel()
 		view.Close()
-	}, nil
+		for _, end := range c.ends {
+			end()
+		}
+	}
+	if err != nil {
+		wait()
+		return nil, err
+	}
+	return wait, nil
 }
 
 // followNode has the driver asked again when its Node is another one, or gone: what it owns is gone with it.
 func (c *controllers) followNode(ctx context.Context) {
-	own := informers.NewSharedInformerFactoryWithOptions(c.client, 0, informers.WithTransform(sharedinformers.Trim),
+	own := informers.NewSharedInformerFactoryWithOptions(c.Client, 0, informers.WithTransform(sharedinformers.Trim),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, c.NodeName).String()
 		}))
 	look := func(o any) {
-		if node := o.(*corev1.Node); node.Name == c.NodeName && node.UID != c.nodeUID {
+		if node := o.(*corev1.Node); node.Name == c.NodeName && node.UID != c.facts.NodeUID {
 			c.wake()
 		}
 	}
@@ -96,6 +118,11 @@ func (c *controllers) followNode(ctx context.Context) {
 // run adds something that runs until its context ends.
 func (c *controllers) run(f func(context.Context)) { c.runs = append(c.runs, f) }
 
+// broadcasts adds a controller whose broadcaster of Events has to be ended.
+func (c *controllers) broadcasts(controller any) {
+	c.ends = append(c.ends, func() { shutDown(controller) })
+}
+
 // needs has everything wait for an informer that a library only reads.
 func (c *controllers) needs(i cache.SharedIndexInformer) { c.synced = append(c.synced, i.HasSynced) }
 
@@ -103,6 +130,9 @@ func backoff() workqueue.TypedRateLimiter[string] {
 	return workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax)
 }
 
-func queue(name string) workqueue.TypedRateLimitingInterface[string] {
-	return workqueue.NewTypedRateLimitingQueueWithConfig(backoff(), workqueue.TypedRateLimitingQueueConfig[string]{Name: name})
+// queue returns one that ends with the controllers, whoever uses it.
+func (c *controllers) queue(name string) workqueue.TypedRateLimitingInterface[string] {
+	q := workqueue.NewTypedRateLimitingQueueWithConfig(backoff(), workqueue.TypedRateLimitingQueueConfig[string]{Name: name})
+	c.ends = append(c.ends, q.ShutDown)
+	return q
 }

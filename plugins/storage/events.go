@@ -3,6 +3,7 @@ package storage
 import (
 	"context"
 
+	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -11,25 +12,35 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// refused is the reason of Events about plugins that cannot be the driver that they want to be.
-const refused = "StorageDriverRefused"
+// Refused is the reason of Events about plugins that cannot be the driver that they want to be.
+const Refused = "StorageDriverRefused"
 
-// recorder tells about this node.
-type recorder struct {
-	record.EventRecorder
-	node corev1.ObjectReference
+// Complaints says, in the log and on the Node, why a plugin is no driver.
+type Complaints struct {
+	recorder record.EventRecorder
+	node     corev1.ObjectReference
+	log      logrus.FieldLogger
+	stop     func()
 }
 
-func newEvents(ctx context.Context, cs kubernetes.Interface, node string) (recorder, func()) {
+// NewComplaints returns the complaints of that node, until Close.
+func NewComplaints(ctx context.Context, cs kubernetes.Interface, node string, log logrus.FieldLogger) *Complaints {
 	events := record.NewBroadcaster(record.WithContext(ctx))
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: cs.CoreV1().Events("")})
-	// The kubelet's Events about its node have its name as UID too.
-	ref := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)}
-	return recorder{events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith-storage", Host: node}), ref}, events.Shutdown
+	return &Complaints{
+		recorder: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith-storage", Host: node}),
+		// The kubelet's Events about its node have its name as UID too.
+		node: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)},
+		log:  log,
+		stop: events.Shutdown,
+	}
 }
 
-// complain says, in the log and on the Node, why a plugin is no driver.
-func (h *host) complain(plugin string, err error) {
-	h.Log.WithField("plugin", plugin).Error(err)
-	h.events.Eventf(&h.events.node, corev1.EventTypeWarning, refused, "plugin %s: %v", plugin, err)
+// Complain says it of one plugin.
+func (c *Complaints) Complain(plugin string, err error) {
+	c.log.WithField("plugin", plugin).Error(err)
+	c.recorder.Eventf(&c.node, corev1.EventTypeWarning, Refused, "plugin %s: %v", plugin, err)
 }
+
+// Close ends what sends the Events.
+func (c *Complaints) Close() { c.stop() }

@@ -3,13 +3,8 @@ package storage
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"io/fs"
-	"net"
-	"os"
 	"path"
-	"path/filepath"
 	"time"
 
 	"google.golang.org/grpc"
@@ -125,25 +120,4 @@ func (raw) Unmarshal(data mem.BufferSlice, v any) error {
 	data.Ref()
 	*v.(*mem.BufferSlice) = data
 	return nil
-}
-
-// listen listens on a unix socket that only root may use, in place of one that an earlier process left. Closing
-// it leaves the file: the kubelet takes the end of a socket for the end of the driver.
-func listen(socket string) (*net.UnixListener, error) {
-	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
-		return nil, fmt.Errorf("make the directory of the socket: %w", err)
-	}
-	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("remove the socket of an earlier process: %w", err)
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
-	if err != nil {
-		return nil, err
-	}
-	l.SetUnlinkOnClose(false)
-	if err := os.Chmod(socket, 0o600); err != nil {
-		l.Close()
-		return nil, err
-	}
-	return l, nil
 }

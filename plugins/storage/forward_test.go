@@ -3,7 +3,6 @@ package storage
 import (
 	"context"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -19,13 +18,14 @@ import (
 
 	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/plugins/pluginstest"
+	"kubelith.io/kubelith/plugins/storage/storagetest"
 )
 
 // forwarded returns a connection to the plugin through a forwarder.
 func forwarded(t *testing.T, p *pluginstest.Plugin) *grpc.ClientConn {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "csi.sock")
-	l, err := listen(socket)
+	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func TestForwardOverReplacement(t *testing.T) {
 		}
 		answer <- info.GetNodeId()
 	}()
-	eventually(t, "the call is tried again", func() bool { return len(p.Called()) > 1 })
+	storagetest.Eventually(t, "the call is tried again", func() bool { return len(p.Called()) > 1 })
 	p.Serve(t, callee{answer: "first "}.register)
 	if got := <-answer; got != "first " {
 		t.Errorf("the call that waited: %s", got)
@@ -164,29 +164,5 @@ func TestForwardOverReplacement(t *testing.T) {
 	defer cancel()
 	if _, err := node.NodeGetInfo(short, &csi.NodeGetInfoRequest{}); status.Code(err) != codes.DeadlineExceeded {
 		t.Errorf("without a process and without time: %v", err)
-	}
-}
-
-// TestListen: the socket replaces what an earlier process left, is root's alone, and stays when the process ends.
-func TestListen(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "a", "csi.sock")
-	for range 2 {
-		l, err := listen(socket)
-		if err != nil {
-			t.Fatal(err)
-		}
-		info, err := os.Stat(socket)
-		if err != nil || info.Mode().Perm() != 0o600 {
-			t.Errorf("%v, %v", info, err)
-		}
-		if c, err := net.Dial("unix", socket); err != nil {
-			t.Error(err)
-		} else {
-			c.Close()
-		}
-		l.Close()
-		if _, err := os.Stat(socket); err != nil {
-			t.Errorf("after the end: %v", err)
-		}
 	}
 }

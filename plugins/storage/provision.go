@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"sort"
+	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -36,11 +37,11 @@ const (
 	capacityEvery = time.Minute
 )
 
-// snapshotInterface reads VolumeSnapshots that a claim is made from.
-type snapshotInterface = snapclientset.Interface
+// Snapshots reads VolumeSnapshots that a claim is made from.
+type Snapshots = snapclientset.Interface
 
-// snapshotClient returns a client of an API that is a CRD: it has no protobuf.
-func snapshotClient(c *rest.Config) (snapshotInterface, error) {
+// NewSnapshots returns a client of an API that is a CRD: it has no protobuf.
+func NewSnapshots(c *rest.Config) (Snapshots, error) {
 	c = rest.CopyConfig(c)
 	c.ContentConfig = rest.ContentConfig{}
 	return snapclientset.NewForConfig(c)
@@ -48,35 +49,36 @@ func snapshotClient(c *rest.Config) (snapshotInterface, error) {
 
 // addProvisioning adds what makes and deletes volumes, as external-provisioner's main does (cmd/csi-provisioner).
 func (c *controllers) addProvisioning(ctx context.Context) error {
-	if !c.can(csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME) {
+	if !c.facts.can(csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME) {
 		return nil
 	}
 	claims, classes := c.view.Core().V1().PersistentVolumeClaims(), c.view.Storage().V1().StorageClasses()
 	volumes := c.view.Core().V1().PersistentVolumes()
 	var attachments storagelisters.VolumeAttachmentLister
-	if c.attaches(c.facts) {
+	if c.facts.Attaches(c.Declaration) {
 		attachments = c.view.Storage().V1().VolumeAttachments().Lister()
 		c.needs(c.view.Storage().V1().VolumeAttachments().Informer())
 	}
-	creator := "kubelith-" + c.name()
+	creator := "kubelith-" + c.Name()
 	var local *ctrl.NodeDeployment
-	if c.declared.nodeLocal {
+	if c.NodeLocal {
 		creator += "-" + c.NodeName
-		local = &ctrl.NodeDeployment{NodeName: c.NodeName, ClaimInformer: claims, NodeInfo: c.info, ImmediateBinding: true,
+		local = &ctrl.NodeDeployment{NodeName: c.NodeName, ClaimInformer: claims, NodeInfo: c.facts.Info, ImmediateBinding: true,
 			BaseDelay: ownBaseDelay, MaxDelay: ownMaxDelay}
 	}
 	csiNodes, nodes := c.topology()
 	var placed ctrl.TopologyProvider
-	if ctrl.SupportsTopology(c.identity) {
+	if ctrl.SupportsTopology(c.facts.Identity) {
 		placed = ctrl.NewInMemoryStore()
 	}
-	provisioner := ctrl.NewCSIProvisioner(c.client, callTimeout, creator, "pvc", -1, c.conn, c.snapshots, c.name(),
-		c.identity, c.controller, "", false, true, csitrans.New(), classes.Lister(), csiNodes, nodes, claims.Lister(), attachments, nil,
+	provisioner := ctrl.NewCSIProvisioner(c.Client, callTimeout, creator, "pvc", -1, c.conn, c.Snapshots, c.Name(),
+		c.facts.Identity, c.facts.Controller, "", false, true, csitrans.New(), classes.Lister(), csiNodes, nodes, claims.Lister(), attachments, nil,
 		true, "", local, false, true, placed)
+	c.broadcasts(provisioner)
 	if c.tellsCapacity() {
 		provisioner = capacity.NewProvisionWrapper(provisioner, c.addCapacity())
 	}
-	provisioning := controller.NewProvisionController(ctx, c.client, c.name(), provisioner,
+	provisioning := controller.NewProvisionController(ctx, c.Client, c.Name(), provisioner,
 		controller.LeaderElection(false),
 		controller.FailedProvisionThreshold(0),
 		controller.FailedDeleteThreshold(0),
@@ -93,9 +95,14 @@ func (c *controllers) addProvisioning(ctx context.Context) error {
 	for _, i := range []cache.SharedIndexInformer{claims.Informer(), volumes.Informer(), classes.Informer()} {
 		c.needs(i)
 	}
-	c.run(provisioning.Run)
+	var workers sync.WaitGroup
+	provisioning.ControllerWaitGroup(&workers)
+	c.run(func(ctx context.Context) {
+		provisioning.Run(ctx)
+		workers.Wait() // a volume that is being made belongs to this run
+	})
 	// It returns nil for a driver that does not clone.
-	if cloning := ctrl.NewCloningProtectionController(c.client, claims.Lister(), claims.Informer(), queue("claims"), c.controller); cloning != nil {
+	if cloning := ctrl.NewCloningProtectionController(c.Client, claims.Lister(), claims.Informer(), c.queue("claims"), c.facts.Controller); cloning != nil {
 		c.run(func(ctx context.Context) { cloning.Run(ctx, 1, nil) })
 	}
 	return nil
@@ -103,23 +110,23 @@ func (c *controllers) addProvisioning(ctx context.Context) error {
 
 // tellsCapacity tells whether the scheduler is told of the space. That of a node without a Node nobody wants to know.
 func (c *controllers) tellsCapacity() bool {
-	wanted := c.declared.driver.Spec.StorageCapacity
-	return wanted != nil && *wanted && c.can(csi.ControllerServiceCapability_RPC_GET_CAPACITY) && (!c.declared.nodeLocal || c.nodeUID != "")
+	wanted := c.Driver.Declaration.Driver.Spec.StorageCapacity
+	return wanted != nil && *wanted && c.facts.can(csi.ControllerServiceCapability_RPC_GET_CAPACITY) && (!c.NodeLocal || c.facts.NodeUID != "")
 }
 
 // topology has what the provisioner asks for the places of volumes: all nodes or, when the driver is node-local, this one
 // as the driver describes it.
 func (c *controllers) topology() (storagelisters.CSINodeLister, corelisters.NodeLister) {
-	if !ctrl.SupportsTopology(c.identity) {
+	if !ctrl.SupportsTopology(c.facts.Identity) {
 		return nil, nil
 	}
-	if !c.declared.nodeLocal {
+	if !c.NodeLocal {
 		csiNodes, nodes := c.view.Storage().V1().CSINodes(), c.view.Core().V1().Nodes()
 		c.needs(csiNodes.Informer())
 		c.needs(nodes.Informer())
 		return csiNodes.Lister(), nodes.Lister()
 	}
-	segments := c.info.GetAccessibleTopology().GetSegments()
+	segments := c.facts.Info.GetAccessibleTopology().GetSegments()
 	keys := make([]string, 0, len(segments))
 	for key := range segments {
 		keys = append(keys, key)
@@ -128,7 +135,7 @@ func (c *controllers) topology() (storagelisters.CSINodeLister, corelisters.Node
 	csiNodes, nodes := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil), cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
 	meta := metav1.ObjectMeta{Name: c.NodeName}
 	_ = csiNodes.Add(&storagev1.CSINode{ObjectMeta: meta, Spec: storagev1.CSINodeSpec{
-		Drivers: []storagev1.CSINodeDriver{{Name: c.name(), NodeID: c.info.GetNodeId(), TopologyKeys: keys}},
+		Drivers: []storagev1.CSINodeDriver{{Name: c.Name(), NodeID: c.facts.Info.GetNodeId(), TopologyKeys: keys}},
 	}})
 	meta.Labels = segments
 	_ = nodes.Add(&corev1.Node{ObjectMeta: meta})
@@ -140,25 +147,25 @@ func (c *controllers) addCapacity() *capacity.Controller {
 	var places topology.Informer
 	var owner *metav1.OwnerReference
 	writer := "kubelith"
-	if c.declared.nodeLocal {
+	if c.NodeLocal {
 		writer = labelValue(writer + "-" + c.NodeName)
 		// A node that is removed does not come back to remove them: the garbage collector does.
-		owner = &metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: c.NodeName, UID: c.nodeUID, Controller: ptr.To(true)}
+		owner = &metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: c.NodeName, UID: c.facts.NodeUID, Controller: ptr.To(true)}
 		var segment topology.Segment
-		for key, value := range c.info.GetAccessibleTopology().GetSegments() {
+		for key, value := range c.facts.Info.GetAccessibleTopology().GetSegments() {
 			segment = append(segment, topology.SegmentEntry{Key: key, Value: value})
 		}
 		sort.Sort(segment)
 		places = topology.NewFixedNodeTopology(&segment)
 	} else {
-		places = topology.NewNodeTopology(c.name(), c.client, c.view.Core().V1().Nodes(), c.view.Storage().V1().CSINodes(), queue("csitopology"))
+		places = topology.NewNodeTopology(c.Name(), c.Client, c.view.Core().V1().Nodes(), c.view.Storage().V1().CSINodes(), c.queue("csitopology"))
 	}
 	// Ours alone: those of other nodes and drivers are theirs to keep.
-	own := informers.NewSharedInformerFactoryWithOptions(c.client, 0, informers.WithNamespace(metav1.NamespaceSystem),
+	own := informers.NewSharedInformerFactoryWithOptions(c.Client, 0, informers.WithNamespace(metav1.NamespaceSystem),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-			o.LabelSelector = labels.Set{capacity.DriverNameLabel: c.name(), capacity.ManagedByLabel: writer}.String()
+			o.LabelSelector = labels.Set{capacity.DriverNameLabel: c.Name(), capacity.ManagedByLabel: writer}.String()
 		}))
-	free := capacity.NewCentralCapacityController(csi.NewControllerClient(c.conn), c.name(), capacity.NewV1ClientFactory(c.client),
+	free := capacity.NewCentralCapacityController(csi.NewControllerClient(c.conn), c.Name(), capacity.NewV1ClientFactory(c.Client),
 		workqueue.NewTypedRateLimitingQueueWithConfig(workqueue.NewTypedItemExponentialFailureRateLimiter[capacity.QueueKey](retryMin, retryMax),
 			workqueue.TypedRateLimitingQueueConfig[capacity.QueueKey]{Name: "csistoragecapacity"}),
 		owner, writer, metav1.NamespaceSystem, places, c.view.Storage().V1().StorageClasses(), own.Storage().V1().CSIStorageCapacities(),

@@ -19,30 +19,32 @@ import (
 
 // addResizing adds what makes volumes larger, as external-resizer's main does (cmd/csi-resizer).
 func (c *controllers) addResizing(context.Context) error {
-	if !c.identity[csi.PluginCapability_Service_CONTROLLER_SERVICE] {
+	if !c.facts.Identity[csi.PluginCapability_Service_CONTROLLER_SERVICE] {
 		return nil
 	}
 	driver := &csiClient{conn: c.conn, node: csi.NewNodeClient(c.conn), controller: csi.NewControllerClient(c.conn)}
-	r, err := resizer.NewResizerFromClient(driver, callTimeout, c.client, c.name())
+	r, err := resizer.NewResizerFromClient(driver, callTimeout, c.Client, c.Name())
 	switch {
 	case err == nil:
-		if c.declared.nodeLocal {
-			r = localResizer{r, c.info.GetAccessibleTopology()}
+		if c.NodeLocal {
+			r = localResizer{r, c.facts.Info.GetAccessibleTopology()}
 		}
-		resizing := controller.NewResizeController(c.name(), r, c.client, 0, c.view, backoff(), false, retryMax)
+		resizing := controller.NewResizeController(c.Name(), r, c.Client, 0, c.view, backoff(), false, retryMax)
+		c.broadcasts(resizing)
 		c.run(func(ctx context.Context) { resizing.Run(workers, ctx, nil) })
 	case !errors.Is(err, resizer.ResizeNotSupportErr):
 		return fmt.Errorf("resize: %w", err)
 	}
 	// A modifier has no say in whose volume it is: every node's would modify.
-	if c.declared.nodeLocal || !c.can(csi.ControllerServiceCapability_RPC_MODIFY_VOLUME) {
+	if c.NodeLocal || !c.facts.can(csi.ControllerServiceCapability_RPC_MODIFY_VOLUME) {
 		return nil
 	}
-	m, err := modifier.NewModifierFromClient(driver, callTimeout, c.client, c.view, false, c.name())
+	m, err := modifier.NewModifierFromClient(driver, callTimeout, c.Client, c.view, false, c.Name())
 	if err != nil {
 		return fmt.Errorf("modify: %w", err)
 	}
-	modifying := modifycontroller.NewModifyController(c.name(), m, c.client, 0, retryMax, false, c.view, backoff())
+	modifying := modifycontroller.NewModifyController(c.Name(), m, c.Client, 0, retryMax, false, c.view, backoff())
+	c.broadcasts(modifying)
 	c.run(func(ctx context.Context) { modifying.Run(workers, ctx, nil) })
 	return nil
 }

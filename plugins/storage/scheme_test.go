@@ -8,10 +8,10 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// TestSharedScheme: while others look types up, the provisioner's library may register them. Without addCoreOnce the runtime
+// TestSharedScheme: while others look types up, the provisioner's library may register them. Without KeepScheme the runtime
 // ends this process.
 func TestSharedScheme(t *testing.T) {
-	New(Options{})
+	KeepScheme()
 	registered := make(chan struct{})
 	go func() {
 		defer close(registered)

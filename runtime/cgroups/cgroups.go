@@ -1,5 +1,5 @@
-// Package cgroups tells how this host mounts its cgroups and which driver fits, so that containerd and the
-// kubelet, which must agree, are told the same. It makes groups of its own only for plugins (groups.go).
+// Package cgroups detects how this host mounts its cgroups and which driver fits, so that containerd and the kubelet,
+// which must agree, get the same answer. It creates groups only for plugins (groups.go).
 package cgroups
 
 import (
@@ -19,7 +19,7 @@ const (
 	V2     Mode = "v2"     // the unified hierarchy
 )
 
-// The drivers that the kubelet and containerd know.
+// The drivers that the kubelet and containerd support.
 const (
 	DriverCgroupfs = "cgroupfs"
 	DriverSystemd  = "systemd"
@@ -58,8 +58,8 @@ func fsType(path string) (int64, error) {
 	return int64(st.Type), nil
 }
 
-// DetectCgroupDriver returns DriverSystemd where systemd manages a v2 hierarchy, since two managers must not
-// write to one tree, and DriverCgroupfs everywhere else. With v1, systemd owns a tree of its own and cgroupfs works beside it.
+// DetectCgroupDriver returns DriverSystemd where systemd manages a v2 hierarchy, since two managers must not write to
+// one tree, and DriverCgroupfs everywhere else. With v1, systemd has its own tree and cgroupfs works beside it.
 func DetectCgroupDriver() string {
 	_, err := os.Stat("/run/systemd/system") // as sd_booted(3)
 	return driver(DetectMode(), err == nil)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of a group. What is 0 or less is not limited.
+// Limits of a group. 0 or less means no limit.
 type Limits struct {
 	Memory   int64 // bytes, swap included
 	MilliCPU int64 // thousandths of a CPU
@@ -26,17 +26,17 @@ var controllers = []string{"memory", "cpu", "pids"}
 // removeFor is how long a group may still be busy after its last process was killed.
 const removeFor = 2 * time.Second
 
-// Parent is where this process makes groups with limits: one directory for each controller with v1, below the group of this
-// process, so that limits of the whole service hold for them too; one for all with v2, below the root. There, a group of
-// systemd's that holds processes cannot have children with limits, and systemd could not start the service again
-// in one that has.
+// Parent is where this process creates groups with limits. With v1 it is one directory for each controller, below the
+// group of this process, so that limits of the whole service apply too; with v2 one for all, below the root. There, a
+// systemd group that holds processes cannot have children with limits, and systemd could not restart the service in one
+// that has.
 type Parent struct {
 	mount string
 	mode  Mode
 	dirs  map[string]string // by controller; with v2 the only key is ""
 }
 
-// NewParent makes the parent of groups, named name. The error says why this host lets us limit nothing.
+// NewParent creates the parent of groups, named name. The error says why we can limit nothing on this host.
 func NewParent(name string) (*Parent, error) {
 	switch mode := DetectMode(); mode {
 	case V2:
@@ -92,7 +92,8 @@ func v1Groups(file string) (map[string]string, error) {
 	return groups, nil
 }
 
-// v1Dir is the directory of a group. In a container the path may be the one outside: then the group is what is mounted.
+// v1Dir returns the directory of a group. In a container the path may be the one outside: then the group is what is
+// mounted.
 func (p *Parent) v1Dir(controller, path string) string {
 	dir := filepath.Join(p.mount, controller, path)
 	if _, err := os.Stat(dir); err != nil {
@@ -115,7 +116,8 @@ func newV2(mount, name string) (*Parent, error) {
 	return &Parent{mount: mount, mode: V2, dirs: map[string]string{"": dir}}, nil
 }
 
-// enable gives the children of a group all controllers that it has itself. What the kernel refuses, Missing tells.
+// enable gives the children of a group all controllers that it has itself. Missing reports those that the kernel
+// refuses.
 func enable(dir string) error {
 	has, err := words(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
@@ -134,7 +136,7 @@ func words(file string) ([]string, error) {
 	return strings.Fields(string(content)), err
 }
 
-// Missing are the controllers that limit nothing on this host.
+// Missing returns the controllers that limit nothing on this host.
 func (p *Parent) Missing() []string {
 	var missing []string
 	for _, controller := range controllers {
@@ -149,18 +151,18 @@ func (p *Parent) Missing() []string {
 	return missing
 }
 
-// Dirs are the directories in which the groups are.
+// Dirs returns the directories that contain the groups.
 func (p *Parent) Dirs() []string { return dirsOf(p.dirs) }
 
-// Remove removes the parent, which has no groups any more.
+// Remove removes the parent, which no longer has groups.
 func (p *Parent) Remove() error { return RemoveDirs(dirsOf(p.dirs)) }
 
-// New makes a group.
+// New creates a group.
 func (p *Parent) New(name string, l Limits) (*Group, error) {
 	g := &Group{parent: p, dirs: map[string]string{}}
 	for controller, dir := range p.dirs {
 		g.dirs[controller] = filepath.Join(dir, name)
-		os.Remove(g.dirs[controller]) // an empty one that was left
+		os.Remove(g.dirs[controller]) // an empty leftover
 		if err := os.Mkdir(g.dirs[controller], 0o755); err != nil {
 			return nil, errors.Join(err, g.Remove())
 		}
@@ -177,7 +179,7 @@ type Group struct {
 	dirs   map[string]string // as in Parent
 }
 
-// setting is a file of a controller and what to write into it. Optional ones are not there on every kernel.
+// setting is a file of a controller and the value to write into it. Not every kernel has the optional ones.
 type setting struct {
 	controller, file, value string
 	optional                bool
@@ -187,7 +189,7 @@ func (g *Group) limit(l Limits) error {
 	for _, s := range settings(g.parent.mode, l) {
 		dir := g.dir(s.controller)
 		if dir == "" {
-			continue // Missing tells
+			continue // Missing reports it
 		}
 		file := filepath.Join(dir, s.file)
 		if _, err := os.Stat(file); err != nil {
@@ -200,7 +202,7 @@ func (g *Group) limit(l Limits) error {
 	return nil
 }
 
-// settings in the order in which the kernel takes them: swap cannot be less than memory.
+// settings are in the order that the kernel requires: swap cannot be less than memory.
 func settings(mode Mode, l Limits) []setting {
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
 	const period = 100_000 // microseconds, the kernel's default
@@ -231,7 +233,7 @@ func (g *Group) dir(controller string) string {
 	return g.dirs[controller]
 }
 
-// Dir is the directory of the group's memory, or of whatever it limits.
+// Dir returns the directory of the group's memory, or of whatever it limits.
 func (g *Group) Dir() string {
 	if dir := g.dir("memory"); dir != "" {
 		return dir
@@ -239,7 +241,7 @@ func (g *Group) Dir() string {
 	return g.Dirs()[0]
 }
 
-// Dirs are all directories of the group.
+// Dirs returns all directories of the group.
 func (g *Group) Dirs() []string { return dirsOf(g.dirs) }
 
 func dirsOf(byController map[string]string) []string {
@@ -251,7 +253,7 @@ func dirsOf(byController map[string]string) []string {
 	return out
 }
 
-// Open is the directory for clone3 (CLONE_INTO_CGROUP), which v1 does not know: nil there.
+// Open opens the directory for clone3 (CLONE_INTO_CGROUP), which v1 does not support: nil there.
 func (g *Group) Open() (*os.File, error) {
 	if g.parent.mode != V2 {
 		return nil, nil
@@ -259,8 +261,8 @@ func (g *Group) Open() (*os.File, error) {
 	return os.Open(g.dirs[""])
 }
 
-// Enter moves the calling thread into the group, so that a process that it starts is born there. leave moves it back; when that
-// fails the thread must not be used any more. Only for v1, where threads of a process may be in different groups.
+// Enter moves the calling thread into the group, so that a process that it starts begins there. leave moves it back; if
+// that fails the thread must not be used any more. Only for v1, where threads of a process may be in different groups.
 func (g *Group) Enter() (leave func() error, err error) {
 	if g.parent.mode == V2 {
 		return func() error { return nil }, nil
@@ -302,7 +304,7 @@ func (g *Group) Kill() error {
 	return err
 }
 
-// OOMKills is how many processes of the group the kernel has killed for want of memory.
+// OOMKills returns how many processes of the group the kernel's OOM killer has killed.
 func (g *Group) OOMKills() int {
 	file := "memory.oom_control"
 	if g.parent.mode == V2 {
@@ -324,12 +326,12 @@ func (g *Group) OOMKills() int {
 // Remove removes the group; its processes have ended.
 func (g *Group) Remove() error { return RemoveDirs(g.Dirs()) }
 
-// Kill kills the processes in the directories of a group, and says how many it found.
+// Kill kills the processes in the directories of a group, and returns how many it found.
 func Kill(dirs []string) (int, error) {
 	killed := map[int]bool{}
 	for _, dir := range dirs {
-		write(filepath.Join(dir, "cgroup.kill"), "1") // all at once, with Linux 5.14 and v2; the loop finds nobody then
-		for range 100 {                               // who forks meanwhile is found the next time
+		write(filepath.Join(dir, "cgroup.kill"), "1") // all at once, with Linux 5.14 and v2; the loop then finds none
+		for range 100 {                               // the next round finds processes that fork meanwhile
 			pids, err := words(filepath.Join(dir, "cgroup.procs"))
 			if errors.Is(err, os.ErrNotExist) || err == nil && len(pids) == 0 {
 				break
@@ -358,7 +360,7 @@ func RemoveDirs(dirs []string) error {
 	return errors.Join(errs...)
 }
 
-// removeDir waits until the kernel has forgotten the last process.
+// removeDir waits until the kernel has released the last process.
 func removeDir(dir string) error {
 	for end := time.Now().Add(removeFor); ; time.Sleep(5 * time.Millisecond) {
 		err := os.Remove(dir)
@@ -371,7 +373,7 @@ func removeDir(dir string) error {
 	}
 }
 
-// write does not create: the files of a group are there, or the kernel does not know them.
+// write does not create files: the files of a group exist, or the kernel does not support them.
 func write(file, text string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err != nil {

@@ -66,7 +66,7 @@ func group(t *testing.T, p *Parent, l Limits) *Group {
 	return g
 }
 
-// in tells whether a process is in all directories of a group.
+// in reports whether a process is in all directories of a group.
 func in(t *testing.T, pid int, g *Group) bool {
 	t.Helper()
 	for _, dir := range g.Dirs() {
@@ -123,7 +123,7 @@ func TestBornInV1(t *testing.T) {
 	killed(t, g, c)
 }
 
-// The empty v2 hierarchy of a hybrid host does as well here.
+// The empty v2 hierarchy of a hybrid host works here too.
 func TestBornInV2(t *testing.T) {
 	mount := mountpoint
 	if DetectMode() == Hybrid {

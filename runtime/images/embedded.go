@@ -8,16 +8,17 @@ import (
 	"strings"
 )
 
-// ErrNotBuilt is returned by Run in an executable that was built without its images.
+// ErrNotBuilt is returned by Open in an executable that was built without its images.
 var ErrNotBuilt = errors.New("this executable was built without its images (pause, hello): build it with `make build`")
 
-// embedded is the archive in the executable and what it holds.
-type embedded struct {
-	archive io.ReadCloser
-	digests map[string]string // by image name
+// Archive is the archive in the executable. Close it after use.
+type Archive struct {
+	io.ReadCloser                   // a zstd-compressed OCI archive
+	Digests       map[string]string // by image name
 }
 
-func openEmbedded() (*embedded, error) {
+// Open opens the embedded archive. It returns ErrNotBuilt when there is none.
+func Open() (*Archive, error) {
 	text, err := fs.ReadFile(embeddedFiles, embeddedDir+"/images.list")
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrNotBuilt
@@ -36,7 +37,7 @@ func openEmbedded() (*embedded, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &embedded{archive: archive, digests: digests}, nil
+	return &Archive{ReadCloser: archive, Digests: digests}, nil
 }
 
 // parseList reads lines of "<name> <digest>".

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// list says what the archive holds, so that an unpacked directory can be checked without reading the archive.
-// Its first line is the archive's digest ("sha256 <hex>"); each other line is "<size in bytes> <name>".
+// list is the content of the archive, so that an unpacked directory can be checked without reading the archive. Its
+// first line is the archive's digest ("sha256 <hex>"); each other line is "<size in bytes> <name>".
 type list struct {
 	digest string
 	files  []file

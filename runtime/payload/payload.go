@@ -1,9 +1,9 @@
-// Package payload carries the programs that containers are launched with (runc, the containerd shim, the CNI
-// plugins) and the storage plugin inside the executable, and unpacks them into the data directory at start.
+// Package payload carries the programs that containers are launched with (runc, the containerd shim, the CNI plugins)
+// and the storage plugin inside the executable, and unpacks them into the data directory at start.
 //
-// They are programs of their own, not code of this process, because they must outlive it: a shim holds a
-// pod's pipes and exit status while the process restarts. programs/ is the module they are built from,
-// payload.mk the recipe, pack/ makes the archive. What runs them is runtime/containerd and runtime/cni.
+// They are separate programs, not code of this process, because they must outlive it: a shim holds a pod's pipes and
+// exit status while the process restarts. programs/ is the module with their sources, payload.mk the recipe, pack/
+// creates the archive. components/worker/containerd and components/worker/cni run them.
 package payload
 
 import (
@@ -14,8 +14,8 @@ import (
 	"path/filepath"
 )
 
-// Names of the programs in the directory that Unpack returns. The CNI plugins have names of their own, so
-// that programs which a distribution or another network left in /opt/cni/bin are never taken for ours.
+// Names of the programs in the directory that Unpack returns. The CNI plugins have our own names, so that programs of a
+// distribution or another network in /opt/cni/bin are never taken for ours.
 const (
 	Runc      = "runc"
 	Shim      = "containerd-shim-runc-v2"
@@ -29,15 +29,15 @@ const (
 // ErrNotBuilt is returned by Unpack in an executable that was built without its payload.
 var ErrNotBuilt = errors.New("this executable was built without its payload (runc, shim, CNI plugins, storage plugin): build it with `make build`")
 
-// Dir is the directory, in a data directory, which has everything that Unpack makes.
+// Dir returns the directory, in a data directory, with everything that Unpack creates.
 func Dir(dataDir string) string { return filepath.Join(dataDir, "data") }
 
 // Unpack puts the programs under dataDir and returns the directory that holds them.
 //
-// The returned path is <dataDir>/data/current/bin, where current is a symbolic link to data/<hash>. It stays
-// the same over upgrades because containerd stores it with every sandbox. Directories of older versions are
-// removed once no process executes a program of theirs. Unpack may be killed at any moment: a directory gets
-// its final name only when all its files are on disk. One process at a time may call it for a data directory.
+// The returned path is <dataDir>/data/current/bin, where current is a symbolic link to data/<hash>. It stays the same
+// over upgrades because containerd stores it with every sandbox. Directories of older versions are removed once no
+// process executes one of their programs. Unpack may be killed at any moment: a directory gets its final name only when
+// all its files are on disk. One process at a time may call it for a data directory.
 func Unpack(dataDir string) (string, error) {
 	archive, list, err := embedded()
 	if err != nil {

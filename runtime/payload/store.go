@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"github.com/klauspost/compress/zstd"
+
+	"kubelith.io/kubelith/base/atomicfile"
 )
 
 // store is the directory of unpacked payloads: <dir>/<hash>/bin, and <dir>/current pointing to one of them.
@@ -20,7 +22,7 @@ type store struct {
 	proc string // where /proc is mounted
 }
 
-// install makes sure that the list's version is unpacked and current, and returns <dir>/current/bin.
+// install ensures that the list's version is unpacked and current, and returns <dir>/current/bin.
 func (s store) install(archive io.Reader, l *list) (string, error) {
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return "", err
@@ -40,8 +42,8 @@ func (s store) install(archive io.Reader, l *list) (string, error) {
 	return filepath.Join(s.dir, "current", "bin"), nil
 }
 
-// complete tells whether the directory holds every program with its size and mode. It guards against files
-// that somebody removed or cut, not against an attacker, who would have to be root already.
+// complete reports whether the directory holds every program with its size and mode. It guards against removed or
+// truncated files, not against an attacker, who would already have to be root.
 func complete(dir string, l *list) bool {
 	for _, f := range l.files {
 		info, err := os.Lstat(filepath.Join(dir, "bin", f.name))
@@ -72,11 +74,11 @@ func (s store) unpack(archive io.Reader, l *list, target string) error {
 	if !complete(temp, l) {
 		return errors.New("the embedded archive does not hold what its list says: build again")
 	}
-	if err := errors.Join(syncDir(bin), syncDir(temp)); err != nil {
+	if err := errors.Join(atomicfile.SyncDir(bin), atomicfile.SyncDir(temp)); err != nil {
 		return err
 	}
 	if _, err := os.Lstat(target); err == nil {
-		// A damaged version: move it away rather than delete it, its shims may be running.
+		// A damaged version: move it away rather than delete it, since its shims may be running.
 		damaged, err := os.MkdirTemp(s.dir, ".damaged-")
 		if err != nil {
 			return err
@@ -88,13 +90,13 @@ func (s store) unpack(archive io.Reader, l *list, target string) error {
 	if err := os.Rename(temp, target); err != nil {
 		return err
 	}
-	return syncDir(s.dir)
+	return atomicfile.SyncDir(s.dir)
 }
 
 // extract writes the files of a tar+zstd archive into bin and checks the archive's SHA-256.
 func extract(archive io.Reader, digest, bin string) error {
 	sum := sha256.New()
-	// One decoder goroutine and small buffers: this runs once per upgrade, in a process that wants to stay small.
+	// One decoder goroutine and small buffers: this runs once per upgrade, in a process that must stay small.
 	zr, err := zstd.NewReader(io.TeeReader(archive, sum), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true))
 	if err != nil {
 		return err
@@ -116,7 +118,7 @@ func extract(archive io.Reader, digest, bin string) error {
 			return err
 		}
 	}
-	if _, err := io.Copy(io.Discard, zr); err != nil { // to the end, so that all of it is in the sum
+	if _, err := io.Copy(io.Discard, zr); err != nil { // to the end, so that the sum covers all of it
 		return fmt.Errorf("read the embedded archive: %w", err)
 	}
 	if got := hex.EncodeToString(sum.Sum(nil)); got != digest {
@@ -159,10 +161,10 @@ func (s store) setCurrent(hash string) error {
 	if err := os.Rename(temp, link); err != nil {
 		return err
 	}
-	return syncDir(s.dir)
+	return atomicfile.SyncDir(s.dir)
 }
 
-// prune removes everything but the version given and those that running processes execute.
+// prune removes all versions except keep and those that running processes execute.
 func (s store) prune(keep string) error {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
@@ -210,13 +212,4 @@ func (s store) executed() (map[string]bool, error) {
 		}
 	}
 	return used, nil
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }

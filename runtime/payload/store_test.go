@@ -15,7 +15,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// archiveOf makes a payload of the programs given by name and content.
+// archiveOf creates a payload of the programs given by name and content.
 func archiveOf(t *testing.T, programs map[string]string) ([]byte, *list) {
 	t.Helper()
 	var buf bytes.Buffer
@@ -46,7 +46,7 @@ func archiveOf(t *testing.T, programs map[string]string) ([]byte, *list) {
 	return buf.Bytes(), l
 }
 
-// newStore makes a store whose /proc has one process, executing exe.
+// newStore creates a store whose /proc has one process, executing exe.
 func newStore(t *testing.T, exe string) store {
 	t.Helper()
 	s := store{dir: filepath.Join(t.TempDir(), "data"), proc: t.TempDir()}

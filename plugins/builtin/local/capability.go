@@ -14,7 +14,8 @@ var accessModes = map[csi.VolumeCapability_AccessMode_Mode]bool{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:  true,
 }
 
-// modeOf the capabilities that a caller wants: they must all be of one kind, and of one node.
+// modeOf returns the mode of the requested capabilities. They must all be of the same kind, and of access modes of one
+// node.
 func modeOf(all []*csi.VolumeCapability) (mode, error) {
 	found := mode("")
 	for _, c := range all {
@@ -47,7 +48,7 @@ func modeOfOne(c *csi.VolumeCapability) (mode, error) {
 	return "", fmt.Errorf("volume capability says neither block nor mount")
 }
 
-// singleWriter tells whether one pod at most may have the volume.
+// singleWriter reports whether at most one pod may use the volume.
 func singleWriter(c *csi.VolumeCapability) bool {
 	return c.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 }

@@ -20,7 +20,7 @@ const (
 	parameterVolume    = parameterPrefix + "pv/name"
 )
 
-// parameterEnforcement is the one parameter of a StorageClass: what holds a volume to its size.
+// parameterEnforcement is the only parameter of a StorageClass: how the size of a volume is enforced.
 const parameterEnforcement = "enforcement"
 
 // ControllerGetCapabilities implements csi.ControllerServer.
@@ -51,7 +51,7 @@ func (d *Driver) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) (
 		return nil, invalid("%s", err)
 	}
 	if !n.reachable(r.GetAccessibilityRequirements()) {
-		return nil, status.Errorf(codes.ResourceExhausted, "the volume is wanted on other nodes than %s", n.name)
+		return nil, status.Errorf(codes.ResourceExhausted, "the volume is requested on other nodes than %s", n.name)
 	}
 	v, err := n.store.create(ctx, want, sizesOf(r.GetCapacityRange()))
 	if err != nil {
@@ -60,7 +60,7 @@ func (d *Driver) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) (
 	return &csi.CreateVolumeResponse{Volume: n.describe(v)}, nil
 }
 
-// wanted is the volume that a request asks for, without its size.
+// wanted returns the volume that a request describes, without its size.
 func wanted(r *csi.CreateVolumeRequest) (*volume, error) {
 	name := r.GetName()
 	switch {
@@ -69,7 +69,7 @@ func wanted(r *csi.CreateVolumeRequest) (*volume, error) {
 	case len(name) > maxNameSize:
 		return nil, fmt.Errorf("name has %d bytes, at most %d are allowed", len(name), maxNameSize)
 	case r.GetVolumeContentSource() != nil:
-		return nil, fmt.Errorf("a local volume cannot be made from a snapshot or another volume: leave out dataSource")
+		return nil, fmt.Errorf("a local volume cannot be created from a snapshot or another volume: leave out dataSource")
 	case len(r.GetMutableParameters()) > 0:
 		return nil, fmt.Errorf("local volumes have no attributes: leave out the VolumeAttributesClass")
 	}
@@ -98,7 +98,7 @@ func sizesOf(r *csi.CapacityRange) sizes {
 	return sizes{min: r.GetRequiredBytes(), max: r.GetLimitBytes()}
 }
 
-// reachable tells whether a volume here fulfils the requirement.
+// reachable reports whether a volume on this node fulfils the requirement.
 func (n *node) reachable(r *csi.TopologyRequirement) bool {
 	for _, t := range r.GetRequisite() {
 		if n.is(t) {
@@ -130,7 +130,7 @@ func (d *Driver) DeleteVolume(ctx context.Context, r *csi.DeleteVolumeRequest) (
 	if err != nil {
 		return nil, err
 	}
-	if !safeID.MatchString(r.GetVolumeId()) { // none of ours, so there is none
+	if !safeID.MatchString(r.GetVolumeId()) { // no volume has such an id
 		return &csi.DeleteVolumeResponse{}, nil
 	}
 	if err := n.store.remove(ctx, r.GetVolumeId()); err != nil {
@@ -139,8 +139,8 @@ func (d *Driver) DeleteVolume(ctx context.Context, r *csi.DeleteVolumeRequest) (
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-// ControllerExpandVolume implements csi.ControllerServer. It all happens here but for an image: its loop device looks at it again
-// when the node is asked, and so does the file system in it.
+// ControllerExpandVolume implements csi.ControllerServer. It does all the work except for images: NodeExpandVolume
+// grows the loop device and the file system in it.
 func (d *Driver) ControllerExpandVolume(ctx context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	n, err := d.node()
 	if err == nil {
@@ -216,7 +216,7 @@ func (d *Driver) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*csi
 	m := filesystem
 	if len(r.GetVolumeCapabilities()) > 0 {
 		if m, err = modeOf(r.GetVolumeCapabilities()); err != nil {
-			return &csi.GetCapacityResponse{}, nil // none for what it cannot make
+			return &csi.GetCapacityResponse{}, nil // no capacity for volumes that it cannot create
 		}
 	}
 	asked, err := enforcementOf(r.GetParameters()[parameterEnforcement])
@@ -230,7 +230,8 @@ func (d *Driver) GetCapacity(_ context.Context, r *csi.GetCapacityRequest) (*csi
 	if err != nil {
 		return nil, answer(err)
 	}
-	// A node that cannot enforce sizes tells so when it is asked for a volume; "not enough space" would lead nobody to the cause.
+	// A node that cannot enforce sizes reports that in CreateVolume. Without capacity, the scheduler would say "not
+	// enough space", which hides the cause.
 	e, _ := n.store.enforcement(asked, m)
 	largest := free.largest(e)
 	return &csi.GetCapacityResponse{AvailableCapacity: largest, MaximumVolumeSize: wrapperspb.Int64(largest)}, nil

@@ -1,18 +1,18 @@
-// Package local is the storage driver that comes with Kubelith: a volume is a directory of the node under a project quota, a file
-// system of its own in a file, or an image behind a loop device for pods that want a block device (enforce.go).
+// Package local is the storage driver that comes with Kubelith. A volume is a directory of the node under a project
+// quota, a file system in a file, or an image behind a loop device for pods that request a block device (enforce.go).
 //
 // It is an ordinary plugin: a CSI driver that knows nothing of Kubernetes' API. Claims, PersistentVolumes and their
-// retries are the host's (plugins/storage), mounting into pods and fsGroup the kubelet's. cmd/ makes a program of it.
+// retries belong to plugins/storage, mounting into pods and fsGroup to the kubelet. cmd/ is the program.
 //
-// All that it remembers is in its directory, so that a process may be killed at any moment and another
-// one may run beside it while it is replaced:
+// All its state is in its directory, so that a process may be killed at any moment, and another may run at the same
+// time during a replacement:
 //
-//	<dir>/lock                    held while the set of volumes or a promise changes
-//	<dir>/volumes/<id>/meta.json  what was promised; the directory is locked while the volume is mounted or removed
-//	                  /data       what pods see; of a file system in a file a link to it, while it is mounted
-//	                  /image      of a block device, or with a file system whose directory data is what pods see
-//	<dir>/new/                    volumes that have no name yet
-//	<dir>/trash/                  volumes that were deleted and wait to be removed
+//	<dir>/lock                    held while the set of volumes or the size of one changes
+//	<dir>/volumes/<id>/meta.json  name, size and mode; the directory is locked while the volume is mounted or removed
+//	                  /data       what pods see; for a file system in a file, a link to its mount
+//	                  /image      of a block device, or with a file system; pods see its directory data
+//	<dir>/new/                    volumes being created
+//	<dir>/trash/                  deleted volumes to be removed
 package local
 
 import (
@@ -39,7 +39,7 @@ const Name = "local.kubelith.io"
 // Version of the driver, for the operator. Volumes have a version of their own.
 const Version = "1.1.0"
 
-// topologyKey is the label that leads a pod to the node of its volume.
+// topologyKey is the label by which the scheduler finds the node of a volume.
 const topologyKey = "topology." + Name + "/node"
 
 // Driver serves csi.v1. It answers UNAVAILABLE until Open.
@@ -57,24 +57,24 @@ var (
 	_ csi.NodeServer       = (*Driver)(nil)
 )
 
-// node is a driver that knows where it runs.
+// node is an opened driver.
 type node struct {
 	name  string
 	store *store
 }
 
-// New driver.
+// New returns a driver. Open opens it.
 func New() *Driver { return &Driver{} }
 
 // Config is the plugin's `config:`.
 type Config struct {
-	// Path of the directory for volumes, instead of the plugin's own: a file system of their own, for example.
+	// Path of the directory for volumes, such as a separate file system; empty: the plugin's own directory.
 	Path string `json:"path,omitempty"`
-	// Capacity is how many bytes all volumes together may promise; empty: what the file system has.
+	// Capacity is the maximum total size of all volumes; empty: that of the file system.
 	Capacity *resource.Quantity `json:"capacity,omitempty"`
 }
 
-// Open makes the driver serve the volumes in the configured directory, or in dir.
+// Open makes the driver serve the volumes in the configured directory, by default dir.
 func (d *Driver) Open(nodeName, dir string, c Config, log hclog.Logger) error {
 	if nodeName == "" {
 		return errors.New("the node has no name")
@@ -89,7 +89,7 @@ func (d *Driver) Open(nodeName, dir string, c Config, log hclog.Logger) error {
 	limit := int64(0)
 	if c.Capacity != nil {
 		if limit = c.Capacity.Value(); limit <= 0 {
-			return fmt.Errorf("config: capacity %s is not above zero", c.Capacity)
+			return fmt.Errorf("config: capacity %s is not greater than zero", c.Capacity)
 		}
 	}
 	s, err := openStore(filepath.Clean(dir), limit, log)
@@ -115,7 +115,7 @@ func sameDisk(a, b string) (bool, error) {
 	return one.Dev == other.Dev, nil
 }
 
-// node of an opened driver.
+// node returns the opened driver; the error is UNAVAILABLE before Open.
 func (d *Driver) node() (*node, error) {
 	if n := d.opened.Load(); n != nil {
 		return n, nil
@@ -142,7 +142,7 @@ func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabiliti
 	}}, nil
 }
 
-// Probe implements csi.IdentityServer: ready when the directory can be read.
+// Probe implements csi.IdentityServer. The driver is ready if its directory can be read.
 func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	n, err := d.node()
 	if err != nil {

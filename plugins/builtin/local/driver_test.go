@@ -96,7 +96,7 @@ func TestOpen(t *testing.T) {
 	}{
 		{"no node", "", Config{}, "no name"},
 		{"relative", "a", Config{Path: "volumes"}, "not absolute"},
-		{"no capacity", "a", Config{Capacity: &none}, "not above zero"},
+		{"no capacity", "a", Config{Capacity: &none}, "not greater than zero"},
 	} {
 		d := New()
 		if err := d.Open(tc.node, t.TempDir(), tc.config, hclog.NewNullLogger()); err == nil || !strings.Contains(err.Error(), tc.says) {

@@ -7,22 +7,22 @@ import (
 	"slices"
 )
 
-// enforcement is what holds a volume's file system to its size. A block device always is.
+// enforcement is how the size of a volume's file system is enforced. A block device has a fixed size.
 type enforcement string
 
 const (
-	auto  enforcement = "auto"  // asked for only: the best that the node has
-	quota enforcement = "quota" // a directory under a project quota of the file system that it is on
-	file  enforcement = "file"  // a file system of its own, in a file behind a loop device
-	none  enforcement = "none"  // a directory that may grow as long as the disk has space
+	auto  enforcement = "auto"  // in a StorageClass only: the best that the node supports
+	quota enforcement = "quota" // a directory under a project quota
+	file  enforcement = "file"  // a file system in a file behind a loop device
+	none  enforcement = "none"  // a directory without a limit
 )
 
 var enforcements = []enforcement{auto, quota, file, none}
 
-// errUnenforced says that this node cannot hold a volume to its size as its StorageClass wants it.
-var errUnenforced = errors.New("this node cannot hold a volume to its size")
+// errUnenforced reports that this node cannot enforce the size as the StorageClass requires.
+var errUnenforced = errors.New("this node cannot enforce the size of volumes")
 
-// enforcementOf the parameter of a StorageClass.
+// enforcementOf parses the parameter of a StorageClass.
 func enforcementOf(parameter string) (enforcement, error) {
 	e := enforcement(parameter)
 	switch {
@@ -34,14 +34,15 @@ func enforcementOf(parameter string) (enforcement, error) {
 	return e, nil
 }
 
-// way to enforce sizes, and why this node has it not; nil: it has.
+// way is a way to enforce sizes. why says why this node does not support it; nil: it does.
 type way struct {
 	enforcement
 	can func() error
 }
 
-// ways that auto tries, the best first. A quota costs nothing, but it holds programs and not attackers: outside of a user namespace
-// the owner of a file may give it to another project (ADR 026). So it is first only where that cannot fill etcd's disk.
+// ways returns what auto tries, best first. A quota costs nothing, but stops programs, not attackers: outside of a user
+// namespace the owner of a file may move it to another project (ADR 026). So it comes first only where volumes cannot
+// fill etcd's disk.
 func (s *store) ways() []way {
 	ways := []way{{quota, func() error { return s.projects.enforced(s.dir) }}, {file, s.images.usable}}
 	if s.shared {
@@ -50,8 +51,8 @@ func (s *store) ways() []way {
 	return ways
 }
 
-// enforcement that this node has for a new volume. A size that nothing would enforce is not promised unless the StorageClass
-// says so: one pod could take the whole disk from the others, and from etcd.
+// enforcement returns how this node enforces the size of a new volume. Volumes without enforcement need a StorageClass
+// that says so: one pod could fill the disk for all others, and for etcd.
 func (s *store) enforcement(asked enforcement, m mode) (enforcement, error) {
 	if m == block {
 		return "", nil
@@ -83,7 +84,7 @@ func oneLine(errs []error) (text string) {
 	return text
 }
 
-// fill gives a volume that is prepared what its pods will see, in the directory that will get its name.
+// fill creates the contents of a new volume, in the directory that will get its name.
 func (s *store) fill(ctx context.Context, v *volume, dir string) error {
 	switch {
 	case v.Mode == block:
@@ -94,7 +95,8 @@ func (s *store) fill(ctx context.Context, v *volume, dir string) error {
 	return makeDataDir(dir)
 }
 
-// enforce the size of a volume that is prepared. The caller holds the store's lock, so that no other volume gets the same project.
+// enforce sets the quota of a new volume. The caller holds the store's lock, so that no other volume gets the same
+// project.
 func (s *store) enforce(v *volume, dir string) (err error) {
 	if v.Enforcement != quota {
 		return nil
@@ -102,7 +104,7 @@ func (s *store) enforce(v *volume, dir string) (err error) {
 	if v.Project, err = s.freeProject(); err != nil {
 		return err
 	}
-	// Noted before it is used: whoever removes this directory after a kill takes the limit away by it.
+	// Written before it is used: after a kill, removing this directory also removes the limit.
 	if err := v.write(dir); err != nil {
 		return err
 	}
@@ -112,7 +114,7 @@ func (s *store) enforce(v *volume, dir string) (err error) {
 	return s.projects.assign(dataIn(dir), v.Project)
 }
 
-// footprint is how much of the disk a volume of that size may take, in bytes.
+// footprint returns how much of the disk a volume of that size may use, in bytes.
 func (v *volume) footprint(size int64) int64 {
 	if v.Enforcement == file {
 		return imageSize(size)
@@ -120,7 +122,7 @@ func (v *volume) footprint(size int64) int64 {
 	return size
 }
 
-// grow what holds a volume to its size, before the larger one is promised.
+// grow raises the limit of a volume, before its new size is recorded.
 func (s *store) grow(v *volume, size int64) error {
 	switch {
 	case v.Mode == block:

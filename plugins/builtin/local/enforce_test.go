@@ -74,7 +74,8 @@ func enforced(name string, e enforcement) *volume {
 	return v
 }
 
-// TestEnforcement: auto takes the first that works; what a StorageClass asks for and the node cannot do is refused, with the remedy.
+// TestEnforcement: auto takes the first that works; what a StorageClass asks for and the node cannot do is refused,
+// with the remedy.
 func TestEnforcement(t *testing.T) {
 	noQuota, noImage := errors.New("not mounted with prjquota"), errors.New("install e2fsprogs")
 	for _, tc := range []struct {
@@ -132,8 +133,8 @@ func TestEnforcementLost(t *testing.T) {
 	}
 }
 
-// TestProjects: each volume has a project that nobody else uses, limited before anything is in it; the limit follows the size,
-// and goes with the volume.
+// TestProjects: each volume has a project that nobody else uses, limited before anything is in it; the limit follows
+// the size, and goes with the volume.
 func TestProjects(t *testing.T) {
 	s, p := newFakeStore(t)
 	p.of[firstProject] = projectUsage{files: 1}         // files of somebody else
@@ -207,7 +208,8 @@ func TestQuotaOfDead(t *testing.T) {
 	}
 }
 
-// TestFormatVersion: drivers that know no enforcement must not take such a volume for a directory, and may have all others.
+// TestFormatVersion: drivers that know no enforcement must not take such a volume for a directory, and may have all
+// others.
 func TestFormatVersion(t *testing.T) {
 	s, _ := newFakeStore(t)
 	for e, want := range map[enforcement]int{quota: 2, file: 2, none: 1, "": 1} {
@@ -282,7 +284,7 @@ func TestTellUnenforced(t *testing.T) {
 	} {
 		var log strings.Builder
 		p.off, s.log = tc.off, hclog.New(&hclog.LoggerOptions{Output: &log})
-		s.tellUnenforced()
+		s.logUnenforced()
 		text := strings.ReplaceAll(log.String(), `"`, "")
 		for _, want := range tc.says {
 			if !strings.Contains(text, want) && !strings.Contains(text, strings.ReplaceAll(want, "]", ",")) {

@@ -8,7 +8,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// answer gives an error the code that the CSI specification wants for it: callers retry by code.
+// answer returns an error with the gRPC code that the CSI specification requires: callers decide by it whether to
+// retry.
 func answer(err error) error {
 	if err == nil {
 		return nil
@@ -27,7 +28,7 @@ func answer(err error) error {
 		code = codes.OutOfRange
 	case errors.Is(err, errInUse), errors.Is(err, errOffline):
 		code = codes.FailedPrecondition
-	case errors.As(err, &space), errors.Is(err, errUnenforced): // another node may be able to
+	case errors.As(err, &space), errors.Is(err, errUnenforced): // another node may have it
 		code = codes.ResourceExhausted
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		code = codes.Aborted
@@ -35,12 +36,12 @@ func answer(err error) error {
 	return status.Error(code, err.Error())
 }
 
-// invalid request: what is wrong with it.
+// invalid returns an error that says what is wrong with a request.
 func invalid(format string, args ...any) error {
 	return status.Errorf(codes.InvalidArgument, format, args...)
 }
 
-// missing is the first name without a value, as an error; names and values alternate.
+// missing returns an error for the first name without a value; names and values alternate.
 func missing(pairs ...string) error {
 	for i := 0; i < len(pairs); i += 2 {
 		if pairs[i+1] == "" {

@@ -16,19 +16,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// images make and check file systems in files. Tests have their own.
+// images creates and checks file systems in files. Tests have a fake.
 type images interface {
-	// usable reports why this node has no file systems in files; nil: it has.
+	// usable returns why this node cannot have file systems in files; nil: it can.
 	usable() error
-	// format makes a file with a file system that has room for size bytes.
+	// format creates a file with a file system that has room for size bytes.
 	format(ctx context.Context, path string, size int64) error
 }
 
-// What mkfs.ext4 is told. Blocks of one size whatever the volume's, so that it can grow; an inode for each 16 KiB as by default.
+// Parameters of mkfs.ext4. The block size does not depend on the volume's size, so that it can grow; one inode per 16
+// KiB is the default.
 const (
 	imageBlock  = 4096
 	inodeSize   = 256
-	groupBlocks = 8 * imageBlock // that one block's bits stand for
+	groupBlocks = 8 * imageBlock // one bit per block
 	lastBlocks  = 1024           // the last group needs room for its own tables: never a smaller one
 	// journalBlocks is the smallest file system that mkfs.ext4 gives a journal of 4 MiB, with some room.
 	journalBlocks = 3072
@@ -37,8 +38,8 @@ const (
 // journalSize in bytes. It stays when the file system grows.
 func journalSize(size int64) int64 { return min(max(size/64>>20<<20, 4<<20), 256<<20) }
 
-// imageSize in bytes of a file system with room for size bytes: the claim gets what it asks for, as it does with a quota. On top come
-// the journal, inodes, bitmaps, tables of groups, and what ext4 keeps back for itself.
+// imageSize returns the size in bytes of a file system with room for size bytes, so that the claim gets all that it
+// requests, as with a quota. It adds the journal, inodes, bitmaps, group tables, and ext4's reserve.
 func imageSize(size int64) int64 {
 	all := size + journalSize(size) + 1<<20
 	all += all/bytesPerFile*inodeSize + all/groupBlocks*2
@@ -51,8 +52,9 @@ func imageSize(size int64) int64 {
 	return blocks * imageBlock
 }
 
-// groupTables is what the copies of the table of groups take in a file system of that size, with space to grow to 1024 times as many
-// groups, at most a block of pointers to such space. Copies are in groups 0 and 1 and in those that are powers of 3, 5 and 7.
+// groupTables returns the size of all copies of the group table in a file system of that size, with room to grow to
+// 1024 times as many groups, limited to one block of pointers. Copies are in groups 0 and 1 and those whose number is a
+// power of 3, 5 or 7.
 func groupTables(size int64) int64 {
 	const descriptor = 64
 	groups := size/(groupBlocks*imageBlock) + 1
@@ -67,7 +69,7 @@ func groupTables(size int64) int64 {
 	return copies * (table + reserved) * imageBlock
 }
 
-// largestWithin is the size of the largest volume whose image is no larger than free.
+// largestWithin returns the size of the largest volume whose image fits into free.
 func largestWithin(free int64) int64 {
 	low, high := int64(0), free
 	for low < high {
@@ -81,20 +83,21 @@ func largestWithin(free int64) int64 {
 	return low
 }
 
-// ext4 by the programs of e2fsprogs.
+// ext4 implements images with the programs of e2fsprogs.
 type ext4 struct {
-	// grows: the kernel lets this process grow a file system that is mounted. Without that one is made larger than asked for,
-	// and what is too much is held back.
+	// grows: this process may grow a mounted file system. Otherwise file systems are created larger than requested, and
+	// the rest is reserved.
 	grows bool
 }
 
-// headroom of a file system that cannot grow while it is mounted: so many times its size, but no more than maxHeadroom bytes.
+// headroom is how many times larger to create a file system that cannot grow while it is mounted, but at most by
+// maxHeadroom bytes.
 const (
 	headroom    = 16
 	maxHeadroom = 1 << 40
 )
 
-// newExt4 for this process.
+// newExt4 returns what this process may do.
 func newExt4() ext4 {
 	var sets [2]unix.CapUserData // bits 0-31 and 32-63
 	err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &sets[0])
@@ -121,12 +124,14 @@ func (e ext4) format(ctx context.Context, path string, size int64) error {
 	if err := resizeImage(path, imageSize(formatted)); err != nil {
 		return err
 	}
-	// Lazy: a new file reads as zeros, and stays small when nobody writes them. No reserve for root: pods have root too.
+	// Lazy: a new file reads as zeros, and stays small if they are not written. No reserve for root: pods run as root
+	// too.
 	return run(ctx, "mkfs.ext4", "-q", "-F", "-m", "0", "-b", fmt.Sprint(imageBlock), "-I", fmt.Sprint(inodeSize), "-i", fmt.Sprint(bytesPerFile),
 		"-J", fmt.Sprintf("size=%d", journalSize(size)>>20), "-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1", path)
 }
 
-// repair what an earlier mount left; the kernel itself replays the journal. A clean file system is only looked at.
+// repair repairs a file system that was not unmounted cleanly; the kernel replays the journal. It does not change a
+// clean file system.
 func repair(ctx context.Context, image string, how ...string) error {
 	err := run(ctx, "e2fsck", append(how, "-p", image)...)
 	var exit *exec.ExitError
@@ -134,13 +139,13 @@ func repair(ctx context.Context, image string, how ...string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("the file system needs repair by hand, `e2fsck %s`: %w", image, err)
+		return fmt.Errorf("the file system needs manual repair with `e2fsck %s`: %w", image, err)
 	}
 	return nil
 }
 
-// growUnmounted makes the file system as large as its image. An interrupted resize2fs is what a file system must
-// not see, so nobody's deadline ends it.
+// growUnmounted grows the file system to the size of its image. It ignores deadlines, as interrupting resize2fs can
+// damage the file system.
 func growUnmounted(ctx context.Context, image string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Minute)
 	defer cancel()
@@ -153,8 +158,8 @@ func growUnmounted(ctx context.Context, image string) error {
 // resizeFS is EXT4_IOC_RESIZE_FS.
 const resizeFS = 0x40086610
 
-// fit the file system that is mounted at a path to a volume's size, while pods write to it: it grows where it is too small, and
-// what it has too much is held back. Growing takes CAP_SYS_RESOURCE, else the error is EPERM.
+// fit adapts a mounted file system to a volume's size while pods write to it: it grows a smaller one and reserves what
+// a larger one has too much. Growing needs CAP_SYS_RESOURCE; the error is EPERM without.
 func fit(path, device string, size int64) error {
 	now, err := fileSystemSize(device)
 	if err != nil {
@@ -178,19 +183,19 @@ func fit(path, device string, size int64) error {
 	return holdBack(filepath.Base(device), int64(fs.Blocks), size)
 }
 
-// ownBlocks are for what a volume has besides its pods' files: the root directory, lost+found.
+// ownBlocks are for the root directory and lost+found.
 const ownBlocks = 16
 
-// holdBack what a file system of so many blocks has besides a volume's size. It is a setting of the mounted file system that no
-// process gets past, not even root; df tells it from what is used and what is available.
+// holdBack reserves the blocks of a mounted file system that exceed a volume's size. Not even root can use the reserve;
+// df counts it as neither used nor available.
 func holdBack(device string, blocks, size int64) error {
 	spare := blocks - (size+imageBlock-1)/imageBlock - ownBlocks
-	least := min(blocks/50, 4096) // the kernel's own choice, for what it must not fail at
+	least := min(blocks/50, 4096) // the kernel's default, for operations that must not fail
 	path := filepath.Join("/sys/fs/ext4", device, "reserved_clusters")
 	return os.WriteFile(path, fmt.Append(nil, max(spare, least)), 0)
 }
 
-// fileSystemSize in bytes, by the superblock of an ext4.
+// fileSystemSize returns the size of an ext4 in bytes, from its superblock.
 func fileSystemSize(device string) (int64, error) {
 	f, err := os.Open(device)
 	if err != nil {
@@ -202,7 +207,7 @@ func fileSystemSize(device string) (int64, error) {
 		return 0, err
 	}
 	if binary.LittleEndian.Uint16(super[0x38:]) != unix.EXT4_SUPER_MAGIC {
-		return 0, fmt.Errorf("%s has no ext4", device)
+		return 0, fmt.Errorf("%s is not an ext4", device)
 	}
 	blocks := uint64(binary.LittleEndian.Uint32(super[0x4:]))
 	if binary.LittleEndian.Uint32(super[0x60:])&0x80 != 0 { // 64bit
@@ -211,7 +216,7 @@ func fileSystemSize(device string) (int64, error) {
 	return int64(blocks) << (10 + binary.LittleEndian.Uint32(super[0x18:])), nil
 }
 
-// run a program; its error has the last line that it wrote.
+// run runs a program. The error has the last line of its output.
 func run(ctx context.Context, program string, args ...string) error {
 	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
 	if err == nil {

@@ -76,8 +76,8 @@ func needImages(t *testing.T) {
 	}
 }
 
-// TestFile: a file system in a file has what was promised and no more, keeps its data through everything that ends a mount, grows
-// while pods write to it where the kernel lets us, and leaves nothing behind.
+// TestFile: a file system in a file has what was promised and no more, keeps its data through everything that ends a
+// mount, grows while pods write to it where the kernel lets us, and leaves nothing behind.
 func TestFile(t *testing.T) {
 	needImages(t)
 	for name, e := range map[string]ext4{"grows": {grows: true}, "has headroom": {grows: false}} {
@@ -182,6 +182,29 @@ func testFile(t *testing.T, e ext4) {
 	}
 }
 
+// TestDeleteStaged: a volume that no pod has is deleted though it is staged, as a kubelet leaves it that is killed
+// between NodeUnpublishVolume and NodeUnstageVolume.
+func TestDeleteStaged(t *testing.T) {
+	needImages(t)
+	h := newHost(t)
+	h.makeEnforced(t, "v", filesystem, file, 10<<20)
+	if err := h.publish(t, h.Driver, "v", "a", capability(filesystem, multi), false); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.unpublish(t, "v", "a"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "v"}); err != nil {
+		t.Fatal(err)
+	}
+	if n := mountsAt(t, h.staging("v")); n != 0 {
+		t.Errorf("%d mounts are left where the volume was staged", n)
+	}
+	if err := h.unstage(t, "v"); err != nil {
+		t.Errorf("unstaged after it was deleted: %v", err)
+	}
+}
+
 // end the pods of a volume, as the kubelet does.
 func (h *host) end(t *testing.T, id string, targets ...string) {
 	t.Helper()
@@ -207,7 +230,8 @@ func (h *host) noLoop(t *testing.T, image string) {
 	}
 }
 
-// TestFileDamaged: a file system that was cut off in the middle is repaired, and one beyond that is refused with the command to run.
+// TestFileDamaged: a file system that was cut off in the middle is repaired, and one beyond that is refused with the
+// command to run.
 func TestFileDamaged(t *testing.T) {
 	needImages(t)
 	h := newHost(t)

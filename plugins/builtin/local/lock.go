@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockFile takes the lock of an opened file, as soon as no other call of this process or of another one has it.
+// lockFile locks an open file, against other calls in this process and in others. It waits until ctx ends.
 func lockFile(ctx context.Context, f *os.File) error {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
 			return err
 		}
-		// The kernel would wait without a deadline, so ask again: who holds it needs some milliseconds.
+		// The kernel would wait without a deadline, so poll: locks are held for milliseconds.
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("another call holds %s: %w", f.Name(), ctx.Err())
@@ -26,7 +26,7 @@ func lockFile(ctx context.Context, f *os.File) error {
 	}
 }
 
-// lock the set of volumes and what they promise.
+// lock locks the set of volumes and their sizes.
 func (s *store) lock(ctx context.Context) (unlock func(), err error) {
 	f, err := os.OpenFile(s.path("lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -39,7 +39,8 @@ func (s *store) lock(ctx context.Context) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// lockVolume locks one volume against being mounted, unmounted or removed by others. It is taken before the store's lock.
+// lockVolume locks one volume against being mounted, unmounted or removed by others. It is taken before the store's
+// lock.
 func (s *store) lockVolume(ctx context.Context, id string) (_ *volume, unlock func(), err error) {
 	f, err := os.Open(s.volumeDir(id))
 	if errors.Is(err, os.ErrNotExist) {
@@ -52,7 +53,7 @@ func (s *store) lockVolume(ctx context.Context, id string) (_ *volume, unlock fu
 		f.Close()
 		return nil, nil, err
 	}
-	v, err := s.get(id) // it may have gone while this call waited
+	v, err := s.get(id) // it may have been removed while this call waited
 	if err != nil {
 		f.Close()
 		return nil, nil, err

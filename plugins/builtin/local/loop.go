@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loopControl is where the kernel gives out loop devices.
+// loopControl is the kernel's control file of loop devices.
 const loopControl = "/dev/loop-control"
 
-// attachLoop makes a block device of an image, or finds the one that it has. It stays until detachLoop.
-// The caller holds the volume's lock, so that an image never gets two.
+// attachLoop returns the loop device of an image, and attaches one if there is none. It stays until detachLoop. The
+// caller holds the volume's lock, so that an image never gets two.
 func attachLoop(image, label string) (device string, err error) {
 	d, err := openLoop(image, label, 0)
 	if err != nil {
@@ -23,8 +23,8 @@ func attachLoop(image, label string) (device string, err error) {
 	return d.Name(), staysAttached(d)
 }
 
-// openLoop opens the block device of an image, and makes one of it if it has none. While it is open the kernel does not take the
-// device away. The caller holds the volume's lock.
+// openLoop opens the loop device of an image, and attaches one if there is none. The kernel does not detach it while it
+// is open. The caller holds the volume's lock.
 func openLoop(image, label string, flags uint32) (*os.File, error) {
 	f, err := os.OpenFile(image, os.O_RDWR, 0)
 	if err != nil {
@@ -36,7 +36,7 @@ func openLoop(image, label string, flags uint32) (*os.File, error) {
 		return nil, fmt.Errorf("the volume needs a loop device, `modprobe loop` may help: %w", err)
 	}
 	defer control.Close()
-	// Another program may take the device that the kernel names free, or one may be detached meanwhile, so ask again.
+	// Another program may take the free device first, or one may be detached in between, so try again.
 	for range 64 {
 		device, err := findLoop(image)
 		if err != nil {
@@ -60,7 +60,7 @@ func openLoop(image, label string, flags uint32) (*os.File, error) {
 	return nil, errors.New("no free loop device: other programs take them faster")
 }
 
-// openAttached opens a device if it has the image; nil if it has it no more.
+// openAttached opens a device if the image is still attached to it; nil if not.
 func openAttached(device string, image *os.File) (*os.File, error) {
 	d, err := os.Open(device)
 	if err != nil {
@@ -79,8 +79,8 @@ func openAttached(device string, image *os.File) (*os.File, error) {
 	return nil, ignore(err, unix.ENXIO)
 }
 
-// configureLoop puts an image behind a free device, and leaves that open for reading: one open for writing may keep
-// a file system from being mounted.
+// configureLoop attaches an image to a free device, and opens that for reading: one open for writing may keep a file
+// system from being mounted.
 func configureLoop(device string, image *os.File, label string, flags uint32) (_ *os.File, err error) {
 	d, err := os.OpenFile(device, os.O_RDWR, 0)
 	if err != nil {
@@ -89,7 +89,7 @@ func configureLoop(device string, image *os.File, label string, flags uint32) (_
 	defer d.Close()
 	c := unix.LoopConfig{Fd: uint32(image.Fd())}
 	copy(c.Info.File_name[:len(c.Info.File_name)-1], label) // what losetup -l shows
-	// Direct: without it every page is cached twice. Some file systems cannot.
+	// Direct I/O: without it every page is cached twice. Some file systems do not support it.
 	c.Info.Flags = flags | unix.LO_FLAGS_DIRECT_IO
 	err = unix.IoctlLoopConfigure(int(d.Fd()), &c)
 	if errors.Is(err, unix.EINVAL) {
@@ -102,8 +102,8 @@ func configureLoop(device string, image *os.File, label string, flags uint32) (_
 	return os.Open(device)
 }
 
-// findLoop returns the device of an image, "" when it has none. It compares inodes: the kernel's path of the file
-// is another one in each mount namespace.
+// findLoop returns the device of an image; empty: none. It compares inodes, as the path differs between mount
+// namespaces.
 func findLoop(image string) (device string, err error) {
 	var st unix.Stat_t
 	if err := unix.Stat(image, &st); err != nil {
@@ -120,13 +120,13 @@ func findLoop(image string) (device string, err error) {
 			return device, nil
 		}
 		if err != nil && !errors.Is(err, unix.ENXIO) && !errors.Is(err, os.ErrNotExist) {
-			return "", err // not: detached meanwhile
+			return "", err // unless it was detached in between
 		}
 	}
 	return "", nil
 }
 
-// staysAttached refuses a device that was detached while a program had it open: the kernel takes it away at any moment.
+// staysAttached returns an error for a device that was detached while open: the kernel may remove it at any moment.
 func staysAttached(device *os.File) error {
 	info, err := unix.IoctlLoopGetStatus64(int(device.Fd()))
 	if err != nil {
@@ -147,17 +147,17 @@ func loopInfo(device string) (*unix.LoopInfo64, error) {
 	return unix.IoctlLoopGetStatus64(int(d.Fd()))
 }
 
-// detachLoop frees the device of an image. If a program still has it open, the kernel does it when that ends.
+// detachLoop detaches the device of an image. If a program still has it open, the kernel does it later.
 func detachLoop(image string) error {
 	return withLoop(image, unix.LOOP_CLR_FD, unix.ENXIO)
 }
 
-// growLoop lets the device of an image see that the image has grown.
+// growLoop makes the device of an image as large as the image.
 func growLoop(image string) error {
 	return withLoop(image, unix.LOOP_SET_CAPACITY, nil)
 }
 
-// withLoop makes a request to the device of an image, if it has one.
+// withLoop sends a request to the device of an image, if it has one.
 func withLoop(image string, request uint, fine error) error {
 	device, err := findLoop(image)
 	if err != nil || device == "" {

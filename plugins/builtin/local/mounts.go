@@ -12,14 +12,14 @@ import (
 
 // mount is a line of mountinfo.
 type mount struct {
-	root   string // what of the file system is mounted
+	root   string // directory of the file system that is mounted
 	target string
 	ro     bool
 	fstype string
 	device uint64 // of the file system
 }
 
-// readMounts of this process's mount namespace, which is the kubelet's.
+// readMounts returns the mounts of this process's mount namespace, which is the kubelet's.
 func readMounts() ([]mount, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -29,7 +29,8 @@ func readMounts() ([]mount, error) {
 	return parseMounts(f)
 }
 
-// parseMounts reads lines as proc(5) describes them.
+// parseMounts parses mountinfo.
+// Source: proc(5)
 func parseMounts(r io.Reader) ([]mount, error) {
 	lines, err := mountinfo.GetMountsFromReader(r, nil)
 	if err != nil {
@@ -45,7 +46,7 @@ func parseMounts(r io.Reader) ([]mount, error) {
 	return all, nil
 }
 
-// mountsOf a volume: where pods have it, and where a file system in a file is staged.
+// mountsOf returns the mounts of a volume: those for pods, and the staging path of a file system in a file.
 func (s *store) mountsOf(v *volume) ([]mount, error) {
 	all, err := s.mounts()
 	if err != nil {
@@ -70,9 +71,9 @@ func (s *store) mountsOf(v *volume) ([]mount, error) {
 	return found, nil
 }
 
-// mountOfLoop tells which mounts are of a loop device.
+// mountOfLoop reports whether a mount is of a loop device.
 func mountOfLoop(m mode, device string) (func(mount) bool, error) {
-	if m == block { // where the kubelet wants it, and where the kubelet has mounted that once more
+	if m == block { // the publish path, and where the kubelet has bind-mounted that
 		return func(m mount) bool { return (m.fstype == "devtmpfs" || m.fstype == "tmpfs") && "/dev"+m.root == device }, nil
 	}
 	var st unix.Stat_t
@@ -82,8 +83,8 @@ func mountOfLoop(m mode, device string) (func(mount) bool, error) {
 	return func(m mount) bool { return m.device == st.Rdev }, nil
 }
 
-// nothingMountedBelow refuses a directory of the store that has a mount in it, such as a pod leaves that mounts something in its
-// volume with mountPropagation: Bidirectional. What is mounted there is not the volume's.
+// nothingMountedBelow returns an error if anything is mounted in a directory of the store: a pod may leave such a mount
+// in its volume with mountPropagation: Bidirectional. Its contents are not the volume's.
 func (s *store) nothingMountedBelow(dir string) error {
 	all, err := s.mounts()
 	if err != nil {
@@ -97,7 +98,7 @@ func (s *store) nothingMountedBelow(dir string) error {
 	return nil
 }
 
-// mountAt is what is mounted at a path, on top.
+// mountAt returns the topmost mount at a path.
 func mountAt(all []mount, target string) (mount, bool) {
 	for i := len(all) - 1; i >= 0; i-- {
 		if all[i].target == target {
@@ -107,13 +108,13 @@ func mountAt(all []mount, target string) (mount, bool) {
 	return mount{}, false
 }
 
-// mountFlags are the options of a StorageClass that make sense for what is part of another file system.
+// mountFlags are the mount options of a StorageClass that apply to a bind mount.
 var mountFlags = map[string]uintptr{
 	"ro": unix.MS_RDONLY, "rw": 0, "noexec": unix.MS_NOEXEC, "nosuid": unix.MS_NOSUID, "nodev": unix.MS_NODEV,
 	"noatime": unix.MS_NOATIME, "nodiratime": unix.MS_NODIRATIME, "relatime": unix.MS_RELATIME,
 }
 
-// flagsOf mount options.
+// flagsOf returns the flags of mount options.
 func flagsOf(options []string, readonly bool) (flags uintptr, err error) {
 	for _, o := range options {
 		f, ok := mountFlags[o]
@@ -136,7 +137,7 @@ func bind(source, target string, flags uintptr) error {
 	return rebind(target, flags)
 }
 
-// rebind sets the flags of a bind mount, which mounting it does not.
+// rebind sets the flags of a bind mount, which the mount itself ignores.
 func rebind(target string, flags uintptr) error {
 	if flags == 0 {
 		return nil
@@ -147,7 +148,7 @@ func rebind(target string, flags uintptr) error {
 	return nil
 }
 
-// unbind undoes bind; what is not mounted is fine.
+// unbind unmounts target. It is no error if nothing is mounted there.
 func unbind(target string) error {
 	for {
 		all, err := readMounts()

@@ -39,8 +39,8 @@ func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 	return &csi.NodeGetInfoResponse{NodeId: n.name, AccessibleTopology: n.topology()}, nil
 }
 
-// NodeStageVolume implements csi.NodeServer: a block volume gets its device here and a file system in a file is mounted; a
-// directory needs nothing.
+// NodeStageVolume implements csi.NodeServer. It attaches the device of a block volume and mounts a file system in a
+// file; a directory needs nothing.
 func (d *Driver) NodeStageVolume(ctx context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	n, err := d.node()
 	if err == nil {
@@ -59,7 +59,7 @@ func (d *Driver) NodeStageVolume(ctx context.Context, r *csi.NodeStageVolumeRequ
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// withVolume runs f for a volume that fits the capability, while nobody else works on it.
+// withVolume runs f for a volume that fits the capability, with its lock held.
 func (n *node) withVolume(ctx context.Context, id string, c *csi.VolumeCapability, f func(*volume) error) error {
 	if c == nil {
 		return invalid("volume capability is missing")
@@ -89,17 +89,12 @@ func (d *Driver) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVolume
 		return nil, err
 	}
 	v, unlock, err := n.store.lockVolume(ctx, r.GetVolumeId())
-	if errors.Is(err, errNotFound) { // nothing of it is left to be undone
+	if errors.Is(err, errNotFound) { // nothing is left to undo
 		return &csi.NodeUnstageVolumeResponse{}, nil
 	}
 	if err == nil {
 		defer unlock()
-		if v.Enforcement == file {
-			err = n.store.unmountImage(v)
-		}
-		if err == nil {
-			err = n.store.release(v)
-		}
+		err = n.store.release(v)
 	}
 	if err != nil {
 		return nil, answer(fmt.Errorf("unstage volume %s: %w", r.GetVolumeId(), err))
@@ -107,7 +102,7 @@ func (d *Driver) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVolume
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
-// NodePublishVolume implements csi.NodeServer: a bind mount where the kubelet wants it.
+// NodePublishVolume implements csi.NodeServer. It bind-mounts the volume at the target path.
 func (d *Driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	n, err := d.node()
 	if err == nil {
@@ -153,10 +148,10 @@ func (n *node) publish(ctx context.Context, v *volume, r *csi.NodePublishVolumeR
 		if here.ro && !readonly {
 			return status.Errorf(codes.AlreadyExists, "it is mounted read-only at %s", target)
 		}
-		return rebind(target, flags) // the process before may have ended between mount and flags
+		return rebind(target, flags) // an earlier process may have ended between mount and flags
 	}
 	if v.Mode == block {
-		flags &^= unix.MS_RDONLY // of the device node, which says nothing of the device: the kubelet gives it to the pod read-only
+		flags &^= unix.MS_RDONLY // would affect the device node only: the kubelet makes the device itself read-only for the pod
 	}
 	if err := makeTarget(target, v.Mode); err != nil {
 		return err
@@ -167,7 +162,7 @@ func (n *node) publish(ctx context.Context, v *volume, r *csi.NodePublishVolumeR
 	return nil
 }
 
-// source is what a pod sees of a volume. It is made when the volume is staged, and again when that did not outlive a reboot.
+// source returns what to mount for a pod. Staging has created it; after a reboot it is created again.
 func (n *node) source(ctx context.Context, v *volume, staging string) (string, error) {
 	switch {
 	case v.Mode == block:
@@ -182,7 +177,7 @@ func (n *node) source(ctx context.Context, v *volume, staging string) (string, e
 	return n.store.file(v, dataDir), nil
 }
 
-// resolve symbolic links on the way to a target, which need not exist: the kernel's list of mounts has none.
+// resolve resolves symbolic links in the path of a target, which need not exist: mountinfo has resolved paths.
 func resolve(target string) (string, error) {
 	if !filepath.IsAbs(target) {
 		return "", invalid("target path %q is not absolute", target)
@@ -194,7 +189,7 @@ func resolve(target string) (string, error) {
 	return filepath.Join(dir, filepath.Base(target)), nil
 }
 
-// makeTarget makes what a volume is mounted on: a directory, or a file for a device.
+// makeTarget creates the mount point: a directory, or a file for a device.
 func makeTarget(target string, m mode) error {
 	if m == filesystem {
 		if err := os.Mkdir(target, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -209,7 +204,7 @@ func makeTarget(target string, m mode) error {
 	return f.Close()
 }
 
-// NodeUnpublishVolume implements csi.NodeServer. It needs no volume, only its mount: a pod must be able to end.
+// NodeUnpublishVolume implements csi.NodeServer. It works without the volume, so that a pod can always end.
 func (d *Driver) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	n, err := d.node()
 	if err == nil {
@@ -241,7 +236,7 @@ func unpublish(path string) error {
 	if err := unbind(target); err != nil {
 		return err
 	}
-	// Not RemoveAll: were anything still mounted there, it would be the pod's data.
+	// Not RemoveAll: if anything were still mounted there, that would delete the pod's data.
 	if err := os.Remove(target); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

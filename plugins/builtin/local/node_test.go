@@ -125,8 +125,8 @@ func mountsAt(t *testing.T, target string) (n int) {
 	return n
 }
 
-// TestPublish: what one pod writes another one reads, read-only is, and a mount is made once however often and by however many
-// processes it is asked for.
+// TestPublish: what one pod writes another one reads, read-only is, and a mount is made once however often and by
+// however many processes it is asked for.
 func TestPublish(t *testing.T) {
 	h := newHost(t)
 	h.make(t, "v", filesystem)
@@ -239,7 +239,8 @@ func deviceSize(t *testing.T, path string) int64 {
 	return size
 }
 
-// TestBlock: a device of the right size whose bytes stay, that grows while it is open, is attached once and not left behind.
+// TestBlock: a device of the right size whose bytes stay, that grows while it is open, is attached once and not left
+// behind.
 func TestBlock(t *testing.T) {
 	h := newHost(t)
 	h.make(t, "v", block)

@@ -9,34 +9,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// projects are the project quotas of a file system. Every file has a project, which files inherit from their directory, and the
-// kernel counts and limits what all files of a project take. ext4 and XFS have them. Tests have their own.
+// projects manages the project quotas of a file system, ext4 or XFS. Every file has a project, inherited from its
+// directory, and the kernel counts and limits the space of each project's files. Tests have a fake.
 type projects interface {
-	// enforced reports why the file system of dir does not hold projects to their limits; nil: it does.
+	// enforced returns why the file system of dir does not enforce limits of projects; nil: it does.
 	enforced(dir string) error
-	// limit a project to that many bytes, and to the files that a file system of that size would have; 0 removes the limit.
+	// limit limits a project to that many bytes, and to the number of files that a file system of that size would have;
+	// 0: no limit.
 	limit(dir string, project uint32, size int64) error
-	// usage of a project, and its limits.
+	// usage returns the usage and limits of a project.
 	usage(dir string, project uint32) (projectUsage, error)
-	// assign a directory, and all that will be in it, to a project.
+	// assign assigns a directory, and everything created in it later, to a project.
 	assign(dir string, project uint32) error
 }
 
 type projectUsage struct{ bytes, files, maxBytes, maxFiles int64 }
 
-// firstProject of ours: "KL" and zeros. Projects are numbers without owners; the kubelet's and Docker's begin elsewhere.
+// firstProject is "KL" and zeros. Project numbers have no owners; the kubelet's and Docker's ranges differ.
 const firstProject = 0x4b4c0000
 
-// bytesPerFile: a volume may have a file for so many of its bytes, as a file system that mkfs.ext4 makes. Without that limit, empty
-// files would take the inodes of the whole disk.
+// bytesPerFile limits the number of files of a volume, as mkfs.ext4 does. Otherwise, empty files could use up the
+// inodes of the disk.
 const bytesPerFile = 16 << 10
 
-// minFiles that even a small volume may have.
+// minFiles is the limit of files for small volumes.
 const minFiles = 1024
 
 func maxFiles(size int64) int64 { return max(size/bytesPerFile, minFiles) }
 
-// freeProject that neither a volume nor anybody else has. The caller holds the store's lock.
+// freeProject returns a project that is not in use. The caller holds the store's lock.
 func (s *store) freeProject() (uint32, error) {
 	volumes, err := s.list()
 	if err != nil {
@@ -50,7 +51,7 @@ func (s *store) freeProject() (uint32, error) {
 		if taken[p] {
 			continue
 		}
-		// Files of a deleted volume may still be there, and somebody else may have chosen this number.
+		// It may still have files of a deleted volume, or other software may use this number.
 		u, err := s.projects.usage(s.dir, p)
 		if err != nil {
 			return 0, err
@@ -62,10 +63,10 @@ func (s *store) freeProject() (uint32, error) {
 	return 0, errors.New("no free project for a quota: all 65536 are in use")
 }
 
-// kernelProjects are those of the kernel, by quotactl_fd(2).
+// kernelProjects implements projects by quotactl_fd(2).
 type kernelProjects struct{}
 
-// Of linux/quota.h, linux/dqblk_xfs.h and linux/fs.h; golang.org/x/sys has none of them.
+// Source: linux/quota.h, linux/dqblk_xfs.h and linux/fs.h; golang.org/x/sys does not have them.
 const (
 	prjQuota       = 2
 	qGetQuota      = 0x800007
@@ -124,7 +125,7 @@ func (kernelProjects) limit(dir string, project uint32, size int64) error {
 func (kernelProjects) usage(dir string, project uint32) (projectUsage, error) {
 	var l quotaLimits
 	err := quotactl(dir, qGetQuota, project, unsafe.Pointer(&l))
-	if errors.Is(err, unix.ENOENT) { // XFS knows no project that has nothing
+	if errors.Is(err, unix.ENOENT) { // XFS has no entry for an empty project
 		return projectUsage{}, nil
 	}
 	if err != nil {
@@ -153,7 +154,7 @@ func (kernelProjects) assign(dir string, project uint32) error {
 	return nil
 }
 
-// quotactl on the file system of dir. The call by file needs Linux 5.14, and no path of the device.
+// quotactl calls quotactl_fd on the file system of dir. It needs Linux 5.14, but not the path of the device.
 func quotactl(dir string, command int, id uint32, addr unsafe.Pointer) error {
 	f, err := os.Open(dir)
 	if err != nil {

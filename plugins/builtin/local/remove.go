@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// removeTree deletes a directory of the store and everything in it. It stays on the directory's own mount and follows no
-// symbolic link: a pod may have left a mount in its volume (mountPropagation: Bidirectional), and what is behind that is not ours.
-// What cannot be deleted does not keep the rest; the error names the first such file.
+// removeTree deletes a directory of the store and everything in it. It does not cross mounts or follow symbolic links:
+// a pod may have left a mount in its volume (mountPropagation: Bidirectional), whose contents are not the volume's. It
+// goes on after a file that it cannot delete; the error names the first one.
 func removeTree(path string) error {
 	parent, err := os.Open(filepath.Dir(path))
 	if err != nil {
@@ -23,7 +23,7 @@ func removeTree(path string) error {
 	return removeAt(parent, filepath.Base(path))
 }
 
-// removeAt deletes a file or a directory that is in an open directory.
+// removeAt deletes a file or a directory in an open directory.
 func removeAt(parent *os.File, name string) error {
 	path := filepath.Join(parent.Name(), name)
 	err := unix.Unlinkat(int(parent.Fd()), name, 0)
@@ -50,8 +50,8 @@ func removeAt(parent *os.File, name string) error {
 	return nil
 }
 
-// openBeneath opens a directory that is in another one and on the same mount. RESOLVE_NO_XDEV also refuses a bind
-// mount of the same file system, which has no device number of its own.
+// openBeneath opens a directory in another one, on the same mount. RESOLVE_NO_XDEV also refuses bind mounts of the same
+// file system, which have the same device number.
 func openBeneath(parent *os.File, name string) (*os.File, error) {
 	path := filepath.Join(parent.Name(), name)
 	for {
@@ -62,7 +62,7 @@ func openBeneath(parent *os.File, name string) (*os.File, error) {
 		switch {
 		case err == nil:
 			return os.NewFile(uintptr(fd), path), nil
-		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN): // EAGAIN: something was renamed meanwhile
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN): // EAGAIN: something was renamed at the same time
 		case errors.Is(err, unix.EXDEV):
 			return nil, fmt.Errorf("%w: something is mounted at %s: unmount it", errInUse, path)
 		default:
@@ -71,7 +71,8 @@ func openBeneath(parent *os.File, name string) (*os.File, error) {
 	}
 }
 
-// removeEntries empties a directory. Deletions may hide entries from the reader, so it reads until a pass deletes nothing.
+// removeEntries empties a directory. Deleting may hide entries from the reader, so it reads until a pass deletes
+// nothing.
 func removeEntries(dir *os.File) error {
 	for {
 		var failed error

@@ -97,23 +97,29 @@ func TestRemoveStopsAtMounts(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			tree := filepath.Join(n.store.path("trash"), tc.name)
-			inside := filepath.Join(tree, "data/deep/mount")
-			if err := makeParent(inside, tc.name == "file"); err != nil {
+			const mountPoint = "data/deep/mount"
+			// Built elsewhere: the sweep of the start may still run, and would remove the tree before anything is mounted in it.
+			before := h.target("before-" + tc.name)
+			if err := makeParent(filepath.Join(before, mountPoint), tc.name == "file"); err != nil {
 				t.Fatal(err)
 			}
 			flags := uintptr(unix.MS_BIND)
 			if tc.fstype != "" {
 				flags = 0
 			}
-			if err := unix.Mount(tc.source, inside, tc.fstype, flags, ""); err != nil {
+			if err := unix.Mount(tc.source, filepath.Join(before, mountPoint), tc.fstype, flags, ""); err != nil {
 				t.Fatal(err)
 			}
+			inside := filepath.Join(tree, mountPoint)
 			witness := kept
 			if tc.fstype != "" {
 				witness = filepath.Join(inside, "kept")
-				if err := os.WriteFile(witness, nil, 0o600); err != nil {
+				if err := os.WriteFile(filepath.Join(before, mountPoint, "kept"), nil, 0o600); err != nil {
 					t.Fatal(err)
 				}
+			}
+			if err := os.Rename(before, tree); err != nil {
+				t.Fatal(err)
 			}
 			if err := removeTree(tree); err == nil {
 				t.Error("removed although something is mounted in it")

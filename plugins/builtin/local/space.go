@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// room that is left for volumes, in bytes: on the disk, and of the configured capacity.
+// room is the space that is left for volumes, in bytes: on the disk, and of the configured capacity.
 type room struct{ disk, promises int64 }
 
-// free is what may still be promised: what the file system has left for others than root, less what volumes were promised and have not
-// used. Images are sparse and quotas reserve nothing, so this is what keeps promises.
+// free returns the space for new volumes: the available space of the file system without root's reserve, minus what
+// existing volumes may still use. Images are sparse and quotas reserve nothing, so this prevents overcommitment.
 func (s *store) free() (room, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(s.dir, &fs); err != nil {
@@ -39,7 +39,7 @@ func (s *store) free() (room, error) {
 	return room{disk: max(free.disk, 0), promises: max(free.promises, 0)}, nil
 }
 
-// largest volume that there is room for.
+// largest returns the size of the largest volume that fits.
 func (r room) largest(e enforcement) int64 {
 	if e == file {
 		return min(largestWithin(r.disk), r.promises)
@@ -47,19 +47,20 @@ func (r room) largest(e enforcement) int64 {
 	return min(r.disk, r.promises)
 }
 
-// usedBy a volume, in bytes; 0 for a plain directory that nobody measured in this process: too little is the safe side.
+// usedBy returns the space that a volume uses, in bytes. It is 0 for a directory that this process has not measured,
+// which is the safe side.
 func (s *store) usedBy(v *volume) int64 {
 	switch {
 	case v.Mode == block || v.Enforcement == file:
 		return imageUse(s.file(v, imageFile))
 	case v.Enforcement == quota:
-		u, _ := s.projects.usage(s.dir, v.Project) // none on failure: the safe side too
+		u, _ := s.projects.usage(s.dir, v.Project) // 0 on failure: the safe side too
 		return u.bytes
 	}
 	return s.used.last(v.ID).bytes
 }
 
-// imageUse is what a sparse image takes on disk.
+// imageUse returns the disk space of a sparse image.
 func imageUse(path string) int64 {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {
@@ -68,21 +69,20 @@ func imageUse(path string) int64 {
 	return st.Blocks * 512
 }
 
-// used keeps what was found in directories. The kubelet asks once a minute for each mounted volume.
+// used caches the measured usage of directories. The kubelet asks once a minute for each mounted volume.
 type used struct {
 	mu sync.Mutex
 	of map[string]measure
 }
 
-// measure of a directory.
+// measure is the measured usage of a directory.
 type measure struct {
 	bytes, files int64
 	at           time.Time
 	took         time.Duration
 }
 
-// fresh tells whether it is not worth the work to measure again: a large tree is walked for at most
-// a twentieth of the time.
+// fresh reports whether the measurement may be reused: walking large trees takes at most a twentieth of the time.
 func (m measure) fresh(now time.Time) bool {
 	return !m.at.IsZero() && now.Before(m.at.Add(20*m.took))
 }
@@ -99,7 +99,7 @@ func (u *used) forget(id string) {
 	delete(u.of, id)
 }
 
-// measure the directory of a volume.
+// measure measures the directory of a volume.
 func (u *used) measure(ctx context.Context, id, dir string) (measure, error) {
 	start := time.Now()
 	if m := u.last(id); m.fresh(start) {
@@ -120,7 +120,7 @@ func (u *used) measure(ctx context.Context, id, dir string) (measure, error) {
 	return m, nil
 }
 
-// walk adds up what a tree takes on disk; a file with several names counts once.
+// walk adds up the disk usage of a tree. A file with several names counts once.
 func walk(ctx context.Context, dir string) (m measure, err error) {
 	linked := map[uint64]bool{}
 	err = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
@@ -128,7 +128,7 @@ func walk(ctx context.Context, dir string) (m measure, err error) {
 			return ctx.Err()
 		}
 		if err != nil {
-			return gone(err) // pods go on working meanwhile
+			return gone(err) // pods may delete files at the same time
 		}
 		info, err := e.Info()
 		if err != nil {

@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errOffline says that a volume grows when no pod has it.
+// errOffline reports that a volume can only grow while no pod uses it.
 var errOffline = errors.New("it grows when its pods start again: without CAP_SYS_RESOURCE the kernel grows no mounted file system")
 
-// imageOptions of the mount. After an error a file system that pods go on writing to would only get worse. Discard: files that pods
-// delete free space of the disk. The kernel need not write zeros to a new file.
+// imageOptions are the mount options. errors=: writing on after an error would make the damage worse. discard: deleting
+// files in a volume frees space of the disk. noinit_itable: the zeros of a new file need not be written.
 const imageOptions = "errors=remount-ro,discard,noinit_itable"
 
-// mountImage mounts the file system of a volume at the staging path, once. The caller holds the volume's lock.
-// Pods see the directory data in it, not its lost+found.
+// mountImage mounts the file system of a volume at the staging path, unless it is mounted. Pods see its directory data,
+// not its lost+found. The caller holds the volume's lock.
 func (s *store) mountImage(ctx context.Context, v *volume, staging string) error {
 	all, err := s.mountsOf(v)
 	if err != nil {
@@ -30,7 +30,7 @@ func (s *store) mountImage(ctx context.Context, v *volume, staging string) error
 		if err := s.attachAndMount(ctx, v, staging); err != nil {
 			return err
 		}
-	} else if err := s.growStaged(v); ignore(err, errOffline) != nil { // the process before may have ended in between
+	} else if err := s.growStaged(v); ignore(err, errOffline) != nil { // an earlier process may have ended before it grew
 		return err
 	}
 	if err := makeDataDir(staging); err != nil {
@@ -39,7 +39,7 @@ func (s *store) mountImage(ctx context.Context, v *volume, staging string) error
 	return s.linkData(v, staging)
 }
 
-// linkData leads who looks for a volume's files in its directory to where they are mounted, while they are.
+// linkData links data in the volume's directory to where its file system is mounted, for administrators.
 func (s *store) linkData(v *volume, staging string) error {
 	there, err := filepath.Rel(s.volumeDir(v.ID), dataIn(staging))
 	if err != nil {
@@ -55,8 +55,8 @@ func (s *store) linkData(v *volume, staging string) error {
 	return os.Symlink(there, link)
 }
 
-// attachAndMount also fits the file system to its size, which may have changed while it was not mounted. Nothing is
-// mounted when it fails.
+// attachAndMount also adapts the file system to its size, which may have changed while it was not mounted. If it fails,
+// nothing is mounted.
 func (s *store) attachAndMount(ctx context.Context, v *volume, staging string) error {
 	image := s.file(v, imageFile)
 	if device, err := findLoop(image); err != nil {
@@ -99,7 +99,7 @@ func ignore(err, fine error) error {
 	return err
 }
 
-// mountLoop mounts the file system in an image. The kernel frees the device with the last mount, in whatever way that goes.
+// mountLoop mounts the file system in an image. The kernel detaches the device with its last mount.
 func mountLoop(image, label, target string) (device string, err error) {
 	d, err := openLoop(image, label, unix.LO_FLAGS_AUTOCLEAR)
 	if err != nil {
@@ -112,7 +112,7 @@ func mountLoop(image, label, target string) (device string, err error) {
 	return d.Name(), nil
 }
 
-// unmountImage undoes mountImage, unless pods have the volume. What is not mounted is fine.
+// unmountImage undoes mountImage, unless pods use the volume. It is no error if nothing is mounted.
 func (s *store) unmountImage(v *volume) error {
 	all, err := s.mountsOf(v)
 	if err != nil {
@@ -129,7 +129,7 @@ func (s *store) unmountImage(v *volume) error {
 	return ignore(os.Remove(s.file(v, dataDir)), fs.ErrNotExist)
 }
 
-// published are the mounts for pods: a staged file system is mounted as a whole.
+// published returns the mounts for pods, without the staging mount, which has the whole file system.
 func published(all []mount) (found []mount) {
 	for _, m := range all {
 		if m.root != "/" {
@@ -139,7 +139,7 @@ func published(all []mount) (found []mount) {
 	return found
 }
 
-// growStaged lets a file system in a file have all of its image. One that is not mounted grows when it is.
+// growStaged grows a mounted file system to its image. One that is not mounted grows at its next mount.
 func (s *store) growStaged(v *volume) error {
 	all, err := s.mountsOf(v)
 	if err != nil || len(all) == 0 {
@@ -155,7 +155,7 @@ func (s *store) growStaged(v *volume) error {
 	}
 	at := all[0].target
 	if staged := slices.IndexFunc(all, func(m mount) bool { return m.root == "/" }); staged >= 0 {
-		at = all[staged].target // that of a pod may be read-only
+		at = all[staged].target // a pod's mount may be read-only
 	}
 	err = fit(at, device, v.Size)
 	if errors.Is(err, unix.EPERM) {
@@ -167,8 +167,8 @@ func (s *store) growStaged(v *volume) error {
 func dataIn(dir string) string  { return filepath.Join(dir, dataDir) }
 func imageIn(dir string) string { return filepath.Join(dir, imageFile) }
 
-// makeDataDir makes the directory that pods see, if it is not there. Whatever user a pod has may write, as in an emptyDir; and
-// whatever the umask is. It gets its name last: a process may be killed between the steps.
+// makeDataDir creates the directory that pods see, if it is missing. Pods of any user may write to it, as to an
+// emptyDir, whatever the umask. It is renamed into place at the end, as the process may be killed between the steps.
 func makeDataDir(dir string) error {
 	if _, err := os.Lstat(dataIn(dir)); !errors.Is(err, fs.ErrNotExist) {
 		return err

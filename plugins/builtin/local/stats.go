@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NodeGetVolumeStats implements csi.NodeServer: what the volume's own files take, of what it was promised.
+// NodeGetVolumeStats implements csi.NodeServer. It returns the usage of the volume's files, and its size as the total.
 func (d *Driver) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	n, err := d.node()
 	if err == nil {
@@ -40,7 +40,8 @@ func (d *Driver) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolumeSta
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
 }
 
-// usage of a volume with a file system, which is at path. Without the quota that it was made with it is like any directory.
+// usage returns the usage of a volume with a file system, mounted at path. A volume that has lost its quota is measured
+// like a directory.
 func (s *store) usage(ctx context.Context, v *volume, path string) ([]*csi.VolumeUsage, error) {
 	switch {
 	case v.Enforcement == file:
@@ -51,7 +52,7 @@ func (s *store) usage(ctx context.Context, v *volume, path string) ([]*csi.Volum
 	return s.directoryUsage(ctx, v)
 }
 
-// imageUsage of a file system in a file: what df says. What is held back is none of it.
+// imageUsage returns the usage of a file system in a file, as df does. The reserve does not count.
 func (s *store) imageUsage(v *volume, path string) ([]*csi.VolumeUsage, error) {
 	all, err := s.mountsOf(v)
 	if err != nil {
@@ -73,7 +74,7 @@ func (s *store) imageUsage(v *volume, path string) ([]*csi.VolumeUsage, error) {
 		int64(fs.Files), int64(fs.Files-fs.Ffree), int64(fs.Ffree)), nil
 }
 
-// quotaUsage is what the kernel has counted. The disk may have less left than the quota.
+// quotaUsage returns the kernel's counts. The disk may have less space left than the quota.
 func (s *store) quotaUsage(v *volume) ([]*csi.VolumeUsage, error) {
 	u, err := s.projects.usage(s.dir, v.Project)
 	if err != nil {
@@ -87,7 +88,8 @@ func (s *store) quotaUsage(v *volume) ([]*csi.VolumeUsage, error) {
 		u.maxFiles, u.files, max(0, min(u.maxFiles-u.files, int64(fs.Ffree)))), nil
 }
 
-// directoryUsage is measured. A directory may grow over its promise; what is left is then none, although the disk has more.
+// directoryUsage measures a directory. One that has grown beyond its size has no space available, even if the disk has
+// more.
 func (s *store) directoryUsage(ctx context.Context, v *volume) ([]*csi.VolumeUsage, error) {
 	m, err := s.used.measure(ctx, v.ID, s.file(v, dataDir))
 	if err != nil {

@@ -13,19 +13,21 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+
+	"kubelith.io/kubelith/base/atomicfile"
 )
 
-// abandoned is how long a volume without a name may be under way before another process removes it.
+// abandoned is the age of an unfinished volume at which another process removes it.
 const abandoned = 10 * time.Minute
 
-// Refusals of a store.
+// Errors of a store.
 var (
-	errExists = errors.New("a volume of that name exists already with other properties")
+	errExists = errors.New("a volume of that name already exists with other properties")
 	errRange  = errors.New("capacity range")
 	errInUse  = errors.New("in use")
 )
 
-// noSpaceError says that a promise is too large.
+// noSpaceError reports that there is no space for a volume.
 type noSpaceError struct{ want, free int64 }
 
 func (e *noSpaceError) Error() string {
@@ -35,23 +37,23 @@ func (e *noSpaceError) Error() string {
 // store is the directory of volumes.
 type store struct {
 	dir   string
-	limit int64 // that all volumes may promise; 0: what the file system has
-	// shared: what fills this disk fills that of the data directory, etcd's.
+	limit int64 // total size of all volumes; 0: that of the file system
+	// shared: the volumes are on the disk of the data directory, and of etcd.
 	shared bool
 	log    hclog.Logger
 	used   used
-	// mounts of the node; tests have a table of their own.
+	// mounts returns the mounts of the node; tests have a fake.
 	mounts   func() ([]mount, error)
 	projects projects
 	images   images
 }
 
 func openStore(dir string, limit int64, log hclog.Logger) (*store, error) {
-	// Nobody but root gets past this directory; pods see the inside of a volume only.
+	// Only root may enter this directory; pods see the inside of a volume only.
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	real, err := filepath.EvalSymlinks(dir) // the kernel's list of mounts has none
+	real, err := filepath.EvalSymlinks(dir) // mountinfo has resolved paths
 	if err != nil {
 		return nil, err
 	}
@@ -61,17 +63,18 @@ func openStore(dir string, limit int64, log hclog.Logger) (*store, error) {
 			return nil, err
 		}
 	}
-	s.tellUnenforced()
+	s.logUnenforced()
 	go s.sweep()
 	return s, nil
 }
 
-// tellUnenforced logs which volumes may take more than they were promised: directories, also those that earlier versions made, and
-// all with a quota when the disk is mounted without quotas again. These go on: their pods would not start else.
-func (s *store) tellUnenforced() {
+// logUnenforced logs which volumes may grow beyond their size: directories, including those of earlier versions, and
+// volumes with a quota if the disk is now mounted without quotas. They stay usable, as their pods could not start
+// otherwise.
+func (s *store) logUnenforced() {
 	all, err := s.list()
 	if err != nil {
-		return // whoever asks for a volume is told
+		return // creating a volume reports it
 	}
 	var directories, quotas []string
 	for _, v := range all {
@@ -83,7 +86,7 @@ func (s *store) tellUnenforced() {
 		}
 	}
 	if len(directories) > 0 {
-		s.log.Info("volumes without a limit: their StorageClass asks for none, or an earlier version made them", "volumes", directories)
+		s.log.Info("volumes without a limit: their StorageClass says enforcement none, or an earlier version created them", "volumes", directories)
 	}
 	if len(quotas) == 0 {
 		return
@@ -97,7 +100,7 @@ func (s *store) path(name string) string         { return filepath.Join(s.dir, n
 func (s *store) volumeDir(id string) string      { return filepath.Join(s.dir, "volumes", id) }
 func (s *store) file(v *volume, n string) string { return filepath.Join(s.volumeDir(v.ID), n) }
 
-// get a volume; errNotFound when there is none.
+// get returns a volume; the error is errNotFound if there is none.
 func (s *store) get(id string) (*volume, error) {
 	if !safeID.MatchString(id) {
 		return nil, errNotFound
@@ -105,7 +108,7 @@ func (s *store) get(id string) (*volume, error) {
 	return readVolume(s.volumeDir(id))
 }
 
-// list of all volumes, by id. One that cannot be read is left out: it must not stop the others.
+// list returns all volumes, sorted by id. It skips and logs those that it cannot read.
 func (s *store) list() ([]*volume, error) {
 	entries, err := os.ReadDir(s.path("volumes"))
 	if err != nil {
@@ -116,7 +119,7 @@ func (s *store) list() ([]*volume, error) {
 		v, err := readVolume(s.volumeDir(e.Name()))
 		if err != nil {
 			if !errors.Is(err, errNotFound) {
-				s.log.Warn("a volume is left out: repair or remove its directory", "volume", e.Name(), "error", err.Error())
+				s.log.Warn("skipping an unreadable volume: repair or remove its directory", "volume", e.Name(), "error", err.Error())
 			}
 			continue
 		}
@@ -125,16 +128,16 @@ func (s *store) list() ([]*volume, error) {
 	return all, nil
 }
 
-// sizes that a caller accepts, in bytes: at least min, at most max; 0 is no bound.
+// sizes is the range that a caller accepts, in bytes: at least min, at most max; 0: no bound.
 type sizes struct{ min, max int64 }
 
-// blockSize that a loop device has whole ones of.
+// blockSize divides the size of a loop device.
 const blockSize = 4096
 
-// defaultSize of a volume that nobody says the size of.
+// defaultSize of a volume if the request has none.
 const defaultSize = 1 << 30
 
-// choose the size for a volume of that mode.
+// choose returns the size for a volume of that mode.
 func (r sizes) choose(m mode) (int64, error) {
 	if r.min < 0 || r.max < 0 || r.max > 0 && r.min > r.max {
 		return 0, fmt.Errorf("%w: at least %d and at most %d bytes", errRange, r.min, r.max)
@@ -150,22 +153,22 @@ func (r sizes) choose(m mode) (int64, error) {
 		size = (size + blockSize - 1) / blockSize * blockSize
 	}
 	if size < 0 || r.max > 0 && size > r.max {
-		return 0, fmt.Errorf("%w: a block device has a multiple of %d bytes, at most %d are allowed", errRange, blockSize, r.max)
+		return 0, fmt.Errorf("%w: the size of a block device is a multiple of %d bytes, at most %d are allowed", errRange, blockSize, r.max)
 	}
 	return size, nil
 }
 
-// holds tells whether a volume that exists is good for who asks.
+// holds reports whether an existing volume satisfies the request.
 func (r sizes) holds(size int64) bool { return size >= r.min && (r.max == 0 || size <= r.max) }
 
-// create a volume, or return the one that a call before made of the same request.
+// create creates a volume, or returns the one that an earlier call of the same request created.
 func (s *store) create(ctx context.Context, want *volume, r sizes) (*volume, error) {
 	var err error
 	if want.Size, err = r.choose(want.Mode); err != nil {
 		return nil, err
 	}
 	if want.Enforcement, err = s.enforcement(want.Enforcement, want.Mode); err != nil {
-		if v, existing := s.existing(want, r); v != nil || existing != nil { // made when it was possible
+		if v, existing := s.existing(want, r); v != nil || existing != nil { // created while the node could enforce its size
 			return v, existing
 		}
 		return nil, err
@@ -174,15 +177,15 @@ func (s *store) create(ctx context.Context, want *volume, r sizes) (*volume, err
 	if err != nil {
 		return nil, err
 	}
-	defer s.destroy(temp) // after it got its name there is nothing left to remove
+	defer s.destroy(temp) // does nothing once the volume has its name
 	v, err := s.place(ctx, temp, want, r)
 	if err != nil {
 		return nil, err
 	}
-	return v, syncDir(s.path("volumes"))
+	return v, atomicfile.SyncDir(s.path("volumes"))
 }
 
-// prepare a volume on disk, complete but for its name.
+// prepare creates a volume on disk, complete except for its name.
 func (s *store) prepare(ctx context.Context, v *volume) (dir string, err error) {
 	if dir, err = os.MkdirTemp(s.path("new"), v.ID[:min(len(v.ID), 40)]+"-"); err != nil {
 		return "", err
@@ -197,7 +200,7 @@ func (s *store) prepare(ctx context.Context, v *volume) (dir string, err error) 
 	return dir, err
 }
 
-// place gives a prepared volume its name, if there is room and none has it.
+// place renames a prepared volume to its name, if there is space and the name is free.
 func (s *store) place(ctx context.Context, temp string, want *volume, r sizes) (*volume, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -216,7 +219,7 @@ func (s *store) place(ctx context.Context, temp string, want *volume, r sizes) (
 	return want, os.Rename(temp, s.volumeDir(want.ID))
 }
 
-// existing volume of the wanted name, nil when there is none; errExists when it is not what is wanted.
+// existing returns the volume of the wanted name; nil: there is none. The error is errExists if its properties differ.
 func (s *store) existing(want *volume, r sizes) (*volume, error) {
 	v, err := s.get(want.ID)
 	switch {
@@ -230,7 +233,7 @@ func (s *store) existing(want *volume, r sizes) (*volume, error) {
 	return v, nil
 }
 
-// room refuses to promise a volume that many bytes when it has been promised fewer, or none.
+// room returns an error if there is no space for a new volume, or for a larger size of an existing one.
 func (s *store) room(v *volume, from, to int64) error {
 	free, err := s.free()
 	if err != nil {
@@ -249,7 +252,7 @@ func (s *store) room(v *volume, from, to int64) error {
 	return nil
 }
 
-// expand a volume's promise, and what holds it to that. What is large enough stays as it is.
+// expand raises the size of a volume and its limit. A volume that is large enough does not change.
 func (s *store) expand(ctx context.Context, id string, r sizes) (*volume, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -280,7 +283,8 @@ func (s *store) expand(ctx context.Context, id string, r sizes) (*volume, error)
 	return v, v.write(s.volumeDir(id))
 }
 
-// remove a volume that nobody uses. It is gone when this returns; its files follow in the background.
+// remove deletes a volume that is not in use. The volume is gone when it returns; its files are deleted in the
+// background.
 func (s *store) remove(ctx context.Context, id string) error {
 	v, unlockVolume, err := s.lockVolume(ctx, id)
 	if errors.Is(err, errNotFound) {
@@ -306,15 +310,22 @@ func (s *store) remove(ctx context.Context, id string) error {
 		return err
 	}
 	s.used.forget(id)
-	if err := errors.Join(syncDir(s.path("trash")), syncDir(s.path("volumes"))); err != nil {
+	if err := errors.Join(atomicfile.SyncDir(s.path("trash")), atomicfile.SyncDir(s.path("volumes"))); err != nil {
 		return err
 	}
 	go s.discard(trash)
 	return nil
 }
 
-// release makes sure that nothing of the volume is in use any more.
+// release undoes staging, and returns an error if the volume is in use. Deleting calls it too: a kubelet that is killed
+// after NodeUnpublishVolume never calls NodeUnstageVolume.
+// Source: kubernetes/kubernetes#85476
 func (s *store) release(v *volume) error {
+	if v.Enforcement == file {
+		if err := s.unmountImage(v); err != nil {
+			return err
+		}
+	}
 	mounts, err := s.mountsOf(v)
 	if err != nil {
 		return err
@@ -325,22 +336,22 @@ func (s *store) release(v *volume) error {
 	if v.Mode == block {
 		return detachLoop(s.file(v, imageFile))
 	}
-	return nil // the device of a file system went with its mount
+	return nil // unmounting has detached the device of a file system
 }
 
-// discard removes files of a volume that is no more. What it does not finish is left to the next start.
+// discard deletes the files of a deleted volume. The next start deletes the rest if it fails.
 func (s *store) discard(dir string) {
 	if err := s.destroy(dir); err != nil {
-		s.log.Warn("files of a deleted volume stay until the next start", "error", err.Error())
+		s.log.Warn("cannot delete files of a deleted volume, retrying at the next start", "error", err.Error())
 	}
 }
 
-// destroy removes the directory of a volume without a name, and its quota. A process that is killed in between leaves a limit on a
-// number that no volume gets again.
+// destroy removes the directory of an unfinished volume, and its quota. A process that is killed in between leaves a
+// limit on a project that no volume gets again.
 func (s *store) destroy(dir string) error {
 	v := volume{}
 	if text, err := os.ReadFile(filepath.Join(dir, metaFile)); err == nil {
-		_ = json.Unmarshal(text, &v) // damaged: it has no project then
+		_ = json.Unmarshal(text, &v) // damaged: without a project
 	}
 	if err := removeTree(dir); err != nil || v.Project == 0 {
 		return err
@@ -348,29 +359,29 @@ func (s *store) destroy(dir string) error {
 	return s.projects.limit(s.dir, v.Project, 0)
 }
 
-// sweep removes what an earlier process left behind.
+// sweep removes what earlier processes left.
 func (s *store) sweep() {
 	for _, name := range []string{"trash", "new"} {
 		entries, err := os.ReadDir(s.path(name))
 		if err != nil {
-			s.log.Warn("leftovers of deleted volumes stay", "error", err.Error())
+			s.log.Warn("cannot delete files of deleted volumes", "error", err.Error())
 		}
 		for _, e := range entries {
 			info, err := e.Info()
 			if errors.Is(err, fs.ErrNotExist) || err == nil && name == "new" && time.Since(info.ModTime()) < abandoned {
-				continue // gone meanwhile, or under way in the process that this one replaces
+				continue // gone, or being created by the process that this one replaces
 			}
 			s.discard(filepath.Join(s.path(name), e.Name()))
 		}
 	}
 }
 
-// page of the list, after the token of the page before.
+// page returns a page of the list, after the token of the previous page.
 func page(all []*volume, token string, n int) (_ []*volume, next string, err error) {
 	if token != "" {
 		after, ok := strings.CutPrefix(token, "after:")
 		if !ok {
-			return nil, "", fmt.Errorf("token %q is none of this driver", token)
+			return nil, "", fmt.Errorf("token %q is not from this driver", token)
 		}
 		from, found := slices.BinarySearchFunc(all, after, func(v *volume, id string) int { return strings.Compare(v.ID, id) })
 		if found {

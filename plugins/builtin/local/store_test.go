@@ -180,7 +180,8 @@ func TestExpandImage(t *testing.T) {
 	}
 }
 
-// TestRemove: gone at once, twice is fine, and what a killed process left goes with the next start, but nothing that is under way.
+// TestRemove: gone at once, twice is fine, and what a killed process left goes with the next start, but nothing that is
+// under way.
 func TestRemove(t *testing.T) {
 	s := newStore(t, 0)
 	create(t, s, "v", filesystem, 4096)
@@ -292,6 +293,6 @@ func TestPage(t *testing.T) {
 		}
 	}
 	if _, _, err := page(all, "b", 0); err == nil {
-		t.Error("a token that is none of ours")
+		t.Error("a token of another driver")
 	}
 }

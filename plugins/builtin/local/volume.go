@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"time"
+
+	"kubelith.io/kubelith/base/atomicfile"
 )
 
 // Files of a volume's directory.
@@ -19,11 +21,11 @@ const (
 	imageFile = "image"
 )
 
-// metaVersion is the format of meta.json. A volume that is held to its size has 2: a driver that knows only 1 would
-// take it for a directory. All others stay readable for it.
+// metaVersion is the format of meta.json. Volumes with enforcement have version 2, as a driver of version 1 would treat
+// them as directories. All others stay readable for it.
 const metaVersion = 2
 
-// mode of a volume: what a pod gets.
+// mode is what a pod gets: a file system or a block device.
 type mode string
 
 const (
@@ -31,23 +33,23 @@ const (
 	block      mode = "block"
 )
 
-// volume is what meta.json says. Only Size ever changes once it has its name.
+// volume is the content of meta.json. Only Size changes after creation.
 type volume struct {
 	Version int       `json:"version"`
 	ID      string    `json:"id"`
-	Name    string    `json:"name"` // that the caller gave: the same name is the same volume
+	Name    string    `json:"name"` // given by the caller: the same name is the same volume
 	Mode    mode      `json:"mode"`
-	Size    int64     `json:"size"` // in bytes, as promised
+	Size    int64     `json:"size"` // in bytes
 	Created time.Time `json:"created"`
-	// Enforcement is what holds a file system to its size: quota, file, or none, which volumes that earlier versions made have too.
+	// Enforcement is quota, file or none; volumes of earlier versions have none.
 	Enforcement enforcement `json:"enforcement,omitempty"`
-	Project     uint32      `json:"project,omitempty"` // whose quota it is
-	// Claim and Volume are for whoever finds the directory: which claim it was made for.
+	Project     uint32      `json:"project,omitempty"` // of the quota
+	// Claim and Volume are for administrators: the claim that it was created for.
 	Claim  string `json:"claim,omitempty"`
 	Volume string `json:"persistentVolume,omitempty"`
 }
 
-// errNotFound: no volume of that id.
+// errNotFound reports that there is no volume of that id.
 var errNotFound = errors.New("no such volume")
 
 var (
@@ -55,7 +57,8 @@ var (
 	maxNameSize = 128 // bytes, by the CSI specification
 )
 
-// idOf a name, which may be any string: itself when it is good as the name of a directory, as the provisioner's are.
+// idOf returns the id for a name, which may be any string: the name itself if it can be the name of a directory, like
+// the provisioner's names, else a digest.
 func idOf(name string) string {
 	if safeID.MatchString(name) {
 		return name
@@ -63,7 +66,7 @@ func idOf(name string) string {
 	return fmt.Sprintf("sha256-%x", sha256.Sum256([]byte(name)))
 }
 
-// readVolume reads the directory of a volume.
+// readVolume reads the meta.json of a directory.
 func readVolume(dir string) (*volume, error) {
 	text, err := os.ReadFile(filepath.Join(dir, metaFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -78,14 +81,14 @@ func readVolume(dir string) (*volume, error) {
 	}
 	switch {
 	case v.Version > metaVersion:
-		return nil, fmt.Errorf("%s is of a newer version of this driver", filepath.Join(dir, metaFile))
+		return nil, fmt.Errorf("%s was written by a newer version of this driver", filepath.Join(dir, metaFile))
 	case v.Version < 1 || v.Enforcement == quota && v.Project == 0 || v.ID != filepath.Base(dir) || v.Size <= 0 || v.Mode != filesystem && v.Mode != block:
 		return nil, fmt.Errorf("%s does not describe volume %s", filepath.Join(dir, metaFile), filepath.Base(dir))
 	}
 	return v, nil
 }
 
-// versionOf the format that a volume needs.
+// versionOf returns the format version that a volume needs.
 func versionOf(v *volume) int {
 	if v.Enforcement == quota || v.Enforcement == file {
 		return metaVersion
@@ -93,38 +96,18 @@ func versionOf(v *volume) int {
 	return 1
 }
 
-// write the volume's meta.json to disk, in place of the one that is there.
+// write replaces the volume's meta.json, durably.
 func (v *volume) write(dir string) error {
 	v.Version = versionOf(v)
 	text, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	temp := filepath.Join(dir, metaFile+".new") // one writer: under the store's lock, or in a directory without a name
-	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append(text, '\n'))
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(temp, filepath.Join(dir, metaFile)); err != nil {
-		return err
-	}
-	return syncDir(dir)
+	// Only one writer: it has the store's lock, or the volume is unfinished.
+	return atomicfile.Write(filepath.Join(dir, metaFile), append(text, '\n'))
 }
 
-// syncDir makes names in a directory outlive a power cut.
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}
-
-// resizeImage makes an image as large as wanted; never smaller, that would cut off what a pod wrote.
+// resizeImage grows an image to a size. It never shrinks one, which would cut off data.
 func resizeImage(path string, size int64) error {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

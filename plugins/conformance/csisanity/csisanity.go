@@ -1,7 +1,7 @@
 // Package csisanity is the program that runs kubernetes-csi's conformance suite (csi-test's sanity) for
-// conformance.Storage: a target comes in, results go out.
+// conformance.Storage: it reads a target and writes results. cmd/kubelith-plugin-check is its main.
 //
-// It is apart because of ginkgo, on which the suite is built: package variables, flags by init(), signals, os.Exit.
+// It is separate because the suite is built on ginkgo: package variables, flags in init(), signals, os.Exit.
 package csisanity
 
 import (
@@ -20,7 +20,7 @@ import (
 	"kubelith.io/kubelith/plugins/conformance"
 )
 
-// Sizes of the volumes when the target says none: what a test machine has.
+// Default sizes of volumes, small enough for a test machine.
 const (
 	defaultVolumeSize   = 64 << 20
 	defaultExpandedSize = 128 << 20
@@ -36,7 +36,7 @@ func Main(in io.Reader, out io.Writer) error {
 	return json.NewEncoder(out).Encode(run(target))
 }
 
-// run the suite, in a round for each way to use a volume.
+// run runs the suite, with one round per access type.
 func run(t conformance.StorageTarget) (results []conformance.StorageResult) {
 	gomega.RegisterFailHandler(ginkgo.Fail)
 	for _, access := range accessTypes(t) {
@@ -51,13 +51,13 @@ func run(t conformance.StorageTarget) (results []conformance.StorageResult) {
 		}
 	})
 	suite, reporter := ginkgo.GinkgoConfiguration()
-	suite.RandomSeed = 1 // one order: what fails fails again
+	suite.RandomSeed = 1 // always the same order, so that failures are reproducible
 	reporter.NoColor = true
 	ginkgo.RunSpecs(failures{}, "csi-sanity", suite, reporter)
 	return results
 }
 
-// failures implements ginkgo.GinkgoTestingT: the results say what failed.
+// failures implements ginkgo.GinkgoTestingT. It does nothing: the results have the failures.
 type failures struct{}
 
 func (failures) Fail() {}
@@ -95,10 +95,10 @@ func resultOf(s types.SpecReport) conformance.StorageResult {
 	case s.State.Is(types.SpecStateSkipped):
 		r.Skipped = s.Failure.Message
 		if r.Skipped == "" {
-			r.Skipped = "the suite leaves it out"
+			r.Skipped = "the suite skips it"
 		}
 	case s.State.Is(types.SpecStatePending):
-		r.Skipped = "the suite leaves it out"
+		r.Skipped = "the suite skips it"
 	default:
 		r.Failure = fmt.Sprintf("%s: %s (%s:%d)", s.State, strings.TrimSpace(s.Failure.Message),
 			filepath.Base(s.Failure.Location.FileName), s.Failure.Location.LineNumber)
@@ -106,5 +106,5 @@ func resultOf(s types.SpecReport) conformance.StorageResult {
 	return r
 }
 
-// ResultsFile is where conformance.Storage reads the results of the process.
+// ResultsFile returns the file from which conformance.Storage reads the results.
 func ResultsFile() *os.File { return os.NewFile(conformance.ResultsFD, "results") }

@@ -44,7 +44,7 @@ func plugin(connect func() (dynamic.Interface, error)) sdk.Admission {
 func review(ctx context.Context, client dynamic.Interface, r *admissionv1.AdmissionRequest) sdk.Response {
 	object, err := client.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return sdk.Allow() // it fails by itself
+		return sdk.Allow() // the request fails anyway
 	}
 	if err != nil {
 		return sdk.Fail(err)
@@ -64,7 +64,7 @@ func review(ctx context.Context, client dynamic.Interface, r *admissionv1.Admiss
 	return sdk.Allow()
 }
 
-// privileged says that one of the pod's containers is, of whatever sort: they share what matters.
+// privileged reports whether any container of the pod is privileged, including init and ephemeral ones.
 func privileged(spec *corev1.PodSpec) bool {
 	is := func(c *corev1.SecurityContext) bool { return c != nil && c.Privileged != nil && *c.Privileged }
 	for _, c := range append(append([]corev1.Container{}, spec.InitContainers...), spec.Containers...) {

@@ -1,6 +1,6 @@
-// Command freememory is a scheduling plugin that packs pods by the memory that nodes really have free, which requests do
-// not tell: pods use less than they ask for, or more. It refuses a node whose free memory a pod's request does not fit into,
-// and prefers, of those it fits into, the one with the least left.
+// Command freememory is a scheduling plugin that packs pods by the memory that is actually free on nodes, as pods use
+// less than they request, or more. It rejects nodes with less free memory than the pod requests, and prefers the node
+// with the least memory left.
 //
 //	plugins:
 //	- name: freememory
@@ -8,7 +8,7 @@
 //	  path: /usr/local/lib/kubelith/freememory
 //	  config: {refresh: 15s}
 //
-// What nodes use it asks the resource metrics API, with the identity that the host gives it (rbac.yaml lets it).
+// It reads usage from the resource metrics API, with the identity that the host gives it; rbac.yaml grants the right.
 package main
 
 import "kubelith.io/kubelith/plugins/sdk"

@@ -17,7 +17,7 @@ import (
 	"kubelith.io/kubelith/plugins/sdk/cluster"
 )
 
-// memory is what nodes use, as it was last measured.
+// memory has the last measured memory usage of the nodes.
 type memory struct {
 	log    hclog.Logger
 	server string
@@ -34,7 +34,7 @@ type usage struct {
 	baseline  bool  // requested is known
 }
 
-// configure begins to measure.
+// configure starts measuring.
 func (m *memory) configure(c sdk.Config) error {
 	settings := struct {
 		Refresh string `json:"refresh"`
@@ -44,7 +44,7 @@ func (m *memory) configure(c sdk.Config) error {
 	}
 	refresh, err := time.ParseDuration(settings.Refresh)
 	if err != nil || refresh < time.Second {
-		return fmt.Errorf("refresh: %q is no duration of at least 1s", settings.Refresh)
+		return fmt.Errorf("refresh: %q is not a duration of at least 1s", settings.Refresh)
 	}
 	if err := m.connect(); err != nil {
 		return err
@@ -53,7 +53,7 @@ func (m *memory) configure(c sdk.Config) error {
 	go func() {
 		for {
 			if err := m.measure(context.Background()); err != nil {
-				m.log.Warn("no new figures of what nodes use: the last ones hold", "error", err.Error())
+				m.log.Warn("cannot update node metrics, using the last ones", "error", err.Error())
 			}
 			time.Sleep(refresh)
 		}
@@ -61,7 +61,7 @@ func (m *memory) configure(c sdk.Config) error {
 	return nil
 }
 
-// connect reads whom to ask, and as whom.
+// connect reads the kubeconfig.
 func (m *memory) connect() error {
 	config, err := cluster.Config()
 	if err != nil {
@@ -72,7 +72,7 @@ func (m *memory) connect() error {
 	return err
 }
 
-// measure asks what nodes use.
+// measure reads the usage of all nodes.
 func (m *memory) measure(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -103,7 +103,7 @@ func (m *memory) measure(ctx context.Context) error {
 	return nil
 }
 
-// metrics tells the figures that are in force.
+// metrics writes the usage that scheduling uses now.
 func (m *memory) metrics(w io.Writer) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -115,8 +115,8 @@ func (m *memory) metrics(w io.Writer) error {
 	return err
 }
 
-// free memory of a node in bytes. Pods that have come since the measurement take what they request, those that have gone
-// give it back: else all pods of a quarter of a minute would find the same room.
+// free returns the free memory of a node, in bytes. Pods that arrived since the measurement count with their requests,
+// and those that left are subtracted; otherwise all pods of one refresh interval would see the same free memory.
 func (m *memory) free(ctx context.Context, node *sdk.Node) (free int64, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -135,7 +135,7 @@ func (m *memory) free(ctx context.Context, node *sdk.Node) (free int64, known bo
 	return free, true
 }
 
-// filter refuses a node with less free memory than the pod asks for. What nobody has measured is upstream's to judge.
+// filter rejects a node with less free memory than the pod requests. It passes nodes without a measurement.
 func (m *memory) filter(ctx context.Context, pod *sdk.Pod, node *sdk.Node) string {
 	if free, known := m.free(ctx, node); known && free < pod.GetRequests().GetMemory() {
 		return "Insufficient free memory"
@@ -143,7 +143,7 @@ func (m *memory) filter(ctx context.Context, pod *sdk.Pod, node *sdk.Node) strin
 	return ""
 }
 
-// score is the percentage of a node's memory in use with the pod on it; 0 for nodes that nobody has measured.
+// score returns the percentage of the node's memory that is in use with the pod on it; 0 without a measurement.
 func (m *memory) score(ctx context.Context, pod *sdk.Pod, node *sdk.Node) int {
 	free, known := m.free(ctx, node)
 	total := node.GetAllocatable().GetMemory()

@@ -113,7 +113,7 @@ func TestByRealMemory(t *testing.T) {
 	}
 }
 
-// TestMetrics: the figures that count are told.
+// TestMetrics: the metrics have the usage that scheduling uses.
 func TestMetrics(t *testing.T) {
 	var text strings.Builder
 	if err := measured(t, map[string]int64{"a": 4 * gi}).metrics(&text); err != nil || !strings.HasSuffix(text.String(), "\nfreememory_used_bytes{node=\"a\"} 4294967296\n") {
@@ -121,7 +121,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestSinceMeasured: pods that have come or gone since the measurement count by their requests; what is only tried is not remembered.
+// TestSinceMeasured: pods that have come or gone since the measurement count by their requests; what is only tried is
+// not remembered.
 func TestSinceMeasured(t *testing.T) {
 	m := measured(t, map[string]int64{"a": 4 * gi})
 	ctx := t.Context()
@@ -149,11 +150,11 @@ func TestSinceMeasured(t *testing.T) {
 	}
 }
 
-// TestErrors: what is wrong with the configuration or the API is said, and old figures are kept.
+// TestErrors: what is wrong with the configuration or the API is said, and old usage are kept.
 func TestErrors(t *testing.T) {
 	for text, says := range map[string]string{
-		`{"refresh":"soon"}`: `refresh: "soon" is no duration`,
-		`{"refresh":"1ms"}`:  `refresh: "1ms" is no duration`,
+		`{"refresh":"soon"}`: `refresh: "soon" is not a duration`,
+		`{"refresh":"1ms"}`:  `refresh: "1ms" is not a duration`,
 		`{"refersh":"1m"}`:   "refersh",
 	} {
 		m := &memory{}
@@ -173,6 +174,6 @@ func TestErrors(t *testing.T) {
 		t.Errorf("measure: %v", err)
 	}
 	if _, known := m.free(t.Context(), node("a", 0)); !known {
-		t.Error("old figures are lost")
+		t.Error("old usage are lost")
 	}
 }

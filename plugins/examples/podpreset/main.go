@@ -1,4 +1,4 @@
-// The plugin podpreset puts environment, volumes and mounts into new pods that a PodPreset selects, as the admission
+// The plugin podpreset adds environment, volumes and mounts to new pods that a PodPreset selects, as the admission
 // plugin PodPreset did, which Kubernetes removed in 1.20. The kind PodPreset is the custom resource of crd.yaml.
 //
 // It reads PodPresets with the kubeconfig that each plugin gets; crd.yaml allows it to.
@@ -62,7 +62,7 @@ func review(ctx context.Context, client dynamic.Interface, r *admissionv1.Admiss
 	changed := pod.DeepCopy()
 	for i := range presets {
 		if err := apply(changed, &presets[i]); err != nil {
-			// As upstream: a pod that presets contradict starts without any.
+			// As upstream: a pod that conflicts with a preset starts without any.
 			response := sdk.Allow()
 			response.Warnings = []string{"no PodPreset is applied: " + err.Error()}
 			return response
@@ -71,11 +71,11 @@ func review(ctx context.Context, client dynamic.Interface, r *admissionv1.Admiss
 	return sdk.Patch(r, changed)
 }
 
-// selecting are the presets of a namespace that select a pod.
+// selecting returns the presets of a namespace that select a pod.
 func selecting(ctx context.Context, client dynamic.Interface, namespace string, pod *corev1.Pod) ([]podPreset, error) {
 	list, err := client.Resource(resource).Namespace(namespace).List(ctx, metav1.ListOptions{})
 	if apierrors.IsNotFound(err) {
-		return nil, nil // without crd.yaml there are none
+		return nil, nil // crd.yaml is not installed
 	}
 	if err != nil {
 		return nil, err

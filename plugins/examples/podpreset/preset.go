@@ -21,7 +21,7 @@ type podPreset struct {
 	} `json:"spec"`
 }
 
-// apply puts a preset into a pod. It fails when the pod has something else of the same name.
+// apply adds a preset to a pod. It fails if the pod has something different of the same name.
 // Source: plugin/pkg/admission/podpreset/admission.go of Kubernetes 1.19.
 func apply(pod *corev1.Pod, preset *podPreset) (err error) {
 	if pod.Spec.Volumes, err = merge("volume", pod.Spec.Volumes, preset.Spec.Volumes, func(v corev1.Volume) string { return v.Name }); err != nil {
@@ -56,7 +56,7 @@ func applyTo(c *corev1.Container, preset *podPreset) (err error) {
 	return err
 }
 
-// merge appends what is not there yet; of one name there can be one only.
+// merge appends what is missing. It fails if an element of the same name differs.
 func merge[T any](what string, have, more []T, name func(T) string) ([]T, error) {
 	byName := map[string]T{}
 	for _, v := range have {

@@ -1,4 +1,4 @@
-// The plugin securitycontextdeny refuses pods that choose users, groups or SELinux options by themselves,
+// The plugin securitycontextdeny refuses pods that set users, groups or SELinux options,
 // as the admission plugin SecurityContextDeny did, which Kubernetes removed in 1.30.
 // Source of the rules: plugin/pkg/admission/securitycontext/scdeny/admission.go of Kubernetes 1.29.
 package main
@@ -37,7 +37,7 @@ func review(_ context.Context, r *admissionv1.AdmissionRequest) sdk.Response {
 	return sdk.Allow()
 }
 
-// forbidden is the first field that a pod may not set; empty when there is none.
+// forbidden returns the first forbidden field that the pod sets; empty: none.
 func forbidden(spec *corev1.PodSpec) string {
 	if c := spec.SecurityContext; c != nil {
 		switch {

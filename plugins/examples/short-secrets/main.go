@@ -1,5 +1,5 @@
-// The plugin short-secrets forbids values of Secrets that are easy to guess: those under 20 characters.
-// `config: {length: 12}` asks for another length.
+// The plugin short-secrets refuses Secrets with values under 20 characters, which are easy to guess. `config: {length:
+// 12}` sets another length.
 package main
 
 import (
@@ -42,7 +42,7 @@ func check(r *admissionv1.AdmissionRequest, length int) sdk.Response {
 		return sdk.Fail(err)
 	}
 	if secret.Type != corev1.SecretTypeOpaque && secret.Type != "" {
-		return sdk.Allow() // the other types have parts that are short by design
+		return sdk.Allow() // other types have values that are short by design
 	}
 	for _, key := range slices.Sorted(maps.Keys(secret.Data)) {
 		if n := len(secret.Data[key]); n < length {

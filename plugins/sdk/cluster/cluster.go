@@ -1,4 +1,4 @@
-// Package cluster connects a plugin that reads the cluster. It is a package of its own so that others do not link client-go.
+// Package cluster connects a plugin to the apiserver. It is separate so that other plugins do not link client-go.
 package cluster
 
 import (
@@ -13,7 +13,8 @@ import (
 	"kubelith.io/kubelith/plugins/proto"
 )
 
-// Config leads to the apiserver, as the user that the host has made for this plugin. On agents there is none.
+// Config returns a configuration for the apiserver with the identity that the host created for this plugin. On agents
+// it is an error.
 func Config() (*rest.Config, error) {
 	path := os.Getenv(proto.KubeconfigVariable)
 	if path == "" {
@@ -26,7 +27,7 @@ func Config() (*rest.Config, error) {
 	return config, nil
 }
 
-// Dynamic is a client for objects of any kind.
+// Dynamic returns a client for objects of any kind.
 func Dynamic() (dynamic.Interface, error) {
 	config, err := Config()
 	if err != nil {

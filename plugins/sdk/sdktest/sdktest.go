@@ -1,5 +1,5 @@
-// Package sdktest runs a plugin of the SDK inside a test: over real gRPC, in memory, without a process.
-// Whether the executable works is for `kubelith plugin check`.
+// Package sdktest runs a plugin of the SDK inside a test: over real gRPC, in memory, without a process. `kubelith
+// plugin check` tests the executable.
 package sdktest
 
 import (
@@ -21,8 +21,8 @@ import (
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// Connect serves what register adds until the test ends, and returns a connection to it. options are those of the server, such as an
-// interceptor.
+// Connect serves what register adds until the test ends, and returns a connection to it. options are server options,
+// such as an interceptor.
 func Connect(t testing.TB, register func(*grpc.Server), options ...grpc.ServerOption) *grpc.ClientConn {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
@@ -52,7 +52,8 @@ func Describe(t testing.TB, conn grpc.ClientConnInterface, name, config string) 
 	})
 }
 
-// Review asks a hook about a request. object, and the old one, may be nil; what the request does not say is filled in.
+// Review sends a request to a hook and returns the answer. object and old may be nil; missing fields of the request get
+// defaults.
 func Review(t testing.TB, conn grpc.ClientConnInterface, hook string, r admissionv1.AdmissionRequest, object, old any) *admissionv1.AdmissionResponse {
 	t.Helper()
 	if r.UID == "" {
@@ -81,7 +82,7 @@ func Review(t testing.TB, conn grpc.ClientConnInterface, hook string, r admissio
 	return out.Response
 }
 
-// raw is an object as it stands in a review.
+// raw returns an object as it is in a review.
 func raw(t testing.TB, object any) runtime.RawExtension {
 	t.Helper()
 	if object == nil {

@@ -1,5 +1,5 @@
-// Command make writes the archive of embedded images: an OCI image layout in a compressed tar file, and a
-// list of their names and digests beside it. The same programs give the same bytes.
+// Command make writes the archive of embedded images: an OCI image layout in a compressed tar file, with a list of
+// their names and digests beside it. The same programs produce the same bytes.
 //
 //	go run ./runtime/images/make -arch amd64 -out DIR/images.tar.zst -pause FILE -hello FILE
 package main
@@ -22,7 +22,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/klauspost/compress/zstd"
 
-	"kubelith.io/kubelith/runtime/images/names"
+	"kubelith.io/kubelith/runtime/images"
 )
 
 func main() {
@@ -42,7 +42,8 @@ func run(arch, out, pause, hello string) error {
 		return errors.New("-arch, -out, -pause and -hello are all needed")
 	}
 	var buf bytes.Buffer
-	// Layers are stored uncompressed inside: the whole compresses better, and unpacking needs no second decoder.
+	// Layers are stored uncompressed inside: the whole archive compresses better, and unpacking needs no second
+	// decoder.
 	zw, err := zstd.NewWriter(&buf, zstd.WithEncoderLevel(zstd.SpeedBestCompression), zstd.WithEncoderConcurrency(1))
 	if err != nil {
 		return err
@@ -53,8 +54,8 @@ func run(arch, out, pause, hello string) error {
 	}
 	var list string
 	for _, p := range []program{
-		{name: names.Pause, path: pause, entrypoint: "/pause", user: "65535:65535"},
-		{name: names.Hello, path: hello, entrypoint: "/hello", user: "65532:65532", port: "8080/tcp"},
+		{name: images.Pause, path: pause, entrypoint: "/pause", user: "65535:65535"},
+		{name: images.Hello, path: hello, entrypoint: "/hello", user: "65532:65532", port: "8080/tcp"},
 	} {
 		img, err := p.image(arch)
 		if err != nil {
@@ -75,7 +76,7 @@ func run(arch, out, pause, hello string) error {
 	return write(filepath.Join(filepath.Dir(out), "images.list"), []byte(list))
 }
 
-// program is what an image consists of.
+// program is the content of an image.
 type program struct {
 	name       string
 	path       string
@@ -180,8 +181,8 @@ func (w *layout) add(name, arch string, img v1.Image) (string, error) {
 		Digest:    digest,
 		Platform:  &v1.Platform{OS: "linux", Architecture: arch},
 		Annotations: map[string]string{
-			"io.containerd.image.name":          name, // containerd's, which the tag alone would not do for
-			"org.opencontainers.image.ref.name": names.Version,
+			"io.containerd.image.name":          name, // containerd needs it; the tag alone is not enough
+			"org.opencontainers.image.ref.name": images.Version,
 		},
 	})
 	return digest.String(), nil
@@ -212,7 +213,7 @@ func (w *layout) file(name string, content []byte) error {
 	return err
 }
 
-// write replaces the file in one step, so that an interrupted build leaves no half archive behind.
+// write replaces the file in one step, so that an interrupted build leaves no partial archive.
 func write(path string, content []byte) error {
 	if err := os.WriteFile(path+".tmp", content, 0o644); err != nil {
 		return err

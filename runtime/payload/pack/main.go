@@ -1,5 +1,5 @@
-// Command pack writes the payload archive and its list from programs on disk. The same programs give the
-// same bytes: names sorted, no times, no owners.
+// Command pack writes the payload archive and its list from programs on disk. The same programs produce the same bytes:
+// names sorted, no times, no owners.
 //
 //	go run ./runtime/payload/pack -out DIR NAME=FILE...
 package main
@@ -78,7 +78,7 @@ func pack(args []string) (archive []byte, files string, err error) {
 	return buf.Bytes(), files, nil
 }
 
-// write replaces the file in one step, so that an interrupted build leaves no half archive behind.
+// write replaces the file in one step, so that an interrupted build leaves no partial archive.
 func write(path string, content []byte) error {
 	if err := os.WriteFile(path+".tmp", content, 0o644); err != nil {
 		return err

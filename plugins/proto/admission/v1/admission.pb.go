@@ -27,7 +27,7 @@ const (
 type ReviewRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Review        []byte                 `protobuf:"bytes,1,opt,name=review,proto3" json:"review,omitempty"`
-	Encoding      v1.Encoding            `protobuf:"varint,2,opt,name=encoding,proto3,enum=kubelith.plugin.v1.Encoding" json:"encoding,omitempty"` // of review; the answer has the same
+	Encoding      v1.Encoding            `protobuf:"varint,2,opt,name=encoding,proto3,enum=kubelith.plugin.v1.Encoding" json:"encoding,omitempty"` // of review and of the answer
 	Hook          string                 `protobuf:"bytes,3,opt,name=hook,proto3" json:"hook,omitempty"`                                           // name of the hook in Describe that matched
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1,11 +1,12 @@
-// Command hello is a small web server to try a cluster with: it says which pod answered and when.
+// Command hello is a small web server to try a cluster with: it reports which pod answered and when.
 //
 //	GET /         host name, pod name, time
 //	GET /healthz  ok
 //
-// It listens on $PORT (8080), writes one line per request to stdout and on SIGTERM finishes what it has begun.
+// It listens on $PORT (8080), writes one line per request to stdout and on SIGTERM finishes the requests that it has
+// begun.
 //
-// `hello get URL` is the other side: it prints what URL answers, to try a Service and its DNS name from a pod.
+// `hello get URL` is the client: it prints the answer of URL, to try a Service and its DNS name from a pod.
 package main
 
 import (
@@ -95,7 +96,7 @@ func run() error {
 	return nil
 }
 
-// logged writes a line for each request, once it is answered.
+// logged writes a line for each answered request.
 func logged(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
@@ -105,7 +106,7 @@ func logged(next http.Handler) http.Handler {
 	})
 }
 
-// recorder remembers the status for the log.
+// recorder records the status for the log.
 type recorder struct {
 	http.ResponseWriter
 	status int

@@ -1,0 +1,91 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+)
+
+const clusterInfoKind = "ClusterInfo"
+
+// ClusterInfo is what an agent must know about its cluster. Only Kubelith writes it, so reading is lenient where the
+// configuration file is strict: a newer server may send more.
+type ClusterInfo struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	// Networks of pods and Services, the primary family first; both have the same families.
+	ClusterCIDR   []string `json:"clusterCIDR"`
+	ServiceCIDR   []string `json:"serviceCIDR"`
+	ClusterDomain string   `json:"clusterDomain"`
+	ClusterDNS    []string `json:"clusterDNS"` // addresses of the cluster DNS, one per family
+	Network       string   `json:"network"`    // as Server.Network
+	Profile       string   `json:"profile,omitempty"`
+	// Versions of the server, with a leading v.
+	KubernetesVersion string `json:"kubernetesVersion"`
+	KubelithVersion   string `json:"kubelithVersion"`
+}
+
+// ClusterInfo returns what this server sends to its agents; the versions are its own.
+func (s *Server) ClusterInfo(kubernetes, kubelith string) *ClusterInfo {
+	info := &ClusterInfo{
+		APIVersion:        v1alpha1,
+		Kind:              clusterInfoKind,
+		ClusterCIDR:       s.ClusterCIDR,
+		ServiceCIDR:       s.ServiceCIDR,
+		ClusterDomain:     s.ClusterDomain,
+		Network:           s.Network,
+		Profile:           s.Profile,
+		KubernetesVersion: kubernetes,
+		KubelithVersion:   kubelith,
+	}
+	for _, ip := range s.ClusterDNS() {
+		info.ClusterDNS = append(info.ClusterDNS, ip.String())
+	}
+	return info
+}
+
+// ParseClusterInfo reads the JSON form. An error says what to do.
+func ParseClusterInfo(data []byte) (*ClusterInfo, error) {
+	var info ClusterInfo
+	if err := json.Unmarshal(data, &info); err != nil {
+		return nil, fmt.Errorf("the cluster's settings are not readable: %w", err)
+	}
+	if info.APIVersion != v1alpha1 || info.Kind != clusterInfoKind {
+		return nil, fmt.Errorf("the cluster's settings are %s %s and this kubelith reads %s %s: install the server's version of kubelith here",
+			info.APIVersion, info.Kind, v1alpha1, clusterInfoKind)
+	}
+	if len(info.ClusterCIDR) == 0 || len(info.ServiceCIDR) == 0 {
+		return nil, errors.New("the cluster's settings name no networks: restart the server, which writes them")
+	}
+	return &info, nil
+}
+
+// ValidateIn checks what Validate could not: that this node's addresses fit the cluster that it joins. NodeIP must be
+// valid.
+func (a *Agent) ValidateIn(cluster *ClusterInfo) error {
+	var p problems
+	has := map[string]bool{} // families of the cluster; true: the node has an address of it
+	for _, c := range cluster.ClusterCIDR {
+		if prefix, err := netip.ParsePrefix(c); err == nil {
+			has[family(prefix.Addr())] = false
+		}
+	}
+	for _, text := range a.NodeIP {
+		ip := netip.MustParseAddr(text)
+		f := family(ip)
+		if _, known := has[f]; !known {
+			p.add("nodeIP", "%s is %s and the cluster has no %s network: leave the address out", ip, f, f)
+		}
+		has[f] = true
+		for _, c := range append(append([]string(nil), cluster.ClusterCIDR...), cluster.ServiceCIDR...) {
+			if prefix, err := netip.ParsePrefix(c); err == nil && prefix.Contains(ip) {
+				p.add("nodeIP", "%s is in %s, a network of the cluster's own: give this machine another address", ip, c)
+			}
+		}
+	}
+	if first, err := netip.ParsePrefix(cluster.ClusterCIDR[0]); err == nil && !has[family(first.Addr())] {
+		p.add("nodeIP", "has no %s address, the family of the cluster's first network: add one", family(first.Addr()))
+	}
+	return errors.Join(p...)
+}

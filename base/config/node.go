@@ -1,0 +1,99 @@
+package config
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+)
+
+// Node is what servers and agents have in common: the settings of the node itself.
+type Node struct {
+	// Paths: Load makes them absolute, and missing directories are created. Sockets are below SocketDir and
+	// KubeletRootDir, so the latter must be short.
+	DataDir        string `json:"dataDir" flag:"data-dir" usage:"directory of the cluster's data"`
+	RunDir         string `json:"runDir" flag:"run-dir" usage:"directory of sockets and of containerd's state; emptied by a reboot"`
+	KubeletRootDir string `json:"kubeletRootDir" flag:"kubelet-root-dir" usage:"directory of the kubelet, where CSI drivers find it (device plugins always: /var/lib/kubelet/device-plugins)"`
+
+	// Labels and taints of an existing Node are not changed.
+	NodeIP []string `json:"nodeIP" flag:"node-ip" usage:"address of this node, one per IP family (default: that of the interface with the default route)"`
+	// NodeIPDetected: NodeIP was detected on the host at the start, and is updated when the host's addresses change. An
+	// address that a user has set is not.
+	NodeIPDetected bool `json:"-"`
+
+	NodeName   string   `json:"nodeName" flag:"node-name" usage:"name of this node (default: the host name)"`
+	NodeLabels []string `json:"nodeLabels" flag:"node-label" usage:"label of this node, KEY=VALUE, set when it registers"`
+	NodeTaints []string `json:"nodeTaints" flag:"node-taint" usage:"taint of this node, KEY[=VALUE]:EFFECT, set when it registers"`
+
+	// Components that do not run; the help adds the names that a server or an agent accepts.
+	Disable []string `json:"disable" flag:"disable" usage:"component not to run"`
+
+	// The log, of all components.
+	LogFormat string `json:"logFormat" flag:"log-format" usage:"text or json"`
+	LogLevel  string `json:"logLevel" flag:"log-level" usage:"error, warn, info, debug or trace; for some components as in info,kubelet=debug"`
+	LogFile   string `json:"logFile" flag:"log-file" usage:"file of the log, rotated at 10 MiB (default: standard error; on a terminal a file in the run directory)"`
+
+	// Flags of upstream's programs without their dashes; the last of a key wins where upstream takes one value.
+	KubeletArgs Args `json:"kubeletArgs" flag:"kubelet-arg" usage:"upstream flag of kubelet, KEY=VALUE"`
+	ProxyArgs   Args `json:"proxyArgs" flag:"proxy-arg" usage:"upstream flag of kube-proxy, KEY=VALUE"`
+}
+
+// Args are settings of an upstream component as a list of "key=value", in the order given. They have their own type
+// because a comma belongs to the value ("feature-gates=A=true,B=false").
+type Args []string
+
+func defaultNode() Node {
+	return Node{
+		DataDir:        "/var/lib/kubelith",
+		RunDir:         "/run/kubelith",
+		KubeletRootDir: "/var/lib/kubelet",
+		LogFormat:      "text",
+		LogLevel:       "info",
+	}
+}
+
+func logFormats() []string { return []string{"text", "json"} }
+func logLevels() []string  { return []string{"error", "warn", "info", "debug", "trace"} }
+
+// LogComponents are the components that log lines name; each can have its own level. "kubernetes" is upstream's code
+// whose component is unknown.
+func LogComponents() []string {
+	return []string{"apiserver", "approver", "certificates", "check", "client", "cni", "config", "connection", "containerd", "controller-manager", "dns", "dns-publisher", "election",
+		"etcd", "host-ports", "images", "join", "kubelet", "kubelith", "kubernetes", "manifests", "metrics-publisher", "metrics-server", "network", "pki", "plugin-control",
+		"plugins", "proxy", "scheduler", "servicelb", "status", "storage", "storage-controllers", "token"}
+}
+
+// Disabled reports whether the component with this name is switched off.
+func (n *Node) Disabled(component string) bool { return slices.Contains(n.Disable, component) }
+
+// NodeIPs returns NodeIP parsed. The addresses must be valid.
+func (n *Node) NodeIPs() []net.IP {
+	ips := make([]net.IP, 0, len(n.NodeIP))
+	for _, ip := range n.NodeIP {
+		ips = append(ips, net.ParseIP(ip))
+	}
+	return ips
+}
+
+// SocketDir is the run directory under a name that is short enough for unix sockets: itself, or a symbolic link to it
+// in /run, which the node creates when it starts. The name follows from the path, so that every command finds it.
+func (n *Node) SocketDir() string {
+	if len(n.RunDir) <= maxRunDir {
+		return n.RunDir
+	}
+	return fmt.Sprintf("/run/kubelith-%x", sha256.Sum256([]byte(filepath.Clean(n.RunDir))))[:maxRunDir]
+}
+
+// paths returns the fields that are paths, by key.
+func (n *Node) paths() map[string]*string {
+	return map[string]*string{
+		"dataDir":        &n.DataDir,
+		"runDir":         &n.RunDir,
+		"kubeletRootDir": &n.KubeletRootDir,
+		"logFile":        &n.LogFile,
+	}
+}
+
+// node implements settings.
+func (n *Node) node() *Node { return n }

@@ -1,0 +1,93 @@
+// Package config is the configuration of `kubelith server` and `kubelith agent`: a typed struct for each, filled from
+// defaults, then a YAML file, then the command line, and checked before anything starts. Node is what both have in
+// common. ClusterInfo is what a server sends to its agents.
+//
+// It only reads and checks. It opens no port, creates no file and knows no component; components/node decides what a
+// setting means. It checks the form of upstream's own flags (--apiserver-arg and the like); their component checks
+// their meaning.
+//
+// The flow is Load or LoadAgent (defaults <- file <- flags), Validate, and DetectNodeIPs when no node IP was given.
+package config
+
+// Server is the configuration of a server: the newest version of kind ServerConfig, and the table from which flags,
+// file keys, defaults and help come. Each field, and each of Node, is one flag (tag "flag", help in "usage", also set
+// by the variable in "env") and one key of the file (tag "json"); a multi-line setting has no flag.
+type Server struct {
+	Node
+
+	WriteKubeconfig string `json:"writeKubeconfig" flag:"write-kubeconfig" usage:"file to write the admin kubeconfig to"`
+
+	// CIDRs, the primary family first; both lists have the same families. They cannot change later.
+	ClusterCIDR   []string `json:"clusterCIDR" flag:"cluster-cidr" usage:"network of the pods, one per IP family"`
+	ServiceCIDR   []string `json:"serviceCIDR" flag:"service-cidr" usage:"network of the Services, one per IP family"`
+	ClusterDomain string   `json:"clusterDomain" flag:"cluster-domain" usage:"DNS domain of the cluster"`
+	TLSSAN        []string `json:"tlsSAN" flag:"tls-san" usage:"further host name or address in the apiserver's certificate"`
+
+	Network string `json:"network" flag:"network" usage:"pod network: vxlan or host-gw (between nodes), bridge (on each node alone), noop (host network only) or none (another CNI provider)"`
+
+	// Where the API is served, and where other processes find it.
+	BindAddress      string `json:"bindAddress" flag:"bind-address" usage:"address on which the API is served"`
+	AdvertiseAddress string `json:"advertiseAddress" flag:"advertise-address" usage:"address at which others reach the API (default: the first node IP)"`
+	HTTPSPort        int    `json:"httpsPort" flag:"https-port" usage:"port on which the API is served"`
+
+	JoinToken string `json:"joinToken" flag:"join-token" usage:"daily (a token for any number of machines is kept in DATA-DIR/server/token) or none (only those of kubelith token create)"`
+
+	EtcdArgs              Args `json:"etcdArgs" flag:"etcd-arg" usage:"upstream flag of etcd, KEY=VALUE"`
+	APIServerArgs         Args `json:"apiserverArgs" flag:"apiserver-arg" usage:"upstream flag of kube-apiserver, KEY=VALUE"`
+	ControllerManagerArgs Args `json:"controllerManagerArgs" flag:"controller-manager-arg" usage:"upstream flag of kube-controller-manager, KEY=VALUE"`
+	SchedulerArgs         Args `json:"schedulerArgs" flag:"scheduler-arg" usage:"upstream flag of kube-scheduler, KEY=VALUE"`
+
+	// Profile is empty or one of profiles(); agents learn it from the server.
+	Profile string `json:"profile" flag:"profile" usage:"hardening profile: cis follows the CIS Kubernetes Benchmark (default: none)"`
+
+	// Plugins are read again while the server runs, see File.
+	Plugins []Plugin `json:"plugins"`
+
+	// File is where the file is or would be, absolute; empty with --config "".
+	File string `json:"-"`
+}
+
+// DefaultFile is read when --config is not given and the file exists.
+const DefaultFile = "/etc/kubelith/config.yaml"
+
+// Default returns the configuration that applies where neither file nor flags say otherwise. NodeName, NodeIP and
+// AdvertiseAddress depend on the host and are empty.
+func Default() *Server {
+	return &Server{
+		Node:            defaultNode(),
+		WriteKubeconfig: "/etc/kubelith/kubelith.yaml",
+		ClusterCIDR:     []string{"10.42.0.0/16"},
+		ServiceCIDR:     []string{"10.43.0.0/16"},
+		ClusterDomain:   "cluster.local",
+		Network:         "vxlan",
+		BindAddress:     "0.0.0.0",
+		HTTPSPort:       6443,
+		JoinToken:       JoinTokenDaily,
+	}
+}
+
+// kind implements settings.
+func (s *Server) kind() string { return "ServerConfig" }
+
+// disableable implements settings.
+func (s *Server) disableable() []string {
+	return []string{"containerd", "controller-manager", "dns", "kubelet", "local-storage", "manifests", "metrics-server", "network", "proxy", "scheduler", "servicelb"}
+}
+
+// paths implements settings.
+func (s *Server) paths() map[string]*string {
+	paths := s.Node.paths()
+	paths["writeKubeconfig"] = &s.WriteKubeconfig
+	return paths
+}
+
+// What JoinToken may be.
+const (
+	JoinTokenDaily = "daily"
+	JoinTokenNone  = "none"
+)
+
+func joinTokens() []string { return []string{JoinTokenDaily, JoinTokenNone} }
+func profiles() []string   { return []string{"cis"} }
+
+func networks() []string { return []string{"vxlan", "host-gw", "bridge", "noop", "none"} }

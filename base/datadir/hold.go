@@ -1,0 +1,97 @@
+package datadir
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// runDirMode lets other users pass through the run directory without listing it: the root user of a pod with hostUsers:
+// false, who is the user nobody here, reaches its bundle by path. Sockets are in their own directories or open to root
+// only.
+const runDirMode = 0o711
+
+// Hold creates the other directories of a node and takes them for this process too, so that no other server uses them
+// and reset does not remove them meanwhile. The lock is on the directory itself. Each gets a mark that names its owner;
+// Hold refuses a directory with another owner. kubeletRoot is empty where no kubelet runs: its directory is left alone
+// then. Close releases them.
+func (d *Dir) Hold(runDir, kubeletRoot string) error {
+	if err := Nested(map[string]string{"--data-dir": d.path, "--run-dir": runDir}); err != nil {
+		return err
+	}
+	f, err := holdDir(runDir, runDirMode)
+	if err != nil {
+		return err
+	}
+	d.held = append(d.held, f)
+	run := f
+	if err := d.mayTakeRun(runDir); err != nil {
+		return err
+	}
+	marks := []string{filepath.Join(runDir, RunMark)}
+	if kubeletRoot != "" {
+		if err := Nested(map[string]string{"--data-dir": d.path, "--run-dir": runDir, "--kubelet-root-dir": kubeletRoot}); err != nil {
+			return err
+		}
+		if f, err = holdDir(kubeletRoot, 0o750); err != nil {
+			return err
+		}
+		d.held = append(d.held, f)
+		if err := d.mayTakeKubelet(runDir, kubeletRoot); err != nil {
+			return err
+		}
+		marks = append(marks, filepath.Join(kubeletRoot, KubeletMark))
+	}
+	if err := d.mark(marks); err != nil {
+		return err
+	}
+	// Whatever the umask is, and also for a directory of an earlier version.
+	if err := run.Chmod(runDirMode); err != nil {
+		return fmt.Errorf("directory %s cannot get the mode %o (%w): give another --run-dir", runDir, runDirMode, err)
+	}
+	return d.holdNetwork()
+}
+
+func holdDir(dir string, mode os.FileMode) (*os.File, error) {
+	if err := os.MkdirAll(dir, mode); err != nil {
+		return nil, fmt.Errorf("directory %s cannot be made (%w): correct that or give another", dir, err)
+	}
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("directory %s cannot be used (%w): correct that or give another", dir, err)
+	}
+	// As in takeLock: a program that a killed process was just starting keeps the lock for a moment.
+	for deadline := time.Now().Add(settle); ; time.Sleep(settle / 100) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			if err := private(f); err != nil {
+				return nil, errors.Join(err, f.Close())
+			}
+			return f, nil
+		case !errors.Is(err, unix.EWOULDBLOCK):
+			return nil, errors.Join(fmt.Errorf("directory %s: lock: %w", dir, err), f.Close())
+		case time.Now().After(deadline):
+			return nil, errors.Join(fmt.Errorf("directory %s is in use by another server or by reset: stop it, or give another directory", dir), f.Close())
+		}
+	}
+}
+
+// holdNetwork takes a shared lock on the network namespace. Packet filter tables and the bridge have fixed names: from
+// this lock, a reset of another data directory learns that it shares them. A reset takes the lock only for a moment, so
+// the wait is short.
+func (d *Dir) holdNetwork() error {
+	f, err := os.Open("/proc/self/ns/net")
+	if err != nil {
+		return fmt.Errorf("network namespace: %w", err)
+	}
+	d.held = append(d.held, f)
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil {
+		return fmt.Errorf("network namespace: lock: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,81 @@
+package datadir
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// settingsFile has the settings that cannot change in the life of a cluster.
+const settingsFile = "cluster.json"
+
+// Settings are the settings that the cluster's objects depend on: nodes, pods and Services would not fit others. A host
+// that DHCP renames would become a second node, without the first one's volumes.
+type Settings struct {
+	NodeName      string   `json:"nodeName"`
+	ClusterCIDR   []string `json:"clusterCIDR"`
+	ServiceCIDR   []string `json:"serviceCIDR"`
+	ClusterDomain string   `json:"clusterDomain"`
+}
+
+// CheckSettings refuses settings that differ from those with which the cluster began. It accepts any in a cluster that
+// was never started by a release that keeps them.
+func CheckSettings(dir string, now Settings) error {
+	path := filepath.Join(dir, settingsFile)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return unusable(dir, err)
+	}
+	var then Settings
+	if err := json.Unmarshal(data, &then); err != nil || then.NodeName == "" {
+		return fmt.Errorf("%s is damaged: restore it, or remove it when no setting has changed", path)
+	}
+	for _, c := range []struct {
+		what, key string
+		then, now []string
+	}{
+		{"the node's name", "nodeName (--node-name)", []string{then.NodeName}, []string{now.NodeName}},
+		{"the pods' network", "clusterCIDR (--cluster-cidr)", then.ClusterCIDR, now.ClusterCIDR},
+		{"the Services' network", "serviceCIDR (--service-cidr)", then.ServiceCIDR, now.ServiceCIDR},
+		{"the cluster's domain", "clusterDomain (--cluster-domain)", []string{then.ClusterDomain}, []string{now.ClusterDomain}},
+	} {
+		if !slices.Equal(c.then, c.now) {
+			was := strings.Join(c.then, ",")
+			return fmt.Errorf("%s is %s and was %s when the cluster was made, which cannot change: set %s to %s", c.what, strings.Join(c.now, ","), was, c.key, was)
+		}
+	}
+	return nil
+}
+
+// KeepSettings stores them; only the first call has an effect.
+func (d *Dir) KeepSettings(now Settings) error {
+	path := filepath.Join(d.path, settingsFile)
+	if exists(path) {
+		return nil
+	}
+	data, err := json.MarshalIndent(now, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := writeDurably(path, string(data)+"\n"); err != nil {
+		return unusable(d.path, err)
+	}
+	return nil
+}
+
+func ownerOf(info fs.FileInfo) (int, bool) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, false
+	}
+	return int(st.Uid), true
+}

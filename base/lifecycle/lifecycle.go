@@ -1,0 +1,101 @@
+// Package lifecycle runs the components of one process: it starts each when its needs are ready, notices when one fails
+// or hangs, restarts it or ends all of them, and stops them in reverse order.
+//
+// It knows nothing about the components and imports none of our packages. components/node builds them, says which may
+// be restarted (Policy) and hands them to a Group. The others end the process when they fail: a supervisor such as
+// systemd starts it again.
+package lifecycle
+
+import (
+	"context"
+	"time"
+)
+
+// Component is a part of the process that lives as long as the process does, in one run or, with a Policy, in several.
+//
+//	            all Needs are ready         ready()
+//	 (waiting) --------------------> starting -----> ready
+//	     |                             |  |            |  |
+//	     | Group stops                 |  +--- asked --+  |   asked: the Group stops and everything that
+//	     v                             |       |          |   needs this component has returned
+//	(never started)                    |    stopping      |
+//	                                   |     |    |       |
+//	           Run returned by itself, |     |    | Run returned an error or panicked
+//	           with or without error,  |     |    v       |
+//	           or panicked             +-----|-> failed <-+
+//	                                         v
+//	                                      stopped (Run returned nil)
+//
+// A failure of a component without a Policy stops the whole Group. One with a Policy restarts instead:
+//
+//	starting, ready --failed, ended, panicked--> backing off --pause is over--> starting
+//	       |                                        ^
+//	       +--hangs, or Group.Fail--> ending -------+   ending: its context is cancelled; it has returned or was abandoned
+//
+// Components that need it go on meanwhile.
+type Component interface {
+	// Name is stable: it is the component's log field, readiness key and trace stage.
+	Name() string
+	// Needs lists the names of the components that must be ready before this one starts.
+	Needs() []string
+	// Run blocks until ctx is cancelled (then it returns nil) or the component fails. It calls ready once; further
+	// calls do nothing. Everything of our own that it started has ended when it returns; an upstream component writes
+	// nothing more, and process exit finishes it. The exception: what pods would miss during the rest of the stop may
+	// go on serving until the process ends, when it needs nothing that stops before (components/worker/dns leaves
+	// CoreDNS, which answers from memory); not when Run fails.
+	//
+	// ctx carries the values of the Group's context but not its cancellation: it is cancelled when this component may
+	// stop.
+	//
+	// With a Policy, Run is called again after it has returned, and leaves nothing behind that the next call would
+	// meet: no goroutine, handler, socket or metric. Restarting reports whether ctx has ended for that reason.
+	Run(ctx context.Context, ready func()) error
+}
+
+// Health is implemented by a Component that can check whether it still makes progress.
+type Health interface {
+	// Healthy returns why the component makes no progress. It is called repeatedly between the start and the end of
+	// Run, from another goroutine; an answer that takes longer than ctx counts as a bad one.
+	Healthy(ctx context.Context) error
+}
+
+// HealthOf is for wrappers of a component: it returns the component's Healthy, or nil if the component does not
+// implement Health.
+func HealthOf(ctx context.Context, c Component) error {
+	if h, ok := c.(Health); ok {
+		return h.Healthy(ctx)
+	}
+	return nil
+}
+
+// State is the state of a component; the diagram is at Component.
+type State string
+
+// The states that an Event can report.
+const (
+	Starting State = "starting"
+	Ready    State = "ready"
+	Stopping State = "stopping"
+	Stopped  State = "stopped"
+	Failed   State = "failed"
+
+	// Of a component with a Policy:
+
+	// Ending: it hangs, or Group.Fail was called. Its context is cancelled.
+	Ending State = "ending"
+	// BackingOff: it has ended and restarts after a pause.
+	BackingOff State = "backing off"
+	// Returned is no state but news: an abandoned run has ended after all.
+	Returned State = "returned"
+)
+
+// Event reports that a component has entered a state.
+type Event struct {
+	Component string
+	State     State
+	Time      time.Time
+	Since     time.Duration // since this component's Run was called
+	Err       error         // why, when State is Failed, Ending or BackingOff
+	Next      time.Duration // the pause, when State is BackingOff
+	Abandoned int           // runs of the component that were asked to end and have not
+}

@@ -1,0 +1,227 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime/debug"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// Policy is for a component that is restarted, in place, when it fails, ends by itself, panics or hangs.
+type Policy struct {
+	// Beside allows a new run beside one that does not end, which is abandoned. Otherwise such a run ends the Group.
+	Beside bool
+}
+
+// Hold keeps a component with a Policy from starting.
+type Hold struct {
+	Until time.Time
+	Why   error
+}
+
+// Timing says when components with a Policy restart.
+type Timing struct {
+	// First is the pause before the first restart; it doubles each time, up to Longest. After a run that was ready for
+	// ResetAfter it is First again.
+	First, Longest, ResetAfter time.Duration
+	// AskEvery is how often Health is called, and how long it may take. A component that is unhealthy for HangAfter, or
+	// does not answer, hangs.
+	AskEvery, HangAfter time.Duration
+	// EndWithin is how long the end of a run may take before it is abandoned.
+	EndWithin time.Duration
+}
+
+// DefaultTiming is for a Group without its own Timing.
+func DefaultTiming() Timing {
+	return Timing{First: time.Second, Longest: 2 * time.Minute, ResetAfter: 5 * time.Minute,
+		AskEvery: 10 * time.Second, HangAfter: time.Minute, EndWithin: 10 * time.Second}
+}
+
+func (t Timing) orDefault() Timing {
+	d := DefaultTiming()
+	or := func(given *time.Duration, value time.Duration) {
+		if *given == 0 {
+			*given = value
+		}
+	}
+	or(&t.First, d.First)
+	or(&t.Longest, d.Longest)
+	or(&t.ResetAfter, d.ResetAfter)
+	or(&t.AskEvery, d.AskEvery)
+	or(&t.HangAfter, d.HangAfter)
+	or(&t.EndWithin, d.EndWithin)
+	return t
+}
+
+func (t Timing) backoff() *wait.Backoff {
+	return &wait.Backoff{Duration: t.First, Factor: 2, Cap: t.Longest, Steps: math.MaxInt}
+}
+
+// ErrRestarting is the cause (context.Cause) with which the context of a run ends when another run follows.
+var ErrRestarting = errors.New("the component is started again")
+
+// Restarting reports whether the context of a component's run has ended because another run follows in this process.
+func Restarting(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrRestarting) }
+
+// restarts is the Group's state of a member's runs.
+type restarts struct {
+	run       int // the number of the one that counts
+	abandoned int // earlier runs that have not returned
+	readyAt   time.Time
+	why       error     // it is ending
+	due       time.Time // ending: when it is abandoned; backing off: when it starts
+	pauses    *wait.Backoff
+
+	asking bool      // for health, and no answer yet
+	ill    time.Time // since when; zero: it is healthy
+}
+
+// begin is called when a run starts.
+func (m *member) begin(t Timing) {
+	m.run++
+	m.readyAt, m.why, m.due, m.asking, m.ill = time.Time{}, nil, time.Time{}, false, time.Time{}
+	if m.pauses == nil {
+		m.pauses = t.backoff()
+	}
+}
+
+// Fail tells the Group that a component has failed though its Run has not returned: for example, one of its goroutines
+// panicked. It returns false, and does nothing, when the component is not one that is restarted. It is for whatever a
+// component has started.
+func (g *Group) Fail(component string, err error) bool {
+	for _, m := range g.members {
+		if m.Name() == component && m.policy != nil {
+			g.tell(report{m: m, what: broken, err: err})
+			return true
+		}
+	}
+	return false
+}
+
+// end asks a run to end because another one follows.
+func (r *run) end(m *member, why error) {
+	if r.stopping || m.state != Starting && m.state != Ready {
+		return
+	}
+	m.why, m.due = why, time.Now().Add(r.timing.EndWithin)
+	r.enter(m, Ending, why)
+	m.cancel(ErrRestarting)
+}
+
+// backOff is called when a run has ended, or is abandoned, and another one follows.
+func (r *run) backOff(m *member, why error) {
+	m.cancel(nil) // of a run that has returned: ends whatever still uses it
+	now := time.Now()
+	if !m.readyAt.IsZero() && now.Sub(m.readyAt) >= r.timing.ResetAfter {
+		m.pauses = r.timing.backoff()
+	}
+	pause := m.pauses.Step()
+	m.due = now.Add(pause)
+	r.log.WithField("component", m.Name()).WithError(why).Warnf("failed, starts again in %s", pause)
+	m.state = BackingOff
+	r.say(m, Event{State: BackingOff, Err: why, Next: pause})
+}
+
+// hold is called before anything starts.
+func (r *run) hold() {
+	for _, m := range r.members {
+		if hold, ok := r.held[m.Name()]; ok && m.policy != nil {
+			m.started, m.due = time.Now(), hold.Until
+			pause := time.Until(hold.Until).Round(time.Second)
+			r.log.WithField("component", m.Name()).WithError(hold.Why).Errorf("left out, starts in %s", pause)
+			m.state = BackingOff
+			r.say(m, Event{State: BackingOff, Err: hold.Why, Next: pause})
+		}
+	}
+}
+
+// untilDue returns the time until a pause, or the time that an end may take, is over.
+func (r *run) untilDue() time.Duration {
+	const never = time.Hour
+	next := never
+	for _, m := range r.members {
+		if m.state == Ending || m.state == BackingOff && all(m.needs, (*member).mayBeUsed) {
+			next = min(next, max(0, time.Until(m.due)))
+		}
+	}
+	return next
+}
+
+// abandonLate abandons the runs that take too long to end.
+func (r *run) abandonLate() {
+	for _, m := range r.members {
+		if m.state != Ending || r.stopping || time.Now().Before(m.due) {
+			continue
+		}
+		late := fmt.Errorf("%w, and does not end within %s", m.why, r.timing.EndWithin)
+		if !m.policy.Beside {
+			r.enter(m, Failed, late)
+			r.failure = fmt.Errorf("%s: %w: a second one beside it is not safe, so the process ends", m.Name(), late)
+			return
+		}
+		m.run++ // its reports no longer count
+		m.abandoned++
+		r.backOff(m, fmt.Errorf("%w: its goroutines stay behind", late))
+	}
+}
+
+// late handles a report of an abandoned run.
+func (r *run) late(rep report) {
+	if rep.what != ended {
+		return
+	}
+	rep.m.abandoned--
+	r.log.WithField("component", rep.m.Name()).Info("a run that was left behind has ended")
+	r.say(rep.m, Event{State: Returned})
+}
+
+// examine asks the components with a policy for their health.
+func (r *run) examine() {
+	if r.stopping {
+		return
+	}
+	for _, m := range r.members {
+		patient, ok := m.Component.(Health)
+		if !ok || m.policy == nil || m.state != Starting && m.state != Ready {
+			continue
+		}
+		if m.asking {
+			r.judge(m, errors.New("does not say how it is"))
+			m.asking = true // the question is still open
+			continue
+		}
+		m.asking = true
+		go r.ask(m, patient, m.run)
+	}
+}
+
+func (r *run) ask(m *member, patient Health, number int) {
+	ctx, cancel := context.WithTimeout(r.base, r.timing.AskEvery)
+	defer cancel()
+	err := errors.New("the question how it is ended its goroutine")
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("asked how it is: panic: %v", p)
+			r.log.WithField("component", m.Name()).Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+		r.tell(report{m: m, run: number, what: health, err: err})
+	}()
+	err = patient.Healthy(ctx)
+}
+
+// judge records the health of a component, and ends a run that was unhealthy for too long.
+func (r *run) judge(m *member, err error) {
+	m.asking = false
+	switch {
+	case err == nil:
+		m.ill = time.Time{}
+	case m.ill.IsZero():
+		m.ill = time.Now()
+	case time.Since(m.ill) >= r.timing.HangAfter:
+		r.end(m, fmt.Errorf("hangs: %w", err))
+	}
+}

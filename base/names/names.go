@@ -1,0 +1,71 @@
+// Package names has the names that several packages and users share: labels, annotations, identities, objects and
+// ports. It imports nothing, so that every package can use a name without importing the package that defined it. A name
+// that only one package uses stays there.
+package names
+
+// Prefix begins the names of our labels and annotations.
+const Prefix = "kubelith.io/"
+
+// Labels and annotations of Nodes. An agent cannot change the labels (components/controlplane/apiserver/restriction).
+const (
+	// RoleLabel tells Kubelith's nodes from others, and servers from agents: its values are RoleServer and RoleAgent.
+	// Nodes without it, such as a simulator's, have neither a kubelet nor pods that can be reached.
+	RoleLabel  = "kubelith.io/role"
+	RoleServer = "server"
+	RoleAgent  = "agent"
+	// MachineLabel is on an agent's Node: the beginning of the SHA-256 of its machine's key, as long as a label may be.
+	MachineLabel = "kubelith.io/machine"
+	// NodeIPAnnotation is on an agent's certificate request: the addresses that its Node will have.
+	NodeIPAnnotation = "kubelith.io/node-ip"
+	// HostPortsAnnotation has the ports on which a node's host listens, as "22/TCP,111/UDP". The node writes it itself:
+	// a wrong one takes Services away from that node alone.
+	HostPortsAnnotation = "kubelith.io/host-ports"
+)
+
+// Objects of storage drivers.
+const (
+	// NodeLocalAnnotation, on a CSIDriver, means that each of its volumes is on one node. Its value is the topology key
+	// whose value is the name of that node. Agents cannot write CSIDrivers; with it, they may create volumes of the
+	// driver on themselves.
+	NodeLocalAnnotation = "kubelith.io/node-local"
+)
+
+// Users and groups.
+const (
+	// Admins is the group of the administrator's kubeconfig. A binding grants its rights and can be deleted.
+	Admins = "kubelith:admins"
+	// JoiningAgents is the group of machines that present a join token: what an agent may do before it has a
+	// certificate.
+	JoiningAgents = "system:bootstrappers:kubelith:agents"
+)
+
+// ConfigMaps and Secrets in kube-system.
+const (
+	// ClusterInfo is the ConfigMap from which agents learn the cluster's settings, under the key ClusterInfoKey.
+	ClusterInfo    = "kubelith-cluster"
+	ClusterInfoKey = "cluster.json"
+	// ReservationPrefix plus a node's name is the ConfigMap that keeps the name for one machine: ReservationMachine is
+	// the SHA-256 of the machine's key, ReservationToken the id of the join token that it presented.
+	ReservationPrefix  = "kubelith-node."
+	ReservationMachine = "machine"
+	ReservationToken   = "token"
+	// DNSCustom is the ConfigMap that extends the DNS configuration on every node.
+	DNSCustom = "coredns-custom"
+	// Lease is held by the leading server.
+	Lease = "kubelith"
+)
+
+// Names in a node's kernel.
+const (
+	Bridge        = "cni0"             // the pods' bridge; the name that most tools expect
+	NFTable       = "kubelith_network" // the nftables table (family inet) of the pod network
+	LinkAlias     = "kubelith"         // alias (ip-link(8)) of the interfaces to other nodes
+	RouteProtocol = 107                // origin (ip-route(8), "proto") of the routes through other nodes; not in rt_protos(5)
+)
+
+// Ports that no flag changes.
+const (
+	DNSPort         = 10053 // of CoreDNS on a node; resolvers of the host use 53
+	ProxyHealthPort = 10256 // kube-proxy's default; load balancers outside the cluster probe it
+	VXLANPort       = 8472  // flannel's default
+)

@@ -1,0 +1,166 @@
+package removed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
+
+	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/pki"
+)
+
+// ServerLabel is on the Nodes of servers. The API server forbids nodes to set it on themselves.
+const ServerLabel = "node-role.kubernetes.io/control-plane"
+
+// propagation is how long the API server may take until it refuses the node. Until then the node can create its Node
+// again.
+const propagation = 500 * time.Millisecond
+
+// ErrNoNode means that there is no Node of that name.
+var ErrNoNode = errors.New("there is no such node")
+
+// Remove shuts the node out, and then removes it: its Node, its pods, whose tokens become void, its certificate
+// requests and the reservation of its name. Without a Node it does so only when force is set, and returns ErrNoNode
+// otherwise. After an error it can be called again, with force.
+//
+// token is the id of the token with which its machine joined, if that still exists: anyone with access to the machine
+// may know it.
+func Remove(ctx context.Context, cs kubernetes.Interface, name string, force bool) (token string, err error) {
+	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
+		return "", fmt.Errorf("%q cannot be a node's name: kubelith kubectl get nodes shows the names", name)
+	}
+	if token, err = tokenOf(ctx, cs, name); err != nil {
+		return "", err
+	}
+	return token, remove(ctx, cs, name, force)
+}
+
+// tokenOf returns the id of the token by which a name was reserved; empty when there is no such reservation or token.
+func tokenOf(ctx context.Context, cs kubernetes.Interface, name string) (string, error) {
+	reservation, err := cs.CoreV1().ConfigMaps(namespace).Get(ctx, names.ReservationPrefix+name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && reservation.Data[names.ReservationToken] == "" {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the reservation of the name %s: %w", name, err)
+	}
+	id := reservation.Data[names.ReservationToken]
+	_, err = cs.CoreV1().Secrets(namespace).Get(ctx, bootstrapapi.BootstrapTokenSecretPrefix+id, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the token %s: %w", id, err)
+	}
+	return id, nil
+}
+
+func remove(ctx context.Context, cs kubernetes.Interface, name string, force bool) error {
+	node, err := cs.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err) && !force:
+		return ErrNoNode
+	case err != nil && !apierrors.IsNotFound(err):
+		return fmt.Errorf("read the node %s: %w", name, err)
+	case err == nil && hasLabel(node, ServerLabel):
+		return fmt.Errorf("the node %s is a server: an agent can be removed, a server only with its cluster", name)
+	}
+	if _, err := cs.CoreV1().Secrets(namespace).Create(ctx, record(name), metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("shut out the node %s: %w", name, err)
+	}
+	for _, step := range []struct {
+		what string
+		do   func(context.Context, kubernetes.Interface, string) error
+	}{
+		{"delete the node", deleteNode},
+		{"delete the pods of the node", deletePods},
+		{"delete the certificate requests of the node", deleteRequests},
+		{"free the name", deleteReservation},
+	} {
+		if err := step.do(ctx, cs, name); err != nil {
+			return fmt.Errorf("the node %s is shut out, but not removed: %s: %w: run kubelith node remove --force %[1]s", name, step.what, err)
+		}
+	}
+	return nil
+}
+
+func hasLabel(node *corev1.Node, label string) bool {
+	_, ok := node.Labels[label]
+	return ok
+}
+
+func record(node string) *corev1.Secret {
+	immutable := true
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "kubelith-removed-"},
+		Type:       secretType,
+		Immutable:  &immutable,
+		Data:       map[string][]byte{nodeKey: []byte(node)},
+	}
+}
+
+// deleteNode deletes the Node, and again if the node has just created another one.
+func deleteNode(ctx context.Context, cs kubernetes.Interface, name string) error {
+	until := time.Now().Add(propagation)
+	return wait.PollUntilContextCancel(ctx, propagation/5, true, func(ctx context.Context) (bool, error) {
+		late := time.Now().After(until)
+		err := cs.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return false, err
+		}
+		return late && err != nil, nil
+	})
+}
+
+// deletePods deletes without grace: no kubelet would confirm that they ended.
+func deletePods(ctx context.Context, cs kubernetes.Interface, node string) error {
+	pods, err := cs.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		options := metav1.NewDeleteOptions(0)
+		options.Preconditions = metav1.NewUIDPreconditions(string(p.UID))
+		if err := cs.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, *options); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func deleteRequests(ctx context.Context, cs kubernetes.Interface, node string) error {
+	requests, err := cs.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i := range requests.Items {
+		if requests.Items[i].Spec.Username != pki.NodeUserPrefix+node {
+			continue
+		}
+		if err := cs.CertificatesV1().CertificateSigningRequests().Delete(ctx, requests.Items[i].Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func deleteReservation(ctx context.Context, cs kubernetes.Interface, node string) error {
+	err := cs.CoreV1().ConfigMaps(namespace).Delete(ctx, names.ReservationPrefix+node, metav1.DeleteOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,65 @@
+package kubelith
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"kubelith.io/kubelith/base/config"
+)
+
+// administratorCommand returns a subcommand of group that acts with an administrator's credentials.
+func administratorCommand(group, name, args, usage string, action func(*cli.Context, kubernetes.Interface) error, flags ...cli.Flag) *cli.Command {
+	kubeconfig := &cli.StringFlag{Name: "kubeconfig", Usage: "file with the credentials of an administrator (default: the server's admin kubeconfig)", EnvVars: []string{"KUBECONFIG"}}
+	return &cli.Command{
+		Name: name, ArgsUsage: args, Usage: usage, Flags: append(flags, kubeconfig),
+		OnUsageError: func(_ *cli.Context, err error, _ bool) error {
+			return fmt.Errorf("%w: see kubelith %s %s --help", err, group, name)
+		},
+		Action: func(c *cli.Context) error {
+			if args == "" && c.Args().Present() {
+				return fmt.Errorf("%s %s takes no arguments, got %q: see kubelith %[1]s %[2]s --help", group, name, c.Args().First())
+			}
+			cs, err := administrator(c.String("kubeconfig"))
+			if err != nil {
+				return err
+			}
+			err = action(c, cs)
+			if utilnet.IsConnectionRefused(err) {
+				return fmt.Errorf("%w: start kubelith server first", err)
+			}
+			return err
+		},
+	}
+}
+
+// subcommandHelp is the action of a command that only has subcommands.
+func subcommandHelp(c *cli.Context) error {
+	if c.Args().Present() {
+		return fmt.Errorf("unknown command %q: see kubelith %s --help", c.Args().First(), c.Command.Name)
+	}
+	return cli.ShowSubcommandHelp(c)
+}
+
+// administrator returns a client with the credentials in a file, which may be a list as in KUBECONFIG.
+func administrator(kubeconfig string) (kubernetes.Interface, error) {
+	if kubeconfig == "" {
+		kubeconfig = config.AdminKubeconfig(config.DefaultFile)
+		if _, err := os.Stat(kubeconfig); err != nil {
+			return nil, fmt.Errorf("no credentials (%w): run it as root where kubelith server runs, or give --kubeconfig", err)
+		}
+	}
+	rules := &clientcmd.ClientConfigLoadingRules{Precedence: filepath.SplitList(kubeconfig)}
+	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
+	}
+	cfg.Timeout = 70 * time.Second // a running API answers within 60 s: on a slow disk with an error, else earlier
+	return kubernetes.NewForConfig(cfg)
+}

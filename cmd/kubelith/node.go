@@ -1,0 +1,44 @@
+package kubelith
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/urfave/cli/v2"
+	"k8s.io/client-go/kubernetes"
+
+	"kubelith.io/kubelith/base/removed"
+)
+
+func nodeCommand() *cli.Command {
+	return &cli.Command{
+		Name:            "node",
+		Usage:           "remove nodes and revoke their credentials",
+		HideHelpCommand: true,
+		OnUsageError:    usageError,
+		Action:          subcommandHelp,
+		Subcommands: []*cli.Command{
+			administratorCommand("node", "remove", "NAME", "delete a node and its pods, and refuse its credentials at once", removeNode,
+				&cli.BoolFlag{Name: "force", Usage: "revoke the credentials issued to this name even if the node does not exist"}),
+		},
+	}
+}
+
+func removeNode(c *cli.Context, cs kubernetes.Interface) error {
+	if c.NArg() != 1 {
+		return errors.New("node remove needs the name of one node, after its flags: kubelith kubectl get nodes shows the names")
+	}
+	name := c.Args().First()
+	token, err := removed.Remove(c.Context, cs, name, c.Bool("force"))
+	if errors.Is(err, removed.ErrNoNode) {
+		return fmt.Errorf("there is no node %s: kubelith kubectl get nodes shows them; kubelith node remove --force %[1]s refuses its credentials all the same", name)
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(c.App.Writer, "node %s removed; its machine can join again with a token only\n", name)
+	if token != "" {
+		fmt.Fprintf(c.App.Writer, "the token %s, with which it has joined, still exists: kubelith token delete %[1]s if the machine is in wrong hands\n", token)
+	}
+	return nil
+}

@@ -1,0 +1,193 @@
+package kubelith
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/plugins/pluginadmin"
+)
+
+// restartTimeout bounds the wait for a restarted plugin: the host gives up on a start earlier.
+const restartTimeout = 30 * time.Second
+
+func pluginCommand() *cli.Command {
+	output := &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "json for programs (default: text)"}
+	command := func(name, args, usage string, action func(*cli.Context, *pluginadmin.Client) error, flags ...cli.Flag) *cli.Command {
+		return &cli.Command{
+			Name: name, ArgsUsage: args, Usage: usage, Flags: append(config.DirFlags(), flags...), OnUsageError: pluginUsageError,
+			Action: func(c *cli.Context) error {
+				switch {
+				case args == "" && c.Args().Present():
+					return fmt.Errorf("plugin %s takes no arguments, got %q: see kubelith plugin %s --help", name, c.Args().First(), name)
+				case args != "" && !c.Args().Present():
+					return fmt.Errorf("plugin %s needs the name of a plugin: kubelith plugin list shows them", name)
+				case c.String("output") != "" && c.String("output") != "json":
+					return fmt.Errorf("--output %q is not known: use json, or leave it out", c.String("output"))
+				}
+				cfg, err := config.LoadDirs(c)
+				if err != nil {
+					return err
+				}
+				return action(c, pluginadmin.NewClient(filepath.Join(cfg.SocketDir(), pluginadmin.SocketName)))
+			},
+		}
+	}
+	return &cli.Command{
+		Name:            "plugin",
+		Usage:           "list, inspect and restart the plugins on this host",
+		HideHelpCommand: true,
+		OnUsageError:    usageError,
+		Action: func(c *cli.Context) error {
+			if c.Args().Present() {
+				return fmt.Errorf("unknown command %q: see kubelith plugin --help", c.Args().First())
+			}
+			return cli.ShowSubcommandHelp(c)
+		},
+		Subcommands: []*cli.Command{
+			command("list", "", "list all plugins with their state", listPlugins, output),
+			command("describe", "NAME ...", "show all details of a plugin", describePlugins, output),
+			command("restart", "NAME ...", "start a new process of a plugin, then stop the old one", restartPlugins),
+			pluginCheckCommand(),
+		},
+	}
+}
+
+// pluginUsageError is usageError for the subcommands of plugin.
+func pluginUsageError(c *cli.Context, err error, _ bool) error {
+	return fmt.Errorf("%w: see kubelith plugin %s --help", err, c.Command.Name)
+}
+
+func listPlugins(c *cli.Context, client *pluginadmin.Client) error {
+	all, err := client.List(c.Context)
+	if err != nil {
+		return err
+	}
+	if c.String("output") == "json" {
+		return printJSON(c.App.Writer, all)
+	}
+	return printPlugins(c.App.Writer, all, time.Now())
+}
+
+func printPlugins(out io.Writer, all []pluginadmin.Plugin, now time.Time) error {
+	if len(all) == 0 {
+		fmt.Fprintln(out, "there are no plugins")
+		return nil
+	}
+	w := tabwriter.NewWriter(out, 0, 8, 3, ' ', 0)
+	fmt.Fprintln(w, "NAME\tKIND\tPHASE\tFOR\tSTARTS\tVERSION\tMESSAGE")
+	for _, p := range all {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", p.Name, p.Kind, p.Phase, since(p.Since, now), p.Starts, p.Version, p.Message)
+	}
+	return w.Flush()
+}
+
+// since returns a duration for humans.
+func since(t, now time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return now.Sub(t).Round(time.Second).String()
+}
+
+func describePlugins(c *cli.Context, client *pluginadmin.Client) error {
+	var all []pluginadmin.Plugin
+	for _, name := range c.Args().Slice() {
+		p, err := client.Get(c.Context, name)
+		if err != nil {
+			return err
+		}
+		all = append(all, p)
+	}
+	if c.String("output") == "json" {
+		return printJSON(c.App.Writer, all)
+	}
+	for i, p := range all {
+		if i > 0 {
+			fmt.Fprintln(c.App.Writer)
+		}
+		if err := describePlugin(c.App.Writer, p, time.Now()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// describePlugin prints all fields that are not empty.
+func describePlugin(out io.Writer, p pluginadmin.Plugin, now time.Time) error {
+	w := tabwriter.NewWriter(out, 0, 8, 3, ' ', 0)
+	row := func(name, value string) {
+		if value != "" {
+			fmt.Fprintf(w, "%s:\t%s\n", name, value)
+		}
+	}
+	number := func(n int) string {
+		if n == 0 {
+			return ""
+		}
+		return fmt.Sprint(n)
+	}
+	declared := func(set string) string {
+		if set == "" {
+			return "as the plugin declares"
+		}
+		return set
+	}
+	row("Name", p.Name)
+	row("Kind", p.Kind)
+	row("Phase", p.Phase+", for "+since(p.Since, now))
+	row("Message", p.Message)
+	row("Version", p.Version)
+	row("Path", p.Path)
+	row("SHA-256", p.SHA256)
+	row("Wanted by", p.Source)
+	row("Process", number(p.PID))
+	row("Starts", fmt.Sprint(p.Starts))
+	row("Calls under way", fmt.Sprint(p.InFlight))
+	row("Control group", p.Cgroup)
+	if p.Kind != "storage" {
+		row("Failure policy", declared(p.FailurePolicy))
+		row("Timeout", declared(p.Timeout))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	lines, err := p.Declares()
+	if err != nil || len(lines) == 0 {
+		return err
+	}
+	fmt.Fprintln(out, "Declares:\n  "+strings.Join(lines, "\n  "))
+	return nil
+}
+
+func printJSON(out io.Writer, all []pluginadmin.Plugin) error {
+	if all == nil {
+		all = []pluginadmin.Plugin{}
+	}
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(all)
+}
+
+func restartPlugins(c *cli.Context, client *pluginadmin.Client) error {
+	var errs []error
+	for _, name := range c.Args().Slice() {
+		ctx, cancel := context.WithTimeout(c.Context, restartTimeout)
+		p, err := client.Restart(ctx, name)
+		cancel()
+		if err == nil {
+			fmt.Fprintf(c.App.Writer, "plugin %s is ready again, as process %d\n", name, p.PID)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}

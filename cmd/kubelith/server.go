@@ -1,0 +1,64 @@
+package kubelith
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/term"
+
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/components/node"
+)
+
+func serverCommand() *cli.Command {
+	return &cli.Command{
+		Name:         "server",
+		Usage:        "run a cluster: control plane and node",
+		Flags:        config.Flags(),
+		OnUsageError: usageError,
+		Action: func(c *cli.Context) error {
+			if err := noArguments(c); err != nil {
+				return err
+			}
+			cfg, err := loadServer(c)
+			if err != nil {
+				return err
+			}
+			return node.Serve(c.Context, cfg, Version, output(c, &cfg.Node, "server.log"))
+		},
+	}
+}
+
+// loadServer reads the configuration, finds the node's addresses and checks everything. The error has a line for each
+// fault; the configuration comes with it if it was readable apart from those.
+func loadServer(c *cli.Context) (*config.Server, error) {
+	cfg, wrong := config.Load(c)
+	if cfg == nil {
+		return nil, wrong
+	}
+	if len(cfg.NodeIP) == 0 {
+		var err error
+		if cfg.NodeIP, err = config.DetectNodeIPs(cfg.ClusterCIDR); err != nil {
+			return cfg, errors.Join(wrong, err)
+		}
+		cfg.NodeIPDetected = true
+	}
+	if err := cfg.Validate(); err != nil {
+		return cfg, errors.Join(wrong, err)
+	}
+	if cfg.AdvertiseAddress == "" {
+		cfg.AdvertiseAddress = cfg.NodeIP[0]
+	}
+	return cfg, wrong
+}
+
+// output shows the progress of the start on a terminal and keeps the log in a file; any other output gets the log. The
+// configuration may name another file.
+func output(c *cli.Context, cfg *config.Node, logFile string) node.Output {
+	if out, ok := c.App.Writer.(*os.File); ok && term.IsTerminal(int(out.Fd())) {
+		return node.Output{LogFile: filepath.Join(cfg.RunDir, logFile), Progress: out}
+	}
+	return node.Output{Log: c.App.ErrWriter}
+}

@@ -1,0 +1,126 @@
+// Package metricspublisher is the component "metrics-publisher", which keeps the APIService that routes requests for
+// resource metrics back to the servers, each of which serves them (components/controlplane/metrics). Where that is
+// disabled, Cleaner removes it.
+package metricspublisher
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
+	typedv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+	"k8s.io/metrics/pkg/apis/metrics/v1beta1"
+
+	"kubelith.io/kubelith/base/lifecycle"
+)
+
+const (
+	// apiService is the name of the object that every installation of metrics-server has. Without a Service in it, the
+	// aggregator serves the group from its own process.
+	apiService = "v1beta1.metrics.k8s.io"
+	// lookEvery is how often it is read, and the time between retries.
+	lookEvery = 15 * time.Second
+)
+
+// Options configures the components. All fields are required.
+type Options struct {
+	// Client calls the apiserver. Its identity gets, creates and deletes one APIService.
+	Client *rest.Config
+	// Log receives failures.
+	Log logrus.FieldLogger
+}
+
+// Publisher is the component.
+type Publisher struct {
+	opts Options
+	work lifecycle.Watchdog
+}
+
+var (
+	_ lifecycle.Component = (*Publisher)(nil)
+	_ lifecycle.Health    = (*Publisher)(nil)
+)
+
+// New returns the component; nothing is started.
+func New(o Options) *Publisher { return &Publisher{opts: o} }
+
+// Name implements lifecycle.Component.
+func (p *Publisher) Name() string { return "metrics-publisher" }
+
+// Needs implements lifecycle.Component.
+func (p *Publisher) Needs() []string { return []string{"apiserver"} }
+
+// Healthy implements lifecycle.Health: no look takes too long.
+func (p *Publisher) Healthy(ctx context.Context) error { return p.work.Healthy(ctx) }
+
+// Run implements lifecycle.Component. It is ready at once: no component waits for metrics.
+func (p *Publisher) Run(ctx context.Context, ready func()) error {
+	p.work.Reset()
+	cs, err := clientset.NewForConfig(p.opts.Client)
+	if err != nil {
+		return fmt.Errorf("client: %w", err)
+	}
+	ready()
+	p.keep(ctx, cs.ApiregistrationV1().APIServices())
+	return nil
+}
+
+// keep publishes repeatedly until ctx ends.
+func (p *Publisher) keep(ctx context.Context, c typedv1.APIServiceInterface) {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		defer p.work.Begin("a look at the APIService")()
+		if err := publish(ctx, c); err != nil && ctx.Err() == nil {
+			p.opts.Log.Warnf("the APIService %s, next try in %s: %v", apiService, lookEvery, err)
+		}
+	}, lookEvery)
+}
+
+// publish creates the APIService when it is missing. The APIService of a user's own metrics-server names its Service,
+// and takes precedence.
+func publish(ctx context.Context, c typedv1.APIServiceInterface) error {
+	_, err := c.Get(ctx, apiService, metav1.GetOptions{ResourceVersion: "0"}) // from the watch cache
+	if !apierrors.IsNotFound(err) {
+		return err
+	}
+	_, err = c.Create(ctx, &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: apiService, Labels: map[string]string{"app.kubernetes.io/managed-by": "kubelith"}},
+		Spec: apiregistrationv1.APIServiceSpec{
+			Group:                v1beta1.SchemeGroupVersion.Group,
+			Version:              v1beta1.SchemeGroupVersion.Version,
+			GroupPriorityMinimum: 100, // as in metrics-server's own manifest
+			VersionPriority:      100,
+		},
+	}, metav1.CreateOptions{})
+	return err
+}
+
+// withdraw deletes the APIService if it is ours.
+func withdraw(ctx context.Context, c typedv1.APIServiceInterface) error {
+	got, err := c.Get(ctx, apiService, metav1.GetOptions{})
+	if err == nil && got.Spec.Service == nil {
+		err = c.Delete(ctx, apiService, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &got.ResourceVersion}})
+	}
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// NewCleaner returns the component that removes the APIService that an earlier run created: it would announce an API
+// that is not served. It is for a cluster without metrics-server.
+func NewCleaner(o Options) lifecycle.Component {
+	return &lifecycle.Task{Called: "metrics-cleaner", Subject: "delete the APIService " + apiService, Retry: lookEvery, Log: o.Log, Do: func(ctx context.Context) error {
+		cs, err := clientset.NewForConfig(o.Client)
+		if err != nil {
+			return err
+		}
+		return withdraw(ctx, cs.ApiregistrationV1().APIServices())
+	}}
+}

@@ -1,0 +1,51 @@
+package metricspublisher
+
+import (
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/fake"
+)
+
+// theirs is the APIService of a metrics-server that a user has installed.
+func theirs() *apiregistrationv1.APIService {
+	return &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: apiService},
+		Spec:       apiregistrationv1.APIServiceSpec{Service: &apiregistrationv1.ServiceReference{Namespace: "kube-system", Name: "metrics-server"}},
+	}
+}
+
+func TestPublishAndWithdraw(t *testing.T) {
+	ctx := t.Context()
+	c := fake.NewSimpleClientset().ApiregistrationV1().APIServices()
+	for range 2 { // made, and found
+		if err := publish(ctx, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := c.Get(ctx, "v1beta1.metrics.k8s.io", metav1.GetOptions{})
+	if err != nil || got.Spec.Service != nil || got.Spec.Group != "metrics.k8s.io" || got.Spec.Version != "v1beta1" {
+		t.Fatalf("%v, %v", got, err)
+	}
+	for range 2 { // deleted, and not found
+		if err := withdraw(ctx, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.Get(ctx, apiService, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("it is still there: %v", err)
+	}
+
+	c = fake.NewSimpleClientset(theirs()).ApiregistrationV1().APIServices()
+	if err := publish(ctx, c); err != nil {
+		t.Errorf("somebody else's: %v", err)
+	}
+	if err := withdraw(ctx, c); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := c.Get(ctx, apiService, metav1.GetOptions{}); err != nil || got.Spec.Service == nil {
+		t.Errorf("somebody else's: %v, %v", got, err)
+	}
+}

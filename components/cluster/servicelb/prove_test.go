@@ -1,0 +1,140 @@
+package servicelb
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/nodeaddr"
+	"kubelith.io/kubelith/base/pki"
+)
+
+func TestProver(t *testing.T) {
+	var asked []string
+	up := map[string]bool{"10.0.0.1:10250": true}
+	p := newProver(Options{Addresses: nodeaddr.Parse(nil, nil)}, func(_ context.Context, node string, at netip.AddrPort) error {
+		asked = append(asked, node+" "+at.String())
+		if !up[at.String()] {
+			return errors.New("nobody answers")
+		}
+		return nil
+	})
+	honest := node("n1")
+	thief := node("n2", alsoAt(corev1.NodeInternalIP, unproven), alsoAt(corev1.NodeExternalIP, "198.51.100.2"), alsoAt(corev1.NodeInternalIP, "10.0.0.1"))
+	server := node("n3", labelled(names.RoleLabel, names.RoleServer))
+	stranger := node("n4", func(n *corev1.Node) { n.Labels = nil })
+	nodes := []*corev1.Node{honest, thief, server, stranger}
+	proven := func(n *corev1.Node, ip string, held bool) bool { return p.proven(n, netip.MustParseAddr(ip), held) }
+
+	if proven(honest, "10.0.0.1", false) || !proven(honest, "10.0.0.1", true) {
+		t.Error("before the first round nothing is proven, and nothing taken back")
+	}
+	if !p.round(t.Context(), nodes) {
+		t.Error("the proof of n1 is no news")
+	}
+	slices.Sort(asked)
+	if want := []string{"n1 10.0.0.1:10250", "n2 1.1.1.1:10250", "n2 10.0.0.2:10250"}; !slices.Equal(asked, want) {
+		t.Errorf("asked %q, want %q", asked, want)
+	}
+	for _, c := range []struct {
+		n    *corev1.Node
+		ip   string
+		want bool
+	}{{honest, "10.0.0.1", true}, {thief, unproven, false}, {thief, "10.0.0.2", false}, {thief, "198.51.100.2", true}, {server, "10.0.0.3", true}} {
+		if got := proven(c.n, c.ip, false); got != c.want {
+			t.Errorf("%s at %s: %v", c.n.Name, c.ip, got)
+		}
+	}
+
+	asked, up["10.0.0.2:10250"] = nil, true
+	for range refutedAfter - 2 {
+		p.round(t.Context(), nodes)
+	}
+	if slices.Contains(asked, "n1 10.0.0.1:10250") {
+		t.Error("what is proven is asked for again")
+	}
+	if !proven(thief, unproven, true) || len(p.refuted(thief, []netip.Addr{netip.MustParseAddr(unproven)})) > 0 {
+		t.Error("a Service loses its address before it is clear")
+	}
+	if !p.round(t.Context(), nodes) || proven(thief, unproven, true) || !proven(thief, "10.0.0.2", false) {
+		t.Error("a Service keeps an address at which nobody answers")
+	}
+	if lines := p.refuted(thief, []netip.Addr{netip.MustParseAddr(unproven)}); len(lines) != 1 || lines[0] != "its kubelet does not answer at 1.1.1.1 (nobody answers)" {
+		t.Errorf("told: %q", lines)
+	}
+
+	// Another node of that name, and one that is not Ready: its kubelet may be starting again.
+	again := node("n1", func(n *corev1.Node) { n.UID = "another" }, ready(corev1.ConditionFalse))
+	up["10.0.0.1:10250"] = false
+	for range refutedAfter + 1 {
+		p.round(t.Context(), []*corev1.Node{again})
+	}
+	if proven(again, "10.0.0.1", false) || !proven(again, "10.0.0.1", true) || len(p.known) != 1 {
+		t.Errorf("another node has the proof of the first, or loses what it has: %v", p.known)
+	}
+}
+
+// TestHandshake: only the kubelet with the node's certificate, for this address, is the node.
+func TestHandshake(t *testing.T) {
+	dir := t.TempDir()
+	bundle := func(name string, ip net.IP) *pki.Bundle {
+		b, err := pki.Ensure(pki.Options{Dir: filepath.Join(dir, name), NodeName: name, NodeIPs: []net.IP{ip}, ServiceIPs: []net.IP{net.IPv4(10, 43, 0, 1)}, ClusterDomain: "cluster.local"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	ours, other, foreign := bundle("n1", net.IPv4(127, 0, 0, 1)), bundle("n2", net.IPv4(192, 0, 2, 1)), bundle("n3", net.IPv4(127, 0, 0, 1))
+	serve := func(pair pki.Pair) netip.AddrPort {
+		certificate, err := tls.LoadX509KeyPair(pair.Cert, pair.Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{certificate}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_ = c.(*tls.Conn).Handshake()
+				c.Close()
+			}
+		}()
+		return netip.MustParseAddrPort(l.Addr().String())
+	}
+	at := serve(ours.KubeletServer)
+	shake := handshake(kubeletCA(ours))
+	if err := shake(t.Context(), "n1", at); err != nil {
+		t.Error(err)
+	}
+	var unknown x509.UnknownAuthorityError
+	if err := shake(t.Context(), "n2", at); err == nil || err.Error() != "system:node:n1 answers" {
+		t.Errorf("as another node: %v", err)
+	}
+	if err := shake(t.Context(), "n3", serve(foreign.KubeletServer)); !errors.As(err, &unknown) {
+		t.Errorf("a certificate of another cluster: %v", err)
+	}
+	if err := handshake(kubeletCA(other))(t.Context(), "n2", serve(other.KubeletServer)); err == nil || !strings.Contains(err.Error(), "192.0.2.1, not 127.0.0.1") {
+		t.Errorf("a certificate for another address: %v", err)
+	}
+	if err := handshake(filepath.Join(dir, "none"))(t.Context(), "n1", at); err == nil || !strings.Contains(err.Error(), "read the CA of kubelets") {
+		t.Errorf("without a CA: %v", err)
+	}
+}
+
+func kubeletCA(b *pki.Bundle) string { return b.KubeletTrust }

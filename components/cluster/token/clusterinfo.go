@@ -1,0 +1,85 @@
+package token
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	certutil "k8s.io/client-go/util/cert"
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
+	"k8s.io/cluster-bootstrap/token/jws"
+)
+
+const fieldManager = "kubelith"
+
+// discovery returns the kubeconfig that any client may read, in kubeadm's form: it names the server and its CA, and has
+// no credentials.
+func discovery(server string, ca []byte) (string, error) {
+	text, err := clientcmd.Write(clientcmdapi.Config{
+		Clusters: map[string]*clientcmdapi.Cluster{"": {Server: server, CertificateAuthorityData: ca}},
+	})
+	return string(text), err
+}
+
+// clusterInfo returns it with the signature of a token, if there is one. The controller bootstrap-signer would sign it
+// too, but later, or never when it does not run; it writes the same.
+func clusterInfo(kubeconfig string, t Token) (map[string]string, error) {
+	info := map[string]string{bootstrapapi.KubeConfigKey: kubeconfig}
+	if t == (Token{}) {
+		return info, nil
+	}
+	signature, err := jws.ComputeDetachedSignature(kubeconfig, t.ID, t.Secret)
+	info[bootstrapapi.JWSSignatureKeyPrefix+t.ID] = signature
+	return info, err
+}
+
+// publish leaves other keys alone: the signatures of other tokens belong to the bootstrap-signer.
+func publish(ctx context.Context, cs kubernetes.Interface, namespace, name string, data map[string]string) error {
+	_, err := cs.CoreV1().ConfigMaps(namespace).Apply(ctx, applycorev1.ConfigMap(name, namespace).WithData(data),
+		metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+	if err != nil {
+		return fmt.Errorf("apply ConfigMap %s/%s: %w", namespace, name, err)
+	}
+	return nil
+}
+
+// CAHash returns the hash of the CA that the server publishes, which new tokens must name.
+func CAHash(ctx context.Context, cs kubernetes.Interface) (string, error) {
+	info, err := cs.CoreV1().ConfigMaps(metav1.NamespacePublic).Get(ctx, bootstrapapi.ConfigMapClusterInfo, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", errors.New("the server has not published its CA (ConfigMap kube-public/cluster-info): wait until kubelith server is ready")
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the server's CA: %w", err)
+	}
+	config, err := clientcmd.Load([]byte(info.Data[bootstrapapi.KubeConfigKey]))
+	if err != nil {
+		return "", fmt.Errorf("read the server's CA (ConfigMap kube-public/cluster-info): %w", err)
+	}
+	for _, cluster := range config.Clusters {
+		if ca, err := certutil.ParseCertsPEM(cluster.CertificateAuthorityData); err == nil {
+			return SPKIHash(ca[0]), nil
+		}
+	}
+	return "", errors.New("the ConfigMap kube-public/cluster-info holds no CA: restart kubelith server, which writes it anew")
+}
+
+// WaitSigned waits until a token's signature is published. Without it an agent takes the token for unknown.
+func WaitSigned(ctx context.Context, cs kubernetes.Interface, id string, timeout time.Duration) error {
+	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, timeout, true, func(ctx context.Context) (bool, error) {
+		info, err := cs.CoreV1().ConfigMaps(metav1.NamespacePublic).Get(ctx, bootstrapapi.ConfigMapClusterInfo, metav1.GetOptions{})
+		return err == nil && info.Data[bootstrapapi.JWSSignatureKeyPrefix+id] != "", nil
+	})
+	if err != nil {
+		return fmt.Errorf("the token %s is made but was not signed within %s, and agents refuse it until it is: look in the server's log what its controller-manager does", id, timeout)
+	}
+	return nil
+}

@@ -1,0 +1,49 @@
+package apiserver
+
+import (
+	"errors"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/client-go/informers"
+	aggregator "k8s.io/kube-aggregator/pkg/apiserver"
+)
+
+// Extension is an API group that the process serves in addition to upstream's. The aggregator routes requests for it to
+// kube-apiserver, and so to Install's storage, when its APIService names no Service.
+type Extension struct {
+	// Scheme has the types of the group, for the OpenAPI documents. Upstream's generated definitions must have them
+	// too.
+	Scheme *runtime.Scheme
+	// Install adds the group to kube-apiserver, before anything is served or any informer runs.
+	Install func(core *genericapiserver.GenericAPIServer, shared informers.SharedInformerFactory) error
+}
+
+// extend installs the extension, if there is one.
+func (s *Server) extend(chain *aggregator.APIAggregator) error {
+	if s.opts.Extend == nil {
+		return nil
+	}
+	core, err := coreOf(chain)
+	if err != nil {
+		return err
+	}
+	return s.opts.Extend.Install(core, s.shared)
+}
+
+// schemes are those of the extension.
+func (s *Server) schemes() []*runtime.Scheme {
+	if s.opts.Extend == nil {
+		return nil
+	}
+	return []*runtime.Scheme{s.opts.Extend.Scheme}
+}
+
+// coreOf is kube-apiserver in the chain of the three servers.
+func coreOf(chain *aggregator.APIAggregator) (*genericapiserver.GenericAPIServer, error) {
+	core, ok := chain.GenericAPIServer.NextDelegate().(*genericapiserver.GenericAPIServer)
+	if !ok {
+		return nil, errors.New("the API aggregator does not delegate to kube-apiserver: this release of Kubernetes is composed in another way")
+	}
+	return core, nil
+}

@@ -1,0 +1,329 @@
+// Package etcd runs the embedded etcd member that stores the cluster.
+//
+// Clients connect over a unix socket only. The peer listener is also a unix socket while there is one server; the
+// member's name and peer address are per-server so that more can join later. Every write is synced to disk before it is
+// acknowledged (etcd's default; UnsafeNoFsync is never set).
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"kubelith.io/kubelith/base/lifecycle"
+)
+
+// Options configures the member.
+type Options struct {
+	// DataDir holds the write-ahead log and the snapshots.
+	DataDir string
+	// Socket is the path of the unix socket for clients.
+	Socket string
+	// Name of this member, unique among the servers of a cluster.
+	Name string
+	// Args are "key=value" arguments named as etcd's own flags.
+	Args []string
+	// Zap receives etcd's log.
+	Zap *zap.Logger
+}
+
+// tickMs and electionMs are the heartbeat and the election timeout in milliseconds.
+const tickMs, electionMs = 20, 100
+
+// Server is the etcd component.
+type Server struct {
+	opts     Options
+	cfg      *embed.Config
+	stopping atomic.Bool
+	fatal    fatal
+	answers  chan struct{}
+	slowSync time.Duration
+}
+
+var _ lifecycle.Component = (*Server)(nil)
+
+// New checks the options and returns a Server; nothing is started or written.
+func New(o Options) (*Server, error) {
+	cfg := embed.NewConfig()
+	// First: defining the flags resets some fields to the flags' own defaults.
+	fs := flagSet(cfg)
+	cfg.Name = o.Name
+	cfg.Dir = o.DataDir
+	s := &Server{opts: o, cfg: cfg, fatal: make(fatal, 1), answers: make(chan struct{})}
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(o.Zap.WithOptions(
+		zap.WrapCore(func(c zapcore.Core) zapcore.Core { return untilStop{c, &s.stopping} }),
+		zap.WithFatalHook(s.fatal), zap.WithPanicHook(s.fatal)))
+	cfg.EnableGRPCGateway = false
+	// A day of writes with the apiserver's default compaction every 5 min fits easily; the quota is etcd's suggested
+	// maximum for small machines.
+	cfg.QuotaBackendBytes = 4 << 30
+	// When it starts, etcd applies its log from the last snapshot on. While it is more than 5000 entries behind
+	// (maxGapBetweenApplyAndCommitIndex) it refuses its own first request, at once, and retries without a pause: tens
+	// of thousands of log lines that delay the apply. A snapshot for every 4000 entries avoids that.
+	cfg.SnapshotCount = 4000
+	// A lone member need not wait a second to learn that no other member leads.
+	cfg.TickMs, cfg.ElectionMs = tickMs, electionMs
+	client, peer := url.URL{Scheme: "unix", Path: o.Socket}, url.URL{Scheme: "unix", Path: peerSocket(o.Socket)}
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
+	// etcd uses only the URL's host to listen for peers, but host and path for clients.
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: peer.Path}}, []url.URL{peer}
+	cfg.InitialCluster = o.Name + "=" + peer.String()
+	if err := applyArgs(cfg, fs, o.Args); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// untilStop drops errors while etcd stops: etcd reports its own closed listeners as an error at every stop.
+type untilStop struct {
+	zapcore.Core
+	stopping *atomic.Bool
+}
+
+// With implements zapcore.Core.
+func (c untilStop) With(fields []zapcore.Field) zapcore.Core {
+	return untilStop{c.Core.With(fields), c.stopping}
+}
+
+// Check implements zapcore.Core.
+func (c untilStop) Check(e zapcore.Entry, to *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	if e.Level >= zapcore.ErrorLevel && c.stopping.Load() {
+		return to
+	}
+	return c.Core.Check(e, to)
+}
+
+// peerSocket returns a path beside the clients' socket.
+func peerSocket(client string) string {
+	return filepath.Join(filepath.Dir(client), "etcd-peer.sock")
+}
+
+// Endpoint is the address for clients of a server with this socket, in the
+// form that etcd's client and the apiserver's --etcd-servers take.
+func Endpoint(socket string) string { return "unix://" + socket }
+
+// Answers is closed when etcd answers its first request, which is a moment after it is ready, or much later on a slow
+// disk. Earlier requests wait, but no longer than their own limit.
+func (s *Server) Answers() <-chan struct{} { return s.answers }
+
+// SlowSync returns how long the disk took for a sync when etcd started, if that is long, else 0. It is known once etcd
+// is ready.
+func (s *Server) SlowSync() time.Duration { return s.slowSync }
+
+// Upstream returns the configuration that etcd is started with.
+func (s *Server) Upstream() *embed.Config { return s.cfg }
+
+// Name implements lifecycle.Component.
+func (s *Server) Name() string { return "etcd" }
+
+// Needs implements lifecycle.Component.
+func (s *Server) Needs() []string { return nil }
+
+// Run implements lifecycle.Component. It fails when the data is damaged.
+func (s *Server) Run(ctx context.Context, ready func()) error {
+	if err := s.makeRoom(); err != nil {
+		return err
+	}
+	if err := verify(s.opts.DataDir); err != nil {
+		return s.explain(err)
+	}
+	// What fails here fails in etcd too, which gives the reason.
+	if took, err := syncTime(s.opts.DataDir); err == nil && s.giveTime(took) {
+		s.slowSync = took
+		s.opts.Zap.Warn("the disk is slow: requests get more time", zap.Duration("sync-took", took))
+	}
+	e, err := s.start()
+	if err != nil {
+		return s.explain(err)
+	}
+	if err := s.serve(ctx, e, ready); err != nil {
+		// Its listeners are closed at once, so that clients do not wait for answers. The rest may wait for the
+		// goroutine that gave up, and so for ever.
+		go e.Close()
+		return s.explain(err)
+	}
+	if err := s.stop(e); err != nil {
+		return s.explain(err)
+	}
+	return nil
+}
+
+// slowSync is how long a sync to disk may take before etcd's requests get more time than usual.
+const slowSync = 500 * time.Millisecond
+
+// syncTime returns how long the disk takes to sync a small file.
+func syncTime(dir string) (time.Duration, error) {
+	f, err := os.Create(filepath.Join(dir, "sync"))
+	if err != nil {
+		return 0, err
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	if _, err := f.WriteString("x"); err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	err = f.Sync()
+	return time.Since(began), err
+}
+
+// giveTime adapts etcd to a slow disk, and reports whether it did.
+//
+// Acknowledged writes are in the log; etcd also commits them to its database, ten times a second, with two syncs that
+// block reads and writes. With a slow disk it commits after the time of twenty syncs, so that most requests wait for
+// the log alone. After a crash there is a little more log to apply.
+//
+// The election timeout bounds more than elections: a request has 5 s and twice the timeout, a lease at least one and a
+// half times. Where a write takes some seconds no request would succeed in less, and keys of the API server expire
+// before it renews them. A lone member is elected within six ticks at most, without a competitor. Members of one
+// cluster must have the same heartbeat and election timeout: several servers must agree on them, not each measure its
+// own.
+func (s *Server) giveTime(sync time.Duration) bool {
+	if sync < slowSync {
+		return false
+	}
+	if s.cfg.BackendBatchInterval == 0 {
+		s.cfg.BackendBatchInterval = 20 * sync
+	}
+	if s.cfg.TickMs == tickMs && s.cfg.ElectionMs == electionMs { // otherwise the user set them
+		election := min(max(4*sync, 10*time.Second), 50*time.Second) // etcd's limit
+		s.cfg.TickMs, s.cfg.ElectionMs = uint(election.Milliseconds()/5), uint(election.Milliseconds())
+	}
+	return true
+}
+
+// makeRoom creates the directories and removes the sockets of a killed process; the data directory's lock proves that
+// no such process runs.
+func (s *Server) makeRoom() error {
+	runDir := filepath.Dir(s.opts.Socket)
+	if err := os.MkdirAll(s.opts.DataDir, 0o700); err != nil {
+		return fmt.Errorf("cannot make the data directory: mount it writable or give another --data-dir: %w", err)
+	}
+	if err := os.MkdirAll(runDir, 0o700); err != nil {
+		return fmt.Errorf("cannot make the run directory: mount it writable or give another --run-dir: %w", err)
+	}
+	for _, socket := range []string{s.opts.Socket, peerSocket(s.opts.Socket)} {
+		if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("cannot remove an old socket: mount %s writable or give another --run-dir: %w", runDir, err)
+		}
+	}
+	return nil
+}
+
+// serve waits for ctx, or for etcd to give up. It is ready when its data is read and its socket open: it answers after
+// it has elected itself, and earlier requests wait for that instead of for a retry.
+func (s *Server) serve(ctx context.Context, e *embed.Etcd, ready func()) error {
+	ready()
+	elected := e.Server.ReadyNotify()
+	for {
+		select {
+		case <-elected:
+			close(s.answers)
+			elected = nil // it is sent once
+		case err := <-e.Err():
+			return err
+		case err := <-s.fatal:
+			return err
+		case <-e.Server.StopNotify():
+			return errors.New("the member stopped by itself")
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// stop ends etcd. If etcd can no longer write, everything that it has acknowledged is in its log.
+func (s *Server) stop(e *embed.Etcd) error {
+	s.stopping.Store(true)
+	closed := make(chan struct{})
+	go func() { e.Close(); close(closed) }()
+	select {
+	case <-closed:
+		return nil
+	case err := <-s.fatal:
+		return err
+	}
+}
+
+// start starts etcd. It turns a panic into an error: etcd panics on damaged files.
+func (s *Server) start() (*embed.Etcd, error) {
+	type result struct {
+		e   *embed.Etcd
+		err error
+	}
+	started := make(chan result, 1)
+	go func() {
+		var r result
+		defer func() {
+			if p := recover(); p != nil {
+				r.err = fmt.Errorf("%v", p)
+			}
+			started <- r
+		}()
+		r.e, r.err = embed.StartEtcd(s.cfg)
+	}()
+	select {
+	case r := <-started:
+		return r.e, r.err
+	case err := <-s.fatal:
+		return nil, err
+	}
+}
+
+// fatal receives the reason when etcd gives up. Where it would end the process (a write to a full disk fails) Run ends
+// instead, and everything else in order.
+type fatal chan error
+
+var _ zapcore.CheckWriteHook = fatal(nil)
+
+// OnWrite implements zapcore.CheckWriteHook. Like os.Exit and panic, it does not return: etcd's code does not expect to
+// go on after a failed write.
+func (f fatal) OnWrite(entry *zapcore.CheckedEntry, fields []zapcore.Field) {
+	err := errors.New(entry.Message)
+	for _, field := range fields {
+		if cause, ok := field.Interface.(error); ok {
+			err = fmt.Errorf("%w: %w", err, cause)
+		}
+	}
+	select {
+	case f <- err:
+	default: // it has given up already
+	}
+	select {}
+}
+
+// explain adds what to do to the errors that an operator can act on. Only contradictions in the files are damage: a
+// disk that cannot be read or written proves nothing about them.
+func (s *Server) explain(err error) error {
+	text := err.Error()
+	says := func(parts ...string) bool {
+		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
+	}
+	switch {
+	case says("no space left", "disk quota exceeded"):
+		return fmt.Errorf("%s: disk full: free space and start again: %w", s.opts.DataDir, err)
+	case says("permission denied", "operation not permitted"):
+		return fmt.Errorf("%s: not allowed: correct owner and mode of its files, or what confines this process (SELinux, AppArmor), and start again: %w", s.opts.DataDir, err)
+	case says("read-only file system"):
+		return fmt.Errorf("%s: mounted read-only: look in the kernel's log for why, mount it writable and start again: %w", s.opts.DataDir, err)
+	case says("input/output error"):
+		return fmt.Errorf("%s: the disk fails: look in the kernel's log, save a copy of this directory, and start again from a disk that works: %w", s.opts.DataDir, err)
+	case says("too many open files", "cannot allocate memory"):
+		return fmt.Errorf("%s: the host's limits: raise that for open files or memory, and start again: %w", s.opts.DataDir, err)
+	case says("checksum mismatch", "crc mismatch", "invalid database", "unexpected EOF", "wal: no *.wal file", "wal: file not found", "wal: slice bounds out of range",
+		"wal: max entry size limit exceeded", "no available snapshot", "file too small", "not a bolt", "proto:"):
+		return fmt.Errorf("%s: the data is damaged: keep it, and restore a copy of this directory in its place: %w", s.opts.DataDir, err)
+	}
+	return err
+}

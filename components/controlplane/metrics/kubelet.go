@@ -1,0 +1,147 @@
+package metrics
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	nodeutil "k8s.io/component-helpers/node/util"
+	"sigs.k8s.io/metrics-server/pkg/scraper/client"
+	"sigs.k8s.io/metrics-server/pkg/storage"
+)
+
+// kubelets reads the CPU and memory usage from kubelets.
+type kubelets struct {
+	client *http.Client
+	nodes  corelisters.NodeLister
+	log    logrus.FieldLogger
+
+	mu      sync.Mutex
+	failing map[string]bool // names of nodes; each is logged once
+}
+
+var _ client.KubeletMetricsGetter = (*kubelets)(nil)
+
+// newKubelets reads the CAs. The certificate is read for each connection, so that a renewed one is used.
+func newKubelets(o Options, nodes corelisters.NodeLister) (*kubelets, error) {
+	pem, err := os.ReadFile(o.PKI.KubeletTrust)
+	if err != nil {
+		return nil, fmt.Errorf("read the CAs of kubelets: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("the CAs of kubelets: %s has no certificate", o.PKI.KubeletTrust)
+	}
+	transport := &http.Transport{ // nodes are never behind a proxy
+		DialContext: o.Dial,
+		TLSClientConfig: &tls.Config{
+			MinVersion: tls.VersionTLS12,
+			RootCAs:    pool,
+			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+				pair, err := tls.LoadX509KeyPair(o.PKI.KubeletClient.Cert, o.PKI.KubeletClient.Key)
+				return &pair, err
+			},
+		},
+		IdleConnTimeout:    4 * resolution,
+		DisableCompression: true, // one of the kubelets is in this process
+	}
+	return &kubelets{
+		client: &http.Client{
+			Transport:     transport,
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+		nodes: nodes, log: o.Log, failing: map[string]bool{},
+	}, nil
+}
+
+// GetMetrics implements client.KubeletMetricsGetter. A failure is logged here, when it begins, and is no error to
+// metrics-server, which would log it in every round.
+func (k *kubelets) GetMetrics(ctx context.Context, node *corev1.Node) (*storage.MetricsBatch, error) {
+	from := resourceURL(node)
+	if from == "" {
+		return nil, nil // it has not registered completely, or is a simulated node without a kubelet
+	}
+	batch, err := k.get(ctx, from, node.Name)
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return nil, nil // asked to stop
+	}
+	k.note(node, err)
+	return batch, nil
+}
+
+func (k *kubelets) get(ctx context.Context, from, node string) (*storage.MetricsBatch, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
+	if err != nil {
+		return nil, err
+	}
+	asked := time.Now()
+	resp, err := k.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		// A kubelet that no longer accepts our certificate may accept the current one.
+		k.client.CloseIdleConnections()
+		return nil, fmt.Errorf("GET %s: %s", from, resp.Status)
+	}
+	batch, err := decode(resp.Body, node, asked)
+	if err != nil {
+		return nil, fmt.Errorf("GET %s: %w", from, err)
+	}
+	return batch, nil
+}
+
+// note logs when a node that should answer begins to fail, and when it recovers.
+func (k *kubelets) note(node *corev1.Node, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch failing := k.failing[node.Name]; {
+	case err == nil && failing:
+		delete(k.failing, node.Name)
+		k.log.Infof("node %s gives metrics again", node.Name)
+	case err != nil && !failing && isReady(node):
+		maps.DeleteFunc(k.failing, func(name string, _ bool) bool {
+			_, err := k.nodes.Get(name)
+			return err != nil // it is gone
+		})
+		k.failing[node.Name] = true
+		k.log.Warnf("node %s gives no metrics, asked again every %s: %v", node.Name, resolution, err)
+	}
+}
+
+func isReady(node *corev1.Node) bool {
+	_, c := nodeutil.GetNodeCondition(&node.Status, corev1.NodeReady)
+	return c != nil && c.Status == corev1.ConditionTrue
+}
+
+// resourceURL returns where the node's kubelet serves resource metrics; empty if the node does not report its kubelet's
+// address. The order of addresses is the apiserver's: a name may resolve to anything.
+func resourceURL(node *corev1.Node) string {
+	port := node.Status.DaemonEndpoints.KubeletEndpoint.Port
+	if port == 0 {
+		return ""
+	}
+	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP, corev1.NodeInternalDNS, corev1.NodeExternalDNS, corev1.NodeHostName} {
+		for _, a := range node.Status.Addresses {
+			if a.Type == kind {
+				u := url.URL{Scheme: "https", Host: net.JoinHostPort(a.Address, strconv.Itoa(int(port))), Path: "/metrics/resource"}
+				return u.String()
+			}
+		}
+	}
+	return ""
+}

@@ -1,0 +1,137 @@
+package node
+
+import (
+	"path/filepath"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/client-go/rest"
+
+	"kubelith.io/kubelith/base/client"
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/components/controlplane/apiserver"
+	"kubelith.io/kubelith/components/controlplane/certificates"
+	"kubelith.io/kubelith/components/controlplane/election"
+	"kubelith.io/kubelith/components/controlplane/etcd"
+	"kubelith.io/kubelith/components/controlplane/metrics"
+	"kubelith.io/kubelith/plugins/host"
+)
+
+// plane is what the other scopes of a server need of its control plane.
+type plane struct {
+	cfg     *config.Server
+	machine *machine
+	log     *logrus.Logger
+
+	clients *client.InProcess // of the components that each server runs
+	leader  client.Identities // of the components of the leading server: they write during its term only
+	plugins *host.Host
+	api     *apiserver.Server
+
+	elsewhere []string // components that another server under test runs for this one; otherwise none
+}
+
+func (p *plane) logFor(component string) logrus.FieldLogger {
+	return logging.Component(p.log, component)
+}
+
+// controlPlane adds the components that each server runs: etcd, the apiserver with the metrics API, the leader
+// election, and the plugins.
+func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.Logger) *plane {
+	p := &plane{cfg: cfg, machine: machine, log: log}
+	p.clients = client.New(cfg.URL(), p.logFor("client"))
+
+	plugins, admin := serverPlugins(cfg, machine, p.clients, log)
+	p.plugins = plugins
+	b.add(plugins)
+	b.add(admin)
+
+	b.add(certificates.New(certificates.Options{
+		Renew: func() ([]string, error) {
+			bundle, err := ensureCertificates(cfg)
+			if err != nil {
+				return nil, err
+			}
+			return bundle.Changed, machine.pluginUsers.renew()
+		},
+		Log: p.logFor("certificates"),
+	}))
+
+	socket := filepath.Join(cfg.SocketDir(), "etcd", "etcd.sock") // without TLS: its directory is root's
+	shared := sharedEtcd()
+	store, err := etcd.New(etcd.Options{
+		DataDir: filepath.Join(cfg.DataDir, "server", "db"),
+		Socket:  socket,
+		Name:    cfg.NodeName,
+		Args:    machine.args.etcd,
+		Zap:     logging.Zap(logging.Component(log, "etcd")),
+	})
+	b.add(store, err)
+	var answers <-chan struct{}
+	var slowSync func() time.Duration
+	if endpoint := shared.socket; endpoint != "" && endpoint != socket {
+		socket, p.elsewhere = endpoint, []string{"etcd"}
+	} else if store != nil {
+		answers, slowSync = store.Answers(), store.SlowSync
+	}
+
+	dialKubelet := nodeAddresses(cfg).Dialer().DialContext
+	var metricsAPI *apiserver.Extension
+	if !cfg.Disabled("metrics-server") {
+		server := metrics.New(metrics.Options{
+			Client: p.clients.Config(client.Metrics),
+			PKI:    machine.pki,
+			Dial:   dialKubelet,
+			Log:    p.logFor("metrics-server"),
+		})
+		metricsAPI = &apiserver.Extension{Scheme: metrics.Scheme(), Install: server.Install}
+		b.add(server)
+	}
+
+	p.api, err = apiserver.New(apiserver.Options{
+		BindAddress:      cfg.BindAddress,
+		Port:             cfg.HTTPSPort,
+		AdvertiseAddress: cfg.AdvertiseAddress,
+		ServiceCIDRs:     cfg.ServiceCIDR,
+		ClusterDomain:    cfg.ClusterDomain,
+		EtcdEndpoint:     etcd.Endpoint(socket),
+		EtcdAnswers:      answers,
+		SlowSync:         slowSync,
+		EncryptionConfig: machine.encryptionConfig,
+		PKI:              machine.pki,
+		Args:             machine.args.apiserver,
+		DialKubelet:      dialKubelet,
+		Client:           p.clients,
+		Log:              p.logFor("apiserver"),
+		Extend:           metricsAPI,
+		Plugins:          plugins,
+	})
+	b.add(p.api, err)
+
+	b.election = election.New(election.Options{
+		Client:   p.clients.Config(client.Election),
+		Identity: cfg.NodeName,
+		Timing:   shared.timing,
+		Alone:    shared.socket == "",
+		SlowSync: slowSync,
+		Log:      p.logFor("election"),
+	})
+	b.add(b.election)
+	p.leader = b.election.Fence(p.clients)
+	return p
+}
+
+// workerClient returns the client configuration of a component of the server's own node.
+func (p *plane) workerClient(component string) *rest.Config {
+	switch component {
+	case "dns":
+		return p.clients.Config(client.DNS)
+	case "proxy":
+		return p.clients.Config(client.Proxy)
+	case "storage":
+		return p.clients.Config(client.Storage)
+	default:
+		return p.clients.NodeConfig(p.cfg.NodeName)
+	}
+}

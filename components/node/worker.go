@@ -1,0 +1,173 @@
+package node
+
+import (
+	"path/filepath"
+	"slices"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/rest"
+
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/components/worker/cni"
+	"kubelith.io/kubelith/components/worker/containerd"
+	"kubelith.io/kubelith/components/worker/dns"
+	"kubelith.io/kubelith/components/worker/hostports"
+	"kubelith.io/kubelith/components/worker/images"
+	"kubelith.io/kubelith/components/worker/kubelet"
+	"kubelith.io/kubelith/components/worker/network"
+	"kubelith.io/kubelith/components/worker/proxy"
+	componentstatus "kubelith.io/kubelith/components/worker/status"
+	"kubelith.io/kubelith/components/worker/storage"
+	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/runtime/cgroups"
+	embeddedimages "kubelith.io/kubelith/runtime/images"
+)
+
+// workerOptions are what differs between a server's own node and an agent.
+type workerOptions struct {
+	cfg       *config.Node
+	machine   *machine
+	log       *logrus.Logger
+	role      string // the value of names.RoleLabel
+	machineID string // the value of names.MachineLabel; empty: none
+	cluster   *config.ClusterInfo
+
+	// client returns the configuration with which a component calls the API, as the node where it has no identity of
+	// its own.
+	client func(component string) *rest.Config
+	// disconnect closes dead connections to the API; nil where there are none.
+	disconnect func()
+	// plugins are those of this machine.
+	plugins plugins.Set
+
+	// The kubelet's: the CA of its clients, and its certificate; without one it asks the server.
+	clientCA string
+	serving  pki.Pair
+
+	// publish is where the network finds its peers; nil where the process shares no informers.
+	publish func() informers.SharedInformerFactory
+}
+
+// worker adds the components that run pods on a machine: a server's own node, or an agent.
+func worker(b *builder, w workerOptions) {
+	logFor := func(component string) logrus.FieldLogger { return logging.Component(w.log, component) }
+	cfg, nodeIPs, clusterDNS := w.cfg, w.cfg.NodeIPs(), addresses(w.cluster.ClusterDNS)
+
+	socket := filepath.Join(cfg.SocketDir(), "containerd", "containerd.sock")
+	cniConfDir := filepath.Join(cfg.SocketDir(), "cni", "net.d")
+	b.add(containerd.New(containerd.Options{
+		Root:          filepath.Join(cfg.DataDir, "agent", "containerd"),
+		State:         filepath.Join(cfg.SocketDir(), "containerd"),
+		Socket:        socket,
+		BinDir:        w.machine.binDir,
+		CNIConfDir:    cniConfDir,
+		CNIBinDirs:    []string{thirdPartyCNI, w.machine.binDir},
+		RegistriesDir: registriesDir,
+		SandboxImage:  embeddedimages.Pause,
+		Debug:         logging.Component(w.log, "containerd").Logger.IsLevelEnabled(logrus.DebugLevel),
+		Log:           logFor("containerd"),
+	}))
+
+	b.add(images.New(images.Options{
+		ContainerdAddress: socket,
+		Snapshotter:       func() string { return containerd.Snapshotter(filepath.Join(cfg.DataDir, "agent", "containerd")) },
+		ArchiveDir:        filepath.Join(cfg.DataDir, "agent", "images"),
+		Log:               logFor("images"),
+	}))
+
+	b.addPodNetwork(network.Options{
+		Backend:      network.Backend(w.cluster.Network),
+		NodeName:     cfg.NodeName,
+		NodeIPs:      nodeIPs,
+		ClusterCIDRs: w.cluster.ClusterCIDR,
+		Informers:    w.publish,
+		Client:       w.client("network"),
+		Log:          logFor("network"),
+	}, cni.Options{
+		ConfDir:           cniConfDir,
+		HostConfDir:       "/etc/cni/net.d",
+		DataDir:           filepath.Join(cfg.DataDir, "agent", "cni"),
+		ClusterCIDRs:      w.cluster.ClusterCIDR,
+		ContainerdAddress: socket,
+		Client:            w.client("cni"),
+		NodeName:          cfg.NodeName,
+		Log:               logFor("cni"),
+	})
+
+	b.add(storage.New(storage.Options{
+		Plugins:        w.plugins,
+		Client:         w.client("storage"),
+		Informers:      w.publish,
+		NodeName:       cfg.NodeName,
+		KubeletRootDir: cfg.KubeletRootDir,
+		Agent:          w.role == names.RoleAgent,
+		Log:            logFor("storage"),
+	}))
+
+	b.add(kubelet.New(kubelet.Options{
+		RootDir:       cfg.KubeletRootDir,
+		StaticPodDir:  filepath.Join(cfg.DataDir, "agent", "static-pods"),
+		NodeName:      cfg.NodeName,
+		NodeIPs:       nodeIPs,
+		Labels:        w.labels(),
+		Taints:        cfg.NodeTaints,
+		ClusterDNS:    clusterDNS,
+		ClusterDomain: w.cluster.ClusterDomain,
+		CRISocket:     socket,
+		CgroupDriver:  cgroups.DetectCgroupDriver(),
+		ResolvConf:    w.machine.resolvConf,
+		ClientCA:      w.clientCA,
+		Serving:       w.serving,
+		CertDir:       filepath.Join(cfg.DataDir, "agent", "pki"),
+		// The API server ends with this process, and so would a cluster whose only node is gone.
+		KeepRegistered:         w.role == names.RoleServer,
+		AfterControllerManager: w.role == names.RoleServer,
+		ShutdownGrace:          kubelet.ShutdownGrace(),
+		Args:                   w.machine.args.kubelet,
+		Client:                 w.client("kubelet"),
+		Disconnect:             w.disconnect,
+		Log:                    logFor("kubelet"),
+	}))
+
+	b.add(hostports.New(hostports.Options{Client: w.client("host-ports"), NodeName: cfg.NodeName, Log: logFor("host-ports")}))
+
+	b.add(proxy.New(proxy.Options{
+		Client:       w.client("proxy"),
+		NodeName:     cfg.NodeName,
+		NodeIPs:      nodeIPs,
+		ClusterCIDRs: w.cluster.ClusterCIDR,
+		Args:         w.machine.args.proxy,
+		Log:          logFor("proxy"),
+	}))
+
+	b.add(dns.New(dns.Options{
+		Client:        w.client("dns"),
+		NodeName:      cfg.NodeName,
+		NodeIPs:       nodeIPs,
+		ClusterDNS:    clusterDNS,
+		ClusterDomain: w.cluster.ClusterDomain,
+		ClusterCIDRs:  w.cluster.ClusterCIDR,
+		Events:        w.role == names.RoleServer,
+		Log:           logFor("dns"),
+	}))
+
+	b.add(componentstatus.New(componentstatus.Options{
+		Observer: w.machine.status,
+		NodeName: cfg.NodeName,
+		Client:   w.client("status"),
+		Log:      logFor("status"),
+	}))
+}
+
+// labels returns the labels with which the node registers.
+func (w workerOptions) labels() []string {
+	labels := append(slices.Clone(w.cfg.NodeLabels), names.RoleLabel+"="+w.role)
+	if w.machineID != "" {
+		labels = append(labels, names.MachineLabel+"="+w.machineID)
+	}
+	return labels
+}

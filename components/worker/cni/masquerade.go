@@ -1,0 +1,80 @@
+package cni
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"sigs.k8s.io/knftables"
+
+	"kubelith.io/kubelith/base/names"
+)
+
+// masquerade gives pods' traffic to the outside the node's address, in a separate table. Traffic among pods, of other
+// nodes too, keeps its source.
+func masquerade(ctx context.Context, podCIDRs, clusterCIDRs []string) error {
+	nft, err := knftables.New(knftables.InetFamily, names.NFTable)
+	if err != nil {
+		return fmt.Errorf("masquerade: %w", err)
+	}
+	rules, err := masqueradeRules(podCIDRs, clusterCIDRs)
+	if err != nil {
+		return err
+	}
+	tx := nft.NewTransaction()
+	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Kubelith: masquerading of pods")})
+	chain := &knftables.Chain{
+		Name:     "postrouting",
+		Type:     knftables.PtrTo(knftables.NATType),
+		Hook:     knftables.PtrTo(knftables.PostroutingHook),
+		Priority: knftables.PtrTo(knftables.SNATPriority),
+	}
+	tx.Add(chain)
+	tx.Flush(chain)
+	for _, r := range rules {
+		tx.Add(&knftables.Rule{Chain: chain.Name, Rule: r})
+	}
+	if err := nft.Run(ctx, tx); err != nil {
+		return fmt.Errorf("masquerade %v: %w", podCIDRs, err)
+	}
+	return nil
+}
+
+// masqueradeRules returns a rule per family. A pod's own CIDR counts as one of the cluster's.
+func masqueradeRules(podCIDRs, clusterCIDRs []string) ([]string, error) {
+	var rules []string
+	for _, cidr := range podCIDRs {
+		pods, err := netip.ParsePrefix(cidr)
+		if err != nil {
+			return nil, err
+		}
+		family, multicast := "ip", "224.0.0.0/4"
+		if pods.Addr().Is6() {
+			family, multicast = "ip6", "ff00::/8"
+		}
+		rule := fmt.Sprintf("%s saddr %s %s daddr != %s %s daddr != %s", family, pods.Masked(), family, multicast, family, pods.Masked())
+		for _, c := range clusterCIDRs {
+			cluster, err := netip.ParsePrefix(c)
+			if err != nil {
+				return nil, err
+			}
+			if cluster.Addr().Is4() == pods.Addr().Is4() {
+				rule += fmt.Sprintf(" %s daddr != %s", family, cluster.Masked())
+			}
+		}
+		rules = append(rules, rule+" masquerade fully-random")
+	}
+	return rules, nil
+}
+
+// removeMasquerade removes the table, if it is there: a third party's network has its own rules.
+func removeMasquerade(ctx context.Context) error {
+	nft, err := knftables.New(knftables.InetFamily, names.NFTable)
+	if err != nil {
+		return fmt.Errorf("masquerade: %w", err)
+	}
+	tx := nft.NewTransaction()
+	tx.Add(&knftables.Table{}) // deleting a missing table fails
+	tx.Delete(&knftables.Table{})
+	return nft.Run(ctx, tx)
+}

@@ -1,0 +1,81 @@
+package containerd
+
+import (
+	"path/filepath"
+
+	srvconfig "github.com/containerd/containerd/v2/cmd/containerd/server/config"
+	"github.com/containerd/containerd/v2/version"
+
+	"kubelith.io/kubelith/runtime/payload"
+)
+
+// table is a section of containerd's configuration, in the form of its TOML file. The plugins' own configuration types
+// are internal to containerd; the names are those of docs/cri/config.md, version 4.
+type table = map[string]any
+
+const criRuntime = "io.containerd.cri.v1.runtime"
+
+// statsPeriod is how often the CPU time of every container and sandbox is read, so that the CRI can report a rate
+// (crictl stats). The default of a second is half of a node's work with ten idle pods. Ten seconds is also the period
+// of the kubelet's own measurement (cAdvisor), which the metrics API, kubectl top and evictions use.
+const statsPeriod = "10s"
+
+// config returns the content of a containerd configuration file.
+func config(o Options, h host) *srvconfig.Config {
+	return &srvconfig.Config{
+		Version: version.ConfigVersion,
+		Root:    o.Root,
+		State:   o.State,
+		// Its gRPC metrics have the same names as etcd's, and registering them twice panics.
+		DisabledPlugins: []string{"io.containerd.metrics.v1.grpc-prometheus", "io.containerd.metrics.v1.grpc-otel"},
+		// Without these, containerd would start and serve nothing useful.
+		RequiredPlugins: []string{"io.containerd.grpc.v1.cri", "io.containerd.snapshotter.v1." + h.snapshotter},
+		// Otherwise opening the database waits for its lock without limit, for example when another process uses Root.
+		Timeouts: map[string]string{"io.containerd.timeout.bolt.open": "10s"},
+		Plugins: table{
+			"io.containerd.server.v1.grpc":  table{"address": o.Socket},
+			"io.containerd.server.v1.ttrpc": table{"address": o.Socket + ".ttrpc"},
+			"io.containerd.shim.v1.manager": table{"socket_dir": shimSocketDir(o.State)},
+			"io.containerd.transfer.v1.local": table{
+				"config_path": o.RegistriesDir,
+				"unpack_config": []table{{
+					"platform":    h.platform,
+					"snapshotter": h.snapshotter,
+					"differ":      "walking",
+				}},
+			},
+			"io.containerd.cri.v1.images": table{
+				"snapshotter":   h.snapshotter,
+				"pinned_images": table{"sandbox": o.SandboxImage},
+				"registry":      table{"config_path": o.RegistriesDir},
+			},
+			criRuntime: table{
+				"cni": table{
+					"bin_dirs":              o.CNIBinDirs,
+					"conf_dir":              o.CNIConfDir,
+					"use_internal_loopback": true, // one exec less per pod
+				},
+				"containerd": table{"runtimes": table{"runc": table{
+					"runtime_type": "io.containerd.runc.v2",
+					"runtime_path": filepath.Join(o.BinDir, payload.Shim),
+					"options": table{
+						"BinaryName":    filepath.Join(o.BinDir, payload.Runc),
+						"SystemdCgroup": h.systemdCgroup,
+						"Root":          filepath.Join(o.State, "runc"), // its default is outside our directories
+					},
+				}}},
+				"enable_selinux":               h.selinux,
+				"restrict_oom_score_adj":       !h.capSysResource,
+				"netns_mounts_under_state_dir": true, // separates several nodes on one host
+				// Devices belong to the user of the pod; otherwise only root could open the devices of a device plugin.
+				"device_ownership_from_security_context": true,
+				"stats_collect_period":                   statsPeriod,
+			},
+		},
+	}
+}
+
+// shimSocketDir is where the shims listen. Its default is outside our directories.
+func shimSocketDir(state string) string { return state + shimSockets }
+
+const shimSockets = "/s"

@@ -1,0 +1,94 @@
+package dns
+
+import (
+	"context"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+
+	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/reconcile"
+)
+
+// customizer follows the ConfigMap, and reports errors in it.
+type customizer struct {
+	client  kubernetes.Interface
+	log     logrus.FieldLogger
+	tells   bool // with Events
+	changed reconcile.Signal
+
+	configMaps corelisters.ConfigMapNamespaceLister
+	synced     cache.InformerSynced
+	events     record.EventRecorder
+	refused    string // the last refused text
+}
+
+func newCustomizer(client kubernetes.Interface, o Options, changed reconcile.Signal) *customizer {
+	return &customizer{client: client, log: o.Log, tells: o.Events, changed: changed}
+}
+
+// watch starts the watch. The returned function ends it and waits.
+func (c *customizer) watch(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	factory := informers.NewSharedInformerFactoryWithOptions(c.client, 0, informers.WithNamespace(customNamespace), informers.WithTweakListOptions(func(l *metav1.ListOptions) {
+		l.FieldSelector = fields.OneTermEqualSelector("metadata.name", names.DNSCustom).String()
+	}))
+	informer := factory.Core().V1().ConfigMaps()
+	c.configMaps, c.synced = informer.Lister().ConfigMaps(customNamespace), informer.Informer().HasSynced
+	// Adding a handler fails only on a stopped informer.
+	_, _ = informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { c.changed.Send() }, UpdateFunc: func(any, any) { c.changed.Send() }, DeleteFunc: func(any) { c.changed.Send() },
+	})
+	events := record.NewBroadcaster(record.WithContext(ctx))
+	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.client.CoreV1().Events("")})
+	c.events = events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith-dns"})
+	factory.Start(ctx.Done())
+	var once sync.Once
+	return func() {
+		once.Do(func() {
+			cancel()
+			factory.Shutdown()
+			events.Shutdown()
+		})
+	}
+}
+
+// wanted returns the ConfigMap's additions; those in use while the ConfigMap is unknown or wrong.
+func (c *customizer) wanted(serving custom) custom {
+	if !c.synced() {
+		return serving
+	}
+	configMap, err := c.configMaps.Get(names.DNSCustom)
+	if err != nil { // a cache's lister: it does not exist
+		return custom{}
+	}
+	if text := textOf(configMap.Data); text == serving.text || text == c.refused {
+		return serving
+	}
+	parsed, err := parseCustom(configMap.Data)
+	if err != nil {
+		c.refuse(parsed, err)
+		return serving
+	}
+	return parsed
+}
+
+// refuse reports, once, that the ConfigMap's additions are not served, and why.
+func (c *customizer) refuse(what custom, err error) {
+	c.refused = what.text
+	c.log.Warnf("the ConfigMap %s/%s is refused, DNS goes on without the change: %v", customNamespace, names.DNSCustom, err)
+	configMap, missing := c.configMaps.Get(names.DNSCustom)
+	if missing == nil && c.tells {
+		c.events.Eventf(configMap, corev1.EventTypeWarning, "CustomRefused", "DNS goes on without the change: %v", err)
+	}
+}

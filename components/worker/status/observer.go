@@ -1,0 +1,161 @@
+package status
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/reconcile"
+)
+
+// maxNews is how many Events wait for the API; older ones are dropped, as the condition has the current state.
+const maxNews = 64
+
+// Observer receives the Group's events, and keeps them for Server and for the metrics.
+type Observer struct {
+	mu         sync.Mutex
+	components map[string]*component
+	pending    []news
+	changed    reconcile.Signal
+}
+
+// component is the state of one component.
+type component struct {
+	up        bool
+	restarts  int    // restarts so far, including one that is due
+	failure   string // why it is down, while it is down
+	down      bool   // it has failed and is not ready again
+	abandoned int
+}
+
+// news is an Event about the Node.
+type news struct{ kind, reason, text string }
+
+var _ prometheus.Collector = (*Observer)(nil)
+
+// NewObserver returns an Observer without events.
+func NewObserver() *Observer {
+	return &Observer{components: map[string]*component{}, changed: reconcile.NewSignal()}
+}
+
+// Observe takes an event of the Group. It does not block.
+func (o *Observer) Observe(e lifecycle.Event) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	c := o.components[e.Component]
+	if c == nil {
+		c = &component{}
+		o.components[e.Component] = c
+	}
+	c.abandoned = e.Abandoned
+	if e.State != lifecycle.Returned {
+		c.up = e.State == lifecycle.Ready
+	}
+	switch e.State {
+	case lifecycle.BackingOff:
+		c.restarts++
+		c.down, c.failure = true, oneLine(e.Err)
+		o.tell(news{corev1.EventTypeWarning, ComponentFailed, fmt.Sprintf("%s: %s: starts again in %s", e.Component, c.failure, e.Next)})
+	case lifecycle.Ending:
+		c.down, c.failure = true, oneLine(e.Err)
+		o.tell()
+	case lifecycle.Ready:
+		if c.down {
+			c.down, c.failure = false, ""
+			o.tell(news{corev1.EventTypeNormal, ComponentRestarted, fmt.Sprintf("%s: ready again, started again %d times so far", e.Component, c.restarts)})
+		}
+	case lifecycle.Returned:
+		o.tell()
+	}
+}
+
+// tell adds Events; the caller holds mu.
+func (o *Observer) tell(n ...news) {
+	o.pending = append(o.pending, n...)
+	o.pending = o.pending[max(0, len(o.pending)-maxNews):]
+	o.changed.Send()
+}
+
+// take returns the pending Events.
+func (o *Observer) take() []news {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := o.pending
+	o.pending = nil
+	return out
+}
+
+// condition returns the Node's condition.
+func (o *Observer) condition(now metav1.Time) corev1.NodeCondition {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var down, abandoned []string
+	for _, name := range slices.Sorted(maps.Keys(o.components)) {
+		c := o.components[name]
+		if c.down {
+			down = append(down, name+": "+c.failure)
+		}
+		if c.abandoned > 0 {
+			abandoned = append(abandoned, fmt.Sprintf("%s (%d)", name, c.abandoned))
+		}
+	}
+	out := corev1.NodeCondition{Type: Condition, Status: corev1.ConditionTrue, Reason: ComponentsReady,
+		Message: "every component of kubelith runs", LastHeartbeatTime: now, LastTransitionTime: now}
+	switch {
+	case len(down) > 0:
+		out.Status, out.Reason, out.Message = corev1.ConditionFalse, ComponentFailed, strings.Join(down, "; ")
+	case len(abandoned) > 0:
+		out.Reason = ComponentAbandoned
+		out.Message = "every component runs, but earlier runs have not ended and keep their memory: restart kubelith when it suits: " + strings.Join(abandoned, ", ")
+	}
+	return out
+}
+
+func oneLine(err error) string {
+	if err == nil {
+		return ""
+	}
+	text, _, _ := strings.Cut(strings.TrimSpace(err.Error()), "\n")
+	return text
+}
+
+// The metrics; CounterVec and GaugeVec would need each component's name beforehand.
+func descriptions() (up, restarts, abandoned *prometheus.Desc) {
+	desc := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc("kubelith_component_"+name, help, []string{"component"}, nil)
+	}
+	return desc("up", "1 when the component is ready, else 0."),
+		desc("restarts_total", "Times that the component was started again in this process, because it failed, panicked or hung."),
+		desc("abandoned_runs", "Earlier runs of the component that were ended and have not returned: their goroutines stay behind.")
+}
+
+// Describe implements prometheus.Collector.
+func (o *Observer) Describe(out chan<- *prometheus.Desc) {
+	up, restarts, abandoned := descriptions()
+	out <- up
+	out <- restarts
+	out <- abandoned
+}
+
+// Collect implements prometheus.Collector.
+func (o *Observer) Collect(out chan<- prometheus.Metric) {
+	up, restarts, abandoned := descriptions()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for name, c := range o.components {
+		value := 0.0
+		if c.up {
+			value = 1
+		}
+		out <- prometheus.MustNewConstMetric(up, prometheus.GaugeValue, value, name)
+		out <- prometheus.MustNewConstMetric(restarts, prometheus.CounterValue, float64(c.restarts), name)
+		out <- prometheus.MustNewConstMetric(abandoned, prometheus.GaugeValue, float64(c.abandoned), name)
+	}
+}

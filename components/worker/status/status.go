@@ -1,0 +1,139 @@
+// Package status reports the state of this process's components where an operator looks: in a condition of the Node, in
+// Events about it, and in metrics.
+//
+// The Group of components (base/lifecycle) sends the Observer its events. Nothing here starts or ends a component.
+package status
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
+
+	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/base/reconcile"
+)
+
+const (
+	// Condition is the type of the Node's condition. It is True when every component runs.
+	Condition corev1.NodeConditionType = "KubelithComponents"
+
+	// Reasons of the condition, of Events, or of both.
+	ComponentsReady    = "ComponentsReady"
+	ComponentFailed    = "ComponentFailed"    // one is down and will be restarted
+	ComponentAbandoned = "ComponentAbandoned" // an earlier run of one has not ended: its memory and goroutines are lost until the process ends
+	ComponentRestarted = "ComponentRestarted" // one is ready again
+
+	// lookAgain is how often the condition is compared without an event: the Node may have been deleted.
+	lookAgain = time.Minute
+	// retryAfter is the pause while the API or the Node is not there yet.
+	retryAfter = time.Second
+)
+
+// Options of the component.
+type Options struct {
+	Observer *Observer // receives the Group's events
+	NodeName string
+	Client   *rest.Config // acts as the node
+	Log      logrus.FieldLogger
+}
+
+// Server is the component.
+type Server struct {
+	opts Options
+	work lifecycle.Watchdog
+}
+
+var (
+	_ lifecycle.Component = (*Server)(nil)
+	_ lifecycle.Health    = (*Server)(nil)
+)
+
+// New returns the component; nothing is started.
+func New(o Options) *Server { return &Server{opts: o} }
+
+// Name implements lifecycle.Component.
+func (s *Server) Name() string { return "status" }
+
+// Needs implements lifecycle.Component.
+func (s *Server) Needs() []string { return []string{"apiserver"} }
+
+// Healthy implements lifecycle.Health: it fails when a report takes too long.
+func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
+
+// Run implements lifecycle.Component. It is ready at once: the Node may be created much later, or never.
+func (s *Server) Run(ctx context.Context, ready func()) error {
+	cs, err := kubernetes.NewForConfig(s.opts.Client)
+	if err != nil {
+		return fmt.Errorf("client: %w", err)
+	}
+	return s.run(ctx, cs, ready)
+}
+
+func (s *Server) run(ctx context.Context, cs kubernetes.Interface, ready func()) error {
+	s.work.Reset()
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: cs.CoreV1().Events("")})
+	defer broadcaster.Shutdown()
+	recorder := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith", Host: s.opts.NodeName})
+	// As the kubelet does: kubectl describe finds the Events of a Node by its name as UID.
+	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: s.opts.NodeName, UID: types.UID(s.opts.NodeName)}
+
+	ready()
+	var told logging.Once
+	reconcile.Loop(ctx, s.opts.Observer.changed, 0, func() time.Duration {
+		err := s.sync(ctx, cs)
+		if err == nil || apierrors.IsNotFound(err) { // without a Node, on a server without a kubelet, there are still Events
+			for _, n := range s.opts.Observer.take() {
+				recorder.Event(node, n.kind, n.reason, n.text)
+			}
+		}
+		if err == nil {
+			return lookAgain
+		}
+		if !apierrors.IsNotFound(err) && ctx.Err() == nil && told.News("", err.Error()) {
+			s.opts.Log.Warnf("the condition %s of the Node is not written yet: %v", Condition, err)
+		}
+		return retryAfter
+	})
+	return nil
+}
+
+// sync updates the condition of the Node.
+func (s *Server) sync(ctx context.Context, cs kubernetes.Interface) error {
+	defer s.work.Begin("a report")()
+	node, err := cs.CoreV1().Nodes().Get(ctx, s.opts.NodeName, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	wanted := s.opts.Observer.condition(metav1.Now())
+	if i := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == Condition }); i >= 0 {
+		has := node.Status.Conditions[i]
+		if has.Status == wanted.Status && has.Reason == wanted.Reason && has.Message == wanted.Message {
+			return nil
+		}
+		if has.Status == wanted.Status {
+			wanted.LastTransitionTime = has.LastTransitionTime
+		}
+	}
+	// A strategic merge patch leaves the conditions of others alone.
+	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []any{wanted}}})
+	if err != nil {
+		return err
+	}
+	_, err = cs.CoreV1().Nodes().Patch(ctx, s.opts.NodeName, types.StrategicMergePatchType, body, metav1.PatchOptions{}, "status")
+	return err
+}

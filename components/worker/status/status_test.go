@@ -1,0 +1,127 @@
+package status
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	logtest "github.com/sirupsen/logrus/hooks/test"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"kubelith.io/kubelith/base/lifecycle"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func event(component string, state lifecycle.State, abandoned int, err error) lifecycle.Event {
+	return lifecycle.Event{Component: component, State: state, Err: err, Next: time.Second, Abandoned: abandoned}
+}
+
+// TestCondition follows a component through its failures.
+func TestCondition(t *testing.T) {
+	o := NewObserver()
+	for i, step := range []struct {
+		event            lifecycle.Event
+		status           corev1.ConditionStatus
+		reason, contains string
+		news             string
+	}{
+		{event("dns", lifecycle.Starting, 0, nil), corev1.ConditionTrue, ComponentsReady, "every component", ""},
+		{event("dns", lifecycle.Ready, 0, nil), corev1.ConditionTrue, ComponentsReady, "", ""},
+		{event("dns", lifecycle.BackingOff, 0, errors.New("panic: ouch\nand a stack")), corev1.ConditionFalse, ComponentFailed, "dns: panic: ouch", "dns: panic: ouch: starts again in 1s"},
+		{event("dns", lifecycle.Starting, 0, nil), corev1.ConditionFalse, ComponentFailed, "dns: panic: ouch", ""},
+		{event("token", lifecycle.Ending, 0, errors.New("hangs")), corev1.ConditionFalse, ComponentFailed, "dns: panic: ouch; token: hangs", ""},
+		{event("dns", lifecycle.Ready, 0, nil), corev1.ConditionFalse, ComponentFailed, "token: hangs", "dns: ready again"},
+		{event("token", lifecycle.BackingOff, 1, errors.New("hangs, too late")), corev1.ConditionFalse, ComponentFailed, "token: hangs, too late", "token: hangs, too late: starts"},
+		{event("token", lifecycle.Ready, 1, nil), corev1.ConditionTrue, ComponentAbandoned, "token (1)", "token: ready again"},
+		{event("token", lifecycle.Returned, 0, nil), corev1.ConditionTrue, ComponentsReady, "every component of kubelith runs", ""},
+	} {
+		o.Observe(step.event)
+		c := o.condition(metav1.Now())
+		if c.Status != step.status || c.Reason != step.reason || !strings.Contains(c.Message, step.contains) || strings.Contains(c.Message, "\n") {
+			t.Errorf("step %d: %s %s %q", i, c.Status, c.Reason, c.Message)
+		}
+		if news := fmt.Sprint(o.take()); !strings.Contains(news, step.news) || step.news == "" && news != "[]" {
+			t.Errorf("step %d: news %s, want %q", i, news, step.news)
+		}
+	}
+	want := `
+# HELP kubelith_component_abandoned_runs Earlier runs of the component that were ended and have not returned: their goroutines stay behind.
+# TYPE kubelith_component_abandoned_runs gauge
+kubelith_component_abandoned_runs{component="dns"} 0
+kubelith_component_abandoned_runs{component="token"} 0
+# HELP kubelith_component_restarts_total Times that the component was started again in this process, because it failed, panicked or hung.
+# TYPE kubelith_component_restarts_total counter
+kubelith_component_restarts_total{component="dns"} 1
+kubelith_component_restarts_total{component="token"} 1
+# HELP kubelith_component_up 1 when the component is ready, else 0.
+# TYPE kubelith_component_up gauge
+kubelith_component_up{component="dns"} 1
+kubelith_component_up{component="token"} 1
+`
+	if err := testutil.CollectAndCompare(o, strings.NewReader(want)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRun: the Node gets the condition beside those that it has, and Events say what happened.
+func TestRun(t *testing.T) {
+	old := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady"}
+	cs := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{old}}})
+	log, hook := logtest.NewNullLogger()
+	o := NewObserver()
+	s := New(Options{Observer: o, NodeName: "n1", Log: log})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.run(ctx, cs, func() {}) }()
+
+	wait := func(what string, ok func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("no %s: %v", what, hook.LastEntry())
+			}
+		}
+	}
+	condition := func(status corev1.ConditionStatus, message string) func() bool {
+		return func() bool {
+			node, err := cs.CoreV1().Nodes().Get(ctx, "n1", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			has := map[corev1.NodeConditionType]corev1.NodeCondition{}
+			for _, c := range node.Status.Conditions {
+				has[c.Type] = c
+			}
+			ours := has[Condition]
+			return len(has) == 2 && has[corev1.NodeReady].Reason == old.Reason && ours.Status == status && strings.Contains(ours.Message, message)
+		}
+	}
+	wait("condition at first", condition(corev1.ConditionTrue, ""))
+	o.Observe(event("dns", lifecycle.BackingOff, 0, errors.New("panic: ouch")))
+	wait("condition of a failure", condition(corev1.ConditionFalse, "dns: panic: ouch"))
+	o.Observe(event("dns", lifecycle.Ready, 0, nil))
+	wait("condition of a recovery", condition(corev1.ConditionTrue, "every"))
+	wait("Events", func() bool {
+		events, err := cs.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		reasons := map[string]bool{}
+		for _, e := range events.Items {
+			reasons[e.Type+" "+e.Reason] = e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == "n1"
+		}
+		return reasons["Warning "+ComponentFailed] && reasons["Normal "+ComponentRestarted]
+	})
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

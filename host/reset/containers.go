@@ -1,0 +1,237 @@
+package reset
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubelith.io/kubelith/host"
+)
+
+const (
+	shimName = "containerd-shim-runc-v2"
+	// taskDir is where containerd keeps one directory (an OCI bundle) per running container, below its state directory.
+	taskDir = "containerd/io.containerd.runtime.v2.task"
+	// termGrace is how long containers may take to end by themselves.
+	termGrace = 3 * time.Second
+	// killGrace is how long the kernel may take after SIGKILL.
+	killGrace = 10 * time.Second
+)
+
+// killer sends a signal.
+type killer func(pid int, signal unix.Signal) error
+
+func signalProcess(pid int, signal unix.Signal) error {
+	if err := unix.Kill(pid, signal); err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	return nil
+}
+
+// process is one line of ps.
+type process struct {
+	pid, parent int
+	name        string
+	exe         string   // what /proc/PID/exe links to
+	args        []string // may be set by the process itself
+	cgroups     []string // paths, one per hierarchy
+	mounts      string   // its mount namespace
+}
+
+// processes lists all processes of the host; it leaves out those that end meanwhile.
+func processes(files host.Tree) []process {
+	var out []process
+	for _, entry := range files.Names("/proc") {
+		pid, err := strconv.Atoi(entry)
+		if err != nil {
+			continue
+		}
+		dir := filepath.Join("/proc", entry)
+		// pid (name) state parent ...; the name may hold blanks and parentheses.
+		stat := files.Text(filepath.Join(dir, "stat"))
+		open, end := strings.IndexByte(stat, '('), strings.LastIndexByte(stat, ')')
+		if open < 0 || end < open {
+			continue
+		}
+		rest := strings.Fields(stat[end+1:])
+		if len(rest) < 2 || rest[0] == "Z" {
+			continue
+		}
+		p := process{pid: pid, name: stat[open+1 : end]}
+		p.parent, _ = strconv.Atoi(rest[1])
+		p.exe, _ = os.Readlink(files.Path(filepath.Join(dir, "exe")))
+		p.mounts = mountNamespace(files, entry)
+		p.args = strings.Split(strings.TrimRight(files.Text(filepath.Join(dir, "cmdline")), "\x00"), "\x00")
+		for _, line := range strings.Split(files.Text(filepath.Join(dir, "cgroup")), "\n") {
+			if parts := strings.SplitN(line, ":", 3); len(parts) == 3 {
+				p.cgroups = append(p.cgroups, parts[2])
+			}
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// mountNamespace identifies the mount namespace of a process (an entry of /proc).
+func mountNamespace(files host.Tree, entry string) string {
+	link, _ := os.Readlink(files.Path(filepath.Join("/proc", entry, "ns/mnt")))
+	return link
+}
+
+// containers are the processes of this server's pods.
+type containers struct {
+	shims   []process
+	members []process       // of containers: children of the shims, and whatever is in the containers' control groups
+	ids     map[string]bool // of sandboxes and containers
+}
+
+// containers finds them by the shims, which record their owner, and by the bundles of containers whose shim is gone.
+func (r *Reset) containers() containers {
+	all := processes(r.files)
+	found := containers{ids: map[string]bool{}}
+	ours := map[int]bool{}
+	for _, p := range all {
+		if r.isOurShim(p) {
+			found.shims = append(found.shims, p)
+			ours[p.pid] = true
+			if i := slices.Index(p.args, "-id"); i >= 0 && i+1 < len(p.args) {
+				found.ids[p.args[i+1]] = true
+			}
+		}
+	}
+	for _, id := range r.addressOwners() {
+		found.ids[id] = true
+	}
+	groups := r.bundleCgroups(found.ids)
+	for more := true; more; { // down the tree: each round adds the children of the last
+		more = false
+		for _, p := range all {
+			if !ours[p.pid] && p.pid != os.Getpid() && (ours[p.parent] || inGroups(p, groups)) {
+				ours[p.pid] = true
+				found.members = append(found.members, p)
+				more = true
+			}
+		}
+	}
+	return found
+}
+
+// isOurShim reports whether its program is from our payload, or it reports to our containerd. A path identifies the
+// owner only in one mount namespace: several nodes of one host have the same paths, each in its own namespace.
+func (r *Reset) isOurShim(p process) bool {
+	if p.mounts != mountNamespace(r.files, "self") {
+		return false
+	}
+	exe := strings.TrimSuffix(p.exe, " (deleted)")
+	if filepath.Base(exe) == shimName && host.Below(filepath.Join(r.opts.DataDir, "data"), exe) {
+		return true
+	}
+	if len(p.args) == 0 || filepath.Base(p.args[0]) != shimName {
+		return false
+	}
+	i := slices.Index(p.args, "-address")
+	if !r.owned.run || i < 0 || i+1 >= len(p.args) {
+		return false
+	}
+	return host.Below(r.opts.RunDir, p.args[i+1]) || r.opts.RunLink != "" && host.Below(r.opts.RunLink, p.args[i+1])
+}
+
+// bundleCgroups reads the control groups from the containers' OCI configurations, and adds their ids.
+func (r *Reset) bundleCgroups(ids map[string]bool) []string {
+	var groups []string
+	if !r.owned.run {
+		return nil
+	}
+	tasks := filepath.Join(r.opts.RunDir, taskDir)
+	for _, namespace := range r.files.Names(tasks) {
+		for _, id := range r.files.Names(filepath.Join(tasks, namespace)) {
+			ids[id] = true
+			var spec struct {
+				Linux struct {
+					CgroupsPath string `json:"cgroupsPath"`
+				} `json:"linux"`
+			}
+			text := r.files.Text(filepath.Join(tasks, namespace, id, "config.json"))
+			if json.Unmarshal([]byte(text), &spec) != nil {
+				continue
+			}
+			if g := cgroupPart(spec.Linux.CgroupsPath); g != "" {
+				groups = append(groups, g)
+			}
+		}
+	}
+	return groups
+}
+
+// cgroupPart returns the part of a path in /proc/PID/cgroup that identifies members of a cgroupsPath: the path itself,
+// or the scope's name in systemd's form SLICE:PREFIX:NAME.
+func cgroupPart(path string) string {
+	if parts := strings.Split(path, ":"); len(parts) == 3 {
+		return "/" + parts[1] + "-" + parts[2] + ".scope"
+	}
+	if path = filepath.Clean("/" + path); path == "/" {
+		return ""
+	}
+	return path
+}
+
+func inGroups(p process, groups []string) bool {
+	for _, have := range p.cgroups {
+		for _, g := range groups {
+			if strings.Contains(have+"/", g+"/") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// StopPods ends the processes of all pods, with SIGTERM first, and their shims. Everything else of the node stays: a
+// server that starts later starts the pods again.
+func (r *Reset) StopPods(ctx context.Context) error {
+	if r.findOwned(); !r.ours() {
+		return nil
+	}
+	return r.stopContainers(ctx)
+}
+
+// stopContainers ends the containers' processes, with SIGTERM first, and then the shims.
+func (r *Reset) stopContainers(ctx context.Context) error {
+	first := r.containers()
+	if len(first.shims)+len(first.members) == 0 {
+		return nil
+	}
+	for _, p := range first.members {
+		_ = r.kill(p.pid, unix.SIGTERM) // those that stay get SIGKILL
+	}
+	poll(ctx, termGrace, func() bool { return len(r.containers().members) == 0 })
+	gone := poll(ctx, killGrace, func() bool {
+		now := r.containers()
+		for _, p := range append(now.members, now.shims...) {
+			_ = r.kill(p.pid, unix.SIGKILL) // the next round sees whether it worked
+		}
+		return len(now.members)+len(now.shims) == 0
+	})
+	for _, p := range first.members {
+		r.say("stopped container process %d (%s)", p.pid, p.name)
+	}
+	for _, p := range first.shims {
+		r.say("stopped shim %d", p.pid)
+	}
+	if !gone {
+		left := r.containers()
+		if n := len(left.members) + len(left.shims); n > 0 {
+			return fmt.Errorf("%d processes of containers do not end: wait or reboot, then run reset again", n)
+		}
+	}
+	return ctx.Err()
+}

@@ -1,0 +1,110 @@
+package reset
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"kubelith.io/kubelith/host"
+)
+
+// mounts returns the mount points below our directories, the latest first: the order in which to unmount them. A
+// directory that is itself a mount is the user's choice of a disk and is left out, unless it is mounted on itself: the
+// kubelet does that to its directory where the root file system's mounts are private (mount.MakeRShared).
+func (r *Reset) mounts() ([]string, error) {
+	var out []string
+	for _, dir := range r.dirs() {
+		points, err := r.mountsBelow(dir)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range points {
+			if (p != dir || r.onItself(dir)) && !slices.Contains(out, p) {
+				out = append(out, p)
+			}
+		}
+	}
+	return out, nil
+}
+
+// mountsBelow lists the mount points at and below a path, the latest first, with repetitions where one hides another.
+func (r *Reset) mountsBelow(path string) ([]string, error) {
+	all, err := r.allMounts()
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, m := range slices.Backward(all) {
+		if host.Below(path, m.Mountpoint) {
+			out = append(out, m.Mountpoint)
+		}
+	}
+	return out, nil
+}
+
+// onItself reports whether the topmost mount at path shows what would be there without it.
+func (r *Reset) onItself(path string) bool {
+	all, _ := r.allMounts() // mountsBelow has reported an error
+	byID := map[int]*mountinfo.Info{}
+	on := false
+	for _, m := range all {
+		byID[m.ID] = m
+		if m.Mountpoint != path {
+			continue
+		}
+		parent := byID[m.Parent]
+		if parent == nil {
+			parent = &mountinfo.Info{}
+		}
+		inside := strings.TrimPrefix(m.Root, strings.TrimSuffix(parent.Root, "/"))
+		on = m.Major == parent.Major && m.Minor == parent.Minor && filepath.Join(parent.Mountpoint, inside) == m.Mountpoint
+	}
+	return on
+}
+
+func (r *Reset) allMounts() ([]*mountinfo.Info, error) {
+	text := r.files.Text("/proc/self/mountinfo")
+	if text == "" {
+		return nil, errors.New("cannot read /proc/self/mountinfo: mount /proc")
+	}
+	return mountinfo.GetMountsFromReader(strings.NewReader(text), nil)
+}
+
+// unmountAll unmounts everything below our directories; a busy mount goes when its users have ended.
+func (r *Reset) unmountAll() []error {
+	const rounds = 16 // mounts on top of each other at one path
+	failed := map[string]error{}
+	for range rounds {
+		mounts, err := r.mounts()
+		if err != nil {
+			return []error{err}
+		}
+		progress := false
+		for _, m := range mounts {
+			err := unix.Unmount(m, unix.UMOUNT_NOFOLLOW)
+			if errors.Is(err, unix.EBUSY) {
+				err = unix.Unmount(m, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+			}
+			if err != nil {
+				failed[m] = fmt.Errorf("unmount %s: %w", m, err)
+				continue
+			}
+			delete(failed, m)
+			progress = true
+			r.say("unmounted %s", m)
+		}
+		if !progress {
+			break
+		}
+	}
+	var errs []error
+	for _, err := range failed {
+		errs = append(errs, err)
+	}
+	return errs
+}

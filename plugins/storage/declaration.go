@@ -1,0 +1,99 @@
+package storage
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
+)
+
+// The label of the objects that Kubelith makes.
+const managedByLabel, managedBy = "app.kubernetes.io/managed-by", "kubelith"
+
+// Declaration is what a plugin declares in Describe. Its objects are marked as ours.
+type Declaration struct {
+	Driver  *storagev1.CSIDriver
+	Classes []*storagev1.StorageClass
+	// NodeLocal says that a volume is on one node, and that the plugin of that node makes it.
+	NodeLocal bool
+}
+
+// Declare returns the declaration with these objects.
+func Declare(driver *storagev1.CSIDriver, classes []*storagev1.StorageClass, nodeLocal bool) Declaration {
+	d := Declaration{Driver: driver.DeepCopy(), NodeLocal: nodeLocal}
+	d.Driver.TypeMeta, d.Driver.ObjectMeta = metav1.TypeMeta{}, owned(driver.ObjectMeta)
+	for _, class := range classes {
+		class = class.DeepCopy()
+		class.TypeMeta, class.ObjectMeta = metav1.TypeMeta{}, owned(class.ObjectMeta)
+		d.Classes = append(d.Classes, class)
+	}
+	return d
+}
+
+// Name is the driver's.
+func (d Declaration) Name() string { return d.Driver.Name }
+
+// Validate refuses the description of a storage plugin that cannot be one; the host of plugins calls it.
+func Validate(_ string, d *pluginv1.Description) error {
+	_, err := declarationOf(d)
+	return err
+}
+
+func declarationOf(description *pluginv1.Description) (Declaration, error) {
+	s := description.GetStorage()
+	if s == nil {
+		return Declaration{}, errors.New("it does not describe a storage plugin")
+	}
+	driver := &storagev1.CSIDriver{}
+	if err := decode(s.GetCsiDriver(), driver); err != nil {
+		return Declaration{}, fmt.Errorf("csi_driver: %w", err)
+	}
+	if wrong := validation.IsDNS1123Subdomain(driver.Name); len(wrong) > 0 || len(driver.Name) > 63 {
+		return Declaration{}, fmt.Errorf("csi_driver: the name %q is no driver's: 1 to 63 lower case letters, digits, - or a dot", driver.Name)
+	}
+	var classes []*storagev1.StorageClass
+	for i, text := range s.GetStorageClasses() {
+		class := &storagev1.StorageClass{}
+		if err := decode(text, class); err != nil {
+			return Declaration{}, fmt.Errorf("storage_classes[%d]: %w", i, err)
+		}
+		if class.Name == "" || class.Provisioner != driver.Name {
+			return Declaration{}, fmt.Errorf("storage_classes[%d]: it needs a name, and the provisioner %s", i, driver.Name)
+		}
+		classes = append(classes, class)
+	}
+	return Declare(driver, classes, s.GetNodeLocal()), nil
+}
+
+// decode reads an object as the API would: a field that it does not have is an error.
+func decode(text []byte, into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	return decoder.Decode(into)
+}
+
+// owned is the part of the metadata that a plugin says, marked as ours.
+func owned(m metav1.ObjectMeta) metav1.ObjectMeta {
+	labels := map[string]string{}
+	for k, v := range m.Labels {
+		labels[k] = v
+	}
+	labels[managedByLabel] = managedBy
+	return metav1.ObjectMeta{Name: m.Name, Labels: labels, Annotations: m.Annotations}
+}
+
+// IsOurs reports whether Kubelith made the object.
+func IsOurs(o metav1.Object) bool { return o.GetLabels()[managedByLabel] == managedBy }
+
+// ForeignError says that the CSIDriver of a plugin's name is not ours.
+type ForeignError struct{ Driver string }
+
+func (e *ForeignError) Error() string {
+	return fmt.Sprintf("the CSIDriver %s is somebody else's: remove that driver and its CSIDriver, or this plugin", e.Driver)
+}

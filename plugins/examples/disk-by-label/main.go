@@ -1,4 +1,5 @@
-// Command disk-by-label is a scheduling plugin that lets a pod with the label disk run only on nodes whose label disk is the same.
+// Command disk-by-label is a scheduling plugin that lets a pod with the label disk run only on nodes whose label disk
+// is the same.
 package main
 
 import (
@@ -12,6 +13,8 @@ func main() {
 		Version: "1",
 		Filter:  filter,
 		Needs:   &sdk.NodeFields{Labels: true},
+		// A pod waits for an answer: without one it may run where its disk is not.
+		MustAnswer: true,
 	})
 }
 

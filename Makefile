@@ -70,6 +70,12 @@ integration: build kube-bench ## tests on real clusters, each in namespaces of i
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_KUBE_BENCH=$(CURDIR)/$(KUBE_BENCH) \
 		KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -count=1 -p $(INTEGRATION_PARALLEL) -timeout 30m ./integration/...
 
+.PHONY: why-score
+why-score: build ## how many of the broken manifests in integration/why/cases `kubelith why` is right about, beside kubectl describe (root)
+	@mkdir -p .cache
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_WHY_SCORE=$(CURDIR)/.cache/why-score \
+		$(GO) test -count=1 ./integration/why -run TestCases >.cache/why-score.log; status=$$?; cat .cache/why-score; exit $$status
+
 .PHONY: fuzz
 fuzz: ## run every fuzz target for a minute: make fuzz [FUZZTIME=1m] [FUZZ=name]
 	@scripts/fuzz.sh

@@ -28,6 +28,7 @@ func App(in io.Reader, out, err io.Writer) *cli.App {
 			serverCommand(),
 			agentCommand(),
 			kubectlCommand(),
+			whyCommand(),
 			ctrCommand(),
 			checkCommand(),
 			tokenCommand(),

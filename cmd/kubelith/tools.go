@@ -45,18 +45,11 @@ func kubectlCommand() *cli.Command {
 
 // Kubectl runs upstream's kubectl with args. It ends the process itself on errors.
 func Kubectl(args []string) error {
-	if os.Getenv("KUBECONFIG") == "" {
-		home, _ := os.UserHomeDir()
-		own := filepath.Join(home, ".kube", "config")
-		admin := config.AdminKubeconfig(config.DefaultFile)
-		if _, err := os.Stat(own); home == "" || err != nil {
-			if f, err := os.Open(admin); err == nil {
-				f.Close()
-				os.Setenv("KUBECONFIG", admin)
-			} else if asksCluster(args) && join.IsAgent(config.AgentDataDir(config.DefaultFile)) {
-				return errors.New("this machine is an agent, which has no administrator's credentials: use kubectl on the server, or give --kubeconfig")
-			}
-		}
+	admin, err := ownKubeconfig()
+	if admin != "" {
+		os.Setenv("KUBECONFIG", admin)
+	} else if err != nil && asksCluster(args) {
+		return fmt.Errorf("%w: use kubectl on the server, or give --kubeconfig", err)
 	}
 	os.Args = append([]string{"kubectl"}, args...)
 	// Like upstream's main: errors are printed, and the process exits, as kubectl does.
@@ -64,6 +57,28 @@ func Kubectl(args []string) error {
 		cmdutil.CheckErr(err)
 	}
 	return nil
+}
+
+// ownKubeconfig is the administrator's kubeconfig on a server, for a user who has no other: "" if there is one in
+// KUBECONFIG or at home. The error is about an agent, which has no such file.
+func ownKubeconfig() (string, error) {
+	if os.Getenv("KUBECONFIG") != "" {
+		return "", nil
+	}
+	home, _ := os.UserHomeDir()
+	if _, err := os.Stat(filepath.Join(home, ".kube", "config")); home != "" && err == nil {
+		return "", nil
+	}
+	admin := config.AdminKubeconfig(config.DefaultFile)
+	f, err := os.Open(admin)
+	if err != nil {
+		if join.IsAgent(config.AgentDataDir(config.DefaultFile)) {
+			return "", errors.New("this machine is an agent, which has no administrator's credentials")
+		}
+		return "", nil
+	}
+	f.Close()
+	return admin, nil
 }
 
 // asksCluster reports whether kubectl with args needs a cluster and args name none.

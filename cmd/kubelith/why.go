@@ -1,0 +1,229 @@
+package kubelith
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/term"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"kubelith.io/kubelith/why"
+)
+
+// The exit codes of `kubelith why` besides 0, healthy, and 1, an error. 2 is what a Go program that crashes ends with.
+const (
+	exitBroken      = 3
+	exitProgressing = 4
+	exitAbsent      = 5
+)
+
+// answered ends the process with the status of an answer that is printed.
+type answered int
+
+func (answered) Error() string   { return "" }
+func (a answered) ExitCode() int { return int(a) }
+
+func whyCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "why",
+		Usage:     "say why an object is not as it should be: the cause, the evidence, what to do",
+		ArgsUsage: "TYPE/NAME",
+		Description: "The type is as kubectl takes it: pod, po, deployments.apps, or that of a custom resource. It reads with your rights.\n" +
+			"Exit codes: 0 healthy, 1 no answer, 3 broken, 4 progressing, 5 the object does not exist.",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "namespace of the object (default: that of the kubeconfig's context)"},
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "text or json", Value: "text"},
+			&cli.StringFlag{Name: "kubeconfig", Usage: "file with your credentials (default: as kubelith kubectl)"},
+			&cli.StringFlag{Name: "context", Usage: "context of the kubeconfig"},
+		},
+		OnUsageError: usageError,
+		Action: func(c *cli.Context) error {
+			args, err := interspersed(c)
+			if errors.Is(err, flag.ErrHelp) {
+				return cli.ShowSubcommandHelp(c)
+			}
+			if err != nil {
+				return err
+			}
+			if out := c.String("output"); out != "text" && out != "json" {
+				return fmt.Errorf("-o %s: use text or json", out)
+			}
+			if len(args) == 2 && !strings.Contains(args[0], "/") {
+				args = []string{args[0] + "/" + args[1]}
+			}
+			if len(args) != 1 {
+				return fmt.Errorf("why needs the type and the name of one object, such as pod/web: got %q", args)
+			}
+			a, err := askWhy(c, args[0])
+			if utilnet.IsConnectionRefused(err) {
+				return fmt.Errorf("%w: is the server running?", err)
+			}
+			if err != nil {
+				return err
+			}
+			if err := printAnswer(c, a); err != nil {
+				return err
+			}
+			switch a.Status {
+			case why.Healthy:
+				return nil
+			case why.Progressing:
+				return answered(exitProgressing)
+			case why.Absent:
+				return answered(exitAbsent)
+			}
+			return answered(exitBroken)
+		},
+	}
+}
+
+// interspersed returns the arguments of a command, and sets the flags that stand behind them: kubectl's users write
+// them there. urfave/cli parses only those before the first argument.
+func interspersed(c *cli.Context) (args []string, err error) {
+	for rest := c.Args().Slice(); len(rest) > 0; {
+		if !strings.HasPrefix(rest[0], "-") || rest[0] == "-" {
+			args, rest = append(args, rest[0]), rest[1:]
+			continue
+		}
+		set := flag.NewFlagSet(c.Command.Name, flag.ContinueOnError)
+		set.SetOutput(io.Discard)
+		names := map[string][]string{}
+		for _, f := range c.Command.Flags {
+			if err := f.Apply(set); err != nil {
+				return nil, err
+			}
+			for _, name := range f.Names() {
+				names[name] = f.Names()
+			}
+		}
+		if err := set.Parse(rest); err != nil {
+			if errors.Is(err, flag.ErrHelp) {
+				return nil, err
+			}
+			return nil, fmt.Errorf("%w: see kubelith %s --help", err, c.Command.Name)
+		}
+		set.Visit(func(f *flag.Flag) {
+			for _, name := range names[f.Name] {
+				err = errors.Join(err, c.Set(name, f.Value.String()))
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		rest = set.Args()
+	}
+	return args, nil
+}
+
+// clusterOf returns the access to the cluster that flags and environment name.
+func clusterOf(c *cli.Context) (*genericclioptions.ConfigFlags, error) {
+	access := genericclioptions.NewConfigFlags(true).WithDiscoveryBurst(300).WithDiscoveryQPS(50)
+	kubeconfig, name, namespace := c.String("kubeconfig"), c.String("context"), c.String("namespace")
+	if kubeconfig == "" {
+		own, err := ownKubeconfig()
+		if err != nil {
+			return nil, fmt.Errorf("%w: ask on the server, or give --kubeconfig", err)
+		}
+		kubeconfig = own
+	} else if _, err := os.Stat(kubeconfig); err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	timeout := "30s"
+	access.KubeConfig, access.Context, access.Namespace, access.Timeout = &kubeconfig, &name, &namespace, &timeout
+	return access, nil
+}
+
+// askWhy explains the object TYPE/NAME.
+func askWhy(c *cli.Context, object string) (*why.Answer, error) {
+	access, err := clusterOf(c)
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := access.ToRESTConfig()
+	if clientcmd.IsEmptyConfig(err) {
+		return nil, errors.New("no credentials: run it as root where kubelith server runs, or give --kubeconfig")
+	}
+	if err != nil {
+		return nil, err
+	}
+	cfg.QPS, cfg.Burst = 100, 200
+	kind, name, ok := strings.Cut(object, "/")
+	if !ok || kind == "" || name == "" || strings.Contains(name, "/") {
+		return nil, fmt.Errorf("%q is not TYPE/NAME, such as pod/web", object)
+	}
+	target, err := targetOf(access, kind, name)
+	if err != nil {
+		return nil, err
+	}
+	cs, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	dyn, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return why.Explain(c.Context, why.NewReader(why.Options{Client: cs, Dynamic: dyn}), target)
+}
+
+// targetOf finds the kind that a type, as kubectl takes it, means.
+func targetOf(access *genericclioptions.ConfigFlags, kind, name string) (why.Target, error) {
+	mapper, err := access.ToRESTMapper()
+	if err != nil {
+		return why.Target{}, err
+	}
+	// Like kubectl: resource.version.group first, then resource.group.
+	full, group := schema.ParseResourceArg(kind)
+	var resource schema.GroupVersionResource
+	if full != nil {
+		resource, err = mapper.ResourceFor(*full)
+	}
+	if full == nil || err != nil {
+		resource, err = mapper.ResourceFor(group.WithVersion(""))
+	}
+	if meta.IsNoMatchError(err) {
+		return why.Target{}, fmt.Errorf("the server has no type %q: kubelith kubectl api-resources shows them", kind)
+	}
+	if err != nil {
+		return why.Target{}, err
+	}
+	gvk, err := mapper.KindFor(resource)
+	if err != nil {
+		return why.Target{}, err
+	}
+	mapping, err := mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	if err != nil {
+		return why.Target{}, err
+	}
+	target := why.Target{Kind: gvk, Resource: mapping.Resource, Name: name}
+	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+		target.Namespace, _, err = access.ToRawKubeConfigLoader().Namespace()
+	}
+	return target, err
+}
+
+func printAnswer(c *cli.Context, a *why.Answer) error {
+	if c.String("output") == "json" {
+		return a.WriteJSON(c.App.Writer)
+	}
+	style := why.Style{Now: time.Now()}
+	if f, ok := c.App.Writer.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		style.Colour = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+		if width, _, err := term.GetSize(int(f.Fd())); err == nil {
+			style.Width = width
+		}
+	}
+	return a.WriteText(c.App.Writer, style)
+}

@@ -1,0 +1,391 @@
+// Package why applies the cases below cases/ on a real server, and checks what `kubelith why` says about them.
+//
+// A case is a folder: manifests that a user could apply, and case.yaml, which says what to ask and what the answer must
+// be. The manifests go into a namespace of the case's own. setup*.yaml is applied first.
+package why
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/restmapper"
+	"sigs.k8s.io/yaml"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+var cluster = harness.NewShared(harness.Options{
+	// Volumes that a pod waits for are tried again sooner.
+	Args: []string{"--kubelet-arg=sync-frequency=5s"},
+})
+
+func TestMain(m *testing.M) { harness.Main(m, cluster) }
+
+// Case is case.yaml.
+type Case struct {
+	// Why are the arguments of `kubelith why`, without the namespace: "pod/web". A word in {braces} is replaced by what
+	// that kubectl command line prints.
+	Why string `json:"why"`
+	// Status, Code: the answer. Evidence: texts that must stand in it. Not: codes that no answer may give meanwhile.
+	Status   string   `json:"status"`
+	Code     string   `json:"code"`
+	Evidence []string `json:"evidence"`
+	Not      []string `json:"not"`
+	// RuledOut are codes that must stand in notBecause.
+	RuledOut []string `json:"ruledOut"`
+	// Chain is the last object of the chain, as TYPE/NAME or the beginning of one.
+	Chain string `json:"chain"`
+	// Describe is what a person would have to find in `kubectl describe` of the same object for the same cause.
+	Describe string `json:"describe"`
+	// Then are kubectl command lines that run after the manifests are applied.
+	Then []string `json:"then"`
+	// Wait bounds the time until the answer is right: a duration, 60s if empty.
+	Wait string `json:"wait"`
+	// Keep is how long the answer must stay the same: a duration, 2s if empty.
+	Keep string `json:"keep"`
+}
+
+// answer is the part of why's JSON that the cases check.
+type answer struct {
+	Status   string `json:"status"`
+	Code     string `json:"code"`
+	Cause    string `json:"cause"`
+	Evidence []struct {
+		Source string `json:"source"`
+		Text   string `json:"text"`
+	} `json:"evidence"`
+	NotBecause []struct {
+		Code string `json:"code"`
+	} `json:"notBecause"`
+	Remedy []string `json:"remedy"`
+	Chain  []struct {
+		Type string `json:"type"`
+		Name string `json:"name"`
+	} `json:"chain"`
+}
+
+// exitCodes are why's, by status.
+var exitCodes = map[string]int{"healthy": 0, "broken": 3, "progressing": 4, "absent": 5}
+
+func TestCases(t *testing.T) {
+	files, err := filepath.Glob("cases/*/case.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no cases: %v", err)
+	}
+	s := cluster.Get(t)
+	serveRegistry(t, s)
+	apply := newApplier(t, s)
+	var score scores
+	t.Run("all", func(t *testing.T) {
+		for _, file := range files {
+			dir := filepath.Dir(file)
+			t.Run(filepath.Base(dir), func(t *testing.T) {
+				t.Parallel()
+				runCase(t, s, apply, dir, &score)
+			})
+		}
+	})
+	if path := os.Getenv("KUBELITH_WHY_SCORE"); path != "" {
+		if err := os.WriteFile(path, []byte(score.table()), 0o644); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func runCase(t *testing.T, s *harness.Server, apply *applier, dir string, score *scores) {
+	c := readCase(t, filepath.Join(dir, "case.yaml"))
+	result := score.begin(filepath.Base(dir), c.Code)
+	ns := s.Namespace(t)
+	setups, manifests := filesOf(t, dir)
+	for _, file := range setups {
+		apply.file(t, ns, file)
+	}
+	for _, file := range manifests {
+		apply.file(t, ns, file)
+	}
+	for _, line := range c.Then {
+		s.Kubectl(t, append([]string{"-n", ns}, words(line)...)...)
+	}
+	args := whyArgs(t, s, ns, c.Why)
+	ask := func() (answer, error) {
+		a, err := askWhy(t, s, args)
+		if err == nil && slices.Contains(c.Not, a.Code) {
+			return a, harness.Permanent(fmt.Errorf("%s must not be given: %s", a.Code, a.Cause))
+		}
+		return a, errors.Join(err, c.check(a))
+	}
+	harness.Eventually(t, duration(t, c.Wait, time.Minute), "the right answer", func() error {
+		_, err := ask()
+		return err
+	})
+	time.Sleep(duration(t, c.Keep, 2*time.Second))
+	if _, err := ask(); err != nil {
+		t.Fatalf("the answer does not stay: %v", err)
+	}
+	result(score, true, describes(t, s, ns, c, args))
+	if os.Getenv("KUBELITH_WHY_SHOW") != "" {
+		t.Logf("kubelith why %s\n%s", strings.Join(args, " "), s.RunBinary(t, append([]string{"why"}, args...)...).Stdout)
+	}
+}
+
+// check compares an answer with what the case wants.
+func (c Case) check(a answer) error {
+	if a.Status != c.Status || a.Code != c.Code {
+		return fmt.Errorf("%s %s, want %s %s: %s", a.Status, a.Code, c.Status, c.Code, a.Cause)
+	}
+	var texts []string
+	for _, e := range a.Evidence {
+		texts = append(texts, e.Source+": "+e.Text)
+	}
+	all := strings.Join(texts, "\n")
+	for _, want := range c.Evidence {
+		if !strings.Contains(all, want) {
+			return fmt.Errorf("%q is not in the evidence:\n%s", want, all)
+		}
+	}
+	for _, want := range c.RuledOut {
+		if !slices.ContainsFunc(a.NotBecause, func(n struct {
+			Code string `json:"code"`
+		}) bool {
+			return n.Code == want
+		}) {
+			return fmt.Errorf("%s is not ruled out: %+v", want, a.NotBecause)
+		}
+	}
+	if c.Chain != "" {
+		if len(a.Chain) == 0 {
+			return fmt.Errorf("no chain, want one to %s", c.Chain)
+		}
+		if last := a.Chain[len(a.Chain)-1]; !strings.HasPrefix(last.Type+"/"+last.Name, c.Chain) {
+			return fmt.Errorf("the chain ends with %s/%s, want %s", last.Type, last.Name, c.Chain)
+		}
+	}
+	if a.Status == "broken" && len(a.Remedy) == 0 {
+		return errors.New("it does not say what to do")
+	}
+	return nil
+}
+
+// askWhy runs `kubelith why -o json`.
+func askWhy(t *testing.T, s *harness.Server, args []string) (a answer, err error) {
+	res := s.RunBinary(t, append(append([]string{"why"}, args...), "-o", "json")...)
+	if res.Code == 1 {
+		return a, fmt.Errorf("kubelith why: %s%s", res.Stdout, res.Stderr)
+	}
+	if err := json.Unmarshal([]byte(res.Stdout), &a); err != nil {
+		return a, harness.Permanent(fmt.Errorf("exit code %d: %w: %s%s", res.Code, err, res.Stdout, res.Stderr))
+	}
+	if want, ok := exitCodes[a.Status]; !ok || res.Code != want {
+		return a, harness.Permanent(fmt.Errorf("exit code %d for %q", res.Code, a.Status))
+	}
+	return a, nil
+}
+
+// describes reports whether `kubectl describe` of the same object alone says the cause.
+func describes(t *testing.T, s *harness.Server, ns string, c Case, args []string) bool {
+	if c.Describe == "" {
+		return false
+	}
+	expr, err := regexp.Compile(c.Describe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, arg := range args {
+		if kind, name, ok := strings.Cut(arg, "/"); ok {
+			return expr.MatchString(s.TryKubectl(t, "-n", ns, "describe", kind, name).Stdout)
+		}
+	}
+	return false
+}
+
+var braces = regexp.MustCompile(`\{([^}]*)\}`)
+
+// whyArgs returns why's arguments, with the namespace.
+func whyArgs(t *testing.T, s *harness.Server, ns, line string) []string {
+	line = braces.ReplaceAllStringFunc(line, func(command string) string {
+		var text string
+		harness.Eventually(t, 30*time.Second, command, func() error {
+			text = strings.TrimSpace(s.TryKubectl(t, append([]string{"-n", ns}, words(strings.Trim(command, "{}"))...)...).Stdout)
+			if text == "" {
+				return errors.New("it prints nothing")
+			}
+			return nil
+		})
+		return strings.Fields(text)[0]
+	})
+	return append(words(line), "-n", ns)
+}
+
+// words splits a command line; what stands in single quotes is one word.
+func words(line string) []string {
+	var all []string
+	for i, part := range strings.Split(line, "'") {
+		if i%2 == 1 {
+			all = append(all, part)
+			continue
+		}
+		all = append(all, strings.Fields(part)...)
+	}
+	return all
+}
+
+func readCase(t *testing.T, file string) Case {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c Case
+	if err := yaml.UnmarshalStrict(content, &c); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+	if c.Why == "" || c.Code == "" || exitCodes[c.Status] == 0 && c.Status != "healthy" {
+		t.Fatalf("%s: why, code and status are required", file)
+	}
+	return c
+}
+
+func filesOf(t *testing.T, dir string) (setups, manifests []string) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		switch name := filepath.Base(file); {
+		case name == "case.yaml":
+		case strings.HasPrefix(name, "setup"):
+			setups = append(setups, file)
+		default:
+			manifests = append(manifests, file)
+		}
+	}
+	return setups, manifests
+}
+
+func duration(t *testing.T, text string, otherwise time.Duration) time.Duration {
+	if text == "" {
+		return otherwise
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// applier applies manifests as `kubectl apply --server-side` does, without a process for each.
+type applier struct {
+	client dynamic.Interface
+	mapper *restmapper.DeferredDiscoveryRESTMapper
+}
+
+func newApplier(t *testing.T, s *harness.Server) *applier {
+	d, err := discovery.NewDiscoveryClientForConfig(s.RESTConfig(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &applier{s.Dynamic(t), restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d))}
+}
+
+// file applies a manifest. NAMESPACE in it is the case's own. Objects of the cluster are deleted with the test.
+func (a *applier) file(t *testing.T, ns, path string) {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content = bytes.ReplaceAll(content, []byte("NAMESPACE"), []byte(ns))
+	for document := range bytes.SplitSeq(content, []byte("\n---\n")) {
+		var o unstructured.Unstructured
+		if err := yaml.Unmarshal(document, &o.Object); err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		if len(o.Object) > 0 {
+			a.object(t, ns, path, &o)
+		}
+	}
+}
+
+func (a *applier) object(t *testing.T, ns, path string, o *unstructured.Unstructured) {
+	t.Helper()
+	gvk := o.GroupVersionKind()
+	// A CustomResourceDefinition applied before is served a moment later, and so are policies of admission.
+	harness.Eventually(t, 30*time.Second, fmt.Sprintf("%s: %s/%s applied", path, gvk.Kind, o.GetName()), func() error {
+		mapping, err := a.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+		if err != nil {
+			a.mapper.Reset()
+			return err
+		}
+		var client dynamic.ResourceInterface = a.client.Resource(mapping.Resource)
+		if mapping.Scope.Name() == "namespace" {
+			client = a.client.Resource(mapping.Resource).Namespace(ns)
+		} else {
+			t.Cleanup(func() { client.Delete(t.Context(), o.GetName(), metav1.DeleteOptions{}) })
+		}
+		text, err := json.Marshal(o)
+		if err != nil {
+			return err
+		}
+		force := true
+		_, err = client.Patch(t.Context(), o.GetName(), types.ApplyPatchType, text, metav1.PatchOptions{FieldManager: "why-test", Force: &force})
+		return err
+	})
+}
+
+// scores counts, for make why-score.
+type scores struct {
+	mu  sync.Mutex
+	all []*scored
+}
+
+type scored struct {
+	name, code    string
+	why, describe bool
+}
+
+// begin adds a case, wrong so far.
+func (s *scores) begin(name, code string) (end func(s *scores, why, describe bool)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	entry := &scored{name: name, code: code}
+	s.all = append(s.all, entry)
+	return func(s *scores, why, describe bool) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		entry.why, entry.describe = why, describe
+	}
+}
+
+func (s *scores) table() string {
+	slices.SortFunc(s.all, func(a, b *scored) int { return strings.Compare(a.name, b.name) })
+	var b strings.Builder
+	yes := func(right bool, n *int) string {
+		if right {
+			*n++
+			return "yes"
+		}
+		return "no"
+	}
+	why, describe := 0, 0
+	fmt.Fprintf(&b, "%-36s %-26s %-5s %s\n", "case", "code", "why", "kubectl describe")
+	for _, e := range s.all {
+		fmt.Fprintf(&b, "%-36s %-26s %-5s %s\n", e.name, e.code, yes(e.why, &why), yes(e.describe, &describe))
+	}
+	fmt.Fprintf(&b, "%d cases: kubelith why is right about %d, kubectl describe of the same object says the cause of %d\n", len(s.all), why, describe)
+	return b.String()
+}

@@ -1,0 +1,20 @@
+package why
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Placement says for each node whether it would take a pod, and if not, why. why/placement computes it with upstream's
+// scheduler; it is a function so that who only asks about a Service links no scheduler.
+type Placement func(ctx context.Context, pod *corev1.Pod, nodes []corev1.Node, pods []corev1.Pod) ([]Verdict, error)
+
+// Verdict is what one plugin of the scheduler says about a pod on a node.
+type Verdict struct {
+	Node string
+	// Plugin is the first one that refuses the node, as upstream names it: NodeResourcesFit. "" is a node that fits.
+	Plugin string
+	// Reasons are the plugin's own words.
+	Reasons []string
+}

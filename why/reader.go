@@ -1,0 +1,188 @@
+package why
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Options configure a Reader.
+type Options struct {
+	// Client and Dynamic act with the rights of the caller.
+	Client  kubernetes.Interface
+	Dynamic dynamic.Interface
+	// Placement says which nodes would take a pod; nil: the scheduler's own words have to do.
+	Placement Placement
+	// Now is time.Now if nil.
+	Now func() time.Time
+}
+
+// Reader reads objects, each once. It is for one question and one goroutine.
+type Reader struct {
+	Options
+	read   map[string]result
+	unread []string
+}
+
+type result struct {
+	value any
+	err   error
+}
+
+// NewReader returns a Reader that has read nothing.
+func NewReader(o Options) *Reader {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	return &Reader{Options: o, read: map[string]result{}}
+}
+
+// Now returns the time by which ages are told.
+func (r *Reader) now() time.Time { return r.Options.Now() }
+
+// age is how long ago t was.
+func (r *Reader) age(t metav1.Time) time.Duration { return r.now().Sub(t.Time) }
+
+// once calls f for the first question that what names and returns the same result ever after. What the caller may not
+// read is remembered for the answer.
+func once[T any](r *Reader, what string, f func() (T, error)) (T, error) {
+	if known, ok := r.read[what]; ok {
+		value, _ := known.value.(T)
+		return value, known.err
+	}
+	value, err := f()
+	if apierrors.IsForbidden(err) {
+		r.unread = append(r.unread, "you may not "+what)
+	}
+	r.read[what] = result{value, err}
+	return value, err
+}
+
+// get reads one object; resource is its name as in an RBAC rule, "deployments.apps".
+func get[T any](ctx context.Context, r *Reader, resource, namespace, name string,
+	f func(ctx context.Context, name string, o metav1.GetOptions) (T, error)) (T, error) {
+	return once(r, strings.TrimSuffix(fmt.Sprintf("get %s/%s in namespace %s", resource, name, namespace), " in namespace "), func() (T, error) {
+		return f(ctx, name, metav1.GetOptions{})
+	})
+}
+
+// list reads all objects of a resource that o selects; namespace "" is all namespaces.
+func list[T any](ctx context.Context, r *Reader, resource, namespace string, o metav1.ListOptions,
+	f func(ctx context.Context, o metav1.ListOptions) (T, error)) (T, error) {
+	what := "list " + resource
+	if namespace != "" {
+		what += " in namespace " + namespace
+	}
+	for _, selector := range []string{o.LabelSelector, o.FieldSelector} {
+		if selector != "" {
+			what += " with " + selector
+		}
+	}
+	return once(r, what, func() (T, error) { return f(ctx, o) })
+}
+
+// Unreadable reports whether an object is unknown because the caller may not read it. Any other error but "not found" is
+// one of these too: the answer goes on without the object.
+func unreadable(err error) bool { return err != nil && !apierrors.IsNotFound(err) }
+
+// Pod reads a pod.
+func (r *Reader) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	return get(ctx, r, "pods", namespace, name, r.Client.CoreV1().Pods(namespace).Get)
+}
+
+// Pods reads the pods of a namespace, or of all with "", that a label selector selects.
+func (r *Reader) Pods(ctx context.Context, namespace, selector string) ([]corev1.Pod, error) {
+	l, err := list(ctx, r, "pods", namespace, metav1.ListOptions{LabelSelector: selector}, r.Client.CoreV1().Pods(namespace).List)
+	if err != nil {
+		return nil, err
+	}
+	return l.Items, nil
+}
+
+// Node reads a node.
+func (r *Reader) Node(ctx context.Context, name string) (*corev1.Node, error) {
+	return get(ctx, r, "nodes", "", name, r.Client.CoreV1().Nodes().Get)
+}
+
+// Nodes reads all nodes.
+func (r *Reader) Nodes(ctx context.Context) ([]corev1.Node, error) {
+	l, err := list(ctx, r, "nodes", "", metav1.ListOptions{}, r.Client.CoreV1().Nodes().List)
+	if err != nil {
+		return nil, err
+	}
+	return l.Items, nil
+}
+
+// Event is an Event of either API, with its last time.
+type Event struct {
+	corev1.Event
+	Last metav1.Time
+}
+
+// Source is the event as a source of evidence.
+func (e Event) Source() string {
+	return fmt.Sprintf("event %s of %s/%s", e.Reason, strings.ToLower(e.InvolvedObject.Kind), e.InvolvedObject.Name)
+}
+
+// Events reads the Events about an object, the last one first. Without a right to do so there are none.
+func (r *Reader) Events(ctx context.Context, object metav1.Object) []Event {
+	namespace := object.GetNamespace()
+	if namespace == "" {
+		namespace = metav1.NamespaceDefault // where upstream's recorders write those of cluster-scoped objects
+	}
+	uid := string(object.GetUID())
+	if object.GetNamespace() == "" && uid != object.GetName() {
+		// The kubelet's Events about its Node have the node's name as UID.
+		return append(r.eventsOf(ctx, namespace, uid), r.eventsOf(ctx, namespace, object.GetName())...)
+	}
+	return r.eventsOf(ctx, namespace, uid)
+}
+
+func (r *Reader) eventsOf(ctx context.Context, namespace, uid string) []Event {
+	selector := fields.OneTermEqualSelector("involvedObject.uid", uid).String()
+	l, err := once(r, "list events in namespace "+namespace+" with "+selector, func() (*corev1.EventList, error) {
+		return r.Client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: selector})
+	})
+	if err != nil {
+		return nil
+	}
+	var events []Event
+	for _, e := range l.Items {
+		if string(e.InvolvedObject.UID) != uid {
+			continue
+		}
+		last := e.LastTimestamp
+		if e.Series != nil && e.Series.LastObservedTime.After(last.Time) {
+			last = metav1.Time{Time: e.Series.LastObservedTime.Time}
+		}
+		if last.IsZero() {
+			last = metav1.Time{Time: e.EventTime.Time}
+		}
+		if last.IsZero() {
+			last = e.CreationTimestamp
+		}
+		events = append(events, Event{e, last})
+	}
+	slices.SortStableFunc(events, func(a, b Event) int { return b.Last.Compare(a.Last.Time) })
+	return events
+}
+
+// LastEvent is the last Event about an object with one of reasons, unless it is older than after.
+func (r *Reader) LastEvent(ctx context.Context, object metav1.Object, after metav1.Time, reasons ...string) *Event {
+	for _, e := range r.Events(ctx, object) {
+		// Times of Events have seconds only.
+		if slices.Contains(reasons, e.Reason) && !e.Last.Time.Before(after.Truncate(time.Second)) {
+			return &e
+		}
+	}
+	return nil
+}

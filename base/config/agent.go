@@ -26,8 +26,8 @@ func DefaultAgent() *Agent { return &Agent{Node: defaultNode()} }
 // kind implements settings.
 func (a *Agent) kind() string { return "AgentConfig" }
 
-// disableable implements settings. An agent without its kubelet would do nothing.
-func (a *Agent) disableable() []string { return []string{"dns", "local-storage", "network", "proxy"} }
+// disableable implements settings.
+func (a *Agent) disableable() []string { return optional(Everywhere) }
 
 // paths implements settings.
 func (a *Agent) paths() map[string]*string {

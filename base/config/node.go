@@ -56,14 +56,6 @@ func defaultNode() Node {
 func logFormats() []string { return []string{"text", "json"} }
 func logLevels() []string  { return []string{"error", "warn", "info", "debug", "trace"} }
 
-// LogComponents are the components that log lines name; each can have its own level. "kubernetes" is upstream's code
-// whose component is unknown.
-func LogComponents() []string {
-	return []string{"apiserver", "approver", "certificates", "check", "client", "cni", "config", "connection", "containerd", "controller-manager", "dns", "dns-publisher", "election",
-		"etcd", "host-ports", "images", "join", "kubelet", "kubelith", "kubernetes", "manifests", "metrics-publisher", "metrics-server", "network", "pki", "plugin-control",
-		"plugins", "proxy", "scheduler", "servicelb", "status", "storage", "storage-controllers", "token"}
-}
-
 // Disabled reports whether the component with this name is switched off.
 func (n *Node) Disabled(component string) bool { return slices.Contains(n.Disable, component) }
 

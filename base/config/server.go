@@ -70,9 +70,7 @@ func Default() *Server {
 func (s *Server) kind() string { return "ServerConfig" }
 
 // disableable implements settings.
-func (s *Server) disableable() []string {
-	return []string{"containerd", "controller-manager", "dns", "kubelet", "local-storage", "manifests", "metrics-server", "network", "proxy", "scheduler", "servicelb"}
-}
+func (s *Server) disableable() []string { return optional(OnServers) }
 
 // paths implements settings.
 func (s *Server) paths() map[string]*string {

@@ -70,8 +70,8 @@ func validateLevels(p *problems, text string) {
 		if !ok {
 			component, level = "", part
 		}
-		if component != "" && !slices.Contains(LogComponents(), component) {
-			p.add("logLevel", "%q is no component of the log%s", component, suggestion(component, LogComponents()))
+		if component != "" && !slices.Contains(logComponents(), component) {
+			p.add("logLevel", "%q is no component of the log%s", component, suggestion(component, logComponents()))
 		}
 		if seen[component] {
 			p.add("logLevel", "%q has two levels for the same: give one", text)

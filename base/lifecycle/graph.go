@@ -7,17 +7,14 @@ import (
 )
 
 // link turns components into members and links them by their needs.
-func link(components []Component, policies map[string]Policy) ([]*member, error) {
+func link(components []Component) ([]*member, error) {
 	byName := make(map[string]*member, len(components))
 	members := make([]*member, 0, len(components))
 	for _, c := range components {
 		if byName[c.Name()] != nil {
 			return nil, fmt.Errorf("lifecycle: two components are named %q", c.Name())
 		}
-		m := &member{Component: c}
-		if p, ok := policies[c.Name()]; ok {
-			m.policy = &p
-		}
+		m := &member{Component: c, policy: PolicyOf(c)}
 		byName[c.Name()] = m
 		members = append(members, m)
 	}

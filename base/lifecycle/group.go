@@ -23,11 +23,10 @@ type Options struct {
 	Observe func(Event)
 	// StopTimeout bounds the whole stop, from the first sign to the last component. Zero means no bound.
 	StopTimeout time.Duration
-	// Restart names the components that are restarted when they fail. The others end the Group.
-	Restart map[string]Policy
-	// Held are components in Restart that do not start at once; components that need them do not wait for them.
+	// Held are components that do not start at once; components that need them do not wait for them. It has no effect on
+	// a component whose policy is EndProcess.
 	Held map[string]Hold
-	// Timing says when they restart; a zero field has the value of DefaultTiming.
+	// Timing says when components restart; a zero field has the value of DefaultTiming.
 	Timing Timing
 }
 
@@ -50,7 +49,7 @@ const Label = "component"
 // member is one component and the Group's state of it. Only the goroutine of Group.Run touches the mutable part.
 type member struct {
 	Component
-	policy  *Policy   // nil: a failure ends the Group
+	policy  Policy
 	needs   []*member // direct
 	needers []*member // direct and indirect: all of them must have returned before this one is stopped
 
@@ -97,7 +96,7 @@ func NewGroup(opts Options, components ...Component) (*Group, error) {
 		g.observe = func(Event) {}
 	}
 	var err error
-	g.members, err = link(components, opts.Restart)
+	g.members, err = link(components)
 	return g, err
 }
 
@@ -250,9 +249,9 @@ func (r *run) handle(rep report) {
 }
 
 // fail keeps the first failure for the caller of Run, and logs the later ones, which would otherwise be lost. A
-// component with a policy does not fail the Group, unless the Group is stopping.
+// component that is restarted does not fail the Group, unless the Group is stopping.
 func (r *run) fail(m *member, err error) {
-	if m.policy != nil && !r.stopping {
+	if m.policy != EndProcess && !r.stopping {
 		r.backOff(m, err)
 		return
 	}

@@ -19,13 +19,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fake is a component whose Run is a function; the default is ready at once, until cancelled.
 type fake struct {
-	name  string
-	needs []string
-	run   func(ctx context.Context, ready func()) error
+	name   string
+	needs  []string
+	run    func(ctx context.Context, ready func()) error
+	policy Policy
 }
 
-func (f fake) Name() string    { return f.name }
-func (f fake) Needs() []string { return f.needs }
+func (f fake) Name() string          { return f.name }
+func (f fake) Needs() []string       { return f.needs }
+func (f fake) RestartPolicy() Policy { return f.policy }
 func (f fake) Run(ctx context.Context, ready func()) error {
 	if f.run != nil {
 		return f.run(ctx, ready)

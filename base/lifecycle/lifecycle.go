@@ -1,9 +1,9 @@
 // Package lifecycle runs the components of one process: it starts each when its needs are ready, notices when one fails
 // or hangs, restarts it or ends all of them, and stops them in reverse order.
 //
-// It knows nothing about the components and imports none of our packages. components/node builds them, says which may
-// be restarted (Policy) and hands them to a Group. The others end the process when they fail: a supervisor such as
-// systemd starts it again.
+// It knows nothing about the components and imports none of our packages. components/node builds them and hands them to
+// a Group. A component says itself whether it may be restarted (Restarter). The others end the process when they fail: a
+// supervisor such as systemd starts it again.
 package lifecycle
 
 import (
@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// Component is a part of the process that lives as long as the process does, in one run or, with a Policy, in several.
+// Component is a part of the process that lives as long as the process does, in one run or, if it may be restarted
+// (Restarter), in several.
 //
 //	            all Needs are ready         ready()
 //	 (waiting) --------------------> starting -----> ready
@@ -26,7 +27,7 @@ import (
 //	                                         v
 //	                                      stopped (Run returned nil)
 //
-// A failure of a component without a Policy stops the whole Group. One with a Policy restarts instead:
+// A failure stops the whole Group, unless the component may be restarted:
 //
 //	starting, ready --failed, ended, panicked--> backing off --pause is over--> starting
 //	       |                                        ^
@@ -47,7 +48,7 @@ type Component interface {
 	// ctx carries the values of the Group's context but not its cancellation: it is cancelled when this component may
 	// stop.
 	//
-	// With a Policy, Run is called again after it has returned, and leaves nothing behind that the next call would
+	// If the component may be restarted, Run is called again after it has returned, and leaves nothing behind that the next call would
 	// meet: no goroutine, handler, socket or metric. Restarting reports whether ctx has ended for that reason.
 	Run(ctx context.Context, ready func()) error
 }
@@ -79,7 +80,7 @@ const (
 	Stopped  State = "stopped"
 	Failed   State = "failed"
 
-	// Of a component with a Policy:
+	// Of a component that may be restarted:
 
 	// Ending: it hangs, or Group.Fail was called. Its context is cancelled.
 	Ending State = "ending"

@@ -11,19 +11,42 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Policy is for a component that is restarted, in place, when it fails, ends by itself, panics or hangs.
-type Policy struct {
-	// Beside allows a new run beside one that does not end, which is abandoned. Otherwise such a run ends the Group.
-	Beside bool
+// Policy says what happens when a component fails, ends by itself, panics or hangs.
+type Policy int
+
+// The policies.
+const (
+	// EndProcess ends the Group, and with it the process.
+	EndProcess Policy = iota
+	// RestartAlone restarts the component in place. Only one run at a time is safe: one that does not end ends the Group.
+	RestartAlone
+	// RestartBeside restarts the component in place. A run that does not end is abandoned, and the next one starts beside
+	// it: what it writes late does no harm, since its context has ended and the next run writes the same.
+	RestartBeside
+)
+
+// Restarter is implemented by a Component whose Run may be called again in the same process. The policy of any other
+// component is EndProcess.
+type Restarter interface {
+	// RestartPolicy is constant.
+	RestartPolicy() Policy
 }
 
-// Hold keeps a component with a Policy from starting.
+// PolicyOf returns the policy of a component. Wrappers of a component implement Restarter with it.
+func PolicyOf(c Component) Policy {
+	if r, ok := c.(Restarter); ok {
+		return r.RestartPolicy()
+	}
+	return EndProcess
+}
+
+// Hold keeps a component that may be restarted from starting.
 type Hold struct {
 	Until time.Time
 	Why   error
 }
 
-// Timing says when components with a Policy restart.
+// Timing says when components restart.
 type Timing struct {
 	// First is the pause before the first restart; it doubles each time, up to Longest. After a run that was ready for
 	// ResetAfter it is First again.
@@ -94,7 +117,7 @@ func (m *member) begin(t Timing) {
 // component has started.
 func (g *Group) Fail(component string, err error) bool {
 	for _, m := range g.members {
-		if m.Name() == component && m.policy != nil {
+		if m.Name() == component && m.policy != EndProcess {
 			g.tell(report{m: m, what: broken, err: err})
 			return true
 		}
@@ -129,7 +152,7 @@ func (r *run) backOff(m *member, why error) {
 // hold is called before anything starts.
 func (r *run) hold() {
 	for _, m := range r.members {
-		if hold, ok := r.held[m.Name()]; ok && m.policy != nil {
+		if hold, ok := r.held[m.Name()]; ok && m.policy != EndProcess {
 			m.started, m.due = time.Now(), hold.Until
 			pause := time.Until(hold.Until).Round(time.Second)
 			r.log.WithField("component", m.Name()).WithError(hold.Why).Errorf("left out, starts in %s", pause)
@@ -158,7 +181,7 @@ func (r *run) abandonLate() {
 			continue
 		}
 		late := fmt.Errorf("%w, and does not end within %s", m.why, r.timing.EndWithin)
-		if !m.policy.Beside {
+		if m.policy != RestartBeside {
 			r.enter(m, Failed, late)
 			r.failure = fmt.Errorf("%s: %w: a second one beside it is not safe, so the process ends", m.Name(), late)
 			return
@@ -179,14 +202,14 @@ func (r *run) late(rep report) {
 	r.say(rep.m, Event{State: Returned})
 }
 
-// examine asks the components with a policy for their health.
+// examine asks the components that may be restarted for their health.
 func (r *run) examine() {
 	if r.stopping {
 		return
 	}
 	for _, m := range r.members {
 		patient, ok := m.Component.(Health)
-		if !ok || m.policy == nil || m.state != Starting && m.state != Ready {
+		if !ok || m.policy == EndProcess || m.state != Starting && m.state != Ready {
 			continue
 		}
 		if m.asking {

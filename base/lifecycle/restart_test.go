@@ -13,9 +13,6 @@ import (
 	"time"
 )
 
-// again restarts component b, beside an earlier run or not.
-func again(beside bool) map[string]Policy { return map[string]Policy{"b": {Beside: beside}} }
-
 // of returns the states of a component, as "state" or "state(pause)".
 func (r *recorder) of(component string) string {
 	var out []string
@@ -32,7 +29,7 @@ func (r *recorder) of(component string) string {
 	return strings.Join(out, " ")
 }
 
-// TestRestart: a component with a policy is restarted, whatever ended it, and no other component notices.
+// TestRestart: a component that may be is restarted, whatever ended it, and no other component notices.
 func TestRestart(t *testing.T) {
 	boom := errors.New("boom")
 	for name, tc := range map[string]struct {
@@ -48,9 +45,9 @@ func TestRestart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var runs atomic.Int32
-				rec, err := runGroup(t, Options{Restart: again(true)}, "c ready",
+				rec, err := runGroup(t, Options{}, "c ready",
 					fake{name: "a"},
-					fake{name: "b", needs: []string{"a"}, run: func(ctx context.Context, ready func()) error {
+					fake{name: "b", policy: RestartBeside, needs: []string{"a"}, run: func(ctx context.Context, ready func()) error {
 						if runs.Add(1) == 1 {
 							return tc.run(ready)
 						}
@@ -89,13 +86,13 @@ func TestPauses(t *testing.T) {
 		defer cancel()
 		var pauses []time.Duration
 		g, err := NewGroup(Options{
-			Restart: again(true), Timing: Timing{First: time.Second, Longest: 5 * time.Second, ResetAfter: 10 * time.Minute},
+			Timing: Timing{First: time.Second, Longest: 5 * time.Second, ResetAfter: 10 * time.Minute},
 			Observe: func(e Event) {
 				if e.State == BackingOff {
 					pauses = append(pauses, e.Next)
 				}
 			},
-		}, fake{name: "b", run: func(ctx context.Context, ready func()) error {
+		}, fake{name: "b", policy: RestartBeside, run: func(ctx context.Context, ready func()) error {
 			if len(pauses) == len(lives) {
 				cancel()
 				return nil
@@ -131,7 +128,7 @@ func TestStopDuringPause(t *testing.T) {
 					cancel()
 				}
 			}, cancelWhen: "b backing off"}
-			g, err := NewGroup(Options{Restart: again(true), Timing: Timing{First: time.Hour, Longest: time.Hour}, Observe: rec.observe},
+			g, err := NewGroup(Options{Timing: Timing{First: time.Hour, Longest: time.Hour}, Observe: rec.observe},
 				fake{name: "a", run: func(ctx context.Context, ready func()) error {
 					ready()
 					<-paused
@@ -140,7 +137,7 @@ func TestStopDuringPause(t *testing.T) {
 					}
 					return failure
 				}},
-				fake{name: "b", needs: []string{"a"}, run: func(context.Context, func()) error { return errors.New("boom") }})
+				fake{name: "b", policy: RestartBeside, needs: []string{"a"}, run: func(context.Context, func()) error { return errors.New("boom") }})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -157,8 +154,8 @@ func TestNeedThatRestarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := make(chan struct{})
 		var runs atomic.Int32
-		rec, err := runGroup(t, Options{Restart: again(false)}, "late ready",
-			fake{name: "b", run: func(ctx context.Context, ready func()) error {
+		rec, err := runGroup(t, Options{}, "late ready",
+			fake{name: "b", policy: RestartAlone, run: func(ctx context.Context, ready func()) error {
 				if runs.Add(1) == 1 {
 					ready()
 					time.Sleep(time.Second)
@@ -208,8 +205,8 @@ func TestHang(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var runs atomic.Int32
 				var restarting atomic.Bool
-				_, err := runGroup(t, Options{Restart: again(false), Timing: hang}, "c ready",
-					patient{fake{name: "b", run: func(ctx context.Context, ready func()) error {
+				_, err := runGroup(t, Options{Timing: hang}, "c ready",
+					patient{fake{name: "b", policy: RestartAlone, run: func(ctx context.Context, ready func()) error {
 						runs.Add(1)
 						err := fake{}.Run(ctx, ready)
 						restarting.CompareAndSwap(false, Restarting(ctx))
@@ -237,8 +234,8 @@ func TestHang(t *testing.T) {
 func TestRecovers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int32
-		rec, err := runGroup(t, Options{Restart: again(true), Timing: hang}, "c ready",
-			patient{fake{name: "b"}, func(context.Context) error {
+		rec, err := runGroup(t, Options{Timing: hang}, "c ready",
+			patient{fake{name: "b", policy: RestartBeside}, func(context.Context) error {
 				if asked.Add(1)%4 == 0 {
 					return nil
 				}
@@ -257,11 +254,11 @@ func TestRecovers(t *testing.T) {
 
 // TestAbandon: a run that does not end is abandoned if another may run beside it, and otherwise ends the Group.
 func TestAbandon(t *testing.T) {
-	for _, beside := range []bool{true, false} {
+	for _, policy := range []Policy{RestartBeside, RestartAlone} {
 		synctest.Test(t, func(t *testing.T) {
 			release := make(chan struct{})
 			var runs atomic.Int32
-			stuck := fake{name: "b", run: func(ctx context.Context, ready func()) error {
+			stuck := fake{name: "b", policy: policy, run: func(ctx context.Context, ready func()) error {
 				ready()
 				if runs.Add(1) == 1 {
 					<-release
@@ -270,7 +267,7 @@ func TestAbandon(t *testing.T) {
 				<-ctx.Done()
 				return nil
 			}}
-			rec, err := runGroup(t, Options{Restart: again(beside), Timing: hang}, "b returned",
+			rec, err := runGroup(t, Options{Timing: hang}, "b returned",
 				fake{name: "a"},
 				patient{stuck, func(context.Context) error {
 					switch runs.Load() {
@@ -282,7 +279,7 @@ func TestAbandon(t *testing.T) {
 					}
 					return nil
 				}})
-			if !beside {
+			if policy == RestartAlone {
 				want := "b: hangs: the loop stands, and does not end within 3s: a second one beside it is not safe, so the process ends"
 				if err == nil || err.Error() != want {
 					t.Errorf("error %v\nwant  %s", err, want)
@@ -315,8 +312,8 @@ func TestAbandon(t *testing.T) {
 // TestStopWhileEnding: a stop takes over from a restart.
 func TestStopWhileEnding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		rec, err := runGroup(t, Options{Restart: again(false), Timing: hang, StopTimeout: time.Minute}, "b ending",
-			patient{fake{name: "b", run: func(ctx context.Context, ready func()) error {
+		rec, err := runGroup(t, Options{Timing: hang, StopTimeout: time.Minute}, "b ending",
+			patient{fake{name: "b", policy: RestartAlone, run: func(ctx context.Context, ready func()) error {
 				ready()
 				<-ctx.Done()
 				time.Sleep(20 * time.Second) // longer than an end may take, were it no stop
@@ -328,7 +325,7 @@ func TestStopWhileEnding(t *testing.T) {
 	})
 }
 
-// TestFail: a component whose goroutine has panicked is ended and restarted; without a policy Fail does nothing.
+// TestFail: a component whose goroutine has panicked is ended and restarted; Fail does nothing to one that ends the process.
 func TestFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g *Group
@@ -337,11 +334,11 @@ func TestFail(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		rec.cancel = cancel
-		g, err := NewGroup(Options{Restart: again(false), Observe: rec.observe},
-			fake{name: "b", run: func(ctx context.Context, ready func()) error {
+		g, err := NewGroup(Options{Observe: rec.observe},
+			fake{name: "b", policy: RestartAlone, run: func(ctx context.Context, ready func()) error {
 				if runs.Add(1) == 1 {
 					if g.Fail("c", errors.New("boom")) || g.Fail("nobody", errors.New("boom")) {
-						t.Error("a component without a policy was taken")
+						t.Error("a component that ends the process was taken")
 					}
 					if !g.Fail("b", errors.New("boom")) {
 						t.Error("b was not taken")
@@ -401,12 +398,12 @@ func TestHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		b, c := time.Duration(-1), time.Duration(-1)
-		rec, err := runGroup(t, Options{Restart: again(true), Held: map[string]Hold{"b": {began.Add(10 * time.Second), errors.New("boom")}, "c": {Until: began.Add(10 * time.Second)}}}, "b ready",
-			fake{name: "b", run: func(ctx context.Context, ready func()) error {
+		rec, err := runGroup(t, Options{Held: map[string]Hold{"b": {began.Add(10 * time.Second), errors.New("boom")}, "c": {Until: began.Add(10 * time.Second)}}}, "b ready",
+			fake{name: "b", policy: RestartBeside, run: func(ctx context.Context, ready func()) error {
 				b = time.Since(began)
 				return fake{}.Run(ctx, ready)
 			}},
-			fake{name: "c", needs: []string{"b"}, run: func(ctx context.Context, ready func()) error { // without a policy
+			fake{name: "c", needs: []string{"b"}, run: func(ctx context.Context, ready func()) error { // ends the process
 				c = time.Since(began)
 				return fake{}.Run(ctx, ready)
 			}})

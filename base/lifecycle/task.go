@@ -26,6 +26,9 @@ func (t *Task) Name() string { return t.Called }
 // Needs implements Component.
 func (t *Task) Needs() []string { return []string{"apiserver"} }
 
+// RestartPolicy implements Restarter.
+func (*Task) RestartPolicy() Policy { return RestartBeside }
+
 // Run implements Component.
 func (t *Task) Run(ctx context.Context, ready func()) error {
 	ready()

@@ -47,8 +47,10 @@ var origins = map[string]string{
 	// Our packages whose name is not their component's, or that are none.
 	"kubelith.io/kubelith/components/cluster/controllermanager":  "controller-manager",
 	"kubelith.io/kubelith/components/controlplane/metrics":       "metrics-server",
+	"kubelith.io/kubelith/components/cluster/dnspublisher":       "dns-publisher",
 	"kubelith.io/kubelith/components/cluster/metricspublisher":   "metrics-publisher",
 	"kubelith.io/kubelith/components/cluster/storagecontrollers": "storage-controllers",
+	"kubelith.io/kubelith/components/worker/hostports":           "host-ports",
 	"kubelith.io/kubelith/components/node":                       "",
 }
 

@@ -203,20 +203,20 @@ func (m *agent) build(cfg *config.Agent, log *logrus.Logger) ([]lifecycle.Compon
 		log:      log,
 		role:     names.RoleAgent,
 		cluster:  m.cluster,
-		client:   func(string) *rest.Config { return join.PlannedConfig() },
+		client:   func(string, string) *rest.Config { return join.PlannedConfig() },
 		clientCA: join.CACert(cfg.DataDir),
 	}
 	if c := m.connection; c != nil {
 		b.add(c)
 		w.machineID, w.disconnect = join.Machine(cfg.DataDir), c.Disconnect
-		w.client = func(component string) *rest.Config {
-			if component == "storage" {
+		w.client = func(component, identity string) *rest.Config {
+			if identity == client.Storage {
 				return storageOf(cfg.NodeName, c.Config(component))
 			}
 			return c.Config(component)
 		}
 	}
-	plugins, admin := agentPlugins(cfg, m.machine, w.client("plugins"), log)
+	plugins, admin := agentPlugins(cfg, m.machine, w.client("plugins", asNode), log)
 	b.add(plugins)
 	b.add(admin)
 	w.plugins = plugins

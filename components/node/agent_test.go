@@ -8,11 +8,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
 	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/components/worker/dns"
 	"kubelith.io/kubelith/host/preflight"
@@ -38,8 +40,7 @@ func TestAgentComponents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	control := []string{"certificates", "etcd", "apiserver", "election", "controller-manager", "scheduler", "approver", "token", "servicelb", "metrics-server", "metrics-publisher", "manifests", "dns-publisher", "storage-controllers"}
-	want := slices.DeleteFunc(namesOf(onServer), func(name string) bool { return slices.Contains(control, name) })
+	want := namesOf(slices.DeleteFunc(slices.Clone(onServer), func(c lifecycle.Component) bool { return !ofWorker(c) }))
 	if got := namesOf(components); !slices.Equal(got, want) {
 		t.Errorf("components %v, want those of a server's node: %v", got, want)
 	}
@@ -59,6 +60,15 @@ func TestAgentComponents(t *testing.T) {
 			t.Errorf("%s was made", dir)
 		}
 	}
+}
+
+// ofWorker reports whether a component is of the scope worker, by its package.
+func ofWorker(c lifecycle.Component) bool {
+	t := reflect.TypeOf(c.(wired).Component)
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	return strings.Contains(t.PkgPath(), "/components/worker/") || strings.Contains(t.PkgPath(), "/plugins/")
 }
 
 // What waits for the server is not waited for at the start.

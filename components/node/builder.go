@@ -12,8 +12,8 @@ import (
 
 // builder collects components and the errors of their constructors, so that a user sees all wrong arguments at once.
 type builder struct {
-	components []lifecycle.Component
-	errs       []error
+	parts []part
+	errs  []error
 	// election runs the components of which a cluster has one; nil on an agent.
 	election *election.Election
 	// api is the component that connects to the API where that is not the apiserver itself: components that need the
@@ -21,17 +21,35 @@ type builder struct {
 	api string
 }
 
+// part is a component and the one with which it is switched off; empty: none.
+type part struct {
+	lifecycle.Component
+	with string
+}
+
 // add adds a component as its constructor returns it, with or without an error.
-func (b *builder) add(c lifecycle.Component, err ...error) {
-	if b.check(err...) {
-		b.components = append(b.components, c)
+func (b *builder) add(c lifecycle.Component, err ...error) { b.with("").add(c, err...) }
+
+// elect adds a component of which the cluster has one.
+func (b *builder) elect(c lifecycle.Component, err ...error) { b.with("").elect(c, err...) }
+
+// with is followed by add or elect, for a component that is switched off with the one of that name.
+func (b *builder) with(name string) adder { return adder{b, name} }
+
+type adder struct {
+	*builder
+	with string
+}
+
+func (a adder) add(c lifecycle.Component, err ...error) {
+	if a.check(err...) {
+		a.parts = append(a.parts, part{c, a.with})
 	}
 }
 
-// elect adds a component of which the cluster has one.
-func (b *builder) elect(c lifecycle.Component, err ...error) {
-	if b.check(err...) {
-		b.components = append(b.components, b.election.Elect(c))
+func (a adder) elect(c lifecycle.Component, err ...error) {
+	if a.check(err...) {
+		a.parts = append(a.parts, part{a.election.Elect(c), a.with})
 	}
 }
 
@@ -44,29 +62,25 @@ func (b *builder) check(err ...error) bool {
 	return wrong == nil
 }
 
-// enabled returns the components without the disabled ones, and without needs
-// for them.
+// enabled returns the components without the disabled ones and those that go with them, and without needs for either.
 func (b *builder) enabled(disabled []string) ([]lifecycle.Component, error) {
 	if len(b.errs) > 0 {
 		return nil, errors.Join(b.errs...)
 	}
-	for _, with := range []struct {
-		name   string
-		others []string // switched off with it; one that has a row itself has it further down
-	}{
-		{"containerd", []string{"images", "network"}}, // images need a container runtime
-		{"dns", []string{"dns-publisher"}},            // one setting for both
-		{"kubelet", []string{"host-ports"}},           // there is no Node to report
-		{"network", []string{"cni"}},                  // one setting for both
-	} {
-		if slices.Contains(disabled, with.name) {
-			disabled = append(slices.Clone(disabled), with.others...)
+	with := map[string]string{}
+	for _, p := range b.parts {
+		with[p.Name()] = p.with
+	}
+	off := func(name string) bool {
+		for name != "" && !slices.Contains(disabled, name) {
+			name = with[name]
 		}
+		return name != ""
 	}
 	var out []lifecycle.Component
-	for _, c := range b.components {
-		if !slices.Contains(disabled, c.Name()) {
-			out = append(out, wired{c, disabled, b.api})
+	for _, p := range b.parts {
+		if !off(p.Name()) {
+			out = append(out, wired{p.Component, off, b.api})
 		}
 	}
 	return out, nil
@@ -76,8 +90,8 @@ func (b *builder) enabled(disabled []string) ([]lifecycle.Component, error) {
 // carries its name.
 type wired struct {
 	lifecycle.Component
-	disabled []string
-	api      string // instead of the apiserver, unless empty
+	off func(name string) bool
+	api string // instead of the apiserver, unless empty
 }
 
 // Needs implements lifecycle.Component.
@@ -87,12 +101,15 @@ func (w wired) Needs() []string {
 		if n == "apiserver" && w.api != "" {
 			n = w.api
 		}
-		if !slices.Contains(w.disabled, n) {
+		if !w.off(n) {
 			needs = append(needs, n)
 		}
 	}
 	return needs
 }
+
+// RestartPolicy implements lifecycle.Restarter.
+func (w wired) RestartPolicy() lifecycle.Policy { return lifecycle.PolicyOf(w.Component) }
 
 // Healthy implements lifecycle.Health, for components that do.
 func (w wired) Healthy(ctx context.Context) error { return lifecycle.HealthOf(ctx, w.Component) }

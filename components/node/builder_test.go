@@ -21,10 +21,17 @@ type component struct {
 	needs []string
 }
 
-func (c component) Name() string                       { return c.name }
-func (c component) Needs() []string                    { return c.needs }
-func (component) Run(context.Context, func()) error    { return nil }
-func build(components ...lifecycle.Component) *builder { return &builder{components: components} }
+func (c component) Name() string                    { return c.name }
+func (c component) Needs() []string                 { return c.needs }
+func (component) Run(context.Context, func()) error { return nil }
+
+func build(components ...lifecycle.Component) *builder {
+	b := &builder{}
+	for _, c := range components {
+		b.add(c)
+	}
+	return b
+}
 
 // drawn is "name(needs)" of each component.
 func drawn(components []lifecycle.Component) string {
@@ -37,8 +44,12 @@ func drawn(components []lifecycle.Component) string {
 
 func TestEnabled(t *testing.T) {
 	needs := []string{"containerd", "network"}
-	b := build(component{"apiserver", nil}, component{"containerd", nil}, component{"images", []string{"containerd"}},
-		component{"cni", []string{"apiserver", "containerd"}}, component{"network", []string{"apiserver"}}, component{"kubelet", needs}, component{"dns", []string{"apiserver", "proxy"}})
+	b := build(component{"apiserver", nil}, component{"containerd", nil})
+	b.with("containerd").add(component{"images", []string{"containerd"}})
+	b.with("network").add(component{"cni", []string{"apiserver", "containerd"}})
+	b.with("containerd").add(component{"network", []string{"apiserver"}})
+	b.add(component{"kubelet", needs})
+	b.add(component{"dns", []string{"apiserver", "proxy"}})
 	for _, c := range []struct{ disabled, want string }{
 		{"", "apiserver() containerd() images(containerd) cni(apiserver containerd) network(apiserver) kubelet(containerd network) dns(apiserver proxy)"},
 		{"dns", "apiserver() containerd() images(containerd) cni(apiserver containerd) network(apiserver) kubelet(containerd network)"},
@@ -99,7 +110,7 @@ func TestDisable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := func(disabled ...string) (all []string) {
+	started := func(disabled ...string) (all []string) {
 		t.Helper()
 		cfg := config.Default()
 		cfg.NodeName, cfg.NodeIP, cfg.DataDir, cfg.RunDir, cfg.Disable = "n", []string{"192.0.2.1"}, dir, dir, disabled
@@ -120,24 +131,22 @@ func TestDisable(t *testing.T) {
 		}
 		return all
 	}
-	all := names()
-	if want := []string{
-		"plugins", "plugin-control", "certificates", "etcd", "metrics-server", "apiserver", "election",
-		"controller-manager", "scheduler", "token", "approver", "storage-controllers", "dns-publisher", "manifests", "servicelb", "metrics-publisher",
-		"containerd", "images", "cni", "network", "storage", "kubelet", "host-ports", "proxy", "dns", "status",
-	}; !slices.Equal(all, want) {
-		t.Fatalf("components: %v, want %v", all, want)
-	}
+	all := started()
 	// What writes into the cluster is cleaned up after.
 	instead := map[string]string{"servicelb": "servicelb-cleaner", "metrics-publisher": "metrics-cleaner"}
 	cleaned := slices.DeleteFunc(slices.Clone(all), func(name string) bool { return name == "metrics-server" })
 	for i, name := range cleaned {
 		cleaned[i] = cmp.Or(instead[name], name)
 	}
-	if got, want := names("servicelb", "metrics-server"), cleaned; !slices.Equal(got, want) {
+	if got, want := started("servicelb", "metrics-server"), cleaned; !slices.Equal(got, want) {
 		t.Errorf("--disable=servicelb,metrics-server: %v, want %v", got, want)
 	}
-	optional := []string{"containerd", "controller-manager", "dns", "kubelet", "manifests", "network", "proxy", "scheduler"}
+	var optional []string
+	for _, c := range config.Components() {
+		if c.Optional != config.Never && c.Kind == config.Runs && slices.Contains(cleaned, c.Name) {
+			optional = append(optional, c.Name)
+		}
+	}
 	// One, two, and all but one or none: what is wrong with three is wrong with two of them.
 	cases := [][]string{optional}
 	for i, a := range optional {
@@ -161,8 +170,53 @@ func TestDisable(t *testing.T) {
 			gone = append(gone, "cni")
 		}
 		want := slices.DeleteFunc(slices.Clone(all), func(name string) bool { return slices.Contains(gone, name) })
-		if got := names(disabled...); !slices.Equal(got, want) {
+		if got := started(disabled...); !slices.Equal(got, want) {
 			t.Errorf("--disable=%s: %v, want %v", strings.Join(disabled, ","), got, want)
 		}
+	}
+}
+
+// TestNames: the configuration knows the components of a server and of an agent, and no others.
+func TestNames(t *testing.T) {
+	cfg, agent := plannedAgent(t)
+	built, err := agent.build(cfg, silent())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := append(namesOf(built), "connection") // added once the agent has joined
+	for _, disabled := range [][]string{nil, {"servicelb", "metrics-server"}} {
+		_, components, err := plan(planned(t, func(c *config.Server) { c.Disable = disabled }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, namesOf(components)...)
+	}
+	slices.Sort(want)
+	var got []string
+	for _, c := range config.Components() {
+		if c.Kind == config.Runs {
+			got = append(got, c.Name)
+		}
+	}
+	if want = slices.Compact(want); !slices.Equal(got, want) {
+		t.Errorf("config.Components has %v, want %v", got, want)
+	}
+}
+
+// TestPolicies: a component's policy is the one that it states, elected or not.
+func TestPolicies(t *testing.T) {
+	_, components, err := plan(planned(t, func(*config.Server) {}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]lifecycle.Policy{"etcd": lifecycle.EndProcess, "dns": lifecycle.RestartBeside, "proxy": lifecycle.RestartAlone, "scheduler": lifecycle.RestartAlone, "token": lifecycle.RestartBeside}
+	for _, c := range components {
+		if policy, ok := want[c.Name()]; ok && lifecycle.PolicyOf(c) != policy {
+			t.Errorf("%s has policy %v, want %v", c.Name(), lifecycle.PolicyOf(c), policy)
+		}
+		delete(want, c.Name())
+	}
+	if len(want) > 0 {
+		t.Errorf("not there: %v", want)
 	}
 }

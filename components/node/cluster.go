@@ -94,7 +94,7 @@ func cluster(b *builder, p *plane) {
 		Log:            p.logFor("storage-controllers"),
 	}))
 
-	b.elect(dnspublisher.New(dnspublisher.Options{
+	b.with("dns").elect(dnspublisher.New(dnspublisher.Options{
 		Client:     p.leader.Config(client.DNS),
 		Informers:  p.api.Informers,
 		ClusterDNS: addresses(cfg.ClusterInfo("", "").ClusterDNS),

@@ -122,16 +122,10 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 	return p
 }
 
-// workerClient returns the client configuration of a component of the server's own node.
-func (p *plane) workerClient(component string) *rest.Config {
-	switch component {
-	case "dns":
-		return p.clients.Config(client.DNS)
-	case "proxy":
-		return p.clients.Config(client.Proxy)
-	case "storage":
-		return p.clients.Config(client.Storage)
-	default:
+// workerClient is workerOptions.client of the server's own node.
+func (p *plane) workerClient(_, identity string) *rest.Config {
+	if identity == asNode {
 		return p.clients.NodeConfig(p.cfg.NodeName)
 	}
+	return p.clients.Config(identity)
 }

@@ -37,7 +37,7 @@ type crash struct {
 }
 
 // breakLoops records why the previous process ended, has crashes of this one recorded, and decides which components are
-// left out.
+// left out. The Group leaves out only those that may be restarted.
 func (p *process) breakLoops(cfg *config.Node) error {
 	path, list := filepath.Join(cfg.RunDir, crashFile), filepath.Join(cfg.RunDir, crashesFile)
 	crashes := readCrashes(list)
@@ -86,7 +86,7 @@ func held(crashes []crash, now time.Time, first time.Duration) map[string]lifecy
 		rows[c.component] = r
 	}
 	for name, hold := range out {
-		if _, ok := restartable()[name]; !ok || !now.Before(hold.Until) {
+		if !now.Before(hold.Until) {
 			delete(out, name)
 		}
 	}

@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -21,8 +23,8 @@ import (
 // The socket is root's too.
 const faultsVariable = "KUBELITH_TEST_FAULTS"
 
-// faults lets tests break the components that are restarted. A line "NAME FAULT" on the socket is answered with "ok" or
-// the error. The faults are
+// faults lets tests break the components that are restarted. The line "list" on the socket is answered with their names, a line "NAME FAULT" with
+// "ok" or the error. The faults are
 //
 //	error, end, panic: Run does so
 //	goroutine: one of its goroutines panics
@@ -67,14 +69,14 @@ func (f *faults) firstHold() time.Duration {
 	return 20 * time.Second
 }
 
-// wrap makes the components that have a policy breakable.
+// wrap makes the components that are restarted breakable.
 func (f *faults) wrap(components []lifecycle.Component) []lifecycle.Component {
 	if f == nil {
 		return components
 	}
 	var out []lifecycle.Component
 	for _, c := range components {
-		if _, ok := restartable()[c.Name()]; ok {
+		if lifecycle.PolicyOf(c) != lifecycle.EndProcess {
 			f.set[c.Name()] = make(chan string)
 			c = &faulty{Component: c, set: f.set[c.Name()], release: f.release}
 		}
@@ -96,7 +98,9 @@ func (f *faults) serve(ctx context.Context) {
 		}
 		for lines := bufio.NewScanner(conn); lines.Scan(); {
 			answer := "ok"
-			if err := f.do(lines.Text()); err != nil {
+			if line := lines.Text(); line == "list" {
+				answer = strings.Join(slices.Sorted(maps.Keys(f.set)), " ")
+			} else if err := f.do(line); err != nil {
 				answer = err.Error()
 			}
 			fmt.Fprintln(conn, answer)
@@ -130,6 +134,9 @@ type faulty struct {
 	release <-chan struct{}
 	hung    atomic.Bool
 }
+
+// RestartPolicy implements lifecycle.Restarter.
+func (c *faulty) RestartPolicy() lifecycle.Policy { return lifecycle.PolicyOf(c.Component) }
 
 // Healthy implements lifecycle.Health.
 func (c *faulty) Healthy(ctx context.Context) error {

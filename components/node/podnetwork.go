@@ -14,8 +14,8 @@ func (b *builder) addPodNetwork(n network.Options, c cni.Options) {
 	c.Mode = cniMode(string(n.Backend))
 	c.MTU = func() int { return network.MTU(n.Backend, n.NodeIPs) }
 	c.ThirdParty = between.ThirdParty
-	b.add(cni.New(c))
-	b.add(between)
+	b.with("network").add(cni.New(c)) // one setting for both
+	b.with("containerd").add(between)
 }
 
 // cniMode returns what a value of the setting "network" means on one node: the backends differ only between nodes.

@@ -119,19 +119,6 @@ func TestPreflightArguments(t *testing.T) {
 	}
 }
 
-// Every component can be given a level of its own.
-func TestLogComponents(t *testing.T) {
-	_, components, err := plan(planned(t, func(*config.Server) {}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range namesOf(components) {
-		if name != "readyz" && !slices.Contains(config.LogComponents(), name) {
-			t.Errorf("--log-level does not know %s", name)
-		}
-	}
-}
-
 // Whatever the run directory, containerd's state directory is one with which it starts, and the longest such.
 func TestRunDirLength(t *testing.T) {
 	long := config.Node{RunDir: "/" + strings.Repeat("x", 200)}

@@ -78,7 +78,6 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 			}
 		},
 		StopTimeout: stopTimeout,
-		Restart:     restartable(),
 		Held:        p.held,
 		Timing:      p.faults.timing(),
 	}, p.faults.wrap(components)...)

@@ -8,6 +8,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/rest"
 
+	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/config"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/names"
@@ -36,9 +37,9 @@ type workerOptions struct {
 	machineID string // the value of names.MachineLabel; empty: none
 	cluster   *config.ClusterInfo
 
-	// client returns the configuration with which a component calls the API, as the node where it has no identity of
-	// its own.
-	client func(component string) *rest.Config
+	// client returns the configuration with which a component calls the API. On a server it has that identity, of
+	// base/client, or is the node with asNode; on an agent it is the node whatever the identity, except for storage.
+	client func(component, identity string) *rest.Config
 	// disconnect closes dead connections to the API; nil where there are none.
 	disconnect func()
 	// plugins are those of this machine.
@@ -51,6 +52,9 @@ type workerOptions struct {
 	// publish is where the network finds its peers; nil where the process shares no informers.
 	publish func() informers.SharedInformerFactory
 }
+
+// asNode is no identity: a component that calls the API as its node.
+const asNode = ""
 
 // worker adds the components that run pods on a machine: a server's own node, or an agent.
 func worker(b *builder, w workerOptions) {
@@ -72,7 +76,8 @@ func worker(b *builder, w workerOptions) {
 		Log:           logFor("containerd"),
 	}))
 
-	b.add(images.New(images.Options{
+	// Nothing imports images without a runtime.
+	b.with("containerd").add(images.New(images.Options{
 		ContainerdAddress: socket,
 		Snapshotter:       func() string { return containerd.Snapshotter(filepath.Join(cfg.DataDir, "agent", "containerd")) },
 		ArchiveDir:        filepath.Join(cfg.DataDir, "agent", "images"),
@@ -85,7 +90,7 @@ func worker(b *builder, w workerOptions) {
 		NodeIPs:      nodeIPs,
 		ClusterCIDRs: w.cluster.ClusterCIDR,
 		Informers:    w.publish,
-		Client:       w.client("network"),
+		Client:       w.client("network", asNode),
 		Log:          logFor("network"),
 	}, cni.Options{
 		ConfDir:           cniConfDir,
@@ -93,14 +98,14 @@ func worker(b *builder, w workerOptions) {
 		DataDir:           filepath.Join(cfg.DataDir, "agent", "cni"),
 		ClusterCIDRs:      w.cluster.ClusterCIDR,
 		ContainerdAddress: socket,
-		Client:            w.client("cni"),
+		Client:            w.client("cni", asNode),
 		NodeName:          cfg.NodeName,
 		Log:               logFor("cni"),
 	})
 
 	b.add(storage.New(storage.Options{
 		Plugins:        w.plugins,
-		Client:         w.client("storage"),
+		Client:         w.client("storage", client.Storage),
 		Informers:      w.publish,
 		NodeName:       cfg.NodeName,
 		KubeletRootDir: cfg.KubeletRootDir,
@@ -128,15 +133,16 @@ func worker(b *builder, w workerOptions) {
 		AfterControllerManager: w.role == names.RoleServer,
 		ShutdownGrace:          kubelet.ShutdownGrace(),
 		Args:                   w.machine.args.kubelet,
-		Client:                 w.client("kubelet"),
+		Client:                 w.client("kubelet", asNode),
 		Disconnect:             w.disconnect,
 		Log:                    logFor("kubelet"),
 	}))
 
-	b.add(hostports.New(hostports.Options{Client: w.client("host-ports"), NodeName: cfg.NodeName, Log: logFor("host-ports")}))
+	// Without a kubelet there is no Node to annotate.
+	b.with("kubelet").add(hostports.New(hostports.Options{Client: w.client("host-ports", asNode), NodeName: cfg.NodeName, Log: logFor("host-ports")}))
 
 	b.add(proxy.New(proxy.Options{
-		Client:       w.client("proxy"),
+		Client:       w.client("proxy", client.Proxy),
 		NodeName:     cfg.NodeName,
 		NodeIPs:      nodeIPs,
 		ClusterCIDRs: w.cluster.ClusterCIDR,
@@ -145,7 +151,7 @@ func worker(b *builder, w workerOptions) {
 	}))
 
 	b.add(dns.New(dns.Options{
-		Client:        w.client("dns"),
+		Client:        w.client("dns", client.DNS),
 		NodeName:      cfg.NodeName,
 		NodeIPs:       nodeIPs,
 		ClusterDNS:    clusterDNS,
@@ -158,7 +164,7 @@ func worker(b *builder, w workerOptions) {
 	b.add(componentstatus.New(componentstatus.Options{
 		Observer: w.machine.status,
 		NodeName: cfg.NodeName,
-		Client:   w.client("status"),
+		Client:   w.client("status", asNode),
 		Log:      logFor("status"),
 	}))
 }

@@ -29,11 +29,17 @@ var cluster = harness.NewShared(options)
 
 func TestMain(m *testing.M) { harness.Main(m, cluster) }
 
-// everyone is all components that can be broken.
-var everyone = []string{"approver", "cni", "controller-manager", "dns", "dns-publisher", "images", "manifests", "metrics-publisher", "metrics-server", "network", "plugin-control",
-	"proxy", "scheduler", "servicelb", "status", "storage", "storage-controllers", "token"}
+// everyone returns all components that can be broken.
+func everyone(t *testing.T, s *harness.Server) []string {
+	t.Helper()
+	names, err := tell(s, "list")
+	if err != nil || names == "" {
+		t.Fatalf("the components that can be broken: %q, %v", names, err)
+	}
+	return strings.Fields(names)
+}
 
-// rounds is how often everyone is broken in each way.
+// rounds is how often each component is broken in each way.
 func rounds(t *testing.T) int {
 	text := os.Getenv("KUBELITH_RESTARTS")
 	if text == "" {
@@ -55,17 +61,23 @@ func breaks(t *testing.T, s *harness.Server, component, fault string) {
 }
 
 func breakOne(s *harness.Server, component, fault string) error {
-	conn, err := net.Dial("unix", s.Path(socket))
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	fmt.Fprintf(conn, "%s %s\n", component, fault)
-	answer, err := bufio.NewReader(conn).ReadString('\n')
-	if err != nil || answer != "ok\n" {
+	answer, err := tell(s, component+" "+fault)
+	if err != nil || answer != "ok" {
 		return fmt.Errorf("break %s by %s: %s (%v)", component, fault, answer, err)
 	}
 	return nil
+}
+
+// tell sends a line to the socket and returns the answer.
+func tell(s *harness.Server, line string) (string, error) {
+	conn, err := net.Dial("unix", s.Path(socket))
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	fmt.Fprintln(conn, line)
+	answer, err := bufio.NewReader(conn).ReadString('\n')
+	return strings.TrimSuffix(answer, "\n"), err
 }
 
 // metrics are the server's, by name and labels as they are written.

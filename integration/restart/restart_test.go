@@ -32,7 +32,7 @@ func TestEveryone(t *testing.T) {
 	address := web(t, s, ns, "web")
 	load := begin(t, s, ns, address)
 
-	ways := []string{"panic", "goroutine", "hang"}
+	ways, everyone := []string{"panic", "goroutine", "hang"}, everyone(t, s)
 	round := func(ways ...string) {
 		for _, fault := range ways {
 			before := metrics(t, s)

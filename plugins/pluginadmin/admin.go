@@ -64,6 +64,9 @@ func (s *Server) Name() string { return "plugin-control" }
 // Needs implements lifecycle.Component.
 func (s *Server) Needs() []string { return nil }
 
+// RestartPolicy implements lifecycle.Restarter.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
+
 // Run implements lifecycle.Component. It is ready when the socket accepts connections.
 func (s *Server) Run(ctx context.Context, ready func()) error {
 	cs, err := kubernetes.NewForConfig(s.opts.Client)

@@ -114,6 +114,9 @@ func (s *Server) Name() string { return "approver" }
 // Needs implements lifecycle.Component.
 func (s *Server) Needs() []string { return []string{"apiserver"} }
 
+// RestartPolicy implements lifecycle.Restarter.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
+
 // workers is how many requests are decided at a time.
 const workers = 2
 

@@ -81,6 +81,9 @@ func (s *Server) Name() string { return "controller-manager" }
 // Needs implements lifecycle.Component.
 func (s *Server) Needs() []string { return []string{"apiserver"} }
 
+// RestartPolicy implements lifecycle.Restarter. Two would each act on what they have counted.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartAlone }
+
 // Standby records that the kubelet may have started before the first run (components/controlplane/election).
 func (s *Server) Standby() { s.built.Store(true) }
 

@@ -82,6 +82,9 @@ func (s *Server) Name() string { return "dns-publisher" }
 // Needs implements lifecycle.Component.
 func (s *Server) Needs() []string { return []string{"apiserver"} }
 
+// RestartPolicy implements lifecycle.Restarter.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
+
 // Run implements lifecycle.Component. It is ready when the Service exists, and a slice of each node whose slice can be
 // written.
 func (s *Server) Run(ctx context.Context, ready func()) error {

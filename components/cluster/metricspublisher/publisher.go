@@ -57,6 +57,9 @@ func (p *Publisher) Name() string { return "metrics-publisher" }
 // Needs implements lifecycle.Component.
 func (p *Publisher) Needs() []string { return []string{"apiserver"} }
 
+// RestartPolicy implements lifecycle.Restarter.
+func (*Publisher) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
+
 // Healthy implements lifecycle.Health: no look takes too long.
 func (p *Publisher) Healthy(ctx context.Context) error { return p.work.Healthy(ctx) }
 

@@ -85,6 +85,9 @@ func (s *Server) Needs() []string {
 	return []string{"apiserver", "plugins"}
 }
 
+// RestartPolicy implements lifecycle.Restarter. Two would give away the same room.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartAlone }
+
 // Healthy implements lifecycle.Health: no pod takes too long. What upstream does with it is bounded, extenders and
 // plugins included.
 func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }

@@ -92,6 +92,9 @@ func New(o Options) *Server { return &Server{opts: o} }
 // Name implements lifecycle.Component.
 func (s *Server) Name() string { return "servicelb" }
 
+// RestartPolicy implements lifecycle.Restarter.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
+
 // Needs implements lifecycle.Component.
 func (s *Server) Needs() []string { return []string{"apiserver"} }
 

@@ -61,6 +61,9 @@ func New(o Options) *Controllers {
 func (c *Controllers) Name() string { return "storage-controllers" }
 
 // Needs implements lifecycle.Component.
+// RestartPolicy implements lifecycle.Restarter. Two would provision for one claim.
+func (*Controllers) RestartPolicy() lifecycle.Policy { return lifecycle.RestartAlone }
+
 func (c *Controllers) Needs() []string { return []string{"plugins", "apiserver", "storage"} }
 
 // Healthy implements lifecycle.Health: a change of plugins does not take too long.

@@ -86,6 +86,9 @@ func (s *Server) Name() string { return "token" }
 // Needs implements lifecycle.Component.
 func (s *Server) Needs() []string { return []string{"apiserver"} }
 
+// RestartPolicy implements lifecycle.Restarter.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
+
 const (
 	// ttl is how long a token in the file is valid, and renewBefore how long it is still valid, at least, when it is
 	// read.

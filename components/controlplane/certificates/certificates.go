@@ -47,6 +47,9 @@ func (s *Server) Name() string { return "certificates" }
 // Needs implements lifecycle.Component.
 func (s *Server) Needs() []string { return nil }
 
+// RestartPolicy implements lifecycle.Restarter.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
+
 // Healthy implements lifecycle.Health: it fails when a renewal takes too long.
 func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
 

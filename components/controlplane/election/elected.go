@@ -23,10 +23,14 @@ type elected struct {
 var (
 	_ lifecycle.Component = elected{}
 	_ lifecycle.Health    = elected{}
+	_ lifecycle.Restarter = elected{}
 )
 
 // Needs implements lifecycle.Component.
 func (c elected) Needs() []string { return append([]string{Name}, c.Component.Needs()...) }
+
+// RestartPolicy implements lifecycle.Restarter.
+func (c elected) RestartPolicy() lifecycle.Policy { return lifecycle.PolicyOf(c.Component) }
 
 // Healthy implements lifecycle.Health. A component that does not run is healthy.
 func (c elected) Healthy(ctx context.Context) error { return lifecycle.HealthOf(ctx, c.Component) }

@@ -106,6 +106,9 @@ func (e *Election) Name() string { return Name }
 // Needs implements lifecycle.Component.
 func (e *Election) Needs() []string { return []string{"apiserver"} }
 
+// RestartPolicy implements lifecycle.Restarter. Two would both renew the Lease.
+func (*Election) RestartPolicy() lifecycle.Policy { return lifecycle.RestartAlone }
+
 // Run implements lifecycle.Component. It is ready when the leader is known.
 func (e *Election) Run(ctx context.Context, ready func()) error {
 	cs, err := kubernetes.NewForConfig(e.opts.Client)

@@ -89,6 +89,9 @@ func (s *Server) Name() string { return "metrics-server" }
 // Needs implements lifecycle.Component. This node's kubelet is needed so that the first round finds it.
 func (s *Server) Needs() []string { return []string{"apiserver", "kubelet"} }
 
+// RestartPolicy implements lifecycle.Restarter.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
+
 // Healthy implements lifecycle.Health: no round takes too long.
 func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
 

@@ -91,6 +91,9 @@ func (s *Server) Needs() []string {
 	return []string{"containerd"}
 }
 
+// RestartPolicy implements lifecycle.Restarter.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
+
 const (
 	// settle is how long the host's directory must be unchanged: installers write several files, or one in parts.
 	settle = 100 * time.Millisecond

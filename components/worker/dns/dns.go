@@ -91,6 +91,9 @@ func (s *Server) Name() string { return "dns" }
 // Needs names what must be ready first.
 func (s *Server) Needs() []string { return []string{"apiserver"} }
 
+// RestartPolicy implements lifecycle.Restarter. The component stops CoreDNS itself, whatever the run does.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
+
 // Healthy implements lifecycle.Health: CoreDNS gives any answer.
 func (s *Server) Healthy(ctx context.Context) error {
 	return answers(ctx, s.opts.Port, s.opts.ClusterDomain)

@@ -61,6 +61,9 @@ func (h *Server) Name() string { return "host-ports" }
 // Needs implements lifecycle.Component.
 func (h *Server) Needs() []string { return []string{"apiserver"} }
 
+// RestartPolicy implements lifecycle.Restarter.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
+
 // Run implements lifecycle.Component. It is ready at once: the Node may be created later.
 func (h *Server) Run(ctx context.Context, ready func()) error {
 	cs, err := kubernetes.NewForConfig(h.opts.Client)

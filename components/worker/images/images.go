@@ -46,6 +46,9 @@ func (s *Server) Name() string { return "images" }
 // Needs implements lifecycle.Component.
 func (s *Server) Needs() []string { return []string{"containerd"} }
 
+// RestartPolicy implements lifecycle.Restarter.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
+
 // Run imports, is ready after the embedded images, and returns when ctx is cancelled.
 func (s *Server) Run(ctx context.Context, ready func()) error {
 	c, err := client.New(s.opts.ContainerdAddress, client.WithDefaultNamespace(namespace))

@@ -114,6 +114,9 @@ func (s *Server) Needs() []string {
 	return nil
 }
 
+// RestartPolicy implements lifecycle.Restarter.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
+
 // ThirdParty sets whether a third party's CNI configuration is in use. Nothing is done before the first call.
 func (s *Server) ThirdParty(theirs bool) {
 	now := no

@@ -93,6 +93,9 @@ func (s *Server) Name() string { return "proxy" }
 // Needs names what must be ready first.
 func (s *Server) Needs() []string { return []string{"apiserver"} }
 
+// RestartPolicy implements lifecycle.Restarter. Two would write the same table.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartAlone }
+
 // Healthy implements lifecycle.Health: it fails when a write of rules takes too long.
 func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
 

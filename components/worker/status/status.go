@@ -71,6 +71,9 @@ func (s *Server) Name() string { return "status" }
 // Needs implements lifecycle.Component.
 func (s *Server) Needs() []string { return []string{"apiserver"} }
 
+// RestartPolicy implements lifecycle.Restarter.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
+
 // Healthy implements lifecycle.Health: it fails when a report takes too long.
 func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
 

@@ -69,6 +69,9 @@ func (s *Server) Name() string { return "storage" }
 // Needs implements lifecycle.Component. The kubelet in turn needs this one: at the start it must not find the sockets
 // of an earlier process, and at the stop its volumes still have their drivers.
 func (s *Server) Needs() []string { return []string{"plugins", "apiserver"} }
+// RestartPolicy implements lifecycle.Restarter. Two would provision for one claim.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartAlone }
+
 
 // Healthy implements lifecycle.Health: it fails when a change of plugins takes too long.
 func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }

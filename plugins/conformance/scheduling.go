@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -33,13 +34,10 @@ type testNodes struct {
 	nodes           []*schedulingv1.Node
 }
 
-// epochs are never used twice in a process.
-var epochs uint64 = 1000
-
-// newTestNodes returns n nodes of different sizes in a new epoch.
+// newTestNodes returns n nodes of different sizes in a new epoch. Epochs grow, as the
+// scheduler's do.
 func newTestNodes(n int) *testNodes {
-	epochs++
-	p := &testNodes{epoch: epochs}
+	p := &testNodes{epoch: uint64(time.Now().UnixNano())}
 	for i := range n {
 		p.nodes = append(p.nodes, &schedulingv1.Node{
 			Id: uint32(i + 1), Name: fmt.Sprintf("node-%d", i+1),

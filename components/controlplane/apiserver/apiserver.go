@@ -99,7 +99,9 @@ func (s *Server) Ports() []lifecycle.Port {
 }
 
 // Informers returns the factory that the apiserver, the controllers and other components in the process share. It is
-// nil before the component is ready.
+// nil before the component is ready, so other components are given this method and call it in Run. The factory cannot
+// be a plain value: components are built once to check their arguments and again to run, but a process has one factory
+// of that name (cache.NewInformerName), which ends with the server that Run builds.
 func (s *Server) Informers() informers.SharedInformerFactory { return s.shared }
 
 // Upstream returns the options that upstream's apiserver is built from.

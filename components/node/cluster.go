@@ -12,6 +12,7 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/hostport"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/nodeaddr"
@@ -132,8 +133,8 @@ func signedFor(controllers *controllermanager.Server) time.Duration {
 
 // serviceLB returns the Service load balancer or, when it is disabled, the component that removes its addresses.
 func serviceLB(cfg *config.Server, o servicelb.Options) lifecycle.Component {
-	o.ServerPorts = []servicelb.Port{{Protocol: corev1.ProtocolTCP, Number: int32(cfg.HTTPSPort)}}
-	o.NodePorts = []servicelb.Port{
+	o.ServerPorts = []hostport.Port{{Protocol: corev1.ProtocolTCP, Number: int32(cfg.HTTPSPort)}}
+	o.NodePorts = []hostport.Port{
 		{Protocol: corev1.ProtocolTCP, Number: names.ProxyHealthPort},
 		{Protocol: corev1.ProtocolTCP, Number: names.DNSPort},
 		{Protocol: corev1.ProtocolUDP, Number: names.DNSPort},

@@ -3,16 +3,14 @@ package pluginadmin
 import (
 	"context"
 	"crypto/sha256"
-	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"github.com/sirupsen/logrus"
 
 	"kubelith.io/kubelith/base/reconcile"
+	"kubelith.io/kubelith/base/watchdir"
 )
 
 const (
@@ -25,59 +23,17 @@ const (
 // watchFile calls changed at the start, if the file exists, and after each change of its content, until ctx ends. It
 // watches the directory, as editors replace the file.
 func watchFile(ctx context.Context, path string, changed func(), log logrus.FieldLogger) {
+	watched := watchdir.New(watchdir.Options{Settle: settle, Poll: rescan, Log: log})
+	defer watched.Close()
 	var last [sha256.Size]byte
-	events, stop := watchDir(path, log)
-	defer stop()
-	wait := time.NewTimer(0)
-	defer wait.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-events:
-			wait.Reset(settle)
-			continue
-		case <-wait.C:
-		}
-		wait.Reset(rescan)
+	reconcile.Loop(ctx, watched.Changed(), 0, func() time.Duration {
+		watched.Follow(filepath.Dir(path))
 		if now := contentOf(path); now != last {
 			last = now
 			changed()
 		}
-	}
-}
-
-// watchDir signals events of the file in its directory. If the directory cannot be watched, it logs why and never
-// signals.
-func watchDir(path string, log logrus.FieldLogger) (events <-chan struct{}, stop func()) {
-	watcher, err := fsnotify.NewWatcher()
-	if err == nil {
-		if err = watcher.Add(filepath.Dir(path)); err != nil {
-			watcher.Close()
-		}
-	}
-	if err != nil {
-		if !errors.Is(err, fs.ErrNotExist) { // there may never be a configuration
-			log.Warnf("changes of %s are noticed within %s only: %v", path, rescan, err)
-		}
-		return nil, func() {}
-	}
-	signal, done := reconcile.NewSignal(), make(chan struct{})
-	go func() {
-		defer close(done)
-		for open := true; open; {
-			var event fsnotify.Event
-			select {
-			case event, open = <-watcher.Events:
-			case _, open = <-watcher.Errors: // events were lost
-				event.Name = path
-			}
-			if open && filepath.Base(event.Name) == filepath.Base(path) {
-				signal.Send()
-			}
-		}
-	}()
-	return signal, func() { watcher.Close(); <-done }
+		return rescan
+	})
 }
 
 // contentOf returns the digest of the file; zero if it cannot be read.

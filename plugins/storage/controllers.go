@@ -2,15 +2,18 @@ package storage
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
+	snapclientset "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
@@ -27,12 +30,33 @@ const (
 	workers = 10
 )
 
+// Clients call the API.
+type Clients struct {
+	Client kubernetes.Interface
+	// Snapshots reads VolumeSnapshots that a claim is made from.
+	Snapshots snapclientset.Interface
+}
+
+// NewClients returns clients with this configuration.
+func NewClients(c *rest.Config) (Clients, error) {
+	client, err := kubernetes.NewForConfig(c)
+	if err != nil {
+		return Clients{}, fmt.Errorf("client: %w", err)
+	}
+	c = rest.CopyConfig(c)
+	c.ContentConfig = rest.ContentConfig{} // a CRD has no protobuf
+	snapshots, err := snapclientset.NewForConfig(c)
+	if err != nil {
+		return Clients{}, fmt.Errorf("client of snapshots: %w", err)
+	}
+	return Clients{client, snapshots}, nil
+}
+
 // Controllers are what sidecars run beside a driver in pods: for a node-local driver on each node, for another one in one place of
 // the cluster. All fields are required.
 type Controllers struct {
-	// Client reaches the API, with the rights of the sidecars; Snapshots reads VolumeSnapshots that a claim is made from.
-	Client    kubernetes.Interface
-	Snapshots Snapshots
+	// Clients have the rights of the sidecars.
+	Clients
 	// Informers are shared with others. They are started if they do not run; what is started ends with Life.
 	Informers informers.SharedInformerFactory
 	Life      <-chan struct{}

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
+	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/plugins"
 )
@@ -51,7 +52,7 @@ type Driver struct {
 	changed reconcile.Signal
 	cancel  context.CancelFunc
 	ended   chan struct{}
-	said    string // the last complaint
+	said    logging.Once
 }
 
 func newDriver(s *Drivers, p plugins.Plugin, d Declaration) *Driver {
@@ -123,7 +124,7 @@ func (d *Driver) serve(ctx context.Context, now Facts, serve func(context.Contex
 		return err
 	}
 	defer func() { cancel(); wait() }()
-	d.said = ""
+	d.said.News("", "")
 	for {
 		select {
 		case <-ctx.Done():
@@ -149,11 +150,12 @@ func (d *Driver) sleep(ctx context.Context) {
 
 // complain says once what is wrong.
 func (d *Driver) complain(err error) {
-	if err == nil || errors.Is(err, context.Canceled) || err.Error() == d.said {
+	if err == nil || errors.Is(err, context.Canceled) {
 		return
 	}
-	d.said = err.Error()
-	d.drivers.Complain(d.Plugin.Name(), err)
+	if d.said.News("", err.Error()) {
+		d.drivers.Complain(d.Plugin.Name(), err)
+	}
 }
 
 // Facts are what a driver says of itself, beyond what it declares.

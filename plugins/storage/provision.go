@@ -12,7 +12,6 @@ import (
 	"github.com/kubernetes-csi/external-provisioner/v6/pkg/capacity"
 	"github.com/kubernetes-csi/external-provisioner/v6/pkg/capacity/topology"
 	ctrl "github.com/kubernetes-csi/external-provisioner/v6/pkg/controller"
-	snapclientset "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,7 +20,6 @@ import (
 	"k8s.io/client-go/informers"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	storagelisters "k8s.io/client-go/listers/storage/v1"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	csitrans "k8s.io/csi-translation-lib"
@@ -36,16 +34,6 @@ const (
 	// capacityEvery is how often free space is asked for; it is asked for after each volume too.
 	capacityEvery = time.Minute
 )
-
-// Snapshots reads VolumeSnapshots that a claim is made from.
-type Snapshots = snapclientset.Interface
-
-// NewSnapshots returns a client of an API that is a CRD: it has no protobuf.
-func NewSnapshots(c *rest.Config) (Snapshots, error) {
-	c = rest.CopyConfig(c)
-	c.ContentConfig = rest.ContentConfig{}
-	return snapclientset.NewForConfig(c)
-}
 
 // addProvisioning adds what makes and deletes volumes, as external-provisioner's main does (cmd/csi-provisioner).
 func (c *controllers) addProvisioning(ctx context.Context) error {

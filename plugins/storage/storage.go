@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/plugins"
 )
@@ -56,12 +57,12 @@ type Drivers struct {
 	Log logrus.FieldLogger
 
 	drivers map[string]*Driver // by plugin
-	said    map[string]string  // of plugins that are no driver, why not
+	said    logging.Once       // of plugins that are no driver, why not
 }
 
 // Run starts and ends drivers as plugins come and go. When ctx has ended it waits for them.
 func (s *Drivers) Run(ctx context.Context) {
-	s.drivers, s.said = map[string]*Driver{}, map[string]string{}
+	s.drivers, s.said = map[string]*Driver{}, logging.Once{}
 	changed := reconcile.NewSignal()
 	defer s.Plugins.Subscribe(plugins.Storage, changed.Send)()
 	for {
@@ -95,13 +96,12 @@ func (s *Drivers) update(ctx context.Context) {
 			err = fmt.Errorf("another plugin is the driver %s: remove one", declared.Driver.Name)
 		}
 		if err != nil {
-			if err.Error() != s.said[p.Name()] && !s.Quiet {
+			if s.said.News(p.Name(), err.Error()) && !s.Quiet {
 				s.Complain(p.Name(), err)
 			}
-			s.said[p.Name()] = err.Error()
 			continue
 		}
-		delete(s.said, p.Name())
+		s.said.News(p.Name(), "")
 		names.Insert(declared.Driver.Name)
 		wanted[p.Name()] = newDriver(s, p, declared)
 	}

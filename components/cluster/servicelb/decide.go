@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"kubelith.io/kubelith/base/hostport"
 	"kubelith.io/kubelith/base/nodeaddr"
 )
 
@@ -21,7 +22,7 @@ type world struct {
 	local func(*corev1.Service) sets.Set[string]
 	// listens reports whether the listener on a port of the node is one of the Service's own pods, in the host's
 	// network.
-	listens func(s *corev1.Service, n *corev1.Node, p Port) bool
+	listens func(s *corev1.Service, n *corev1.Node, p hostport.Port) bool
 	// proven reports whether the node may be at this address; held means that the Service has the address already.
 	proven func(n *corev1.Node, ip netip.Addr, held bool) bool
 	opts   Options

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"kubelith.io/kubelith/base/hostport"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/nodeaddr"
 )
@@ -81,7 +82,7 @@ func local(s *corev1.Service) {
 	s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 }
 
-func ports(of ...Port) func(*corev1.Service) {
+func ports(of ...hostport.Port) func(*corev1.Service) {
 	return func(s *corev1.Service) {
 		s.Spec.Ports = nil
 		for _, p := range of {
@@ -90,8 +91,12 @@ func ports(of ...Port) func(*corev1.Service) {
 	}
 }
 
-func tcp(number int32) Port { return Port{Protocol: corev1.ProtocolTCP, Number: number} }
-func udp(number int32) Port { return Port{Protocol: corev1.ProtocolUDP, Number: number} }
+func tcp(number int32) hostport.Port {
+	return hostport.Port{Protocol: corev1.ProtocolTCP, Number: number}
+}
+func udp(number int32) hostport.Port {
+	return hostport.Port{Protocol: corev1.ProtocolUDP, Number: number}
+}
 
 func class(name string) func(*corev1.Service) {
 	return func(s *corev1.Service) { s.Spec.LoadBalancerClass = &name }
@@ -238,9 +243,9 @@ func TestDecide(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w := world{services: c.services, nodes: c.nodes,
 				local:   func(s *corev1.Service) sets.Set[string] { return sets.New(c.endpoints[s.Name]...) },
-				listens: func(s *corev1.Service, _ *corev1.Node, p Port) bool { return s.Name == "own" && p == tcp(80) },
+				listens: func(s *corev1.Service, _ *corev1.Node, p hostport.Port) bool { return s.Name == "own" && p == tcp(80) },
 				proven:  func(_ *corev1.Node, ip netip.Addr, held bool) bool { return held || ip.String() != unproven },
-				opts: Options{NodePorts: []Port{udp(8472)}, ServerPorts: []Port{tcp(6443)},
+				opts: Options{NodePorts: []hostport.Port{udp(8472)}, ServerPorts: []hostport.Port{tcp(6443)},
 					Addresses: nodeaddr.Parse([]string{"10.43.0.0/16"}, []string{"192.0.2.6"})},
 			}
 			check := func(when string, want []string) {
@@ -259,7 +264,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-func nodePort(name string, p Port) *corev1.Service {
+func nodePort(name string, p hostport.Port) *corev1.Service {
 	return lb(name, func(s *corev1.Service) {
 		s.Spec.Type = corev1.ServiceTypeNodePort
 		s.Spec.Ports = []corev1.ServicePort{{Protocol: p.Protocol, Port: 80, NodePort: p.Number}}

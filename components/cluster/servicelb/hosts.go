@@ -27,7 +27,7 @@ func (w world) withoutHosts(s *corev1.Service, all []address, ports ledger) (lef
 		}
 		free := true
 		for _, p := range s.Spec.Ports {
-			port := Port{Protocol: p.Protocol, Number: p.Port}
+			port := hostport.Port{Protocol: p.Protocol, Number: p.Port}
 			if !taken.Has(port) || ports.own[claim{a.node.Name, port}] || ports.nodePorts[port] != nil || w.listens(s, a.node, port) {
 				continue
 			}

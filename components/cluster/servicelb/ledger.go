@@ -10,20 +10,21 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"kubelith.io/kubelith/base/hostport"
 	"kubelith.io/kubelith/base/names"
 )
 
 // claim is a port that only one Service may have.
 type claim struct {
 	node string
-	port Port
+	port hostport.Port
 }
 
 // claims returns what a Service must have to itself to get addresses.
 func claims(s *corev1.Service, addresses []address) (all []claim) {
 	for _, a := range addresses {
 		for _, p := range s.Spec.Ports {
-			all = append(all, claim{a.node.Name, Port{Protocol: p.Protocol, Number: p.Port}})
+			all = append(all, claim{a.node.Name, hostport.Port{Protocol: p.Protocol, Number: p.Port}})
 		}
 	}
 	return all
@@ -31,13 +32,13 @@ func claims(s *corev1.Service, addresses []address) (all []claim) {
 
 // ledger records which Service has which port of which node.
 type ledger struct {
-	own       map[claim]bool            // Kubelith's own
-	nodePorts map[Port]*corev1.Service  // on every node
-	held      map[claim]*corev1.Service // of Services of ours: reserved by status, or taken
+	own       map[claim]bool                    // Kubelith's own
+	nodePorts map[hostport.Port]*corev1.Service // on every node
+	held      map[claim]*corev1.Service         // of Services of ours: reserved by status, or taken
 }
 
 func newLedger(w world) ledger {
-	l := ledger{map[claim]bool{}, map[Port]*corev1.Service{}, map[claim]*corev1.Service{}}
+	l := ledger{map[claim]bool{}, map[hostport.Port]*corev1.Service{}, map[claim]*corev1.Service{}}
 	for _, n := range w.nodes {
 		role := n.Labels[names.RoleLabel]
 		if role == "" {
@@ -47,7 +48,7 @@ func newLedger(w world) ledger {
 			l.own[claim{n.Name, p}] = true
 		}
 		if kubelet := n.Status.DaemonEndpoints.KubeletEndpoint.Port; kubelet != 0 {
-			l.own[claim{n.Name, Port{Protocol: corev1.ProtocolTCP, Number: kubelet}}] = true
+			l.own[claim{n.Name, hostport.Port{Protocol: corev1.ProtocolTCP, Number: kubelet}}] = true
 		}
 		if role == names.RoleServer || w.hasAPI(n) {
 			for _, p := range w.opts.ServerPorts {
@@ -58,11 +59,11 @@ func newLedger(w world) ledger {
 	for _, s := range w.services {
 		for _, p := range s.Spec.Ports {
 			if p.NodePort != 0 {
-				l.nodePorts[Port{Protocol: p.Protocol, Number: p.NodePort}] = s
+				l.nodePorts[hostport.Port{Protocol: p.Protocol, Number: p.NodePort}] = s
 			}
 		}
 		if s.Spec.HealthCheckNodePort != 0 {
-			l.nodePorts[Port{Protocol: corev1.ProtocolTCP, Number: s.Spec.HealthCheckNodePort}] = s
+			l.nodePorts[hostport.Port{Protocol: corev1.ProtocolTCP, Number: s.Spec.HealthCheckNodePort}] = s
 		}
 	}
 	return l

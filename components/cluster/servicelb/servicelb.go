@@ -63,7 +63,7 @@ type Options struct {
 	Informers func() informers.SharedInformerFactory
 	// NodePorts are the ports on which Kubelith listens on each node, ServerPorts those on servers in addition. No
 	// Service gets them. The kubelet's port is in the Node object.
-	NodePorts, ServerPorts []Port
+	NodePorts, ServerPorts []hostport.Port
 	// Addresses are the rules for which addresses a node may have.
 	Addresses nodeaddr.Rules
 	// KubeletCA is the file with the CAs of the kubelets' serving certificates.
@@ -71,9 +71,6 @@ type Options struct {
 	// Log receives the component's own messages.
 	Log logrus.FieldLogger
 }
-
-// Port is a port of a node.
-type Port = hostport.Port
 
 // Server is the component.
 type Server struct {
@@ -92,11 +89,11 @@ func New(o Options) *Server { return &Server{opts: o} }
 // Name implements lifecycle.Component.
 func (s *Server) Name() string { return "servicelb" }
 
-// RestartPolicy implements lifecycle.Restarter.
-func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
-
 // Needs implements lifecycle.Component.
 func (s *Server) Needs() []string { return []string{"apiserver"} }
+
+// RestartPolicy implements lifecycle.Restarter.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
 
 // Healthy implements lifecycle.Health: no pass takes too long.
 func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }

@@ -22,6 +22,7 @@ import (
 	discoverylisters "k8s.io/client-go/listers/discovery/v1"
 	"k8s.io/client-go/tools/record"
 
+	"kubelith.io/kubelith/base/hostport"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/reconcile"
@@ -131,7 +132,7 @@ func (w *writer) local(service *corev1.Service) sets.Set[string] {
 }
 
 // listens implements world.
-func (w *writer) listens(service *corev1.Service, n *corev1.Node, p Port) bool {
+func (w *writer) listens(service *corev1.Service, n *corev1.Node, p hostport.Port) bool {
 	found, _ := w.slices.EndpointSlices(service.Namespace).List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: service.Name}))
 	for _, slice := range found {
 		if !slices.ContainsFunc(slice.Ports, func(e discoveryv1.EndpointPort) bool {

@@ -10,12 +10,10 @@ package storagecontrollers
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"kubelith.io/kubelith/base/lifecycle"
@@ -61,10 +59,10 @@ func New(o Options) *Controllers {
 func (c *Controllers) Name() string { return "storage-controllers" }
 
 // Needs implements lifecycle.Component.
+func (c *Controllers) Needs() []string { return []string{"plugins", "apiserver", "storage"} }
+
 // RestartPolicy implements lifecycle.Restarter. Two would provision for one claim.
 func (*Controllers) RestartPolicy() lifecycle.Policy { return lifecycle.RestartAlone }
-
-func (c *Controllers) Needs() []string { return []string{"plugins", "apiserver", "storage"} }
 
 // Healthy implements lifecycle.Health: a change of plugins does not take too long.
 func (c *Controllers) Healthy(ctx context.Context) error { return c.work.Healthy(ctx) }
@@ -72,16 +70,12 @@ func (c *Controllers) Healthy(ctx context.Context) error { return c.work.Healthy
 // Run implements lifecycle.Component. It is ready at once: a driver that does not come up keeps nothing from starting.
 func (c *Controllers) Run(ctx context.Context, ready func()) error {
 	c.work.Reset()
-	client, err := kubernetes.NewForConfig(c.opts.Client)
+	clients, err := storage.NewClients(c.opts.Client)
 	if err != nil {
-		return fmt.Errorf("client: %w", err)
-	}
-	snapshots, err := storage.NewSnapshots(c.opts.Client)
-	if err != nil {
-		return fmt.Errorf("client of snapshots: %w", err)
+		return err
 	}
 	ready()
-	t := &term{Options: c.opts, client: client, snapshots: snapshots, work: &c.work}
+	t := &term{Options: c.opts, clients: clients, work: &c.work}
 	t.run(ctx)
 	return nil
 }
@@ -89,14 +83,13 @@ func (c *Controllers) Run(ctx context.Context, ready func()) error {
 // term is one run of the component.
 type term struct {
 	Options
-	client    kubernetes.Interface
-	snapshots storage.Snapshots
-	work      *lifecycle.Watchdog
+	clients storage.Clients
+	work    *lifecycle.Watchdog
 }
 
 // run serves drivers until ctx ends. Everything that it started has ended then.
 func (t *term) run(ctx context.Context) {
-	complaints := storage.NewComplaints(ctx, t.client, t.NodeName, t.Log)
+	complaints := storage.NewComplaints(ctx, t.clients.Client, t.NodeName, t.Log)
 	defer complaints.Close()
 	var declared sync.WaitGroup
 	defer declared.Wait()
@@ -130,6 +123,6 @@ func (t *term) serve(ctx context.Context, d *storage.Driver) error {
 			return func() {}, nil // each node runs them, for itself
 		}
 		// The informers are shared by the process.
-		return storage.Controllers{Client: t.client, Snapshots: t.snapshots, Informers: t.Informers(), Life: ctx.Done(), NodeName: t.NodeName}.Start(ctx, d, now)
+		return storage.Controllers{Clients: t.clients, Informers: t.Informers(), Life: ctx.Done(), NodeName: t.NodeName}.Start(ctx, d, now)
 	})
 }

@@ -68,7 +68,7 @@ func (s *server) lead(t *testing.T) (end func()) {
 	term := &term{
 		Options: Options{Plugins: s.set, Informers: func() informers.SharedInformerFactory { return processInformers{s.shared, t} },
 			NodeName: "n1", KubeletRootDir: s.root, Log: s.Log},
-		client: s.Clientset, work: &lifecycle.Watchdog{},
+		clients: storage.Clients{Client: s.Clientset}, work: &lifecycle.Watchdog{},
 	}
 	ended := make(chan struct{})
 	go func() { defer close(ended); term.run(ctx) }()

@@ -29,7 +29,9 @@ type objects struct {
 	log    logrus.FieldLogger
 }
 
-func (t *term) objects(log logrus.FieldLogger) objects { return objects{t.client, t.NodeName, log} }
+func (t *term) objects(log logrus.FieldLogger) objects {
+	return objects{t.clients.Client, t.NodeName, log}
+}
 
 // makeDeclared creates the objects of a driver whose plugin does not run here, until it succeeds or ctx ends.
 func (t *term) makeDeclared(ctx context.Context, d storage.Declaration) {

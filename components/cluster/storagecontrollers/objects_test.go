@@ -118,7 +118,7 @@ func TestDeclared(t *testing.T) {
 	m, cs, _ := objectsOf()
 	d := storage.Declare(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: storagetest.DriverName, Annotations: map[string]string{names.NodeLocalAnnotation: storagetest.TopologyKey}}},
 		[]*storagev1.StorageClass{storagetest.Class("local", storagev1.VolumeBindingImmediate)}, true)
-	term := &term{Options: Options{NodeName: "n1", Log: m.log}, client: cs}
+	term := &term{Options: Options{NodeName: "n1", Log: m.log}, clients: storage.Clients{Client: cs}}
 	term.makeDeclared(t.Context(), d)
 	driver, err := cs.StorageV1().CSIDrivers().Get(t.Context(), storagetest.DriverName, metav1.GetOptions{})
 	if err != nil || !storage.IsOurs(driver) || driver.Annotations[names.NodeLocalAnnotation] != storagetest.TopologyKey || driver.Spec.AttachRequired == nil || *driver.Spec.AttachRequired {

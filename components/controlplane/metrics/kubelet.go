@@ -18,7 +18,7 @@ import (
 	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	nodeutil "k8s.io/component-helpers/node/util"
+	nodeutil "k8s.io/kubernetes/pkg/util/node"
 	"sigs.k8s.io/metrics-server/pkg/scraper/client"
 	"sigs.k8s.io/metrics-server/pkg/storage"
 )
@@ -113,7 +113,7 @@ func (k *kubelets) note(node *corev1.Node, err error) {
 	case err == nil && failing:
 		delete(k.failing, node.Name)
 		k.log.Infof("node %s gives metrics again", node.Name)
-	case err != nil && !failing && isReady(node):
+	case err != nil && !failing && nodeutil.IsNodeReady(node):
 		maps.DeleteFunc(k.failing, func(name string, _ bool) bool {
 			_, err := k.nodes.Get(name)
 			return err != nil // it is gone
@@ -121,11 +121,6 @@ func (k *kubelets) note(node *corev1.Node, err error) {
 		k.failing[node.Name] = true
 		k.log.Warnf("node %s gives no metrics, asked again every %s: %v", node.Name, resolution, err)
 	}
-}
-
-func isReady(node *corev1.Node) bool {
-	_, c := nodeutil.GetNodeCondition(&node.Status, corev1.NodeReady)
-	return c != nil && c.Status == corev1.ConditionTrue
 }
 
 // resourceURL returns where the node's kubelet serves resource metrics; empty if the node does not report its kubelet's

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	nodeutil "k8s.io/component-helpers/node/util"
+	nodeutil "k8s.io/kubernetes/pkg/util/node"
 
 	"kubelith.io/kubelith/base/hostport"
 	"kubelith.io/kubelith/base/lifecycle"
@@ -147,7 +147,7 @@ func (t *teller) look(ctx context.Context, now time.Time) error {
 		return err
 	}
 	text, told := node.Annotations[names.HostPortsAnnotation]
-	if !told && !isReady(node) {
+	if !told && !nodeutil.IsNodeReady(node) {
 		// The annotation is not needed yet, and the write would conflict with those that complete a new Node.
 		return apierrors.NewNotFound(corev1.Resource("nodes"), node.Name)
 	}
@@ -164,9 +164,4 @@ func (t *teller) look(ctx context.Context, now time.Time) error {
 		}
 	}
 	return nil
-}
-
-func isReady(n *corev1.Node) bool {
-	_, c := nodeutil.GetNodeCondition(&n.Status, corev1.NodeReady)
-	return c != nil && c.Status == corev1.ConditionTrue
 }

@@ -29,7 +29,7 @@ func (h *host) awaitDriver(ctx context.Context, d storage.Declaration, now stora
 	patience, cancel := context.WithTimeout(ctx, driverPatience)
 	defer cancel()
 	err := looks().Until(patience, true, true, func(ctx context.Context) (_ bool, err error) {
-		have, err = h.client.StorageV1().CSIDrivers().Get(ctx, d.Name(), metav1.GetOptions{})
+		have, err = h.clients.Client.StorageV1().CSIDrivers().Get(ctx, d.Name(), metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return false, nil
 		}

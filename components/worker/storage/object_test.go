@@ -44,7 +44,7 @@ func TestAwaitDriver(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			cs := fake.NewClientset(tc.have)
-			h := &host{Options: Options{NodeName: "n1", Agent: tc.agent}, client: cs}
+			h := &host{Options: Options{NodeName: "n1", Agent: tc.agent}, clients: storage.Clients{Client: cs}}
 			d := storage.Declare(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName}}, nil, tc.nodeLocal)
 			err := h.awaitDriver(t.Context(), d, tc.facts)
 			if (tc.wrong == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), tc.wrong) {
@@ -67,7 +67,7 @@ func TestLateDriver(t *testing.T) {
 		asked <- struct{}{}
 		return false, nil, nil
 	})
-	h := &host{Options: Options{NodeName: "n1"}, client: cs}
+	h := &host{Options: Options{NodeName: "n1"}, clients: storage.Clients{Client: cs}}
 	d := storage.Declare(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName}}, nil, false)
 	found := make(chan error, 1)
 	go func() { found <- h.awaitDriver(t.Context(), d, storage.Facts{}) }()

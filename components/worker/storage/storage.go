@@ -19,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	sharedinformers "kubelith.io/kubelith/base/informers"
@@ -69,9 +68,9 @@ func (s *Server) Name() string { return "storage" }
 // Needs implements lifecycle.Component. The kubelet in turn needs this one: at the start it must not find the sockets
 // of an earlier process, and at the stop its volumes still have their drivers.
 func (s *Server) Needs() []string { return []string{"plugins", "apiserver"} }
+
 // RestartPolicy implements lifecycle.Restarter. Two would provision for one claim.
 func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartAlone }
-
 
 // Healthy implements lifecycle.Health: it fails when a change of plugins takes too long.
 func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
@@ -85,16 +84,12 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		}
 		s.swept.Store(true)
 	}
-	client, err := kubernetes.NewForConfig(s.opts.Client)
+	clients, err := storage.NewClients(s.opts.Client)
 	if err != nil {
-		return fmt.Errorf("client: %w", err)
-	}
-	snapshots, err := storage.NewSnapshots(s.opts.Client)
-	if err != nil {
-		return fmt.Errorf("client of snapshots: %w", err)
+		return err
 	}
 	ready()
-	h := &host{Options: s.opts, client: client, snapshots: snapshots, work: &s.work}
+	h := &host{Options: s.opts, clients: clients, work: &s.work}
 	h.run(ctx)
 	return nil
 }
@@ -102,10 +97,9 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 // host is one run of the component.
 type host struct {
 	Options
-	client    kubernetes.Interface
-	snapshots storage.Snapshots
-	work      *lifecycle.Watchdog
-	life      <-chan struct{} // ends with the run
+	clients storage.Clients
+	work    *lifecycle.Watchdog
+	life    <-chan struct{} // ends with the run
 
 	once sync.Once
 	own  informers.SharedInformerFactory
@@ -115,7 +109,7 @@ type host struct {
 func (h *host) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	h.life = ctx.Done()
-	complaints := storage.NewComplaints(ctx, h.client, h.NodeName, h.Log)
+	complaints := storage.NewComplaints(ctx, h.clients.Client, h.NodeName, h.Log)
 	defer complaints.Close()
 	defer func() {
 		cancel()
@@ -161,7 +155,7 @@ func (h *host) serve(ctx context.Context, d *storage.Driver) error {
 		if !d.NodeLocal {
 			return func() {}, nil // the cluster's controllers do it
 		}
-		return storage.Controllers{Client: h.client, Snapshots: h.snapshots, Informers: h.factory(), Life: h.life, NodeName: h.NodeName}.Start(ctx, d, now)
+		return storage.Controllers{Clients: h.clients, Informers: h.factory(), Life: h.life, NodeName: h.NodeName}.Start(ctx, d, now)
 	})
 }
 
@@ -178,7 +172,7 @@ func (h *host) gone(d *storage.Driver) {
 // uidOfNode distinguishes this node's Node from an earlier one of that name. It is empty without a Node: the kubelet
 // registers after us.
 func (h *host) uidOfNode(ctx context.Context) (types.UID, error) {
-	node, err := h.client.CoreV1().Nodes().Get(ctx, h.NodeName, metav1.GetOptions{})
+	node, err := h.clients.Client.CoreV1().Nodes().Get(ctx, h.NodeName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return "", nil
 	}
@@ -194,7 +188,7 @@ func (h *host) factory() informers.SharedInformerFactory {
 		return h.Informers()
 	}
 	h.once.Do(func() {
-		h.own = informers.NewSharedInformerFactoryWithOptions(h.client, 0, informers.WithTransform(sharedinformers.Trim))
+		h.own = informers.NewSharedInformerFactoryWithOptions(h.clients.Client, 0, informers.WithTransform(sharedinformers.Trim))
 	})
 	return h.own
 }

@@ -58,7 +58,7 @@ func run(t *testing.T, agent bool, plugin *pluginstest.Plugin, objects ...runtim
 	shared := informers.NewSharedInformerFactory(n.Clientset, 0)
 	h := &host{
 		Options: Options{Plugins: n.set, NodeName: "n1", KubeletRootDir: n.root, Agent: agent, Log: n.Log},
-		client:  n.Clientset, work: &lifecycle.Watchdog{},
+		clients: storage.Clients{Client: n.Clientset}, work: &lifecycle.Watchdog{},
 	}
 	if !agent {
 		h.Informers = func() informers.SharedInformerFactory { return shared }

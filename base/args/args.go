@@ -76,7 +76,7 @@ func Election() Refused {
 	for _, f := range []string{"leader-elect", "leader-elect-lease-duration", "leader-elect-renew-deadline",
 		"leader-elect-retry-period", "leader-elect-resource-lock", "leader-elect-resource-name",
 		"leader-elect-resource-namespace"} {
-		r[f] = "there is one server, and no election"
+		r[f] = "Kubelith elects its leading server itself"
 	}
 	return r
 }

@@ -160,7 +160,7 @@ func (p *InProcess) serve(w *responseWriter, req *http.Request) {
 			w.finish(io.ErrUnexpectedEOF)
 			return
 		}
-		http.Error(w, "the apiserver's handler panicked; its log has the stack", http.StatusInternalServerError)
+		http.Error(w, "the apiserver's handler panicked; see the stack in its log", http.StatusInternalServerError)
 		w.finish(nil)
 	}()
 	p.handler.ServeHTTP(w, req)

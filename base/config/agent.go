@@ -51,7 +51,7 @@ func (a *Agent) Validate() error {
 		p.add("server", "%s: write https://HOST:PORT with a server's name or address, as in https://192.0.2.10:6443", why)
 	}
 	if a.Token != "" && a.TokenFile != "" {
-		p.add("token", "is given as well as %s: give only one of them", label("tokenFile"))
+		p.add("token", "%s is set as well: set only one of them", label("tokenFile"))
 	}
 	return errors.Join(p...)
 }
@@ -72,7 +72,7 @@ func checkServer(address string) string {
 		return quoted + " has more than a host and a port"
 	}
 	if port, err := strconv.ParseUint(u.Port(), 10, 16); err != nil || port == 0 {
-		return quoted + " has a port that does not exist"
+		return quoted + " has an invalid port"
 	}
 	return ""
 }

@@ -41,11 +41,11 @@ func TestValidateAgent(t *testing.T) {
 		"http":              {func(a *Agent) { a.Server = "http://192.0.2.7:6443" }, `is not an https address`},
 		"no host":           {func(a *Agent) { a.Server = "https://:6443" }, `is not an https address`},
 		"no port":           {func(a *Agent) { a.Server = "https://192.0.2.7" }, `"https://192.0.2.7" has no port`},
-		"port 0":            {func(a *Agent) { a.Server = "https://192.0.2.7:0" }, `has a port that does not exist`},
-		"large port":        {func(a *Agent) { a.Server = "https://192.0.2.7:65536" }, `has a port that does not exist`},
+		"port 0":            {func(a *Agent) { a.Server = "https://192.0.2.7:0" }, `has an invalid port`},
+		"large port":        {func(a *Agent) { a.Server = "https://192.0.2.7:65536" }, `has an invalid port`},
 		"path":              {func(a *Agent) { a.Server = "https://h:1/x" }, `has more than a host and a port`},
 		"user":              {func(a *Agent) { a.Server = "https://u@h:1" }, `has more than a host and a port`},
-		"two tokens":        {func(a *Agent) { a.TokenFile = "/t" }, `--token (token): is given as well as --token-file (tokenFile): give only one of them`},
+		"two tokens":        {func(a *Agent) { a.TokenFile = "/t" }, `--token (token): --token-file (tokenFile) is set as well: set only one of them`},
 		"token file":        {func(a *Agent) { a.Token, a.TokenFile = "", "x" }, `--token-file (tokenFile): "x" is not an absolute path`},
 		"node name":         {func(a *Agent) { a.NodeName = "A" }, `--node-name (nodeName): "A" cannot be a node's name`},
 		"node IP":           {func(a *Agent) { a.NodeIP = []string{"127.0.0.1"} }, `127.0.0.1 cannot be a node's address`},
@@ -88,9 +88,9 @@ func TestClusterInfo(t *testing.T) {
 		t.Errorf("\ngot  %+v\nwant %+v", got, want)
 	}
 	for text, want := range map[string]string{
-		"{": "not readable",
+		"{": "cannot be decoded",
 		`{"apiVersion":"kubelith.io/v2","kind":"ClusterInfo"}`:        "install the server's version",
-		`{"apiVersion":"kubelith.io/v1alpha1","kind":"ClusterInfo"}`:  "name no networks",
+		`{"apiVersion":"kubelith.io/v1alpha1","kind":"ClusterInfo"}`:  "have no networks",
 		`{"apiVersion":"kubelith.io/v1alpha1","kind":"ServerConfig"}`: "install the server's version",
 	} {
 		if _, err := ParseClusterInfo([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {

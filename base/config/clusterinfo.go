@@ -49,14 +49,14 @@ func (s *Server) ClusterInfo(kubernetes, kubelith string) *ClusterInfo {
 func ParseClusterInfo(data []byte) (*ClusterInfo, error) {
 	var info ClusterInfo
 	if err := json.Unmarshal(data, &info); err != nil {
-		return nil, fmt.Errorf("the cluster's settings are not readable: %w", err)
+		return nil, fmt.Errorf("the cluster's settings cannot be decoded: %w", err)
 	}
 	if info.APIVersion != v1alpha1 || info.Kind != clusterInfoKind {
 		return nil, fmt.Errorf("the cluster's settings are %s %s and this kubelith reads %s %s: install the server's version of kubelith here",
 			info.APIVersion, info.Kind, v1alpha1, clusterInfoKind)
 	}
 	if len(info.ClusterCIDR) == 0 || len(info.ServiceCIDR) == 0 {
-		return nil, errors.New("the cluster's settings name no networks: restart the server, which writes them")
+		return nil, errors.New("the cluster's settings have no networks: restart the server, which writes them")
 	}
 	return &info, nil
 }

@@ -32,7 +32,7 @@ func DetectNodeIPs(clusterCIDRs []string) ([]string, error) {
 		if ip.IsValid() {
 			out = append(out, ip.String())
 		} else if i == 0 {
-			return nil, fmt.Errorf("this host has no %s address that other hosts could reach: set %s", family(c.Addr()), label("nodeIP"))
+			return nil, fmt.Errorf("this host has no %s address that other hosts can reach: set %s", family(c.Addr()), label("nodeIP"))
 		}
 	}
 	return out, nil

@@ -152,7 +152,7 @@ func AgentDataDir(file string) string {
 func fromFile(path string, s settings) error {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%s: %w: give --config a file that exists", path, fs.ErrNotExist)
+		return fmt.Errorf("%s: %w: name an existing file with --config", path, fs.ErrNotExist)
 	}
 	if err != nil {
 		return fmt.Errorf("read the configuration: %w", err)

@@ -229,7 +229,7 @@ func TestLoadDefaults(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	if _, err := loadServer(t, Flags(), "--config", "/nonexistent/c.yaml"); err == nil ||
-		!strings.Contains(err.Error(), "/nonexistent/c.yaml: file does not exist: give --config a file that exists") {
+		!strings.Contains(err.Error(), "/nonexistent/c.yaml: file does not exist: name an existing file with --config") {
 		t.Errorf("a missing --config: %v", err)
 	}
 }

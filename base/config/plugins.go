@@ -259,7 +259,7 @@ func validatePlugins(p *problems, all []Plugin) {
 		plugin := &all[i]
 		*p = append(*p, plugin.problems()...)
 		if line, twice := names[plugin.Name]; twice && plugin.Name != "" {
-			*p = append(*p, plugin.problem("the plugin in line %d has the same name: give one of them another", line))
+			*p = append(*p, plugin.problem("the plugin in line %d has the same name: rename one of them", line))
 		} else {
 			names[plugin.Name] = plugin.Line
 		}
@@ -312,7 +312,7 @@ func (p *Plugin) problems() []error {
 	switch {
 	case p.FailurePolicy == "":
 	case p.Kind == "storage":
-		add("failurePolicy has no meaning for storage, whose calls are tried again: remove it")
+		add("failurePolicy has no meaning for storage, whose calls are retried: remove it")
 	case !slices.Contains(failurePolicies(), p.FailurePolicy):
 		add("unknown failurePolicy %q%s", p.FailurePolicy, suggestion(p.FailurePolicy, failurePolicies()))
 	}
@@ -379,7 +379,7 @@ func (l PluginLimits) Problems() []string {
 		}
 	}
 	if l.UID != nil && *l.UID >= firstAutoUID && *l.UID <= lastAutoUID {
-		add("uid %d is one of those that auto takes from: write uid: auto", *l.UID)
+		add("uid %d is in the range that auto assigns: write uid: auto", *l.UID)
 	}
 	slices.Sort(out)
 	return out

@@ -117,8 +117,8 @@ func TestPluginsValidate(t *testing.T) {
 		"cpu":           {func(p *Plugin) { p.Limits.CPU = "1m" }, `limits: cpu 1m is too little for a program to answer: use at least 10m`},
 		"pids":          {func(p *Plugin) { p.Limits.PIDs = 1 }, `limits: pids 1 is too little for a program to start: use at least 16, or -1 for any number`},
 		"uid":           {func(p *Plugin) { p.Limits.UID = new(int64); *p.Limits.UID = 1 << 32 }, `limits: uid 4294967296 does not exist: use 0 to 4294967294`},
-		"uid of auto":   {func(p *Plugin) { p.Limits.UID = new(int64(61000)) }, `limits: uid 61000 is one of those that auto takes from: write uid: auto`},
-		"last of auto":  {func(p *Plugin) { p.Limits.UID = new(int64(61183)) }, `limits: uid 61183 is one of those`},
+		"uid of auto":   {func(p *Plugin) { p.Limits.UID = new(int64(61000)) }, `limits: uid 61000 is in the range that auto assigns: write uid: auto`},
+		"last of auto":  {func(p *Plugin) { p.Limits.UID = new(int64(61183)) }, `limits: uid 61183 is in the range`},
 		"capability":    {func(p *Plugin) { p.Limits.Capabilities = []string{"CAP_SYS_ADMIN"} }, `limits: capabilities: there is no "CAP_SYS_ADMIN": did you mean "SYS_ADMIN"?`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -134,7 +134,7 @@ func TestPluginsValidate(t *testing.T) {
 	s, second := valid(), good()
 	second.Kind, second.Line = "storage", 11
 	s.Plugins = []Plugin{good(), second}
-	want := `f:11: plugin "a": the plugin in line 7 has the same name: give one of them another`
+	want := `f:11: plugin "a": the plugin in line 7 has the same name: rename one of them`
 	if err := s.Validate(); err == nil || err.Error() != want {
 		t.Errorf("error %v, want %q", err, want)
 	}

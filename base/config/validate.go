@@ -71,7 +71,7 @@ func validateLevels(p *problems, text string) {
 			component, level = "", part
 		}
 		if component != "" && !slices.Contains(logComponents(), component) {
-			p.add("logLevel", "%q is no component of the log%s", component, suggestion(component, logComponents()))
+			p.add("logLevel", "%q is not a component of the log%s", component, suggestion(component, logComponents()))
 		}
 		if seen[component] {
 			p.add("logLevel", "%q has two levels for the same: give one", text)
@@ -107,7 +107,7 @@ func validatePaths(p *problems, s settings) {
 		case !filepath.IsAbs(path):
 			p.add(key, "%q is not an absolute path: begin it with /", path)
 		case filepath.Clean(path) == "/":
-			p.add(key, "cannot be the root directory: name a directory of its own")
+			p.add(key, "cannot be the root directory: use a separate directory")
 		case key == "kubeletRootDir" && len(path) > maxKubeletRootDir:
 			p.add(key, tooLong, path, len(path), maxKubeletRootDir)
 		}

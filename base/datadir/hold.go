@@ -51,18 +51,18 @@ func (d *Dir) Hold(runDir, kubeletRoot string) error {
 	}
 	// Whatever the umask is, and also for a directory of an earlier version.
 	if err := run.Chmod(runDirMode); err != nil {
-		return fmt.Errorf("directory %s cannot get the mode %o (%w): give another --run-dir", runDir, runDirMode, err)
+		return fmt.Errorf("cannot set the mode of directory %s to %o (%w): use another --run-dir", runDir, runDirMode, err)
 	}
 	return d.holdNetwork()
 }
 
 func holdDir(dir string, mode os.FileMode) (*os.File, error) {
 	if err := os.MkdirAll(dir, mode); err != nil {
-		return nil, fmt.Errorf("directory %s cannot be made (%w): correct that or give another", dir, err)
+		return nil, fmt.Errorf("cannot create directory %s (%w): correct that or use another", dir, err)
 	}
 	f, err := os.Open(dir)
 	if err != nil {
-		return nil, fmt.Errorf("directory %s cannot be used (%w): correct that or give another", dir, err)
+		return nil, fmt.Errorf("cannot use directory %s (%w): correct that or use another", dir, err)
 	}
 	// As in takeLock: a program that a killed process was just starting keeps the lock for a moment.
 	for deadline := time.Now().Add(settle); ; time.Sleep(settle / 100) {
@@ -76,7 +76,7 @@ func holdDir(dir string, mode os.FileMode) (*os.File, error) {
 		case !errors.Is(err, unix.EWOULDBLOCK):
 			return nil, errors.Join(fmt.Errorf("directory %s: lock: %w", dir, err), f.Close())
 		case time.Now().After(deadline):
-			return nil, errors.Join(fmt.Errorf("directory %s is in use by another server or by reset: stop it, or give another directory", dir), f.Close())
+			return nil, errors.Join(fmt.Errorf("directory %s is in use by another server or by reset: stop it, or use another directory", dir), f.Close())
 		}
 	}
 }

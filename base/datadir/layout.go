@@ -78,7 +78,7 @@ func checkNew(dir string) error {
 		return unusable(dir, err)
 	}
 	if len(found) > 0 {
-		return fmt.Errorf("data directory %s has other files (%s): give --data-dir a directory of its own", dir, strings.Join(found, ", "))
+		return fmt.Errorf("data directory %s has other files (%s): use a separate directory for --data-dir", dir, strings.Join(found, ", "))
 	}
 	return nil
 }
@@ -108,7 +108,7 @@ func Nested(dirs map[string]string) error {
 	for inner, a := range dirs {
 		for outer, b := range dirs {
 			if inner != outer && within(resolvedParent(b), resolvedParent(a)) {
-				return fmt.Errorf("%s %s is in %s %s: give directories that are beside each other", inner, a, outer, b)
+				return fmt.Errorf("%s %s is in %s %s: use directories that do not contain each other", inner, a, outer, b)
 			}
 		}
 	}
@@ -141,7 +141,7 @@ func private(f *os.File) error {
 		return err
 	}
 	if owner, ok := ownerOf(info); ok && owner != os.Geteuid() {
-		return fmt.Errorf("directory %s belongs to user %d, who could put other files there: chown root it, or give another", f.Name(), owner)
+		return fmt.Errorf("directory %s belongs to user %d, who could put other files there: chown root it, or use another", f.Name(), owner)
 	}
 	if info.Mode().Perm()&0o022 != 0 {
 		return f.Chmod(info.Mode().Perm() &^ fs.FileMode(0o022))

@@ -24,7 +24,7 @@ func TestDataDirectoryOfOthers(t *testing.T) {
 		"restored from a backup":           {files: []string{ca, member, "server/cred/encryption.yaml", "server/token"}},
 		"a first start that was killed":    {files: []string{"version=1\nkubelith v1\n", "lock", "id=one"}},
 		"killed with keys":                 {files: []string{"version=1\nkubelith v1\n", ca, "cluster.json={}", "agent/containerd/x"}},
-		"a home directory":                 {files: []string{".bashrc", "Documents/a", "b"}, want: "has other files (.bashrc, Documents, b): give --data-dir a directory of its own"},
+		"a home directory":                 {files: []string{".bashrc", "Documents/a", "b"}, want: "has other files (.bashrc, Documents, b): use a separate directory for --data-dir"},
 		"a project":                        {files: []string{"server/main.go", "plugins/x/y"}, want: "(server/main.go, plugins/x)"},
 		"k3s":                              {files: []string{"server/db/state.db", "agent/etc/x", "data/current"}, want: "(agent/etc)"},
 		"late mount of server":             {files: []string{"version=1\nkubelith v1\n", "id=one", "cluster.json={}", "server/"}, want: "has a cluster's cluster.json, but"},
@@ -69,10 +69,10 @@ func TestSettings(t *testing.T) {
 	}
 	for want, change := range map[string]func(*Settings){
 		"": func(*Settings) {},
-		"the node's name is two and was one when the cluster was made, which cannot change: set nodeName (--node-name) to one": func(s *Settings) { s.NodeName = "two" },
-		"set clusterCIDR (--cluster-cidr) to 10.42.0.0/16":                                                                     func(s *Settings) { s.ClusterCIDR = []string{"10.9.0.0/16"} },
-		"set serviceCIDR (--service-cidr) to 10.43.0.0/16":                                                                     func(s *Settings) { s.ServiceCIDR = append(s.ServiceCIDR, "fd43::/112") },
-		"set clusterDomain (--cluster-domain) to cluster.local":                                                                func(s *Settings) { s.ClusterDomain = "example.org" },
+		"the node's name is two but was one when the cluster was created, and it cannot change: set nodeName (--node-name) to one": func(s *Settings) { s.NodeName = "two" },
+		"set clusterCIDR (--cluster-cidr) to 10.42.0.0/16":                                                                         func(s *Settings) { s.ClusterCIDR = []string{"10.9.0.0/16"} },
+		"set serviceCIDR (--service-cidr) to 10.43.0.0/16":                                                                         func(s *Settings) { s.ServiceCIDR = append(s.ServiceCIDR, "fd43::/112") },
+		"set clusterDomain (--cluster-domain) to cluster.local":                                                                    func(s *Settings) { s.ClusterDomain = "example.org" },
 	} {
 		now := begun
 		change(&now)

@@ -119,7 +119,7 @@ func (d *Dir) mayTakeKubelet(runDir, dir string) error {
 	owner := ReadOwner(filepath.Join(dir, KubeletMark))
 	switch {
 	case kubeletRuns("/", dir):
-		return fmt.Errorf("a kubelet runs on %s already: stop its cluster, or give another --kubelet-root-dir", dir)
+		return fmt.Errorf("a kubelet runs on %s already: stop its cluster, or use another --kubelet-root-dir", dir)
 	case d.fresh && owner.ID != "" && resolved(owner.DataDir) == resolved(d.path) && !exists(filepath.Join(d.path, "server", "tls")):
 		// A late mount looks like this. A restored data directory has keys.
 		return fmt.Errorf("data directory %s is empty, and pods of a node of it are in %s: mount or restore it; for a new node run kubelith reset --data first", d.path, dir)
@@ -131,7 +131,7 @@ func (d *Dir) mayTakeKubelet(runDir, dir string) error {
 		return nil // its cluster is gone
 	}
 	if traces := present("/", dir, kubeletTraces()); len(traces) > 0 {
-		return fmt.Errorf("directory %s is another kubelet's (it has %s): remove that cluster first, or give another --kubelet-root-dir", dir, strings.Join(traces, ", "))
+		return fmt.Errorf("directory %s is another kubelet's (it has %s): remove that cluster first, or use another --kubelet-root-dir", dir, strings.Join(traces, ", "))
 	}
 	return nil
 }
@@ -149,7 +149,7 @@ func (d *Dir) mayTakeRun(dir string) error {
 func (o Owner) alive() bool { return o.DataDir != "" && exists(filepath.Join(o.DataDir, "version")) }
 
 func belongsTo(dir string, owner Owner, setting string) error {
-	return fmt.Errorf("directory %s belongs to --data-dir %s: remove that one with kubelith reset --data --data-dir %s, or give another %s", dir, owner.DataDir, owner.DataDir, setting)
+	return fmt.Errorf("directory %s belongs to --data-dir %s: remove that one with kubelith reset --data --data-dir %s, or use another %s", dir, owner.DataDir, owner.DataDir, setting)
 }
 
 // mark writes the marks, and then the id of the data directory.
@@ -160,7 +160,7 @@ func (d *Dir) mark(marks []string) error {
 	}
 	for _, path := range marks {
 		if err := writeDurably(path, us.DataDir+"\n"+us.ID+"\n"); err != nil {
-			return fmt.Errorf("directory %s cannot be written (%w): make it writable or give another", filepath.Dir(path), err)
+			return fmt.Errorf("cannot write to directory %s (%w): make it writable or use another", filepath.Dir(path), err)
 		}
 	}
 	if err := writeDurably(filepath.Join(d.path, idFile), us.ID+"\n"); err != nil {

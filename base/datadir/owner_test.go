@@ -39,7 +39,7 @@ func TestWhoseKubeletDirectory(t *testing.T) {
 	}{
 		"a new machine":                         {},
 		"put there before by people":            {files: []string{"k/seccomp/p.json", "k/config.json", "k/device-plugins/d.sock", "k/plugins/driver/csi.sock"}},
-		"kubeadm":                               {files: []string{"k/config.yaml", "k/pki/x", "k/pods/u/x"}, want: "k is another kubelet's (it has config.yaml, pki, pods): remove that cluster first, or give another --kubelet-root-dir"},
+		"kubeadm":                               {files: []string{"k/config.yaml", "k/pki/x", "k/pods/u/x"}, want: "k is another kubelet's (it has config.yaml, pki, pods): remove that cluster first, or use another --kubelet-root-dir"},
 		"k3s":                                   {files: []string{"k/pods/u/x", "k/cpu_manager_state"}, want: "another kubelet's (it has pods, cpu_manager_state)"},
 		"k3s, refused start of an older one":    {files: []string{"k/pods/u/x", "d/version=1", "d/lock"}, want: "another kubelet's"},
 		"an older release ran here":             {files: []string{"k/pods/u/x", "d/version=1", containerd}},
@@ -50,7 +50,7 @@ func TestWhoseKubeletDirectory(t *testing.T) {
 		"ours":                                  {files: []string{"k/pods/u/x", "k/.kubelith=BASE/d\none\n", "d/version=1", "d/id=one", containerd}},
 		"ours, moved":                           {files: []string{"k/pods/u/x", "k/.kubelith=/before\none\n", "d/version=1", "d/id=one"}},
 		"ours, killed before the id":            {files: []string{"k/pods/u/x", "k/.kubelith=BASE/d\none\n", "d/version=1"}},
-		"another Kubelith's":                    {files: []string{"k/pods/u/x", "k/.kubelith=BASE/e\ntwo\n", "e/version=1", "d/version=1", "d/id=one"}, want: "k belongs to --data-dir BASE/e: remove that one with kubelith reset --data --data-dir BASE/e, or give another --kubelet-root-dir"},
+		"another Kubelith's":                    {files: []string{"k/pods/u/x", "k/.kubelith=BASE/e\ntwo\n", "e/version=1", "d/version=1", "d/id=one"}, want: "k belongs to --data-dir BASE/e: remove that one with kubelith reset --data --data-dir BASE/e, or use another --kubelet-root-dir"},
 		"the data directory is not mounted":     {files: []string{"k/pods/u/x", "k/.kubelith=BASE/d\none\n"}, want: "d is empty, and pods of a node of it are in"},
 		"its backup was restored":               {files: []string{"k/pods/u/x", "k/.kubelith=BASE/d\none\n", "d/server/tls/cluster-ca.crt"}},
 		"a Kubelith's that is gone":             {files: []string{"k/pods/u/x", "k/.kubelith=BASE/e\ntwo\n"}},

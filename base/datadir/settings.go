@@ -50,7 +50,7 @@ func CheckSettings(dir string, now Settings) error {
 	} {
 		if !slices.Equal(c.then, c.now) {
 			was := strings.Join(c.then, ",")
-			return fmt.Errorf("%s is %s and was %s when the cluster was made, which cannot change: set %s to %s", c.what, strings.Join(c.now, ","), was, c.key, was)
+			return fmt.Errorf("%s is %s but was %s when the cluster was created, and it cannot change: set %s to %s", c.what, strings.Join(c.now, ","), was, c.key, was)
 		}
 	}
 	return nil

@@ -16,7 +16,7 @@ func ParseKernel(text string) (netip.AddrPort, error) {
 	words, port, _ := strings.Cut(text, ":")
 	raw, err := hex.DecodeString(words)
 	if err != nil || len(raw)%4 != 0 {
-		return netip.AddrPort{}, fmt.Errorf("%q is no address", text)
+		return netip.AddrPort{}, fmt.Errorf("%q is not an address", text)
 	}
 	for i := 0; i < len(raw); i += 4 {
 		slices.Reverse(raw[i : i+4])
@@ -24,7 +24,7 @@ func ParseKernel(text string) (netip.AddrPort, error) {
 	ip, ok := netip.AddrFromSlice(raw)
 	number, err := strconv.ParseUint(port, 16, 16)
 	if !ok || err != nil {
-		return netip.AddrPort{}, fmt.Errorf("%q is no address", text)
+		return netip.AddrPort{}, fmt.Errorf("%q is not an address", text)
 	}
 	return netip.AddrPortFrom(ip.Unmap(), uint16(number)), nil
 }

@@ -29,7 +29,7 @@ func link(components []Component) ([]*member, error) {
 	}
 	for _, m := range members {
 		if path := cycle(m, nil); path != nil {
-			return nil, fmt.Errorf("lifecycle: components need each other in a circle: %s", strings.Join(path, " -> "))
+			return nil, fmt.Errorf("lifecycle: dependency cycle of components: %s", strings.Join(path, " -> "))
 		}
 	}
 	for _, m := range members {

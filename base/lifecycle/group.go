@@ -211,7 +211,7 @@ func (r *run) runOne(ctx context.Context, m *member, number int) {
 	var once sync.Once
 	isReady := func() { once.Do(func() { r.tell(report{m: m, run: number, what: ready}) }) }
 	// Remains set when Run neither returns nor panics: runtime.Goexit.
-	err := errors.New("its goroutine was ended from within")
+	err := errors.New("its goroutine called runtime.Goexit")
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v", p)
@@ -242,7 +242,7 @@ func (r *run) handle(rep report) {
 	case m.state == Ending, m.state == Stopping && (rep.err == nil || errors.Is(rep.err, context.Canceled)):
 		r.enter(m, Stopped, nil)
 	case rep.err == nil:
-		r.fail(m, errors.New("ended by itself"))
+		r.fail(m, errors.New("stopped unexpectedly"))
 	default:
 		r.fail(m, rep.err)
 	}
@@ -260,7 +260,7 @@ func (r *run) fail(m *member, err error) {
 		r.failure = fmt.Errorf("%s: %w", m.Name(), err)
 		return
 	}
-	r.log.WithField("component", m.Name()).WithError(err).Warn("failed as well")
+	r.log.WithField("component", m.Name()).WithError(err).Warn("also failed")
 }
 
 func (r *run) enter(m *member, s State, err error) {
@@ -295,7 +295,7 @@ func (r *run) stuck() error {
 	if len(waiting) > 0 {
 		msg += " (waiting for them: " + strings.Join(waiting, ", ") + ")"
 	}
-	return fmt.Errorf("did not stop within %s: %s: the process ends all the same; report it with the log if it happens again", r.stopTimeout, msg)
+	return fmt.Errorf("did not stop within %s: %s: the process exits anyway; report it with the log if it happens again", r.stopTimeout, msg)
 }
 
 func all(ms []*member, ok func(*member) bool) bool {

@@ -88,7 +88,7 @@ func TestNewGroupRefuses(t *testing.T) {
 			fake{name: "a", needs: []string{"b"}},
 			fake{name: "b", needs: []string{"c"}},
 			fake{name: "c", needs: []string{"a"}},
-		}, "circle: a -> b -> c -> a"},
+		}, "dependency cycle of components: a -> b -> c -> a"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := NewGroup(Options{}, tc.components...)
@@ -161,11 +161,11 @@ func TestFailure(t *testing.T) {
 	}{
 		"before ready": {run: func(context.Context, func()) error { return boom }, want: "b: boom"},
 		"after ready":  {run: func(_ context.Context, ready func()) error { ready(); return boom }, want: "b: boom"},
-		"nil":          {run: func(_ context.Context, ready func()) error { ready(); return nil }, want: "b: ended by itself"},
+		"nil":          {run: func(_ context.Context, ready func()) error { ready(); return nil }, want: "b: stopped unexpectedly"},
 		"panic": {run: func(context.Context, func()) error { panic("ouch") }, want: "b: panic: ouch",
 			log: "group_test.go"},
 		"goexit": {run: func(context.Context, func()) error { runtime.Goexit(); return nil },
-			want: "b: its goroutine was ended from within"},
+			want: "b: its goroutine called runtime.Goexit"},
 		"own cancelled context": {run: func(context.Context, func()) error { return context.Canceled }, want: "b: context canceled"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -263,7 +263,7 @@ func TestStopTimeout(t *testing.T) {
 			return nil
 		}},
 	)
-	want := "did not stop within 50ms: kubelet (waiting for them: etcd): the process ends all the same; report it with the log if it happens again"
+	want := "did not stop within 50ms: kubelet (waiting for them: etcd): the process exits anyway; report it with the log if it happens again"
 	if err == nil || err.Error() != want {
 		t.Errorf("error %v, want %q", err, want)
 	}

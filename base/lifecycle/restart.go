@@ -85,7 +85,7 @@ func (t Timing) backoff() *wait.Backoff {
 }
 
 // ErrRestarting is the cause (context.Cause) with which the context of a run ends when another run follows.
-var ErrRestarting = errors.New("the component is started again")
+var ErrRestarting = errors.New("the component is restarting")
 
 // Restarting reports whether the context of a component's run has ended because another run follows in this process.
 func Restarting(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrRestarting) }
@@ -144,7 +144,7 @@ func (r *run) backOff(m *member, why error) {
 	}
 	pause := m.pauses.Step()
 	m.due = now.Add(pause)
-	r.log.WithField("component", m.Name()).WithError(why).Warnf("failed, starts again in %s", pause)
+	r.log.WithField("component", m.Name()).WithError(why).Warnf("failed, restarting in %s", pause)
 	m.state = BackingOff
 	r.say(m, Event{State: BackingOff, Err: why, Next: pause})
 }
@@ -155,7 +155,7 @@ func (r *run) hold() {
 		if hold, ok := r.held[m.Name()]; ok && m.policy != EndProcess {
 			m.started, m.due = time.Now(), hold.Until
 			pause := time.Until(hold.Until).Round(time.Second)
-			r.log.WithField("component", m.Name()).WithError(hold.Why).Errorf("left out, starts in %s", pause)
+			r.log.WithField("component", m.Name()).WithError(hold.Why).Errorf("held back, starting in %s", pause)
 			m.state = BackingOff
 			r.say(m, Event{State: BackingOff, Err: hold.Why, Next: pause})
 		}
@@ -180,15 +180,15 @@ func (r *run) abandonLate() {
 		if m.state != Ending || r.stopping || time.Now().Before(m.due) {
 			continue
 		}
-		late := fmt.Errorf("%w, and does not end within %s", m.why, r.timing.EndWithin)
+		late := fmt.Errorf("%w, and did not stop within %s", m.why, r.timing.EndWithin)
 		if m.policy != RestartBeside {
 			r.enter(m, Failed, late)
-			r.failure = fmt.Errorf("%s: %w: a second one beside it is not safe, so the process ends", m.Name(), late)
+			r.failure = fmt.Errorf("%s: %w: a second run beside it is not safe, so the process exits", m.Name(), late)
 			return
 		}
 		m.run++ // its reports no longer count
 		m.abandoned++
-		r.backOff(m, fmt.Errorf("%w: its goroutines stay behind", late))
+		r.backOff(m, fmt.Errorf("%w: its goroutines are abandoned", late))
 	}
 }
 
@@ -198,7 +198,7 @@ func (r *run) late(rep report) {
 		return
 	}
 	rep.m.abandoned--
-	r.log.WithField("component", rep.m.Name()).Info("a run that was left behind has ended")
+	r.log.WithField("component", rep.m.Name()).Info("an abandoned run has returned")
 	r.say(rep.m, Event{State: Returned})
 }
 
@@ -213,7 +213,7 @@ func (r *run) examine() {
 			continue
 		}
 		if m.asking {
-			r.judge(m, errors.New("does not say how it is"))
+			r.judge(m, errors.New("its health check does not return"))
 			m.asking = true // the question is still open
 			continue
 		}
@@ -225,10 +225,10 @@ func (r *run) examine() {
 func (r *run) ask(m *member, patient Health, number int) {
 	ctx, cancel := context.WithTimeout(r.base, r.timing.AskEvery)
 	defer cancel()
-	err := errors.New("the question how it is ended its goroutine")
+	err := errors.New("its health check called runtime.Goexit")
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("asked how it is: panic: %v", p)
+			err = fmt.Errorf("health check: panic: %v", p)
 			r.log.WithField("component", m.Name()).Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 		r.tell(report{m: m, run: number, what: health, err: err})

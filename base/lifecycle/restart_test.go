@@ -38,9 +38,9 @@ func TestRestart(t *testing.T) {
 	}{
 		"before ready": {func(func()) error { return boom }, "boom"},
 		"after ready":  {func(ready func()) error { ready(); return boom }, "boom"},
-		"nil":          {func(ready func()) error { ready(); return nil }, "ended by itself"},
+		"nil":          {func(ready func()) error { ready(); return nil }, "stopped unexpectedly"},
 		"panic":        {func(func()) error { panic("ouch") }, "panic: ouch"},
-		"goexit":       {func(func()) error { runtime.Goexit(); return nil }, "its goroutine was ended from within"},
+		"goexit":       {func(func()) error { runtime.Goexit(); return nil }, "its goroutine called runtime.Goexit"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -280,7 +280,7 @@ func TestAbandon(t *testing.T) {
 					return nil
 				}})
 			if policy == RestartAlone {
-				want := "b: hangs: the loop stands, and does not end within 3s: a second one beside it is not safe, so the process ends"
+				want := "b: hangs: the loop stands, and did not stop within 3s: a second run beside it is not safe, so the process exits"
 				if err == nil || err.Error() != want {
 					t.Errorf("error %v\nwant  %s", err, want)
 				}
@@ -369,14 +369,14 @@ func TestWatchdog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &Watchdog{Limit: time.Minute}
 		ctx := t.Context()
-		quick, slow := w.Begin("a look"), w.Begin("a pass")
+		quick, slow := w.Begin("reading"), w.Begin("writing")
 		time.Sleep(time.Minute)
 		if err := w.Healthy(ctx); err != nil {
 			t.Error(err)
 		}
 		quick()
 		time.Sleep(time.Second)
-		if err := w.Healthy(ctx); err == nil || err.Error() != "a pass takes 1m1s" {
+		if err := w.Healthy(ctx); err == nil || err.Error() != "writing has taken 1m1s so far" {
 			t.Errorf("%v", err)
 		}
 		slow()

@@ -36,7 +36,7 @@ func (t *Task) Run(ctx context.Context, ready func()) error {
 	_ = wait.PollUntilContextCancel(ctx, t.Retry, true, func(ctx context.Context) (bool, error) {
 		err := t.Do(ctx)
 		if err != nil && ctx.Err() == nil {
-			t.Log.Warnf("%s, next try in %s: %v", t.Subject, t.Retry, err)
+			t.Log.Warnf("cannot %s, retrying in %s: %v", t.Subject, t.Retry, err)
 		}
 		return err == nil, nil
 	})

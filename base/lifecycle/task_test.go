@@ -31,7 +31,7 @@ func TestTask(t *testing.T) {
 		if !isReady || tries != 3 {
 			t.Errorf("ready at once: %v; %d tries", isReady, tries)
 		}
-		if all := lines.AllEntries(); len(all) != 2 || all[0].Message != "delete it, next try in 1s: refused" {
+		if all := lines.AllEntries(); len(all) != 2 || all[0].Message != "cannot delete it, retrying in 1s: refused" {
 			t.Errorf("logged: %v", all)
 		}
 	})

@@ -62,7 +62,7 @@ func (w *Watchdog) Healthy(context.Context) error {
 	}
 	for job := range w.begun {
 		if took := time.Since(job.at); took > limit {
-			return fmt.Errorf("%s takes %s", job.what, took.Round(time.Second))
+			return fmt.Errorf("%s has taken %s so far", job.what, took.Round(time.Second))
 		}
 	}
 	return nil

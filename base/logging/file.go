@@ -58,7 +58,7 @@ func openFile(name string, size int64, keep int) (*File, error) {
 func (f *File) open() error {
 	file, err := os.OpenFile(f.name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		return fmt.Errorf("make the log file: %w", err)
+		return fmt.Errorf("create the log file: %w", err)
 	}
 	// An existing file may be readable by others.
 	err = file.Chmod(0o600)
@@ -74,7 +74,7 @@ func (f *File) open() error {
 		}
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("make the log file %s: %w", f.name, err), file.Close())
+		return errors.Join(fmt.Errorf("create the log file %s: %w", f.name, err), file.Close())
 	}
 	f.file, f.written = file, info.Size()
 	return nil

@@ -164,7 +164,7 @@ func (w *Writer) drop(lines int, err error) {
 
 // lostLine returns the line about lost lines.
 func lostLine(f logrus.Formatter, lines int, why error) []byte {
-	reason := "nobody took them in time"
+	reason := "the reader is too slow"
 	if why != nil {
 		reason = why.Error()
 	}
@@ -172,7 +172,7 @@ func lostLine(f logrus.Formatter, lines int, why error) []byte {
 		Data:    logrus.Fields{componentField: "kubelith"},
 		Time:    time.Now(),
 		Level:   logrus.WarnLevel,
-		Message: fmt.Sprintf("%d lines of the log are lost: %s", lines, reason),
+		Message: fmt.Sprintf("%d lines of the log were lost: %s", lines, reason),
 	})
 	if err != nil {
 		return nil

@@ -27,9 +27,9 @@ func (r Rules) refuse(address string) error {
 	ip := at.Addr().Unmap()
 	switch {
 	case !ip.IsGlobalUnicast() || slices.ContainsFunc(r.Networks, func(p netip.Prefix) bool { return p.Contains(ip) }):
-		return fmt.Errorf("%s is no node's address", ip)
+		return fmt.Errorf("%s is not a node's address", ip)
 	case at.Port() == r.APIPort && slices.Contains(r.API, ip):
-		return fmt.Errorf("%s is the API, and no kubelet", at)
+		return fmt.Errorf("%s is the API server, not a kubelet", at)
 	}
 	return nil
 }

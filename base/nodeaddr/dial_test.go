@@ -14,7 +14,7 @@ func TestDialer(t *testing.T) {
 	defer l.Close()
 	rules := Parse([]string{"10.42.0.0/16", "10.43.0.0/16"}, []string{"192.0.2.1"})
 	rules.APIPort = 6443
-	if c, err := rules.Dialer().DialContext(t.Context(), "tcp", l.Addr().String()); err == nil || !strings.Contains(err.Error(), "127.0.0.1 is no node's address") {
+	if c, err := rules.Dialer().DialContext(t.Context(), "tcp", l.Addr().String()); err == nil || !strings.Contains(err.Error(), "127.0.0.1 is not a node's address") {
 		t.Errorf("loopback is dialled: %v, %v", c, err)
 	}
 	for address, refused := range map[string]bool{

@@ -78,11 +78,11 @@ func (r Rules) Of(nodes []*corev1.Node) map[string]Addresses {
 func (r Rules) objection(n *corev1.Node, ip netip.Addr, owner string) string {
 	switch {
 	case !ip.IsGlobalUnicast():
-		return "not an address at which others reach a node"
+		return "not an address at which other machines can reach a node"
 	case slices.ContainsFunc(r.Networks, func(p netip.Prefix) bool { return p.Contains(ip) }):
 		return "in the network of pods or Services"
 	case n.Labels[names.RoleLabel] != names.RoleServer && slices.Contains(r.API, ip):
-		return "an address of the API"
+		return "an address of the API server"
 	case owner != "" && owner != n.Name:
 		return "the address of the node " + owner
 	}

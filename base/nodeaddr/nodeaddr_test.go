@@ -31,7 +31,7 @@ func TestOf(t *testing.T) {
 		{"a server's is the API's", []*corev1.Node{node("s", 1, names.RoleServer, "192.0.2.1")}, map[string][]string{"s": {"192.0.2.1"}}, nil},
 		{"an agent's is not", []*corev1.Node{node("a", 9, "agent", "192.0.2.1", "198.51.100.1", "::ffff:192.0.2.1"), node("s", 1, names.RoleServer, "192.0.2.1")},
 			map[string][]string{"s": {"192.0.2.1"}},
-			map[string][]string{"a": {"192.0.2.1 is an address of the API", "198.51.100.1 is an address of the API", "192.0.2.1 is an address of the API"}}},
+			map[string][]string{"a": {"192.0.2.1 is an address of the API server", "198.51.100.1 is an address of the API server", "192.0.2.1 is an address of the API server"}}},
 		{"the older node is right", []*corev1.Node{node("thief", 1, "agent", "192.0.2.3", "192.0.2.2"), node("a", 2, "agent", "192.0.2.2")},
 			map[string][]string{"a": {"192.0.2.2"}, "thief": {"192.0.2.3"}}, map[string][]string{"thief": {"192.0.2.2 is the address of the node a"}}},
 		{"of the same age, the first by name", []*corev1.Node{node("b", 1, "agent", "192.0.2.2"), node("a", 1, "agent", "192.0.2.2")},
@@ -39,9 +39,9 @@ func TestOf(t *testing.T) {
 		{"twice its own", []*corev1.Node{node("a", 1, "agent", "192.0.2.2", "192.0.2.2")}, map[string][]string{"a": {"192.0.2.2"}}, nil},
 		{"nobody's", []*corev1.Node{node("a", 1, "agent", "127.0.0.1", "169.254.169.254", "fe80::1", "0.0.0.0", "224.0.0.1", "x", "fe80::1%eth0")}, nil,
 			map[string][]string{"a": {
-				"127.0.0.1 is not an address at which others reach a node", "169.254.169.254 is not an address at which others reach a node",
-				"fe80::1 is not an address at which others reach a node", "0.0.0.0 is not an address at which others reach a node",
-				"224.0.0.1 is not an address at which others reach a node"}}},
+				"127.0.0.1 is not an address at which other machines can reach a node", "169.254.169.254 is not an address at which other machines can reach a node",
+				"fe80::1 is not an address at which other machines can reach a node", "0.0.0.0 is not an address at which other machines can reach a node",
+				"224.0.0.1 is not an address at which other machines can reach a node"}}},
 		{"pods' and Services'", []*corev1.Node{node("a", 1, "agent", "10.42.0.5", "10.43.0.1", "fd00:42::1")}, nil, map[string][]string{"a": {
 			"10.42.0.5 is in the network of pods or Services", "10.43.0.1 is in the network of pods or Services", "fd00:42::1 is in the network of pods or Services"}}},
 	} {

@@ -40,5 +40,5 @@ func WriteKubeconfig(path, server, ca string, client Pair) error {
 }
 
 func unwritable(err error) error {
-	return fmt.Errorf("kubeconfig: cannot be written: make its directory writable or give another --write-kubeconfig: %w", err)
+	return fmt.Errorf("kubeconfig: cannot be written: make its directory writable or use another --write-kubeconfig: %w", err)
 }

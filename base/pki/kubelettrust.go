@@ -29,7 +29,7 @@ func (s *store) ensureKubeletTrust(path string, ca, former *authority) error {
 	case err == nil: // the CA was replaced: certificates that it signed are no longer trusted
 		former = nil
 	case !errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("pki: read the CAs of kubelets: %w", err)
+		return fmt.Errorf("pki: read the kubelets' CAs: %w", err)
 	}
 	ders := [][]byte{ca.cert.Raw}
 	if former != nil {

@@ -91,7 +91,7 @@ func Ensure(opts Options) (*Bundle, error) {
 		KubeletServer: s.pair("kubelet-serving"),
 		Admin:         s.pair("admin"),
 	}
-	if _, err := s.key(b.ServiceAccountKey, "restore it from a backup, or remove it to have a new one made, which ends the validity of every service account token"); err != nil {
+	if _, err := s.key(b.ServiceAccountKey, "restore it from a backup, or remove it to generate a new one, which invalidates every service account token"); err != nil {
 		return nil, err
 	}
 	if err := s.ensureLeaves(b, opts); err != nil {

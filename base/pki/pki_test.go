@@ -197,7 +197,7 @@ func TestRefuses(t *testing.T) {
 		files map[string]string // to write; "-" removes
 		want  []string
 	}{
-		"garbage certificate":    {files: map[string]string{"apiserver.crt": "x"}, want: []string{"/apiserver.crt is damaged (data does not contain any valid RSA or ECDSA certificates): restore it, or remove apiserver.crt and apiserver.key to have both made anew"}},
+		"garbage certificate":    {files: map[string]string{"apiserver.crt": "x"}, want: []string{"/apiserver.crt is damaged (data does not contain any valid RSA or ECDSA certificates): restore it, or remove apiserver.crt and apiserver.key to generate both again"}},
 		"broken certificate":     {files: map[string]string{"apiserver.crt": broken}, want: []string{"/apiserver.crt is damaged (x509: "}},
 		"key as certificate":     {files: map[string]string{"apiserver.crt": foreignKey}, want: []string{"data does not contain any valid RSA or ECDSA certificates"}},
 		"empty key":              {files: map[string]string{"admin.key": ""}, want: []string{"/admin.key is damaged (data does not contain a valid RSA or ECDSA private key)"}},

@@ -62,7 +62,7 @@ func (s *store) key(path, remedy string) (crypto.Signer, error) {
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("pki: make %s: %w", path, err)
+		return nil, fmt.Errorf("pki: generate %s: %w", path, err)
 	}
 	der, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
@@ -179,7 +179,7 @@ type leaf struct {
 }
 
 func (s *store) ensureLeaf(l leaf) error {
-	remedy := fmt.Sprintf("restore it, or remove %s and %s to have both made anew", filepath.Base(l.pair.Cert), filepath.Base(l.pair.Key))
+	remedy := fmt.Sprintf("restore it, or remove %s and %s to generate both again", filepath.Base(l.pair.Cert), filepath.Base(l.pair.Key))
 	cert, key, err := s.load(l.pair, remedy)
 	if err != nil {
 		return err

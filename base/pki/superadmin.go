@@ -24,12 +24,12 @@ const SuperAdminLife = 7 * 24 * time.Hour
 // been called.
 func SuperAdmin(dir, server string, now time.Time, life time.Duration) ([]byte, error) {
 	if life <= 0 || life > SuperAdminLife {
-		return nil, fmt.Errorf("a life of %s is not possible: give one of at most %s", life, SuperAdminLife)
+		return nil, fmt.Errorf("lifetime %s is not allowed: use a positive one of at most %s", life, SuperAdminLife)
 	}
 	s := &store{dir: dir, now: now}
 	pair := s.pair("cluster-ca")
 	if !exists(pair.Cert) {
-		return nil, fmt.Errorf("there is no %s: run it as root on the server, with its --data-dir", pair.Cert)
+		return nil, fmt.Errorf("%s does not exist: run this as root on the server, with its --data-dir", pair.Cert)
 	}
 	ca, err := s.authority(pair, "kubelith-cluster-ca")
 	if err != nil {
@@ -37,7 +37,7 @@ func SuperAdmin(dir, server string, now time.Time, life time.Duration) ([]byte, 
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("pki: make a key: %w", err)
+		return nil, fmt.Errorf("pki: generate a key: %w", err)
 	}
 	keyDER, err := x509.MarshalECPrivateKey(key)
 	if err != nil {

@@ -44,12 +44,12 @@ func TestSuperAdmin(t *testing.T) {
 		}
 	}
 
-	for life, want := range map[time.Duration]string{0: "a life of 0s is not possible", -time.Hour: "a life of -1h0m0s", SuperAdminLife + 1: "give one of at most 168h0m0s"} {
+	for life, want := range map[time.Duration]string{0: "lifetime 0s is not allowed", -time.Hour: "lifetime -1h0m0s", SuperAdminLife + 1: "use a positive one of at most 168h0m0s"} {
 		if _, err := SuperAdmin(dir, "", day0, life); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", life, err)
 		}
 	}
-	if _, err := SuperAdmin(t.TempDir(), "", day0, time.Hour); err == nil || !strings.Contains(err.Error(), "run it as root on the server") {
+	if _, err := SuperAdmin(t.TempDir(), "", day0, time.Hour); err == nil || !strings.Contains(err.Error(), "run this as root on the server") {
 		t.Errorf("without a cluster: %v", err)
 	}
 }

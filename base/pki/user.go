@@ -96,9 +96,9 @@ func ours(fd int, path string) error {
 	}
 	switch {
 	case int(st.Uid) != os.Geteuid():
-		return fmt.Errorf("%s belongs to user %d, not to %d: credentials are not written there", path, st.Uid, os.Geteuid())
+		return fmt.Errorf("%s belongs to user %d, not to %d: refusing to write credentials there", path, st.Uid, os.Geteuid())
 	case st.Mode&0o022 != 0 && st.Mode&unix.S_ISVTX == 0:
-		return fmt.Errorf("%s can be changed by others (mode %#o): credentials are not written there", path, st.Mode&0o7777)
+		return fmt.Errorf("%s can be changed by others (mode %#o): refusing to write credentials there", path, st.Mode&0o7777)
 	}
 	return nil
 }

@@ -73,7 +73,7 @@ func Write(name, dir string) error {
 		return nil
 	}
 	if err := os.MkdirAll(filepath.Join(dir, "audit"), 0o700); err != nil {
-		return fmt.Errorf("make the directory of the profile: %w", err)
+		return fmt.Errorf("create the directory of the profile: %w", err)
 	}
 	for file, content := range map[string][]byte{auditPolicyFile: auditPolicy, admissionFile: admission} {
 		if err := os.WriteFile(filepath.Join(dir, file), content, 0o600); err != nil {

@@ -76,7 +76,7 @@ func remove(ctx context.Context, cs kubernetes.Interface, name string, force boo
 		return fmt.Errorf("the node %s is a server: an agent can be removed, a server only with its cluster", name)
 	}
 	if _, err := cs.CoreV1().Secrets(namespace).Create(ctx, record(name), metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("shut out the node %s: %w", name, err)
+		return fmt.Errorf("revoke the credentials of node %s: %w", name, err)
 	}
 	for _, step := range []struct {
 		what string
@@ -88,7 +88,7 @@ func remove(ctx context.Context, cs kubernetes.Interface, name string, force boo
 		{"free the name", deleteReservation},
 	} {
 		if err := step.do(ctx, cs, name); err != nil {
-			return fmt.Errorf("the node %s is shut out, but not removed: %s: %w: run kubelith node remove --force %[1]s", name, step.what, err)
+			return fmt.Errorf("the credentials of node %s are revoked, but it is not removed: %s: %w: run kubelith node remove --force %[1]s", name, step.what, err)
 		}
 	}
 	return nil

@@ -252,7 +252,7 @@ func TestRemoveFails(t *testing.T) {
 	cs := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
 	cs.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("etcd is away") })
 	_, err := Remove(t.Context(), cs, "a", false)
-	const want = "the node a is shut out, but not removed: delete the pods of the node: etcd is away: run kubelith node remove --force a"
+	const want = "the credentials of node a are revoked, but it is not removed: delete the pods of the node: etcd is away: run kubelith node remove --force a"
 	if err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}

@@ -142,7 +142,7 @@ func (w *Watcher) tell(what string, err error) bool {
 		return true
 	}
 	if w.said.News(what, err.Error()) {
-		w.opts.Log.WithError(err).Warnf("changes in %s are noticed every %s only: raise fs.inotify.max_user_instances and fs.inotify.max_user_watches",
+		w.opts.Log.WithError(err).Warnf("changes in %s are noticed only every %s: raise fs.inotify.max_user_instances and fs.inotify.max_user_watches",
 			what, w.opts.Poll)
 	}
 	return false

@@ -100,7 +100,7 @@ func TestRefused(t *testing.T) {
 					t.Error("watched")
 				}
 			}
-			if all := lines.AllEntries(); len(all) != 1 || !strings.Contains(all[0].Message, "every 1m0s only: raise fs.inotify.max_user_instances") {
+			if all := lines.AllEntries(); len(all) != 1 || !strings.Contains(all[0].Message, "only every 1m0s: raise fs.inotify.max_user_instances") {
 				t.Errorf("said: %v", all)
 			}
 		})

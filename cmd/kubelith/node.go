@@ -38,7 +38,7 @@ func removeNode(c *cli.Context, cs kubernetes.Interface) error {
 	}
 	fmt.Fprintf(c.App.Writer, "node %s removed; its machine can join again with a token only\n", name)
 	if token != "" {
-		fmt.Fprintf(c.App.Writer, "the token %s, with which it has joined, still exists: kubelith token delete %[1]s if the machine is in wrong hands\n", token)
+		fmt.Fprintf(c.App.Writer, "the token %s, with which it has joined, still exists: kubelith token delete %[1]s if the machine is in the wrong hands\n", token)
 	}
 	return nil
 }

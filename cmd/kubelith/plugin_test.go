@@ -14,14 +14,14 @@ func TestPrintPlugins(t *testing.T) {
 	var out strings.Builder
 	err := printPlugins(&out, []pluginadmin.Plugin{
 		{Name: "sidecar", Kind: "admission", Phase: "ready", Since: now.Add(-90 * time.Second), Starts: 2, Version: "1.0"},
-		{Name: "pack", Kind: "scheduling", Phase: "backoff", Since: now.Add(-time.Second), Message: "ended with status 2; next try in 4s"},
+		{Name: "pack", Kind: "scheduling", Phase: "backoff", Since: now.Add(-time.Second), Message: "ended with status 2; retrying in 4s"},
 	}, now)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := `NAME      KIND         PHASE     FOR     STARTS   VERSION   MESSAGE
 sidecar   admission    ready     1m30s   2        1.0       
-pack      scheduling   backoff   1s      0                  ended with status 2; next try in 4s
+pack      scheduling   backoff   1s      0                  ended with status 2; retrying in 4s
 `
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)

@@ -143,7 +143,7 @@ func stopPodsCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "stop-pods",
 		Usage: "stop all pods of a stopped server or agent, as the service does at shutdown",
-		Description: "Pods outlive the server, so that it can be restarted and replaced. What its pods are to do without it for long ends with this.\n" +
+		Description: "Pods outlive the server, so that it can be restarted and replaced. Run this when they are not to run without it.\n" +
 			"Nothing is removed: the pods start again with the server.",
 		Flags:        config.DirFlags(),
 		OnUsageError: usageError,

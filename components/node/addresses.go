@@ -70,6 +70,6 @@ func (w *addressWatch) run(ctx context.Context, end func(error)) {
 type moved struct{ from, to []string }
 
 func (m moved) Error() string {
-	return fmt.Sprintf("the address of this node was %s and is %s: ending, so that the service manager starts this again with it; pods go on running",
+	return fmt.Sprintf("the address of this node changed from %s to %s: exiting, so that the service manager restarts this process with it; pods keep running",
 		strings.Join(m.from, ","), strings.Join(m.to, ","))
 }

@@ -37,7 +37,7 @@ func ServeAgent(ctx context.Context, cfg *config.Agent, release string, out Outp
 		return err
 	}
 	defer p.out.Close()
-	prepared := p.awaitStep(ctx, "preparation (the server is found, programs and keys are written)")
+	prepared := p.awaitStep(ctx, "preparation (finding the server, writing programs and keys)")
 	defer prepared()
 	m, err := prepareAgent(ctx, cfg, release, logging.Component(p.log, "join"))
 	if err != nil {
@@ -190,8 +190,8 @@ func otherAddress(from net.IP, node []net.IP) []preflight.Result {
 		return nil
 	}
 	return []preflight.Result{{Name: "node ip", Status: preflight.Warn,
-		Message: fmt.Sprintf("%s, of the default route, is not the address from which this machine reaches the server: %s", strings.Join(same, ", "), from),
-		Fix:     fmt.Sprintf("give --node-ip %s if the other nodes are there", from)}}
+		Message: fmt.Sprintf("this machine reaches the server from %[2]s, not from %[1]s, the address of its default route", strings.Join(same, ", "), from),
+		Fix:     fmt.Sprintf("set --node-ip %s if the other nodes are on that network", from)}}
 }
 
 // build builds all components of an agent. It touches nothing on the host.

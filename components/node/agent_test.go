@@ -219,8 +219,8 @@ func TestOtherAddress(t *testing.T) {
 	}{
 		"the same":       {"192.0.2.3", []string{"192.0.2.3"}, ""},
 		"one of two":     {"2001:db8::3", []string{"192.0.2.3", "2001:db8::3"}, ""},
-		"another":        {"192.0.2.3", []string{"10.0.2.15"}, "node ip: 10.0.2.15, of the default route, is not the address from which this machine reaches the server: 192.0.2.3: give --node-ip 192.0.2.3 if the other nodes are there"},
-		"another of two": {"192.0.2.3", []string{"10.0.2.15", "2001:db8::3"}, "node ip: 10.0.2.15, of"},
+		"another":        {"192.0.2.3", []string{"10.0.2.15"}, "node ip: this machine reaches the server from 192.0.2.3, not from 10.0.2.15, the address of its default route: set --node-ip 192.0.2.3 if the other nodes are on that network"},
+		"another of two": {"192.0.2.3", []string{"10.0.2.15", "2001:db8::3"}, "node ip: this machine reaches the server from 192.0.2.3, not from 10.0.2.15,"},
 		"another family": {"2001:db8::3", []string{"192.0.2.3"}, ""},
 		"a tunnel":       {"127.0.0.1", []string{"192.0.2.3"}, ""},
 	} {

@@ -74,7 +74,7 @@ func linkTo(link, dir string) error {
 		return nil
 	}
 	if err := errors.Join(os.MkdirAll(filepath.Dir(link), 0o755), os.Symlink(dir, link)); err != nil {
-		return fmt.Errorf("a short name for the sockets in %s cannot be made (%w): give a shorter --run-dir", dir, err)
+		return fmt.Errorf("cannot create a short name for the sockets in %s (%w): use a shorter --run-dir", dir, err)
 	}
 	return nil
 }

@@ -81,7 +81,7 @@ func held(crashes []crash, now time.Time, first time.Duration) map[string]lifecy
 		if r.n > crashesTaken {
 			r.until = c.at.Add(min(first<<min(r.n-crashesTaken-1, 20), longestHold))
 			out[c.component] = lifecycle.Hold{Until: r.until,
-				Why: fmt.Errorf("has ended the process %d times in a row, the last time by %q", r.n, c.text)}
+				Why: fmt.Errorf("has crashed the process %d times in a row, the last time with %q", r.n, c.text)}
 		}
 		rows[c.component] = r
 	}

@@ -37,7 +37,7 @@ func TestCrashLoop(t *testing.T) {
 	}
 	for range crashesTaken + 1 {
 		out, err := start()
-		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || !strings.Contains(out, "panic: ouch") || strings.Contains(out, "left out") {
+		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || !strings.Contains(out, "panic: ouch") || strings.Contains(out, "held back") {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
@@ -46,7 +46,7 @@ func TestCrashLoop(t *testing.T) {
 		t.Fatalf("%v, then %v %v", before, ok, last)
 	}
 	out, err := start()
-	if want := `has ended the process 3 times in a row, the last time by \"panic: ouch\"`; err != nil || !strings.Contains(out, "left out, starts in") || !strings.Contains(out, want) {
+	if want := `has crashed the process 3 times in a row, the last time with \"panic: ouch\"`; err != nil || !strings.Contains(out, "held back, starting in") || !strings.Contains(out, want) {
 		t.Errorf("%v, and it does not say %q: %s", err, want, out)
 	}
 	if last, ok := readCrash(filepath.Join(dir, crashFile)); ok {

@@ -123,7 +123,7 @@ func (f *faults) do(line string) error {
 	case set <- fault:
 		return nil
 	case <-time.After(10 * time.Second):
-		return fmt.Errorf("%s does not run", name)
+		return fmt.Errorf("%s is not running", name)
 	}
 }
 
@@ -156,7 +156,7 @@ func (c *faulty) Run(ctx context.Context, ready func()) error {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		err = errors.New("its goroutine was ended from within")
+		err = errors.New("its goroutine called runtime.Goexit")
 		err = c.Component.Run(inner, ready)
 	}()
 	stuck := false

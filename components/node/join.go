@@ -19,5 +19,5 @@ func joinURL(cfg *config.Server) string {
 
 // joinHint is shown to the user at the terminal.
 func joinHint(cfg *config.Server) string {
-	return fmt.Sprintf("to join a machine, make a token here:\n  %s\nand with that file run there:\n  %s\n", token.MakeCommand, token.Command(joinURL(cfg)))
+	return fmt.Sprintf("to join a machine, create a token here:\n  %s\nthen run there, with that file:\n  %s\n", token.MakeCommand, token.Command(joinURL(cfg)))
 }

@@ -37,7 +37,7 @@ func (o Output) open(cfg *config.Node) (*output, error) {
 		opened.file = cfg.LogFile
 		file, err := logging.OpenFile(cfg.LogFile)
 		if err != nil {
-			return nil, fmt.Errorf("%w: give another --log-file", err)
+			return nil, fmt.Errorf("%w: use another --log-file", err)
 		}
 		sink = file // open until the process ends
 	case o.LogFile != "":

@@ -16,8 +16,8 @@ func pluginResults(cfg *config.Server) []preflight.Result {
 	}
 	for _, p := range config.Shared(cfg.Plugins) {
 		out = append(out, preflight.Result{Name: "plugin " + p.Name, Status: preflight.Warn,
-			Message: fmt.Sprintf("runs as the user %d (%s), as whom others on this host may run: they could read its key", *p.Limits.UID, p.Source()),
-			Fix:     "write limits.uid: auto, which gives it a user of its own"})
+			Message: fmt.Sprintf("runs as user %d (%s), which other programs on this host may share: they could read its key", *p.Limits.UID, p.Source()),
+			Fix:     "set limits.uid: auto, which gives it its own user"})
 	}
 	return out
 }

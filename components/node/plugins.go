@@ -102,13 +102,13 @@ func reloadPlugins(file string, apply func([]config.Plugin), log logrus.FieldLog
 		}
 		if err != nil {
 			for line := range strings.SplitSeq(fmt.Sprint(err), "\n") {
-				log.Errorf("%s: all plugins stay as they are", line)
+				log.Errorf("%s: no plugin is changed", line)
 			}
 			return
 		}
 		before = now
 		if len(changed) > 0 {
-			log.Warnf("%s: only plugins are read again while the server runs, what has changed of %s takes effect at the next start", file, strings.Join(changed, ", "))
+			log.Warnf("%s: only plugins are reloaded while the server runs, the change of %s takes effect at the next start", file, strings.Join(changed, ", "))
 		}
 		apply(now.Plugins)
 	}

@@ -59,7 +59,7 @@ func TestPluginResults(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := pluginResults(cfg)
-	want := "warning  plugin a: runs as the user 65534 (/c.yaml:7), as whom others on this host may run: they could read its key: write limits.uid: auto, which gives it a user of its own"
+	want := "warning  plugin a: runs as user 65534 (/c.yaml:7), which other programs on this host may share: they could read its key: set limits.uid: auto, which gives it its own user"
 	if len(got) != 1 || got[0].String() != want {
 		t.Errorf("got  %v\nwant %v", got, want)
 	}
@@ -94,9 +94,9 @@ func TestReloadPlugins(t *testing.T) {
 		mode os.FileMode
 	}{
 		{"plugins: [{name: a, kind: admission, path: /a}]\n", []string{"a"}, "", 0o600},
-		{"plugins: [{name: c, kind: admission, path: /c}]\n", []string{"a"}, "config.yaml can be written by others, who could change what runs as root: chmod go-w " + file + ": all plugins stay as they are", 0o622},
-		{"plugins: [{name: a, kind: moon, path: /a}]\n", []string{"a"}, file + `:3: plugin "a": unknown kind "moon": use one of admission, scheduling, storage: all plugins stay as they are`, 0o600},
-		{"logLevel: debug\nplugins: [{name: b, kind: storage, path: /b}]\n", []string{"b"}, "what has changed of logLevel takes effect at the next start", 0o600},
+		{"plugins: [{name: c, kind: admission, path: /c}]\n", []string{"a"}, "config.yaml can be written by others, who could change what runs as root: chmod go-w " + file + ": no plugin is changed", 0o622},
+		{"plugins: [{name: a, kind: moon, path: /a}]\n", []string{"a"}, file + `:3: plugin "a": unknown kind "moon": use one of admission, scheduling, storage: no plugin is changed`, 0o600},
+		{"logLevel: debug\nplugins: [{name: b, kind: storage, path: /b}]\n", []string{"b"}, "the change of logLevel takes effect at the next start", 0o600},
 		{"logLevel: debug\n", nil, "", 0o600},
 	} {
 		lines.Reset()

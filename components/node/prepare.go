@@ -69,7 +69,7 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 		return nil, errors.New("kubelith server needs root: run it with sudo")
 	}
 	if join.IsAgent(cfg.DataDir) {
-		return nil, fmt.Errorf("%s is the data directory of an agent: start it with kubelith agent, or give a server another --data-dir", cfg.DataDir)
+		return nil, fmt.Errorf("%s is the data directory of an agent: start it with kubelith agent, or use another --data-dir for a server", cfg.DataDir)
 	}
 	if err := datadir.CheckCluster(cfg.DataDir); err != nil {
 		return nil, err
@@ -137,10 +137,10 @@ func (h *machine) report(log *logrus.Logger, progress *progress) {
 		return
 	}
 	for _, path := range h.pki.Exposed {
-		log.WithField("component", "pki").Warnf("others could read %s: it is closed now; who may have it must not be trusted", path)
+		log.WithField("component", "pki").Warnf("other users could read %s: its mode is corrected, but they may have a copy of it", path)
 	}
 	for _, name := range h.pki.Changed {
-		logging.Component(log, "pki").Infof("made %s", name)
+		logging.Component(log, "pki").Infof("created %s", name)
 	}
 }
 

@@ -98,7 +98,7 @@ func (p *progress) remind(ctx context.Context, log logrus.FieldLogger, manager *
 		}
 		// Twice the time until the next report: a grant that ends with it would be a race.
 		manager.patience(reached, 4*every, missing)
-		text := fmt.Sprintf("after %s not ready: %s", time.Since(p.begin).Round(time.Second), strings.Join(missing, ", "))
+		text := fmt.Sprintf("not ready after %s: %s", time.Since(p.begin).Round(time.Second), strings.Join(missing, ", "))
 		log.Warn(text)
 		p.printf("%s\n", text)
 	}

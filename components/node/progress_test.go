@@ -88,11 +88,11 @@ func TestRemind(t *testing.T) {
 		<-ended
 		var reminders []string
 		for line := range strings.Lines(out.String()) {
-			if strings.HasPrefix(line, "after") {
+			if strings.HasPrefix(line, "not ready after") {
 				reminders = append(reminders, strings.TrimSpace(line))
 			}
 		}
-		if want := []string{"after 30s not ready: etcd, dns", "after 1m30s not ready: dns"}; !slices.Equal(reminders, want) {
+		if want := []string{"not ready after 30s: etcd, dns", "not ready after 1m30s: dns"}; !slices.Equal(reminders, want) {
 			t.Errorf("told %q, want %q", reminders, want)
 		}
 		if n := strings.Count(log.String(), "level=warning"); n != 2 {
@@ -119,7 +119,7 @@ func TestAwaitStep(t *testing.T) {
 		time.Sleep(100 * time.Second)
 		done()
 		done()
-		if text := log.String(); strings.Count(text, "level=warning") != 2 || !strings.Contains(text, "after 1m30s not ready: preparation") {
+		if text := log.String(); strings.Count(text, "level=warning") != 2 || !strings.Contains(text, "not ready after 1m30s: preparation") {
 			t.Errorf("two warnings were to be logged:\n%s", text)
 		}
 		time.Sleep(time.Hour)
@@ -188,7 +188,7 @@ func TestEndInOrder(t *testing.T) {
 	if <-ended {
 		t.Error("the exit returned")
 	}
-	want := "an upstream component gave up: kubelet: Failed to read: no such file: the log has what came before"
+	want := "an upstream component asked to exit: kubelet: Failed to read: no such file: see the log lines before this"
 	if err := context.Cause(ctx); err == nil || err.Error() != want {
 		t.Errorf("cause %v, want %s", err, want)
 	}

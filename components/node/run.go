@@ -59,7 +59,7 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 		return err
 	}
 	if p.out.file != "" {
-		progress.printf("the log is %s; ctrl-c stops the %s, and pods go on running\n", p.out.file, goal.role)
+		progress.printf("logging to %s; ctrl-c stops the %s, and pods keep running\n", p.out.file, goal.role)
 	}
 	machine.report(p.log, progress)
 	ctx, end := context.WithCancelCause(ctx)
@@ -104,7 +104,7 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 	var moved moved
 	if cause := context.Cause(ctx); errors.As(cause, &gaveUp) || errors.As(cause, &moved) {
 		if err != nil { // a consequence
-			logging.Component(p.log, "kubelith").WithError(err).Warn("failed as well")
+			logging.Component(p.log, "kubelith").WithError(err).Warn("also failed")
 		}
 		return cause
 	}
@@ -120,7 +120,7 @@ func keepBallast(ctx context.Context, dir *datadir.Dir, log logrus.FieldLogger) 
 	reconcile.Loop(ctx, nil, 0, func() time.Duration {
 		err := dir.KeepBallast()
 		if err != nil && !failed {
-			log.Warnf("no space is kept for a start on a full disk: %v", err)
+			log.Warnf("cannot reserve space for a start on a full disk: %v", err)
 		}
 		failed = err != nil
 		return ballastEvery
@@ -131,7 +131,7 @@ func keepBallast(ctx context.Context, dir *datadir.Dir, log logrus.FieldLogger) 
 type upstreamExit string
 
 func (e upstreamExit) Error() string {
-	return "an upstream component gave up: " + string(e) + ": the log has what came before"
+	return "an upstream component asked to exit: " + string(e) + ": see the log lines before this"
 }
 
 // endInOrder turns the exit that upstream components ask klog for into the end of the component, if it can be

@@ -23,7 +23,7 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 	if err := setNoProxy(&cfg.Node, cfg.ClusterInfo("", ""), cfg.URL()); err != nil {
 		return err
 	}
-	prepared := p.awaitStep(ctx, "preparation (programs, keys and certificates are written)")
+	prepared := p.awaitStep(ctx, "preparation (writing programs, keys and certificates)")
 	defer prepared()
 	machine, err := prepare(ctx, cfg, release)
 	if err != nil {

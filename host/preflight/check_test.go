@@ -67,7 +67,7 @@ func TestCheck(t *testing.T) {
 		"clock":       {func(_ hosttest.Host, p *probe, _ *Options) { p.now = time.Unix(1, 0) }, Fail, "clock: the clock says 1970-01-01T00:00:01Z, but this program was built at 1970-01-01T00:16:40Z: set the clock"},
 		"inotify instances": {func(h hosttest.Host, _ *probe, _ *Options) {
 			h.Write("/proc/sys/fs/inotify/max_user_instances", "128\n")
-		}, Warn, "inotify: fs.inotify.max_user_instances is 128, which some pods use up for all of root: `sysctl -w fs.inotify.max_user_instances=512`"},
+		}, Warn, "inotify: fs.inotify.max_user_instances is 128, which a few pods can use up for all processes of root: `sysctl -w fs.inotify.max_user_instances=512`"},
 		"inotify watches": {func(h hosttest.Host, _ *probe, _ *Options) {
 			h.Write("/proc/sys/fs/inotify/max_user_watches", "8192\n")
 		}, Warn, "`sysctl -w fs.inotify.max_user_watches=65536`"},
@@ -101,7 +101,7 @@ func TestCheck(t *testing.T) {
 		"no memory cgroup": {func(h hosttest.Host, _ *probe, _ *Options) {
 			h.Write("/sys/fs/cgroup/cgroup.controllers", "cpuset cpu pids hugetlb")
 		}, Fail, "controllers memory"},
-		"no mkfs.ext4": {func(_ hosttest.Host, p *probe, _ *Options) { p.look = onlyMisses("mkfs.ext4") }, Warn, "volumes: nothing holds them to their size: mkfs.ext4 is missing: install e2fsprogs"},
+		"no mkfs.ext4": {func(_ hosttest.Host, p *probe, _ *Options) { p.look = onlyMisses("mkfs.ext4") }, Warn, "volumes: their size cannot be enforced: mkfs.ext4 is missing: install e2fsprogs"},
 		"no mkfs.ext4, quotas": {func(h hosttest.Host, p *probe, _ *Options) {
 			p.look = onlyMisses("mkfs.ext4")
 			h.Write("/proc/self/mountinfo", "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:2 / /var/lib rw - xfs /dev/sda2 rw,attr2,prjquota\n3 1 8:3 / /var/lib/kubelet rw - ext4 /dev/sda3 rw\n")
@@ -114,7 +114,7 @@ func TestCheck(t *testing.T) {
 			os.Remove(h.Path("/dev/loop-control"))
 		}, Warn, "modprobe loop"},
 		"no bridge": {func(_ hosttest.Host, p *probe, _ *Options) { p.addLink = onlyFails("bridge") }, Fail, "modprobe bridge"},
-		"no route":  {func(_ hosttest.Host, p *probe, _ *Options) { p.route = func(net.IP) error { return missing } }, Warn, "none leads to 10.43.0.10"},
+		"no route":  {func(_ hosttest.Host, p *probe, _ *Options) { p.route = func(net.IP) error { return missing } }, Warn, "no route to 10.43.0.10"},
 		"no vxlan":  {func(_ hosttest.Host, p *probe, _ *Options) { p.addLink = onlyFails("vxlan") }, Warn, "modprobe vxlan"},
 		"br_netfilter off": {func(h hosttest.Host, _ *probe, _ *Options) {
 			h.Write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0")
@@ -157,7 +157,7 @@ func TestCheck(t *testing.T) {
 		"control plane only": {func(_ hosttest.Host, p *probe, o *Options) { p.addLink = onlyFails("veth"); o.Containers = false }, OK, ""},
 		"port taken": {func(_ hosttest.Host, _ *probe, o *Options) {
 			o.Ports = []Port{{"apiserver", lifecycle.Port{Network: "tcp", Address: "192.0.2.1", Number: 6443, Setting: "--https-port"}}}
-		}, Fail, "apiserver needs it, and nginx (pid 7) has it: stop that program or give another with --https-port"},
+		}, Fail, "apiserver needs it, and nginx (pid 7) has it: stop that program or set another with --https-port"},
 		"port of the running server": {func(h hosttest.Host, _ *probe, o *Options) {
 			o.Ports = []Port{{"apiserver", lifecycle.Port{Network: "tcp", Address: "192.0.2.1", Number: 6443, Setting: "--https-port"}}}
 			h.Write("/var/lib/kubelith/lock", "")

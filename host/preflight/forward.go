@@ -12,9 +12,9 @@ func checkForwarding(p probe) Result {
 	const name = "forwarding"
 	if chain := droppingChain(p); chain != "" {
 		return Result{name, Warn, fmt.Sprintf("the packet filter drops forwarded packets that no rule accepts (%s)", chain),
-			"let it accept what comes from and what goes to the interface cni0"}
+			"accept packets from and to the interface cni0"}
 	}
-	return Result{Name: name, Status: OK, Message: "no packet filter drops it by default"}
+	return Result{Name: name, Status: OK, Message: "no packet filter drops forwarded packets by default"}
 }
 
 // droppingChain names the first base chain at the hook forward whose policy is drop. nft lists the rules of

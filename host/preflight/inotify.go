@@ -29,8 +29,8 @@ func checkInotify(p probe) Result {
 		}
 	}
 	if len(low) > 0 {
-		return Result{name, Warn, strings.Join(low, " and ") + ", which some pods use up for all of root",
+		return Result{name, Warn, strings.Join(low, " and ") + ", which a few pods can use up for all processes of root",
 			"`sysctl -w " + strings.Join(set, " ") + "`, and the same lines in /etc/sysctl.d/90-kubelith.conf"}
 	}
-	return Result{Name: name, Status: OK, Message: "enough may be watched"}
+	return Result{Name: name, Status: OK, Message: "limits are high enough"}
 }

@@ -30,11 +30,11 @@ func checkCapabilities(p probe) []Result {
 		}
 	}
 	if mask&(1<<unix.CAP_SYS_RESOURCE) == 0 {
-		out = append(out, Result{"capability CAP_SYS_RESOURCE", Warn, "missing, so the order in which the kernel ends processes when memory is short is not that of the pods' classes",
+		out = append(out, Result{"capability CAP_SYS_RESOURCE", Warn, "missing, so the kernel's OOM killer cannot follow the QoS classes of pods",
 			"run on the host itself or in a privileged container"})
 	}
 	if len(out) == 0 {
-		out = []Result{{Name: "capabilities", Status: OK, Message: "all that are needed"}}
+		out = []Result{{Name: "capabilities", Status: OK, Message: "all required ones present"}}
 	}
 	return out
 }
@@ -47,7 +47,7 @@ func checkSysctls(p probe) Result {
 	case err == nil:
 		return Result{Name: "kernel settings", Status: OK, Message: "/proc/sys is writable"}
 	case p.files.Text(forward) == "1":
-		return Result{"kernel settings", Warn, "/proc/sys is read-only, pods cannot have settings of their own", "mount /proc/sys writable"}
+		return Result{"kernel settings", Warn, "/proc/sys is read-only, pods cannot set sysctls", "mount /proc/sys writable"}
 	default:
 		return Result{"kernel settings", Fail, "forwarding is off and /proc/sys is read-only", "set net.ipv4.ip_forward=1 or mount /proc/sys writable"}
 	}
@@ -133,10 +133,10 @@ func checkLinks(p probe) []Result {
 	for _, kind := range []string{"bridge", "veth", "vxlan"} {
 		err := p.isolated(func() error { return p.addLink(kind) })
 		if err == nil {
-			out = append(out, Result{Name: "interface " + kind, Status: OK, Message: "can be made"})
+			out = append(out, Result{Name: "interface " + kind, Status: OK, Message: "can be created"})
 			continue
 		}
-		r := Result{"interface " + kind, Fail, fmt.Sprintf("the kernel cannot make one (%v)", err), "load it with `modprobe " + kind + "` or use a kernel that has it"}
+		r := Result{"interface " + kind, Fail, fmt.Sprintf("the kernel cannot create one (%v)", err), "load it with `modprobe " + kind + "` or use a kernel that has it"}
 		if kind == "vxlan" {
 			r.Status = Warn // only clusters of several nodes need it
 			r.Fix += ", or choose --network host-gw"
@@ -195,10 +195,10 @@ func checkPacketFilter(p probe) []Result {
 		return err
 	})
 	if err != nil {
-		return append(out, Result{"nf_tables", Fail, fmt.Sprintf("the kernel does not take our rules (%v)", err),
+		return append(out, Result{"nf_tables", Fail, fmt.Sprintf("the kernel rejects rules that kube-proxy needs (%v)", err),
 			"load them with `modprobe -a nf_tables nft_chain_nat nft_masq nft_fib_ipv4 nft_reject_ipv4 nft_numgen nft_ct` or use kernel 5.13 or later with them"})
 	}
-	out = append(out, Result{Name: "nf_tables", Status: OK, Message: "takes our rules"})
+	out = append(out, Result{Name: "nf_tables", Status: OK, Message: "accepts the rules that kube-proxy needs"})
 	if !named {
 		// kube-proxy compares nft's list with the desired rules, and deletes the difference.
 		out = append(out, Result{"protocol names", Fail, "nft lists tcp as a number, so kube-proxy would delete its own rules at the next restart",
@@ -213,12 +213,12 @@ func checkServiceRoutes(p probe, ips []net.IP) []Result {
 	var out []Result
 	for _, ip := range ips {
 		if err := p.route(ip); err != nil {
-			out = append(out, Result{"route to Services", Warn, fmt.Sprintf("none leads to %s, so this host's own programs (not its pods) cannot reach cluster IPs", ip),
+			out = append(out, Result{"route to Services", Warn, fmt.Sprintf("no route to %s, so this host's own programs (not its pods) cannot reach cluster IPs", ip),
 				"add a default route, through any interface"})
 		}
 	}
 	if len(out) == 0 && len(ips) > 0 {
-		out = []Result{{Name: "route to Services", Status: OK, Message: "there is one"}}
+		out = []Result{{Name: "route to Services", Status: OK, Message: "present"}}
 	}
 	return out
 }

@@ -47,7 +47,7 @@ func checkPort(p probe, open []socket, port Port, running string) Result {
 	}
 	fix := "stop that program: " + port.Component + " has no other port"
 	if port.Setting != "" {
-		fix = "stop that program or give another with " + port.Setting
+		fix = "stop that program or set another with " + port.Setting
 	}
 	return Result{name, Fail, fmt.Sprintf("%s needs it, and %s has it", port.Component, owner), fix}
 }

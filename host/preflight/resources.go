@@ -37,7 +37,7 @@ func checkClock(p probe, opts Options) Result {
 func checkNodeName(name string) Result {
 	subdomain := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 	if len(name) > 253 || !subdomain.MatchString(name) {
-		return Result{"node name", Fail, fmt.Sprintf("%q is not of lower-case letters, digits, dashes and dots", name), "give another host name, or --node-name"}
+		return Result{"node name", Fail, fmt.Sprintf("%q must consist of lower-case letters, digits, dashes and dots", name), "change the host name, or set --node-name"}
 	}
 	return Result{Name: "node name", Status: OK, Message: name}
 }
@@ -57,7 +57,7 @@ func checkMemory(p probe) Result {
 	free := meminfo(p.files, "MemAvailable")
 	message := fmt.Sprintf("%d of %d MiB available", free/mib, meminfo(p.files, "MemTotal")/mib)
 	if free < minMemory {
-		return Result{"memory", Warn, message, fmt.Sprintf("at least %d MiB should be", minMemory/mib)}
+		return Result{"memory", Warn, message, fmt.Sprintf("at least %d MiB are recommended", minMemory/mib)}
 	}
 	return Result{Name: "memory", Status: OK, Message: message}
 }
@@ -84,7 +84,7 @@ func checkOpenFiles(p probe) Result {
 		}
 		return Result{Name: "open files", Status: OK, Message: message}
 	}
-	return Result{Name: "open files", Status: OK, Message: "no limit is known"}
+	return Result{Name: "open files", Status: OK, Message: "limit unknown"}
 }
 
 // checkDataDir checks the directory or its nearest existing parent.
@@ -94,11 +94,11 @@ func checkDataDir(p probe, opts Options) []Result {
 		dir = filepath.Dir(dir)
 	}
 	if err := p.writable(dir); err != nil {
-		return []Result{{"data directory", Fail, fmt.Sprintf("cannot write to %s: %v", dir, err), "mount it writable or give another --data-dir"}}
+		return []Result{{"data directory", Fail, fmt.Sprintf("cannot write to %s: %v", dir, err), "mount it writable or use another --data-dir"}}
 	}
 	var st unix.Statfs_t
 	if err := p.statfs(dir, &st); err != nil {
-		return []Result{{"data directory", Fail, fmt.Sprintf("%s: %v", dir, err), "give another --data-dir"}}
+		return []Result{{"data directory", Fail, fmt.Sprintf("%s: %v", dir, err), "use another --data-dir"}}
 	}
 	free, total := st.Bavail*uint64(st.Bsize), st.Blocks*uint64(st.Bsize)
 	message := fmt.Sprintf("%s, %d of %d MiB free", dir, free/mib, total/mib)
@@ -106,17 +106,17 @@ func checkDataDir(p probe, opts Options) []Result {
 	switch {
 	case free < minDisk && hasNode(p.files, opts.DataDir):
 		// The kubelet, and users of the API, free space.
-		space = Result{"data directory", Warn, message, fmt.Sprintf("free at least %d MiB: the kubelet ends pods, and etcd may not be able to write", minDisk/mib)}
+		space = Result{"data directory", Warn, message, fmt.Sprintf("free at least %d MiB: the kubelet evicts pods, and etcd may be unable to write", minDisk/mib)}
 	case free < minDisk:
-		space = Result{"data directory", Fail, message, fmt.Sprintf("free at least %d MiB or give another --data-dir", minDisk/mib)}
+		space = Result{"data directory", Fail, message, fmt.Sprintf("free at least %d MiB or use another --data-dir", minDisk/mib)}
 	case total > 0 && free*100/total < evictionShare:
-		space = Result{"data directory", Warn, message, fmt.Sprintf("free some: below %d %% the kubelet ends pods", evictionShare)}
+		space = Result{"data directory", Warn, message, fmt.Sprintf("free some: below %d %% the kubelet evicts pods", evictionShare)}
 	case st.Files > 0 && st.Ffree*100/st.Files < 5:
-		space = Result{"data directory", Warn, message + ", but few inodes", "delete files: below 5 % of free inodes the kubelet ends pods"}
+		space = Result{"data directory", Warn, message + ", but few inodes", "delete files: below 5 % of free inodes the kubelet evicts pods"}
 	}
 	out := []Result{space}
 	if opts.Containers && st.Flags&unix.ST_NOEXEC != 0 {
-		out = append(out, Result{"data directory", Fail, dir + " is mounted noexec, and the containers' programs run from there", "mount it with exec or give another --data-dir"})
+		out = append(out, Result{"data directory", Fail, dir + " is mounted noexec, and containers' programs run from there", "mount it with exec or use another --data-dir"})
 	}
 	if opts.Containers {
 		out = append(out, checkOverlay(p, dir))
@@ -139,7 +139,7 @@ func checkOverlay(p probe, dir string) Result {
 		return Result{"overlayfs", Fail, "the kernel has none", "load it with `modprobe overlay` or use a kernel with CONFIG_OVERLAY_FS"}
 	}
 	if err := p.isolated(func() error { return p.overlayOn(dir) }); err != nil {
-		return Result{"overlayfs", Warn, fmt.Sprintf("does not work on %s (%v), images are copied for each container", dir, err), "put --data-dir on ext4 or xfs"}
+		return Result{"overlayfs", Warn, fmt.Sprintf("does not work on %s (%v), so images are copied for each container", dir, err), "put --data-dir on ext4 or xfs"}
 	}
 	return Result{Name: "overlayfs", Status: OK, Message: "works on " + dir}
 }

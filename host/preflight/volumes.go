@@ -11,12 +11,12 @@ import (
 // checkVolumes: disk quotas, or a file system in a file, limit the size of claims of the StorageClass local.
 func checkVolumes(p probe, dir string) Result {
 	if hasProjectQuotas(p.files, dir) {
-		return Result{Name: "volumes", Status: OK, Message: "project quotas hold them to their size"}
+		return Result{Name: "volumes", Status: OK, Message: "project quotas enforce their size"}
 	}
-	const remedy = ", or mount the disk with prjquota: claims of the StorageClass local wait else"
+	const remedy = ", or mount the disk with prjquota: otherwise claims of the StorageClass local stay pending"
 	for _, program := range []string{"mkfs.ext4", "e2fsck"} {
 		if _, err := p.look(program); err != nil {
-			return Result{"volumes", Warn, "nothing holds them to their size: " + program + " is missing", "install e2fsprogs" + remedy}
+			return Result{"volumes", Warn, "their size cannot be enforced: " + program + " is missing", "install e2fsprogs" + remedy}
 		}
 	}
 	loops := func() bool { return p.files.Exists("/dev/loop-control") }
@@ -24,9 +24,9 @@ func checkVolumes(p probe, dir string) Result {
 		_, _ = p.run("", "modprobe", "loop") // the file shows whether it helped
 	}
 	if !loops() {
-		return Result{"volumes", Warn, "nothing holds them to their size: the kernel has no loop devices", "load them with `modprobe loop`" + remedy}
+		return Result{"volumes", Warn, "their size cannot be enforced: the kernel has no loop devices", "load them with `modprobe loop`" + remedy}
 	}
-	return Result{Name: "volumes", Status: OK, Message: "file systems in files hold them to their size"}
+	return Result{Name: "volumes", Status: OK, Message: "file systems in files enforce their size"}
 }
 
 // hasProjectQuotas reports whether the mount that a directory is on enforces them.

@@ -42,7 +42,7 @@ func (r *Reset) clear(dir string, made, identity []string) error {
 	if r.linked[dir] || os.Remove(r.files.Path(dir)) != nil {
 		left := r.others(dir, nil)
 		if len(left) == 0 {
-			r.say("emptied %s, which is a mount or a link", dir)
+			r.say("emptied %s, which is a mount point or a link", dir)
 			return nil
 		}
 		r.say("left in %s: %s", dir, strings.Join(left, ", "))

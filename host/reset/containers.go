@@ -230,7 +230,7 @@ func (r *Reset) stopContainers(ctx context.Context) error {
 	if !gone {
 		left := r.containers()
 		if n := len(left.members) + len(left.shims); n > 0 {
-			return fmt.Errorf("%d processes of containers do not end: wait or reboot, then run reset again", n)
+			return fmt.Errorf("%d container processes do not end: wait or reboot, then run reset again", n)
 		}
 	}
 	return ctx.Err()

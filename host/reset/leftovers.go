@@ -196,10 +196,10 @@ func (r *Reset) endPlugins() error {
 	}
 	n, err := r.opts.EndPlugins(r.opts.RunDir)
 	if n > 0 {
-		r.say("ended %d processes of plugins", n)
+		r.say("stopped %d plugin processes", n)
 	}
 	if err != nil {
-		return fmt.Errorf("end the processes of plugins: %w", err)
+		return fmt.Errorf("stop the plugin processes: %w", err)
 	}
 	return nil
 }

@@ -89,7 +89,7 @@ func New(opts Options) (*Reset, error) {
 	}
 	r := &Reset{opts: opts, files: host.Tree{}, linked: linked, locks: locks, kill: signalProcess, nets: kernelNetwork{"nft"}, neighbour: networkInUse}
 	if owner := r.runOwner(); owner != (datadir.Owner{}) && !owner.Is(datadir.OwnerAt("/", opts.DataDir)) {
-		return nil, errors.Join(fmt.Errorf("%s belongs to the server with --data-dir %s: give the directories of one server", opts.RunDir, owner.DataDir), r.Close())
+		return nil, errors.Join(fmt.Errorf("%s belongs to the server with --data-dir %s: use the directories of one server", opts.RunDir, owner.DataDir), r.Close())
 	}
 	if r.files.Exists("/run/systemd/system") { // as sd_booted(3)
 		r.stopUnits = func(ctx context.Context, names []string) error {
@@ -155,7 +155,7 @@ func (r *Reset) Plan() []string {
 	}
 	found := r.containers()
 	add(len(found.shims)+len(found.members), "stop %d container processes and %d shims", len(found.members), len(found.shims))
-	add(len(r.pluginRecords()), "end what %d processes of plugins have left", len(r.pluginRecords()))
+	add(len(r.pluginRecords()), "stop what %d plugin processes left behind", len(r.pluginRecords()))
 	mounts, _ := r.mounts()
 	add(len(mounts), "unmount %d mounts below %s", len(mounts), strings.Join(r.dirs(), ", "))
 	loops := r.loops()
@@ -164,7 +164,7 @@ func (r *Reset) Plan() []string {
 		add(1, "remove the bridge %s and its ports", bridge)
 	}
 	links, routes := r.nodeNetwork()
-	add(len(links), "remove %d interfaces that lead to other nodes", len(links))
+	add(len(links), "remove %d interfaces to other nodes", len(links))
 	add(routes, "remove %d routes to other nodes", routes)
 	tables, rules := r.packetFilter(found.ids)
 	add(len(tables), "remove %d nftables tables of kube-proxy and the pod network", len(tables))
@@ -218,7 +218,7 @@ func (r *Reset) Run(ctx context.Context) error {
 		r.say("left %s: it is not this cluster's", dir)
 	}
 	if r.neighbour() {
-		r.say("left the tables of the packet filter, the bridge and directories for pods: another server runs here")
+		r.say("left the packet filter's tables, the bridge and the pods' directories: another server runs here")
 	} else if r.opts.Data && r.owned.kubelet {
 		for _, dir := range r.sharedDirs() {
 			if os.Remove(r.files.Path(dir)) == nil { // fails when it is not empty
@@ -318,7 +318,7 @@ func (r *Reset) remove(path string) error {
 		if err := r.files.Empty(path); err != nil {
 			return fmt.Errorf("empty %s: %w", path, err)
 		}
-		r.say("emptied %s, which is a mount of its own", path)
+		r.say("emptied %s, which is a separate mount", path)
 		return nil
 	}
 	if err := os.RemoveAll(r.files.Path(path)); err != nil {

@@ -404,13 +404,13 @@ func TestPluginsOfAKilledServer(t *testing.T) {
 		ended = append(ended, dir)
 		return 2, nil
 	}
-	if plan := strings.Join(r.Plan(), "\n"); !strings.Contains(plan, "end what 1 processes of plugins have left") || len(ended) > 0 {
+	if plan := strings.Join(r.Plan(), "\n"); !strings.Contains(plan, "stop what 1 plugin processes left behind") || len(ended) > 0 {
 		t.Errorf("the plan:\n%s\nended %v", plan, ended)
 	}
 	if err := r.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(ended, []string{"/r"}) || !strings.HasPrefix(out.String(), "ended 2 processes of plugins\n") {
+	if !slices.Equal(ended, []string{"/r"}) || !strings.HasPrefix(out.String(), "stopped 2 plugin processes\n") {
 		t.Errorf("ended %v:\n%s", ended, out)
 	}
 	if h.Exists("/r/p") {
@@ -419,7 +419,7 @@ func TestPluginsOfAKilledServer(t *testing.T) {
 	h.Write("/r/data-dir", "/d")
 	h.Write("/r/p/a-1.json", "{}")
 	r.opts.EndPlugins = func(string) (int, error) { return 0, errors.New("it hangs") }
-	if err := r.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "end the processes of plugins: it hangs") {
+	if err := r.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "stop the plugin processes: it hangs") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -48,9 +48,9 @@ func TestAdministrator(t *testing.T) {
 		t.Errorf("the super administrator is in %v", got)
 	}
 	for args, want := range map[string]string{
-		"--super-admin --ttl=1000h":             "kubelith: a life of 1000h0m0s is not possible: give one of at most 168h0m0s\n",
+		"--super-admin --ttl=1000h":             "kubelith: lifetime 1000h0m0s is not allowed: use a positive one of at most 168h0m0s\n",
 		"--ttl=1h":                              "kubelith: --ttl is for --super-admin: the administrator's kubeconfig is renewed by the server\n",
-		"--super-admin --data-dir=/nonexistent": "kubelith: there is no /nonexistent/server/tls/cluster-ca.crt: run it as root on the server, with its --data-dir\n",
+		"--super-admin --data-dir=/nonexistent": "kubelith: /nonexistent/server/tls/cluster-ca.crt does not exist: run this as root on the server, with its --data-dir\n",
 	} {
 		if res := s.RunBinary(t, append([]string{"kubeconfig"}, strings.Fields(args)...)...); res.Code != 1 || res.Stdout != "" || res.Stderr != want {
 			t.Errorf("%s: exit code %d, %q, %q", args, res.Code, res.Stdout, res.Stderr)

@@ -18,7 +18,7 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-const nameTaken = "the name %[1]s belongs to another machine: choose another --node-name, or kubectl delete node %[1]s first"
+const nameTaken = "the name %[1]s belongs to another machine: choose another --node-name, or run kubectl delete node %[1]s first"
 
 // TestJoin: a machine gets the certificate of the node that it asks to be, which is that node's and no more, renews it by itself,
 // and is the same machine when it joins again.
@@ -186,7 +186,7 @@ func TestOnce(t *testing.T) {
 			joined = append(joined, r)
 			continue
 		}
-		refusedWith(t, s, r.err, "TokenRefused", "the token "+tk.id+" is for one machine and another one has used it: make another one with kubelith token create")
+		refusedWith(t, s, r.err, "TokenRefused", "token "+tk.id+" is valid for one machine only and another one has used it: create another with kubelith token create")
 		if reserved(t, s, r.name) {
 			t.Errorf("the name %s stays reserved", r.name)
 		}
@@ -259,10 +259,10 @@ func TestServing(t *testing.T) {
 		{"serve-a", s.NodeIP, s.NodeIP + " is an address of the API server"},
 		{"serve-a", "10.43.0.1", "10.43.0.1 is in 10.43.0.0/16, the network of pods or Services"},
 		{"serve-a", "10.42.7.7", "10.42.7.7 is in 10.42.0.0/16, the network of pods or Services"},
-		{"serve-a", "127.0.0.1", "127.0.0.1 is not an address at which others reach a node"},
+		{"serve-a", "127.0.0.1", "127.0.0.1 is not an address at which other machines can reach a node"},
 		{"kubernetes", "192.0.2.61", "kubernetes is a name of the API server"},
 		{"hook.default.svc", "192.0.2.61", "hook.default.svc is the name of a Service"},
-		{"serve-a", "192.0.2.62", "192.0.2.62 is an address or name of the node serve-b as well: kubectl delete node serve-b if that machine is gone"},
+		{"serve-a", "192.0.2.62", "192.0.2.62 is also an address or name of node serve-b: run kubectl delete node serve-b if that machine is gone"},
 		{"serve-a", "192.0.2.99", "192.0.2.99 is not an address or name of the node serve-a, which has "},
 	} {
 		wg.Go(func() {

@@ -104,7 +104,7 @@ func staysAfterRemoval(t *testing.T, s *harness.Server) {
 		t.Fatalf("a renewal before: %v", err)
 	}
 
-	const said = "node stays removed; its machine can join again with a token only\nthe token %s, with which it has joined, still exists: kubelith token delete %[1]s if the machine is in wrong hands\n"
+	const said = "node stays removed; its machine can join again with a token only\nthe token %s, with which it has joined, still exists: kubelith token delete %[1]s if the machine is in the wrong hands\n"
 	if out := s.Exec(t, s.BinaryPath(), "node", "remove", c.name); out != fmt.Sprintf(said, c.token.id) {
 		t.Errorf("kubelith node remove says %q", out)
 	}
@@ -181,7 +181,7 @@ func renewsWithoutNode(t *testing.T, s *harness.Server) {
 	c := takeOver(t, s, "deleted", "192.0.2.82")
 	deleteNode(t, s, c.name)
 	_, err := c.renew(t)
-	refusedWith(t, s, err, "NotANode", "there is no node deleted: its machine has to join again with a token")
+	refusedWith(t, s, err, "NotANode", "node deleted does not exist: its machine must join again with a token")
 }
 
 // renewsAsAnotherMachine: an agent does not say that it is another machine, and a Node that is another's gets no further certificate.
@@ -198,7 +198,7 @@ func renewsAsAnotherMachine(t *testing.T, s *harness.Server) {
 		t.Fatal(err)
 	}
 	_, err = c.renew(t)
-	refusedWith(t, s, err, "NotANode", "the label kubelith.io/machine of the node relabelled is not that of the machine that has joined under this name")
+	refusedWith(t, s, err, "NotANode", "label kubelith.io/machine of node relabelled does not identify the machine that joined under this name")
 }
 
 // reviewsNoTokens: a token that begins with a blank is a wrong one, and no panic of the API server.
@@ -224,7 +224,7 @@ func isTheAPIServer(t *testing.T, s *harness.Server) {
 	}
 	for _, path := range []string{"/version", "/api/v1/nodes"} {
 		answer, err := s.Client(t).CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes/" + c.name + "/proxy" + path).DoRaw(t.Context())
-		if err == nil || !strings.Contains(string(answer)+err.Error(), s.NodeIP+":6443 is the API, and no kubelet") {
+		if err == nil || !strings.Contains(string(answer)+err.Error(), s.NodeIP+":6443 is the API server, not a kubelet") {
 			t.Errorf("%s by way of its node: %v\n%s", path, err, answer)
 		}
 	}

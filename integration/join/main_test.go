@@ -291,7 +291,7 @@ func refusedWith(t *testing.T, s *harness.Server, err error, reason, message str
 	if err == nil || !strings.Contains(err.Error(), "denied, reason: "+reason+", message: "+message) {
 		t.Errorf("error %v, want %s: %s", err, reason, message)
 	}
-	inLog(t, s, `component=approver refused a certificate \(`+reason+`\): `+regexp.QuoteMeta(message))
+	inLog(t, s, `component=approver denied a certificate \(`+reason+`\): `+regexp.QuoteMeta(message))
 }
 
 // inLog waits for a line of the server's log.

@@ -113,10 +113,10 @@ func TestTokenCommand(t *testing.T) {
 		return nil
 	})
 	for args, want := range map[string]string{
-		"delete " + tk.id:                "kubelith: there is no token " + tk.id + ": kubelith token list shows those that there are\n",
+		"delete " + tk.id:                "kubelith: token " + tk.id + " does not exist: kubelith token list shows all tokens\n",
 		"delete nonsense":                "kubelith: this is neither a token nor the id of one: kubelith token list shows the ids\n",
 		"delete":                         "kubelith: token delete needs the id of a token: kubelith token list shows them\n",
-		"create --ttl=-1h":               "kubelith: a time to live of -1h0m0s is over already: give a positive one, such as 24h, or 0 for a token that never expires\n",
+		"create --ttl=-1h":               "kubelith: lifetime -1h0m0s is negative: use a positive one, such as 24h, or 0 for a token that never expires\n",
 		"create --usages=join":           "kubelith: unknown usage \"join\": use authentication, signing or both\n",
 		"create --ttl=day":               "kubelith: invalid value \"day\" for flag -ttl: parse error: see kubelith token create --help\n",
 		"list --kubeconfig=/nonexistent": "kubelith: kubeconfig /nonexistent: invalid configuration: no configuration has been provided, try setting KUBERNETES_MASTER environment variable\n",
@@ -145,7 +145,7 @@ func TestTokenFile(t *testing.T) {
 	if info, err := os.Stat(s.Path(tokenFile)); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
-	inLog(t, s, `component=token to join a machine, make a token here: kubelith token create --once >token; and with that file run there: kubelith agent --server https://`+s.NodeIP+`:6443 --token-file token`)
+	inLog(t, s, `component=token to join a machine, create a token here: kubelith token create --once >token; then run there, with that file: kubelith agent --server https://`+s.NodeIP+`:6443 --token-file token`)
 	if _, err := newMachine(t, s, first).join(t, "early"); err != nil {
 		t.Errorf("a machine that joins as soon as the token is there: %v", err)
 	}
@@ -191,9 +191,9 @@ func TestRefusedTokens(t *testing.T) {
 		why   string
 	}{
 		{wrong, "its secret is wrong"},
-		{deleted, "it does not exist: it has expired, was deleted, or is of another cluster"},
+		{deleted, "it does not exist: it has expired, was deleted, or belongs to another cluster"},
 		{unknown, "it does not exist: "},
-		{create(t, s, "--usages=signing"), "it was made without the usage authentication"},
+		{create(t, s, "--usages=signing"), "it was created without the usage authentication"},
 		{expired, "it (expired at |does not exist)"}, // upstream removes it at some moment
 	} {
 		m := newMachine(t, s, tc.token)
@@ -204,7 +204,7 @@ func TestRefusedTokens(t *testing.T) {
 			}
 			return nil
 		})
-		inLog(t, s, `component=apiserver refused the token `+tc.token.id+`, shown by [0-9.]+:\d+: `+tc.why)
+		inLog(t, s, `component=apiserver refused token `+tc.token.id+` from [0-9.]+:\d+: `+tc.why)
 		if strings.Contains(s.Logs(), tc.token.secret) {
 			t.Errorf("the secret of %s is in the log", tc.token.id)
 		}

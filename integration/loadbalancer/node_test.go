@@ -63,7 +63,7 @@ func TestNode(t *testing.T) {
 	s.Launch(t)
 	s.WaitReady(t)
 	harness.Consistently(t, 5*time.Second, "after a restart", func() error { return hasAddresses(t, s, ns, "web", s.NodeIP) })
-	if strings.Contains(s.Logs()[before:], "has no address any more") {
+	if strings.Contains(s.Logs()[before:], "no longer has an address") {
 		t.Error("the address was away for a time")
 	}
 	mustAsk(t, outside(), url(s.NodeIP, 80))

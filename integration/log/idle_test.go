@@ -72,7 +72,7 @@ var toActOn = []*regexp.Regexp{
 	// check says what is missing and what that means: cgroup v1, capabilities, the clock's source.
 	regexp.MustCompile(` warn +component=check `),
 	// Where /proc/sys is another's: connections beyond the host's table are dropped.
-	regexp.MustCompile(` warn +component=proxy connection tracking keeps the host's table size: `),
+	regexp.MustCompile(` warn +component=proxy cannot set the size of the connection tracking table, keeping the host's: `),
 	// Without the host's /proc/1/ns the kernel ends processes of ours before those of pods.
 	regexp.MustCompile(` error component=kubelet Failed to ensure process in container with oom score err="failed to find pid namespace of init process"`),
 	// A slow disk. One line a minute.

@@ -70,7 +70,7 @@ func TestFiles(t *testing.T) {
 	remove(t, s, "renamed.yaml")
 	gone(t, s, "-n=demo", "deployment/hello")
 	harness.Eventually(t, soon, "a word about the namespace", func() error {
-		if !strings.Contains(s.Logs(), "Namespace demo is no longer in it and not deleted: files have objects that would be deleted with it") {
+		if !strings.Contains(s.Logs(), "cannot delete Namespace demo, which is no longer in it: files still have objects that would be deleted with it") {
 			return errors.New("the log has none")
 		}
 		return nil
@@ -273,7 +273,7 @@ func TestKubectl(t *testing.T) {
 	// A parent of somebody else is not touched, whatever the file says.
 	put(t, s, "set.yaml", configMap(ns, "a", "2"))
 	harness.Eventually(t, soon, "a refusal", func() error {
-		if want := directory + "/set.yaml: the ConfigMap kube-system/manifest-set.yaml, which is to stand for this file, belongs to somebody else"; !strings.Contains(s.Logs(), want) {
+		if want := directory + "/set.yaml: another client created ConfigMap kube-system/manifest-set.yaml"; !strings.Contains(s.Logs(), want) {
 			return errors.New("the log does not say: " + want)
 		}
 		return nil
@@ -301,7 +301,7 @@ func TestBroken(t *testing.T) {
 	value(t, s, "default", "d", "1") // other files are applied
 	put(t, s, "a.yaml", "")
 	harness.Eventually(t, soon, "a word about the empty file", func() error {
-		if !strings.Contains(s.Logs(), directory+"/a.yaml: has no object: delete the file") {
+		if !strings.Contains(s.Logs(), directory+"/a.yaml: has no objects: delete the file") {
 			return errors.New("the log has none")
 		}
 		return nil

@@ -193,9 +193,9 @@ func TestDNSCustom(t *testing.T) { // not parallel: DNS forgets its cache when i
 	}
 	served()
 	for _, wrong := range []struct{ text, why string }{
-		{"hosts {", "} is missing at the end"}, // it cannot be read
-		{"nosuchplugin 1", "nosuchplugin"},     // CoreDNS does not know it
-		{"forward", "plugin/forward"},          // CoreDNS cannot set it up
+		{"hosts {", "missing } at the end"}, // it cannot be read
+		{"nosuchplugin 1", "nosuchplugin"},  // CoreDNS does not know it
+		{"forward", "plugin/forward"},       // CoreDNS cannot set it up
 	} {
 		custom.Data["added.override"] = wrong.text
 		if _, err := configMaps.Update(t.Context(), custom, metav1.UpdateOptions{}); err != nil {

@@ -102,7 +102,7 @@ func testHostPorts(t *testing.T, c *harness.Cluster, ns string) {
 		svc.Spec.Ports[0].Port = 8080
 	})
 	addressesOf(t, c, ns, "host-ports", c.Server.NodeIP)
-	awaitEvent(t, c, ns, "HostPort", "port 8080/TCP belongs to a program of the host on "+agent.NodeName())
+	awaitEvent(t, c, ns, "HostPort", "port 8080/TCP is in use by a host process on "+agent.NodeName())
 	if a, err := dialer(outside).ask(agent.NodeIP, 8080); err != nil || a.Hostname == "" {
 		t.Errorf("the program of the host does not answer any more: %+v, %v", a, err)
 	}
@@ -252,7 +252,7 @@ func testFalseNode(t *testing.T, c *harness.Cluster, ns string) {
 	if err := patch("status", addresses(at(c.Server.NodeIP), at(c.Server.HostIP), at("1.1.1.1"), at("127.0.0.1"), at("10.43.0.1")))(); err != nil {
 		t.Fatal(err)
 	}
-	awaitEvent(t, c, "default", "AddressNotUsed", c.Server.NodeIP+" is an address of the API; 127.0.0.1 is not an address at which others reach a node; 10.43.0.1 is in the network of pods or Services")
+	awaitEvent(t, c, "default", "AddressNotUsed", c.Server.NodeIP+" is an address of the API server; 127.0.0.1 is not an address at which other machines can reach a node; 10.43.0.1 is in the network of pods or Services")
 	service(t, c, ns, "new", func(svc *corev1.Service) {
 		svc.Spec.Type = corev1.ServiceTypeLoadBalancer
 		svc.Spec.Ports = svc.Spec.Ports[1:]

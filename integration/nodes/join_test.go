@@ -201,18 +201,18 @@ func refusals(c *harness.Cluster) []refusal {
 		{name: "no-token", make: func(*testing.T) string { return "" }, agent: `token`},
 		{name: "malformed", make: func(*testing.T) string { return "K10abc::server:def" }, agent: `token`},
 		{name: "newer-version", make: part(0, func(string) string { return "kl2" }), agent: `newer`},
-		{name: "wrong-ca-hash", make: part(1, other), agent: `not the one that the token is for`,
-			server: `a machine at 10\.123\.\d+\.\d+:\d+ says that it does not join: its token is for a cluster with another CA`, unnamed: true},
-		{name: "wrong-id", make: part(2, other), agent: `does not know the token`, server: `refused the token .* does not exist`},
-		{name: "wrong-secret", make: part(3, other), agent: `secret of the token \S+ is wrong`, server: `refused the token .* secret is wrong`},
-		{name: "deleted", agent: `does not know the token`, server: `refused the token`, make: func(t *testing.T) string {
+		{name: "wrong-ca-hash", make: part(1, other), agent: `the server's CA is not the token's`,
+			server: `a machine at 10\.123\.\d+\.\d+:\d+ reports that it cannot join: its token is for a cluster with another CA`, unnamed: true},
+		{name: "wrong-id", make: part(2, other), agent: `does not know token`, server: `refused token .* does not exist`},
+		{name: "wrong-secret", make: part(3, other), agent: `secret of token \S+ is wrong`, server: `refused token .* secret is wrong`},
+		{name: "deleted", agent: `does not know token`, server: `refused token`, make: func(t *testing.T) string {
 			token := c.Server.Token(t)
 			if res := c.Server.RunBinary(t, "token", "delete", strings.Split(token, "_")[2]); res.Code != 0 {
 				t.Fatalf("kubelith token delete: %s", res.Stderr)
 			}
 			return token
 		}},
-		{name: "expired", agent: `does not know the token`, server: `refused the token`, make: func(t *testing.T) string {
+		{name: "expired", agent: `does not know token`, server: `refused token`, make: func(t *testing.T) string {
 			token := c.Server.Token(t, "--ttl=6s")
 			created := time.Now()
 			harness.Eventually(t, 30*time.Second, "the token to expire", func() error {
@@ -225,7 +225,7 @@ func refusals(c *harness.Cluster) []refusal {
 		}},
 		{name: "name-of-server", make: fresh(), nodeName: c.Server.NodeName(), agent: `belongs to another machine`, server: `NameTaken`},
 		{name: "name-of-agent", make: fresh(), nodeName: c.Agents[0].NodeName(), agent: `belongs to another machine`, server: `NameTaken`},
-		{name: "address-of-server", make: fresh(), agent: `the server refuses this node: the address \S+ is that of the node \S+ as well: give this machine's own with --node-ip`, server: `AddressTaken`,
+		{name: "address-of-server", make: fresh(), agent: `address \S+ already belongs to node \S+: set this machine's own with --node-ip`, server: `AddressTaken`,
 			spoil: func(t *testing.T, a *harness.Server) { configure(t, a, "nodeIP: ["+c.Server.NodeIP+"]") }},
 	}
 }
@@ -322,7 +322,7 @@ func testOnce(t *testing.T, c *harness.Cluster) {
 	a := c.Prepare(t, harness.Options{NoTestImage: true}, harness.AgentOptions{Token: token})
 	a.Launch(t)
 	a.WaitReady(t)
-	refused(t, c, refusal{token: token, agent: `is for one machine|does not know the token`, server: `is for one machine|refused the token`})
+	refused(t, c, refusal{token: token, agent: `is valid for one machine|does not know token`, server: `is valid for one machine|refused token`})
 	a.Stop(t)
 	remove(t, c, a.NodeName())
 }

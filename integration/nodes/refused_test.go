@@ -25,9 +25,9 @@ func refusedServers(t *testing.T, c *harness.Cluster) []refusal {
 	fresh := func(t *testing.T) string { return c.Server.Token(t) }
 	return []refusal{
 		{name: "clock", make: fresh, url: clockAhead(t, c, time.Hour), agent: `the clock of this machine is 1h0m0s behind the server's: set it`, unnamed: true,
-			server: `a machine at \S+ says that it does not join: its clock and the server's are more than five minutes apart`},
+			server: `a machine at \S+ reports that it cannot join: its clock and the server's are more than five minutes apart`},
 		{name: "newer-agent", make: fresh, binary: newer(t, c.Server), agent: `this kubelith has Kubernetes v1\.\d+\.\S+ and the server v1\.\d+\.\S+: upgrade the server first`, unnamed: true,
-			server: `a machine at \S+ says that it does not join: its Kubernetes is newer than the server's`},
+			server: `a machine at \S+ reports that it cannot join: its Kubernetes is newer than the server's`},
 	}
 }
 

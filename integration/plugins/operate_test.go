@@ -72,7 +72,7 @@ func TestBadConfiguration(t *testing.T) {
 	const file = "/etc/kubelith/config.yaml"
 	for name, tc := range map[string]struct{ text, want string }{
 		"two of one name": {"plugins:\n- {name: a, kind: admission, path: /a}\n- {name: a, kind: storage, path: /b}\n",
-			file + `:5: plugin "a": the plugin in line 4 has the same name: give one of them another`},
+			file + `:5: plugin "a": the plugin in line 4 has the same name: rename one of them`},
 		"unknown kind": {"plugins:\n- {name: a, kind: admision, path: /a}\n", file + `:4: plugin "a": unknown kind "admision": did you mean "admission"?`},
 		"unknown key":  {"plugins:\n- name: a\n  kind: admission\n  pth: /a\n", file + `:6: unknown key "pth" of a plugin: did you mean "path"?`},
 		"bad checksum": {"plugins:\n- {name: a, kind: admission, path: /a, sha256: abc}\n", file + `:4: plugin "a": sha256 "abc" is not a SHA-256 sum: write the 64 lower-case hex digits that sha256sum prints`},
@@ -226,7 +226,7 @@ func reload(t *testing.T, s *harness.Server, one string) {
 	}
 
 	configure(t, s, one+two+"- name: three\n  kind: moon\n")
-	logged(t, s, `config.yaml:14: plugin \\?"three\\?": unknown kind .*: all plugins stay as they are`)
+	logged(t, s, `config.yaml:14: plugin \\?"three\\?": unknown kind .*: no plugin is changed`)
 	if all := list(t, s); len(all) != 2 || all["one"].PID != before.PID || all["two"].PID != second.PID {
 		t.Errorf("a broken file has changed plugins: %+v", all)
 	}
@@ -247,7 +247,7 @@ func reload(t *testing.T, s *harness.Server, one string) {
 	if third.PID == second.PID {
 		t.Errorf("%+v", third)
 	}
-	logged(t, s, `what has changed of logLevel takes effect at the next start`)
+	logged(t, s, `the change of logLevel takes effect at the next start`)
 
 	// A missing executable: one line, and it is started when it is there.
 	configure(t, s, one+"- {name: three, kind: admission, path: /opt/kubelith/three}\n")

@@ -27,7 +27,7 @@ func TestAddressChanges(t *testing.T) {
 	s.Exec(t, "ip", "addr", "add", moved+"/24", "dev", "eth0")
 	s.Exec(t, "ip", "route", "replace", "default", "via", s.HostIP)
 	code := s.WaitExit(t, 60*time.Second)
-	if want := fmt.Sprintf("the address of this node was %s and is %s: ending", old, moved); code == 0 || !strings.Contains(s.Logs(), want) {
+	if want := fmt.Sprintf("the address of this node changed from %s to %s: exiting", old, moved); code == 0 || !strings.Contains(s.Logs(), want) {
 		t.Fatalf("exit code %d, the log lacks %q", code, want)
 	}
 	for _, pid := range pids {

@@ -87,7 +87,7 @@ func TestTerminal(t *testing.T) {
 	screen := onTerminal(t, first)
 	progress := regexp.MustCompile(`(?m)^apiserver +ready +\d+\.\d\ds\s*$`)
 	harness.Eventually(t, 60*time.Second, "the progress of the start", func() error {
-		if text := screen(); !progress.MatchString(text) || !strings.Contains(text, "kubeconfig: "+harness.AdminKubeconfig) || !strings.Contains(text, "the log is "+log) {
+		if text := screen(); !progress.MatchString(text) || !strings.Contains(text, "kubeconfig: "+harness.AdminKubeconfig) || !strings.Contains(text, "logging to "+log) {
 			return fmt.Errorf("the terminal shows %q, stderr %q", text, errors.text())
 		}
 		return nil

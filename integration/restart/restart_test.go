@@ -122,7 +122,7 @@ func TestStuckAlone(t *testing.T) {
 	if code := s.WaitExit(t, 40*time.Second); code != 1 {
 		t.Errorf("exit code %d", code)
 	}
-	if want := "a second one beside it is not safe"; !strings.Contains(s.Logs(), want) {
+	if want := "a second run beside it is not safe"; !strings.Contains(s.Logs(), want) {
 		t.Errorf("the log does not say %q", want)
 	}
 }
@@ -142,7 +142,7 @@ func TestCrashLoop(t *testing.T) {
 		s.Launch(t)
 		s.WaitReady(t)
 	}
-	if want := "left out, starts in"; strings.Count(s.Logs(), want) != 1 {
+	if want := "held back, starting in"; strings.Count(s.Logs(), want) != 1 {
 		t.Errorf("the log does not say %q once", want)
 	}
 	harness.Eventually(t, 60*time.Second, "an Event of it", func() error {
@@ -151,7 +151,7 @@ func TestCrashLoop(t *testing.T) {
 			return err
 		}
 		for _, e := range events.Items {
-			if strings.Contains(e.Message, `dns: has ended the process 3 times in a row, the last time by "panic: a test"`) {
+			if strings.Contains(e.Message, `dns: has crashed the process 3 times in a row, the last time with "panic: a test"`) {
 				return nil
 			}
 		}

@@ -85,7 +85,7 @@ func TestFaultsAtStart(t *testing.T) {
 		"checksum":      {"serve", func(s *Spec) { s.SHA256 = strings.Repeat("0", 64) }, `has the SHA-256 [0-9a-f]{12}, not 000000000000 as test.yaml:1 says`},
 		"garbage":       {"garbage", nil, `is no plugin: it printed another line than go-plugin's handshake: "Hello, I am \?\[31mno plugin"`},
 		"flood":         {"flood", nil, `is no plugin: it printed another line than go-plugin's handshake: "x{82}"`},
-		"exit":          {"exit", nil, `ended with status 3: the licence has run out; next try in`},
+		"exit":          {"exit", nil, `ended with status 3: the licence has run out; retrying in`},
 		"silent":        {"silent", nil, `printed no handshake`},
 		"close":         {"close", nil, `printed no handshake`},
 		"plain":         {"plain", nil, `does not support mutual TLS`},
@@ -103,7 +103,7 @@ func TestFaultsAtStart(t *testing.T) {
 				tc.change(&spec)
 			}
 			h := startHost(t, spec)
-			s := h.state(name, "told to have failed", func(s State) bool { return strings.Contains(s.Message, "next try in") })
+			s := h.state(name, "reported as failed", func(s State) bool { return strings.Contains(s.Message, "retrying in") })
 			if !regexp.MustCompile(tc.want).MatchString(s.Message) {
 				t.Errorf("message %q\nwant %s", s.Message, tc.want)
 			}

@@ -53,7 +53,7 @@ func TestStartsAgain(t *testing.T) {
 	if alive(first.PID) || alive(second.PID) {
 		t.Error("a former process is there")
 	}
-	for _, want := range []string{"error plugin=weak ended with status 3; next try in ", "error plugin=weak ended with status 2: panic: oh dear"} {
+	for _, want := range []string{"error plugin=weak ended with status 3; retrying in ", "error plugin=weak ended with status 2: panic: oh dear"} {
 		if !strings.Contains(h.log.String(), want) {
 			t.Errorf("not in the log: %s", want)
 		}
@@ -103,7 +103,7 @@ func TestHangs(t *testing.T) {
 	if alive(first.PID) {
 		t.Error("the process that hung is there")
 	}
-	if !strings.Contains(h.log.String(), "error plugin=stuck did not answer two health checks of 2s: killed; next try in") || !h.events.has("stuck "+PluginUnhealthy) {
+	if !strings.Contains(h.log.String(), "error plugin=stuck did not answer two health checks of 2s: killed; retrying in") || !h.events.has("stuck "+PluginUnhealthy) {
 		t.Error("nobody was told")
 	}
 }

@@ -282,7 +282,7 @@ func (s *supervisor) failed(reason error, event string) {
 		phase, delay = Failed, maxRetry
 	}
 	s.retry.Reset(delay)
-	n := errorNote(fmt.Sprintf("%%s; next try in %v", delay), reason)
+	n := errorNote(fmt.Sprintf("%%s; retrying in %v", delay), reason)
 	s.set(phase, n)
 	if reason.Error() == s.lastError {
 		s.log().Debug(n.message)

@@ -255,7 +255,7 @@ func TestReport(t *testing.T) {
 	since := conditions()["Plugin/a"].LastTransitionTime
 
 	broken := state("a", host.Backoff, func(s *host.State) {
-		s.Message, s.Public = "ended with status 2: the key is 1234; next try in 4s", "ended with status 2; next try in 4s"
+		s.Message, s.Public = "ended with status 2: the key is 1234; retrying in 4s", "ended with status 2; retrying in 4s"
 	})
 	h.set(broken)
 	o.Changed(broken, host.PluginFailed)

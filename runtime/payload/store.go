@@ -72,7 +72,7 @@ func (s store) unpack(archive io.Reader, l *list, target string) error {
 		return err
 	}
 	if !complete(temp, l) {
-		return errors.New("the embedded archive does not hold what its list says: build again")
+		return errors.New("the embedded archive does not match its list: build again")
 	}
 	if err := errors.Join(atomicfile.SyncDir(bin), atomicfile.SyncDir(temp)); err != nil {
 		return err
@@ -112,7 +112,7 @@ func extract(archive io.Reader, digest, bin string) error {
 			return fmt.Errorf("read the embedded archive: %w", err)
 		}
 		if header.Typeflag != tar.TypeReg || header.Name != filepath.Base(header.Name) {
-			return fmt.Errorf("the embedded archive holds %q, which is not a plain file name", header.Name)
+			return fmt.Errorf("the embedded archive contains %q, which is not a plain file name", header.Name)
 		}
 		if err := writeProgram(filepath.Join(bin, header.Name), tr); err != nil {
 			return err

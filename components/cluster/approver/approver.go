@@ -196,7 +196,7 @@ const invalid = "InvalidRequest"
 
 // decide is called by upstream's controller for each request without a certificate, and again after an error.
 func (s *Server) decide(ctx context.Context, csr *certificatesv1.CertificateSigningRequest) error {
-	defer s.work.Begin("a decision")()
+	defer s.work.Begin("deciding a certificate request")()
 	if approved, denied := certificates.GetCertApprovalCondition(&csr.Status); approved || denied {
 		return nil
 	}
@@ -232,13 +232,13 @@ func (s *Server) answer(ctx context.Context, csr *certificatesv1.CertificateSign
 	}
 	csr.Status.Conditions = append(csr.Status.Conditions, condition)
 	if _, err := s.client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{}); apierrors.IsConflict(err) {
-		return certificates.IgnorableError("answer the request %s: %v", csr.Name, err)
+		return certificates.IgnorableError("update the approval of request %s: %v", csr.Name, err)
 	} else if err != nil {
-		return fmt.Errorf("answer the request %s: %w", csr.Name, err)
+		return fmt.Errorf("update the approval of request %s: %w", csr.Name, err)
 	}
 	log := s.opts.Log.WithField("request", csr.Name).WithField("user", csr.Spec.Username)
 	if v.reason != "" {
-		log.Warnf("refused a certificate (%s): %s", v.reason, v.message)
+		log.Warnf("denied a certificate (%s): %s", v.reason, v.message)
 	} else {
 		log.Info("approved a certificate")
 	}

@@ -47,22 +47,22 @@ func (s *Server) judgeClient(ctx context.Context, csr *certificatesv1.Certificat
 	if len(validation.IsDNS1123Subdomain(name)) > 0 || len(name) > 63 {
 		return deny(badName, "%q cannot be a node's name: choose another --node-name, at most 63 lower-case letters, digits, '-' and '.'", name), nil
 	}
-	taken := deny(nameTaken, "the name %s belongs to another machine: choose another --node-name, or kubectl delete node %s first", name, name)
+	taken := deny(nameTaken, "the name %s belongs to another machine: choose another --node-name, or run kubectl delete node %s first", name, name)
 	node, _ := s.nodes.Get(name) // the lister of a cache: nil when it does not exist
 	if s.isServer(name, node) {
 		return taken, nil
 	}
 	if s.removed.Refuses(name, s.now()) {
-		return verdict{}, certificates.IgnorableError("not yet: the node %s was removed just now", name)
+		return verdict{}, certificates.IgnorableError("not yet: node %s was removed a moment ago", name)
 	}
 	if address, other := s.sharesAddress(name, csr.Annotations[names.NodeIPAnnotation]); other != "" {
-		return deny(sameIP, "the address %s is that of the node %s as well: give this machine's own with --node-ip, or kubelith node remove %[2]s if that machine is gone", address, other), nil
+		return deny(sameIP, "address %s already belongs to node %s: set this machine's own with --node-ip, or run kubelith node remove %[2]s if that machine is gone", address, other), nil
 	}
 	machine := keyHash(request)
 	id := strings.TrimPrefix(csr.Spec.Username, bootstrapapi.BootstrapUserPrefix)
 	owner, made, err := s.reserve(ctx, name, machine, id)
 	if errors.Is(err, errPending) {
-		return deny(tooMany, "%d machines have joined with the token %s and have no node yet: delete the token if they are not yours, make another one with kubelith token create, or wait an hour", maxPending, id), nil
+		return deny(tooMany, "%d machines have joined with token %s and not registered a node yet: delete the token if they are not yours, create another with kubelith token create, or wait an hour", maxPending, id), nil
 	}
 	if err != nil {
 		return verdict{}, err

@@ -31,8 +31,8 @@ func TestClient(t *testing.T) {
 		"key encipherment": {"a", func(r *certificatesv1.CertificateSigningRequest) {
 			r.Spec.Usages = append(r.Spec.Usages, "key encipherment")
 		}, "approved"},
-		"a server's name": {"server-1", none, "NameTaken: the name server-1 belongs to another machine: choose another --node-name, or kubectl delete node server-1 first"},
-		"a node's name":   {"old", none, "NameTaken: the name old belongs to another machine: choose another --node-name, or kubectl delete node old first"},
+		"a server's name": {"server-1", none, "NameTaken: the name server-1 belongs to another machine: choose another --node-name, or run kubectl delete node server-1 first"},
+		"a node's name":   {"old", none, "NameTaken: the name old belongs to another machine: choose another --node-name, or run kubectl delete node old first"},
 		"no name":         {"", none, `InvalidName: "" cannot be a node's name`},
 		"not a name":      {"A_b", none, `InvalidName: "A_b" cannot be a node's name: choose another --node-name`},
 		"a long name":     {strings.Repeat("a", 64), none, "InvalidName: "},
@@ -42,7 +42,7 @@ func TestClient(t *testing.T) {
 		}, "approved"},
 		"another node's address": {"a", func(r *certificatesv1.CertificateSigningRequest) {
 			r.Annotations = map[string]string{"kubelith.io/node-ip": "192.0.2.12,2001:0db8::11"}
-		}, "AddressTaken: the address 2001:db8::11 is that of the node old as well: give this machine's own with --node-ip, or kubelith node remove old if that machine is gone"},
+		}, "AddressTaken: address 2001:db8::11 already belongs to node old: set this machine's own with --node-ip, or run kubelith node remove old if that machine is gone"},
 		"no address": {"a", func(r *certificatesv1.CertificateSigningRequest) {
 			r.Annotations = map[string]string{"kubelith.io/node-ip": "old,,x"}
 		}, "approved"},

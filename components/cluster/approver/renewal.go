@@ -28,7 +28,7 @@ func (s *Server) judgeRenewal(ctx context.Context, csr *certificatesv1.Certifica
 		return deny(invalid, "%v", err), nil
 	}
 	if csr.Spec.Username != request.Subject.CommonName || !slices.Contains(csr.Spec.Groups, user.NodesGroup) {
-		return deny(notItself, "%s may only ask for a certificate of its own, this one is for %s", csr.Spec.Username, request.Subject.CommonName), nil
+		return deny(notItself, "%s may request a certificate for itself only, not for %s", csr.Spec.Username, request.Subject.CommonName), nil
 	}
 	name := strings.TrimPrefix(csr.Spec.Username, pki.NodeUserPrefix)
 	if s.removed.Refuses(name, csr.CreationTimestamp.Time) {
@@ -37,7 +37,7 @@ func (s *Server) judgeRenewal(ctx context.Context, csr *certificatesv1.Certifica
 	// Read from the API, because the cache may be a moment old.
 	node, err := s.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return deny(notANode, "there is no node %s: its machine has to join again with a token", name), nil
+		return deny(notANode, "node %s does not exist: its machine must join again with a token", name), nil
 	}
 	if err != nil {
 		return verdict{}, fmt.Errorf("read the node %s: %w", name, err)
@@ -47,7 +47,7 @@ func (s *Server) judgeRenewal(ctx context.Context, csr *certificatesv1.Certifica
 		return verdict{}, err
 	}
 	if !isOf(node, owner) {
-		return deny(notANode, "the label %s of the node %s is not that of the machine that has joined under this name: that machine has to join again with a token", names.MachineLabel, name), nil
+		return deny(notANode, "label %s of node %s does not identify the machine that joined under this name: that machine must join again with a token", names.MachineLabel, name), nil
 	}
 	return verdict{}, nil
 }
@@ -69,7 +69,7 @@ func (s *Server) ownerOf(ctx context.Context, node *corev1.Node) (machine string
 		return "", nil
 	}
 	if _, err := configMaps.Create(ctx, newReservation(node.Name, machine, ""), metav1.CreateOptions{}); apierrors.IsAlreadyExists(err) {
-		return "", certificates.IgnorableError("the name %s was reserved meanwhile", node.Name)
+		return "", certificates.IgnorableError("the name %s was reserved in the meantime", node.Name)
 	} else if err != nil {
 		return "", fmt.Errorf("reserve the name %s: %w", node.Name, err)
 	}

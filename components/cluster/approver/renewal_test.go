@@ -54,7 +54,7 @@ func TestRenewal(t *testing.T) {
 		return n
 	}
 	none := func(*certificatesv1.CertificateSigningRequest) {}
-	const otherMachine = "NotANode: the label kubelith.io/machine of the node a is not that of the machine that has joined under this name"
+	const otherMachine = "NotANode: label kubelith.io/machine of node a does not identify the machine that joined under this name"
 	for name, tc := range map[string]struct {
 		objects []runtime.Object
 		removed removedAt
@@ -63,7 +63,7 @@ func TestRenewal(t *testing.T) {
 		owner   string // who has the name afterwards
 	}{
 		"a node":                              {[]runtime.Object{of("a"), reservation("a", machine("a"), made)}, nil, none, "approved", machine("a")},
-		"deleted":                             {[]runtime.Object{reservation("a", machine("a"), made)}, nil, none, "NotANode: there is no node a: its machine has to join again with a token", machine("a")},
+		"deleted":                             {[]runtime.Object{reservation("a", machine("a"), made)}, nil, none, "NotANode: node a does not exist: its machine must join again with a token", machine("a")},
 		"of another machine":                  {[]runtime.Object{of("b"), reservation("a", machine("a"), made)}, nil, none, otherMachine, machine("a")},
 		"without a label":                     {[]runtime.Object{node("a"), reservation("a", machine("a"), made)}, nil, none, otherMachine, machine("a")},
 		"of no machine":                       {[]runtime.Object{node("a")}, nil, none, otherMachine, ""},
@@ -75,7 +75,7 @@ func TestRenewal(t *testing.T) {
 		"another was removed":                 {[]runtime.Object{of("a"), reservation("a", machine("a"), made)}, removedAt{"b": made.Add(time.Hour)}, none, "approved", machine("a")},
 		"for another node": {[]runtime.Object{of("a"), reservation("a", machine("a"), made)}, nil, func(r *certificatesv1.CertificateSigningRequest) {
 			r.Spec.Username = "system:node:b"
-		}, "NotItself: system:node:b may only ask for a certificate of its own, this one is for system:node:a", machine("a")},
+		}, "NotItself: system:node:b may request a certificate for itself only, not for system:node:a", machine("a")},
 		"not in the group": {[]runtime.Object{of("a"), reservation("a", machine("a"), made)}, nil, func(r *certificatesv1.CertificateSigningRequest) {
 			r.Spec.Groups = []string{"system:authenticated"}
 		}, "NotItself: ", machine("a")},

@@ -78,7 +78,7 @@ func (s *Server) reserve(ctx context.Context, name, machine, token string) (owne
 	}
 	_, err = configMaps.Create(ctx, newReservation(name, machine, token), metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) { // two machines at once: check again which one has it
-		return false, false, certificates.IgnorableError("the name %s was reserved meanwhile", name)
+		return false, false, certificates.IgnorableError("the name %s was reserved in the meantime", name)
 	}
 	if err != nil {
 		return false, false, fmt.Errorf("reserve the name %s: %w", name, err)
@@ -160,7 +160,7 @@ func (s *Server) freeGone(ctx context.Context) {
 	s.mu.Unlock()
 	for name, node := range gone {
 		if err := s.freeNode(ctx, node); err != nil {
-			s.opts.Log.Warnf("%v; next try in %s", err, tidyEvery)
+			s.opts.Log.Warnf("%v; retrying in %s", err, tidyEvery)
 			continue
 		}
 		s.mu.Lock()
@@ -193,7 +193,7 @@ func (s *Server) freeNode(ctx context.Context, node *corev1.Node) error {
 	if err := s.free(ctx, reservation); err != nil {
 		return err
 	}
-	s.opts.Log.Infof("node %s was deleted: another machine may have its name", name)
+	s.opts.Log.Infof("node %s was deleted: its name is free for another machine", name)
 	return nil
 }
 
@@ -228,9 +228,9 @@ func (s *Server) freeAbandoned(ctx context.Context) {
 			continue
 		}
 		if err := s.free(ctx, r); err != nil {
-			s.opts.Log.Warnf("%v; next try in %s", err, tidyEvery)
+			s.opts.Log.Warnf("%v; retrying in %s", err, tidyEvery)
 			continue
 		}
-		s.opts.Log.Infof("the machine that joined as %s never came: another one may have the name", name)
+		s.opts.Log.Infof("the machine that joined as %s never registered its node: the name is free for another machine", name)
 	}
 }

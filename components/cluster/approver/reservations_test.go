@@ -141,7 +141,7 @@ func TestPendingIsBounded(t *testing.T) {
 		objects = append(objects, r)
 	}
 	key := newKey(t)
-	const want = "TooManyPending: 100 machines have joined with the token abc123 and have no node yet: delete the token"
+	const want = "TooManyPending: 100 machines have joined with token abc123 and not registered a node yet: delete the token"
 	c := newCluster(t, objects...)
 	if got, err := c.ask(t, joining(t, "one-more", "a", key)); err != nil || !strings.HasPrefix(got, want) || c.reservedFor(t, "a") != "" || len(c.spent) > 0 {
 		t.Errorf("one more: %q, %v, reserved for %q", got, err, c.reservedFor(t, "a"))

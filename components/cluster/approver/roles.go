@@ -41,7 +41,7 @@ func (s *Server) labelServers(ctx context.Context) {
 			continue
 		}
 		if _, err := s.client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, []byte(rolePatch), metav1.PatchOptions{}); err != nil {
-			s.opts.Log.Warnf("label the node %s with %s, next try in %s: %v", node.Name, removed.ServerLabel, tidyEvery, err)
+			s.opts.Log.Warnf("cannot label node %s with %s, retrying in %s: %v", node.Name, removed.ServerLabel, tidyEvery, err)
 		}
 	}
 }

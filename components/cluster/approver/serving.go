@@ -45,7 +45,7 @@ func (s *Server) judgeServing(ctx context.Context, csr *certificatesv1.Certifica
 		return deny(invalid, "%v", err), nil
 	}
 	if csr.Spec.Username != request.Subject.CommonName || !slices.Contains(csr.Spec.Groups, user.NodesGroup) {
-		return deny(notItself, "%s may only ask for a certificate of its own, this one is for %s", csr.Spec.Username, request.Subject.CommonName), nil
+		return deny(notItself, "%s may request a certificate for itself only, not for %s", csr.Spec.Username, request.Subject.CommonName), nil
 	}
 	name := strings.TrimPrefix(csr.Spec.Username, pki.NodeUserPrefix)
 	// Rules that time cannot change.
@@ -74,7 +74,7 @@ func (s *Server) foreign(ctx context.Context, name string, request *x509.Certifi
 	// Read from the API, not the cache: the node has just written its addresses.
 	node, err := s.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return fmt.Sprintf("there is no node %s", name), nil
+		return fmt.Sprintf("node %s does not exist", name), nil
 	}
 	if err != nil {
 		return "", fmt.Errorf("read the node %s: %w", name, err)
@@ -92,7 +92,7 @@ func (s *Server) foreign(ctx context.Context, name string, request *x509.Certifi
 		}
 		for _, other := range others {
 			if namesOf(other)[asked] {
-				return fmt.Sprintf("%s is an address or name of the node %s as well: kubectl delete node %s if that machine is gone", asked, other.Name, other.Name), nil
+				return fmt.Sprintf("%s is also an address or name of node %s: run kubectl delete node %s if that machine is gone", asked, other.Name, other.Name), nil
 			}
 		}
 	}
@@ -122,7 +122,7 @@ func (s *Server) reservedIP(ip net.IP, api *x509.Certificate) string {
 	addr, ok := netip.AddrFromSlice(ip)
 	addr = addr.Unmap()
 	if !ok || !addr.IsGlobalUnicast() {
-		return fmt.Sprintf("%s is not an address at which others reach a node", ip)
+		return fmt.Sprintf("%s is not an address at which other machines can reach a node", ip)
 	}
 	for _, n := range s.opts.Networks {
 		if prefix, err := netip.ParsePrefix(n); err == nil && prefix.Contains(addr) {
@@ -152,7 +152,7 @@ func (s *Server) reservedName(dns, own string, api *x509.Certificate) string {
 	}
 	// A wildcard in --tls-san may cover nodes, by their own names.
 	if dns != own && api.VerifyHostname(dns) == nil {
-		return fmt.Sprintf("%s is covered by a name of the API server", dns)
+		return fmt.Sprintf("%s matches a name in the API server's certificate", dns)
 	}
 	return ""
 }

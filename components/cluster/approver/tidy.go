@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	// tidyEvery is how often the component looks for things to remove.
+	// tidyEvery is the time between two searches for objects to remove.
 	tidyEvery = 15 * time.Second
 	// deniedFor is how long the request of a denied machine stays, so that the machine can read the reason. Upstream's
-	// cleaner would keep it for an hour.
+	// cleaner would keep it for one to two hours.
 	deniedFor = time.Minute
 	// recordedFor is the minimum time for which the removal of a node is remembered: certificates lived that long, by
 	// upstream's default, where an operator has since shortened their life.
@@ -53,7 +53,7 @@ func (s *Server) forgetRemoved(ctx context.Context) {
 	limit := s.now().Add(-max(s.opts.CertificateLife, recordedFor) - time.Hour)
 	for _, name := range s.removed.OlderThan(limit) {
 		if err := s.client.CoreV1().Secrets(namespace).Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			s.opts.Log.Warnf("delete the record %s of a node that was removed long ago, next try in %s: %v", name, tidyEvery, err)
+			s.opts.Log.Warnf("cannot delete record %s of a node that was removed long ago, retrying in %s: %v", name, tidyEvery, err)
 		}
 	}
 }
@@ -71,7 +71,7 @@ func (s *Server) removeDenied(ctx context.Context) {
 		}
 		err := s.client.CertificatesV1().CertificateSigningRequests().Delete(ctx, csr.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(csr.UID))})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-			s.opts.Log.Warnf("remove the denied request %s, next try in %s: %v", csr.Name, tidyEvery, err)
+			s.opts.Log.Warnf("cannot delete the denied request %s, retrying in %s: %v", csr.Name, tidyEvery, err)
 		}
 	}
 }
@@ -85,7 +85,8 @@ func deniedSince(csr *certificatesv1.CertificateSigningRequest) (time.Time, bool
 	return time.Time{}, false
 }
 
-// asked returns the names that machines have requested lately: upstream's cleaner removes requests older than an hour.
+// asked returns the names of the requests that exist and are not denied. Upstream's cleaner removes approved requests
+// after one to two hours, and pending ones after a day.
 func (s *Server) asked() map[string]bool {
 	names := map[string]bool{}
 	all, err := s.requests.List(labels.Everything())

@@ -169,7 +169,7 @@ const claimRetry = time.Second
 func (s *Server) claimCSI(ctx context.Context) (wait func()) {
 	var running sync.WaitGroup
 	if err := s.opts.ClaimCSI(); err != nil {
-		s.opts.Log.Warnf("CSI drivers cannot register on this node, next try in %s: %v", claimRetry, err)
+		s.opts.Log.Warnf("CSI drivers cannot register on this node, retrying in %s: %v", claimRetry, err)
 		running.Go(func() {
 			defer utilruntime.HandleCrash()
 			// The error is ctx's.

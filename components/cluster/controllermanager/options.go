@@ -65,7 +65,7 @@ func upstreamConfig(o Options) (*config.Config, error) {
 // Refused are the upstream flags that Kubelith sets itself or does not use.
 func Refused() args.Refused {
 	cloud := "cloud controllers run outside of the process"
-	owned := "Kubelith makes and renews it"
+	owned := "Kubelith generates and renews it"
 	one := "kubelets have a CA of their own: use the flags of a signer, cluster-signing-kube-apiserver-client-... or cluster-signing-legacy-unknown-..."
 	return args.Merge(args.Logging(), args.FeatureGates(), args.Clients(), args.Serving(), args.Election(), args.Refused{
 		"cluster-cidr":                              "use Kubelith's own --cluster-cidr",
@@ -87,8 +87,8 @@ func Refused() args.Refused {
 		"route-reconciliation-period":               cloud,
 		"external-cloud-volume-plugin":              cloud,
 		"node-sync-period":                          "upstream ignores it",
-		"leader-migration-config":                   "there is one server, and no election",
-		"enable-leader-migration":                   "there is one server, and no election",
+		"leader-migration-config":                   "Kubelith elects its leading server itself",
+		"enable-leader-migration":                   "Kubelith elects its leading server itself",
 		"controller-shutdown-timeout":               "controllers stop within 5 s, the process within 30 s",
 	})
 }

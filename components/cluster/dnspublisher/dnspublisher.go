@@ -138,7 +138,7 @@ func (p *publisher) run(ctx context.Context, published func()) {
 		if delay >= time.Second {
 			level = logrus.WarnLevel
 		}
-		p.opts.Log.WithError(err).Logf(level, "publish cluster DNS, next try in %s", delay)
+		p.opts.Log.WithError(err).Logf(level, "cannot publish cluster DNS, retrying in %s", delay)
 		defer func() { delay = min(2*delay, lastRetry) }()
 		return delay
 	})
@@ -301,7 +301,7 @@ func (p *publisher) applyService(ctx context.Context) error {
 		}
 		_, err = p.client.CoreV1().Services(namespace).Apply(ctx, service, applyOptions())
 		if err != nil {
-			return fmt.Errorf("create Service %s/%s anew: %w", namespace, serviceName, err)
+			return fmt.Errorf("recreate Service %s/%s: %w", namespace, serviceName, err)
 		}
 		return nil
 	}

@@ -103,10 +103,10 @@ func (a *api) save(ctx context.Context, p parent) (types.UID, error) {
 			Name: p.name, Namespace: parentNamespace, Labels: labels, Annotations: p.annotations(),
 		}}, metav1.CreateOptions{FieldManager: fieldManager})
 		if apierrors.IsAlreadyExists(err) {
-			return "", fmt.Errorf("the ConfigMap %s/%s, which is to stand for this file, belongs to somebody else: delete it or rename the file", parentNamespace, p.name)
+			return "", fmt.Errorf("another client created ConfigMap %s/%s, the record of this file's objects: delete it or rename the file", parentNamespace, p.name)
 		}
 		if err != nil {
-			return "", fmt.Errorf("make ConfigMap %s/%s: %w", parentNamespace, p.name, err)
+			return "", fmt.Errorf("create ConfigMap %s/%s: %w", parentNamespace, p.name, err)
 		}
 		return made.UID, nil
 	}
@@ -150,7 +150,7 @@ func (a *api) apply(ctx context.Context, d document, partOf string, awaited bool
 		return reference{}, err
 	}
 	if got.GetDeletionTimestamp() != nil {
-		return reference{}, errors.New("is being deleted: it is applied when it is gone")
+		return reference{}, errors.New("is being deleted: it will be applied once it is gone")
 	}
 	ref := reference{uid: got.GetUID()}
 	if namespaced {

@@ -28,7 +28,7 @@ func (f fault) in(file string) string {
 func explain(d document, err error) []fault {
 	what := describe(d.object) + ": "
 	if meta.IsNoMatchError(err) {
-		return []fault{{lineOf(d.node, "kind"), fmt.Sprintf("%sthe API has no kind %s in %s: apply its CustomResourceDefinition, or mend apiVersion and kind",
+		return []fault{{lineOf(d.node, "kind"), fmt.Sprintf("%sthe API has no kind %s in %s: apply its CustomResourceDefinition, or correct apiVersion and kind",
 			what, d.object.GetKind(), d.object.GetAPIVersion())}}
 	}
 	var faults []fault

@@ -106,7 +106,7 @@ func TestExplain(t *testing.T) {
 			field.Invalid(field.NewPath("spec", "replicas"), -1, "must be positive"),
 		}), []string{"f:22: Deployment hello: spec.template.spec.containers[1].image: Required value: give one", "f:10: Deployment hello: spec.replicas: Invalid value: -1: must be positive"}},
 		"no such kind": {&meta.NoKindMatchError{GroupKind: gk, SearchedVersions: []string{"v1"}},
-			[]string{"f:3: Deployment hello: the API has no kind Deployment in apps/v1: apply its CustomResourceDefinition, or mend apiVersion and kind"}},
+			[]string{"f:3: Deployment hello: the API has no kind Deployment in apps/v1: apply its CustomResourceDefinition, or correct apiVersion and kind"}},
 		"anything else": {errors.New("admission webhook \"a\" denied:\n because"), []string{"f:2: Deployment hello: admission webhook \"a\" denied: because"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -127,7 +127,7 @@ func (s *Server) run(ctx context.Context, k *keeper, ready func()) error {
 
 // look reads all files and brings the cluster in line with them. It reports whether nothing is left to do.
 func (s *Server) look(ctx context.Context, watched *watchdir.Watcher, k *keeper) bool {
-	defer s.work.Begin("a look at the manifests")()
+	defer s.work.Begin("applying the manifests")()
 	files, err := directory(s.opts.Dir, func(dir string) { watched.Add(dir) })
 	if err == nil {
 		var ours []file

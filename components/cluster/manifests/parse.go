@@ -66,7 +66,7 @@ func parse(content []byte) ([]document, *fault) {
 		line += strings.Count(text, "\n")
 	}
 	if len(all) == 0 {
-		return nil, &fault{text: "has no object: delete the file if its objects are to go"}
+		return nil, &fault{text: "has no objects: delete the file to delete the objects that it had"}
 	}
 	return all, nil
 }
@@ -94,7 +94,7 @@ var separator = regexp.MustCompile(`^---(\s|$)`)
 func parseSafely(text string) (documents []document, wrong *fault) {
 	defer func() {
 		if r := recover(); r != nil {
-			documents, wrong = nil, &fault{text: fmt.Sprintf("cannot be read: write it in a simpler way (%s)", oneLine(fmt.Sprint(r)))}
+			documents, wrong = nil, &fault{text: fmt.Sprintf("cannot be parsed: simplify it (%s)", oneLine(fmt.Sprint(r)))}
 		}
 	}()
 	return parseOne(text)

@@ -84,8 +84,8 @@ func TestParseValues(t *testing.T) {
 func TestParseFaults(t *testing.T) {
 	good := "apiVersion: v1\nkind: A\nmetadata: {name: a}\n---\n" // four lines
 	for name, c := range map[string]struct{ content, want string }{
-		"empty":                     {"", "f: has no object: delete the file"},
-		"comments":                  {"# nothing\n---\n", "f: has no object: delete the file"},
+		"empty":                     {"", "f: has no objects: delete the file"},
+		"comments":                  {"# nothing\n---\n", "f: has no objects: delete the file"},
 		"not closed":                {good + "apiVersion: v1\nkind: \"A\nmetadata: {name: b}\n", "f:6: not valid YAML: "},
 		"wrong indentation":         {good + "apiVersion: v1\nkind: A\nmetadata:\n  name: b\n   labels: {}\n", "f:9: not valid YAML: "},
 		"a tab":                     {good + "apiVersion: v1\nkind: A\nmetadata:\n\tname: b\n", "f:8: not valid YAML: "},

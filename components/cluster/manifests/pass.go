@@ -109,7 +109,7 @@ func (k *keeper) pass(ctx context.Context, files []file) bool {
 	k.complete = false
 	parents, err := k.cluster.parents(ctx)
 	if err != nil {
-		k.sayOnce("parents", "read what was applied before: "+oneLine(err.Error()))
+		k.sayOnce("parents", "list the files applied before: "+oneLine(err.Error()))
 		return false
 	}
 	k.said.News("parents", "")
@@ -170,7 +170,7 @@ func (k *keeper) sets(files []file, parents map[string]parent) []*set {
 		p := parents[name]
 		ours := k.owns(p)
 		if !ours {
-			k.sayOnce("elsewhere "+name, fmt.Sprintf("%s was applied from another directory: its objects stay; if that is gone for good, delete them and the ConfigMap %s/%s", p.file, parentNamespace, name))
+			k.sayOnce("elsewhere "+name, fmt.Sprintf("%s was applied from another directory: its objects stay; if that directory is gone for good, delete them and ConfigMap %s/%s", p.file, parentNamespace, name))
 		}
 		all = append(all, &set{file: file{name: p.file, parent: name}, parent: p, gone: true, pending: ours})
 	}
@@ -362,7 +362,7 @@ func (k *keeper) made(all []*set) sets.Set[types.UID] {
 func (k *keeper) prune(ctx context.Context, s *set, made sets.Set[types.UID], wanted sets.Set[key]) {
 	members, err := k.cluster.members(ctx, s.parent)
 	if err != nil {
-		s.fail(0, "find what is no longer in it: %s", oneLine(err.Error()))
+		s.fail(0, "list the objects that are no longer in it: %s", oneLine(err.Error()))
 		return
 	}
 	slices.SortStableFunc(members, func(a, b member) int { return rank(b.object) - rank(a.object) })
@@ -374,7 +374,7 @@ func (k *keeper) prune(ctx context.Context, s *set, made sets.Set[types.UID], wa
 			awaited = true
 		default:
 			if err := k.discard(ctx, s, m, wanted); err != nil {
-				s.fail(0, "%s is no longer in it and not deleted: %s", describe(m.object), oneLine(err.Error()))
+				s.fail(0, "cannot delete %s, which is no longer in it: %s", describe(m.object), oneLine(err.Error()))
 			}
 		}
 	}
@@ -399,11 +399,11 @@ func (k *keeper) discard(ctx context.Context, s *set, m member, wanted sets.Set[
 		if err := k.cluster.release(ctx, m); err != nil {
 			return err
 		}
-		k.log.Infof("kept %s, which is no longer in %s: delete it with kubectl if it is to go", describe(m.object), s.file.name)
+		k.log.Infof("kept %s, which is no longer in %s: delete it with kubectl if it is no longer needed", describe(m.object), s.file.name)
 		return nil
 	}
 	if needed(m.object, wanted) {
-		return errors.New("files have objects that would be deleted with it")
+		return errors.New("files still have objects that would be deleted with it")
 	}
 	if err := k.cluster.remove(ctx, m); err != nil {
 		return err
@@ -461,7 +461,7 @@ func (k *keeper) tell(ctx context.Context, s *set) {
 	for _, line := range lines {
 		k.log.Error(line)
 		if err := k.cluster.warn(ctx, s.parent, line); err != nil && ctx.Err() == nil {
-			k.log.WithError(err).Warn("no Event could be made of it")
+			k.log.WithError(err).Warn("cannot create an Event for this error")
 		}
 	}
 }

@@ -303,9 +303,9 @@ func TestFailure(t *testing.T) {
 	delete(b.refuse, "b")
 	b.pass(true, fewer, "apply ConfigMap a", "apply ConfigMap b", "remove ConfigMap c")
 	b.pass(true, fewer)
-	b.refuse["manifest-new"] = errors.New("belongs to somebody else")
+	b.refuse["manifest-new"] = errors.New("another client created it")
 	b.pass(false, append(fewer, of("new", "ConfigMap d")))
-	b.events("new: belongs to somebody else")
+	b.events("new: another client created it")
 }
 
 // TestUnreadable: nothing is deleted anywhere while a file cannot be read: it may have taken over what another one
@@ -322,7 +322,7 @@ func TestUnreadable(t *testing.T) {
 	b.said()
 	empty := of("a")
 	b.pass(false, []file{empty, of("b", "ConfigMap d")}, "apply ConfigMap d")
-	b.events("a: has no object: delete the file if its objects are to go")
+	b.events("a: has no objects: delete the file to delete the objects that it had")
 	unreadable := file{name: "a", parent: "manifest-a", err: errors.New("input/output error")}
 	b.pass(false, []file{unreadable, of("b", "ConfigMap d")}, "apply ConfigMap d")
 	b.events("a: cannot be read: input/output error")
@@ -359,7 +359,7 @@ func TestNamespaces(t *testing.T) {
 	b.pass(true, files, "apply Namespace theirs", "apply Namespace ours", "apply Namespace kube-more", "apply ConfigMap ours/c")
 
 	b.pass(false, []file{of("b", "ConfigMap ours/c")})
-	b.events("a: Namespace ours is no longer in it and not deleted: files have objects that would be deleted with it")
+	b.events("a: cannot delete Namespace ours, which is no longer in it: files still have objects that would be deleted with it")
 	b.pass(true, nil, "remove Namespace ours", "drop manifest-a", "remove ConfigMap ours/c", "drop manifest-b")
 }
 
@@ -369,7 +369,7 @@ func TestDefinitions(t *testing.T) {
 	thing := of("b", "Thing t")
 	b.pass(true, []file{of("a", "CustomResourceDefinition! things.example.com"), thing}, "apply CustomResourceDefinition things.example.com", "apply Thing t awaited")
 	b.pass(false, []file{thing})
-	b.events("a: CustomResourceDefinition things.example.com is no longer in it and not deleted: files have objects that would be deleted with it")
+	b.events("a: cannot delete CustomResourceDefinition things.example.com, which is no longer in it: files still have objects that would be deleted with it")
 	b.pass(true, nil, "remove CustomResourceDefinition things.example.com", "drop manifest-a", "remove Thing t", "drop manifest-b")
 }
 

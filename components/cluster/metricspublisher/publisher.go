@@ -78,9 +78,9 @@ func (p *Publisher) Run(ctx context.Context, ready func()) error {
 // keep publishes repeatedly until ctx ends.
 func (p *Publisher) keep(ctx context.Context, c typedv1.APIServiceInterface) {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		defer p.work.Begin("a look at the APIService")()
+		defer p.work.Begin("publishing the APIService")()
 		if err := publish(ctx, c); err != nil && ctx.Err() == nil {
-			p.opts.Log.Warnf("the APIService %s, next try in %s: %v", apiService, lookEvery, err)
+			p.opts.Log.Warnf("cannot publish APIService %s, retrying in %s: %v", apiService, lookEvery, err)
 		}
 	}, lookEvery)
 }

@@ -85,7 +85,7 @@ func TestHealth(t *testing.T) {
 		time.Sleep(time.Millisecond) // longer than the limit
 	}
 	take()
-	if err := s.Healthy(context.Background()); err == nil || !strings.Contains(err.Error(), "the scheduling of a pod") {
+	if err := s.Healthy(context.Background()); err == nil || !strings.Contains(err.Error(), "scheduling a pod") {
 		t.Errorf("while a pod is scheduled: %v", err)
 	}
 	take()

@@ -161,7 +161,7 @@ func (s *Server) watched(next func(klog.Logger) (framework.QueuedEntityInfo, err
 	return func(log klog.Logger) (framework.QueuedEntityInfo, error) {
 		done()
 		entity, err := next(log)
-		done = s.work.Begin("the scheduling of a pod")
+		done = s.work.Begin("scheduling a pod")
 		return entity, err
 	}
 }

@@ -15,7 +15,7 @@ import (
 // NewCleaner returns the component that removes the addresses that an earlier run wrote. It is for a server without
 // servicelb.
 func NewCleaner(o Options) lifecycle.Component {
-	return &lifecycle.Task{Called: "servicelb-cleaner", Subject: "take back the addresses of Services", Retry: retryDelay, Log: o.Log, Do: func(ctx context.Context) error {
+	return &lifecycle.Task{Called: "servicelb-cleaner", Subject: "remove the addresses of Services", Retry: retryDelay, Log: o.Log, Do: func(ctx context.Context) error {
 		cs, err := kubernetes.NewForConfig(o.Client)
 		if err != nil {
 			return err

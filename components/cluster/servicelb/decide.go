@@ -121,7 +121,7 @@ func (w world) candidates(s *corev1.Service, nodes []*corev1.Node) (all []addres
 	case len(nodes) == 0:
 		return nil, ""
 	case len(chosen) == 0 && pool != "":
-		return nil, fmt.Sprintf("no node has the label %s=%s, which the annotation %s asks for", NodeLabel, pool, PoolAnnotation)
+		return nil, fmt.Sprintf("no node has the label %s=%s, which annotation %s requires", NodeLabel, pool, PoolAnnotation)
 	case len(chosen) == 0:
 		return nil, fmt.Sprintf("all nodes have the label %s=false", NodeLabel)
 	}
@@ -135,7 +135,7 @@ func (w world) candidates(s *corev1.Service, nodes []*corev1.Node) (all []addres
 		asked, _ := netip.ParseAddr(ip)
 		all = slices.DeleteFunc(all, func(a address) bool { return a.ip != asked })
 		if len(all) == 0 && !slices.ContainsFunc(chosen, func(n *corev1.Node) bool { return slices.Contains(w.believed[n.Name].Own, asked) }) {
-			return nil, fmt.Sprintf("no node that may serve it has the address %s of spec.loadBalancerIP", ip)
+			return nil, fmt.Sprintf("no eligible node has the address %s of spec.loadBalancerIP", ip)
 		}
 	}
 	held := holding(s, all)

@@ -32,7 +32,7 @@ func (w world) withoutHosts(s *corev1.Service, all []address, ports ledger) (lef
 				continue
 			}
 			free = false
-			what := fmt.Sprintf("port %s belongs to a program of the host", port)
+			what := fmt.Sprintf("port %s is in use by a host process", port)
 			if nodes[what] == nil {
 				nodes[what] = sets.New[string]()
 			}
@@ -47,7 +47,7 @@ func (w world) withoutHosts(s *corev1.Service, all []address, ports ledger) (lef
 		lines = append(lines, what+" on "+someOf(sets.List(nodes[what])))
 	}
 	if len(lines) == 0 && len(left) == 0 && len(silent) > 0 {
-		return left, fmt.Sprintf("%s has not told the ports of its host yet (annotation %s)", someOf(sets.List(silent)), names.HostPortsAnnotation)
+		return left, fmt.Sprintf("waiting for the host ports of %s (annotation %s)", someOf(sets.List(silent)), names.HostPortsAnnotation)
 	}
 	return left, strings.Join(lines, "; ")
 }

@@ -91,7 +91,7 @@ func (p *prover) refuted(n *corev1.Node, all []netip.Addr) (lines []string) {
 	defer p.mu.Unlock()
 	for _, ip := range all {
 		if known := p.known[place{n.UID, ip}]; known != nil && !known.given && known.failed >= refutedAfter {
-			lines = append(lines, fmt.Sprintf("its kubelet does not answer at %s (%v)", ip, known.err))
+			lines = append(lines, fmt.Sprintf("cannot verify its kubelet at %s (%v)", ip, known.err))
 		}
 	}
 	return lines
@@ -161,11 +161,11 @@ func handshake(ca string) func(context.Context, string, netip.AddrPort) error {
 	return func(ctx context.Context, node string, at netip.AddrPort) error {
 		pem, err := os.ReadFile(ca)
 		if err != nil {
-			return fmt.Errorf("read the CA of kubelets: %w", err)
+			return fmt.Errorf("read the kubelets' CA: %w", err)
 		}
 		pool := x509.NewCertPool()
 		if !pool.AppendCertsFromPEM(pem) {
-			return fmt.Errorf("the CA of kubelets: %s has no certificate", ca)
+			return fmt.Errorf("the kubelets' CA: %s contains no certificate", ca)
 		}
 		ctx, cancel := context.WithTimeout(ctx, provePatience)
 		defer cancel()
@@ -176,7 +176,7 @@ func handshake(ca string) func(context.Context, string, netip.AddrPort) error {
 		}
 		defer conn.Close()
 		if name := conn.(*tls.Conn).ConnectionState().PeerCertificates[0].Subject.CommonName; name != nodeUserPrefix+node {
-			return fmt.Errorf("%s answers", name)
+			return fmt.Errorf("the certificate is for %s", name)
 		}
 		return nil
 	}

@@ -69,7 +69,7 @@ func TestProver(t *testing.T) {
 	if !p.round(t.Context(), nodes) || proven(thief, unproven, true) || !proven(thief, "10.0.0.2", false) {
 		t.Error("a Service keeps an address at which nobody answers")
 	}
-	if lines := p.refuted(thief, []netip.Addr{netip.MustParseAddr(unproven)}); len(lines) != 1 || lines[0] != "its kubelet does not answer at 1.1.1.1 (nobody answers)" {
+	if lines := p.refuted(thief, []netip.Addr{netip.MustParseAddr(unproven)}); len(lines) != 1 || lines[0] != "cannot verify its kubelet at 1.1.1.1 (nobody answers)" {
 		t.Errorf("told: %q", lines)
 	}
 
@@ -123,7 +123,7 @@ func TestHandshake(t *testing.T) {
 		t.Error(err)
 	}
 	var unknown x509.UnknownAuthorityError
-	if err := shake(t.Context(), "n2", at); err == nil || err.Error() != "system:node:n1 answers" {
+	if err := shake(t.Context(), "n2", at); err == nil || err.Error() != "the certificate is for system:node:n1" {
 		t.Errorf("as another node: %v", err)
 	}
 	if err := shake(t.Context(), "n3", serve(foreign.KubeletServer)); !errors.As(err, &unknown) {
@@ -132,7 +132,7 @@ func TestHandshake(t *testing.T) {
 	if err := handshake(kubeletCA(other))(t.Context(), "n2", serve(other.KubeletServer)); err == nil || !strings.Contains(err.Error(), "192.0.2.1, not 127.0.0.1") {
 		t.Errorf("a certificate for another address: %v", err)
 	}
-	if err := handshake(filepath.Join(dir, "none"))(t.Context(), "n1", at); err == nil || !strings.Contains(err.Error(), "read the CA of kubelets") {
+	if err := handshake(filepath.Join(dir, "none"))(t.Context(), "n1", at); err == nil || !strings.Contains(err.Error(), "read the kubelets' CA") {
 		t.Errorf("without a CA: %v", err)
 	}
 }

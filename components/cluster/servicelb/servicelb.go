@@ -209,11 +209,11 @@ func (w *writer) ofOurService(obj any) bool {
 // loop runs a pass for each signal until ctx ends.
 func (w *writer) loop(ctx context.Context) {
 	reconcile.Loop(ctx, w.changed, 0, func() (again time.Duration) {
-		done := w.work.Begin("a pass")
+		done := w.work.Begin("assigning addresses to Services")
 		err := w.pass(ctx)
 		done()
 		if err != nil && ctx.Err() == nil {
-			w.log.Warnf("next try in %s: %v", retryDelay, err)
+			w.log.Warnf("cannot update all Services, retrying in %s: %v", retryDelay, err)
 			again = retryDelay
 		}
 		select {

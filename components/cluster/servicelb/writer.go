@@ -87,11 +87,11 @@ func (w *writer) write(ctx context.Context, d decision) error {
 		return err
 	}
 	if len(d.addresses) == 0 {
-		w.log.Infof("Service %s/%s has no address any more", d.service.Namespace, d.service.Name)
+		w.log.Infof("Service %s/%s no longer has an address", d.service.Namespace, d.service.Name)
 		return nil
 	}
 	text := join(d.addresses)
-	w.log.Infof("Service %s/%s: %s", d.service.Namespace, d.service.Name, text)
+	w.log.Infof("Service %s/%s is reachable at %s", d.service.Namespace, d.service.Name, text)
 	if len(addressesOf(d.service)) == 0 {
 		w.events.Event(d.service, corev1.EventTypeNormal, "LoadBalancerReady", "reachable at "+text)
 	}
@@ -162,8 +162,8 @@ func (w *writer) tellNodes(nodes []*corev1.Node) {
 		}
 		now[n.Name] = strings.Join(why, "; ")
 		if w.refused[n.Name] != now[n.Name] {
-			w.events.Eventf(n, corev1.EventTypeWarning, "AddressNotUsed", "Services do not get all addresses of the node: %s", now[n.Name])
-			w.log.Warnf("Services do not get all addresses of the node %s: %s", n.Name, now[n.Name])
+			w.events.Eventf(n, corev1.EventTypeWarning, "AddressNotUsed", "some addresses of the node are not used for Services: %s", now[n.Name])
+			w.log.Warnf("some addresses of node %s are not used for Services: %s", n.Name, now[n.Name])
 		}
 	}
 	w.refused = now

@@ -40,7 +40,7 @@ func (t *term) makeDeclared(ctx context.Context, d storage.Declaration) {
 	_ = wait.PollUntilContextCancel(ctx, storage.RetryDelay, true, func(ctx context.Context) (bool, error) {
 		err := t.objects(t.Log).make(ctx, d, storage.Facts{})
 		if err != nil && ctx.Err() == nil && said.News(d.Name(), err.Error()) {
-			t.Log.Warnf("next try in %s: %v", storage.RetryDelay, err)
+			t.Log.Warnf("retrying in %s: %v", storage.RetryDelay, err)
 		}
 		return err == nil, nil
 	})
@@ -77,11 +77,11 @@ func (m objects) makeDriver(ctx context.Context, want *storagev1.CSIDriver) erro
 	drivers := m.client.StorageV1().CSIDrivers()
 	_, err := drivers.Create(ctx, want, metav1.CreateOptions{})
 	if err == nil || !apierrors.IsAlreadyExists(err) {
-		return naming("make the CSIDriver", want.Name, err)
+		return naming("create CSIDriver", want.Name, err)
 	}
 	have, err := drivers.Get(ctx, want.Name, metav1.GetOptions{})
 	if err != nil {
-		return naming("read the CSIDriver", want.Name, err)
+		return naming("read CSIDriver", want.Name, err)
 	}
 	if !storage.IsOurs(have) {
 		return &storage.ForeignError{Driver: want.Name}
@@ -96,10 +96,10 @@ func (m objects) makeDriver(ctx context.Context, want *storagev1.CSIDriver) erro
 	}
 	_, err = drivers.Update(ctx, changed, metav1.UpdateOptions{})
 	if apierrors.IsInvalid(err) {
-		m.log.Warnf("the CSIDriver %s stays as it was: delete it to have it made anew (%v)", want.Name, err)
+		m.log.Warnf("CSIDriver %s is unchanged: delete it to have it created again (%v)", want.Name, err)
 		return nil
 	}
-	return naming("change the CSIDriver", want.Name, err)
+	return naming("update CSIDriver", want.Name, err)
 }
 
 // overlay sets the given fields; the API has set the rest to its defaults.
@@ -121,26 +121,26 @@ func (m objects) makeClass(ctx context.Context, want *storagev1.StorageClass) er
 	case err == nil && have.Provisioner == want.Provisioner:
 		return nil
 	case err == nil:
-		m.log.Warnf("the StorageClass %s is of %s: the one of %s is not made", want.Name, have.Provisioner, want.Provisioner)
+		m.log.Warnf("StorageClass %s already exists with provisioner %s: not created for %s", want.Name, have.Provisioner, want.Provisioner)
 		return nil
 	case !apierrors.IsNotFound(err):
-		return naming("read the StorageClass", want.Name, err)
+		return naming("read StorageClass", want.Name, err)
 	}
 	if want.Annotations[defaultClass] == "true" {
 		taken, err := hasDefault(ctx, m.client)
 		if err != nil {
-			return naming("make the StorageClass", want.Name, err)
+			return naming("create StorageClass", want.Name, err)
 		}
 		if taken != "" {
 			delete(want.Annotations, defaultClass)
-			m.log.Infof("the StorageClass %s is not the default: %s is", want.Name, taken)
+			m.log.Infof("StorageClass %s is not made the default: %s already is", want.Name, taken)
 		}
 	}
 	_, err = classes.Create(ctx, want, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		return nil // another node created it first
 	}
-	return naming("make the StorageClass", want.Name, err)
+	return naming("create StorageClass", want.Name, err)
 }
 
 // hasDefault returns the name of a default StorageClass.

@@ -139,7 +139,7 @@ func TestDriverObjectStays(t *testing.T) {
 	if err := m.make(t.Context(), declared(false), storage.Facts{}); err != nil {
 		t.Error(err)
 	}
-	if e := lines.LastEntry(); e == nil || e.Level != logrus.WarnLevel || !strings.Contains(e.Message, "delete it to have it made anew") {
+	if e := lines.LastEntry(); e == nil || e.Level != logrus.WarnLevel || !strings.Contains(e.Message, "delete it to have it created again") {
 		t.Errorf("the log says %v", e)
 	}
 }
@@ -160,9 +160,9 @@ func TestClasses(t *testing.T) {
 		says        string
 	}{
 		{"made", nil, true, storagetest.DriverName, 0, ""},
-		{"made beside another default", []runtime.Object{other}, false, storagetest.DriverName, 0, "theirs is"},
+		{"made beside another default", []runtime.Object{other}, false, storagetest.DriverName, 0, "theirs already is"},
 		{"changed by a person", []runtime.Object{changed}, false, storagetest.DriverName, 1, ""},
-		{"name taken", []runtime.Object{taken}, false, "x", 0, "is not made"},
+		{"name taken", []runtime.Object{taken}, false, "x", 0, "not created for"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			m, cs, lines := objectsOf(tc.have...)

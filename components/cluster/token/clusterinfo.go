@@ -69,7 +69,7 @@ func CAHash(ctx context.Context, cs kubernetes.Interface) (string, error) {
 			return SPKIHash(ca[0]), nil
 		}
 	}
-	return "", errors.New("the ConfigMap kube-public/cluster-info holds no CA: restart kubelith server, which writes it anew")
+	return "", errors.New("ConfigMap kube-public/cluster-info contains no CA: restart kubelith server, which writes it again")
 }
 
 // WaitSigned waits until a token's signature is published. Without it an agent takes the token for unknown.
@@ -79,7 +79,7 @@ func WaitSigned(ctx context.Context, cs kubernetes.Interface, id string, timeout
 		return err == nil && info.Data[bootstrapapi.JWSSignatureKeyPrefix+id] != "", nil
 	})
 	if err != nil {
-		return fmt.Errorf("the token %s is made but was not signed within %s, and agents refuse it until it is: look in the server's log what its controller-manager does", id, timeout)
+		return fmt.Errorf("token %s was created but not signed within %s, and agents refuse it until it is: check the controller-manager in the server's log", id, timeout)
 	}
 	return nil
 }

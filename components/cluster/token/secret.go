@@ -42,7 +42,7 @@ type Spec struct {
 // Validate returns the error in one line.
 func (s Spec) Validate() error {
 	if s.TTL < 0 {
-		return fmt.Errorf("a time to live of %s is over already: give a positive one, such as 24h, or 0 for a token that never expires", s.TTL)
+		return fmt.Errorf("lifetime %s is negative: use a positive one, such as 24h, or 0 for a token that never expires", s.TTL)
 	}
 	for _, u := range s.Usages {
 		if !slices.Contains(bootstrapapi.KnownTokenUsages, u) {
@@ -72,7 +72,7 @@ func Create(ctx context.Context, cs kubernetes.Interface, caHash string, spec Sp
 	}
 	t := Token{CAHash: caHash, ID: id, Secret: secret}
 	if _, err := cs.CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, t.secret(spec, time.Now()), metav1.CreateOptions{}); err != nil {
-		return Token{}, fmt.Errorf("make the token: %w", err)
+		return Token{}, fmt.Errorf("create the token: %w", err)
 	}
 	return t, nil
 }
@@ -171,7 +171,7 @@ func expiry(s *corev1.Secret) time.Time {
 func Delete(ctx context.Context, cs kubernetes.Interface, id string) error {
 	err := cs.CoreV1().Secrets(metav1.NamespaceSystem).Delete(ctx, bootstrap.BootstrapTokenSecretName(id), metav1.DeleteOptions{})
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("there is no token %s: kubelith token list shows those that there are", id)
+		return fmt.Errorf("token %s does not exist: kubelith token list shows all tokens", id)
 	}
 	if err != nil {
 		return fmt.Errorf("delete the token %s: %w", id, err)
@@ -191,7 +191,7 @@ func expire(ctx context.Context, cs kubernetes.Interface, id string, now time.Ti
 	}
 	secret.Data[bootstrapapi.BootstrapTokenExpirationKey] = []byte(stamp(now))
 	if _, err := secrets.Update(ctx, secret, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("end the token %s: %w", id, err)
+		return fmt.Errorf("expire token %s: %w", id, err)
 	}
 	return nil
 }

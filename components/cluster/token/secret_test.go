@@ -87,8 +87,8 @@ func TestSpec(t *testing.T) {
 		t.Errorf("without the usage authentication it is taken for %s", name)
 	}
 	for want, spec := range map[string]Spec{
-		"a time to live of -1s is over already": {TTL: -time.Second},
-		`unknown usage "sign": use`:             {Usages: []string{"signing", "sign"}},
+		"lifetime -1s is negative":  {TTL: -time.Second},
+		`unknown usage "sign": use`: {Usages: []string{"signing", "sign"}},
 	} {
 		if _, err := Create(t.Context(), cs, hash, spec); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v, want %s", spec, err, want)
@@ -130,7 +130,7 @@ func TestListAndDelete(t *testing.T) {
 	if got := list(); !slices.Equal(got, []string{ids[0], ids[2]}) {
 		t.Errorf("after %s was deleted: %v", ids[1], got)
 	}
-	if err := Delete(t.Context(), cs, ids[1]); err == nil || err.Error() != "there is no token "+ids[1]+": kubelith token list shows those that there are" {
+	if err := Delete(t.Context(), cs, ids[1]); err == nil || err.Error() != "token "+ids[1]+" does not exist: kubelith token list shows all tokens" {
 		t.Errorf("deleted twice: %v", err)
 	}
 }
@@ -170,7 +170,7 @@ func TestSpend(t *testing.T) {
 		return s.Annotations[usedAnnotation], left
 	}
 	type step struct{ machine, refusal string }
-	taken := "the token abc123 is for one machine and another one has used it: make another one with kubelith token create"
+	taken := "token abc123 is valid for one machine only and another one has used it: create another with kubelith token create"
 	for name, tc := range map[string]struct {
 		spec  Spec
 		steps []step
@@ -195,7 +195,7 @@ func TestSpend(t *testing.T) {
 			}
 		})
 	}
-	if refusal, err := spend(t.Context(), fake.NewClientset(), "abc123", "a", now); err != nil || !strings.HasPrefix(refusal, "the token abc123 was deleted: ") {
+	if refusal, err := spend(t.Context(), fake.NewClientset(), "abc123", "a", now); err != nil || !strings.HasPrefix(refusal, "token abc123 was deleted: ") {
 		t.Errorf("deleted: %q, %v", refusal, err)
 	}
 }

@@ -120,7 +120,7 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 	defer stop()
 	told := false
 	reconcile.Loop(ctx, changed, 0, func() time.Duration {
-		done := s.work.Begin("a look at the token")
+		done := s.work.Begin("publishing the join token")
 		err := s.keep(ctx)
 		done()
 		switch {
@@ -128,7 +128,7 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 			return 0
 		case err == nil:
 			if !told {
-				s.opts.Log.Infof("to join a machine, make a token here: %s; and with that file run there: %s", MakeCommand, Command(s.opts.Server))
+				s.opts.Log.Infof("to join a machine, create a token here: %s; then run there, with that file: %s", MakeCommand, Command(s.opts.Server))
 				told = true
 				ready()
 			}
@@ -136,7 +136,7 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 		case apierrors.IsNotFound(err): // of a new cluster: the apiserver is just creating the namespaces
 			return retry
 		default:
-			s.opts.Log.Warnf("what machines need to join is not published, next try in %s: %v", retryLate, err)
+			s.opts.Log.Warnf("cannot publish what machines need to join, retrying in %s: %v", retryLate, err)
 			return retryLate
 		}
 	})

@@ -150,7 +150,7 @@ func TestPublished(t *testing.T) {
 			t.Errorf("kubelith-cluster: %v", got)
 		}
 		line := n.log.LastEntry()
-		if line == nil || line.Level != logrus.InfoLevel || !strings.Contains(line.Message, "kubelith token create --once >token; and with that file run there: kubelith agent --server https://192.0.2.1:6443 --token-file token") ||
+		if line == nil || line.Level != logrus.InfoLevel || !strings.Contains(line.Message, "kubelith token create --once >token; then run there, with that file: kubelith agent --server https://192.0.2.1:6443 --token-file token") ||
 			strings.Contains(line.Message, made.Secret) {
 			t.Errorf("logged: %+v", line)
 		}
@@ -364,7 +364,7 @@ func TestNamespaceLater(t *testing.T) {
 func TestWaitSigned(t *testing.T) {
 	cs := fake.NewClientset()
 	err := WaitSigned(t.Context(), cs, "abc123", 10*time.Millisecond)
-	if want := fmt.Sprintf("the token abc123 is made but was not signed within %s", 10*time.Millisecond); err == nil || !strings.HasPrefix(err.Error(), want) {
+	if want := fmt.Sprintf("token abc123 was created but not signed within %s", 10*time.Millisecond); err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("error %v, want %s", err, want)
 	}
 	if err := publish(t.Context(), cs, "kube-public", "cluster-info", map[string]string{"jws-kubeconfig-abc123": "x"}); err != nil {

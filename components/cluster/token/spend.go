@@ -29,7 +29,7 @@ func spend(ctx context.Context, cs kubernetes.Interface, id, machine string, now
 	secrets := cs.CoreV1().Secrets(metav1.NamespaceSystem)
 	secret, err := secrets.Get(ctx, bootstrap.BootstrapTokenSecretName(id), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return fmt.Sprintf("the token %s was deleted: make another one with kubelith token create", id), nil
+		return fmt.Sprintf("token %s was deleted: create another with kubelith token create", id), nil
 	}
 	if err != nil {
 		return "", fmt.Errorf("read the token %s: %w", id, err)
@@ -39,7 +39,7 @@ func spend(ctx context.Context, cs kubernetes.Interface, id, machine string, now
 	case secret.Annotations[onceAnnotation] != "true" || used == machine:
 		return "", nil
 	case used != "":
-		return fmt.Sprintf("the token %s is for one machine and another one has used it: make another one with kubelith token create", id), nil
+		return fmt.Sprintf("token %s is valid for one machine only and another one has used it: create another with kubelith token create", id), nil
 	}
 	secret.Annotations[usedAnnotation] = machine
 	if end := now.Add(spentFor); expiry(secret).IsZero() || expiry(secret).After(end) {
@@ -47,7 +47,7 @@ func spend(ctx context.Context, cs kubernetes.Interface, id, machine string, now
 	}
 	// With the version that was read: the second machine gets a conflict.
 	if _, err := secrets.Update(ctx, secret, metav1.UpdateOptions{}); err != nil {
-		return "", fmt.Errorf("note the use of the token %s: %w", id, err)
+		return "", fmt.Errorf("record the use of token %s: %w", id, err)
 	}
 	return "", nil
 }

@@ -47,14 +47,14 @@ func Parse(text string) (Token, error) {
 	case parts != nil:
 		return Token{CAHash: parts[1], ID: parts[2], Secret: parts[3]}, nil
 	case text == "":
-		return Token{}, errors.New("the token is empty: kubelith token create makes one, on a server")
+		return Token{}, errors.New("the token is empty: create one with kubelith token create on a server")
 	case otherForm.MatchString(text):
 		made, _, _ := strings.Cut(text, "_")
-		return Token{}, fmt.Errorf("the token has the form %s of a newer kubelith, this one knows %s: install the server's version here", made, version)
+		return Token{}, fmt.Errorf("the token has format %s of a newer kubelith, and this one reads %s: install the server's version here", made, version)
 	case strings.HasPrefix(text, version+"_"):
-		return Token{}, errors.New("the token is not complete: copy all of it, it ends with an _ and 16 letters and digits")
+		return Token{}, errors.New("the token is incomplete: copy all of it; it ends with an _ and 16 letters and digits")
 	}
-	return Token{}, fmt.Errorf("this is not a token of kubelith, which begins with %s_: kubelith token create makes one, on a server", version)
+	return Token{}, fmt.Errorf("this is not a kubelith token, which begins with %s_: create one with kubelith token create on a server", version)
 }
 
 // String is the form in which users copy a token. It contains the secret.

@@ -43,16 +43,16 @@ func TestForm(t *testing.T) {
 func TestParseRefuses(t *testing.T) {
 	good := example.String()
 	for name, tc := range map[string]struct{ text, want string }{
-		"empty":           {" \n", "the token is empty: kubelith token create makes one"},
-		"newer":           {"kl2" + good[3:], "the token has the form kl2 of a newer kubelith, this one knows kl1: install the server's version here"},
-		"much newer":      {"kl10_x", "the form kl10 of a newer kubelith"},
-		"cut":             {good[:len(good)-1], "the token is not complete: copy all of it"},
-		"without secret":  {"kl1_" + hash + "_abc123", "the token is not complete"},
-		"upper case":      {strings.ToUpper(good), "this is not a token of kubelith"},
-		"two":             {good + "\n" + good, "the token is not complete"},
-		"a bootstrap one": {example.Bearer(), "this is not a token of kubelith, which begins with kl1_"},
-		"something else":  {"K10abc::server:secret", "this is not a token of kubelith"},
-		"version 0":       {"kl0_x", "this is not a token of kubelith"},
+		"empty":           {" \n", "the token is empty: create one"},
+		"newer":           {"kl2" + good[3:], "the token has format kl2 of a newer kubelith, and this one reads kl1: install the server's version here"},
+		"much newer":      {"kl10_x", "the token has format kl10 of a newer kubelith"},
+		"cut":             {good[:len(good)-1], "the token is incomplete: copy all of it"},
+		"without secret":  {"kl1_" + hash + "_abc123", "the token is incomplete"},
+		"upper case":      {strings.ToUpper(good), "this is not a kubelith token"},
+		"two":             {good + "\n" + good, "the token is incomplete"},
+		"a bootstrap one": {example.Bearer(), "this is not a kubelith token, which begins with kl1_"},
+		"something else":  {"K10abc::server:secret", "this is not a kubelith token"},
+		"version 0":       {"kl0_x", "this is not a kubelith token"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Parse(tc.text)

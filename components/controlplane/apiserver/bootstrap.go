@@ -100,7 +100,7 @@ func (b *bootstrap) start(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(bootstrapPatience):
-			b.log.Warnf("the objects that the cluster needs are not all written after %s without progress: the start goes on, and they are tried again", bootstrapPatience)
+			b.log.Warnf("not all objects that the cluster needs are written, and none for %s: the start continues, and writing them is retried", bootstrapPatience)
 			return
 		}
 	}
@@ -117,14 +117,14 @@ func (b *bootstrap) keep(ctx context.Context, progress reconcile.Signal, settle 
 			return
 		case len(failed) == 0:
 			if complained {
-				b.log.Info("the objects that the cluster needs are all written")
+				b.log.Info("all objects that the cluster needs are written")
 			}
 			return
 		case namespacesMissing(failed) && retry < time.Second: // in a new cluster they are just being created
 		default:
 			settle()
 			if retry >= time.Second || !complained {
-				b.log.Warnf("cannot write %d of the objects that the cluster needs, next try in %s: %v", len(failed), retry, failed[0])
+				b.log.Warnf("cannot write %d of the objects that the cluster needs, retrying in %s: %v", len(failed), retry, failed[0])
 			}
 			complained = true
 		}
@@ -152,7 +152,7 @@ func (b *bootstrap) pass(ctx context.Context, progress reconcile.Signal) []error
 				return nil
 			}
 			if c.verb != "create" {
-				b.log.Infof("%sd %s, which was not as this release needs it", c.verb, c.object)
+				b.log.Infof("%sd %s, which differed from what this release needs", c.verb, c.object)
 			}
 			progress.Send()
 			return nil
@@ -183,7 +183,7 @@ func patient(upstream genericapiserver.PostStartHookFunc, log logrus.FieldLogger
 				if err == nil || hook.Err() != nil {
 					return
 				}
-				log.Warnf("next try in %s: %v", bootstrapRetryMax, err)
+				log.Warnf("retrying in %s: %v", bootstrapRetryMax, err)
 				select {
 				case <-time.After(bootstrapRetryMax):
 				case <-hook.Done():
@@ -194,7 +194,7 @@ func patient(upstream genericapiserver.PostStartHookFunc, log logrus.FieldLogger
 		select {
 		case <-done:
 		case <-time.After(bootstrapPatience):
-			log.Warnf("the API's flow control is not set up after %s: the start goes on with upstream's built-in levels", bootstrapPatience)
+			log.Warnf("the API's flow control is not set up after %s: the start continues with upstream's built-in levels", bootstrapPatience)
 		case <-hook.Done():
 		}
 		return nil

@@ -133,7 +133,7 @@ func TestBootstrapWaitsForAdmission(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if !strings.Contains(out.String(), "are all written") {
+		if !strings.Contains(out.String(), "all objects that the cluster needs are written") {
 			t.Errorf("the end is not told:\n%s", out)
 		}
 	})

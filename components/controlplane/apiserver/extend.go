@@ -43,7 +43,7 @@ func (s *Server) schemes() []*runtime.Scheme {
 func coreOf(chain *aggregator.APIAggregator) (*genericapiserver.GenericAPIServer, error) {
 	core, ok := chain.GenericAPIServer.NextDelegate().(*genericapiserver.GenericAPIServer)
 	if !ok {
-		return nil, errors.New("the API aggregator does not delegate to kube-apiserver: this release of Kubernetes is composed in another way")
+		return nil, errors.New("the API aggregator does not delegate to kube-apiserver: this release of Kubernetes composes its servers differently")
 	}
 	return core, nil
 }

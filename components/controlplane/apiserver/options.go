@@ -84,11 +84,11 @@ func (srv *Server) complete() error {
 	authorization := sets.FlagSet("authorization")
 	for _, mode := range []string{"Node", "RBAC"} {
 		if authorization.Changed("authorization-mode") && !slices.Contains(s.Authorization.Modes, mode) {
-			return fmt.Errorf("--apiserver-arg authorization-mode: %s is missing: Kubelith's own components are allowed by Node and RBAC, give further modes after them", mode)
+			return fmt.Errorf("--apiserver-arg authorization-mode: %s is missing: Node and RBAC authorize Kubelith's components; list further modes after them", mode)
 		}
 	}
 	if slices.Contains(s.Admission.GenericAdmission.DisablePlugins, restriction.Name) {
-		return fmt.Errorf("--apiserver-arg disable-admission-plugins: %s cannot be disabled: it keeps agents to their own nodes", restriction.Name)
+		return fmt.Errorf("--apiserver-arg disable-admission-plugins: %s cannot be disabled: it restricts agents to their own nodes", restriction.Name)
 	}
 	restrictNode(s.Admission.GenericAdmission)
 	srv.anonymousHealth = !sets.FlagSet("authentication").Changed("anonymous-auth")
@@ -127,7 +127,7 @@ func restrictNode(a *genericoptions.AdmissionOptions) {
 // Refused are upstream's flags that the composition sets from Kubelith's own.
 func Refused() args.Refused {
 	use := func(flag string) string { return "use Kubelith's own --" + flag }
-	owned := "Kubelith makes and renews it"
+	owned := "Kubelith generates and renews it"
 	return args.Merge(args.Logging(), args.FeatureGates(), args.Refused{
 		"secure-port":                      use("https-port"),
 		"bind-address":                     use("bind-address"),

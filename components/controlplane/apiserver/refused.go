@@ -63,7 +63,7 @@ type refusedTokens struct {
 func (r *refusedTokens) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
 	if req.URL != nil { // upstream authenticates the token of a TokenReview as a request without a URL
 		if why := turnedAway(req.URL.Path); why != "" && r.limit.Allow() {
-			r.log.Warnf("a machine at %s says that it does not join: %s", req.RemoteAddr, why)
+			r.log.Warnf("a machine at %s reports that it cannot join: %s", req.RemoteAddr, why)
 		}
 	}
 	// Upstream's authenticators remove the header from a request that they accept.
@@ -74,7 +74,7 @@ func (r *refusedTokens) AuthenticateRequest(req *http.Request) (*authenticator.R
 	}
 	id, secret, parseErr := bootstraptoken.ParseToken(strings.TrimSpace(bearer))
 	if parseErr == nil && r.limit.Allow() {
-		r.log.Warnf("refused the token %s, shown by %s: %s", id, req.RemoteAddr, r.why(id, secret))
+		r.log.Warnf("refused token %s from %s: %s", id, req.RemoteAddr, r.why(id, secret))
 	}
 	return response, ok, err
 }
@@ -84,7 +84,7 @@ func (r *refusedTokens) why(id, secret string) string {
 	s, err := r.secrets().Get(bootstrapapi.BootstrapTokenSecretPrefix + id)
 	switch {
 	case err != nil:
-		return "it does not exist: it has expired, was deleted, or is of another cluster"
+		return "it does not exist: it has expired, was deleted, or belongs to another cluster"
 	case s.DeletionTimestamp != nil:
 		return "it is being deleted"
 	case s.Type != bootstrapapi.SecretTypeBootstrapToken:
@@ -96,12 +96,12 @@ func (r *refusedTokens) why(id, secret string) string {
 	case bootstrapsecret.HasExpired(s, time.Now()):
 		return "it expired at " + data(s, bootstrapapi.BootstrapTokenExpirationKey)
 	case data(s, bootstrapapi.BootstrapTokenUsageAuthentication) != "true":
-		return "it was made without the usage authentication"
+		return "it was created without the usage authentication"
 	}
 	if _, err := bootstrapsecret.GetGroups(s); err != nil {
 		return err.Error()
 	}
-	return "the API server does not take bootstrap tokens"
+	return "the API server does not accept bootstrap tokens"
 }
 
 func data(s *corev1.Secret, key string) string { return bootstrapsecret.GetData(s, key) }

@@ -65,11 +65,11 @@ func TestRefusedTokens(t *testing.T) {
 		ok     bool
 	}{
 		"accepted":           {same, good, "", true},
-		"no such id":         {same, "Bearer zzz999.0123456789abcdef", "refused the token zzz999, shown by 192.0.2.8:1234: it does not exist", false},
-		"secret":             {same, "Bearer abc123.fedcba9876543210", "refused the token abc123, shown by 192.0.2.8:1234: its secret is wrong", false},
+		"no such id":         {same, "Bearer zzz999.0123456789abcdef", "refused token zzz999 from 192.0.2.8:1234: it does not exist", false},
+		"secret":             {same, "Bearer abc123.fedcba9876543210", "refused token abc123 from 192.0.2.8:1234: its secret is wrong", false},
 		"expired":            {func(s *corev1.Secret) { s.Data["expiration"] = []byte("2020-01-02T03:04:05Z") }, good, "it expired at 2020-01-02T03:04:05Z", false},
 		"deleted":            {func(s *corev1.Secret) { s.DeletionTimestamp = &metav1.Time{Time: time.Now()} }, good, "it is being deleted", false},
-		"usage":              {func(s *corev1.Secret) { delete(s.Data, "usage-bootstrap-authentication") }, good, "it was made without the usage authentication", false},
+		"usage":              {func(s *corev1.Secret) { delete(s.Data, "usage-bootstrap-authentication") }, good, "it was created without the usage authentication", false},
 		"type":               {func(s *corev1.Secret) { s.Type = "Opaque" }, good, "its Secret has the type Opaque", false},
 		"id":                 {func(s *corev1.Secret) { s.Data["token-id"] = []byte("xyz123") }, good, "its Secret names another id", false},
 		"group":              {func(s *corev1.Secret) { s.Data["auth-extra-groups"] = []byte("system:masters") }, good, `bootstrap group "system:masters" is invalid`, false},
@@ -118,9 +118,9 @@ func TestRefusedTokensAreLimited(t *testing.T) {
 // than others.
 func TestTurnedAway(t *testing.T) {
 	for path, want := range map[string]string{
-		"/kubelith/refused/ca":      "a machine at 192.0.2.8:1234 says that it does not join: its token is for a cluster with another CA",
-		"/kubelith/refused/clock":   "a machine at 192.0.2.8:1234 says that it does not join: its clock and the server's are more than five minutes apart",
-		"/kubelith/refused/version": "a machine at 192.0.2.8:1234 says that it does not join: its Kubernetes is newer than the server's",
+		"/kubelith/refused/ca":      "a machine at 192.0.2.8:1234 reports that it cannot join: its token is for a cluster with another CA",
+		"/kubelith/refused/clock":   "a machine at 192.0.2.8:1234 reports that it cannot join: its clock and the server's are more than five minutes apart",
+		"/kubelith/refused/version": "a machine at 192.0.2.8:1234 reports that it cannot join: its Kubernetes is newer than the server's",
 		"/kubelith/refused/":        "",
 		"/kubelith/refused/ca/":     "",
 		"/kubelith/refused/%0aroot": "",

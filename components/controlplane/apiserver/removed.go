@@ -66,7 +66,7 @@ func (r *removals) refuse(all authenticator.Request) authenticator.Request {
 			return nil, false, nil
 		case r.set.Refuses(node, removed.Issued(cert)):
 			if r.tells(node) {
-				r.log.Warnf("refused the node %s, shown by %s: it was removed; stop its agent, or let it join again with a token", node, req.RemoteAddr)
+				r.log.Warnf("refused node %s from %s: it was removed; stop its agent, or let it join again with a token", node, req.RemoteAddr)
 			}
 			return nil, false, nil
 		}

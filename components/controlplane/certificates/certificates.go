@@ -70,10 +70,10 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 }
 
 func (s *Server) renew() {
-	defer s.work.Begin("the renewal of certificates")()
+	defer s.work.Begin("renewing certificates")()
 	changed, err := s.opts.Renew()
 	if err != nil {
-		s.opts.Log.Errorf("certificates are not renewed, next try in %s: %v", every, err)
+		s.opts.Log.Errorf("cannot renew the certificates, retrying in %s: %v", every, err)
 	}
 	for _, name := range changed {
 		s.opts.Log.Infof("renewed %s", name)

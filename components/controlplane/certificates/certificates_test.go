@@ -39,7 +39,7 @@ func TestRun(t *testing.T) {
 		for _, e := range lines.AllEntries() {
 			got = append(got, e.Level.String()+" "+e.Message)
 		}
-		if want := []string{"error certificates are not renewed, next try in 10m0s: disk full", "info renewed apiserver.crt"}; !slices.Equal(got, want) {
+		if want := []string{"error cannot renew the certificates, retrying in 10m0s: disk full", "info renewed apiserver.crt"}; !slices.Equal(got, want) {
 			t.Errorf("logged %q, want %q", got, want)
 		}
 	})

@@ -151,7 +151,7 @@ func (e *Election) run(ctx context.Context, cs kubernetes.Interface, ready func(
 		}
 		elector.Run(ctx)
 		if led.Load() && ctx.Err() == nil {
-			e.opts.Log.Warnf("the Lease %s/%s could not be renewed within %s: what a cluster has once stops on this server", metav1.NamespaceSystem, names.Lease, e.opts.Timing.Renew)
+			e.opts.Log.Warnf("cannot renew the Lease %s/%s within %s: the components of scope cluster stop on this server", metav1.NamespaceSystem, names.Lease, e.opts.Timing.Renew)
 		}
 	}
 	if !lifecycle.Restarting(ctx) { // otherwise elected components run on
@@ -170,7 +170,7 @@ func (e *Election) begin(term context.Context) {
 
 // follow is called when another server leads.
 func (e *Election) follow(leader string) {
-	e.opts.Log.Infof("the server %s leads", leader)
+	e.opts.Log.Infof("server %s is the leader", leader)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.other = true
@@ -238,7 +238,7 @@ func (e *Election) giveBack(lock *lease) {
 	ctx, cancel := context.WithTimeout(context.Background(), giveBackTimeout)
 	defer cancel()
 	if err := lock.release(ctx); err != nil {
-		e.opts.Log.Debugf("the Lease is not given back: %v", err)
+		e.opts.Log.Debugf("cannot release the Lease: %v", err)
 	}
 }
 
@@ -286,4 +286,4 @@ func (l *lease) release(ctx context.Context) error {
 	})
 }
 
-var errNotLeader = errors.New("another server may lead the cluster: nothing is written")
+var errNotLeader = errors.New("another server may lead the cluster: refusing to write")

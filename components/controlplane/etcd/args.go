@@ -39,9 +39,9 @@ func applyArgs(cfg *embed.Config, fs *flag.FlagSet, keyValues []string) error {
 func Refused() args.Refused {
 	r := args.Refused{
 		"unsafe-no-fsync":   "every write is synced to disk",
-		"force-new-cluster": "it would be used again with every start",
+		"force-new-cluster": "it would take effect at every start",
 		"feature-gates":     "etcd's gates are not those of Kubernetes; none is needed",
-		"max-snapshots":     "upstream is about to drop it",
+		"max-snapshots":     "upstream is about to remove it",
 	}
 	for why, names := range map[string]string{
 		"Kubelith sets it": "name data-dir wal-dir listen-client-urls advertise-client-urls listen-client-http-urls listen-peer-urls " +

@@ -141,7 +141,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	// What fails here fails in etcd too, which gives the reason.
 	if took, err := syncTime(s.opts.DataDir); err == nil && s.giveTime(took) {
 		s.slowSync = took
-		s.opts.Zap.Warn("the disk is slow: requests get more time", zap.Duration("sync-took", took))
+		s.opts.Zap.Warn("the disk is slow: raising the timeouts of requests", zap.Duration("sync-took", took))
 	}
 	e, err := s.start()
 	if err != nil {
@@ -184,11 +184,13 @@ func syncTime(dir string) (time.Duration, error) {
 // block reads and writes. With a slow disk it commits after the time of twenty syncs, so that most requests wait for
 // the log alone. After a crash there is a little more log to apply.
 //
-// The election timeout bounds more than elections: a request has 5 s and twice the timeout, a lease at least one and a
-// half times. Where a write takes some seconds no request would succeed in less, and keys of the API server expire
-// before it renews them. A lone member is elected within six ticks at most, without a competitor. Members of one
-// cluster must have the same heartbeat and election timeout: several servers must agree on them, not each measure its
-// own.
+// The election timeout also bounds requests and leases. A request may take 5 s and twice the timeout (ReqTimeout), and
+// a lease lasts at least 1.4 times the timeout (MinLeaseTTL, with five ticks to a timeout). Where a write takes some
+// seconds, requests would fail with less, and keys of the API server would expire before it renews them. A lone member
+// elects itself after one to five ticks: raft waits for five to nine, and etcd skips the first four (adjustTicks).
+// Members of one cluster must have the same heartbeat and election timeout, so several servers would have to agree on
+// them instead of each measuring its own disk.
+// Source: etcd/server/config/config.go, etcd/server/etcdserver/server.go.
 func (s *Server) giveTime(sync time.Duration) bool {
 	if sync < slowSync {
 		return false
@@ -208,14 +210,14 @@ func (s *Server) giveTime(sync time.Duration) bool {
 func (s *Server) makeRoom() error {
 	runDir := filepath.Dir(s.opts.Socket)
 	if err := os.MkdirAll(s.opts.DataDir, 0o700); err != nil {
-		return fmt.Errorf("cannot make the data directory: mount it writable or give another --data-dir: %w", err)
+		return fmt.Errorf("cannot create the data directory: mount it writable or use another --data-dir: %w", err)
 	}
 	if err := os.MkdirAll(runDir, 0o700); err != nil {
-		return fmt.Errorf("cannot make the run directory: mount it writable or give another --run-dir: %w", err)
+		return fmt.Errorf("cannot create the run directory: mount it writable or use another --run-dir: %w", err)
 	}
 	for _, socket := range []string{s.opts.Socket, peerSocket(s.opts.Socket)} {
 		if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("cannot remove an old socket: mount %s writable or give another --run-dir: %w", runDir, err)
+			return fmt.Errorf("cannot remove an old socket: mount %s writable or use another --run-dir: %w", runDir, err)
 		}
 	}
 	return nil
@@ -236,7 +238,7 @@ func (s *Server) serve(ctx context.Context, e *embed.Etcd, ready func()) error {
 		case err := <-s.fatal:
 			return err
 		case <-e.Server.StopNotify():
-			return errors.New("the member stopped by itself")
+			return errors.New("the member stopped unexpectedly")
 		case <-ctx.Done():
 			return nil
 		}
@@ -314,16 +316,16 @@ func (s *Server) explain(err error) error {
 	case says("no space left", "disk quota exceeded"):
 		return fmt.Errorf("%s: disk full: free space and start again: %w", s.opts.DataDir, err)
 	case says("permission denied", "operation not permitted"):
-		return fmt.Errorf("%s: not allowed: correct owner and mode of its files, or what confines this process (SELinux, AppArmor), and start again: %w", s.opts.DataDir, err)
+		return fmt.Errorf("%s: access denied: correct the owner and mode of its files, or the policy that confines this process (SELinux, AppArmor), and start again: %w", s.opts.DataDir, err)
 	case says("read-only file system"):
-		return fmt.Errorf("%s: mounted read-only: look in the kernel's log for why, mount it writable and start again: %w", s.opts.DataDir, err)
+		return fmt.Errorf("%s: mounted read-only: find the reason in the kernel log, mount it writable and start again: %w", s.opts.DataDir, err)
 	case says("input/output error"):
-		return fmt.Errorf("%s: the disk fails: look in the kernel's log, save a copy of this directory, and start again from a disk that works: %w", s.opts.DataDir, err)
+		return fmt.Errorf("%s: the disk is failing: check the kernel log, save a copy of this directory, and start again on a healthy disk: %w", s.opts.DataDir, err)
 	case says("too many open files", "cannot allocate memory"):
-		return fmt.Errorf("%s: the host's limits: raise that for open files or memory, and start again: %w", s.opts.DataDir, err)
+		return fmt.Errorf("%s: the host's limits are too low: raise the one for open files or memory, and start again: %w", s.opts.DataDir, err)
 	case says("checksum mismatch", "crc mismatch", "invalid database", "unexpected EOF", "wal: no *.wal file", "wal: file not found", "wal: slice bounds out of range",
 		"wal: max entry size limit exceeded", "no available snapshot", "file too small", "not a bolt", "proto:"):
-		return fmt.Errorf("%s: the data is damaged: keep it, and restore a copy of this directory in its place: %w", s.opts.DataDir, err)
+		return fmt.Errorf("%s: the data is damaged: keep it, and restore a backup of this directory in its place: %w", s.opts.DataDir, err)
 	}
 	return err
 }

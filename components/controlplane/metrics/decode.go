@@ -53,7 +53,7 @@ func decode(in io.Reader, node string, asked time.Time) (*storage.MetricsBatch, 
 		for name, family := range found {
 			set, ok := take[name]
 			if !ok {
-				return fmt.Errorf("%q is no metric of resources", name) // a name in the braces
+				return fmt.Errorf("%q is not a resource metric", name) // a name in the braces
 			}
 			for _, m := range family.GetMetric() {
 				set(m)

@@ -152,7 +152,7 @@ func TestDecodeHostileAnswers(t *testing.T) {
 		"series that nobody wants": {&endless{line: "a 1\n"}, 64 << 10, "longer than 2 MiB"},
 		"the same series":          {&endless{line: "container_start_time_seconds 1\n"}, 96 << 20, "longer than 2 MiB"},
 		"many labels":              {&endless{line: "container_start_time_seconds{" + label + "} 1\n"}, 96 << 20, "2 MiB|label"},
-		"one line":                 {&endless{line: "x"}, 64 << 10, "a line of the answer is longer than 4096 bytes"},
+		"one line":                 {&endless{line: "x"}, 64 << 10, "a line of the response is longer than 4096 bytes"},
 		"empty lines":              {&endless{line: "\n"}, 64 << 10, "longer than 2 MiB"},
 		"comments":                 {&endless{line: "# TYPE node_cpu_usage_seconds_total counter\n"}, 64 << 10, "longer than 2 MiB"},
 		"other containers":         {containers(answerLimit), 96 << 20, ""},

@@ -39,11 +39,11 @@ var _ client.KubeletMetricsGetter = (*kubelets)(nil)
 func newKubelets(o Options, nodes corelisters.NodeLister) (*kubelets, error) {
 	pem, err := os.ReadFile(o.PKI.KubeletTrust)
 	if err != nil {
-		return nil, fmt.Errorf("read the CAs of kubelets: %w", err)
+		return nil, fmt.Errorf("read the kubelets' CAs: %w", err)
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("the CAs of kubelets: %s has no certificate", o.PKI.KubeletTrust)
+		return nil, fmt.Errorf("the kubelets' CAs: %s contains no certificate", o.PKI.KubeletTrust)
 	}
 	transport := &http.Transport{ // nodes are never behind a proxy
 		DialContext: o.Dial,
@@ -112,14 +112,14 @@ func (k *kubelets) note(node *corev1.Node, err error) {
 	switch failing := k.failing[node.Name]; {
 	case err == nil && failing:
 		delete(k.failing, node.Name)
-		k.log.Infof("node %s gives metrics again", node.Name)
+		k.log.Infof("node %s serves metrics again", node.Name)
 	case err != nil && !failing && nodeutil.IsNodeReady(node):
 		maps.DeleteFunc(k.failing, func(name string, _ bool) bool {
 			_, err := k.nodes.Get(name)
 			return err != nil // it is gone
 		})
 		k.failing[node.Name] = true
-		k.log.Warnf("node %s gives no metrics, asked again every %s: %v", node.Name, resolution, err)
+		k.log.Warnf("cannot scrape the metrics of node %s, retrying every %s: %v", node.Name, resolution, err)
 	}
 }
 

@@ -143,14 +143,14 @@ func TestTellsOnce(t *testing.T) {
 	ask(t.Context(), notReady)
 	said("a node that is not ready")
 	ask(t.Context(), node)
-	said("first failure", "node n1 gives no metrics", "500")
+	said("first failure", "cannot scrape the metrics of node n1", "500")
 	ask(t.Context(), node)
 	said("second failure")
 	status = http.StatusOK
 	if !ask(t.Context(), node) {
 		t.Error("no figures")
 	}
-	said("the end", "node n1 gives metrics again")
+	said("the end", "node n1 serves metrics again")
 
 	status = http.StatusFound
 	if ask(t.Context(), node) {

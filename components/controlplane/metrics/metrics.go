@@ -100,7 +100,7 @@ func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx)
 func (s *Server) Run(ctx context.Context, ready func()) error {
 	s.work.Reset()
 	if s.nodes == nil {
-		return errors.New("the API group is not installed into the apiserver")
+		return errors.New("the API group is not installed in the apiserver")
 	}
 	c, err := clientset.NewForConfig(s.opts.Client)
 	if err != nil {
@@ -122,10 +122,10 @@ func (s *Server) rounds(ctx context.Context, apiServices typedv1.APIServiceInter
 	tick := time.NewTicker(resolution)
 	defer tick.Stop()
 	for {
-		done := s.work.Begin("a round")
+		done := s.work.Begin("scraping the kubelets")
 		ours, err := isOurs(ctx, apiServices)
 		if err != nil && ctx.Err() == nil {
-			s.opts.Log.Warnf("the APIService %s, next try in %s: %v", apiService, resolution, err)
+			s.opts.Log.Warnf("cannot read APIService %s, retrying in %s: %v", apiService, resolution, err)
 		}
 		// When a user's own metrics-server serves the API, no request comes to us.
 		if ours {

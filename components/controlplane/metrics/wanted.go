@@ -28,17 +28,17 @@ func wanted(answer io.Reader, families map[string]bool, parse func(piece []byte)
 	for {
 		line, err := lines.ReadSlice('\n')
 		if left.N == 0 {
-			return fmt.Errorf("the answer is longer than %d MiB", answerLimit>>20)
+			return fmt.Errorf("the response is longer than %d MiB", answerLimit>>20)
 		}
 		switch {
 		case errors.Is(err, io.EOF) && len(line) == 0 && !found && !empty:
-			return errors.New("the answer has no metrics of resources")
+			return errors.New("the response has no resource metrics")
 		case errors.Is(err, io.EOF) && len(line) == 0:
 			return parse(piece)
 		case errors.Is(err, io.EOF):
-			return errors.New("the answer ends in the middle of a line")
+			return errors.New("the response ends in the middle of a line")
 		case errors.Is(err, bufio.ErrBufferFull):
-			return fmt.Errorf("a line of the answer is longer than %d bytes", lineLimit)
+			return fmt.Errorf("a line of the response is longer than %d bytes", lineLimit)
 		case err != nil:
 			return err
 		}

@@ -35,7 +35,7 @@ func thirdParty(dir string, log logrus.FieldLogger) (*config, error) {
 			err = valid(filepath.Ext(path), content)
 		}
 		if err != nil {
-			log.WithError(err).Warnf("CNI configuration %s is passed over", path)
+			log.WithError(err).Warnf("ignoring CNI configuration %s", path)
 			continue
 		}
 		return &config{file: e.Name(), content: content, origin: path}, nil
@@ -52,7 +52,7 @@ func valid(ending string, content []byte) error {
 			return err
 		}
 		if len(l.Plugins) == 0 {
-			return errors.New("it has no plugins in it")
+			return errors.New("it lists no plugins")
 		}
 		return nil
 	}

@@ -118,7 +118,7 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 	switch s.opts.Mode {
 	case Bridge, Noop, None:
 	default:
-		return fmt.Errorf("unknown network mode %q: want bridge, noop or none", s.opts.Mode)
+		return fmt.Errorf("unknown network mode %q: use bridge, noop or none", s.opts.Mode)
 	}
 	if err := os.MkdirAll(s.opts.ConfDir, 0o755); err != nil {
 		return err
@@ -128,7 +128,7 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 	var cidrs chan []string // stays nil, and silent, in the other modes
 	if s.opts.Mode == Bridge {
 		if err := releaseAddresses(ctx, s.opts.ContainerdAddress, s.addressDir(), s.made, s.opts.Log); err != nil {
-			s.opts.Log.WithError(err).Warn("addresses of pods that are gone stay reserved")
+			s.opts.Log.WithError(err).Warn("cannot release the addresses of deleted pods")
 		}
 		cidrs = make(chan []string)
 		done, err := watchPodCIDRs(ctx, s.opts.Client, s.opts.NodeName, cidrs)
@@ -158,7 +158,7 @@ func (s *Server) loop(ctx context.Context, watched *watchdir.Watcher, cidrs <-ch
 		err := s.reconcile(ctx, known)
 		switch {
 		case err != nil && ctx.Err() == nil:
-			s.opts.Log.WithError(err).Errorf("set up the pod network, next attempt in %s", retry)
+			s.opts.Log.WithError(err).Errorf("cannot set up the pod network, retrying in %s", retry)
 			again.Reset(retry)
 		case !noticed:
 			again.Reset(s.poll)
@@ -168,7 +168,7 @@ func (s *Server) loop(ctx context.Context, watched *watchdir.Watcher, cidrs <-ch
 
 // reconcile writes the configuration that is now in use to ConfDir, and prepares the host for it.
 func (s *Server) reconcile(ctx context.Context, podCIDRs []string) error {
-	defer s.work.Begin("the set-up of the pod network")()
+	defer s.work.Begin("setting up the pod network")()
 	theirs, err := thirdParty(s.opts.HostConfDir, s.opts.Log)
 	if err != nil {
 		return err
@@ -180,7 +180,7 @@ func (s *Server) reconcile(ctx context.Context, podCIDRs []string) error {
 		if err != nil || !changed {
 			return err
 		}
-		s.opts.Log.Infof("pods are connected by %s", theirs.origin)
+		s.opts.Log.Infof("pods use the network of %s", theirs.origin)
 		if s.opts.Mode == Bridge {
 			return removeMasquerade(ctx)
 		}
@@ -215,6 +215,6 @@ func (s *Server) setUpBridge(ctx context.Context, podCIDRs []string) error {
 		return err
 	}
 	s.hostFits = string(conf.content)
-	s.opts.Log.Infof("pods get addresses of %v on the bridge %s", podCIDRs, names.Bridge)
+	s.opts.Log.Infof("pods get addresses from %v on the bridge %s", podCIDRs, names.Bridge)
 	return nil
 }

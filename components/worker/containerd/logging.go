@@ -27,7 +27,7 @@ func containerdLogger(base logrus.FieldLogger, debug bool, fatal chan<- string) 
 	}
 	logger.ExitFunc = func(int) {
 		select {
-		case fatal <- "containerd gave up, see the log line above":
+		case fatal <- "containerd asked to exit, see the log line above":
 		default: // it has given up already
 		}
 		runtime.Goexit()

@@ -133,7 +133,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	select {
 	case <-stopped:
 	case <-time.After(stopGrace):
-		s.opts.Log.Warnf("containerd has not stopped within %s; process exit ends it", stopGrace)
+		s.opts.Log.Warnf("containerd did not stop within %s and ends with the process", stopGrace)
 	}
 	return nil
 }
@@ -143,10 +143,10 @@ func (s *Server) checkPath() error {
 	want := filepath.Join(s.opts.BinDir, payload.Shim)
 	got, err := exec.LookPath(payload.Shim)
 	if err != nil {
-		return fmt.Errorf("PATH does not lead to %s: %w", want, err)
+		return fmt.Errorf("%s is not in PATH: %w", want, err)
 	}
 	if got != want {
-		return fmt.Errorf("PATH leads to %s, want %s: %s must come first", got, want, s.opts.BinDir)
+		return fmt.Errorf("PATH finds %s instead of %s: %s must come first", got, want, s.opts.BinDir)
 	}
 	return nil
 }

@@ -69,7 +69,7 @@ var _ clientcmd.ClientConfig = givenClient{}
 
 func (g givenClient) ClientConfig() (*rest.Config, error) { return rest.CopyConfig(g.config), nil }
 func (g givenClient) RawConfig() (clientcmdapi.Config, error) {
-	return clientcmdapi.Config{}, errors.New("made from no kubeconfig")
+	return clientcmdapi.Config{}, errors.New("there is no kubeconfig")
 }
 func (g givenClient) Namespace() (string, bool, error)     { return "default", false, nil }
 func (g givenClient) ConfigAccess() clientcmd.ConfigAccess { return nil }

@@ -88,18 +88,18 @@ func parseBlocks(key, text, before, after string) ([]caddyfile.ServerBlock, erro
 	for words := caddyfile.NewDispenser(key, strings.NewReader(text)); words.Next(); {
 		switch words.Val() {
 		case "import": // the parser would read files of the host
-			return nil, fmt.Errorf("%s: import is not possible here: copy what it would import", key)
+			return nil, fmt.Errorf("%s: import is not supported here: copy the contents instead", key)
 		case "{":
 			depth++
 		case "}":
 			depth--
 		}
 		if depth < 0 {
-			return nil, fmt.Errorf("%s:%d: } closes nothing", key, words.Line())
+			return nil, fmt.Errorf("%s:%d: unexpected }", key, words.Line())
 		}
 	}
 	if depth > 0 {
-		return nil, fmt.Errorf("%s: } is missing at the end", key)
+		return nil, fmt.Errorf("%s: missing } at the end", key)
 	}
 	blocks, err := caddyfile.Parse(key, strings.NewReader(before+text+after), nil)
 	if err != nil {
@@ -112,7 +112,7 @@ func parseBlocks(key, text, before, after string) ([]caddyfile.ServerBlock, erro
 			}
 		}
 		if slices.ContainsFunc(block.Keys, func(k string) bool { return strings.ContainsAny(k, "(){}\"") }) {
-			return nil, fmt.Errorf("%s: %q is no zone", key, block.Keys)
+			return nil, fmt.Errorf("%s: %q is not a zone", key, block.Keys)
 		}
 	}
 	return blocks, nil
@@ -167,7 +167,7 @@ func withoutPort(key string) (string, error) {
 	}
 	zone = cmp.Or(zone, ".")
 	if strings.ContainsAny(zone, " \t\r\n") {
-		return "", errors.New("a zone has a blank in it")
+		return "", errors.New("a zone contains whitespace")
 	}
 	return zone, nil
 }

@@ -37,18 +37,18 @@ func TestParseCustom(t *testing.T) {
 			[]customServer{{[]string{"example.org", "example.com", "a.example"}, "\tcache 30\n\tforward . 192.0.2.1 {\n\tpolicy sequential\n\t}\n"}, {[]string{"."}, "\terrors\n"}}, ""},
 		"reverse zones": {map[string]string{"a.server": "192.0.2.0/24 2001:db8::/32 192.0.2.0/24:53 {\n}"}, "", []customServer{{[]string{"192.0.2.0/24", "2001:db8::/32", "192.0.2.0/24"}, ""}}, ""},
 
-		"a block that is not closed":     {map[string]string{"a.override": "hosts {"}, "", nil, "a.override: } is missing at the end"},
-		"a block that closes ours":       {map[string]string{"a.override": "log\n}\n. {\nerrors"}, "", nil, "a.override:2: } closes nothing"},
-		"a bracket too many":             {map[string]string{"a.override": "log\n}\n"}, "", nil, "a.override:2: } closes nothing"},
-		"an import":                      {map[string]string{"a.server": "import /etc/shadow\n"}, "", nil, "import is not possible here"},
-		"an import in a block":           {map[string]string{"a.override": "import /etc/shadow\n"}, "", nil, "import is not possible here"},
+		"a block that is not closed":     {map[string]string{"a.override": "hosts {"}, "", nil, "a.override: missing } at the end"},
+		"a block that closes ours":       {map[string]string{"a.override": "log\n}\n. {\nerrors"}, "", nil, "a.override:2: unexpected }"},
+		"a bracket too many":             {map[string]string{"a.override": "log\n}\n"}, "", nil, "a.override:2: unexpected }"},
+		"an import":                      {map[string]string{"a.server": "import /etc/shadow\n"}, "", nil, "import is not supported here"},
+		"an import in a block":           {map[string]string{"a.override": "import /etc/shadow\n"}, "", nil, "import is not supported here"},
 		"where it listens":               {map[string]string{"a.override": "bind 192.0.2.1"}, "", nil, "a.override: bind cannot be set"},
 		"who is answered":                {map[string]string{"a.server": "a.example {\nkubelith_sources 0.0.0.0/0\n}"}, "", nil, "kubelith_sources cannot be set"},
 		"another port":                   {map[string]string{"a.server": "a.example:5353 {\n}"}, "", nil, "leave the port out"},
 		"another protocol":               {map[string]string{"a.server": "tls://a.example {\n}"}, "", nil, "only DNS over UDP and TCP"},
 		"a snippet":                      {map[string]string{"a.server": "(x) {\nlog\n}\n(x) {\n}"}, "", nil, "a.server"},
-		"a zone that would be a block":   {map[string]string{"a.server": "\"a {\" {\nlog\n}"}, "", nil, "is no zone"},
-		"a zone that would be two lines": {map[string]string{"a.server": "\"a\nb\" {\nlog\n}"}, "", nil, "blank"},
+		"a zone that would be a block":   {map[string]string{"a.server": "\"a {\" {\nlog\n}"}, "", nil, "is not a zone"},
+		"a zone that would be two lines": {map[string]string{"a.server": "\"a\nb\" {\nlog\n}"}, "", nil, "whitespace"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := parseCustom(tc.data)

@@ -86,9 +86,9 @@ func (c *customizer) wanted(serving custom) custom {
 // refuse reports, once, that the ConfigMap's additions are not served, and why.
 func (c *customizer) refuse(what custom, err error) {
 	c.refused = what.text
-	c.log.Warnf("the ConfigMap %s/%s is refused, DNS goes on without the change: %v", customNamespace, names.DNSCustom, err)
+	c.log.Warnf("the ConfigMap %s/%s is refused, DNS keeps its previous configuration: %v", customNamespace, names.DNSCustom, err)
 	configMap, missing := c.configMaps.Get(names.DNSCustom)
 	if missing == nil && c.tells {
-		c.events.Eventf(configMap, corev1.EventTypeWarning, "CustomRefused", "DNS goes on without the change: %v", err)
+		c.events.Eventf(configMap, corev1.EventTypeWarning, "CustomRefused", "DNS keeps its previous configuration: %v", err)
 	}
 }

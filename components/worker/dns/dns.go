@@ -114,7 +114,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	}
 	with := settings{ips: s.opts.NodeIPs, upstreams: s.upstreams(nil)}
 	if len(with.upstreams) == 0 {
-		s.opts.Log.Warnf("no resolver of the host is known: names outside %s fail until %s lists one", s.opts.ClusterDomain, s.opts.ResolvConf())
+		s.opts.Log.Warnf("the host has no DNS resolver: names outside %s fail until %s lists one", s.opts.ClusterDomain, s.opts.ResolvConf())
 	}
 	first, err := s.serve(with)
 	if err != nil {
@@ -168,7 +168,7 @@ func (s *Server) follow(serving *instance, want settings, serve func(settings) (
 		moved, err = serve(want)
 	}
 	if err != nil {
-		s.opts.Log.Warnf("CoreDNS goes on with addresses %v and resolvers %v, next try in %v: %v", serving.ips, serving.upstreams, lookEvery, err)
+		s.opts.Log.Warnf("CoreDNS keeps addresses %v and resolvers %v, retrying in %v: %v", serving.ips, serving.upstreams, lookEvery, err)
 		return serving
 	}
 	if !nodeaddr.Same(want.ips, serving.ips) {
@@ -178,7 +178,7 @@ func (s *Server) follow(serving *instance, want settings, serve func(settings) (
 		s.opts.Log.Infof("the host's resolvers changed from %v to %v", serving.upstreams, want.upstreams)
 	}
 	if want.custom.text != serving.custom.text {
-		s.opts.Log.Infof("the ConfigMap %s/%s is applied", customNamespace, names.DNSCustom)
+		s.opts.Log.Infof("applied ConfigMap %s/%s", customNamespace, names.DNSCustom)
 	}
 	serving.stop()
 	return moved

@@ -82,7 +82,7 @@ func (h *Server) Run(ctx context.Context, ready func()) error {
 		case err == nil:
 			next = absentEvery // there is no Node yet
 		case ctx.Err() == nil && said.News("", err.Error()):
-			h.opts.Log.Warnf("tell the ports of the host, next try in %s: %v", next, err)
+			h.opts.Log.Warnf("cannot report the ports of the host, retrying in %s: %v", next, err)
 		}
 		return next
 	})

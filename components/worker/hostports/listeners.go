@@ -74,7 +74,7 @@ func waiting(table io.Reader, state string) (ports []uint16, err error) {
 	for lines.Scan() {
 		fields := strings.Fields(lines.Text())
 		if len(fields) < 4 {
-			return nil, fmt.Errorf("%q is no socket", lines.Text())
+			return nil, fmt.Errorf("%q is not a socket", lines.Text())
 		}
 		if fields[3] != state {
 			if state == tcpListening {

@@ -71,7 +71,7 @@ func (s *Server) importArchives(ctx context.Context, store *store) {
 	}
 	if len(present) != len(record) { // archives were removed
 		if err := writeRecord(recordPath, present); err != nil {
-			log.WithError(err).Warn("write the record of imported archives")
+			log.WithError(err).Warn("cannot write the record of imported archives")
 		}
 	}
 }

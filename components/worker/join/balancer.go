@@ -139,7 +139,7 @@ func (b *balancer) reached(server string) {
 		b.down = nil
 	}
 	if b.current != server {
-		b.log.Infof("the API is reached at %s, no longer at %s", server, b.current)
+		b.log.Infof("now reaching the API at %s instead of %s", server, b.current)
 		b.current = server
 	}
 }

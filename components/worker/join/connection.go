@@ -104,7 +104,7 @@ func (c *Connection) Run(ctx context.Context, ready func()) error {
 			continue
 		case <-settled.C:
 			if why := c.adopt(newest); why != "" {
-				return fmt.Errorf("%s: the agent has to start again", why)
+				return fmt.Errorf("%s: the agent has to restart", why)
 			}
 			continue
 		case <-tick.C:
@@ -115,7 +115,7 @@ func (c *Connection) Run(ctx context.Context, ready func()) error {
 			told = time.Now()
 		}
 		if manager.Current() == nil {
-			return errors.New("the node's certificate has expired before a server renewed it: start the agent with a token, made with kubelith token create on the server")
+			return errors.New("the node's certificate expired before a server renewed it: start the agent with a token, created with kubelith token create on the server")
 		}
 	}
 }
@@ -190,7 +190,7 @@ func (c *Connection) learnServers(slice *discoveryv1.EndpointSlice) {
 		err = c.store.replace(c.store.servers(), append(text, '\n'))
 	}
 	if err != nil {
-		c.opts.Log.Warnf("the addresses of the servers are not stored: %v", err)
+		c.opts.Log.Warnf("cannot store the addresses of the servers: %v", err)
 	}
 }
 
@@ -234,7 +234,7 @@ func (c *Connection) adopt(current []byte) (why string) {
 		return ""
 	}
 	if err := c.store.replace(c.store.settings(), current); err != nil {
-		c.opts.Log.Warnf("the cluster's settings are not stored: %v", err)
+		c.opts.Log.Warnf("cannot store the cluster's settings: %v", err)
 	}
 	if c.changed == nil {
 		return ""

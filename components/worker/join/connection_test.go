@@ -237,7 +237,7 @@ func TestSettingsChange(t *testing.T) {
 	go func() { ended <- c.Run(t.Context(), func() {}) }()
 	select {
 	case err := <-ended:
-		if err == nil || err.Error() != "the settings changed: the agent has to start again" {
+		if err == nil || err.Error() != "the settings changed: the agent has to restart" {
 			t.Errorf("error %v", err)
 		}
 	case <-time.After(20 * time.Second):

@@ -55,10 +55,10 @@ func discover(ctx context.Context, server string, t token.Token) (ca *x509.Certi
 func checkSignature(data map[string]string, t token.Token) error {
 	signature, ok := data[bootstrapapi.JWSSignatureKeyPrefix+t.ID]
 	if !ok {
-		return fmt.Errorf("the server does not know the token %s: it has expired or was deleted, make another with kubelith token create on the server", t.ID)
+		return fmt.Errorf("the server does not know token %s: it has expired or was deleted, create another with kubelith token create on the server", t.ID)
 	}
 	if !jws.DetachedTokenIsValid(signature, data[bootstrapapi.KubeConfigKey], t.ID, t.Secret) {
-		return fmt.Errorf("the secret of the token %s is wrong: give the whole token as kubelith token create has printed it", t.ID)
+		return fmt.Errorf("the secret of token %s is wrong: use the whole token as kubelith token create printed it", t.ID)
 	}
 	return nil
 }
@@ -76,21 +76,21 @@ func readClusterInfo(ctx context.Context, server string) (*clusterInfo, error) {
 		if errors.As(err, &why) {
 			err = why.Err
 		}
-		return nil, fmt.Errorf("the server %s does not answer (%w): look whether it runs, whether --server is right, and what stands between", server, err)
+		return nil, fmt.Errorf("the server %s does not answer (%w): check that it runs, that --server is correct, and that no firewall or proxy is in between", server, err)
 	}
 	defer response.Body.Close()
 	switch response.StatusCode {
 	case http.StatusOK:
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return nil, fmt.Errorf("the server %s does not show its cluster-info to strangers (HTTP %d): start it without anonymous-auth and authentication-config among its --apiserver-arg, or let anonymous requests read it", server, response.StatusCode)
+		return nil, fmt.Errorf("the server %s refuses anonymous reads of cluster-info (HTTP %d): start it without anonymous-auth and authentication-config among its --apiserver-arg, or let anonymous requests read it", server, response.StatusCode)
 	case http.StatusNotFound:
 		return nil, fmt.Errorf("the server %s publishes no cluster-info: wait until it is ready, or upgrade it", server)
 	default:
-		return nil, fmt.Errorf("the server %s is not ready (HTTP %d): try again, or look at its log", server, response.StatusCode)
+		return nil, fmt.Errorf("the server %s is not ready (HTTP %d): try again, or check its log", server, response.StatusCode)
 	}
 	var object struct{ Data map[string]string }
 	if err := json.NewDecoder(io.LimitReader(response.Body, maxAnswer)).Decode(&object); err != nil {
-		return nil, fmt.Errorf("%s is no API server (%w): correct --server", server, err)
+		return nil, fmt.Errorf("%s is not an API server (%w): correct --server", server, err)
 	}
 	info := &clusterInfo{data: object.Data}
 	info.date, _ = http.ParseTime(response.Header.Get("Date")) // otherwise it stays zero
@@ -112,7 +112,7 @@ func stranger() *http.Client {
 func pinned(kubeconfig, hash string) (*x509.Certificate, error) {
 	config, err := clientcmd.Load([]byte(kubeconfig))
 	if err != nil {
-		return nil, fmt.Errorf("its cluster-info is not readable: %w", err)
+		return nil, fmt.Errorf("its cluster-info cannot be decoded: %w", err)
 	}
 	for _, cluster := range config.Clusters {
 		certs, err := certutil.ParseCertsPEM(cluster.CertificateAuthorityData)
@@ -125,7 +125,7 @@ func pinned(kubeconfig, hash string) (*x509.Certificate, error) {
 			}
 		}
 	}
-	return nil, refusal{errors.New("this server is not the one that the token is for, or somebody stands between: its CA is another; compare --server and the token"), otherCA}
+	return nil, refusal{errors.New("the server's CA is not the token's: the token is for another cluster, or the connection is intercepted; check --server and the token"), otherCA}
 }
 
 // checkClock compares the clocks: with a different time certificates would not be valid yet, or no longer.

@@ -90,10 +90,10 @@ func (c *Cluster) identity(made *journal) (crypto.Signer, []byte, error) {
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make this machine's key: %w", err)
+		return nil, nil, fmt.Errorf("generate this machine's key: %w", err)
 	}
 	if text, err = keyutil.MarshalPrivateKeyToPEM(key); err != nil {
-		return nil, nil, fmt.Errorf("make this machine's key: %w", err)
+		return nil, nil, fmt.Errorf("generate this machine's key: %w", err)
 	}
 	return key, text, made.write(path, text)
 }
@@ -103,7 +103,7 @@ func (c *Cluster) identity(made *journal) (crypto.Signer, []byte, error) {
 func (c *Cluster) enroll(ctx context.Context, key crypto.Signer, addresses []string, reserved func()) ([]byte, error) {
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject(c.opts.NodeName)}, key)
 	if err != nil {
-		return nil, fmt.Errorf("make the certificate request: %w", err)
+		return nil, fmt.Errorf("create the certificate request: %w", err)
 	}
 	request := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 	client, err := c.bootstrapClient()
@@ -120,7 +120,7 @@ func (c *Cluster) enroll(ctx context.Context, key crypto.Signer, addresses []str
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("ask for the node's certificate: %w", err)
+		return nil, fmt.Errorf("request the node's certificate: %w", err)
 	}
 	name, uid := asked.Name, asked.UID
 	cert, err := csr.WaitForCertificate(ctx, client, name, uid)
@@ -133,7 +133,7 @@ func (c *Cluster) enroll(ctx context.Context, key crypto.Signer, addresses []str
 	}
 	reserved()
 	if ctx.Err() != nil && context.Cause(ctx) == context.DeadlineExceeded {
-		return nil, fmt.Errorf("the server has not signed the node's certificate within %s: its log and kubectl get csr %s there say why", signTimeout, name)
+		return nil, fmt.Errorf("the server did not sign the node's certificate within %s: see its log and kubectl get csr %s there", signTimeout, name)
 	}
 	return nil, fmt.Errorf("wait for the node's certificate: %w", err)
 }

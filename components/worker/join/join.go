@@ -82,7 +82,7 @@ func CACert(dataDir string) string { return store{dataDir}.ca() }
 func Find(ctx context.Context, o Options) (*Cluster, error) {
 	c := &Cluster{opts: o, store: store{o.DataDir}}
 	if c.store.exists(filepath.Join(o.DataDir, "server", "db")) {
-		return nil, fmt.Errorf("%s has a server's data: an agent needs a directory of its own, give another --data-dir", o.DataDir)
+		return nil, fmt.Errorf("%s has a server's data: an agent needs its own directory, use another --data-dir", o.DataDir)
 	}
 	var given *token.Token
 	if o.Token != "" {
@@ -98,7 +98,7 @@ func Find(ctx context.Context, o Options) (*Cluster, error) {
 	}
 	if known == nil {
 		if given == nil {
-			return nil, errors.New("a token is needed to join: make one with kubelith token create on the server, and give it with --token-file or --token")
+			return nil, errors.New("a token is needed to join: create one with kubelith token create on the server, and pass it with --token-file or --token")
 		}
 		return c, c.discover(ctx, given)
 	}
@@ -107,7 +107,7 @@ func Find(ctx context.Context, o Options) (*Cluster, error) {
 	}
 	if now := time.Now(); now.After(known.cert.Leaf.NotAfter) {
 		if given == nil {
-			return nil, fmt.Errorf("the node's certificate has expired at %s (the clock says %s): give a token to join again, made with kubelith token create on the server",
+			return nil, fmt.Errorf("the node's certificate expired at %s (the clock says %s): join again with a token, created with kubelith token create on the server",
 				stamp(known.cert.Leaf.NotAfter), stamp(now))
 		}
 		return c, c.discover(ctx, given)
@@ -118,10 +118,10 @@ func Find(ctx context.Context, o Options) (*Cluster, error) {
 // fits checks the stored cluster against the options.
 func (c *Cluster) fits(known *membership, given *token.Token) error {
 	if given != nil && given.CAHash != token.SPKIHash(known.ca) {
-		return fmt.Errorf("%s belongs to a node of another cluster than the token: run kubelith reset --data first, or give another --data-dir", c.opts.DataDir)
+		return fmt.Errorf("%s belongs to a node of another cluster than the token: run kubelith reset --data first, or use another --data-dir", c.opts.DataDir)
 	}
 	if name := known.cert.Leaf.Subject.CommonName; name != commonName(c.opts.NodeName) {
-		return fmt.Errorf("this machine has joined as %s: give --node-name %[1]s, or run kubelith reset --data to join under another name", nodeNameOf(name))
+		return fmt.Errorf("this machine has joined as %s: use --node-name %[1]s, or run kubelith reset --data to join under another name", nodeNameOf(name))
 	}
 	return nil
 }
@@ -171,10 +171,10 @@ func (c *Cluster) checkVersion(client kubernetes.Interface, doubt error) error {
 		return doubt
 	}
 	if apierrors.IsUnauthorized(err) {
-		return fmt.Errorf("the server refuses the token %s: it has expired just now, or was made without the usage authentication", c.token.ID)
+		return fmt.Errorf("the server refuses token %s: it has just expired, or was created without the usage authentication", c.token.ID)
 	}
 	if err != nil {
-		return fmt.Errorf("ask %s for its version: %w", c.opts.Server, err)
+		return fmt.Errorf("read the version of %s: %w", c.opts.Server, err)
 	}
 	newer, err := newerMinor(c.opts.Version, server.GitVersion)
 	if err != nil {
@@ -248,15 +248,15 @@ func (c *Cluster) refresh(parent context.Context, known *membership, given *toke
 	case apierrors.IsUnauthorized(err):
 		c.opts.Log.Warn(shutOut)
 	case errors.As(err, &foreign) && errors.As(err, &unknown):
-		return fmt.Errorf("the server %s is not of the cluster that this machine has joined: give that one's --server, or run kubelith reset --data to join another cluster", c.opts.Server)
+		return fmt.Errorf("the server %s does not belong to the cluster that this machine has joined: set --server to one that does, or run kubelith reset --data to join another cluster", c.opts.Server)
 	default:
-		c.opts.Log.Warnf("the server does not answer, the node goes on with what it knows: %v", err)
+		c.opts.Log.Warnf("the server does not answer, the node starts with its stored settings: %v", err)
 	}
 	return nil
 }
 
 // shutOut is logged by a node that the server refuses.
-const shutOut = "the server refuses this node's certificate: if the node was removed from the cluster, start its agent with a token to join again, made with kubelith token create on the server"
+const shutOut = "the server refuses this node's certificate: if the node was removed from the cluster, start its agent with a token to join again, created with kubelith token create on the server"
 
 // host returns the HOST:PORT of a server's URL, whose format the configuration has checked.
 func host(server string) string {

@@ -123,18 +123,18 @@ func TestRefused(t *testing.T) {
 		told   bool // the secret: only to a server with the token's CA
 	}{
 		"no token":             {func(a *api, o *Options) { o.Token = "" }, "a token is needed to join", false},
-		"not a token":          {func(a *api, o *Options) { o.Token = "abc.def" }, "not a token of kubelith", false},
+		"not a token":          {func(a *api, o *Options) { o.Token = "abc.def" }, "not a kubelith token", false},
 		"a newer token":        {func(a *api, o *Options) { o.Token = "kl2" + o.Token[3:] }, "newer kubelith", false},
 		"nobody there":         {func(a *api, o *Options) { o.Server = "https://" + closed.Addr().String() }, "does not answer (dial tcp", false},
 		"no TLS there":         {func(a *api, o *Options) { o.Server = "https://" + listener.Addr().String() }, "does not answer", false},
-		"another CA":           {func(a *api, o *Options) { a.token.CAHash = token.SPKIHash(other.cert); o.Token = a.token.String() }, "its CA is another", false},
-		"unknown token":        {func(a *api, o *Options) { a.token.ID = "other1" }, "does not know the token abc123", true},
-		"wrong secret":         {func(a *api, o *Options) { o.Token = o.Token[:len(o.Token)-1] + "0" }, "secret of the token abc123 is wrong", true},
-		"signed, not for this": {func(a *api, o *Options) { a.refuse = true }, "refuses the token abc123: it has expired just now, or was made without the usage authentication", true},
-		"CA in no kubeconfig":  {func(a *api, o *Options) { a.info = func(d map[string]string) { d["kubeconfig"] = "\t" } }, "cluster-info is not readable", false},
+		"another CA":           {func(a *api, o *Options) { a.token.CAHash = token.SPKIHash(other.cert); o.Token = a.token.String() }, "the server's CA is not the token's", false},
+		"unknown token":        {func(a *api, o *Options) { a.token.ID = "other1" }, "does not know token abc123", true},
+		"wrong secret":         {func(a *api, o *Options) { o.Token = o.Token[:len(o.Token)-1] + "0" }, "secret of token abc123 is wrong", true},
+		"signed, not for this": {func(a *api, o *Options) { a.refuse = true }, "refuses token abc123: it has just expired, or was created without the usage authentication", true},
+		"CA in no kubeconfig":  {func(a *api, o *Options) { a.info = func(d map[string]string) { d["kubeconfig"] = "\t" } }, "cluster-info cannot be decoded", false},
 		"clock behind":         {func(a *api, o *Options) { a.skew = time.Hour }, "the clock of this machine is 1h0m0s behind the server's: set it", false},
 		"clock ahead":          {func(a *api, o *Options) { a.skew = -6 * time.Minute }, "the clock of this machine is 6m0s ahead of the server's: set it", false},
-		"not for strangers":    {func(a *api, o *Options) { a.infoCode = http.StatusForbidden }, "to strangers (HTTP 403)", false},
+		"no anonymous reads":   {func(a *api, o *Options) { a.infoCode = http.StatusForbidden }, "refuses anonymous reads of cluster-info (HTTP 403)", false},
 		"no cluster-info":      {func(a *api, o *Options) { a.infoCode = http.StatusNotFound }, "publishes no cluster-info", false},
 		"not ready":            {func(a *api, o *Options) { a.infoCode = http.StatusServiceUnavailable }, "is not ready (HTTP 503)", false},
 		"agent is newer":       {func(a *api, o *Options) { o.Version = "v1.38.0" }, "this kubelith has Kubernetes v1.38.0 and the server v1.37.1: upgrade the server first", true},
@@ -245,8 +245,8 @@ func TestLaterStart(t *testing.T) {
 	}
 	other := newAPI(t, newAuthority(t))
 	refused("another cluster's token", func(o *Options) { o.Token = other.token.String() }, "belongs to a node of another cluster than the token")
-	refused("another name", func(o *Options) { o.NodeName = "two" }, "joined as one: give --node-name one")
-	refused("another cluster's server", func(o *Options) { o.Token, o.Server = "", other.URL }, "is not of the cluster that this machine has joined")
+	refused("another name", func(o *Options) { o.NodeName = "two" }, "joined as one: use --node-name one")
+	refused("another cluster's server", func(o *Options) { o.Token, o.Server = "", other.URL }, "does not belong to the cluster that this machine has joined")
 	if len(other.asked()) > 0 {
 		t.Errorf("the other server was asked: %q", other.asked())
 	}
@@ -254,7 +254,7 @@ func TestLaterStart(t *testing.T) {
 	expired := store{o.DataDir}
 	pair := ca.pair(t, subject("one"), time.Now().Add(-time.Minute))
 	writePair(t, expired.clientCert(), pair)
-	refused("expired", func(o *Options) { o.Token = "" }, "the node's certificate has expired at")
+	refused("expired", func(o *Options) { o.Token = "" }, "the node's certificate expired at")
 	joined(t, o)
 	if now := files(t, o.DataDir)["agent/identity.key"]; now != key {
 		t.Error("the machine has another key")

@@ -69,7 +69,7 @@ func (s store) load() (*membership, error) {
 	}
 	m := &membership{}
 	damaged := func(err error) error {
-		return fmt.Errorf("what an earlier join has stored is damaged (%w): restore %s, or run kubelith reset --data and join again", err, s.path())
+		return fmt.Errorf("the data of an earlier join is damaged (%w): restore %s, or run kubelith reset --data and join again", err, s.path())
 	}
 	pair, err := tls.LoadX509KeyPair(s.clientCert(), s.clientCert())
 	if err != nil {
@@ -217,7 +217,7 @@ func (j *journal) mkdir(dir string) error {
 		return err
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		return fmt.Errorf("make the agent's directory: %w", err)
+		return fmt.Errorf("create the agent's directory: %w", err)
 	}
 	j.paths = append(j.paths, dir)
 	return nil

@@ -129,10 +129,10 @@ func (s *Server) Needs() []string {
 // has the serving certificate that it requests.
 func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err := os.MkdirAll(s.opts.RootDir, 0o750); err != nil {
-		return fmt.Errorf("cannot make its directory: mount it writable or give another --kubelet-root-dir: %w", err)
+		return fmt.Errorf("cannot create its directory: mount it writable or use another --kubelet-root-dir: %w", err)
 	}
 	if err := os.MkdirAll(s.opts.StaticPodDir, 0o755); err != nil {
-		return fmt.Errorf("cannot make the directory of static pods: mount it writable or give another --data-dir: %w", err)
+		return fmt.Errorf("cannot create the directory of static pods: mount it writable or use another --data-dir: %w", err)
 	}
 	deps, err := s.dependencies(ctx)
 	if err != nil {

@@ -217,7 +217,7 @@ func taint(s string) corev1.Taint {
 // Refused are the upstream flags that Kubelith sets itself or does not use.
 func Refused() args.Refused {
 	use := func(flag string) string { return "use Kubelith's own --" + flag }
-	client := "the kubelet uses a client that Kubelith makes"
+	client := "the kubelet uses a client that Kubelith creates"
 	runtime := "containerd is part of the process"
 	return args.Merge(args.Logging(), args.FeatureGates(), args.Refused{
 		"kubeconfig":                        client,
@@ -226,7 +226,7 @@ func Refused() args.Refused {
 		"kube-api-burst":                    client,
 		"kube-api-content-type":             client,
 		"rotate-certificates":               client,
-		"rotate-server-certificates":        "Kubelith makes and renews it",
+		"rotate-server-certificates":        "Kubelith generates and renews it",
 		"config-dir":                        "give one file, with --kubelet-arg=config=FILE",
 		"hostname-override":                 use("node-name"),
 		"node-ip":                           use("node-ip"),
@@ -236,10 +236,10 @@ func Refused() args.Refused {
 		"cluster-domain":                    use("cluster-domain"),
 		"container-runtime-endpoint":        runtime,
 		"image-service-endpoint":            runtime,
-		"tls-cert-file":                     "Kubelith makes and renews it",
-		"tls-private-key-file":              "Kubelith makes and renews it",
-		"client-ca-file":                    "Kubelith makes and renews it",
-		"cert-dir":                          "Kubelith makes and renews it",
+		"tls-cert-file":                     "Kubelith generates and renews it",
+		"tls-private-key-file":              "Kubelith generates and renews it",
+		"client-ca-file":                    "Kubelith generates and renews it",
+		"cert-dir":                          "Kubelith generates and renews it",
 		"pod-cidr":                          "the Node object has it",
 		"cgroup-driver":                     "containerd and the kubelet use the one that was detected",
 		"hairpin-mode":                      "upstream ignores it: it is in the CNI configuration",

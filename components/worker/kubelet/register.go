@@ -40,7 +40,7 @@ func (s *Server) keepRegistered(ctx context.Context, cs kubernetes.Interface) {
 	_, _ = factory.Core().V1().Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(object any) {
 			if err := s.label(ctx, cs, object.(*corev1.Node)); err != nil && ctx.Err() == nil {
-				s.opts.Log.Warnf("the Node %s lacks a label of Kubelith's, next attempt when this process starts again: %v", s.opts.NodeName, err)
+				s.opts.Log.Warnf("cannot set Kubelith's labels on Node %s, retrying when this process restarts: %v", s.opts.NodeName, err)
 			}
 		},
 		DeleteFunc: func(object any) {
@@ -74,10 +74,10 @@ func (s *Server) keepRegistered(ctx context.Context, cs kubernetes.Interface) {
 		for ctx.Err() == nil {
 			_, err := cs.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 			if err == nil || apierrors.IsAlreadyExists(err) {
-				s.opts.Log.Warnf("the Node %s was deleted, it is registered again", s.opts.NodeName)
+				s.opts.Log.Warnf("Node %s was deleted: registered it again", s.opts.NodeName)
 				break
 			}
-			s.opts.Log.Warnf("the Node %s was deleted, next attempt to register it in %s: %v", s.opts.NodeName, registerRetry, err)
+			s.opts.Log.Warnf("Node %s was deleted: cannot register it again, retrying in %s: %v", s.opts.NodeName, registerRetry, err)
 			select {
 			case <-time.After(registerRetry):
 			case <-ctx.Done():

@@ -80,14 +80,14 @@ func find(name string) (netlink.Link, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look for the interface %s: %w", name, err)
+		return nil, fmt.Errorf("look up the interface %s: %w", name, err)
 	}
 	return link, nil
 }
 
 // foreignError is about an interface that has the name of our device.
 func foreignError(name string) error {
-	return fmt.Errorf("the interface %s is not Kubelith's, another flannel or k3s made it: remove it with `ip link delete %s`, "+
+	return fmt.Errorf("the interface %s is not Kubelith's, another flannel or k3s created it: remove it with `ip link delete %s`, "+
 		"or choose --network host-gw", name, name)
 }
 

@@ -56,7 +56,7 @@ func checkMTU(b Backend, l parent, ipv6 bool) error {
 		least = minMTU6
 	}
 	if got := PodMTU(b, l.mtu, ipv6); got < least {
-		return fmt.Errorf("the MTU of %s is %d, which leaves %d for pods, and they need %d: give it at least %d",
+		return fmt.Errorf("the MTU of %s is %d, which leaves %d for pods, and they need %d: raise it to at least %d",
 			l.name, l.mtu, got, least, l.mtu+least-got)
 	}
 	return nil

@@ -151,7 +151,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 func (s *Server) run(ctx context.Context, ready func()) error {
 	if !s.opts.Backend.connects() {
 		if err := s.remove(setup{}); err != nil {
-			s.opts.Log.WithError(err).Error("remove what an earlier run made for the way to other nodes")
+			s.opts.Log.WithError(err).Error("cannot remove the interfaces and routes to other nodes of an earlier run")
 		}
 		ready()
 		<-ctx.Done()
@@ -240,7 +240,7 @@ func (s *Server) loop(ctx context.Context, nodes corelisters.NodeLister) {
 			return 0
 		case err != nil:
 			if s.told.News("", err.Error()) {
-				s.opts.Log.Errorf("the way to the pods of other nodes, tried again every %s: %v", retry, err)
+				s.opts.Log.Errorf("cannot set up the routes to pods of other nodes, retrying every %s: %v", retry, err)
 			}
 			return retry
 		}
@@ -256,7 +256,7 @@ func (s *Server) loop(ctx context.Context, nodes corelisters.NodeLister) {
 
 // look compares once.
 func (s *Server) look(ctx context.Context, nodes corelisters.NodeLister) (changed bool, err error) {
-	defer s.work.Begin("a look at the way to other nodes")()
+	defer s.work.Begin("updating the routes to other nodes")()
 	all, err := nodes.List(labels.Everything())
 	if err != nil {
 		return false, err

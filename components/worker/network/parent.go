@@ -35,11 +35,11 @@ func linkOf(ip net.IP) (parent, error) {
 			return parent{}, fmt.Errorf("the interface that has the node IP %s: %w", ip, err)
 		}
 		if link.Attrs().Flags&net.FlagLoopback != 0 {
-			return parent{}, fmt.Errorf("the node IP %s is on the loopback interface: give an address of another one with --node-ip", ip)
+			return parent{}, fmt.Errorf("the node IP %s is on the loopback interface: use an address of another one for --node-ip", ip)
 		}
 		return parent{index: a.LinkIndex, mtu: link.Attrs().MTU, name: link.Attrs().Name}, nil
 	}
-	return parent{}, fmt.Errorf("no interface has the node IP %s: give an address of this host with --node-ip", ip)
+	return parent{}, fmt.Errorf("no interface has the node IP %s: use an address of this host for --node-ip", ip)
 }
 
 // parentOf returns the one interface that has the node's addresses of all enabled families.
@@ -55,7 +55,7 @@ func parentOf(n node) (parent, error) {
 			return parent{}, err
 		case found.index != 0 && found.index != p.index:
 			return parent{}, fmt.Errorf("the node IPs %s and %s are on two interfaces (%s, %s), and nodes reach each other over one: "+
-				"give two addresses of one interface with --node-ip", n.v4.address, n.v6.address, found.name, p.name)
+				"use two addresses of one interface for --node-ip", n.v4.address, n.v6.address, found.name, p.name)
 		}
 		found = p
 	}

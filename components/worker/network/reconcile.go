@@ -84,7 +84,7 @@ func (s *Server) ensureSession(ctx context.Context, want setup) (begun bool, err
 	if _, err := want.intact(); err != nil { // marks the devices
 		return false, err
 	}
-	s.opts.Log.Infof("pods of other nodes are reached by %s over %s, with packets of up to %d bytes", want.backend, want.parent.name, want.podMTU())
+	s.opts.Log.Infof("pods of other nodes are reached through %s over %s, with an MTU of %d", want.backend, want.parent.name, want.podMTU())
 	return true, nil
 }
 
@@ -94,7 +94,7 @@ func (s *Server) endSession() {
 		return
 	}
 	if err := s.session.end(); err != nil {
-		s.opts.Log.WithError(err).Warn("end the way to other nodes")
+		s.opts.Log.WithError(err).Warn("cannot stop flannel's backend")
 	}
 	s.session = nil
 }
@@ -112,7 +112,7 @@ func (s *Server) reachable(nodes []*corev1.Node, want setup) []node {
 				case err != nil:
 					refused[n.name] = err.Error()
 				case !ok:
-					refused[n.name] = fmt.Sprintf("a router is between its address %s and %s: use --network vxlan", h.address, want.parent.name)
+					refused[n.name] = fmt.Sprintf("there is a router between its address %s and %s: use --network vxlan", h.address, want.parent.name)
 				default:
 					continue
 				}
@@ -123,7 +123,7 @@ func (s *Server) reachable(nodes []*corev1.Node, want setup) []node {
 	}
 	for _, n := range nodes {
 		if why := refused[n.Name]; s.told.News("node "+n.Name, why) {
-			s.opts.Log.Warnf("pods of the node %s are not reached: %s", n.Name, why)
+			s.opts.Log.Warnf("cannot reach the pods of node %s: %s", n.Name, why)
 		}
 	}
 	return list
@@ -177,7 +177,7 @@ func (s setup) links() (map[string]int, error) {
 // withdraw leaves the connection to other nodes to a third party.
 func (s *Server) withdraw() error {
 	if s.session != nil {
-		s.opts.Log.Info("the way to other nodes is left to a third party's network")
+		s.opts.Log.Info("a third-party network connects the nodes")
 	}
 	s.endSession()
 	return s.remove(setup{})

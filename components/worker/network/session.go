@@ -104,7 +104,7 @@ func (s *session) newBackend() (backend.Backend, error) {
 func markRoutes(n backend.Network) error {
 	routes, ok := n.(*backend.RouteNetwork)
 	if !ok {
-		return fmt.Errorf("flannel's host-gw backend is a %T, which is not known here", n)
+		return fmt.Errorf("flannel's host-gw backend has the unknown type %T", n)
 	}
 	mark := func(get func(*lease.Lease) *netlink.Route) func(*lease.Lease) *netlink.Route {
 		if get == nil {
@@ -142,13 +142,13 @@ func (s *session) end() error {
 	select {
 	case <-s.leases.end():
 	case <-limit.C:
-		return fmt.Errorf("flannel's backend %s takes no end within %s", s.setup.backend, stopLimit)
+		return fmt.Errorf("flannel's backend %s did not accept its end within %s", s.setup.backend, stopLimit)
 	}
 	s.cancel()
 	select {
 	case <-s.ended:
 	case <-limit.C:
-		return fmt.Errorf("flannel's backend %s does not end within %s", s.setup.backend, stopLimit)
+		return fmt.Errorf("flannel's backend %s did not stop within %s", s.setup.backend, stopLimit)
 	}
 	return nil
 }

@@ -42,11 +42,11 @@ func newFamily(name corev1.IPFamily, p *nftables.Proxier, c *kubeproxyconfig.Kub
 // sync writes the rules now, through the proxier's exported method OnServiceSynced. It does nothing before both
 // Services and EndpointSlices have arrived, and it reports success only through the health server.
 func (f *family) sync() error {
-	defer f.work.Begin("a write of " + string(f.name) + " rules")()
+	defer f.work.Begin("writing " + string(f.name) + " rules")()
 	began := time.Now()
 	f.proxier.OnServiceSynced()
 	if f.health.Health().Status[f.name].LastUpdated.Before(began) {
-		return fmt.Errorf("%s rules not written", f.name)
+		return fmt.Errorf("cannot write %s rules", f.name)
 	}
 	f.first()
 	return nil

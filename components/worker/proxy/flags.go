@@ -42,13 +42,13 @@ func configure(o Options) (*kubeproxyconfig.KubeProxyConfiguration, *rest.Config
 		return nil, nil, err
 	}
 	if fs.Changed("kube-api-burst") && !fs.Changed("kube-api-qps") {
-		return nil, nil, fmt.Errorf("%s kube-api-burst: has no effect without kube-api-qps, because there is no limit then: give both", option)
+		return nil, nil, fmt.Errorf("%s kube-api-burst: has no effect without kube-api-qps, because there is no limit then: set both", option)
 	}
 	if c.Mode != kubeproxyconfig.ProxyModeNFTables {
 		return nil, nil, fmt.Errorf("%s proxy-mode: only nftables is built in, not %q", option, c.Mode)
 	}
 	if c.DetectLocalMode == kubeproxyconfig.LocalModeNodeCIDR {
-		return nil, nil, fmt.Errorf("%s detect-local-mode: NodeCIDR cannot be used: take ClusterCIDR, BridgeInterface or InterfaceNamePrefix", option)
+		return nil, nil, fmt.Errorf("%s detect-local-mode: NodeCIDR cannot be used: use ClusterCIDR, BridgeInterface or InterfaceNamePrefix", option)
 	}
 	if errs := validation.Validate(c); len(errs) > 0 {
 		return nil, nil, fmt.Errorf("%s: %w", option, errs.ToAggregate())

@@ -50,7 +50,7 @@ func (h *healthz) serve() (ended <-chan error) {
 	go func() {
 		err := h.server.Run(context.Background()) // it ignores its context
 		if err == nil {
-			err = errors.New("it ended")
+			err = errors.New("it stopped unexpectedly")
 		}
 		h.mu.Lock()
 		h.serving = false // the next run tries again

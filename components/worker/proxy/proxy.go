@@ -157,7 +157,7 @@ func (s *Server) serve(ctx context.Context, session *session, unhealthy <-chan e
 	go func() {
 		defer close(done)
 		defer utilruntime.HandleCrash()
-		ended = errors.New("a session was ended from within") // stays if the session does not return
+		ended = errors.New("the goroutine of a session exited") // stays if the session does not return
 		ended = session.run(ctx, ready)
 	}()
 	defer func() {
@@ -176,10 +176,10 @@ func (s *Server) setConntrack(ctx context.Context) {
 	if err == nil {
 		return
 	}
-	s.opts.Log.Warnf("connection tracking keeps the host's table size: %v", err)
+	s.opts.Log.Warnf("cannot set the size of the connection tracking table, keeping the host's: %v", err)
 	limits.MaxPerCore = ptr.To[int32](0)
 	if err := conntrack.SetSysctls(ctx, limits); err != nil {
-		s.opts.Log.Warnf("connection tracking keeps the host's timeouts: %v", err)
+		s.opts.Log.Warnf("cannot set the timeouts of connection tracking, keeping the host's: %v", err)
 	}
 }
 

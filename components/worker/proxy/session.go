@@ -100,7 +100,7 @@ func (s *session) run(ctx context.Context, ready func()) error {
 			ready()
 			waiting = false
 		case <-slow.C:
-			s.log.Warnf("no complete set of rules is in the kernel after %v", time.Since(started).Round(time.Second))
+			s.log.Warnf("the rules in the kernel are still incomplete after %v", time.Since(started).Round(time.Second))
 		case <-ctx.Done():
 			waiting = false
 		}

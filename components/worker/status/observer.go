@@ -62,14 +62,14 @@ func (o *Observer) Observe(e lifecycle.Event) {
 	case lifecycle.BackingOff:
 		c.restarts++
 		c.down, c.failure = true, oneLine(e.Err)
-		o.tell(news{corev1.EventTypeWarning, ComponentFailed, fmt.Sprintf("%s: %s: starts again in %s", e.Component, c.failure, e.Next)})
+		o.tell(news{corev1.EventTypeWarning, ComponentFailed, fmt.Sprintf("%s: %s: restarting in %s", e.Component, c.failure, e.Next)})
 	case lifecycle.Ending:
 		c.down, c.failure = true, oneLine(e.Err)
 		o.tell()
 	case lifecycle.Ready:
 		if c.down {
 			c.down, c.failure = false, ""
-			o.tell(news{corev1.EventTypeNormal, ComponentRestarted, fmt.Sprintf("%s: ready again, started again %d times so far", e.Component, c.restarts)})
+			o.tell(news{corev1.EventTypeNormal, ComponentRestarted, fmt.Sprintf("%s: ready again, restarted %d times so far", e.Component, c.restarts)})
 		}
 	case lifecycle.Returned:
 		o.tell()
@@ -107,13 +107,13 @@ func (o *Observer) condition(now metav1.Time) corev1.NodeCondition {
 		}
 	}
 	out := corev1.NodeCondition{Type: Condition, Status: corev1.ConditionTrue, Reason: ComponentsReady,
-		Message: "every component of kubelith runs", LastHeartbeatTime: now, LastTransitionTime: now}
+		Message: "every component of kubelith is running", LastHeartbeatTime: now, LastTransitionTime: now}
 	switch {
 	case len(down) > 0:
 		out.Status, out.Reason, out.Message = corev1.ConditionFalse, ComponentFailed, strings.Join(down, "; ")
 	case len(abandoned) > 0:
 		out.Reason = ComponentAbandoned
-		out.Message = "every component runs, but earlier runs have not ended and keep their memory: restart kubelith when it suits: " + strings.Join(abandoned, ", ")
+		out.Message = "every component is running, but earlier runs have not stopped and keep their memory: restart kubelith at your convenience: " + strings.Join(abandoned, ", ")
 	}
 	return out
 }
@@ -132,8 +132,8 @@ func descriptions() (up, restarts, abandoned *prometheus.Desc) {
 		return prometheus.NewDesc("kubelith_component_"+name, help, []string{"component"}, nil)
 	}
 	return desc("up", "1 when the component is ready, else 0."),
-		desc("restarts_total", "Times that the component was started again in this process, because it failed, panicked or hung."),
-		desc("abandoned_runs", "Earlier runs of the component that were ended and have not returned: their goroutines stay behind.")
+		desc("restarts_total", "Restarts of the component in this process because it failed, panicked or hung."),
+		desc("abandoned_runs", "Earlier runs of the component that were abandoned because they did not return when stopped.")
 }
 
 // Describe implements prometheus.Collector.

@@ -108,7 +108,7 @@ func (s *Server) run(ctx context.Context, cs kubernetes.Interface, ready func())
 			return lookAgain
 		}
 		if !apierrors.IsNotFound(err) && ctx.Err() == nil && told.News("", err.Error()) {
-			s.opts.Log.Warnf("the condition %s of the Node is not written yet: %v", Condition, err)
+			s.opts.Log.Warnf("cannot write the condition %s of the Node, retrying: %v", Condition, err)
 		}
 		return retryAfter
 	})
@@ -117,7 +117,7 @@ func (s *Server) run(ctx context.Context, cs kubernetes.Interface, ready func())
 
 // sync updates the condition of the Node.
 func (s *Server) sync(ctx context.Context, cs kubernetes.Interface) error {
-	defer s.work.Begin("a report")()
+	defer s.work.Begin("writing the condition of the Node")()
 	node, err := cs.CoreV1().Nodes().Get(ctx, s.opts.NodeName, metav1.GetOptions{})
 	if err != nil {
 		return err

@@ -35,13 +35,13 @@ func TestCondition(t *testing.T) {
 	}{
 		{event("dns", lifecycle.Starting, 0, nil), corev1.ConditionTrue, ComponentsReady, "every component", ""},
 		{event("dns", lifecycle.Ready, 0, nil), corev1.ConditionTrue, ComponentsReady, "", ""},
-		{event("dns", lifecycle.BackingOff, 0, errors.New("panic: ouch\nand a stack")), corev1.ConditionFalse, ComponentFailed, "dns: panic: ouch", "dns: panic: ouch: starts again in 1s"},
+		{event("dns", lifecycle.BackingOff, 0, errors.New("panic: ouch\nand a stack")), corev1.ConditionFalse, ComponentFailed, "dns: panic: ouch", "dns: panic: ouch: restarting in 1s"},
 		{event("dns", lifecycle.Starting, 0, nil), corev1.ConditionFalse, ComponentFailed, "dns: panic: ouch", ""},
 		{event("token", lifecycle.Ending, 0, errors.New("hangs")), corev1.ConditionFalse, ComponentFailed, "dns: panic: ouch; token: hangs", ""},
 		{event("dns", lifecycle.Ready, 0, nil), corev1.ConditionFalse, ComponentFailed, "token: hangs", "dns: ready again"},
-		{event("token", lifecycle.BackingOff, 1, errors.New("hangs, too late")), corev1.ConditionFalse, ComponentFailed, "token: hangs, too late", "token: hangs, too late: starts"},
+		{event("token", lifecycle.BackingOff, 1, errors.New("hangs, too late")), corev1.ConditionFalse, ComponentFailed, "token: hangs, too late", "token: hangs, too late: restarting"},
 		{event("token", lifecycle.Ready, 1, nil), corev1.ConditionTrue, ComponentAbandoned, "token (1)", "token: ready again"},
-		{event("token", lifecycle.Returned, 0, nil), corev1.ConditionTrue, ComponentsReady, "every component of kubelith runs", ""},
+		{event("token", lifecycle.Returned, 0, nil), corev1.ConditionTrue, ComponentsReady, "every component of kubelith is running", ""},
 	} {
 		o.Observe(step.event)
 		c := o.condition(metav1.Now())
@@ -53,11 +53,11 @@ func TestCondition(t *testing.T) {
 		}
 	}
 	want := `
-# HELP kubelith_component_abandoned_runs Earlier runs of the component that were ended and have not returned: their goroutines stay behind.
+# HELP kubelith_component_abandoned_runs Earlier runs of the component that were abandoned because they did not return when stopped.
 # TYPE kubelith_component_abandoned_runs gauge
 kubelith_component_abandoned_runs{component="dns"} 0
 kubelith_component_abandoned_runs{component="token"} 0
-# HELP kubelith_component_restarts_total Times that the component was started again in this process, because it failed, panicked or hung.
+# HELP kubelith_component_restarts_total Restarts of the component in this process because it failed, panicked or hung.
 # TYPE kubelith_component_restarts_total counter
 kubelith_component_restarts_total{component="dns"} 1
 kubelith_component_restarts_total{component="token"} 1

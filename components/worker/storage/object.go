@@ -40,19 +40,19 @@ func (h *host) awaitDriver(ctx context.Context, d storage.Declaration, now stora
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case wait.Interrupted(err) && h.Agent:
-		return fmt.Errorf("there is no CSIDriver %s, and agents do not make it: configure the plugin on the server too, or create the CSIDriver", d.Name())
+		return fmt.Errorf("CSIDriver %s does not exist, and agents do not create it: configure the plugin on the server too, or create the CSIDriver", d.Name())
 	case wait.Interrupted(err):
-		return fmt.Errorf("there is no CSIDriver %s, which the server that leads makes of its own plugin", d.Name())
+		return fmt.Errorf("CSIDriver %s does not exist yet: the leading server creates it for its own plugin", d.Name())
 	case err != nil:
-		return fmt.Errorf("read the CSIDriver %s: %w", d.Name(), err)
+		return fmt.Errorf("read CSIDriver %s: %w", d.Name(), err)
 	case !h.Agent && !storage.IsOurs(have):
 		return &storage.ForeignError{Driver: d.Name()}
 	case !h.Agent || !d.NodeLocal:
 		return nil
 	case key == "":
-		return fmt.Errorf("it says that it is node-local: on an agent the value of a segment of accessible_topology in NodeGetInfo must be the node's name, %s", h.NodeName)
+		return fmt.Errorf("it declares node_local: on an agent the value of a segment of accessible_topology in NodeGetInfo must be the node's name, %s", h.NodeName)
 	case have.Annotations[names.NodeLocalAnnotation] != key:
-		return fmt.Errorf("the CSIDriver %s does not let agents make its volumes: kubectl annotate csidriver %s %s=%s", d.Name(), d.Name(), names.NodeLocalAnnotation, key)
+		return fmt.Errorf("CSIDriver %s does not let agents create its volumes: run kubectl annotate csidriver %s %s=%s", d.Name(), d.Name(), names.NodeLocalAnnotation, key)
 	}
 	return nil
 }

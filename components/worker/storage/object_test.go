@@ -37,7 +37,7 @@ func TestAwaitDriver(t *testing.T) {
 		{"as the server made it", true, true, here("n1"), driver(topologyKey), ""},
 		{"not node-local", true, false, storage.Facts{}, driver(""), ""},
 		{"without the key", true, true, here("n1"), driver(""), "kubectl annotate csidriver test.example.com kubelith.io/node-local=topology.test.example.com/node"},
-		{"another key", true, true, here("n1"), driver("kubernetes.io/hostname"), "does not let agents make its volumes"},
+		{"another key", true, true, here("n1"), driver("kubernetes.io/hostname"), "does not let agents create its volumes"},
 		{"the node has another name in it", true, true, here("id-1"), driver(topologyKey), "must be the node's name, n1"},
 		{"on a server", false, true, here("id-1"), ours, ""},
 		{"on a server, of somebody else", false, true, here("n1"), driver(topologyKey), "is somebody else's"},

@@ -39,7 +39,7 @@ func fits(root, driver string) error {
 	if longest <= maxSocket {
 		return nil
 	}
-	return fmt.Errorf("the name of its driver, %s, may have %d characters with the kubelet's directory %s: give a shorter --kubelet-root-dir",
+	return fmt.Errorf("the driver name %s is too long, at most %d characters fit with the kubelet's directory %s: use a shorter --kubelet-root-dir",
 		driver, len(driver)-(longest-maxSocket), root)
 }
 
@@ -126,9 +126,9 @@ func (r *registration) GetInfo(context.Context, *registerapi.InfoRequest) (*regi
 // NotifyRegistrationStatus implements registerapi.RegistrationServer. The kubelet retries by itself.
 func (r *registration) NotifyRegistrationStatus(_ context.Context, s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
 	if s.GetPluginRegistered() {
-		r.log.Infof("the kubelet has the driver %s", r.driver)
+		r.log.Infof("the kubelet registered the driver %s", r.driver)
 	} else {
-		r.log.Warnf("the kubelet does not take the driver %s: %s", r.driver, s.GetError())
+		r.log.Warnf("the kubelet refuses the driver %s: %s", r.driver, s.GetError())
 	}
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
@@ -144,7 +144,7 @@ func serveGRPC(s *grpc.Server, l net.Listener, log logrus.FieldLogger) {
 // file: to the kubelet, a removed socket is a removed driver.
 func listen(socket string) (*net.UnixListener, error) {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
-		return nil, fmt.Errorf("make the directory of the socket: %w", err)
+		return nil, fmt.Errorf("create the directory of the socket: %w", err)
 	}
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("remove the socket of an earlier process: %w", err)

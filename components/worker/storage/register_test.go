@@ -65,7 +65,7 @@ func TestFits(t *testing.T) {
 	if err := fits(root, longest); err != nil {
 		t.Error(err)
 	}
-	if err := fits(root, longest+"d"); err == nil || !strings.Contains(err.Error(), "may have 59 characters") {
+	if err := fits(root, longest+"d"); err == nil || !strings.Contains(err.Error(), "at most 59 characters") {
 		t.Errorf("one more: %v", err)
 	}
 }

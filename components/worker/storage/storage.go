@@ -163,10 +163,10 @@ func (h *host) serve(ctx context.Context, d *storage.Driver) error {
 func (h *host) gone(d *storage.Driver) {
 	for _, socket := range []string{registrationSocket(h.KubeletRootDir, d.Name()), storage.Socket(h.KubeletRootDir, d.Name())} {
 		if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			d.Log.Warnf("remove a socket of the driver: %v", err)
+			d.Log.Warnf("cannot remove a socket of the driver: %v", err)
 		}
 	}
-	d.Log.Infof("the driver %s is gone: its volumes and objects stay", d.Name())
+	d.Log.Infof("the driver %s is removed: its volumes and objects stay", d.Name())
 }
 
 // uidOfNode distinguishes this node's Node from an earlier one of that name. It is empty without a Node: the kubelet

@@ -18,14 +18,14 @@ func (p *Plugin) capacity(ctx context.Context, node string, a admission.Attribut
 			continue // there is no old one, or no new one
 		}
 		if owners := c.OwnerReferences; len(owners) != 1 || owners[0].Kind != "Node" || owners[0].APIVersion != "v1" || owners[0].Name != node {
-			return fmt.Sprintf("the CSIStorageCapacity is not owned by the Node %s alone", node), nil
+			return fmt.Sprintf("the Node %s must be the only owner of the CSIStorageCapacity", node), nil
 		}
 		if a.GetOperation() == admission.Delete {
 			continue
 		}
 		class, err := p.client.StorageV1().StorageClasses().Get(ctx, c.StorageClassName, metav1.GetOptions{ResourceVersion: "0"})
 		if apierrors.IsNotFound(err) {
-			return fmt.Sprintf("there is no StorageClass %s", c.StorageClassName), nil
+			return fmt.Sprintf("StorageClass %s does not exist", c.StorageClassName), nil
 		}
 		if err != nil {
 			return "", fmt.Errorf("read the StorageClass %s: %w", c.StorageClassName, err)
@@ -35,7 +35,7 @@ func (p *Plugin) capacity(ctx context.Context, node string, a admission.Attribut
 			return "", err
 		}
 		if key == "" || c.NodeTopology == nil || c.NodeTopology.MatchLabels[key] != node {
-			return fmt.Sprintf("the CSIStorageCapacity is not of the node %s: nodeTopology must ask for %s=%s", node, key, node), nil
+			return fmt.Sprintf("the CSIStorageCapacity is not for node %s: nodeTopology must select %s=%s", node, key, node), nil
 		}
 	}
 	return "", nil

@@ -28,7 +28,7 @@ func (p *Plugin) claim(ctx context.Context, node string, a admission.Attributes)
 	old, hadOld := a.GetOldObject().(*core.PersistentVolumeClaim)
 	now, hasNow := a.GetObject().(*core.PersistentVolumeClaim)
 	if a.GetOperation() != admission.Update || !hadOld || !hasNow {
-		return "the storage controllers of a node only update PersistentVolumeClaims", nil
+		return "the storage controllers of a node may only update PersistentVolumeClaims", nil
 	}
 	switch a.GetSubresource() {
 	case "":
@@ -36,14 +36,14 @@ func (p *Plugin) claim(ctx context.Context, node string, a admission.Attributes)
 			delete(c.Annotations, selectedNode)
 			c.Finalizers = slices.DeleteFunc(c.Finalizers, func(f string) bool { return f == cloneProtection })
 		}) {
-			return fmt.Sprintf("of a PersistentVolumeClaim the storage controllers of a node change the annotation %s and the finalizer %s alone", selectedNode, cloneProtection), nil
+			return fmt.Sprintf("the storage controllers of a node may change only the annotation %s and the finalizer %s of a PersistentVolumeClaim", selectedNode, cloneProtection), nil
 		}
 		switch before, after := old.Annotations[selectedNode], now.Annotations[selectedNode]; {
 		case before == after:
 		case before == "" && after == node:
 			return p.mayTake(ctx, old)
 		case before != node || after != "" || old.Spec.VolumeName != "":
-			return fmt.Sprintf("the node of the PersistentVolumeClaim is chosen already: %q", before), nil
+			return fmt.Sprintf("the PersistentVolumeClaim already has the selected node %q", before), nil
 		}
 	case "status":
 		if !same(old, now, func(c *core.PersistentVolumeClaim) {
@@ -51,10 +51,10 @@ func (p *Plugin) claim(ctx context.Context, node string, a admission.Attributes)
 			c.Status.Capacity, c.Status.Conditions = nil, nil
 			c.Status.AllocatedResources, c.Status.AllocatedResourceStatuses = nil, nil
 		}) {
-			return "of the status of a PersistentVolumeClaim the storage controllers of a node change the size and conditions alone", nil
+			return "the storage controllers of a node may change only size and conditions in the status of a PersistentVolumeClaim", nil
 		}
 	default:
-		return "the storage controllers of a node do not write " + a.GetSubresource(), nil
+		return "the storage controllers of a node may not write " + a.GetSubresource(), nil
 	}
 	return p.isHere(ctx, node, old)
 }
@@ -80,14 +80,14 @@ func (p *Plugin) mayTake(ctx context.Context, c *core.PersistentVolumeClaim) (st
 		return "", err
 	}
 	if mode := class.VolumeBindingMode; claim.Spec.VolumeName != "" || mode != nil && *mode != storagev1.VolumeBindingImmediate {
-		return "the scheduler chooses the node of the PersistentVolumeClaim", nil
+		return "only the scheduler selects the node of the PersistentVolumeClaim", nil
 	}
 	key, err := p.topologyKey(ctx, class.Provisioner)
 	if err != nil {
 		return "", err
 	}
 	if key == "" {
-		return fmt.Sprintf("the volume of the PersistentVolumeClaim is of %q, which has no volumes on nodes", class.Provisioner), nil
+		return fmt.Sprintf("the volume of the PersistentVolumeClaim belongs to %q, which has no node-local volumes", class.Provisioner), nil
 	}
 	return "", nil
 }
@@ -97,13 +97,13 @@ func (p *Plugin) mayTake(ctx context.Context, c *core.PersistentVolumeClaim) (st
 func (p *Plugin) isHere(ctx context.Context, node string, c *core.PersistentVolumeClaim) (string, error) {
 	if c.Spec.VolumeName == "" {
 		if c.Annotations[selectedNode] != node {
-			return fmt.Sprintf("the PersistentVolumeClaim is not for a volume on the node %s", node), nil
+			return fmt.Sprintf("the PersistentVolumeClaim is not for a volume on node %s", node), nil
 		}
 		return "", nil
 	}
 	volume, err := p.client.CoreV1().PersistentVolumes().Get(ctx, c.Spec.VolumeName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return fmt.Sprintf("there is no PersistentVolume %s", c.Spec.VolumeName), nil
+		return fmt.Sprintf("PersistentVolume %s does not exist", c.Spec.VolumeName), nil
 	}
 	if err != nil {
 		return "", fmt.Errorf("read the PersistentVolume %s: %w", c.Spec.VolumeName, err)

@@ -41,14 +41,14 @@ func (p *Plugin) node(ctx context.Context, name string, a admission.Attributes) 
 				return "", err
 			}
 			if !has || !allowed {
-				return fmt.Sprintf("a node may not change the label %s of its own: kubectl label node does", key), nil
+				return fmt.Sprintf("a node may not change its own label %s: use kubectl label node", key), nil
 			}
 		}
 	}
 	for _, address := range node.Status.Addresses {
 		// Addresses of its interfaces are internal. Other addresses need rights on all nodes.
 		if (address.Type == core.NodeExternalIP || address.Type == core.NodeExternalDNS) && !slices.Contains(old.Status.Addresses, address) {
-			return fmt.Sprintf("a node may not give itself the %s %s", address.Type, address.Address), nil
+			return fmt.Sprintf("a node may not set the %s %s on itself", address.Type, address.Address), nil
 		}
 	}
 	return "", nil

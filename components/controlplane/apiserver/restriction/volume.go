@@ -22,7 +22,7 @@ const selectedNode = "volume.kubernetes.io/selected-node"
 // whose selected node is theirs, expand them, and delete them.
 func (p *Plugin) volume(ctx context.Context, node string, a admission.Attributes) (string, error) {
 	if a.GetSubresource() != "" {
-		return "the storage controllers of a node do not write " + a.GetSubresource(), nil
+		return "the storage controllers of a node may not write " + a.GetSubresource(), nil
 	}
 	old, hadOld := a.GetOldObject().(*core.PersistentVolume)
 	now, hasNow := a.GetObject().(*core.PersistentVolume)
@@ -38,7 +38,7 @@ func (p *Plugin) volume(ctx context.Context, node string, a admission.Attributes
 		was, is := old.Spec.DeepCopy(), now.Spec.DeepCopy()
 		was.Capacity, is.Capacity = nil, nil
 		if !apiequality.Semantic.DeepEqual(was, is) {
-			return "of the spec of a PersistentVolume the storage controllers of a node change the capacity alone", nil
+			return "the storage controllers of a node may change only the capacity in the spec of a PersistentVolume", nil
 		}
 		return "", nil
 	case a.GetOperation() == admission.Delete && hadOld:
@@ -50,14 +50,14 @@ func (p *Plugin) volume(ctx context.Context, node string, a admission.Attributes
 // isOn returns the reason why a volume does not belong to a node-local driver on the node.
 func (p *Plugin) isOn(ctx context.Context, node string, v *core.PersistentVolume) (string, error) {
 	if v.Spec.CSI == nil {
-		return "the PersistentVolume is not of a CSI driver", nil
+		return "the PersistentVolume has no CSI driver", nil
 	}
 	key, err := p.topologyKey(ctx, v.Spec.CSI.Driver)
 	if err != nil {
 		return "", err
 	}
 	if key == "" {
-		return fmt.Sprintf("the CSIDriver %s has no annotation %s: its volumes are not on one node", v.Spec.CSI.Driver, names.NodeLocalAnnotation), nil
+		return fmt.Sprintf("the CSIDriver %s has no annotation %s: its volumes are not node-local", v.Spec.CSI.Driver, names.NodeLocalAnnotation), nil
 	}
 	elsewhere := func(term core.NodeSelectorTerm) bool {
 		return !slices.ContainsFunc(term.MatchExpressions, func(r core.NodeSelectorRequirement) bool {
@@ -67,7 +67,7 @@ func (p *Plugin) isOn(ctx context.Context, node string, v *core.PersistentVolume
 	affinity := v.Spec.NodeAffinity
 	if affinity == nil || affinity.Required == nil || len(affinity.Required.NodeSelectorTerms) == 0 ||
 		slices.ContainsFunc(affinity.Required.NodeSelectorTerms, elsewhere) {
-		return fmt.Sprintf("the PersistentVolume is not on the node %s alone: its node affinity must ask for %s in [%s]", node, key, node), nil
+		return fmt.Sprintf("the PersistentVolume is not on node %s alone: its node affinity must require %s in [%s]", node, key, node), nil
 	}
 	return "", nil
 }
@@ -77,7 +77,7 @@ func (p *Plugin) isFor(ctx context.Context, node string, v *core.PersistentVolum
 	// A node may read the Secrets of the volumes of its pods.
 	if s := v.Spec.CSI; s.ControllerPublishSecretRef != nil || s.NodeStageSecretRef != nil || s.NodePublishSecretRef != nil ||
 		s.ControllerExpandSecretRef != nil || s.NodeExpandSecretRef != nil {
-		return "a PersistentVolume that a node makes cannot have Secrets", nil
+		return "a PersistentVolume created by a node cannot have Secrets", nil
 	}
 	ref := v.Spec.ClaimRef
 	if ref == nil {
@@ -85,13 +85,13 @@ func (p *Plugin) isFor(ctx context.Context, node string, v *core.PersistentVolum
 	}
 	claim, err := p.client.CoreV1().PersistentVolumeClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && claim.UID != ref.UID {
-		return fmt.Sprintf("there is no PersistentVolumeClaim %s/%s with the UID %s", ref.Namespace, ref.Name, ref.UID), nil
+		return fmt.Sprintf("PersistentVolumeClaim %s/%s with the UID %s does not exist", ref.Namespace, ref.Name, ref.UID), nil
 	}
 	if err != nil {
 		return "", fmt.Errorf("read the PersistentVolumeClaim %s/%s: %w", ref.Namespace, ref.Name, err)
 	}
 	if claim.Annotations[selectedNode] != node || claim.Spec.VolumeName != "" && claim.Spec.VolumeName != v.Name {
-		return fmt.Sprintf("the PersistentVolumeClaim %s/%s does not wait for a volume on the node %s", ref.Namespace, ref.Name, node), nil
+		return fmt.Sprintf("PersistentVolumeClaim %s/%s is not waiting for a volume on node %s", ref.Namespace, ref.Name, node), nil
 	}
 	class, err := p.classOf(ctx, claim)
 	if err != nil {
@@ -102,7 +102,7 @@ func (p *Plugin) isFor(ctx context.Context, node string, v *core.PersistentVolum
 		policy = *class.ReclaimPolicy
 	}
 	if class.Name == "" || class.Provisioner != v.Spec.CSI.Driver || v.Spec.StorageClassName != class.Name || string(v.Spec.PersistentVolumeReclaimPolicy) != string(policy) {
-		return fmt.Sprintf("the PersistentVolume is not as the StorageClass of the claim %s/%s asks for: driver, class and reclaim policy", ref.Namespace, ref.Name), nil
+		return fmt.Sprintf("the PersistentVolume must have the driver, class and reclaim policy of the StorageClass of the claim %s/%s", ref.Namespace, ref.Name), nil
 	}
 	return "", nil
 }

@@ -104,7 +104,7 @@ conformance-suite: ## build upstream's e2e.test and images for a sample of its t
 conformance-suite-there:
 	@$(conformance_suite) --where >/dev/null 2>&1
 
-.PHONY: conformance vm-test vm-soak vm-nodes-test vagrant-validate vagrant-test dist clean
+.PHONY: conformance vm-test vm-soak vm-nodes-test vagrant-validate vagrant-test openrc-test dist clean
 conformance: build ## upstream's conformance suite on a fresh cluster: make conformance E2E_DIR=... [NODES=1] [FOCUS=...] [PROCS=4]
 	scripts/conformance.sh
 
@@ -123,6 +123,9 @@ vagrant-validate: ## validate scripts/Vagrantfile (needs vagrant and bin/kubelit
 vagrant-test: build ## `vagrant up`, upgrade and `vagrant destroy` with libvirt, without KVM (root)
 	$(GO) build -ldflags '$(subst .Version=$(KUBELITH),.Version=$(KUBELITH)-next,$(LDFLAGS))' -o .cache/vagrant-test/kubelith-next .
 	scripts/vagrant-test.sh
+
+openrc-test: build ## install, kill, upgrade, shut down and uninstall on a Debian with OpenRC, in namespaces (root)
+	scripts/openrc-test.sh
 
 dist: deps-dist ## build executables for amd64 and arm64 in dist/
 	mkdir -p dist

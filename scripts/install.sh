@@ -263,11 +263,19 @@ install_openrc() {
 	started restart_openrc ready_openrc "see /var/log/$NAME.log$CHECK"
 }
 
-restart_openrc() { rc-service "$NAME" restart; }
+restart_openrc() {
+	errors_before=$(errors_openrc)
+	rc-service "$NAME" restart
+}
 
-# ready_openrc: OpenRC does not know when the process is ready. The kubelet's health port is open then, unless it is disabled or
-# has another port.
+# errors_openrc prints how often the process has ended with an error, one line each in its log.
+errors_openrc() { grep -c '^kubelith: ' "/var/log/$NAME.log" 2>/dev/null || true; }
+
+# ready_openrc: 0 if the service is ready, 1 if it is not ready yet, 2 if it keeps failing. OpenRC does not know when the
+# process is ready. The kubelet's health port is open then, unless it is disabled or has another port.
 ready_openrc() {
+	errors=$(errors_openrc)
+	[ "$((${errors:-0} - ${errors_before:-0}))" -lt 5 ] || return 2
 	rc-service --quiet "$NAME" status >/dev/null 2>&1 || return 1
 	! grep -Eqs 'healthz|disable.*kubelet|- kubelet' "$CONFIG" || return 0
 	grep -Eqs ':2808 [0-9A-F]*:0000 0A' /proc/net/tcp
@@ -413,7 +421,6 @@ exit 0
 #|respawn_delay=1
 #|respawn_max=0
 #|retry="TERM/60/KILL/5"
-#|rc_ulimit="-n 1048576 -u unlimited -c 0"
 #|rc_cgroup_cleanup="no"
 #|
 #|depend() {
@@ -431,6 +438,9 @@ exit 0
 #|fi
 #|
 #|start_pre() {
+#|	# Not rc_ulimit, which needs a shell whose ulimit takes several options. In a container the limit may be fixed.
+#|	ulimit -n 1048576 2>/dev/null || ulimit -n "$(ulimit -H -n)"
+#|	ulimit -c 0
 #|	modprobe -a br_netfilter overlay nf_tables 2>/dev/null
 #|	checkpath -f -m 0600 "$error_log"
 #|}
@@ -494,7 +504,6 @@ exit 0
 #|respawn_delay=2
 #|respawn_max=0
 #|retry="TERM/60/KILL/5"
-#|rc_ulimit="-n 1048576 -u unlimited -c 0"
 #|rc_cgroup_cleanup="no"
 #|
 #|depend() {
@@ -512,6 +521,9 @@ exit 0
 #|fi
 #|
 #|start_pre() {
+#|	# Not rc_ulimit, which needs a shell whose ulimit takes several options. In a container the limit may be fixed.
+#|	ulimit -n 1048576 2>/dev/null || ulimit -n "$(ulimit -H -n)"
+#|	ulimit -c 0
 #|	modprobe -a br_netfilter overlay nf_tables 2>/dev/null
 #|	checkpath -f -m 0600 "$error_log"
 #|}

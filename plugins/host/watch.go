@@ -94,7 +94,9 @@ func (h *Host) executableDirs() map[string]bool {
 	return dirs
 }
 
-// watched is a watch of directories, and for each that does not exist, of its nearest existing ancestor.
+// watched is a watch of directories, and for each that does not exist, of its nearest existing ancestor. It is not
+// base/watchdir, which signals every event of what it watches and does not wait when a watch begins: an event in /opt
+// must not have all plugins read again, and an executable that is still being copied must not start.
 type watched struct {
 	*fsnotify.Watcher
 	dirs   map[string]bool // all of their entries matter

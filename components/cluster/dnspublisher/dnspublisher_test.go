@@ -55,6 +55,13 @@ func newTestPublisher(t *testing.T, nodes ...*corev1.Node) (*fake.Clientset, *pu
 func published(t *testing.T, nodes ...*corev1.Node) *fake.Clientset {
 	t.Helper()
 	client, p := newTestPublisher(t, nodes...)
+	publish(t, p)
+	return client
+}
+
+// publish runs a publisher until the test ends, and returns when it is ready.
+func publish(t *testing.T, p *publisher) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ready, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -67,7 +74,6 @@ func published(t *testing.T, nodes ...*corev1.Node) *fake.Clientset {
 	case <-time.After(20 * time.Second):
 		t.Fatal("nothing was published")
 	}
-	return client
 }
 
 // The Service and a slice of each family for each node of ours are made; nodes that do not run Kubelith have none.
@@ -108,18 +114,7 @@ func TestPublishDespiteOthers(t *testing.T) {
 		}
 		return true, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "EndpointSlice"}, "kube-dns-refused-ipv4", nil)
 	})
-	ctx, cancel := context.WithCancel(context.Background())
-	ready, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		p.run(ctx, func() { close(ready) })
-	}()
-	t.Cleanup(func() { cancel(); <-ended })
-	select {
-	case <-ready:
-	case <-time.After(20 * time.Second):
-		t.Fatal("not ready")
-	}
+	publish(t, p)
 	eventually(t, client, map[string]string{"kube-dns-one-ipv4": "192.0.2.1", "kube-dns-late-ipv4": "192.0.2.4", "kube-dns-good-ipv4": "192.0.2.6"})
 }
 

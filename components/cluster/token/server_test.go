@@ -43,6 +43,18 @@ func newNode(t *testing.T, objects ...runtime.Object) *node {
 	return n
 }
 
+// watches returns a function that waits for the two watches of the component: the fake cluster tells a watch only what
+// comes after it.
+func (n *node) watches() (await func()) {
+	watching := make(chan struct{}, 2)
+	n.cluster.PrependWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
+		w, err := n.cluster.Tracker().Watch(a.GetResource(), a.GetNamespace())
+		watching <- struct{}{}
+		return true, w, err
+	})
+	return func() { <-watching; <-watching }
+}
+
 // processInformers end with the process, as those of base/informers.
 type processInformers struct {
 	informers.SharedInformerFactory
@@ -223,16 +235,9 @@ func TestKept(t *testing.T) {
 // An object that is deleted while the server runs is created again at once.
 func TestMadeAgain(t *testing.T) {
 	n := newNode(t)
-	// The fake cluster tells a watch only what comes after it.
-	watching := make(chan struct{}, 2)
-	n.cluster.PrependWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
-		w, err := n.cluster.Tracker().Watch(a.GetResource(), a.GetNamespace())
-		watching <- struct{}{}
-		return true, w, err
-	})
+	awaitWatches := n.watches()
 	n.run(t, func() {
-		<-watching
-		<-watching
+		awaitWatches()
 		first := n.token(t)
 		if err := Delete(t.Context(), n.cluster, first.ID); err != nil {
 			t.Fatal(err)
@@ -257,15 +262,9 @@ func TestMadeAgain(t *testing.T) {
 // it stays.
 func TestRestored(t *testing.T) {
 	n := newNode(t)
-	watching := make(chan struct{}, 2)
-	n.cluster.PrependWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
-		w, err := n.cluster.Tracker().Watch(a.GetResource(), a.GetNamespace())
-		watching <- struct{}{}
-		return true, w, err
-	})
+	awaitWatches := n.watches()
 	n.run(t, func() {
-		<-watching
-		<-watching
+		awaitWatches()
 		for _, tc := range []struct{ namespace, name, key string }{
 			{"kube-system", "kubelith-cluster", "cluster.json"},
 			{"kube-public", "cluster-info", "kubeconfig"},

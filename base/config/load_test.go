@@ -328,3 +328,14 @@ func TestAdminKubeconfig(t *testing.T) {
 		}
 	}
 }
+
+// TestNeedsRoot: a control plane alone does not.
+func TestNeedsRoot(t *testing.T) {
+	for disable, want := range map[string]bool{"": true, "kubelet,containerd": true, "proxy,dns": true, "kubelet,containerd,proxy": false, "kubelet,containerd,proxy,dns": false} {
+		s := Default()
+		s.Disable = strings.Split(disable, ",")
+		if s.NeedsRoot() != want {
+			t.Errorf("without %q: %t", disable, s.NeedsRoot())
+		}
+	}
+}

@@ -192,6 +192,16 @@ func families(cidrs []netip.Prefix) string {
 	return strings.Join(names, ", ")
 }
 
+// APIAddresses returns the addresses at which the API is reached that are not the node's own: the advertised one, and
+// the one on which it is served if that is not all of them.
+func (s *Server) APIAddresses() []string {
+	addresses := []string{s.AdvertiseAddress}
+	if ip, err := netip.ParseAddr(s.BindAddress); err == nil && !ip.IsUnspecified() && ip.String() != s.AdvertiseAddress {
+		addresses = append(addresses, ip.String())
+	}
+	return addresses
+}
+
 // URL returns the URL at which the host itself reaches the API.
 func (s *Server) URL() string {
 	host := "127.0.0.1"

@@ -79,6 +79,12 @@ func (s *Server) paths() map[string]*string {
 	return paths
 }
 
+// NeedsRoot reports whether a component is enabled that needs root: it runs containers, mounts, or changes the host's
+// network. A control plane alone runs as any user.
+func (s *Server) NeedsRoot() bool {
+	return !s.Disabled("containerd") || !s.Disabled("kubelet") || !s.Disabled("proxy")
+}
+
 // What JoinToken may be.
 const (
 	JoinTokenDaily = "daily"

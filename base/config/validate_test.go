@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -172,9 +173,16 @@ func TestDerived(t *testing.T) {
 	if got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
+	s.AdvertiseAddress = "192.0.2.7"
+	if got := s.APIAddresses(); !slices.Equal(got, []string{"192.0.2.7"}) {
+		t.Errorf("served on all addresses, the API has %v", got)
+	}
 	s.BindAddress = "2001:db8::1"
 	if s.URL() != "https://[2001:db8::1]:6443" {
 		t.Error(s.URL())
+	}
+	if got := s.APIAddresses(); !slices.Equal(got, []string{"192.0.2.7", "2001:db8::1"}) {
+		t.Errorf("served on one address, the API has %v", got)
 	}
 }
 

@@ -1,7 +1,9 @@
 package kubelith
 
 import (
+	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -16,7 +18,7 @@ func serverCommand() *cli.Command {
 	return &cli.Command{
 		Name:         "server",
 		Usage:        "run a cluster: control plane and node",
-		Flags:        config.Flags(),
+		Flags:        append(config.Flags(), &cli.BoolFlag{Name: stopWithStdin, Usage: "stop when standard input ends, as it does when the program that started this server ends"}),
 		OnUsageError: usageError,
 		Action: func(c *cli.Context) error {
 			if err := noArguments(c); err != nil {
@@ -26,9 +28,27 @@ func serverCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return node.Serve(c.Context, cfg, Version, output(c, &cfg.Node, "server.log"))
+			ctx := c.Context
+			if c.Bool(stopWithStdin) {
+				ctx = untilEnd(ctx, c.App.Reader)
+			}
+			return node.Serve(ctx, cfg, Version, output(c, &cfg.Node, "server.log"))
 		},
 	}
+}
+
+// stopWithStdin ties a server to the program that started it: a pipe ends however its writer ends. It is a flag only,
+// as it says how this process was started.
+const stopWithStdin = "stop-with-stdin"
+
+// untilEnd returns a context that is also cancelled when in ends. The process ends with it, and so with the read.
+func untilEnd(ctx context.Context, in io.Reader) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer cancel()
+		io.Copy(io.Discard, in) // a read error is an end too
+	}()
+	return ctx
 }
 
 // loadServer reads the configuration, finds the node's addresses and checks everything. The error has a line for each

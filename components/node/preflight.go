@@ -111,6 +111,7 @@ func silent() *logrus.Logger {
 func checkOptions(cfg *config.Server, components []lifecycle.Component) preflight.Options {
 	opts := nodeCheckOptions(&cfg.Node, cfg.ClusterInfo("", ""), tlsDir(cfg))
 	opts.Ports = ports(components)
+	opts.AnyUser = !cfg.NeedsRoot()
 	return opts
 }
 

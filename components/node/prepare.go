@@ -65,8 +65,8 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 	if h.args, planned, err = plan(cfg); err != nil {
 		return nil, err
 	}
-	if os.Geteuid() != 0 {
-		return nil, errors.New("kubelith server needs root: run it with sudo")
+	if os.Geteuid() != 0 && cfg.NeedsRoot() {
+		return nil, errors.New("kubelith server needs root: run it with sudo, or without a node (--disable kubelet,containerd,proxy)")
 	}
 	if join.IsAgent(cfg.DataDir) {
 		return nil, fmt.Errorf("%s is the data directory of an agent: start it with kubelith agent, or use another --data-dir for a server", cfg.DataDir)
@@ -107,8 +107,11 @@ func fixedSettings(cfg *config.Server) datadir.Settings {
 	return datadir.Settings{NodeName: cfg.NodeName, ClusterCIDR: cfg.ClusterCIDR, ServiceCIDR: cfg.ServiceCIDR, ClusterDomain: cfg.ClusterDomain}
 }
 
-// unpack makes the programs of the payload available.
+// unpack makes the programs of the payload available where containers run: only those need them.
 func (h *machine) unpack(cfg *config.Node) (err error) {
+	if cfg.Disabled("containerd") {
+		return nil
+	}
 	if h.binDir, err = payload.Unpack(cfg.DataDir); err != nil {
 		return err
 	}
@@ -169,7 +172,7 @@ func ensureCertificates(cfg *config.Server) (*pki.Bundle, error) {
 		Dir:           tlsDir(cfg),
 		NodeName:      cfg.NodeName,
 		NodeIPs:       cfg.NodeIPs(),
-		SANs:          append([]string{cfg.AdvertiseAddress}, cfg.TLSSAN...),
+		SANs:          append(cfg.APIAddresses(), cfg.TLSSAN...),
 		ServiceIPs:    cfg.APIServiceIPs(),
 		ClusterDomain: cfg.ClusterDomain,
 	})

@@ -64,7 +64,10 @@ func TestCheck(t *testing.T) {
 	}{
 		"a good host": {func(hosttest.Host, *probe, *Options) {}, OK, ""},
 		"not root":    {func(_ hosttest.Host, p *probe, _ *Options) { p.uid = 1000 }, Fail, "not root"},
-		"clock":       {func(_ hosttest.Host, p *probe, _ *Options) { p.now = time.Unix(1, 0) }, Fail, "clock: the clock says 1970-01-01T00:00:01Z, but this program was built at 1970-01-01T00:16:40Z: set the clock"},
+		"not root, no node": {func(_ hosttest.Host, p *probe, o *Options) {
+			p.uid, o.AnyUser, o.Containers, o.Proxy = 1000, true, false, false
+		}, OK, ""},
+		"clock": {func(_ hosttest.Host, p *probe, _ *Options) { p.now = time.Unix(1, 0) }, Fail, "clock: the clock says 1970-01-01T00:00:01Z, but this program was built at 1970-01-01T00:16:40Z: set the clock"},
 		"inotify instances": {func(h hosttest.Host, _ *probe, _ *Options) {
 			h.Write("/proc/sys/fs/inotify/max_user_instances", "128\n")
 		}, Warn, "inotify: fs.inotify.max_user_instances is 128, which a few pods can use up for all processes of root: `sysctl -w fs.inotify.max_user_instances=512`"},

@@ -43,10 +43,10 @@ func (s *Server) api() *Server {
 
 // NodeName returns the name of this node, or "" if it is the host's.
 func (s *Server) NodeName() string {
-	if s.opts.NodeName != "" || s.network == nil {
+	if s.opts.NodeName != "" || s.opts.Network == nil {
 		return s.opts.NodeName
 	}
-	return fmt.Sprintf("node-%d", s.index)
+	return fmt.Sprintf("node-%d", s.Index)
 }
 
 // Node returns this node's object.

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"kubelith.io/kubelith/host/sandbox"
 )
 
 // ClusterOptions describe a server and its agents on one Network.
@@ -19,14 +21,14 @@ type Cluster struct {
 	Server *Server
 	Agents []*Server
 
-	network *Network
+	network *sandbox.Network
 	token   string
 }
 
 // StartCluster starts a server and its agents and waits until all nodes are Ready.
 func StartCluster(t testing.TB, opts ClusterOptions) *Cluster {
 	t.Helper()
-	c := &Cluster{network: &Network{}}
+	c := &Cluster{network: &sandbox.Network{}}
 	opts.Server.Network = c.network
 	c.Server = Start(t, opts.Server)
 	for range opts.Agents {

@@ -1,11 +1,12 @@
 // Package harness starts real kubelith servers for the integration tests and lets tests inspect the real thing:
 // processes, cgroup files, mounts, packets, log lines. It drives the built executable (KUBELITH_BIN, else bin/kubelith
-// of this repository) and imports nothing of the product except the package that ends plugins.
+// of this repository) and imports nothing of the product except its sandboxes.
 //
-// Every server lives in a sandbox: its own network namespace (joined to the host by a veth pair, 10.123.N.1 outside and
-// 10.123.N.2 inside) and its own mount namespace in which /run, /var/lib, /var/log, /etc, /opt and /usr/libexec are
-// private, and its own cgroup root. Process ids are shared with the host. So several packages may run at once, and
-// nothing on the host changes.
+// Every server lives in a sandbox (host/sandbox): its own network namespace (joined to the host by a veth pair,
+// 10.123.N.1 outside and 10.123.N.2 inside) and its own mount namespace in which /run, /var/lib, /var/log, /etc, /opt and
+// /usr/libexec are private, and its own cgroup root. Process ids are shared with the host. So several packages may run at
+// once, and nothing on the host changes. A test that only needs an API starts it with kubelith.io/kubelith/cluster, as in
+// integration/library, without a sandbox.
 //
 // One server for a whole package, the usual case:
 //

@@ -17,7 +17,7 @@ func (s *Server) Rejoin(t testing.TB) { s.cable(t, "up") }
 
 func (s *Server) cable(t testing.TB, state string) {
 	t.Helper()
-	if out, err := exec.Command("ip", "link", "set", s.veth(), state).CombinedOutput(); err != nil {
+	if out, err := exec.Command("ip", "link", "set", s.Veth(), state).CombinedOutput(); err != nil {
 		t.Fatalf("set the host's end of node %s %s: %v: %s", s.NodeName(), state, err, out)
 	}
 }
@@ -29,7 +29,7 @@ func Partition(t testing.TB, a, b *Server) (heal func()) {
 	const rules = `add table inet %[1]s
 add chain inet %[1]s hear { type filter hook prerouting priority -300; }
 add rule inet %[1]s hear ether saddr %[2]s drop`
-	table := fmt.Sprintf("klt_partition_%d_%d", a.index, b.index)
+	table := fmt.Sprintf("klt_partition_%d_%d", a.Index, b.Index)
 	for _, pair := range [][2]*Server{{a, b}, {b, a}} {
 		hears, peer := pair[0], pair[1]
 		mac, err := os.ReadFile(peer.Path("/sys/class/net/eth0/address"))

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"kubelith.io/kubelith/host/sandbox"
 )
 
 // Shared is one server for all tests of a package. It starts when the first test asks for it.
@@ -26,7 +28,7 @@ func NewShared(opts Options) *Shared { return &Shared{opts: opts} }
 // start or has died since.
 func (sh *Shared) Get(t testing.TB) *Server {
 	t.Helper()
-	require(t)
+	Require(t)
 	sh.once.Do(func() { sh.server, sh.err = startServer(sh.opts) })
 	if sh.err != nil {
 		t.Fatalf("shared server: %v", sh.err)
@@ -40,11 +42,15 @@ func (sh *Shared) Get(t testing.TB) *Server {
 // Main runs the tests of a package and exits. TestMain must call it: the sandbox's holder process is this test binary
 // again, recognised here.
 func Main(m *testing.M, shared ...*Shared) {
-	if os.Getenv(holderEnv) != "" {
-		holderMain() // never returns
+	if os.Getenv(sandbox.HolderEnv) != "" {
+		if err := sandbox.Hold(); err != nil {
+			fmt.Fprintf(os.Stderr, "harness: %v\n", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	if missing() == "" {
-		sweep()
+		sandbox.Sweep()
 	}
 	allowParallel()
 	code := m.Run()
@@ -70,8 +76,8 @@ func allowParallel() {
 	}
 }
 
-// require skips the test, or fails it under KUBELITH_REQUIRE_INTEGRATION=1, when the host cannot run it.
-func require(t testing.TB) {
+// Require skips the test, or fails it under KUBELITH_REQUIRE_INTEGRATION=1, when the host cannot run it.
+func Require(t testing.TB) {
 	t.Helper()
 	why := missing()
 	if why == "" {

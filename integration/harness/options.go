@@ -1,5 +1,7 @@
 package harness
 
+import "kubelith.io/kubelith/host/sandbox"
+
 // Options describe one server. The zero value is a server with the product's defaults.
 type Options struct {
 	// Args are further arguments of `kubelith server`.
@@ -17,7 +19,7 @@ type Options struct {
 	// IPv6 gives the veth pair fd00:123:N::1 and fd00:123:N::2 as well.
 	IPv6 bool
 	// Network joins the sandbox to others; nil: to the host alone.
-	Network *Network
+	Network *sandbox.Network
 	// NodeName is passed with --node-name. Empty: node-INDEX on a Network, else the product's default, the host's name.
 	NodeName string
 	// Agent makes the server an agent of another one.

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"sync"
 
+	"kubelith.io/kubelith/host/sandbox"
 	"kubelith.io/kubelith/integration/testimage"
 )
 
@@ -56,5 +57,5 @@ var testImage = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return testimage.Archive(root, stateDir)
+	return testimage.Archive(root, sandbox.StateDir)
 })

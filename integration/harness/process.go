@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"kubelith.io/kubelith/host/sandbox"
 )
 
 // ContainerPID returns the process id, on the host, of the first process of a running container. The pod must carry its
@@ -55,7 +57,7 @@ func StartTime(t testing.TB, pid int) uint64 {
 }
 
 // Alive reports whether a process exists and is no zombie.
-func Alive(pid int) bool { return !zombie(pid) }
+func Alive(pid int) bool { return !sandbox.Zombie(pid) }
 
 // ProcStatus returns a field of /proc/PID/status, such as Seccomp, CapEff, Uid or NSpid.
 func ProcStatus(t testing.TB, pid int, field string) string {
@@ -82,6 +84,3 @@ func NamespaceOf(t testing.TB, pid int, kind string) string {
 	}
 	return link
 }
-
-// HolderPID returns a process in the sandbox's own network and mount namespaces, like the server itself.
-func (s *Server) HolderPID() int { return s.holder.Process.Pid }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"kubelith.io/kubelith/host/sandbox"
 )
 
 func TestMain(m *testing.M) { Main(m) }
@@ -18,17 +20,17 @@ func TestSandbox(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	sb, err := newSandbox(Options{})
+	sb, err := sandbox.New(sandbox.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	closed := false
 	defer func() {
 		if !closed {
-			sb.close()
+			sb.Close()
 		}
 	}()
-	s := &Server{sandbox: sb}
+	s := &Server{Sandbox: sb}
 
 	if out := s.Exec(t, "ip", "-o", "addr", "show", "eth0"); !strings.Contains(out, sb.NodeIP+"/24") {
 		t.Errorf("eth0 inside has: %s", out)
@@ -76,24 +78,24 @@ func TestSandbox(t *testing.T) {
 		}
 		return nil
 	})
-	dirs := sb.cgroupDirs()
+	dirs := sb.CgroupDirs()
 	if len(dirs) == 0 {
 		t.Fatal("no cgroup was made")
 	}
 	closed = true
-	if err := sb.close(); err != nil {
+	if err := sb.Close(); err != nil {
 		t.Fatal(err)
 	}
 	stray.Wait()
-	if pids := sb.processes(); len(pids) > 0 {
+	if pids := sb.Processes(); len(pids) > 0 {
 		t.Errorf("processes remain: %v", pids)
 	}
-	for _, path := range append(dirs, sb.base, "/sys/class/net/"+sb.veth()) {
+	for _, path := range append(dirs, sb.Base, "/sys/class/net/"+sb.Veth()) {
 		if _, err := os.Stat(path); err == nil {
 			t.Errorf("%s remains", path)
 		}
 	}
-	if state, err := os.ReadFile(filepath.Join(stateDir, filepath.Base(sb.base))); err != nil || len(state) > 0 {
+	if state, err := os.ReadFile(filepath.Join(sandbox.StateDir, filepath.Base(sb.Base))); err != nil || len(state) > 0 {
 		t.Errorf("the state file says %q, %v", state, err)
 	}
 }
@@ -103,22 +105,22 @@ func TestNetwork(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	network := &Network{}
+	network := &sandbox.Network{}
 	var members []*Server
 	for range 2 {
-		sb, err := newSandbox(Options{Network: network, IPv6: true})
+		sb, err := sandbox.New(sandbox.Options{Network: network, IPv6: true})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer func() {
-			if err := sb.close(); err != nil {
+			if err := sb.Close(); err != nil {
 				t.Error(err)
 			}
-			if _, err := os.Stat("/sys/class/net/" + sb.bridge()); err == nil {
-				t.Errorf("%s remains", sb.bridge())
+			if _, err := os.Stat("/sys/class/net/" + sb.Bridge()); err == nil {
+				t.Errorf("%s remains", sb.Bridge())
 			}
 		}()
-		members = append(members, &Server{sandbox: sb})
+		members = append(members, &Server{Sandbox: sb})
 	}
 	a, b := members[0], members[1]
 	l, err := b.Listen("[::]:8080")

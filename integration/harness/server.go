@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kubelith.io/kubelith/host/sandbox"
 )
 
 const (
@@ -29,7 +31,7 @@ const (
 
 // Server is a kubelith server, or an agent, in its sandbox. It may be running or not.
 type Server struct {
-	*sandbox
+	*sandbox.Sandbox
 	// Agent says how an agent joins; nil for a server. Launch reads it, so tests may change it before.
 	Agent *AgentOptions
 
@@ -46,7 +48,7 @@ type Server struct {
 // New creates a sandbox and what the server will need, and starts nothing.
 func New(t testing.TB, opts Options) *Server {
 	t.Helper()
-	require(t)
+	Require(t)
 	s, err := newServer(opts)
 	if err != nil {
 		t.Fatal(err)
@@ -90,26 +92,23 @@ func startServer(opts Options) (*Server, error) {
 }
 
 func newServer(opts Options) (*Server, error) {
-	if err := raiseLimits(); err != nil {
-		return nil, err
-	}
 	bin, err := binary()
 	if err != nil {
 		return nil, err
 	}
-	sb, err := newSandbox(opts)
+	sb, err := sandbox.New(sandbox.Options{IPv6: opts.IPv6, Network: opts.Network})
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{sandbox: sb, Agent: opts.Agent, opts: opts, binary: bin, logPath: filepath.Join(sb.base, "server.log")}
+	s := &Server{Sandbox: sb, Agent: opts.Agent, opts: opts, binary: bin, logPath: filepath.Join(sb.Base, "server.log")}
 	if err := s.prepare(); err != nil {
-		return nil, errors.Join(err, sb.close())
+		return nil, errors.Join(err, sb.Close())
 	}
 	return s, nil
 }
 
 // CgroupRoot is the kubelet's --cgroup-root of this server.
-func (s *Server) CgroupRoot() string { return "/" + s.name() }
+func (s *Server) CgroupRoot() string { return "/" + s.Name() }
 
 // ServerArgs returns the arguments that Launch passes to kubelith, including the word server or agent.
 func (s *Server) ServerArgs() []string {
@@ -279,7 +278,7 @@ func (s *Server) finish() error {
 		errs = append(errs, fmt.Errorf("the server's log has: %s", line))
 	}
 	if dir := os.Getenv("KUBELITH_TEST_LOGS"); dir != "" {
-		name := fmt.Sprintf("%s-%d-%s.log", filepath.Base(os.Args[0]), os.Getpid(), s.name())
+		name := fmt.Sprintf("%s-%d-%s.log", filepath.Base(os.Args[0]), os.Getpid(), s.Name())
 		os.MkdirAll(dir, 0o755)
 		errs = append(errs, os.WriteFile(filepath.Join(dir, name), []byte(s.Logs()), 0o644))
 	}
@@ -290,7 +289,7 @@ func (s *Server) finish() error {
 		<-s.exited
 	}
 	s.mu.Unlock()
-	return errors.Join(append(errs, s.close())...)
+	return errors.Join(append(errs, s.Close())...)
 }
 
 func lastLines(text string, n int) string {

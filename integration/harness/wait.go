@@ -3,10 +3,10 @@ package harness
 import (
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
 	"testing"
 	"time"
+
+	"kubelith.io/kubelith/host/sandbox"
 )
 
 // pollInterval is the time between two polls. Long waits poll less often, up to maxInterval: many polls start a
@@ -16,14 +16,8 @@ const (
 	maxInterval  = 500 * time.Millisecond
 )
 
-// Patience returns how long to wait for what takes at most timeout on a real processor: KUBELITH_TEST_PATIENCE times as
-// long, for an emulated machine.
-func Patience(timeout time.Duration) time.Duration {
-	if times, err := strconv.Atoi(os.Getenv("KUBELITH_TEST_PATIENCE")); err == nil && times > 1 {
-		return timeout * time.Duration(times)
-	}
-	return timeout
-}
+// Patience returns how long to wait for what takes at most timeout on a real processor, see sandbox.Patience.
+func Patience(timeout time.Duration) time.Duration { return sandbox.Patience(timeout) }
 
 // Eventually polls f until it returns nil, and fails the test with f's last error after timeout and Patience.
 func Eventually(t testing.TB, timeout time.Duration, what string, f func() error) {

@@ -1,4 +1,4 @@
-package harness
+package sandbox
 
 import (
 	"errors"
@@ -15,18 +15,24 @@ import (
 	"kubelith.io/kubelith/plugins/process"
 )
 
-// sandboxID is enough to find everything that belongs to a sandbox.
-type sandboxID struct {
-	index int
-	base  string
+// runDir is a node's default run directory, which is in its sandbox.
+const runDir = "/run/kubelith"
+
+// ID is enough to find everything that belongs to a sandbox.
+type ID struct {
+	Index int
+	Base  string // its directory on the host's disk
 }
 
-func (id sandboxID) name() string { return fmt.Sprintf("kubelith-test-%d", id.index) }
-func (id sandboxID) veth() string { return fmt.Sprintf("klt%d", id.index) }
+// Name is that of its cgroup, in each hierarchy.
+func (id ID) Name() string { return fmt.Sprintf("kubelith-test-%d", id.Index) }
 
-// sweep removes the sandboxes whose holder is dead.
-func sweep() {
-	entries, err := os.ReadDir(stateDir)
+// Veth is the host's end of its veth pair.
+func (id ID) Veth() string { return fmt.Sprintf("klt%d", id.Index) }
+
+// Sweep removes the sandboxes whose holder is dead.
+func Sweep() {
+	entries, err := os.ReadDir(StateDir)
 	if err != nil {
 		return
 	}
@@ -40,10 +46,10 @@ func sweep() {
 			continue // alive
 		}
 		if leftover != "" {
-			if err := (sandboxID{index: index, base: leftover}).teardown(false); err == nil {
+			if err := (ID{Index: index, Base: leftover}).teardown(false); err == nil {
 				state.Truncate(0)
 			} else {
-				fmt.Fprintf(os.Stderr, "harness: remove what an earlier run left of sandbox %d: %v\n", index, err)
+				fmt.Fprintf(os.Stderr, "sandbox: remove what an earlier run left of sandbox %d: %v\n", index, err)
 			}
 		}
 		state.Close()
@@ -52,10 +58,10 @@ func sweep() {
 
 // teardown ends the sandbox's processes and removes its cgroups, interface, mounts and directory. inside means that the
 // caller is the holder, in the sandbox's own namespaces.
-func (id sandboxID) teardown(inside bool) error {
+func (id ID) teardown(inside bool) error {
 	deadline := time.Now().Add(Patience(60 * time.Second))
 	for {
-		pids := id.processes()
+		pids := id.Processes()
 		if len(pids) == 0 {
 			break
 		}
@@ -68,11 +74,11 @@ func (id sandboxID) teardown(inside bool) error {
 		time.Sleep(20 * time.Millisecond)
 	}
 	var errs []error
-	for _, dir := range id.cgroupDirs() {
+	for _, dir := range id.CgroupDirs() {
 		errs = append(errs, removeCgroup(dir))
 	}
 	if inside {
-		_, err := process.Sweep(RunDir) // the server was killed, and no later one cleans up after its plugins
+		_, err := process.Sweep(runDir) // the server was killed, and no later one cleans up after its plugins
 		errs = append(errs, err)
 		exec.Command("ip", "link", "del", "eth0").Run() // also removes the host's end
 		os.Chdir("/")
@@ -82,21 +88,21 @@ func (id sandboxID) teardown(inside bool) error {
 			}
 		}
 	} else {
-		for _, link := range []string{id.veth(), id.bridge()} {
+		for _, link := range []string{id.Veth(), id.Bridge()} {
 			if _, err := os.Stat("/sys/class/net/" + link); err == nil {
 				exec.Command("ip", "link", "del", link).Run()
 			}
 		}
 	}
-	if id.base != "" {
-		errs = append(errs, os.RemoveAll(id.base))
+	if id.Base != "" {
+		errs = append(errs, os.RemoveAll(id.Base))
 	}
 	return errors.Join(errs...)
 }
 
-// processes returns those that see the sandbox's marker (the server, its shims, programs that a test started there) and
+// Processes returns those that see the sandbox's marker (the server, its shims, programs that a test started there) and
 // those in the sandbox's cgroups (containers, which have their own root), without the caller.
-func (id sandboxID) processes() []int {
+func (id ID) Processes() []int {
 	found := map[int]bool{}
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -107,11 +113,11 @@ func (id sandboxID) processes() []int {
 		if err != nil {
 			continue
 		}
-		if content, err := os.ReadFile(fmt.Sprintf("/proc/%d/root%s", pid, marker)); err == nil && string(content) == id.name() {
+		if content, err := os.ReadFile(fmt.Sprintf("/proc/%d/root%s", pid, marker)); err == nil && string(content) == id.Name() {
 			found[pid] = true
 		}
 	}
-	for _, dir := range id.cgroupDirs() {
+	for _, dir := range id.CgroupDirs() {
 		filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 			if err == nil && d.IsDir() {
 				content, _ := os.ReadFile(filepath.Join(path, "cgroup.procs"))
@@ -127,15 +133,15 @@ func (id sandboxID) processes() []int {
 	delete(found, os.Getpid())
 	var pids []int
 	for pid := range found {
-		if !zombie(pid) {
+		if !Zombie(pid) {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
 }
 
-// zombie reports whether the process has ended and only waits for its parent.
-func zombie(pid int) bool {
+// Zombie reports whether the process has ended and only waits for its parent.
+func Zombie(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return true

@@ -1,4 +1,4 @@
-package harness
+package sandbox
 
 import (
 	"fmt"
@@ -27,12 +27,13 @@ func (n *Network) admit(index int) (network, member int) {
 	return n.index, n.members - 1
 }
 
-func (id sandboxID) bridge() string { return fmt.Sprintf("kltb%d", id.index) }
+// Bridge is the bridge of a network whose first sandbox this is.
+func (id ID) Bridge() string { return fmt.Sprintf("kltb%d", id.Index) }
 
 // enslave returns the commands that make the host's end of the veth pair a port of the bridge, which comes with the
 // first.
-func (sb *sandbox) enslave(ipv6 bool) [][]string {
-	bridge := sandboxID{index: sb.network.index}.bridge()
+func (sb *Sandbox) enslave(ipv6 bool) [][]string {
+	bridge := ID{Index: sb.network.index}.Bridge()
 	var steps [][]string
 	if sb.first {
 		// A fixed address: without one the bridge changes it as ports are added, and the neighbours would keep the old
@@ -41,12 +42,12 @@ func (sb *sandbox) enslave(ipv6 bool) [][]string {
 		steps = append(steps, []string{"ip", "link", "add", bridge, "address", mac, "type", "bridge"})
 		steps = append(steps, sb.hostAddresses(bridge, ipv6)...)
 	}
-	return append(steps, []string{"ip", "link", "set", sb.veth(), "master", bridge})
+	return append(steps, []string{"ip", "link", "set", sb.Veth(), "master", bridge})
 }
 
 // removeBridge removes the bridge from within the sandbox; host is the host's network namespace.
-func (id sandboxID) removeBridge(host *os.File) error {
-	cmd := exec.Command("nsenter", "--net=/proc/self/fd/3", "ip", "link", "del", id.bridge())
+func (id ID) removeBridge(host *os.File) error {
+	cmd := exec.Command("nsenter", "--net=/proc/self/fd/3", "ip", "link", "del", id.Bridge())
 	cmd.ExtraFiles = []*os.File{host}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w: %s", cmd, err, out)

@@ -1,4 +1,4 @@
-package harness
+package sandbox
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ import (
 // for five: a server has 22, an agent 10.
 const inotifyInstances = 1024
 
-// raiseLimits raises the host's limits that all tests share; they stay raised.
+// raiseLimits raises the host's limits that all sandboxes share; they stay raised.
 var raiseLimits = sync.OnceValue(func() error {
 	const name = "/proc/sys/fs/inotify/max_user_instances"
 	text, err := os.ReadFile(name)

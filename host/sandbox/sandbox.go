@@ -1,4 +1,14 @@
-package harness
+// Package sandbox gives a node a machine of its own on this one, so that nothing on the host changes and several nodes
+// run at once. Kubelith's own integration tests and the Go library (kubelith.io/kubelith/cluster) start nodes in it.
+//
+// A sandbox has its own network namespace (joined to the host by a veth pair, 10.123.N.1 outside and 10.123.N.2 inside),
+// its own mount namespace in which /run, /var/lib, /var/log, /etc, /opt and /usr/libexec are private, and its own cgroup
+// root. Process ids are shared with the host. It needs root, ip (iproute2) and nsenter (util-linux).
+//
+// A holder process keeps the namespaces: the program that called New, executed again with the argument "sandbox" and
+// the variable HolderEnv, on which that program must call Hold. The holder, or the next New or Sweep, removes what an
+// interrupted run has left. KUBELITH_TEST_DIR (default /var/tmp/kubelith-test) must be on a disk that overlayfs can use.
+package sandbox
 
 import (
 	"encoding/json"
@@ -15,15 +25,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stateDir has one locked file per living sandbox.
-const stateDir = "/run/kubelith-test"
+// StateDir has one locked file per living sandbox.
+const StateDir = "/run/kubelith-test"
 
 // sandboxes is how many can exist at once: each has its own 10.123.N.0/24.
 const sandboxes = 250
 
-// sandbox is the parent's side of one set of namespaces.
-type sandbox struct {
-	sandboxID
+// Options describe a sandbox. The zero value is joined to the host alone, with IPv4.
+type Options struct {
+	// IPv6 gives the veth pair fd00:123:N::1 and fd00:123:N::2 as well.
+	IPv6 bool
+	// Network joins the sandbox to others.
+	Network *Network
+}
+
+// Sandbox is the parent's side of one set of namespaces.
+type Sandbox struct {
+	ID
 	holder  *exec.Cmd
 	alive   io.Closer // the holder's standard input
 	network *Network  // nil: a veth pair to the host alone
@@ -35,16 +53,19 @@ type sandbox struct {
 	HostIP6, NodeIP6 string
 }
 
-// newSandbox picks a free index, starts the holder and connects the network.
-func newSandbox(opts Options) (_ *sandbox, err error) {
+// New picks a free index, starts the holder and connects the network.
+func New(opts Options) (_ *Sandbox, err error) {
+	if err := raiseLimits(); err != nil {
+		return nil, err
+	}
 	id, state, err := allocate()
 	if err != nil {
 		return nil, err
 	}
 	defer state.Close() // the holder keeps the lock
-	sb := &sandbox{sandboxID: id, network: opts.Network}
+	sb := &Sandbox{ID: id, network: opts.Network}
 	sb.number()
-	if err := os.MkdirAll(id.base, 0o755); err != nil {
+	if err := os.MkdirAll(id.Base, 0o755); err != nil {
 		return nil, err
 	}
 	if err := id.makeCgroups(); err != nil {
@@ -54,13 +75,13 @@ func newSandbox(opts Options) (_ *sandbox, err error) {
 		return nil, err
 	}
 	if err := sb.connect(opts.IPv6); err != nil {
-		return nil, errors.Join(err, sb.close())
+		return nil, errors.Join(err, sb.Close())
 	}
 	return sb, nil
 }
 
-func (sb *sandbox) startHolder(state *os.File) error {
-	spec, err := json.Marshal(holderSpec{Index: sb.index, Base: sb.base, Resolver: sb.HostIP, Bridge: sb.first})
+func (sb *Sandbox) startHolder(state *os.File) error {
+	spec, err := json.Marshal(holderSpec{Index: sb.Index, Base: sb.Base, Resolver: sb.HostIP, Bridge: sb.first})
 	if err != nil {
 		return err
 	}
@@ -74,8 +95,8 @@ func (sb *sandbox) startHolder(state *os.File) error {
 		return err
 	}
 	defer statusRead.Close()
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), holderEnv+"="+string(spec))
+	cmd := exec.Command("/proc/self/exe", "sandbox")
+	cmd.Env = append(os.Environ(), HolderEnv+"="+string(spec))
 	cmd.ExtraFiles = []*os.File{state, statusWrite, hostNet}
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET, Setsid: true}
@@ -90,17 +111,17 @@ func (sb *sandbox) startHolder(state *os.File) error {
 	sb.holder = cmd
 	said, err := io.ReadAll(statusRead)
 	if err != nil || string(said) != "ready" {
-		return fmt.Errorf("set up sandbox %d: %s %w", sb.index, said, errors.Join(err, cmd.Wait()))
+		return fmt.Errorf("set up sandbox %d: %s %w", sb.Index, said, errors.Join(err, cmd.Wait()))
 	}
 	return nil
 }
 
 // number assigns the sandbox its addresses: 10.123.N.2 and fd00:123:N::2 at the end of its own veth pair, or the next
 // ones of its network.
-func (sb *sandbox) number() {
-	network, member := sb.index, 0
+func (sb *Sandbox) number() {
+	network, member := sb.Index, 0
 	if sb.network != nil {
-		network, member = sb.network.admit(sb.index)
+		network, member = sb.network.admit(sb.Index)
 		sb.first = member == 0
 	}
 	prefix := fmt.Sprintf("10.123.%d.", network)
@@ -110,17 +131,17 @@ func (sb *sandbox) number() {
 }
 
 // connect joins the namespace to the host or to its network by a veth pair; the host is the default route.
-func (sb *sandbox) connect(ipv6 bool) error {
+func (sb *Sandbox) connect(ipv6 bool) error {
 	pid := fmt.Sprint(sb.holder.Process.Pid)
 	in := []string{"nsenter", "--target=" + pid, "--net", "ip"}
-	steps := [][]string{{"ip", "link", "add", sb.veth(), "type", "veth", "peer", "name", "eth0", "netns", pid}}
+	steps := [][]string{{"ip", "link", "add", sb.Veth(), "type", "veth", "peer", "name", "eth0", "netns", pid}}
 	if sb.network == nil {
-		steps = append(steps, sb.hostAddresses(sb.veth(), ipv6)...)
+		steps = append(steps, sb.hostAddresses(sb.Veth(), ipv6)...)
 	} else {
 		steps = append(steps, sb.enslave(ipv6)...)
 	}
 	steps = append(steps,
-		[]string{"ip", "link", "set", sb.veth(), "up"},
+		[]string{"ip", "link", "set", sb.Veth(), "up"},
 		append(in, "link", "set", "lo", "up"),
 		append(in, "addr", "add", sb.NodeIP+"/24", "dev", "eth0"),
 		append(in, "link", "set", "eth0", "up"),
@@ -139,7 +160,7 @@ func (sb *sandbox) connect(ipv6 bool) error {
 }
 
 // hostAddresses returns the commands that give a link of the host the host's addresses.
-func (sb *sandbox) hostAddresses(link string, ipv6 bool) [][]string {
+func (sb *Sandbox) hostAddresses(link string, ipv6 bool) [][]string {
 	steps := [][]string{{"ip", "addr", "add", sb.HostIP + "/24", "dev", link}}
 	if ipv6 {
 		steps = append(steps, []string{"ip", "addr", "add", sb.HostIP6 + "/64", "dev", link, "nodad"})
@@ -147,49 +168,52 @@ func (sb *sandbox) hostAddresses(link string, ipv6 bool) [][]string {
 	return append(steps, []string{"ip", "link", "set", link, "up"})
 }
 
-// close ends the holder, which removes everything of the sandbox.
-func (sb *sandbox) close() error {
+// Close ends the holder, which removes everything of the sandbox.
+func (sb *Sandbox) Close() error {
 	sb.alive.Close()
 	done := make(chan error, 1)
 	go func() { done <- sb.holder.Wait() }()
 	select {
 	case err := <-done:
 		if err != nil {
-			return fmt.Errorf("sandbox %d was not removed cleanly: %w", sb.index, err)
+			return fmt.Errorf("sandbox %d was not removed cleanly: %w", sb.Index, err)
 		}
 		return nil
 	case <-time.After(Patience(90 * time.Second)):
-		return fmt.Errorf("sandbox %d: its holder (pid %d) is still removing it after 90 s", sb.index, sb.holder.Process.Pid)
+		return fmt.Errorf("sandbox %d: its holder (pid %d) is still removing it after 90 s", sb.Index, sb.holder.Process.Pid)
 	}
 }
 
 // Path returns the path of a sandbox's file as seen from outside.
-func (sb *sandbox) Path(inside string) string {
+func (sb *Sandbox) Path(inside string) string {
 	return filepath.Join(fmt.Sprintf("/proc/%d/root", sb.holder.Process.Pid), inside)
 }
 
 // Command returns a program to run in the sandbox's network and mount namespaces.
-func (sb *sandbox) Command(program string, args ...string) *exec.Cmd {
+func (sb *Sandbox) Command(program string, args ...string) *exec.Cmd {
 	full := append([]string{fmt.Sprintf("--target=%d", sb.holder.Process.Pid), "--mount", "--net", "--", program}, args...)
 	cmd := exec.Command("nsenter", full...)
 	cmd.WaitDelay = 5 * time.Second // for output pipes that a grandchild keeps
 	return cmd
 }
 
+// HolderPID returns a process in the sandbox's own network and mount namespaces, like the server itself.
+func (sb *Sandbox) HolderPID() int { return sb.holder.Process.Pid }
+
 // allocate takes the first free index and its lock, and removes what a dead run left there.
-func allocate() (sandboxID, *os.File, error) {
-	if err := os.MkdirAll(stateDir, 0o755); err != nil {
-		return sandboxID{}, nil, err
+func allocate() (ID, *os.File, error) {
+	if err := os.MkdirAll(StateDir, 0o755); err != nil {
+		return ID{}, nil, err
 	}
 	for i := range sandboxes {
 		state, leftover, err := lockState(i)
 		if err != nil {
 			continue // in use
 		}
-		id := sandboxID{index: i, base: filepath.Join(testDir(), fmt.Sprint(i))}
+		id := ID{Index: i, Base: filepath.Join(testDir(), fmt.Sprint(i))}
 		if leftover != "" {
-			if err := (sandboxID{index: i, base: leftover}).teardown(false); err != nil {
-				fmt.Fprintf(os.Stderr, "harness: remove what an earlier run left of sandbox %d: %v\n", i, err)
+			if err := (ID{Index: i, Base: leftover}).teardown(false); err != nil {
+				fmt.Fprintf(os.Stderr, "sandbox: remove what an earlier run left of sandbox %d: %v\n", i, err)
 				state.Close()
 				continue
 			}
@@ -199,18 +223,18 @@ func allocate() (sandboxID, *os.File, error) {
 			state.Close()
 			continue
 		}
-		if _, err := state.WriteAt([]byte(id.base), 0); err != nil {
+		if _, err := state.WriteAt([]byte(id.Base), 0); err != nil {
 			state.Close()
-			return sandboxID{}, nil, err
+			return ID{}, nil, err
 		}
 		return id, state, nil
 	}
-	return sandboxID{}, nil, fmt.Errorf("no free sandbox: all %d are in use or their addresses are", sandboxes)
+	return ID{}, nil, fmt.Errorf("no free sandbox: all %d are in use or their addresses are", sandboxes)
 }
 
 // lockState locks the state file of an index; leftover is the directory that a dead holder recorded.
 func lockState(index int) (state *os.File, leftover string, err error) {
-	state, err = os.OpenFile(filepath.Join(stateDir, fmt.Sprint(index)), os.O_RDWR|os.O_CREATE, 0o600)
+	state, err = os.OpenFile(filepath.Join(StateDir, fmt.Sprint(index)), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, "", err
 	}
@@ -226,7 +250,7 @@ func lockState(index int) (state *os.File, leftover string, err error) {
 	return state, string(content), nil
 }
 
-// addressTaken reports whether the host already uses addresses of 10.123.index.0/24.
+// addressTaken reports whether the host already uses addresses of 10.123.Index.0/24.
 func addressTaken(index int) bool {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

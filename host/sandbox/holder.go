@@ -1,4 +1,4 @@
-package harness
+package sandbox
 
 import (
 	"encoding/json"
@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// holderEnv carries a holderSpec to the re-executed test binary.
-	holderEnv = "KUBELITH_HARNESS_HOLDER"
+	// HolderEnv carries a holderSpec to the program that New executes again.
+	HolderEnv = "KUBELITH_SANDBOX"
 	// marker is a file of the sandbox's /run; a process that sees it with the sandbox's id belongs to the sandbox.
 	marker = "/run/kubelith-test-id"
 )
@@ -28,36 +28,34 @@ type holderSpec struct {
 	Bridge   bool   // the host has a bridge that goes with this sandbox
 }
 
-// holderMain is the process that keeps a sandbox's namespaces alive. It mounts, writes "ready" to fd 4, and waits for
-// the end of its standard input: the test process closes it when done, and the kernel when the test process dies. Then
-// it removes the sandbox. fd 3 is the locked state file, fd 5 the host's network namespace.
-func holderMain() {
+// Hold is the process that keeps a sandbox's namespaces alive. It mounts, writes "ready" to fd 4, and waits for the
+// end of its standard input: New's process closes it when done, and the kernel when that process dies. Then it removes
+// the sandbox and returns. fd 3 is the locked state file, fd 5 the host's network namespace.
+func Hold() error {
 	signal.Ignore(unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
 	status := os.NewFile(4, "status")
 	var spec holderSpec
-	err := json.Unmarshal([]byte(os.Getenv(holderEnv)), &spec)
+	err := json.Unmarshal([]byte(os.Getenv(HolderEnv)), &spec)
 	if err == nil {
 		err = mountSandbox(spec)
 	}
 	if err != nil {
 		fmt.Fprintf(status, "%v", err)
-		os.Exit(1)
+		return err
 	}
 	fmt.Fprint(status, "ready")
 	status.Close()
 	io.Copy(io.Discard, os.Stdin)
 
-	id := sandboxID{index: spec.Index, base: spec.Base}
+	id := ID{Index: spec.Index, Base: spec.Base}
 	err = id.teardown(true)
 	if spec.Bridge {
 		err = errors.Join(err, id.removeBridge(os.NewFile(5, "host")))
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "harness: remove sandbox %d: %v\n", spec.Index, err)
-		os.Exit(1)
+		return fmt.Errorf("remove sandbox %d: %w", spec.Index, err)
 	}
-	os.NewFile(3, "state").Truncate(0)
-	os.Exit(0)
+	return os.NewFile(3, "state").Truncate(0)
 }
 
 // mountSandbox makes the directories that a node writes to private. The binds are created while every mount is private
@@ -111,7 +109,7 @@ func mountSandbox(spec holderSpec) error {
 	if err := os.WriteFile("/etc/resolv.conf", []byte("nameserver "+spec.Resolver+"\n"), 0o644); err != nil {
 		return err
 	}
-	return os.WriteFile(marker, []byte(sandboxID{index: spec.Index}.name()), 0o444)
+	return os.WriteFile(marker, []byte(ID{Index: spec.Index}.Name()), 0o444)
 }
 
 // overlay lets the sandbox see the host's directory and keep its changes to itself.

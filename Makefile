@@ -51,7 +51,9 @@ stop: ## end the cluster of `make run` and remove everything it left
 	@scripts/stop.sh
 
 # Packages of our own, and among them those that start clusters.
-packages := $(shell $(GO) list ./... 2>/dev/null | grep -v -e /integration -e /bench/compare -e /bench/requests -e /bench/network -e /bench/scale)
+# The Go library is a module of its own (cluster/go.mod).
+library := kubelith.io/kubelith/cluster
+packages := $(library) $(shell $(GO) list ./... 2>/dev/null | grep -v -e /integration -e /bench/compare -e /bench/requests -e /bench/network -e /bench/scale)
 
 .PHONY: test unit race integration vet
 test: deps build lint unit race integration ## everything CI checks: lint, unit tests, real clusters, a sample of upstream's conformance tests
@@ -60,6 +62,7 @@ test: deps build lint unit race integration ## everything CI checks: lint, unit 
 
 unit: ## unit tests: no root, no network
 	$(GO) test $(packages)
+	$(GO) -C cluster build . # with the client-go that it asks of other modules
 
 # The tests of these do many things at once and link little of upstream, which would all be compiled again for the detector.
 race: ## unit tests of what does many things at once, under the race detector
@@ -68,7 +71,7 @@ race: ## unit tests of what does many things at once, under the race detector
 integration: build kube-bench ## tests on real clusters, each in namespaces of its own (root)
 	-$(MAKE) --no-print-directory conformance-suite
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_KUBE_BENCH=$(CURDIR)/$(KUBE_BENCH) \
-		KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -count=1 -p $(INTEGRATION_PARALLEL) -timeout 30m ./integration/...
+		KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -count=1 -p $(INTEGRATION_PARALLEL) -timeout 30m $(library) ./integration/...
 
 .PHONY: why-score
 why-score: build ## how many of the broken manifests in integration/why/cases `kubelith why` is right about, beside kubectl describe (root)

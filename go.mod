@@ -89,6 +89,7 @@ require (
 	k8s.io/kubernetes v1.37.1
 	k8s.io/metrics v0.37.1
 	k8s.io/utils v0.0.0-20260626114624-be93311217bd
+	kubelith.io/kubelith/cluster v0.0.0
 	sigs.k8s.io/json v0.0.0-20250730193827-2d320260d730
 	sigs.k8s.io/knftables v0.0.22
 	sigs.k8s.io/metrics-server v0.9.0
@@ -367,3 +368,5 @@ replace k8s.io/pod-security-admission => k8s.io/pod-security-admission v0.37.1
 replace k8s.io/sample-apiserver => k8s.io/sample-apiserver v0.37.1
 
 replace k8s.io/streaming => k8s.io/streaming v0.37.1
+
+replace kubelith.io/kubelith/cluster => ./cluster

@@ -11,10 +11,10 @@ lint-format:
 	[ -z "$$out" ] || { echo "gofmt: run gofmt -w on:"; echo "$$out"; exit 1; }
 
 lint-vet:
-	$(GO) vet ./...
+	$(GO) vet ./... $(library)
 
 lint-staticcheck: $(STATICCHECK)
-	$(STATICCHECK) ./...
+	$(STATICCHECK) ./... $(library)
 
 $(STATICCHECK): tools/go.mod tools/go.sum
 	GOARCH= GOFLAGS=-trimpath $(GO) -C tools build -o $(CURDIR)/$@ honnef.co/go/tools/cmd/staticcheck

@@ -28,7 +28,7 @@ func sandboxCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			err = json.NewEncoder(c.App.Writer).Encode(map[string]any{"pid": sb.HolderPID(), "cgroup": sb.Name(), "nodeIP": sb.NodeIP})
+			err = json.NewEncoder(c.App.Writer).Encode(map[string]any{"pid": sb.HolderPID(), "cgroup": sb.Name(), "nodeIP": sb.NodeIP, "hostIP": sb.HostIP})
 			if err == nil {
 				<-untilEnd(c.Context, c.App.Reader).Done()
 			}

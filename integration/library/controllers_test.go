@@ -1,7 +1,8 @@
-package process
+package library
 
 import (
 	"fmt"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -10,13 +11,14 @@ import (
 
 	"k8s.io/kubernetes/cmd/kube-controller-manager/app"
 
+	"kubelith.io/kubelith/cluster"
 	"kubelith.io/kubelith/integration/harness"
 )
 
 // TestControllers: every controller that upstream enables runs. Upstream itself leaves out those whose feature is off; it says so of each.
 func TestControllers(t *testing.T) {
 	t.Parallel()
-	s := harness.Start(t, harness.Options{Args: []string{"--log-level=debug"}, Disable: controlPlane, NoWait: true, NoTestImage: true})
+	c, _ := start(t, cluster.Options{Args: []string{"--log-level=debug"}})
 	var want []string
 	for name, c := range app.NewControllerDescriptors() {
 		if !c.IsDisabledByDefault() {
@@ -28,7 +30,11 @@ func TestControllers(t *testing.T) {
 	skipped := regexp.MustCompile(`Warning: skipping controller.* controller=(\S+)`)
 	var missing []string
 	harness.Eventually(t, 60*time.Second, "the controllers", func() error {
-		log := s.Logs()
+		content, err := os.ReadFile(c.LogFile())
+		if err != nil {
+			return err
+		}
+		log := string(content)
 		started := matches(starting, log)
 		missing = slices.DeleteFunc(slices.Clone(want), func(name string) bool { return slices.Contains(started, name) })
 		unsaid := slices.DeleteFunc(slices.Clone(missing), func(name string) bool { return slices.Contains(matches(skipped, log), name) })

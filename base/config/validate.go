@@ -74,7 +74,7 @@ func validateLevels(p *problems, text string) {
 			p.add("logLevel", "%q is not a component of the log%s", component, suggestion(component, logComponents()))
 		}
 		if seen[component] {
-			p.add("logLevel", "%q has two levels for the same: give one", text)
+			p.add("logLevel", "%q sets two levels for the same component: set one", text)
 		}
 		seen[component] = true
 		p.oneOf("logLevel", level, logLevels())

@@ -127,7 +127,7 @@ func (r *Reset) ours() bool { return r.owned != (owned{}) }
 // removable returns the directory with its symbolic links resolved, or an error for one that is not Kubelith's alone.
 func removable(dir string) (string, error) {
 	if !filepath.IsAbs(dir) {
-		return "", fmt.Errorf("directory %q: give an absolute path", dir)
+		return "", fmt.Errorf("directory %q: use an absolute path", dir)
 	}
 	dir = filepath.Clean(dir)
 	if real, err := filepath.EvalSymlinks(dir); err == nil {

@@ -80,12 +80,12 @@ func testBadAnswers(t *testing.T, s *harness.Server) {
 	ns := s.Namespace(t)
 	before := processes(t, s, strictPath)
 	faults := map[string]string{
-		"score-101":    "the score 101: want 0 to 100",
-		"score-255":    "the score 255: want 0 to 100",
-		"few-scores":   "it gave 2 scores for 3 nodes",
-		"many-scores":  "it gave 4 scores for 3 nodes",
-		"unknown-node": "it refused node 4711, which does not exist",
-		"no-reason":    "it refused nodes without a reason",
+		"score-101":    "the score 101 for node",
+		"score-255":    "the score 255 for node",
+		"few-scores":   "it returned 2 scores for 3 nodes",
+		"many-scores":  "it returned 4 scores for 3 nodes",
+		"unknown-node": "it rejected node 4711, which does not exist",
+		"no-reason":    "it rejected nodes without a reason",
 	}
 	for fault, says := range faults {
 		pod := s.Create(t, by("strict", unbound(ns, "strict-"+fault, "fault="+fault)))

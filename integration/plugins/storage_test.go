@@ -224,7 +224,7 @@ func testSize(t *testing.T, s *harness.Server) {
 		t.Fatal(err)
 	}
 	createClaim(t, s, claim(ns, "refused", refused.Name, "10Mi"))
-	eventOf(t, s, ns, "PersistentVolumeClaim", "refused", "ProvisioningFailed", "it takes auto, quota, file and none")
+	eventOf(t, s, ns, "PersistentVolumeClaim", "refused", "ProvisioningFailed", "use auto, quota, file or none")
 }
 
 // testFSGroup: files belong to the pod's group, and a user that is not root can write.

@@ -79,9 +79,9 @@ func explain(plugin string, err error) error {
 func (a *accessor) check(r *admissionv1.AdmissionRequest, answer *admissionv1.AdmissionResponse) error {
 	switch {
 	case answer == nil:
-		return errors.New("its answer has no response")
+		return errors.New("its review has no response")
 	case answer.UID != r.UID:
-		return fmt.Errorf("its answer is to request %q, not to %q", answer.UID, r.UID)
+		return fmt.Errorf("its response has the uid %q, the request %q", answer.UID, r.UID)
 	case len(answer.Patch) == 0 || !answer.Allowed:
 		return nil
 	}
@@ -168,15 +168,15 @@ func decodeAnswer(data []byte, encoding pluginv1.Encoding) (*admissionv1.Admissi
 	if encoding != pluginv1.Encoding_ENCODING_JSON {
 		review.TypeMeta = reviewType
 		if err := review.Unmarshal(data); err != nil {
-			return nil, fmt.Errorf("its answer is no AdmissionReview: %w", err)
+			return nil, fmt.Errorf("its response is not an AdmissionReview: %w", err)
 		}
 		return review, nil
 	}
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, review); err != nil {
-		return nil, fmt.Errorf("its answer is no AdmissionReview: %w", err)
+		return nil, fmt.Errorf("its response is not an AdmissionReview: %w", err)
 	}
 	if review.TypeMeta != reviewType {
-		return nil, fmt.Errorf("its answer is %s %s, not %s %s", review.APIVersion, review.Kind, reviewType.APIVersion, reviewType.Kind)
+		return nil, fmt.Errorf("its response is %s %s, not %s %s", review.APIVersion, review.Kind, reviewType.APIVersion, reviewType.Kind)
 	}
 	return review, nil
 }

@@ -84,7 +84,7 @@ func (s *source) rebuild() {
 func (s *source) accessors(p plugins.Plugin, before built) []webhook.WebhookAccessor {
 	rules, err := rulesOf(p)
 	if err != nil {
-		s.opts.Log.WithFields(logrus.Fields{"plugin": p.Name(), logrus.ErrorKey: err}).Error("the hooks of the plugin are invalid: they stay as they were")
+		s.opts.Log.WithFields(logrus.Fields{"plugin": p.Name(), logrus.ErrorKey: err}).Error("the plugin's hooks are invalid: the previous ones stay in effect")
 		if before.plugin != nil {
 			return before.accessors
 		}

@@ -176,7 +176,7 @@ func (tc upstreamCase) run(t *testing.T, p *pluginstest.Plugin) {
 		t.Fatalf("allowed is not %v: %v", tc.ExpectAllow, err)
 	}
 	if tc.ErrorContains == "webhook response was absent" {
-		tc.ErrorContains = "its answer has no response" // found before upstream looks
+		tc.ErrorContains = "its review has no response" // found before upstream looks
 	}
 	if tc.ErrorContains != "" && (err == nil || !strings.Contains(err.Error(), tc.ErrorContains)) {
 		t.Errorf("want an error that says %q: %v", tc.ErrorContains, err)

@@ -159,7 +159,7 @@ func checkSpec(s *Spec) error {
 		return errors.New("a name has at most 63 lower case letters, digits, '-' and '.', and begins and ends with a letter or digit")
 	}
 	if !slices.Contains(plugins.Kinds, s.Kind) {
-		return fmt.Errorf("there is no kind %q: use one of %v", s.Kind, plugins.Kinds)
+		return fmt.Errorf("unknown kind %q: use one of %v", s.Kind, plugins.Kinds)
 	}
 	if !filepath.IsAbs(s.Path) {
 		return fmt.Errorf("the path %q is not absolute", s.Path)

@@ -43,7 +43,7 @@ func (c *Client) List(ctx context.Context) ([]Plugin, error) {
 	}
 	var out []Plugin
 	if err := json.Unmarshal(body, &out); err != nil {
-		return nil, fmt.Errorf("cannot read the answer on %s: use the same version of kubelith as the server: %w", c.socket, err)
+		return nil, fmt.Errorf("cannot read the response on %s: use the same version of kubelith as the server: %w", c.socket, err)
 	}
 	return out, nil
 }
@@ -74,7 +74,7 @@ func (c *Client) Restart(ctx context.Context, name string) (Plugin, error) {
 	for now := before; ; {
 		select {
 		case <-ctx.Done():
-			return now, fmt.Errorf("plugin %s is not ready yet (%s): look again with kubelith plugin list", name, now.Phase)
+			return now, fmt.Errorf("plugin %s is not ready yet (%s): check again with kubelith plugin list", name, now.Phase)
 		case <-time.After(50 * time.Millisecond):
 		}
 		next, err := c.Get(ctx, name)

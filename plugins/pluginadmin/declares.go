@@ -85,10 +85,10 @@ func schedulingLines(d *pluginv1.SchedulingDescription) []string {
 	if d.GetFilter() {
 		line := "filters nodes"
 		if d.GetFilterUsesPods() {
-			line += ", by their pods too: it is asked again in preemption"
+			line += ", also by their pods: preemption calls it again"
 		}
 		if d.GetUnresolvable() {
-			line += ", for good: preemption does not help"
+			line += ", preemption cannot help"
 		}
 		out = append(out, line)
 	}
@@ -96,7 +96,7 @@ func schedulingLines(d *pluginv1.SchedulingDescription) []string {
 		out = append(out, fmt.Sprintf("scores nodes with weight %d", max(d.GetWeight(), 1)))
 	}
 	if d.GetFullPod() {
-		out = append(out, "wants whole pods: those of its profile are not scheduled in batches")
+		out = append(out, "needs whole pods: pods of its profiles are not scheduled in batches")
 	}
 	policy := "Ignore"
 	if d.GetFailurePolicy() == pluginv1.FailurePolicy_FAILURE_POLICY_FAIL {

@@ -28,8 +28,8 @@ func TestDeclares(t *testing.T) {
 		"scheduling": {&pluginv1.Description{Kind: &pluginv1.Description_Scheduling{Scheduling: &pluginv1.SchedulingDescription{
 			Filter: true, Score: true, Weight: 5, FullPod: true, FilterUsesPods: true, Unresolvable: true, Timeout: durationpb.New(50 * time.Millisecond),
 		}}}, []string{
-			"filters nodes, by their pods too: it is asked again in preemption, for good: preemption does not help",
-			"scores nodes with weight 5", "wants whole pods: those of its profile are not scheduled in batches", "failure policy Ignore", "timeout 50ms",
+			"filters nodes, also by their pods: preemption calls it again, preemption cannot help",
+			"scores nodes with weight 5", "needs whole pods: pods of its profiles are not scheduled in batches", "failure policy Ignore", "timeout 50ms",
 		}},
 		"storage": {&pluginv1.Description{Kind: &pluginv1.Description_Storage{Storage: &pluginv1.StorageDescription{
 			CsiDriver: []byte(`{"metadata":{"name":"d.example.com"}}`), StorageClasses: [][]byte{[]byte(`{"metadata":{"name":"fast"}}`)}, NodeLocal: true,

@@ -42,7 +42,7 @@ func (p *Process) ExitReason() error {
 	case <-time.After(drainOutputFor):
 	}
 	if p.OutOfMemory() {
-		return fmt.Errorf("used all of its %d MiB of memory and was killed: raise limits.memory, or look for a leak", p.spec.Limits.withDefaults().Memory>>20)
+		return fmt.Errorf("used all of its %d MiB of memory and was killed: raise limits.memory, or find the leak", p.spec.Limits.withDefaults().Memory>>20)
 	}
 	return &exitError{p.runner.process().exitStatus(), p.runner.out.lastLine()}
 }
@@ -67,11 +67,11 @@ func (p *Process) handshakeError(err error) error {
 func handshakeLineError(line string, err error) error {
 	fields := strings.Split(strings.TrimSpace(line), "|")
 	if len(fields) < 4 {
-		return &exitError{"is no plugin: it printed another line than go-plugin's handshake", fmt.Sprintf("%.82q", Printable(line))}
+		return &exitError{"is not a plugin: its first line of output is not go-plugin's handshake", fmt.Sprintf("%.82q", Printable(line))}
 	}
 	switch {
 	case fields[0] != strconv.Itoa(goplugin.CoreProtocolVersion):
-		return fmt.Errorf("is no plugin that this kubelith understands: go-plugin's core protocol is %.20q, not %d", fields[0], goplugin.CoreProtocolVersion)
+		return fmt.Errorf("is not supported: it speaks go-plugin's core protocol %.20q, not %d", fields[0], goplugin.CoreProtocolVersion)
 	case fields[1] != strconv.Itoa(proto.Version):
 		return fmt.Errorf("speaks protocol %.20q, this kubelith speaks %d: build it with an SDK of this version", fields[1], proto.Version)
 	case len(fields) < 5 || fields[4] != string(goplugin.ProtocolGRPC):

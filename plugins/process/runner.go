@@ -221,7 +221,7 @@ func (r *pluginRunner) Diagnose(context.Context) string { return "" }
 func (r *pluginRunner) PluginToHost(network, address string) (string, string, error) {
 	name, ok := strings.CutPrefix(address, r.seen()+"/")
 	if network != "unix" || !ok || strings.Contains(name, "/") {
-		return "", "", fmt.Errorf("wants to be called on %s %s, which is no unix socket in $%s", network, address, goplugin.EnvUnixSocketDir)
+		return "", "", fmt.Errorf("listens on %s %s, which is not a unix socket in $%s", network, address, goplugin.EnvUnixSocketDir)
 	}
 	return network, filepath.Join(r.temp, name), nil
 }

@@ -84,7 +84,7 @@ func (s *Spec) Capabilities() ([]uintptr, error) {
 	for _, name := range names {
 		n := slices.Index(cap.Known(), "CAP_"+name)
 		if n < 0 {
-			return nil, fmt.Errorf("there is no capability %q", name)
+			return nil, fmt.Errorf("unknown capability %q", name)
 		}
 		out = append(out, uintptr(n))
 	}

@@ -87,7 +87,7 @@ func Verify(spec *Spec, dataDir string) (_ *Executable, err error) {
 		return nil, err
 	}
 	if spec.SHA256 != "" && !strings.EqualFold(spec.SHA256, e.SHA256) {
-		return nil, fmt.Errorf("%s has the SHA-256 %s, not %s as %s says: install the right file or correct sha256",
+		return nil, fmt.Errorf("%s has the SHA-256 %s, but %[4]s requires %[3]s: install the right file or correct sha256",
 			spec.Path, ShortSHA256(e.SHA256), ShortSHA256(strings.ToLower(spec.SHA256)), spec.Source)
 	}
 	return e, nil

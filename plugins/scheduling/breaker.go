@@ -26,7 +26,7 @@ const (
 	pause     = time.Second
 )
 
-var errHangs = errors.New("it has missed its last deadlines and is asked once a second")
+var errHangs = errors.New("it has missed its last deadlines and is called once a second")
 
 // allow returns errHangs if the plugin must not be called now.
 func (b *breaker) allow(now time.Time) error {

@@ -158,9 +158,9 @@ func Validate(_ string, d *pluginv1.Description) error {
 	case !s.GetFilter() && !s.GetScore():
 		return fmt.Errorf("it neither filters nor scores")
 	case s.GetWeight() < 0 || s.GetWeight() > maxWeight:
-		return fmt.Errorf("its weight is %d: want 0 to %d", s.GetWeight(), maxWeight)
+		return fmt.Errorf("its weight is %d: use 0 to %d", s.GetWeight(), maxWeight)
 	case s.GetTimeout().AsDuration() < 0 || s.GetTimeout().AsDuration().Seconds() > maxTimeout:
-		return fmt.Errorf("its timeout is %v: want at most %d s", s.GetTimeout().AsDuration(), maxTimeout)
+		return fmt.Errorf("its timeout is %v: use at most %d s", s.GetTimeout().AsDuration(), maxTimeout)
 	}
 	return nil
 }

@@ -149,10 +149,10 @@ func TestFaults(t *testing.T) {
 		{"error", fails(codes.Unknown, "no metrics"), "no metrics"},
 		{"crash", fails(codes.Unavailable, "connection closed"), "connection closed"},
 		{"hang", func(string, any) (any, error) { <-hang; return nil, status.Error(codes.Unknown, "too late") }, "it did not answer in time"},
-		{"score out of range", answer("Score", &schedulingv1.ScoreResponse{Scores: []byte{1, 101}}), "the score 101: want 0 to 100"},
+		{"score out of range", answer("Score", &schedulingv1.ScoreResponse{Scores: []byte{1, 101}}), "the score 101 for node"},
 		{"too few scores", answer("Score", &schedulingv1.ScoreResponse{Scores: []byte{1}}), "1 scores for 2 nodes"},
 		{"too many scores", answer("Score", &schedulingv1.ScoreResponse{Scores: []byte{1, 1, 1}}), "3 scores for 2 nodes"},
-		{"unknown node", answer("Filter", &schedulingv1.FilterResponse{Rejected: []*schedulingv1.Rejection{{Reason: "no", Nodes: []uint32{0, 7}}}}), "it refused node 7, which does not exist"},
+		{"unknown node", answer("Filter", &schedulingv1.FilterResponse{Rejected: []*schedulingv1.Rejection{{Reason: "no", Nodes: []uint32{0, 7}}}}), "it rejected node 7, which does not exist"},
 		{"no reason", answer("Filter", &schedulingv1.FilterResponse{Rejected: []*schedulingv1.Rejection{{Nodes: []uint32{0}}}}), "without a reason"},
 		{"never knows the epoch", fails(codes.FailedPrecondition, "who are you?"), "who are you?"},
 	} {

@@ -174,12 +174,12 @@ func (m *snapshotCache) filterResults(answer *schedulingv1.FilterResponse, d *pl
 	v := &filterResults{ids: m.ids, rejected: make([]uint32, len(m.nodes)), reasons: []string{""}, unresolvable: d.GetUnresolvable()}
 	for _, r := range answer.GetRejected() {
 		if r.GetReason() == "" {
-			return nil, badAnswer("it refused nodes without a reason")
+			return nil, badAnswer("it rejected nodes without a reason")
 		}
 		v.reasons = append(v.reasons, r.GetReason())
 		for _, id := range r.GetNodes() {
 			if int(id) >= len(m.nodes) || m.nodes[id].name == "" {
-				return nil, badAnswer("it refused node %d, which does not exist", id)
+				return nil, badAnswer("it rejected node %d, which does not exist", id)
 			}
 			v.rejected[id] = uint32(len(v.reasons) - 1)
 		}
@@ -197,7 +197,7 @@ func (m *snapshotCache) filterResults(answer *schedulingv1.FilterResponse, d *pl
 func (m *snapshotCache) scores(answer *schedulingv1.ScoreResponse, nodes []uint32) (*scores, error) {
 	given := answer.GetScores()
 	if len(given) != len(nodes) {
-		return nil, badAnswer("it gave %d scores for %d nodes", len(given), len(nodes))
+		return nil, badAnswer("it returned %d scores for %d nodes", len(given), len(nodes))
 	}
 	out := &scores{ids: m.ids, values: make([]uint8, len(m.nodes))}
 	for id := range out.values {
@@ -205,7 +205,7 @@ func (m *snapshotCache) scores(answer *schedulingv1.ScoreResponse, nodes []uint3
 	}
 	for i, score := range given {
 		if int64(score) > fwk.MaxScore {
-			return nil, badAnswer("it gave node %s the score %d: want 0 to %d", m.nodes[nodes[i]].name, score, fwk.MaxScore)
+			return nil, badAnswer("it returned the score %[2]d for node %[1]s, not 0 to %[3]d", m.nodes[nodes[i]].name, score, fwk.MaxScore)
 		}
 		out.values[nodes[i]] = score
 	}

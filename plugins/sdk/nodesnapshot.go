@@ -40,7 +40,7 @@ func (p *nodeSnapshot) update(u *schedulingv1.Update, wanted []uint32) ([]*sched
 	out := make([]*schedulingv1.Node, len(wanted))
 	for i, id := range wanted {
 		if id >= uint32(len(p.nodes)) || p.nodes[id] == nil {
-			return nil, status.Error(codes.FailedPrecondition, fmt.Sprintf("there is no node %d in epoch %d", id, p.epoch))
+			return nil, status.Error(codes.FailedPrecondition, fmt.Sprintf("node %d does not exist in epoch %d", id, p.epoch))
 		}
 		out[i] = p.nodes[id]
 	}

@@ -70,7 +70,7 @@ func Object[T any](raw runtime.RawExtension) (*T, error) {
 	}
 	message, ok := any(object).(interface{ Unmarshal([]byte) error })
 	if !ok {
-		return nil, fmt.Errorf("decode %s %s as %T: it is no type of Kubernetes", unknown.APIVersion, unknown.Kind, object)
+		return nil, fmt.Errorf("decode %s %s as %T: not a type of Kubernetes", unknown.APIVersion, unknown.Kind, object)
 	}
 	if err := message.Unmarshal(unknown.Raw); err != nil {
 		return nil, fmt.Errorf("decode %T: %w", object, err)

@@ -55,7 +55,7 @@ func declarationOf(description *pluginv1.Description) (Declaration, error) {
 		return Declaration{}, fmt.Errorf("csi_driver: %w", err)
 	}
 	if wrong := validation.IsDNS1123Subdomain(driver.Name); len(wrong) > 0 || len(driver.Name) > 63 {
-		return Declaration{}, fmt.Errorf("csi_driver: the name %q is no driver's: 1 to 63 lower case letters, digits, - or a dot", driver.Name)
+		return Declaration{}, fmt.Errorf("csi_driver: %q is not a valid driver name: use 1 to 63 lower case letters, digits, - or a dot", driver.Name)
 	}
 	var classes []*storagev1.StorageClass
 	for i, text := range s.GetStorageClasses() {
@@ -95,5 +95,5 @@ func IsOurs(o metav1.Object) bool { return o.GetLabels()[managedByLabel] == mana
 type ForeignError struct{ Driver string }
 
 func (e *ForeignError) Error() string {
-	return fmt.Sprintf("the CSIDriver %s is somebody else's: remove that driver and its CSIDriver, or this plugin", e.Driver)
+	return fmt.Sprintf("the CSIDriver %s belongs to another driver: remove that driver and its CSIDriver, or this plugin", e.Driver)
 }

@@ -16,9 +16,9 @@ func TestValidate(t *testing.T) {
 		{"good", good, `{"metadata":{"name":"c"},"provisioner":"a.example.com"}`, ""},
 		{"no JSON", "{", "", "csi_driver: unexpected EOF"},
 		{"unknown field", `{"spec":{"attachRequire":true}}`, "", `csi_driver: json: unknown field "attachRequire"`},
-		{"no name", `{}`, "", `csi_driver: the name "" is no driver's`},
-		{"a path for a name", `{"metadata":{"name":"../../etc"}}`, "", `csi_driver: the name "../../etc" is no driver's`},
-		{"a name of 64 characters", `{"metadata":{"name":"` + strings.Repeat("a", 64) + `"}}`, "", "is no driver's"},
+		{"no name", `{}`, "", `csi_driver: "" is not a valid driver name`},
+		{"a path for a name", `{"metadata":{"name":"../../etc"}}`, "", `csi_driver: "../../etc" is not a valid driver name`},
+		{"a name of 64 characters", `{"metadata":{"name":"` + strings.Repeat("a", 64) + `"}}`, "", "is not a valid driver name"},
 		{"class of another", good, `{"metadata":{"name":"c"},"provisioner":"b"}`, "storage_classes[0]: it needs a name, and the provisioner a.example.com"},
 		{"class without a name", good, `{"provisioner":"a.example.com"}`, "storage_classes[0]: it needs a name"},
 	} {

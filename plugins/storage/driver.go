@@ -201,7 +201,7 @@ func (d *Driver) ask(ctx context.Context) (Facts, error) {
 		return Facts{}, asking("GetPluginInfo", err)
 	}
 	if name != d.Name() {
-		return Facts{}, fmt.Errorf("it says that it is the driver %s, and its CSIDriver is %s: they have to be the same", name, d.Name())
+		return Facts{}, fmt.Errorf("it reports the driver name %s, but its CSIDriver is %s: they must be the same", name, d.Name())
 	}
 	var f Facts
 	if f.Identity, err = rpc.GetPluginCapabilities(ctx, d.conn); err != nil {
@@ -216,7 +216,7 @@ func (d *Driver) ask(ctx context.Context) (Facts, error) {
 		return Facts{}, asking("NodeGetInfo", err)
 	}
 	if d.NodeLocal && (!f.Identity[csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS] || len(f.Info.GetAccessibleTopology().GetSegments()) == 0) {
-		return Facts{}, errors.New("it says that it is node-local, and has no VOLUME_ACCESSIBILITY_CONSTRAINTS or no accessible_topology in NodeGetInfo")
+		return Facts{}, errors.New("it declares node_local, but has no VOLUME_ACCESSIBILITY_CONSTRAINTS or no accessible_topology in NodeGetInfo")
 	}
 	if d.NodeLocal && d.drivers.NodeUID != nil {
 		f.NodeUID, err = d.drivers.NodeUID(ctx)

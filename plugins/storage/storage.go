@@ -81,7 +81,7 @@ func (s *Drivers) Run(ctx context.Context) {
 
 // update makes the drivers those of the plugins.
 func (s *Drivers) update(ctx context.Context) {
-	defer s.Work.Begin("a change of drivers")()
+	defer s.Work.Begin("updating the drivers")()
 	wanted, names := map[string]*Driver{}, sets.New[string]()
 	for _, p := range s.Plugins.Plugins(plugins.Storage) {
 		description := p.Description()

@@ -55,7 +55,7 @@ func TestDriverObject(t *testing.T) {
 		{"made, node-local", true, attaches, nil, &no, ""},
 		{"there, and as it was made", false, storage.Facts{}, of(ours, storagev1.CSIDriverSpec{StorageCapacity: &yes, AttachRequired: &no}), &no, ""},
 		{"there, and older", false, storage.Facts{}, of(ours, storagev1.CSIDriverSpec{AttachRequired: &yes, PodInfoOnMount: &yes}), &no, ""},
-		{"somebody else's", false, storage.Facts{}, of(nil, storagev1.CSIDriverSpec{}), nil, "is somebody else's"},
+		{"somebody else's", false, storage.Facts{}, of(nil, storagev1.CSIDriverSpec{}), nil, "belongs to another driver"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var objects []runtime.Object

@@ -151,7 +151,7 @@ func checkFiles(f *options.KubeletFlags) error {
 		"image-credential-provider-bin-dir": f.ImageCredentialProviderBinDir,
 	} {
 		if path == "" {
-			return fmt.Errorf("--kubelet-arg %s: is missing: give image-credential-provider-config and image-credential-provider-bin-dir together", flag)
+			return fmt.Errorf("--kubelet-arg %s: is missing: set image-credential-provider-config and image-credential-provider-bin-dir together", flag)
 		}
 		if _, err := os.Stat(path); err != nil {
 			return fmt.Errorf("--kubelet-arg %s: %w: correct the path", flag, err)
@@ -245,7 +245,7 @@ func Refused() args.Refused {
 		"hairpin-mode":                      "upstream ignores it: it is in the CNI configuration",
 		"runonce":                           "upstream ignores it",
 		"streaming-connection-idle-timeout": "upstream ignores it: containerd serves the streams",
-		"exit-on-lock-contention":           "it would end the whole process; the data directory has a lock of its own",
-		"lock-file":                         "the data directory has a lock of its own",
+		"exit-on-lock-contention":           "it would end the whole process; Kubelith locks the data directory itself",
+		"lock-file":                         "Kubelith locks the data directory itself",
 	})
 }

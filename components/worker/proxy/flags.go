@@ -93,7 +93,7 @@ func refused() args.Refused {
 		metrics  = "the metrics of the whole process are served in one place"
 		inside   = "the component reaches the apiserver inside of the process"
 		mode     = "it belongs to another proxy mode"
-		noAction = "it makes kube-proxy do one thing and exit"
+		noAction = "it would make kube-proxy exit at once"
 	)
 	own := args.Refused{
 		"config":                          "give the settings as arguments",

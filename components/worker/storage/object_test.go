@@ -40,7 +40,7 @@ func TestAwaitDriver(t *testing.T) {
 		{"another key", true, true, here("n1"), driver("kubernetes.io/hostname"), "does not let agents create its volumes"},
 		{"the node has another name in it", true, true, here("id-1"), driver(topologyKey), "must be the node's name, n1"},
 		{"on a server", false, true, here("id-1"), ours, ""},
-		{"on a server, of somebody else", false, true, here("n1"), driver(topologyKey), "is somebody else's"},
+		{"on a server, of somebody else", false, true, here("n1"), driver(topologyKey), "belongs to another driver"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			cs := fake.NewClientset(tc.have)

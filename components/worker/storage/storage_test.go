@@ -326,7 +326,7 @@ func TestRefused(t *testing.T) {
 		{"another name", func(t *testing.T) []*pluginstest.Plugin {
 			return []*pluginstest.Plugin{storagetest.Plugin(t, wrongName, true)}
 		}, nil,
-			"it says that it is the driver other.example.com"},
+			"it reports the driver name other.example.com"},
 		{"no topology", func(t *testing.T) []*pluginstest.Plugin {
 			return []*pluginstest.Plugin{storagetest.Plugin(t, storagetest.NewDriver("", create), true)}
 		}, nil,
@@ -334,7 +334,7 @@ func TestRefused(t *testing.T) {
 		{"somebody else's driver", func(t *testing.T) []*pluginstest.Plugin {
 			return []*pluginstest.Plugin{storagetest.Plugin(t, storagetest.NewDriver("n1", create), true)}
 		},
-			[]runtime.Object{&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName}}}, "is somebody else's"},
+			[]runtime.Object{&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName}}}, "belongs to another driver"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n := run(t, false, tc.plugins(t)[0], tc.have...)

@@ -29,7 +29,7 @@ func enforcementOf(parameter string) (enforcement, error) {
 	case parameter == "":
 		return auto, nil
 	case !slices.Contains(enforcements, e):
-		return "", fmt.Errorf("parameter %s of the StorageClass is %q: it takes auto, quota, file and none", parameterEnforcement, parameter)
+		return "", fmt.Errorf("parameter %s of the StorageClass is %q: use auto, quota, file or none", parameterEnforcement, parameter)
 	}
 	return e, nil
 }

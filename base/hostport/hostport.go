@@ -27,8 +27,8 @@ type Port struct {
 func (p Port) String() string { return fmt.Sprintf("%d/%s", p.Number, p.Protocol) }
 
 // Of returns the ports on which the host of a node listens, and whether the node has reported them.
-func Of(n *corev1.Node) (ports sets.Set[Port], told bool) {
-	text, told := n.Annotations[names.HostPortsAnnotation]
+func Of(n *corev1.Node) (ports sets.Set[Port], reported bool) {
+	text, reported := n.Annotations[names.HostPortsAnnotation]
 	ports = sets.New[Port]()
 	for item := range strings.SplitSeq(text, ",") {
 		number, protocol, _ := strings.Cut(item, "/")
@@ -36,7 +36,7 @@ func Of(n *corev1.Node) (ports sets.Set[Port], told bool) {
 			ports.Insert(Port{corev1.Protocol(protocol), int32(p)})
 		}
 	}
-	return ports, told
+	return ports, reported
 }
 
 // Text returns the annotation for ports: "22/TCP,111/UDP".

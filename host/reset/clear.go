@@ -42,13 +42,13 @@ func (r *Reset) clear(dir string, made, identity []string) error {
 	if r.linked[dir] || os.Remove(r.files.Path(dir)) != nil {
 		left := r.others(dir, nil)
 		if len(left) == 0 {
-			r.say("emptied %s, which is a mount point or a link", dir)
+			r.printf("emptied %s, which is a mount point or a link", dir)
 			return nil
 		}
-		r.say("left in %s: %s", dir, strings.Join(left, ", "))
+		r.printf("left in %s: %s", dir, strings.Join(left, ", "))
 		return nil
 	}
-	r.say("removed %s", dir)
+	r.printf("removed %s", dir)
 	return nil
 }
 

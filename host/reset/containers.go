@@ -198,7 +198,7 @@ func inGroups(p process, groups []string) bool {
 // StopPods ends the processes of all pods, with SIGTERM first, and their shims. Everything else of the node stays: a
 // server that starts later starts the pods again.
 func (r *Reset) StopPods(ctx context.Context) error {
-	if r.findOwned(); !r.ours() {
+	if r.findOwned(); !r.ownsAny() {
 		return nil
 	}
 	return r.stopContainers(ctx)
@@ -222,10 +222,10 @@ func (r *Reset) stopContainers(ctx context.Context) error {
 		return len(now.members)+len(now.shims) == 0
 	})
 	for _, p := range first.members {
-		r.say("stopped container process %d (%s)", p.pid, p.name)
+		r.printf("stopped container process %d (%s)", p.pid, p.name)
 	}
 	for _, p := range first.shims {
-		r.say("stopped shim %d", p.pid)
+		r.printf("stopped shim %d", p.pid)
 	}
 	if !gone {
 		left := r.containers()

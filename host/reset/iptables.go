@@ -71,7 +71,7 @@ func (r *Reset) removeKubeletChains(ctx context.Context) []error {
 			}
 		}
 		if len(errs) == failed {
-			r.say("removed the kubelet's chains from the table %s %s", t.family, t.name)
+			r.printf("removed the kubelet's chains from the table %s %s", t.family, t.name)
 		}
 	}
 	return errs

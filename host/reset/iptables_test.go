@@ -42,8 +42,8 @@ func TestKubeletChains(t *testing.T) {
 		t.Errorf("got  %q\nwant %q", nets.removed, want)
 	}
 	for name, change := range map[string]func(*Reset){
-		"another server":     func(r *Reset) { r.neighbour = func() bool { return true } },
-		"somebody's kubelet": func(r *Reset) { r.owned.kubelet = false },
+		"another server":  func(r *Reset) { r.neighbour = func() bool { return true } },
+		"another kubelet": func(r *Reset) { r.owned.kubelet = false },
 	} {
 		nets := &fakeNetwork{tables: tables()}
 		r, _ := newTestReset(hosttest.New(t), nets)

@@ -128,19 +128,19 @@ func (r *Reset) removeCgroups(ctx context.Context, pods, around []string) []erro
 		if err := r.stopUnits(ctx, units); err != nil {
 			errs = append(errs, fmt.Errorf("stop the slices of pods: %w", err))
 		} else {
-			r.say("stopped %d slices of systemd", len(units))
+			r.printf("stopped %d slices of systemd", len(units))
 		}
 	}
 	for _, g := range pods {
 		if err := os.Remove(r.files.Path(g)); err == nil {
-			r.say("removed control group %s", g)
+			r.printf("removed control group %s", g)
 		} else if !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("remove control group: %w", err))
 		}
 	}
 	for _, g := range around {
 		if os.Remove(r.files.Path(g)) == nil {
-			r.say("removed control group %s", g)
+			r.printf("removed control group %s", g)
 		}
 	}
 	return errs
@@ -196,7 +196,7 @@ func (r *Reset) endPlugins() error {
 	}
 	n, err := r.opts.EndPlugins(r.opts.RunDir)
 	if n > 0 {
-		r.say("stopped %d plugin processes", n)
+		r.printf("stopped %d plugin processes", n)
 	}
 	if err != nil {
 		return fmt.Errorf("stop the plugin processes: %w", err)

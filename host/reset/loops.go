@@ -34,7 +34,7 @@ func (r *Reset) detachLoops(devices []string) (errs []error) {
 			errs = append(errs, fmt.Errorf("detach %s: %w: try `losetup --detach %s`", device, err, device))
 			continue
 		}
-		r.say("detached %s", device)
+		r.printf("detached %s", device)
 	}
 	return errs
 }

@@ -96,7 +96,7 @@ func (r *Reset) unmountAll() []error {
 			}
 			delete(failed, m)
 			progress = true
-			r.say("unmounted %s", m)
+			r.printf("unmounted %s", m)
 		}
 		if !progress {
 			break

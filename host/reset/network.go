@@ -69,7 +69,7 @@ func (r *Reset) removeNetwork(ctx context.Context, bridge string, ids map[string
 				errs = append(errs, fmt.Errorf("remove interface %s: %w", link, err))
 				continue
 			}
-			r.say("removed interface %s", link)
+			r.printf("removed interface %s", link)
 		}
 	}
 	errs = append(errs, r.removeNodeNetwork()...)
@@ -79,14 +79,14 @@ func (r *Reset) removeNetwork(ctx context.Context, bridge string, ids map[string
 			errs = append(errs, fmt.Errorf("remove nftables table %s %s: %w", t.family, t.name, err))
 			continue
 		}
-		r.say("removed nftables table %s %s", t.family, t.name)
+		r.printf("removed nftables table %s %s", t.family, t.name)
 	}
 	for _, rule := range rules {
 		if _, err := r.nets.nft(ctx, "delete", "rule", rule.table.family, rule.table.name, rule.chain, "handle", rule.handle); err != nil {
 			errs = append(errs, fmt.Errorf("remove nftables rule of %s: %w", rule.comment, err))
 			continue
 		}
-		r.say("removed nftables rule of %s", rule.comment)
+		r.printf("removed nftables rule of %s", rule.comment)
 	}
 	errs = append(errs, r.removeKubeletChains(ctx)...)
 	return append(errs, r.removeUnusedTables(ctx)...)

@@ -35,13 +35,13 @@ func (r *Reset) removeNodeNetwork() []error {
 			errs = append(errs, fmt.Errorf("remove interface %s: %w", link, err))
 			continue
 		}
-		r.say("removed interface %s", link)
+		r.printf("removed interface %s", link)
 	}
 	if routes > 0 {
 		if err := r.nets.removeRoutes(names.RouteProtocol); err != nil {
 			return append(errs, fmt.Errorf("remove routes to other nodes: %w", err))
 		}
-		r.say("removed %d routes to other nodes", routes)
+		r.printf("removed %d routes to other nodes", routes)
 	}
 	return errs
 }

@@ -119,7 +119,7 @@ func (r *Reset) removeUnusedTables(ctx context.Context) []error {
 			errs = append(errs, fmt.Errorf("remove nftables table %s %s: %w", t.family, t.name, err))
 			continue
 		}
-		r.say("removed nftables table %s %s", t.family, t.name)
+		r.printf("removed nftables table %s %s", t.family, t.name)
 	}
 	return errs
 }

@@ -121,8 +121,8 @@ func (r *Reset) findOwned() {
 // owned are the directories that belong to the cluster. The content of others is not inspected.
 type owned struct{ run, kubelet, data bool }
 
-// ours reports whether anything belongs to the cluster.
-func (r *Reset) ours() bool { return r.owned != (owned{}) }
+// ownsAny reports whether anything belongs to the cluster.
+func (r *Reset) ownsAny() bool { return r.owned != (owned{}) }
 
 // removable returns the directory with its symbolic links resolved, or an error for one that is not Kubelith's alone.
 func removable(dir string) (string, error) {
@@ -144,7 +144,7 @@ func removable(dir string) (string, error) {
 // Plan returns one line for each thing that Run would do now; nothing when there is nothing to do.
 func (r *Reset) Plan() []string {
 	r.findOwned()
-	if !r.ours() {
+	if !r.ownsAny() {
 		return nil
 	}
 	var lines []string
@@ -177,15 +177,15 @@ func (r *Reset) Plan() []string {
 	add(len(logs), "remove %d log files and directories of pods", len(logs))
 	add(len(cgroups), "remove %d control groups of pods", len(cgroups))
 	add(len(cni), "remove %d addresses and results of the pod network", len(cni))
-	for _, path := range r.doomed() {
+	for _, path := range r.toRemove() {
 		add(1, "remove %s", path)
 	}
 	for dir, made := range map[string][]string{r.opts.KubeletRootDir: append(datadir.MadeByKubelet(), datadir.KubeletMark), r.opts.DataDir: append(datadir.Made(), datadir.Identity()...)} {
-		if left := r.others(dir, made); slices.Contains(r.doomed(), dir) && len(left) > 0 {
+		if left := r.others(dir, made); slices.Contains(r.toRemove(), dir) && len(left) > 0 {
 			add(1, "but leave in %s: %s", dir, strings.Join(left, ", "))
 		}
 	}
-	for _, dir := range r.strangers() {
+	for _, dir := range r.foreignDirs() {
 		add(len(lines), "leave %s: it is not this cluster's", dir)
 	}
 	return lines
@@ -195,7 +195,7 @@ func (r *Reset) Plan() []string {
 // all. Running it twice is no error.
 func (r *Reset) Run(ctx context.Context) error {
 	r.findOwned()
-	if !r.ours() {
+	if !r.ownsAny() {
 		return nil
 	}
 	found := r.containers()
@@ -214,15 +214,15 @@ func (r *Reset) Run(ctx context.Context) error {
 		errs = append(errs, r.remove(path))
 	}
 	errs = append(errs, r.removeDirs()...)
-	for _, dir := range r.strangers() {
-		r.say("left %s: it is not this cluster's", dir)
+	for _, dir := range r.foreignDirs() {
+		r.printf("left %s: it is not this cluster's", dir)
 	}
 	if r.neighbour() {
-		r.say("left the packet filter's tables, the bridge and the pods' directories: another server runs here")
+		r.printf("left the packet filter's tables, the bridge and the pods' directories: another server runs here")
 	} else if r.opts.Data && r.owned.kubelet {
 		for _, dir := range r.sharedDirs() {
 			if os.Remove(r.files.Path(dir)) == nil { // fails when it is not empty
-				r.say("removed %s", dir)
+				r.printf("removed %s", dir)
 			}
 		}
 	}
@@ -243,8 +243,8 @@ func (r *Reset) dirs() []string {
 	return out
 }
 
-// strangers are the given directories that exist and belong to another owner.
-func (r *Reset) strangers() []string {
+// foreignDirs are the given directories that exist and belong to another owner.
+func (r *Reset) foreignDirs() []string {
 	var out []string
 	for _, dir := range []string{r.opts.RunDir, r.opts.KubeletRootDir, r.opts.DataDir} {
 		if r.files.Exists(dir) && !slices.Contains(r.dirs(), dir) {
@@ -254,9 +254,9 @@ func (r *Reset) strangers() []string {
 	return out
 }
 
-// doomed are the existing files and directories to remove; the data directory is last, because it proves that the
+// toRemove are the existing files and directories to remove; the data directory is last, because it proves that the
 // others are ours.
-func (r *Reset) doomed() []string {
+func (r *Reset) toRemove() []string {
 	var candidates []string
 	for _, dir := range r.dirs() {
 		if dir == r.opts.DataDir && r.ownKubeconfig() {
@@ -273,7 +273,7 @@ func (r *Reset) doomed() []string {
 // removeDirs removes those; in the kubelet's and the data directory, only what we have created.
 func (r *Reset) removeDirs() []error {
 	var errs []error
-	for _, path := range r.doomed() {
+	for _, path := range r.toRemove() {
 		switch path {
 		case r.opts.KubeletRootDir:
 			errs = append(errs, r.clearKubelet())
@@ -318,17 +318,17 @@ func (r *Reset) remove(path string) error {
 		if err := r.files.Empty(path); err != nil {
 			return fmt.Errorf("empty %s: %w", path, err)
 		}
-		r.say("emptied %s, which is a separate mount", path)
+		r.printf("emptied %s, which is a separate mount", path)
 		return nil
 	}
 	if err := os.RemoveAll(r.files.Path(path)); err != nil {
 		return fmt.Errorf("remove %s: %w", path, err)
 	}
-	r.say("removed %s", path)
+	r.printf("removed %s", path)
 	return nil
 }
 
-func (r *Reset) say(format string, args ...any) { fmt.Fprintf(r.opts.Out, format+"\n", args...) }
+func (r *Reset) printf(format string, args ...any) { fmt.Fprintf(r.opts.Out, format+"\n", args...) }
 
 // poll calls done until it returns true, ctx ends or the limit is over.
 func poll(ctx context.Context, limit time.Duration, done func() bool) bool {

@@ -124,7 +124,7 @@ func TestContainersOfOthersStay(t *testing.T) {
 	}
 }
 
-func TestRunRemovesOnlyOurs(t *testing.T) {
+func TestRunRemovesOnlyOwned(t *testing.T) {
 	h := hosttest.New(t)
 	rule := func(comment string) string {
 		return `{"rule":{"family":"inet","table":"t","chain":"c","handle":7,"comment":"` + comment + `"}}`
@@ -272,7 +272,7 @@ func TestForeignDirectoriesStay(t *testing.T) {
 	}
 	// The data directory may have been deleted by hand: its run directory proves it.
 	h.Write("/r/data-dir", "/d\n")
-	if r.findOwned(); !r.ours() {
+	if r.findOwned(); !r.ownsAny() {
 		t.Error("the run directory of /d is not taken for its own")
 	}
 }

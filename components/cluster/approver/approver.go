@@ -150,7 +150,7 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 		AddFunc:    label,
 		UpdateFunc: func(_, obj any) { label(obj) },
 		DeleteFunc: func(obj any) {
-			if s.noteGone(obj) {
+			if s.recordDeleted(obj) {
 				deleted.Send()
 			}
 		},

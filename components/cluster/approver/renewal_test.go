@@ -62,17 +62,17 @@ func TestRenewal(t *testing.T) {
 		want    string
 		owner   string // who has the name afterwards
 	}{
-		"a node":                              {[]runtime.Object{of("a"), reservation("a", machine("a"), made)}, nil, none, "approved", machine("a")},
-		"deleted":                             {[]runtime.Object{reservation("a", machine("a"), made)}, nil, none, "NotANode: node a does not exist: its machine must join again with a token", machine("a")},
-		"of another machine":                  {[]runtime.Object{of("b"), reservation("a", machine("a"), made)}, nil, none, otherMachine, machine("a")},
-		"without a label":                     {[]runtime.Object{node("a"), reservation("a", machine("a"), made)}, nil, none, otherMachine, machine("a")},
-		"of no machine":                       {[]runtime.Object{node("a")}, nil, none, otherMachine, ""},
-		"reserved for nobody":                 {[]runtime.Object{of("a"), reservation("a", "", made)}, nil, none, otherMachine, ""},
-		"deleted and registered again":        {[]runtime.Object{of("a")}, nil, none, "approved", machine("a")[:63]},
-		"deleted, registered again, reserved": {[]runtime.Object{of("a"), reservation("a", machine("a")[:63], made)}, nil, none, "approved", machine("a")[:63]},
-		"removed after it asked":              {[]runtime.Object{of("a"), reservation("a", machine("a"), made)}, removedAt{"a": made.Add(time.Second)}, none, "NotANode: the node a was removed: join again with a token", machine("a")},
-		"removed and joined before it asked":  {[]runtime.Object{of("a"), reservation("a", machine("a"), made)}, removedAt{"a": made.Add(-time.Minute)}, none, "approved", machine("a")},
-		"another was removed":                 {[]runtime.Object{of("a"), reservation("a", machine("a"), made)}, removedAt{"b": made.Add(time.Hour)}, none, "approved", machine("a")},
+		"a node":                                {[]runtime.Object{of("a"), reservation("a", machine("a"), made)}, nil, none, "approved", machine("a")},
+		"deleted":                               {[]runtime.Object{reservation("a", machine("a"), made)}, nil, none, "NotANode: node a does not exist: its machine must join again with a token", machine("a")},
+		"of another machine":                    {[]runtime.Object{of("b"), reservation("a", machine("a"), made)}, nil, none, otherMachine, machine("a")},
+		"without a label":                       {[]runtime.Object{node("a"), reservation("a", machine("a"), made)}, nil, none, otherMachine, machine("a")},
+		"of no machine":                         {[]runtime.Object{node("a")}, nil, none, otherMachine, ""},
+		"reserved for no machine":               {[]runtime.Object{of("a"), reservation("a", "", made)}, nil, none, otherMachine, ""},
+		"deleted and registered again":          {[]runtime.Object{of("a")}, nil, none, "approved", machine("a")[:63]},
+		"deleted, registered again, reserved":   {[]runtime.Object{of("a"), reservation("a", machine("a")[:63], made)}, nil, none, "approved", machine("a")[:63]},
+		"removed after its request":             {[]runtime.Object{of("a"), reservation("a", machine("a"), made)}, removedAt{"a": made.Add(time.Second)}, none, "NotANode: the node a was removed: join again with a token", machine("a")},
+		"removed and joined before its request": {[]runtime.Object{of("a"), reservation("a", machine("a"), made)}, removedAt{"a": made.Add(-time.Minute)}, none, "approved", machine("a")},
+		"another was removed":                   {[]runtime.Object{of("a"), reservation("a", machine("a"), made)}, removedAt{"b": made.Add(time.Hour)}, none, "approved", machine("a")},
 		"for another node": {[]runtime.Object{of("a"), reservation("a", machine("a"), made)}, nil, func(r *certificatesv1.CertificateSigningRequest) {
 			r.Spec.Username = "system:node:b"
 		}, "NotItself: system:node:b may request a certificate for itself only, not for system:node:a", machine("a")},
@@ -142,7 +142,7 @@ func TestForgetRemoved(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.now = func() time.Time { return made }
-			c.forgetRemoved(t.Context())
+			c.deleteOldRecords(t.Context())
 			left, err := secrets.List(t.Context(), metav1.ListOptions{})
 			if err != nil || len(left.Items) != tc.want {
 				t.Errorf("%d records, %v, want %d", len(left.Items), err, tc.want)

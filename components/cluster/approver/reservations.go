@@ -138,8 +138,8 @@ func nodeOf(reservation *corev1.ConfigMap) string {
 	return strings.TrimPrefix(reservation.Name, names.ReservationPrefix)
 }
 
-// noteGone records a deleted Node.
-func (s *Server) noteGone(obj any) bool {
+// recordDeleted records a deleted Node.
+func (s *Server) recordDeleted(obj any) bool {
 	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = tombstone.Obj
 	}
@@ -212,7 +212,7 @@ func (s *Server) freeAbandoned(ctx context.Context) {
 	if err != nil {
 		return // a lister fails only when its index is broken
 	}
-	var asked map[string]bool
+	var requested map[string]bool
 	for _, r := range reservations {
 		name := nodeOf(r)
 		if s.now().Sub(r.CreationTimestamp.Time) < abandoned {
@@ -221,10 +221,10 @@ func (s *Server) freeAbandoned(ctx context.Context) {
 		if _, err := s.nodes.Get(name); err == nil {
 			continue
 		}
-		if asked == nil {
-			asked = s.asked()
+		if requested == nil {
+			requested = s.requestedNames()
 		}
-		if asked[name] {
+		if requested[name] {
 			continue
 		}
 		if err := s.free(ctx, r); err != nil {

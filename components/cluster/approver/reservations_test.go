@@ -38,7 +38,7 @@ func TestFreeGone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(t, append(tc.objects, reservation("b", "m", made))...)
-			if !c.noteGone(cache.DeletedFinalStateUnknown{Obj: node("a")}) || c.noteGone("x") {
+			if !c.recordDeleted(cache.DeletedFinalStateUnknown{Obj: node("a")}) || c.recordDeleted("x") {
 				t.Error("a deleted Node is not noticed, or something else is")
 			}
 			c.freeGone(t.Context())
@@ -63,7 +63,7 @@ func TestFreeGoneByLabel(t *testing.T) {
 		c := newCluster(t, reservation("a", machine, made.Add(time.Second)))
 		gone := node("a")
 		gone.Labels = map[string]string{names.MachineLabel: hash("a")[:63]}
-		c.noteGone(gone)
+		c.recordDeleted(gone)
 		c.freeGone(t.Context())
 		if got := c.reservedFor(t, "a"); got != want {
 			t.Errorf("reserved for %q after the Node of a was deleted: %q, want %q", machine, got, want)
@@ -77,7 +77,7 @@ func TestFreeGoneAgain(t *testing.T) {
 	c.client.PrependReactor("delete", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return fail, nil, errors.New("no quorum")
 	})
-	c.noteGone(node("a"))
+	c.recordDeleted(node("a"))
 	c.freeGone(t.Context())
 	if c.reservedFor(t, "a") == "" {
 		t.Fatal("it did not fail")
@@ -114,13 +114,13 @@ func TestRemoveDenied(t *testing.T) {
 		return r
 	}
 	key := newKey(t)
-	stranger := with(joining(t, "", "a", key), "of-a-person", certificatesv1.CertificateDenied, made)
-	stranger.Spec.Username = "alice"
+	foreign := with(joining(t, "", "a", key), "of-a-person", certificatesv1.CertificateDenied, made)
+	foreign.Spec.Username = "alice"
 	c := newCluster(t,
 		with(joining(t, "", "a", key), "denied", certificatesv1.CertificateDenied, made),
 		with(joining(t, "", "a", key), "just-denied", certificatesv1.CertificateDenied, made.Add(time.Second)),
 		with(joining(t, "", "a", key), "approved", certificatesv1.CertificateApproved, made),
-		with(serving(t, "a", []string{"a"}), "serving", certificatesv1.CertificateDenied, made), stranger)
+		with(serving(t, "a", []string{"a"}), "serving", certificatesv1.CertificateDenied, made), foreign)
 	c.now = func() time.Time { return made.Add(time.Minute) }
 	c.removeDenied(t.Context())
 	for name, kept := range map[string]bool{"denied": false, "just-denied": true, "approved": true, "serving": true, "of-a-person": true} {

@@ -86,13 +86,13 @@ func (s *Server) foreign(ctx context.Context, name string, request *x509.Certifi
 	others = slices.DeleteFunc(slices.Clone(others), func(n *corev1.Node) bool { return n.Name == name })
 
 	own := namesOf(node)
-	for _, asked := range sans(request) {
-		if !own[asked] {
-			return fmt.Sprintf("%s is not an address or name of the node %s, which has %s", asked, name, strings.Join(sorted(own), ", ")), nil
+	for _, requested := range sans(request) {
+		if !own[requested] {
+			return fmt.Sprintf("%s is not an address or name of the node %s, which has %s", requested, name, strings.Join(sorted(own), ", ")), nil
 		}
 		for _, other := range others {
-			if namesOf(other)[asked] {
-				return fmt.Sprintf("%s is also an address or name of node %s: run kubectl delete node %s if that machine is gone", asked, other.Name, other.Name), nil
+			if namesOf(other)[requested] {
+				return fmt.Sprintf("%s is also an address or name of node %s: run kubectl delete node %s if that machine is gone", requested, other.Name, other.Name), nil
 			}
 		}
 	}

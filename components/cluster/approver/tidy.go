@@ -43,13 +43,13 @@ func (s *Server) tidy(ctx context.Context, deleted, unlabelled <-chan struct{}) 
 			s.freeGone(ctx)
 			s.freeAbandoned(ctx)
 			s.removeDenied(ctx)
-			s.forgetRemoved(ctx)
+			s.deleteOldRecords(ctx)
 		}
 	}
 }
 
-// forgetRemoved deletes the records of nodes whose certificates have all expired since they were removed.
-func (s *Server) forgetRemoved(ctx context.Context) {
+// deleteOldRecords deletes the records of nodes whose certificates have all expired since they were removed.
+func (s *Server) deleteOldRecords(ctx context.Context) {
 	limit := s.now().Add(-max(s.opts.CertificateLife, recordedFor) - time.Hour)
 	for _, name := range s.removed.OlderThan(limit) {
 		if err := s.client.CoreV1().Secrets(namespace).Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
@@ -85,9 +85,9 @@ func deniedSince(csr *certificatesv1.CertificateSigningRequest) (time.Time, bool
 	return time.Time{}, false
 }
 
-// asked returns the names of the requests that exist and are not denied. Upstream's cleaner removes approved requests
-// after one to two hours, and pending ones after a day.
-func (s *Server) asked() map[string]bool {
+// requestedNames returns the names of the requests that exist and are not denied. Upstream's cleaner removes approved
+// requests after one to two hours, and pending ones after a day.
+func (s *Server) requestedNames() map[string]bool {
 	names := map[string]bool{}
 	all, err := s.requests.List(labels.Everything())
 	if err != nil {

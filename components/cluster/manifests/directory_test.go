@@ -35,8 +35,8 @@ func TestEarlierRelease(t *testing.T) {
 	b.pass(true, []file{of("b", "ConfigMap b")}, "apply ConfigMap b", "remove ConfigMap a", "drop manifest-a")
 }
 
-// TestEmbeddedGoes: an embedded manifest that a release no longer has is deleted whichever server leads.
-func TestEmbeddedGoes(t *testing.T) {
+// TestEmbeddedManifestRemoved: an embedded manifest that a release no longer has is deleted whichever server leads.
+func TestEmbeddedManifestRemoved(t *testing.T) {
 	b := newBench(t)
 	ours := of("a", "ConfigMap a")
 	ours.parent, ours.yields = "embedded-a", true

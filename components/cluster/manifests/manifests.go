@@ -64,15 +64,15 @@ var (
 	_ lifecycle.Health    = (*Server)(nil)
 )
 
-// lookLimit is how long it may take to apply everything.
-const lookLimit = 10 * time.Minute
+// passLimit is how long it may take to apply everything.
+const passLimit = 10 * time.Minute
 
 // New returns the component; nothing is touched before Run.
 func New(opts Options) (*Server, error) {
 	if opts.Client == nil || opts.Dir == "" || opts.Embedded == nil || opts.Log == nil {
 		return nil, errors.New("manifests: client, directory, embedded files and log are all needed")
 	}
-	return &Server{opts: opts, work: lifecycle.Watchdog{Limit: lookLimit}}, nil
+	return &Server{opts: opts, work: lifecycle.Watchdog{Limit: passLimit}}, nil
 }
 
 // Name implements lifecycle.Component.
@@ -115,7 +115,7 @@ func (s *Server) run(ctx context.Context, k *keeper, ready func()) error {
 			retry = firstRetry
 		case <-next.C:
 		}
-		if s.look(ctx, watched, k) {
+		if s.pass(ctx, watched, k) {
 			retry = firstRetry
 			next.Reset(rescan)
 			continue
@@ -125,8 +125,8 @@ func (s *Server) run(ctx context.Context, k *keeper, ready func()) error {
 	}
 }
 
-// look reads all files and brings the cluster in line with them. It reports whether nothing is left to do.
-func (s *Server) look(ctx context.Context, watched *watchdir.Watcher, k *keeper) bool {
+// pass reads all files and brings the cluster in line with them. It reports whether nothing is left to do.
+func (s *Server) pass(ctx context.Context, watched *watchdir.Watcher, k *keeper) bool {
 	defer s.work.Begin("applying the manifests")()
 	files, err := directory(s.opts.Dir, func(dir string) { watched.Add(dir) })
 	if err == nil {
@@ -136,10 +136,10 @@ func (s *Server) look(ctx context.Context, watched *watchdir.Watcher, k *keeper)
 	}
 	if err != nil {
 		// A directory that cannot be read is not an empty one: everything stays as it is.
-		k.sayOnce("files", err.Error())
+		k.logOnce("files", err.Error())
 		return false
 	}
-	k.said.News("files", "")
+	k.logged.News("files", "")
 	var made bool
 	if k.directory, made = directoryID(s.opts.Dir); made {
 		k.adopts = slices.ContainsFunc(files, func(f file) bool { return !f.yields })

@@ -64,8 +64,8 @@ type keeper struct {
 	directory string
 	adopts    bool
 
-	done map[string]applied // by the name of the parent; a file that is missing here must be applied
-	said logging.Once       // for each file, and for errors about no single file
+	done   map[string]applied // by the name of the parent; a file that is missing here must be applied
+	logged logging.Once       // for each file, and for errors about no single file
 }
 
 // applied is a file whose objects are all in the cluster.
@@ -109,10 +109,10 @@ func (k *keeper) pass(ctx context.Context, files []file) bool {
 	k.complete = false
 	parents, err := k.cluster.parents(ctx)
 	if err != nil {
-		k.sayOnce("parents", "list the files applied before: "+oneLine(err.Error()))
+		k.logOnce("parents", "list the files applied before: "+oneLine(err.Error()))
 		return false
 	}
-	k.said.News("parents", "")
+	k.logged.News("parents", "")
 	all := k.sets(files, parents)
 	wanted := claim(all)
 	k.apply(ctx, all)
@@ -170,7 +170,7 @@ func (k *keeper) sets(files []file, parents map[string]parent) []*set {
 		p := parents[name]
 		ours := k.owns(p)
 		if !ours {
-			k.sayOnce("elsewhere "+name, fmt.Sprintf("%s was applied from another directory: its objects stay; if that directory is gone for good, delete them and ConfigMap %s/%s", p.file, parentNamespace, name))
+			k.logOnce("elsewhere "+name, fmt.Sprintf("%s was applied from another directory: its objects stay; if that directory is gone for good, delete them and ConfigMap %s/%s", p.file, parentNamespace, name))
 		}
 		all = append(all, &set{file: file{name: p.file, parent: name}, parent: p, gone: true, pending: ours})
 	}
@@ -433,10 +433,10 @@ func (k *keeper) report(ctx context.Context, all []*set) bool {
 		if len(s.faults) > 0 {
 			complete = false
 			delete(k.done, s.file.parent)
-			k.tell(ctx, s)
+			k.reportFaults(ctx, s)
 			continue
 		}
-		k.said.News(s.file.parent, "")
+		k.logged.News(s.file.parent, "")
 		if s.pending && !s.pruned {
 			complete = false
 		}
@@ -449,13 +449,13 @@ func (k *keeper) report(ctx context.Context, all []*set) bool {
 	return complete
 }
 
-// tell logs the faults of a set and creates an Event for each, unless they are the same as last time.
-func (k *keeper) tell(ctx context.Context, s *set) {
+// reportFaults logs the faults of a set and creates an Event for each, unless they are the same as last time.
+func (k *keeper) reportFaults(ctx context.Context, s *set) {
 	var lines []string
 	for _, f := range s.faults {
 		lines = append(lines, f.in(s.file.name))
 	}
-	if !k.said.News(s.file.parent, strings.Join(lines, "\n")) {
+	if !k.logged.News(s.file.parent, strings.Join(lines, "\n")) {
 		return
 	}
 	for _, line := range lines {
@@ -466,9 +466,9 @@ func (k *keeper) tell(ctx context.Context, s *set) {
 	}
 }
 
-// sayOnce logs an error that concerns no single file.
-func (k *keeper) sayOnce(about, text string) {
-	if k.said.News(about, text) {
+// logOnce logs an error that concerns no single file.
+func (k *keeper) logOnce(about, text string) {
+	if k.logged.News(about, text) {
 		k.log.Error(text)
 	}
 }

@@ -150,13 +150,13 @@ func (f *fake) took() []string {
 	return calls
 }
 
-// said returns the Events since the last time.
-func (f *fake) said() []string {
+// warnings returns the Events since the last time.
+func (f *fake) warnings() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	said := f.warned
+	warnings := f.warned
 	f.warned = nil
-	return said
+	return warnings
 }
 
 func quiet() logrus.FieldLogger {
@@ -223,7 +223,7 @@ func (b bench) pass(complete bool, files []file, want ...string) {
 
 func (b bench) events(want ...string) {
 	b.Helper()
-	if got := b.said(); !reflect.DeepEqual(got, want) {
+	if got := b.warnings(); !reflect.DeepEqual(got, want) {
 		b.Errorf("Events %q, want %q", got, want)
 	}
 }
@@ -295,7 +295,7 @@ func TestFailure(t *testing.T) {
 	fewer := []file{of("a", "ConfigMap a", "ConfigMap b")}
 	b.pass(false, fewer, "apply ConfigMap a")
 	b.events("a:5: ConfigMap b: too blue")
-	b.pass(false, fewer, "apply ConfigMap a") // tried again, not said again
+	b.pass(false, fewer, "apply ConfigMap a") // tried again, not reported again
 	b.events()
 	b.refuse["b"] = errors.New("too red")
 	b.pass(false, fewer, "apply ConfigMap a")
@@ -314,12 +314,12 @@ func TestUnreadable(t *testing.T) {
 	b := newBench(t)
 	b.pass(true, []file{of("a", "ConfigMap a"), of("b", "ConfigMap b"), of("c", "ConfigMap c")}, "apply ConfigMap a", "apply ConfigMap b", "apply ConfigMap c")
 	b.pass(false, []file{broken("a"), of("b", "ConfigMap d")}, "apply ConfigMap d")
-	if said := b.said(); len(said) != 1 || !strings.HasPrefix(said[0], "a:2: not valid YAML: ") {
-		t.Errorf("Events %q", said)
+	if warnings := b.warnings(); len(warnings) != 1 || !strings.HasPrefix(warnings[0], "a:2: not valid YAML: ") {
+		t.Errorf("Events %q", warnings)
 	}
 	b.restart()
 	b.pass(false, []file{broken("a"), of("b", "ConfigMap d")}, "apply ConfigMap d")
-	b.said()
+	b.warnings()
 	empty := of("a")
 	b.pass(false, []file{empty, of("b", "ConfigMap d")}, "apply ConfigMap d")
 	b.events("a: has no objects: delete the file to delete the objects that it had")

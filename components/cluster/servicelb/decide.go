@@ -55,7 +55,7 @@ func decide(w world) []decision {
 	w.believed = w.opts.Addresses.Of(w.nodes)
 	var mine []*corev1.Service
 	for _, s := range w.services {
-		if ours(s) {
+		if owns(s) {
 			mine = append(mine, s)
 		}
 	}
@@ -90,8 +90,8 @@ func decide(w world) []decision {
 	return decisions
 }
 
-// ours reports whether we are the load balancer of a Service.
-func ours(s *corev1.Service) bool {
+// owns reports whether we are the load balancer of a Service.
+func owns(s *corev1.Service) bool {
 	return s.Spec.Type == corev1.ServiceTypeLoadBalancer && s.DeletionTimestamp == nil &&
 		(s.Spec.LoadBalancerClass == nil || *s.Spec.LoadBalancerClass == Class)
 }

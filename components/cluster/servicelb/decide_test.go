@@ -123,12 +123,12 @@ func TestDecide(t *testing.T) {
 		{"another type", two[:1], []*corev1.Service{lb("a", func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort })}, nil, nil},
 		{"a Service that is being deleted", two[:1], []*corev1.Service{lb("a", func(s *corev1.Service) { s.DeletionTimestamp = &metav1.Time{Time: time.Now()} })}, nil, nil},
 
-		{"a node of somebody else", []*corev1.Node{node("n1", func(n *corev1.Node) { n.Labels = nil }), node("n2")}, []*corev1.Service{lb("a")}, nil,
+		{"a node of another program", []*corev1.Node{node("n1", func(n *corev1.Node) { n.Labels = nil }), node("n2")}, []*corev1.Service{lb("a")}, nil,
 			[]string{"a 10.0.0.2"}},
 		{"a node that is not ready", []*corev1.Node{node("n1", ready(corev1.ConditionFalse)), node("n2")}, []*corev1.Service{lb("a")}, nil, []string{"a 10.0.0.2"}},
 		{"a node that starts again keeps its Services", []*corev1.Node{node("n1", ready(corev1.ConditionFalse)), node("n2")},
 			[]*corev1.Service{lb("a", has("10.0.0.1"))}, nil, []string{"a 10.0.0.1, 10.0.0.2"}},
-		{"a node that nobody has heard from", []*corev1.Node{node("n1", ready(corev1.ConditionUnknown)), node("n2")},
+		{"a node whose state is unknown", []*corev1.Node{node("n1", ready(corev1.ConditionUnknown)), node("n2")},
 			[]*corev1.Service{lb("a", has("10.0.0.1"))}, nil, []string{"a 10.0.0.2"}},
 		{"a cordoned node stays", []*corev1.Node{node("n1", func(n *corev1.Node) {
 			n.Spec.Unschedulable = true
@@ -169,7 +169,7 @@ func TestDecide(t *testing.T) {
 		}, nil, []string{"four 10.0.0.1, 10.0.0.2", "six fd00::1", "two 10.0.0.1, 10.0.0.2, fd00::1"}},
 		{"a family that no node has", two, []*corev1.Service{lb("a", func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol} })}, nil,
 			[]string{"a  NoAddress: no node has an address of the family IPv6"}},
-		{"the address that was asked for", two, []*corev1.Service{lb("a", func(s *corev1.Service) { s.Spec.LoadBalancerIP = "10.0.0.2" })}, nil, []string{"a 10.0.0.2"}},
+		{"the requested address", two, []*corev1.Service{lb("a", func(s *corev1.Service) { s.Spec.LoadBalancerIP = "10.0.0.2" })}, nil, []string{"a 10.0.0.2"}},
 		{"an address that no node has", two, []*corev1.Service{lb("a", func(s *corev1.Service) { s.Spec.LoadBalancerIP = "10.9.9.9" })}, nil,
 			[]string{"a  NoAddress: no eligible node has the address 10.9.9.9 of spec.loadBalancerIP"}},
 
@@ -235,10 +235,10 @@ func TestDecide(t *testing.T) {
 		{"of Kubelith itself, which listens too", []*corev1.Node{node("n1", labelled(names.RoleLabel, "server"), hostListens("6443/TCP,8472/UDP"))}, []*corev1.Service{lb("a", ports(tcp(6443)))}, nil,
 			[]string{"a  PortConflict: port 6443/TCP is taken by Kubelith itself on n1"}},
 		{"a host that has not reported", []*corev1.Node{node("n1", silent), node("n2")}, []*corev1.Service{lb("a")}, nil, []string{"a 10.0.0.2"}},
-		{"no host has told", []*corev1.Node{node("n1", silent)}, []*corev1.Service{lb("a")}, nil,
+		{"no host has reported", []*corev1.Node{node("n1", silent)}, []*corev1.Service{lb("a")}, nil,
 			[]string{"a  HostPort: waiting for the host ports of n1 (annotation kubelith.io/host-ports)"}},
 		{"one that has not reported keeps what it has", []*corev1.Node{node("n1", silent)}, []*corev1.Service{lb("a", has("10.0.0.1"))}, nil, []string{"a 10.0.0.1"}},
-		{"one that tells nonsense", []*corev1.Node{node("n1", hostListens("x,,99999/TCP,-1/TCP,80"))}, []*corev1.Service{lb("a")}, nil, []string{"a 10.0.0.1"}},
+		{"one that reports nonsense", []*corev1.Node{node("n1", hostListens("x,,99999/TCP,-1/TCP,80"))}, []*corev1.Service{lb("a")}, nil, []string{"a 10.0.0.1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := world{services: c.services, nodes: c.nodes,

@@ -20,8 +20,8 @@ func (w world) withoutHosts(s *corev1.Service, all []address, ports ledger) (lef
 	nodes, silent := map[string]sets.Set[string]{}, sets.New[string]()
 	held := holding(s, all)
 	for _, a := range all {
-		taken, told := hostport.Of(a.node)
-		if !told && !slices.Contains(held, a) {
+		taken, reported := hostport.Of(a.node)
+		if !reported && !slices.Contains(held, a) {
 			silent.Insert(a.node.Name)
 			continue
 		}

@@ -20,20 +20,20 @@ import (
 )
 
 func TestProver(t *testing.T) {
-	var asked []string
+	var handshakes []string
 	up := map[string]bool{"10.0.0.1:10250": true}
 	p := newProver(Options{Addresses: nodeaddr.Parse(nil, nil)}, func(_ context.Context, node string, at netip.AddrPort) error {
-		asked = append(asked, node+" "+at.String())
+		handshakes = append(handshakes, node+" "+at.String())
 		if !up[at.String()] {
-			return errors.New("nobody answers")
+			return errors.New("no answer")
 		}
 		return nil
 	})
 	honest := node("n1")
 	thief := node("n2", alsoAt(corev1.NodeInternalIP, unproven), alsoAt(corev1.NodeExternalIP, "198.51.100.2"), alsoAt(corev1.NodeInternalIP, "10.0.0.1"))
 	server := node("n3", labelled(names.RoleLabel, names.RoleServer))
-	stranger := node("n4", func(n *corev1.Node) { n.Labels = nil })
-	nodes := []*corev1.Node{honest, thief, server, stranger}
+	simulated := node("n4", func(n *corev1.Node) { n.Labels = nil })
+	nodes := []*corev1.Node{honest, thief, server, simulated}
 	proven := func(n *corev1.Node, ip string, held bool) bool { return p.proven(n, netip.MustParseAddr(ip), held) }
 
 	if proven(honest, "10.0.0.1", false) || !proven(honest, "10.0.0.1", true) {
@@ -42,9 +42,9 @@ func TestProver(t *testing.T) {
 	if !p.round(t.Context(), nodes) {
 		t.Error("the proof of n1 is no news")
 	}
-	slices.Sort(asked)
-	if want := []string{"n1 10.0.0.1:10250", "n2 1.1.1.1:10250", "n2 10.0.0.2:10250"}; !slices.Equal(asked, want) {
-		t.Errorf("asked %q, want %q", asked, want)
+	slices.Sort(handshakes)
+	if want := []string{"n1 10.0.0.1:10250", "n2 1.1.1.1:10250", "n2 10.0.0.2:10250"}; !slices.Equal(handshakes, want) {
+		t.Errorf("handshakes with %q, want %q", handshakes, want)
 	}
 	for _, c := range []struct {
 		n    *corev1.Node
@@ -56,21 +56,21 @@ func TestProver(t *testing.T) {
 		}
 	}
 
-	asked, up["10.0.0.2:10250"] = nil, true
+	handshakes, up["10.0.0.2:10250"] = nil, true
 	for range refutedAfter - 2 {
 		p.round(t.Context(), nodes)
 	}
-	if slices.Contains(asked, "n1 10.0.0.1:10250") {
-		t.Error("what is proven is asked for again")
+	if slices.Contains(handshakes, "n1 10.0.0.1:10250") {
+		t.Error("an address with a proof gets another handshake")
 	}
 	if !proven(thief, unproven, true) || len(p.refuted(thief, []netip.Addr{netip.MustParseAddr(unproven)})) > 0 {
 		t.Error("a Service loses its address before it is clear")
 	}
 	if !p.round(t.Context(), nodes) || proven(thief, unproven, true) || !proven(thief, "10.0.0.2", false) {
-		t.Error("a Service keeps an address at which nobody answers")
+		t.Error("a Service keeps an address without an answer")
 	}
-	if lines := p.refuted(thief, []netip.Addr{netip.MustParseAddr(unproven)}); len(lines) != 1 || lines[0] != "cannot verify its kubelet at 1.1.1.1 (nobody answers)" {
-		t.Errorf("told: %q", lines)
+	if lines := p.refuted(thief, []netip.Addr{netip.MustParseAddr(unproven)}); len(lines) != 1 || lines[0] != "cannot verify its kubelet at 1.1.1.1 (no answer)" {
+		t.Errorf("logged: %q", lines)
 	}
 
 	// Another node of that name, and one that is not Ready: its kubelet may be starting again.

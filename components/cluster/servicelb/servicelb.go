@@ -203,7 +203,7 @@ func (w *writer) ofOurService(obj any) bool {
 		return false
 	}
 	service, err := w.services.Services(slice.Namespace).Get(slice.Labels[discoveryv1.LabelServiceName])
-	return err == nil && ours(service)
+	return err == nil && owns(service)
 }
 
 // loop runs a pass for each signal until ctx ends.

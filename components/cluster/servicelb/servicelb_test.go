@@ -70,7 +70,7 @@ func patches(t *testing.T, cs *fake.Clientset) (names []string) {
 		}
 		names = append(names, p.GetName()+"/"+p.GetSubresource())
 		if want := fmt.Sprintf(`"uid":%q`, p.GetName()); !strings.Contains(string(p.GetPatch()), want) {
-			t.Errorf("a patch without the UID makes a Service that is gone anew: %s", p.GetPatch())
+			t.Errorf("a patch without the UID creates a deleted Service again: %s", p.GetPatch())
 		}
 	}
 	return names
@@ -176,7 +176,7 @@ func TestFollowsTheCluster(t *testing.T) {
 	}
 	for _, e := range events.Items {
 		if e.Count != 1 {
-			t.Errorf("told %d times: %s %s", e.Count, e.InvolvedObject.Name, e.Message)
+			t.Errorf("reported %d times: %s %s", e.Count, e.InvolvedObject.Name, e.Message)
 		}
 	}
 	got, err := cs.CoreV1().Services("ns").Get(ctx, "other", metav1.GetOptions{})
@@ -242,6 +242,6 @@ func TestWithdraw(t *testing.T) {
 	addressesAre(t, cs, "c")
 	b, err := cs.CoreV1().Services("ns").Get(ctx, "b", metav1.GetOptions{})
 	if err != nil || len(b.Status.LoadBalancer.Ingress) != 1 {
-		t.Errorf("somebody else's address: %v, %v", b.Status, err)
+		t.Errorf("another client's address: %v, %v", b.Status, err)
 	}
 }

@@ -43,8 +43,8 @@ type writer struct {
 	changed  reconcile.Signal
 	work     *lifecycle.Watchdog
 
-	told    map[types.UID]string // the problem in the last Event of each Service
-	refused map[string]string    // the last message about each node, by name
+	reported map[types.UID]string // the problem in the last Event of each Service
+	refused  map[string]string    // the last message about each node, by name
 
 	prover *prover
 }
@@ -59,22 +59,22 @@ func (w *writer) pass(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.tellNodes(nodes)
-	told := map[types.UID]string{}
+	w.reportNodes(nodes)
+	reported := map[types.UID]string{}
 	var errs []error
 	for _, d := range decide(world{services: services, nodes: nodes, local: w.local, listens: w.listens, proven: w.prover.proven, opts: w.opts}) {
 		if err := w.write(ctx, d); err != nil {
 			errs = append(errs, err)
 		}
 		if d.message != "" {
-			if w.told[d.service.UID] != d.message {
+			if w.reported[d.service.UID] != d.message {
 				w.events.Event(d.service, corev1.EventTypeWarning, d.reason, d.message)
 				w.log.Warnf("Service %s/%s: %s", d.service.Namespace, d.service.Name, d.message)
 			}
-			told[d.service.UID] = d.message
+			reported[d.service.UID] = d.message
 		}
 	}
-	w.told = told
+	w.reported = reported
 	return errors.Join(errs...)
 }
 
@@ -149,8 +149,8 @@ func (w *writer) listens(service *corev1.Service, n *corev1.Node, p hostport.Por
 	return false
 }
 
-// tellNodes logs, once, which addresses of nodes are not used.
-func (w *writer) tellNodes(nodes []*corev1.Node) {
+// reportNodes logs, once, which addresses of nodes are not used.
+func (w *writer) reportNodes(nodes []*corev1.Node) {
 	believed, now := w.opts.Addresses.Of(nodes), map[string]string{}
 	for _, n := range nodes {
 		if n.Labels[names.RoleLabel] == "" {

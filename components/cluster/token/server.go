@@ -94,10 +94,10 @@ const (
 	// read.
 	ttl         = 24 * time.Hour
 	renewBefore = time.Hour
-	// lookEvery is how often everything is checked without an event; retry is the time after a failure.
-	lookEvery = 10 * time.Minute
-	retry     = 100 * time.Millisecond
-	retryLate = 2 * time.Second
+	// checkEvery is how often everything is checked without an event; retry is the time after a failure.
+	checkEvery = 10 * time.Minute
+	retry      = 100 * time.Millisecond
+	retryLate  = 2 * time.Second
 )
 
 // Healthy implements lifecycle.Health: nothing takes too long.
@@ -118,7 +118,7 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 		return err
 	}
 	defer stop()
-	told := false
+	announced := false
 	reconcile.Loop(ctx, changed, 0, func() time.Duration {
 		done := s.work.Begin("publishing the join token")
 		err := s.keep(ctx)
@@ -127,12 +127,12 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 		case ctx.Err() != nil:
 			return 0
 		case err == nil:
-			if !told {
+			if !announced {
 				s.opts.Log.Infof("to join a machine, create a token here: %s; then run there, with that file: %s", MakeCommand, Command(s.opts.Server))
-				told = true
+				announced = true
 				ready()
 			}
-			return lookEvery
+			return checkEvery
 		case apierrors.IsNotFound(err): // of a new cluster: the apiserver is just creating the namespaces
 			return retry
 		default:
@@ -155,7 +155,7 @@ func (s *Server) watch(ctx context.Context) (<-chan struct{}, func(), error) {
 		},
 		DeleteFunc: func(object any) {
 			key, err := cache.DeletionHandlingMetaNamespaceKeyFunc(object)
-			if err == nil && (s.ours(key) || strings.HasPrefix(key, token)) {
+			if err == nil && (s.concerns(key) || strings.HasPrefix(key, token)) {
 				changed.Send()
 			}
 		},
@@ -190,7 +190,7 @@ func (s *Server) publish(ctx context.Context, namespace, name string, data map[s
 	return publish(ctx, s.client, namespace, name, data)
 }
 
-func (s *Server) ours(key string) bool {
+func (s *Server) concerns(key string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.published[key] != nil

@@ -139,7 +139,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	waiting, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup
 	defer func() { stop(); group.Wait() }()
-	group.Go(func() { s.tellReady(waiting, own, ready) })
+	group.Go(func() { s.announceReady(waiting, own, ready) })
 	return prepared.Run(ctx)
 }
 

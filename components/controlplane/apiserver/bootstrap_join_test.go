@@ -32,7 +32,7 @@ func allowed(t *testing.T, cs kubernetes.Interface, verb, group, resource, names
 func TestRightsToJoin(t *testing.T) {
 	c := serve(t)
 	machine := clientFor(t, c.Config("system:bootstrap:abc123", "system:bootstrappers", names.JoiningAgents))
-	stranger := clientFor(t, c.Config("system:bootstrap:abc123", "system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token"))
+	foreign := clientFor(t, c.Config("system:bootstrap:abc123", "system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token"))
 	node, token, approver := clientFor(t, c.NodeConfig("joined")), clientFor(t, c.Config(client.Token)), clientFor(t, c.Config(client.Approver))
 	if who, err := machine.AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{}); err != nil || who.Status.UserInfo.Username != "system:bootstrap:abc123" {
 		t.Fatalf("%v, %v", who, err)
@@ -52,8 +52,8 @@ func TestRightsToJoin(t *testing.T) {
 		{"a machine", machine, "create", certificates, csrs + "/selfnodeclient", "", "", false},
 		{"a machine", machine, "list", "", "nodes", "", "", false},
 		{"a machine", machine, "get", "", "secrets", "kube-system", "bootstrap-token-abc123", false},
-		{"with a token of others", stranger, "create", certificates, csrs, "", "", false},
-		{"with a token of others", stranger, "get", "", "configmaps", "kube-system", "kubelith-cluster", false},
+		{"with a token of others", foreign, "create", certificates, csrs, "", "", false},
+		{"with a token of others", foreign, "get", "", "configmaps", "kube-system", "kubelith-cluster", false},
 		{"a node", node, "create", certificates, csrs, "", "", true},
 		{"a node", node, "create", certificates, csrs + "/selfnodeclient", "", "", false}, // upstream would renew it for ever
 		{"a node", node, "create", certificates, csrs + "/nodeclient", "", "", false},

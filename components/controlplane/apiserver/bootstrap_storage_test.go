@@ -35,7 +35,7 @@ func TestStorageIdentity(t *testing.T) {
 			_, err := cs.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "server.example.com"}}, metav1.CreateOptions{})
 			return err
 		},
-		"tell the space": func() error {
+		"report the capacity": func() error {
 			_, err := cs.StorageV1().CSIStorageCapacities(metav1.NamespaceSystem).Create(ctx, capacity, metav1.CreateOptions{})
 			return err
 		},

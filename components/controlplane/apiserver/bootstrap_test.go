@@ -134,7 +134,7 @@ func TestBootstrapWaitsForAdmission(t *testing.T) {
 			}
 		}
 		if !strings.Contains(out.String(), "all objects that the cluster needs are written") {
-			t.Errorf("the end is not told:\n%s", out)
+			t.Errorf("the end is not logged:\n%s", out)
 		}
 	})
 }
@@ -276,6 +276,6 @@ func TestBootstrapObjects(t *testing.T) {
 	})
 	// What may not be read or written is an error for each kind, which is tried again.
 	if failed := pass(t, clientFor(t, serve(t).Config(client.Scheduler))); len(failed) < 4 || !apierrors.IsForbidden(failed[0]) {
-		t.Errorf("as somebody without rights: %v", failed)
+		t.Errorf("as a user without rights: %v", failed)
 	}
 }

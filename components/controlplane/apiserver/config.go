@@ -63,7 +63,7 @@ func (s *Server) newConfig(ctx context.Context, opts options.CompletedOptions) (
 	if err != nil {
 		return nil, err
 	}
-	extensions.GenericConfig.LoopbackClientConfig = tellConflicts(generic.LoopbackClientConfig)
+	extensions.GenericConfig.LoopbackClientConfig = reportConflicts(generic.LoopbackClientConfig)
 	aggregator, err := controlplaneapiserver.CreateAggregatorConfig(*generic, opts.CompletedOptions, own, services, cp.ProxyTransport, cp.Extra.PeerProxy, initializers)
 	if err != nil {
 		return nil, err

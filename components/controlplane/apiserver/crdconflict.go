@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// tellConflicts returns the client configuration for the controllers of the API extensions. With it, an update of a
+// reportConflicts returns the client configuration for the controllers of the API extensions. With it, an update of a
 // CustomResourceDefinition that is being deleted fails with an error that they retry, not with a conflict.
 //
 // Upstream's finalizer assumes that a conflict comes from another client, whose update will wake it. But when it runs
@@ -20,16 +20,16 @@ import (
 // "could not list instances: storage is (re)initializing", until the informer's resync, for up to five minutes.
 // Source: sync and updateCustomResourceDefinition in
 // k8s.io/apiextensions-apiserver/pkg/controller/finalizer/crd_finalizer.go.
-func tellConflicts(loopback *rest.Config) *rest.Config {
+func reportConflicts(loopback *rest.Config) *rest.Config {
 	c := rest.CopyConfig(loopback)
-	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return conflictTeller{next} })
+	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return conflictReporter{next} })
 	return c
 }
 
-type conflictTeller struct{ next http.RoundTripper }
+type conflictReporter struct{ next http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
-func (t conflictTeller) RoundTrip(r *http.Request) (*http.Response, error) {
+func (t conflictReporter) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Method != http.MethodPut || r.GetBody == nil || !strings.HasSuffix(r.URL.Path, "/status") ||
 		!strings.HasPrefix(r.URL.Path, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/") {
 		return t.next.RoundTrip(r)

@@ -137,7 +137,7 @@ func TestTerminatingDefinition(t *testing.T) {
 	}}
 	server := httptest.NewServer(api)
 	defer server.Close()
-	cs, err := clientset.NewForConfig(tellConflicts(&rest.Config{Host: server.URL, QPS: -1}))
+	cs, err := clientset.NewForConfig(reportConflicts(&rest.Config{Host: server.URL, QPS: -1}))
 	if err != nil {
 		t.Fatal(err)
 	}

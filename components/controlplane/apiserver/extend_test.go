@@ -84,7 +84,7 @@ func TestExtension(t *testing.T) {
 	}
 	eventually(t, "metrics in memory", func() error { return node(c.Config(client.APIServer)) })
 	if err := node(c.Config(client.Scheduler)); !apierrors.IsForbidden(err) {
-		t.Errorf("somebody without the right: %v", err)
+		t.Errorf("a user without the right: %v", err)
 	}
 	viewer := "extension-viewer"
 	if _, err := cs.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{

@@ -30,8 +30,8 @@ const (
 	remindEvery = 30 * time.Second
 )
 
-// tellReady calls ready when awaitReady succeeds, and does nothing when ctx ends before.
-func (s *Server) tellReady(ctx context.Context, cs kubernetes.Interface, ready func()) {
+// announceReady calls ready when awaitReady succeeds, and does nothing when ctx ends before.
+func (s *Server) announceReady(ctx context.Context, cs kubernetes.Interface, ready func()) {
 	if awaitReady(ctx, cs, 10*time.Millisecond, s.opts.Log) == nil {
 		s.served.Store(true)
 		ready()

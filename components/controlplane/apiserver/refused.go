@@ -24,10 +24,10 @@ const discoveryPath = "/api/v1/namespaces/" + metav1.NamespacePublic + "/configm
 // refusals is how many refused joins are logged at once; then it is one per second, because any client can cause them.
 const refusals = 10
 
-// turnedAway returns the reason of a machine that does not join: it refuses this server before or after it shows a
+// joinRefusal returns the reason of a machine that does not join: it refuses this server before or after it shows a
 // token, and requests one of these paths, which do not exist (components/worker/join). It returns "" for every other
 // path. Any client can send such a request; therefore the log has only our own words.
-func turnedAway(path string) string {
+func joinRefusal(path string) string {
 	switch path {
 	case "/kubelith/refused/ca":
 		return "its token is for a cluster with another CA"
@@ -39,9 +39,9 @@ func turnedAway(path string) string {
 	return ""
 }
 
-// tellRefusedTokens logs why a machine does not join: either its bootstrap token is not accepted, which upstream logs
+// logRefusedTokens logs why a machine does not join: either its bootstrap token is not accepted, which upstream logs
 // only at a higher verbosity, or it has refused this server.
-func (s *Server) tellRefusedTokens(configured authenticator.Request) authenticator.Request {
+func (s *Server) logRefusedTokens(configured authenticator.Request) authenticator.Request {
 	return &refusedTokens{
 		Request: configured,
 		secrets: func() corelisters.SecretNamespaceLister {
@@ -62,7 +62,7 @@ type refusedTokens struct {
 // AuthenticateRequest implements authenticator.Request.
 func (r *refusedTokens) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
 	if req.URL != nil { // upstream authenticates the token of a TokenReview as a request without a URL
-		if why := turnedAway(req.URL.Path); why != "" && r.limit.Allow() {
+		if why := joinRefusal(req.URL.Path); why != "" && r.limit.Allow() {
 			r.log.Warnf("a machine at %s reports that it cannot join: %s", req.RemoteAddr, why)
 		}
 	}

@@ -27,13 +27,13 @@ type removals struct {
 	set *removed.Set
 	log logrus.FieldLogger
 
-	mu   sync.Mutex
-	open map[string]map[*session]bool // open requests of nodes, by node name
-	told map[string]time.Time         // when a removed node's request was last logged
+	mu     sync.Mutex
+	open   map[string]map[*session]bool // open requests of nodes, by node name
+	logged map[string]time.Time         // when a removed node's request was last logged
 }
 
-// tellEvery is how often that is logged for one node: its agent retries every few seconds.
-const tellEvery = 10 * time.Minute
+// logEvery is how often that is logged for one node: its agent retries every few seconds.
+const logEvery = 10 * time.Minute
 
 // session is a long-running request.
 type session struct {
@@ -43,7 +43,7 @@ type session struct {
 
 // followRemovals is called after the informers are created, and before they run.
 func (s *Server) followRemovals() error {
-	r := &removals{log: s.opts.Log, open: map[string]map[*session]bool{}, told: map[string]time.Time{}}
+	r := &removals{log: s.opts.Log, open: map[string]map[*session]bool{}, logged: map[string]time.Time{}}
 	var err error
 	r.set, err = removed.Follow(s.shared.Core().V1().Secrets().Informer(), r.end)
 	s.removals = r
@@ -65,7 +65,7 @@ func (r *removals) refuse(all authenticator.Request) authenticator.Request {
 		case !cache.IsDone(r.set.Synced()): // for a moment, at the start of the API server
 			return nil, false, nil
 		case r.set.Refuses(node, removed.Issued(cert)):
-			if r.tells(node) {
+			if r.mayLog(node) {
 				r.log.Warnf("refused node %s from %s: it was removed; stop its agent, or let it join again with a token", node, req.RemoteAddr)
 			}
 			return nil, false, nil
@@ -74,14 +74,14 @@ func (r *removals) refuse(all authenticator.Request) authenticator.Request {
 	})
 }
 
-// tells reports whether to log the node's request.
-func (r *removals) tells(node string) bool {
+// mayLog reports whether to log the node's request.
+func (r *removals) mayLog(node string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if time.Since(r.told[node]) < tellEvery {
+	if time.Since(r.logged[node]) < logEvery {
 		return false
 	}
-	r.told[node] = time.Now()
+	r.logged[node] = time.Now()
 	return true
 }
 

@@ -92,7 +92,7 @@ func TestRemovedNode(t *testing.T) {
 	select {
 	case <-its:
 	case <-time.After(5 * time.Second):
-		t.Error("its watch goes on")
+		t.Error("its watch was not ended")
 	}
 	for what, err := range map[string]error{
 		"lists nodes":            list(node),

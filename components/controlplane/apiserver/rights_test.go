@@ -103,7 +103,7 @@ func TestSchedulerInMemory(t *testing.T) {
 				Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: client.Scheduler}}}, metav1.CreateOptions{})
 			return err
 		},
-		"acts as somebody else": func() error {
+		"impersonates another user": func() error {
 			cfg := serve(t).Config(client.Scheduler)
 			cfg.Impersonate = rest.ImpersonationConfig{UserName: "kubelith-admin", Groups: []string{user.SystemPrivilegedGroup}}
 			_, err := clientFor(t, cfg).CoreV1().Secrets(ns).Get(ctx, "password", metav1.GetOptions{})

@@ -137,7 +137,7 @@ func (p *process) serveWithPanic(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
-	go p.server.tellReady(ctx, own, ready)
+	go p.server.announceReady(ctx, own, ready)
 	return prepared.Run(ctx)
 }
 

@@ -18,7 +18,7 @@ import (
 // trustProcess adds the in-process identities before upstream's authenticators, gives the apiserver's own loopback
 // identity its rights and lets nodes impersonate their storage controllers.
 func (s *Server) trustProcess(c *genericapiserver.Config) error {
-	chain := []authenticator.Request{s.opts.Client, s.tellRefusedTokens(c.Authentication.Authenticator)}
+	chain := []authenticator.Request{s.opts.Client, s.logRefusedTokens(c.Authentication.Authenticator)}
 	if s.anonymousHealth && s.upstream.Authentication.AuthenticationConfigFile == "" {
 		chain = append(chain, anonymous.NewAuthenticator([]apiserver.AnonymousAuthCondition{
 			{Path: "/livez"}, {Path: "/readyz"}, {Path: "/healthz"}, {Path: discoveryPath},

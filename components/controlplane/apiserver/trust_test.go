@@ -88,7 +88,7 @@ func TestTrustInMemory(t *testing.T) {
 		authorizer authorizer.Authorizer
 		code       int // of all but the loopback identity
 	}{
-		{"nobody has rights", authorizerfactory.NewAlwaysDenyAuthorizer(), 403},
+		{"no rights", authorizerfactory.NewAlwaysDenyAuthorizer(), 403},
 		{"no opinion", authorizer.AuthorizerFunc(noOpinion), 403},
 		{"everybody has rights", authorizerfactory.NewAlwaysAllowAuthorizer(), 200},
 	} {
@@ -136,18 +136,18 @@ func TestTrustNetwork(t *testing.T) {
 	}{
 		{"apiserver's name", "/api", client.APIServer, true, "403 " + client.APIServer},
 		{"somebody", "/api", "somebody", true, "403 somebody"},
-		{"nobody, health", "/livez", "", true, "403 system:anonymous"}, // RBAC allows it, which the test's authorizer does not
-		{"nobody, ready", "/readyz", "", true, "403 system:anonymous"},
-		{"nobody, health of old", "/healthz", "", true, "403 system:anonymous"},
-		{"nobody, how to join", "/api/v1/namespaces/kube-public/configmaps/cluster-info", "", true, "403 system:anonymous"},
-		{"nobody, beside it", "/api/v1/namespaces/kube-public/configmaps/other", "", true, "401 "},
-		{"nobody, all of them", "/api/v1/namespaces/kube-public/configmaps", "", true, "401 "},
-		{"nobody, below it", "/api/v1/namespaces/kube-public/configmaps/cluster-info/x", "", true, "401 "},
-		{"nobody, the user's own anonymous-auth, how to join", "/api/v1/namespaces/kube-public/configmaps/cluster-info", "", false, "401 "},
-		{"nobody, one check", "/livez/etcd", "", true, "401 "},
-		{"nobody, API", "/api", "", true, "401 "},
-		{"nobody, root", "/", "", true, "401 "},
-		{"nobody, the user's own anonymous-auth", "/livez", "", false, "401 "},
+		{"anonymous, health", "/livez", "", true, "403 system:anonymous"}, // RBAC allows it, which the test's authorizer does not
+		{"anonymous, ready", "/readyz", "", true, "403 system:anonymous"},
+		{"anonymous, health of old", "/healthz", "", true, "403 system:anonymous"},
+		{"anonymous, how to join", "/api/v1/namespaces/kube-public/configmaps/cluster-info", "", true, "403 system:anonymous"},
+		{"anonymous, beside it", "/api/v1/namespaces/kube-public/configmaps/other", "", true, "401 "},
+		{"anonymous, all of them", "/api/v1/namespaces/kube-public/configmaps", "", true, "401 "},
+		{"anonymous, below it", "/api/v1/namespaces/kube-public/configmaps/cluster-info/x", "", true, "401 "},
+		{"anonymous, the user's own anonymous-auth, how to join", "/api/v1/namespaces/kube-public/configmaps/cluster-info", "", false, "401 "},
+		{"anonymous, one check", "/livez/etcd", "", true, "401 "},
+		{"anonymous, API", "/api", "", true, "401 "},
+		{"anonymous, root", "/", "", true, "401 "},
+		{"anonymous, the user's own anonymous-auth", "/livez", "", false, "401 "},
 		{"wrong credentials do not become anonymous", "/livez", "wrong", true, "401 "},
 	} {
 		t.Run(c.name, func(t *testing.T) {

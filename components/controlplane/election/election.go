@@ -155,7 +155,7 @@ func (e *Election) run(ctx context.Context, cs kubernetes.Interface, ready func(
 		}
 	}
 	if !lifecycle.Restarting(ctx) { // otherwise elected components run on
-		e.giveBack(lock)
+		e.release(lock)
 	}
 	return nil
 }
@@ -165,7 +165,7 @@ func (e *Election) begin(term context.Context) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.term, e.other = term, false
-	e.tell()
+	e.notify()
 }
 
 // follow is called when another server leads.
@@ -174,11 +174,11 @@ func (e *Election) follow(leader string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.other = true
-	e.tell()
+	e.notify()
 }
 
-// tell wakes the waiters; e.mu is held.
-func (e *Election) tell() {
+// notify wakes the waiters; e.mu is held.
+func (e *Election) notify() {
 	close(e.changed)
 	e.changed = make(chan struct{})
 }
@@ -227,23 +227,23 @@ func (e *Election) leads() context.Context {
 	return e.valid
 }
 
-// giveBack lets another server lead at once. The elected components have stopped.
-func (e *Election) giveBack(lock *lease) {
+// release lets another server lead at once. The elected components have stopped.
+func (e *Election) release(lock *lease) {
 	e.mu.Lock()
 	leading := e.valid != nil && e.valid.Err() == nil
 	e.mu.Unlock()
 	if !leading {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), giveBackTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	if err := lock.release(ctx); err != nil {
 		e.opts.Log.Debugf("cannot release the Lease: %v", err)
 	}
 }
 
-// giveBackTimeout bounds the last write; without it the others wait until the Lease expires.
-const giveBackTimeout = 2 * time.Second
+// releaseTimeout bounds the last write; without it the others wait until the Lease expires.
+const releaseTimeout = 2 * time.Second
 
 // lease is the Lease; it reports each write to the election.
 type lease struct {

@@ -155,7 +155,7 @@ func TestOneLeads(t *testing.T) {
 		t.Errorf("%d acted at the same time", most)
 	}
 	if a.standby.Load() {
-		t.Error("a stood by, with nobody before it")
+		t.Error("a stood by without another leader")
 	}
 }
 

@@ -33,8 +33,8 @@ type customServer struct {
 	Body  string
 }
 
-// ours are the directives that stay ours: where CoreDNS listens, which clients it answers, and the cluster's names.
-var ours = map[string]bool{"bind": true, sourcesPlugin: true, kubernetesPlugin: true}
+// reserved are the directives that stay ours: where CoreDNS listens, which clients it answers, and the cluster's names.
+var reserved = map[string]bool{"bind": true, sourcesPlugin: true, kubernetesPlugin: true}
 
 // parseCustom reads the data of the ConfigMap. It copies nothing as text: an extra bracket would end our own block.
 func parseCustom(data map[string]string) (c custom, err error) {
@@ -107,7 +107,7 @@ func parseBlocks(key, text, before, after string) ([]caddyfile.ServerBlock, erro
 	}
 	for _, block := range blocks {
 		for directive := range block.Tokens {
-			if ours[directive] {
+			if reserved[directive] {
 				return nil, fmt.Errorf("%s: %s cannot be set: Kubelith sets it", key, directive)
 			}
 		}

@@ -215,7 +215,7 @@ func TestUpstreams(t *testing.T) {
 		{"systemd-resolved is up, without a network", func() { write(t, stub, "nameserver 127.0.0.53\n"); write(t, behind, "# none\n") }, ""},
 		{"DHCP has answered", func() { write(t, behind, "nameserver 192.0.2.53\n") }, "192.0.2.53"},
 		{"another network", func() { write(t, behind, "nameserver 198.51.100.53\nnameserver 198.51.100.54\n") }, "198.51.100.53 198.51.100.54"},
-		{"somebody writes", func() { write(t, behind, "") }, "198.51.100.53 198.51.100.54"},
+		{"another process writes", func() { write(t, behind, "") }, "198.51.100.53 198.51.100.54"},
 		{"the file is gone", func() { os.Remove(behind) }, "198.51.100.53 198.51.100.54"},
 		{"a file instead of the link", func() { os.Remove(file); write(t, file, "nameserver 203.0.113.53\n") }, "203.0.113.53"},
 	} {

@@ -24,7 +24,7 @@ import (
 type customizer struct {
 	client  kubernetes.Interface
 	log     logrus.FieldLogger
-	tells   bool // with Events
+	reports bool // with Events
 	changed reconcile.Signal
 
 	configMaps corelisters.ConfigMapNamespaceLister
@@ -34,7 +34,7 @@ type customizer struct {
 }
 
 func newCustomizer(client kubernetes.Interface, o Options, changed reconcile.Signal) *customizer {
-	return &customizer{client: client, log: o.Log, tells: o.Events, changed: changed}
+	return &customizer{client: client, log: o.Log, reports: o.Events, changed: changed}
 }
 
 // watch starts the watch. The returned function ends it and waits.
@@ -88,7 +88,7 @@ func (c *customizer) refuse(what custom, err error) {
 	c.refused = what.text
 	c.log.Warnf("the ConfigMap %s/%s is refused, DNS keeps its previous configuration: %v", customNamespace, names.DNSCustom, err)
 	configMap, missing := c.configMaps.Get(names.DNSCustom)
-	if missing == nil && c.tells {
+	if missing == nil && c.reports {
 		c.events.Eventf(configMap, corev1.EventTypeWarning, "CustomRefused", "DNS keeps its previous configuration: %v", err)
 	}
 }

@@ -27,9 +27,9 @@ import (
 	"kubelith.io/kubelith/base/reconcile"
 )
 
-// lookEvery is the time between two checks of the host's resolvers, and until the next try when CoreDNS cannot be
+// checkEvery is the time between two checks of the host's resolvers, and until the next try when CoreDNS cannot be
 // replaced.
-const lookEvery = 5 * time.Second
+const checkEvery = 5 * time.Second
 
 // Options configures the component. All fields without a stated default are required.
 type Options struct {
@@ -148,7 +148,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 			want.ips = before.ips
 		}
 		current.set(s.follow(before, want, s.serve, added.refuse))
-		return lookEvery
+		return checkEvery
 	})
 	return nil
 }
@@ -168,7 +168,7 @@ func (s *Server) follow(serving *instance, want settings, serve func(settings) (
 		moved, err = serve(want)
 	}
 	if err != nil {
-		s.opts.Log.Warnf("CoreDNS keeps addresses %v and resolvers %v, retrying in %v: %v", serving.ips, serving.upstreams, lookEvery, err)
+		s.opts.Log.Warnf("CoreDNS keeps addresses %v and resolvers %v, retrying in %v: %v", serving.ips, serving.upstreams, checkEvery, err)
 		return serving
 	}
 	if !nodeaddr.Same(want.ips, serving.ips) {

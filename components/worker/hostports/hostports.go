@@ -34,8 +34,8 @@ const (
 	rememberFor = 10 * time.Minute
 	// absentEvery is the time between two reads while the Node does not exist yet.
 	absentEvery = 500 * time.Millisecond
-	// lookEvery is how often the Node is read, because it may have been replaced.
-	lookEvery = 30 * time.Second
+	// readEvery is how often the Node is read, because it may have been replaced.
+	readEvery = 30 * time.Second
 )
 
 // Options configures the component.
@@ -71,17 +71,17 @@ func (h *Server) Run(ctx context.Context, ready func()) error {
 		return fmt.Errorf("client: %w", err)
 	}
 	ready()
-	t := &teller{opts: h.opts, client: cs, listeners: func() (sets.Set[hostport.Port], error) { return listeners(hostNet) }, seen: map[hostport.Port]time.Time{}}
-	var said logging.Once
+	r := &reporter{opts: h.opts, client: cs, listeners: func() (sets.Set[hostport.Port], error) { return listeners(hostNet) }, seen: map[hostport.Port]time.Time{}}
+	var logged logging.Once
 	reconcile.Loop(ctx, nil, 0, func() time.Duration {
 		next := listenEvery
-		told, err := t.tell(ctx, time.Now())
+		reported, err := r.report(ctx, time.Now())
 		switch {
-		case err == nil && told:
-			said.News("", "")
+		case err == nil && reported:
+			logged.News("", "")
 		case err == nil:
 			next = absentEvery // there is no Node yet
-		case ctx.Err() == nil && said.News("", err.Error()):
+		case ctx.Err() == nil && logged.News("", err.Error()):
 			h.opts.Log.Warnf("cannot report the ports of the host, retrying in %s: %v", next, err)
 		}
 		return next
@@ -89,78 +89,78 @@ func (h *Server) Run(ctx context.Context, ready func()) error {
 	return nil
 }
 
-// teller keeps the annotation.
-type teller struct {
+// reporter keeps the annotation.
+type reporter struct {
 	opts      Options
 	client    kubernetes.Interface
 	listeners func() (sets.Set[hostport.Port], error)
 
 	seen   map[hostport.Port]time.Time // when a program last listened
 	has    *string                     // the Node's value, as far as known; nil: no annotation
-	looked time.Time                   // when the Node was read; zero: it did not exist
+	readAt time.Time                   // when the Node was read; zero: it did not exist
 }
 
-// tell reads the sockets and, when necessary, the Node. It reports whether there is a Node that is or was Ready and has
-// the current ports.
-func (t *teller) tell(ctx context.Context, now time.Time) (bool, error) {
-	found, err := t.listeners()
+// report reads the sockets and, when necessary, the Node. It returns whether there is a Node that is or was Ready and
+// has the current ports.
+func (r *reporter) report(ctx context.Context, now time.Time) (bool, error) {
+	found, err := r.listeners()
 	if err != nil {
 		return false, err
 	}
 	for p := range found {
-		t.seen[p] = now
+		r.seen[p] = now
 	}
-	if now.Sub(t.looked) >= lookEvery {
-		if err := t.look(ctx, now); apierrors.IsNotFound(err) {
+	if now.Sub(r.readAt) >= readEvery {
+		if err := r.readNode(ctx, now); apierrors.IsNotFound(err) {
 			return false, nil
 		} else if err != nil {
-			return false, fmt.Errorf("read Node %s: %w", t.opts.NodeName, err)
+			return false, fmt.Errorf("read Node %s: %w", r.opts.NodeName, err)
 		}
 	}
-	maps.DeleteFunc(t.seen, func(_ hostport.Port, at time.Time) bool { return now.Sub(at) > rememberFor })
-	want := hostport.Text(sets.KeySet(t.seen))
-	if t.has != nil && *t.has == want {
+	maps.DeleteFunc(r.seen, func(_ hostport.Port, at time.Time) bool { return now.Sub(at) > rememberFor })
+	want := hostport.Text(sets.KeySet(r.seen))
+	if r.has != nil && *r.has == want {
 		return true, nil
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{names.HostPortsAnnotation: want}}})
 	if err != nil {
 		return false, err
 	}
-	_, err = t.client.CoreV1().Nodes().Patch(ctx, t.opts.NodeName, types.MergePatchType, patch, metav1.PatchOptions{})
+	_, err = r.client.CoreV1().Nodes().Patch(ctx, r.opts.NodeName, types.MergePatchType, patch, metav1.PatchOptions{})
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("write Node %s: %w", t.opts.NodeName, err)
+		return false, fmt.Errorf("write Node %s: %w", r.opts.NodeName, err)
 	}
-	t.has = &want
+	r.has = &want
 	return true, nil
 }
 
-// look reads the Node's annotation. Ports from before this process stay for a while: their programs may be about to
+// readNode reads the Node's annotation. Ports from before this process stay for a while: their programs may be about to
 // start.
-func (t *teller) look(ctx context.Context, now time.Time) error {
-	first := t.looked.IsZero()
-	t.has, t.looked = nil, time.Time{}
-	node, err := t.client.CoreV1().Nodes().Get(ctx, t.opts.NodeName, metav1.GetOptions{})
+func (r *reporter) readNode(ctx context.Context, now time.Time) error {
+	first := r.readAt.IsZero()
+	r.has, r.readAt = nil, time.Time{}
+	node, err := r.client.CoreV1().Nodes().Get(ctx, r.opts.NodeName, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	text, told := node.Annotations[names.HostPortsAnnotation]
-	if !told && !nodeutil.IsNodeReady(node) {
+	text, reported := node.Annotations[names.HostPortsAnnotation]
+	if !reported && !nodeutil.IsNodeReady(node) {
 		// The annotation is not needed yet, and the write would conflict with those that complete a new Node.
 		return apierrors.NewNotFound(corev1.Resource("nodes"), node.Name)
 	}
-	if t.looked = now; told {
-		t.has = &text
+	if r.readAt = now; reported {
+		r.has = &text
 	}
 	if !first {
 		return nil
 	}
 	before, _ := hostport.Of(node)
 	for p := range before {
-		if _, listens := t.seen[p]; !listens {
-			t.seen[p] = now
+		if _, listens := r.seen[p]; !listens {
+			r.seen[p] = now
 		}
 	}
 	return nil

@@ -53,17 +53,17 @@ func TestListeners(t *testing.T) {
 	}
 }
 
-// TestTellsPorts: the Node has the ports of its host, those of a moment ago as well, and nothing is written twice.
-func TestTellsPorts(t *testing.T) {
+// TestReportsPorts: the Node has the ports of its host, those of a moment ago as well, and nothing is written twice.
+func TestReportsPorts(t *testing.T) {
 	ctx, now := t.Context(), time.Now()
 	listening := sets.New(tcp(22))
 	cs := fake.NewClientset()
-	tell := &teller{opts: Options{NodeName: "n1"}, client: cs, seen: map[hostport.Port]time.Time{}, listeners: func() (sets.Set[hostport.Port], error) { return listening, nil }}
+	r := &reporter{opts: Options{NodeName: "n1"}, client: cs, seen: map[hostport.Port]time.Time{}, listeners: func() (sets.Set[hostport.Port], error) { return listening, nil }}
 	step := func(what string, after time.Duration, want string, writes int) {
 		t.Helper()
 		now = now.Add(after)
 		cs.ClearActions()
-		ok, err := tell.tell(ctx, now)
+		ok, err := r.report(ctx, now)
 		if err != nil || ok != (want != "-") {
 			t.Errorf("%s: %v, %v", what, ok, err)
 		}
@@ -89,7 +89,7 @@ func TestTellsPorts(t *testing.T) {
 	if err := cs.CoreV1().Nodes().Delete(ctx, "n1", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	step("it is gone", lookEvery, "-", 0)
+	step("it is gone", readEvery, "-", 0)
 	again := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
 	again.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse}}
 	if _, err := cs.CoreV1().Nodes().Create(ctx, again, metav1.CreateOptions{}); err != nil {
@@ -102,8 +102,8 @@ func TestTellsPorts(t *testing.T) {
 	}
 	step("and is Ready", time.Second, "80/TCP", 1)
 	listening = nil
-	step("nobody listens", rememberFor+time.Second, "", 1)
-	step("which is told", time.Second, "", 0)
+	step("no program listens", rememberFor+time.Second, "", 1)
+	step("which is reported", time.Second, "", 0)
 }
 
 func tcp(number int32) hostport.Port {

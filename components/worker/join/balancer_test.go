@@ -115,10 +115,10 @@ func TestBalancerDeadServer(t *testing.T) {
 }
 
 // A server that cannot prove to be of the cluster is not used: another machine may have its old address now.
-func TestBalancerStranger(t *testing.T) {
+func TestBalancerForeignServer(t *testing.T) {
 	ca := newAuthority(t)
-	stranger, server := newTLSServer(t, newAuthority(t)), newTLSServer(t, ca)
-	b, config := testBalancer(ca, stranger.address(), server.address())
+	foreign, server := newTLSServer(t, newAuthority(t)), newTLSServer(t, ca)
+	b, config := testBalancer(ca, foreign.address(), server.address())
 	mustDial(t, b, config)
 	if server.accepted.Load() != 1 || b.order()[0] != server.address() {
 		t.Errorf("%d connections, order %v", server.accepted.Load(), b.order())

@@ -32,8 +32,8 @@ const (
 	// settleFor is how long new settings must stand before this agent stores them, or restarts for them. The server
 	// reverts at once what it has not written itself (components/cluster/token).
 	settleFor = 5 * time.Second
-	// tellEvery is how often the log says that the server refuses this node.
-	tellEvery = 10 * time.Minute
+	// logEvery is how often the log says that the server refuses this node.
+	logEvery = 10 * time.Minute
 	// apiService is the name, in the namespace default, of the Service and the EndpointSlice of the API servers.
 	apiService = "kubernetes"
 )
@@ -47,14 +47,14 @@ type Connection struct {
 	// changed compares the cluster's settings; see OnChange.
 	changed func(old, current []byte) string
 	// learned receives the cluster's settings when they change; it holds the latest.
-	learned chan []byte
-	settle  time.Duration // see settleFor
+	received chan []byte
+	settle   time.Duration // see settleFor
 }
 
 var _ lifecycle.Component = (*Connection)(nil)
 
 func newConnection(c *Cluster) *Connection {
-	return &Connection{opts: c.opts, store: c.store, way: c.way, settings: c.settings, learned: make(chan []byte, 1), settle: settleFor}
+	return &Connection{opts: c.opts, store: c.store, way: c.way, settings: c.settings, received: make(chan []byte, 1), settle: settleFor}
 }
 
 // OnChange sets the function that compares the settings of this process with new ones. When it returns a text, Run ends
@@ -92,14 +92,14 @@ func (c *Connection) Run(ctx context.Context, ready func()) error {
 	tick := time.NewTicker(retireEvery)
 	defer tick.Stop()
 	var newest []byte
-	var told time.Time // when the log last said that the server refuses this node
+	var logged time.Time // when the log last said that the server refuses this node
 	settled := time.NewTimer(c.settle)
 	defer settled.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case newest = <-c.learned:
+		case newest = <-c.received:
 			settled.Reset(c.settle)
 			continue
 		case <-settled.C:
@@ -110,9 +110,9 @@ func (c *Connection) Run(ctx context.Context, ready func()) error {
 		case <-tick.C:
 		}
 		c.way.retire()
-		if c.way.refused.Swap(false) && time.Since(told) > tellEvery {
+		if c.way.refused.Swap(false) && time.Since(logged) > logEvery {
 			c.opts.Log.Warn(shutOut)
-			told = time.Now()
+			logged = time.Now()
 		}
 		if manager.Current() == nil {
 			return errors.New("the node's certificate expired before a server renewed it: start the agent with a token, created with kubelith token create on the server")
@@ -157,8 +157,8 @@ func (c *Connection) watch(ctx context.Context, client kubernetes.Interface) (st
 	servers := one(metav1.NamespaceDefault, apiService)
 	settings := one(c.opts.Settings.Namespace, c.opts.Settings.Name)
 	// Adding a handler fails only on a stopped informer.
-	_, _ = servers.Discovery().V1().EndpointSlices().Informer().AddEventHandler(follow(func(slice *discoveryv1.EndpointSlice) { c.learnServers(slice) }))
-	_, _ = settings.Core().V1().ConfigMaps().Informer().AddEventHandler(follow(func(object *corev1.ConfigMap) { c.learnSettings(object) }))
+	_, _ = servers.Discovery().V1().EndpointSlices().Informer().AddEventHandler(follow(func(slice *discoveryv1.EndpointSlice) { c.receiveServers(slice) }))
+	_, _ = settings.Core().V1().ConfigMaps().Informer().AddEventHandler(follow(func(object *corev1.ConfigMap) { c.receiveSettings(object) }))
 	all := []informers.SharedInformerFactory{servers, settings}
 	for _, f := range all {
 		f.Start(ctx.Done())
@@ -179,8 +179,8 @@ func follow[T any](see func(T)) cache.ResourceEventHandler {
 	}
 }
 
-// learnServers passes the addresses of the API servers to the balancer, and stores them for the next start.
-func (c *Connection) learnServers(slice *discoveryv1.EndpointSlice) {
+// receiveServers passes the addresses of the API servers to the balancer, and stores them for the next start.
+func (c *Connection) receiveServers(slice *discoveryv1.EndpointSlice) {
 	servers := addresses(slice)
 	if !c.way.balancer.set(servers) {
 		return
@@ -214,17 +214,17 @@ func addresses(slice *discoveryv1.EndpointSlice) []string {
 	return out
 }
 
-// learnSettings passes the cluster's settings to Run.
-func (c *Connection) learnSettings(object *corev1.ConfigMap) {
+// receiveSettings passes the cluster's settings to Run.
+func (c *Connection) receiveSettings(object *corev1.ConfigMap) {
 	text, ok := object.Data[c.opts.Settings.Key]
 	if !ok {
 		return
 	}
 	select {
-	case <-c.learned: // not read yet: replace them
+	case <-c.received: // not read yet: replace them
 	default:
 	}
-	c.learned <- []byte(text)
+	c.received <- []byte(text)
 }
 
 // adopt stores the cluster's settings for the next start, and returns the reason if this process must restart for them.

@@ -59,8 +59,8 @@ func TestRotationKeepsWatch(t *testing.T) {
 		if _, err := client.CoreV1().ConfigMaps("ns").Get(t.Context(), "settings", metav1.GetOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		if asked := a.asked(); asked[len(asked)-1] != "system:node:"+name+" GET /api/v1/namespaces/ns/configmaps/settings" {
-			t.Errorf("after the rotation the request was %q", asked[len(asked)-1])
+		if requests := a.requests(); requests[len(requests)-1] != "system:node:"+name+" GET /api/v1/namespaces/ns/configmaps/settings" {
+			t.Errorf("after the rotation the request was %q", requests[len(requests)-1])
 		}
 		a.events <- sliceEvent(t, name)
 		select {
@@ -177,8 +177,8 @@ func TestRenews(t *testing.T) {
 		t.Errorf("after the renewal: %v", err)
 	}
 	// It was asked for with the node's own certificate, not with the token.
-	if !slices.Contains(a.asked(), "system:node:one POST /apis/certificates.k8s.io/v1/certificatesigningrequests") {
-		t.Errorf("requests: %q", a.asked())
+	if !slices.Contains(a.requests(), "system:node:one POST /apis/certificates.k8s.io/v1/certificatesigningrequests") {
+		t.Errorf("requests: %q", a.requests())
 	}
 }
 
@@ -241,7 +241,7 @@ func TestSettingsChange(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	case <-time.After(20 * time.Second):
-		t.Fatal("it goes on")
+		t.Fatal("it still runs")
 	}
 	if got := files(t, o.DataDir)["agent/cluster.json"]; got != `{"restart": true}` {
 		t.Errorf("stored: %s", got)
@@ -268,7 +268,7 @@ func TestStopEndsConnections(t *testing.T) {
 	select {
 	case <-watch.ResultChan():
 	case <-time.After(20 * time.Second):
-		t.Fatal("the watch goes on")
+		t.Fatal("the watch was not ended")
 	}
 	if n := c.way.balancer.count(c.way.current.Load()); n != 0 {
 		t.Errorf("%d connections", n)
@@ -305,13 +305,13 @@ func TestSettingsSettle(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	told := func(text string) {
-		c.learnSettings(&corev1.ConfigMap{Data: map[string]string{c.opts.Settings.Key: text}})
+	receive := func(text string) {
+		c.receiveSettings(&corev1.ConfigMap{Data: map[string]string{c.opts.Settings.Key: text}})
 	}
 	go func() { ended <- c.Run(ctx, func() {}) }()
 	for range 20 {
-		told(`{"forged": true}`)
-		told(before)
+		receive(`{"forged": true}`)
+		receive(before)
 	}
 	select {
 	case err := <-ended:
@@ -321,7 +321,7 @@ func TestSettingsSettle(t *testing.T) {
 	if got := files(t, o.DataDir)["agent/cluster.json"]; got != before {
 		t.Errorf("stored: %s", got)
 	}
-	told(`{"forged": true}`)
+	receive(`{"forged": true}`)
 	if err := <-ended; err == nil || !strings.HasPrefix(err.Error(), "the settings are forged") {
 		t.Errorf("what stands: %v", err)
 	}

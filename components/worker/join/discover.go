@@ -70,7 +70,7 @@ func readClusterInfo(ctx context.Context, server string) (*clusterInfo, error) {
 		return nil, fmt.Errorf("server %s: %w", server, err)
 	}
 	request.Header.Set("Accept", "application/json")
-	response, err := stranger().Do(request)
+	response, err := anonymousClient().Do(request)
 	if err != nil {
 		var why *url.Error
 		if errors.As(err, &why) {
@@ -97,8 +97,8 @@ func readClusterInfo(ctx context.Context, server string) (*clusterInfo, error) {
 	return info, nil
 }
 
-// stranger returns a client that neither has credentials nor verifies the server.
-func stranger() *http.Client {
+// anonymousClient returns a client that neither has credentials nor verifies the server.
+func anonymousClient() *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
 			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true},

@@ -112,7 +112,7 @@ func (c *Cluster) enroll(ctx context.Context, key crypto.Signer, addresses []str
 	}
 	ctx, cancel := context.WithTimeout(ctx, signTimeout)
 	defer cancel()
-	asked, err := client.CertificatesV1().CertificateSigningRequests().Create(ctx, &certificatesv1.CertificateSigningRequest{
+	sent, err := client.CertificatesV1().CertificateSigningRequests().Create(ctx, &certificatesv1.CertificateSigningRequest{
 		// The server generates its name: with a fixed one, a second try would find the first request, denied.
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-", Annotations: map[string]string{names.NodeIPAnnotation: strings.Join(addresses, ",")}},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
@@ -122,7 +122,7 @@ func (c *Cluster) enroll(ctx context.Context, key crypto.Signer, addresses []str
 	if err != nil {
 		return nil, fmt.Errorf("request the node's certificate: %w", err)
 	}
-	name, uid := asked.Name, asked.UID
+	name, uid := sent.Name, sent.UID
 	cert, err := csr.WaitForCertificate(ctx, client, name, uid)
 	if err == nil {
 		reserved()

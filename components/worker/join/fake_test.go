@@ -168,7 +168,7 @@ func newAPIAt(t *testing.T, ca *authority, address string) *api {
 func (a *api) address() string { return a.Listener.Addr().String() }
 
 // asked are the requests so far.
-func (a *api) asked() []string {
+func (a *api) requests() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.Clone(a.seen)

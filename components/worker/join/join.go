@@ -129,16 +129,17 @@ func (c *Cluster) fits(known *membership, given *token.Token) error {
 // Settings are the cluster's, as published by its server.
 func (c *Cluster) Settings() []byte { return c.settings }
 
-// discover finds the cluster with a token. If this machine refuses the server, it tells the server.
+// discover finds the cluster with a token. If this machine refuses the server, it reports that to the server.
 func (c *Cluster) discover(ctx context.Context, t *token.Token) error {
 	ctx, cancel := context.WithTimeout(ctx, findTimeout)
 	defer cancel()
-	err := c.look(ctx, t)
-	tell(ctx, c.opts.Server, err)
+	err := c.contact(ctx, t)
+	reportRefusal(ctx, c.opts.Server, err)
 	return err
 }
 
-func (c *Cluster) look(ctx context.Context, t *token.Token) error {
+// contact fetches what the server publishes, and checks that it is the server that the token names.
+func (c *Cluster) contact(ctx context.Context, t *token.Token) error {
 	ca, doubt, err := discover(ctx, c.opts.Server, *t)
 	if err != nil {
 		return err

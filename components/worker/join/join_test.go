@@ -64,7 +64,7 @@ func TestJoin(t *testing.T) {
 	if _, err := client.CoreV1().ConfigMaps("ns").Get(t.Context(), "settings", metav1.GetOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if last := a.asked()[len(a.asked())-1]; !strings.HasPrefix(last, "system:node:one GET ") {
+	if last := a.requests()[len(a.requests())-1]; !strings.HasPrefix(last, "system:node:one GET ") {
 		t.Errorf("the request was that of %q", last)
 	}
 
@@ -113,14 +113,14 @@ func TestRefused(t *testing.T) {
 	defer plain.Close()
 
 	other := newAuthority(t)
-	turnedAway := map[string]string{
+	refusalPaths := map[string]string{
 		"another CA": "/kubelith/refused/ca", "clock behind": "/kubelith/refused/clock", "clock ahead": "/kubelith/refused/clock",
 		"agent is newer": "/kubelith/refused/version",
 	}
 	for name, test := range map[string]struct {
 		change func(a *api, o *Options)
 		want   string
-		told   bool // the secret: only to a server with the token's CA
+		sent   bool // the secret: only to a server with the token's CA
 	}{
 		"no token":             {func(a *api, o *Options) { o.Token = "" }, "a token is needed to join", false},
 		"not a token":          {func(a *api, o *Options) { o.Token = "abc.def" }, "not a kubelith token", false},
@@ -169,14 +169,14 @@ func TestRefused(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(o.DataDir, "agent")); err == nil {
 				t.Errorf("left behind: %v", files(t, o.DataDir))
 			}
-			told := slices.ContainsFunc(a.asked(), func(r string) bool { return strings.HasPrefix(r, given.Bearer()+" ") })
-			if told != test.told {
-				t.Errorf("secret sent: %v, want %v: %q", told, test.told, a.asked())
+			sent := slices.ContainsFunc(a.requests(), func(r string) bool { return strings.HasPrefix(r, given.Bearer()+" ") })
+			if sent != test.sent {
+				t.Errorf("secret sent: %v, want %v: %q", sent, test.sent, a.requests())
 			}
 			// The server hears of it, by the reason and nothing else, where it could not know.
-			said := slices.DeleteFunc(a.asked(), func(r string) bool { return !strings.Contains(r, "/kubelith/") })
-			if want := turnedAway[name]; want == "" && len(said) > 0 || want != "" && !slices.Equal(said, []string{" GET " + want}) {
-				t.Errorf("the server was told %q, want %q", said, want)
+			reported := slices.DeleteFunc(a.requests(), func(r string) bool { return !strings.Contains(r, "/kubelith/") })
+			if want := refusalPaths[name]; want == "" && len(reported) > 0 || want != "" && !slices.Equal(reported, []string{" GET " + want}) {
+				t.Errorf("the server received %q, want %q", reported, want)
 			}
 		})
 	}
@@ -247,8 +247,8 @@ func TestLaterStart(t *testing.T) {
 	refused("another cluster's token", func(o *Options) { o.Token = other.token.String() }, "belongs to a node of another cluster than the token")
 	refused("another name", func(o *Options) { o.NodeName = "two" }, "joined as one: use --node-name one")
 	refused("another cluster's server", func(o *Options) { o.Token, o.Server = "", other.URL }, "does not belong to the cluster that this machine has joined")
-	if len(other.asked()) > 0 {
-		t.Errorf("the other server was asked: %q", other.asked())
+	if len(other.requests()) > 0 {
+		t.Errorf("the other server was asked: %q", other.requests())
 	}
 
 	expired := store{o.DataDir}
@@ -324,8 +324,8 @@ func TestJoinInterrupted(t *testing.T) {
 		_, err := c.Join(ctx, nil)
 		joined <- err
 	}()
-	waitFor(t, "the agent to look whether its certificate is there", func() bool {
-		return slices.Contains(a.asked(), a.token.Bearer()+" GET /apis/certificates.k8s.io/v1/certificatesigningrequests")
+	waitFor(t, "the agent to request its certificate", func() bool {
+		return slices.Contains(a.requests(), a.token.Bearer()+" GET /apis/certificates.k8s.io/v1/certificatesigningrequests")
 	})
 	cancel()
 	if err := <-joined; err == nil {

@@ -16,8 +16,8 @@ const (
 	olderServer = "/kubelith/refused/version"
 )
 
-// tellTimeout bounds the request to a refused server.
-const tellTimeout = 2 * time.Second
+// reportTimeout bounds the request to a refused server.
+const reportTimeout = 2 * time.Second
 
 // refusal is an error that the server should log as well.
 type refusal struct {
@@ -31,20 +31,20 @@ func IsClock(err error) bool {
 	return errors.As(err, &r) && r.path == otherClock
 }
 
-// tell requests the path of a refusal, without credentials and without verification: the server, or a machine in
-// between, learns only that this machine has turned away, and why. The result of the request is ignored.
-func tell(ctx context.Context, server string, err error) {
+// reportRefusal requests the path of a refusal, without credentials and without verification: the server, or a machine
+// in between, learns only that this machine has turned away, and why. The result of the request is ignored.
+func reportRefusal(ctx context.Context, server string, err error) {
 	var r refusal
 	if !errors.As(err, &r) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, tellTimeout)
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(server, "/")+r.path, nil)
 	if err != nil {
 		return
 	}
-	if response, err := stranger().Do(request); err == nil {
+	if response, err := anonymousClient().Do(request); err == nil {
 		response.Body.Close()
 	}
 }

@@ -209,7 +209,7 @@ func TestHostGW(t *testing.T) {
 	})
 	t.Run("a third party's network", func(t *testing.T) {
 		a.must("third-party yes")
-		eventually(t, "nothing of ours", func() error {
+		eventually(t, "none of our entries", func() error {
 			if now := a.entries(); now != "" {
 				return errors.New(now)
 			}
@@ -236,7 +236,7 @@ func TestIPv6Only(t *testing.T) {
 	a.ip("link", "del", "flannel-v6.1")
 	w.reach(true)
 	a.must("third-party yes")
-	eventually(t, "nothing of ours", func() error {
+	eventually(t, "none of our entries", func() error {
 		if got := strings.Join(a.links(), " "); got != "eth0 lo" {
 			return errors.New(got)
 		}

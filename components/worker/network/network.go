@@ -75,7 +75,7 @@ type Server struct {
 	// For the goroutine of one run.
 	session *session
 	own     node // as last known: a deleted Node comes back
-	told    logging.Once
+	logged  logging.Once
 }
 
 // Whether a third party provides the network.
@@ -234,17 +234,17 @@ func trim(obj any) (any, error) {
 func (s *Server) loop(ctx context.Context, nodes corelisters.NodeLister) {
 	wait := verify
 	reconcile.Loop(ctx, s.changed, settle, func() time.Duration {
-		changed, err := s.look(ctx, nodes)
+		changed, err := s.update(ctx, nodes)
 		switch {
 		case ctx.Err() != nil:
 			return 0
 		case err != nil:
-			if s.told.News("", err.Error()) {
+			if s.logged.News("", err.Error()) {
 				s.opts.Log.Errorf("cannot set up the routes to pods of other nodes, retrying every %s: %v", retry, err)
 			}
 			return retry
 		}
-		s.told.News("", "")
+		s.logged.News("", "")
 		if !changed {
 			wait = verify
 			return look
@@ -254,8 +254,8 @@ func (s *Server) loop(ctx context.Context, nodes corelisters.NodeLister) {
 	})
 }
 
-// look compares once.
-func (s *Server) look(ctx context.Context, nodes corelisters.NodeLister) (changed bool, err error) {
+// update compares once.
+func (s *Server) update(ctx context.Context, nodes corelisters.NodeLister) (changed bool, err error) {
 	defer s.work.Begin("updating the routes to other nodes")()
 	all, err := nodes.List(labels.Everything())
 	if err != nil {

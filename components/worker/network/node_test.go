@@ -69,10 +69,10 @@ func TestDescribe(t *testing.T) {
 	b.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, LastHeartbeatTime: metav1.NewTime(time.Unix(1, 0))}}
 	b.Status.Images = []corev1.ContainerImage{{Names: []string{"x"}}}
 	if describe(a) != describe(b) {
-		t.Error("a heartbeat looks like a change")
+		t.Error("a heartbeat counts as a change")
 	}
 	if b.Status.Addresses[0].Address = "192.0.2.3"; describe(a) == describe(b) {
-		t.Error("another address looks like none")
+		t.Error("another address does not count as a change")
 	}
 	if trimmed, err := trim(odd); err != nil || describe(trimmed.(*corev1.Node)) != describe(odd) {
 		t.Errorf("the informer keeps too little: %+v", trimmed)

@@ -122,7 +122,7 @@ func (s *Server) reachable(nodes []*corev1.Node, want setup) []node {
 		})
 	}
 	for _, n := range nodes {
-		if why := refused[n.Name]; s.told.News("node "+n.Name, why) {
+		if why := refused[n.Name]; s.logged.News("node "+n.Name, why) {
 			s.opts.Log.Warnf("cannot reach the pods of node %s: %s", n.Name, why)
 		}
 	}

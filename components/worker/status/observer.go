@@ -62,22 +62,22 @@ func (o *Observer) Observe(e lifecycle.Event) {
 	case lifecycle.BackingOff:
 		c.restarts++
 		c.down, c.failure = true, oneLine(e.Err)
-		o.tell(news{corev1.EventTypeWarning, ComponentFailed, fmt.Sprintf("%s: %s: restarting in %s", e.Component, c.failure, e.Next)})
+		o.notify(news{corev1.EventTypeWarning, ComponentFailed, fmt.Sprintf("%s: %s: restarting in %s", e.Component, c.failure, e.Next)})
 	case lifecycle.Ending:
 		c.down, c.failure = true, oneLine(e.Err)
-		o.tell()
+		o.notify()
 	case lifecycle.Ready:
 		if c.down {
 			c.down, c.failure = false, ""
-			o.tell(news{corev1.EventTypeNormal, ComponentRestarted, fmt.Sprintf("%s: ready again, restarted %d times so far", e.Component, c.restarts)})
+			o.notify(news{corev1.EventTypeNormal, ComponentRestarted, fmt.Sprintf("%s: ready again, restarted %d times so far", e.Component, c.restarts)})
 		}
 	case lifecycle.Returned:
-		o.tell()
+		o.notify()
 	}
 }
 
-// tell adds Events; the caller holds mu.
-func (o *Observer) tell(n ...news) {
+// notify adds Events; the caller holds mu.
+func (o *Observer) notify(n ...news) {
 	o.pending = append(o.pending, n...)
 	o.pending = o.pending[max(0, len(o.pending)-maxNews):]
 	o.changed.Send()

@@ -37,8 +37,8 @@ const (
 	ComponentAbandoned = "ComponentAbandoned" // an earlier run of one has not ended: its memory and goroutines are lost until the process ends
 	ComponentRestarted = "ComponentRestarted" // one is ready again
 
-	// lookAgain is how often the condition is compared without an event: the Node may have been deleted.
-	lookAgain = time.Minute
+	// checkEvery is how often the condition is compared without an event: the Node may have been deleted.
+	checkEvery = time.Minute
 	// retryAfter is the pause while the API or the Node is not there yet.
 	retryAfter = time.Second
 )
@@ -96,7 +96,7 @@ func (s *Server) run(ctx context.Context, cs kubernetes.Interface, ready func())
 	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: s.opts.NodeName, UID: types.UID(s.opts.NodeName)}
 
 	ready()
-	var told logging.Once
+	var logged logging.Once
 	reconcile.Loop(ctx, s.opts.Observer.changed, 0, func() time.Duration {
 		err := s.sync(ctx, cs)
 		if err == nil || apierrors.IsNotFound(err) { // without a Node, on a server without a kubelet, there are still Events
@@ -105,9 +105,9 @@ func (s *Server) run(ctx context.Context, cs kubernetes.Interface, ready func())
 			}
 		}
 		if err == nil {
-			return lookAgain
+			return checkEvery
 		}
-		if !apierrors.IsNotFound(err) && ctx.Err() == nil && told.News("", err.Error()) {
+		if !apierrors.IsNotFound(err) && ctx.Err() == nil && logged.News("", err.Error()) {
 			s.opts.Log.Warnf("cannot write the condition %s of the Node, retrying: %v", Condition, err)
 		}
 		return retryAfter

@@ -228,7 +228,7 @@ func TestClaims(t *testing.T) {
 
 		update("protect the original of a copy", claim("local", "n1", "pv-of-n1"), claim("local", "n1", "pv-of-n1", finalizer(cloneProtection)), ""),
 		update("on another node", claim("local", "n2", "pv-of-n2"), claim("local", "n2", "pv-of-n2", finalizer(cloneProtection)), "not on node n1 alone"),
-		update("whose annotation lies", claim("local", "n1", "pv-of-n2"), claim("local", "n1", "pv-of-n2", finalizer(cloneProtection)), "not on node n1 alone"),
+		update("with a false annotation", claim("local", "n1", "pv-of-n2"), claim("local", "n1", "pv-of-n2", finalizer(cloneProtection)), "not on node n1 alone"),
 		update("on NFS", claim("", "", "nfs"), claim("", "", "nfs", finalizer(cloneProtection)), "has no CSI driver"),
 		update("another finalizer", claim("local", "n1", "pv-of-n1", finalizer("kubernetes.io/pvc-protection")), claim("local", "n1", "pv-of-n1"), "may change only the annotation"),
 		update("another annotation", claim("local", "n1", ""), claim("local", "n1", "", func(c *core.PersistentVolumeClaim) { c.Annotations["a"] = "c" }), "may change only the annotation"),
@@ -259,7 +259,7 @@ func TestCapacities(t *testing.T) {
 		{name: "its own", resource: resource, op: admission.Create, now: space("n1", "local", "n1")},
 		{name: "of another node", resource: resource, op: admission.Create, now: space("n1", "local", "n2"), refused: "not for node n1"},
 		{name: "owned by another", resource: resource, op: admission.Create, now: space("n2", "local", "n1"), refused: "the Node n1 must be the only owner"},
-		{name: "owned by nobody", resource: resource, op: admission.Create, now: orphan, refused: "the Node n1 must be the only owner"},
+		{name: "without an owner", resource: resource, op: admission.Create, now: orphan, refused: "the Node n1 must be the only owner"},
 		{name: "of another driver", resource: resource, op: admission.Create, now: space("n1", "net", "n1"), refused: "not for node n1"},
 		{name: "of no class", resource: resource, op: admission.Create, now: space("n1", "x", "n1"), refused: "StorageClass x does not exist"},
 		{name: "change", resource: resource, op: admission.Update, old: space("n1", "local", "n1"), now: space("n1", "local", "n1")},
@@ -318,7 +318,7 @@ func TestNodes(t *testing.T) {
 		update("the topology of another", "", node(labels()), node(labels("topology.local.kubelith.io/node", "n2")), "label topology.local.kubelith.io/node"),
 		update("an external address", "status", node(labels()), node(labels(), at(core.NodeExternalIP, "1.1.1.1")), "the ExternalIP 1.1.1.1"),
 		update("an external name", "status", node(labels()), node(labels(), at(core.NodeExternalDNS, "registry.example.org")), "the ExternalDNS registry.example.org"),
-		update("an external address that somebody gave it", "status", node(labels(), at(core.NodeExternalIP, "198.51.100.1")), node(labels(), at(core.NodeExternalIP, "198.51.100.1"), at(core.NodeInternalIP, "192.0.2.1")), ""),
+		update("an external address that another client set", "status", node(labels(), at(core.NodeExternalIP, "198.51.100.1")), node(labels(), at(core.NodeExternalIP, "198.51.100.1"), at(core.NodeInternalIP, "192.0.2.1")), ""),
 
 		{name: "an administrator", resource: resource, op: admission.Update, old: node(labels()), now: node(pooled), by: &user.DefaultInfo{Name: "alice"}},
 		{name: "a name like a node's", resource: resource, op: admission.Update, old: node(labels()), now: node(pooled), by: &user.DefaultInfo{Name: "system:node:n1"}},

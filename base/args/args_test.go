@@ -58,7 +58,7 @@ func TestApply(t *testing.T) {
 	}
 }
 
-func TestApplySaysNothingOnStderr(t *testing.T) {
+func TestApplyWritesNothingToStderr(t *testing.T) {
 	fs := pflag.NewFlagSet("x", pflag.ContinueOnError)
 	fs.Int("old", 0, "")
 	fs.MarkDeprecated("old", "set it via the file of --config")

@@ -162,7 +162,7 @@ func TestPluginsOfOneUser(t *testing.T) {
 		t.Errorf("error %v, want %q", err, want)
 	}
 	if n := len(Shared(s.Plugins)); n != 2 {
-		t.Errorf("%d plugins are told to share a user, want 2", n)
+		t.Errorf("%d plugins are reported to share a user, want 2", n)
 	}
 }
 

@@ -29,9 +29,9 @@ func put(t *testing.T, base string, names ...string) {
 	}
 }
 
-// TestWhoseKubeletDirectory: the state of a host before a start, whether the start takes the kubelet's directory, and
+// TestOwnerOfKubeletDirectory: the state of a host before a start, whether the start takes the kubelet's directory, and
 // whether it is ours then.
-func TestWhoseKubeletDirectory(t *testing.T) {
+func TestOwnerOfKubeletDirectory(t *testing.T) {
 	const containerd = "d/agent/containerd/io.containerd.metadata.v1.bolt/meta.db"
 	for name, c := range map[string]struct {
 		files []string

@@ -188,6 +188,6 @@ func TestRuns(t *testing.T) {
 		view.Close()
 	}
 	if _, err := last.AddEventHandler(cache.ResourceEventHandlerFuncs{}); err == nil {
-		t.Error("a view that is closed takes a handler that nobody would remove")
+		t.Error("a closed view accepts a handler, which would never be removed")
 	}
 }

@@ -223,7 +223,7 @@ func TestHang(t *testing.T) {
 					}},
 				)
 				if err != nil || runs.Load() != 2 || !restarting.Load() {
-					t.Errorf("error %v, %d runs, told of the restart: %t", err, runs.Load(), restarting.Load())
+					t.Errorf("error %v, %d runs, cause is the restart: %t", err, runs.Load(), restarting.Load())
 				}
 			})
 		})

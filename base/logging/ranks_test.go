@@ -15,7 +15,7 @@ func TestRanks(t *testing.T) {
 		component, message, err string
 		want                    string
 	}{
-		"told by its message":      {"etcd", "simple token is not cryptographically signed", "", ""},
+		"matched by its message":   {"etcd", "simple token is not cryptographically signed", "", ""},
 		"a lower level that shows": {"apiserver", "Resetting endpoints for master service x", "", "info  component=apiserver Resetting endpoints for master service x"},
 		"another component":        {"kubelet", "simple token is not cryptographically signed", "", "error component=kubelet simple token is not cryptographically signed"},
 		"another error":            {"kubelet", "Failed to read data from checkpoint", "disk", `error component=kubelet Failed to read data from checkpoint err=disk`},

@@ -30,6 +30,6 @@ func TestRepeats(t *testing.T) {
 		}
 	}
 	if !saidAlready(errors.New(`failed calling webhook "a": away`)) || saidAlready(errors.New("else")) || saidAlready(nil) {
-		t.Error("errors of webhooks are not told from others")
+		t.Error("errors of webhooks are not distinguished from others")
 	}
 }

@@ -53,7 +53,7 @@ func TestLoop(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := run(t, tc.settle, tc.signals, tc.again); !reflect.DeepEqual(got, tc.want) {
-				t.Errorf("looks at %v, want %v", got, tc.want)
+				t.Errorf("passes at %v, want %v", got, tc.want)
 			}
 		})
 	}

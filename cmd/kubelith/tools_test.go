@@ -9,7 +9,7 @@ import (
 	"kubelith.io/kubelith/base/config"
 )
 
-func TestSplitTakesOnlyLeadingFlagsOfOurs(t *testing.T) {
+func TestSplitTakesOnlyOwnLeadingFlags(t *testing.T) {
 	for _, c := range []struct{ args, ours, theirs []string }{
 		{nil, nil, nil},
 		{[]string{"images", "ls"}, nil, []string{"images", "ls"}},

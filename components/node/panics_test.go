@@ -13,18 +13,18 @@ import (
 	"kubelith.io/kubelith/base/lifecycle"
 )
 
-// TestPanics: a panic in a goroutine of a component that can be started again ends the goroutine and is told, with the
+// TestPanics: a panic in a goroutine of a component that can be started again ends the goroutine and is reported, with the
 // component's name; any other goes on.
 func TestPanics(t *testing.T) {
 	before := utilruntime.PanicHandlers
 	defer func() { utilruntime.PanicHandlers = before }()
 	utilruntime.PanicHandlers = nil
 	var mu sync.Mutex
-	var told []string
+	var reported []string
 	catchPanics(func(component string, err error) bool {
 		mu.Lock()
 		defer mu.Unlock()
-		told = append(told, fmt.Sprintf("%s: %v", component, err))
+		reported = append(reported, fmt.Sprintf("%s: %v", component, err))
 		return component == "dns"
 	})
 
@@ -48,30 +48,30 @@ func TestPanics(t *testing.T) {
 		component string
 		value     any
 		again     any
-		told      string
+		reported  string
 	}{
 		{"dns", "ouch", nil, "[dns: panic: ouch]"},
 		{"kubelet", "ouch", "ouch", "[kubelet: panic: ouch]"},
 		{"dns", http.ErrAbortHandler, http.ErrAbortHandler, "[]"},
 	} {
-		told = nil
-		if again := run(tc.component, tc.value); again != tc.again || fmt.Sprint(told) != tc.told {
-			t.Errorf("%s, %v: panicked again with %v, told %v", tc.component, tc.value, again, told)
+		reported = nil
+		if again := run(tc.component, tc.value); again != tc.again || fmt.Sprint(reported) != tc.reported {
+			t.Errorf("%s, %v: panicked again with %v, reported %v", tc.component, tc.value, again, reported)
 		}
 	}
 
-	told = nil
+	reported = nil
 	var all sync.WaitGroup
 	for i := range 20 {
 		all.Go(func() { run([]string{"dns", "kubelet"}[i%2], i%2) })
 	}
 	all.Wait()
-	for _, text := range told {
+	for _, text := range reported {
 		if text != "dns: panic: 0" && text != "kubelet: panic: 1" {
 			t.Errorf("a panic was taken for another component's: %s", text)
 		}
 	}
-	if len(told) != 20 {
-		t.Errorf("%d of 20 were told", len(told))
+	if len(reported) != 20 {
+		t.Errorf("%d of 20 were reported", len(reported))
 	}
 }

@@ -93,7 +93,7 @@ func TestRemind(t *testing.T) {
 			}
 		}
 		if want := []string{"not ready after 30s: etcd, dns", "not ready after 1m30s: dns"}; !slices.Equal(reminders, want) {
-			t.Errorf("told %q, want %q", reminders, want)
+			t.Errorf("reminders %q, want %q", reminders, want)
 		}
 		if n := strings.Count(log.String(), "level=warning"); n != 2 {
 			t.Errorf("%d warnings:\n%s", n, log.String())

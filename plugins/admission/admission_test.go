@@ -138,7 +138,7 @@ func TestPatch(t *testing.T) {
 						t.Errorf("want an error that says %q: %v", tc.reason, err)
 					}
 					if object := attributes.GetObject(); object != nil && len(object.(metav1.Object).GetLabels()) > 0 {
-						t.Errorf("it is changed all the same: %v", object)
+						t.Errorf("it is changed nevertheless: %v", object)
 					}
 					if status.Code(p.LastError()) != badAnswer {
 						t.Errorf("it is not counted as a bad answer: %v", p.LastError())
@@ -239,7 +239,7 @@ func TestFailures(t *testing.T) {
 		{"away, by default", denies, true, plugins.Settings{}, pod(nil), "plugin a is not running: ended with status 2"},
 		{"away, ignored", denies, true, plugins.Settings{FailurePolicy: "Ignore"}, pod(nil), ""},
 		{"away, with the heartbeat of a node", denies, true, plugins.Settings{}, request(node, node, "nodes", "status", admission.Update, "system:node:a", "system:nodes"), ""},
-		{"away, with a Node by somebody", denies, true, plugins.Settings{}, request(node, node, "nodes", "", admission.Update, "me"), "is not running"},
+		{"away, with a Node by a user", denies, true, plugins.Settings{}, request(node, node, "nodes", "", admission.Update, "me"), "is not running"},
 		{"there, with the heartbeat of a node", denies, false, plugins.Settings{}, request(node, node, "nodes", "status", admission.Update, "system:node:a", "system:nodes"), "denied the request: no"},
 		{"slow", slow, false, plugins.Settings{Timeout: 10 * time.Millisecond}, pod(nil), "plugin a did not answer in time"},
 		{"slow, ignored", slow, false, plugins.Settings{Timeout: 10 * time.Millisecond, FailurePolicy: "Ignore"}, pod(nil), ""},
@@ -331,7 +331,7 @@ func TestChanges(t *testing.T) {
 	denier, set := serve(t, "b", validates(denies), plugins.Settings{}), pluginstest.NewSet()
 	s := newSource(options(set), func(r ruleset) []webhook.WebhookAccessor { return r.validating })
 	go s.RunReloadLoop(t.Context())
-	eventually(t, "somebody subscribes", set.Subscribed)
+	eventually(t, "a subscriber", set.Subscribed)
 	set.Replace(denier)
 	one := s.Webhooks()
 	if len(one) != 1 || one[0].GetName() != "hook.b.plugin.kubelith.io" || one[0].GetUID() != "plugin/validating/hook.b.plugin.kubelith.io" {

@@ -109,7 +109,7 @@ func TestFaultsAtStart(t *testing.T) {
 			}
 			for _, words := range []string{"the licence has run out", "no way", "I am", "xxx"} {
 				if strings.Contains(s.Public, words) {
-					t.Errorf("everybody is told what it printed: %q", s.Public)
+					t.Errorf("the public state has what it printed: %q", s.Public)
 				}
 			}
 			if strings.ContainsAny(s.Message, "\n\x1b") {
@@ -119,14 +119,14 @@ func TestFaultsAtStart(t *testing.T) {
 				t.Error("no error line of the plugin in the log")
 			}
 			if !h.events.has(name + " " + PluginFailed) {
-				t.Error("nobody was told")
+				t.Error("no Event was created")
 			}
 			_, err := h.review(context.Background(), name, "")
 			var missing *plugins.NotRunningError
 			if !errors.As(err, &missing) {
 				t.Errorf("a call: %v, want NotRunningError", err)
 			} else if missing.Reason != h.plugin(name).State().Public && strings.Contains(missing.Reason, "licence") {
-				t.Errorf("whoever sends a request is told what it printed: %v", missing)
+				t.Errorf("the user of the API reads what it printed: %v", missing)
 			}
 		})
 	}

@@ -104,7 +104,7 @@ func TestHangs(t *testing.T) {
 		t.Error("the process that hung is there")
 	}
 	if !strings.Contains(h.log.String(), "error plugin=stuck did not answer two health checks of 2s: killed; retrying in") || !h.events.has("stuck "+PluginUnhealthy) {
-		t.Error("nobody was told")
+		t.Error("no line in the log, or no Event")
 	}
 }
 
@@ -174,7 +174,7 @@ func TestReplacedFile(t *testing.T) {
 	eventually(t, "the former process has ended", func() bool { return !alive(first.PID) })
 	stop()
 	if !h.events.has("p " + PluginReplaced) {
-		t.Error("nobody was told")
+		t.Error("no Event was created")
 	}
 
 	// The same content in another file: nothing is started. The change after it shows that this one was seen.
@@ -202,7 +202,7 @@ func TestBrokenReplacement(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := "its replacement ended with status 4: wrong; keeps running sha256 " + first.SHA256[:12]
-	h.state("p", "told to keep the old one", func(s State) bool { return s.Message == want && s.PID == first.PID })
+	h.state("p", "reported as keeping the old one", func(s State) bool { return s.Message == want && s.PID == first.PID })
 	if n := strings.Count(h.log.String(), want); n != 1 {
 		t.Errorf("%d lines of it in the log", n)
 	}
@@ -212,7 +212,7 @@ func TestBrokenReplacement(t *testing.T) {
 	broken.Config = []byte(`"broken"`)
 	install(t, spec.Path, "1")
 	h.Apply([]Spec{broken})
-	h.state("p", "told to keep the old one", func(s State) bool {
+	h.state("p", "reported as keeping the old one", func(s State) bool {
 		return strings.Contains(s.Message, "cannot describe itself: broken configuration; keeps running") && s.PID == first.PID
 	})
 	spec.Config = []byte(`"good"`)

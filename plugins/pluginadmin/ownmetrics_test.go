@@ -32,7 +32,7 @@ func TestOwnMetricsAreBounded(t *testing.T) {
 				t.Errorf("it took %d KiB, more than %d", all>>10, tc.most>>10)
 			}
 			if own := seriesOf(families, "x"); len(own) > maxOwnSeries {
-				t.Errorf("%d series are told", len(own))
+				t.Errorf("%d series are reported", len(own))
 			}
 		})
 	}

@@ -103,7 +103,7 @@ func FuzzHello(f *testing.F) {
 		err := handshakeLineError(line, errors.New("refused"))
 		mustBePrintable(t, err.Error())
 		if public := PublicError(err); strings.Contains(err.Error(), "first line of output") && strings.Contains(public, "\"") {
-			t.Errorf("everybody is told what it printed: %s", public)
+			t.Errorf("the public error has what it printed: %s", public)
 		}
 	})
 }

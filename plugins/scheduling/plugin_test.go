@@ -224,7 +224,7 @@ func TestHangs(t *testing.T) {
 		}
 	}
 	if n := len(p.took()); n < maxMissed || n > 10 {
-		t.Errorf("asked %d times for 50 pods, want %d, and once more each second", n, maxMissed)
+		t.Errorf("called %d times for 50 pods, want %d, and one more each second", n, maxMissed)
 	}
 	close(hang)
 	p.breakWith(nil)
@@ -237,7 +237,7 @@ func TestHangs(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("it is not asked any more")
+			t.Fatal("it is no longer called")
 		}
 	}
 }

@@ -40,12 +40,12 @@ func TestPublishAndWithdraw(t *testing.T) {
 
 	c = fake.NewSimpleClientset(theirs()).ApiregistrationV1().APIServices()
 	if err := publish(ctx, c); err != nil {
-		t.Errorf("somebody else's: %v", err)
+		t.Errorf("another client's: %v", err)
 	}
 	if err := withdraw(ctx, c); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := c.Get(ctx, apiService, metav1.GetOptions{}); err != nil || got.Spec.Service == nil {
-		t.Errorf("somebody else's: %v, %v", got, err)
+		t.Errorf("another client's: %v, %v", got, err)
 	}
 }

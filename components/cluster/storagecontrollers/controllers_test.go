@@ -145,7 +145,7 @@ func TestForeign(t *testing.T) {
 	<-read
 	end()
 	if _, err := s.StorageV1().StorageClasses().Get(t.Context(), "net", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("a StorageClass of somebody else's driver: %v", err)
+		t.Errorf("a StorageClass of another driver: %v", err)
 	}
 	if s.Said("belongs to another driver") {
 		t.Error("it is said twice")

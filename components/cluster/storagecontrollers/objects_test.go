@@ -50,12 +50,12 @@ func TestDriverObject(t *testing.T) {
 		attach    *bool
 		wrong     string
 	}{
-		{"made, nobody attaches", false, storage.Facts{}, nil, &no, ""},
+		{"created, no attacher", false, storage.Facts{}, nil, &no, ""},
 		{"made, the driver attaches", false, attaches, nil, nil, ""},
 		{"made, node-local", true, attaches, nil, &no, ""},
 		{"there, and as it was made", false, storage.Facts{}, of(ours, storagev1.CSIDriverSpec{StorageCapacity: &yes, AttachRequired: &no}), &no, ""},
 		{"there, and older", false, storage.Facts{}, of(ours, storagev1.CSIDriverSpec{AttachRequired: &yes, PodInfoOnMount: &yes}), &no, ""},
-		{"somebody else's", false, storage.Facts{}, of(nil, storagev1.CSIDriverSpec{}), nil, "belongs to another driver"},
+		{"another driver's", false, storage.Facts{}, of(nil, storagev1.CSIDriverSpec{}), nil, "belongs to another driver"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var objects []runtime.Object

@@ -33,7 +33,7 @@ func TestRun(t *testing.T) {
 			t.Error(err)
 		}
 		if !isReady || looks != 4 {
-			t.Errorf("ready at once: %v; %d looks", isReady, looks)
+			t.Errorf("ready at once: %v; %d checks", isReady, looks)
 		}
 		var got []string
 		for _, e := range lines.AllEntries() {

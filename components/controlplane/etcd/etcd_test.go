@@ -47,8 +47,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// What would end the process in etcd's own goroutine ends Run with what to do, also while etcd stops.
-func TestGivesUp(t *testing.T) {
+// Where etcd's own goroutine would end the process, Run returns an error with a remedy, also while etcd stops.
+func TestUpstreamGivesUp(t *testing.T) {
 	for name, cause := range map[string]struct {
 		stopping bool
 		log      func(*zap.Logger)

@@ -70,7 +70,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-func TestDecodeOddAnswers(t *testing.T) {
+func TestDecodeOddResponses(t *testing.T) {
 	asked := time.UnixMilli(1700000000000)
 	for _, c := range []struct {
 		name, text string
@@ -142,20 +142,20 @@ func (e *endless) Read(p []byte) (n int, _ error) {
 
 // What a kubelet answers costs a bounded number of bytes, whatever it is: 16 MiB of "a 1" were a gigabyte once, for
 // each node and every 15 s.
-func TestDecodeHostileAnswers(t *testing.T) {
+func TestDecodeHostileResponses(t *testing.T) {
 	label := strings.Repeat(`x="",`, lineLimit/5-20)
 	for name, tc := range map[string]struct {
 		in   io.Reader
 		most uint64 // bytes
 		err  string
 	}{
-		"series that nobody wants": {&endless{line: "a 1\n"}, 64 << 10, "longer than 2 MiB"},
-		"the same series":          {&endless{line: "container_start_time_seconds 1\n"}, 96 << 20, "longer than 2 MiB"},
-		"many labels":              {&endless{line: "container_start_time_seconds{" + label + "} 1\n"}, 96 << 20, "2 MiB|label"},
-		"one line":                 {&endless{line: "x"}, 64 << 10, "a line of the response is longer than 4096 bytes"},
-		"empty lines":              {&endless{line: "\n"}, 64 << 10, "longer than 2 MiB"},
-		"comments":                 {&endless{line: "# TYPE node_cpu_usage_seconds_total counter\n"}, 64 << 10, "longer than 2 MiB"},
-		"other containers":         {containers(answerLimit), 96 << 20, ""},
+		"unused series":    {&endless{line: "a 1\n"}, 64 << 10, "longer than 2 MiB"},
+		"the same series":  {&endless{line: "container_start_time_seconds 1\n"}, 96 << 20, "longer than 2 MiB"},
+		"many labels":      {&endless{line: "container_start_time_seconds{" + label + "} 1\n"}, 96 << 20, "2 MiB|label"},
+		"one line":         {&endless{line: "x"}, 64 << 10, "a line of the response is longer than 4096 bytes"},
+		"empty lines":      {&endless{line: "\n"}, 64 << 10, "longer than 2 MiB"},
+		"comments":         {&endless{line: "# TYPE node_cpu_usage_seconds_total counter\n"}, 64 << 10, "longer than 2 MiB"},
+		"other containers": {containers(answerLimit), 96 << 20, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var before, after runtime.MemStats

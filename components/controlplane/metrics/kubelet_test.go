@@ -87,7 +87,7 @@ func asker(t *testing.T, b *pki.Bundle, nodes ...*corev1.Node) (*kubelets, *byte
 	return k, &text
 }
 
-func TestAsksTheKubelet(t *testing.T) {
+func TestRequestsToKubelet(t *testing.T) {
 	b := certificates(t)
 	var path, user string
 	port := kubelet(t, b, func(w http.ResponseWriter, r *http.Request) {
@@ -105,9 +105,9 @@ func TestAsksTheKubelet(t *testing.T) {
 	}
 }
 
-// TestTellsOnce: what is wrong with a node is logged when it begins and when it ends, and is no error to
+// TestLogsFailuresOnce: what is wrong with a node is logged when it begins and when it ends, and is no error to
 // metrics-server.
-func TestTellsOnce(t *testing.T) {
+func TestLogsFailuresOnce(t *testing.T) {
 	b := certificates(t)
 	status := http.StatusInternalServerError
 	port := kubelet(t, b, func(w http.ResponseWriter, _ *http.Request) {

@@ -211,10 +211,10 @@ func TestRunFollowsThirdParty(t *testing.T) {
 			confDir, hostDir := filepath.Join(root, "run", "net.d"), filepath.Join(root, "etc", "cni", "net.d")
 			var theirs atomic.Value // the last word
 			s := New(Options{Mode: mode, ConfDir: confDir, HostConfDir: hostDir, Log: quiet(), ThirdParty: func(yes bool) { theirs.Store(yes) }})
-			told := func(want bool) {
+			reported := func(want bool) {
 				t.Helper()
 				if got := theirs.Load(); got != want { // it is said before anything is written
-					t.Errorf("told %v about a third party, want %t", got, want)
+					t.Errorf("reported %v about a third party, want %t", got, want)
 				}
 			}
 			ctx, cancel := context.WithCancel(context.Background())
@@ -224,17 +224,17 @@ func TestRunFollowsThirdParty(t *testing.T) {
 			await(t, confDir, ours...)
 			put(t, hostDir, "05-x.conflist", theirList) // neither cni nor net.d existed
 			await(t, confDir, "05-x.conflist")
-			told(true)
+			reported(true)
 			put(t, hostDir, "01-w.conflist", theirList)
 			await(t, confDir, "01-w.conflist")
 			if err := os.RemoveAll(filepath.Join(root, "etc", "cni")); err != nil {
 				t.Fatal(err)
 			}
 			await(t, confDir, ours...)
-			told(false)
+			reported(false)
 			put(t, hostDir, "05-x.conflist", theirList)
 			await(t, confDir, "05-x.conflist")
-			told(true)
+			reported(true)
 			cancel()
 			if err := <-ended; err != nil {
 				t.Error(err)

@@ -118,7 +118,7 @@ func TestNodeLocal(t *testing.T) {
 	if parameters := d.Made()[0].GetParameters(); parameters["csi.storage.k8s.io/pvc/name"] != "here" {
 		t.Errorf("the driver hears %v", parameters)
 	}
-	storagetest.Eventually(t, "the space that is left is told", func() bool {
+	storagetest.Eventually(t, "the remaining capacity is published", func() bool {
 		all, err := n.StorageV1().CSIStorageCapacities(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{})
 		return err == nil && len(all.Items) == 1 && all.Items[0].Capacity.Value() == 99*storagetest.GiB && all.Items[0].StorageClassName == "local" &&
 			all.Items[0].NodeTopology.MatchLabels[topologyKey] == "n1" && ownedBy(&all.Items[0], "first")
@@ -164,7 +164,7 @@ func TestNodeLocal(t *testing.T) {
 	}
 	storagetest.Eventually(t, "people can read of it", func() bool { return eventsOf("ProvisioningSucceeded") })
 	if eventsOf("VolumeResizeFailed") {
-		t.Error("somebody tried to resize a volume of another node")
+		t.Error("a controller tried to resize a volume of another node")
 	}
 }
 
@@ -199,13 +199,13 @@ func ownedBy(c *storagev1.CSIStorageCapacity, uid types.UID) bool {
 func TestCapacityOfNode(t *testing.T) {
 	n := run(t, true, storagetest.Plugin(t, storagetest.NewDriver("n1", create, free), true, storagetest.Class("local", storagev1.VolumeBindingWaitForFirstConsumer)))
 	capacities := n.StorageV1().CSIStorageCapacities(metav1.NamespaceSystem)
-	told := func(uid types.UID) func() bool {
+	published := func(uid types.UID) func() bool {
 		return func() bool {
 			all, err := capacities.List(t.Context(), metav1.ListOptions{})
 			return err == nil && len(all.Items) == 1 && ownedBy(&all.Items[0], uid)
 		}
 	}
-	storagetest.Eventually(t, "the space is told as the Node's", told("first"))
+	storagetest.Eventually(t, "the capacity is published as the Node's", published("first"))
 	if err := n.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +222,7 @@ func TestCapacityOfNode(t *testing.T) {
 	if _, err := n.CoreV1().Nodes().Create(t.Context(), storagetest.Node("second"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	storagetest.Eventually(t, "the space is told as the next Node's", told("second"))
+	storagetest.Eventually(t, "the capacity is published as the next Node's", published("second"))
 }
 
 // TestImmediate: a node takes a claim without a chosen node.
@@ -272,7 +272,7 @@ func TestReplaced(t *testing.T) {
 	second := n.Claim(t, "second", "local", "n1")
 	storagetest.Eventually(t, "the new process makes a volume", func() bool { _, ok := n.Volume(t, second); return ok })
 	if !made().Equal(before) {
-		t.Error("the driver was registered anew")
+		t.Error("the driver was registered again")
 	}
 
 	more := storagetest.NewDriver("n1", create, expand)
@@ -282,14 +282,14 @@ func TestReplaced(t *testing.T) {
 	third := n.Claim(t, "third", "local", "n1")
 	storagetest.Eventually(t, "and volumes are made", func() bool { _, ok := n.Volume(t, third); return ok })
 	if !made().Equal(before) {
-		t.Error("the driver was registered anew though only its capabilities changed")
+		t.Error("the driver was registered again though only its capabilities changed")
 	}
 
 	moved := storagetest.NewDriver("n1", create)
 	moved.Rack = "r8"
 	p.Serve(t, moved.Register)
 	n.set.Replace(p)
-	storagetest.Eventually(t, "it is registered anew", func() bool { now := made(); return !now.IsZero() && now.After(before) })
+	storagetest.Eventually(t, "it is registered again", func() bool { now := made(); return !now.IsZero() && now.After(before) })
 }
 
 // TestGone: a plugin that is no longer wanted leaves the kubelet; the end of the process does not.
@@ -346,7 +346,7 @@ func TestRefused(t *testing.T) {
 				})
 			})
 			if n.registered() {
-				t.Error("the kubelet has it all the same")
+				t.Error("the kubelet has registered it nevertheless")
 			}
 		})
 	}

@@ -267,8 +267,8 @@ func TestImagePromise(t *testing.T) {
 	}
 }
 
-// TestTellUnenforced: at each start the log names the volumes that may take more than they were promised.
-func TestTellUnenforced(t *testing.T) {
+// TestReportUnenforced: at each start the log names the volumes that may take more than they were promised.
+func TestReportUnenforced(t *testing.T) {
 	s, p := newFakeStore(t)
 	for _, e := range []enforcement{quota, file, none, ""} {
 		if _, err := s.create(t.Context(), enforced("v-"+string(e), e), sizes{min: 1 << 20}); err != nil {

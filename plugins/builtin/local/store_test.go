@@ -142,7 +142,7 @@ func TestUsedOfPromise(t *testing.T) {
 	cancel()
 	s.used.forget(v.ID)
 	if _, err := s.used.measure(ctx, v.ID, dir); !errors.Is(err, context.Canceled) {
-		t.Errorf("measured although nobody waits: %v", err)
+		t.Errorf("measured although no call waits: %v", err)
 	}
 }
 

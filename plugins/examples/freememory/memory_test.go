@@ -109,7 +109,7 @@ func TestByRealMemory(t *testing.T) {
 	}
 	unknown := node("new", 0)
 	if m.filter(ctx, pod(100*gi), unknown) != "" || m.score(ctx, pod(gi), unknown) != 0 {
-		t.Error("a node that nobody has measured is judged")
+		t.Error("a node without a measurement is scored")
 	}
 }
 

@@ -15,4 +15,78 @@ const (
 	ConditionNotTrue  Code = "ConditionNotTrue"  // a condition of the object says that something is wrong
 	EventWarns        Code = "EventWarns"        // a warning Event of the last hour, which no field confirms: no fault
 	ObservationBehind Code = "ObservationBehind" // its controller has not seen the object's last change
+
+	// Pods: scheduling.
+
+	InsufficientResources Code = "InsufficientResources" // no node has the CPU, memory or other resource that the pod requests
+	NodeSelectorMismatch  Code = "NodeSelectorMismatch"  // no node matches the nodeSelector or node affinity
+	TaintNotTolerated     Code = "TaintNotTolerated"     // every node that would do has a taint that the pod does not tolerate
+	NodesCordoned         Code = "NodesCordoned"         // every node that would do is cordoned
+	PodAffinityUnmet      Code = "PodAffinityUnmet"      // no node has the pods near which this one must run
+	PodAntiAffinity       Code = "PodAntiAffinity"       // every node that would do has a pod near which this one must not run
+	TopologySpread        Code = "TopologySpread"        // every node that would do breaks a topologySpreadConstraint
+	HostPortTaken         Code = "HostPortTaken"         // the host port is in use on every node that would do
+	SchedulingMixed       Code = "SchedulingMixed"       // the nodes refuse the pod for different reasons
+	VolumePlacement       Code = "VolumePlacement"       // no node can reach the pod's volumes
+	SchedulerRefuses      Code = "SchedulerRefuses"      // the scheduler refuses for a reason that only its message has, such as a plugin's
+	SchedulingGated       Code = "SchedulingGated"       // a scheduling gate holds the pod back
+	SchedulerUnknown      Code = "SchedulerUnknown"      // no scheduler of the name in schedulerName takes the pod
+	SchedulerSilent       Code = "SchedulerSilent"       // the scheduler has not looked at the pod
+	NoNodes               Code = "NoNodes"               // the cluster has no node
+	Preempted             Code = "Preempted"             // the pod gave way to one of higher priority
+
+	// Pods: the node, volumes and network.
+
+	NodeNotReady     Code = "NodeNotReady"     // the node does not report, or reports that it is not ready
+	NodeGone         Code = "NodeGone"         // the node does not exist
+	NodePressure     Code = "NodePressure"     // the node is short of memory, disk or process ids, or has no network
+	NodeCordoned     Code = "NodeCordoned"     // the node takes no new pods: no fault
+	NodeRefused      Code = "NodeRefused"      // the kubelet did not admit the pod
+	ConfigMapMissing Code = "ConfigMapMissing" // a ConfigMap does not exist
+	SecretMissing    Code = "SecretMissing"    // a Secret does not exist
+	KeyMissing       Code = "KeyMissing"       // a ConfigMap or Secret has not the key that is asked for
+	HostPathType     Code = "HostPathType"     // the path on the node is missing or of another type
+	ClaimMissing     Code = "ClaimMissing"     // a PersistentVolumeClaim does not exist
+	ClaimUnbound     Code = "ClaimUnbound"     // a PersistentVolumeClaim is not bound
+	DriverMissing    Code = "DriverMissing"    // the node has no CSI driver of that name
+	DriverFailing    Code = "DriverFailing"    // a call of the CSI driver fails
+	VolumeFailing    Code = "VolumeFailing"    // a volume cannot be attached or mounted
+	MountFailed      Code = "MountFailed"      // a volume cannot be mounted into the container
+	SubPathFailed    Code = "SubPathFailed"    // a subPath cannot be mounted
+	NetworkFailing   Code = "NetworkFailing"   // the pod's network cannot be set up: a CNI program fails
+	SandboxFailing   Code = "SandboxFailing"   // the pod's sandbox cannot be created
+	RunAsRootRefused Code = "RunAsRootRefused" // runAsNonRoot is set, and the image would run as root
+
+	// Pods: images.
+
+	ImageNotFound       Code = "ImageNotFound"       // the registry has no such image or tag
+	ImageNameInvalid    Code = "ImageNameInvalid"    // the image's name cannot be parsed
+	ImageArchitecture   Code = "ImageArchitecture"   // the image is not for the node's architecture
+	ImageNeverPulled    Code = "ImageNeverPulled"    // imagePullPolicy is Never, and the node has no such image
+	PullSecretMissing   Code = "PullSecretMissing"   // the registry wants credentials, and the pod has none that exist
+	PullSecretWrong     Code = "PullSecretWrong"     // the registry refuses the credentials of the pull secret
+	PullDenied          Code = "PullDenied"          // the registry refuses
+	RegistryUnreachable Code = "RegistryUnreachable" // the registry does not answer
+	RegistryLimit       Code = "RegistryLimit"       // the registry's rate limit is reached
+	PullFailed          Code = "PullFailed"          // the image cannot be pulled for another reason
+
+	// Pods: containers.
+
+	ExecutableNotFound  Code = "ExecutableNotFound"  // the image has not the program that the container runs
+	PermissionDenied    Code = "PermissionDenied"    // the program may not be executed
+	InitContainerFailed Code = "InitContainerFailed" // an init container ends with an error
+	CrashLoop           Code = "CrashLoop"           // a container ends again and again
+	ContainerFailed     Code = "ContainerFailed"     // a container has failed and is not started again, or cannot be started
+	OOMKilled           Code = "OOMKilled"           // a container reached its memory limit
+	LivenessKills       Code = "LivenessKills"       // the kubelet kills a container whose liveness probe fails
+	StartupProbeKills   Code = "StartupProbeKills"   // the kubelet kills a container whose startup probe fails
+	StartupProbeFailing Code = "StartupProbeFailing" // the startup probe has not succeeded
+	ReadinessFailing    Code = "ReadinessFailing"    // the readiness probe fails
+	ReadinessGate       Code = "ReadinessGate"       // a readiness gate's condition is not True
+	PostStartFailed     Code = "PostStartFailed"     // the postStart hook fails
+	PreStopFailed       Code = "PreStopFailed"       // the preStop hook failed
+	KillFailing         Code = "KillFailing"         // the pod should have ended, and its node has not reported it
+	DeadlineExceeded    Code = "DeadlineExceeded"    // activeDeadlineSeconds are over
+	Evicted             Code = "Evicted"             // the node was short of something, or the pod exceeded a limit of storage
+	Completed           Code = "Completed"           // all containers have ended without an error: no fault
 )

@@ -10,7 +10,8 @@ import (
 // kinds is what knows more about a kind than its conditions and Events. A line: how the kind is read, what explains it.
 func kinds() map[schema.GroupKind]kind {
 	return map[schema.GroupKind]kind{
-		{Kind: "Pod"}: of((*Reader).Pod, explainPod).andDeletion(),
+		{Kind: "Node"}: of(clusterScoped((*Reader).Node), explainNode),
+		{Kind: "Pod"}:  of((*Reader).Pod, explainPod).andDeletion(),
 	}
 }
 
@@ -31,6 +32,11 @@ func of[T metav1.Object](get func(r *Reader, ctx context.Context, namespace, nam
 		}
 		return explain(ctx, r, object)
 	}}
+}
+
+// clusterScoped reads an object that has no namespace.
+func clusterScoped[T any](get func(r *Reader, ctx context.Context, name string) (T, error)) func(r *Reader, ctx context.Context, namespace, name string) (T, error) {
+	return func(r *Reader, ctx context.Context, _, name string) (T, error) { return get(r, ctx, name) }
 }
 
 func (k kind) andDeletion() kind {

@@ -4,11 +4,12 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
 )
 
 // Placement says for each node whether it would take a pod, and if not, why. why/placement computes it with upstream's
 // scheduler; it is a function so that who only asks about a Service links no scheduler.
-type Placement func(ctx context.Context, pod *corev1.Pod, nodes []corev1.Node, pods []corev1.Pod) ([]Verdict, error)
+type Placement func(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, nodes []corev1.Node, pods []corev1.Pod) ([]Verdict, error)
 
 // Verdict is what one plugin of the scheduler says about a pod on a node.
 type Verdict struct {

@@ -108,6 +108,36 @@ func (r *Reader) Pods(ctx context.Context, namespace, selector string) ([]corev1
 	return l.Items, nil
 }
 
+// ConfigMap reads a ConfigMap.
+func (r *Reader) ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+	return get(ctx, r, "configmaps", namespace, name, r.Client.CoreV1().ConfigMaps(namespace).Get)
+}
+
+// Secret reads which keys a Secret has, and its type. The values are dropped at once.
+func (r *Reader) Secret(ctx context.Context, namespace, name string) (*corev1.Secret, error) {
+	return get(ctx, r, "secrets", namespace, name, func(ctx context.Context, name string, o metav1.GetOptions) (*corev1.Secret, error) {
+		s, err := r.Client.CoreV1().Secrets(namespace).Get(ctx, name, o)
+		if err != nil {
+			return nil, err
+		}
+		keys := map[string][]byte{}
+		for key := range s.Data {
+			keys[key] = nil
+		}
+		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: s.Name, Namespace: s.Namespace, UID: s.UID}, Type: s.Type, Data: keys}, nil
+	})
+}
+
+// Claim reads a PersistentVolumeClaim.
+func (r *Reader) Claim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
+	return get(ctx, r, "persistentvolumeclaims", namespace, name, r.Client.CoreV1().PersistentVolumeClaims(namespace).Get)
+}
+
+// Volume reads a PersistentVolume.
+func (r *Reader) Volume(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
+	return get(ctx, r, "persistentvolumes", "", name, r.Client.CoreV1().PersistentVolumes().Get)
+}
+
 // Node reads a node.
 func (r *Reader) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	return get(ctx, r, "nodes", "", name, r.Client.CoreV1().Nodes().Get)

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"kubelith.io/kubelith/why"
+	"kubelith.io/kubelith/why/placement"
 )
 
 // The exit codes of `kubelith why` besides 0, healthy, and 1, an error. 2 is what a Go program that crashes ends with.
@@ -175,7 +176,7 @@ func askWhy(c *cli.Context, object string) (*why.Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return why.Explain(c.Context, why.NewReader(why.Options{Client: cs, Dynamic: dyn}), target)
+	return why.Explain(c.Context, why.NewReader(why.Options{Client: cs, Dynamic: dyn, Placement: placement.Verdicts}), target)
 }
 
 // targetOf finds the kind that a type, as kubectl takes it, means.

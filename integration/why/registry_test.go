@@ -1,13 +1,22 @@
 package why
 
 import (
+	"bytes"
 	"io"
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/partial"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"kubelith.io/kubelith/integration/harness"
 )
@@ -15,7 +24,9 @@ import (
 // registryAddress is where the server's node finds the tests' registry. containerd speaks HTTP to localhost.
 const registryAddress = "127.0.0.1:5000"
 
-// serveRegistry serves a registry inside the sandbox, as localhost:5000. It has nothing in it.
+// serveRegistry serves a registry inside the sandbox, as localhost:5000. It has two images: private/web:1, for the user
+// puller with the password secret, and elsewhere/web:1, for an architecture that no node has. Below limited/, nobody may
+// pull now.
 func serveRegistry(t *testing.T, s *harness.Server) {
 	t.Helper()
 	l, err := s.Listen(registryAddress)
@@ -24,10 +35,110 @@ func serveRegistry(t *testing.T, s *harness.Server) {
 	}
 	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		images.ServeHTTP(w, r)
+		user, password, _ := r.BasicAuth()
+		switch {
+		case strings.HasPrefix(r.URL.Path, "/v2/private/") && (user != "puller" || password != "secret"):
+			w.Header().Set("WWW-Authenticate", `Basic realm="tests"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		case strings.HasPrefix(r.URL.Path, "/v2/limited/"):
+			w.WriteHeader(http.StatusTooManyRequests)
+		default:
+			images.ServeHTTP(w, r)
+		}
 	}))
 	server.Listener.Close()
 	server.Listener = l
 	server.Start()
 	t.Cleanup(server.Close)
+
+	// The kubelet knows images by their configuration: with the same one, it would want the password for the test image
+	// that is on the node as well.
+	image, err := mutate.Config(testImage(t, s), v1.Config{Cmd: []string{"/bin/probe", "sleep"}, Labels: map[string]string{"for": "integration/why"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	push(t, images, "private/web", image)
+	push(t, images, "elsewhere/web", image)
+	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "s390x"}}})
+	put(t, images, "/v2/elsewhere/web/manifests/1", index)
+}
+
+// push puts an image with the tag 1 into a registry. go-containerregistry's own client would need the one of Docker.
+func push(t *testing.T, registry http.Handler, repository string, image v1.Image) {
+	t.Helper()
+	layers, err := image.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := partial.ConfigLayer(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range append(layers, config) {
+		digest, err := l.Digest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := l.Compressed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		send(t, registry, http.MethodPost, "/v2/"+repository+"/blobs/uploads/?digest="+digest.String(), "application/octet-stream", content)
+		content.Close()
+	}
+	digest, err := image.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, registry, "/v2/"+repository+"/manifests/"+digest.String(), image)
+	put(t, registry, "/v2/"+repository+"/manifests/1", image)
+}
+
+// put puts the manifest of an image or an index.
+func put(t *testing.T, registry http.Handler, path string, of partial.WithRawManifest) {
+	t.Helper()
+	content, err := of.RawManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mediaType, err := of.(interface {
+		MediaType() (types.MediaType, error)
+	}).MediaType()
+	if err != nil {
+		t.Fatal(err)
+	}
+	send(t, registry, http.MethodPut, path, string(mediaType), bytes.NewReader(content))
+}
+
+func send(t *testing.T, registry http.Handler, method, path, mediaType string, body io.Reader) {
+	t.Helper()
+	r := httptest.NewRequest(method, path, body)
+	r.Header.Set("Content-Type", mediaType)
+	w := httptest.NewRecorder()
+	registry.ServeHTTP(w, r)
+	if w.Code != http.StatusCreated {
+		t.Fatalf("%s %s: %d %s", method, path, w.Code, w.Body)
+	}
+}
+
+// testImage is the image in the archive that the harness made.
+func testImage(t *testing.T, s *harness.Server) v1.Image {
+	t.Helper()
+	dir := t.TempDir()
+	if out, err := exec.Command("tar", "-C", dir, "-xf", s.Path(harness.TestImageArchive)).CombinedOutput(); err != nil {
+		t.Fatalf("unpack the test image: %v: %s", err, out)
+	}
+	index, err := layout.ImageIndexFromPath(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := index.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := index.Image(list.Manifests[0].Digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return image
 }

@@ -211,14 +211,8 @@ func (t *Target) state() host.State {
 // Kind returns the kind that the plugin declares.
 func (t *Target) Kind() plugins.Kind { return t.plugin.Kind() }
 
-// Plugin returns the plugin, for calls of its kind.
-func (t *Target) Plugin() plugins.Plugin { return t.plugin }
-
 // Description returns the plugin's description.
 func (t *Target) Description() *pluginv1.Description { return t.plugin.Description() }
-
-// Dir returns a directory for the files of checks. Close removes it.
-func (t *Target) Dir() string { return t.dir }
 
 // Close stops the plugin and removes its directories.
 func (t *Target) Close() {

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"kubelith.io/kubelith/base/lifecycle"
@@ -70,6 +71,11 @@ func (b *builder) enabled(disabled []string) ([]lifecycle.Component, error) {
 	with := map[string]string{}
 	for _, p := range b.parts {
 		with[p.Name()] = p.with
+	}
+	for name, other := range with {
+		if _, known := with[other]; other != "" && !known {
+			return nil, fmt.Errorf("%s is switched off with %s, which is no component: a bug in Kubelith", name, other)
+		}
 	}
 	off := func(name string) bool {
 		for name != "" && !slices.Contains(disabled, name) {

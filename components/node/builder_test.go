@@ -99,6 +99,15 @@ func TestEnabledReportsAll(t *testing.T) {
 	}
 }
 
+// TestWithUnknown: a component cannot go with one that is not there, such as one whose name is misspelt.
+func TestWithUnknown(t *testing.T) {
+	b := build(component{"kubelet", nil})
+	b.with("kublet").add(component{"host-ports", nil})
+	if _, err := b.enabled(nil); err == nil || !strings.Contains(err.Error(), "host-ports is switched off with kublet") {
+		t.Errorf("error %v", err)
+	}
+}
+
 // TestDisable: whatever is switched off, alone or with others, no component that is left needs something that is not
 // there, and only what was named is gone.
 func TestDisable(t *testing.T) {

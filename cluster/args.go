@@ -14,16 +14,19 @@ func (o Options) check() error {
 		return errors.New("Options.Images needs Options.Node: without a node no container runs")
 	}
 	for _, arg := range o.Args {
-		if name := flagName(arg); slices.Contains(own, name) {
+		if name := flagName(arg); slices.Contains(own(), name) {
 			return fmt.Errorf("Options.Args has --%s, which the library sets itself: leave it out", name)
 		}
 	}
 	return nil
 }
 
-// own are the flags that the library sets: what keeps clusters apart and ends them.
-var own = []string{"data-dir", "run-dir", "kubelet-root-dir", "write-kubeconfig", "bind-address", "https-port", "advertise-address", "node-ip",
-	"tls-san", "log-file", "stop-with-stdin"}
+// own are the flags that the library sets, or that would break what it relies on: what keeps clusters apart and ends
+// them.
+func own() []string {
+	return []string{"data-dir", "run-dir", "kubelet-root-dir", "write-kubeconfig", "bind-address", "https-port", "advertise-address",
+		"node-ip", "log-file", "stop-with-stdin"}
+}
 
 // flagName returns NAME of --NAME=VALUE, --NAME and -NAME; "" for what is no flag.
 func flagName(arg string) string {
@@ -51,7 +54,9 @@ func values(args []string, flag string) []string {
 }
 
 // withoutNode are the components that a cluster without a node does not run.
-var withoutNode = []string{"containerd", "kubelet", "network", "proxy", "dns", "local-storage", "servicelb", "metrics-server"}
+func withoutNode() []string {
+	return []string{"containerd", "kubelet", "network", "proxy", "dns", "local-storage", "servicelb", "metrics-server"}
+}
 
 // nowhere is an address of no machine (RFC 5737). The API of a cluster without a node has it as its advertised address,
 // which must not be a loopback address: such a cluster has no pods that would use it.
@@ -68,7 +73,7 @@ func (c *Cluster) serverArgs() []string {
 	}
 	// Three directories beside each other, as the server wants them; its sockets need a short path.
 	args = append(args, "--data-dir="+c.dir.path("data"), "--run-dir="+c.dir.path("run"), "--kubelet-root-dir="+c.dir.path("kubelet"),
-		"--node-ip="+nowhere, "--disable="+strings.Join(withoutNode, ","))
+		"--node-ip="+nowhere, "--disable="+strings.Join(withoutNode(), ","))
 	return append(args, c.opts.Args...)
 }
 

@@ -89,4 +89,17 @@ const (
 	DeadlineExceeded    Code = "DeadlineExceeded"    // activeDeadlineSeconds are over
 	Evicted             Code = "Evicted"             // the node was short of something, or the pod exceeded a limit of storage
 	Completed           Code = "Completed"           // all containers have ended without an error: no fault
+
+	// Claims.
+
+	StorageClassMissing Code = "StorageClassMissing" // the claim's StorageClass does not exist
+	NoDefaultClass      Code = "NoDefaultClass"      // the claim names no StorageClass, and no class is the default
+	NoVolumeFits        Code = "NoVolumeFits"        // no PersistentVolume fits the claim, and nothing makes one
+	ClaimWaits          Code = "ClaimWaits"          // the claim waits for a pod that uses it: no fault
+	ProvisionerMissing  Code = "ProvisionerMissing"  // the provisioner of the claim's class does not run
+	ProvisioningFailing Code = "ProvisioningFailing" // the provisioner was asked for the volume and fails
+	NoCapacity          Code = "NoCapacity"          // no place has enough free space for the volume
+	ClaimLost           Code = "ClaimLost"           // the claim's volume is gone
+	ResizeFailing       Code = "ResizeFailing"       // the volume cannot grow
+	ClaimInUse          Code = "ClaimInUse"          // the claim was deleted, and pods use it
 )

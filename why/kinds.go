@@ -10,8 +10,9 @@ import (
 // kinds is what knows more about a kind than its conditions and Events. A line: how the kind is read, what explains it.
 func kinds() map[schema.GroupKind]kind {
 	return map[schema.GroupKind]kind{
-		{Kind: "Node"}: of(clusterScoped((*Reader).Node), explainNode),
-		{Kind: "Pod"}:  of((*Reader).Pod, explainPod).andDeletion(),
+		{Kind: "Node"}:                  of(clusterScoped((*Reader).Node), explainNode),
+		{Kind: "PersistentVolumeClaim"}: of((*Reader).Claim, explainClaim).andDeletion(),
+		{Kind: "Pod"}:                   of((*Reader).Pod, explainPod).andDeletion(),
 	}
 }
 

@@ -31,6 +31,8 @@ type Reader struct {
 	Options
 	read   map[string]result
 	unread []string
+	// busy are the pods that are being explained.
+	busy map[Object]bool
 }
 
 type result struct {
@@ -136,6 +138,15 @@ func (r *Reader) Claim(ctx context.Context, namespace, name string) (*corev1.Per
 // Volume reads a PersistentVolume.
 func (r *Reader) Volume(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
 	return get(ctx, r, "persistentvolumes", "", name, r.Client.CoreV1().PersistentVolumes().Get)
+}
+
+// Volumes reads all PersistentVolumes.
+func (r *Reader) Volumes(ctx context.Context) ([]corev1.PersistentVolume, error) {
+	l, err := list(ctx, r, "persistentvolumes", "", metav1.ListOptions{}, r.Client.CoreV1().PersistentVolumes().List)
+	if err != nil {
+		return nil, err
+	}
+	return l.Items, nil
 }
 
 // Node reads a node.

@@ -8,10 +8,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // A mount that fails is tried again, after two minutes at the latest: an Event that is older is not about now.
@@ -322,32 +320,27 @@ func podClaims(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 		if err != nil || claim.Status.Phase == corev1.ClaimBound {
 			continue
 		}
-		if f := r.unbound(ctx, claim); f != nil && f.Status == Broken {
+		if f := r.unbound(ctx, pod, claim); f != nil && f.Status == Broken {
 			f.sawCondition(pod, corev1.PodScheduled)
-			return f.under(podObject(pod), Object{Type: "persistentvolumeclaim", Namespace: claim.Namespace, Name: claim.Name, UID: string(claim.UID)})
+			return f.under(podObject(pod), claimObject(claim))
 		}
 	}
 	return nil
 }
 
-// unbound explains a claim that is not bound.
-func (r *Reader) unbound(ctx context.Context, claim *corev1.PersistentVolumeClaim) *Finding {
-	if k := kinds()[schema.GroupKind{Kind: "PersistentVolumeClaim"}]; k.explain != nil {
-		f, err := k.explain(ctx, r, claim.Namespace, claim.Name)
-		if err != nil {
-			return nil
-		}
-		return f
+// unbound explains a claim of a pod that is not bound.
+func (r *Reader) unbound(ctx context.Context, pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) *Finding {
+	if r.busy == nil {
+		r.busy = map[Object]bool{}
 	}
-	if class := claim.Spec.StorageClassName; class != nil && *class != "" {
-		c, err := get(ctx, r, "storageclasses.storage.k8s.io", "", *class, r.Client.StorageV1().StorageClasses().Get)
-		if err == nil && c.VolumeBindingMode != nil && *c.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer {
-			return nil // the scheduler binds it
-		}
+	// The claim may wait for this pod: it need not be asked again.
+	r.busy[podObject(pod)] = true
+	defer delete(r.busy, podObject(pod))
+	f, err := explainClaim(ctx, r, claim)
+	if err != nil {
+		return nil
 	}
-	o := Object{Type: "persistentvolumeclaim", Namespace: claim.Namespace, Name: claim.Name}
-	return broken(ClaimUnbound, fmt.Sprintf("%s is not bound to a volume", o)).saw(o.String()+" .status.phase", string(claim.Status.Phase)).
-		do(kubectl(claim.Namespace, "describe pvc %s", claim.Name))
+	return f
 }
 
 // podSandbox explains a pod whose sandbox or network cannot be created.

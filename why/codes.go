@@ -102,4 +102,16 @@ const (
 	ClaimLost           Code = "ClaimLost"           // the claim's volume is gone
 	ResizeFailing       Code = "ResizeFailing"       // the volume cannot grow
 	ClaimInUse          Code = "ClaimInUse"          // the claim was deleted, and pods use it
+
+	// Rights (`kubelith why --as`).
+
+	AccessAllowed      Code = "AccessAllowed"      // the user may do it
+	AccessDenied       Code = "AccessDenied"       // no rule of the user's roles is about it
+	VerbMissing        Code = "VerbMissing"        // a rule is about it, without the verb
+	GroupMissing       Code = "GroupMissing"       // a rule names the resource in another API group
+	SubresourceMissing Code = "SubresourceMissing" // a rule names the resource without the subresource
+	RuleNamesOthers    Code = "RuleNamesOthers"    // a rule allows it for objects of other names
+	RoleMissing        Code = "RoleMissing"        // the user is bound to a role that does not exist
+	SubjectDiffers     Code = "SubjectDiffers"     // a binding names another subject: its kind, namespace or case differs
+	OtherNamespace     Code = "OtherNamespace"     // it is allowed in another namespace
 )

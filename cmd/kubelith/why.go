@@ -40,11 +40,16 @@ func whyCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "why",
 		Usage:     "say why an object is not as it should be: the cause, the evidence, what to do",
-		ArgsUsage: "TYPE/NAME",
+		ArgsUsage: "TYPE/NAME | --as USER VERB TYPE[/NAME]",
 		Description: "The type is as kubectl takes it: pod, po, deployments.apps, or that of a custom resource. It reads with your rights.\n" +
+			"With --as it says whether a user may do something and, if not, which rule is missing: why --as ann delete pods -n shop.\n" +
 			"Exit codes: 0 healthy, 1 no answer, 3 broken, 4 progressing, 5 the object does not exist.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "namespace of the object (default: that of the kubeconfig's context)"},
+			&cli.StringFlag{Name: "as", Usage: "explain the rights of this user; a ServiceAccount is system:serviceaccount:NAMESPACE:NAME"},
+			&cli.StringFlag{Name: "as-group", Usage: "with --as: groups of the user besides those that the API server adds, separated by commas"},
+			&cli.StringFlag{Name: "subresource", Usage: "with --as: subresource of the type, such as log"},
+			&cli.BoolFlag{Name: "all-namespaces", Aliases: []string{"A"}, Usage: "with --as: the right in all namespaces"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "text or json", Value: "text"},
 			&cli.StringFlag{Name: "kubeconfig", Usage: "file with your credentials (default: as kubelith kubectl)"},
 			&cli.StringFlag{Name: "context", Usage: "context of the kubeconfig"},
@@ -61,13 +66,7 @@ func whyCommand() *cli.Command {
 			if out := c.String("output"); out != "text" && out != "json" {
 				return fmt.Errorf("-o %s: use text or json", out)
 			}
-			if len(args) == 2 && !strings.Contains(args[0], "/") {
-				args = []string{args[0] + "/" + args[1]}
-			}
-			if len(args) != 1 {
-				return fmt.Errorf("why needs the type and the name of one object, such as pod/web: got %q", args)
-			}
-			a, err := askWhy(c, args[0])
+			a, err := askWhy(c, args)
 			if utilnet.IsConnectionRefused(err) {
 				return fmt.Errorf("%w: is the server running?", err)
 			}
@@ -146,8 +145,19 @@ func clusterOf(c *cli.Context) (*genericclioptions.ConfigFlags, error) {
 	return access, nil
 }
 
-// askWhy explains the object TYPE/NAME.
-func askWhy(c *cli.Context, object string) (*why.Answer, error) {
+// askWhy explains the object, or the right, that args name.
+func askWhy(c *cli.Context, args []string) (*why.Answer, error) {
+	rights := c.String("as") != ""
+	switch {
+	case rights && len(args) != 2:
+		return nil, fmt.Errorf("why --as needs a verb and a type, such as get pods: got %q", args)
+	case !rights && (c.IsSet("as-group") || c.IsSet("subresource") || c.IsSet("all-namespaces")):
+		return nil, errors.New("--as-group, --subresource and --all-namespaces go with --as USER")
+	case !rights && len(args) == 2 && !strings.Contains(args[0], "/"):
+		args = []string{args[0] + "/" + args[1]}
+	case !rights && len(args) != 1:
+		return nil, fmt.Errorf("why needs the type and the name of one object, such as pod/web: got %q", args)
+	}
 	access, err := clusterOf(c)
 	if err != nil {
 		return nil, err
@@ -160,14 +170,6 @@ func askWhy(c *cli.Context, object string) (*why.Answer, error) {
 		return nil, err
 	}
 	cfg.QPS, cfg.Burst = 100, 200
-	kind, name, ok := strings.Cut(object, "/")
-	if !ok || kind == "" || name == "" || strings.Contains(name, "/") {
-		return nil, fmt.Errorf("%q is not TYPE/NAME, such as pod/web", object)
-	}
-	target, err := targetOf(access, kind, name)
-	if err != nil {
-		return nil, err
-	}
 	cs, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return nil, err
@@ -176,7 +178,46 @@ func askWhy(c *cli.Context, object string) (*why.Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return why.Explain(c.Context, why.NewReader(why.Options{Client: cs, Dynamic: dyn, Placement: placement.Verdicts}), target)
+	reader := why.NewReader(why.Options{Client: cs, Dynamic: dyn, Placement: placement.Verdicts})
+	if rights {
+		request, err := accessOf(c, access, args[0], args[1])
+		if err != nil {
+			return nil, err
+		}
+		return why.ExplainAccess(c.Context, reader, request)
+	}
+	kind, name, ok := strings.Cut(args[0], "/")
+	if !ok || kind == "" || name == "" || strings.Contains(name, "/") {
+		return nil, fmt.Errorf("%q is not TYPE/NAME, such as pod/web", args[0])
+	}
+	target, err := targetOf(access, kind, name)
+	if err != nil {
+		return nil, err
+	}
+	return why.Explain(c.Context, reader, target)
+}
+
+// accessOf returns the request that --as is about: a verb and a type, TYPE/NAME or a path.
+func accessOf(c *cli.Context, access *genericclioptions.ConfigFlags, verb, what string) (why.Access, error) {
+	request := why.Access{User: c.String("as"), Verb: verb}
+	if groups := c.String("as-group"); groups != "" {
+		request.Groups = strings.Split(groups, ",")
+	}
+	if strings.HasPrefix(what, "/") {
+		request.URL = what
+		return request, nil
+	}
+	kind, name, _ := strings.Cut(what, "/")
+	target, err := targetOf(access, kind, name)
+	if err != nil {
+		return request, err
+	}
+	request.Group, request.Resource, request.Subresource = target.Resource.Group, target.Resource.Resource, c.String("subresource")
+	request.Name = name
+	if !c.Bool("all-namespaces") {
+		request.Namespace = target.Namespace
+	}
+	return request, nil
 }
 
 // targetOf finds the kind that a type, as kubectl takes it, means.

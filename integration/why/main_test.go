@@ -226,8 +226,9 @@ func describes(t *testing.T, s *harness.Server, ns string, c Case, args []string
 
 var braces = regexp.MustCompile(`\{([^}]*)\}`)
 
-// whyArgs returns why's arguments, with the namespace.
+// whyArgs returns why's arguments, with the namespace, which NAMESPACE stands for.
 func whyArgs(t *testing.T, s *harness.Server, ns, line string) []string {
+	line = strings.ReplaceAll(line, "NAMESPACE", ns)
 	line = braces.ReplaceAllStringFunc(line, func(command string) string {
 		var text string
 		harness.Eventually(t, 30*time.Second, command, func() error {
@@ -239,6 +240,9 @@ func whyArgs(t *testing.T, s *harness.Server, ns, line string) []string {
 		})
 		return strings.Fields(text)[0]
 	})
+	if strings.Contains(line, "--all-namespaces") {
+		return words(line)
+	}
 	return append(words(line), "-n", ns)
 }
 

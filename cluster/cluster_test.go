@@ -111,6 +111,15 @@ func TestExecutable(t *testing.T) {
 	}
 }
 
+func TestVisible(t *testing.T) {
+	if err := visible("/usr/local/bin/kubelith"); err != nil {
+		t.Error(err)
+	}
+	if err := visible("/var/lib/ci/kubelith"); err == nil || !strings.Contains(err.Error(), "put kubelith elsewhere") {
+		t.Errorf("a program that the sandbox hides: %v", err)
+	}
+}
+
 // TestFreeAddress: two clusters do not get the same address, and not the port of a program that listens on all of them.
 func TestFreeAddress(t *testing.T) {
 	taken, err := net.Listen("tcp", "0.0.0.0:0")

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -32,6 +33,9 @@ func newSandbox(binary string, dir *directory) (*sandbox, error) {
 	}
 	if _, err := exec.LookPath("nsenter"); err != nil {
 		return nil, errors.New("Options.Node needs the program nsenter: install util-linux")
+	}
+	if err := visible(binary); err != nil {
+		return nil, err
 	}
 	log, err := os.OpenFile(dir.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -59,6 +63,16 @@ func newSandbox(binary string, dir *directory) (*sandbox, error) {
 		return nil, errors.Join(fmt.Errorf("no sandbox for the node: %s", lastLines(dir.log, 1)), s.close())
 	}
 	return s, nil
+}
+
+// visible refuses a program in a directory that the sandbox replaces by its own (host/sandbox).
+func visible(program string) error {
+	for _, hidden := range []string{"/run/", "/var/lib/", "/var/log/"} {
+		if strings.HasPrefix(program, hidden) {
+			return fmt.Errorf("a node does not see %s, as it has a %s of its own: put kubelith elsewhere", program, strings.TrimSuffix(hidden, "/"))
+		}
+	}
+	return nil
 }
 
 // address returns where the API is served.

@@ -172,7 +172,8 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 }
 
-// TestNode: images are imported before the test begins, a pod of one runs, and the API reaches a webhook of the test.
+// TestNode: images are imported before the test begins, a pod of one runs, over a restart of the server too, and the API
+// reaches a webhook of the test.
 func TestNode(t *testing.T) {
 	t.Parallel()
 	harness.Require(t)
@@ -212,13 +213,27 @@ func TestNode(t *testing.T) {
 		}
 		return nil
 	})
-	harness.Eventually(t, 60*time.Second, "the pod to run", func() error {
-		pod, err := client.CoreV1().Pods("default").Get(t.Context(), "a", metav1.GetOptions{})
-		if err == nil && pod.Status.Phase != corev1.PodRunning {
-			err = fmt.Errorf("it is %s", pod.Status.Phase)
-		}
-		return err
-	})
+	running := func() (container string) {
+		t.Helper()
+		harness.Eventually(t, 60*time.Second, "the pod to run", func() error {
+			pod, err := client.CoreV1().Pods("default").Get(t.Context(), "a", metav1.GetOptions{})
+			if err == nil && pod.Status.Phase != corev1.PodRunning {
+				err = fmt.Errorf("it is %s", pod.Status.Phase)
+			}
+			if err == nil {
+				container = pod.Status.ContainerStatuses[0].ContainerID
+			}
+			return err
+		})
+		return container
+	}
+	before := running()
+	if err := c.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	if after := running(); after != before {
+		t.Errorf("the restart replaced the container %s by %s", before, after)
+	}
 }
 
 // TestKilled: nothing runs on for a test binary that was killed, and the next start removes what it has left. So it is

@@ -253,7 +253,10 @@ func (r *Reader) crashed(ctx context.Context, pod *corev1.Pod, c container, end 
 		where = c.path() + "state.terminated"
 	}
 	restarts := ""
-	if n := c.status.RestartCount; n > 0 {
+	switch n := c.status.RestartCount; {
+	case n == 1:
+		restarts = ", 1 restart so far"
+	case n > 1:
 		restarts = fmt.Sprintf(", %d restarts so far", n)
 	}
 	done := func(f *Finding) *Finding {
@@ -294,6 +297,9 @@ func (r *Reader) crashed(ctx context.Context, pod *corev1.Pod, c container, end 
 	f := broken(code, fmt.Sprintf("%s %s: exit code %d%s, after %s%s", c, verb, end.ExitCode, meaning(end), ago(ran), restarts))
 	if strings.Contains(lines, "exec format error") && ran < time.Second*2 {
 		f = wrongArchitecture(pod, c)
+	}
+	if i := strings.LastIndex(lines, "\n"); lines != "" && f.Code != ImageArchitecture {
+		f.Cause += fmt.Sprintf("; the last line of its log: %s", oneLine(shorten(lines[i+1:], 200)))
 	}
 	done(f)
 	if lines != "" {

@@ -27,7 +27,7 @@ func explainPod(ctx context.Context, r *Reader, pod *corev1.Pod) (*Finding, erro
 			return f, nil
 		}
 	}
-	return podHealthy(pod), nil
+	return podHealthy(ctx, r, pod), nil
 }
 
 // podCondition returns a condition of a pod, or nil.
@@ -241,13 +241,16 @@ func podNode(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 }
 
 // podGates explains a pod whose containers are ready, and which is not.
-func podGates(_ context.Context, _ *Reader, pod *corev1.Pod) *Finding {
+func podGates(_ context.Context, r *Reader, pod *corev1.Pod) *Finding {
 	if podTrue(pod, corev1.PodReady) || !podTrue(pod, corev1.ContainersReady) {
 		return nil
 	}
 	for _, gate := range pod.Spec.ReadinessGates {
 		if !podTrue(pod, gate.ConditionType) {
 			f := broken(ReadinessGate, fmt.Sprintf("the containers of pod/%s are ready, but its readiness gate %s is not True: what sets this condition has not done so", pod.Name, gate.ConditionType))
+			if c := podCondition(pod, corev1.ContainersReady); r.age(c.LastTransitionTime) < fresh {
+				f.Status, f.Code, f.Cause = Progressing, InProgress, "in progress: "+f.Cause
+			}
 			f.sawCondition(pod, gate.ConditionType).sawCondition(pod, corev1.ContainersReady)
 			return f.do(fmt.Sprintf("Find the controller that sets the condition %s, and read its log.", gate.ConditionType)).
 				not(ReadinessFailing, "a readiness probe fails", "the condition ContainersReady is True")
@@ -256,16 +259,42 @@ func podGates(_ context.Context, _ *Reader, pod *corev1.Pod) *Finding {
 	return nil
 }
 
+// pullTime is how long the pull took that an Event is about.
+//
+// Source: k8s.io/kubernetes/pkg/kubelet/images/image_manager.go: Successfully pulled image "NAME" in TIME (TIME including waiting)
+func pullTime(e Event) time.Duration {
+	_, rest, ok := strings.Cut(e.Message, "\" in ")
+	text, _, _ := strings.Cut(rest, " ")
+	if e.Reason != "Pulled" || !ok {
+		return 0
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		return 0
+	}
+	return d
+}
+
 // podHealthy is the answer for a pod without a fault.
-func podHealthy(pod *corev1.Pod) *Finding {
+func podHealthy(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 	o, ready := podObject(pod), podCondition(pod, corev1.PodReady)
 	if ready == nil || ready.Status != corev1.ConditionTrue {
 		f := found(Progressing, InProgress, fmt.Sprintf("in progress: %s has no fault and is not Ready yet", o)).since(pod.CreationTimestamp)
 		return f.sawCondition(pod, corev1.PodReady).sawAt(o.String()+" .metadata.creationTimestamp", "created", pod.CreationTimestamp)
 	}
-	f := found(Healthy, OK, fmt.Sprintf("%s is Ready since %s, %s after its creation", o, clock(ready.LastTransitionTime),
-		ago(ready.LastTransitionTime.Sub(pod.CreationTimestamp.Time)))).since(ready.LastTransitionTime)
+	took := ready.LastTransitionTime.Sub(pod.CreationTimestamp.Time)
+	f := found(Healthy, OK, fmt.Sprintf("%s is Ready since %s, %s after its creation", o, clock(ready.LastTransitionTime), ago(took))).since(ready.LastTransitionTime)
 	f.sawCondition(pod, corev1.PodReady)
+	var pulling time.Duration
+	for _, e := range r.Events(ctx, pod) {
+		if d := pullTime(e); d > 0 && !e.Last.After(ready.LastTransitionTime.Time) {
+			pulling += d
+			f.sawEvent(&e)
+		}
+	}
+	if took > 0 && pulling > 0 && pulling <= took {
+		f.Cause += fmt.Sprintf(", %d %% of it for pulling images", 100*pulling/took)
+	}
 	for _, c := range containersOf(pod) {
 		if c.status != nil && c.status.RestartCount > 0 && !c.init {
 			text := fmt.Sprintf("%d", c.status.RestartCount)

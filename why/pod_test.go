@@ -115,6 +115,7 @@ func TestPods(t *testing.T) {
 		proof  string
 	}{
 		"ready":                      {state(runsFor(40*time.Second), none, 0, true), nil, Healthy, OK, "[Ready]: True"},
+		"ready, with its pull":       {state(runsFor(40*time.Second), none, 0, true), []runtime.Object{podEvent("Pulled", `Successfully pulled image "registry.test/app:1" in 15s (15s including waiting). Image size: 1 bytes.`, 42*time.Second, true)}, Healthy, OK, "in 15s"},
 		"ready, with an old failure": {all(readiness, state(runsFor(40*time.Second), none, 0, true)), []runtime.Object{podEvent("Unhealthy", "Readiness probe failed: no", 30*time.Second, true)}, Healthy, OK, "[Ready]: True"},
 		"ready again after crashes":  {state(runsFor(5*time.Minute), ended("Error", 1, time.Second, 6*time.Minute), 7, true), nil, Healthy, OK, "7; the last run ended with exit code 1"},
 		"up for 3 days, then again":  {state(runsFor(20*time.Second), ended("Error", 1, 72*time.Hour, 21*time.Second), 7, true), nil, Healthy, OK, "restartCount"},
@@ -292,5 +293,14 @@ func TestPullSecrets(t *testing.T) {
 		if a.Code != c.code || !strings.Contains(a.Cause, c.cause) || a.proves("hunter2") {
 			t.Errorf("%s: want %s with %q, got %+v", name, c.code, c.cause, a)
 		}
+	}
+}
+
+// A healthy pod says what its start took.
+func TestStartTime(t *testing.T) {
+	pull := podEvent("Pulled", `Successfully pulled image "registry.test/app:1" in 15s (15s including waiting). Image size: 1 bytes.`, 42*time.Second, true)
+	r, _ := reader(t, aPod(state(runsFor(40*time.Second), corev1.ContainerState{}, 0, true)), readyNode("node-1"), pull)
+	if a := ask(t, r, podTarget("web")); !strings.HasSuffix(a.Cause, "20s after its creation, 75 % of it for pulling images") {
+		t.Errorf("got %q", a.Cause)
 	}
 }

@@ -58,6 +58,16 @@ type Case struct {
 	// server's node.
 	Before []string `json:"before"`
 	Then   []string `json:"then"`
+	// Unless is a kubectl command line and a text: when it prints the text, this machine cannot make what the case is
+	// about, and a wrong answer skips the case.
+	Unless struct {
+		Kubectl string `json:"kubectl"`
+		Prints  string `json:"prints"`
+		Because string `json:"because"`
+	} `json:"unless"`
+	// Files are written to the node before anything is applied, by their paths, and removed afterwards. Such a case runs
+	// after the others, alone.
+	Files map[string]string `json:"files"`
 	// Wait bounds the time until the answer is right: a duration, 60s if empty.
 	Wait string `json:"wait"`
 	// Keep is how long the answer must stay the same: a duration, 2s if empty.
@@ -95,15 +105,23 @@ func TestCases(t *testing.T) {
 	serveRegistry(t, s)
 	apply := newApplier(t, s)
 	var score scores
+	var alone []string
 	t.Run("all", func(t *testing.T) {
 		for _, file := range files {
 			dir := filepath.Dir(file)
+			if len(readCase(t, file).Files) > 0 {
+				alone = append(alone, dir)
+				continue
+			}
 			t.Run(filepath.Base(dir), func(t *testing.T) {
 				t.Parallel()
 				runCase(t, s, apply, dir, &score)
 			})
 		}
 	})
+	for _, dir := range alone {
+		t.Run(filepath.Base(dir), func(t *testing.T) { runCase(t, s, apply, dir, &score) })
+	}
 	if path := os.Getenv("KUBELITH_WHY_SCORE"); path != "" {
 		if err := os.WriteFile(path, []byte(score.table()), 0o644); err != nil {
 			t.Error(err)
@@ -115,6 +133,13 @@ func runCase(t *testing.T, s *harness.Server, apply *applier, dir string, score 
 	c := readCase(t, filepath.Join(dir, "case.yaml"))
 	result := score.begin(filepath.Base(dir), c.Code)
 	ns := s.Namespace(t)
+	for path, text := range c.Files {
+		path = s.Path(path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.Remove(path) })
+	}
 	setups, manifests := filesOf(t, dir)
 	for _, file := range setups {
 		apply.file(t, ns, file)
@@ -140,6 +165,10 @@ func runCase(t *testing.T, s *harness.Server, apply *applier, dir string, score 
 	}
 	harness.Eventually(t, duration(t, c.Wait, time.Minute), "the right answer", func() error {
 		_, err := ask()
+		if u := c.Unless; err != nil && u.Kubectl != "" && strings.TrimSpace(s.TryKubectl(t, append([]string{"-n", ns}, words(u.Kubectl)...)...).Stdout) == u.Prints {
+			score.drop(filepath.Base(dir))
+			t.Skip(u.Because)
+		}
 		return err
 	})
 	time.Sleep(duration(t, c.Keep, 2*time.Second))
@@ -388,6 +417,13 @@ func (s *scores) begin(name, code string) (end func(s *scores, why, describe boo
 		defer s.mu.Unlock()
 		entry.why, entry.describe = why, describe
 	}
+}
+
+// drop removes a case that cannot be made on this machine.
+func (s *scores) drop(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = slices.DeleteFunc(s.all, func(e *scored) bool { return e.name == name })
 }
 
 func (s *scores) table() string {

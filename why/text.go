@@ -53,7 +53,7 @@ func (a *Answer) WriteText(out io.Writer, style Style) error {
 		}
 		p.wrap("  ", "    ", strings.Join(names, " -> "), "")
 	}
-	p.section("Evidence", a.Evidence != nil && len(a.Evidence) > 0)
+	p.section("Evidence", len(a.Evidence) > 0)
 	for _, e := range a.Evidence {
 		source := e.Source
 		if e.Time != nil {

@@ -224,7 +224,16 @@ func podVolumes(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 		f = broken(VolumeFailing, fmt.Sprintf("the volume %s of pod/%s cannot be mounted: %s", name, pod.Name, shorten(lastPart(message), 300))).
 			do("The message is the volume plugin's; the kubelet tries again by itself.")
 	}
-	return f.since(e.FirstTimestamp).sawEvent(e).sawCondition(pod, corev1.PodReadyToStartContainers)
+	return r.unlessFirst(f, e).sawEvent(e).sawCondition(pod, corev1.PodReadyToStartContainers)
+}
+
+// unlessFirst says that a failure which an Event reports is no fault yet while it has happened once and just now: the
+// kubelet tries again within a second, and what it was waiting for at a pod's start is often there by then.
+func (r *Reader) unlessFirst(f *Finding, e *Event) *Finding {
+	if e.Count < 2 && r.age(e.Last) < fresh {
+		f.Status, f.Cause = Progressing, "in progress: the kubelet tries again after: "+f.Cause
+	}
+	return f.since(e.FirstTimestamp)
 }
 
 // after is what follows a mark in a text, or the text.
@@ -371,11 +380,13 @@ func podSandbox(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 		}
 		f = broken(NetworkFailing, fmt.Sprintf("the network of pod/%s cannot be set up on node %s: the CNI program%s fails: %s", pod.Name, pod.Spec.NodeName, plugin, shorten(lastPart(message), 300)))
 	default:
-		return broken(SandboxFailing, fmt.Sprintf("the sandbox of pod/%s cannot be created on node %s: %s", pod.Name, pod.Spec.NodeName, shorten(lastPart(message), 300))).
-			since(e.FirstTimestamp).sawEvent(e).sawCondition(pod, corev1.PodReadyToStartContainers).
+		f = broken(SandboxFailing, fmt.Sprintf("the sandbox of pod/%s cannot be created on node %s: %s", pod.Name, pod.Spec.NodeName, shorten(lastPart(message), 300))).
 			do("The message is the container runtime's; kubelith's log on that node says more. The kubelet tries again by itself.")
 	}
-	f.since(e.FirstTimestamp).sawEvent(e).sawCondition(pod, corev1.PodReadyToStartContainers)
+	r.unlessFirst(f, e).sawEvent(e).sawCondition(pod, corev1.PodReadyToStartContainers)
+	if f.Code == SandboxFailing {
+		return f
+	}
 	return f.not(ImageNotFound, "an image is missing", "no image is pulled before the network is there").
 		do("On that node: is the configuration in /etc/cni/net.d right, do its programs exist, are addresses left in the node's pod CIDR?")
 }

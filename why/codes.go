@@ -103,6 +103,29 @@ const (
 	ResizeFailing       Code = "ResizeFailing"       // the volume cannot grow
 	ClaimInUse          Code = "ClaimInUse"          // the claim was deleted, and pods use it
 
+	// Admission: what a controller may not create.
+
+	QuotaExceeded         Code = "QuotaExceeded"         // a ResourceQuota is used up
+	QuotaNeedsRequests    Code = "QuotaNeedsRequests"    // a ResourceQuota counts what the pod does not request
+	LimitRangeDenied      Code = "LimitRangeDenied"      // a LimitRange refuses the pod's requests or limits
+	PodSecurityDenied     Code = "PodSecurityDenied"     // the namespace's Pod Security level refuses the pod
+	PolicyDenied          Code = "PolicyDenied"          // a ValidatingAdmissionPolicy refuses
+	WebhookDenied         Code = "WebhookDenied"         // an admission webhook refuses
+	WebhookUnreachable    Code = "WebhookUnreachable"    // an admission webhook that must answer cannot be called
+	ServiceAccountMissing Code = "ServiceAccountMissing" // the pod's ServiceAccount does not exist
+	PriorityClassMissing  Code = "PriorityClassMissing"  // the pod's PriorityClass does not exist
+	CreateRefused         Code = "CreateRefused"         // the API server refuses an object for another reason
+
+	// Workloads.
+
+	ScaledToZero        Code = "ScaledToZero"        // it wants no pods: no fault
+	RolloutPaused       Code = "RolloutPaused"       // the Deployment is paused, and a change waits
+	ProgressDeadline    Code = "ProgressDeadline"    // the rollout made no progress within its deadline
+	RolloutNoRoom       Code = "RolloutNoRoom"       // maxSurge and maxUnavailable both round to zero; only ruled out, as the controller then replaces one pod at a time
+	PredecessorNotReady Code = "PredecessorNotReady" // a pod of a StatefulSet waits for the one before it
+	PartitionHolds      Code = "PartitionHolds"      // the update strategy of the StatefulSet keeps pods on the template before: no fault
+	NoNodeMatches       Code = "NoNodeMatches"       // no node matches the DaemonSet
+
 	// Rights (`kubelith why --as`).
 
 	AccessAllowed      Code = "AccessAllowed"      // the user may do it

@@ -10,9 +10,13 @@ import (
 // kinds is what knows more about a kind than its conditions and Events. A line: how the kind is read, what explains it.
 func kinds() map[schema.GroupKind]kind {
 	return map[schema.GroupKind]kind{
-		{Kind: "Node"}:                  of(clusterScoped((*Reader).Node), explainNode),
-		{Kind: "PersistentVolumeClaim"}: of((*Reader).Claim, explainClaim).andDeletion(),
-		{Kind: "Pod"}:                   of((*Reader).Pod, explainPod).andDeletion(),
+		{Group: "apps", Kind: "DaemonSet"}:   of((*Reader).DaemonSet, explainDaemonSet),
+		{Group: "apps", Kind: "Deployment"}:  of((*Reader).Deployment, explainDeployment),
+		{Group: "apps", Kind: "ReplicaSet"}:  of((*Reader).ReplicaSet, explainReplicaSet),
+		{Group: "apps", Kind: "StatefulSet"}: of((*Reader).StatefulSet, explainStatefulSet),
+		{Kind: "Node"}:                       of(clusterScoped((*Reader).Node), explainNode),
+		{Kind: "PersistentVolumeClaim"}:      of((*Reader).Claim, explainClaim).andDeletion(),
+		{Kind: "Pod"}:                        of((*Reader).Pod, explainPod).andDeletion(),
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -147,6 +148,26 @@ func (r *Reader) Volumes(ctx context.Context) ([]corev1.PersistentVolume, error)
 		return nil, err
 	}
 	return l.Items, nil
+}
+
+// Deployment reads a Deployment.
+func (r *Reader) Deployment(ctx context.Context, namespace, name string) (*appsv1.Deployment, error) {
+	return get(ctx, r, "deployments.apps", namespace, name, r.Client.AppsV1().Deployments(namespace).Get)
+}
+
+// ReplicaSet reads a ReplicaSet.
+func (r *Reader) ReplicaSet(ctx context.Context, namespace, name string) (*appsv1.ReplicaSet, error) {
+	return get(ctx, r, "replicasets.apps", namespace, name, r.Client.AppsV1().ReplicaSets(namespace).Get)
+}
+
+// StatefulSet reads a StatefulSet.
+func (r *Reader) StatefulSet(ctx context.Context, namespace, name string) (*appsv1.StatefulSet, error) {
+	return get(ctx, r, "statefulsets.apps", namespace, name, r.Client.AppsV1().StatefulSets(namespace).Get)
+}
+
+// DaemonSet reads a DaemonSet.
+func (r *Reader) DaemonSet(ctx context.Context, namespace, name string) (*appsv1.DaemonSet, error) {
+	return get(ctx, r, "daemonsets.apps", namespace, name, r.Client.AppsV1().DaemonSets(namespace).Get)
 }
 
 // Node reads a node.

@@ -126,6 +126,28 @@ const (
 	PartitionHolds      Code = "PartitionHolds"      // the update strategy of the StatefulSet keeps pods on the template before: no fault
 	NoNodeMatches       Code = "NoNodeMatches"       // no node matches the DaemonSet
 
+	// Jobs.
+
+	JobBackoffLimit  Code = "JobBackoffLimit"  // the pods of the job failed more often than its backoffLimit allows
+	JobDeadline      Code = "JobDeadline"      // the job was not complete within its activeDeadlineSeconds
+	JobFailurePolicy Code = "JobFailurePolicy" // a rule of podFailurePolicy ended the job
+	JobIndexesFailed Code = "JobIndexesFailed" // indexes of the job failed
+	JobSuspended     Code = "JobSuspended"     // the job is suspended: no fault
+	CronJobSuspended Code = "CronJobSuspended" // the CronJob is suspended: no fault
+	TimeZoneInvalid  Code = "TimeZoneInvalid"  // the CronJob's time zone does not exist
+	ScheduleInvalid  Code = "ScheduleInvalid"  // the CronJob's schedule cannot be parsed
+	ScheduleMissed   Code = "ScheduleMissed"   // the CronJob was due and has started no job
+	RunForbidden     Code = "RunForbidden"     // the CronJob skips a run as the job before still runs: no fault
+
+	// Services.
+
+	NoSelector             Code = "NoSelector"             // the Service has no selector and no endpoints
+	SelectorMatchesNothing Code = "SelectorMatchesNothing" // no pod has the labels that the Service selects
+	TargetPortMissing      Code = "TargetPortMissing"      // no pod has a container port of the name in targetPort
+	PodsNotReady           Code = "PodsNotReady"           // the pods of the Service have ended
+	NoEndpoints            Code = "NoEndpoints"            // the Service has no ready endpoint for another reason
+	LoadBalancerPending    Code = "LoadBalancerPending"    // the Service has no address of a load balancer
+
 	// Rights (`kubelith why --as`).
 
 	AccessAllowed      Code = "AccessAllowed"      // the user may do it

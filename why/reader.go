@@ -8,6 +8,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -168,6 +169,21 @@ func (r *Reader) StatefulSet(ctx context.Context, namespace, name string) (*apps
 // DaemonSet reads a DaemonSet.
 func (r *Reader) DaemonSet(ctx context.Context, namespace, name string) (*appsv1.DaemonSet, error) {
 	return get(ctx, r, "daemonsets.apps", namespace, name, r.Client.AppsV1().DaemonSets(namespace).Get)
+}
+
+// Job reads a Job.
+func (r *Reader) Job(ctx context.Context, namespace, name string) (*batchv1.Job, error) {
+	return get(ctx, r, "jobs.batch", namespace, name, r.Client.BatchV1().Jobs(namespace).Get)
+}
+
+// CronJob reads a CronJob.
+func (r *Reader) CronJob(ctx context.Context, namespace, name string) (*batchv1.CronJob, error) {
+	return get(ctx, r, "cronjobs.batch", namespace, name, r.Client.BatchV1().CronJobs(namespace).Get)
+}
+
+// Service reads a Service.
+func (r *Reader) Service(ctx context.Context, namespace, name string) (*corev1.Service, error) {
+	return get(ctx, r, "services", namespace, name, r.Client.CoreV1().Services(namespace).Get)
 }
 
 // Node reads a node.

@@ -148,6 +148,18 @@ const (
 	NoEndpoints            Code = "NoEndpoints"            // the Service has no ready endpoint for another reason
 	LoadBalancerPending    Code = "LoadBalancerPending"    // the Service has no address of a load balancer
 
+	// Autoscalers.
+
+	ScaleTargetMissing Code = "ScaleTargetMissing" // the object that the autoscaler scales does not exist, or its scale cannot be read
+	MetricsMissing     Code = "MetricsMissing"     // the autoscaler gets no metrics
+	RequestsMissing    Code = "RequestsMissing"    // the autoscaler scales by the share of a request that the pods do not make
+	AtMaximum          Code = "AtMaximum"          // the autoscaler wants more replicas than maxReplicas allows
+
+	// Namespaces.
+
+	NamespaceRemains Code = "NamespaceRemains" // the namespace was deleted, and objects in it cannot go
+	APIUnavailable   Code = "APIUnavailable"   // an API group does not answer, so that nobody knows what the namespace holds
+
 	// Rights (`kubelith why --as`).
 
 	AccessAllowed      Code = "AccessAllowed"      // the user may do it

@@ -10,16 +10,18 @@ import (
 // kinds is what knows more about a kind than its conditions and Events. A line: how the kind is read, what explains it.
 func kinds() map[schema.GroupKind]kind {
 	return map[schema.GroupKind]kind{
-		{Group: "apps", Kind: "DaemonSet"}:   of((*Reader).DaemonSet, explainDaemonSet),
-		{Group: "apps", Kind: "Deployment"}:  of((*Reader).Deployment, explainDeployment),
-		{Group: "apps", Kind: "ReplicaSet"}:  of((*Reader).ReplicaSet, explainReplicaSet),
-		{Group: "apps", Kind: "StatefulSet"}: of((*Reader).StatefulSet, explainStatefulSet),
-		{Kind: "Service"}:                    of((*Reader).Service, explainService),
-		{Group: "batch", Kind: "CronJob"}:    of((*Reader).CronJob, explainCronJob),
-		{Group: "batch", Kind: "Job"}:        of((*Reader).Job, explainJob),
-		{Kind: "Node"}:                       of(clusterScoped((*Reader).Node), explainNode),
-		{Kind: "PersistentVolumeClaim"}:      of((*Reader).Claim, explainClaim).andDeletion(),
-		{Kind: "Pod"}:                        of((*Reader).Pod, explainPod).andDeletion(),
+		{Group: "apps", Kind: "DaemonSet"}:                      of((*Reader).DaemonSet, explainDaemonSet),
+		{Group: "apps", Kind: "Deployment"}:                     of((*Reader).Deployment, explainDeployment),
+		{Group: "apps", Kind: "ReplicaSet"}:                     of((*Reader).ReplicaSet, explainReplicaSet),
+		{Group: "apps", Kind: "StatefulSet"}:                    of((*Reader).StatefulSet, explainStatefulSet),
+		{Kind: "Service"}:                                       of((*Reader).Service, explainService),
+		{Group: "batch", Kind: "CronJob"}:                       of((*Reader).CronJob, explainCronJob),
+		{Group: "batch", Kind: "Job"}:                           of((*Reader).Job, explainJob),
+		{Group: "autoscaling", Kind: "HorizontalPodAutoscaler"}: of((*Reader).HPA, explainHPA),
+		{Kind: "Namespace"}:                                     of(clusterScoped((*Reader).Namespace), explainNamespace).andDeletion(),
+		{Kind: "Node"}:                                          of(clusterScoped((*Reader).Node), explainNode),
+		{Kind: "PersistentVolumeClaim"}:                         of((*Reader).Claim, explainClaim).andDeletion(),
+		{Kind: "Pod"}:                                           of((*Reader).Pod, explainPod).andDeletion(),
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -184,6 +185,16 @@ func (r *Reader) CronJob(ctx context.Context, namespace, name string) (*batchv1.
 // Service reads a Service.
 func (r *Reader) Service(ctx context.Context, namespace, name string) (*corev1.Service, error) {
 	return get(ctx, r, "services", namespace, name, r.Client.CoreV1().Services(namespace).Get)
+}
+
+// HPA reads a HorizontalPodAutoscaler.
+func (r *Reader) HPA(ctx context.Context, namespace, name string) (*autoscalingv2.HorizontalPodAutoscaler, error) {
+	return get(ctx, r, "horizontalpodautoscalers.autoscaling", namespace, name, r.Client.AutoscalingV2().HorizontalPodAutoscalers(namespace).Get)
+}
+
+// Namespace reads a namespace.
+func (r *Reader) Namespace(ctx context.Context, name string) (*corev1.Namespace, error) {
+	return get(ctx, r, "namespaces", "", name, r.Client.CoreV1().Namespaces().Get)
 }
 
 // Node reads a node.

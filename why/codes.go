@@ -171,4 +171,17 @@ const (
 	RoleMissing        Code = "RoleMissing"        // the user is bound to a role that does not exist
 	SubjectDiffers     Code = "SubjectDiffers"     // a binding names another subject: its kind, namespace or case differs
 	OtherNamespace     Code = "OtherNamespace"     // it is allowed in another namespace
+
+	// Ways (`kubelith why --cannot-reach`).
+
+	Reachable       Code = "Reachable"       // nothing that the API shows is in the way
+	OutsideCluster  Code = "OutsideCluster"  // the Service is a DNS alias of a name outside the cluster: no fault
+	PodNotRunning   Code = "PodNotRunning"   // one end of the way has ended
+	PortNotServed   Code = "PortNotServed"   // the Service does not have the port
+	NobodyListens   Code = "NobodyListens"   // the pod refuses connections at the port
+	PodUnreachable  Code = "PodUnreachable"  // packets to the pod get lost
+	NoClusterDNS    Code = "NoClusterDNS"    // the pod does not ask the cluster's DNS
+	ClusterDNSDown  Code = "ClusterDNSDown"  // the cluster's DNS has no endpoint
+	NodeNetworkDown Code = "NodeNetworkDown" // a node has no network for pods
+	PolicyForbids   Code = "PolicyForbids"   // a NetworkPolicy is in the way; only ruled out so far
 )

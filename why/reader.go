@@ -25,6 +25,9 @@ type Options struct {
 	Dynamic dynamic.Interface
 	// Placement says which nodes would take a pod; nil: the scheduler's own words have to do.
 	Placement Placement
+	// Connect lets the API server connect to a port of a pod; an error is a connection that failed, or an answer that is
+	// none. Nil: through the pod's proxy.
+	Connect func(ctx context.Context, namespace, pod string, port int32) error
 	// Now is time.Now if nil.
 	Now func() time.Time
 }
@@ -47,6 +50,17 @@ type result struct {
 func NewReader(o Options) *Reader {
 	if o.Now == nil {
 		o.Now = time.Now
+	}
+	if o.Connect == nil {
+		o.Connect = func(ctx context.Context, namespace, pod string, port int32) error {
+			// Not HEAD: the reason of a failure is in the body.
+			answer, err := o.Client.CoreV1().RESTClient().Get().Namespace(namespace).Resource("pods").Name(fmt.Sprintf("%s:%d", pod, port)).
+				SubResource("proxy").Timeout(5 * time.Second).Stream(ctx)
+			if err == nil {
+				err = answer.Close()
+			}
+			return err
+		}
 	}
 	return &Reader{Options: o, read: map[string]result{}}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -40,9 +41,10 @@ func whyCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "why",
 		Usage:     "say why an object is not as it should be: the cause, the evidence, what to do",
-		ArgsUsage: "TYPE/NAME | --as USER VERB TYPE[/NAME]",
+		ArgsUsage: "TYPE/NAME | --as USER VERB TYPE[/NAME] | --cannot-reach pod/NAME service/NAME[:PORT]",
 		Description: "The type is as kubectl takes it: pod, po, deployments.apps, or that of a custom resource. It reads with your rights.\n" +
 			"With --as it says whether a user may do something and, if not, which rule is missing: why --as ann delete pods -n shop.\n" +
+			"With --cannot-reach it says what stands between a pod and a Service or another pod: why --cannot-reach pod/shop service/db:5432.\n" +
 			"Exit codes: 0 healthy, 1 no answer, 3 broken, 4 progressing, 5 the object does not exist.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "namespace of the object (default: that of the kubeconfig's context)"},
@@ -50,6 +52,8 @@ func whyCommand() *cli.Command {
 			&cli.StringFlag{Name: "as-group", Usage: "with --as: groups of the user besides those that the API server adds, separated by commas"},
 			&cli.StringFlag{Name: "subresource", Usage: "with --as: subresource of the type, such as log"},
 			&cli.BoolFlag{Name: "all-namespaces", Aliases: []string{"A"}, Usage: "with --as: the right in all namespaces"},
+			&cli.BoolFlag{Name: "cannot-reach", Usage: "explain the way from a pod to a Service or another pod"},
+			&cli.StringFlag{Name: "to-namespace", Usage: "with --cannot-reach: namespace of the destination (default: the pod's)"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "text or json", Value: "text"},
 			&cli.StringFlag{Name: "kubeconfig", Usage: "file with your credentials (default: as kubelith kubectl)"},
 			&cli.StringFlag{Name: "context", Usage: "context of the kubeconfig"},
@@ -147,15 +151,21 @@ func clusterOf(c *cli.Context) (*genericclioptions.ConfigFlags, error) {
 
 // askWhy explains the object, or the right, that args name.
 func askWhy(c *cli.Context, args []string) (*why.Answer, error) {
-	rights := c.String("as") != ""
+	rights, reach := c.String("as") != "", c.Bool("cannot-reach")
 	switch {
+	case rights && reach:
+		return nil, errors.New("--as and --cannot-reach are two questions: ask one after the other")
+	case reach && len(args) != 2:
+		return nil, fmt.Errorf("why --cannot-reach needs a pod and its destination, such as pod/shop service/db: got %q", args)
+	case !reach && c.IsSet("to-namespace"):
+		return nil, errors.New("--to-namespace goes with --cannot-reach")
 	case rights && len(args) != 2:
 		return nil, fmt.Errorf("why --as needs a verb and a type, such as get pods: got %q", args)
 	case !rights && (c.IsSet("as-group") || c.IsSet("subresource") || c.IsSet("all-namespaces")):
 		return nil, errors.New("--as-group, --subresource and --all-namespaces go with --as USER")
-	case !rights && len(args) == 2 && !strings.Contains(args[0], "/"):
+	case !rights && !reach && len(args) == 2 && !strings.Contains(args[0], "/"):
 		args = []string{args[0] + "/" + args[1]}
-	case !rights && len(args) != 1:
+	case !rights && !reach && len(args) != 1:
 		return nil, fmt.Errorf("why needs the type and the name of one object, such as pod/web: got %q", args)
 	}
 	access, err := clusterOf(c)
@@ -186,15 +196,55 @@ func askWhy(c *cli.Context, args []string) (*why.Answer, error) {
 		}
 		return why.ExplainAccess(c.Context, reader, request)
 	}
-	kind, name, ok := strings.Cut(args[0], "/")
-	if !ok || kind == "" || name == "" || strings.Contains(name, "/") {
-		return nil, fmt.Errorf("%q is not TYPE/NAME, such as pod/web", args[0])
+	if reach {
+		question, err := reachOf(c, access, args[0], args[1])
+		if err != nil {
+			return nil, err
+		}
+		return why.ExplainReach(c.Context, reader, question)
 	}
-	target, err := targetOf(access, kind, name)
+	target, err := objectOf(access, args[0])
 	if err != nil {
 		return nil, err
 	}
 	return why.Explain(c.Context, reader, target)
+}
+
+// objectOf returns the object that TYPE/NAME means.
+func objectOf(access *genericclioptions.ConfigFlags, object string) (why.Target, error) {
+	kind, name, ok := strings.Cut(object, "/")
+	if !ok || kind == "" || name == "" || strings.Contains(name, "/") {
+		return why.Target{}, fmt.Errorf("%q is not TYPE/NAME, such as pod/web", object)
+	}
+	return targetOf(access, kind, name)
+}
+
+// reachOf returns the question that --cannot-reach is about: pod/NAME, and service/NAME or pod/NAME, with :PORT or without.
+func reachOf(c *cli.Context, access *genericclioptions.ConfigFlags, from, to string) (why.Reach, error) {
+	q := why.Reach{}
+	var err error
+	if q.From, err = objectOf(access, from); err != nil {
+		return q, err
+	}
+	object, port, hasPort := strings.Cut(to, ":")
+	if hasPort {
+		n, err := strconv.ParseUint(port, 10, 16)
+		if err != nil || n == 0 {
+			return q, fmt.Errorf("%q is not a port from 1 to 65535", port)
+		}
+		q.Port = int32(n)
+	}
+	if q.To, err = objectOf(access, object); err != nil {
+		return q, err
+	}
+	if namespace := c.String("to-namespace"); namespace != "" {
+		q.To.Namespace = namespace
+	}
+	is := func(t why.Target, kind string) bool { return t.Kind.GroupKind() == schema.GroupKind{Kind: kind} }
+	if !is(q.From, "Pod") || !is(q.To, "Pod") && !is(q.To, "Service") {
+		return q, fmt.Errorf("--cannot-reach is about the way from a pod to a service or a pod, not from %s to %s", q.From.Object().Type, q.To.Object().Type)
+	}
+	return q, nil
 }
 
 // accessOf returns the request that --as is about: a verb and a type, TYPE/NAME or a path.

@@ -160,7 +160,7 @@ func (r *Reader) names(ctx context.Context, q Reach, from *corev1.Pod, o Object)
 	if err != nil || policy == corev1.DNSNone {
 		return nil
 	}
-	if ready, _ := r.endpoints(ctx, dns); ready == 0 {
+	if ready, _, err := r.endpoints(ctx, dns); err == nil && ready == 0 {
 		return broken(ClusterDNSDown, fmt.Sprintf("the cluster's DNS has no ready endpoint, so no name of %s can be resolved", o)).
 			saw("endpointslices of service/kube-dns in namespace kube-system", "none is ready").
 			do("Is dns disabled on all nodes? Then a DNS server of your own must serve kube-dns.")

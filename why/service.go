@@ -18,7 +18,11 @@ func explainService(ctx context.Context, r *Reader, s *corev1.Service) (*Finding
 		return found(Healthy, OK, fmt.Sprintf("%s is a DNS alias of %s: it has no endpoints of its own", o, s.Spec.ExternalName)).
 			saw(o.String()+" .spec.externalName", s.Spec.ExternalName), nil
 	}
-	ready, unready := r.endpoints(ctx, s)
+	ready, unready, err := r.endpoints(ctx, s)
+	if err != nil {
+		return found(Healthy, OK, fmt.Sprintf("%s exists; whether it has endpoints cannot be read", o)).
+			saw("LIST endpointslices", err.Error()), nil
+	}
 	counts := fmt.Sprintf("%d ready, %d not ready", ready, unready)
 	f := r.withoutEndpoints(ctx, s, ready)
 	if f == nil && s.Spec.Type == corev1.ServiceTypeLoadBalancer && len(s.Status.LoadBalancer.Ingress) == 0 {
@@ -35,11 +39,11 @@ func explainService(ctx context.Context, r *Reader, s *corev1.Service) (*Finding
 }
 
 // endpoints counts the endpoints of a Service, each address once.
-func (r *Reader) endpoints(ctx context.Context, s *corev1.Service) (ready, unready int) {
+func (r *Reader) endpoints(ctx context.Context, s *corev1.Service) (ready, unready int, err error) {
 	l, err := list(ctx, r, "endpointslices.discovery.k8s.io", s.Namespace, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + s.Name},
 		r.Client.DiscoveryV1().EndpointSlices(s.Namespace).List)
 	if err != nil {
-		return 0, 0
+		return 0, 0, err
 	}
 	addresses := map[string]bool{}
 	for _, slice := range l.Items {
@@ -54,7 +58,7 @@ func (r *Reader) endpoints(ctx context.Context, s *corev1.Service) (ready, unrea
 	for _, ok := range addresses {
 		ready += boolInt(ok)
 	}
-	return ready, len(addresses) - ready
+	return ready, len(addresses) - ready, nil
 }
 
 // withoutEndpoints explains a Service that leads nowhere; nil: it leads somewhere.

@@ -1,14 +1,18 @@
 package why
 
 import (
+	"errors"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	clienttesting "k8s.io/client-go/testing"
 )
 
 func TestServices(t *testing.T) {
@@ -75,5 +79,18 @@ func TestServices(t *testing.T) {
 				t.Errorf("want %s %s with %q, got %+v", c.status, c.code, c.proof, a)
 			}
 		})
+	}
+}
+
+// TestEndpointsForbidden: a Service whose endpoints may not be read is not called broken.
+func TestEndpointsForbidden(t *testing.T) {
+	s := &corev1.Service{ObjectMeta: meta("shop"), Spec: corev1.ServiceSpec{ClusterIP: "10.43.0.9", Selector: map[string]string{"app": "web"}}}
+	r, client := reader(t, s)
+	client.PrependReactor("list", "endpointslices", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "endpointslices"}, "", errors.New("no"))
+	})
+	a := ask(t, r, target(corev1.SchemeGroupVersion.WithKind("Service"), "services", "ns", "shop"))
+	if a.Status == Broken || len(a.Unread) != 1 {
+		t.Errorf("got %+v", a)
 	}
 }

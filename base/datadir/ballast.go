@@ -20,14 +20,8 @@ const (
 )
 
 // KeepBallast creates the file if it is missing and there is room for it. It is called now and then: a start that finds
-// the disk full removes the file. On a tmpfs it creates none: the file would take memory, and the data is gone with the
-// next boot.
-func (d *Dir) KeepBallast() error {
-	if inMemory(d.path) {
-		return nil
-	}
-	return keepBallast(d.path, ballastSize, ballastRoom)
-}
+// the disk full removes the file.
+func (d *Dir) KeepBallast() error { return keepBallast(d.path, ballastSize, ballastRoom) }
 
 func keepBallast(dir string, size int64, room uint64) error {
 	path := filepath.Join(dir, ballastFile)
@@ -68,11 +62,6 @@ func space(dir string) (free uint64, writable bool, err error) {
 		return 0, false, fmt.Errorf("data directory %s: read free space: %w", dir, err)
 	}
 	return st.Bavail * uint64(st.Bsize), st.Flags&unix.ST_RDONLY == 0, nil
-}
-
-func inMemory(dir string) bool {
-	var st unix.Statfs_t
-	return unix.Statfs(dir, &st) == nil && st.Type == unix.TMPFS_MAGIC
 }
 
 // full reports whether an error means that there is no space.

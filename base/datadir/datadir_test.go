@@ -263,21 +263,3 @@ func TestFullDisk(t *testing.T) {
 		}
 	}
 }
-
-// TestNoBallastInMemory: on a tmpfs the file would take memory.
-func TestNoBallastInMemory(t *testing.T) {
-	dir, err := os.MkdirTemp("/dev/shm", "kubelith-test-")
-	if err != nil {
-		t.Skip(err)
-	}
-	defer os.RemoveAll(dir)
-	if !inMemory(dir) {
-		t.Skip("/dev/shm is no tmpfs")
-	}
-	if err := (&Dir{path: dir}).KeepBallast(); err != nil {
-		t.Error(err)
-	}
-	if exists(filepath.Join(dir, ballastFile)) {
-		t.Error("there is a ballast in memory")
-	}
-}

@@ -213,7 +213,7 @@ func TestDeletedWhileJoining(t *testing.T) {
 	}
 	s.Exec(t, s.BinaryPath(), "token", "delete", tk.id)
 	_, err := m.join(t, "too-late")
-	if err == nil || !apierrors.IsUnauthorized(err) && !strings.Contains(err.Error(), "reason: TokenRefused, message: the token "+tk.id+" was deleted") {
+	if err == nil || !apierrors.IsUnauthorized(err) && !strings.Contains(err.Error(), "reason: TokenRefused, message: token "+tk.id+" was deleted") {
 		t.Errorf("with a deleted token: %v", err)
 	}
 	if reserved(t, s, "too-late") {

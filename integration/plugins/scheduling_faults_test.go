@@ -95,7 +95,7 @@ func testBadAnswers(t *testing.T, s *harness.Server) {
 		unboundStill(t, s, pod)
 	}
 	for _, profile := range []string{"strict", "lenient"} {
-		logged(t, s, ` error .*The plugin does not (filter|score): it (gave|refused) .*plugin=`+profile)
+		logged(t, s, ` error .*The plugin does not (filter|score): it (returned|rejected) .*plugin=`+profile)
 		bound(t, s, s.Create(t, by(profile, unbound(ns, profile+"-sound"))))
 	}
 	if after := processes(t, s, strictPath); len(before) != 1 || len(after) != 1 || before[0] != after[0] {

@@ -61,10 +61,10 @@ func (r *Reader) endpoints(ctx context.Context, s *corev1.Service) (ready, unrea
 	return ready, len(addresses) - ready, nil
 }
 
-// withoutEndpoints explains a Service that leads nowhere; nil: it leads somewhere.
+// withoutEndpoints explains a Service, or a port of it, that leads nowhere; nil: all lead somewhere.
 func (r *Reader) withoutEndpoints(ctx context.Context, s *corev1.Service, ready int) *Finding {
 	o := objectAs("service", s)
-	if ready > 0 {
+	if ready > 0 && len(s.Spec.Selector) == 0 {
 		return nil
 	}
 	if len(s.Spec.Selector) == 0 {
@@ -73,6 +73,10 @@ func (r *Reader) withoutEndpoints(ctx context.Context, s *corev1.Service, ready 
 	}
 	selector := metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: s.Spec.Selector})
 	pods, err := r.Pods(ctx, s.Namespace, selector)
+	if ready > 0 {
+		// A pod that is Ready is an endpoint, also without the port.
+		return portMissing(o, s, running(pods))
+	}
 	if err != nil {
 		return broken(NoEndpoints, fmt.Sprintf("%s has no ready endpoint", o)).do(kubectl(s.Namespace, "get pods -l %s", selector))
 	}
@@ -84,9 +88,7 @@ func (r *Reader) withoutEndpoints(ctx context.Context, s *corev1.Service, ready 
 		}
 		return f.not(PodsNotReady, "the pods are not ready", "there are none").do("Correct the selector or the labels of the pods; they must be the same.", kubectl(s.Namespace, "get pods --show-labels"))
 	}
-	alive := slices.DeleteFunc(slices.Clone(pods), func(p corev1.Pod) bool {
-		return p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
-	})
+	alive := running(pods)
 	if f := portMissing(o, s, alive); f != nil {
 		return f
 	}
@@ -106,6 +108,13 @@ func (r *Reader) withoutEndpoints(ctx context.Context, s *corev1.Service, ready 
 	}
 	return broken(NoEndpoints, fmt.Sprintf("%s has no ready endpoint, though %s are without a fault", o, podNames(alive))).saw(o.String()+" .spec.selector", selector).
 		do("The controller of EndpointSlices may not run, or the pods have no address of the Service's family.", kubectl(s.Namespace, "get endpointslices -l %s=%s -o yaml", discoveryv1.LabelServiceName, s.Name))
+}
+
+// running returns the pods that have neither ended nor are being deleted.
+func running(pods []corev1.Pod) []corev1.Pod {
+	return slices.DeleteFunc(slices.Clone(pods), func(p corev1.Pod) bool {
+		return p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+	})
 }
 
 // nearLabels adds pods whose labels almost match a Service's selector.
@@ -168,7 +177,7 @@ func portMissing(o Object, s *corev1.Service, pods []corev1.Pod) *Finding {
 		}
 		slices.Sort(have)
 		have = slices.Compact(have)
-		return broken(TargetPortMissing, fmt.Sprintf("%s leads nowhere: its targetPort is named %s, and no container port of its pods has that name", o, port.TargetPort.StrVal)).
+		return broken(TargetPortMissing, fmt.Sprintf("port %d of %s leads nowhere: its targetPort is named %s, and no container port of its pods has that name", port.Port, o, port.TargetPort.StrVal)).
 			saw(fmt.Sprintf("%s .spec.ports[%d].targetPort", o, port.Port), port.TargetPort.StrVal).
 			saw("pod/"+pods[0].Name+" .spec.containers[].ports", firstOf(strings.Join(have, ", "), "none")).
 			not(SelectorMatchesNothing, "the selector matches nothing", fmt.Sprintf("it matches %s", podNames(pods))).

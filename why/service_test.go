@@ -53,6 +53,7 @@ func TestServices(t *testing.T) {
 		"labels almost match":    {service(func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "shop"} }), []runtime.Object{pod(ready)}, Broken, SelectorMatchesNothing, "app=web, not shop"},
 		"another key":            {service(func(s *corev1.Service) { s.Spec.Selector = map[string]string{"name": "web"} }), []runtime.Object{pod(ready)}, Broken, SelectorMatchesNothing, "app=web, no label name"},
 		"no such port":           {service(nil), []runtime.Object{slice(false), pod(ready, port("web", "TCP"))}, Broken, TargetPortMissing, "web (8080/TCP)"},
+		"no such port, Ready":    {service(nil), []runtime.Object{slice(true), pod(ready, port("web", "TCP"))}, Broken, TargetPortMissing, "web (8080/TCP)"},
 		"a port of UDP":          {service(nil), []runtime.Object{pod(ready, port("http", "UDP"))}, Broken, TargetPortMissing, "http (8080/UDP)"},
 		"a number needs no name": {service(func(s *corev1.Service) { s.Spec.Ports[0].TargetPort = intstr.FromInt32(8080) }), []runtime.Object{slice(true), pod(ready)}, Healthy, OK, "1 ready"},
 		"pods crash":             {service(nil), []runtime.Object{slice(false), pod(crash, port("http", "TCP"))}, Broken, CrashLoop, "1 pods, none Ready"},

@@ -8,9 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func nodeObject(node *corev1.Node) Object {
-	return Object{Type: "node", Name: node.Name, UID: string(node.UID)}
-}
+func nodeObject(node *corev1.Node) Object { return objectAs("node", node) }
 
 func nodeCondition(node *corev1.Node, kind corev1.NodeConditionType) *corev1.NodeCondition {
 	for i := range node.Status.Conditions {

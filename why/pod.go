@@ -12,9 +12,7 @@ import (
 )
 
 // podObject names a pod in an answer.
-func podObject(pod *corev1.Pod) Object {
-	return Object{Type: "pod", Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID)}
-}
+func podObject(pod *corev1.Pod) Object { return objectAs("pod", pod) }
 
 // explainPod explains a pod, in the order of its life: deleted, ended, scheduled, its node, volumes and network, init
 // containers, containers, readiness.

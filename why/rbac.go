@@ -40,7 +40,7 @@ func (a Access) allGroups() []string {
 	} else {
 		groups = append(groups, user.AllAuthenticated)
 	}
-	return slices.Compact(groups)
+	return groups
 }
 
 // resource is the resource as rules name it: pods/log.
@@ -153,7 +153,6 @@ func (r *Reader) missingRule(ctx context.Context, a Access) *Finding {
 // nearest is the finding for the grant that comes nearest to the request.
 func (r *Reader) nearest(a Access, bound, near, elsewhere []grant) *Finding {
 	denied := fmt.Sprintf("%s may not %s", a.User, a)
-	whom := a.User
 	for _, g := range bound {
 		if g.missing {
 			return broken(RoleMissing, fmt.Sprintf("%s: %s gives it %s, which does not exist", denied, g, g.role())).
@@ -199,7 +198,7 @@ func (r *Reader) nearest(a Access, bound, near, elsewhere []grant) *Finding {
 					return broken(try.code, fmt.Sprintf("%s: %s of %s allows %s", denied, g.role(), g, why)).
 						saw(g.role(), "has the rule "+rbacv1helpers.CompactString(rule)).
 						do("Add the rule to " + g.role() + ", if all that it is bound to may have it, or give the user a role of its own:").
-						do(a.remedy(whom)...)
+						do(a.remedy()...)
 				}
 			}
 		}
@@ -219,11 +218,11 @@ func (r *Reader) nearest(a Access, bound, near, elsewhere []grant) *Finding {
 			}
 			return broken(OtherNamespace, fmt.Sprintf("%s: %s allows it there only, and the request is %s", denied, g, where)).
 				saw(g.String(), g.role()+" allows "+allows(g.rules)).
-				do("Bind the role where it is needed:").do(a.remedy(whom)...)
+				do("Bind the role where it is needed:").do(a.remedy()...)
 		}
 	}
 	return broken(AccessDenied, fmt.Sprintf("%s: no rule of its roles is about %s", denied, cmp.Or(a.URL, a.resource()))).
-		do("Give the user a role that allows it:").do(a.remedy(whom)...)
+		do("Give the user a role that allows it:").do(a.remedy()...)
 }
 
 func (a Access) verb(rule rbacv1.PolicyRule) bool { return rbacv1helpers.VerbMatches(&rule, a.Verb) }
@@ -253,10 +252,10 @@ func (a Access) allowedBy(rules []rbacv1.PolicyRule) bool {
 }
 
 // remedy is the pair of commands that allows the request and no more.
-func (a Access) remedy(name string) []string {
+func (a Access) remedy() []string {
 	const role = "NAME"
-	subject := "--user=" + name
-	if namespace, account, err := serviceaccount.SplitUsername(name); err == nil {
+	subject := "--user=" + a.User
+	if namespace, account, err := serviceaccount.SplitUsername(a.User); err == nil {
 		subject = "--serviceaccount=" + namespace + ":" + account
 	}
 	kind, binding, scope, what := "clusterrole", "clusterrolebinding", "", "--non-resource-url="+a.URL

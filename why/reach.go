@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -176,8 +175,7 @@ type destination struct {
 
 // destinations are the pods of a Service's ready endpoints with the ports that its ports lead to. Only TCP is known.
 func (r *Reader) destinations(ctx context.Context, q Reach, s *corev1.Service) ([]destination, error) {
-	l, err := list(ctx, r, "endpointslices.discovery.k8s.io", s.Namespace, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + s.Name},
-		r.Client.DiscoveryV1().EndpointSlices(s.Namespace).List)
+	endpoints, err := r.EndpointSlices(ctx, s)
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +186,7 @@ func (r *Reader) destinations(ctx context.Context, q Reach, s *corev1.Service) (
 		}
 	}
 	var all []destination
-	for _, slice := range l.Items {
+	for _, slice := range endpoints {
 		var ports []int32
 		for _, p := range slice.Ports {
 			if p.Port != nil && (p.Protocol == nil || *p.Protocol == corev1.ProtocolTCP) && (p.Name == nil || names[*p.Name]) {
@@ -196,7 +194,7 @@ func (r *Reader) destinations(ctx context.Context, q Reach, s *corev1.Service) (
 			}
 		}
 		for _, e := range slice.Endpoints {
-			if ready := e.Conditions.Ready; ready != nil && !*ready || e.TargetRef == nil || e.TargetRef.Kind != "Pod" {
+			if !endpointReady(e) || e.TargetRef == nil || e.TargetRef.Kind != "Pod" {
 				continue
 			}
 			if slices.ContainsFunc(all, func(d destination) bool { return d.pod.Name == e.TargetRef.Name }) {

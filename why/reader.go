@@ -11,6 +11,7 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -65,7 +66,7 @@ func NewReader(o Options) *Reader {
 	return &Reader{Options: o, read: map[string]result{}}
 }
 
-// Now returns the time by which ages are told.
+// now returns the time by which ages are told.
 func (r *Reader) now() time.Time { return r.Options.Now() }
 
 // age is how long ago t was.
@@ -109,7 +110,7 @@ func list[T any](ctx context.Context, r *Reader, resource, namespace string, o m
 	return once(r, what, func() (T, error) { return f(ctx, o) })
 }
 
-// Unreadable reports whether an object is unknown because the caller may not read it. Any other error but "not found" is
+// unreadable reports whether an object is unknown because the caller may not read it. Any other error but "not found" is
 // one of these too: the answer goes on without the object.
 func unreadable(err error) bool { return err != nil && !apierrors.IsNotFound(err) }
 
@@ -199,6 +200,16 @@ func (r *Reader) CronJob(ctx context.Context, namespace, name string) (*batchv1.
 // Service reads a Service.
 func (r *Reader) Service(ctx context.Context, namespace, name string) (*corev1.Service, error) {
 	return get(ctx, r, "services", namespace, name, r.Client.CoreV1().Services(namespace).Get)
+}
+
+// EndpointSlices reads the EndpointSlices of a Service.
+func (r *Reader) EndpointSlices(ctx context.Context, s *corev1.Service) ([]discoveryv1.EndpointSlice, error) {
+	l, err := list(ctx, r, "endpointslices.discovery.k8s.io", s.Namespace, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + s.Name},
+		r.Client.DiscoveryV1().EndpointSlices(s.Namespace).List)
+	if err != nil {
+		return nil, err
+	}
+	return l.Items, nil
 }
 
 // HPA reads a HorizontalPodAutoscaler.

@@ -40,18 +40,15 @@ func explainService(ctx context.Context, r *Reader, s *corev1.Service) (*Finding
 
 // endpoints counts the endpoints of a Service, each address once.
 func (r *Reader) endpoints(ctx context.Context, s *corev1.Service) (ready, unready int, err error) {
-	l, err := list(ctx, r, "endpointslices.discovery.k8s.io", s.Namespace, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + s.Name},
-		r.Client.DiscoveryV1().EndpointSlices(s.Namespace).List)
+	all, err := r.EndpointSlices(ctx, s)
 	if err != nil {
 		return 0, 0, err
 	}
 	addresses := map[string]bool{}
-	for _, slice := range l.Items {
+	for _, slice := range all {
 		for _, e := range slice.Endpoints {
-			// Source: the field's documentation: nil is true
-			ok := e.Conditions.Ready == nil || *e.Conditions.Ready
 			for _, a := range e.Addresses {
-				addresses[a] = addresses[a] || ok
+				addresses[a] = addresses[a] || endpointReady(e)
 			}
 		}
 	}
@@ -61,13 +58,20 @@ func (r *Reader) endpoints(ctx context.Context, s *corev1.Service) (ready, unrea
 	return ready, len(addresses) - ready, nil
 }
 
+// endpointReady reports whether an endpoint is ready.
+//
+// Source: the field's documentation: nil is true
+func endpointReady(e discoveryv1.Endpoint) bool {
+	return e.Conditions.Ready == nil || *e.Conditions.Ready
+}
+
 // withoutEndpoints explains a Service, or a port of it, that leads nowhere; nil: all lead somewhere.
 func (r *Reader) withoutEndpoints(ctx context.Context, s *corev1.Service, ready int) *Finding {
 	o := objectAs("service", s)
-	if ready > 0 && len(s.Spec.Selector) == 0 {
-		return nil
-	}
 	if len(s.Spec.Selector) == 0 {
+		if ready > 0 {
+			return nil
+		}
 		return broken(NoSelector, fmt.Sprintf("%s has no selector and no endpoints: nothing says where it leads", o)).saw(o.String()+" .spec.selector", "not set").
 			do("Set a selector, or create an EndpointSlice with the label " + discoveryv1.LabelServiceName + "=" + s.Name + ".")
 	}

@@ -1,7 +1,6 @@
 package why
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -49,10 +48,8 @@ func (r *Reader) owned(ctx context.Context, owner metav1.Object, selector *metav
 			all = append(all, pod)
 		}
 	}
-	slices.SortStableFunc(all, func(a, b corev1.Pod) int {
-		return cmp.Or(boolInt(podTrue(&a, corev1.PodReady))-boolInt(podTrue(&b, corev1.PodReady)), strings.Compare(a.Name, b.Name))
-	})
-	return all
+	slices.SortStableFunc(all, func(a, b corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
+	return unreadyFirst(all)
 }
 
 func boolInt(b bool) int {

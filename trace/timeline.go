@@ -70,6 +70,8 @@ type Span struct {
 	End   time.Time `json:"end"`
 	// Moment: it took no time that is known.
 	Moment bool `json:"moment,omitempty"`
+	// Wait: nothing of it was recorded itself; it is the time until what it names began.
+	Wait bool `json:"wait,omitempty"`
 	// Critical: it is a part of the critical path.
 	Critical bool `json:"critical,omitempty"`
 	// By is who did it: the user and the program of a request, or a component.

@@ -1,0 +1,679 @@
+package trace
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"kubelith.io/kubelith/trace/record"
+)
+
+// Source is where records come from: a record.Store.
+type Source interface {
+	// Lookup returns the newest object of a name, Get that of a UID; ok is false if there is none.
+	Lookup(resource, namespace, name string) (h record.History, ok bool)
+	Get(uid string) (h record.History, ok bool)
+	// Owned returns the objects that this one owns, the first one first.
+	Owned(uid string) []record.History
+}
+
+const (
+	pods   = "pods"
+	claims = "persistentvolumeclaims"
+)
+
+// Assemble returns the timeline of an object: of what the last request that created it, changed its specification or
+// deleted it set off, in itself and in what it owns. may reports whether the caller may read an object; what he may not
+// read is left out, and counted in a notice. now is the time of the store, in nanoseconds.
+func Assemble(from Source, root record.History, may func(record.Ref) bool, now int64) *Timeline {
+	a := &assembly{from: from, may: may, seen: map[string]bool{}, t: &Timeline{Object: root.Object.Ref}}
+	a.gather(root, nil)
+	a.begin()
+	for _, m := range a.members {
+		m.find(a.start)
+	}
+	a.settle(now)
+	a.build()
+	a.criticalPath()
+	a.total()
+	if a.hidden > 0 {
+		a.notice("%d objects are not shown: you may not read them", a.hidden)
+	}
+	return a.t
+}
+
+// assembly is a timeline in the making.
+type assembly struct {
+	from    Source
+	may     func(record.Ref) bool
+	seen    map[string]bool
+	hidden  int
+	members []*member // the object that was asked for first, owners before what they own
+	start   int64
+	end     int64
+	t       *Timeline
+}
+
+// member is an object of the timeline.
+type member struct {
+	record.History
+	owner *member // nil for the object that was asked for
+	// setOff is the request that began its part, nil if none is known.
+	setOff *record.Record
+	synced int64 // when the kubelet began to work on it, or to end it; 0: not yet
+	ready  int64 // when the API held that it had reached its state; 0: not yet
+	gone   int64 // when it was deleted; 0: it is there
+	failed string
+	// waiting is why it is not ready.
+	waiting string
+	main    []*record.Record // its stages that follow each other, by their start
+}
+
+func (a *assembly) notice(format string, args ...any) {
+	a.t.Notices = append(a.t.Notices, fmt.Sprintf(format, args...))
+}
+
+// gather adds an object, what it owns, and the claims that a pod uses.
+func (a *assembly) gather(h record.History, owner *member) {
+	key := cmp.Or(h.Object.UID, h.Object.Resource+"/"+h.Object.Namespace+"/"+h.Object.Name)
+	if a.seen[key] {
+		return
+	}
+	a.seen[key] = true
+	if owner != nil && !a.may(h.Object.Ref) {
+		a.hidden++
+		return
+	}
+	for i := range h.Records {
+		a.t.Seq = max(a.t.Seq, h.Records[i].Seq)
+	}
+	m := &member{History: h, owner: owner}
+	a.members = append(a.members, m)
+	for _, claim := range h.Object.Claims {
+		if c, ok := a.from.Lookup(claims, h.Object.Namespace, claim); ok {
+			a.gather(c, m)
+		}
+	}
+	if h.Object.Volume != "" {
+		if v, ok := a.from.Lookup("persistentvolumes", "", h.Object.Volume); ok {
+			a.gather(v, m)
+		}
+	}
+	if h.Object.UID != "" {
+		for _, child := range a.from.Owned(h.Object.UID) {
+			a.gather(child, m)
+		}
+	}
+}
+
+// setsOff reports whether others act on a request: it created the object, changed its specification, or deleted it.
+func setsOff(r *record.Record) bool {
+	verb, sub, _ := strings.Cut(r.Name, " ")
+	return r.Stage == record.Request && r.Code < 400 && (r.Spec || sub == "" && (verb == "create" || verb == "delete"))
+}
+
+// begin finds the request with which the timeline begins.
+func (a *assembly) begin() {
+	root := a.members[0]
+	for i := range root.Records {
+		r := &root.Records[i]
+		if setsOff(r) || r.Stage == record.Request && root.setOff == nil {
+			// A pod is bound, and the kubelet deletes it at its end: only what came first deletes it.
+			if root.setOff != nil && verbOf(root.setOff) == "delete" && verbOf(r) == "delete" {
+				continue
+			}
+			root.setOff = r
+		}
+	}
+	if root.setOff == nil {
+		if len(root.Records) > 0 {
+			a.start = root.Records[0].Start
+		}
+		a.notice("the request that set this off is not in the record")
+		return
+	}
+	a.start, a.t.Verb = root.setOff.Start, verbOf(root.setOff)
+	a.t.SetOff = a.t.Verb + " by " + by(root.setOff)
+}
+
+func verbOf(r *record.Record) string {
+	verb, _, _ := strings.Cut(r.Name, " ")
+	return verb
+}
+
+// by names who made a request: the user, and his program where that says more.
+func by(r *record.Record) string {
+	actor := strings.TrimPrefix(r.Actor, "system:serviceaccount:kube-system:")
+	program, _, _ := strings.Cut(r.Agent, "/")
+	if program == "" || strings.HasPrefix(actor, "system:") || actor != r.Actor {
+		return actor
+	}
+	return actor + " (" + program + ")"
+}
+
+// find reads the state of an object from its records since start.
+func (m *member) find(start int64) {
+	for i := range m.Records {
+		r := &m.Records[i]
+		if r.End() < start && cmp.Or(r.Last, r.Start) < start {
+			// What was ready before is ready, until something says otherwise.
+			if r.Stage == record.Condition && r.Name == "Ready" {
+				m.ready = readyAt(r)
+			}
+			if r.Stage == record.Phase && r.Name == "Deleted" {
+				m.gone = r.Start
+			}
+			continue
+		}
+		switch r.Stage {
+		case record.Request:
+			if m.owner != nil && setsOff(r) && (m.setOff == nil || verbOf(m.setOff) != "delete") {
+				m.setOff = r
+			}
+			if r.Code >= 400 {
+				m.waiting = r.Error
+			}
+		case record.Sync, record.Terminate:
+			if m.synced == 0 {
+				m.synced = r.Start
+			}
+			if r.Error != "" {
+				m.waiting = r.Error
+			}
+			continue
+		case record.Condition:
+			m.condition(r)
+			continue
+		case record.Phase:
+			m.phase(r)
+			continue
+		case record.Event:
+			if r.Error != "" {
+				m.waiting = r.Name + ": " + r.Error
+			}
+			continue
+		case record.Probe:
+			continue
+		case record.Schedule:
+			if r.Error != "" {
+				m.waiting = r.Error
+			}
+		case record.Run:
+			if !slices.Contains(m.Object.InitContainers, r.Name) {
+				continue // a container that runs until the pod ends is no stage of its start
+			}
+		default:
+			if r.Error != "" {
+				m.waiting = string(r.Stage) + " " + r.Name + ": " + r.Error
+			}
+		}
+		m.main = append(m.main, r)
+	}
+	m.keepRequests()
+	slices.SortStableFunc(m.main, func(a, b *record.Record) int { return cmp.Compare(a.Start, b.Start) })
+}
+
+func readyAt(r *record.Record) int64 {
+	if strings.HasPrefix(r.Message, "True") {
+		return r.Start
+	}
+	return 0
+}
+
+// condition notes a condition that says whether an object has reached its state.
+func (m *member) condition(r *record.Record) {
+	if !strings.HasPrefix(r.Message, "True") {
+		if r.Name == "Ready" && m.Object.Resource == pods {
+			m.ready = 0
+		}
+		return
+	}
+	switch r.Name {
+	case "Ready", "Complete", "SuccessCriteriaMet":
+		if m.ready == 0 {
+			m.ready = r.Start
+		}
+	case "Failed":
+		m.ready, m.failed = r.Start, "failed"
+		if _, reason, ok := strings.Cut(r.Message, ": "); ok {
+			m.failed += ": " + reason
+		}
+	}
+}
+
+func (m *member) phase(r *record.Record) {
+	switch r.Name {
+	case "Deleted":
+		m.gone = r.Start
+	case "Bound", "Succeeded":
+		if m.ready == 0 {
+			m.ready = r.Start
+		}
+	case "Failed":
+		m.ready, m.failed = r.Start, "failed"
+	}
+}
+
+// keepRequests leaves out requests that are no stage: status that changed nothing of note, annotations. It keeps those
+// that set something off, failed, bound the pod, or wrote what it settled with.
+func (m *member) keepRequests() {
+	done := cmp.Or(m.gone, m.ready)
+	settled := -1 // the request that wrote it: the last one that began before, on this object
+	for i, r := range m.main {
+		if r.Stage == record.Request && done != 0 && r.Start <= done && done-r.End() < int64(time.Second) {
+			settled = i
+		}
+	}
+	kept := m.main[:0]
+	for i, r := range m.main {
+		if r.Stage != record.Request || setsOff(r) || r.Code >= 400 || i == settled {
+			kept = append(kept, r)
+		}
+	}
+	m.main = kept
+}
+
+// settle finds when the timeline ends.
+func (a *assembly) settle(now int64) {
+	root := a.members[0]
+	if a.t.Verb == "delete" {
+		a.settleGone(now)
+		return
+	}
+	if root.setOff != nil && root.setOff.Code >= 400 {
+		a.end, a.t.Settled, a.t.Outcome = root.setOff.End(), true, "refused: "+root.setOff.Error
+		return
+	}
+	if root.Object.Resource == pods || root.Object.Resource == claims || root.Object.Resource == "jobs.batch" {
+		a.settleOne(root, now)
+		return
+	}
+	ready, live := 0, 0
+	var last *member
+	for _, m := range a.members {
+		if m.Object.Resource != pods || m.gone != 0 {
+			if m.gone != 0 {
+				a.end = max(a.end, m.gone)
+			}
+			if m.Object.UID == "" && m.waiting != "" {
+				last = cmp.Or(last, m) // a pod that could not be created
+			}
+			continue
+		}
+		live++
+		switch {
+		case m.setOff != nil && verbOf(m.setOff) == "delete":
+			last = cmp.Or(last, m)
+		case m.ready != 0:
+			ready++
+			a.end = max(a.end, m.ready)
+		default:
+			last = cmp.Or(last, m)
+		}
+	}
+	want := live
+	if root.Object.Replicas != nil {
+		want = int(*root.Object.Replicas)
+	}
+	if last == nil && ready == want {
+		a.t.Settled, a.t.Outcome = true, "done"
+		if want > 0 {
+			a.t.Outcome = fmt.Sprintf("%d of %d pods are ready", ready, want)
+		}
+		a.extend(root)
+		return
+	}
+	a.end, a.t.Outcome = now, fmt.Sprintf("%d of %d pods are ready", ready, want)
+	if last != nil && last.waiting != "" {
+		a.t.Outcome += "; " + last.Object.Name + ": " + last.waiting
+	}
+}
+
+// extend ends the timeline no earlier than the request that began it.
+func (a *assembly) extend(root *member) {
+	a.end = max(a.end, a.start)
+	if root.setOff != nil {
+		a.end = max(a.end, root.setOff.End())
+	}
+}
+
+func (a *assembly) settleGone(now int64) {
+	for _, m := range a.members {
+		a.end = max(a.end, m.gone)
+	}
+	root := a.members[0]
+	if root.gone != 0 {
+		for _, m := range a.members[1:] {
+			if m.Object.Resource == pods && m.gone == 0 {
+				a.end, a.t.Outcome = now, "deleted; pods are still ending"
+				return
+			}
+		}
+		a.t.Settled, a.t.Outcome = true, "deleted"
+		a.extend(root)
+		return
+	}
+	a.end, a.t.Outcome = now, "ending"
+	if root.waiting != "" {
+		a.t.Outcome += ": " + root.waiting
+	}
+}
+
+func (a *assembly) settleOne(root *member, now int64) {
+	switch {
+	case root.gone != 0:
+		a.end, a.t.Settled, a.t.Outcome = root.gone, true, "deleted"
+	case root.failed != "":
+		a.end, a.t.Settled, a.t.Outcome = root.ready, true, root.failed
+	case root.ready != 0:
+		a.end, a.t.Settled, a.t.Outcome = root.ready, true, map[string]string{claims: "bound", "jobs.batch": "complete"}[root.Object.Resource]
+		a.t.Outcome = cmp.Or(a.t.Outcome, "ready")
+	default:
+		a.end, a.t.Outcome = now, "not ready"
+		if root.waiting != "" {
+			a.t.Outcome = "waiting: " + root.waiting
+		}
+	}
+	a.extend(root)
+}
+
+// build makes the spans of all objects, with the waits between them.
+func (a *assembly) build() {
+	for _, m := range a.members {
+		a.spansOf(m)
+	}
+	a.t.Begin, a.t.End = at(a.start), at(a.end)
+}
+
+func at(ns int64) time.Time { return time.Unix(0, ns).UTC() }
+
+// spansOf adds an object's stages by their start, and a wait for each time in which none of them ran.
+func (a *assembly) spansOf(m *member) {
+	covered := a.cause(m)
+	first := true
+	for i, r := range m.main {
+		if r.Start > a.end {
+			break
+		}
+		if isPart(m.main, i) {
+			continue // a part of another one
+		}
+		if covered != 0 && r.Start > covered {
+			a.wait(m, r, covered, first)
+		}
+		first = false
+		id := a.add(m, r, 0)
+		for j, part := range m.main {
+			if isPart(m.main, j) && within(part, r) {
+				a.add(m, part, id)
+			}
+		}
+		covered = max(covered, r.End())
+	}
+	if done := min(cmp.Or(m.gone, m.ready), a.end); covered != 0 && done > covered && len(m.main) > 0 {
+		a.addWait(m, Settle, "", covered, done)
+	} else if !a.t.Settled && covered != 0 && a.end > covered && m.Object.Resource == pods && m.ready == 0 && m.gone == 0 {
+		a.wait(m, nil, covered, first)
+	}
+}
+
+// cause returns the end of the request of the owner that set this object's first request off; 0: none is known.
+func (a *assembly) cause(m *member) int64 {
+	if m.owner == nil || m.setOff == nil {
+		return 0
+	}
+	var end int64
+	for o := m.owner; o != nil && end == 0; o = o.owner {
+		for _, r := range o.main {
+			if setsOff(r) && r.Start < m.setOff.Start {
+				end = r.End()
+			}
+		}
+	}
+	return end
+}
+
+// isPart reports whether a record is a part of a call that takes longer: the CNI's of the sandbox's, a hook's of a
+// container's stop.
+func isPart(all []*record.Record, i int) bool {
+	r := all[i]
+	if r.Stage != record.CNI && r.Stage != record.Hook && r.Stage != record.Volume {
+		return false
+	}
+	return slices.ContainsFunc(all, func(o *record.Record) bool { return o != r && within(r, o) })
+}
+
+func within(part, whole *record.Record) bool {
+	switch part.Stage {
+	case record.CNI:
+		return (whole.Stage == record.Sandbox || whole.Stage == record.StopSandbox) && part.Start >= whole.Start && part.Start <= whole.End()
+	default:
+		return false
+	}
+}
+
+// wait adds the waits of an object before a stage; next is nil for one that still lasts.
+func (a *assembly) wait(m *member, next *record.Record, from int64, first bool) {
+	to := a.end
+	if next != nil {
+		to = next.Start
+	}
+	ending := m.setOff != nil && verbOf(m.setOff) == "delete"
+	switch {
+	case next != nil && next.Stage == record.Request:
+		stage, name := Settle, ""
+		if first || setsOff(next) && !strings.HasPrefix(next.Actor, "system:node:") {
+			stage, name = Reconcile, by(next)
+		}
+		a.addWait(m, stage, name, from, to)
+	case next != nil && next.Stage == record.Schedule:
+		a.addWait(m, Queue, "", from, to)
+	case m.Object.Resource != pods:
+		name := ""
+		if next != nil {
+			name = next.Name
+		}
+		a.addWait(m, Reconcile, name, from, to)
+	case next == nil && !slices.ContainsFunc(m.main, func(r *record.Record) bool { return r.Stage == record.Bind && r.Error == "" }):
+		a.addWait(m, Queue, "", from, to)
+	case m.synced > from || m.synced == 0: // the kubelet has not begun
+		began := to
+		if m.synced != 0 {
+			began = min(m.synced, to)
+		}
+		a.addWait(m, Deliver, "", from, began)
+		if began < to {
+			a.addWait(m, setup(next), nameOf(next), began, to)
+		}
+	case ending:
+		a.addWait(m, Grace, "", from, to)
+	case next == nil:
+		a.addWait(m, a.lasting(m), "", from, to)
+	default:
+		stage := setup(next)
+		if stage == Setup && slices.ContainsFunc(m.main, func(r *record.Record) bool { return r.Stage == record.Sandbox && r.End() <= from }) {
+			stage = Prepare
+		}
+		a.addWait(m, stage, nameOf(next), from, to)
+	}
+}
+
+func nameOf(r *record.Record) string {
+	if r == nil {
+		return ""
+	}
+	if r.Stage == record.Sandbox || r.Stage == record.Volume {
+		return ""
+	}
+	return r.Name
+}
+
+// setup is the kubelet's wait before a stage.
+func setup(next *record.Record) record.Stage {
+	if next == nil || next.Stage == record.Sandbox || next.Stage == record.Volume {
+		return Setup
+	}
+	return Prepare
+}
+
+// lasting is the wait that a pod is in which the kubelet works on.
+func (a *assembly) lasting(m *member) record.Stage {
+	started := 0
+	for _, r := range m.main {
+		if r.Stage == record.Start && r.Error == "" && slices.Contains(m.Object.Containers, r.Name) {
+			started++
+		}
+	}
+	switch {
+	case started > 0 && started >= len(m.Object.Containers):
+		return Settle
+	case slices.ContainsFunc(m.main, func(r *record.Record) bool { return r.Stage == record.Sandbox && r.Error == "" }):
+		return Prepare
+	}
+	return Setup
+}
+
+func (a *assembly) addWait(m *member, stage record.Stage, name string, from, to int64) {
+	if to <= from {
+		return
+	}
+	s := Span{ID: len(a.t.Spans) + 1, Object: m.Object.Ref, Stage: stage, Name: name, Begin: at(from), End: at(to), Wait: true}
+	if stage == Deliver || stage == Setup || stage == Prepare || stage == Settle || stage == Grace {
+		s.Node = m.node()
+	}
+	a.t.Spans = append(a.t.Spans, s)
+}
+
+// node is where a pod runs, if the kubelet has begun to work on it.
+func (m *member) node() string {
+	for i := range m.Records {
+		if r := &m.Records[i]; r.Stage == record.Sync || r.Stage == record.Sandbox {
+			return r.Node
+		}
+	}
+	return ""
+}
+
+// add adds a record and its steps, and returns its ID.
+func (a *assembly) add(m *member, r *record.Record, parent int) int {
+	s := Span{
+		ID: len(a.t.Spans) + 1, Parent: parent, Object: m.Object.Ref, Stage: r.Stage, Name: r.Name, Node: r.Node,
+		Begin: at(r.Start), End: at(min(r.End(), a.end)), Moment: r.Duration == 0, Message: r.Message, Error: r.Error,
+		Bytes: r.Bytes, Verdicts: r.Verdicts, Scores: r.Scores,
+	}
+	if r.Stage == record.Request {
+		s.By = by(r)
+	} else {
+		s.By = r.Actor
+	}
+	if r.Count > 1 {
+		s.Count = r.Count
+	}
+	if s.End.Before(s.Begin) {
+		s.End = s.Begin
+	}
+	a.t.Spans = append(a.t.Spans, s)
+	cursor := r.Start
+	for _, step := range r.Steps {
+		begin := cursor
+		if step.Offset >= 0 {
+			begin = r.Start + int64(step.Offset)
+		}
+		begin = min(begin, r.End())
+		cursor = min(begin+int64(step.Duration), r.End())
+		a.t.Spans = append(a.t.Spans, Span{
+			ID: len(a.t.Spans) + 1, Parent: s.ID, Object: s.Object, Stage: record.Stage(step.Name), Name: step.Detail, Node: s.Node,
+			Begin: at(begin), End: at(cursor), Error: step.Error,
+		})
+	}
+	return s.ID
+}
+
+// criticalPath walks back from the end: to what ended last before, and so on until the beginning.
+func (a *assembly) criticalPath() {
+	main := make([]*Span, 0, len(a.t.Spans))
+	for i := range a.t.Spans {
+		if s := &a.t.Spans[i]; s.Parent == 0 && s.End.After(s.Begin) {
+			main = append(main, s)
+		}
+	}
+	// A wait is on the path only where nothing is done meanwhile, in a pod or for what it needs.
+	var path []Segment
+	for now := a.t.End; now.After(a.t.Begin); {
+		var best *Span
+		var until time.Time
+		for _, s := range main {
+			end := s.End
+			if end.After(now) {
+				end = now
+			}
+			if !s.Begin.Before(now) || !end.After(s.Begin) {
+				continue
+			}
+			if best == nil || end.After(until) || end.Equal(until) && better(s, best) {
+				best, until = s, end
+			}
+		}
+		if best == nil {
+			break
+		}
+		begin := best.Begin
+		if best.Wait {
+			begin = a.interrupted(main, best, until)
+		}
+		if begin.Before(a.t.Begin) {
+			begin = a.t.Begin
+		}
+		best.Critical = true
+		path = append(path, Segment{Span: best.ID, Begin: begin, End: until})
+		now = begin
+	}
+	slices.Reverse(path)
+	a.t.Critical = path
+}
+
+// better reports which of two spans that end at the same time explains more: work more than a wait, and among those the
+// one that began later, which the other one may have waited for.
+func better(s, than *Span) bool {
+	if s.Wait != than.Wait {
+		return !s.Wait
+	}
+	return s.Begin.After(than.Begin)
+}
+
+// interrupted returns where a wait that ends at until was last interrupted by work on which it may depend: a volume for
+// a pod that waits for one.
+func (a *assembly) interrupted(main []*Span, wait *Span, until time.Time) time.Time {
+	begin := wait.Begin
+	if wait.Stage != Setup && wait.Stage != Queue {
+		return begin
+	}
+	for _, s := range main {
+		if !s.Wait && s.Object.Resource != pods && s.End.After(begin) && s.End.Before(until) && s.Object.Resource != a.t.Object.Resource {
+			begin = s.End
+		}
+	}
+	return begin
+}
+
+// total sums the critical path by stage.
+func (a *assembly) total() {
+	all := a.t.End.Sub(a.t.Begin)
+	if all <= 0 {
+		return
+	}
+	took := map[record.Stage]time.Duration{}
+	var covered time.Duration
+	for _, segment := range a.t.Critical {
+		d := segment.End.Sub(segment.Begin)
+		took[a.t.Spans[segment.Span-1].Stage] += d
+		covered += d
+	}
+	a.t.Covered = float64(covered) / float64(all)
+	for stage, d := range took {
+		a.t.Stages = append(a.t.Stages, Total{Stage: stage, Took: d, Share: float64(d) / float64(all)})
+	}
+	slices.SortFunc(a.t.Stages, func(x, y Total) int { return cmp.Or(cmp.Compare(y.Took, x.Took), cmp.Compare(x.Stage, y.Stage)) })
+}

@@ -6,6 +6,9 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"time"
+
+	"kubelith.io/kubelith/trace/record"
 )
 
 // Node is what servers and agents have in common: the settings of the node itself.
@@ -34,6 +37,11 @@ type Node struct {
 	LogLevel  string `json:"logLevel" flag:"log-level" usage:"error, warn, info, debug or trace; for some components as in info,kubelet=debug"`
 	LogFile   string `json:"logFile" flag:"log-file" usage:"file of the log, rotated at 10 MiB (default: standard error; on a terminal a file in the run directory)"`
 
+	// The flight recorder, see docs/trace.md. TraceAge is a duration as Go writes it; OTLPEndpoint is the URL of a collector.
+	TraceMemory  int    `json:"traceMemory" flag:"trace-memory" usage:"memory of the flight recorder in MiB, from 1; 0 switches it off"`
+	TraceAge     string `json:"traceAge" flag:"trace-age" usage:"how long the flight recorder keeps what happened, as in 90m or 24h"`
+	OTLPEndpoint string `json:"otlpEndpoint" flag:"otlp-endpoint" usage:"collector to which the flight recorder exports spans by OTLP: http://HOST:4317 (gRPC without TLS) or https://HOST:4317"`
+
 	// Flags of upstream's programs without their dashes; the last of a key wins where upstream takes one value.
 	KubeletArgs Args `json:"kubeletArgs" flag:"kubelet-arg" usage:"upstream flag of kubelet, KEY=VALUE"`
 	ProxyArgs   Args `json:"proxyArgs" flag:"proxy-arg" usage:"upstream flag of kube-proxy, KEY=VALUE"`
@@ -50,6 +58,8 @@ func defaultNode() Node {
 		KubeletRootDir: "/var/lib/kubelet",
 		LogFormat:      "text",
 		LogLevel:       "info",
+		TraceMemory:    record.DefaultBytes >> 20,
+		TraceAge:       "24h",
 	}
 }
 
@@ -58,6 +68,15 @@ func logLevels() []string  { return []string{"error", "warn", "info", "debug", "
 
 // Disabled reports whether the component with this name is switched off.
 func (n *Node) Disabled(component string) bool { return slices.Contains(n.Disable, component) }
+
+// Trace returns the bounds of the flight recorder; nil if it is switched off. TraceAge must be valid.
+func (n *Node) Trace() *record.Options {
+	if n.TraceMemory == 0 {
+		return nil
+	}
+	age, _ := time.ParseDuration(n.TraceAge)
+	return &record.Options{Bytes: int64(n.TraceMemory) << 20, Age: age}
+}
 
 // NodeIPs returns NodeIP parsed. The addresses must be valid.
 func (n *Node) NodeIPs() []net.IP {

@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -60,6 +62,33 @@ func validateNode(p *problems, s settings) {
 	validateArgs(p, s)
 	p.oneOf("logFormat", n.LogFormat, logFormats())
 	validateLevels(p, n.LogLevel)
+	n.validateTrace(p)
+}
+
+// maxTraceMemory, in MiB, is far beyond what anybody reads, and its bytes are an int64.
+const maxTraceMemory = 1 << 20
+
+// validateTrace checks the settings of the flight recorder.
+func (n *Node) validateTrace(p *problems) {
+	if n.TraceMemory < 0 || n.TraceMemory > maxTraceMemory {
+		p.add("traceMemory", "%d is not a size in MiB: use 1 to %d, or 0 to switch the flight recorder off", n.TraceMemory, maxTraceMemory)
+	}
+	if age, err := time.ParseDuration(n.TraceAge); err != nil || age < time.Minute {
+		p.add("traceAge", "%q is not a duration of at least a minute: write it as in 90m or 24h", n.TraceAge)
+	}
+	if n.OTLPEndpoint == "" {
+		return
+	}
+	switch u, err := url.Parse(n.OTLPEndpoint); {
+	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.Opaque != "" || u.User != nil || u.RawQuery != "" || u.Fragment != "":
+		p.add("otlpEndpoint", "%q is not the URL of a collector: write http://HOST:4317, or https://HOST:4317 with TLS", n.OTLPEndpoint)
+	case strings.Trim(u.Path, "/") != "":
+		p.add("otlpEndpoint", "%q has a path, which OTLP by gRPC does not have: write %s://%s", n.OTLPEndpoint, u.Scheme, u.Host)
+	case u.Port() == "":
+		p.add("otlpEndpoint", "%q has no port: collectors usually listen on 4317, as in %s://%s:4317", n.OTLPEndpoint, u.Scheme, u.Host)
+	case n.TraceMemory == 0:
+		p.add("otlpEndpoint", "has nothing to export: the flight recorder is switched off by %s", label("traceMemory"))
+	}
 }
 
 // validateLevels checks a level for all components and levels for some: info,kubelet=debug.

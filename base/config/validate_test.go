@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // valid is a configuration without a problem.
@@ -49,6 +50,17 @@ func TestValid(t *testing.T) {
 	levels.LogLevel = "warn,kubelet=debug,controller-manager=trace"
 	if err := levels.Validate(); err != nil {
 		t.Error(err)
+	}
+	traced := valid()
+	traced.TraceMemory, traced.TraceAge, traced.OTLPEndpoint = 1, "90m", "http://[2001:db8::1]:4317"
+	if err := traced.Validate(); err != nil {
+		t.Error(err)
+	}
+	if got := traced.Trace(); got.Bytes != 1<<20 || got.Age != 90*time.Minute {
+		t.Errorf("the recorder's bounds are %+v", got)
+	}
+	if traced.TraceMemory = 0; traced.Trace() != nil {
+		t.Error("a recorder that is switched off")
 	}
 	many := valid()
 	many.Disable = many.disableable()
@@ -138,6 +150,13 @@ func TestValidate(t *testing.T) {
 		"relative path":      {func(s *Server) { s.DataDir = "x" }, `"x" is not an absolute path`},
 		"root":               {func(s *Server) { s.RunDir = "//" }, `--run-dir (runDir): cannot be the root directory`},
 		"long kubelet dir":   {func(s *Server) { s.KubeletRootDir = "/" + strings.Repeat("x", 63) }, `is 64 bytes long and holds unix sockets: use a path of at most 63 bytes`},
+		"trace memory":       {func(s *Server) { s.TraceMemory = -1 }, `--trace-memory (traceMemory): -1 is not a size in MiB: use 1 to 1048576, or 0 to switch the flight recorder off`},
+		"trace age":          {func(s *Server) { s.TraceAge = "1 day" }, `--trace-age (traceAge): "1 day" is not a duration of at least a minute: write it as in 90m or 24h`},
+		"short trace age":    {func(s *Server) { s.TraceAge = "59s" }, `"59s" is not a duration of at least a minute`},
+		"collector":          {func(s *Server) { s.OTLPEndpoint = "h:4317" }, `--otlp-endpoint (otlpEndpoint): "h:4317" is not the URL of a collector: write http://HOST:4317, or https://HOST:4317 with TLS`},
+		"collector's path":   {func(s *Server) { s.OTLPEndpoint = "http://h:4318/v1/traces" }, `has a path, which OTLP by gRPC does not have: write http://h:4318`},
+		"collector's port":   {func(s *Server) { s.OTLPEndpoint = "https://h" }, `has no port: collectors usually listen on 4317, as in https://h:4317`},
+		"nothing to export":  {func(s *Server) { s.OTLPEndpoint, s.TraceMemory = "http://h:4317", 0 }, `has nothing to export: the flight recorder is switched off by --trace-memory (traceMemory)`},
 		"same directory":     {func(s *Server) { s.RunDir = s.DataDir + "/" }, `--run-dir (runDir): is the same directory as --data-dir (dataDir)`},
 	} {
 		t.Run(name, func(t *testing.T) {

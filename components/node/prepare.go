@@ -26,6 +26,7 @@ import (
 	componentstatus "kubelith.io/kubelith/components/worker/status"
 	"kubelith.io/kubelith/host/preflight"
 	"kubelith.io/kubelith/runtime/payload"
+	"kubelith.io/kubelith/trace/record"
 )
 
 const (
@@ -47,6 +48,7 @@ type machine struct {
 	args             upstreamArgs
 	pluginUsers      pluginUsers
 	status           *componentstatus.Observer // the state of the components
+	record           *record.Store             // the flight recorder; nil: switched off, or a plan
 }
 
 // upstreamArgs are the user's arguments per component, without those that apply to the whole process.
@@ -89,6 +91,7 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 	if err := h.settle(ctx, attempt, &cfg.Node, release, checkOptions(cfg, planned)); err != nil {
 		return nil, err
 	}
+	h.record = recorder(&cfg.Node, "")
 	attempt.onRefusal(forget(filepath.Join(cfg.DataDir, "server"), cfg.WriteKubeconfig))
 	attempt.making(tlsDir(cfg))
 	attempt.making(filepath.Dir(encryptionConfig(cfg)))
@@ -100,6 +103,25 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 		return nil, err
 	}
 	return h, h.dir.KeepSettings(fixedSettings(cfg))
+}
+
+// recorder returns the flight recorder; nil if it is switched off. node is where what it records happens: empty on a
+// server, whose records are mostly the control plane's.
+func recorder(cfg *config.Node, node string) *record.Store {
+	o := cfg.Trace()
+	if o == nil {
+		return nil
+	}
+	o.Node = node
+	return record.NewStore(*o)
+}
+
+// nodeRecords returns where the components of the node record; nil if the flight recorder is switched off.
+func (h *machine) nodeRecords(node string) record.Sink {
+	if h.record == nil {
+		return nil
+	}
+	return record.At(h.record, node)
 }
 
 // fixedSettings are the settings that cannot change in the life of a cluster.

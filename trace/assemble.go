@@ -50,6 +50,7 @@ type assembly struct {
 	may     func(record.Ref) bool
 	seen    map[string]bool
 	hidden  int
+	whose   []*member // of each span
 	members []*member // the object that was asked for first, owners before what they own
 	start   int64
 	end     int64
@@ -543,7 +544,11 @@ func (a *assembly) addWait(m *member, stage record.Stage, name string, from, to 
 	if stage == Deliver || stage == Setup || stage == Prepare || stage == Settle || stage == Grace {
 		s.Node = m.node()
 	}
-	a.t.Spans = append(a.t.Spans, s)
+	a.push(m, s)
+}
+
+func (a *assembly) push(m *member, s Span) {
+	a.t.Spans, a.whose = append(a.t.Spans, s), append(a.whose, m)
 }
 
 // node is where a pod runs, if the kubelet has begun to work on it.
@@ -574,7 +579,7 @@ func (a *assembly) add(m *member, r *record.Record, parent int) int {
 	if s.End.Before(s.Begin) {
 		s.End = s.Begin
 	}
-	a.t.Spans = append(a.t.Spans, s)
+	a.push(m, s)
 	cursor := r.Start
 	for _, step := range r.Steps {
 		begin := cursor
@@ -583,7 +588,7 @@ func (a *assembly) add(m *member, r *record.Record, parent int) int {
 		}
 		begin = min(begin, r.End())
 		cursor = min(begin+int64(step.Duration), r.End())
-		a.t.Spans = append(a.t.Spans, Span{
+		a.push(m, Span{
 			ID: len(a.t.Spans) + 1, Parent: s.ID, Object: s.Object, Stage: record.Stage(step.Name), Name: step.Detail, Node: s.Node,
 			Begin: at(begin), End: at(cursor), Error: step.Error,
 		})
@@ -591,47 +596,68 @@ func (a *assembly) add(m *member, r *record.Record, parent int) int {
 	return s.ID
 }
 
-// criticalPath walks back from the end: to what ended last before, and so on until the beginning.
+// criticalPath walks back from the end, through the stages of the object that was last, those of the volumes that it
+// waited for, and then through its owner's.
 func (a *assembly) criticalPath() {
-	main := make([]*Span, 0, len(a.t.Spans))
+	of := map[*member][]*Span{}
 	for i := range a.t.Spans {
 		if s := &a.t.Spans[i]; s.Parent == 0 && s.End.After(s.Begin) {
-			main = append(main, s)
+			of[a.whose[i]] = append(of[a.whose[i]], s)
 		}
 	}
-	// A wait is on the path only where nothing is done meanwhile, in a pod or for what it needs.
-	var path []Segment
-	for now := a.t.End; now.After(a.t.Begin); {
-		var best *Span
-		var until time.Time
-		for _, s := range main {
-			end := s.End
-			if end.After(now) {
-				end = now
-			}
-			if !s.Begin.Before(now) || !end.After(s.Begin) {
-				continue
-			}
-			if best == nil || end.After(until) || end.Equal(until) && better(s, best) {
-				best, until = s, end
-			}
-		}
+	m, now := a.last(), a.t.End
+	for steps := 0; m != nil && now.After(a.t.Begin) && steps < len(a.t.Spans)+len(a.members); steps++ {
+		best, until := lastBefore(of[m], now)
 		if best == nil {
-			break
+			m = m.owner
+			continue
 		}
-		begin := best.Begin
+		begin, next := best.Begin, m
 		if best.Wait {
-			begin = a.interrupted(main, best, until)
+			begin, next = a.waitedFor(of, m, best, until)
 		}
 		if begin.Before(a.t.Begin) {
 			begin = a.t.Begin
 		}
-		best.Critical = true
-		path = append(path, Segment{Span: best.ID, Begin: begin, End: until})
-		now = begin
+		if begin.Before(until) {
+			best.Critical = true
+			a.t.Critical = append(a.t.Critical, Segment{Span: best.ID, Begin: begin, End: until})
+		}
+		m, now = next, begin
 	}
-	slices.Reverse(path)
-	a.t.Critical = path
+	slices.Reverse(a.t.Critical)
+}
+
+// last is the object that the end waited for.
+func (a *assembly) last() *member {
+	last := a.members[0]
+	for _, m := range a.members {
+		if m.Object.Resource != pods {
+			continue
+		}
+		switch done := cmp.Or(m.gone, m.ready); {
+		case a.t.Settled && done == a.end, !a.t.Settled && done == 0 && len(m.main) > 0:
+			return m
+		}
+	}
+	return last
+}
+
+// lastBefore returns the span that ends last before a time, and where it ends or is cut off.
+func lastBefore(spans []*Span, now time.Time) (best *Span, until time.Time) {
+	for _, s := range spans {
+		end := s.End
+		if end.After(now) {
+			end = now
+		}
+		if !end.After(s.Begin) {
+			continue
+		}
+		if best == nil || end.After(until) || end.Equal(until) && better(s, best) {
+			best, until = s, end
+		}
+	}
+	return best, until
 }
 
 // better reports which of two spans that end at the same time explains more: work more than a wait, and among those the
@@ -643,19 +669,34 @@ func better(s, than *Span) bool {
 	return s.Begin.After(than.Begin)
 }
 
-// interrupted returns where a wait that ends at until was last interrupted by work on which it may depend: a volume for
-// a pod that waits for one.
-func (a *assembly) interrupted(main []*Span, wait *Span, until time.Time) time.Time {
-	begin := wait.Begin
-	if wait.Stage != Setup && wait.Stage != Queue {
-		return begin
-	}
-	for _, s := range main {
-		if !s.Wait && s.Object.Resource != pods && s.End.After(begin) && s.End.Before(until) && s.Object.Resource != a.t.Object.Resource {
-			begin = s.End
+// waitedFor returns since when nothing else explains a wait, and with whom to go on there: a pod waits for its volumes, a
+// rollout and a StatefulSet for the pods before.
+func (a *assembly) waitedFor(of map[*member][]*Span, m *member, wait *Span, until time.Time) (time.Time, *member) {
+	begin, next := wait.Begin, m
+	for _, o := range a.members {
+		switch {
+		case o == m:
+		case (wait.Stage == Setup || wait.Stage == Queue) && o.of(m):
+			if s, end := lastBefore(of[o], until); s != nil && !s.Wait && end.After(begin) {
+				begin, next = end, o
+			}
+		case wait.Stage == Reconcile && o.Object.Resource == pods && (m.Object.Resource != pods || m.owner != nil && m.owner.Object.Resource == "statefulsets.apps"):
+			if done := cmp.Or(o.gone, o.ready); done != 0 && at(done).After(begin) && at(done).Before(until) {
+				begin, next = at(done), o
+			}
 		}
 	}
-	return begin
+	return begin, next
+}
+
+// of reports whether an object is a claim of a pod, or the volume of one.
+func (m *member) of(pod *member) bool {
+	for o := m; o != nil && o.Object.Resource != pods; o = o.owner {
+		if o.owner == pod && o.Object.Resource == claims {
+			return pod.Object.Resource == pods
+		}
+	}
+	return false
 }
 
 // total sums the critical path by stage.

@@ -116,8 +116,10 @@ type Summary struct {
 
 // Percentiles are those of a stage over all objects that the caller may read.
 type Percentiles struct {
-	Stage         record.Stage `json:"stage"`
-	Count         int          `json:"count"`
-	P50, P90, P99 time.Duration
-	Max           time.Duration
+	Stage record.Stage  `json:"stage"`
+	Count int           `json:"count"`
+	P50   time.Duration `json:"p50"` // in nanoseconds, like the others
+	P90   time.Duration `json:"p90"`
+	P99   time.Duration `json:"p99"`
+	Max   time.Duration `json:"max"`
 }

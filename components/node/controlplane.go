@@ -106,6 +106,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		Log:              p.logFor("apiserver"),
 		Extend:           metricsAPI,
 		Plugins:          plugins,
+		Record:           machine.record,
 	})
 	b.add(p.api, err)
 

@@ -27,6 +27,7 @@ import (
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/trace/record"
 )
 
 // Options configures the component.
@@ -65,6 +66,8 @@ type Options struct {
 	Extend *Extension
 	// Plugins, when set, are those whose admission plugins review requests.
 	Plugins plugins.Set
+	// Record is the flight recorder, whose timelines are served; nil: it is off.
+	Record *record.Store
 }
 
 // Server is the apiserver component.

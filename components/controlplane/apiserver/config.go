@@ -70,6 +70,7 @@ func (s *Server) newConfig(ctx context.Context, opts options.CompletedOptions) (
 	}
 	// All requests go through the aggregator.
 	aggregator.GenericConfig.BuildHandlerChainFunc = s.removals.endable(aggregator.GenericConfig.BuildHandlerChainFunc)
+	aggregator.GenericConfig.BuildHandlerChainFunc = s.traced(aggregator.GenericConfig.BuildHandlerChainFunc)
 	// After the others have taken their copies: theirs are small, and CRDs are added to them. See documentOnDemand.
 	cp.Generic.SkipOpenAPIInstallation = true
 	return &app.Config{Options: opts, KubeAPIs: core, ApiExtensions: extensions, Aggregator: aggregator}, nil

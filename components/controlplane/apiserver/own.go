@@ -27,6 +27,7 @@ func ownObjects() []runtime.Object {
 		allowMetrics(),
 		allowPlugins(),
 		allowServiceLB(),
+		allowTraces(),
 		joining(),
 		storing(),
 	)

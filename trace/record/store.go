@@ -50,7 +50,7 @@ type Store struct {
 	names   map[Ref]string    // the key of the newest object of a name; the Ref has no UID
 	owned   map[string]map[string]bool
 	recent  *list.List // of *entry, the one with the newest record first
-	changed chan struct{}
+	changed chan struct{} // closed at the next record; nil: nobody waits
 	dropped uint64
 	observe []func(*Record)
 }
@@ -72,7 +72,7 @@ func NewStore(o Options) *Store {
 	o.Bytes, o.Age = cmp.Or(o.Bytes, DefaultBytes), cmp.Or(o.Age, DefaultAge)
 	return &Store{
 		opts: o, clock: NewClock(), objects: map[string]*entry{}, names: map[Ref]string{}, owned: map[string]map[string]bool{},
-		recent: list.New(), changed: make(chan struct{}),
+		recent: list.New(),
 	}
 }
 
@@ -233,8 +233,10 @@ func (s *Store) touch(e *entry, t int64) {
 	for s.bytes > s.opts.Bytes && s.recent.Len() > 1 {
 		s.evict(s.recent.Back().Value.(*entry))
 	}
-	close(s.changed)
-	s.changed = make(chan struct{})
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
+	}
 }
 
 func (s *Store) evict(e *entry) {
@@ -364,6 +366,9 @@ func (s *Store) Merge(node string, offset time.Duration, records []Record) {
 func (s *Store) Wait(ctx context.Context, seq uint64) uint64 {
 	for {
 		s.mu.Lock()
+		if s.changed == nil {
+			s.changed = make(chan struct{})
+		}
 		last, changed := s.seq, s.changed
 		s.mu.Unlock()
 		if last > seq {

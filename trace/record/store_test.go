@@ -1,0 +1,200 @@
+package record
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+func pod(name string) Ref {
+	return Ref{UID: "uid-of-" + name, Resource: "pods", Namespace: "default", Name: name}
+}
+
+func took(r Ref, stage Stage, name string, start int64) Record {
+	return Record{Object: r, Stage: stage, Name: name, Start: start, Duration: time.Millisecond}
+}
+
+func TestLookup(t *testing.T) {
+	s := NewStore(Options{})
+	now := s.Clock().Now()
+	// The kubelet knows a pod by its UID before the store has heard of its name.
+	s.Add(took(Ref{UID: "uid-of-web"}, Sandbox, "", now+20))
+	s.Add(took(pod("web"), Request, "create", now))
+	h, ok := s.Lookup("pods", "default", "web")
+	if !ok || h.Object.Ref != pod("web") || len(h.Records) != 2 || h.Records[0].Stage != Request {
+		t.Errorf("%v: %+v", ok, h)
+	}
+	// A new object of the same name.
+	again := pod("web")
+	again.UID = "other"
+	s.Add(took(again, Request, "create", now+40))
+	if h, _ := s.Lookup("pods", "default", "web"); h.Object.UID != "other" {
+		t.Errorf("the older object: %+v", h.Object)
+	}
+	if h, ok := s.Get("uid-of-web"); !ok || len(h.Records) != 2 {
+		t.Errorf("the older object is gone: %+v", h)
+	}
+	if _, ok := s.Lookup("pods", "default", "no"); ok {
+		t.Error("an object that never was")
+	}
+}
+
+func TestOwned(t *testing.T) {
+	s := NewStore(Options{})
+	for i, name := range []string{"b", "a"} {
+		s.Describe(Object{Ref: pod(name), Owners: []string{"set"}})
+		s.Add(took(pod(name), Request, "create", s.Clock().Now()+int64(i)))
+	}
+	if owned := s.Owned("set"); len(owned) != 2 || owned[0].Object.Name != "b" {
+		t.Errorf("%+v", owned)
+	}
+}
+
+// TestBounds: whatever is added, the store stays in its bounds, and the newest stays in the store.
+func TestBounds(t *testing.T) {
+	s := NewStore(Options{Bytes: 200_000})
+	for i := range 5000 {
+		p := pod(fmt.Sprintf("web-%d", i/10))
+		s.Describe(Object{Ref: p, Owners: []string{"set"}, Containers: []string{"web"}})
+		s.Add(Record{Object: p, Stage: Event, Name: fmt.Sprint(i), Start: s.Clock().Now(), Message: strings.Repeat("long ", 500)})
+		if u := s.Usage(); u.Bytes > u.Limit {
+			t.Fatalf("after %d records: %+v", i, u)
+		}
+	}
+	u := s.Usage()
+	if u.Dropped == 0 || u.Records == 0 || len(s.Owned("set")) != u.Objects {
+		t.Errorf("%+v, owned %d", u, len(s.Owned("set")))
+	}
+	if _, ok := s.Lookup("pods", "default", "web-499"); !ok {
+		t.Error("the newest object is gone")
+	}
+	if _, ok := s.Lookup("pods", "default", "web-0"); ok {
+		t.Error("the oldest object is there")
+	}
+	var counted int64
+	for _, e := range s.objects {
+		counted += e.bytes
+	}
+	if counted != u.Bytes {
+		t.Errorf("objects have %d bytes, the store %d", counted, u.Bytes)
+	}
+	s.opts.Age = -time.Hour
+	s.Expire()
+	if u := s.Usage(); u.Objects != 0 || u.Bytes != 0 || len(s.names)+len(s.owned) != 0 {
+		t.Errorf("after all expired: %+v, %d names, %d owners", u, len(s.names), len(s.owned))
+	}
+}
+
+// TestOneObject: an object that fails for days keeps how it began and what happened last.
+func TestOneObject(t *testing.T) {
+	s := NewStore(Options{})
+	for i := range 3000 {
+		s.Add(took(pod("web"), Start, fmt.Sprint(i), s.Clock().Now()+int64(i)*int64(time.Second)))
+	}
+	h, _ := s.Lookup("pods", "default", "web")
+	if n := len(h.Records); n != maxRecords || h.Records[0].Name != "0" || h.Records[keepFirst-1].Name != "99" || h.Records[n-1].Name != "2999" {
+		t.Errorf("%d records, %s to %s", n, h.Records[0].Name, h.Records[n-1].Name)
+	}
+}
+
+func TestRepeats(t *testing.T) {
+	s := NewStore(Options{})
+	now := s.Clock().Now()
+	for i := range 10 {
+		r := took(pod("web"), Event, "BackOff", now+int64(i)*int64(time.Second))
+		r.Error = "back-off restarting"
+		s.Add(r)
+	}
+	s.Add(took(pod("web"), Start, "web", now))
+	s.Add(took(pod("web"), Start, "web", now+1)) // no repeat: each start counts
+	h, _ := s.Lookup("pods", "default", "web")
+	if len(h.Records) != 3 {
+		t.Fatalf("%d records", len(h.Records))
+	}
+	for _, r := range h.Records {
+		if r.Stage == Event && (r.Count != 10 || r.Start != now || r.Last != now+9*int64(time.Second)) {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
+// TestAgent: what an agent sends again because its count changed is counted once.
+func TestAgent(t *testing.T) {
+	agent, server := NewStore(Options{Node: "n1"}), NewStore(Options{})
+	var sent uint64
+	send := func() {
+		var batch []Record
+		batch, sent = agent.Since(sent, 100)
+		server.Merge("n1", time.Minute, batch)
+	}
+	start := agent.Clock().Now()
+	for i := range 3 {
+		r := took(pod("web"), Probe, "liveness web", start+int64(i))
+		r.Error = "exit 1"
+		agent.Add(r)
+		send()
+	}
+	h, _ := server.Lookup("pods", "default", "web")
+	if len(h.Records) != 1 || h.Records[0].Count != 3 || h.Records[0].Node != "n1" || h.Records[0].Start != start+int64(time.Minute) {
+		t.Errorf("%+v", h.Records)
+	}
+	if more, _ := agent.Since(sent, 100); len(more) != 0 {
+		t.Errorf("left: %+v", more)
+	}
+}
+
+func TestWait(t *testing.T) {
+	s := NewStore(Options{})
+	s.Add(took(pod("web"), Sandbox, "", s.Clock().Now()))
+	if got := s.Wait(t.Context(), 0); got != 1 {
+		t.Errorf("there is a record already: %d", got)
+	}
+	var group sync.WaitGroup
+	group.Go(func() {
+		if got := s.Wait(t.Context(), 1); got != 2 {
+			t.Errorf("the next record: %d", got)
+		}
+	})
+	s.Describe(Object{Ref: pod("web"), Owners: []string{"set"}}) // no record
+	s.Add(took(pod("web"), Create, "web", s.Clock().Now()))
+	group.Wait()
+}
+
+func TestConcurrent(t *testing.T) {
+	s := NewStore(Options{Bytes: 100_000})
+	var group sync.WaitGroup
+	for i := range 8 {
+		group.Go(func() {
+			for j := range 500 {
+				p := pod(fmt.Sprintf("web-%d", (i*j)%50))
+				s.Describe(Object{Ref: p, Owners: []string{"set"}})
+				s.Add(took(p, Start, "web", s.Clock().Now()))
+				s.Lookup("pods", "default", p.Name)
+				s.Owned("set")
+			}
+		})
+	}
+	group.Wait()
+	if u := s.Usage(); u.Bytes > u.Limit {
+		t.Errorf("%+v", u)
+	}
+}
+
+// BenchmarkAdd: a record of a pod's start, 45 of them for each pod, in a store that is full.
+func BenchmarkAdd(b *testing.B) {
+	s := NewStore(Options{})
+	refs := make([]Ref, 2000)
+	for i := range refs {
+		refs[i] = pod(fmt.Sprintf("web-%d", i))
+	}
+	now := s.Clock().Now()
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		r := took(refs[i/45%len(refs)], Start, "web", now+int64(i))
+		s.Add(r)
+	}
+	u := s.Usage()
+	b.ReportMetric(float64(u.Bytes)/float64(u.Records), "bytes/record")
+}

@@ -38,10 +38,33 @@ func Assemble(from Source, root record.History, may func(record.Ref) bool, now i
 	a.build()
 	a.criticalPath()
 	a.total()
+	if a.t.Verb == "delete" {
+		a.before(root, now)
+	}
 	if a.hidden > 0 {
 		a.notice("%d objects are not shown: you may not read them", a.hidden)
 	}
 	return a.t
+}
+
+// maxFailures is how many of an object's failures before its deletion a timeline has.
+const maxFailures = 5
+
+// before finds how an object was before its deletion.
+func (a *assembly) before(root record.History, now int64) {
+	at := slices.IndexFunc(root.Records, func(r record.Record) bool { return setsOff(&r) && verbOf(&r) == "delete" })
+	if at <= 0 {
+		return
+	}
+	root.Records = root.Records[:at]
+	before := Assemble(a.from, root, func(r record.Ref) bool { return r == root.Object.Ref }, now)
+	a.t.Before = before.Outcome
+	for i := range root.Records {
+		if r := &root.Records[i]; r.Error != "" {
+			a.t.Failures = append(a.t.Failures, span(root.Object.Ref, r))
+		}
+	}
+	a.t.Failures = a.t.Failures[max(0, len(a.t.Failures)-maxFailures):]
 }
 
 // assembly is a timeline in the making.
@@ -561,20 +584,27 @@ func (m *member) node() string {
 	return ""
 }
 
-// add adds a record and its steps, and returns its ID.
-func (a *assembly) add(m *member, r *record.Record, parent int) int {
+// span returns a record as a span, without an ID.
+func span(object record.Ref, r *record.Record) Span {
 	s := Span{
-		ID: len(a.t.Spans) + 1, Parent: parent, Object: m.Object.Ref, Stage: r.Stage, Name: r.Name, Node: r.Node,
-		Begin: at(r.Start), End: at(min(r.End(), a.end)), Moment: r.Duration == 0, Message: r.Message, Error: r.Error,
-		Bytes: r.Bytes, Verdicts: r.Verdicts, Scores: r.Scores,
+		Object: object, Stage: r.Stage, Name: r.Name, Node: r.Node, Begin: at(r.Start), End: at(r.End()), Moment: r.Duration == 0,
+		By: r.Actor, Message: r.Message, Error: r.Error, Bytes: r.Bytes, Verdicts: r.Verdicts, Scores: r.Scores,
 	}
 	if r.Stage == record.Request {
 		s.By = by(r)
-	} else {
-		s.By = r.Actor
 	}
 	if r.Count > 1 {
 		s.Count = r.Count
+	}
+	return s
+}
+
+// add adds a record and its steps, and returns its ID.
+func (a *assembly) add(m *member, r *record.Record, parent int) int {
+	s := span(m.Object.Ref, r)
+	s.ID, s.Parent = len(a.t.Spans)+1, parent
+	if end := at(a.end); s.End.After(end) {
+		s.End = end
 	}
 	if s.End.Before(s.Begin) {
 		s.End = s.Begin

@@ -245,6 +245,9 @@ func TestDeletion(t *testing.T) {
 		st != "request delete, deliver, prepare preStop web, hook preStop web, stop web, grace, stop-sandbox, settle, request delete" {
 		t.Errorf("stages: %s\n%s", st, dump(got))
 	}
+	if got.Before != "ready" || len(got.Failures) != 0 {
+		t.Errorf("before: %q, %v", got.Before, got.Failures)
+	}
 	if got.Covered < 0.99 || got.Stages[0].Stage != record.Stop {
 		t.Errorf("covered %.3f, longest %v", got.Covered, got.Stages)
 	}

@@ -41,6 +41,10 @@ type Timeline struct {
 	// "waiting: web-1: 0/1 nodes are available".
 	Settled bool   `json:"settled"`
 	Outcome string `json:"outcome"`
+	// Before is how an object was before it was deleted: an Outcome. Failures are its stages that failed then, the last
+	// ones. Both are empty unless Verb is "delete".
+	Before   string `json:"before,omitempty"`
+	Failures []Span `json:"failures,omitempty"`
 	// Spans are the stages in causal order; a parent comes before its children.
 	Spans []Span `json:"spans"`
 	// Critical is the critical path in the order of time: what the end waited for. Covered is the share of the time

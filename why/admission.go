@@ -43,6 +43,9 @@ var refusals = [...]refusal{
 	// Source: k8s.io/apiserver/pkg/admission/plugin/policy/validating/dispatcher.go (Dispatch)
 	{PolicyDenied, regexp.MustCompile(`ValidatingAdmissionPolicy '([^']+)'(?: with binding '[^']+')? denied request: (.*)`), "the ValidatingAdmissionPolicy %s refuses: %s",
 		"Change the pod template as the policy wants, or the policy."},
+	// Source: k8s.io/apiserver/pkg/endpoints/handlers/responsewriters/errors.go (forbiddenMessage)
+	{AccessDenied, regexp.MustCompile(`User "([^"]+)" (cannot .*)`), "%s %s",
+		"Ask `kubelith why --as USER VERB TYPE` which rule is missing, and bind a role that has it."},
 	// Source: k8s.io/kubernetes/plugin/pkg/admission/serviceaccount/admission.go (Validate)
 	{ServiceAccountMissing, regexp.MustCompile(`error looking up service account (\S+)/(\S+): serviceaccount .* not found`), "the namespace %s has no ServiceAccount %s",
 		"Create the ServiceAccount, or correct serviceAccountName in the pod template."},
@@ -53,15 +56,20 @@ var refusals = [...]refusal{
 
 // refusedBy explains why the API server refuses what a controller wants to create for o.
 func refusedBy(o Object, what, message string) *Finding {
+	code, cause, remedy := refusedFor(message)
+	return broken(code, fmt.Sprintf("no %s can be created for %s: %s", what, o, cause)).do(remedy)
+}
+
+// refusedFor returns the cause for which the API server refuses an object with a message, and what to do.
+func refusedFor(message string) (code Code, cause, remedy string) {
 	message = oneLine(message)
 	for _, r := range refusals {
 		if m := r.message.FindStringSubmatch(message); m != nil {
 			text := strings.TrimRight(strings.TrimSuffix(fmt.Sprintf(r.cause, m[1], lastGroup(m)), ": "), " ")
-			return broken(r.code, fmt.Sprintf("no %s can be created for %s: %s", what, o, shorten(text, 400))).do(r.remedy)
+			return r.code, shorten(text, 400), r.remedy
 		}
 	}
-	return broken(CreateRefused, fmt.Sprintf("no %s can be created for %s: %s", what, o, shorten(message, 400))).
-		do("The message is the API server's: change what it names. The controller tries again by itself.")
+	return CreateRefused, shorten(message, 400), "The message is the API server's: change what it names. The controller tries again by itself."
 }
 
 func lastGroup(m []string) any {

@@ -10,6 +10,7 @@ const (
 	OK                Code = "OK"                // as it should be
 	InProgress        Code = "InProgress"        // on its way, without a fault
 	NotFound          Code = "NotFound"          // the object does not exist
+	Deleted           Code = "Deleted"           // the object does not exist any more, and the record says who deleted it
 	Deleting          Code = "Deleting"          // being deleted, and that takes its time
 	FinalizerHolds    Code = "FinalizerHolds"    // deleted, but a finalizer keeps the object
 	ConditionNotTrue  Code = "ConditionNotTrue"  // a condition of the object says that something is wrong

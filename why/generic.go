@@ -16,8 +16,11 @@ var noGet = metav1.GetOptions{}
 // fresh is how long a controller may take to do its part before that is a fault.
 const fresh = 10 * time.Second
 
-// absent explains an object that does not exist: one of the same name in another namespace, or names like it.
+// absent explains an object that does not exist: from the record, by one of the same name in another namespace, or names like it.
 func (r *Reader) absent(ctx context.Context, t Target) *Finding {
+	if f := r.recorded(ctx, t); f != nil {
+		return f
+	}
 	where := ""
 	if t.Namespace != "" {
 		where = " in namespace " + t.Namespace

@@ -29,6 +29,8 @@ type Options struct {
 	// Connect lets the API server connect to a port of a pod; an error is a connection that failed, or an answer that is
 	// none. Nil: through the pod's proxy.
 	Connect func(ctx context.Context, namespace, pod string, port int32) error
+	// Record answers for objects that do not exist any more; nil: nothing does.
+	Record Record
 	// Now is time.Now if nil.
 	Now func() time.Time
 }

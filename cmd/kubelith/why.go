@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"kubelith.io/kubelith/trace/api"
 	"kubelith.io/kubelith/why"
 	"kubelith.io/kubelith/why/placement"
 )
@@ -188,7 +189,11 @@ func askWhy(c *cli.Context, args []string) (*why.Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	reader := why.NewReader(why.Options{Client: cs, Dynamic: dyn, Placement: placement.Verdicts})
+	recorder, err := api.NewClient(cfg)
+	if err != nil {
+		return nil, err
+	}
+	reader := why.NewReader(why.Options{Client: cs, Dynamic: dyn, Placement: placement.Verdicts, Record: recorder})
 	if rights {
 		request, err := accessOf(c, access, args[0], args[1])
 		if err != nil {

@@ -49,7 +49,7 @@ type Store struct {
 	objects map[string]*entry // by key
 	names   map[Ref]string    // the key of the newest object of a name; the Ref has no UID
 	owned   map[string]map[string]bool
-	recent  *list.List // of *entry, the one with the newest record first
+	recent  *list.List    // of *entry, the one with the newest record first
 	changed chan struct{} // closed at the next record; nil: nobody waits
 	dropped uint64
 	observe []func(*Record)

@@ -1,0 +1,73 @@
+package why
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"kubelith.io/kubelith/trace"
+	"kubelith.io/kubelith/trace/record"
+)
+
+// memory is a recorder with one timeline.
+type memory struct{ timeline *trace.Timeline }
+
+func (m memory) Timeline(_ context.Context, resource, namespace, name string, _ uint64) (*trace.Timeline, error) {
+	if o := m.timeline.Object; o.Resource != resource || o.Namespace != namespace || o.Name != name {
+		return nil, errors.New("no record")
+	}
+	return m.timeline, nil
+}
+
+func TestRecorded(t *testing.T) {
+	begin := time.Now().Add(-time.Minute)
+	request := trace.Span{ID: 1, Stage: record.Request, Name: "create", Begin: begin, End: begin.Add(time.Second)}
+	web := record.Ref{Resource: "pods", Namespace: "default", Name: "web"}
+	quota, rights := request, request
+	quota.Error = `pods "web" is forbidden: exceeded quota: small, requested: pods=1, used: pods=1, limited: pods=1`
+	rights.Error = `pods is forbidden: User "alice" cannot create resource "pods" in API group "" in the namespace "default"`
+	for name, c := range map[string]struct {
+		timeline trace.Timeline
+		code     Code
+		cause    []string
+		evidence string
+	}{
+		"deleted": {trace.Timeline{Object: web, Verb: "delete", SetOff: "delete by alice (kubectl)", Settled: true, Begin: begin, End: begin.Add(2 * time.Second),
+			Spans: []trace.Span{request}, Before: "waiting: pull app:2: not found", Failures: []trace.Span{{Stage: record.Pull, Name: "app:2", Error: "not found"}}},
+			Deleted, []string{"alice (kubectl) deleted it", "waiting: pull app:2"}, "not found"},
+		"quota": {trace.Timeline{Object: web, Verb: "create", SetOff: "create by alice", Settled: true, Spans: []trace.Span{quota}},
+			QuotaExceeded, []string{"its creation was refused", "ResourceQuota small is used up"}, "exceeded quota"},
+		"rights": {trace.Timeline{Object: web, Verb: "create", SetOff: "create by alice", Settled: true, Spans: []trace.Span{rights}},
+			AccessDenied, []string{"alice cannot create resource"}, "forbidden"},
+		"of another object": {trace.Timeline{Object: record.Ref{Resource: "pods", Namespace: "other", Name: "web"}, Verb: "delete", Settled: true, Spans: []trace.Span{request}},
+			NotFound, []string{"does not exist in namespace default"}, "knows no"},
+		"not deleted yet": {trace.Timeline{Object: web, Verb: "delete", Spans: []trace.Span{request}}, NotFound, []string{"does not exist"}, "knows no"},
+		"created":         {trace.Timeline{Object: web, Verb: "create", Spans: []trace.Span{request}}, NotFound, []string{"does not exist"}, "knows no"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := NewReader(Options{Dynamic: dynamicfake.NewSimpleDynamicClient(scheme.Scheme), Record: memory{&c.timeline}})
+			answer, err := Explain(t.Context(), r, Target{Kind: corev1.SchemeGroupVersion.WithKind("Pod"), Resource: corev1.SchemeGroupVersion.WithResource("pods"), Namespace: "default", Name: "web"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if answer.Status != Absent || answer.Code != c.code || len(answer.Remedy) == 0 {
+				t.Errorf("%s, %s: %s, %q", answer.Status, answer.Code, answer.Cause, answer.Remedy)
+			}
+			for _, part := range c.cause {
+				if !strings.Contains(answer.Cause, part) {
+					t.Errorf("the cause lacks %q: %s", part, answer.Cause)
+				}
+			}
+			if !slices.ContainsFunc(answer.Evidence, func(e Evidence) bool { return strings.Contains(e.Text, c.evidence) }) {
+				t.Errorf("the evidence lacks %q: %+v", c.evidence, answer.Evidence)
+			}
+		})
+	}
+}

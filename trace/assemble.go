@@ -19,6 +19,9 @@ type Source interface {
 	Owned(uid string) []record.History
 }
 
+// patience is how long a controller may take until its first pod, where the object does not say how many it wants.
+const patience = 5 * time.Second
+
 const (
 	pods   = "pods"
 	claims = "persistentvolumeclaims"
@@ -89,6 +92,7 @@ type member struct {
 	synced int64 // when the kubelet began to work on it, or to end it; 0: not yet
 	ready  int64 // when the API held that it had reached its state; 0: not yet
 	gone   int64 // when it was deleted; 0: it is there
+	ended  bool  // all containers of the pod have ended for good
 	failed string
 	// waiting is why it is not ready.
 	waiting string
@@ -225,8 +229,8 @@ func (m *member) find(start int64) {
 				m.waiting = r.Error
 			}
 		case record.Run:
-			if !slices.Contains(m.Object.InitContainers, r.Name) {
-				continue // a container that runs until the pod ends is no stage of its start
+			if r.Start < start {
+				continue // a container that ran before
 			}
 		default:
 			if r.Error != "" {
@@ -235,7 +239,11 @@ func (m *member) find(start int64) {
 		}
 		m.main = append(m.main, r)
 	}
-	m.keepRequests()
+	done := cmp.Or(m.gone, m.ready)
+	m.main = slices.DeleteFunc(m.main, func(r *record.Record) bool { // what runs on is no stage of the start
+		return r.Stage == record.Run && done != 0 && r.Start > done
+	})
+	m.keepRequests(done)
 	slices.SortStableFunc(m.main, func(a, b *record.Record) int { return cmp.Compare(a.Start, b.Start) })
 }
 
@@ -249,7 +257,7 @@ func readyAt(r *record.Record) int64 {
 // condition notes a condition that says whether an object has reached its state.
 func (m *member) condition(r *record.Record) {
 	if !strings.HasPrefix(r.Message, "True") {
-		if r.Name == "Ready" && m.Object.Resource == pods {
+		if r.Name == "Ready" && m.Object.Resource == pods && !m.ended {
 			m.ready = 0
 		}
 		return
@@ -271,19 +279,18 @@ func (m *member) phase(r *record.Record) {
 	switch r.Name {
 	case "Deleted":
 		m.gone = r.Start
-	case "Bound", "Succeeded":
-		if m.ready == 0 {
-			m.ready = r.Start
-		}
+	case "Bound":
+		m.ready = cmp.Or(m.ready, r.Start)
+	case "Succeeded":
+		m.ready, m.ended = r.Start, true
 	case "Failed":
-		m.ready, m.failed = r.Start, "failed"
+		m.ready, m.ended, m.failed = r.Start, true, "failed"
 	}
 }
 
 // keepRequests leaves out requests that are no stage: status that changed nothing of note, annotations. It keeps those
 // that set something off, failed, bound the pod, or wrote what it settled with.
-func (m *member) keepRequests() {
-	done := cmp.Or(m.gone, m.ready)
+func (m *member) keepRequests(done int64) {
 	settled := -1 // the request that wrote it: the last one that began before, on this object
 	for i, r := range m.main {
 		if r.Stage == record.Request && done != 0 && r.Start <= done && done-r.End() < int64(time.Second) {
@@ -338,8 +345,11 @@ func (a *assembly) settle(now int64) {
 		}
 	}
 	want := live
-	if root.Object.Replicas != nil {
+	switch {
+	case root.Object.Replicas != nil:
 		want = int(*root.Object.Replicas)
+	case live == 0 && startsPods(root.Object.Resource) && now-a.start < int64(patience):
+		want = 1 // its controller has not got to it
 	}
 	if last == nil && ready == want {
 		a.t.Settled, a.t.Outcome = true, "done"
@@ -393,6 +403,9 @@ func (a *assembly) settleOne(root *member, now int64) {
 		a.end, a.t.Settled, a.t.Outcome = root.ready, true, root.failed
 	case root.ready != 0:
 		a.end, a.t.Settled, a.t.Outcome = root.ready, true, map[string]string{claims: "bound", "jobs.batch": "complete"}[root.Object.Resource]
+		if root.ended {
+			a.t.Outcome = "succeeded"
+		}
 		a.t.Outcome = cmp.Or(a.t.Outcome, "ready")
 	default:
 		a.end, a.t.Outcome = now, "not ready"
@@ -488,7 +501,7 @@ func (a *assembly) wait(m *member, next *record.Record, from int64, first bool) 
 	switch {
 	case next != nil && next.Stage == record.Request:
 		stage, name := Settle, ""
-		if first || setsOff(next) && !strings.HasPrefix(next.Actor, "system:node:") {
+		if first || m.Object.Resource != pods || setsOff(next) && !strings.HasPrefix(next.Actor, "system:node:") {
 			stage, name = Reconcile, by(next)
 		}
 		a.addWait(m, stage, name, from, to)

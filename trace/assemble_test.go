@@ -293,6 +293,70 @@ func TestWaiting(t *testing.T) {
 	}
 }
 
+// TestJob: what a job waits for is its pod's run.
+func TestJob(t *testing.T) {
+	s := newScene(t)
+	job, p := ref("jobs.batch", "count"), ref(pods, "count-x")
+	s.store.Describe(record.Object{Ref: job})
+	s.store.Describe(record.Object{Ref: p, Owners: []string{job.UID}, Containers: []string{"count"}})
+	s.add(job, record.Request, "create", 0, 2, actor("kubelith-admin", "kubectl/v1.37"), spec)
+	s.add(p, record.Request, "create", 4, 5, actor("system:serviceaccount:kube-system:job-controller", "kubelith"), spec)
+	s.add(p, record.Schedule, "node-1", 6, 7)
+	s.add(p, record.Bind, "node-1", 7, 8)
+	s.add(p, record.Sync, "", 9, 20)
+	s.add(p, record.Sandbox, "", 10, 15)
+	s.add(p, record.Create, "count", 16, 17)
+	s.add(p, record.Start, "count", 17, 19)
+	s.add(p, record.Request, "patch status", 30, 31, actor("system:node:node-1", "kubelith"))
+	s.add(p, record.Condition, "Ready", 31, 31, says("True"))
+	s.add(p, record.Run, "count", 19, 1019)
+	s.add(p, record.Request, "patch status", 1024, 1025, actor("system:node:node-1", "kubelith"))
+	s.add(p, record.Phase, "Succeeded", 1025, 1025)
+	s.add(p, record.Condition, "Ready", 1025, 1025, says("False: PodCompleted"))
+	s.add(job, record.Request, "update status", 1028, 1030, actor("system:serviceaccount:kube-system:job-controller", "kubelith"))
+	s.add(job, record.Condition, "Complete", 1030, 1030, says("True"))
+	got := s.timeline(job)
+	if !got.Settled || got.Outcome != "complete" || got.Stages[0].Stage != record.Run || got.Covered < 0.99 {
+		t.Errorf("%v, %s, %v, covered %.3f\n%s", got.Settled, got.Outcome, got.Stages[0], got.Covered, dump(got))
+	}
+	if one := s.timeline(p); one.Outcome != "succeeded" || one.Covered < 0.99 {
+		t.Errorf("the pod: %s, covered %.3f\n%s", one.Outcome, one.Covered, dump(one))
+	}
+}
+
+// TestRollout: the second new pod waits for the first one, a StatefulSet's second pod too.
+func TestRollout(t *testing.T) {
+	for _, kind := range []string{"deployments.apps", "statefulsets.apps"} {
+		s := newScene(t)
+		two := int32(2)
+		root := ref(kind, "shop")
+		owner, controller := root, "statefulset-controller"
+		s.store.Describe(record.Object{Ref: root, Replicas: &two})
+		s.add(root, record.Request, "patch", 0, 2, actor("kubelith-admin", "kubectl/v1.37"), spec)
+		if kind == "deployments.apps" {
+			owner, controller = ref("replicasets.apps", "shop-2"), "deployment-controller"
+			s.store.Describe(record.Object{Ref: owner, Owners: []string{root.UID}, Replicas: &two})
+			s.add(owner, record.Request, "create", 4, 5, actor("system:serviceaccount:kube-system:"+controller, "kubelith"), spec)
+		}
+		s.pod("shop-2-a", owner, 10)
+		if kind == "deployments.apps" {
+			s.add(owner, record.Request, "update", 216, 217, actor("system:serviceaccount:kube-system:"+controller, "kubelith"), spec)
+		}
+		s.pod("shop-2-b", owner, 220)
+		got := s.timeline(root)
+		if !got.Settled || got.End.Sub(got.Begin) != 422*time.Millisecond || got.Covered < 0.99 {
+			t.Errorf("%s: settled %v, %v, covered %.3f\n%s", kind, got.Settled, got.End.Sub(got.Begin), got.Covered, dump(got))
+		}
+		critical := map[string]time.Duration{}
+		for _, c := range got.Critical {
+			critical[got.Spans[c.Span-1].Object.Name] += c.End.Sub(c.Begin)
+		}
+		if critical["shop-2-a"] < 200*time.Millisecond || critical["shop-2-b"] < 200*time.Millisecond {
+			t.Errorf("%s: on the critical path: %v\n%s", kind, critical, dump(got))
+		}
+	}
+}
+
 // TestRefused: a controller's pods that quota refuses have no UID, and are found by their owner.
 func TestRefused(t *testing.T) {
 	s := newScene(t)

@@ -29,7 +29,6 @@ func App(in io.Reader, out, err io.Writer) *cli.App {
 			agentCommand(),
 			kubectlCommand(),
 			whyCommand(),
-			traceCommand(),
 			ctrCommand(),
 			checkCommand(),
 			tokenCommand(),

@@ -64,6 +64,7 @@ type entry struct {
 	records []Record
 	bytes   int64
 	last    int64
+	gone    bool // it was deleted
 	place   *list.Element
 }
 
@@ -112,6 +113,9 @@ func (s *Store) add(r Record) {
 	}
 	e := s.entry(r.Object)
 	r.Object = e.object.Ref
+	if r.Stage == Phase && r.Name == "Deleted" {
+		e.gone = true
+	}
 	s.seq++
 	r.Seq = s.seq
 	r.Count = max(r.Count, 1)
@@ -209,6 +213,10 @@ func keep(to *[]string, from []string) {
 func (s *Store) entry(r Ref) *entry {
 	key := r.key()
 	e := s.objects[key]
+	// A request that was denied knows a name only: it is about the object of that name, if there is one.
+	if named := s.objects[s.names[r.named()]]; r.UID == "" && named != nil && !named.gone {
+		key, e = named.key, named
+	}
 	if e == nil {
 		e = &entry{key: key, object: Object{Ref: r}, bytes: int64(unsafe.Sizeof(entry{})) + 300}
 		e.place = s.recent.PushFront(e)

@@ -198,3 +198,27 @@ func BenchmarkAdd(b *testing.B) {
 	u := s.Usage()
 	b.ReportMetric(float64(u.Bytes)/float64(u.Records), "bytes/record")
 }
+
+// TestNameOnly: what is known by its name only is about the object that has it, until that one is gone.
+func TestNameOnly(t *testing.T) {
+	s := NewStore(Options{})
+	refused := Record{Object: Ref{Resource: "pods", Namespace: "a", Name: "p"}, Stage: Request, Name: "patch", Code: 403}
+	made := refused
+	made.Object.UID, made.Code = "1", 201
+	s.Add(made)
+	s.Add(refused)
+	if h, _ := s.Lookup("pods", "a", "p"); h.Object.UID != "1" || len(h.Records) != 2 {
+		t.Errorf("of the object: %+v", h)
+	}
+	made.Stage, made.Name = Phase, "Deleted"
+	s.Add(made)
+	s.Add(refused)
+	if h, _ := s.Lookup("pods", "a", "p"); h.Object.UID != "" || len(h.Records) != 1 {
+		t.Errorf("after it: %+v", h)
+	}
+	made.Object.UID, made.Stage = "2", Request
+	s.Add(made)
+	if h, _ := s.Lookup("pods", "a", "p"); h.Object.UID != "2" || len(h.Records) != 1 {
+		t.Errorf("of the next one: %+v", h)
+	}
+}

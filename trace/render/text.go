@@ -127,15 +127,8 @@ func (p *page) head() {
 		since = "after the " + t.SetOff + " at "
 	}
 	p.wrap("  ", "  ", took+" "+since+clock(t.Begin), "1")
-	if t.Before != "" {
-		p.wrap("  ", "  ", "before that: "+t.Before, "")
-	}
-	for i := range t.Failures {
-		f := &t.Failures[i]
-		p.wrap("  ! ", "    ", title(f)+": "+f.Error, "31")
-	}
 	if s, d := longest(t); s != nil {
-		what := title(s)
+		what := p.name(s)
 		if s.Node != "" {
 			what += " on " + s.Node
 		}
@@ -160,8 +153,8 @@ func clock(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC"
 
 func share(f float64) string { return fmt.Sprintf("%.0f%%", f*100) }
 
-// entry is a line of the waterfall.
-type entry struct {
+// row is a line of the waterfall.
+type row struct {
 	heading string
 	span    *trace.Span
 	text    string // of a line that folds others
@@ -173,7 +166,7 @@ func (p *page) waterfall() {
 	rows := p.rows()
 	for _, r := range rows {
 		if r.span != nil {
-			p.label = max(p.label, 2*r.depth+utf8.RuneCountInString(title(r.span)))
+			p.label = max(p.label, 2*r.depth+utf8.RuneCountInString(p.name(r.span)))
 		}
 	}
 	p.label = min(p.label, p.width*2/5)
@@ -195,10 +188,10 @@ func (p *page) waterfall() {
 }
 
 // rows are the lines: for each object a heading and its stages; many that are alike become one line.
-func (p *page) rows() []entry {
+func (p *page) rows() []row {
 	all := groups(p.t)
 	shown, folded := p.fold(all)
-	var rows []entry
+	var rows []row
 	for i, g := range all {
 		if !shown[g] {
 			continue
@@ -214,12 +207,12 @@ func (p *page) rows() []entry {
 		if len(stages) == 0 {
 			continue
 		}
-		rows = append(append(rows, entry{heading: heading}), stages...)
+		rows = append(append(rows, row{heading: heading}), stages...)
 		more := folded[g.object.Resource]
 		last := !slices.ContainsFunc(all[i+1:], func(o *group) bool { return shown[o] && o.object.Resource == g.object.Resource })
 		if len(more) > 0 && last && !p.o.Path {
 			resource, _, _ := strings.Cut(g.object.Resource, ".")
-			rows = append(rows, entry{text: alike(more, resource)})
+			rows = append(rows, row{text: alike(more, resource)})
 		}
 	}
 	return rows
@@ -261,7 +254,7 @@ func (p *page) fold(all []*group) (shown map[*group]bool, folded map[string][]ti
 }
 
 // stages are the lines of one object.
-func (p *page) stages(g *group) []entry {
+func (p *page) stages(g *group) []row {
 	key := func(s *trace.Span) string { return string(s.Stage) + " " + s.Name }
 	of := map[string][]*trace.Span{}
 	for _, s := range g.spans {
@@ -269,10 +262,10 @@ func (p *page) stages(g *group) []entry {
 			of[key(s)] = append(of[key(s)], s)
 		}
 	}
-	var rows []entry
+	var rows []row
 	var add func(s *trace.Span, depth int)
 	add = func(s *trace.Span, depth int) {
-		rows = append(rows, entry{span: s, depth: depth})
+		rows = append(rows, row{span: s, depth: depth})
 		for _, part := range g.parts[s.ID] {
 			if p.worthPart(part) {
 				add(part, depth+1)
@@ -298,7 +291,7 @@ func (p *page) stages(g *group) []entry {
 					others = append(others, o.Duration())
 				}
 			}
-			rows = append(rows, entry{text: printable(alike(others, "of "+key(s)))})
+			rows = append(rows, row{text: printable(alike(others, "of "+key(s)))})
 		}
 		if s == alikes[0] || s == slowest || s == last {
 			add(s, 0)
@@ -329,8 +322,8 @@ func (p *page) worthPart(s *trace.Span) bool {
 	return s.Duration() >= p.total/50
 }
 
-// title is the stage with what it is about.
-func title(s *trace.Span) string {
+// name is the stage with what it is about.
+func (p *page) name(s *trace.Span) string {
 	switch {
 	case s.Name == "":
 		return string(s.Stage)
@@ -349,9 +342,9 @@ func note(t *trace.Timeline, s *trace.Span) string {
 	if s.Bytes > 0 {
 		rate := ""
 		if d := s.Duration(); d > time.Millisecond {
-			rate = ", " + Size(int64(float64(s.Bytes)/d.Seconds())) + "/s"
+			rate = ", " + size(int64(float64(s.Bytes)/d.Seconds())) + "/s"
 		}
-		notes = append(notes, Size(s.Bytes)+rate)
+		notes = append(notes, size(s.Bytes)+rate)
 	}
 	switch {
 	case s.Stage == record.Request && s.By != "":
@@ -366,9 +359,9 @@ func note(t *trace.Timeline, s *trace.Span) string {
 }
 
 // span writes the line of a stage and, below it, why it failed. said holds errors that were written.
-func (p *page) span(r entry, said map[string]bool) {
+func (p *page) span(r row, said map[string]bool) {
 	s := r.span
-	mark, label, took := "  ", clip(strings.Repeat("  ", r.depth)+printable(title(s)), p.label), Took(s.Duration())
+	mark, label, took := "  ", clip(strings.Repeat("  ", r.depth)+printable(p.name(s)), p.label), Took(s.Duration())
 	if s.Moment {
 		took = ""
 	}

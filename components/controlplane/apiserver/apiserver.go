@@ -5,7 +5,7 @@
 // in-process loopback client, its authenticator and authorizer) -> CreateServerChain -> PrepareRun -> Run.
 //
 // options.go adds the admission plugins of plugins/admission. Extension points for later work, each in one place of
-// config.go or options.go: admission decorators, audit backend, tracer provider.
+// config.go or options.go: audit backend, tracer provider. record.go is what the flight recorder sees of the API.
 package apiserver
 
 import (
@@ -66,7 +66,8 @@ type Options struct {
 	Extend *Extension
 	// Plugins, when set, are those whose admission plugins review requests.
 	Plugins plugins.Set
-	// Record is the flight recorder, whose timelines are served; nil: it is off.
+	// Record is the flight recorder. It gets the requests that write or are refused, and changes of objects' states; its
+	// timelines are served. Nil: it is off.
 	Record *record.Store
 }
 
@@ -83,13 +84,14 @@ type Server struct {
 	served atomic.Bool
 	// removals refuses nodes that were removed; set with shared.
 	removals *removals
+	recorder *flight // nil: off
 }
 
 var _ lifecycle.Component = (*Server)(nil)
 
 // New checks the options against upstream's flags; nothing is started.
 func New(o Options) (*Server, error) {
-	s := &Server{opts: o}
+	s := &Server{opts: o, recorder: newFlight(o.Record)}
 	if err := s.complete(); err != nil {
 		return nil, err
 	}

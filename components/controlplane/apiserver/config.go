@@ -16,6 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	genericfeatures "k8s.io/apiserver/pkg/features"
+	registry "k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/egressselector"
 	"k8s.io/apiserver/pkg/server/filters"
@@ -69,8 +70,12 @@ func (s *Server) newConfig(ctx context.Context, opts options.CompletedOptions) (
 		return nil, err
 	}
 	// All requests go through the aggregator.
-	aggregator.GenericConfig.BuildHandlerChainFunc = s.removals.endable(aggregator.GenericConfig.BuildHandlerChainFunc)
-	aggregator.GenericConfig.BuildHandlerChainFunc = s.traced(aggregator.GenericConfig.BuildHandlerChainFunc)
+	aggregator.GenericConfig.BuildHandlerChainFunc = s.recorder.wrap(s.traced(s.removals.endable(aggregator.GenericConfig.BuildHandlerChainFunc)))
+	for _, options := range []*registry.RESTOptionsGetter{
+		&cp.Generic.RESTOptionsGetter, &extensions.ExtraConfig.CRDRESTOptionsGetter, &extensions.GenericConfig.RESTOptionsGetter, &aggregator.GenericConfig.RESTOptionsGetter,
+	} {
+		*options = s.recorder.storage(*options)
+	}
 	// After the others have taken their copies: theirs are small, and CRDs are added to them. See documentOnDemand.
 	cp.Generic.SkipOpenAPIInstallation = true
 	return &app.Config{Options: opts, KubeAPIs: core, ApiExtensions: extensions, Aggregator: aggregator}, nil

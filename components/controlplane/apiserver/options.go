@@ -33,6 +33,9 @@ func (srv *Server) complete() error {
 	}
 	restrictAgents(s.Admission.GenericAdmission)
 	s.Admission.GenericAdmission.Decorators = append(s.Admission.GenericAdmission.Decorators, upstreamadmission.DecoratorFunc(admitElection))
+	if srv.recorder != nil {
+		s.Admission.GenericAdmission.Decorators = append(s.Admission.GenericAdmission.Decorators, upstreamadmission.DecoratorFunc(srv.recorder.admit))
+	}
 	// First: defining the flags resets some fields to the flags' own defaults.
 	sets := s.Flags()
 	s.Flagz = flagz.NamedFlagSetsReader{FlagSets: sets} // shown by /flagz: the final options

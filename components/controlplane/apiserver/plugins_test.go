@@ -69,17 +69,7 @@ func TestPluginBeforeWebhooks(t *testing.T) {
 		},
 	}}})
 	webhook := labelServer(t, func(labels map[string]string) { see("webhook", labels) })
-	configurations := admin(t).AdmissionregistrationV1().MutatingWebhookConfigurations()
-	if _, err := configurations.Create(t.Context(), &registrationv1.MutatingWebhookConfiguration{
-		ObjectMeta: metav1.ObjectMeta{Name: ns},
-		Webhooks: []registrationv1.MutatingWebhook{{
-			Name: "label.example.com", Rules: configMaps, NamespaceSelector: only(ns), SideEffects: ptr.To(registrationv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
-			ClientConfig: registrationv1.WebhookClientConfig{URL: &webhook.URL, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: webhook.Certificate().Raw})},
-		}},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { configurations.Delete(context.Background(), ns, metav1.DeleteOptions{}) })
+	registerLabel(t, ns, webhook)
 	somebody := clientFor(t, serve(t).Config("somebody", "system:masters"))
 	create := func(name string) *corev1.ConfigMap {
 		object, err := somebody.CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: name}}, metav1.CreateOptions{})
@@ -108,6 +98,22 @@ func TestPluginBeforeWebhooks(t *testing.T) {
 	if err != nil || own.Labels["plugin"] != "" {
 		t.Errorf("the apiserver's own request: %v, %v", own, err)
 	}
+}
+
+// registerLabel lets a webhook review the ConfigMaps of a namespace.
+func registerLabel(t *testing.T, ns string, webhook *httptest.Server) {
+	t.Helper()
+	configurations := admin(t).AdmissionregistrationV1().MutatingWebhookConfigurations()
+	if _, err := configurations.Create(t.Context(), &registrationv1.MutatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: ns},
+		Webhooks: []registrationv1.MutatingWebhook{{
+			Name: "label.example.com", Rules: configMaps, NamespaceSelector: only(ns), SideEffects: ptr.To(registrationv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
+			ClientConfig: registrationv1.WebhookClientConfig{URL: &webhook.URL, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: webhook.Certificate().Raw})},
+		}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { configurations.Delete(context.Background(), ns, metav1.DeleteOptions{}) })
 }
 
 // labelServer is a webhook that adds a label.

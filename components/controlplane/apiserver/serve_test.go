@@ -23,6 +23,7 @@ import (
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/components/controlplane/etcd"
+	"kubelith.io/kubelith/trace/record"
 )
 
 // panics is a path that the tests add to the real apiserver's.
@@ -35,6 +36,7 @@ type process struct {
 	pki       *pki.Bundle
 	url       string
 	documents *documents
+	recorded  *record.Store
 	undo      []func() // the last one first
 }
 
@@ -99,9 +101,10 @@ func (p *process) start() error {
 	}
 	p.pki, p.url = bundle, fmt.Sprintf("https://127.0.0.1:%d", port)
 	p.client = client.New(p.url, log)
+	p.recorded = record.NewStore(record.Options{})
 	p.server, err = New(Options{
 		BindAddress: "127.0.0.1", Port: port, AdvertiseAddress: "192.0.2.1", ServiceCIDRs: []string{"10.43.0.0/16"}, ClusterDomain: "cluster.local",
-		EtcdEndpoint: etcd.Endpoint(socket), EncryptionConfig: encryption, PKI: bundle, Client: p.client, Log: log, Extend: testExtension(), Plugins: &reviewers,
+		EtcdEndpoint: etcd.Endpoint(socket), EncryptionConfig: encryption, PKI: bundle, Client: p.client, Log: log, Extend: testExtension(), Plugins: &reviewers, Record: p.recorded,
 		// The test has no controller-manager that creates service accounts.
 		Args: []string{"disable-admission-plugins=ServiceAccount"},
 	})

@@ -39,5 +39,9 @@ func (s *Server) trustProcess(c *genericapiserver.Config) error {
 		authorizerunion.NamedAuthorizer{AuthorizerName: "election", Authorizer: authorizer.AuthorizerFunc(authorizeElection)},
 		authorizerunion.NamedAuthorizer{AuthorizerName: "storage-of-nodes", Authorizer: restriction.Impersonation()},
 		authorizerunion.NamedAuthorizer{AuthorizerName: "configured", Authorizer: c.Authorization.Authorizer})
-	return err
+	if err != nil {
+		return err
+	}
+	c.Authorization.Authorizer = s.recorder.authorizer(c.Authorization.Authorizer)
+	return nil
 }

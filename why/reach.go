@@ -98,7 +98,7 @@ func (r *Reader) reachService(ctx context.Context, q Reach, from *corev1.Pod, s 
 		return found(Healthy, OutsideCluster, fmt.Sprintf("%s is a DNS alias of %s; whether that answers is decided outside the cluster", o, s.Spec.ExternalName)).
 			saw(o.String()+" .spec.externalName", s.Spec.ExternalName), nil
 	}
-	f, err := explainService(ctx, r, s)
+	f, err := explainService(ctx, r, onlyPort(s, q.Port))
 	if err != nil {
 		return nil, err
 	}
@@ -116,6 +116,18 @@ func (r *Reader) reachService(ctx context.Context, q Reach, from *corev1.Pod, s 
 		return found(Healthy, Reachable, fmt.Sprintf("%s has ready endpoints; which pods they are cannot be read", o)).do(err.Error()), nil
 	}
 	return r.path(ctx, q, from, to), nil
+}
+
+// onlyPort returns a Service with only the port that is asked about, if it has it: another one may lead nowhere.
+func onlyPort(s *corev1.Service, port int32) *corev1.Service {
+	for _, p := range s.Spec.Ports {
+		if p.Port == port {
+			s = s.DeepCopy()
+			s.Spec.Ports = []corev1.ServicePort{p}
+			return s
+		}
+	}
+	return s
 }
 
 // servicePort explains a question about a port that the Service does not have.

@@ -69,6 +69,12 @@ func TestExplainReach(t *testing.T) {
 		"headless": {func(w *world) {
 			w.service.Spec.ClusterIP, w.port = corev1.ClusterIPNone, 8080
 		}, Healthy, Reachable, "something listens"},
+		"another port leads nowhere": {func(w *world) {
+			w.port, w.service.Spec.Ports = 80, append(w.service.Spec.Ports, corev1.ServicePort{Name: "metrics", Port: 90, TargetPort: intstr.FromString("metrics")})
+		}, Healthy, Reachable, "something listens"},
+		"this port leads nowhere": {func(w *world) {
+			w.port, w.service.Spec.Ports = 90, append(w.service.Spec.Ports, corev1.ServicePort{Name: "metrics", Port: 90, TargetPort: intstr.FromString("metrics")})
+		}, Broken, TargetPortMissing, "metrics"},
 		"nobody listens": {func(w *world) { w.connect = proxyError("dial tcp 10.42.0.9:8080: connect: connection refused") }, Broken, NobodyListens, "refuses connections"},
 		"lost packets":   {func(w *world) { w.connect = proxyError("dial tcp 10.42.0.9:8080: i/o timeout") }, Broken, PodUnreachable, "docs/networking.md"},
 		"not HTTP":       {func(w *world) { w.connect = proxyError("malformed HTTP response") }, Healthy, Reachable, "does not speak HTTP"},

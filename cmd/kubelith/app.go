@@ -29,6 +29,7 @@ func App(in io.Reader, out, err io.Writer) *cli.App {
 			agentCommand(),
 			kubectlCommand(),
 			whyCommand(),
+			traceCommand(),
 			ctrCommand(),
 			checkCommand(),
 			tokenCommand(),

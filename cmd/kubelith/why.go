@@ -1,6 +1,7 @@
 package kubelith
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"kubelith.io/kubelith/base/suggest"
 	"kubelith.io/kubelith/trace/api"
 	"kubelith.io/kubelith/why"
 	"kubelith.io/kubelith/why/placement"
@@ -291,7 +293,7 @@ func targetOf(access *genericclioptions.ConfigFlags, kind, name string) (why.Tar
 		resource, err = mapper.ResourceFor(group.WithVersion(""))
 	}
 	if meta.IsNoMatchError(err) {
-		return why.Target{}, fmt.Errorf("the server has no type %q: kubelith kubectl api-resources shows them", kind)
+		return why.Target{}, fmt.Errorf("the server has no type %q%s", kind, nearestType(access, kind))
 	}
 	if err != nil {
 		return why.Target{}, err
@@ -309,6 +311,23 @@ func targetOf(access *genericclioptions.ConfigFlags, kind, name string) (why.Tar
 		target.Namespace, _, err = access.ToRawKubeConfigLoader().Namespace()
 	}
 	return target, err
+}
+
+// nearestType is what to add to the error about a type that the server does not have: the one that was meant.
+func nearestType(access *genericclioptions.ConfigFlags, kind string) string {
+	const all = ": kubelith kubectl api-resources shows them"
+	client, err := access.ToDiscoveryClient()
+	if err != nil {
+		return all
+	}
+	lists, _ := client.ServerPreferredResources() // with an error for groups whose server is away
+	var known []string
+	for _, list := range lists {
+		for _, r := range list.APIResources {
+			known = append(known, r.Name, r.SingularName)
+		}
+	}
+	return cmp.Or(suggest.Nearest(kind, known), all)
 }
 
 func printAnswer(c *cli.Context, a *why.Answer) error {

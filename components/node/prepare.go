@@ -105,25 +105,6 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 	return h, h.dir.KeepSettings(fixedSettings(cfg))
 }
 
-// recorder returns the flight recorder; nil if it is switched off. node is where what it records happens: empty on a
-// server, whose records are mostly the control plane's.
-func recorder(cfg *config.Node, node string) *record.Store {
-	o := cfg.Trace()
-	if o == nil {
-		return nil
-	}
-	o.Node = node
-	return record.NewStore(*o)
-}
-
-// nodeRecords returns where the components of the node record; nil if the flight recorder is switched off.
-func (h *machine) nodeRecords(node string) record.Sink {
-	if h.record == nil {
-		return nil
-	}
-	return record.At(h.record, node)
-}
-
 // fixedSettings are the settings that cannot change in the life of a cluster.
 func fixedSettings(cfg *config.Server) datadir.Settings {
 	return datadir.Settings{NodeName: cfg.NodeName, ClusterCIDR: cfg.ClusterCIDR, ServiceCIDR: cfg.ServiceCIDR, ClusterDomain: cfg.ClusterDomain}

@@ -59,6 +59,7 @@ const asNode = ""
 // worker adds the components that run pods on a machine: a server's own node, or an agent.
 func worker(b *builder, w workerOptions) {
 	logFor := func(component string) logrus.FieldLogger { return logging.Component(w.log, component) }
+	recording := w.machine.nodeRecords(w.cfg.NodeName)
 	cfg, nodeIPs, clusterDNS := w.cfg, w.cfg.NodeIPs(), addresses(w.cluster.ClusterDNS)
 
 	socket := filepath.Join(cfg.SocketDir(), "containerd", "containerd.sock")
@@ -72,6 +73,7 @@ func worker(b *builder, w workerOptions) {
 		CNIBinDirs:    []string{thirdPartyCNI, w.machine.binDir},
 		RegistriesDir: registriesDir,
 		SandboxImage:  embeddedimages.Pause,
+		Calls:         recording.calls(),
 		Debug:         logging.Component(w.log, "containerd").Logger.IsLevelEnabled(logrus.DebugLevel),
 		Log:           logFor("containerd"),
 	}))
@@ -132,6 +134,7 @@ func worker(b *builder, w workerOptions) {
 		KeepRegistered:         w.role == names.RoleServer,
 		AfterControllerManager: w.role == names.RoleServer,
 		ShutdownGrace:          kubelet.ShutdownGrace(),
+		Trace:                  recording.kubelet(),
 		Args:                   w.machine.args.kubelet,
 		Client:                 w.client("kubelet", asNode),
 		Disconnect:             w.disconnect,

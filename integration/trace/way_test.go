@@ -41,7 +41,7 @@ func withPlugin(t *testing.T) harness.Options {
 		t.Fatalf("build the plugin: %v\n%s", err, out)
 	}
 	return harness.Options{
-		ConfigYAML: "apiVersion: kubelith.io/v1\nkind: ServerConfig\nplugins:\n- name: sidecar\n  kind: admission\n  path: " + plugin +
+		ConfigYAML: "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\nplugins:\n- name: sidecar\n  kind: admission\n  path: " + plugin +
 			"\n  config:\n    label: sidecar\n    container: {name: sidecar, image: " + harness.Container("x").Image + ", command: [sleep, \"1000\"]}\n",
 		Prepare: func(s *harness.Server) error {
 			content, err := os.ReadFile(program)

@@ -127,8 +127,15 @@ func (p *page) head() {
 		since = "after the " + t.SetOff + " at "
 	}
 	p.wrap("  ", "  ", took+" "+since+clock(t.Begin), "1")
+	if t.Before != "" {
+		p.wrap("  ", "  ", "before that: "+t.Before, "")
+	}
+	for i := range t.Failures {
+		f := &t.Failures[i]
+		p.wrap("  ! ", "    ", title(f)+": "+f.Error, "31")
+	}
 	if s, d := longest(t); s != nil {
-		what := p.name(s)
+		what := title(s)
 		if s.Node != "" {
 			what += " on " + s.Node
 		}
@@ -153,8 +160,8 @@ func clock(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC"
 
 func share(f float64) string { return fmt.Sprintf("%.0f%%", f*100) }
 
-// row is a line of the waterfall.
-type row struct {
+// entry is a line of the waterfall.
+type entry struct {
 	heading string
 	span    *trace.Span
 	text    string // of a line that folds others
@@ -166,7 +173,7 @@ func (p *page) waterfall() {
 	rows := p.rows()
 	for _, r := range rows {
 		if r.span != nil {
-			p.label = max(p.label, 2*r.depth+utf8.RuneCountInString(p.name(r.span)))
+			p.label = max(p.label, 2*r.depth+utf8.RuneCountInString(title(r.span)))
 		}
 	}
 	p.label = min(p.label, p.width*2/5)
@@ -188,10 +195,10 @@ func (p *page) waterfall() {
 }
 
 // rows are the lines: for each object a heading and its stages; many that are alike become one line.
-func (p *page) rows() []row {
+func (p *page) rows() []entry {
 	all := groups(p.t)
 	shown, folded := p.fold(all)
-	var rows []row
+	var rows []entry
 	for i, g := range all {
 		if !shown[g] {
 			continue
@@ -207,12 +214,12 @@ func (p *page) rows() []row {
 		if len(stages) == 0 {
 			continue
 		}
-		rows = append(append(rows, row{heading: heading}), stages...)
+		rows = append(append(rows, entry{heading: heading}), stages...)
 		more := folded[g.object.Resource]
 		last := !slices.ContainsFunc(all[i+1:], func(o *group) bool { return shown[o] && o.object.Resource == g.object.Resource })
 		if len(more) > 0 && last && !p.o.Path {
 			resource, _, _ := strings.Cut(g.object.Resource, ".")
-			rows = append(rows, row{text: alike(more, resource)})
+			rows = append(rows, entry{text: alike(more, resource)})
 		}
 	}
 	return rows
@@ -254,7 +261,7 @@ func (p *page) fold(all []*group) (shown map[*group]bool, folded map[string][]ti
 }
 
 // stages are the lines of one object.
-func (p *page) stages(g *group) []row {
+func (p *page) stages(g *group) []entry {
 	key := func(s *trace.Span) string { return string(s.Stage) + " " + s.Name }
 	of := map[string][]*trace.Span{}
 	for _, s := range g.spans {
@@ -262,10 +269,10 @@ func (p *page) stages(g *group) []row {
 			of[key(s)] = append(of[key(s)], s)
 		}
 	}
-	var rows []row
+	var rows []entry
 	var add func(s *trace.Span, depth int)
 	add = func(s *trace.Span, depth int) {
-		rows = append(rows, row{span: s, depth: depth})
+		rows = append(rows, entry{span: s, depth: depth})
 		for _, part := range g.parts[s.ID] {
 			if p.worthPart(part) {
 				add(part, depth+1)
@@ -291,7 +298,7 @@ func (p *page) stages(g *group) []row {
 					others = append(others, o.Duration())
 				}
 			}
-			rows = append(rows, row{text: printable(alike(others, "of "+key(s)))})
+			rows = append(rows, entry{text: printable(alike(others, "of "+key(s)))})
 		}
 		if s == alikes[0] || s == slowest || s == last {
 			add(s, 0)
@@ -322,8 +329,8 @@ func (p *page) worthPart(s *trace.Span) bool {
 	return s.Duration() >= p.total/50
 }
 
-// name is the stage with what it is about.
-func (p *page) name(s *trace.Span) string {
+// title is the stage with what it is about.
+func title(s *trace.Span) string {
 	switch {
 	case s.Name == "":
 		return string(s.Stage)
@@ -342,9 +349,9 @@ func note(t *trace.Timeline, s *trace.Span) string {
 	if s.Bytes > 0 {
 		rate := ""
 		if d := s.Duration(); d > time.Millisecond {
-			rate = ", " + size(int64(float64(s.Bytes)/d.Seconds())) + "/s"
+			rate = ", " + Size(int64(float64(s.Bytes)/d.Seconds())) + "/s"
 		}
-		notes = append(notes, size(s.Bytes)+rate)
+		notes = append(notes, Size(s.Bytes)+rate)
 	}
 	switch {
 	case s.Stage == record.Request && s.By != "":
@@ -359,9 +366,9 @@ func note(t *trace.Timeline, s *trace.Span) string {
 }
 
 // span writes the line of a stage and, below it, why it failed. said holds errors that were written.
-func (p *page) span(r row, said map[string]bool) {
+func (p *page) span(r entry, said map[string]bool) {
 	s := r.span
-	mark, label, took := "  ", clip(strings.Repeat("  ", r.depth)+printable(p.name(s)), p.label), Took(s.Duration())
+	mark, label, took := "  ", clip(strings.Repeat("  ", r.depth)+printable(title(s)), p.label), Took(s.Duration())
 	if s.Moment {
 		took = ""
 	}

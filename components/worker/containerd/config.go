@@ -23,11 +23,10 @@ const statsPeriod = "10s"
 // config returns the content of a containerd configuration file.
 func config(o Options, h host) *srvconfig.Config {
 	return &srvconfig.Config{
-		Version: version.ConfigVersion,
-		Root:    o.Root,
-		State:   o.State,
-		// Its gRPC metrics have the same names as etcd's, and registering them twice panics.
-		DisabledPlugins: []string{"io.containerd.metrics.v1.grpc-prometheus", "io.containerd.metrics.v1.grpc-otel"},
+		Version:         version.ConfigVersion,
+		Root:            o.Root,
+		State:           o.State,
+		DisabledPlugins: disabled(o),
 		// Without these, containerd would start and serve nothing useful.
 		RequiredPlugins: []string{"io.containerd.grpc.v1.cri", "io.containerd.snapshotter.v1." + h.snapshotter},
 		// Otherwise opening the database waits for its lock without limit, for example when another process uses Root.
@@ -73,6 +72,19 @@ func config(o Options, h host) *srvconfig.Config {
 			},
 		},
 	}
+}
+
+// callsPlugin has the handler of the gRPC server's calls, see observeCalls.
+const callsPlugin = "io.containerd.metrics.v1.grpc-otel"
+
+// disabled returns the plugins of upstream's that do not run.
+func disabled(o Options) []string {
+	// Its gRPC metrics have the same names as etcd's, and registering them twice panics.
+	names := []string{"io.containerd.metrics.v1.grpc-prometheus"}
+	if o.Calls == nil {
+		names = append(names, callsPlugin)
+	}
+	return names
 }
 
 // shimSocketDir is where the shims listen. Its default is outside our directories.

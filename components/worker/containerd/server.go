@@ -19,7 +19,10 @@ import (
 	"github.com/containerd/containerd/v2/cmd/containerd/server"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/log"
+	"github.com/containerd/plugin"
+	"github.com/containerd/plugin/registry"
 	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc/stats"
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/runtime/payload"
@@ -35,6 +38,7 @@ type Options struct {
 	CNIBinDirs    []string // searched in this order
 	RegistriesDir string   // <dir>/<host>/hosts.toml, containerd's format for registries and mirrors
 	SandboxImage  string
+	Calls         stats.Handler      // sees the calls to the gRPC server; nil: none
 	Debug         bool               // also log containerd's info and debug levels, not only its warnings
 	Log           logrus.FieldLogger // also for containerd's own messages
 }
@@ -75,6 +79,9 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	log.L = logger
 	ctx = log.WithLogger(ctx, logger)
 
+	if s.opts.Calls != nil {
+		observeCalls(s.opts.Calls)
+	}
 	cfg := config(s.opts, detectHost(s.opts.Root, s.opts.Log))
 	if err := server.CreateTopLevelDirectories(cfg); err != nil {
 		return fmt.Errorf("create %s: %w", s.opts.Root, err)
@@ -136,6 +143,17 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		s.opts.Log.Warnf("containerd did not stop within %s and ends with the process", stopGrace)
 	}
 	return nil
+}
+
+// observeCalls puts h where containerd would put OpenTelemetry's handler: it takes one from the plugin of that name, and has
+// no option for another. Its list of plugins is one per process.
+func observeCalls(h stats.Handler) {
+	registry.Graph(func(r *plugin.Registration) bool {
+		if r.URI() == callsPlugin {
+			r.InitFn = func(*plugin.InitContext) (any, error) { return h, nil }
+		}
+		return false
+	})
 }
 
 // checkPath checks that containerd will find our shim.

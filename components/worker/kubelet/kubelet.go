@@ -8,9 +8,9 @@
 // Upstream ends the process with os.Exit on a dozen conditions. Those that a user can cause are checked before anything
 // is started: the ports and the cgroups by host/preflight, the files that flags name by New.
 //
-// Extension points for later work: dependencies creates the tracer provider. Upstream creates the CRI clients from the
-// endpoint in setConfig (PreInitRuntimeService, which app.Run calls, overwrites any in the dependencies): a layer
-// between kubelet and containerd must be a CRI server on its own socket, whose path is set there.
+// Upstream creates the CRI clients from the endpoint in setConfig (PreInitRuntimeService, which app.Run calls, overwrites
+// any in the dependencies): a layer between kubelet and containerd would have to be a CRI server on its own socket, whose
+// path is set there. To see the calls, components/worker/containerd takes a handler.
 package kubelet
 
 import (
@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"go.opentelemetry.io/otel/trace"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -71,6 +72,8 @@ type Options struct {
 	// Disconnect is called after a heartbeat that failed again, to close silent connections; nil: Client is in-process
 	// and has none.
 	Disconnect func()
+	// Trace returns the kubelet's TracerProvider, given the one of its own configuration; nil: it has that one.
+	Trace func(trace.TracerProvider) trace.TracerProvider
 	// Args are "key=value" arguments named as the kubelet's own flags.
 	Args []string
 	// Client acts as the node.
@@ -192,6 +195,9 @@ func (s *Server) dependencies(ctx context.Context) (*kubelet.Dependencies, error
 		return nil, err
 	}
 	deps.KubeClient, deps.EventClient = cs, eventClient.CoreV1()
+	if s.opts.Trace != nil {
+		deps.TracerProvider = s.opts.Trace(deps.TracerProvider)
+	}
 	deps.OnHeartbeatFailure = s.opts.Disconnect
 	return deps, nil
 }

@@ -1,0 +1,52 @@
+package node
+
+import (
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc/stats"
+
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/trace/record"
+	"kubelith.io/kubelith/trace/spans"
+)
+
+// recorder returns the flight recorder; nil if it is switched off. node is where what it records happens: empty on a
+// server, whose records are mostly the control plane's.
+func recorder(cfg *config.Node, node string) *record.Store {
+	o := cfg.Trace()
+	if o == nil {
+		return nil
+	}
+	o.Node = node
+	return record.NewStore(*o)
+}
+
+// recording is what the components of a node record to; nil if the flight recorder is switched off.
+type recording struct {
+	sink   record.Sink
+	source *spans.Source
+}
+
+// nodeRecords returns the recording of this machine's node.
+func (h *machine) nodeRecords(node string) *recording {
+	if h.record == nil {
+		return nil
+	}
+	sink := record.At(h.record, node)
+	return &recording{sink: sink, source: spans.New(sink, h.record.Clock())}
+}
+
+// calls returns the handler of the calls to containerd.
+func (r *recording) calls() stats.Handler {
+	if r == nil {
+		return nil
+	}
+	return r.source.Handler()
+}
+
+// kubelet returns the kubelet's option Trace.
+func (r *recording) kubelet() func(trace.TracerProvider) trace.TracerProvider {
+	if r == nil {
+		return nil
+	}
+	return r.source.Provider
+}

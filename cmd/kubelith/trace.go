@@ -102,7 +102,7 @@ func traceQuestion(c *cli.Context, args []string) (*question, error) {
 	switch out := c.String("output"); {
 	case modes > 1:
 		return nil, errors.New("--slowest, --stats and --serve are different questions: ask one after the other")
-	case out != "text" && out != "json":
+	case out != "text" && out != "json" && out != "html" && out != "otlp":
 		return nil, fmt.Errorf("-o %s: use text, json, html or otlp", out)
 	case modes > 0 && (c.Bool("follow") || c.Bool("all")):
 		return nil, errors.New("--follow and --all go with TYPE/NAME")
@@ -229,6 +229,10 @@ func write(out io.Writer, format string, t *trace.Timeline, options render.Optio
 	switch format {
 	case "json":
 		return render.JSON(out, t)
+	case "html":
+		return render.HTML(out, []*trace.Timeline{t}, false)
+	case "otlp":
+		return errors.New("-o otlp is not built in yet")
 	}
 	return render.Text(out, t, options)
 }

@@ -38,7 +38,7 @@ const (
 
 // Text writes a timeline as a waterfall.
 func Text(w io.Writer, t *trace.Timeline, o Options) error {
-	p := &page{o: o, t: t, width: max(cmp.Or(o.Width, 100), minWidth)}
+	p := &sheet{o: o, t: t, width: max(cmp.Or(o.Width, 100), minWidth)}
 	p.total = max(t.End.Sub(t.Begin), 1)
 	p.head()
 	if !p.o.Brief {
@@ -56,8 +56,8 @@ func Text(w io.Writer, t *trace.Timeline, o Options) error {
 	return err
 }
 
-// page is a text in the making.
-type page struct {
+// sheet is a text in the making.
+type sheet struct {
 	o     Options
 	t     *trace.Timeline
 	width int
@@ -68,14 +68,14 @@ type page struct {
 }
 
 // paint marks text for a terminal; code is that of SGR, "" for none.
-func (p *page) paint(code, text string) string {
+func (p *sheet) paint(code, text string) string {
 	if !p.o.Color || code == "" || text == "" {
 		return text
 	}
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
 
-func (p *page) line(text string) {
+func (p *sheet) line(text string) {
 	if p.o.ASCII {
 		text = ascii.Replace(text)
 	}
@@ -87,7 +87,7 @@ var ascii = strings.NewReplacer("µ", "u", "…", "~", "→", ">", "┃", "*", "
 	"▏", "#", "▎", "#", "▍", "#", "▌", "#", "▋", "#", "▊", "#", "▉", "#", "·", "-")
 
 // wrap writes text in lines: the first begins with first, the others with rest.
-func (p *page) wrap(first, rest, text, code string) {
+func (p *sheet) wrap(first, rest, text, code string) {
 	indent := first
 	var line string
 	for _, word := range strings.Fields(printable(text)) {
@@ -104,7 +104,7 @@ func (p *page) wrap(first, rest, text, code string) {
 }
 
 // head says what it is about, how it ended, how long it took and what took the longest.
-func (p *page) head() {
+func (p *sheet) head() {
 	t := p.t
 	outcome := "33"
 	switch {
@@ -169,7 +169,7 @@ type entry struct {
 }
 
 // waterfall writes the stages of all objects, each with its bar.
-func (p *page) waterfall() {
+func (p *sheet) waterfall() {
 	rows := p.rows()
 	for _, r := range rows {
 		if r.span != nil {
@@ -195,7 +195,7 @@ func (p *page) waterfall() {
 }
 
 // rows are the lines: for each object a heading and its stages; many that are alike become one line.
-func (p *page) rows() []entry {
+func (p *sheet) rows() []entry {
 	all := groups(p.t)
 	shown, folded := p.fold(all)
 	var rows []entry
@@ -233,7 +233,7 @@ func alike(times []time.Duration, what string) string {
 
 // fold chooses the objects to show: of many of a resource the one with the most of the critical path, the slowest, and
 // one that failed. It returns how long the others took, by resource.
-func (p *page) fold(all []*group) (shown map[*group]bool, folded map[string][]time.Duration) {
+func (p *sheet) fold(all []*group) (shown map[*group]bool, folded map[string][]time.Duration) {
 	shown, folded = map[*group]bool{}, map[string][]time.Duration{}
 	of := map[string][]*group{}
 	for _, g := range all {
@@ -261,7 +261,7 @@ func (p *page) fold(all []*group) (shown map[*group]bool, folded map[string][]ti
 }
 
 // stages are the lines of one object.
-func (p *page) stages(g *group) []entry {
+func (p *sheet) stages(g *group) []entry {
 	key := func(s *trace.Span) string { return string(s.Stage) + " " + s.Name }
 	of := map[string][]*trace.Span{}
 	for _, s := range g.spans {
@@ -309,7 +309,7 @@ func (p *page) stages(g *group) []entry {
 
 // worth reports whether a stage is worth a line: all are, except waits that nothing waited for and that are hardest to
 // see.
-func (p *page) worth(s *trace.Span) bool {
+func (p *sheet) worth(s *trace.Span) bool {
 	if p.o.Path {
 		return s.Critical
 	}
@@ -317,7 +317,7 @@ func (p *page) worth(s *trace.Span) bool {
 }
 
 // worthPart reports whether a part of a stage is worth a line: one that failed, a call, or what took long.
-func (p *page) worthPart(s *trace.Span) bool {
+func (p *sheet) worthPart(s *trace.Span) bool {
 	switch {
 	case p.o.All || s.Error != "":
 		return true
@@ -366,7 +366,7 @@ func note(t *trace.Timeline, s *trace.Span) string {
 }
 
 // span writes the line of a stage and, below it, why it failed. said holds errors that were written.
-func (p *page) span(r entry, said map[string]bool) {
+func (p *sheet) span(r entry, said map[string]bool) {
 	s := r.span
 	mark, label, took := "  ", clip(strings.Repeat("  ", r.depth)+printable(title(s)), p.label), Took(s.Duration())
 	if s.Moment {
@@ -408,13 +408,13 @@ func nodes(v record.Verdict) string {
 }
 
 // at is the place of a time in the chart, in columns.
-func (p *page) at(t time.Time) float64 {
+func (p *sheet) at(t time.Time) float64 {
 	f := float64(t.Sub(p.t.Begin)) / float64(p.total)
 	return min(max(f, 0), 1) * float64(p.chart)
 }
 
 // bar draws a stage, with a note beside it where there is room.
-func (p *page) bar(s *trace.Span, code string) string {
+func (p *sheet) bar(s *trace.Span, code string) string {
 	from, to := p.at(s.Begin), p.at(s.End)
 	column := min(int(from), p.chart-1)
 	drawn := "◆"
@@ -464,7 +464,7 @@ func blocks(from, to float64, column int) string {
 }
 
 // axis writes the times above the chart.
-func (p *page) axis() {
+func (p *sheet) axis() {
 	step := tick(p.total, p.chart/10)
 	var b strings.Builder
 	b.WriteString(strings.Repeat(" ", p.chartAt))
@@ -514,7 +514,7 @@ func short(d time.Duration) string {
 }
 
 // shares writes what the time went to, by stage.
-func (p *page) shares() {
+func (p *sheet) shares() {
 	if len(p.t.Stages) == 0 {
 		return
 	}

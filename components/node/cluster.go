@@ -56,6 +56,7 @@ func cluster(b *builder, p *plane) {
 		Client:    p.leader,
 		Informers: p.api.Informers,
 		Log:       p.logFor("scheduler"),
+		Record:    p.machine.record,
 	}))
 
 	settings, err := json.Marshal(cfg.ClusterInfo(version.Get().GitVersion, p.machine.release))

@@ -32,6 +32,7 @@ import (
 	sharedinformers "kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/trace/record"
 )
 
 // Options configures the component.
@@ -47,6 +48,8 @@ type Options struct {
 	Informers func() informers.SharedInformerFactory
 	// Log receives messages about plugins.
 	Log logrus.FieldLogger
+	// Record, when set, gets each attempt to schedule a pod and to bind it.
+	Record *record.Store
 }
 
 // Server is the scheduler component.
@@ -142,6 +145,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
+	recordTo(s.opts.Record, sched)
 	sched.NextEntity = s.watched(sched.NextEntity)
 	factory.Start(ctx.Done())
 	dynFactory.Start(ctx.Done())

@@ -3,6 +3,7 @@ package trace
 import (
 	"cmp"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -87,13 +88,13 @@ type assembly struct {
 type member struct {
 	record.History
 	owner *member // nil for the object that was asked for
-	// setOff is the request that began its part, nil if none is known.
-	setOff *record.Record
-	synced int64 // when the kubelet began to work on it, or to end it; 0: not yet
-	ready  int64 // when the API held that it had reached its state; 0: not yet
-	gone   int64 // when it was deleted; 0: it is there
-	ended  bool  // all containers of the pod have ended for good
-	failed string
+	// setOff is the request that began its part, nil if none is known; deleting the first one that deletes it.
+	setOff, deleting *record.Record
+	synced           int64 // when the kubelet began to work on it, or to end it; 0: not yet
+	ready            int64 // when the API held that it had reached its state; 0: not yet
+	gone             int64 // when it was deleted; 0: it is there
+	ended            bool  // all containers of the pod have ended for good
+	failed           string
 	// waiting is why it is not ready.
 	waiting string
 	main    []*record.Record // its stages that follow each other, by their start
@@ -139,7 +140,7 @@ func (a *assembly) gather(h record.History, owner *member) {
 // setsOff reports whether others act on a request: it created the object, changed its specification, or deleted it.
 func setsOff(r *record.Record) bool {
 	verb, sub, _ := strings.Cut(r.Name, " ")
-	return r.Stage == record.Request && r.Code < 400 && (r.Spec || sub == "" && (verb == "create" || verb == "delete"))
+	return r.Stage == record.Request && r.Code < 400 && sub != "status" && (r.Spec || sub == "" && (verb == "create" || verb == "delete"))
 }
 
 // begin finds the request with which the timeline begins.
@@ -200,6 +201,9 @@ func (m *member) find(start int64) {
 			if m.owner != nil && setsOff(r) && (m.setOff == nil || verbOf(m.setOff) != "delete") {
 				m.setOff = r
 			}
+			if verbOf(r) == "delete" && m.deleting == nil && setsOff(r) {
+				m.deleting = r
+			}
 			if r.Code >= 400 {
 				m.waiting = r.Error
 			}
@@ -240,11 +244,18 @@ func (m *member) find(start int64) {
 		m.main = append(m.main, r)
 	}
 	done := cmp.Or(m.gone, m.ready)
-	m.main = slices.DeleteFunc(m.main, func(r *record.Record) bool { // what runs on is no stage of the start
-		return r.Stage == record.Run && done != 0 && r.Start > done
+	m.main = slices.DeleteFunc(m.main, func(r *record.Record) bool {
+		return r.Stage == record.Run && (done != 0 && r.Start > done || m.known(r)) // what runs on is no stage of the start
 	})
 	m.keepRequests(done)
 	slices.SortStableFunc(m.main, func(a, b *record.Record) int { return cmp.Compare(a.Start, b.Start) })
+}
+
+// known reports whether the runtime has recorded the life of a container that a pod's status has in whole seconds.
+func (m *member) known(run *record.Record) bool {
+	return run.Actor == "" && slices.ContainsFunc(m.Records, func(o record.Record) bool {
+		return o.Stage == record.Run && o.Actor != "" && o.Name == run.Name && time.Duration(o.Start-run.Start).Abs() < 2*time.Second
+	})
 }
 
 func readyAt(r *record.Record) int64 {
@@ -257,9 +268,6 @@ func readyAt(r *record.Record) int64 {
 // condition notes a condition that says whether an object has reached its state.
 func (m *member) condition(r *record.Record) {
 	if !strings.HasPrefix(r.Message, "True") {
-		if r.Name == "Ready" && m.Object.Resource == pods && !m.ended {
-			m.ready = 0
-		}
 		return
 	}
 	switch r.Name {
@@ -299,7 +307,8 @@ func (m *member) keepRequests(done int64) {
 	}
 	kept := m.main[:0]
 	for i, r := range m.main {
-		if r.Stage != record.Request || setsOff(r) || r.Code >= 400 || i == settled {
+		refused := r.Code >= 400 && r.Code != http.StatusConflict // which is tried again at once
+		if r.Stage != record.Request || setsOff(r) || refused || i == settled {
 			kept = append(kept, r)
 		}
 	}
@@ -321,27 +330,35 @@ func (a *assembly) settle(now int64) {
 		a.settleOne(root, now)
 		return
 	}
-	ready, live := 0, 0
-	var last *member
+	a.settlePods(root, now)
+}
+
+// settlePods finds when a workload had the pods that it wants, for the first time.
+func (a *assembly) settlePods(root *member, now int64) {
+	var times []int64 // when a pod became ready, and negative when it was deleted
+	var blocked *member
+	live, ending := 0, int64(0)
 	for _, m := range a.members {
-		if m.Object.Resource != pods || m.gone != 0 {
-			if m.gone != 0 {
-				a.end = max(a.end, m.gone)
-			}
-			if m.Object.UID == "" && m.waiting != "" {
-				last = cmp.Or(last, m) // a pod that could not be created
-			}
-			continue
-		}
-		live++
 		switch {
-		case m.setOff != nil && verbOf(m.setOff) == "delete":
-			last = cmp.Or(last, m)
-		case m.ready != 0:
-			ready++
-			a.end = max(a.end, m.ready)
-		default:
-			last = cmp.Or(last, m)
+		case m.Object.Resource != pods:
+		case m.Object.UID == "": // could not be created
+			blocked = cmp.Or(blocked, m)
+		case m.gone != 0 && m.gone < a.start:
+		case m.deleting != nil && strings.HasPrefix(m.deleting.Actor, "system:serviceaccount:kube-system:"):
+			if m.gone == 0 {
+				blocked, ending = cmp.Or(blocked, m), now
+			}
+			ending = max(ending, m.gone)
+		case !a.replaced(m):
+			live++
+			if m.ready == 0 {
+				blocked = cmp.Or(blocked, m)
+				continue
+			}
+			times = append(times, m.ready)
+			if m.deleting != nil {
+				times = append(times, -m.deleting.Start)
+			}
 		}
 	}
 	want := live
@@ -351,18 +368,44 @@ func (a *assembly) settle(now int64) {
 	case live == 0 && startsPods(root.Object.Resource) && now-a.start < int64(patience):
 		want = 1 // its controller has not got to it
 	}
-	if last == nil && ready == want {
+	slices.SortFunc(times, func(x, y int64) int { return cmp.Compare(max(x, -x), max(y, -y)) })
+	ready, done := 0, want == 0
+	for _, t := range times {
+		if t < 0 {
+			ready--
+			continue
+		}
+		if ready++; ready == want {
+			a.end, done = max(a.end, t), true
+			break
+		}
+	}
+	if done && ending != now {
+		a.end = max(a.end, ending)
 		a.t.Settled, a.t.Outcome = true, "done"
 		if want > 0 {
-			a.t.Outcome = fmt.Sprintf("%d of %d pods are ready", ready, want)
+			a.t.Outcome = fmt.Sprintf("%d of %d pods are ready", want, want)
 		}
 		a.extend(root)
 		return
 	}
 	a.end, a.t.Outcome = now, fmt.Sprintf("%d of %d pods are ready", ready, want)
-	if last != nil && last.waiting != "" {
-		a.t.Outcome += "; " + last.Object.Name + ": " + last.waiting
+	if blocked != nil && blocked.waiting != "" {
+		a.t.Outcome += "; " + blocked.Object.Name + ": " + blocked.waiting
 	}
+}
+
+// replaced reports whether a pod is of an older template than the Deployment's: the ReplicaSet that was created last
+// since the beginning has the pods that count.
+func (a *assembly) replaced(pod *member) bool {
+	var newest *member
+	for _, m := range a.members {
+		if m.Object.Resource == "replicasets.apps" && m.owner == a.members[0] && m.setOff != nil && slices.ContainsFunc(m.main, func(r *record.Record) bool { return verbOf(r) == "create" }) &&
+			(newest == nil || m.setOff.Start > newest.setOff.Start) {
+			newest = m
+		}
+	}
+	return newest != nil && pod.owner != newest
 }
 
 // extend ends the timeline no earlier than the request that began it.
@@ -449,7 +492,11 @@ func (a *assembly) spansOf(m *member) {
 		}
 		covered = max(covered, r.End())
 	}
-	if done := min(cmp.Or(m.gone, m.ready), a.end); covered != 0 && done > covered && len(m.main) > 0 {
+	done := cmp.Or(m.gone, m.ready)
+	if done > a.end {
+		done = min(m.ready, a.end)
+	}
+	if covered != 0 && done > covered && len(m.main) > 0 {
 		a.addWait(m, Settle, "", covered, done)
 	} else if !a.t.Settled && covered != 0 && a.end > covered && m.Object.Resource == pods && m.ready == 0 && m.gone == 0 {
 		a.wait(m, nil, covered, first)
@@ -678,8 +725,8 @@ func (a *assembly) last() *member {
 		if m.Object.Resource != pods {
 			continue
 		}
-		switch done := cmp.Or(m.gone, m.ready); {
-		case a.t.Settled && done == a.end, !a.t.Settled && done == 0 && len(m.main) > 0:
+		switch {
+		case a.t.Settled && (m.gone == a.end || m.ready == a.end), !a.t.Settled && cmp.Or(m.gone, m.ready) == 0 && len(m.main) > 0:
 			return m
 		}
 	}

@@ -1,6 +1,9 @@
 package spans
 
 import (
+	"fmt"
+	"time"
+
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"kubelith.io/kubelith/trace/record"
@@ -101,6 +104,27 @@ func (s *Source) startedIn(id string, sync *syncSpan) {
 	if c := s.containers[id]; c != nil {
 		c.started = sync.context.TraceID()
 	}
+}
+
+// ended records the life of a container that has ended, once: the kubelet asks for its status then.
+func (s *Source) ended(status *criv1.ContainerStatus) {
+	if status.GetState() != criv1.ContainerState_CONTAINER_EXITED || status.GetStartedAt() == 0 {
+		return
+	}
+	s.mu.Lock()
+	c := s.containers[status.GetId()]
+	if c == nil || c.ended {
+		s.mu.Unlock()
+		return
+	}
+	c.ended = true
+	s.mu.Unlock()
+	r := record.Record{Object: c.pod, Stage: record.Run, Name: c.name, Actor: "containerd", Code: int(status.GetExitCode()), Message: status.GetReason(),
+		Start: s.clock.At(time.Unix(0, status.GetStartedAt())), Duration: time.Duration(status.GetFinishedAt() - status.GetStartedAt())}
+	if r.Code != 0 {
+		r.Error = fmt.Sprintf("exit code %d: %s", r.Code, status.GetReason())
+	}
+	s.sink.Add(r)
 }
 
 // ran completes the record of a command in a container, and reports whether it says something new. The kubelet runs hooks

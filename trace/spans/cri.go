@@ -74,7 +74,7 @@ func (h handler) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Con
 		c.record.Stage = record.Pull
 	case "ExecSync":
 		c.record.Stage = record.Probe
-	case "RemovePodSandbox", "RemoveContainer":
+	case "RemovePodSandbox", "RemoveContainer", "ContainerStatus":
 	case "ListPodSandbox", "ListContainers":
 		if !h.source.learns() {
 			return ctx
@@ -199,6 +199,8 @@ func (c *call) answer(message any) {
 			c.record.Code = int(m.GetExitCode())
 			c.record.Error = fmt.Sprintf("exit code %d%s", m.GetExitCode(), output(m))
 		}
+	case *criv1.ContainerStatusResponse:
+		c.source.ended(m.GetStatus())
 	case *criv1.ListPodSandboxResponse:
 		c.source.learnSandboxes(m.GetItems())
 	case *criv1.ListContainersResponse:

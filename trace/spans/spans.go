@@ -51,6 +51,7 @@ type container struct {
 	pod     record.Ref
 	name    string
 	started trace.TraceID     // the sync that started it
+	ended   bool              // its end is recorded
 	probes  map[uint64]string // the last result of each command
 }
 

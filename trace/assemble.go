@@ -253,8 +253,9 @@ func (m *member) find(start int64) {
 
 // known reports whether the runtime has recorded the life of a container that a pod's status has in whole seconds.
 func (m *member) known(run *record.Record) bool {
-	return run.Actor == "" && slices.ContainsFunc(m.Records, func(o record.Record) bool {
-		return o.Stage == record.Run && o.Actor != "" && o.Name == run.Name && time.Duration(o.Start-run.Start).Abs() < 2*time.Second
+	const runtime = "containerd"
+	return run.Actor != runtime && slices.ContainsFunc(m.Records, func(o record.Record) bool {
+		return o.Stage == record.Run && o.Actor == runtime && o.Name == run.Name && time.Duration(o.Start-run.Start).Abs() < 2*time.Second
 	})
 }
 

@@ -161,7 +161,7 @@ func inOrder(t *testing.T, got *trace.Timeline, pod record.Ref, node string, wan
 	t.Helper()
 	begins, seen := map[string]time.Time{}, map[string]int{}
 	for _, s := range got.Spans {
-		if s.Object != pod {
+		if s.Object != pod || s.Parent != 0 && s.Stage != record.CNI {
 			continue
 		}
 		name := strings.TrimSpace(string(s.Stage) + " " + s.Name)

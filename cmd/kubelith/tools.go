@@ -37,14 +37,15 @@ func noArguments(c *cli.Context) error {
 func kubectlCommand() *cli.Command {
 	return &cli.Command{
 		Name:            "kubectl",
-		Usage:           "run kubectl; uses the admin kubeconfig by default",
+		Usage:           "run kubectl; uses the admin kubeconfig by default. With --trace, show what the command set off",
 		SkipFlagParsing: true,
 		Action:          func(c *cli.Context) error { return Kubectl(c.Args().Slice()) },
 	}
 }
 
-// Kubectl runs upstream's kubectl with args. It ends the process itself on errors.
+// Kubectl runs upstream's kubectl with args. It ends the process itself on errors, unless --trace is among them.
 func Kubectl(args []string) error {
+	args, traced := takeTrace(args)
 	admin, err := ownKubeconfig()
 	if admin != "" {
 		os.Setenv("KUBECONFIG", admin)
@@ -52,6 +53,9 @@ func Kubectl(args []string) error {
 		return fmt.Errorf("%w: use kubectl on the server, or give --kubeconfig", err)
 	}
 	os.Args = append([]string{"kubectl"}, args...)
+	if traced {
+		return kubectlTraced()
+	}
 	// Like upstream's main: errors are printed, and the process exits, as kubectl does.
 	if err := componentcli.RunNoErrOutput(cmd.NewDefaultKubectlCommand()); err != nil {
 		cmdutil.CheckErr(err)

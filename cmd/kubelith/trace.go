@@ -22,6 +22,7 @@ import (
 
 	"kubelith.io/kubelith/trace"
 	"kubelith.io/kubelith/trace/api"
+	"kubelith.io/kubelith/trace/otlp"
 	"kubelith.io/kubelith/trace/record"
 	"kubelith.io/kubelith/trace/render"
 )
@@ -215,7 +216,7 @@ func (q *question) trace(c *cli.Context, client recorder, ref record.Ref) error 
 	} else if t, err = client.Timeline(c.Context, ref.Resource, ref.Namespace, ref.Name, 0); err != nil {
 		return recorderError(err, ref)
 	}
-	if failed := write(out, format, t, options); failed != nil {
+	if failed := printTimeline(out, format, t, options); failed != nil {
 		return failed
 	}
 	if file != nil {
@@ -224,15 +225,20 @@ func (q *question) trace(c *cli.Context, client recorder, ref record.Ref) error 
 	return err
 }
 
-// write prints a timeline in a format.
-func write(out io.Writer, format string, t *trace.Timeline, options render.Options) error {
+// printTimeline prints a timeline in a format.
+func printTimeline(out io.Writer, format string, t *trace.Timeline, options render.Options) error {
 	switch format {
 	case "json":
 		return render.JSON(out, t)
 	case "html":
 		return render.HTML(out, []*trace.Timeline{t}, false)
 	case "otlp":
-		return errors.New("-o otlp is not built in yet")
+		line, err := otlp.JSON(otlp.Timeline(t))
+		if err != nil {
+			return err
+		}
+		_, err = out.Write(append(line, '\n'))
+		return err
 	}
 	return render.Text(out, t, options)
 }

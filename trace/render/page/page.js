@@ -279,7 +279,7 @@
       name.title = title(s);
     } else {
       name.append(nameOf(o.object));
-      if (o.node) name.append(el('em', { text: ' on ' + o.node }));
+      if (o.node && o.object.resource === 'pods') name.append(el('em', { text: ' on ' + o.node }));
       name.title = nameOf(o.object);
     }
     row.bar = el('i', { class: [!s ? 'whole' : s.moment ? 'moment' : s.wait ? 'wait' : '', error ? 'bad' : ''].join(' ') });

@@ -1,0 +1,249 @@
+package kubelith
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/rest"
+	componentcli "k8s.io/component-base/cli"
+	"k8s.io/kubectl/pkg/cmd"
+	"k8s.io/kubectl/pkg/cmd/plugin"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"kubelith.io/kubelith/trace"
+	"kubelith.io/kubelith/trace/api"
+	"kubelith.io/kubelith/trace/record"
+	"kubelith.io/kubelith/trace/render"
+)
+
+// takeTrace returns the arguments without our flag --trace, and whether it was there. Behind -- stands a command for a
+// container.
+func takeTrace(args []string) (rest []string, traced bool) {
+	for i, arg := range args {
+		if arg == "--" {
+			return append(rest, args[i:]...), traced
+		}
+		if arg == "--trace" {
+			traced = true
+			continue
+		}
+		rest = append(rest, arg)
+	}
+	return rest, traced
+}
+
+// kubectlTraced runs kubectl as the command line has it, and then follows on standard error what it set off. kubectl's
+// output and exit code stay.
+func kubectlTraced() error {
+	writes := &writes{}
+	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
+	// As upstream's NewDefaultKubectlCommand, with our eye on the requests.
+	// Source: k8s.io/kubectl/pkg/cmd/cmd.go.
+	access := genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().WithDiscoveryBurst(300).WithDiscoveryQPS(50).
+		WithWarningPrinter(streams).WithWrapConfigFn(writes.wrap)
+	command := cmd.NewDefaultKubectlCommandWithArgs(cmd.KubectlOptions{
+		PluginHandler: cmd.NewDefaultPluginHandler(plugin.ValidPluginFilenamePrefixes), Arguments: os.Args, ConfigFlags: access, IOStreams: streams,
+	})
+	status := caught(func() {
+		if err := componentcli.RunNoErrOutput(command); err != nil {
+			cmdutil.CheckErr(err)
+		}
+	})
+	if err := writes.follow(context.Background(), os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "kubelith: --trace:", err)
+	}
+	if status != 0 {
+		return answered(status)
+	}
+	return nil
+}
+
+// caught calls run, in which kubectl would end the process, and returns the exit code.
+func caught(run func()) (status int) {
+	type fatal struct{ code int }
+	cmdutil.BehaviorOnFatal(func(message string, code int) {
+		if message != "" {
+			fmt.Fprintln(os.Stderr, strings.TrimSuffix(message, "\n"))
+		}
+		panic(fatal{code})
+	})
+	defer cmdutil.DefaultBehaviorOnFatal()
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case fatal:
+			status = r.code
+		default:
+			panic(r)
+		}
+	}()
+	run()
+	return 0
+}
+
+// writes are the objects that kubectl's requests wrote.
+type writes struct {
+	mu     sync.Mutex
+	config *rest.Config
+	all    []write
+}
+
+// write is an object, and the earliest time of the request that wrote it, on the server's clock; zero: unknown.
+type write struct {
+	ref   record.Ref
+	since time.Time
+}
+
+// wrap looks at the requests of a client configuration. Its copy without that asks the recorder.
+func (w *writes) wrap(c *rest.Config) *rest.Config {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.config == nil {
+		w.config = rest.CopyConfig(c)
+	}
+	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return &writesTripper{writes: w, next: next} })
+	return c
+}
+
+func (w *writes) add(one write) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.all = slices.DeleteFunc(w.all, func(known write) bool { return known.ref == one.ref }) // the last time counts
+	w.all = append(w.all, one)
+}
+
+type writesTripper struct {
+	writes *writes
+	next   http.RoundTripper
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *writesTripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	begin := time.Now()
+	resp, err := t.next.RoundTrip(req)
+	if err != nil || resp.StatusCode >= 300 {
+		return resp, err
+	}
+	ref, ok := written(req)
+	if ok && ref.Name == "" {
+		ref.Name, err = nameIn(resp)
+		ok = ref.Name != ""
+	}
+	if ok {
+		one := write{ref: ref}
+		if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil { // a full second
+			one.since = date.Add(-time.Since(begin) - time.Second)
+		}
+		t.writes.add(one)
+	}
+	return resp, err
+}
+
+// written returns the object that a request wrote, without its name if the server gave it one; ok is false if it wrote
+// nothing that sets anything off.
+func written(req *http.Request) (ref record.Ref, ok bool) {
+	if req.Method == http.MethodGet || req.URL.Query().Has("dryRun") {
+		return ref, false
+	}
+	paths := apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
+	info, err := paths.NewRequestInfo(req)
+	if err != nil || !info.IsResourceRequest || info.Resource == "events" || strings.HasSuffix(info.Resource, "reviews") {
+		return ref, false
+	}
+	if !slices.Contains([]string{"create", "update", "patch", "delete"}, info.Verb) ||
+		!slices.Contains([]string{"", "scale", "eviction", "ephemeralcontainers", "resize"}, info.Subresource) {
+		return ref, false
+	}
+	ref = record.Ref{Resource: schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}.String(), Namespace: info.Namespace, Name: info.Name}
+	if info.Resource == "namespaces" {
+		ref.Namespace = ""
+	}
+	return ref, true
+}
+
+// nameIn returns the name of the object that the server answered with; "": none is found.
+func nameIn(resp *http.Response) (string, error) {
+	content, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	resp.Body = io.NopCloser(bytes.NewReader(content))
+	var object struct{ Metadata struct{ Name string } }
+	_ = json.Unmarshal(content, &object)
+	return object.Metadata.Name, err
+}
+
+// The patience with what was written: until it is in the record, and until it has settled.
+const (
+	untilRecorded = 3 * time.Second
+	untilSettled  = 10 * time.Minute
+)
+
+// follow shows what the writes set off, one object after the other.
+func (w *writes) follow(ctx context.Context, out io.Writer) error {
+	if w.config == nil || len(w.all) == 0 {
+		return errors.New("the command has written nothing that could be followed")
+	}
+	client, err := api.NewClient(w.config)
+	if err != nil {
+		return err
+	}
+	return followWrites(ctx, client, w.all, &follower{client: client, out: out, options: textOptions(out)})
+}
+
+func followWrites(ctx context.Context, client recorder, all []write, f *follower) error {
+	ctx, cancel := context.WithTimeout(ctx, untilSettled)
+	defer cancel()
+	shown := map[string]bool{} // UIDs
+	for _, one := range all {
+		t, err := one.recorded(ctx, client)
+		switch {
+		case err != nil:
+			return recorderError(err, one.ref)
+		case shown[t.Object.UID]:
+			continue // in the timeline of another one
+		case t.Begin.Before(one.since):
+			fmt.Fprintf(f.out, "%s: nothing was set off, it is as it was\n", render.Object(one.ref))
+			continue
+		case t.Settled && len(t.Spans) > 0 && !slices.ContainsFunc(t.Spans, func(s trace.Span) bool { return s.Wait || s.Object != t.Object }):
+			fmt.Fprintf(f.out, "%s: %s, %s\n", render.Object(one.ref), t.Outcome, render.Took(t.End.Sub(t.Begin)))
+			continue
+		}
+		if t, err = f.follow(ctx, one.ref); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			return recorderError(err, one.ref)
+		} else if err != nil {
+			return fmt.Errorf("%s has not settled within %s", render.Object(one.ref), untilSettled)
+		}
+		for i := range t.Spans {
+			if uid := t.Spans[i].Object.UID; uid != "" {
+				shown[uid] = true
+			}
+		}
+	}
+	return nil
+}
+
+// recorded returns the timeline that the write set off. The record comes after the answer; if it does not, an older
+// timeline is what there is.
+func (one *write) recorded(ctx context.Context, client recorder) (t *trace.Timeline, err error) {
+	for begin := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+		t, err = client.Timeline(ctx, one.ref.Resource, one.ref.Namespace, one.ref.Name, 0)
+		if err == nil && !t.Begin.Before(one.since) || err != nil && !apierrors.IsNotFound(err) || time.Since(begin) > untilRecorded {
+			return t, err
+		}
+	}
+}

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -20,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/latest"
 	"k8s.io/kubernetes/pkg/scheduler/backend/cache"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
@@ -47,6 +47,11 @@ func newRig(t testing.TB, recorded bool, nodes ...*corev1.Node) *rig {
 	defaults, err := latest.Default()
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, c := range defaults.Profiles[0].PluginConfig {
+		if args, ok := c.Args.(*config.PodTopologySpreadArgs); ok { // with the default ones, upstream batches nothing
+			args.DefaultingType, args.DefaultConstraints = config.ListDefaulting, nil
+		}
 	}
 	r := &rig{t: t, client: fake.NewClientset(), store: record.NewStore(record.Options{})}
 	r.ctx, r.stop = context.WithCancel(klog.NewContext(t.Context(), klog.Background()))
@@ -259,7 +264,7 @@ func TestRecordBatch(t *testing.T) {
 	for i := range 10 {
 		r.create(pod(fmt.Sprint("p", i), "5").Label("app", "a").Obj())
 	}
-	taken := map[string]bool{}
+	taken, batched := map[string]bool{}, 0
 	for i := range 10 {
 		s := r.record(fmt.Sprint("p", i), record.Schedule, func(s record.Record) bool { return s.Error == "" })
 		b := r.record(fmt.Sprint("p", i), record.Bind, whatever)
@@ -267,6 +272,12 @@ func TestRecordBatch(t *testing.T) {
 			t.Errorf("%+v, %+v", s, b)
 		}
 		taken[s.Name] = true
+		if s.Message == "tried this node first" {
+			batched++
+			if len(s.Scores) > 0 || len(s.Verdicts) > 0 {
+				t.Errorf("batched: %+v", s)
+			}
+		}
 		n := 0
 		for _, v := range s.Verdicts {
 			n += v.Count
@@ -274,6 +285,9 @@ func TestRecordBatch(t *testing.T) {
 		if n > i {
 			t.Errorf("p%d was kept from %d nodes, %d are full: %+v", i, n, i, s.Verdicts)
 		}
+	}
+	if batched == 0 {
+		t.Error("no pod was batched")
 	}
 }
 
@@ -323,7 +337,9 @@ func BenchmarkSchedule(b *testing.B) {
 				pods := make([]*framework.PodInfo, 1000)
 				for i := range pods {
 					p := pod(fmt.Sprint("p", i), cpu).Obj()
-					p.UID = types.UID(p.Name)
+					if err := r.pods.Core().V1().Pods().Informer().GetStore().Add(p); err != nil { // preemption reads it
+						b.Fatal(err)
+					}
 					var err error
 					if pods[i], err = framework.NewPodInfo(p); err != nil {
 						b.Fatal(err)

@@ -20,7 +20,8 @@ import (
 
 // admit is an admission.Decorator: it measures every admission plugin.
 func (r *flight) admit(handler upstreamadmission.Interface, name string) upstreamadmission.Interface {
-	m := &measured{Interface: handler, name: name, calls: name == mutating.PluginName || name == validating.PluginName}
+	m := &measured{Interface: handler, admits: name + " (mutating)", validates: name + " (validating)"}
+	m.calls = name == mutating.PluginName || name == validating.PluginName
 	m.mutating, _ = handler.(upstreamadmission.MutationInterface)
 	m.validating, _ = handler.(upstreamadmission.ValidationInterface)
 	return m
@@ -29,10 +30,10 @@ func (r *flight) admit(handler upstreamadmission.Interface, name string) upstrea
 // measured is an admission plugin.
 type measured struct {
 	upstreamadmission.Interface
-	name       string
-	calls      bool // webhooks and plugin processes
-	mutating   upstreamadmission.MutationInterface
-	validating upstreamadmission.ValidationInterface
+	admits, validates string // the details of its steps
+	calls             bool   // webhooks and plugin processes
+	mutating          upstreamadmission.MutationInterface
+	validating        upstreamadmission.ValidationInterface
 }
 
 // Admit implements admission.MutationInterface.
@@ -40,7 +41,15 @@ func (m *measured) Admit(ctx context.Context, a upstreamadmission.Attributes, o 
 	if m.mutating == nil {
 		return nil
 	}
-	return m.measure(ctx, a, o, " (mutating)", m.mutating.Admit)
+	p := pendingFrom(ctx)
+	if p == nil {
+		return m.mutating.Admit(ctx, a, o)
+	}
+	ctx, calls := m.begin(ctx, p, a)
+	began := time.Now()
+	err := m.mutating.Admit(ctx, a, o)
+	p.admitted(m.admits, began, time.Since(began), err, calls)
+	return err
 }
 
 // Validate implements admission.ValidationInterface.
@@ -48,26 +57,23 @@ func (m *measured) Validate(ctx context.Context, a upstreamadmission.Attributes,
 	if m.validating == nil {
 		return nil
 	}
-	return m.measure(ctx, a, o, " (validating)", m.validating.Validate)
-}
-
-func (m *measured) measure(
-	ctx context.Context, a upstreamadmission.Attributes, o upstreamadmission.ObjectInterfaces, kind string,
-	call func(context.Context, upstreamadmission.Attributes, upstreamadmission.ObjectInterfaces) error,
-) error {
 	p := pendingFrom(ctx)
 	if p == nil {
-		return call(ctx, a, o)
+		return m.validating.Validate(ctx, a, o)
 	}
-	p.asked(a)
-	var calls *calls
-	if m.calls {
-		ctx, calls = watchCalls(ctx, p)
-	}
+	ctx, calls := m.begin(ctx, p, a)
 	began := time.Now()
-	err := call(ctx, a, o)
-	p.admitted(m.name+kind, began, time.Since(began), err, calls)
+	err := m.validating.Validate(ctx, a, o)
+	p.admitted(m.validates, began, time.Since(began), err, calls)
 	return err
+}
+
+func (m *measured) begin(ctx context.Context, p *pending, a upstreamadmission.Attributes) (context.Context, *calls) {
+	p.asked(a)
+	if m.calls {
+		return watchCalls(ctx, p)
+	}
+	return ctx, nil
 }
 
 // asked notes the object of the request: if it is refused, storage does not see it.

@@ -63,6 +63,7 @@ func Components() []Component {
 		{Name: "plugin-control"},
 		{Name: "plugins"},
 		{Name: "proxy", Optional: Everywhere},
+		{Name: "recorder"},
 		{Name: "scheduler", Optional: OnServers},
 		{Name: "servicelb", Optional: OnServers},
 		{Name: "servicelb-cleaner"}, // runs instead of servicelb while that is switched off

@@ -9,9 +9,9 @@ import (
 	"kubelith.io/kubelith/trace/spans"
 )
 
-// recorder returns the flight recorder; nil if it is switched off. node is where what it records happens: empty on a
+// newRecord returns the flight recorder; nil if it is switched off. node is where what it records happens: empty on a
 // server, whose records are mostly the control plane's.
-func recorder(cfg *config.Node, node string) *record.Store {
+func newRecord(cfg *config.Node, node string) *record.Store {
 	o := cfg.Trace()
 	if o == nil {
 		return nil

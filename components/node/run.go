@@ -19,6 +19,7 @@ import (
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/reconcile"
+	"kubelith.io/kubelith/trace/record"
 )
 
 // stopTimeout bounds the whole ordered stop.
@@ -86,6 +87,11 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 	}
 	if err := legacyregistry.Registerer().Register(machine.status); err != nil {
 		return fmt.Errorf("metrics of components: %w", err)
+	}
+	if machine.record != nil {
+		if err := legacyregistry.Registerer().Register(record.NewMetrics(machine.record)); err != nil {
+			return fmt.Errorf("metrics of the flight recorder: %w", err)
+		}
 	}
 	caught := catchPanics(group.Fail)
 	endInOrder(end, last, caught)

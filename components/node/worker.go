@@ -21,6 +21,7 @@ import (
 	"kubelith.io/kubelith/components/worker/kubelet"
 	"kubelith.io/kubelith/components/worker/network"
 	"kubelith.io/kubelith/components/worker/proxy"
+	"kubelith.io/kubelith/components/worker/recorder"
 	componentstatus "kubelith.io/kubelith/components/worker/status"
 	"kubelith.io/kubelith/components/worker/storage"
 	"kubelith.io/kubelith/plugins"
@@ -163,6 +164,12 @@ func worker(b *builder, w workerOptions) {
 		Events:        w.role == names.RoleServer,
 		Log:           logFor("dns"),
 	}))
+
+	recorderOptions := recorder.Options{Record: w.machine.record, NodeName: cfg.NodeName, Collector: cfg.OTLPEndpoint, Log: logFor("recorder")}
+	if w.role == names.RoleAgent {
+		recorderOptions.Client = w.client("recorder", asNode)
+	}
+	b.add(recorder.New(recorderOptions))
 
 	b.add(componentstatus.New(componentstatus.Options{
 		Observer: w.machine.status,

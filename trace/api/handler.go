@@ -268,5 +268,5 @@ func (h *Handler) records(req *http.Request) (any, error) {
 		return ok && known.Object.Ref != r.Object
 	})
 	h.store.Merge(node, batch.Behind(now), batch.Records)
-	return record.Reply{Now: now}, nil
+	return record.Reply{Now: now, Store: h.store.ID()}, nil
 }

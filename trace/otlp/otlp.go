@@ -241,7 +241,7 @@ func list(key string, values []string) []*commonpb.KeyValue {
 }
 
 // Root returns the UID of the topmost owner of an object that get knows, itself if it has none.
-func Root(o record.Object, get func(uid string) (record.History, bool)) string {
+func Root(o record.Object, get func(uid string) (record.Object, bool)) string {
 	root := o.UID
 	for range 10 { // owners do not form circles, unless somebody makes them
 		if len(o.Owners) == 0 {
@@ -252,7 +252,7 @@ func Root(o record.Object, get func(uid string) (record.History, bool)) string {
 		if !ok {
 			break
 		}
-		o = above.Object
+		o = above
 	}
 	return root
 }

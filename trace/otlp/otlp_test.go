@@ -91,7 +91,7 @@ func TestSpans(t *testing.T) {
 
 func TestRoot(t *testing.T) {
 	known := map[string]record.Object{"u-rs": {Ref: record.Ref{UID: "u-rs"}, Owners: []string{"u-deployment"}}, "u-a": {Owners: []string{"u-a"}}}
-	get := func(uid string) (record.History, bool) { o, ok := known[uid]; return record.History{Object: o}, ok }
+	get := func(uid string) (record.Object, bool) { o, ok := known[uid]; return o, ok }
 	for want, o := range map[string]record.Object{
 		"u-deployment": pod(), "u-a": known["u-a"], "u-b": {Ref: record.Ref{UID: "u-b"}},
 	} {

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"container/list"
 	"context"
+	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -42,6 +44,7 @@ type Options struct {
 type Store struct {
 	opts  Options
 	clock Clock
+	id    string
 
 	mu      sync.Mutex
 	seq     uint64
@@ -64,7 +67,8 @@ type entry struct {
 	records []Record
 	bytes   int64
 	last    int64
-	gone    bool // it was deleted
+	seq     uint64 // of the newest record
+	gone    bool   // it was deleted
 	place   *list.Element
 }
 
@@ -72,13 +76,16 @@ type entry struct {
 func NewStore(o Options) *Store {
 	o.Bytes, o.Age = cmp.Or(o.Bytes, DefaultBytes), cmp.Or(o.Age, DefaultAge)
 	return &Store{
-		opts: o, clock: NewClock(), objects: map[string]*entry{}, names: map[Ref]string{}, owned: map[string]map[string]bool{},
+		opts: o, clock: NewClock(), id: strconv.FormatUint(rand.Uint64(), 36), objects: map[string]*entry{}, names: map[Ref]string{}, owned: map[string]map[string]bool{},
 		recent: list.New(),
 	}
 }
 
 // Clock returns the clock that the store's own records use.
 func (s *Store) Clock() Clock { return s.clock }
+
+// ID is another one for each store.
+func (s *Store) ID() string { return s.id }
 
 // Observe calls f with each record that is added, in order, until the process ends. f must not block or keep the record.
 // It is called before records are added.
@@ -117,7 +124,7 @@ func (s *Store) add(r Record) {
 		e.gone = true
 	}
 	s.seq++
-	r.Seq = s.seq
+	r.Seq, e.seq = s.seq, s.seq
 	r.Count = max(r.Count, 1)
 	defer s.touch(e, r.End())
 	if same := e.repeated(&r); same != nil {
@@ -292,6 +299,17 @@ func (s *Store) Get(uid string) (h History, ok bool) {
 	return s.history(uid)
 }
 
+// Object returns what is known of an object, without its records; ok is false if the store does not have it.
+func (s *Store) Object(r Ref) (o Object, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.objects[r.key()]
+	if e == nil {
+		return Object{}, false
+	}
+	return e.object, true
+}
+
 func (s *Store) history(key string) (History, bool) {
 	e := s.objects[key]
 	if e == nil {
@@ -343,7 +361,11 @@ func (s *Store) Since(after uint64, limit int) (records []Record, next uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for at := s.recent.Front(); at != nil; at = at.Next() {
-		for _, r := range at.Value.(*entry).records {
+		e := at.Value.(*entry)
+		if e.seq <= after {
+			continue
+		}
+		for _, r := range e.records {
 			if r.Seq > after {
 				records = append(records, r)
 			}

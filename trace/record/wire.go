@@ -32,6 +32,9 @@ type Batch struct {
 type Reply struct {
 	// Now is the server's time on receipt, in nanoseconds since 1970 (see Clock).
 	Now int64 `json:"now"`
+	// Store is the ID of the server's store. A node that finds another one sends all its records again: the server has
+	// restarted, or is another one.
+	Store string `json:"store,omitempty"`
 }
 
 // Behind returns by how much the node's clock is behind that of the server, which received the batch at now.

@@ -1,0 +1,141 @@
+package recorder
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/client-go/rest"
+
+	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/trace/record"
+)
+
+const (
+	// sendTimeout bounds one request, sendEvery is the least time between two.
+	sendTimeout = 10 * time.Second
+	sendEvery   = time.Second
+	// firstRetry and lastRetry bound the pause after a failure, which doubles.
+	firstRetry, lastRetry = time.Second, 30 * time.Second
+	// trips is how many round trips the clock's offset is estimated from.
+	trips = 8
+)
+
+// sender sends records to the server. Those that it cannot send stay in the store, within its bounds.
+type sender struct {
+	from *record.Store
+	node string
+	post func(ctx context.Context, b *record.Batch) (record.Reply, error)
+	log  logrus.FieldLogger
+
+	sent   uint64 // the last Seq that the server has
+	store  string // the server's store, empty: unknown
+	limit  int    // of records in a batch
+	offset offset
+}
+
+// tooLarge is the error for a batch that no server would take.
+type tooLarge int
+
+func (t tooLarge) Error() string { return fmt.Sprintf("a batch of %d bytes is too large", int(t)) }
+
+// poster returns a function that sends a batch.
+func poster(c rest.Interface) func(context.Context, *record.Batch) (record.Reply, error) {
+	return func(ctx context.Context, b *record.Batch) (reply record.Reply, err error) {
+		body, err := json.Marshal(b)
+		if err != nil {
+			return reply, err
+		}
+		if len(body) > record.MaxBody {
+			return reply, tooLarge(len(body))
+		}
+		answer, err := c.Post().AbsPath(record.Path).SetHeader("Content-Type", "application/json").Body(body).DoRaw(ctx)
+		if err != nil {
+			return reply, err
+		}
+		return reply, json.Unmarshal(answer, &reply)
+	}
+}
+
+// run sends what is recorded until ctx ends.
+func (s *sender) run(ctx context.Context) {
+	var said logging.Once
+	retry := firstRetry
+	for ctx.Err() == nil {
+		if s.from.Wait(ctx, s.sent) <= s.sent { // ctx has ended
+			return
+		}
+		pause := sendEvery
+		switch err := s.send(ctx); {
+		case err == nil:
+			said.News("", "")
+			retry = firstRetry
+		case ctx.Err() != nil:
+			return
+		default:
+			if said.News("", err.Error()) {
+				s.log.Debugf("cannot send records to the server, retrying: %v", err) // whether it is there says another component
+			}
+			pause, retry = retry, min(2*retry, lastRetry)
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// send sends one batch.
+func (s *sender) send(ctx context.Context) error {
+	records, next := s.from.Since(s.sent, s.limit)
+	if len(records) == 0 {
+		s.sent = next
+		return nil
+	}
+	clock := s.from.Clock()
+	b := record.Batch{Node: s.node, Sent: clock.Now(), Records: records}
+	b.Offset, b.Estimated = s.offset.estimate()
+	reply, err := s.post(ctx, &b)
+	if _, ok := err.(tooLarge); ok && len(records) > 1 {
+		s.limit = max(1, len(records)/2)
+		return s.send(ctx)
+	} else if ok {
+		s.sent = next // one that can never be sent
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s.offset.add(b.Sent, clock.Now(), reply.Now)
+	s.limit = record.MaxBatch
+	if s.store != "" && reply.Store != s.store {
+		next = 0
+	}
+	s.sent, s.store = next, reply.Store
+	return nil
+}
+
+// offset estimates by how much this clock is behind the server's, as NTP does: an answer with the server's time t to a
+// request that took d says that the offset is within d/2 of t minus the middle of the request. The shortest one says most.
+type offset struct{ trips []trip }
+
+type trip struct{ took, behind time.Duration }
+
+// add adds a round trip: the times of sending and receiving on this clock, and the server's in between.
+func (o *offset) add(sent, received, server int64) {
+	took := received - sent
+	o.trips = append(o.trips, trip{time.Duration(took), time.Duration(server - sent - took/2)})
+	o.trips = o.trips[max(0, len(o.trips)-trips):]
+}
+
+// estimate returns the offset; ok is false without a round trip.
+func (o *offset) estimate() (behind time.Duration, ok bool) {
+	if len(o.trips) == 0 {
+		return 0, false
+	}
+	return slices.MinFunc(o.trips, func(a, b trip) int { return cmp.Compare(a.took, b.took) }).behind, true
+}

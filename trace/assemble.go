@@ -290,10 +290,14 @@ func (m *member) phase(r *record.Record) {
 		m.gone = r.Start
 	case "Bound":
 		m.ready = cmp.Or(m.ready, r.Start)
-	case "Succeeded":
+	case "Succeeded", "Failed":
+		if m.deleting != nil {
+			return // because of that
+		}
 		m.ready, m.ended = r.Start, true
-	case "Failed":
-		m.ready, m.ended, m.failed = r.Start, true, "failed"
+		if r.Name == "Failed" {
+			m.failed = "failed"
+		}
 	}
 }
 
@@ -545,7 +549,7 @@ func (a *assembly) wait(m *member, next *record.Record, from int64, first bool) 
 	if next != nil {
 		to = next.Start
 	}
-	ending := m.setOff != nil && verbOf(m.setOff) == "delete"
+	ending := m.deleting != nil && m.deleting.Start <= from
 	switch {
 	case next != nil && next.Stage == record.Request:
 		stage, name := Settle, ""

@@ -54,6 +54,7 @@ func Explain(ctx context.Context, r *Reader, t Target) (*Answer, error) {
 	if err != nil {
 		return nil, err
 	}
+	r.took(ctx, t, f)
 	a.Finding, a.Unread = *f, r.unread
 	if a.Evidence == nil {
 		a.Evidence = []Evidence{}

@@ -9,6 +9,7 @@ import (
 
 	"kubelith.io/kubelith/trace"
 	"kubelith.io/kubelith/trace/record"
+	"kubelith.io/kubelith/trace/render"
 )
 
 // Record is the flight recorder of a server: trace/api's client.
@@ -59,4 +60,21 @@ func deleted(t Target, timeline *trace.Timeline) *Finding {
 		command += " -n " + t.Namespace
 	}
 	return f.do(command)
+}
+
+// took adds to a healthy finding how long the object's last change took, and what took longest, if the record has it.
+func (r *Reader) took(ctx context.Context, t Target, f *Finding) {
+	if r.Record == nil || f.Status != Healthy || f.Code != OK && f.Code != Completed {
+		return
+	}
+	timeline, err := r.Record.Timeline(ctx, t.Resource.GroupResource().String(), t.Namespace, t.Name, 0)
+	if err != nil || !timeline.Settled || timeline.Verb == "delete" || len(timeline.Stages) == 0 || timeline.Stages[0].Stage == record.Request {
+		return
+	}
+	what, most := "its start", timeline.Stages[0]
+	if timeline.Verb != "create" {
+		what = "its last change"
+	}
+	f.Cause += fmt.Sprintf("; %s took %s, %.0f %% of it %s (%s)", what, render.Took(timeline.End.Sub(timeline.Begin)), 100*most.Share, most.Stage, render.About(most.Stage))
+	f.sawAt("record: "+timeline.SetOff, timeline.Outcome, metav1.NewTime(timeline.End))
 }

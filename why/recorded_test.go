@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/scheme"
 
@@ -69,5 +70,31 @@ func TestRecorded(t *testing.T) {
 				t.Errorf("the evidence lacks %q: %+v", c.evidence, answer.Evidence)
 			}
 		})
+	}
+}
+
+// TestTook: a healthy object says what its start took, if it is in the record.
+func TestTook(t *testing.T) {
+	web := runs("web", "web")
+	begin := time.Now()
+	timeline := trace.Timeline{Object: record.Ref{Resource: "pods", Namespace: "ns", Name: "web"}, Verb: "create", SetOff: "create by alice", Settled: true, Outcome: "ready",
+		Begin: begin, End: begin.Add(520 * time.Millisecond), Stages: []trace.Total{{Stage: record.Pull, Share: 0.71}}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"},
+		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
+	ask := func() *Answer {
+		r, _ := reader(t, web, node)
+		r.Record = memory{&timeline}
+		a, err := Explain(t.Context(), r, podTarget("web"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	if a := ask(); a.Status != Healthy || !strings.HasSuffix(a.Cause, "; its start took 520ms, 71 % of it pull (images)") {
+		t.Errorf("%s: %s", a.Status, a.Cause)
+	}
+	timeline.Settled = false
+	if a := ask(); a.Status != Healthy || strings.Contains(a.Cause, "took") {
+		t.Errorf("not settled: %s: %s", a.Status, a.Cause)
 	}
 }

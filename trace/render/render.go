@@ -40,6 +40,9 @@ var about = map[record.Stage]string{
 	trace.Grace: "until the containers have ended",
 }
 
+// About says what a stage is, beside its name: "the scheduler chooses a node"; empty for one of a request's steps.
+func About(stage record.Stage) string { return about[stage] }
+
 // Took is a duration in three digits: 850µs, 9.2ms, 835ms, 1.89s, 12.3s, 1m 02s, 3h 07m.
 func Took(d time.Duration) string {
 	switch {

@@ -76,6 +76,7 @@ func TestRecorded(t *testing.T) {
 // TestTook: a healthy object says what its start took, if it is in the record.
 func TestTook(t *testing.T) {
 	web := runs("web", "web")
+	web.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", Ready: true, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: before(time.Minute)}}}}
 	begin := time.Now()
 	timeline := trace.Timeline{Object: record.Ref{Resource: "pods", Namespace: "ns", Name: "web"}, Verb: "create", SetOff: "create by alice", Settled: true, Outcome: "ready",
 		Begin: begin, End: begin.Add(520 * time.Millisecond), Stages: []trace.Total{{Stage: record.Pull, Share: 0.71}}}

@@ -110,12 +110,15 @@ func (r *flight) wrap(build func(http.Handler, *genericapiserver.Config) http.Ha
 			}
 			p := &pending{flight: r, began: time.Now(), parent: req.Header.Get(traceHeader)}
 			p.agent, _, _ = strings.Cut(req.UserAgent(), " ")
-			w, seen := watchAnswer(w)
+			watched, seen := watchAnswer(w)
 			defer func() {
 				code, body := seen.result()
+				if p.unnamed(code) {
+					p.name(w, req)
+				}
 				p.end(c.RequestInfoResolver, req, code, body)
 			}()
-			chain.ServeHTTP(w, req.WithContext(context.WithValue(req.Context(), pendingKey{}, p)))
+			chain.ServeHTTP(watched, req.WithContext(context.WithValue(req.Context(), pendingKey{}, p)))
 		})
 	}
 }

@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -270,13 +271,23 @@ func TestRecordRefused(t *testing.T) {
 	ctx := t.Context()
 	cs := recordedAs(t, "refused-writer")
 	nobody := clientFor(t, serve(t).Config("nobody-special"))
-
-	if _, err := nobody.CoreV1().ConfigMaps(ns).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c"}}, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
-		t.Fatal(err)
-	}
-	denied := find(t, history(t, "configmaps", ns, "", has("request create")), record.Request, "create")
-	if denied.Actor != "nobody-special" || denied.Code != 403 || !strings.Contains(denied.Error, `User "nobody-special" cannot create resource "configmaps"`) {
-		t.Errorf("denied: %+v", denied)
+	outside := &rest.Config{Host: shared.url, Impersonate: rest.ImpersonationConfig{UserName: "nobody-special"},
+		TLSClientConfig: rest.TLSClientConfig{CAFile: shared.pki.ClusterCA.Cert, CertFile: shared.pki.Admin.Cert, KeyFile: shared.pki.Admin.Key}}
+	protobuf := rest.CopyConfig(outside)
+	protobuf.ContentType = runtime.ContentTypeProtobuf
+	for name, cs := range map[string]kubernetes.Interface{"in-process": nobody, "json": clientFor(t, outside), "protobuf": clientFor(t, protobuf)} {
+		made := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: []metav1.OwnerReference{{UID: types.UID("owner of " + name)}}}}
+		if _, err := cs.CoreV1().ConfigMaps(ns).Create(ctx, made, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
+			t.Fatal(err)
+		}
+		h := history(t, "configmaps", ns, name, has("request create"))
+		denied := find(t, h, record.Request, "create")
+		if denied.Actor != "nobody-special" || denied.Code != 403 || !strings.Contains(denied.Error, `User "nobody-special" cannot create resource "configmaps"`) {
+			t.Errorf("%s: denied: %+v", name, denied)
+		}
+		if !slices.Equal(h.Object.Owners, []string{"owner of " + name}) {
+			t.Errorf("%s: %+v", name, h.Object)
+		}
 	}
 
 	made, err := cs.CoreV1().ConfigMaps(ns).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "old"}}, metav1.CreateOptions{})

@@ -60,15 +60,47 @@ func (a *assembly) before(root record.History, now int64) {
 	if at <= 0 {
 		return
 	}
+	past := until{a.from, root.Records[at].Start}
 	root.Records = root.Records[:at]
-	before := Assemble(a.from, root, func(r record.Ref) bool { return r == root.Object.Ref }, now)
-	a.t.Before = before.Outcome
+	a.t.Before = Assemble(past, root, a.may, now).Outcome
 	for i := range root.Records {
-		if r := &root.Records[i]; r.Error != "" {
+		if r := &root.Records[i]; r.Error != "" && r.Code != http.StatusConflict {
 			a.t.Failures = append(a.t.Failures, span(root.Object.Ref, r))
 		}
 	}
 	a.t.Failures = a.t.Failures[max(0, len(a.t.Failures)-maxFailures):]
+}
+
+// until is a source as it was at a time.
+type until struct {
+	Source
+	time int64
+}
+
+func (u until) cut(h record.History) record.History {
+	h.Records = slices.DeleteFunc(h.Records, func(r record.Record) bool { return r.Start >= u.time })
+	return h
+}
+
+// Lookup implements Source.
+func (u until) Lookup(resource, namespace, name string) (record.History, bool) {
+	h, ok := u.Source.Lookup(resource, namespace, name)
+	return u.cut(h), ok
+}
+
+// Get implements Source.
+func (u until) Get(uid string) (record.History, bool) {
+	h, ok := u.Source.Get(uid)
+	return u.cut(h), ok
+}
+
+// Owned implements Source.
+func (u until) Owned(uid string) []record.History {
+	all := u.Source.Owned(uid)
+	for i := range all {
+		all[i] = u.cut(all[i])
+	}
+	return all
 }
 
 // assembly is a timeline in the making.

@@ -251,6 +251,15 @@ func TestDeletion(t *testing.T) {
 	if got.Covered < 0.99 || got.Stages[0].Stage != record.Stop {
 		t.Errorf("covered %.3f, longest %v", got.Covered, got.Stages)
 	}
+	// A deployment that is deleted was what its pods were.
+	deployment := ref("deployments.apps", "shop")
+	s.add(p, record.Request, "create", 3500, 3501, actor("system:serviceaccount:kube-system:replicaset-controller", "kubelith"), spec)
+	s.add(deployment, record.Request, "update status", 3900, 3901, failed(409, "the object has been modified"))
+	s.add(deployment, record.Request, "delete", 4000, 4001, actor("kubelith-admin", "kubectl/v1.37"))
+	s.add(deployment, record.Phase, "Deleted", 4001, 4001)
+	if got := s.timeline(deployment); got.Before != "2 of 2 pods are ready" || len(got.Failures) != 0 {
+		t.Errorf("before: %q, %v", got.Before, got.Failures)
+	}
 	_ = set
 }
 

@@ -48,7 +48,7 @@ func deleted(t Target, timeline *trace.Timeline) *Finding {
 	who := strings.TrimPrefix(timeline.SetOff, "delete by ")
 	cause := fmt.Sprintf("%s does not exist any more: %s deleted it", t.Object(), who)
 	if timeline.Before != "" {
-		cause += "; before that, it was " + timeline.Before
+		cause += "; before that: " + timeline.Before
 	}
 	f := found(Absent, Deleted, cause).since(metav1.NewTime(timeline.Begin))
 	f.sawAt("record: "+timeline.SetOff, fmt.Sprintf("it was gone after %s", ago(timeline.End.Sub(timeline.Begin))), metav1.NewTime(timeline.Begin))

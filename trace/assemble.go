@@ -39,6 +39,7 @@ func Assemble(from Source, root record.History, may func(record.Ref) bool, now i
 		m.find(a.start)
 	}
 	a.settle(now)
+	a.late(now)
 	a.build()
 	a.criticalPath()
 	a.total()
@@ -443,6 +444,36 @@ func (a *assembly) replaced(pod *member) bool {
 		}
 	}
 	return newest != nil && pod.owner != newest
+}
+
+// lateness is how long a settled timeline waits for what an agent has recorded and not sent yet.
+const lateness = 3 * time.Second
+
+// late takes a timeline for unsettled while records of its end may be on their way from an agent.
+func (a *assembly) late(now int64) {
+	if !a.t.Settled || now-a.end > int64(lateness) {
+		return
+	}
+	for _, m := range a.members {
+		if m.Object.Resource == pods && m.lacks(a.end) {
+			a.t.Settled, a.t.Pending = false, true
+			return
+		}
+	}
+}
+
+// lacks reports whether a pod was ready or gone by end, and what its node must have done before is not in the record.
+func (m *member) lacks(end int64) bool {
+	did := func(stage record.Stage, name string) bool {
+		return slices.ContainsFunc(m.Records, func(r record.Record) bool { return r.Stage == stage && (name == "" || r.Name == name) && r.Start <= end })
+	}
+	if !did(record.Bind, "") {
+		return false // no node, or one from before the record
+	}
+	if m.gone != 0 && m.gone <= end {
+		return did(record.Sandbox, "") && !did(record.StopSandbox, "")
+	}
+	return m.ready != 0 && m.ready <= end && slices.ContainsFunc(m.Object.Containers, func(c string) bool { return !did(record.Start, c) })
 }
 
 // extend ends the timeline no earlier than the request that began it.

@@ -366,6 +366,32 @@ func TestRollout(t *testing.T) {
 	}
 }
 
+// TestLate: a pod is ready before its agent has sent what it did for it.
+func TestLate(t *testing.T) {
+	s := newScene(t)
+	p := ref(pods, "web")
+	s.store.Describe(record.Object{Ref: p, Containers: []string{"web"}})
+	s.add(p, record.Request, "create", 0, 1, actor("kubelith-admin", "kubectl/v1.37"), spec)
+	s.add(p, record.Bind, "node-1", 3, 4)
+	s.add(p, record.Request, "patch status", 200, 202, actor("system:node:node-1", "kubelith"))
+	s.add(p, record.Condition, "Ready", 202, 202, says("True"))
+	state := func(ms float64) (settled, pending bool) {
+		h, _ := s.store.Get(p.UID)
+		got := Assemble(s.store, h, func(record.Ref) bool { return true }, s.at(ms))
+		return got.Settled, got.Pending
+	}
+	if settled, pending := state(300); settled || !pending {
+		t.Errorf("at once: settled %v, pending %v", settled, pending)
+	}
+	if settled, pending := state(5000); !settled || pending {
+		t.Errorf("nothing came: settled %v, pending %v", settled, pending)
+	}
+	s.add(p, record.Start, "web", 100, 110)
+	if settled, pending := state(300); !settled || pending {
+		t.Errorf("it came: settled %v, pending %v", settled, pending)
+	}
+}
+
 // TestRefused: a controller's pods that quota refuses have no UID, and are found by their owner.
 func TestRefused(t *testing.T) {
 	s := newScene(t)

@@ -45,6 +45,8 @@ type Timeline struct {
 	// ones. Both are empty unless Verb is "delete".
 	Before   string `json:"before,omitempty"`
 	Failures []Span `json:"failures,omitempty"`
+	// Pending: it has settled, but records of the end may still be on their way from an agent.
+	Pending bool `json:"pending,omitempty"`
 	// Spans are the stages in causal order; a parent comes before its children.
 	Spans []Span `json:"spans"`
 	// Critical is the critical path in the order of time: what the end waited for. Covered is the share of the time

@@ -325,8 +325,13 @@ func refused(t *testing.T, s *harness.Server, ns string) {
 	if r := s.TryKubectl(t, "create", "configmap", "settings", "-n", ns); r.Code == 0 {
 		t.Fatal("created beyond the quota")
 	}
-	if r := s.RunBinary(t, "why", "configmap/settings", "-n", ns); !strings.Contains(r.Stdout, "refused") || !strings.Contains(r.Stdout, "ResourceQuota none is used up") {
-		t.Errorf("why configmap/settings: %s", r.Stdout)
+	if r := s.TryKubectl(t, "create", "configmap", "other", "-n", ns, "--as=system:serviceaccount:"+ns+":reader"); r.Code == 0 {
+		t.Fatal("created without the right")
+	}
+	for object, want := range map[string]string{"settings": "ResourceQuota none is used up", "other": "cannot create"} {
+		if r := s.RunBinary(t, "why", "configmap/"+object, "-n", ns); !strings.Contains(r.Stdout, "refused") || !strings.Contains(r.Stdout, want) {
+			t.Errorf("why configmap/%s: %s", object, r.Stdout)
+		}
 	}
 }
 

@@ -119,13 +119,13 @@ func (h *Handler) timeline(req *http.Request) (any, error) {
 		return nil, apierrors.NewForbidden(schema.ParseGroupResource(ref.Resource), ref.Name, fmt.Errorf("user %q may not get it, so not its record", caller.GetName()))
 	}
 	var t *trace.Timeline
-	found := h.await(req.Context(), after, func() uint64 {
+	found := h.await(req.Context(), after, func() (uint64, bool) {
 		history, ok := h.store.Lookup(ref.Resource, ref.Namespace, ref.Name)
 		if !ok {
-			return 0
+			return 0, false
 		}
 		t = trace.Assemble(h.store, history, may, h.store.Clock().Now())
-		return t.Seq
+		return t.Seq, t.Pending
 	})
 	if t == nil || !found && after == 0 {
 		return nil, apierrors.NewNotFound(schema.ParseGroupResource(ref.Resource), ref.Name)
@@ -137,19 +137,27 @@ func (h *Handler) timeline(req *http.Request) (any, error) {
 }
 
 // await calls see until it returns a Seq over after, whenever something was recorded, for Patience at most. It reports
-// whether see did.
-func (h *Handler) await(ctx context.Context, after uint64, see func() uint64) bool {
+// whether see did. pending: time alone will change the answer, so it is asked again until that is over.
+func (h *Handler) await(ctx context.Context, after uint64, see func() (seq uint64, pending bool)) bool {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	var last uint64
+	waited := false
 	for {
-		if seq := see(); seq > after {
+		seq, pending := see()
+		if seq > after || waited && !pending {
 			return true
 		}
 		if after == 0 {
 			return false
 		}
-		last = h.store.Wait(ctx, max(last, after))
+		waited = pending
+		wait, done := ctx, context.CancelFunc(func() {})
+		if pending {
+			wait, done = context.WithTimeout(ctx, time.Second)
+		}
+		last = h.store.Wait(wait, max(last, after))
+		done()
 		select {
 		case <-ctx.Done():
 			return false
@@ -189,9 +197,9 @@ func (h *Handler) recent(req *http.Request) (any, error) {
 	}
 	may := h.may(req.Context())
 	var recent Recent
-	h.await(req.Context(), after, func() uint64 {
-		_, recent.Seq = h.store.Since(^uint64(0), 1)
-		return recent.Seq
+	h.await(req.Context(), after, func() (uint64, bool) {
+		recent.Seq = h.store.Last()
+		return recent.Seq, false
 	})
 	recent.Timelines = trace.Recent(h.store, h.store.All(""), may, h.store.Clock().Now(), n)
 	return recent, nil

@@ -378,6 +378,13 @@ func (s *Store) Since(after uint64, limit int) (records []Record, next uint64) {
 	return records, s.seq
 }
 
+// Last returns the Seq of the last record; 0: there is none.
+func (s *Store) Last() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.seq
+}
+
 // Merge adds records that happened on another node, whose clock is behind this one's by offset.
 func (s *Store) Merge(node string, offset time.Duration, records []Record) {
 	s.mu.Lock()

@@ -50,3 +50,11 @@ func (r *recording) kubelet() func(trace.TracerProvider) trace.TracerProvider {
 	}
 	return r.source.Provider
 }
+
+// csi returns the handlers of the calls to CSI drivers.
+func (r *recording) csi() func(driver string) stats.Handler {
+	if r == nil {
+		return nil
+	}
+	return r.source.CSI
+}

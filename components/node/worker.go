@@ -112,6 +112,7 @@ func worker(b *builder, w workerOptions) {
 		Informers:      w.publish,
 		NodeName:       cfg.NodeName,
 		KubeletRootDir: cfg.KubeletRootDir,
+		Calls:          recording.csi(),
 		Agent:          w.role == names.RoleAgent,
 		Log:            logFor("storage"),
 	}))

@@ -26,7 +26,7 @@ func sanity(ctx context.Context, t *Target) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	server := storage.NewForwarder(t.plugin)
+	server := storage.NewForwarder(t.plugin, nil)
 	go server.Serve(listener)
 	defer server.Stop()
 	results, err := Storage(ctx, t.options.Suite, StorageTarget{Address: "unix:" + socket, Dir: filepath.Join(t.dir, "mounts"), Block: true})

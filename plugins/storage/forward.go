@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 
 	"kubelith.io/kubelith/plugins"
@@ -29,9 +30,14 @@ const (
 // so that a driver may speak a newer CSI than Kubelith.
 type forwarder struct{ plugin plugins.Plugin }
 
-// NewForwarder returns a server without services of its own, which hands every call to the plugin.
-func NewForwarder(p plugins.Plugin) *grpc.Server {
-	return grpc.NewServer(grpc.ForceServerCodecV2(raw{}), grpc.UnknownServiceHandler(forwarder{p}.handle))
+// NewForwarder returns a server without services of its own, which hands every call to the plugin. calls sees them, with
+// each message as a *mem.BufferSlice; nil: nothing does.
+func NewForwarder(p plugins.Plugin, calls stats.Handler) *grpc.Server {
+	options := []grpc.ServerOption{grpc.ForceServerCodecV2(raw{}), grpc.UnknownServiceHandler(forwarder{p}.handle)}
+	if calls != nil {
+		options = append(options, grpc.StatsHandler(calls))
+	}
+	return grpc.NewServer(options...)
 }
 
 func (f forwarder) handle(_ any, caller grpc.ServerStream) error {

@@ -13,8 +13,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/plugins/pluginstest"
@@ -22,14 +25,16 @@ import (
 )
 
 // forwarded returns a connection to the plugin through a forwarder.
-func forwarded(t *testing.T, p *pluginstest.Plugin) *grpc.ClientConn {
+func forwarded(t *testing.T, p *pluginstest.Plugin) *grpc.ClientConn { return observed(t, p, nil) }
+
+func observed(t *testing.T, p *pluginstest.Plugin, calls stats.Handler) *grpc.ClientConn {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "csi.sock")
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, served := NewForwarder(p), make(chan struct{})
+	server, served := NewForwarder(p, calls), make(chan struct{})
 	go func() { defer close(served); server.Serve(l) }()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -81,6 +86,38 @@ func (c callee) GetMetadataAllocated(r *csi.GetMetadataAllocatedRequest, s csi.S
 		}
 	}
 	return status.Error(codes.Aborted, "enough")
+}
+
+// observer is a handler that notes the volume of NodeStageVolume, and how a call ended.
+type observer struct {
+	stats.Handler
+	volume chan string
+	err    chan error
+}
+
+func (o observer) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
+func (o observer) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+func (o observer) HandleConn(context.Context, stats.ConnStats)                       {}
+func (o observer) HandleRPC(_ context.Context, s stats.RPCStats) {
+	switch s := s.(type) {
+	case *stats.InPayload:
+		var m csi.NodeStageVolumeRequest
+		if message, ok := s.Payload.(*mem.BufferSlice); ok && proto.Unmarshal(message.Materialize(), &m) == nil {
+			o.volume <- m.GetVolumeId()
+		}
+	case *stats.End:
+		o.err <- s.Error
+	}
+}
+
+func TestObserved(t *testing.T) {
+	p := pluginstest.New(plugins.Storage, "p", plugins.Settings{})
+	p.Serve(t, callee{}.register)
+	o := observer{volume: make(chan string, 1), err: make(chan error, 1)}
+	_, err := csi.NewNodeClient(observed(t, p, o)).NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: "v"})
+	if seen := <-o.err; <-o.volume != "v" || status.Convert(seen).Message() != "not v" || status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("a call that fails with %v is seen to fail with %v", err, seen)
+	}
 }
 
 func TestForward(t *testing.T) {

@@ -35,7 +35,7 @@ const (
 // callSpan is the span of a call to the CRI, in which containerd works.
 type callSpan struct {
 	noop.Span
-	tracing tracing
+	tracing callTracing
 	context trace.SpanContext
 
 	mu       sync.Mutex
@@ -122,14 +122,16 @@ func (s *callSpan) step(name, detail, failure string, start time.Time) {
 	}
 }
 
-// tracing is the provider of the spans that containerd starts in a call.
-type tracing struct {
+// callTracing is the provider of the spans that containerd starts in a call.
+type callTracing struct {
 	embedded.TracerProvider
 	call *call
 }
 
 // Tracer implements trace.TracerProvider.
-func (t tracing) Tracer(string, ...trace.TracerOption) trace.Tracer { return partTracer{call: t.call} }
+func (t callTracing) Tracer(string, ...trace.TracerOption) trace.Tracer {
+	return partTracer{call: t.call}
+}
 
 type partTracer struct {
 	embedded.Tracer
@@ -164,7 +166,7 @@ type part struct {
 func (p *part) SpanContext() trace.SpanContext { return p.call.span.context }
 
 // TracerProvider implements trace.Span.
-func (p *part) TracerProvider() trace.TracerProvider { return tracing{call: p.call} }
+func (p *part) TracerProvider() trace.TracerProvider { return callTracing{call: p.call} }
 
 // IsRecording implements trace.Span.
 func (p *part) IsRecording() bool { return !p.start.IsZero() }

@@ -58,22 +58,22 @@ func (h handler) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Con
 			return ctx
 		}
 	}
-	c := &call{source: h.source, method: method, record: record.Record{Object: record.Ref{Resource: pods}, Actor: "containerd"}}
+	var stage record.Stage
 	switch method {
 	case "RunPodSandbox":
-		c.record.Stage = record.Sandbox
+		stage = record.Sandbox
 	case "StopPodSandbox":
-		c.record.Stage = record.StopSandbox
+		stage = record.StopSandbox
 	case "CreateContainer":
-		c.record.Stage = record.Create
+		stage = record.Create
 	case "StartContainer":
-		c.record.Stage = record.Start
+		stage = record.Start
 	case "StopContainer":
-		c.record.Stage = record.Stop
+		stage = record.Stop
 	case "PullImage":
-		c.record.Stage = record.Pull
+		stage = record.Pull
 	case "ExecSync":
-		c.record.Stage = record.Probe
+		stage = record.Probe
 	case "RemovePodSandbox", "RemoveContainer", "ContainerStatus":
 	case "ListPodSandbox", "ListContainers":
 		if !h.source.learns() {
@@ -82,13 +82,14 @@ func (h handler) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Con
 	default:
 		return ctx
 	}
+	c := &call{source: h.source, method: method, record: record.Record{Object: record.Ref{Resource: pods}, Stage: stage, Actor: "containerd"}}
 	c.sync = h.source.running(traceOf(ctx))
-	if c.sync != nil && c.record.Stage != "" {
+	if c.sync != nil && stage != "" {
 		c.sync.calls.Add(1)
 	}
-	switch c.record.Stage {
+	switch stage {
 	case record.Sandbox, record.StopSandbox, record.Pull: // containerd says more of these
-		c.span = &callSpan{tracing: tracing{call: c}, context: newContext()}
+		c.span = &callSpan{tracing: callTracing{call: c}, context: newContext()}
 		ctx = trace.ContextWithSpan(ctx, c.span)
 	}
 	return context.WithValue(ctx, callKey{}, c)

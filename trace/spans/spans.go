@@ -8,6 +8,8 @@
 //     its answer: the exit code of a probe is in no span. It puts a span into the context of a call, so that containerd's
 //     own spans and attributes say more: the CNI's share of a sandbox, the size of an image.
 //
+// The calls to CSI drivers in plugin processes go through this process too, and Source.CSI sees them.
+//
 // The kubelet's CRI client sends the ID of a sync's trace along (W3C traceparent), so a call belongs to a sync, or to none:
 // a command that runs in a container is a hook in a sync, and else a probe. What concerns no pod, such as the lists that
 // the kubelet requests each second, costs a comparison.
@@ -37,7 +39,8 @@ type Source struct {
 	syncs      map[trace.TraceID]*syncSpan // that run
 	sandboxes  map[string]*sandbox         // by ID
 	containers map[string]*container       // by ID
-	unknown    bool                        // a sandbox or container came up that is in neither: learn from the next lists
+	volumes    volumes
+	unknown    bool // a sandbox or container came up that is in neither: learn from the next lists
 }
 
 // sandbox is what calls on a sandbox say only at its creation.
@@ -60,6 +63,7 @@ func New(sink record.Sink, clock record.Clock) *Source {
 	return &Source{
 		sink: sink, clock: clock, seed: maphash.MakeSeed(),
 		syncs: map[trace.TraceID]*syncSpan{}, sandboxes: map[string]*sandbox{}, containers: map[string]*container{},
+		volumes: newVolumes(),
 		unknown: true, // what ran before this process did
 	}
 }

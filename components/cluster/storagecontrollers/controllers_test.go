@@ -55,7 +55,7 @@ func newServer(t *testing.T, plugin *pluginstest.Plugin, objects ...runtime.Obje
 	if err != nil {
 		t.Fatal(err)
 	}
-	forwarder, served := storage.NewForwarder(plugin), make(chan struct{})
+	forwarder, served := storage.NewForwarder(plugin, nil), make(chan struct{})
 	go func() { defer close(served); forwarder.Serve(l) }()
 	t.Cleanup(func() { forwarder.Stop(); <-served })
 	return s

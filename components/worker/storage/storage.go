@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc/stats"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -38,6 +39,8 @@ type Options struct {
 	Informers func() informers.SharedInformerFactory
 	// NodeName is the node's, KubeletRootDir its kubelet's directory.
 	NodeName, KubeletRootDir string
+	// Calls returns what sees the calls to a driver, with each message as a *mem.BufferSlice; nil: nothing does.
+	Calls func(driver string) stats.Handler
 	// Agent means that the API limits this node to volumes on itself.
 	Agent bool
 	// Log receives the component's own messages; the libraries write to klog.
@@ -137,7 +140,11 @@ func (h *host) serve(ctx context.Context, d *storage.Driver) error {
 	if err != nil {
 		return fmt.Errorf("serve the driver: %w", err)
 	}
-	server, served := storage.NewForwarder(d.Plugin), make(chan struct{})
+	var calls stats.Handler
+	if h.Calls != nil {
+		calls = h.Calls(d.Name())
+	}
+	server, served := storage.NewForwarder(d.Plugin, calls), make(chan struct{})
 	go func() {
 		defer close(served)
 		serveGRPC(server, l, d.Log)

@@ -465,7 +465,9 @@ func (a *assembly) late(now int64) {
 // lacks reports whether a pod was ready or gone by end, and what its node must have done before is not in the record.
 func (m *member) lacks(end int64) bool {
 	did := func(stage record.Stage, name string) bool {
-		return slices.ContainsFunc(m.Records, func(r record.Record) bool { return r.Stage == stage && (name == "" || r.Name == name) && r.Start <= end })
+		return slices.ContainsFunc(m.Records, func(r record.Record) bool {
+			return r.Stage == stage && (name == "" || r.Name == name) && r.Start <= end
+		})
 	}
 	if !did(record.Bind, "") {
 		return false // no node, or one from before the record

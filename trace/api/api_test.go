@@ -16,6 +16,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/rest"
 
+	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/trace/record"
 )
 
@@ -125,6 +126,9 @@ func TestNode(t *testing.T) {
 	store := record.NewStore(record.Options{})
 	created(store, pod("default", "mine"))
 	created(store, pod("default", "other"))
+	created(store, pod("default", "gone"))
+	store.Add(record.Record{Object: pod("default", "gone"), Stage: record.Bind, Name: "n1"})
+	claim := record.Ref{UID: "c1", Resource: "persistentvolumeclaims", Namespace: client.StorageNodePrefix + "n1", Name: "claim"}
 	node := &user.DefaultInfo{Name: "system:node:n1", Groups: []string{user.NodesGroup}}
 	start := store.Clock().Now()
 	batch := &record.Batch{Node: "n1", Sent: start, Estimated: true, Offset: time.Hour}
@@ -134,6 +138,8 @@ func TestNode(t *testing.T) {
 		{Object: pod("default", "mine"), Stage: record.Sandbox},
 		{Object: pod("default", "mine"), Stage: record.Request, Name: "delete"},
 		{Object: pod("default", "other"), Stage: record.Sandbox},
+		{Object: pod("default", "gone"), Stage: record.StopSandbox},
+		{Object: claim, Stage: record.Volume},
 		{Object: wrong, Stage: record.Sandbox},
 		{Object: record.Ref{Resource: "pods", Namespace: "default", Name: "mine"}, Stage: record.Sandbox},
 	} {
@@ -153,7 +159,7 @@ func TestNode(t *testing.T) {
 			}
 		}
 	}
-	if len(count) != 2 || count["mine"] != 2 || count["other"] != 1 {
+	if len(count) != 4 || count["mine"] != 2 || count["other"] != 1 || count["gone"] != 3 || count["claim"] != 1 {
 		t.Errorf("records: %v", count)
 	}
 	if _, err := serve(t, store, &user.DefaultInfo{Name: "alice"}).Send(t.Context(), batch); !apierrors.IsForbidden(err) {

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/trace"
 	"kubelith.io/kubelith/trace/record"
 )
@@ -267,14 +268,40 @@ func (h *Handler) records(req *http.Request) (any, error) {
 	if len(batch.Records) > record.MaxBatch || len(batch.Objects) > record.MaxBatch || batch.Node != node {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("a batch has at most %d records and objects, of the node that sends it", record.MaxBatch))
 	}
-	may := h.may(req.Context())
+	may := h.mayReport(req.Context(), node)
 	batch.Records = slices.DeleteFunc(batch.Records, func(r record.Record) bool {
-		if !slices.Contains(nodeStages, r.Stage) || r.Object.UID == "" || !may(r.Object) {
-			return true
-		}
-		known, ok := h.store.Get(r.Object.UID)
-		return ok && known.Object.Ref != r.Object
+		return !slices.Contains(nodeStages, r.Stage) || r.Object.UID == "" || !may(r.Object)
 	})
 	h.store.Merge(node, batch.Behind(now), batch.Records)
 	return record.Reply{Now: now, Store: h.store.ID()}, nil
+}
+
+// mayReport returns what reports whether a node may report on an object: one that it may get, as itself or, with a claim, as
+// the storage controllers on it; or a pod that ran there and may be gone by now. It remembers answers for the request.
+func (h *Handler) mayReport(ctx context.Context, node string) func(record.Ref) bool {
+	may := h.may(ctx)
+	storage := &user.DefaultInfo{Name: client.StorageNodePrefix + node, Groups: []string{client.StorageNodes, user.AllAuthenticated}}
+	known := map[record.Ref]bool{}
+	return func(r record.Ref) bool {
+		answer, ok := known[r]
+		if !ok {
+			history, recorded := h.store.Get(r.UID)
+			switch {
+			case recorded && history.Object.Ref != r: // it does not know whose UID that is
+			case ranOn(history, node), may(r):
+				answer = true
+			default:
+				answer = r.Resource == "persistentvolumeclaims" && h.allows(ctx, storage, r)
+			}
+			known[r] = answer
+		}
+		return answer
+	}
+}
+
+// ranOn reports whether an object was on a node.
+func ranOn(history record.History, node string) bool {
+	return slices.ContainsFunc(history.Records, func(r record.Record) bool {
+		return r.Node == node || r.Stage == record.Bind && r.Name == node && r.Error == ""
+	})
 }

@@ -116,8 +116,10 @@ func (p *pending) admitted(detail string, began time.Time, took time.Duration, e
 	if err != nil {
 		refused = err.Error()
 	}
+	called := false
 	if c != nil {
 		c.mu.Lock()
+		called = len(c.steps) > 0
 		for _, s := range c.steps {
 			took -= s.Duration
 			if refused != "" && strings.Contains(refused, `"`+s.hook+`"`) {
@@ -134,7 +136,7 @@ func (p *pending) admitted(detail string, began time.Time, took time.Duration, e
 		}
 	}
 	// The calls of webhooks are steps of their own; the rest of the time is none.
-	if refused == "" && (took < minAdmission || c != nil && len(c.steps) > 0) {
+	if refused == "" && (took < minAdmission || called) {
 		p.small += took
 		return
 	}

@@ -70,6 +70,7 @@ race: ## unit tests of what does many things at once, under the race detector
 
 integration: build kube-bench ## tests on real clusters, each in namespaces of its own (root)
 	-$(MAKE) --no-print-directory conformance-suite
+	-@scripts/deps.sh chromium # for the page of kubelith trace; its test says so where there is none
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_KUBE_BENCH=$(CURDIR)/$(KUBE_BENCH) \
 		KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -count=1 -p $(INTEGRATION_PARALLEL) -timeout 30m $(library) ./integration/...
 

@@ -318,7 +318,7 @@ func printStats(c *cli.Context, client recorder) error {
 		return err
 	}
 	u := s.Usage
-	_, err = fmt.Fprintf(c.App.Writer, "\nThe recorder holds %d records of %d objects in %s of %s; it has dropped %d, the oldest first.\n",
-		u.Records, u.Objects, render.Size(u.Bytes), render.Size(u.Limit), u.Dropped)
+	_, err = fmt.Fprintf(c.App.Writer, "\nThe recorder holds %d records of %d objects in %.1f of %d MiB; it has dropped %d, the oldest first.\n",
+		u.Records, u.Objects, float64(u.Bytes)/(1<<20), u.Limit>>20, u.Dropped)
 	return err
 }

@@ -40,10 +40,16 @@ func (f *follower) follow(ctx context.Context, ref record.Ref) (*trace.Timeline,
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
-		if err != nil {
-			if known != nil && errors.Is(err, context.DeadlineExceeded) {
-				f.finish(known)
+		if known != nil && errors.Is(err, context.DeadlineExceeded) {
+			// How it is now.
+			late, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+			if last, lost := f.client.Timeline(late, ref.Resource, ref.Namespace, ref.Name, 0); lost == nil {
+				known = last
 			}
+			cancel()
+			f.finish(known)
+		}
+		if err != nil {
 			return known, err
 		}
 		known, after = t, t.Seq
@@ -118,13 +124,14 @@ func (f *follower) draw(t *trace.Timeline, file *os.File) {
 	f.drawn = len(lines)
 }
 
-// lines prints the stages that have ended since the last time.
+// lines prints the stages that have ended since the last time, without the waits: what they were for is sure only when what
+// followed them is known.
 func (f *follower) lines(t *trace.Timeline) {
 	var ended []*trace.Span
 	for i := range t.Spans {
 		s := &t.Spans[i]
 		key := fmt.Sprint(s.Object, s.Stage, s.Name, s.Begin.UnixNano())
-		if s.Parent != 0 || f.said[key] || s.Wait && !t.Settled && !s.End.Before(t.End) {
+		if s.Parent != 0 || s.Wait || f.said[key] {
 			continue
 		}
 		f.said[key] = true

@@ -324,7 +324,7 @@ func nearestType(access *genericclioptions.ConfigFlags, kind string) string {
 	var known []string
 	for _, list := range lists {
 		for _, r := range list.APIResources {
-			known = append(known, r.Name, r.SingularName)
+			known = append(known, r.SingularName, r.Name)
 		}
 	}
 	return cmp.Or(suggest.Nearest(kind, known), all)

@@ -90,8 +90,8 @@ func singular(plural string) string {
 	return strings.TrimSuffix(plural, "s")
 }
 
-// Size is a number of bytes for a reader.
-func Size(n int64) string {
+// size is a number of bytes for a reader.
+func size(n int64) string {
 	units := []string{"kB", "MB", "GB", "TB"}
 	f, unit := float64(n), "B"
 	for i := 0; f >= 999.5 && i < len(units); i++ {

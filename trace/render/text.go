@@ -158,7 +158,12 @@ func longest(t *trace.Timeline) (span *trace.Span, most time.Duration) {
 
 func clock(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
-func share(f float64) string { return fmt.Sprintf("%.0f%%", f*100) }
+func share(f float64) string {
+	if f > 0 && f < 0.005 {
+		return "<1%"
+	}
+	return fmt.Sprintf("%.0f%%", f*100)
+}
 
 // entry is a line of the waterfall.
 type entry struct {
@@ -349,9 +354,9 @@ func note(t *trace.Timeline, s *trace.Span) string {
 	if s.Bytes > 0 {
 		rate := ""
 		if d := s.Duration(); d > time.Millisecond {
-			rate = ", " + Size(int64(float64(s.Bytes)/d.Seconds())) + "/s"
+			rate = ", " + size(int64(float64(s.Bytes)/d.Seconds())) + "/s"
 		}
-		notes = append(notes, Size(s.Bytes)+rate)
+		notes = append(notes, size(s.Bytes)+rate)
 	}
 	switch {
 	case s.Stage == record.Request && s.By != "":

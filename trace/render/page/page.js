@@ -57,7 +57,7 @@
     return (n < 9.95 && unit !== 'B' ? n.toFixed(1) : n.toFixed(0)) + ' ' + unit;
   }
 
-  const percent = (f) => Math.round(f * 100) + '%';
+  const percent = (f) => (f > 0 && f < 0.005 ? '<1' : Math.round(f * 100)) + '%';
   const clock = (text) => new Date(at(text)).toISOString().replace('T', ' ').replace('Z', ' UTC');
 
   function nameOf(ref) {

@@ -128,9 +128,9 @@ type member struct {
 	gone             int64 // when it was deleted; 0: it is there
 	ended            bool  // all containers of the pod have ended for good
 	failed           string
-	// waiting is why it is not ready.
-	waiting string
-	main    []*record.Record // its stages that follow each other, by their start
+	// waiting is why it is not ready: what failed last and did not succeed since or, without that, what was said of it.
+	waiting, said string
+	main          []*record.Record // its stages that follow each other, by their start
 }
 
 func (a *assembly) notice(format string, args ...any) {
@@ -237,16 +237,14 @@ func (m *member) find(start int64) {
 			if verbOf(r) == "delete" && m.deleting == nil && setsOff(r) {
 				m.deleting = r
 			}
-			if r.Code >= 400 {
+			if r.Code >= 400 && r.Code != http.StatusConflict {
 				m.waiting = r.Error
 			}
 		case record.Sync, record.Terminate:
 			if m.synced == 0 {
 				m.synced = r.Start
 			}
-			if r.Error != "" {
-				m.waiting = r.Error
-			}
+			m.said = cmp.Or(r.Error, m.said)
 			continue
 		case record.Condition:
 			m.condition(r)
@@ -256,26 +254,26 @@ func (m *member) find(start int64) {
 			continue
 		case record.Event:
 			if r.Error != "" {
-				m.waiting = r.Name + ": " + r.Error
+				m.said = r.Name + ": " + r.Error
 			}
 			continue
 		case record.Probe:
 			continue
 		case record.Schedule:
-			if r.Error != "" {
-				m.waiting = r.Error
-			}
+			m.waiting = r.Error
 		case record.Run:
 			if r.Start < start {
 				continue // a container that ran before
 			}
 		default:
+			m.waiting = ""
 			if r.Error != "" {
-				m.waiting = string(r.Stage) + " " + r.Name + ": " + r.Error
+				m.waiting = strings.TrimSpace(string(r.Stage)+" "+r.Name) + ": " + r.Error
 			}
 		}
 		m.main = append(m.main, r)
 	}
+	m.waiting = cmp.Or(m.waiting, m.said)
 	done := cmp.Or(m.gone, m.ready)
 	m.main = slices.DeleteFunc(m.main, func(r *record.Record) bool {
 		return r.Stage == record.Run && (done != 0 && r.Start > done || m.known(r)) // what runs on is no stage of the start

@@ -127,8 +127,18 @@ func (s *Source) ended(status *criv1.ContainerStatus) {
 	s.sink.Add(r)
 }
 
+// stopping notes that a container is being stopped.
+func (s *Source) stopping(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.containers[id]; c != nil {
+		c.stopping = true
+	}
+}
+
 // ran completes the record of a command in a container, and reports whether it says something new. The kubelet runs hooks
-// in syncs, and probes outside. Of a probe the first result counts, and each that differs from the one before.
+// in syncs, and probes outside. Of a probe the first result counts, and each that differs from the one before; not what it
+// says each time, which may have the time of day in it, and not what fails because the container is being stopped.
 func (s *Source) ran(c *call) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,10 +154,13 @@ func (s *Source) ran(c *call) bool {
 		c.record.Stage, c.record.Name = record.Hook, hook+" "+known.name
 		return true
 	}
+	if known.stopping {
+		return false
+	}
 	if known.probes == nil {
-		known.probes = map[uint64]string{}
+		known.probes = map[uint64]int{}
 	}
 	before, again := known.probes[c.command]
-	known.probes[c.command] = c.record.Error
-	return !again || before != c.record.Error
+	known.probes[c.command] = c.result
+	return !again || before != c.result
 }

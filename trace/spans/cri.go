@@ -36,6 +36,7 @@ type call struct {
 	sandbox   string // ID of an existing one
 	container string
 	command   uint64 // of an ExecSync: a hash
+	result    int    // of an ExecSync: the exit code or, negative, the code of an error
 	some      bool   // a list of some containers only
 }
 
@@ -139,6 +140,7 @@ func (c *call) request(message any) {
 		c.ofContainer(m.GetContainerId())
 	case *criv1.StopContainerRequest:
 		c.ofContainer(m.GetContainerId())
+		c.source.stopping(m.GetContainerId())
 		r.Message = fmt.Sprintf("grace period %s", time.Duration(m.GetTimeout())*time.Second)
 	case *criv1.RemoveContainerRequest:
 		c.container = m.GetContainerId()
@@ -197,7 +199,8 @@ func (c *call) answer(message any) {
 		c.source.addContainer(m.GetContainerId(), c.record.Object, c.record.Name)
 	case *criv1.ExecSyncResponse:
 		if m.GetExitCode() != 0 {
-			c.record.Code = int(m.GetExitCode())
+			c.result = int(m.GetExitCode())
+			c.record.Code = c.result
 			c.record.Error = fmt.Sprintf("exit code %d%s", m.GetExitCode(), output(m))
 		}
 	case *criv1.ContainerStatusResponse:
@@ -231,7 +234,7 @@ func output(m *criv1.ExecSyncResponse) string {
 func (c *call) end(at time.Time, err error) {
 	r := &c.record
 	if err != nil {
-		r.Error = status.Convert(err).Message()
+		r.Error, c.result = status.Convert(err).Message(), -int(status.Code(err))
 	}
 	switch c.method {
 	case "RemovePodSandbox", "RemoveContainer":

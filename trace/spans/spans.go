@@ -51,11 +51,12 @@ type sandbox struct {
 
 // container is the same for a container.
 type container struct {
-	pod     record.Ref
-	name    string
-	started trace.TraceID     // the sync that started it
-	ended   bool              // its end is recorded
-	probes  map[uint64]string // the last result of each command
+	pod      record.Ref
+	name     string
+	started  trace.TraceID // the sync that started it
+	ended    bool          // its end is recorded
+	stopping bool
+	probes   map[uint64]int // the last result of each command
 }
 
 // New returns a Source. clock is that of the store that sink leads to.

@@ -183,14 +183,14 @@ func TestPod(t *testing.T) {
 	})
 	n.want(t, "cni ADD: 10.42.0.9", "sandbox", "pull example.com/a:1", "create main", "start main", "hook postStart main", "sync update")
 
-	for range 3 {
-		n.exec(outside, "main", "test -e ready", 1, "  not\nyet ", nil)
+	for i := range 3 {
+		n.exec(outside, "main", "test -e ready", 1, fmt.Sprintf("  not\nyet %d", i), nil)
 	}
 	n.exec(outside, "main", "test -e alive", 0, "", nil)
 	n.exec(outside, "main", "test -e ready", 0, "", nil)
 	n.exec(outside, "main", "test -e ready", 0, "", nil)
 	n.exec(outside, "main", "test -e ready", 0, "", context.DeadlineExceeded)
-	n.want(t, "probe main; exit code 1: not yet", "probe main", "probe main", "probe main; context deadline exceeded")
+	n.want(t, "probe main; exit code 1: not yet 0", "probe main", "probe main", "probe main; context deadline exceeded")
 
 	n.sync(syncPod, "sync", nil, func(context.Context) {})
 	n.want(t)
@@ -198,6 +198,7 @@ func TestPod(t *testing.T) {
 	n.sync(syncTerminatingPod, "", nil, func(ctx context.Context) {
 		n.exec(ctx, "main", "say goodbye", 2, "", nil)
 		n.cri(ctx, "StopContainer", &criv1.StopContainerRequest{ContainerId: "c-main", Timeout: 30}, &criv1.StopContainerResponse{}, nil, nil)
+		n.exec(outside, "main", "test -e ready", 0, "", errors.New("not running"))
 		n.stopSandbox(ctx)
 	})
 	n.stopSandbox(outside) // by the garbage collection

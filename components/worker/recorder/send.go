@@ -21,8 +21,9 @@ const (
 	sendEvery   = time.Second
 	// firstRetry and lastRetry bound the pause after a failure, which doubles.
 	firstRetry, lastRetry = time.Second, 30 * time.Second
-	// trips is how many round trips the clock's offset is estimated from.
-	trips = 8
+	// trips is how many round trips the clock's offset is estimated from. Two clocks drift apart by some milliseconds in
+	// tripAge; a node that was idle for longer makes pings, without records, first.
+	trips, tripAge, pings = 8, 2 * time.Minute, 3
 )
 
 // sender sends records to the server. Those that it cannot send stay in the store, within its bounds.
@@ -96,10 +97,12 @@ func (s *sender) send(ctx context.Context) error {
 		s.sent = next
 		return nil
 	}
-	clock := s.from.Clock()
-	b := record.Batch{Node: s.node, Sent: clock.Now(), Records: records}
-	b.Offset, b.Estimated = s.offset.estimate()
-	reply, err := s.post(ctx, &b)
+	for range pings - s.offset.recent(s.from.Clock().Now()) {
+		if _, err := s.exchange(ctx, nil); err != nil {
+			return err
+		}
+	}
+	reply, err := s.exchange(ctx, records)
 	if _, ok := err.(tooLarge); ok && len(records) > 1 {
 		s.limit = max(1, len(records)/2)
 		return s.send(ctx)
@@ -110,7 +113,6 @@ func (s *sender) send(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.offset.add(b.Sent, clock.Now(), reply.Now)
 	s.limit = record.MaxBatch
 	if s.store != "" && reply.Store != s.store {
 		next = 0
@@ -119,17 +121,39 @@ func (s *sender) send(ctx context.Context) error {
 	return nil
 }
 
+// exchange sends records, or none, and notes what the answer says of the server's clock.
+func (s *sender) exchange(ctx context.Context, records []record.Record) (record.Reply, error) {
+	clock := s.from.Clock()
+	b := record.Batch{Node: s.node, Sent: clock.Now(), Records: records}
+	b.Offset, b.Estimated = s.offset.estimate()
+	reply, err := s.post(ctx, &b)
+	if err == nil {
+		s.offset.add(b.Sent, clock.Now(), reply.Now)
+	}
+	return reply, err
+}
+
 // offset estimates by how much this clock is behind the server's, as NTP does: an answer with the server's time t to a
 // request that took d says that the offset is within d/2 of t minus the middle of the request. The shortest one says most.
 type offset struct{ trips []trip }
 
-type trip struct{ took, behind time.Duration }
+type trip struct {
+	took, behind time.Duration
+	at           int64
+}
 
 // add adds a round trip: the times of sending and receiving on this clock, and the server's in between.
 func (o *offset) add(sent, received, server int64) {
 	took := received - sent
-	o.trips = append(o.trips, trip{time.Duration(took), time.Duration(server - sent - took/2)})
+	o.recent(received)
+	o.trips = append(o.trips, trip{time.Duration(took), time.Duration(server - sent - took/2), received})
 	o.trips = o.trips[max(0, len(o.trips)-trips):]
+}
+
+// recent forgets the round trips that are too old, and returns how many remain.
+func (o *offset) recent(now int64) int {
+	o.trips = slices.DeleteFunc(o.trips, func(t trip) bool { return now-t.at > int64(tripAge) })
+	return len(o.trips)
 }
 
 // estimate returns the offset; ok is false without a round trip.

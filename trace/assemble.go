@@ -127,6 +127,7 @@ type member struct {
 	ready            int64 // when the API held that it had reached its state; 0: not yet
 	gone             int64 // when it was deleted; 0: it is there
 	ended            bool  // all containers of the pod have ended for good
+	leaving          bool  // it was being deleted before the timeline began
 	failed           string
 	// waiting is why it is not ready: what failed last and did not succeed since or, without that, what was said of it.
 	waiting, said string
@@ -227,6 +228,7 @@ func (m *member) find(start int64) {
 			if r.Stage == record.Phase && r.Name == "Deleted" {
 				m.gone = r.Start
 			}
+			m.leaving = m.leaving || r.Stage == record.Request && verbOf(r) == "delete" && setsOff(r)
 			continue
 		}
 		switch r.Stage {
@@ -379,7 +381,7 @@ func (a *assembly) settlePods(root *member, now int64) {
 		case m.Object.Resource != pods:
 		case m.Object.UID == "": // could not be created
 			blocked = cmp.Or(blocked, m)
-		case m.gone != 0 && m.gone < a.start:
+		case m.gone != 0 && m.gone < a.start, m.leaving:
 		case m.deleting != nil && strings.HasPrefix(m.deleting.Actor, "system:serviceaccount:kube-system:"):
 			if m.gone == 0 {
 				blocked, ending = cmp.Or(blocked, m), now
@@ -566,7 +568,7 @@ func (a *assembly) spansOf(m *member) {
 	}
 	if covered != 0 && done > covered && len(m.main) > 0 {
 		a.addWait(m, Settle, "", covered, done)
-	} else if !a.t.Settled && covered != 0 && a.end > covered && m.Object.Resource == pods && m.ready == 0 && m.gone == 0 {
+	} else if !a.t.Settled && covered != 0 && a.end > covered && m.Object.Resource == pods && m.gone == 0 && (m.ready == 0 || m.deleting != nil) {
 		a.wait(m, nil, covered, first)
 	}
 }
@@ -628,6 +630,8 @@ func (a *assembly) wait(m *member, next *record.Record, from int64, first bool) 
 			name = next.Name
 		}
 		a.addWait(m, Reconcile, name, from, to)
+	case next == nil && ending: // the kubelet's work on it is recorded when it is over
+		a.addWait(m, Grace, "", from, to)
 	case next == nil && !slices.ContainsFunc(m.main, func(r *record.Record) bool { return r.Stage == record.Bind && r.Error == "" }):
 		a.addWait(m, Queue, "", from, to)
 	case m.synced > from || m.synced == 0: // the kubelet has not begun
@@ -796,6 +800,8 @@ func (a *assembly) last() *member {
 		switch {
 		case a.t.Settled && (m.gone == a.end || m.ready == a.end), !a.t.Settled && cmp.Or(m.gone, m.ready) == 0 && len(m.main) > 0:
 			return m
+		case !a.t.Settled && m.deleting != nil && m.gone == 0:
+			last = m
 		}
 	}
 	return last

@@ -366,6 +366,32 @@ func TestRollout(t *testing.T) {
 	}
 }
 
+// TestEnding: pods that still end keep a timeline open, and are no part of one that begins later.
+func TestEnding(t *testing.T) {
+	s := newScene(t)
+	deployment, set := s.deployment()
+	controller := "system:serviceaccount:kube-system:replicaset-controller"
+	old := ref(pods, "shop-1-a")
+	s.add(deployment, record.Request, "patch", 1000, 1002, actor("kubelith-admin", "kubectl/v1.37"), spec)
+	s.pod("shop-1-c", set, 1010)
+	s.add(old, record.Request, "delete", 1220, 1221, actor(controller, "kubelith"))
+	got := s.timeline(deployment)
+	if got.Settled || got.Covered < 0.95 || !strings.HasSuffix(stages(got, old), "request delete, grace") {
+		t.Errorf("settled %v, covered %.3f: %s\n%s", got.Settled, got.Covered, stages(got, old), dump(got))
+	}
+
+	three := int32(3)
+	s.store.Describe(record.Object{Ref: deployment, Replicas: &three})
+	s.add(deployment, record.Request, "patch scale", 2000, 2002, actor("kubelith-admin", "kubectl/v1.37"), spec)
+	if got = s.timeline(deployment); got.Settled || got.Outcome != "2 of 3 pods are ready" {
+		t.Errorf("the old pod counts: settled %v, %s", got.Settled, got.Outcome)
+	}
+	s.pod("shop-1-d", set, 2010)
+	if got = s.timeline(deployment); !got.Settled || got.End.Sub(got.Begin) != 212*time.Millisecond {
+		t.Errorf("settled %v, %v", got.Settled, got.End.Sub(got.Begin))
+	}
+}
+
 // TestLate: a pod is ready before its agent has sent what it did for it.
 func TestLate(t *testing.T) {
 	s := newScene(t)

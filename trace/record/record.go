@@ -60,7 +60,7 @@ const (
 	Schedule Stage = "schedule"
 	// Bind is what the scheduler does after its decision, until the pod is bound: permit, prebind and bind.
 	Bind Stage = "bind"
-	// Sync is the kubelet's work on a pod (its span syncPod).
+	// Sync is the kubelet's work on a pod (its span syncPod). Name is why: "create", "update"; Began is a moment.
 	Sync Stage = "sync"
 	// Terminate is the kubelet's work on a pod that ends (its spans syncTerminatingPod and syncTerminatedPod).
 	Terminate Stage = "terminate"
@@ -85,6 +85,9 @@ const (
 	Stop        Stage = "stop"
 	StopSandbox Stage = "stop-sandbox"
 )
+
+// Began is the Name of a Sync or Terminate that is a moment: the kubelet begins, and what it does is not recorded yet.
+const Began = "began"
 
 // Record is one thing that happened to an object.
 type Record struct {

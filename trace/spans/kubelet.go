@@ -28,6 +28,10 @@ const (
 	updateType   = "k8s.pod.update_type"
 	// resync is the updateType of a sync that nothing set off: the kubelet visits each pod once a minute or so.
 	resync = "sync"
+	// firstSync is that of a pod that the kubelet did not know.
+	firstSync = "create"
+
+	terminating = "terminating" // the name of such a record
 )
 
 // Provider returns the kubelet's TracerProvider. next is the one that it would have otherwise: its spans go there too.
@@ -61,7 +65,7 @@ func (t *tracer) Start(ctx context.Context, name string, opts ...trace.SpanStart
 	case syncPod:
 		r.Stage = record.Sync
 	case syncTerminatingPod:
-		r.Stage, r.Name = record.Terminate, "terminating"
+		r.Stage, r.Name = record.Terminate, terminating
 	case syncTerminatedPod:
 		r.Stage, r.Name = record.Terminate, "terminated"
 	default:
@@ -87,6 +91,11 @@ func (t *tracer) Start(ctx context.Context, name string, opts ...trace.SpanStart
 	t.source.mu.Lock()
 	t.source.syncs[s.context.TraceID()] = s
 	t.source.mu.Unlock()
+	if r.Name == firstSync || r.Name == terminating {
+		// Its end is too late to know that the kubelet has begun.
+		r.Name, r.Start = record.Began, t.source.clock.At(start)
+		t.source.sink.Add(r)
+	}
 	return trace.ContextWithSpan(ctx, s), s
 }
 

@@ -160,7 +160,7 @@ func TestPod(t *testing.T) {
 	n.sync(syncPod, "create", errors.New("network is not ready"), func(ctx context.Context) {
 		n.runSandbox(ctx, errors.New("no network"))
 	})
-	n.want(t, "cni ADD: 10.42.0.9; no network", "sandbox; no network", "sync create; network is not ready")
+	n.want(t, "sync began", "cni ADD: 10.42.0.9; no network", "sandbox; no network", "sync create; network is not ready")
 
 	n.sync(syncPod, "update", nil, func(ctx context.Context) {
 		n.runSandbox(ctx, nil)
@@ -203,7 +203,7 @@ func TestPod(t *testing.T) {
 	})
 	n.stopSandbox(outside) // by the garbage collection
 	n.sync(syncTerminatedPod, "", nil, func(context.Context) {})
-	n.want(t, "hook preStop main; exit code 2", "stop main: grace period 30s", "cni DEL", "stop-sandbox", "terminate terminating", "terminate terminated")
+	n.want(t, "terminate began", "hook preStop main; exit code 2", "stop main: grace period 30s", "cni DEL", "stop-sandbox", "terminate terminating", "terminate terminated")
 
 	n.cri(outside, "RemoveContainer", &criv1.RemoveContainerRequest{ContainerId: "c-main"}, &criv1.RemoveContainerResponse{}, nil, nil)
 	n.cri(outside, "RemovePodSandbox", &criv1.RemovePodSandboxRequest{PodSandboxId: "s1"}, &criv1.RemovePodSandboxResponse{}, nil, nil)
@@ -244,7 +244,7 @@ func TestEarlierProcess(t *testing.T) {
 	}
 	n.exec(ctx, "main", "probe", 0, "", nil)
 	n.sync(syncTerminatingPod, "", nil, n.stopSandbox)
-	n.want(t, "probe main", "cni DEL", "stop-sandbox", "terminate terminating")
+	n.want(t, "probe main", "terminate began", "cni DEL", "stop-sandbox", "terminate terminating")
 
 	n.exec(ctx, "other", "probe", 0, "", nil)
 	if n.want(t); !n.source.learns() {
@@ -298,7 +298,7 @@ func TestConfiguredTracing(t *testing.T) {
 		n.createContainer(ctx, "main")
 		n.startContainer(ctx, "main", errors.New("no such file"))
 	})
-	n.want(t, "create main", "start main; no such file", "sync create")
+	n.want(t, "sync began", "create main", "start main; no such file", "sync create")
 	if want := []string{"runtime.v1.RuntimeService/Call", syncPod}; !slices.Equal(user.ended, want) || len(user.started) != 2 {
 		t.Errorf("the user's provider started %q and ended %q, want %q", user.started, user.ended, want)
 	}
@@ -330,7 +330,7 @@ func TestVolumes(t *testing.T) {
 		driver("NodeStageVolume", &csi.NodeStageVolumeRequest{VolumeId: "v1"}, &csi.NodeStageVolumeResponse{}, nil)
 		driver("NodePublishVolume", &csi.NodePublishVolumeRequest{VolumeId: "v1", TargetPath: target}, &csi.NodePublishVolumeResponse{}, nil)
 	})
-	n.want(t, "volume NodeStageVolume: pvc-c1; busy", "volume NodeStageVolume: pvc-c1", "volume NodePublishVolume: pvc-c1", "sync create")
+	n.want(t, "sync began", "volume NodeStageVolume: pvc-c1; busy", "volume NodeStageVolume: pvc-c1", "volume NodePublishVolume: pvc-c1", "sync create")
 
 	n.sync(syncTerminatedPod, "", nil, func(context.Context) {
 		driver("NodeUnpublishVolume", &csi.NodeUnpublishVolumeRequest{VolumeId: "v1", TargetPath: target}, &csi.NodeUnpublishVolumeResponse{}, nil)

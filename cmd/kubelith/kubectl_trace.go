@@ -190,6 +190,7 @@ func nameIn(resp *http.Response) (string, error) {
 // The patience with what was written: until it is in the record, and until it has settled.
 const (
 	untilRecorded = 3 * time.Second
+	untilBound    = 5 * time.Second // a claim
 	untilSettled  = 10 * time.Minute
 )
 
@@ -209,6 +210,14 @@ func followWrites(ctx context.Context, client recorder, all []write, f *follower
 	ctx, cancel := context.WithTimeout(ctx, untilSettled)
 	defer cancel()
 	shown := map[string]bool{} // UIDs
+	// Claims come last: those that a pod uses are in its timeline, and one that waits for its first consumer may do so for ever.
+	isClaim := func(one write) int {
+		if one.ref.Resource == "persistentvolumeclaims" {
+			return 1
+		}
+		return 0
+	}
+	all = slices.SortedStableFunc(slices.Values(all), func(a, b write) int { return isClaim(a) - isClaim(b) })
 	for _, one := range all {
 		t, err := one.recorded(ctx, client)
 		switch {
@@ -223,8 +232,17 @@ func followWrites(ctx context.Context, client recorder, all []write, f *follower
 			fmt.Fprintf(f.out, "%s: %s, %s\n", render.Object(one.ref), t.Outcome, render.Took(t.End.Sub(t.Begin)))
 			continue
 		}
-		if t, err = f.follow(ctx, one.ref); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		patience := untilSettled
+		if isClaim(one) != 0 {
+			patience = untilBound
+		}
+		limited, cancel := context.WithTimeout(ctx, patience)
+		t, err = f.follow(limited, one.ref)
+		cancel()
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 			return recorderError(err, one.ref)
+		} else if err != nil && isClaim(one) != 0 {
+			continue // its state is printed
 		} else if err != nil {
 			return fmt.Errorf("%s has not settled within %s", render.Object(one.ref), untilSettled)
 		}

@@ -104,7 +104,7 @@ func (r *flight) wrap(build func(http.Handler, *genericapiserver.Config) http.Ha
 			api.ServeHTTP(w, req)
 		}), c)
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			if !isWrite(req) || isNoise(req.URL.Path) {
+			if !isWrite(req) || isNoise(req.URL.Path) || strings.Contains(req.URL.RawQuery, "dryRun=") {
 				chain.ServeHTTP(w, req)
 				return
 			}

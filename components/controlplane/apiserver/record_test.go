@@ -311,6 +311,20 @@ func TestRecordRefused(t *testing.T) {
 		t.Errorf("a denied update hides the object: %q", lines(h))
 	}
 
+	if _, err := cs.CoreV1().ConfigMaps(ns).Update(ctx, stale, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}}); !apierrors.IsConflict(err) {
+		t.Fatal(err)
+	}
+	if err := cs.CoreV1().ConfigMaps(ns).Delete(ctx, "old", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cs.CoreV1().ConfigMaps(ns).Patch(ctx, "old", types.MergePatchType, []byte(`{"data":{"a":"c"}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h = history(t, "configmaps", ns, "old", has("request patch"))
+	if want := []string{"request create", "request update", "request update", "request patch"}; !slices.Equal(lines(h), want) {
+		t.Errorf("with dry runs: %q, want %q", lines(h), want)
+	}
+
 	// An owner finds what could not be created for it.
 	none := corev1.ResourceList{corev1.ResourcePods: resource.MustParse("0")}
 	quota, err := cs.CoreV1().ResourceQuotas(ns).Create(ctx, &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "q"}, Spec: corev1.ResourceQuotaSpec{Hard: none}}, metav1.CreateOptions{})

@@ -83,6 +83,10 @@ func (p *pending) asked(a upstreamadmission.Attributes) {
 	if p.tried || p.done {
 		return
 	}
+	if a.IsDryRun() { // also one that is refused happened to no object
+		p.skip = true
+		return
+	}
 	p.tried = true
 	resource := a.GetResource()
 	p.object.Ref = record.Ref{

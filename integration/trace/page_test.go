@@ -320,16 +320,25 @@ func TestPageLives(t *testing.T) {
 	part := *whole
 	part.Settled, part.Outcome, part.Seq, part.Spans, part.End = false, "0 of 2 pods are ready", 40, whole.Spans[:60], whole.Spans[59].End
 	part.Critical = nil
-	more := make(chan struct{})
+	first, more := make(chan struct{}), make(chan struct{})
 	answer := func(w http.ResponseWriter, v any) { _ = json.NewEncoder(w).Encode(v) }
 	site := http.NewServeMux()
 	site.HandleFunc("/secret/{$}", func(w http.ResponseWriter, _ *http.Request) { _ = render.HTML(w, nil, true) })
 	site.HandleFunc("/secret/recent", func(w http.ResponseWriter, req *http.Request) {
-		if req.FormValue("after") != "0" {
+		switch req.FormValue("after") {
+		case "0":
+			answer(w, api.Recent{Seq: 7})
+			return
+		case "7":
+			select {
+			case <-first:
+			case <-req.Context().Done():
+			}
+		default:
 			<-req.Context().Done()
 			return
 		}
-		answer(w, api.Recent{Seq: 1, Timelines: []trace.Summary{{Object: whole.Object, What: "create", Took: time.Second}}})
+		answer(w, api.Recent{Seq: 8, Timelines: []trace.Summary{{Object: whole.Object, What: "create", Took: time.Second}}})
 	})
 	site.HandleFunc("/secret/timeline", func(w http.ResponseWriter, req *http.Request) {
 		switch req.FormValue("after") {
@@ -349,7 +358,11 @@ func TestPageLives(t *testing.T) {
 	t.Cleanup(server.Close)
 	b := openBrowser(t)
 	t.Cleanup(server.CloseClientConnections)
-	b.run(t, chromedp.Navigate(server.URL+"/secret/"), chromedp.WaitVisible(".row", chromedp.ByQuery))
+	b.run(t, chromedp.Navigate(server.URL+"/secret/"))
+	b.holds(t, `document.getElementById('list').textContent.includes('Nothing yet')`)
+	b.run(t, chromedp.Click("#in", chromedp.ByQuery), chromedp.Click("#whole", chromedp.ByQuery), chromedp.KeyEvent("+"))
+	close(first)
+	b.run(t, chromedp.WaitVisible(".row", chromedp.ByQuery))
 	b.holds(t, `document.getElementById('list').textContent.includes('deployment/web') && document.getElementById('summary').textContent.includes('so far')`)
 	// What the user chose stays, with new stages around it.
 	b.run(t, chromedp.Evaluate(rowOf("schedule → n1")+".click()", nil))

@@ -120,6 +120,7 @@
       $('evidence').hidden = true;
     }
     document.title = nameOf(t.object) + ' - Kubelith trace';
+    for (const id of ['overview', 'chart', 'hint']) $(id).hidden = false;
     summary();
     overview();
     chart();
@@ -349,6 +350,7 @@
   }
 
   function zoomTo(from, to) {
+    if (!t) return;
     let width = Math.min(Math.max(to - from, least()), t.total);
     from = Math.min(Math.max(from, 0), t.total - width);
     view = { from, to: from + width };
@@ -563,7 +565,7 @@
 
   $('in').addEventListener('click', () => zoom(1 / 1.5));
   $('out').addEventListener('click', () => zoom(1.5));
-  $('whole').addEventListener('click', () => zoomTo(0, t.total));
+  $('whole').addEventListener('click', () => t && zoomTo(0, t.total));
   $('filter').addEventListener('input', () => t && chart());
   $('only').addEventListener('change', () => t && chart());
   new ResizeObserver(() => t && place()).observe($('ruler'));

@@ -56,8 +56,9 @@ type pending struct {
 	info     *apirequest.RequestInfo
 	user     string
 	trackers *apirequest.LatencyTrackers
-	denied   bool // by authorization
-	tried    bool // admission has seen the object
+	denied   bool      // by authorization
+	tried    bool      // admission has seen the object
+	entered  time.Time // when the handler began to read the request; zero: it has the object
 	object   record.Object
 	steps    []record.Step
 	small    time.Duration // the sum of admission plugins that took too little for a step
@@ -151,6 +152,15 @@ func (p *pending) authorized(ctx context.Context) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.identify(ctx)
+	p.entered = time.Now()
+}
+
+// decoded is called when the handler begins to work with the object: upstream does not measure how long it reads it.
+func (p *pending) decoded() {
+	if !p.entered.IsZero() {
+		p.addStep("decode", "", p.entered, time.Since(p.entered), "")
+		p.entered = time.Time{}
+	}
 }
 
 // identify takes from the context who does what.

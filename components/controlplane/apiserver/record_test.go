@@ -170,6 +170,9 @@ func TestRecordPod(t *testing.T) {
 		create.Start < before || create.Duration <= 0 || stepOf(create, "etcd") == nil {
 		t.Errorf("create: %+v", create)
 	}
+	if decode := stepOf(create, "decode"); decode == nil || decode.Offset <= 0 || decode.Offset+decode.Duration > stepOf(create, "etcd").Offset {
+		t.Errorf("steps %+v", create.Steps)
+	}
 	if etcd := stepOf(create, "etcd"); etcd.Offset <= 0 || etcd.Offset+etcd.Duration > create.Duration {
 		t.Errorf("etcd: %+v in %s", etcd, create.Duration)
 	}

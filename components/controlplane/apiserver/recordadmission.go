@@ -80,6 +80,7 @@ func (m *measured) begin(ctx context.Context, p *pending, a upstreamadmission.At
 func (p *pending) asked(a upstreamadmission.Attributes) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.decoded()
 	if p.tried || p.done {
 		return
 	}

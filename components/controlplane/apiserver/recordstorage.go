@@ -103,6 +103,7 @@ func (s *recordedStorage) GuaranteedUpdate(
 	if p == nil {
 		return s.Interface.GuaranteedUpdate(ctx, key, out, ignoreNotFound, preconditions, update, cached)
 	}
+	p.begins()
 	var before *state
 	var began time.Time
 	tried := false // whether what update returned is being written
@@ -141,6 +142,7 @@ func (s *recordedStorage) Delete(
 	if p == nil {
 		return s.Interface.Delete(ctx, key, out, preconditions, validate, cached, options)
 	}
+	p.begins()
 	began, tried := time.Now(), true
 	own := validate
 	if validate != nil {
@@ -161,6 +163,13 @@ func (s *recordedStorage) Delete(
 	p.step("etcd", "", began, end.Sub(began), "")
 	p.removed(s, out, end)
 	return nil
+}
+
+// begins notes that the handler has got to storage.
+func (p *pending) begins() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.decoded()
 }
 
 // concerns reports whether the request is about this storage. One that evicts a pod writes its PodDisruptionBudget, too.

@@ -6,13 +6,17 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"kubelith.io/kubelith/trace"
@@ -146,5 +150,36 @@ func TestSpeaksUTF8(t *testing.T) {
 		if got := speaksUTF8(); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
+	}
+}
+
+// A server that knows no recorder, or has switched it off, is one clear line.
+func TestTraceWithoutRecorder(t *testing.T) {
+	for name, c := range map[string]struct {
+		status *apierrors.StatusError
+		want   string
+	}{
+		"another distribution": {apierrors.NewGenericServerResponse(404, "get", schema.GroupResource{}, "", "", 0, false), "this server has no recorder: "},
+		"switched off":         {apierrors.NewServiceUnavailable("the recorder is off: start the server without --trace-memory=0"), "the recorder is off: "},
+		"no right":             {apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("no")), "forbidden: no"},
+	} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(int(c.status.ErrStatus.Code))
+			c.status.ErrStatus.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+			_ = json.NewEncoder(w).Encode(c.status.ErrStatus)
+		}))
+		file := filepath.Join(t.TempDir(), "kubeconfig")
+		text := "apiVersion: v1\nkind: Config\ncurrent-context: x\ncontexts: [{name: x, context: {cluster: x}}]\nclusters: [{name: x, cluster: {server: '" + server.URL + "'}}]\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, mode := range []string{"--stats", "--slowest", "--serve"} {
+			err := App(nil, io.Discard, io.Discard).Run([]string{"kubelith", "trace", mode, "--kubeconfig", file})
+			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%s, %s: %v, want %q", name, mode, err, c.want)
+			}
+		}
+		server.Close()
 	}
 }

@@ -25,8 +25,6 @@ const (
 	SlowestPath = TracePath + "/slowest"
 	// StatsPath returns Stats.
 	StatsPath = TracePath + "/stats"
-	// ByTracePath returns []record.Ref of the objects that requests with a trace ID wrote: trace.
-	ByTracePath = TracePath + "/objects"
 	// RecordsPath takes the record.Batch of an agent, and returns a record.Reply.
 	RecordsPath = record.Path
 )

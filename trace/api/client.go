@@ -59,12 +59,6 @@ func (c *Client) Stats(ctx context.Context) (*Stats, error) {
 	return s, c.get(ctx, StatsPath, nil, s)
 }
 
-// ByTrace returns the objects that were written with a trace ID, of 32 hexadecimal digits.
-func (c *Client) ByTrace(ctx context.Context, id string) ([]record.Ref, error) {
-	var refs []record.Ref
-	return refs, c.get(ctx, ByTracePath, url.Values{"trace": {id}}, &refs)
-}
-
 // Send hands over a node's records.
 func (c *Client) Send(ctx context.Context, batch *record.Batch) (*record.Reply, error) {
 	body, err := json.Marshal(batch)

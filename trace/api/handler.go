@@ -49,7 +49,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	method, serve := http.MethodGet, map[string]func(*http.Request) (any, error){
-		TracePath: h.timeline, RecentPath: h.recent, SlowestPath: h.slowest, StatsPath: h.stats, ByTracePath: h.byTrace, RecordsPath: h.records,
+		TracePath: h.timeline, RecentPath: h.recent, SlowestPath: h.slowest, StatsPath: h.stats, RecordsPath: h.records,
 	}[req.URL.Path]
 	if req.URL.Path == RecordsPath {
 		method = http.MethodPost
@@ -223,20 +223,6 @@ func (h *Handler) stats(req *http.Request) (any, error) {
 		Stages: trace.Stats(h.store, h.store.All("pods"), h.may(req.Context()), h.store.Clock().Now()),
 		Usage:  h.store.Usage(),
 	}, nil
-}
-
-func (h *Handler) byTrace(req *http.Request) (any, error) {
-	id, may := req.URL.Query().Get("trace"), h.may(req.Context())
-	refs := []record.Ref{}
-	if id == "" {
-		return nil, apierrors.NewBadRequest("trace is required")
-	}
-	for _, history := range h.store.All("") {
-		if history.Object.Trace == id && may(history.Object.Ref) {
-			refs = append(refs, history.Object.Ref)
-		}
-	}
-	return refs, nil
 }
 
 // nodeStages are what a node may report.

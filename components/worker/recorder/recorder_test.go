@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,6 +35,7 @@ func add(s *record.Store, n int) {
 
 // server is a server's side of the records.
 type server struct {
+	mu      sync.Mutex
 	store   string
 	fail    error
 	batches []*record.Batch
@@ -42,6 +44,8 @@ type server struct {
 }
 
 func (s *server) post(_ context.Context, b *record.Batch) (record.Reply, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.fail != nil {
 		return record.Reply{}, s.fail
 	}
@@ -53,7 +57,29 @@ func (s *server) post(_ context.Context, b *record.Batch) (record.Reply, error) 
 	return record.Reply{Now: b.Sent + int64(s.behind), Store: s.store}, nil
 }
 
+// set changes it between two requests.
+func (s *server) set(change func()) {
+	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change()
+}
+
+func (s *server) sent() []*record.Batch {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.batches
+}
+
+func (s *server) pinged() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pings
+}
+
 func (s *server) records() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, b := range s.batches {
 		n += len(b.Records)
 	}
@@ -71,42 +97,42 @@ func TestSend(t *testing.T) {
 		defer func() { stop(); <-ended }()
 
 		time.Sleep(time.Hour)
-		if synctest.Wait(); len(far.batches) != 0 {
-			t.Fatalf("%d batches of nothing", len(far.batches))
+		if synctest.Wait(); len(far.sent()) != 0 {
+			t.Fatalf("%d batches of nothing", len(far.sent()))
 		}
 		add(store, 3)
 		synctest.Wait()
 		add(store, 2)
-		if synctest.Wait(); len(far.batches) != 1 {
-			t.Fatalf("%d batches at once, want one in a second", len(far.batches))
+		if synctest.Wait(); len(far.sent()) != 1 {
+			t.Fatalf("%d batches at once, want one in a second", len(far.sent()))
 		}
-		if first := far.batches[0]; !first.Estimated || first.Offset != time.Hour || first.Node != "node-1" || far.pings != pings {
-			t.Errorf("after %d pings, the first batch says %+v", far.pings, first)
+		if first := far.sent()[0]; !first.Estimated || first.Offset != time.Hour || first.Node != "node-1" || far.pinged() != pings {
+			t.Errorf("after %d pings, the first batch says %+v", far.pinged(), first)
 		}
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		if n := far.records(); n != 5 || len(far.batches) != 2 {
-			t.Fatalf("%d records in %d batches, want 5 in 2", n, len(far.batches))
+		if n := far.records(); n != 5 || len(far.sent()) != 2 {
+			t.Fatalf("%d records in %d batches, want 5 in 2", n, len(far.sent()))
 		}
-		far.behind, far.pings = 2*time.Hour, 0
+		far.set(func() { far.behind, far.pings = 2*time.Hour, 0 })
 		time.Sleep(time.Hour) // without records
 		add(store, 1)
 		time.Sleep(time.Second)
-		if synctest.Wait(); far.pings != pings || far.batches[2].Offset != 2*time.Hour {
-			t.Errorf("after an hour there were %d pings, and the estimate is %s", far.pings, far.batches[2].Offset)
+		if synctest.Wait(); far.pinged() != pings || far.sent()[2].Offset != 2*time.Hour {
+			t.Errorf("after an hour there were %d pings, and the estimate is %s", far.pinged(), far.sent()[2].Offset)
 		}
 
-		far.fail = errors.New("away")
+		far.set(func() { far.fail = errors.New("away") })
 		add(store, 4)
 		time.Sleep(10 * time.Minute)
-		far.fail = nil
+		far.set(func() { far.fail = nil })
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if n := far.records(); n != 10 {
 			t.Errorf("%d records after the server was away, want all 10", n)
 		}
 
-		far.store, far.batches = "2", nil
+		far.set(func() { far.store, far.batches = "2", nil })
 		add(store, 1)
 		time.Sleep(5 * time.Second)
 		synctest.Wait()

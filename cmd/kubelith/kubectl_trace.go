@@ -15,11 +15,13 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	componentcli "k8s.io/component-base/cli"
 	"k8s.io/kubectl/pkg/cmd"
@@ -182,9 +184,20 @@ func nameIn(resp *http.Response) (string, error) {
 	content, err := io.ReadAll(resp.Body)
 	resp.Body.Close()
 	resp.Body = io.NopCloser(bytes.NewReader(content))
+	return nameOf(content), err
+}
+
+// nameOf returns the name of an object in JSON, as most of kubectl's commands ask for it, or in protobuf, as those do
+// that create an object of one type.
+func nameOf(content []byte) string {
+	if object, _, err := scheme.Codecs.UniversalDeserializer().Decode(content, nil, nil); err == nil {
+		if o, err := meta.Accessor(object); err == nil {
+			return o.GetName()
+		}
+	}
 	var object struct{ Metadata struct{ Name string } }
-	_ = json.Unmarshal(content, &object)
-	return object.Metadata.Name, err
+	_ = json.Unmarshal(content, &object) // a custom resource; without a name, nothing is followed
+	return object.Metadata.Name
 }
 
 // The patience with what was written: until it is in the record, and until it has settled.

@@ -11,6 +11,10 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"kubelith.io/kubelith/trace"
@@ -89,6 +93,27 @@ func TestWritesTakeNamesFromAnswers(t *testing.T) {
 	at := time.Date(2026, 11, 22, 16, 24, 27, 0, time.UTC)
 	if len(w.all) != 1 || w.all[0].ref != (record.Ref{Resource: "pods", Namespace: "shop", Name: "web-x7"}) || w.all[0].since.After(at) {
 		t.Errorf("got %+v", w.all)
+	}
+}
+
+// Some of kubectl's commands speak protobuf.
+func TestNameOf(t *testing.T) {
+	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web-x7"}}
+	proto, err := runtime.Encode(scheme.Codecs.EncoderForVersion(info.Serializer, corev1.SchemeGroupVersion), pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{
+		"protobuf": string(proto), "JSON": `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web-x7"}}`,
+		"custom": `{"apiVersion":"example.org/v1","kind":"Shop","metadata":{"name":"web-x7"}}`,
+	} {
+		if got := nameOf([]byte(content)); got != "web-x7" {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	if got := nameOf([]byte("no object")); got != "" {
+		t.Errorf("no object: %q", got)
 	}
 }
 

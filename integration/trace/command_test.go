@@ -67,6 +67,11 @@ func TestCommand(t *testing.T) {
 		if r.Code != 0 || !strings.Contains(r.Stderr, "3 of 3 pods are ready") {
 			t.Errorf("scale: exit code %d, %s", r.Code, r.Stderr)
 		}
+		// kubectl creates it in protobuf.
+		r = s.TryExec(t, s.BinaryPath(), "kubectl", "--trace", "create", "deployment", "one", "-n", ns, "--image="+harness.Container("x").Image, "--", "sleep", "1000")
+		if r.Code != 0 || !strings.Contains(r.Stderr, "deployment/one -n "+ns+": 1 of 1 pods are ready") {
+			t.Errorf("create deployment: exit code %d, %s", r.Code, r.Stderr)
+		}
 		r = s.TryExec(t, s.BinaryPath(), "kubectl", "--trace", "delete", "-n", ns, "configmap/nothing")
 		if r.Code != 1 || !strings.Contains(r.Stderr, "NotFound") || !strings.Contains(r.Stderr, "kubelith: --trace: the command has written nothing") {
 			t.Errorf("delete of nothing: exit code %d, %s", r.Code, r.Stderr)

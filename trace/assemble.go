@@ -182,7 +182,7 @@ func (a *assembly) begin() {
 	root := a.members[0]
 	for i := range root.Records {
 		r := &root.Records[i]
-		if setsOff(r) || r.Stage == record.Request && root.setOff == nil {
+		if setsOff(r) || r.Stage == record.Request && r.Code >= http.StatusBadRequest && root.setOff == nil {
 			// A pod is bound, and the kubelet deletes it at its end: only what came first deletes it.
 			if root.setOff != nil && verbOf(root.setOff) == "delete" && verbOf(r) == "delete" {
 				continue

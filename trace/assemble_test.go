@@ -418,6 +418,21 @@ func TestLate(t *testing.T) {
 	}
 }
 
+// TestBeforeTheRecord: of a pod from before a restart of the server there is what its agent has sent.
+func TestBeforeTheRecord(t *testing.T) {
+	s := newScene(t)
+	p := ref(pods, "web")
+	s.add(p, record.Sync, record.Began, 5, 5)
+	s.add(p, record.Sandbox, "", 10, 20)
+	s.add(p, record.Start, "web", 22, 30)
+	s.add(p, record.Request, "patch status", 40, 41, actor("system:node:node-1", "kubelith"))
+	s.add(p, record.Condition, "Ready", 41, 41, says("True"))
+	got := s.timeline(p)
+	if !got.Settled || got.SetOff != "" || len(got.Notices) != 1 || !strings.HasPrefix(stages(got, p), "sandbox, prepare web, start web") {
+		t.Errorf("settled %v, set off by %q, %q: %s", got.Settled, got.SetOff, got.Notices, stages(got, p))
+	}
+}
+
 // TestRefused: a controller's pods that quota refuses have no UID, and are found by their owner.
 func TestRefused(t *testing.T) {
 	s := newScene(t)

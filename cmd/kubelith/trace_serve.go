@@ -71,8 +71,12 @@ type traceSite struct {
 }
 
 func newTraceSite(client recorder, at net.Addr) *traceSite {
-	_, port, _ := net.SplitHostPort(at.String())
-	s := &traceSite{client: client, hosts: []string{at.String(), net.JoinHostPort("localhost", port)}, token: rand.Text(), mux: http.NewServeMux()}
+	host, port, _ := net.SplitHostPort(at.String())
+	hosts := []string{at.String(), net.JoinHostPort("localhost", port)}
+	if port == "80" { // which browsers leave out
+		hosts = append(hosts, host, "localhost")
+	}
+	s := &traceSite{client: client, hosts: hosts, token: rand.Text(), mux: http.NewServeMux()}
 	s.mux.HandleFunc("GET /"+s.token+"/{$}", s.page)
 	s.mux.HandleFunc("GET /"+s.token+"/recent", s.recent)
 	s.mux.HandleFunc("GET /"+s.token+"/timeline", s.timeline)

@@ -171,6 +171,40 @@ func TestNode(t *testing.T) {
 	}
 }
 
+// TestEventOfNode: an Event names its node, and is no proof that the pod was there.
+func TestEventOfNode(t *testing.T) {
+	store := record.NewStore(record.Options{})
+	created(store, pod("default", "other"))
+	store.Add(record.Record{Object: pod("default", "other"), Stage: record.Event, Name: "Lie", Node: "n1", Start: store.Clock().Now()})
+	node := &user.DefaultInfo{Name: "system:node:n1", Groups: []string{user.NodesGroup}}
+	batch := &record.Batch{Node: "n1", Sent: store.Clock().Now(), Estimated: true, Records: []record.Record{{Object: pod("default", "other"), Stage: record.Sandbox, Start: store.Clock().Now()}}}
+	if _, err := serve(t, store, node).Send(t.Context(), batch); err != nil {
+		t.Fatal(err)
+	}
+	if h, _ := store.Get(pod("default", "other").UID); len(h.Records) != 2 {
+		t.Errorf("%+v", h.Records)
+	}
+}
+
+// TestNodesAreHidden: who may get a pod, and no nodes, sees how many nodes a filter excluded and why, as upstream's Event
+// says it.
+func TestNodesAreHidden(t *testing.T) {
+	store := record.NewStore(record.Options{})
+	web := pod("alice", "web")
+	created(store, web)
+	store.Add(record.Record{Object: web, Stage: record.Schedule, Start: store.Clock().Now(), Duration: time.Millisecond, Error: "0/1 nodes are available",
+		Verdicts: []record.Verdict{{Nodes: []string{"n1"}, Count: 1, Plugin: "NodeResourcesFit", Reason: "Insufficient cpu"}}, Scores: []record.Score{{Node: "n2"}}})
+	got, err := serve(t, store, &user.DefaultInfo{Name: "alice"}).Timeline(t.Context(), "pods", "alice", "web", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(got)
+	if err != nil || strings.Contains(string(text), `"n1"`) || strings.Contains(string(text), `"n2"`) || !strings.Contains(string(text), "Insufficient cpu") ||
+		!strings.Contains(string(text), "may not get nodes") {
+		t.Errorf("%s, %v", text, err)
+	}
+}
+
 // TestSecrets: what is served has no content of objects, because records have none.
 func TestSecrets(t *testing.T) {
 	store := record.NewStore(record.Options{})

@@ -131,10 +131,29 @@ func (h *Handler) timeline(req *http.Request) (any, error) {
 	if t == nil || !found && after == 0 {
 		return nil, apierrors.NewNotFound(schema.ParseGroupResource(ref.Resource), ref.Name)
 	}
+	if !may(record.Ref{Resource: "nodes"}) {
+		withoutNodes(t)
+	}
 	if set := h.store.Clock().Set(); set.Abs() > time.Second {
 		t.Notices = append(t.Notices, fmt.Sprintf("the clock of the server was set by %s since it started; times here go on from the old one", set.Round(time.Second)))
 	}
 	return t, nil
+}
+
+// withoutNodes removes what the scheduler found out about nodes by their names: upstream's Event counts them.
+func withoutNodes(t *trace.Timeline) {
+	hidden := false
+	for i := range t.Spans {
+		s := &t.Spans[i]
+		hidden = hidden || len(s.Scores) > 0 || len(s.Verdicts) > 0
+		s.Scores, s.Verdicts = nil, slices.Clone(s.Verdicts)
+		for j := range s.Verdicts {
+			s.Verdicts[j].Nodes = nil
+		}
+	}
+	if hidden {
+		t.Notices = append(t.Notices, "the scheduler's verdicts are shown without the nodes, and without scores: you may not get nodes")
+	}
 }
 
 // await calls see until it returns a Seq over after, whenever something was recorded, for Patience at most. It reports
@@ -288,6 +307,7 @@ func (h *Handler) mayReport(ctx context.Context, node string) func(record.Ref) b
 // ranOn reports whether an object was on a node.
 func ranOn(history record.History, node string) bool {
 	return slices.ContainsFunc(history.Records, func(r record.Record) bool {
-		return r.Node == node || r.Stage == record.Bind && r.Name == node && r.Error == ""
+		// Whoever writes an Event names its node.
+		return r.Node == node && slices.Contains(nodeStages, r.Stage) || r.Stage == record.Bind && r.Name == node && r.Error == ""
 	})
 }

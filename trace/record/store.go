@@ -28,6 +28,12 @@ const (
 	keepFirst  = 100
 	// maxText is the length of a message or an error, in bytes.
 	maxText = 1024
+	// maxName is the length of a name, a user or a program, and maxUID that of a UID.
+	maxName = 256
+	maxUID  = 128
+	// maxSteps and maxOwners are how many a record and an object have.
+	maxSteps  = 100
+	maxOwners = 16
 )
 
 // Options bounds a store.
@@ -107,18 +113,20 @@ func (s *Store) Add(r Record) {
 	if r.Node == "" && r.Stage != Request && r.Stage != Schedule && r.Stage != Bind && r.Stage != Event && r.Stage != Condition && r.Stage != Phase {
 		r.Node = s.opts.Node
 	}
-	r.Message, r.Error = shorten(r.Message), shorten(r.Error)
-	r.Name, r.Node, r.Actor, r.Agent = intern(r.Name), intern(r.Node), intern(r.Actor), intern(r.Agent)
+	r.bound()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.add(r)
 }
 
 func (s *Store) add(r Record) {
+	e := s.entry(r.Object)
+	if e == nil {
+		return
+	}
 	for _, f := range s.observe {
 		f(&r)
 	}
-	e := s.entry(r.Object)
 	r.Object = e.object.Ref
 	if r.Stage == Phase && r.Name == "Deleted" {
 		e.gone = true
@@ -188,6 +196,13 @@ func (s *Store) Describe(o Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.entry(o.Ref)
+	if e == nil {
+		return
+	}
+	o.Owners = o.Owners[:min(len(o.Owners), maxOwners)]
+	if len(o.Owners) > 0 {
+		s.disown(e)
+	}
 	for _, owner := range o.Owners {
 		if s.owned[owner] == nil {
 			s.owned[owner] = map[string]bool{}
@@ -209,6 +224,15 @@ func (s *Store) Describe(o Object) {
 	s.touch(e, s.clock.Now())
 }
 
+// disown removes an object from what its owners own.
+func (s *Store) disown(e *entry) {
+	for _, owner := range e.object.Owners {
+		if delete(s.owned[owner], e.key); len(s.owned[owner]) == 0 {
+			delete(s.owned, owner)
+		}
+	}
+}
+
 func keep(to *[]string, from []string) {
 	if len(from) > 0 {
 		*to = from
@@ -216,8 +240,12 @@ func keep(to *[]string, from []string) {
 }
 
 // entry returns the object's entry, and adds it if it is new. What a source knows less well, the name or the resource of
-// a UID, is completed by one that knows it.
+// a UID, is completed by one that knows it. It returns nil for a UID that is none, or that of an object with another name:
+// whoever writes an Event names the UID.
 func (s *Store) entry(r Ref) *entry {
+	if len(r.UID) > maxUID || strings.Contains(r.UID, "/") {
+		return nil
+	}
 	key := r.key()
 	e := s.objects[key]
 	// A request that was denied knows a name only: it is about the object of that name, if there is one.
@@ -225,6 +253,9 @@ func (s *Store) entry(r Ref) *entry {
 		key, e = named.key, named
 	}
 	if e == nil {
+		// What a request's path was a part of can go.
+		r.UID, r.Resource, r.Namespace, r.Name = strings.Clone(r.UID), intern(r.Resource), intern(r.Namespace), strings.Clone(r.Name)
+		key = r.key()
 		e = &entry{key: key, object: Object{Ref: r}, bytes: int64(unsafe.Sizeof(entry{})) + 300}
 		e.place = s.recent.PushFront(e)
 		s.objects[key] = e
@@ -234,6 +265,9 @@ func (s *Store) entry(r Ref) *entry {
 		return e
 	}
 	known := &e.object.Ref
+	if known.Name != "" && r.Name != "" && (known.Name != r.Name || known.Namespace != r.Namespace) {
+		return nil
+	}
 	if (known.Name == "" && r.Name != "") || (known.Resource == "" && r.Resource != "") {
 		known.Name, known.Namespace, known.Resource = cmp.Or(known.Name, r.Name), cmp.Or(known.Namespace, r.Namespace), cmp.Or(known.Resource, r.Resource)
 		s.names[known.named()] = key
@@ -243,7 +277,7 @@ func (s *Store) entry(r Ref) *entry {
 
 // touch marks the object as changed at t, and makes room.
 func (s *Store) touch(e *entry, t int64) {
-	e.last = max(e.last, t)
+	e.last = max(e.last, min(t, s.clock.Now())) // a source may be ahead
 	s.recent.MoveToFront(e.place)
 	for s.bytes > s.opts.Bytes && s.recent.Len() > 1 {
 		s.evict(s.recent.Back().Value.(*entry))
@@ -260,11 +294,7 @@ func (s *Store) evict(e *entry) {
 	if s.names[e.object.named()] == e.key {
 		delete(s.names, e.object.named())
 	}
-	for _, owner := range e.object.Owners {
-		if delete(s.owned[owner], e.key); len(s.owned[owner]) == 0 {
-			delete(s.owned, owner)
-		}
-	}
+	s.disown(e)
 	s.bytes -= e.bytes
 	s.dropped += uint64(len(e.records))
 }
@@ -394,7 +424,7 @@ func (s *Store) Merge(node string, offset time.Duration, records []Record) {
 		if r.Last != 0 {
 			r.Last += int64(offset)
 		}
-		r.Message, r.Error = shorten(r.Message), shorten(r.Error)
+		r.bound()
 		s.add(r)
 	}
 }
@@ -442,9 +472,10 @@ func (s *Store) Usage() Usage {
 
 // size is an estimate of the memory that a record takes: itself, with room for the slice to grow, and its texts.
 func (r *Record) size() int64 {
-	n := int64(unsafe.Sizeof(*r))*5/4 + int64(len(r.Message)+len(r.Error)+len(r.Version))
+	// Names and users come again and again and are there once; but whoever makes them up must not fill the memory.
+	n := int64(unsafe.Sizeof(*r))*5/4 + int64(len(r.Name)+len(r.Actor)+len(r.Agent)+len(r.Message)+len(r.Error)+len(r.Version))
 	for i := range r.Steps {
-		n += int64(unsafe.Sizeof(r.Steps[i])) + int64(len(r.Steps[i].Error))
+		n += int64(unsafe.Sizeof(r.Steps[i])) + int64(len(r.Steps[i].Detail)+len(r.Steps[i].Error))
 	}
 	for i := range r.Verdicts {
 		n += int64(unsafe.Sizeof(r.Verdicts[i])) + int64(len(r.Verdicts[i].Reason)) + 16*int64(len(r.Verdicts[i].Nodes))
@@ -456,13 +487,32 @@ func (r *Record) size() int64 {
 }
 
 func (o *Object) size() int64 {
-	n := len(o.UID) + len(o.Namespace) + len(o.Name) + len(o.Volume) + len(o.Trace) + len(o.Parent)
+	n := 2*len(o.UID) + len(o.Resource) + 200*len(o.Owners) + len(o.Namespace) + len(o.Name) + len(o.Volume) + len(o.Trace) + len(o.Parent)
 	for _, list := range [][]string{o.Owners, o.Claims, o.InitContainers, o.Containers} {
 		for _, text := range list {
 			n += 16 + len(text)
 		}
 	}
 	return int64(n)
+}
+
+// bound cuts what a source, or whoever it listens to, may make long.
+func (r *Record) bound() {
+	r.Message, r.Error = shorten(r.Message), shorten(r.Error)
+	r.Name, r.Node, r.Actor, r.Agent = intern(clip(r.Name)), intern(clip(r.Node)), intern(clip(r.Actor)), intern(clip(r.Agent))
+	r.Version = clip(r.Version)
+	r.Steps = r.Steps[:min(len(r.Steps), maxSteps)]
+	for i := range r.Steps {
+		s := &r.Steps[i]
+		s.Name, s.Detail, s.Error = clip(s.Name), clip(s.Detail), shorten(s.Error)
+	}
+}
+
+func clip(name string) string {
+	if len(name) > maxName {
+		return strings.ToValidUTF8(name[:maxName], "")
+	}
+	return name
 }
 
 // shorten cuts a text to maxText bytes, and copies it so that what it was a part of can go.

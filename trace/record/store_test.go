@@ -222,3 +222,61 @@ func TestNameOnly(t *testing.T) {
 		t.Errorf("of the next one: %+v", h)
 	}
 }
+
+// TestMadeUp: whatever names clients make up, their memory is counted and bounded.
+func TestMadeUp(t *testing.T) {
+	s := NewStore(Options{Bytes: 300_000})
+	long := strings.Repeat("x", 100_000)
+	for i := range 500 {
+		r := took(Ref{Resource: fmt.Sprintf("r%d", i), Name: "n"}, Request, fmt.Sprint("delete ", i, long), s.Clock().Now())
+		r.Actor, r.Agent, r.Code = fmt.Sprint(i, long), fmt.Sprint(i, long), 403
+		r.Steps = []Step{{Name: "authorization", Detail: long, Error: long}}
+		s.Add(r)
+	}
+	u := s.Usage()
+	if u.Bytes > u.Limit || u.Records > 200 {
+		t.Errorf("%+v", u)
+	}
+	for _, h := range s.All("") {
+		for _, r := range h.Records {
+			if len(r.Name) > maxName || len(r.Actor) > maxName || len(r.Agent) > maxName || len(r.Steps[0].Detail) > maxName || len(r.Steps[0].Error) > maxText+3 {
+				t.Fatalf("a record has texts of %d, %d and %d bytes", len(r.Name), len(r.Actor), len(r.Steps[0].Error))
+			}
+		}
+	}
+}
+
+// TestForeign: an Event names the object that it is about, and may lie.
+func TestForeign(t *testing.T) {
+	s := NewStore(Options{})
+	s.Add(took(pod("web"), Request, "create", s.Clock().Now()))
+	lie := pod("web")
+	lie.Namespace = "mine"
+	s.Add(took(lie, Event, "Lie", s.Clock().Now()))
+	s.Add(took(Ref{UID: "secrets/default/key", Resource: "pods", Namespace: "mine", Name: "x"}, Event, "Lie", s.Clock().Now()))
+	s.Describe(Object{Ref: lie, Owners: []string{"set"}})
+	if u := s.Usage(); u.Objects != 1 || u.Records != 1 || len(s.Owned("set")) != 0 {
+		t.Errorf("%+v", u)
+	}
+}
+
+// TestOwnersChange: an object that another one has adopted is owned by that one alone.
+func TestOwnersChange(t *testing.T) {
+	s := NewStore(Options{})
+	for i := range 1000 {
+		s.Describe(Object{Ref: pod("web"), Owners: []string{fmt.Sprint("set-", i)}})
+	}
+	if len(s.owned) != 1 || len(s.Owned("set-999")) != 1 {
+		t.Errorf("%d owners are indexed", len(s.owned))
+	}
+}
+
+// TestAhead: an agent whose clock is ahead keeps no object for ever.
+func TestAhead(t *testing.T) {
+	s := NewStore(Options{})
+	s.Merge("n1", 0, []Record{took(pod("web"), Sandbox, "", s.Clock().Now()+int64(1000*time.Hour))})
+	s.opts.Age = -time.Second
+	if s.Expire(); s.Usage().Objects != 0 {
+		t.Errorf("%+v", s.Usage())
+	}
+}

@@ -405,6 +405,9 @@ func (p *sheet) span(r entry, said map[string]bool) {
 // nodes names those of a verdict.
 func nodes(v record.Verdict) string {
 	const most = 5
+	if len(v.Nodes) == 0 { // the reader may not know their names
+		return fmt.Sprintf("%d nodes", v.Count)
+	}
 	text := strings.Join(v.Nodes[:min(most, len(v.Nodes))], ", ")
 	if more := v.Count - min(most, len(v.Nodes)); more > 0 {
 		text += fmt.Sprintf(" and %d more", more)

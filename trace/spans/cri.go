@@ -201,7 +201,10 @@ func (c *call) answer(message any) {
 		if m.GetExitCode() != 0 {
 			c.result = int(m.GetExitCode())
 			c.record.Code = c.result
-			c.record.Error = fmt.Sprintf("exit code %d%s", m.GetExitCode(), output(m))
+			c.record.Error = fmt.Sprintf("exit code %d", m.GetExitCode())
+			if c.sync == nil { // a probe: what a hook writes may be secret, and is in no Event either
+				c.record.Error += output(m)
+			}
 		}
 	case *criv1.ContainerStatusResponse:
 		c.source.ended(m.GetStatus())

@@ -196,7 +196,7 @@ func TestPod(t *testing.T) {
 	n.want(t)
 
 	n.sync(syncTerminatingPod, "", nil, func(ctx context.Context) {
-		n.exec(ctx, "main", "say goodbye", 2, "", nil)
+		n.exec(ctx, "main", "say goodbye", 2, "the password is swordfish", nil)
 		n.cri(ctx, "StopContainer", &criv1.StopContainerRequest{ContainerId: "c-main", Timeout: 30}, &criv1.StopContainerResponse{}, nil, nil)
 		n.exec(outside, "main", "test -e ready", 0, "", errors.New("not running"))
 		n.stopSandbox(ctx)

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -105,7 +106,7 @@ func (r *flight) wrap(build func(http.Handler, *genericapiserver.Config) http.Ha
 			api.ServeHTTP(w, req)
 		}), c)
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			if !isWrite(req) || isNoise(req.URL.Path) || strings.Contains(req.URL.RawQuery, "dryRun=") {
+			if !isWrite(req) || isNoise(req.URL.Path) || req.URL.Query().Has("dryRun") {
 				chain.ServeHTTP(w, req)
 				return
 			}
@@ -171,8 +172,8 @@ func (p *pending) identify(ctx context.Context) {
 		return
 	}
 	p.info = info
-	if user, ok := apirequest.UserFrom(ctx); ok {
-		p.user = user.GetName()
+	if caller, ok := apirequest.UserFrom(ctx); ok {
+		p.user = caller.GetName()
 	}
 	p.trackers, _ = apirequest.LatencyTrackersFrom(ctx)
 }
@@ -213,6 +214,9 @@ func (p *pending) end(resolver apirequest.RequestInfoResolver, req *http.Request
 	p.done = true
 	if p.skip || len(p.writes) == 0 && code < http.StatusBadRequest {
 		return
+	}
+	if code == http.StatusUnauthorized || p.user == user.Anonymous {
+		return // whoever is nobody must not push out what others did
 	}
 	if p.info == nil { // refused before it was authorized
 		info, err := resolver.NewRequestInfo(req)

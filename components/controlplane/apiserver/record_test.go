@@ -537,13 +537,14 @@ func TestRecordNoise(t *testing.T) {
 func TestParseTrace(t *testing.T) {
 	const id, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 	for value, want := range map[string]bool{
-		"00-" + id + "-" + span + "-01":                      true,
-		"01-" + id + "-" + span + "-01-more":                 true,
-		"00-" + id + "-" + span + "-01-more":                 false,
-		"ff-" + id + "-" + span + "-01":                      false,
-		"00-" + strings.ToUpper(id) + "-" + span + "-01":     false,
-		"00-" + strings.Repeat("0", 32) + "-" + span + "-01": false,
-		"00-" + id + "-" + strings.Repeat("0", 16) + "-01":   false,
+		"00-" + id + "-" + span + "-01":                              true,
+		"01-" + id + "-" + span + "-01-more":                         true,
+		"00-" + id + "-" + span + "-01-more":                         false,
+		"01-" + id + "-" + span + "-01-" + strings.Repeat("x", 1000): false,
+		"ff-" + id + "-" + span + "-01":                              false,
+		"00-" + strings.ToUpper(id) + "-" + span + "-01":             false,
+		"00-" + strings.Repeat("0", 32) + "-" + span + "-01":         false,
+		"00-" + id + "-" + strings.Repeat("0", 16) + "-01":           false,
 		"00-" + id:                          false,
 		"":                                  false,
 		"00-" + id[1:] + "-" + span + "-01": false,

@@ -66,8 +66,14 @@ func (p *pending) traceOf(o metav1.Object, created bool) (trace, parent string) 
 	return "", ""
 }
 
+// maxTraceparent is the length of a traceparent: 55 in version 00, with some room for later ones.
+const maxTraceparent = 100
+
 // parseTrace returns the trace ID and the span ID of a traceparent, or nothing if it is none.
 func parseTrace(value string) (trace, parent string) {
+	if len(value) > maxTraceparent {
+		return "", ""
+	}
 	parts := strings.Split(value, "-")
 	if len(parts) < 4 || len(parts[0]) != 2 || len(parts[1]) != 32 || len(parts[2]) != 16 || len(parts[3]) != 2 {
 		return "", ""

@@ -60,6 +60,13 @@
   const percent = (f) => (f > 0 && f < 0.005 ? '<1' : Math.round(f * 100)) + '%';
   const clock = (text) => new Date(at(text)).toISOString().replace('T', ' ').replace('Z', ' UTC');
 
+  // The nodes of a verdict: some names, or none if the reader may not know them.
+  function nodesOf(verdict) {
+    const names = verdict.nodes || [], more = verdict.count - names.length;
+    if (!names.length) return verdict.count + ' nodes';
+    return names.join(', ') + (more > 0 ? ' and ' + more + ' more' : '');
+  }
+
   function nameOf(ref) {
     const dot = ref.resource.indexOf('.');
     let plural = dot < 0 ? ref.resource : ref.resource.slice(0, dot);
@@ -428,7 +435,7 @@
       if (s.parts.length) parts.push(el('h3', { text: 'Steps' }), timesTable('Step', s.parts, s.to - s.from));
       if ((s.verdicts || []).length) {
         parts.push(el('h3', { text: 'Nodes that filters excluded' }), table(['Nodes', 'Plugin', 'Reason'],
-          s.verdicts.map((v) => [(v.nodes || []).join(', ') + (v.count > (v.nodes || []).length ? ' and ' + (v.count - v.nodes.length) + ' more' : ''), v.plugin, v.reason])));
+          s.verdicts.map((v) => [nodesOf(v), v.plugin, v.reason])));
       }
       if ((s.scores || []).length) {
         const plugins = [...new Set(s.scores.flatMap((c) => Object.keys(c.plugins || {})))].sort();

@@ -18,7 +18,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"kubelith.io/kubelith/trace"
 	"kubelith.io/kubelith/trace/api"
@@ -149,10 +148,7 @@ func (q *question) answer(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	cfg, err := access.ToRESTConfig()
-	if clientcmd.IsEmptyConfig(err) {
-		return errors.New("no credentials: run it as root where kubelith server runs, or give --kubeconfig")
-	}
+	cfg, err := credentials(access)
 	if err != nil {
 		return err
 	}

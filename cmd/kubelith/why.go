@@ -19,6 +19,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"kubelith.io/kubelith/base/suggest"
@@ -134,6 +135,15 @@ func interspersed(c *cli.Context) (args []string, err error) {
 	return args, nil
 }
 
+// credentials returns the client configuration of a kubeconfig.
+func credentials(access *genericclioptions.ConfigFlags) (*rest.Config, error) {
+	cfg, err := access.ToRESTConfig()
+	if clientcmd.IsEmptyConfig(err) {
+		return nil, errors.New("no credentials: run it as root where kubelith server runs, or give --kubeconfig")
+	}
+	return cfg, err
+}
+
 // clusterOf returns the access to the cluster that flags and environment name.
 func clusterOf(c *cli.Context) (*genericclioptions.ConfigFlags, error) {
 	access := genericclioptions.NewConfigFlags(true).WithDiscoveryBurst(300).WithDiscoveryQPS(50)
@@ -175,10 +185,7 @@ func askWhy(c *cli.Context, args []string) (*why.Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg, err := access.ToRESTConfig()
-	if clientcmd.IsEmptyConfig(err) {
-		return nil, errors.New("no credentials: run it as root where kubelith server runs, or give --kubeconfig")
-	}
+	cfg, err := credentials(access)
 	if err != nil {
 		return nil, err
 	}

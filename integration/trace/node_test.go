@@ -8,7 +8,6 @@ import (
 	"io"
 	"log"
 	"net/http"
-	"net/http/httptest"
 	"runtime"
 	"slices"
 	"strings"
@@ -18,7 +17,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/partial"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	collectorpb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
@@ -168,44 +166,7 @@ func serveImage(t *testing.T, s *harness.Server, name string, layers, size int64
 		t.Fatal(err)
 	}
 	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
-	put := func(method, path, mediaType string, content io.Reader) {
-		r := httptest.NewRequest(method, "/v2/"+name+path, content)
-		r.Header.Set("Content-Type", mediaType)
-		w := httptest.NewRecorder()
-		if images.ServeHTTP(w, r); w.Code != http.StatusCreated {
-			t.Fatalf("%s %s: %d %s", method, path, w.Code, w.Body)
-		}
-	}
-	all, err := made.Layers()
-	if err != nil {
-		t.Fatal(err)
-	}
-	config, err := partial.ConfigLayer(made)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, l := range append(all, config) {
-		digest, err := l.Digest()
-		if err != nil {
-			t.Fatal(err)
-		}
-		content, err := l.Compressed()
-		if err != nil {
-			t.Fatal(err)
-		}
-		put(http.MethodPost, "/blobs/uploads/?digest="+digest.String(), "application/octet-stream", content)
-		content.Close()
-	}
-	manifest, err := made.RawManifest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	mediaType, err := made.MediaType()
-	if err != nil {
-		t.Fatal(err)
-	}
-	put(http.MethodPut, "/manifests/1", string(mediaType), bytes.NewReader(manifest))
-
+	harness.PushImage(t, images, name, made)
 	l, err := s.Listen("127.0.0.1:5000")
 	if err != nil {
 		t.Fatal(err)

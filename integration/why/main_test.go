@@ -54,7 +54,8 @@ type Case struct {
 	Chain string `json:"chain"`
 	// Describe is what a person would have to find in `kubectl describe` of the same object for the same cause.
 	Describe string `json:"describe"`
-	// Before and Then are kubectl command lines that run before and after the manifests are applied. NODE in them is the
+	// Before and Then are kubectl command lines that run before and after the manifests are applied; one behind "! " must be
+	// refused. NODE in them is the
 	// server's node.
 	Before []string `json:"before"`
 	Then   []string `json:"then"`
@@ -183,7 +184,10 @@ func runCase(t testing.TB, s *harness.Server, apply *applier, dir string, score 
 	}
 	run := func(lines []string) {
 		for _, line := range lines {
-			s.Kubectl(t, append([]string{"-n", ns}, words(strings.ReplaceAll(line, "NODE", apply.node))...)...)
+			line, refused := strings.CutPrefix(strings.ReplaceAll(line, "NODE", apply.node), "! ")
+			if r := s.TryKubectl(t, append([]string{"-n", ns}, words(line)...)...); (r.Code != 0) != refused {
+				t.Fatalf("kubectl %s: exit code %d\n%s%s", line, r.Code, r.Stdout, r.Stderr)
+			}
 		}
 	}
 	run(c.Before)

@@ -1,7 +1,6 @@
 package why
 
 import (
-	"bytes"
 	"io"
 	"log"
 	"net/http"
@@ -15,8 +14,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/partial"
-	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"kubelith.io/kubelith/integration/harness"
 )
@@ -57,68 +54,10 @@ func serveRegistry(t *testing.T, s *harness.Server) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	push(t, images, "private/web", image)
-	push(t, images, "elsewhere/web", image)
+	harness.PushImage(t, images, "private/web", image)
+	harness.PushImage(t, images, "elsewhere/web", image)
 	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "s390x"}}})
-	put(t, images, "/v2/elsewhere/web/manifests/1", index)
-}
-
-// push puts an image with the tag 1 into a registry. go-containerregistry's own client would need the one of Docker.
-func push(t *testing.T, registry http.Handler, repository string, image v1.Image) {
-	t.Helper()
-	layers, err := image.Layers()
-	if err != nil {
-		t.Fatal(err)
-	}
-	config, err := partial.ConfigLayer(image)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, l := range append(layers, config) {
-		digest, err := l.Digest()
-		if err != nil {
-			t.Fatal(err)
-		}
-		content, err := l.Compressed()
-		if err != nil {
-			t.Fatal(err)
-		}
-		send(t, registry, http.MethodPost, "/v2/"+repository+"/blobs/uploads/?digest="+digest.String(), "application/octet-stream", content)
-		content.Close()
-	}
-	digest, err := image.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	put(t, registry, "/v2/"+repository+"/manifests/"+digest.String(), image)
-	put(t, registry, "/v2/"+repository+"/manifests/1", image)
-}
-
-// put puts the manifest of an image or an index.
-func put(t *testing.T, registry http.Handler, path string, of partial.WithRawManifest) {
-	t.Helper()
-	content, err := of.RawManifest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	mediaType, err := of.(interface {
-		MediaType() (types.MediaType, error)
-	}).MediaType()
-	if err != nil {
-		t.Fatal(err)
-	}
-	send(t, registry, http.MethodPut, path, string(mediaType), bytes.NewReader(content))
-}
-
-func send(t *testing.T, registry http.Handler, method, path, mediaType string, body io.Reader) {
-	t.Helper()
-	r := httptest.NewRequest(method, path, body)
-	r.Header.Set("Content-Type", mediaType)
-	w := httptest.NewRecorder()
-	registry.ServeHTTP(w, r)
-	if w.Code != http.StatusCreated {
-		t.Fatalf("%s %s: %d %s", method, path, w.Code, w.Body)
-	}
+	harness.PutManifest(t, images, "/v2/elsewhere/web/manifests/1", index)
 }
 
 // testImage is the image in the archive that the harness made.

@@ -15,12 +15,10 @@ import (
 )
 
 const (
-	// exportEvery is the least time between two uploads, exportRecords how many records one has at most.
-	exportEvery   = time.Second
+	// exportRecords is how many records an upload has at most.
 	exportRecords = 500
-	// exportTimeout bounds an upload. firstRetry and lastRetry bound the pause after a failure, which doubles.
-	exportTimeout         = 10 * time.Second
-	firstRetry, lastRetry = time.Second, time.Minute
+	// exportTimeout bounds an upload.
+	exportTimeout = 10 * time.Second
 )
 
 // Exporter exports what a store has to a collector. Its queue is the store: what a collector that is away does not take in
@@ -57,32 +55,18 @@ func (e *Exporter) Run(ctx context.Context) {
 		_ = e.client.Stop(ctx) // it only closes the connection
 	}()
 	var said logging.Once
-	retry := firstRetry
-	for ctx.Err() == nil {
-		if e.from.Wait(ctx, e.sent) <= e.sent { // ctx has ended
-			return
-		}
-		pause := exportEvery
-		switch err := e.export(ctx); {
-		case err == nil:
-			if retry > firstRetry {
+	failing := false
+	e.from.Feed(ctx, func() uint64 { return e.sent }, e.export, func(err error) {
+		if err == nil {
+			if failing {
 				e.log.Infof("exporting spans to %s again", e.url)
 			}
 			said.News("", "")
-			retry = firstRetry
-		case ctx.Err() != nil:
-			return
-		default:
-			if said.News("", err.Error()) {
-				e.log.Warnf("cannot export spans to %s, retrying: %v", e.url, err)
-			}
-			pause, retry = retry, min(2*retry, lastRetry)
+		} else if said.News("", err.Error()) {
+			e.log.Warnf("cannot export spans to %s, retrying: %v", e.url, err)
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
-	}
+		failing = err != nil
+	})
 }
 
 // export uploads one batch.

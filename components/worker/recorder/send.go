@@ -16,11 +16,8 @@ import (
 )
 
 const (
-	// sendTimeout bounds one request, sendEvery is the least time between two.
+	// sendTimeout bounds one request.
 	sendTimeout = 10 * time.Second
-	sendEvery   = time.Second
-	// firstRetry and lastRetry bound the pause after a failure, which doubles.
-	firstRetry, lastRetry = time.Second, 30 * time.Second
 	// trips is how many round trips the clock's offset is estimated from. Two clocks drift apart by some milliseconds in
 	// tripAge; a node that was idle for longer makes pings, without records, first.
 	trips, tripAge, pings = 8, 2 * time.Minute, 3
@@ -65,29 +62,13 @@ func poster(c rest.Interface) func(context.Context, *record.Batch) (record.Reply
 // run sends what is recorded until ctx ends.
 func (s *sender) run(ctx context.Context) {
 	var said logging.Once
-	retry := firstRetry
-	for ctx.Err() == nil {
-		if s.from.Wait(ctx, s.sent) <= s.sent { // ctx has ended
-			return
-		}
-		pause := sendEvery
-		switch err := s.send(ctx); {
-		case err == nil:
+	s.from.Feed(ctx, func() uint64 { return s.sent }, s.send, func(err error) {
+		if err == nil {
 			said.News("", "")
-			retry = firstRetry
-		case ctx.Err() != nil:
-			return
-		default:
-			if said.News("", err.Error()) {
-				s.log.Debugf("cannot send records to the server, retrying: %v", err) // whether it is there says another component
-			}
-			pause, retry = retry, min(2*retry, lastRetry)
+		} else if said.News("", err.Error()) {
+			s.log.Debugf("cannot send records to the server, retrying: %v", err) // whether it is there says another component
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
-	}
+	})
 }
 
 // send sends one batch.

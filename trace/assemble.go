@@ -375,7 +375,7 @@ func (a *assembly) settle(now int64) {
 func (a *assembly) settlePods(root *member, now int64) {
 	var times []int64 // when a pod became ready, and negative when it was deleted
 	var blocked *member
-	live, ending := 0, int64(0)
+	live, ending, newest := 0, int64(0), a.newest()
 	for _, m := range a.members {
 		switch {
 		case m.Object.Resource != pods:
@@ -387,7 +387,7 @@ func (a *assembly) settlePods(root *member, now int64) {
 				blocked, ending = cmp.Or(blocked, m), now
 			}
 			ending = max(ending, m.gone)
-		case !a.replaced(m):
+		case newest == nil || m.owner == newest:
 			live++
 			if m.ready == 0 {
 				blocked = cmp.Or(blocked, m)
@@ -433,9 +433,9 @@ func (a *assembly) settlePods(root *member, now int64) {
 	}
 }
 
-// replaced reports whether a pod is of an older template than the Deployment's: the ReplicaSet that was created last
-// since the beginning has the pods that count.
-func (a *assembly) replaced(pod *member) bool {
+// newest returns the ReplicaSet that a Deployment created last since the beginning: it has the pods that count, and those
+// of the others are of an older template. Nil: it created none.
+func (a *assembly) newest() *member {
 	var newest *member
 	for _, m := range a.members {
 		if m.Object.Resource == "replicasets.apps" && m.owner == a.members[0] && m.setOff != nil && slices.ContainsFunc(m.main, func(r *record.Record) bool { return verbOf(r) == "create" }) &&
@@ -443,7 +443,7 @@ func (a *assembly) replaced(pod *member) bool {
 			newest = m
 		}
 	}
-	return newest != nil && pod.owner != newest
+	return newest
 }
 
 // lateness is how long a settled timeline waits for what an agent has recorded and not sent yet.
@@ -555,8 +555,8 @@ func (a *assembly) spansOf(m *member) {
 		}
 		first = false
 		id := a.add(m, r, 0)
-		for j, part := range m.main {
-			if isPart(m.main, j) && within(part, r) {
+		for _, part := range m.main {
+			if within(part, r) {
 				a.add(m, part, id)
 			}
 		}
@@ -589,23 +589,14 @@ func (a *assembly) cause(m *member) int64 {
 	return end
 }
 
-// isPart reports whether a record is a part of a call that takes longer: the CNI's of the sandbox's, a hook's of a
-// container's stop.
+// isPart reports whether a record is a part of a call that takes longer: the CNI's of the sandbox's.
 func isPart(all []*record.Record, i int) bool {
-	r := all[i]
-	if r.Stage != record.CNI && r.Stage != record.Hook && r.Stage != record.Volume {
-		return false
-	}
-	return slices.ContainsFunc(all, func(o *record.Record) bool { return o != r && within(r, o) })
+	return slices.ContainsFunc(all, func(o *record.Record) bool { return within(all[i], o) })
 }
 
 func within(part, whole *record.Record) bool {
-	switch part.Stage {
-	case record.CNI:
-		return (whole.Stage == record.Sandbox || whole.Stage == record.StopSandbox) && part.Start >= whole.Start && part.Start <= whole.End()
-	default:
-		return false
-	}
+	return part.Stage == record.CNI && (whole.Stage == record.Sandbox || whole.Stage == record.StopSandbox) &&
+		part.Start >= whole.Start && part.Start <= whole.End()
 }
 
 // wait adds the waits of an object before a stage; next is nil for one that still lasts.
@@ -646,7 +637,7 @@ func (a *assembly) wait(m *member, next *record.Record, from int64, first bool) 
 	case ending:
 		a.addWait(m, Grace, "", from, to)
 	case next == nil:
-		a.addWait(m, a.lasting(m), "", from, to)
+		a.addWait(m, m.lasting(), "", from, to)
 	default:
 		stage := setup(next)
 		if stage == Setup && slices.ContainsFunc(m.main, func(r *record.Record) bool { return r.Stage == record.Sandbox && r.End() <= from }) {
@@ -675,7 +666,7 @@ func setup(next *record.Record) record.Stage {
 }
 
 // lasting is the wait that a pod is in which the kubelet works on.
-func (a *assembly) lasting(m *member) record.Stage {
+func (m *member) lasting() record.Stage {
 	started := 0
 	for _, r := range m.main {
 		if r.Stage == record.Start && r.Error == "" && slices.Contains(m.Object.Containers, r.Name) {

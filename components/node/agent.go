@@ -96,7 +96,7 @@ func prepareAgent(ctx context.Context, cfg *config.Agent, release string, log lo
 	if err := m.settle(ctx, attempt, &cfg.Node, release, agentCheckOptions(cfg, m.cluster, planned)); err != nil {
 		return nil, err
 	}
-	m.record = newRecord(&cfg.Node, cfg.NodeName)
+	m.record = newRecord(&cfg.Node)
 	if m.connection, err = found.Join(ctx, cfg.NodeIP); err != nil {
 		return nil, err
 	}

@@ -91,7 +91,7 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 	if err := h.settle(ctx, attempt, &cfg.Node, release, checkOptions(cfg, planned)); err != nil {
 		return nil, err
 	}
-	h.record = newRecord(&cfg.Node, "")
+	h.record = newRecord(&cfg.Node)
 	attempt.onRefusal(forget(filepath.Join(cfg.DataDir, "server"), cfg.WriteKubeconfig))
 	attempt.making(tlsDir(cfg))
 	attempt.making(filepath.Dir(encryptionConfig(cfg)))

@@ -9,14 +9,12 @@ import (
 	"kubelith.io/kubelith/trace/spans"
 )
 
-// newRecord returns the flight recorder; nil if it is switched off. node is where what it records happens: empty on a
-// server, whose records are mostly the control plane's.
-func newRecord(cfg *config.Node, node string) *record.Store {
+// newRecord returns the flight recorder; nil if it is switched off.
+func newRecord(cfg *config.Node) *record.Store {
 	o := cfg.Trace()
 	if o == nil {
 		return nil
 	}
-	o.Node = node
 	return record.NewStore(*o)
 }
 

@@ -17,7 +17,7 @@ import (
 // putExample builds an example and copies it into a directory of the sandbox.
 func putExample(t *testing.T, s *harness.Server, dir, name string) {
 	t.Helper()
-	install(t, s, buildPlugin(t, "../../plugins/examples/"+name), dir+"/"+name)
+	install(t, s, harness.BuildProgram(t, "../../plugins/examples/"+name), dir+"/"+name)
 }
 
 // shortSecretDenied asks whether the plugin short-secrets rejects a short Secret.

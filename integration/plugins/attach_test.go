@@ -22,7 +22,7 @@ const (
 // testAttach: a driver that is not node-local and attaches volumes. A volume is attached for the first pod and detached after the
 // last, through kills of the plugin, and why it is not is in an event of the pod.
 func testAttach(t *testing.T, s *harness.Server) {
-	install(t, s, buildPlugin(t, "./array"), "/var/lib/kubelith/plugins/storage/array")
+	install(t, s, harness.BuildProgram(t, "./array"), "/var/lib/kubelith/plugins/storage/array")
 	wait(t, s, "array", "is ready", ready)
 	ns := s.Namespace(t)
 	createClaim(t, s, claim(ns, "data", "array", "64Mi"))

@@ -13,7 +13,7 @@ import (
 func TestDiskByLabel(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, harness.Options{})
-	install(t, s, buildPlugin(t, "../../plugins/examples/disk-by-label"), harness.DataDir+"/plugins/scheduling/disk-by-label")
+	install(t, s, harness.BuildProgram(t, "../../plugins/examples/disk-by-label"), harness.DataDir+"/plugins/scheduling/disk-by-label")
 	harness.Eventually(t, 30*time.Second, "the plugin to be ready", func() error {
 		list := s.RunBinary(t, "plugin", "list").Stdout
 		for line := range strings.Lines(list) {

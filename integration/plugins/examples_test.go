@@ -181,7 +181,7 @@ func TestEverythingFails(t *testing.T) {
 	t.Parallel()
 	path := examplesDir + "/everything"
 	s := harness.Start(t, harness.Options{NoTestImage: true, ConfigYAML: pluginsHeader + example("everything"), Prepare: func(s *harness.Server) error {
-		install(t, s, buildPlugin(t, "./everything"), path)
+		install(t, s, harness.BuildProgram(t, "./everything"), path)
 		return nil
 	}})
 	create := func() harness.Result {

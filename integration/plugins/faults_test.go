@@ -32,7 +32,7 @@ func entry(name, policy string, more ...string) string {
 func faultyServer(t *testing.T, entries ...string) *harness.Server {
 	t.Helper()
 	s := harness.New(t, harness.Options{NoTestImage: true, ConfigYAML: configWith(entries...)})
-	install(t, s, buildPlugin(t, "./badplugin"), badPath)
+	install(t, s, harness.BuildProgram(t, "./badplugin"), badPath)
 	return s
 }
 
@@ -89,8 +89,8 @@ func TestStartFaults(t *testing.T) {
 		entries = append(entries, e)
 	}
 	s := faultyServer(t, entries...)
-	install(t, s, buildPlugin(t, "./badplugin"), other)
-	install(t, s, buildPlugin(t, "./badplugin"), plain)
+	install(t, s, harness.BuildProgram(t, "./badplugin"), other)
+	install(t, s, harness.BuildProgram(t, "./badplugin"), plain)
 	if err := os.Chmod(s.Path(plain), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestStartFaults(t *testing.T) {
 		t.Error(err)
 	}
 	// What was missing is started as soon as it is there.
-	install(t, s, buildPlugin(t, "./badplugin"), missing)
+	install(t, s, harness.BuildProgram(t, "./badplugin"), missing)
 	waitPhase(t, s, "missing", "ready")
 	if err := reviewed(t.Context(), s.Client(t), "missing"); err != nil {
 		t.Error(err)

@@ -30,7 +30,7 @@ func TestFreeMemory(t *testing.T) {
 		NoTestImage: true, ConfigYAML: header + freeMemoryPlugin,
 		Args: []string{"--scheduler-arg=config=" + schedulerFile},
 		Prepare: func(s *harness.Server) error {
-			install(t, s, buildPlugin(t, "../../plugins/examples/freememory"), freeMemory)
+			install(t, s, harness.BuildProgram(t, "../../plugins/examples/freememory"), freeMemory)
 			return writeProfiles(s, freeMemoryProfile)
 		},
 	})

@@ -18,7 +18,7 @@ func dropped(name string) string { return harness.DataDir + "/plugins/admission/
 // TestProcesses follows the process of a plugin through the life of a server.
 func TestProcesses(t *testing.T) {
 	t.Parallel()
-	program := buildPlugin(t, "../../plugins/examples/short-secrets")
+	program := harness.BuildProgram(t, "../../plugins/examples/short-secrets")
 	const name = "short-secrets"
 	s := harness.New(t, harness.Options{})
 	install(t, s, program, dropped(name))

@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,26 +17,6 @@ import (
 )
 
 func TestMain(m *testing.M) { harness.Main(m) }
-
-// building keeps tests from writing one executable at the same time.
-var building sync.Mutex
-
-// buildPlugin builds the program of a package, relative to this directory, and returns its path.
-func buildPlugin(t *testing.T, pkg string) string {
-	t.Helper()
-	building.Lock()
-	defer building.Unlock()
-	program, err := filepath.Abs(filepath.Join("../../.cache/plugins", filepath.Base(pkg)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", program, pkg)
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build %s: %v\n%s", pkg, err, out)
-	}
-	return program
-}
 
 // install puts an executable where the server may run it; more bytes at its end make it another file.
 func install(t *testing.T, s *harness.Server, program, path string, more ...byte) {

@@ -96,7 +96,7 @@ func TestBadConfiguration(t *testing.T) {
 // TestOperate goes through what an operator does with plugins and sees of them, on one server.
 func TestOperate(t *testing.T) {
 	t.Parallel()
-	program := buildPlugin(t, "./nothing")
+	program := harness.BuildProgram(t, "./nothing")
 	const one = "plugins:\n- name: one\n  kind: admission\n  path: " + nothing + "\n  args: [\"1.0\"]\n  limits: {memory: 64Mi}\n"
 	s := harness.Start(t, harness.Options{NoTestImage: true, Disable: []string{"local-storage"}, ConfigYAML: header + one, Prepare: func(s *harness.Server) error {
 		install(t, s, program, nothing)
@@ -259,7 +259,7 @@ func reload(t *testing.T, s *harness.Server, one string) {
 		return c != nil && c.Status == corev1.ConditionFalse && strings.Contains(c.Message, "/opt/kubelith/three")
 	})
 	waitCondition(t, s, "two", "is gone", func(c *corev1.NodeCondition) bool { return c == nil })
-	install(t, s, buildPlugin(t, "./nothing"), "/opt/kubelith/three")
+	install(t, s, harness.BuildProgram(t, "./nothing"), "/opt/kubelith/three")
 	wait(t, s, "three", "is ready", ready)
 	waitCondition(t, s, "three", "is true", func(c *corev1.NodeCondition) bool { return c != nil && c.Status == corev1.ConditionTrue })
 

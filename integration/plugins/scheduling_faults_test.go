@@ -35,7 +35,7 @@ const (
 // the default profile none.
 func TestSchedulingFaults(t *testing.T) {
 	t.Parallel()
-	program := buildPlugin(t, "./badscheduler")
+	program := harness.BuildProgram(t, "./badscheduler")
 	s := schedulingServer(t, header+faultyPlugins, faultyProfiles, map[string]string{strictPath: program, lenientPath: program})
 	for _, name := range []string{"strict", "lenient", "choosy"} {
 		wait(t, s, name, "is ready", ready)

@@ -39,7 +39,7 @@ profiles:
 // TestScheduling: a plugin takes part in scheduling, whatever happens to its process. The nodes are objects without machines: nothing runs.
 func TestScheduling(t *testing.T) {
 	t.Parallel()
-	s := schedulingServer(t, "", schedulerProfiles, map[string]string{zones: buildPlugin(t, "./zones")})
+	s := schedulingServer(t, "", schedulerProfiles, map[string]string{zones: harness.BuildProgram(t, "./zones")})
 	for _, tc := range []struct {
 		name string
 		run  func(*testing.T, *harness.Server)

@@ -19,7 +19,7 @@ const podDriver = "thirdparty.example.com"
 // testDriverInPods: a CSI driver that runs as a pod with the work of the usual sidecars keeps working beside ours.
 func testDriverInPods(t *testing.T, s *harness.Server) {
 	// Its image is the test image with the program mounted into it.
-	install(t, s, buildPlugin(t, "./thirdparty"), "/opt/thirdparty")
+	install(t, s, harness.BuildProgram(t, "./thirdparty"), "/opt/thirdparty")
 	ns := s.Namespace(t)
 	createDriver(t, s, ns)
 	driver := s.Run(t, driverPod(ns))

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -34,12 +33,7 @@ const plugin = "/opt/kubelith/examples/sidecar-by-label"
 // withPlugin are the options of a server with an admission plugin that adds a container to pods with a label.
 func withPlugin(t *testing.T) harness.Options {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), "plugin")
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", program, "../../plugins/examples/"+filepath.Base(plugin))
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the plugin: %v\n%s", err, out)
-	}
+	program := harness.BuildProgram(t, "../../plugins/examples/"+filepath.Base(plugin))
 	return harness.Options{
 		ConfigYAML: "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\nplugins:\n- name: sidecar\n  kind: admission\n  path: " + plugin +
 			"\n  config:\n    label: sidecar\n    container: {name: sidecar, image: " + harness.Container("x").Image + ", command: [sleep, \"1000\"]}\n",

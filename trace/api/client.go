@@ -59,18 +59,26 @@ func (c *Client) Stats(ctx context.Context) (*Stats, error) {
 	return s, c.get(ctx, StatsPath, nil, s)
 }
 
-// Send hands over a node's records.
-func (c *Client) Send(ctx context.Context, batch *record.Batch) (*record.Reply, error) {
+// TooLarge is the error for a batch that no server would take: its size in bytes.
+type TooLarge int
+
+// Error implements error.
+func (t TooLarge) Error() string { return fmt.Sprintf("a batch of %d bytes is too large", int(t)) }
+
+// Send hands over a node's records. A TooLarge has not been sent.
+func (c *Client) Send(ctx context.Context, batch *record.Batch) (reply record.Reply, err error) {
 	body, err := json.Marshal(batch)
 	if err != nil {
-		return nil, err
+		return reply, err
+	}
+	if len(body) > record.MaxBody {
+		return reply, TooLarge(len(body))
 	}
 	answer, err := result(c.rest.Post().AbsPath(RecordsPath).SetHeader("Content-Type", "application/json").Body(body).Do(ctx))
 	if err != nil {
-		return nil, err
+		return reply, err
 	}
-	reply := &record.Reply{}
-	return reply, json.Unmarshal(answer, reply)
+	return reply, json.Unmarshal(answer, &reply)
 }
 
 func text(n uint64) string { return strconv.FormatUint(n, 10) }

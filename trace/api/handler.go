@@ -270,8 +270,8 @@ func (h *Handler) records(req *http.Request) (any, error) {
 	if err := json.Unmarshal(content, &batch); err != nil {
 		return nil, apierrors.NewBadRequest("not a batch of records: " + err.Error())
 	}
-	if len(batch.Records) > record.MaxBatch || len(batch.Objects) > record.MaxBatch || batch.Node != node {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("a batch has at most %d records and objects, of the node that sends it", record.MaxBatch))
+	if len(batch.Records) > record.MaxBatch || batch.Node != node {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("a batch has at most %d records, of the node that sends it", record.MaxBatch))
 	}
 	may := h.mayReport(req.Context(), node)
 	batch.Records = slices.DeleteFunc(batch.Records, func(r record.Record) bool {

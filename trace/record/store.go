@@ -42,8 +42,6 @@ type Options struct {
 	// defaults.
 	Bytes int64
 	Age   time.Duration
-	// Node is where this store's own records happen, unless they say otherwise; empty on the control plane.
-	Node string
 }
 
 // Store keeps the records of objects, the most recent ones within its bounds.
@@ -110,9 +108,6 @@ func (r Ref) named() Ref { r.UID = ""; return r }
 
 // Add implements Sink.
 func (s *Store) Add(r Record) {
-	if r.Node == "" && r.Stage != Request && r.Stage != Schedule && r.Stage != Bind && r.Stage != Event && r.Stage != Condition && r.Stage != Phase {
-		r.Node = s.opts.Node
-	}
 	r.bound()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -515,7 +510,7 @@ func clip(name string) string {
 	return name
 }
 
-// shorten cuts a text to maxText bytes, and copies it so that what it was a part of can go.
+// shorten cuts a text to maxText bytes.
 func shorten(text string) string {
 	if len(text) > maxText {
 		return strings.ToValidUTF8(text[:maxText], "") + "..."

@@ -122,7 +122,7 @@ func TestRepeats(t *testing.T) {
 
 // TestAgent: what an agent sends again because its count changed is counted once.
 func TestAgent(t *testing.T) {
-	agent, server := NewStore(Options{Node: "n1"}), NewStore(Options{})
+	agent, server := NewStore(Options{}), NewStore(Options{})
 	var sent uint64
 	send := func() {
 		var batch []Record

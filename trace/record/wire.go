@@ -7,7 +7,7 @@ const Path = "/kubelith/v1/records"
 
 // Limits of a Batch. A server refuses a larger one.
 const (
-	// MaxBatch is how many records, and how many objects, a batch has at most.
+	// MaxBatch is how many records a batch has at most.
 	MaxBatch = 1000
 	// MaxBody is the size of a batch in bytes.
 	MaxBody = 8 << 20
@@ -25,7 +25,6 @@ type Batch struct {
 	Offset    time.Duration `json:"offset"`
 	Estimated bool          `json:"estimated,omitempty"`
 	Records   []Record      `json:"records,omitempty"`
-	Objects   []Object      `json:"objects,omitempty"`
 }
 
 // Reply answers a batch.

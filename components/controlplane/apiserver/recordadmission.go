@@ -41,15 +41,7 @@ func (m *measured) Admit(ctx context.Context, a upstreamadmission.Attributes, o 
 	if m.mutating == nil {
 		return nil
 	}
-	p := pendingFrom(ctx)
-	if p == nil {
-		return m.mutating.Admit(ctx, a, o)
-	}
-	ctx, calls := m.begin(ctx, p, a)
-	began := time.Now()
-	err := m.mutating.Admit(ctx, a, o)
-	p.admitted(m.admits, began, time.Since(began), err, calls)
-	return err
+	return m.measure(ctx, a, m.admits, func(ctx context.Context) error { return m.mutating.Admit(ctx, a, o) })
 }
 
 // Validate implements admission.ValidationInterface.
@@ -57,14 +49,19 @@ func (m *measured) Validate(ctx context.Context, a upstreamadmission.Attributes,
 	if m.validating == nil {
 		return nil
 	}
+	return m.measure(ctx, a, m.validates, func(ctx context.Context) error { return m.validating.Validate(ctx, a, o) })
+}
+
+// measure calls the plugin and, in a request that is recorded, adds its step.
+func (m *measured) measure(ctx context.Context, a upstreamadmission.Attributes, detail string, call func(context.Context) error) error {
 	p := pendingFrom(ctx)
 	if p == nil {
-		return m.validating.Validate(ctx, a, o)
+		return call(ctx)
 	}
 	ctx, calls := m.begin(ctx, p, a)
 	began := time.Now()
-	err := m.validating.Validate(ctx, a, o)
-	p.admitted(m.validates, began, time.Since(began), err, calls)
+	err := call(ctx)
+	p.admitted(detail, began, time.Since(began), err, calls)
 	return err
 }
 

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/trace/api"
 	"kubelith.io/kubelith/trace/otlp"
 	"kubelith.io/kubelith/trace/record"
 )
@@ -78,11 +78,11 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if s.sender != nil {
 		client := rest.CopyConfig(s.opts.Client)
 		client.Timeout = sendTimeout
-		cs, err := kubernetes.NewForConfig(client)
+		server, err := api.NewClient(client)
 		if err != nil {
 			return fmt.Errorf("client: %w", err)
 		}
-		s.sender.post = poster(cs.Discovery().RESTClient())
+		s.sender.post = server.Send
 		running.Go(func() { s.sender.run(ctx) })
 	}
 	if s.exporter != nil {

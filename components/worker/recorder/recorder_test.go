@@ -18,6 +18,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/rest"
 
+	"kubelith.io/kubelith/trace/api"
 	"kubelith.io/kubelith/trace/record"
 )
 
@@ -148,7 +149,7 @@ func TestLargeBatch(t *testing.T) {
 	var sizes []int
 	s := &sender{from: store, log: silent(), limit: record.MaxBatch, post: func(_ context.Context, b *record.Batch) (record.Reply, error) {
 		if len(b.Records) > 3 || slices.ContainsFunc(b.Records, func(r record.Record) bool { return r.Name == "9" }) {
-			return record.Reply{}, tooLarge(1)
+			return record.Reply{}, api.TooLarge(1)
 		}
 		sizes = append(sizes, len(b.Records))
 		return record.Reply{}, nil
@@ -220,7 +221,7 @@ func TestPost(t *testing.T) {
 		t.Errorf("the server got %+v", got)
 	}
 	huge := &record.Batch{Node: strings.Repeat("x", record.MaxBody)}
-	if _, err := s.sender.post(t.Context(), huge); !errors.As(err, new(tooLarge)) {
+	if _, err := s.sender.post(t.Context(), huge); !errors.As(err, new(api.TooLarge)) {
 		t.Errorf("a batch over the limit: %v", err)
 	}
 }

@@ -3,15 +3,13 @@ package recorder
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"k8s.io/client-go/rest"
 
 	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/trace/api"
 	"kubelith.io/kubelith/trace/record"
 )
 
@@ -34,29 +32,6 @@ type sender struct {
 	store  string // the server's store, empty: unknown
 	limit  int    // of records in a batch
 	offset offset
-}
-
-// tooLarge is the error for a batch that no server would take.
-type tooLarge int
-
-func (t tooLarge) Error() string { return fmt.Sprintf("a batch of %d bytes is too large", int(t)) }
-
-// poster returns a function that sends a batch.
-func poster(c rest.Interface) func(context.Context, *record.Batch) (record.Reply, error) {
-	return func(ctx context.Context, b *record.Batch) (reply record.Reply, err error) {
-		body, err := json.Marshal(b)
-		if err != nil {
-			return reply, err
-		}
-		if len(body) > record.MaxBody {
-			return reply, tooLarge(len(body))
-		}
-		answer, err := c.Post().AbsPath(record.Path).SetHeader("Content-Type", "application/json").Body(body).DoRaw(ctx)
-		if err != nil {
-			return reply, err
-		}
-		return reply, json.Unmarshal(answer, &reply)
-	}
 }
 
 // run sends what is recorded until ctx ends.
@@ -84,7 +59,7 @@ func (s *sender) send(ctx context.Context) error {
 		}
 	}
 	reply, err := s.exchange(ctx, records)
-	if _, ok := err.(tooLarge); ok && len(records) > 1 {
+	if _, ok := err.(api.TooLarge); ok && len(records) > 1 {
 		s.limit = max(1, len(records)/2)
 		return s.send(ctx)
 	} else if ok {

@@ -46,6 +46,7 @@ func Assemble(from Source, root record.History, may func(record.Ref) bool, now i
 	if a.t.Verb == "delete" {
 		a.before(root, now)
 	}
+	a.t.Ended = lastRuns(root)
 	if a.hidden > 0 {
 		a.notice("%d objects are not shown: you may not read them", a.hidden)
 	}
@@ -70,6 +71,19 @@ func (a *assembly) before(root record.History, now int64) {
 		}
 	}
 	a.t.Failures = a.t.Failures[max(0, len(a.t.Failures)-maxFailures):]
+}
+
+// lastRuns returns the last run of each container of a pod that has ended, by the names of the containers.
+func lastRuns(h record.History) []Span {
+	var runs []Span
+	for i := range slices.Backward(h.Records) {
+		r := &h.Records[i]
+		if r.Stage == record.Run && !slices.ContainsFunc(runs, func(s Span) bool { return s.Name == r.Name }) {
+			runs = append(runs, span(h.Object.Ref, r))
+		}
+	}
+	slices.SortFunc(runs, func(a, b Span) int { return cmp.Compare(a.Name, b.Name) })
+	return runs
 }
 
 // until is a source as it was at a time.
@@ -711,7 +725,7 @@ func (m *member) node() string {
 func span(object record.Ref, r *record.Record) Span {
 	s := Span{
 		Object: object, Stage: r.Stage, Name: r.Name, Node: r.Node, Begin: at(r.Start), End: at(r.End()), Moment: r.Duration == 0,
-		By: r.Actor, Message: r.Message, Error: r.Error, Bytes: r.Bytes, Verdicts: r.Verdicts, Scores: r.Scores,
+		By: r.Actor, Message: r.Message, Error: r.Error, Bytes: r.Bytes, Peak: r.Peak, Verdicts: r.Verdicts, Scores: r.Scores,
 	}
 	if r.Stage == record.Request {
 		s.By = by(r)

@@ -418,6 +418,22 @@ func TestLate(t *testing.T) {
 	}
 }
 
+// TestLastRuns: how the containers of a pod ended last is there, also long after its start.
+func TestLastRuns(t *testing.T) {
+	s := newScene(t)
+	p := s.pod("web", ref("replicasets.apps", "web"), 0)
+	peak := func(n int64) func(*record.Record) { return func(r *record.Record) { r.Peak = n } }
+	s.add(p, record.Run, "web", 1000, 2000, peak(1))
+	s.add(p, record.Run, "web", 900_000, 901_000, peak(2))
+	var got []string
+	for _, e := range s.timeline(p).Ended {
+		got = append(got, fmt.Sprintf("%s %d", e.Name, e.Peak))
+	}
+	if want := []string{"init 0", "web 2"}; !slices.Equal(got, want) {
+		t.Errorf("ended: %q, want %q", got, want)
+	}
+}
+
 // TestBeforeTheRecord: of a pod from before a restart of the server there is what its agent has sent.
 func TestBeforeTheRecord(t *testing.T) {
 	s := newScene(t)

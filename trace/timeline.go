@@ -45,6 +45,8 @@ type Timeline struct {
 	// ones. Both are empty unless Verb is "delete".
 	Before   string `json:"before,omitempty"`
 	Failures []Span `json:"failures,omitempty"`
+	// Ended is the last run of each of the pod's containers that has ended, whenever that was; empty unless Object is a pod.
+	Ended []Span `json:"ended,omitempty"`
 	// Pending: it has settled, but records of the end may still be on their way from an agent.
 	Pending bool `json:"pending,omitempty"`
 	// Spans are the stages in causal order; a parent comes before its children.
@@ -85,9 +87,10 @@ type Span struct {
 	// Message says more, Error why it failed.
 	Message string `json:"message,omitempty"`
 	Error   string `json:"error,omitempty"`
-	// Count is how often it happened; Bytes what was moved.
+	// Count is how often it happened; Bytes what was moved; Peak how much memory a container used at most, in bytes.
 	Count    int              `json:"count,omitempty"`
 	Bytes    int64            `json:"bytes,omitempty"`
+	Peak     int64            `json:"peak,omitempty"`
 	Verdicts []record.Verdict `json:"verdicts,omitempty"`
 	Scores   []record.Score   `json:"scores,omitempty"`
 }

@@ -3,12 +3,15 @@ package why
 import (
 	"context"
 	"fmt"
+	"math"
 	"regexp"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/trace"
 )
 
 // container is a container of a pod with its status, which is nil before the kubelet has reported it.
@@ -276,12 +279,16 @@ func (r *Reader) crashed(ctx context.Context, pod *corev1.Pod, c container, end 
 	if end.Reason == "StartError" || end.Reason == "ContainerCannotRun" {
 		return done(r.notStarted(pod, c, end.Reason, end.Message, end.FinishedAt))
 	}
-	if end.Reason == "OOMKilled" {
-		return done(r.oomKilled(pod, c, end))
+	run := r.lastRun(ctx, pod, c, end)
+	if end.Reason == oomKilled {
+		return done(r.oomKilled(pod, c, end, run))
 	}
 	killing := r.killedBy(ctx, pod, c, end)
 	if killing != nil {
 		return done(killing)
+	}
+	if run != nil && run.Message == oomKilled {
+		return done(r.oomKilled(pod, c, end, run))
 	}
 	lines := r.lastLines(ctx, pod, c, end)
 	ran := end.FinishedAt.Sub(end.StartedAt.Time)
@@ -340,24 +347,51 @@ func meaning(end *corev1.ContainerStateTerminated) string {
 	return ""
 }
 
-// oomKilled explains a container that the kernel killed for memory.
-func (r *Reader) oomKilled(pod *corev1.Pod, c container, end *corev1.ContainerStateTerminated) *Finding {
+// oomKilled is the reason of a container that the kernel killed for memory.
+//
+// Source: github.com/containerd/containerd/v2/internal/cri/server/helpers.go (oomExitReason).
+const oomKilled = "OOMKilled"
+
+// oomKilled explains a container that the kernel killed for memory. run is its record; nil: there is none.
+func (r *Reader) oomKilled(pod *corev1.Pod, c container, end *corev1.ContainerStateTerminated, run *trace.Span) *Finding {
 	limit, ok := c.spec.Resources.Limits[corev1.ResourceMemory]
 	if c.status.Resources != nil {
 		if actual, has := c.status.Resources.Limits[corev1.ResourceMemory]; has {
 			limit, ok = actual, true
 		}
 	}
+	peak := ""
+	if run != nil && run.Peak > 0 {
+		peak = mebibytes(run.Peak)
+	}
+	measured := func(f *Finding) *Finding {
+		if peak != "" {
+			f.sawAt("record: "+string(run.Stage)+" "+run.Name, "the cgroup's peak of memory was "+peak, metav1.NewTime(run.End))
+		}
+		if end.Reason != oomKilled {
+			f.sawAt("record: "+string(run.Stage)+" "+run.Name, "the kernel counted a kill for memory in its cgroup, which the container runtime did not report", metav1.NewTime(run.End))
+		}
+		return f
+	}
 	if !ok {
 		f := broken(OOMKilled, fmt.Sprintf("%s was killed for memory, without a limit of its own: the node, or the pod as a whole, had no more", c))
-		return f.saw(c.specPath()+".resources.limits.memory", "not set").
+		return measured(f.saw(c.specPath()+".resources.limits.memory", "not set")).
 			do(recreate(pod, "Set requests and a limit for its memory"), "Look at what else uses the memory of node "+pod.Spec.NodeName+".")
 	}
-	f := broken(OOMKilled, fmt.Sprintf("%s was killed when it reached its memory limit of %s, %s after its start", c, limit.String(), ago(end.FinishedAt.Sub(end.StartedAt.Time))))
-	f.saw(c.specPath()+".resources.limits.memory", limit.String()+"; its peak is this limit, at which the kernel killed it")
-	return f.not(CrashLoop, "it fails by itself", "the reason is OOMKilled: the kernel ended it").
+	used := ""
+	if peak != "" {
+		used = " (peak " + peak + ")"
+	}
+	f := broken(OOMKilled, fmt.Sprintf("%s was killed when it reached its memory limit of %s%s, %s after its start", c, limit.String(), used, ago(end.FinishedAt.Sub(end.StartedAt.Time))))
+	measured(f.saw(c.specPath()+".resources.limits.memory", limit.String()))
+	return f.not(CrashLoop, "it fails by itself", "the kernel ended it, for memory").
 		not(Evicted, "the node was short of memory", "the pod was not evicted; the limit is the container's own").
 		do(recreate(pod, "Raise resources.limits.memory, or find out why it needs so much,"))
+}
+
+// mebibytes is a size as limits are written, rounded down to a tenth.
+func mebibytes(n int64) string {
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", math.Floor(float64(n)/(1<<20)*10)/10), ".0") + "Mi"
 }
 
 // killedBy explains a run that the kubelet ended because of a probe; nil: it did not.

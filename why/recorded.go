@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubelith.io/kubelith/trace"
@@ -77,4 +79,24 @@ func (r *Reader) took(ctx context.Context, t Target, f *Finding) {
 	}
 	f.Cause += fmt.Sprintf("; %s took %s, %.0f %% of it %s (%s)", what, render.Took(timeline.End.Sub(timeline.Begin)), 100*most.Share, most.Stage, render.About(most.Stage))
 	f.sawAt("record: "+timeline.SetOff, timeline.Outcome, metav1.NewTime(timeline.End))
+}
+
+// lastRun returns the record of how a container ended; nil: there is none of this end.
+func (r *Reader) lastRun(ctx context.Context, pod *corev1.Pod, c container, end *corev1.ContainerStateTerminated) *trace.Span {
+	if r.Record == nil || end.ExitCode != 137 {
+		return nil
+	}
+	timeline, err := once(r, "get the record of pod/"+pod.Name+" in namespace "+pod.Namespace, func() (*trace.Timeline, error) {
+		return r.Record.Timeline(ctx, "pods", pod.Namespace, pod.Name, 0)
+	})
+	if err != nil || timeline.Object.UID != string(pod.UID) {
+		return nil
+	}
+	for i := range timeline.Ended {
+		// The API's times have seconds only.
+		if s := &timeline.Ended[i]; s.Name == c.spec.Name && s.End.Sub(end.FinishedAt.Time).Abs() <= 2*time.Second {
+			return s
+		}
+	}
+	return nil
 }

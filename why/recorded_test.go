@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -97,5 +98,41 @@ func TestTook(t *testing.T) {
 	timeline.Settled = false
 	if a := ask(); a.Status != Healthy || strings.Contains(a.Cause, "took") {
 		t.Errorf("not settled: %s: %s", a.Status, a.Cause)
+	}
+}
+
+// TestPeak: what the cgroup counted is the evidence of a container that ran out of memory, also where the runtime did not see it.
+func TestPeak(t *testing.T) {
+	limited := func(p *corev1.Pod) {
+		p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"memory": resource.MustParse("32Mi")}
+	}
+	for name, c := range map[string]struct {
+		reason  string // the runtime's
+		ago     time.Duration
+		message string // the record's
+		code    Code
+		want    string
+	}{
+		"both say so":               {"OOMKilled", 5 * time.Second, "OOMKilled", OOMKilled, "memory limit of 32Mi (peak 31.9Mi)"},
+		"the kernel alone":          {"Error", 5 * time.Second, "OOMKilled", OOMKilled, "memory limit of 32Mi (peak 31.9Mi)"},
+		"the record of another run": {"OOMKilled", time.Minute, "OOMKilled", OOMKilled, "memory limit of 32Mi, "},
+		"no kill for memory":        {"Error", 5 * time.Second, "Error", CrashLoop, "exit code 137"},
+		"another run's kill":        {"Error", time.Minute, "OOMKilled", CrashLoop, "exit code 137"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := aPod(all(limited, state(waitsFor("CrashLoopBackOff", "back-off"), ended(c.reason, 137, time.Second, 5*time.Second), 4, false)))
+			r, _ := reader(t, pod, readyNode("node-1"))
+			r.Record = memory{&trace.Timeline{Object: record.Ref{UID: string(pod.UID), Resource: "pods", Namespace: "ns", Name: "web"}, Ended: []trace.Span{
+				{Stage: record.Run, Name: "app", End: before(c.ago).Time, Message: c.message, Peak: 32<<20 - 1},
+			}}}
+			a := ask(t, r, podTarget("web"))
+			if a.Code != c.code || !strings.Contains(a.Cause, c.want) {
+				t.Errorf("%s: %s", a.Code, a.Cause)
+			}
+			peak := slices.ContainsFunc(a.Evidence, func(e Evidence) bool { return e.Source == "record: run app" && strings.Contains(e.Text, "31.9Mi") })
+			if want := strings.Contains(c.want, "peak"); peak != want {
+				t.Errorf("the peak is in the evidence: %v, want %v: %+v", peak, want, a.Evidence)
+			}
+		})
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"google.golang.org/grpc/stats"
 
 	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/components/worker/containerd"
+	"kubelith.io/kubelith/runtime/cgroups"
 	"kubelith.io/kubelith/trace/record"
 	"kubelith.io/kubelith/trace/spans"
 )
@@ -39,6 +41,14 @@ func (r *recording) calls() stats.Handler {
 		return nil
 	}
 	return r.source.Handler()
+}
+
+// ended returns what takes the memory of containers that have ended.
+func (r *recording) ended() containerd.Ended {
+	if r == nil {
+		return nil
+	}
+	return func(id string, m cgroups.Memory) { r.source.Used(id, m.Peak, m.Kills > 0) }
 }
 
 // kubelet returns the kubelet's option Trace.

@@ -75,6 +75,7 @@ func worker(b *builder, w workerOptions) {
 		RegistriesDir: registriesDir,
 		SandboxImage:  embeddedimages.Pause,
 		Calls:         recording.calls(),
+		Ended:         recording.ended(),
 		Debug:         logging.Component(w.log, "containerd").Logger.IsLevelEnabled(logrus.DebugLevel),
 		Log:           logFor("containerd"),
 	}))

@@ -48,7 +48,7 @@ func Timeline(t *trace.Timeline) []*tracepb.ResourceSpans {
 	for i := range t.Spans {
 		s := &t.Spans[i]
 		ids[s.ID] = derive("span", key(s.Object), string(s.Stage), s.Name, strconv.FormatInt(s.Begin.UnixNano(), 10), strconv.Itoa(s.ID))[:8]
-		r := record.Record{Object: s.Object, Stage: s.Stage, Name: s.Name, Actor: s.By, Message: s.Message, Error: s.Error, Count: s.Count, Bytes: s.Bytes,
+		r := record.Record{Object: s.Object, Stage: s.Stage, Name: s.Name, Actor: s.By, Message: s.Message, Error: s.Error, Count: s.Count, Bytes: s.Bytes, Peak: s.Peak,
 			Verdicts: s.Verdicts, Node: s.Node}
 		out := newSpan(id, ids[s.ID], ids[s.Parent], &r, s.Begin.UnixNano(), s.Duration())
 		if s.Critical {
@@ -186,6 +186,9 @@ func attributes(r *record.Record) []*commonpb.KeyValue {
 	}
 	if r.Bytes != 0 {
 		all = append(all, number("kubelith.bytes", r.Bytes))
+	}
+	if r.Peak != 0 {
+		all = append(all, number("kubelith.memory.peak", r.Peak))
 	}
 	if r.Count > 1 {
 		all = append(all, number("kubelith.count", int64(r.Count)))

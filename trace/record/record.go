@@ -116,6 +116,8 @@ type Record struct {
 	Spec bool `json:"spec,omitempty"`
 	// Bytes is the size of what was moved.
 	Bytes int64 `json:"bytes,omitempty"`
+	// Peak is how much memory a container used at most, in bytes: of a Run. 0: unknown.
+	Peak int64 `json:"peak,omitempty"`
 	// Count is how often the same thing happened, from 1; Start and Duration are then those of the first time, and Last
 	// is the start of the last one.
 	Count int   `json:"count,omitempty"`

@@ -358,6 +358,9 @@ func note(t *trace.Timeline, s *trace.Span) string {
 		}
 		notes = append(notes, size(s.Bytes)+rate)
 	}
+	if s.Peak > 0 {
+		notes = append(notes, size(s.Peak)+" of memory")
+	}
 	switch {
 	case s.Stage == record.Request && s.By != "":
 		notes = append(notes, s.By)

@@ -106,6 +106,24 @@ func (s *Source) startedIn(id string, sync *syncSpan) {
 	}
 }
 
+// Used notes what a container that has ended used of memory: its peak in bytes, 0 if that is unknown, and whether the
+// kernel killed in it for memory.
+func (s *Source) Used(id string, peak int64, oom bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.containers[id]; c != nil { // not a pause container
+		c.peak, c.oom = peak, oom
+	}
+}
+
+// killed is the exit code of a program that SIGKILL ended, and oomKilled the reason of one that the kernel killed for memory.
+//
+// Source: github.com/containerd/containerd/v2/internal/cri/server/helpers.go (oomExitReason).
+const (
+	killed    = 128 + 9
+	oomKilled = "OOMKilled"
+)
+
 // ended records the life of a container that has ended, once: the kubelet asks for its status then.
 func (s *Source) ended(status *criv1.ContainerStatus) {
 	if status.GetState() != criv1.ContainerState_CONTAINER_EXITED || status.GetStartedAt() == 0 {
@@ -118,11 +136,16 @@ func (s *Source) ended(status *criv1.ContainerStatus) {
 		return
 	}
 	c.ended = true
+	peak, oom := c.peak, c.oom
 	s.mu.Unlock()
-	r := record.Record{Object: c.pod, Stage: record.Run, Name: c.name, Actor: "containerd", Code: int(status.GetExitCode()), Message: status.GetReason(),
+	reason := status.GetReason()
+	if oom && status.GetExitCode() == killed {
+		reason = oomKilled // containerd may not have seen it
+	}
+	r := record.Record{Object: c.pod, Stage: record.Run, Name: c.name, Actor: "containerd", Code: int(status.GetExitCode()), Message: reason, Peak: peak,
 		Start: s.clock.At(time.Unix(0, status.GetStartedAt())), Duration: time.Duration(status.GetFinishedAt() - status.GetStartedAt())}
 	if r.Code != 0 {
-		r.Error = fmt.Sprintf("exit code %d: %s", r.Code, status.GetReason())
+		r.Error = fmt.Sprintf("exit code %d: %s", r.Code, reason)
 	}
 	s.sink.Add(r)
 }

@@ -55,6 +55,8 @@ type container struct {
 	name     string
 	started  trace.TraceID // the sync that started it
 	ended    bool          // its end is recorded
+	peak     int64         // of its memory, in bytes, once it has ended; 0: unknown
+	oom      bool          // the kernel has killed in it for memory
 	stopping bool
 	probes   map[uint64]int // the last result of each command
 }

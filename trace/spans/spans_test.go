@@ -345,6 +345,36 @@ func TestVolumes(t *testing.T) {
 	}
 }
 
+// TestUsed: what a container's cgroup counted is in the record of its end.
+func TestUsed(t *testing.T) {
+	n := newNode(noop.NewTracerProvider())
+	for name, c := range map[string]struct {
+		oom  bool
+		code int32
+		want string
+	}{
+		"killed for memory": {true, 137, "run main: OOMKilled; exit code 137: OOMKilled"},
+		"killed":            {false, 137, "run main: Error; exit code 137: Error"},
+		"its child killed":  {true, 1, "run main: Error; exit code 1: Error"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n.sync(syncPod, "update", nil, func(ctx context.Context) { n.createContainer(ctx, "main") })
+			n.records = nil
+			n.source.Used("c-main", 64<<20, c.oom)
+			n.source.Used("pause", 1, false) // of no container
+			end := time.Now().UnixNano()
+			for range 2 { // the kubelet asks again
+				n.cri(context.Background(), "ContainerStatus", &criv1.ContainerStatusRequest{ContainerId: "c-main"}, &criv1.ContainerStatusResponse{Status: &criv1.ContainerStatus{
+					Id: "c-main", State: criv1.ContainerState_CONTAINER_EXITED, StartedAt: end - 1000, FinishedAt: end, ExitCode: c.code, Reason: "Error"}}, nil, nil)
+			}
+			if len(n.records) == 1 && n.records[0].Peak != 64<<20 {
+				t.Errorf("the peak is %d", n.records[0].Peak)
+			}
+			n.want(t, c.want)
+		})
+	}
+}
+
 func TestPodOfPath(t *testing.T) {
 	for path, want := range map[string][2]string{
 		"/var/lib/kubelet/pods/u1/volumes/kubernetes.io~csi/pvc-c1/mount":              {"u1", "pvc-c1"},

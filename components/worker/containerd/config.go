@@ -77,6 +77,9 @@ func config(o Options, h host) *srvconfig.Config {
 // callsPlugin has the handler of the gRPC server's calls, see observeCalls.
 const callsPlugin = "io.containerd.metrics.v1.grpc-otel"
 
+// tasksPlugin deletes what has ended, see observeEnds.
+const tasksPlugin = "io.containerd.service.v1.tasks-service"
+
 // disabled returns the plugins of upstream's that do not run.
 func disabled(o Options) []string {
 	// Its gRPC metrics have the same names as etcd's, and registering them twice panics.

@@ -39,6 +39,7 @@ type Options struct {
 	RegistriesDir string   // <dir>/<host>/hosts.toml, containerd's format for registries and mirrors
 	SandboxImage  string
 	Calls         stats.Handler      // sees the calls to the gRPC server; nil: none
+	Ended         Ended              // gets to know what ended containers used; nil: nothing does
 	Debug         bool               // also log containerd's info and debug levels, not only its warnings
 	Log           logrus.FieldLogger // also for containerd's own messages
 }
@@ -81,6 +82,9 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 
 	if s.opts.Calls != nil {
 		observeCalls(s.opts.Calls)
+	}
+	if s.opts.Ended != nil {
+		observeEnds(s.opts.Ended)
 	}
 	cfg := config(s.opts, detectHost(s.opts.Root, s.opts.Log))
 	if err := server.CreateTopLevelDirectories(cfg); err != nil {

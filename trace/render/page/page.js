@@ -429,6 +429,7 @@
       fact('Kind', s.wait ? 'a wait: the time until the next thing that is recorded' : '');
       fact('Count', s.count > 1 ? s.count + ' times' : '');
       fact('Bytes', s.bytes ? bytes(s.bytes) + (s.to - s.from > 1 ? ', ' + bytes(s.bytes / (s.to - s.from) * 1000) + '/s' : '') : '');
+      fact('Memory', s.peak ? bytes(s.peak) + ' at most' : '');
       fact('Says', s.message);
       parts.push(facts);
       if (s.error) parts.push(el('div', { class: 'error', text: s.error }));

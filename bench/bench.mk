@@ -21,10 +21,12 @@ PEER_GOGC ?= 50
 PEER_START ?=
 
 BENCH := .cache/bench
-bench_programs := etcd containerd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy coredns
+bench_programs := etcd containerd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy coredns containerd-shim-runc-v2
 bench_package_etcd := go.etcd.io/etcd/server/v3
 bench_package_containerd := github.com/containerd/containerd/v2/cmd/containerd
+bench_package_containerd-shim-runc-v2 := github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2
 bench_package_coredns := github.com/coredns/coredns
+bench_tags_containerd-shim-runc-v2 := -tags no_grpc # as containerd builds it
 bench_package = $(or $(bench_package_$(1)),k8s.io/kubernetes/cmd/$(1))
 
 .PHONY: bench bench-quick bench-table bench-peers bench-network bench-scale bench-plugins bench-clean
@@ -89,7 +91,7 @@ $(BENCH)/kwok/kwok: bench/scale/kwok/go.mod bench/scale/kwok/go.sum
 bench-peers: $(addprefix $(BENCH)/bin/,$(bench_programs))
 $(BENCH)/bin/%: $(BENCH)/go.mod
 	@mkdir -p $(@D)
-	$(GO) build -modfile=$(BENCH)/go.mod -mod=mod -ldflags '$(LDFLAGS)' -o $@ $(call bench_package,$*)
+	$(GO) build -modfile=$(BENCH)/go.mod -mod=mod $(bench_tags_$*) -ldflags '$(LDFLAGS)' -o $@ $(call bench_package,$*)
 $(BENCH)/go.mod: go.mod go.sum
 	@mkdir -p $(@D)
 	cp go.sum $(BENCH)/go.sum

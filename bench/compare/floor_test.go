@@ -28,6 +28,7 @@ type floorSpec struct {
 	Pods     int
 	Parallel int // pods made at the same time
 	BinDir   string
+	Shim     string // upstream's
 	Conflist string
 	Work     string // a directory to be made, on a tmpfs as containerd's state is
 	Programs string // directory of pause and hello
@@ -50,6 +51,7 @@ func measureFloor(t *testing.T, set settings) []results.Sample {
 		// The kubelet works on all pods at once; two per CPU keep both CPUs busy and are not slower than 50.
 		Parallel: 2 * runtime.NumCPU(),
 		BinDir:   binDir,
+		Shim:     filepath.Join(set.peers, payload.Shim),
 		Conflist: conflist("10.42.0.0/24"),
 		Work:     "/run/floor", // the sandbox's own, and short: sockets are in it
 		Programs: filepath.Join(set.repo, ".cache", "payload", runtime.GOARCH),

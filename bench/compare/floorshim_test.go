@@ -95,7 +95,7 @@ func (f *floor) startShim(id, bundle string) (taskapi.TTRPCTaskService, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(filepath.Join(f.spec.BinDir, payload.Shim), "-namespace", "floor", "-address", f.eventSocket(), "-publish-binary", "/bin/true", "-id", id, "start")
+	cmd := exec.Command(f.spec.Shim, "-namespace", "floor", "-address", f.eventSocket(), "-publish-binary", "/bin/true", "-id", id, "start")
 	cmd.Dir = bundle
 	cmd.Env = append(os.Environ(), "GOMAXPROCS=2", "TTRPC_ADDRESS="+f.eventSocket(), "GRPC_ADDRESS="+f.eventSocket(), "NAMESPACE=floor")
 	cmd.Stdin = bytes.NewReader(params)

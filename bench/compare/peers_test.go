@@ -30,7 +30,7 @@ const (
 
 // programs are the executables that peers are made of.
 func programs() []string {
-	return []string{"etcd", "containerd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "coredns"}
+	return []string{"etcd", "containerd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "coredns", payload.Shim}
 }
 
 // peers is a cluster of separate processes: certificates, kubeconfigs and configuration files that were

@@ -17,7 +17,8 @@ payload_cc_arm64 := aarch64-linux-gnu-gcc
 payload_libs_amd64 := /usr/lib/x86_64-linux-gnu
 payload_libs_arm64 := /usr/lib/aarch64-linux-gnu
 
-payload_programs := runc containerd-shim-runc-v2 bridge host-local loopback portmap local
+pause_header := runtime/images/programs/pause/pause.h
+payload_programs := runc containerd-shim-runc-v2 kubelith-pause bridge host-local loopback portmap local
 payload_plugins := github.com/containernetworking/plugins/plugins
 payload_sources := payload.mk runtime/payload/programs/go.mod runtime/payload/programs/go.sum
 payload_build = CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) GOFLAGS= $(GO) -C runtime/payload/programs build -trimpath -buildvcs=false
@@ -29,6 +30,7 @@ images: runtime/images/embed/$(ARCH)/images.tar.zst
 runtime/payload/embed/$(ARCH)/payload.tar.zst: $(addprefix $(PAYLOAD_CACHE)/,$(payload_programs)) $(wildcard runtime/payload/pack/*.go)
 	CGO_ENABLED=0 GOARCH= $(GO) run ./runtime/payload/pack -out $(@D) \
 		runc=$(PAYLOAD_CACHE)/runc containerd-shim-runc-v2=$(PAYLOAD_CACHE)/containerd-shim-runc-v2 \
+		kubelith-pause=$(PAYLOAD_CACHE)/kubelith-pause \
 		kubelith-bridge=$(PAYLOAD_CACHE)/bridge kubelith-host-local=$(PAYLOAD_CACHE)/host-local \
 		kubelith-loopback=$(PAYLOAD_CACHE)/loopback kubelith-portmap=$(PAYLOAD_CACHE)/portmap \
 		kubelith-local=$(PAYLOAD_CACHE)/local
@@ -38,8 +40,12 @@ $(PAYLOAD_CACHE)/runc: $(payload_sources)
 		GOOS=linux GOARCH=$(ARCH) GOFLAGS= $(GO) -C runtime/payload/programs build -trimpath -buildvcs=false \
 		-tags "seccomp netgo osusergo" -ldflags '-s -w -extldflags -static' -o $(CURDIR)/$@ github.com/opencontainers/runc
 
-$(PAYLOAD_CACHE)/containerd-shim-runc-v2: $(payload_sources)
-	$(payload_build) -tags no_grpc -ldflags '-s -w' -o $(CURDIR)/$@ github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2
+# The shim is of this module: upstream's packages, and sandboxes of our own with their process in C.
+$(PAYLOAD_CACHE)/containerd-shim-runc-v2: payload.mk go.mod $(wildcard base/names/*.go runtime/shim/*.go runtime/shim/cmd/*.go)
+	CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) GOFLAGS= $(GO) build -trimpath -buildvcs=false -tags no_grpc -ldflags '-s -w' -o $@ ./runtime/shim/cmd
+$(PAYLOAD_CACHE)/kubelith-pause: runtime/shim/pause/pause.c $(pause_header) payload.mk
+	mkdir -p $(@D)
+	$(payload_cc_$(ARCH)) -Os -static -s -Wall -Wextra -Werror -o $@ $<
 
 $(PAYLOAD_CACHE)/bridge: $(payload_sources)
 	$(payload_build) -ldflags '-s -w' -o $(CURDIR)/$@ $(payload_plugins)/main/bridge
@@ -54,7 +60,7 @@ $(PAYLOAD_CACHE)/portmap: $(payload_sources)
 $(PAYLOAD_CACHE)/local: payload.mk go.mod $(wildcard base/atomicfile/*.go base/names/*.go plugins/builtin/local/*.go plugins/builtin/local/cmd/*.go plugins/sdk/*.go plugins/proto/*.go plugins/proto/*/v1/*.go)
 	CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) GOFLAGS= $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $@ ./plugins/builtin/local/cmd
 
-$(PAYLOAD_CACHE)/pause: runtime/images/programs/pause/pause.c payload.mk
+$(PAYLOAD_CACHE)/pause: runtime/images/programs/pause/pause.c $(pause_header) payload.mk
 	mkdir -p $(@D)
 	$(payload_cc_$(ARCH)) -DVERSION='"1"' -Os -static -s -Wall -Wextra -Werror -o $@ $<
 $(PAYLOAD_CACHE)/hello: $(wildcard runtime/images/programs/hello/*.go) payload.mk

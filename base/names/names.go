@@ -69,3 +69,8 @@ const (
 	ProxyHealthPort = 10256 // kube-proxy's default; load balancers outside the cluster probe it
 	VXLANPort       = 8472  // flannel's default
 )
+
+// Programs of the payload that others of its programs start.
+const (
+	PauseProgram = "kubelith-pause" // the process of a pod's sandbox; the shim finds it beside itself
+)

@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"strconv"
@@ -28,9 +29,36 @@ func (s *Server) ContainerPID(t testing.TB, pod *corev1.Pod, container string) i
 	return pid
 }
 
+// SandboxPID returns the process id, on the host, of the process that holds the namespaces of a running pod, whose
+// container main has a status.
+func (s *Server) SandboxPID(t testing.TB, pod *corev1.Pod) int {
+	t.Helper()
+	status := Status(pod, "main")
+	if status == nil {
+		t.Fatalf("pod %s has no container main", pod.Name)
+	}
+	_, id, _ := strings.Cut(status.ContainerID, "://")
+	content, err := os.ReadFile(s.Path(bundles + id + "/config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var spec struct{ Annotations map[string]string }
+	if err := json.Unmarshal(content, &spec); err != nil {
+		t.Fatal(err)
+	}
+	pid, err := s.taskPID(spec.Annotations["io.kubernetes.cri.sandbox-id"])
+	if err != nil {
+		t.Fatalf("sandbox of pod %s: %v", pod.Name, err)
+	}
+	return pid
+}
+
+// bundles has a directory for each sandbox and container.
+const bundles = RunDir + "/containerd/io.containerd.runtime.v2.task/k8s.io/"
+
 // taskPID reads the file in which the shim keeps the pid of a container or a pod sandbox.
 func (s *Server) taskPID(id string) (int, error) {
-	content, err := os.ReadFile(s.Path(RunDir + "/containerd/io.containerd.runtime.v2.task/k8s.io/" + id + "/init.pid"))
+	content, err := os.ReadFile(s.Path(bundles + id + "/init.pid"))
 	if err != nil {
 		return 0, err
 	}

@@ -1,0 +1,306 @@
+package shim
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containerd/containerd/v2/pkg/atomicfile"
+	"github.com/containerd/containerd/v2/pkg/shim"
+	"github.com/opencontainers/cgroups"
+	cgroupmanager "github.com/opencontainers/cgroups/manager"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"kubelith.io/kubelith/base/names"
+)
+
+const (
+	// pauseName is what ps shows, as of the pause image.
+	pauseName = "/pause"
+	// recordFile is in the bundle of a sandbox that this package started.
+	recordFile = "sandbox.json"
+	// pidFile is where the runc shim keeps the pid, for whoever looks at a bundle.
+	pidFile = "init.pid"
+	// setupTimeout is how long the sandbox's process may take to become what it is told.
+	setupTimeout = time.Minute
+	// killGrace is how long the kernel may take to end killed processes.
+	killGrace = 10 * time.Second
+)
+
+// record is what a later process needs to end a sandbox whose shim has died.
+type record struct {
+	PID       int             `json:"pid"`
+	StartTime uint64          `json:"startTime"` // see startTime
+	Cgroup    *cgroups.Cgroup `json:"cgroup"`
+}
+
+// launch starts the process of a sandbox and returns when it has given up its rights. Before it gets any, its record is
+// on disk. The caller reaps the process.
+func (st *starter) launch(bundle string, s *specs.Spec, systemd bool) (_ *record, _ cgroups.Manager, err error) {
+	config, err := settings(s, filepath.Join(bundle, "rootfs"))
+	if err != nil {
+		return nil, nil, err
+	}
+	group, err := cgroupOf(s, systemd)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := os.Mkdir(filepath.Join(bundle, "rootfs"), 0o711); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, nil, err
+	}
+	program, err := os.Executable()
+	if err != nil {
+		return nil, nil, err
+	}
+	settingsRead, settingsWrite, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer settingsWrite.Close()
+	resultRead, resultWrite, err := os.Pipe()
+	if err != nil {
+		settingsRead.Close()
+		return nil, nil, err
+	}
+	defer resultRead.Close()
+	flags, network := namespaceFlags(s)
+	cmd := &exec.Cmd{
+		Path:        filepath.Join(filepath.Dir(program), names.PauseProgram),
+		Args:        []string{pauseName},
+		Env:         []string{},
+		Dir:         "/",
+		ExtraFiles:  []*os.File{settingsRead, resultWrite},
+		SysProcAttr: &syscall.SysProcAttr{Cloneflags: flags, Setsid: true},
+	}
+	err = st.start(cmd, network)
+	settingsRead.Close()
+	resultWrite.Close()
+	if err != nil {
+		return nil, nil, fmt.Errorf("start the sandbox's process: %w", err)
+	}
+	r := &record{PID: cmd.Process.Pid, Cgroup: group}
+	_ = cmd.Process.Release() // reaped by the shim's reaper
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.kill(nil))
+		}
+	}()
+	if r.StartTime, err = startTime(r.PID); err != nil {
+		return nil, nil, err
+	}
+	if err := r.write(bundle); err != nil {
+		return nil, nil, err
+	}
+	m, err := cgroupmanager.New(group)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.kill(m), m.Destroy())
+		}
+	}()
+	if err := m.Apply(r.PID); err != nil {
+		return nil, nil, fmt.Errorf("put the sandbox's process into its cgroup: %w", err)
+	}
+	if err := m.Set(group.Resources); err != nil {
+		return nil, nil, fmt.Errorf("set the cgroup of the sandbox: %w", err)
+	}
+	if adj := s.Process.OOMScoreAdj; adj != nil {
+		if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", r.PID), []byte(strconv.Itoa(*adj)), 0); err != nil {
+			return nil, nil, err
+		}
+	}
+	if _, err := settingsWrite.Write(config); err != nil {
+		return nil, nil, fmt.Errorf("tell the sandbox's process its settings: %w", err)
+	}
+	settingsWrite.Close()
+	if err := resultRead.SetReadDeadline(time.Now().Add(setupTimeout)); err != nil {
+		return nil, nil, err
+	}
+	text, err := io.ReadAll(io.LimitReader(resultRead, 4096))
+	if err != nil {
+		return nil, nil, fmt.Errorf("the sandbox's process does not say that it is set up: %w", err)
+	}
+	if len(text) > 0 {
+		return nil, nil, fmt.Errorf("the sandbox's process could not %s", bytes.ToValidUTF8(text, nil))
+	}
+	return r, m, nil
+}
+
+// starter starts commands in network namespaces, on a thread that it keeps. A thread that ended would take others'
+// processes with it: go-runc has the kernel kill runc when the thread ends that started it, and any thread may have.
+type starter struct{ requests chan startRequest }
+
+type startRequest struct {
+	cmd     *exec.Cmd
+	network string
+	result  chan error
+}
+
+func newStarter() *starter {
+	s := &starter{requests: make(chan startRequest)}
+	go s.run()
+	return s
+}
+
+// run never ends, so that its thread does not.
+func (s *starter) run() {
+	runtime.LockOSThread()
+	own, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	for r := range s.requests {
+		if err != nil {
+			r.result <- fmt.Errorf("the shim's own network namespace: %w", err)
+			continue
+		}
+		r.result <- startIn(r.cmd, r.network, own)
+	}
+}
+
+// start starts a command in a network namespace, the path of which is "" for the own one or a new one of cmd's flags.
+func (s *starter) start(cmd *exec.Cmd, network string) error {
+	if network == "" {
+		return cmd.Start()
+	}
+	r := startRequest{cmd, network, make(chan error, 1)}
+	s.requests <- r
+	return <-r.result
+}
+
+// startIn starts a command in a network namespace, and returns to the own one.
+func startIn(cmd *exec.Cmd, network string, own int) error {
+	fd, err := unix.Open(network, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("network namespace %s: %w", network, err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("join the network namespace %s: %w", network, err)
+	}
+	err = cmd.Start()
+	// Staying there would keep the namespace after its pod; the next start leaves it in any case.
+	_ = unix.Setns(own, unix.CLONE_NEWNET)
+	return err
+}
+
+func (r *record) write(bundle string) error {
+	content, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	f, err := atomicfile.New(filepath.Join(bundle, recordFile), 0o600)
+	if err != nil {
+		return err
+	}
+	if _, err := f.Write(content); err != nil {
+		_ = f.Cancel()
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(bundle, pidFile), []byte(strconv.Itoa(r.PID)), 0o600)
+}
+
+// readRecord returns nil for a bundle that is not of a sandbox of ours.
+func readRecord(bundle string) (*record, error) {
+	content, err := os.ReadFile(filepath.Join(bundle, recordFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var r record
+	if err := json.Unmarshal(content, &r); err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(bundle, recordFile), err)
+	}
+	if r.Cgroup == nil {
+		return nil, fmt.Errorf("%s: no cgroup", filepath.Join(bundle, recordFile))
+	}
+	return &r, nil
+}
+
+// end kills what runs in the sandbox, removes its cgroup, and returns how it ended.
+func (r *record) end(bundle string) (shim.StopStatus, error) {
+	m, err := cgroupmanager.New(r.Cgroup)
+	if err != nil {
+		return shim.StopStatus{}, err
+	}
+	if err := errors.Join(r.kill(m), m.Destroy()); err != nil {
+		return shim.StopStatus{}, err
+	}
+	return exitStatus(bundle, r.PID), nil
+}
+
+// kill ends the sandbox's process and all of its cgroup, nil for no cgroup, and waits for their end.
+func (r *record) kill(m cgroups.Manager) error {
+	deadline := time.Now().Add(killGrace)
+	for {
+		alive, err := r.signal(m, unix.SIGKILL)
+		if err != nil || alive == 0 {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d processes of the sandbox do not end", alive)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// signal returns how many processes it signalled. A pid that belongs to another process by now is left alone.
+func (r *record) signal(m cgroups.Manager, signal unix.Signal) (alive int, err error) {
+	pids := map[int]bool{}
+	if m != nil {
+		members, err := m.GetAllPids()
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return 0, err
+		}
+		for _, pid := range members {
+			pids[pid] = true
+		}
+	}
+	if t, err := startTime(r.PID); err == nil && t == r.StartTime {
+		pids[r.PID] = true
+	}
+	for pid := range pids {
+		switch killed := unix.Kill(pid, signal); {
+		case killed == nil:
+			alive++
+		case !errors.Is(killed, unix.ESRCH):
+			err = errors.Join(err, fmt.Errorf("signal process %d: %w", pid, killed))
+		}
+	}
+	return alive, err
+}
+
+// startTime returns when a process started, in clock ticks since boot, which tells it from a later one of the same pid.
+// A process that has ended and is not reaped yet counts as gone.
+//
+// Source: proc_pid_stat(5), fields 3 and 22.
+func startTime(pid int) (uint64, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 20 {
+		return 0, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
+	}
+	if fields[0] == "Z" || fields[0] == "X" {
+		return 0, fs.ErrNotExist
+	}
+	return strconv.ParseUint(fields[19], 10, 64)
+}

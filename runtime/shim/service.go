@@ -1,0 +1,456 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/cgroups/v3"
+	"github.com/containerd/cgroups/v3/cgroup1"
+	"github.com/containerd/cgroups/v3/cgroup2"
+	eventstypes "github.com/containerd/containerd/api/events"
+	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/runc"
+	containerdruntime "github.com/containerd/containerd/v2/core/runtime"
+	"github.com/containerd/containerd/v2/pkg/protobuf"
+	ptypes "github.com/containerd/containerd/v2/pkg/protobuf/types"
+	"github.com/containerd/containerd/v2/pkg/shim"
+	"github.com/containerd/containerd/v2/pkg/shutdown"
+	"github.com/containerd/containerd/v2/pkg/sys/reaper"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	runcC "github.com/containerd/go-runc"
+	"github.com/containerd/log"
+	"github.com/containerd/ttrpc"
+	"github.com/containerd/typeurl/v2"
+	runccgroups "github.com/opencontainers/cgroups"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// idle is how long a shim without containers stays, so that one that comes meanwhile finds it.
+const idle = time.Minute
+
+// service is containerd's task API: for sandboxes it answers itself, for containers upstream's service does.
+type service struct {
+	taskAPI.TTRPCTaskService
+
+	starter  *starter
+	shutdown shutdown.Service
+	events   chan any
+
+	mu        sync.Mutex
+	sandboxes map[string]*sandbox
+	bundles   map[string]string  // of containers, by id
+	launching int                // calls of launch under way
+	early     map[int]runcC.Exit // of processes that nobody knows yet, while there are any
+	used      time.Time          // the last time somebody needed this shim
+}
+
+// sandbox is a pod's, with its one process.
+type sandbox struct {
+	*record
+	id, bundle string
+	group      runccgroups.Manager
+	metrics    any           // of containerd's cgroup libraries, nil where there is no cgroup
+	done       chan struct{} // closed when exit is there
+
+	// Guarded by the service's mutex.
+	running bool
+	exit    runcC.Exit
+}
+
+func newService(containers taskAPI.TTRPCTaskService, sd shutdown.Service) *service {
+	return &service{
+		TTRPCTaskService: containers,
+		starter:          newStarter(),
+		shutdown:         sd,
+		events:           make(chan any, 128),
+		sandboxes:        map[string]*sandbox{},
+		bundles:          map[string]string{},
+		early:            map[int]runcC.Exit{},
+		used:             time.Now(),
+	}
+}
+
+// run does what no call asks for, until the shim ends.
+func (s *service) run(ctx context.Context, publisher shim.Publisher) {
+	go s.publish(context.WithoutCancel(ctx), publisher)
+	go s.endWhenIdle(ctx)
+	s.reap(reaper.Default.Subscribe())
+}
+
+// RegisterTTRPC adds the service to a server.
+func (s *service) RegisterTTRPC(server *ttrpc.Server) error {
+	taskAPI.RegisterTTRPCTaskService(server, s)
+	return nil
+}
+
+// publish sends events in the order in which they happened.
+func (s *service) publish(ctx context.Context, publisher shim.Publisher) {
+	for {
+		select {
+		case event := <-s.events:
+			if err := publisher.Publish(ctx, containerdruntime.GetTopic(event), event); err != nil {
+				log.G(ctx).WithError(err).Error("publish an event")
+			}
+		case <-s.shutdown.Done():
+			return
+		}
+	}
+}
+
+// endWhenIdle ends the shim when it has had nothing to hold for some time.
+func (s *service) endWhenIdle(ctx context.Context) {
+	tick := time.NewTicker(idle / 6)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-s.shutdown.Done():
+			return
+		}
+		s.mu.Lock()
+		keep := len(s.sandboxes) > 0 || s.launching > 0 || time.Since(s.used) < idle
+		s.mu.Unlock()
+		if !keep {
+			// Upstream's service ends the shim unless it has containers.
+			if _, err := s.TTRPCTaskService.Shutdown(ctx, &taskAPI.ShutdownRequest{}); err != nil {
+				log.G(ctx).WithError(err).Error("end the shim")
+			}
+		}
+	}
+}
+
+// use keeps the shim for some more time.
+func (s *service) use() {
+	s.mu.Lock()
+	s.used = time.Now()
+	s.mu.Unlock()
+}
+
+// allBundles returns the directories of all sandboxes and containers.
+func (s *service) allBundles() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.bundles))
+}
+
+func (s *service) send(event any) {
+	select {
+	case s.events <- event:
+	case <-s.shutdown.Done():
+	}
+}
+
+// reap takes the exits of all children of the shim, those of upstream's service among them.
+func (s *service) reap(exits <-chan runcC.Exit) {
+	for exit := range exits {
+		s.mu.Lock()
+		var of *sandbox
+		for _, b := range s.sandboxes {
+			if b.PID == exit.Pid && b.exit.Pid == 0 {
+				of = b
+			}
+		}
+		if of == nil && s.launching > 0 {
+			s.early[exit.Pid] = exit
+		}
+		s.mu.Unlock()
+		if of != nil {
+			s.exited(of, exit)
+		}
+	}
+}
+
+// exited reports the end of a sandbox, once.
+func (s *service) exited(b *sandbox, exit runcC.Exit) {
+	if _, err := b.signal(b.group, unix.SIGKILL); err != nil { // of a process namespace that is not the sandbox's own
+		log.L.WithError(err).WithField("id", b.id).Error("end the processes of a sandbox")
+	}
+	if err := runc.WriteExitStatus(b.bundle, exit); err != nil {
+		log.L.WithError(err).WithField("id", b.id).Error("store the exit status of a sandbox")
+	}
+	s.mu.Lock()
+	b.exit = exit
+	s.mu.Unlock()
+	close(b.done)
+	s.send(&eventstypes.TaskExit{
+		ContainerID: b.id, ID: b.id, Pid: uint32(b.PID), ExitStatus: uint32(exit.Status), ExitedAt: protobuf.ToTimestamp(exit.Timestamp),
+	})
+}
+
+// get returns nil for what upstream's service has, or nobody.
+func (s *service) get(id string) *sandbox {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sandboxes[id]
+}
+
+// Create makes a sandbox, or a container.
+func (s *service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*taskAPI.CreateTaskResponse, error) {
+	spec, err := readSpec(r.Bundle)
+	if err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	if forRunc(spec) != "" || r.Checkpoint != "" {
+		answer, err := s.TTRPCTaskService.Create(ctx, r)
+		if err == nil {
+			s.mu.Lock()
+			s.bundles[r.ID] = r.Bundle
+			s.mu.Unlock()
+		}
+		return answer, err
+	}
+	b, err := s.create(r, spec)
+	if err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	s.send(&eventstypes.TaskCreate{
+		ContainerID: b.id, Bundle: b.bundle, Rootfs: r.Rootfs, Pid: uint32(b.PID),
+		IO: &eventstypes.TaskIO{Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr},
+	})
+	return &taskAPI.CreateTaskResponse{Pid: uint32(b.PID)}, nil
+}
+
+// forget is for what has been deleted.
+func (s *service) forget(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.sandboxes, id)
+	delete(s.bundles, id)
+	s.used = time.Now()
+}
+
+func (s *service) create(r *taskAPI.CreateTaskRequest, spec *specs.Spec) (*sandbox, error) {
+	systemd := false
+	if r.Options.GetValue() != nil {
+		o, err := typeurl.UnmarshalAny(r.Options)
+		if err != nil {
+			return nil, err
+		}
+		of, ok := o.(*options.Options)
+		if !ok {
+			return nil, fmt.Errorf("options of type %T: %w", o, errdefs.ErrInvalidArgument)
+		}
+		systemd = of.SystemdCgroup
+	}
+	s.mu.Lock()
+	if s.sandboxes[r.ID] != nil {
+		s.mu.Unlock()
+		return nil, fmt.Errorf("sandbox %s: %w", r.ID, errdefs.ErrAlreadyExists)
+	}
+	s.launching++
+	s.mu.Unlock()
+
+	record, group, err := s.starter.launch(r.Bundle, spec, systemd)
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.launching--
+	early := s.early
+	if s.launching == 0 {
+		s.early = map[int]runcC.Exit{}
+	}
+	if err != nil {
+		return nil, err
+	}
+	b := &sandbox{record: record, id: r.ID, bundle: r.Bundle, group: group, metrics: metricsOf(record.PID), done: make(chan struct{})}
+	s.sandboxes[r.ID], s.bundles[r.ID] = b, b.bundle
+	if exit, gone := early[record.PID]; gone {
+		go s.exited(b, exit)
+	}
+	return b, nil
+}
+
+// metricsOf loads the cgroup of a process as containerd's libraries know it, which write their own form of statistics.
+func metricsOf(pid int) any {
+	if cgroups.Mode() == cgroups.Unified {
+		path, err := cgroup2.PidGroupPath(pid)
+		if err != nil {
+			return nil
+		}
+		if m, err := cgroup2.Load(path); err == nil {
+			return m
+		}
+		return nil
+	}
+	if m, err := cgroup1.Load(cgroup1.PidPath(pid)); err == nil {
+		return m
+	}
+	return nil
+}
+
+// Start reports a sandbox as running. Its process has been since Create, which nobody can tell.
+func (s *service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.StartResponse, error) {
+	b := s.get(r.ID)
+	if b == nil || r.ExecID != "" {
+		return s.TTRPCTaskService.Start(ctx, r)
+	}
+	s.mu.Lock()
+	again := b.running
+	b.running = true
+	s.mu.Unlock()
+	if again {
+		return nil, errgrpc.ToGRPCf(errdefs.ErrFailedPrecondition, "sandbox %s has been started", r.ID)
+	}
+	s.send(&eventstypes.TaskStart{ContainerID: b.id, Pid: uint32(b.PID)})
+	return &taskAPI.StartResponse{Pid: uint32(b.PID)}, nil
+}
+
+// State returns the state of a process.
+func (s *service) State(ctx context.Context, r *taskAPI.StateRequest) (*taskAPI.StateResponse, error) {
+	b := s.get(r.ID)
+	if b == nil || r.ExecID != "" {
+		return s.TTRPCTaskService.State(ctx, r)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	state := &taskAPI.StateResponse{
+		ID: b.id, Bundle: b.bundle, Pid: uint32(b.PID), Status: task.Status_CREATED,
+		ExitStatus: uint32(b.exit.Status), ExitedAt: protobuf.ToTimestamp(b.exit.Timestamp),
+	}
+	switch {
+	case b.exit.Pid != 0:
+		state.Status = task.Status_STOPPED
+	case b.running:
+		state.Status = task.Status_RUNNING
+	}
+	return state, nil
+}
+
+// Wait returns when a process has ended.
+func (s *service) Wait(ctx context.Context, r *taskAPI.WaitRequest) (*taskAPI.WaitResponse, error) {
+	b := s.get(r.ID)
+	if b == nil || r.ExecID != "" {
+		return s.TTRPCTaskService.Wait(ctx, r)
+	}
+	select {
+	case <-b.done:
+	case <-ctx.Done():
+		return nil, errgrpc.ToGRPC(ctx.Err())
+	}
+	return &taskAPI.WaitResponse{ExitStatus: uint32(b.exit.Status), ExitedAt: protobuf.ToTimestamp(b.exit.Timestamp)}, nil
+}
+
+// Kill signals a process, or all of a container.
+func (s *service) Kill(ctx context.Context, r *taskAPI.KillRequest) (*ptypes.Empty, error) {
+	b := s.get(r.ID)
+	if b == nil || r.ExecID != "" {
+		return s.TTRPCTaskService.Kill(ctx, r)
+	}
+	select {
+	case <-b.done:
+		return nil, errgrpc.ToGRPCf(errdefs.ErrNotFound, "process already finished")
+	default:
+	}
+	group := b.group
+	if !r.All {
+		group = nil
+	}
+	alive, err := b.signal(group, unix.Signal(r.Signal))
+	if err == nil && alive == 0 {
+		err = fmt.Errorf("process already finished: %w", errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	return &ptypes.Empty{}, nil
+}
+
+// Delete removes what has ended.
+func (s *service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAPI.DeleteResponse, error) {
+	b := s.get(r.ID)
+	if b == nil || r.ExecID != "" {
+		answer, err := s.TTRPCTaskService.Delete(ctx, r)
+		if err == nil && r.ExecID == "" {
+			s.forget(r.ID)
+		}
+		return answer, err
+	}
+	select {
+	case <-b.done:
+	default:
+		return nil, errgrpc.ToGRPCf(errdefs.ErrFailedPrecondition, "sandbox %s is running", r.ID)
+	}
+	if err := errors.Join(b.kill(b.group), b.group.Destroy()); err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	s.forget(r.ID)
+	at := protobuf.ToTimestamp(b.exit.Timestamp)
+	s.send(&eventstypes.TaskDelete{ContainerID: b.id, Pid: uint32(b.PID), ExitStatus: uint32(b.exit.Status), ExitedAt: at})
+	return &taskAPI.DeleteResponse{Pid: uint32(b.PID), ExitStatus: uint32(b.exit.Status), ExitedAt: at}, nil
+}
+
+// Pids returns the processes of a container.
+func (s *service) Pids(ctx context.Context, r *taskAPI.PidsRequest) (*taskAPI.PidsResponse, error) {
+	b := s.get(r.ID)
+	if b == nil {
+		return s.TTRPCTaskService.Pids(ctx, r)
+	}
+	pids, err := b.group.GetAllPids()
+	if err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	answer := &taskAPI.PidsResponse{}
+	for _, pid := range pids {
+		answer.Processes = append(answer.Processes, &task.ProcessInfo{Pid: uint32(pid)})
+	}
+	return answer, nil
+}
+
+// Stats returns the statistics of a container's cgroup.
+func (s *service) Stats(ctx context.Context, r *taskAPI.StatsRequest) (*taskAPI.StatsResponse, error) {
+	b := s.get(r.ID)
+	if b == nil {
+		return s.TTRPCTaskService.Stats(ctx, r)
+	}
+	var stats any
+	var err error
+	switch group := b.metrics.(type) {
+	case cgroup1.Cgroup:
+		stats, err = group.Stat(cgroup1.IgnoreNotExist)
+	case *cgroup2.Manager:
+		stats, err = group.Stat()
+	default:
+		err = fmt.Errorf("the cgroup of sandbox %s: %w", r.ID, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	content, err := typeurl.MarshalAny(stats)
+	if err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	return &taskAPI.StatsResponse{Stats: typeurl.MarshalProto(content)}, nil
+}
+
+// Connect returns the pids of the shim and of a container. Whoever looks for a shim asks it without one.
+func (s *service) Connect(ctx context.Context, r *taskAPI.ConnectRequest) (*taskAPI.ConnectResponse, error) {
+	s.use()
+	b := s.get(r.ID)
+	if b == nil {
+		return s.TTRPCTaskService.Connect(ctx, r)
+	}
+	return &taskAPI.ConnectResponse{ShimPid: uint32(os.Getpid()), TaskPid: uint32(b.PID)}, nil
+}
+
+// Shutdown does nothing: containerd asks after each container, and the shim has others, or will.
+func (s *service) Shutdown(context.Context, *taskAPI.ShutdownRequest) (*ptypes.Empty, error) {
+	return &ptypes.Empty{}, nil
+}
+
+// exitStatus returns how a process ended as its shim stored it, and otherwise that it was killed now.
+func exitStatus(bundle string, pid int) shim.StopStatus {
+	if e, err := runc.ReadExitStatus(bundle); err == nil {
+		return shim.StopStatus{Pid: e.Pid, ExitStatus: e.Status, ExitedAt: e.Timestamp}
+	}
+	return shim.StopStatus{Pid: pid, ExitStatus: 128 + int(unix.SIGKILL), ExitedAt: time.Now()}
+}

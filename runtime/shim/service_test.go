@@ -1,0 +1,259 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/v2/pkg/protobuf/types"
+	"github.com/containerd/containerd/v2/pkg/shutdown"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	runcC "github.com/containerd/go-runc"
+	runccgroups "github.com/opencontainers/cgroups"
+	"golang.org/x/sys/unix"
+)
+
+// upstream is a task service that counts what reaches it.
+type upstream struct {
+	taskAPI.TTRPCTaskService
+	shutdowns int
+	deletes   int
+}
+
+func (u *upstream) Shutdown(context.Context, *taskAPI.ShutdownRequest) (*types.Empty, error) {
+	u.shutdowns++
+	return &types.Empty{}, nil
+}
+
+func (u *upstream) Delete(context.Context, *taskAPI.DeleteRequest) (*taskAPI.DeleteResponse, error) {
+	u.deletes++
+	return &taskAPI.DeleteResponse{}, nil
+}
+
+// noGroup is a cgroup without processes.
+type noGroup struct{ runccgroups.Manager }
+
+func (noGroup) GetAllPids() ([]int, error) { return nil, nil }
+func (noGroup) Destroy() error             { return nil }
+
+func testService(t *testing.T) (*service, *upstream) {
+	_, sd := shutdown.WithShutdown(t.Context())
+	u := &upstream{}
+	return newService(u, sd), u
+}
+
+// add puts a process that sleeps into the service as a sandbox.
+func (s *service) add(t *testing.T, id string) (*sandbox, *exec.Cmd) {
+	t.Helper()
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	began, err := startTime(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &sandbox{
+		record: &record{PID: cmd.Process.Pid, StartTime: began, Cgroup: &runccgroups.Cgroup{}},
+		id:     id, bundle: t.TempDir(), group: noGroup{}, done: make(chan struct{}),
+	}
+	s.sandboxes[id] = b
+	return b, cmd
+}
+
+// A sandbox goes through its states as containerd expects, and its last one is told once.
+func TestLifeOfASandbox(t *testing.T) {
+	s, u := testService(t)
+	b, cmd := s.add(t, "a")
+	ctx := t.Context()
+	state := func() string {
+		t.Helper()
+		r, err := s.State(ctx, &taskAPI.StateRequest{ID: "a"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Status.String()
+	}
+	if got := state(); got != "CREATED" {
+		t.Errorf("state = %s, want CREATED", got)
+	}
+	if _, err := s.Start(ctx, &taskAPI.StartRequest{ID: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Start(ctx, &taskAPI.StartRequest{ID: "a"}); !errdefs.IsFailedPrecondition(errgrpc.ToNative(err)) {
+		t.Errorf("a second start = %v, want a failed precondition", err)
+	}
+	if got := state(); got != "RUNNING" {
+		t.Errorf("state = %s, want RUNNING", got)
+	}
+	if _, err := s.Delete(ctx, &taskAPI.DeleteRequest{ID: "a"}); !errdefs.IsFailedPrecondition(errgrpc.ToNative(err)) {
+		t.Errorf("delete of a running sandbox = %v, want a failed precondition", err)
+	}
+	if _, err := s.Kill(ctx, &taskAPI.KillRequest{ID: "a", Signal: uint32(unix.SIGKILL)}); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	exits := make(chan runcC.Exit, 2)
+	exits <- runcC.Exit{Pid: b.PID, Status: 137, Timestamp: time.Unix(5, 0)}
+	exits <- runcC.Exit{Pid: b.PID, Status: 1} // another process with the same pid
+	close(exits)
+	s.reap(exits)
+	if r, err := s.Wait(ctx, &taskAPI.WaitRequest{ID: "a"}); err != nil || r.ExitStatus != 137 || r.ExitedAt.Seconds != 5 {
+		t.Errorf("wait = %v, %v, want 137", r, err)
+	}
+	if got := state(); got != "STOPPED" {
+		t.Errorf("state = %s, want STOPPED", got)
+	}
+	if _, err := s.Kill(ctx, &taskAPI.KillRequest{ID: "a", Signal: 9}); !errdefs.IsNotFound(errgrpc.ToNative(err)) {
+		t.Errorf("kill after the end = %v, want not found", err)
+	}
+	if e := exitStatus(b.bundle, 0); e.ExitStatus != 137 || e.Pid != b.PID {
+		t.Errorf("the bundle has %+v, want the exit status for a later process", e)
+	}
+	if r, err := s.Delete(ctx, &taskAPI.DeleteRequest{ID: "a"}); err != nil || r.ExitStatus != 137 {
+		t.Errorf("delete = %v, %v", r, err)
+	}
+	if s.get("a") != nil || u.deletes != 0 {
+		t.Errorf("the sandbox is still there, or upstream's service was asked (%d)", u.deletes)
+	}
+	if _, err := s.Delete(ctx, &taskAPI.DeleteRequest{ID: "b"}); err != nil || u.deletes != 1 {
+		t.Errorf("a container's delete = %v, reached upstream %d times, want 1", err, u.deletes)
+	}
+	if n := len(s.events); n != 3 { // start, exit, delete
+		t.Errorf("%d events, want 3", n)
+	}
+}
+
+// A process that ends before the service knows it is not lost.
+func TestEarlyExit(t *testing.T) {
+	s, _ := testService(t)
+	exits := make(chan runcC.Exit, 2)
+	exits <- runcC.Exit{Pid: 11, Status: 1}
+	close(exits)
+	s.launching = 1
+	s.reap(exits)
+	if got := s.early[11]; got.Status != 1 {
+		t.Errorf("early = %v, want the exit of 11", s.early)
+	}
+	exits = make(chan runcC.Exit, 1)
+	exits <- runcC.Exit{Pid: 12, Status: 1}
+	close(exits)
+	s.launching = 0
+	s.reap(exits)
+	if _, kept := s.early[12]; kept {
+		t.Error("exits are kept though nobody waits for them")
+	}
+}
+
+func TestEndsWhenIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, sd := shutdown.WithShutdown(t.Context())
+		u := &upstream{}
+		s := &service{TTRPCTaskService: u, shutdown: sd, sandboxes: map[string]*sandbox{}, bundles: map[string]string{}, used: time.Now()}
+		go s.endWhenIdle(t.Context())
+		s.sandboxes["a"] = &sandbox{}
+		time.Sleep(2 * idle)
+		if u.shutdowns != 0 {
+			t.Error("the shim ended while it held a sandbox")
+		}
+		if _, err := s.Shutdown(t.Context(), nil); err != nil || u.shutdowns != 0 {
+			t.Error("the shim ended because containerd asked")
+		}
+		s.forget("a")
+		time.Sleep(idle / 2)
+		s.use()
+		time.Sleep(idle * 3 / 4)
+		if u.shutdowns != 0 {
+			t.Error("the shim ended though somebody found it meanwhile")
+		}
+		time.Sleep(idle)
+		if u.shutdowns == 0 {
+			t.Error("the shim did not end")
+		}
+		sd.Shutdown()
+		synctest.Wait()
+	})
+}
+
+// A pid that another process has by now is not killed.
+func TestSignalsOnlyItsOwn(t *testing.T) {
+	s, _ := testService(t)
+	b, cmd := s.add(t, "a")
+	other := *b.record
+	other.StartTime--
+	if n, err := other.signal(nil, unix.SIGKILL); n != 0 || err != nil {
+		t.Errorf("signal = %d, %v, want nobody", n, err)
+	}
+	if err := cmd.Process.Signal(unix.Signal(0)); err != nil {
+		t.Errorf("the other process has ended: %v", err)
+	}
+	if n, err := b.signal(nil, 0); n != 1 || err != nil {
+		t.Errorf("signal = %d, %v, want the process", n, err)
+	}
+}
+
+func TestRecord(t *testing.T) {
+	dir := t.TempDir()
+	if r, err := readRecord(dir); r != nil || err != nil {
+		t.Errorf("readRecord of a container's bundle = %v, %v, want nothing", r, err)
+	}
+	want := &record{PID: 3, StartTime: 4, Cgroup: &runccgroups.Cgroup{Path: "/a"}}
+	if err := want.write(dir); err != nil {
+		t.Fatal(err)
+	}
+	got, err := readRecord(dir)
+	if err != nil || got.PID != 3 || got.StartTime != 4 || got.Cgroup.Path != "/a" {
+		t.Errorf("readRecord = %+v, %v", got, err)
+	}
+	if pid, err := os.ReadFile(filepath.Join(dir, pidFile)); err != nil || string(pid) != "3" {
+		t.Errorf("%s = %s, %v", pidFile, pid, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, recordFile), []byte(`{"pid":3}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readRecord(dir); err == nil {
+		t.Error("a record without a cgroup is taken")
+	}
+}
+
+func TestStartTime(t *testing.T) {
+	if _, err := startTime(os.Getpid()); err != nil {
+		t.Error(err)
+	}
+	if _, err := startTime(1 << 30); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("startTime of nobody = %v", err)
+	}
+}
+
+func TestBundleLog(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "log")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log := bundleLog{func() []string { return []string{t.TempDir(), dir} }}
+	if n, err := log.Write([]byte("nobody reads\n")); n != 13 || err != nil {
+		t.Errorf("write without a reader = %d, %v", n, err)
+	}
+	reader, err := os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	if _, err := log.Write([]byte("read\n")); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 32)
+	if n, err := reader.Read(got); err != nil || string(got[:n]) != "read\n" {
+		t.Errorf("read %q, %v", got[:n], err)
+	}
+}

@@ -1,0 +1,53 @@
+// Package shim is the program that holds the processes of pods while the server restarts: containerd's shim for runc,
+// once for all pods of a node, with sandboxes of our own.
+//
+// A pod's sandbox is one process that does nothing but hold its namespaces. runc starts itself three times for it, and
+// compiles a seccomp filter for a program that only waits. The shim starts that process itself (sandbox.go,
+// pause/pause.c). What is special about a sandbox, such as a user namespace or a SELinux label, goes to runc, and so
+// does every container. See docs/adr/039-one-shim-and-its-sandboxes.md.
+package shim
+
+import (
+	"context"
+
+	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/manager"
+	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/task"
+	"github.com/containerd/containerd/v2/pkg/shim"
+	"github.com/containerd/containerd/v2/pkg/shutdown"
+	"github.com/containerd/containerd/v2/plugins"
+	"github.com/containerd/log"
+	"github.com/containerd/plugin"
+	"github.com/containerd/plugin/registry"
+)
+
+// runtimeName is that of upstream's shim: what it does for containers is the same.
+const runtimeName = "io.containerd.runc.v2"
+
+// Run is the program. containerd starts it as the shim of runtime io.containerd.runc.v2.
+func Run(ctx context.Context) {
+	registry.Register(&plugin.Registration{
+		Type:     plugins.TTRPCPlugin,
+		ID:       "task",
+		Requires: []plugin.Type{plugins.EventPlugin, plugins.InternalPlugin},
+		InitFn: func(ic *plugin.InitContext) (any, error) {
+			publisher, err := ic.GetByID(plugins.EventPlugin, "publisher")
+			if err != nil {
+				return nil, err
+			}
+			stop, err := ic.GetByID(plugins.InternalPlugin, "shutdown")
+			if err != nil {
+				return nil, err
+			}
+			events, sd := publisher.(shim.Publisher), stop.(shutdown.Service)
+			containers, err := task.NewTaskService(ic.Context, events, sd)
+			if err != nil {
+				return nil, err
+			}
+			s := newService(containers, sd)
+			log.L.Logger.SetOutput(bundleLog{s.allBundles})
+			go s.run(ic.Context, events)
+			return s, nil
+		},
+	})
+	shim.RunShim(ctx, ourManager{manager.NewShimManager(runtimeName)}, func(c *shim.Config) { c.NoSetupLogger = true })
+}

@@ -1,0 +1,136 @@
+package shim
+
+import (
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// sandboxSpec is like what containerd writes for a pod.
+func sandboxSpec() *specs.Spec {
+	shares := uint64(2)
+	return &specs.Spec{
+		Annotations: map[string]string{kindAnnotation: "sandbox"},
+		Hostname:    "web-0",
+		Process: &specs.Process{
+			User:         specs.User{UID: 65535, GID: 65534, AdditionalGids: []uint32{7}},
+			Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_CHOWN"}},
+		},
+		Linux: &specs.Linux{
+			CgroupsPath: "/kubepods/besteffort/pod1/2",
+			Sysctl:      map[string]string{"net.ipv4.ping_group_range": "0 2147483647"},
+			Resources:   &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: &shares}},
+			Seccomp:     &specs.LinuxSeccomp{},
+			Namespaces: []specs.LinuxNamespace{
+				{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
+				{Type: specs.NetworkNamespace, Path: "/run/netns/a"}, {Type: specs.CgroupNamespace},
+			},
+		},
+	}
+}
+
+func TestForRunc(t *testing.T) {
+	memory, hard := int64(1), "x"
+	for name, c := range map[string]struct {
+		change func(*specs.Spec)
+		want   string
+	}{
+		"a pod":                     {func(*specs.Spec) {}, ""},
+		"on the host's network":     {func(s *specs.Spec) { s.Linux.Namespaces = s.Linux.Namespaces[:4] }, ""},
+		"with the host's processes": {func(s *specs.Spec) { s.Linux.Namespaces = s.Linux.Namespaces[1:] }, ""},
+		"empty hooks":               {func(s *specs.Spec) { s.Hooks = &specs.Hooks{} }, ""},
+		"a container":               {func(s *specs.Spec) { s.Annotations[kindAnnotation] = "container" }, "a container"},
+		"of nobody":                 {func(s *specs.Spec) { s.Annotations = nil }, "a container"},
+		"user namespace": {func(s *specs.Spec) {
+			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
+		}, "a user namespace"},
+		"mapped users":         {func(s *specs.Spec) { s.Linux.UIDMappings = []specs.LinuxIDMapping{{Size: 1}} }, "a user namespace"},
+		"SELinux":              {func(s *specs.Spec) { s.Process.SelinuxLabel = hard }, "a label of a security module"},
+		"AppArmor":             {func(s *specs.Spec) { s.Process.ApparmorProfile = hard }, "a label of a security module"},
+		"hooks":                {func(s *specs.Spec) { s.Hooks = &specs.Hooks{Poststop: []specs.Hook{{}}} }, "hooks"},
+		"limits":               {func(s *specs.Spec) { s.Process.Rlimits = []specs.POSIXRlimit{{}} }, "resource limits"},
+		"memory":               {func(s *specs.Spec) { s.Linux.Resources.Memory = &specs.LinuxMemory{Limit: &memory} }, "resources"},
+		"a quota":              {func(s *specs.Spec) { s.Linux.Resources.CPU.Quota = &memory }, "resources"},
+		"cgroup v2's own":      {func(s *specs.Spec) { s.Linux.Resources.Unified = map[string]string{"a": "b"} }, "resources"},
+		"no mount namespace":   {func(s *specs.Spec) { s.Linux.Namespaces = s.Linux.Namespaces[:3] }, "no mount namespace"},
+		"somebody's processes": {func(s *specs.Spec) { s.Linux.Namespaces[0].Path = "/proc/1/ns/pid" }, "a pid namespace of another process"},
+		"a time namespace": {func(s *specs.Spec) {
+			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.TimeNamespace})
+		}, "a time namespace"},
+		"no cgroup":     {func(s *specs.Spec) { s.Linux.CgroupsPath = "" }, "no cgroup"},
+		"a terminal":    {func(s *specs.Spec) { s.Process.Terminal = true }, "settings of the process"},
+		"a personality": {func(s *specs.Spec) { s.Linux.Personality = &specs.LinuxPersonality{} }, "settings of Linux"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := sandboxSpec()
+			c.change(s)
+			if got := forRunc(s); got != c.want {
+				t.Errorf("forRunc = %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestSettings(t *testing.T) {
+	got, err := settings(sandboxSpec(), "/b/rootfs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "r/b/rootfs|c|hweb-0|s/proc/sys/net/ipv4/ping_group_range=0 2147483647|u65535|g65534|G7|"
+	if got := strings.ReplaceAll(string(got), "\x00", "|"); got != want {
+		t.Errorf("settings = %s, want %s", got, want)
+	}
+	for name, change := range map[string]func(*specs.Spec){
+		"a NUL byte":          func(s *specs.Spec) { s.Hostname = "a\x00u0" },
+		"no name":             func(s *specs.Spec) { s.Linux.Sysctl = map[string]string{"": "x"} },
+		"a second assignment": func(s *specs.Spec) { s.Linux.Sysctl = map[string]string{"a=b": "x"} },
+	} {
+		s := sandboxSpec()
+		change(s)
+		if got, err := settings(s, "/b/rootfs"); err == nil {
+			t.Errorf("%s: settings = %q, want an error", name, got)
+		}
+	}
+}
+
+func TestHostNameStaysTheHosts(t *testing.T) {
+	s := sandboxSpec()
+	s.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.MountNamespace}}
+	got, err := settings(s, "/b/rootfs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(got), "web-0") {
+		t.Errorf("settings = %q: they set the host name without a namespace for it", got)
+	}
+}
+
+func TestNamespaceFlags(t *testing.T) {
+	flags, network := namespaceFlags(sandboxSpec())
+	if want := uintptr(unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWNS); flags != want || network != "/run/netns/a" {
+		t.Errorf("namespaceFlags = %#x, %q, want %#x, /run/netns/a", flags, network, want)
+	}
+	s := sandboxSpec()
+	s.Linux.Namespaces[4].Path = ""
+	if flags, network := namespaceFlags(s); flags&unix.CLONE_NEWNET == 0 || network != "" {
+		t.Errorf("namespaceFlags = %#x, %q, want a new network namespace", flags, network)
+	}
+}
+
+func TestCgroupOf(t *testing.T) {
+	c, err := cgroupOf(sandboxSpec(), false)
+	if err != nil || c.Path != "/kubepods/besteffort/pod1/2" || c.Resources.CpuShares != 2 || c.Resources.CpuWeight != 1 || !c.Resources.SkipDevices {
+		t.Errorf("cgroupOf = %+v, %v", c, err)
+	}
+	s := sandboxSpec()
+	if _, err := cgroupOf(s, true); err == nil {
+		t.Error("cgroupOf takes a path for a scope of systemd")
+	}
+	s.Linux.CgroupsPath = "kubepods-pod1.slice:cri-containerd:2"
+	c, err = cgroupOf(s, true)
+	if err != nil || c.Parent != "kubepods-pod1.slice" || c.ScopePrefix != "cri-containerd" || c.Name != "2" || !c.Systemd {
+		t.Errorf("cgroupOf = %+v, %v", c, err)
+	}
+}

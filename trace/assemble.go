@@ -93,7 +93,7 @@ type until struct {
 }
 
 func (u until) cut(h record.History) record.History {
-	h.Records = slices.DeleteFunc(h.Records, func(r record.Record) bool { return r.Start >= u.time })
+	h.Records = slices.DeleteFunc(slices.Clone(h.Records), func(r record.Record) bool { return r.Start >= u.time })
 	return h
 }
 

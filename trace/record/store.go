@@ -73,6 +73,7 @@ type entry struct {
 	last    int64
 	seq     uint64 // of the newest record
 	gone    bool   // it was deleted
+	shared  bool   // a History has records, so they stay as they are
 	place   *list.Element
 }
 
@@ -130,6 +131,7 @@ func (s *Store) add(r Record) {
 	r.Seq, e.seq = s.seq, s.seq
 	r.Count = max(r.Count, 1)
 	defer s.touch(e, r.End())
+	e.own()
 	if same := e.repeated(&r); same != nil {
 		same.repeat(&r)
 		return
@@ -147,6 +149,13 @@ func (s *Store) add(r Record) {
 		s.dropped++
 	}
 	e.bytes, s.bytes = e.bytes+size, s.bytes+size
+}
+
+// own makes records the entry's alone, with room for another one. They grow by a quarter, which Record.size counts.
+func (e *entry) own() {
+	if n := len(e.records); e.shared || n == cap(e.records) {
+		e.records, e.shared = append(make([]Record, 0, n+n/4+1), e.records...), false
+	}
 }
 
 // repeated returns the record among the last ones that says the same, if r may be counted there: moments, probes and
@@ -304,7 +313,8 @@ func (s *Store) Expire() {
 	}
 }
 
-// History is an object with its records, in the order of their ends.
+// History is an object with its records, in the order of their ends. Nobody may change them: they are the store's, as they
+// were when it was asked.
 type History struct {
 	Object  Object   `json:"object"`
 	Records []Record `json:"records"`
@@ -340,7 +350,13 @@ func (s *Store) history(key string) (History, bool) {
 	if e == nil {
 		return History{}, false
 	}
-	return History{Object: e.object, Records: slices.Clone(e.records)}, true
+	return e.history(), true
+}
+
+// history returns the entry without a copy of its records, which would take long for all of them: whoever adds one copies.
+func (e *entry) history() History {
+	e.shared = true
+	return History{Object: e.object, Records: slices.Clip(e.records)}
 }
 
 // Owned returns the objects that this one owns, in the order in which they were first seen.
@@ -369,12 +385,17 @@ func (h *History) first() int64 {
 // All returns the histories of a resource; empty: of all.
 func (s *Store) All(resource string) []History {
 	s.mu.Lock()
+	n := len(s.objects)
+	s.mu.Unlock()
+	if resource != "" {
+		n = 0
+	}
+	all := make([]History, 0, n+n/100) // while others may add
+	s.mu.Lock()
 	defer s.mu.Unlock()
-	var all []History
 	for at := s.recent.Back(); at != nil; at = at.Prev() {
 		if e := at.Value.(*entry); resource == "" || e.object.Resource == resource {
-			h, _ := s.history(e.key)
-			all = append(all, h)
+			all = append(all, e.history())
 		}
 	}
 	return all
@@ -496,11 +517,21 @@ func (r *Record) bound() {
 	r.Message, r.Error = shorten(r.Message), shorten(r.Error)
 	r.Name, r.Node, r.Actor, r.Agent = intern(clip(r.Name)), intern(clip(r.Node)), intern(clip(r.Actor)), intern(clip(r.Agent))
 	r.Version = clip(r.Version)
-	r.Steps = r.Steps[:min(len(r.Steps), maxSteps)]
+	// What was appended step by step has room for more, which would stay.
+	r.Steps = exact(r.Steps[:min(len(r.Steps), maxSteps)])
+	r.Verdicts, r.Scores = exact(r.Verdicts), exact(r.Scores)
 	for i := range r.Steps {
 		s := &r.Steps[i]
 		s.Name, s.Detail, s.Error = clip(s.Name), clip(s.Detail), shorten(s.Error)
 	}
+}
+
+// exact returns a list without room for more.
+func exact[T any](list []T) []T {
+	if len(list) == cap(list) {
+		return list
+	}
+	return append(make([]T, 0, len(list)), list...)
 }
 
 func clip(name string) string {

@@ -2,6 +2,7 @@ package record
 
 import (
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -278,5 +279,141 @@ func TestAhead(t *testing.T) {
 	s.opts.Age = -time.Second
 	if s.Expire(); s.Usage().Objects != 0 {
 		t.Errorf("%+v", s.Usage())
+	}
+}
+
+// start adds what the sources record of the start of a pod, with its Events, as on a server: the texts and steps are as long
+// as there.
+func start(s *Store, p Ref, now int64) {
+	at := now
+	add := func(stage Stage, name string, change func(*Record)) {
+		at += int64(3 * time.Millisecond)
+		r := Record{Object: p, Stage: stage, Name: name, Node: "node-1", Actor: "containerd", Start: at, Duration: 2 * time.Millisecond}
+		if change != nil {
+			change(&r)
+		}
+		s.Add(r)
+	}
+	request := func(r *Record) {
+		r.Node, r.Actor, r.Agent, r.Code, r.Version = "", "system:node:node-1", "kubelith/v1.37.1+kubelith (linux/amd64)", 200, fmt.Sprint(at)
+		for _, name := range []string{"authentication", "authorization", "flow-control", "decode", "etcd", "response"} {
+			r.Steps = append(r.Steps, Step{Name: name, Offset: -1, Duration: time.Microsecond})
+		}
+		for i := range 14 {
+			r.Steps = append(r.Steps, Step{Name: "admission", Detail: fmt.Sprint("AdmissionPlugin", i), Duration: time.Microsecond})
+		}
+	}
+	s.Describe(Object{Ref: p, Owners: []string{"uid-of-set"}, Claims: []string{"data-" + p.Name}, InitContainers: []string{"migrate"}, Containers: []string{"web", "proxy"}})
+	add(Request, "create", request)
+	add(Schedule, "node-1", func(r *Record) {
+		for range 8 {
+			r.Steps = append(r.Steps, Step{Name: "filter", Duration: time.Microsecond})
+		}
+		for i := range 3 {
+			r.Scores = append(r.Scores, Score{Node: fmt.Sprint("node-", i), Total: 300, Plugins: map[string]int64{"NodeResourcesFit": 100, "ImageLocality": 0, "TaintToleration": 300}})
+		}
+	})
+	add(Bind, "node-1", func(r *Record) { r.Steps = []Step{{Name: "prebind"}, {Name: "bind"}} })
+	add(Sync, Began, nil)
+	add(Volume, "NodePublishVolume", func(r *Record) { r.Message = "pvc-b67d85e4-9747-4fc5-a782-09b87b71c9a1" })
+	add(CNI, "ADD", func(r *Record) { r.Message = "10.42.0.9" })
+	add(Sandbox, "", nil)
+	for _, c := range []string{"migrate", "web", "proxy"} {
+		add(Pull, "registry.example.com/shop/"+c+":1.2.3", func(r *Record) { r.Steps = make([]Step, 12) })
+		add(Create, c, nil)
+		add(Start, c, nil)
+		for _, reason := range []string{"Pulling", "Pulled", "Created", "Started"} {
+			add(Event, reason, func(r *Record) { r.Message = strings.Repeat(reason+" "+c+" ", 8) })
+		}
+	}
+	add(Run, "migrate", func(r *Record) { r.Message = "Completed" })
+	add(Hook, "postStart web", nil)
+	add(Sync, "create", nil)
+	for _, c := range []string{"PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"} {
+		add(Condition, c, func(r *Record) { r.Message = "True" })
+	}
+	for range 4 {
+		add(Request, "patch status", request)
+	}
+}
+
+// TestManyPods: what 500 pods leave, again and again, stays in the bound; and the bound is that of the memory which the
+// process uses for it.
+func TestManyPods(t *testing.T) {
+	heap := func() int64 {
+		runtime.GC()
+		runtime.GC() // texts that are interned go with the second one
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap()
+	s := NewStore(Options{Bytes: 8 << 20})
+	for round := range 4 {
+		for i := range 500 {
+			start(s, pod(fmt.Sprintf("shop-%d-%d", round, i)), s.Clock().Now())
+			if u := s.Usage(); u.Bytes > u.Limit {
+				t.Fatalf("after %d pods: %+v", i, u)
+			}
+		}
+	}
+	u, used := s.Usage(), heap()-before
+	t.Logf("%d records of %d objects, dropped %d: %d bytes counted, %d on the heap", u.Records, u.Objects, u.Dropped, u.Bytes, used)
+	if u.Dropped == 0 || u.Bytes < u.Limit*9/10 {
+		t.Errorf("the store is not full: %+v", u)
+	}
+	if used > u.Limit*11/10 {
+		t.Errorf("%d bytes are on the heap, the bound is %d", used, u.Limit)
+	}
+	runtime.KeepAlive(s)
+}
+
+// TestHistoryStays: what a reader has got stays as it was, whatever is recorded meanwhile.
+func TestHistoryStays(t *testing.T) {
+	s := NewStore(Options{})
+	now := s.Clock().Now()
+	for i := range 20 {
+		s.Add(took(pod("web"), Start, fmt.Sprint(i), now+int64(i)*int64(time.Second)))
+	}
+	event := Record{Object: pod("web"), Stage: Event, Name: "BackOff", Start: now + int64(time.Minute)}
+	s.Add(event)
+	one, _ := s.Lookup("pods", "default", "web")
+	all := s.All("pods")[0]
+	before := fmt.Sprint(one)
+	event.Start++
+	s.Add(event)                                                        // it is counted
+	s.Add(took(pod("web"), Start, "between", now+int64(time.Second)/2)) // it goes in the middle
+	for i := range maxRecords {
+		s.Add(took(pod("web"), Start, "later", now+int64(time.Hour)+int64(i))) // the oldest go
+	}
+	if fmt.Sprint(one) != before || fmt.Sprint(all) != before {
+		t.Errorf("the history was\n%s, and is\n%v", before, one)
+	}
+	if h, _ := s.Lookup("pods", "default", "web"); len(h.Records) != maxRecords {
+		t.Errorf("the store has %d records", len(h.Records))
+	}
+}
+
+// BenchmarkAll: what a reader of everything takes from a full store, during which nobody can write.
+func BenchmarkAll(b *testing.B) {
+	for _, bench := range []struct {
+		name string
+		fill func(s *Store, i int)
+	}{
+		{"pods", func(s *Store, i int) { start(s, pod(fmt.Sprint("shop-", i)), s.Clock().Now()) }},
+		{"objects of one record", func(s *Store, i int) { s.Add(took(pod(fmt.Sprint("shop-", i)), Request, "create", s.Clock().Now())) }},
+	} {
+		b.Run(bench.name, func(b *testing.B) {
+			s := NewStore(Options{})
+			for i := 0; s.Usage().Dropped == 0; i++ {
+				for j := range 500 {
+					bench.fill(s, i*500+j)
+				}
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				s.All("")
+			}
+		})
 	}
 }

@@ -51,7 +51,7 @@ func (r *Reader) absent(ctx context.Context, t Target) *Finding {
 		}
 	}
 	if len(f.Remedy) == 0 {
-		f.do(strings.TrimSuffix(fmt.Sprintf("kubelith kubectl get %s -n %s", t.Resource.Resource, t.Namespace), " -n "))
+		f.do(kubectl(t.Namespace, "get %s", t.Resource.Resource))
 	}
 	return f
 }
@@ -76,8 +76,7 @@ func deletion(r *Reader, o Object, object metav1.Object) *Finding {
 	f.saw(o.String()+" .metadata.finalizers", strings.Join(finalizers, ", "))
 	return f.do("Find the controller that set the finalizer and read its log; it must do its clean-up and then remove the finalizer.",
 		"Only if that controller is gone for good, and with what it would have cleaned up left behind:",
-		strings.ReplaceAll(fmt.Sprintf("kubelith kubectl patch %s -n %s --type=json -p '[{\"op\":\"remove\",\"path\":\"/metadata/finalizers\"}]'",
-			o, o.Namespace), " -n  ", " "))
+		kubectl(o.Namespace, `patch %s --type=json -p '[{"op":"remove","path":"/metadata/finalizers"}]'`, o))
 }
 
 // condition is a condition as most kinds have it.
@@ -120,12 +119,10 @@ func generic(ctx context.Context, r *Reader, o Object, object *unstructured.Unst
 }
 
 func (r *Reader) byConditions(ctx context.Context, o Object, object *unstructured.Unstructured, all []condition) *Finding {
-	generation := object.GetGeneration()
-	observed, has, _ := unstructured.NestedInt64(object.Object, "status", "observedGeneration")
-	if has && observed < generation {
-		return found(Progressing, ObservationBehind, fmt.Sprintf("%s was changed, and its controller has not acted on that yet", o)).
-			saw(o.String()+" .status.observedGeneration", fmt.Sprintf("%d; .metadata.generation is %d", observed, generation)).
-			do("If this stays, the controller of this type does not run: look at its pods and its log.")
+	if observed, has, _ := unstructured.NestedInt64(object.Object, "status", "observedGeneration"); has {
+		if f := behind(o, observed, object); f != nil {
+			return f
+		}
 	}
 	var good *condition
 	for _, name := range wanted {

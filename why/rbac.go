@@ -258,7 +258,7 @@ func (a Access) remedy() []string {
 	if namespace, account, err := serviceaccount.SplitUsername(a.User); err == nil {
 		subject = "--serviceaccount=" + namespace + ":" + account
 	}
-	kind, binding, scope, what := "clusterrole", "clusterrolebinding", "", "--non-resource-url="+a.URL
+	kind, binding, what := "clusterrole", "clusterrolebinding", "--non-resource-url="+a.URL
 	if a.URL == "" {
 		what = "--resource=" + strings.TrimSuffix(a.Resource+"."+a.Group, ".")
 		if a.Subresource != "" {
@@ -269,11 +269,11 @@ func (a Access) remedy() []string {
 		}
 	}
 	if a.Namespace != "" {
-		kind, binding, scope = "role", "rolebinding", " -n "+a.Namespace
+		kind, binding = "role", "rolebinding"
 	}
 	return []string{
-		fmt.Sprintf("kubelith kubectl create %s %s --verb=%s %s%s", kind, role, a.Verb, what, scope),
-		fmt.Sprintf("kubelith kubectl create %s %s --%s=%s %s%s", binding, role, kind, role, subject, scope),
+		kubectl(a.Namespace, "create %s %s --verb=%s %s", kind, role, a.Verb, what),
+		kubectl(a.Namespace, "create %s %s --%s=%s %s", binding, role, kind, role, subject),
 	}
 }
 

@@ -85,7 +85,7 @@ func behind(o Object, observed int64, object metav1.Object) *Finding {
 	}
 	return found(Progressing, ObservationBehind, fmt.Sprintf("%s was changed, and its controller has not acted on that yet", o)).
 		saw(o.String()+" .status.observedGeneration", fmt.Sprintf("%d; .metadata.generation is %d", observed, object.GetGeneration())).
-		do("If this stays, the controller of this type does not run.")
+		do("If this stays, the controller of this type does not run: look at its pods and its log.")
 }
 
 func deploymentCondition(d *appsv1.Deployment, kind appsv1.DeploymentConditionType) appsv1.DeploymentCondition {

@@ -129,7 +129,11 @@ func TestPods(t *testing.T) {
 			podEvent("Killing", "Container app failed liveness probe, will be restarted", 6*time.Second, true), podEvent("Unhealthy", "Liveness probe failed: connection refused", 6*time.Second, true)}, Broken, LivenessKills, "connection refused"},
 		"a kill of an earlier run": {all(liveness, state(backOff, ended("Error", 1, 10*time.Second, 5*time.Second), 4, false)), []runtime.Object{
 			podEvent("Killing", "Container app failed liveness probe, will be restarted", 26*time.Second, true)}, Broken, CrashLoop, "exit code 1"},
-		"not ready":                   {all(readiness, state(runsFor(40*time.Second), none, 0, false)), []runtime.Object{podEvent("Unhealthy", "Readiness probe failed: no leader", time.Second, true)}, Broken, ReadinessFailing, "no leader"},
+		"not ready": {all(readiness, state(runsFor(40*time.Second), none, 0, false)), []runtime.Object{podEvent("Unhealthy", "Readiness probe failed: no leader", time.Second, true)}, Broken, ReadinessFailing, "no leader"},
+		"not started": {all(func(p *corev1.Pod) {
+			p.Spec.Containers[0].StartupProbe = &corev1.Probe{PeriodSeconds: 1, FailureThreshold: 3}
+		}, state(runsFor(40*time.Second), none, 0, false), func(p *corev1.Pod) { *p.Status.ContainerStatuses[0].Started = false }),
+			[]runtime.Object{podEvent("Unhealthy", "Startup probe failed: no cache", time.Second, true)}, Broken, StartupProbeFailing, "no cache"},
 		"not ready yet":               {all(readiness, state(runsFor(time.Second), none, 0, false)), []runtime.Object{podEvent("Unhealthy", "Readiness probe failed: no leader", time.Second, true)}, Progressing, InProgress, "no leader"},
 		"not ready, another's Event":  {all(readiness, state(runsFor(time.Second), none, 0, false)), []runtime.Object{podEvent("Unhealthy", "Readiness probe failed: no leader", 30*time.Second, true)}, Progressing, InProgress, "started"},
 		"no such program":             {state(backOff, startError(`failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: error during container init: exec: "/srv": stat /srv: no such file or directory`), 1, false), nil, Broken, ExecutableNotFound, "/srv"},
@@ -139,6 +143,9 @@ func TestPods(t *testing.T) {
 		"a ConfigMap is there":        {all(settings, waitingFor("False"), state(waitsFor("ContainerCreating", ""), none, 0, false)), []runtime.Object{configMap("colour")}, Progressing, InProgress, "ContainerCreating"},
 		"a ConfigMap is gone by now":  {all(settings, state(runsFor(40*time.Second), none, 0, true)), nil, Healthy, OK, "[Ready]: True"},
 		"no network":                  {all(waitingFor("False"), state(waitsFor("ContainerCreating", ""), none, 0, false)), []runtime.Object{podEvent("FailedCreatePodSandBox", `Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network for sandbox "1": plugin type="kubelith-bridge" failed (add): no IP addresses available in range set`, 15*time.Second, false)}, Broken, NetworkFailing, "kubelith-bridge"},
+		"no sandbox":                  {all(waitingFor("False"), state(waitsFor("ContainerCreating", ""), none, 0, false)), []runtime.Object{podEvent("FailedCreatePodSandBox", "1: no runtime", 15*time.Second, false), podEvent("FailedCreatePodSandBox", "2: no runtime", time.Second, false)}, Broken, SandboxFailing, "no runtime"},
+		"no sandbox, had no volume":   {all(waitingFor("False"), state(waitsFor("ContainerCreating", ""), none, 0, false)), []runtime.Object{podEvent("FailedMount", `MountVolume.SetUp failed for volume "x" : failed to sync configmap cache`, 16*time.Second, false), podEvent("FailedCreatePodSandBox", "1: no runtime", 15*time.Second, false)}, Broken, SandboxFailing, "no runtime"},
+		"no sandbox at first":         {all(waitingFor("False"), state(waitsFor("ContainerCreating", ""), none, 0, false)), []runtime.Object{podEvent("FailedCreatePodSandBox", "1: no runtime", time.Second, false)}, Progressing, SandboxFailing, "no runtime"},
 		"a volume fails once":         {all(waitingFor("False"), state(waitsFor("ContainerCreating", ""), none, 0, false)), []runtime.Object{podEvent("FailedMount", `MountVolume.SetUp failed for volume "kube-api-access-1" : failed to sync configmap cache: timed out waiting for the condition`, time.Second, false)}, Progressing, VolumeFailing, "timed out"},
 		"a volume fails":              {all(waitingFor("False"), state(waitsFor("ContainerCreating", ""), none, 0, false)), []runtime.Object{podEvent("FailedMount", `MountVolume.SetUp failed for volume "x" : no such device`, 30*time.Second, false)}, Broken, VolumeFailing, "no such device"},
 		"had no network":              {all(waitingFor("False"), state(waitsFor("ContainerCreating", ""), none, 0, false)), []runtime.Object{podEvent("FailedCreatePodSandBox", `failed to setup network for sandbox "1": plugin type="x" failed (add): no`, 5*time.Minute, false)}, Progressing, InProgress, "ContainerCreating"},
@@ -224,25 +231,62 @@ func TestVerdictsToCause(t *testing.T) {
 	}
 	tainted := readyNode("node-2")
 	tainted.Spec.Taints = []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}}
+	cordoned := readyNode("node-3")
+	cordoned.Spec.Unschedulable, cordoned.Spec.Taints = true, []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}}
 	for name, c := range map[string]struct {
 		verdicts []Verdict
 		code     Code
 		proof    string
 	}{
 		"full":                  {[]Verdict{v("node-1", "NodeResourcesFit", "Insufficient cpu"), v("node-2", "NodeResourcesFit", "Insufficient cpu")}, InsufficientResources, "0 of 0 cpu free"},
+		"cordoned, so tainted":  {[]Verdict{v("node-1", "NodeAffinity", "no"), v("node-3", "NodeUnschedulable", "no"), v("node-3", "TaintToleration", "no")}, NodesCordoned, "node/node-3"},
 		"the chosen is tainted": {[]Verdict{v("node-1", "NodeAffinity", "no"), v("node-2", "TaintToleration", "no")}, TaintNotTolerated, "taint gpu:NoSchedule"},
 		"one is full, one not":  {[]Verdict{v("node-1", "NodeResourcesFit", "Insufficient cpu"), v("node-2", "TaintToleration", "no")}, SchedulingMixed, "node/node-2"},
 		"one comes nearer":      {[]Verdict{v("node-1", "NodeResourcesFit", "Insufficient cpu"), v("node-1", "NodePorts", "no"), v("node-2", "TaintToleration", "no")}, TaintNotTolerated, "NodePorts"},
 		"a node would do":       {[]Verdict{v("node-1", ""), v("node-2", "TaintToleration", "no")}, SchedulerRefuses, "would take the pod"},
 		"no affinity":           {[]Verdict{v("node-1", "InterPodAffinity", "node(s) didn't match pod affinity rules"), v("node-2", "TaintToleration", "no"), v("node-2", "NodePorts", "no")}, PodAffinityUnmet, "InterPodAffinity"},
 	} {
-		r, _ := reader(t, aPod(refused("0/2 nodes are available")), readyNode("node-1"), tainted)
+		r, _ := reader(t, aPod(refused("0/2 nodes are available")), readyNode("node-1"), tainted, cordoned)
 		r.Placement = func(context.Context, kubernetes.Interface, *corev1.Pod, []corev1.Node, []corev1.Pod) ([]Verdict, error) {
 			return c.verdicts, nil
 		}
 		a := ask(t, r, podTarget("web"))
 		if a.Code != c.code || !a.proves(c.proof) {
 			t.Errorf("%s: want %s with %q, got %+v", name, c.code, c.proof, a)
+		}
+	}
+}
+
+// TestNoNodes: without a node there is nothing to compare.
+func TestNoNodes(t *testing.T) {
+	r, _ := reader(t, aPod(refused("no nodes available to schedule pods")))
+	r.Placement = func(context.Context, kubernetes.Interface, *corev1.Pod, []corev1.Node, []corev1.Pod) ([]Verdict, error) {
+		return nil, nil
+	}
+	if a := ask(t, r, podTarget("web")); a.Code != NoNodes || !a.proves("empty") {
+		t.Errorf("got %+v", a)
+	}
+}
+
+// TestNodes: what a Ready node reports beside that.
+func TestNodes(t *testing.T) {
+	pressed, cordoned := readyNode("node-1"), readyNode("node-1")
+	pressed.Status.Conditions = append(pressed.Status.Conditions, corev1.NodeCondition{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue, Reason: "KubeletHasDiskPressure"})
+	cordoned.Spec.Unschedulable = true
+	for name, c := range map[string]struct {
+		node   *corev1.Node
+		status Status
+		code   Code
+		proof  string
+	}{
+		"ready":    {readyNode("node-1"), Healthy, OK, "True"},
+		"pressed":  {pressed, Broken, NodePressure, "KubeletHasDiskPressure"},
+		"cordoned": {cordoned, Healthy, NodeCordoned, "true"},
+	} {
+		r, _ := reader(t, c.node)
+		a := ask(t, r, target(corev1.SchemeGroupVersion.WithKind("Node"), "nodes", "", "node-1"))
+		if a.Status != c.status || a.Code != c.code || !a.proves(c.proof) {
+			t.Errorf("%s: want %s %s with %q, got %+v", name, c.status, c.code, c.proof, a)
 		}
 	}
 }

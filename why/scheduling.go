@@ -120,6 +120,7 @@ func (r *Reader) placed(ctx context.Context, pod *corev1.Pod, c *corev1.PodCondi
 // byVerdicts chooses the cause: the plugin that refuses the nodes which nothing else refuses.
 func (r *Reader) byVerdicts(pod *corev1.Pod, c *corev1.PodCondition, nodes []corev1.Node, pods []corev1.Pod, verdicts []Verdict) *Finding {
 	o := podObject(pod)
+	verdicts = withoutCordonTaints(pod, nodes, verdicts)
 	byNode := map[string][]Verdict{}
 	for _, v := range verdicts {
 		if v.Plugin == "" {
@@ -319,6 +320,18 @@ func (r *Reader) detail(pod *corev1.Pod, node *corev1.Node, pods []corev1.Pod, v
 		}
 	}
 	return reasons
+}
+
+// withoutCordonTaints drops the verdicts that a cordoned node is tainted, where its only taint is the one that says so.
+//
+// Source: k8s.io/kubernetes/pkg/controller/nodelifecycle sets corev1.TaintNodeUnschedulable on cordoned nodes
+func withoutCordonTaints(pod *corev1.Pod, nodes []corev1.Node, verdicts []Verdict) []Verdict {
+	cordoned := map[string]bool{}
+	for _, n := range nodes {
+		all := taints(pod, []corev1.Node{n})
+		cordoned[n.Name] = n.Spec.Unschedulable && len(all) == 1 && strings.HasPrefix(all[0], corev1.TaintNodeUnschedulable+":")
+	}
+	return slices.DeleteFunc(slices.Clone(verdicts), func(v Verdict) bool { return v.Plugin == "TaintToleration" && cordoned[v.Node] })
 }
 
 // taints are the taints of nodes that a pod does not tolerate.

@@ -181,6 +181,11 @@ func created(pod *corev1.Pod) bool {
 	})
 }
 
+// noSandbox is the reason of the kubelet's Event about a sandbox that cannot be created. It mounts the volumes first.
+//
+// Source: k8s.io/kubernetes/pkg/kubelet/events (FailedCreatePodSandBox); pkg/kubelet/kubelet.go (SyncPod) for the order
+const noSandbox = "FailedCreatePodSandBox"
+
 // podVolumes explains a pod on a node whose volumes cannot be mounted.
 func podVolumes(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 	if created(pod) {
@@ -189,7 +194,10 @@ func podVolumes(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 	if f := podClaims(ctx, r, pod); f != nil {
 		return f
 	}
-	e := r.LastEvent(ctx, pod, metav1.NewTime(r.now().Add(-retried)), "FailedMount", "FailedAttachVolume", "FailedMapVolume")
+	e := r.LastEvent(ctx, pod, metav1.NewTime(r.now().Add(-retried)), "FailedMount", "FailedAttachVolume", "FailedMapVolume", noSandbox)
+	if e != nil && e.Reason == noSandbox {
+		e = nil // the volumes were mounted before that
+	}
 	if f := r.missing(ctx, pod, neededByVolumes(pod)); f != nil {
 		return f.sawCondition(pod, corev1.PodReadyToStartContainers).sawEvent(e)
 	}
@@ -360,7 +368,7 @@ func podSandbox(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 	if created(pod) || pod.Spec.NodeName == "" {
 		return nil
 	}
-	e := r.LastEvent(ctx, pod, metav1.NewTime(r.now().Add(-retried)), "FailedCreatePodSandBox", "NetworkNotReady")
+	e := r.LastEvent(ctx, pod, metav1.NewTime(r.now().Add(-retried)), noSandbox, "NetworkNotReady")
 	if e == nil {
 		if len(pod.Status.ContainerStatuses) == 0 {
 			f := found(Progressing, InProgress, fmt.Sprintf("in progress: pod/%s was given to node %s, whose kubelet has not reported on it yet", pod.Name, pod.Spec.NodeName))
@@ -383,7 +391,13 @@ func podSandbox(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 		f = broken(SandboxFailing, fmt.Sprintf("the sandbox of pod/%s cannot be created on node %s: %s", pod.Name, pod.Spec.NodeName, shorten(lastPart(message), 300))).
 			do("The message is the container runtime's; kubelith's log on that node says more. The kubelet tries again by itself.")
 	}
-	r.unlessFirst(f, e).sawEvent(e).sawCondition(pod, corev1.PodReadyToStartContainers)
+	first := *e
+	for _, other := range r.Events(ctx, pod) { // each attempt has an Event of its own: the sandbox's ID is in the message
+		if other.Reason == e.Reason && other.FirstTimestamp.Before(&first.FirstTimestamp) {
+			first.FirstTimestamp, first.Last = other.FirstTimestamp, other.FirstTimestamp
+		}
+	}
+	r.unlessFirst(f, &first).sawEvent(e).sawCondition(pod, corev1.PodReadyToStartContainers)
 	if f.Code == SandboxFailing {
 		return f
 	}

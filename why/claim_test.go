@@ -117,6 +117,7 @@ func TestClaims(t *testing.T) {
 		"registered nowhere":     {nil, []runtime.Object{aClass("fast", "csi.test", now), driver}, Broken, ProvisionerMissing, "none of 0 nodes"},
 		"not of CSI, took it":    {nil, []runtime.Object{aClass("fast", "example.org/nfs", now), claimEvent("Provisioning", "External provisioner is provisioning", time.Second)}, Progressing, InProgress, "example.org/nfs"},
 		"the provisioner works":  {nil, []runtime.Object{aClass("fast", "csi.test", now), driver, node}, Progressing, InProgress, "csi.test"},
+		"the provisioner hangs":  {func(c *corev1.PersistentVolumeClaim) { c.CreationTimestamp = before(time.Hour) }, []runtime.Object{aClass("fast", "csi.test", now), driver, node}, Broken, ClaimUnbound, "csi.test"},
 		"provisioning fails":     {nil, []runtime.Object{aClass("fast", "csi.test", now), driver, node, claimEvent("ProvisioningFailed", failure, time.Second)}, Broken, ProvisioningFailing, "the array is offline"},
 		"failed long ago":        {nil, []runtime.Object{aClass("fast", "csi.test", now), driver, node, claimEvent("ProvisioningFailed", failure, time.Hour)}, Progressing, InProgress, "csi.test"},
 		"the driver is full":     {nil, []runtime.Object{aClass("fast", "csi.test", now), driver, node, claimEvent("ProvisioningFailed", full, time.Second)}, Broken, NoCapacity, "3 MiB free"},

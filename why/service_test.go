@@ -56,6 +56,7 @@ func TestServices(t *testing.T) {
 		"no such port, Ready":    {service(nil), []runtime.Object{slice(true), pod(ready, port("web", "TCP"))}, Broken, TargetPortMissing, "web (8080/TCP)"},
 		"a port of UDP":          {service(nil), []runtime.Object{pod(ready, port("http", "UDP"))}, Broken, TargetPortMissing, "http (8080/UDP)"},
 		"a number needs no name": {service(func(s *corev1.Service) { s.Spec.Ports[0].TargetPort = intstr.FromInt32(8080) }), []runtime.Object{slice(true), pod(ready)}, Healthy, OK, "1 ready"},
+		"no endpoint of a pod":   {service(nil), []runtime.Object{slice(false), pod(ready, port("http", "TCP"))}, Broken, NoEndpoints, "app=web"},
 		"pods crash":             {service(nil), []runtime.Object{slice(false), pod(crash, port("http", "TCP"))}, Broken, CrashLoop, "1 pods, none Ready"},
 		"one of two crashes":     {service(nil), []runtime.Object{slice(true), pod(crash, port("http", "TCP"))}, Healthy, OK, "1 ready"},
 		"pods have ended":        {service(nil), []runtime.Object{pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })}, Broken, PodsNotReady, "app=web"},

@@ -6,6 +6,7 @@ package why
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -56,9 +57,12 @@ type Case struct {
 	Describe string `json:"describe"`
 	// Before and Then are kubectl command lines that run before and after the manifests are applied; one behind "! " must be
 	// refused. NODE in them is the
-	// server's node.
+	// server's node, NAMESPACE the case's own. After runs when the case is over.
 	Before []string `json:"before"`
 	Then   []string `json:"then"`
+	After  []string `json:"after"`
+	// Alone: it changes what other cases need, so it runs after them.
+	Alone bool `json:"alone"`
 	// Unless is a kubectl command line and a text: when it prints the text, this machine cannot make what the case is
 	// about, and a wrong answer skips the case.
 	Unless struct {
@@ -105,13 +109,17 @@ func TestCases(t *testing.T) {
 	s := cluster.Get(t)
 	serveRegistry(t, s)
 	apply := newApplier(t, s)
+	apply.authority = serveWebhook(t, s)
 	var score scores
 	var alone []string
 	var again retries
+	// Those that may take long begin first, so that the others run meanwhile.
+	wait := func(file string) time.Duration { return duration(t, readCase(t, file).Wait, 0) }
+	slices.SortStableFunc(files, func(a, b string) int { return cmp.Compare(wait(b), wait(a)) })
 	t.Run("all", func(t *testing.T) {
 		for _, file := range files {
 			dir := filepath.Dir(file)
-			if len(readCase(t, file).Files) > 0 {
+			if c := readCase(t, file); c.Alone || len(c.Files) > 0 {
 				alone = append(alone, dir)
 				continue
 			}
@@ -184,12 +192,13 @@ func runCase(t testing.TB, s *harness.Server, apply *applier, dir string, score 
 	}
 	run := func(lines []string) {
 		for _, line := range lines {
-			line, refused := strings.CutPrefix(strings.ReplaceAll(line, "NODE", apply.node), "! ")
+			line, refused := strings.CutPrefix(strings.NewReplacer("NODE", apply.node, "NAMESPACE", ns).Replace(line), "! ")
 			if r := s.TryKubectl(t, append([]string{"-n", ns}, words(line)...)...); (r.Code != 0) != refused {
 				t.Fatalf("kubectl %s: exit code %d\n%s%s", line, r.Code, r.Stdout, r.Stderr)
 			}
 		}
 	}
+	t.Cleanup(func() { run(c.After) })
 	run(c.Before)
 	for _, file := range manifests {
 		apply.file(t, ns, file)
@@ -377,6 +386,8 @@ type applier struct {
 	client dynamic.Interface
 	mapper *restmapper.DeferredDiscoveryRESTMapper
 	node   string
+	// authority is that of the tests' webhook, as a caBundle.
+	authority string
 }
 
 func newApplier(t *testing.T, s *harness.Server) *applier {
@@ -388,10 +399,10 @@ func newApplier(t *testing.T, s *harness.Server) *applier {
 	if err != nil || len(nodes.Items) != 1 {
 		t.Fatalf("want one node, got %+v, %v", nodes, err)
 	}
-	return &applier{s.Dynamic(t), restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d)), nodes.Items[0].Name}
+	return &applier{s.Dynamic(t), restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d)), nodes.Items[0].Name, ""}
 }
 
-// file applies a manifest. NAMESPACE in it is the case's own. Objects of the cluster are deleted with the test.
+// file applies a manifest. NAMESPACE in it is the case's own, CABUNDLE the authority of the tests' webhook. Objects of the cluster are deleted with the test.
 func (a *applier) file(t testing.TB, ns, path string) {
 	t.Helper()
 	content, err := os.ReadFile(path)
@@ -399,6 +410,7 @@ func (a *applier) file(t testing.TB, ns, path string) {
 		t.Fatal(err)
 	}
 	content = bytes.ReplaceAll(content, []byte("NAMESPACE"), []byte(ns))
+	content = bytes.ReplaceAll(content, []byte("CABUNDLE"), []byte(a.authority))
 	for document := range bytes.SplitSeq(content, []byte("\n---\n")) {
 		var o unstructured.Unstructured
 		if err := yaml.Unmarshal(document, &o.Object); err != nil {

@@ -61,8 +61,13 @@ func (l levels) split(log *logrus.Logger, f entryFormatter) {
 
 // Component returns the logger of one component, with its level.
 func Component(log *logrus.Logger, name string) *logrus.Entry {
+	return loggerOf(log, name).WithField(componentField, name)
+}
+
+// loggerOf returns the logger that has the component's level.
+func loggerOf(log *logrus.Logger, name string) *logrus.Logger {
 	if f, ok := log.Formatter.(entryFormatter); ok && f.loggers[name] != nil {
-		log = f.loggers[name]
+		return f.loggers[name]
 	}
-	return log.WithField(componentField, name)
+	return log
 }

@@ -54,6 +54,15 @@ func TestLevelsOfComponents(t *testing.T) {
 	}
 }
 
+// Upstream asks several hundred times per pod.
+func TestUnwrittenLinesAllocateNothing(t *testing.T) {
+	capture(t, "text", "info,etcd=error")
+	l := klog.FromContext(WithComponent(context.Background(), "kubelet")).GetSink()
+	if n := testing.AllocsPerRun(100, func() { l.Enabled(5) }); n != 0 {
+		t.Errorf("%v allocations, want none", n)
+	}
+}
+
 type hook func(*logrus.Entry)
 
 func (h hook) Levels() []logrus.Level     { return []logrus.Level{logrus.ErrorLevel} }

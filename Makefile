@@ -66,7 +66,7 @@ unit: ## unit tests: no root, no network
 
 # The tests of these do many things at once and link little of upstream, which would all be compiled again for the detector.
 race: ## unit tests of what does many things at once, under the race detector
-	CGO_ENABLED=1 $(GO) test -race $(addprefix ./base/,lifecycle client config logging pki) $(addprefix ./components/,cluster/approver cluster/token worker/join worker/network) ./plugins/host ./plugins/process ./trace/record ./trace/spans
+	CGO_ENABLED=1 $(GO) test -race $(addprefix ./base/,lifecycle client config logging pki) $(addprefix ./components/,cluster/approver cluster/token worker/join worker/network) ./plugins/host ./plugins/process ./runtime/shim ./trace/record ./trace/spans
 
 integration: build kube-bench ## tests on real clusters, each in namespaces of its own (root)
 	-$(MAKE) --no-print-directory conformance-suite

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,12 +25,12 @@ import (
 // upstream is a task service that counts what reaches it.
 type upstream struct {
 	taskAPI.TTRPCTaskService
-	shutdowns int
+	shutdowns atomic.Int32
 	deletes   int
 }
 
 func (u *upstream) Shutdown(context.Context, *taskAPI.ShutdownRequest) (*types.Empty, error) {
-	u.shutdowns++
+	u.shutdowns.Add(1)
 	return &types.Empty{}, nil
 }
 
@@ -158,25 +159,24 @@ func TestEndsWhenIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, sd := shutdown.WithShutdown(t.Context())
 		u := &upstream{}
-		s := &service{TTRPCTaskService: u, shutdown: sd, sandboxes: map[string]*sandbox{}, bundles: map[string]string{}, used: time.Now()}
+		s := &service{TTRPCTaskService: u, shutdown: sd, sandboxes: map[string]*sandbox{"a": {}}, bundles: map[string]string{}, used: time.Now()}
 		go s.endWhenIdle(t.Context())
-		s.sandboxes["a"] = &sandbox{}
 		time.Sleep(2 * idle)
-		if u.shutdowns != 0 {
+		if u.shutdowns.Load() != 0 {
 			t.Error("the shim ended while it held a sandbox")
 		}
-		if _, err := s.Shutdown(t.Context(), nil); err != nil || u.shutdowns != 0 {
+		if _, err := s.Shutdown(t.Context(), nil); err != nil || u.shutdowns.Load() != 0 {
 			t.Error("the shim ended because containerd asked")
 		}
 		s.forget("a")
 		time.Sleep(idle / 2)
 		s.use()
 		time.Sleep(idle * 3 / 4)
-		if u.shutdowns != 0 {
+		if u.shutdowns.Load() != 0 {
 			t.Error("the shim ended though somebody found it meanwhile")
 		}
 		time.Sleep(idle)
-		if u.shutdowns == 0 {
+		if u.shutdowns.Load() == 0 {
 			t.Error("the shim did not end")
 		}
 		sd.Shutdown()

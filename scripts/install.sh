@@ -165,10 +165,11 @@ service_file() {
 	fi
 }
 
-# allow_shutdown_delay lets the kubelet end pods in order at a machine shutdown: logind's default is 5 seconds.
+# allow_shutdown_delay lets the kubelet end pods in order at a machine shutdown, in 30 seconds, and write their statuses: logind's default
+# is 5 seconds.
 allow_shutdown_delay() {
 	mkdir -p "$(dirname "$LOGIND")"
-	printf '# Kubelith: pods may take this long to end at a machine shutdown.\n[Login]\nInhibitDelayMaxSec=30\n' >"$LOGIND"
+	printf '# Kubelith: a machine shutdown waits this long for pods to end (30 s) and for their statuses.\n[Login]\nInhibitDelayMaxSec=40\n' >"$LOGIND"
 	systemctl kill --signal=HUP systemd-logind.service 2>/dev/null || true # not every machine runs it
 }
 

@@ -31,6 +31,7 @@ import (
 	"k8s.io/kubernetes/cmd/kubelet/app"
 	"k8s.io/kubernetes/cmd/kubelet/app/options"
 	"k8s.io/kubernetes/pkg/kubelet"
+	"k8s.io/kubernetes/pkg/kubelet/nodeshutdown/systemd"
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/pki"
@@ -147,6 +148,11 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	beside.Go(func() { s.awaitReady(waiting, ready) })
 	if s.opts.KeepRegistered {
 		beside.Go(func() { s.keepRegistered(waiting, deps.KubeClient) })
+	}
+	if s.endsPods() {
+		beside.Go(func() {
+			s.holdShutdowns(waiting, deps.KubeClient, func() (logind, error) { return systemd.NewDBusCon() })
+		})
 	}
 	if err := app.Run(ctx, s.upstream, deps, utilfeature.DefaultFeatureGate); ctx.Err() == nil {
 		return err

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -35,23 +33,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// idle is how long a shim without containers stays, so that one that comes meanwhile finds it.
-const idle = time.Minute
-
 // service is containerd's task API: for sandboxes it answers itself, for containers upstream's service does.
 type service struct {
 	taskAPI.TTRPCTaskService
 
 	starter  *starter
 	shutdown shutdown.Service
-	events   chan any
+	events   chan any // nil asks for flushed, which says that all before it are out
+	flushed  chan struct{}
 
 	mu        sync.Mutex
-	sandboxes map[string]*sandbox
-	bundles   map[string]string  // of containers, by id
-	launching int                // calls of launch under way
-	early     map[int]runcC.Exit // of processes that nobody knows yet, while there are any
-	used      time.Time          // the last time somebody needed this shim
+	sandboxes map[string]*sandbox // one, as containerd has a shim for each pod
+	launching int                 // calls of launch under way
+	early     map[int]runcC.Exit  // of processes that nobody knows yet, while there are any
 }
 
 // sandbox is a pod's, with its one process.
@@ -73,17 +67,15 @@ func newService(containers taskAPI.TTRPCTaskService, sd shutdown.Service) *servi
 		starter:          newStarter(),
 		shutdown:         sd,
 		events:           make(chan any, 128),
+		flushed:          make(chan struct{}),
 		sandboxes:        map[string]*sandbox{},
-		bundles:          map[string]string{},
 		early:            map[int]runcC.Exit{},
-		used:             time.Now(),
 	}
 }
 
 // run does what no call asks for, until the shim ends.
 func (s *service) run(ctx context.Context, publisher shim.Publisher) {
 	go s.publish(context.WithoutCancel(ctx), publisher)
-	go s.endWhenIdle(ctx)
 	s.reap(reaper.Default.Subscribe())
 }
 
@@ -98,6 +90,10 @@ func (s *service) publish(ctx context.Context, publisher shim.Publisher) {
 	for {
 		select {
 		case event := <-s.events:
+			if event == nil {
+				s.flushed <- struct{}{}
+				continue
+			}
 			if err := publisher.Publish(ctx, containerdruntime.GetTopic(event), event); err != nil {
 				log.G(ctx).WithError(err).Error("publish an event")
 			}
@@ -105,42 +101,6 @@ func (s *service) publish(ctx context.Context, publisher shim.Publisher) {
 			return
 		}
 	}
-}
-
-// endWhenIdle ends the shim when it has had nothing to hold for some time.
-func (s *service) endWhenIdle(ctx context.Context) {
-	tick := time.NewTicker(idle / 6)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-		case <-s.shutdown.Done():
-			return
-		}
-		s.mu.Lock()
-		keep := len(s.sandboxes) > 0 || s.launching > 0 || time.Since(s.used) < idle
-		s.mu.Unlock()
-		if !keep {
-			// Upstream's service ends the shim unless it has containers.
-			if _, err := s.TTRPCTaskService.Shutdown(ctx, &taskAPI.ShutdownRequest{}); err != nil {
-				log.G(ctx).WithError(err).Error("end the shim")
-			}
-		}
-	}
-}
-
-// use keeps the shim for some more time.
-func (s *service) use() {
-	s.mu.Lock()
-	s.used = time.Now()
-	s.mu.Unlock()
-}
-
-// allBundles returns the directories of all sandboxes and containers.
-func (s *service) allBundles() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Collect(maps.Values(s.bundles))
 }
 
 func (s *service) send(event any) {
@@ -196,18 +156,12 @@ func (s *service) get(id string) *sandbox {
 
 // Create makes a sandbox, or a container.
 func (s *service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*taskAPI.CreateTaskResponse, error) {
-	spec, err := readSpec(r.Bundle)
+	spec, err := readSandboxSpec(r.Bundle)
 	if err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
-	if forRunc(spec) != "" || r.Checkpoint != "" {
-		answer, err := s.TTRPCTaskService.Create(ctx, r)
-		if err == nil {
-			s.mu.Lock()
-			s.bundles[r.ID] = r.Bundle
-			s.mu.Unlock()
-		}
-		return answer, err
+	if spec == nil || forRunc(spec) != "" || r.Checkpoint != "" {
+		return s.TTRPCTaskService.Create(ctx, r)
 	}
 	b, err := s.create(r, spec)
 	if err != nil {
@@ -218,15 +172,6 @@ func (s *service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 		IO: &eventstypes.TaskIO{Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr},
 	})
 	return &taskAPI.CreateTaskResponse{Pid: uint32(b.PID)}, nil
-}
-
-// forget is for what has been deleted.
-func (s *service) forget(id string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.sandboxes, id)
-	delete(s.bundles, id)
-	s.used = time.Now()
 }
 
 func (s *service) create(r *taskAPI.CreateTaskRequest, spec *specs.Spec) (*sandbox, error) {
@@ -263,7 +208,7 @@ func (s *service) create(r *taskAPI.CreateTaskRequest, spec *specs.Spec) (*sandb
 		return nil, err
 	}
 	b := &sandbox{record: record, id: r.ID, bundle: r.Bundle, group: group, metrics: metricsOf(record.PID), done: make(chan struct{})}
-	s.sandboxes[r.ID], s.bundles[r.ID] = b, b.bundle
+	s.sandboxes[r.ID] = b
 	if exit, gone := early[record.PID]; gone {
 		go s.exited(b, exit)
 	}
@@ -369,11 +314,7 @@ func (s *service) Kill(ctx context.Context, r *taskAPI.KillRequest) (*ptypes.Emp
 func (s *service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAPI.DeleteResponse, error) {
 	b := s.get(r.ID)
 	if b == nil || r.ExecID != "" {
-		answer, err := s.TTRPCTaskService.Delete(ctx, r)
-		if err == nil && r.ExecID == "" {
-			s.forget(r.ID)
-		}
-		return answer, err
+		return s.TTRPCTaskService.Delete(ctx, r)
 	}
 	select {
 	case <-b.done:
@@ -383,7 +324,9 @@ func (s *service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAP
 	if err := errors.Join(b.kill(b.group), b.group.Destroy()); err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
-	s.forget(r.ID)
+	s.mu.Lock()
+	delete(s.sandboxes, r.ID)
+	s.mu.Unlock()
 	at := protobuf.ToTimestamp(b.exit.Timestamp)
 	s.send(&eventstypes.TaskDelete{ContainerID: b.id, Pid: uint32(b.PID), ExitStatus: uint32(b.exit.Status), ExitedAt: at})
 	return &taskAPI.DeleteResponse{Pid: uint32(b.PID), ExitStatus: uint32(b.exit.Status), ExitedAt: at}, nil
@@ -432,9 +375,8 @@ func (s *service) Stats(ctx context.Context, r *taskAPI.StatsRequest) (*taskAPI.
 	return &taskAPI.StatsResponse{Stats: typeurl.MarshalProto(content)}, nil
 }
 
-// Connect returns the pids of the shim and of a container. Whoever looks for a shim asks it without one.
+// Connect returns the pids of the shim and of a container.
 func (s *service) Connect(ctx context.Context, r *taskAPI.ConnectRequest) (*taskAPI.ConnectResponse, error) {
-	s.use()
 	b := s.get(r.ID)
 	if b == nil {
 		return s.TTRPCTaskService.Connect(ctx, r)
@@ -442,9 +384,20 @@ func (s *service) Connect(ctx context.Context, r *taskAPI.ConnectRequest) (*task
 	return &taskAPI.ConnectResponse{ShimPid: uint32(os.Getpid()), TaskPid: uint32(b.PID)}, nil
 }
 
-// Shutdown does nothing: containerd asks after each container, and the shim has others, or will.
-func (s *service) Shutdown(context.Context, *taskAPI.ShutdownRequest) (*ptypes.Empty, error) {
-	return &ptypes.Empty{}, nil
+// Shutdown ends the shim when it has nothing left.
+func (s *service) Shutdown(ctx context.Context, r *taskAPI.ShutdownRequest) (*ptypes.Empty, error) {
+	s.mu.Lock()
+	left := len(s.sandboxes) + s.launching
+	s.mu.Unlock()
+	if left > 0 {
+		return &ptypes.Empty{}, nil
+	}
+	s.send(nil)
+	select {
+	case <-s.flushed:
+	case <-s.shutdown.Done():
+	}
+	return s.TTRPCTaskService.Shutdown(ctx, r)
 }
 
 // exitStatus returns how a process ended as its shim stored it, and otherwise that it was killed now.

@@ -9,11 +9,13 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	eventstypes "github.com/containerd/containerd/api/events"
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/v2/core/events"
 	"github.com/containerd/containerd/v2/pkg/protobuf/types"
+	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/containerd/v2/pkg/shutdown"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
@@ -25,12 +27,12 @@ import (
 // upstream is a task service that counts what reaches it.
 type upstream struct {
 	taskAPI.TTRPCTaskService
-	shutdowns atomic.Int32
+	shutdowns int
 	deletes   int
 }
 
 func (u *upstream) Shutdown(context.Context, *taskAPI.ShutdownRequest) (*types.Empty, error) {
-	u.shutdowns.Add(1)
+	u.shutdowns++
 	return &types.Empty{}, nil
 }
 
@@ -155,33 +157,35 @@ func TestEarlyExit(t *testing.T) {
 	}
 }
 
-func TestEndsWhenIdle(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		_, sd := shutdown.WithShutdown(t.Context())
-		u := &upstream{}
-		s := &service{TTRPCTaskService: u, shutdown: sd, sandboxes: map[string]*sandbox{"a": {}}, bundles: map[string]string{}, used: time.Now()}
-		go s.endWhenIdle(t.Context())
-		time.Sleep(2 * idle)
-		if u.shutdowns.Load() != 0 {
-			t.Error("the shim ended while it held a sandbox")
-		}
-		if _, err := s.Shutdown(t.Context(), nil); err != nil || u.shutdowns.Load() != 0 {
-			t.Error("the shim ended because containerd asked")
-		}
-		s.forget("a")
-		time.Sleep(idle / 2)
-		s.use()
-		time.Sleep(idle * 3 / 4)
-		if u.shutdowns.Load() != 0 {
-			t.Error("the shim ended though somebody found it meanwhile")
-		}
-		time.Sleep(idle)
-		if u.shutdowns.Load() == 0 {
-			t.Error("the shim did not end")
-		}
-		sd.Shutdown()
-		synctest.Wait()
-	})
+// The shim ends with its last container, and not before what it has to tell is told.
+func TestShutdown(t *testing.T) {
+	s, u := testService(t)
+	s.sandboxes["a"] = &sandbox{}
+	if _, err := s.Shutdown(t.Context(), &taskAPI.ShutdownRequest{}); err != nil || u.shutdowns != 0 {
+		t.Errorf("shutdown = %v: the shim ended while it held a sandbox", err)
+	}
+	delete(s.sandboxes, "a")
+	s.send(&eventstypes.TaskDelete{ContainerID: "a"})
+	p := &publisher{}
+	go s.publish(t.Context(), p)
+	if _, err := s.Shutdown(t.Context(), &taskAPI.ShutdownRequest{}); err != nil || u.shutdowns != 1 {
+		t.Errorf("shutdown = %v: the shim did not end", err)
+	}
+	if p.published.Load() != 1 {
+		t.Error("the shim ended before its last event was out")
+	}
+}
+
+// publisher takes its time.
+type publisher struct {
+	shim.Publisher
+	published atomic.Int32
+}
+
+func (p *publisher) Publish(context.Context, string, events.Event) error {
+	time.Sleep(20 * time.Millisecond)
+	p.published.Add(1)
+	return nil
 }
 
 // A pid that another process has by now is not killed.
@@ -234,26 +238,29 @@ func TestStartTime(t *testing.T) {
 	}
 }
 
-func TestBundleLog(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "log")
-	if err := unix.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
+func TestReadSandboxSpec(t *testing.T) {
+	for name, c := range map[string]struct {
+		content string
+		sandbox bool
+		bad     bool
+	}{
+		"sandbox":   {`{"hostname":"a","annotations":{"io.kubernetes.cri.container-type":"sandbox"},"linux":{"cgroupsPath":"/c","seccomp":{"syscalls":[{}]}}}`, true, false},
+		"container": {`{"annotations":{"io.kubernetes.cri.container-type":"container"},"linux":{}}`, false, false},
+		"broken":    {`{"annotations":`, false, true},
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(c.content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := readSandboxSpec(dir)
+		if (err != nil) != c.bad || (s != nil) != c.sandbox {
+			t.Errorf("%s: %v, %v", name, s, err)
+		}
+		if s != nil && (s.Hostname != "a" || s.Linux == nil || s.Linux.CgroupsPath != "/c" || s.Linux.Seccomp != nil) {
+			t.Errorf("%s: %+v, %+v", name, s, s.Linux)
+		}
 	}
-	log := bundleLog{func() []string { return []string{t.TempDir(), dir} }}
-	if n, err := log.Write([]byte("nobody reads\n")); n != 13 || err != nil {
-		t.Errorf("write without a reader = %d, %v", n, err)
-	}
-	reader, err := os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer reader.Close()
-	if _, err := log.Write([]byte("read\n")); err != nil {
-		t.Fatal(err)
-	}
-	got := make([]byte, 32)
-	if n, err := reader.Read(got); err != nil || string(got[:n]) != "read\n" {
-		t.Errorf("read %q, %v", got[:n], err)
+	if _, err := readSandboxSpec(t.TempDir()); err == nil {
+		t.Error("a bundle without a configuration is taken")
 	}
 }

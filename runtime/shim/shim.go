@@ -1,10 +1,10 @@
-// Package shim is the program that holds the processes of pods while the server restarts: containerd's shim for runc,
-// once for all pods of a node, with sandboxes of our own.
+// Package shim is the program that holds the processes of a pod while the server restarts: containerd's shim for runc,
+// with sandboxes of our own.
 //
 // A pod's sandbox is one process that does nothing but hold its namespaces. runc starts itself three times for it, and
 // compiles a seccomp filter for a program that only waits. The shim starts that process itself (sandbox.go,
 // pause/pause.c). What is special about a sandbox, such as a user namespace or a SELinux label, goes to runc, and so
-// does every container. See docs/adr/039-one-shim-and-its-sandboxes.md.
+// does every container. See docs/adr/039-sandboxes-without-runc.md.
 package shim
 
 import (
@@ -15,7 +15,6 @@ import (
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/containerd/v2/pkg/shutdown"
 	"github.com/containerd/containerd/v2/plugins"
-	"github.com/containerd/log"
 	"github.com/containerd/plugin"
 	"github.com/containerd/plugin/registry"
 )
@@ -44,10 +43,9 @@ func Run(ctx context.Context) {
 				return nil, err
 			}
 			s := newService(containers, sd)
-			log.L.Logger.SetOutput(bundleLog{s.allBundles})
 			go s.run(ic.Context, events)
 			return s, nil
 		},
 	})
-	shim.RunShim(ctx, ourManager{manager.NewShimManager(runtimeName)}, func(c *shim.Config) { c.NoSetupLogger = true })
+	shim.RunShim(ctx, sandboxManager{manager.NewShimManager(runtimeName)})
 }

@@ -20,17 +20,38 @@ import (
 // Source: containerd, docs/cri/crictl.md and internal/cri/annotations.
 const kindAnnotation = "io.kubernetes.cri.container-type"
 
-// readSpec returns the OCI configuration of a bundle.
-func readSpec(bundle string) (*specs.Spec, error) {
-	content, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+// readSandboxSpec returns the OCI configuration of a sandbox, nil for a bundle of a container. It leaves out the seccomp
+// filter, which is most of the file; the sandbox's process brings its own.
+func readSandboxSpec(bundle string) (*specs.Spec, error) {
+	path := filepath.Join(bundle, "config.json")
+	content, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	var s specs.Spec
-	if err := json.Unmarshal(content, &s); err != nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Join(bundle, "config.json"), err)
+	var kind struct {
+		Annotations map[string]string `json:"annotations"`
 	}
-	return &s, nil
+	if err := json.Unmarshal(content, &kind); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if kind.Annotations[kindAnnotation] != "sandbox" {
+		return nil, nil
+	}
+	// The outer fields hide the embedded ones of the same name.
+	var s struct {
+		specs.Spec
+		Linux *struct {
+			specs.Linux
+			Seccomp json.RawMessage `json:"seccomp"`
+		} `json:"linux"`
+	}
+	if err := json.Unmarshal(content, &s); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if s.Linux != nil {
+		s.Spec.Linux = &s.Linux.Linux
+	}
+	return &s.Spec, nil
 }
 
 // forRunc returns why a bundle is for runc, or "" if it is of a sandbox that this package starts. What is not known

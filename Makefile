@@ -11,6 +11,17 @@ include payload.mk
 export CGO_ENABLED := 0
 export GOFLAGS := -trimpath -buildvcs=false -tags=no_btrfs,no_devmapper,no_zfs
 
+# Every go command works with upstream's source as patches/*.patch change it (docs/adr/038-patch-of-the-kubelet.md).
+# make UNPATCHED=1 TARGET works with upstream's source as it is.
+ifndef UNPATCHED
+ifneq ($(filter-out help deps deps-dist stop clean size,$(or $(MAKECMDGOALS),help)),)
+ifneq ($(shell scripts/patch.sh || echo failed),)
+$(error build: upstream's source is not patched, see above)
+endif
+GOFLAGS += -modfile=$(CURDIR)/.cache/patched/go.mod
+endif
+endif
+
 KUBERNETES := $(shell sed -n 's/^\tk8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' go.mod)
 KUBELITH := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 STAMP := k8s.io/component-base/version
@@ -62,7 +73,8 @@ test: deps build lint unit race integration ## everything CI checks: lint, unit 
 
 unit: ## unit tests: no root, no network
 	$(GO) test $(packages)
-	$(GO) -C cluster build . # with the client-go that it asks of other modules
+	$(GO) test k8s.io/kubernetes/pkg/kubelet/volumemanager/... # upstream's tests of what patches/ changes
+	GOFLAGS=-trimpath $(GO) -C cluster build . # with the client-go that it asks of other modules
 
 # The tests of these do many things at once and link little of upstream, which would all be compiled again for the detector.
 race: ## unit tests of what does many things at once, under the race detector

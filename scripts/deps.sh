@@ -4,7 +4,7 @@
 # util-linux for namespaces, e2fsprogs for volumes, busybox-static for the tests' image, strace for slow disks.
 set -eu
 missing='' foreign=''
-for package in "$@" nftables netbase iproute2 util-linux e2fsprogs kmod conntrack curl ca-certificates git zstd busybox-static shellcheck strace; do
+for package in "$@" nftables netbase iproute2 util-linux e2fsprogs kmod conntrack patch curl ca-certificates git zstd busybox-static shellcheck strace; do
 	dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' && continue
 	missing="$missing $package"
 	case $package in *:*) foreign="$foreign ${package#*:}" ;; esac

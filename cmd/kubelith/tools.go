@@ -20,6 +20,7 @@ import (
 	"kubelith.io/kubelith/components/worker/containerd/ctr"
 	"kubelith.io/kubelith/components/worker/join"
 	"kubelith.io/kubelith/host/reset"
+	"kubelith.io/kubelith/patches"
 	"kubelith.io/kubelith/plugins/process"
 )
 
@@ -241,6 +242,13 @@ func versionCommand() *cli.Command {
 				fmt.Fprintln(c.App.Writer, m)
 			}
 			fmt.Fprintf(c.App.Writer, "go         %s %s/%s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			applied := patches.Applied()
+			for _, patch := range applied {
+				fmt.Fprintln(c.App.Writer, "patch      "+patch)
+			}
+			if len(applied) == 0 {
+				fmt.Fprintln(c.App.Writer, "patch      none")
+			}
 			return nil
 		},
 	}

@@ -13,6 +13,7 @@ export GOFLAGS := -trimpath -buildvcs=false -tags=no_btrfs,no_devmapper,no_zfs
 
 # Every go command works with upstream's source as patches/*.patch change it (docs/adr/038-patch-of-the-kubelet.md).
 # make UNPATCHED=1 TARGET works with upstream's source as it is.
+export UNPATCHED
 ifndef UNPATCHED
 ifneq ($(filter-out help deps deps-dist stop clean size,$(or $(MAKECMDGOALS),help)),)
 ifneq ($(shell scripts/patch.sh || echo failed),)

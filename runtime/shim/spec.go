@@ -69,7 +69,7 @@ func forRunc(s *specs.Spec) string {
 		return "a label of a security module"
 	case len(s.Process.Rlimits) > 0:
 		return "resource limits"
-	case s.Hooks != nil && !emptyHooks(s.Hooks):
+	case s.Hooks != nil:
 		return "hooks"
 	case len(s.Linux.UIDMappings) > 0 || len(s.Linux.GIDMappings) > 0:
 		return "a user namespace"
@@ -103,11 +103,6 @@ func forRunc(s *specs.Spec) string {
 		return "no mount namespace"
 	}
 	return ""
-}
-
-func emptyHooks(h *specs.Hooks) bool {
-	//nolint:staticcheck // Prestart is deprecated, and honored by runc.
-	return len(h.Prestart)+len(h.CreateRuntime)+len(h.CreateContainer)+len(h.StartContainer)+len(h.Poststart)+len(h.Poststop) == 0
 }
 
 // namespaceFlags returns the flags of clone(2) for the namespaces that the sandbox gets, and the path of the one network

@@ -40,7 +40,6 @@ func TestForRunc(t *testing.T) {
 		"a pod":                     {func(*specs.Spec) {}, ""},
 		"on the host's network":     {func(s *specs.Spec) { s.Linux.Namespaces = s.Linux.Namespaces[:4] }, ""},
 		"with the host's processes": {func(s *specs.Spec) { s.Linux.Namespaces = s.Linux.Namespaces[1:] }, ""},
-		"empty hooks":               {func(s *specs.Spec) { s.Hooks = &specs.Hooks{} }, ""},
 		"a container":               {func(s *specs.Spec) { s.Annotations[kindAnnotation] = "container" }, "a container"},
 		"of nobody":                 {func(s *specs.Spec) { s.Annotations = nil }, "a container"},
 		"user namespace": {func(s *specs.Spec) {

@@ -73,6 +73,8 @@ type Case struct {
 	// Files are written to the node before anything is applied, by their paths, and removed afterwards. Such a case runs
 	// after the others, alone.
 	Files map[string]string `json:"files"`
+	// Log is what the server logs when it has noticed the files; nothing is applied before.
+	Log string `json:"log"`
 	// Wait bounds the time until the answer is right: a duration, 60s if empty.
 	Wait string `json:"wait"`
 	// Keep is how long the answer must stay the same: a duration, 2s if empty.
@@ -185,6 +187,14 @@ func runCase(t testing.TB, s *harness.Server, apply *applier, dir string, score 
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { os.Remove(path) })
+	}
+	if c.Log != "" {
+		harness.Eventually(t, time.Minute, "the server to notice "+c.Log, func() error {
+			if !strings.Contains(s.Logs(), c.Log) {
+				return errors.New("it logs nothing of it")
+			}
+			return nil
+		})
 	}
 	setups, manifests := filesOf(t, dir)
 	for _, file := range setups {

@@ -1,10 +1,11 @@
 #!/bin/sh
 # deps.sh PACKAGE[:ARCHITECTURE]...: install the Debian packages that are missing. The last
 # ones are for running and testing: nftables for kube-proxy, iproute2 and
-# util-linux for namespaces, e2fsprogs for volumes, busybox-static for the tests' image, strace for slow disks.
+# util-linux for namespaces, e2fsprogs for volumes, busybox-static for the tests' image, strace for slow disks,
+# crun as another runtime.
 set -eu
 missing='' foreign=''
-for package in "$@" nftables netbase iproute2 util-linux e2fsprogs kmod conntrack patch curl ca-certificates git zstd busybox-static shellcheck strace; do
+for package in "$@" nftables netbase iproute2 util-linux e2fsprogs kmod conntrack patch curl ca-certificates git zstd busybox-static shellcheck strace crun; do
 	dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' && continue
 	missing="$missing $package"
 	case $package in *:*) foreign="$foreign ${package#*:}" ;; esac

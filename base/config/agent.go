@@ -43,7 +43,7 @@ func (a *Agent) Validate() error {
 	a.validateNodeIPs(&p, nil, nil)
 	for _, l := range a.NodeLabels {
 		// These labels decide how the cluster treats a node: the apiserver refuses a node that sets them itself.
-		if key, _, _ := strings.Cut(l, "="); key != names.RoleLabel && key != names.MachineLabel && strings.HasPrefix(key, names.Prefix) {
+		if key, _, _ := strings.Cut(l, "="); key != names.RoleLabel && key != names.MachineLabel && !strings.HasPrefix(key, names.RuntimeLabel) && strings.HasPrefix(key, names.Prefix) {
 			p.add("nodeLabels", "an agent may not set the label %q on itself: set it on the server with kubelith kubectl label node", key)
 		}
 	}

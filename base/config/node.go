@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"kubelith.io/kubelith/runtime/oci"
 	"kubelith.io/kubelith/trace/record"
 )
 
@@ -28,6 +29,9 @@ type Node struct {
 	NodeName   string   `json:"nodeName" flag:"node-name" usage:"name of this node (default: the host name)"`
 	NodeLabels []string `json:"nodeLabels" flag:"node-label" usage:"label of this node, KEY=VALUE, set when it registers"`
 	NodeTaints []string `json:"nodeTaints" flag:"node-taint" usage:"taint of this node, KEY[=VALUE]:EFFECT, set when it registers"`
+
+	// DefaultRuntime starts the containers of pods without a runtimeClassName.
+	DefaultRuntime string `json:"defaultRuntime" flag:"default-runtime" usage:"runtime of pods without a runtimeClassName: runc, or crun or youki of this host"`
 
 	// Components that do not run; the help adds the names that a server or an agent accepts.
 	Disable []string `json:"disable" flag:"disable" usage:"component not to run"`
@@ -56,6 +60,7 @@ func defaultNode() Node {
 		DataDir:        "/var/lib/kubelith",
 		RunDir:         "/run/kubelith",
 		KubeletRootDir: "/var/lib/kubelet",
+		DefaultRuntime: oci.Runc,
 		LogFormat:      "text",
 		LogLevel:       "info",
 		TraceMemory:    record.DefaultBytes >> 20,

@@ -15,6 +15,7 @@ import (
 	kubeletapis "k8s.io/kubelet/pkg/apis"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/runtime/oci"
 )
 
 // The longest paths, in bytes, of directories that hold sockets. sun_path in unix(7) holds 107 bytes.
@@ -60,6 +61,7 @@ func validateNode(p *problems, s settings) {
 		}
 	}
 	validateArgs(p, s)
+	p.oneOf("defaultRuntime", n.DefaultRuntime, oci.All())
 	p.oneOf("logFormat", n.LogFormat, logFormats())
 	validateLevels(p, n.LogLevel)
 	n.validateTrace(p)
@@ -177,7 +179,7 @@ func (n *Node) validateRegistration(p *problems) {
 			p.add("nodeLabels", "%q has no valid label key: %s", l, content.IsLabelKey(key)[0])
 		case len(content.IsLabelValue(value)) > 0:
 			p.add("nodeLabels", "%q has no valid label value: %s", l, content.IsLabelValue(value)[0])
-		case key == names.RoleLabel, key == names.MachineLabel:
+		case key == names.RoleLabel, key == names.MachineLabel, strings.HasPrefix(key, names.RuntimeLabel):
 			p.add("nodeLabels", "kubelith sets the label %q itself: use another key", key)
 		case reserved(key):
 			p.add("nodeLabels", "a node may not set the label %q on itself: set it with kubectl label node, or use another prefix", key)

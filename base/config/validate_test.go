@@ -135,6 +135,8 @@ func TestValidate(t *testing.T) {
 		"disable":            {func(s *Server) { s.Disable = []string{"kublet"} }, `--disable (disable): "kublet" is not a component that can be disabled: did you mean "kubelet"?`},
 		"disable other":      {func(s *Server) { s.Disable = []string{"etcd"} }, `"etcd" is not a component that can be disabled: use one of containerd, `},
 		"disable containerd": {func(s *Server) { s.Disable = []string{"containerd"} }, `--disable (disable): the kubelet cannot run without containerd: disable both`},
+		"default runtime":    {func(s *Server) { s.DefaultRuntime = "crum" }, `--default-runtime (defaultRuntime): unknown value "crum": did you mean "crun"?`},
+		"label of a runtime": {func(s *Server) { s.NodeLabels = []string{"kubelith.io/runtime-crun=true"} }, `kubelith sets the label "kubelith.io/runtime-crun" itself`},
 		"join token":         {func(s *Server) { s.JoinToken = "nome" }, `--join-token (joinToken): unknown value "nome": did you mean "none"?`},
 		"network":            {func(s *Server) { s.Network = "brigde" }, `--network (network): unknown value "brigde": did you mean "bridge"?`},
 		"log format":         {func(s *Server) { s.LogFormat = "xml" }, `--log-format (logFormat): unknown value "xml": use one of text, json`},

@@ -15,6 +15,8 @@ const (
 	RoleAgent  = "agent"
 	// MachineLabel is on an agent's Node: the beginning of the SHA-256 of its machine's key, as long as a label may be.
 	MachineLabel = "kubelith.io/machine"
+	// RuntimeLabel plus a name of runtime/oci is a label of the nodes that have this runtime: the RuntimeClass selects it.
+	RuntimeLabel = "kubelith.io/runtime-"
 	// NodeIPAnnotation is on an agent's certificate request: the addresses that its Node will have.
 	NodeIPAnnotation = "kubelith.io/node-ip"
 	// HostPortsAnnotation has the ports on which a node's host listens, as "22/TCP,111/UDP". The node writes it itself:

@@ -119,15 +119,16 @@ func checkOptions(cfg *config.Server, components []lifecycle.Component) prefligh
 func nodeCheckOptions(cfg *config.Node, cluster *config.ClusterInfo, caDir string) preflight.Options {
 	containers := !cfg.Disabled("containerd")
 	opts := preflight.Options{
-		DataDir:      cfg.DataDir,
-		NodeName:     cfg.NodeName,
-		Containers:   containers,
-		CgroupDriver: cgroups.DetectCgroupDriver(),
-		Proxy:        !cfg.Disabled("proxy"),
-		Bridge:       containers && !cfg.Disabled("network") && cniMode(cluster.Network) == cni.Bridge,
-		ServiceIPs:   addresses(cluster.ClusterDNS),
-		NotBefore:    buildTime(),
-		NotBeforeOf:  "this program was built at",
+		DataDir:        cfg.DataDir,
+		NodeName:       cfg.NodeName,
+		Containers:     containers,
+		CgroupDriver:   cgroups.DetectCgroupDriver(),
+		DefaultRuntime: cfg.DefaultRuntime,
+		Proxy:          !cfg.Disabled("proxy"),
+		Bridge:         containers && !cfg.Disabled("network") && cniMode(cluster.Network) == cni.Bridge,
+		ServiceIPs:     addresses(cluster.ClusterDNS),
+		NotBefore:      buildTime(),
+		NotBeforeOf:    "this program was built at",
 	}
 	if ca, from := pki.ValidFrom(caDir); from.After(opts.NotBefore) {
 		opts.NotBefore, opts.NotBeforeOf = from, ca+" is valid from"

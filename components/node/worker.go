@@ -66,18 +66,19 @@ func worker(b *builder, w workerOptions) {
 	socket := filepath.Join(cfg.SocketDir(), "containerd", "containerd.sock")
 	cniConfDir := filepath.Join(cfg.SocketDir(), "cni", "net.d")
 	b.add(containerd.New(containerd.Options{
-		Root:          filepath.Join(cfg.DataDir, "agent", "containerd"),
-		State:         filepath.Join(cfg.SocketDir(), "containerd"),
-		Socket:        socket,
-		BinDir:        w.machine.binDir,
-		CNIConfDir:    cniConfDir,
-		CNIBinDirs:    []string{thirdPartyCNI, w.machine.binDir},
-		RegistriesDir: registriesDir,
-		SandboxImage:  embeddedimages.Pause,
-		Calls:         recording.calls(),
-		Ended:         recording.ended(),
-		Debug:         logging.Component(w.log, "containerd").Logger.IsLevelEnabled(logrus.DebugLevel),
-		Log:           logFor("containerd"),
+		Root:           filepath.Join(cfg.DataDir, "agent", "containerd"),
+		State:          filepath.Join(cfg.SocketDir(), "containerd"),
+		Socket:         socket,
+		BinDir:         w.machine.binDir,
+		CNIConfDir:     cniConfDir,
+		CNIBinDirs:     []string{thirdPartyCNI, w.machine.binDir},
+		RegistriesDir:  registriesDir,
+		SandboxImage:   embeddedimages.Pause,
+		DefaultRuntime: cfg.DefaultRuntime,
+		Calls:          recording.calls(),
+		Ended:          recording.ended(),
+		Debug:          logging.Component(w.log, "containerd").Logger.IsLevelEnabled(logrus.DebugLevel),
+		Log:            logFor("containerd"),
 	}))
 
 	// Nothing imports images without a runtime.

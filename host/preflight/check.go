@@ -18,6 +18,7 @@ import (
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/host"
+	"kubelith.io/kubelith/runtime/oci"
 )
 
 // Status is the result of a check.
@@ -71,6 +72,8 @@ type Options struct {
 	Containers bool
 	// CgroupDriver manages the containers' control groups: systemd or cgroupfs.
 	CgroupDriver string
+	// DefaultRuntime starts the containers: of runtime/oci.
+	DefaultRuntime string
 	// Proxy: kube-proxy will run on this host.
 	Proxy bool
 	// Bridge: the pods' bridge will be masqueraded, which needs nft as kube-proxy does.
@@ -98,6 +101,7 @@ func Check(ctx context.Context, opts Options) []Result {
 		writable:  func(path string) error { return unix.Access(path, unix.W_OK) },
 		overlayOn: overlayOn,
 		route:     func(to net.IP) error { _, err := netlink.RouteGet(to); return err },
+		runtimes:  oci.This(ctx),
 	})
 }
 
@@ -125,6 +129,7 @@ type probe struct {
 	writable  func(path string) error
 	overlayOn func(dir string) error
 	route     func(to net.IP) error // the kernel's choice: an error when there is no route
+	runtimes  oci.Host
 }
 
 func check(opts Options, p probe) []Result {
@@ -152,6 +157,7 @@ func check(opts Options, p probe) []Result {
 		one(func() Result { return checkInotify(p) })
 		many(func() []Result { return checkCgroups(p, opts.CgroupDriver) })
 		many(func() []Result { return checkPrograms(p, "mount", "umount") })
+		many(func() []Result { return checkRuntimes(p, opts) })
 		many(func() []Result { return checkLinks(p) })
 		one(func() Result { return checkBridgeFilter(p) })
 		one(func() Result { return checkVolumes(p, opts.DataDir) })

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/host/hosttest"
+	"kubelith.io/kubelith/runtime/oci"
 )
 
 // goodHost is a probe for which every check is fine.
@@ -51,6 +53,48 @@ func goodHost(t *testing.T) (hosttest.Host, probe) {
 		writable:  func(string) error { return nil },
 		overlayOn: func(string) error { return nil },
 		route:     func(net.IP) error { return nil },
+		runtimes:  crun("1.8.1"),
+	}
+}
+
+// crun is a host with this version of it and without youki; without a version, with neither.
+func crun(version string) oci.Host {
+	return oci.Host{
+		Look: func(name string) (string, error) {
+			if name != oci.Crun || version == "" {
+				return "", exec.ErrNotFound
+			}
+			return "/usr/bin/crun", nil
+		},
+		Run: func(string, ...string) (string, error) { return "crun version " + version + "\n+CAP +SECCOMP", nil },
+	}
+}
+
+func TestRuntimes(t *testing.T) {
+	for name, c := range map[string]struct {
+		version, byDefault string
+		status             Status
+		want               string // one line, "" for none
+	}{
+		"offered":         {"1.8.1", oci.Runc, OK, "crun: 1.8.1, /usr/bin/crun"},
+		"the default":     {"1.8.1", oci.Crun, OK, "crun: 1.8.1, /usr/bin/crun"},
+		"not there":       {"", oci.Runc, OK, ""},
+		"needed":          {"", oci.Crun, Fail, "crun: is the default runtime, but not in PATH: install it, or set --default-runtime runc"},
+		"too old":         {"0.17", oci.Runc, OK, "crun: not used: /usr/bin/crun is version 0.17.0: install 1.8.1 or later"},
+		"needed, too old": {"0.17", oci.Crun, Fail, "crun: is the default runtime, but /usr/bin/crun is version 0.17.0: install 1.8.1 or later, or set --default-runtime runc"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lines := ""
+			for _, r := range checkRuntimes(probe{runtimes: crun(c.version)}, Options{DefaultRuntime: c.byDefault}) {
+				lines += r.Problem()
+				if r.Status != c.status {
+					t.Errorf("status %s, want %s", r.Status, c.status)
+				}
+			}
+			if lines != c.want {
+				t.Errorf("%q, want %q", lines, c.want)
+			}
+		})
 	}
 }
 
@@ -74,6 +118,7 @@ func TestCheck(t *testing.T) {
 		"inotify watches": {func(h hosttest.Host, _ *probe, _ *Options) {
 			h.Write("/proc/sys/fs/inotify/max_user_watches", "8192\n")
 		}, Warn, "`sysctl -w fs.inotify.max_user_watches=65536`"},
+		"no default runtime": {func(_ hosttest.Host, _ *probe, o *Options) { o.DefaultRuntime = oci.Youki }, Fail, "youki: is the default runtime, but not in PATH: install it, or set --default-runtime runc"},
 		"host name":          {func(_ hosttest.Host, _ *probe, o *Options) { o.NodeName = "My_Host" }, Fail, `"My_Host"`},
 		"no overlay":         {func(h hosttest.Host, _ *probe, _ *Options) { h.Write("/proc/filesystems", "\text4\n") }, Fail, "modprobe overlay"},
 		"overlay not on nfs": {func(_ hosttest.Host, p *probe, _ *Options) { p.overlayOn = func(string) error { return missing } }, Warn, "copied"},

@@ -88,6 +88,15 @@ func TestHost(t *testing.T) {
 		cmd.Env = []string{"PATH=/var/lib/tools"}
 		contains(t, refusal(t, s, cmd, true), "nft: not found", "install nftables")
 	})
+	t.Run("no such runtime", func(t *testing.T) {
+		if _, err := exec.LookPath("youki"); err == nil {
+			t.Skip("this host has youki")
+		}
+		message := refusal(t, s, s.BinaryCommand("server", "--data-dir=/var/lib/noyouki", "--default-runtime=youki"), true)
+		contains(t, message, "youki: is the default runtime, but not in PATH: install it, or set --default-runtime runc")
+		message = refusal(t, s, s.BinaryCommand("server", "--data-dir=/var/lib/noyouki", "--default-runtime=nosuch"), true)
+		contains(t, message, `--default-runtime (defaultRuntime): unknown value "nosuch": use one of runc, crun, youki`)
+	})
 	t.Run("not root", func(t *testing.T) {
 		setpriv, err := exec.LookPath("setpriv")
 		if err != nil {

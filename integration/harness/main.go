@@ -79,7 +79,19 @@ func allowParallel() {
 // Require skips the test, or fails it under KUBELITH_REQUIRE_INTEGRATION=1, when the host cannot run it.
 func Require(t testing.TB) {
 	t.Helper()
-	why := missing()
+	require(t, missing())
+}
+
+// RequireProgram is Require for a program that only some tests need.
+func RequireProgram(t testing.TB, name string) {
+	t.Helper()
+	if !onPath(name) {
+		require(t, "the program "+name+" is missing")
+	}
+}
+
+func require(t testing.TB, why string) {
+	t.Helper()
 	if why == "" {
 		return
 	}

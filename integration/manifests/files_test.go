@@ -352,7 +352,7 @@ func TestRestart(t *testing.T) {
 	gone(t, s, "-n=default", "configmap/b")
 	gone(t, s, "namespace/gone")
 	s.Kubectl(t, "get", "clusterrole/"+role)
-	if parents := s.Kubectl(t, "-n=kube-system", "get", "configmaps", "-l=applyset.kubernetes.io/id", "-o=jsonpath={.items[*].metadata.name}"); parents != "embedded-metrics-reader.yaml manifest-a.yaml manifest-new.yaml" {
+	if parents := s.Kubectl(t, "-n=kube-system", "get", "configmaps", "-l=applyset.kubernetes.io/id", "-o=jsonpath={.items[*].metadata.name}"); parents != "embedded-metrics-reader.yaml embedded-runtimeclasses.yaml manifest-a.yaml manifest-new.yaml" {
 		t.Errorf("the parents are %s", parents)
 	}
 	info, err := os.Stat(s.Path(directory))

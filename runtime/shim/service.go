@@ -160,10 +160,17 @@ func (s *service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 	if err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
+	of, err := optionsOf(r)
+	if err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
 	if spec == nil || forRunc(spec) != "" || r.Checkpoint != "" {
+		if err := forCrun(r.Bundle, of.BinaryName); err != nil {
+			return nil, errgrpc.ToGRPC(err)
+		}
 		return s.TTRPCTaskService.Create(ctx, r)
 	}
-	b, err := s.create(r, spec)
+	b, err := s.create(r, spec, of.SystemdCgroup)
 	if err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
@@ -174,19 +181,23 @@ func (s *service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 	return &taskAPI.CreateTaskResponse{Pid: uint32(b.PID)}, nil
 }
 
-func (s *service) create(r *taskAPI.CreateTaskRequest, spec *specs.Spec) (*sandbox, error) {
-	systemd := false
-	if r.Options.GetValue() != nil {
-		o, err := typeurl.UnmarshalAny(r.Options)
-		if err != nil {
-			return nil, err
-		}
-		of, ok := o.(*options.Options)
-		if !ok {
-			return nil, fmt.Errorf("options of type %T: %w", o, errdefs.ErrInvalidArgument)
-		}
-		systemd = of.SystemdCgroup
+// optionsOf returns what containerd's configuration says about the runtime.
+func optionsOf(r *taskAPI.CreateTaskRequest) (*options.Options, error) {
+	if r.Options.GetValue() == nil {
+		return &options.Options{}, nil
 	}
+	o, err := typeurl.UnmarshalAny(r.Options)
+	if err != nil {
+		return nil, err
+	}
+	of, ok := o.(*options.Options)
+	if !ok {
+		return nil, fmt.Errorf("options of type %T: %w", o, errdefs.ErrInvalidArgument)
+	}
+	return of, nil
+}
+
+func (s *service) create(r *taskAPI.CreateTaskRequest, spec *specs.Spec, systemd bool) (*sandbox, error) {
 	s.mu.Lock()
 	if s.sandboxes[r.ID] != nil {
 		s.mu.Unlock()

@@ -54,6 +54,31 @@ func readSandboxSpec(bundle string) (*specs.Spec, error) {
 	return &s.Spec, nil
 }
 
+// crunVersion is a version of the specification that every crun takes.
+const crunVersion = "1.0.2"
+
+// forCrun corrects the version in the bundle of a container that crun starts. Before 1.14.3 it takes only 1.0, and not
+// what containerd writes, though it does what the fields say. It then dropped the check: NEWS says that it has no value.
+func forCrun(bundle, program string) error {
+	if filepath.Base(program) != "crun" {
+		return nil
+	}
+	path := filepath.Join(bundle, "config.json")
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(content, &fields); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	fields["ociVersion"] = json.RawMessage(`"` + crunVersion + `"`)
+	if content, err = json.Marshal(fields); err != nil {
+		return err
+	}
+	return os.WriteFile(path, content, 0o600) // it exists, and keeps its mode
+}
+
 // forRunc returns why a bundle is for runc, or "" if it is of a sandbox that this package starts. What is not known
 // here is for runc, so that a new field of the specification is never ignored for a sandbox that has it. Capabilities are
 // not looked at: the sandbox's process gets none.

@@ -1,6 +1,11 @@
 package shim
 
 import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -131,5 +136,40 @@ func TestCgroupOf(t *testing.T) {
 	c, err = cgroupOf(s, true)
 	if err != nil || c.Parent != "kubepods-pod1.slice" || c.ScopePrefix != "cri-containerd" || c.Name != "2" || !c.Systemd {
 		t.Errorf("cgroupOf = %+v, %v", c, err)
+	}
+}
+
+// TestForCrun: a bundle for crun has another version and all else as it was; one for runc is not touched.
+func TestForCrun(t *testing.T) {
+	const written = `{"ociVersion":"1.3.0","process":{"args":["<a>"],"oomScoreAdj":1000},"hostname":"a"}`
+	for program, want := range map[string]string{
+		"/data/current/bin/runc": "1.3.0", "": "1.3.0", "/usr/bin/youki": "1.3.0", "/usr/bin/crun": "1.0.2",
+	} {
+		bundle := t.TempDir()
+		path := filepath.Join(bundle, "config.json")
+		if err := os.WriteFile(path, []byte(written), 0o640); err != nil {
+			t.Fatal(err)
+		}
+		if err := forCrun(bundle, program); err != nil {
+			t.Fatal(err)
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got, all map[string]any
+		if err := errors.Join(json.Unmarshal(content, &got), json.Unmarshal([]byte(written), &all)); err != nil {
+			t.Fatal(err)
+		}
+		all["ociVersion"] = want
+		if !reflect.DeepEqual(got, all) {
+			t.Errorf("for %q: %s", program, content)
+		}
+		if info, err := os.Stat(path); err != nil || info.Mode() != 0o640 {
+			t.Errorf("mode %v, %v", info.Mode(), err)
+		}
+	}
+	if err := forCrun(t.TempDir(), "/usr/bin/crun"); err == nil {
+		t.Error("no error without a configuration")
 	}
 }

@@ -10,7 +10,7 @@
 // Upstream's csrsigning signs. Upstream's csrapproving would also approve the first two kinds, for any name and for
 // ever; the bindings that allow it (nodeclient, selfnodeclient) are not created.
 //
-// The component also knows which nodes are servers, and labels their Nodes (roles.go).
+// The component also knows which nodes are servers, and labels Nodes (labels.go).
 package approver
 
 import (
@@ -142,7 +142,7 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 
 	deleted, unlabelled := reconcile.NewSignal(), reconcile.NewSignal()
 	label := func(obj any) {
-		if s.lacksRole(obj) {
+		if len(s.outdated(obj)) > 0 {
 			unlabelled.Send()
 		}
 	}

@@ -25,8 +25,8 @@ const (
 	recordedFor = 365 * 24 * time.Hour
 )
 
-// tidy removes what is no longer needed, and labels Nodes of servers, until ctx ends. deleted signals that a Node is
-// gone, unlabelled that one lacks its label.
+// tidy removes what is no longer needed, and labels Nodes, until ctx ends. deleted signals that a Node is gone,
+// unlabelled that the labels of one are wrong.
 func (s *Server) tidy(ctx context.Context, deleted, unlabelled <-chan struct{}) {
 	tick := time.NewTicker(tidyEvery)
 	defer tick.Stop()
@@ -37,9 +37,9 @@ func (s *Server) tidy(ctx context.Context, deleted, unlabelled <-chan struct{}) 
 		case <-deleted:
 			s.freeGone(ctx)
 		case <-unlabelled:
-			s.labelServers(ctx)
+			s.label(ctx)
 		case <-tick.C:
-			s.labelServers(ctx)
+			s.label(ctx)
 			s.freeGone(ctx)
 			s.freeAbandoned(ctx)
 			s.removeDenied(ctx)

@@ -6,6 +6,7 @@ import (
 	srvconfig "github.com/containerd/containerd/v2/cmd/containerd/server/config"
 	"github.com/containerd/containerd/v2/version"
 
+	"kubelith.io/kubelith/runtime/oci"
 	"kubelith.io/kubelith/runtime/payload"
 )
 
@@ -54,15 +55,7 @@ func config(o Options, h host) *srvconfig.Config {
 					"conf_dir":              o.CNIConfDir,
 					"use_internal_loopback": true, // one exec less per pod
 				},
-				"containerd": table{"runtimes": table{"runc": table{
-					"runtime_type": "io.containerd.runc.v2",
-					"runtime_path": filepath.Join(o.BinDir, payload.Shim),
-					"options": table{
-						"BinaryName":    filepath.Join(o.BinDir, payload.Runc),
-						"SystemdCgroup": h.systemdCgroup,
-						"Root":          filepath.Join(o.State, "runc"), // its default is outside our directories
-					},
-				}}},
+				"containerd":                   table{"runtimes": runtimes(o, h), "default_runtime_name": o.DefaultRuntime},
 				"enable_selinux":               h.selinux,
 				"restrict_oom_score_adj":       !h.capSysResource,
 				"netns_mounts_under_state_dir": true, // separates several nodes on one host
@@ -72,6 +65,26 @@ func config(o Options, h host) *srvconfig.Config {
 			},
 		},
 	}
+}
+
+// runtimes returns the handlers: the payload's runc, and the host's. All have the same shim.
+func runtimes(o Options, h host) table {
+	handler := func(name, path string) table {
+		return table{
+			"runtime_type": "io.containerd.runc.v2",
+			"runtime_path": filepath.Join(o.BinDir, payload.Shim),
+			"options": table{
+				"BinaryName":    path,
+				"SystemdCgroup": h.systemdCgroup,
+				"Root":          filepath.Join(o.State, name), // its default is outside our directories
+			},
+		}
+	}
+	all := table{oci.Runc: handler(oci.Runc, filepath.Join(o.BinDir, payload.Runc))}
+	for _, r := range h.runtimes {
+		all[r.Name] = handler(r.Name, r.Path)
+	}
+	return all
 }
 
 // callsPlugin has the handler of the gRPC server's calls, see observeCalls.

@@ -3,6 +3,8 @@ package containerd
 import (
 	"bytes"
 	"flag"
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +12,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/klog/v2"
+
+	"kubelith.io/kubelith/runtime/oci"
 )
 
 func options(t *testing.T) Options {
@@ -90,6 +94,27 @@ func TestConfigFollowsHost(t *testing.T) {
 				t.Errorf("%+v: %s is wrong", h, name)
 			}
 		}
+	}
+}
+
+// TestRuntimes: a runtime of the host differs from runc in its program and its directory, and one is the default.
+func TestRuntimes(t *testing.T) {
+	h := host{systemdCgroup: true, runtimes: []oci.Runtime{{Name: oci.Crun, Path: "/usr/bin/crun", Version: "1.8.1"}}}
+	cri := config(Options{BinDir: "/b", State: "/r", DefaultRuntime: oci.Crun}, h).Plugins[criRuntime].(table)["containerd"].(table)
+	if got := cri["default_runtime_name"]; got != "crun" {
+		t.Errorf("the default is %v", got)
+	}
+	got := map[string]string{}
+	for name, handler := range cri["runtimes"].(table) {
+		o := handler.(table)["options"].(table)
+		got[name] = fmt.Sprintf("%s %s %s %v", handler.(table)["runtime_path"], o["BinaryName"], o["Root"], o["SystemdCgroup"])
+	}
+	want := map[string]string{
+		"runc": "/b/containerd-shim-runc-v2 /b/runc /r/runc true",
+		"crun": "/b/containerd-shim-runc-v2 /usr/bin/crun /r/crun true",
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }
 

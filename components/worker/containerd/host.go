@@ -1,6 +1,8 @@
 package containerd
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubelith.io/kubelith/runtime/cgroups"
+	"kubelith.io/kubelith/runtime/oci"
 	"kubelith.io/kubelith/runtime/payload"
 )
 
@@ -20,6 +23,7 @@ type host struct {
 	platform       string // "linux/amd64"
 	snapshotter    string
 	systemdCgroup  bool
+	runtimes       []oci.Runtime
 	selinux        bool
 	capSysResource bool
 }
@@ -33,7 +37,7 @@ func Snapshotter(root string) string {
 	return "overlayfs"
 }
 
-func detectHost(root string, log logrus.FieldLogger) host {
+func detectHost(ctx context.Context, root string, log logrus.FieldLogger) host {
 	h := host{
 		platform:       platforms.Format(platforms.DefaultSpec()),
 		snapshotter:    Snapshotter(root),
@@ -43,6 +47,17 @@ func detectHost(root string, log logrus.FieldLogger) host {
 	}
 	if h.snapshotter != "overlayfs" {
 		log.Warnf("overlayfs does not work on %s: images are copied for every container instead, which is slow and takes space", root)
+	}
+	this := oci.This(ctx)
+	for _, name := range oci.OfHost() {
+		r, err := this.Find(name)
+		switch {
+		case err == nil:
+			h.runtimes = append(h.runtimes, r)
+			log.Infof("%s %s in %s can start containers: RuntimeClass %s", r.Name, r.Version, r.Path, r.Name)
+		case !errors.Is(err, oci.ErrMissing):
+			log.Infof("%s is not used: %v", name, err)
+		}
 	}
 	return h
 }

@@ -38,10 +38,12 @@ type Options struct {
 	CNIBinDirs    []string // searched in this order
 	RegistriesDir string   // <dir>/<host>/hosts.toml, containerd's format for registries and mirrors
 	SandboxImage  string
-	Calls         stats.Handler      // sees the calls to the gRPC server; nil: none
-	Ended         Ended              // gets to know what ended containers used; nil: nothing does
-	Debug         bool               // also log containerd's info and debug levels, not only its warnings
-	Log           logrus.FieldLogger // also for containerd's own messages
+	// DefaultRuntime starts the containers of pods without a RuntimeClass: of runtime/oci.
+	DefaultRuntime string
+	Calls          stats.Handler      // sees the calls to the gRPC server; nil: none
+	Ended          Ended              // gets to know what ended containers used; nil: nothing does
+	Debug          bool               // also log containerd's info and debug levels, not only its warnings
+	Log            logrus.FieldLogger // also for containerd's own messages
 }
 
 // Server is the component. It runs once per process: containerd registers metrics globally.
@@ -86,7 +88,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if s.opts.Ended != nil {
 		observeEnds(s.opts.Ended)
 	}
-	cfg := config(s.opts, detectHost(s.opts.Root, s.opts.Log))
+	cfg := config(s.opts, detectHost(ctx, s.opts.Root, s.opts.Log))
 	if err := server.CreateTopLevelDirectories(cfg); err != nil {
 		return fmt.Errorf("create %s: %w", s.opts.Root, err)
 	}

@@ -292,3 +292,38 @@ func TestUninstalled(t *testing.T) {
 	}
 	gone(t, s, before)
 }
+
+// TestAgent: in a cluster whose agent alone has crun, its pods run there, and the agent's default is its own.
+func TestAgent(t *testing.T) {
+	harness.RequireProgram(t, "crun")
+	c := harness.StartCluster(t, harness.ClusterOptions{
+		Agents: 1,
+		Server: harness.Options{Prepare: func(s *harness.Server) error {
+			return s.Command("sh", "-c", "mount --bind /bin/false $(command -v crun)").Run() // in the sandbox
+		}},
+		Agent: harness.Options{Args: []string{"--default-runtime=crun"}, Prepare: forCrun},
+	})
+	ns := c.Namespace(t)
+	for name, tc := range map[string]struct {
+		class string
+		node  *harness.Server // nil: the scheduler's choice
+		want  string
+	}{
+		"crun":      {"crun", nil, "crun"},
+		"of-agent":  {"", c.Agents[0], "crun"},
+		"of-server": {"", c.Server, "runc"},
+	} {
+		p := pod(ns, name, tc.class)
+		if tc.node != nil {
+			p.Spec.NodeName = tc.node.NodeName()
+		}
+		p = c.Server.Run(t, p)
+		node := c.NodeOf(t, p)
+		if of := runtimeOf(node, containerOf(t, node, p)); of != tc.want {
+			t.Errorf("pod %s on node %s was started by %q, want %s", name, p.Spec.NodeName, of, tc.want)
+		}
+	}
+	if _, has := c.Server.Node(t).Labels["kubelith.io/runtime-crun"]; has {
+		t.Error("the server's node has the label of crun")
+	}
+}

@@ -42,7 +42,7 @@ func (h Host) Link(path, target string) {
 // Process creates the /proc files of a process.
 func (h Host) Process(pid, parent int, name, exe, cgroup string, args ...string) {
 	dir := "/proc/" + strconv.Itoa(pid)
-	h.Write(dir+"/stat", strconv.Itoa(pid)+" ("+name+") S "+strconv.Itoa(parent)+" 1 1")
+	h.Write(dir+"/stat", strconv.Itoa(pid)+" ("+name+") S "+strconv.Itoa(parent)+strings.Repeat(" 1", 18))
 	h.Write(dir+"/cmdline", strings.Join(args, "\x00")+"\x00")
 	h.Write(dir+"/cgroup", "5:memory:"+cgroup+"\n")
 	h.Link(dir+"/exe", exe)

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubelith.io/kubelith/base/procstat"
 	"kubelith.io/kubelith/host"
 )
 
@@ -56,18 +57,11 @@ func processes(files host.Tree) []process {
 			continue
 		}
 		dir := filepath.Join("/proc", entry)
-		// pid (name) state parent ...; the name may hold blanks and parentheses.
-		stat := files.Text(filepath.Join(dir, "stat"))
-		open, end := strings.IndexByte(stat, '('), strings.LastIndexByte(stat, ')')
-		if open < 0 || end < open {
+		stat, err := procstat.Parse(files.Text(filepath.Join(dir, "stat")))
+		if err != nil || stat.Ended() {
 			continue
 		}
-		rest := strings.Fields(stat[end+1:])
-		if len(rest) < 2 || rest[0] == "Z" {
-			continue
-		}
-		p := process{pid: pid, name: stat[open+1 : end]}
-		p.parent, _ = strconv.Atoi(rest[1])
+		p := process{pid: pid, parent: stat.Parent, name: stat.Name}
 		p.exe, _ = os.Readlink(files.Path(filepath.Join(dir, "exe")))
 		p.mounts = mountNamespace(files, entry)
 		p.args = strings.Split(strings.TrimRight(files.Text(filepath.Join(dir, "cmdline")), "\x00"), "\x00")

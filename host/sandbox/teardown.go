@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubelith.io/kubelith/base/procstat"
 	"kubelith.io/kubelith/plugins/process"
 )
 
@@ -140,12 +141,8 @@ func (id ID) Processes() []int {
 	return pids
 }
 
-// Zombie reports whether the process has ended and only waits for its parent.
+// Zombie reports whether the process has ended, and at most waits for its parent.
 func Zombie(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return true
-	}
-	_, after, _ := strings.Cut(string(stat), ") ")
-	return strings.HasPrefix(after, "Z") || strings.HasPrefix(after, "X")
+	stat, err := procstat.Read(pid)
+	return err != nil || stat.Ended()
 }

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"kubelith.io/kubelith/base/procstat"
 	"kubelith.io/kubelith/host/sandbox"
 )
 
@@ -65,23 +66,19 @@ func (s *Server) taskPID(id string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(content)))
 }
 
-// StartTime identifies a process together with its pid: clock ticks since boot, field 22 of /proc/PID/stat.
+// StartTime identifies a process together with its pid, in clock ticks since boot.
 func StartTime(t testing.TB, pid int) uint64 {
 	t.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return stat(t, pid).Start
+}
+
+func stat(t testing.TB, pid int) *procstat.Stat {
+	t.Helper()
+	s, err := procstat.Read(pid)
 	if err != nil {
 		t.Fatalf("process %d: %v", pid, err)
 	}
-	_, after, ok := strings.Cut(string(stat), ") ")
-	fields := strings.Fields(after)
-	if !ok || len(fields) < 20 {
-		t.Fatalf("process %d: unexpected stat %q", pid, stat)
-	}
-	ticks, err := strconv.ParseUint(fields[19], 10, 64)
-	if err != nil {
-		t.Fatalf("process %d: %v", pid, err)
-	}
-	return ticks
+	return s
 }
 
 // Alive reports whether a process exists and is no zombie.

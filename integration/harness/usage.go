@@ -29,23 +29,7 @@ func AnonymousMB(t testing.TB, pid int) float64 {
 }
 
 // CPUSeconds returns the CPU time of a process and of the children that it has waited for.
-func CPUSeconds(t testing.TB, pid int) (seconds float64) {
+func CPUSeconds(t testing.TB, pid int) float64 {
 	t.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, after, _ := strings.Cut(string(stat), ") ")
-	fields := strings.Fields(after) // the third field of stat is the first here
-	if len(fields) < 15 {
-		t.Fatalf("process %d: unexpected stat %q", pid, stat)
-	}
-	for _, field := range fields[11:15] { // utime, stime, cutime, cstime
-		ticks, err := strconv.ParseFloat(field, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		seconds += ticks / 100 // USER_HZ is 100 on every architecture that Kubelith is built for
-	}
-	return seconds
+	return stat(t, pid).CPU
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sirupsen/logrus"
 
+	"kubelith.io/kubelith/base/procstat"
 	"kubelith.io/kubelith/plugins/host"
 )
 
@@ -84,8 +85,8 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		if bytes, ok := memoryOf(s); ok {
 			send(c.memory, prometheus.GaugeValue, bytes)
 		}
-		if seconds, ok := cpuOf(s.PID); ok {
-			send(c.cpu, prometheus.CounterValue, seconds)
+		if stat, err := procstat.Read(s.PID); err == nil {
+			send(c.cpu, prometheus.CounterValue, stat.CPU)
 		}
 	}
 	c.own.collect(out)
@@ -124,29 +125,4 @@ func number(file, prefix string) (float64, bool) {
 		}
 	}
 	return 0, false
-}
-
-// ticksPerSecond is USER_HZ, the same on all architectures that Go runs on.
-const ticksPerSecond = 100
-
-// cpuOf returns the CPU time in seconds: utime, stime, cutime and cstime of proc_pid_stat(5).
-func cpuOf(pid int) (float64, bool) {
-	content, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return 0, false
-	}
-	_, rest, ok := strings.Cut(string(content), ") ") // the command may contain spaces
-	fields := strings.Fields(rest)
-	if !ok || len(fields) < 15 {
-		return 0, false
-	}
-	ticks := 0.0
-	for _, field := range fields[11:15] {
-		n, err := strconv.ParseFloat(field, 64)
-		if err != nil {
-			return 0, false
-		}
-		ticks += n
-	}
-	return ticks / ticksPerSecond, true
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubelith.io/kubelith/base/procstat"
 	"kubelith.io/kubelith/runtime/cgroups"
 )
 
@@ -50,18 +51,13 @@ func (r *record) remove() error {
 	return err
 }
 
-// startTime returns field 22 of /proc/PID/stat; empty if there is no such process. The second field is in parentheses
-// and may contain anything.
+// startTime returns when a process started, in ticks since boot; empty if there is no such process.
 func startTime(pid int) string {
-	content, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	stat, err := procstat.Read(pid)
 	if err != nil {
 		return ""
 	}
-	fields := strings.Fields(string(content[strings.LastIndexByte(string(content), ')')+1:]))
-	if len(fields) < 20 {
-		return ""
-	}
-	return fields[19]
+	return strconv.FormatUint(stat.Start, 10)
 }
 
 // Sweep ends the processes that an earlier run on this run directory left, removes their cgroups and sockets, and

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -24,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/procstat"
 )
 
 const (
@@ -42,7 +42,7 @@ const (
 // record is what a later process needs to end a sandbox whose shim has died.
 type record struct {
 	PID       int             `json:"pid"`
-	StartTime uint64          `json:"startTime"` // see startTime
+	StartTime uint64          `json:"startTime"` // see procstat.Stat
 	Cgroup    *cgroups.Cgroup `json:"cgroup"`
 }
 
@@ -97,9 +97,11 @@ func (st *starter) launch(bundle string, s *specs.Spec, systemd bool) (_ *record
 			err = errors.Join(err, r.kill(nil))
 		}
 	}()
-	if r.StartTime, err = startTime(r.PID); err != nil {
+	stat, err := procstat.Read(r.PID)
+	if err != nil {
 		return nil, nil, err
 	}
+	r.StartTime = stat.Start
 	if err := r.write(bundle); err != nil {
 		return nil, nil, err
 	}
@@ -272,7 +274,7 @@ func (r *record) signal(m cgroups.Manager, signal unix.Signal) (alive int, err e
 			pids[pid] = true
 		}
 	}
-	if t, err := startTime(r.PID); err == nil && t == r.StartTime {
+	if stat, err := procstat.Read(r.PID); err == nil && !stat.Ended() && stat.Start == r.StartTime {
 		pids[r.PID] = true
 	}
 	for pid := range pids {
@@ -284,23 +286,4 @@ func (r *record) signal(m cgroups.Manager, signal unix.Signal) (alive int, err e
 		}
 	}
 	return alive, err
-}
-
-// startTime returns when a process started, in clock ticks since boot, which tells it from a later one of the same pid.
-// A process that has ended and is not reaped yet counts as gone.
-//
-// Source: proc_pid_stat(5), fields 3 and 22.
-func startTime(pid int) (uint64, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if len(fields) < 20 {
-		return 0, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
-	}
-	if fields[0] == "Z" || fields[0] == "X" {
-		return 0, fs.ErrNotExist
-	}
-	return strconv.ParseUint(fields[19], 10, 64)
 }

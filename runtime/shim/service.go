@@ -42,10 +42,8 @@ type service struct {
 	events   chan any // nil asks for flushed, which says that all before it are out
 	flushed  chan struct{}
 
-	mu        sync.Mutex
-	sandboxes map[string]*sandbox // one, as containerd has a shim for each pod
-	launching int                 // calls of launch under way
-	early     map[int]runcC.Exit  // of processes that nobody knows yet, while there are any
+	mu      sync.Mutex // held while the sandbox's process starts, so that its exit is told after its creation
+	sandbox *sandbox   // nil before it is made and after it is deleted
 }
 
 // sandbox is a pod's, with its one process.
@@ -68,8 +66,6 @@ func newService(containers taskAPI.TTRPCTaskService, sd shutdown.Service) *servi
 		shutdown:         sd,
 		events:           make(chan any, 128),
 		flushed:          make(chan struct{}),
-		sandboxes:        map[string]*sandbox{},
-		early:            map[int]runcC.Exit{},
 	}
 }
 
@@ -114,18 +110,11 @@ func (s *service) send(event any) {
 func (s *service) reap(exits <-chan runcC.Exit) {
 	for exit := range exits {
 		s.mu.Lock()
-		var of *sandbox
-		for _, b := range s.sandboxes {
-			if b.PID == exit.Pid && b.exit.Pid == 0 {
-				of = b
-			}
-		}
-		if of == nil && s.launching > 0 {
-			s.early[exit.Pid] = exit
-		}
+		b := s.sandbox
+		ended := b != nil && b.PID == exit.Pid && b.exit.Pid == 0
 		s.mu.Unlock()
-		if of != nil {
-			s.exited(of, exit)
+		if ended {
+			s.exited(b, exit)
 		}
 	}
 }
@@ -151,7 +140,10 @@ func (s *service) exited(b *sandbox, exit runcC.Exit) {
 func (s *service) get(id string) *sandbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.sandboxes[id]
+	if s.sandbox == nil || s.sandbox.id != id {
+		return nil
+	}
+	return s.sandbox
 }
 
 // Create makes a sandbox, or a container.
@@ -174,10 +166,6 @@ func (s *service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 	if err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
-	s.send(&eventstypes.TaskCreate{
-		ContainerID: b.id, Bundle: b.bundle, Rootfs: r.Rootfs, Pid: uint32(b.PID),
-		IO: &eventstypes.TaskIO{Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr},
-	})
 	return &taskAPI.CreateTaskResponse{Pid: uint32(b.PID)}, nil
 }
 
@@ -199,31 +187,20 @@ func optionsOf(r *taskAPI.CreateTaskRequest) (*options.Options, error) {
 
 func (s *service) create(r *taskAPI.CreateTaskRequest, spec *specs.Spec, systemd bool) (*sandbox, error) {
 	s.mu.Lock()
-	if s.sandboxes[r.ID] != nil {
-		s.mu.Unlock()
-		return nil, fmt.Errorf("sandbox %s: %w", r.ID, errdefs.ErrAlreadyExists)
-	}
-	s.launching++
-	s.mu.Unlock()
-
-	record, group, err := s.starter.launch(r.Bundle, spec, systemd)
-
-	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.launching--
-	early := s.early
-	if s.launching == 0 {
-		s.early = map[int]runcC.Exit{}
+	if s.sandbox != nil {
+		return nil, fmt.Errorf("sandbox %s: %w", s.sandbox.id, errdefs.ErrAlreadyExists)
 	}
+	record, group, err := s.starter.launch(r.Bundle, spec, systemd)
 	if err != nil {
 		return nil, err
 	}
-	b := &sandbox{record: record, id: r.ID, bundle: r.Bundle, group: group, metrics: metricsOf(record.PID), done: make(chan struct{})}
-	s.sandboxes[r.ID] = b
-	if exit, gone := early[record.PID]; gone {
-		go s.exited(b, exit)
-	}
-	return b, nil
+	s.sandbox = &sandbox{record: record, id: r.ID, bundle: r.Bundle, group: group, metrics: metricsOf(record.PID), done: make(chan struct{})}
+	s.send(&eventstypes.TaskCreate{
+		ContainerID: r.ID, Bundle: r.Bundle, Rootfs: r.Rootfs, Pid: uint32(record.PID),
+		IO: &eventstypes.TaskIO{Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr},
+	})
+	return s.sandbox, nil
 }
 
 // metricsOf loads the cgroup of a process as containerd's libraries know it, which write their own form of statistics.
@@ -336,7 +313,7 @@ func (s *service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAP
 		return nil, errgrpc.ToGRPC(err)
 	}
 	s.mu.Lock()
-	delete(s.sandboxes, r.ID)
+	s.sandbox = nil
 	s.mu.Unlock()
 	at := protobuf.ToTimestamp(b.exit.Timestamp)
 	s.send(&eventstypes.TaskDelete{ContainerID: b.id, Pid: uint32(b.PID), ExitStatus: uint32(b.exit.Status), ExitedAt: at})
@@ -398,9 +375,9 @@ func (s *service) Connect(ctx context.Context, r *taskAPI.ConnectRequest) (*task
 // Shutdown ends the shim when it has nothing left.
 func (s *service) Shutdown(ctx context.Context, r *taskAPI.ShutdownRequest) (*ptypes.Empty, error) {
 	s.mu.Lock()
-	left := len(s.sandboxes) + s.launching
+	held := s.sandbox != nil
 	s.mu.Unlock()
-	if left > 0 {
+	if held {
 		return &ptypes.Empty{}, nil
 	}
 	s.send(nil)

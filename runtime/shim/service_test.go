@@ -2,8 +2,6 @@ package shim
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +20,8 @@ import (
 	runcC "github.com/containerd/go-runc"
 	runccgroups "github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
+
+	"kubelith.io/kubelith/base/procstat"
 )
 
 // upstream is a task service that counts what reaches it.
@@ -61,15 +61,15 @@ func (s *service) add(t *testing.T, id string) (*sandbox, *exec.Cmd) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	began, err := startTime(cmd.Process.Pid)
+	stat, err := procstat.Read(cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
 	b := &sandbox{
-		record: &record{PID: cmd.Process.Pid, StartTime: began, Cgroup: &runccgroups.Cgroup{}},
+		record: &record{PID: cmd.Process.Pid, StartTime: stat.Start, Cgroup: &runccgroups.Cgroup{}},
 		id:     id, bundle: t.TempDir(), group: noGroup{}, done: make(chan struct{}),
 	}
-	s.sandboxes[id] = b
+	s.sandbox = b
 	return b, cmd
 }
 
@@ -139,32 +139,26 @@ func TestLifeOfASandbox(t *testing.T) {
 // A process that ends before the service knows it is not lost.
 func TestEarlyExit(t *testing.T) {
 	s, _ := testService(t)
-	exits := make(chan runcC.Exit, 2)
-	exits <- runcC.Exit{Pid: 11, Status: 1}
+	s.mu.Lock() // as create does
+	exits := make(chan runcC.Exit)
+	go s.reap(exits)
+	exits <- runcC.Exit{Pid: 11, Status: 1, Timestamp: time.Unix(5, 0)}
+	s.sandbox = &sandbox{record: &record{PID: 11}, id: "a", bundle: t.TempDir(), group: noGroup{}, done: make(chan struct{})}
+	s.mu.Unlock()
 	close(exits)
-	s.launching = 1
-	s.reap(exits)
-	if got := s.early[11]; got.Status != 1 {
-		t.Errorf("early = %v, want the exit of 11", s.early)
-	}
-	exits = make(chan runcC.Exit, 1)
-	exits <- runcC.Exit{Pid: 12, Status: 1}
-	close(exits)
-	s.launching = 0
-	s.reap(exits)
-	if _, kept := s.early[12]; kept {
-		t.Error("exits are kept though nobody waits for them")
+	if r, err := s.Wait(t.Context(), &taskAPI.WaitRequest{ID: "a"}); err != nil || r.ExitStatus != 1 {
+		t.Errorf("wait = %v, %v, want the early exit", r, err)
 	}
 }
 
 // The shim ends with its last container, and not before what it has to tell is told.
 func TestShutdown(t *testing.T) {
 	s, u := testService(t)
-	s.sandboxes["a"] = &sandbox{}
+	s.sandbox = &sandbox{}
 	if _, err := s.Shutdown(t.Context(), &taskAPI.ShutdownRequest{}); err != nil || u.shutdowns != 0 {
 		t.Errorf("shutdown = %v: the shim ended while it held a sandbox", err)
 	}
-	delete(s.sandboxes, "a")
+	s.sandbox = nil
 	s.send(&eventstypes.TaskDelete{ContainerID: "a"})
 	p := &publisher{}
 	go s.publish(t.Context(), p)
@@ -226,15 +220,6 @@ func TestRecord(t *testing.T) {
 	}
 	if _, err := readRecord(dir); err == nil {
 		t.Error("a record without a cgroup is taken")
-	}
-}
-
-func TestStartTime(t *testing.T) {
-	if _, err := startTime(os.Getpid()); err != nil {
-		t.Error(err)
-	}
-	if _, err := startTime(1 << 30); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("startTime of nobody = %v", err)
 	}
 }
 

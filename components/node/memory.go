@@ -4,40 +4,90 @@ import (
 	"context"
 	"os"
 	"runtime/debug"
-	"sync"
+	"runtime/metrics"
 	"time"
 )
 
 const (
 	// gcPercent is how much the heap may grow over the live heap before it is collected. With Go's default of 100 a
-	// process holds twice its live heap. A cluster's heap is mostly long-lived caches, so collecting more often costs
-	// little. The environment variable GOGC takes precedence.
+	// process holds twice its live heap. An idle cluster's heap is mostly long-lived caches, so collecting more often
+	// costs little; load makes the percentage larger. The environment variable GOGC takes precedence.
 	gcPercent = 50
 	// startGCPercent applies until everything is ready: during a start, gcPercent costs a third of the CPU and saves
 	// less memory than a running cluster holds.
 	startGCPercent = 400
-	// settleAfter is when memory that only the start needed is released, counted from the start of the components.
-	settleAfter = 30 * time.Second
+	// settleAfter is how many times measureLoad without load pass before the memory that the start, or the load, needed
+	// is returned to the system. The runtime alone keeps it for two collections more: minutes of an idle process.
+	settleAfter = 30
 )
-
-// tuneMemory makes the process hold less memory once it has started. The caller calls started then; see
-// docs/performance.md.
-func tuneMemory() (started func()) {
-	setGCPercent(startGCPercent)
-	return sync.OnceFunc(func() { setGCPercent(gcPercent) })
-}
-
-// giveBack returns memory that only the start needed to the system, once.
-func giveBack(ctx context.Context) {
-	select {
-	case <-time.After(settleAfter):
-		debug.FreeOSMemory()
-	case <-ctx.Done():
-	}
-}
 
 func setGCPercent(percent int) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(percent)
+	}
+}
+
+const (
+	// measureLoad is how often the rate of allocation is measured.
+	measureLoad = time.Second
+	// collectEvery is how many seconds should pass between two collections under load. Fifty pods that start allocate
+	// some 100 MB/s; with gcPercent a quarter of the process's CPU was garbage collection.
+	collectEvery = 10
+	// headroom is how many bytes the heap may grow by under load, unless the live heap is larger: then by as much.
+	headroom = 256 << 20
+	// headroomShare: the headroom is at most this part of the memory that the process may use, an eighth.
+	headroomShare = 8
+)
+
+// load derives the percentage of the garbage collector from the rate of allocation.
+type load struct {
+	memory    uint64 // that the process may use, bytes; 0 is unknown
+	allocated uint64 // since the start of the process, bytes
+	rate      uint64 // bytes per measureLoad, falling slowly
+}
+
+// percent is called once every measureLoad, with the bytes allocated since the start of the process and those that
+// the last collection found in use.
+func (l *load) percent(allocated, live uint64) int {
+	l.rate = max(allocated-l.allocated, l.rate*3/4)
+	l.allocated = allocated
+	room := min(l.rate*collectEvery, max(headroom, live))
+	if l.memory > 0 {
+		room = min(room, l.memory/headroomShare)
+	}
+	// In steps, since each change stops all goroutines for a moment.
+	percent := room * 100 / max(live, 1<<20) / gcPercent * gcPercent
+	return max(gcPercent, int(percent))
+}
+
+// followLoad makes the process hold less memory once it has started, and collects less often while much is allocated,
+// until ctx ends; see docs/performance-log.md. It returns memory to the system after the start and after each load.
+func followLoad(ctx context.Context, started <-chan struct{}) {
+	select {
+	case <-started:
+	case <-ctx.Done():
+		return
+	}
+	setGCPercent(gcPercent)
+	tick := time.NewTicker(measureLoad)
+	defer tick.Stop()
+	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}, {Name: "/gc/heap/live:bytes"}}
+	metrics.Read(sample)
+	l := load{memory: memoryLimit(os.DirFS("/")), allocated: sample[0].Value.Uint64()}
+	for now, quiet := gcPercent, 0; ; {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		metrics.Read(sample)
+		if percent := l.percent(sample[0].Value.Uint64(), sample[1].Value.Uint64()); percent != now {
+			setGCPercent(percent)
+			now = percent
+			quiet = 0
+		}
+		if quiet++; quiet == settleAfter && now == gcPercent {
+			debug.FreeOSMemory()
+		}
 	}
 }

@@ -31,14 +31,14 @@ type process struct {
 	out     *output
 	systemd *systemd
 	faults  *faults // of a test
-	started func()  // called when the start is over
 	held    map[string]lifecycle.Hold
 	// addresses is set when the addresses were found, not configured; nil otherwise.
 	addresses *addressWatch
 }
 
 func newProcess(ctx context.Context, cfg *config.Node, out Output) (*process, error) {
-	p := &process{systemd: captureSystemd(), started: tuneMemory()}
+	setGCPercent(startGCPercent)
+	p := &process{systemd: captureSystemd()}
 	var err error
 	if p.out, err = out.open(cfg); err != nil {
 		return nil, err
@@ -67,6 +67,8 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 	defer end(nil)
 	last := &lastError{}
 	p.log.AddHook(last)
+	isStarted := make(chan struct{})
+	started := sync.OnceFunc(func() { close(isStarted) })
 	group, err := lifecycle.NewGroup(lifecycle.Options{
 		Log: logging.Component(p.log, "kubelith"),
 		Observe: func(e lifecycle.Event) {
@@ -75,7 +77,7 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 			reached, missing := progress.state()
 			p.systemd.observe(e, reached, missing)
 			if reached {
-				p.started()
+				started()
 			}
 		},
 		StopTimeout: stopTimeout,
@@ -100,7 +102,7 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 	others.Go(func() { p.faults.serve(running) })
 	others.Go(func() { p.addresses.run(running, end) })
 	others.Go(func() { progress.remind(running, logging.Component(p.log, "kubelith"), p.systemd) })
-	others.Go(func() { giveBack(running) })
+	others.Go(func() { followLoad(running, isStarted) })
 	others.Go(func() { p.systemd.ping(running) })
 	others.Go(func() { keepBallast(running, machine.dir, logging.Component(p.log, "kubelith")) })
 	err = group.Run(ctx)

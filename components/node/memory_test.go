@@ -1,0 +1,62 @@
+package node
+
+import (
+	"testing"
+	"testing/fstest"
+)
+
+func TestLoadPercent(t *testing.T) {
+	const mb = 1 << 20
+	for name, c := range map[string]struct {
+		memory, live uint64
+		rates        []uint64 // allocated in each second
+		want         int      // after the last of them
+	}{
+		"idle":                            {8000 * mb, 100 * mb, []uint64{3 * mb, 3 * mb}, 50},
+		"before the first collection":     {8000 * mb, 0, []uint64{0}, 50},
+		"pods come":                       {8000 * mb, 100 * mb, []uint64{20 * mb}, 200},
+		"at most the headroom":            {8000 * mb, 100 * mb, []uint64{500 * mb}, 250},
+		"at most an eighth of the memory": {1000 * mb, 100 * mb, []uint64{500 * mb}, 100},
+		"less memory than is in use":      {200 * mb, 100 * mb, []uint64{500 * mb}, 50},
+		"unknown memory":                  {0, 100 * mb, []uint64{500 * mb}, 250},
+		"a large heap doubles":            {24000 * mb, 700 * mb, []uint64{500 * mb}, 100},
+		"a second without load":           {8000 * mb, 100 * mb, []uint64{20 * mb, 0}, 150},
+		"some seconds later":              {8000 * mb, 100 * mb, append([]uint64{100 * mb}, make([]uint64, 10)...), 50},
+		"a long time of little load":      {8000 * mb, 100 * mb, []uint64{6 * mb, 6 * mb, 6 * mb, 6 * mb, 6 * mb}, 50},
+	} {
+		l := load{memory: c.memory, allocated: 1000 * mb}
+		allocated, got := l.allocated, 0
+		for _, rate := range c.rates {
+			allocated += rate
+			got = l.percent(allocated, c.live)
+		}
+		if got != c.want {
+			t.Errorf("%s: %d %%, want %d", name, got, c.want)
+		}
+	}
+}
+
+func TestMemoryLimit(t *testing.T) {
+	const meminfo = "MemTotal:        2048 kB\nMemFree:         1 kB\n"
+	for name, c := range map[string]struct {
+		files map[string]string
+		want  uint64
+	}{
+		"nothing known":  {nil, 0},
+		"a machine":      {map[string]string{"proc/meminfo": meminfo}, 2 << 20},
+		"no limit, v2":   {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.max": "max\n"}, 2 << 20},
+		"its group, v2":  {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "1000\n"}, 1000},
+		"one above it":   {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "1000\n", "sys/fs/cgroup/a/memory.max": "900\n"}, 900},
+		"in a container": {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "800\n"}, 800},
+		"v1": {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "4:pids:/p\n3:memory:/a\n0::/\n",
+			"sys/fs/cgroup/memory/a/memory.limit_in_bytes": "700\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 700},
+	} {
+		root := fstest.MapFS{}
+		for file, text := range c.files {
+			root[file] = &fstest.MapFile{Data: []byte(text)}
+		}
+		if got := memoryLimit(root); got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
 	"kubelith.io/kubelith/integration/harness"
@@ -23,7 +24,13 @@ var cluster = harness.NewShared(harness.Options{
 	Prepare: func(s *harness.Server) error { return os.MkdirAll(s.Path(staticPods), 0o755) },
 })
 
-func TestMain(m *testing.M) { harness.Main(m, cluster) }
+func TestMain(m *testing.M) {
+	// The server is started with a file that is not its own, as a shell may do. It must not reach pods (TestSandboxProcess).
+	if _, err := unix.Open("/etc/passwd", unix.O_RDONLY, 0); err != nil {
+		panic(err)
+	}
+	harness.Main(m, cluster)
+}
 
 func ptr[T any](v T) *T { return &v }
 

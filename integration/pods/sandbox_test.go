@@ -83,7 +83,7 @@ func TestSandboxProcess(t *testing.T) {
 			if group := harness.CgroupDir(t, pid, "memory"); !strings.Contains(group, string(pod.UID)) && !strings.Contains(group, strings.ReplaceAll(string(pod.UID), "-", "_")) {
 				t.Errorf("its cgroup %s is not of the pod %s", group, pod.UID)
 			}
-			for fd := range 16 { // what it was told its settings through is closed
+			for fd := range 16 { // what it was told its settings through is closed, and what the server inherited
 				if link, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, fd)); err == nil && link != "/dev/null" {
 					t.Errorf("file descriptor %d is %s", fd, link)
 				}

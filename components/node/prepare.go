@@ -13,6 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/util/compatibility"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	basecompatibility "k8s.io/component-base/compatibility"
+	"k8s.io/kubernetes/pkg/features"
 
 	"kubelith.io/kubelith/base/args"
 	"kubelith.io/kubelith/base/config"
@@ -208,6 +209,10 @@ func setGates(arguments ...[]string) ([][]string, error) {
 		if err := registry.Register(basecompatibility.DefaultKubeComponent, compatibility.DefaultBuildEffectiveVersion(), utilfeature.DefaultMutableFeatureGate); err != nil {
 			return nil, err
 		}
+	}
+	// The kubelet looks at a pod as soon as a container of it has ended (docs/adr/041-events-of-containerd.md).
+	if err := utilfeature.DefaultMutableFeatureGate.OverrideDefault(features.EventedPLEG, true); err != nil {
+		return nil, err
 	}
 	fs := pflag.NewFlagSet("process", pflag.ContinueOnError)
 	registry.AddFlags(fs)

@@ -3,9 +3,14 @@ package pods
 import (
 	"fmt"
 	"os"
+	"regexp"
+	"strings"
 	"testing"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"kubelith.io/kubelith/integration/harness"
 )
@@ -38,6 +43,50 @@ func TestSidecar(t *testing.T) {
 	pod = s.WaitPod(t, pod, "to end", harness.PodEnded)
 	if pod.Status.Phase != corev1.PodSucceeded || harness.Alive(pid) {
 		t.Errorf("phase %s, sidecar alive: %t", pod.Status.Phase, harness.Alive(pid))
+	}
+}
+
+// TestInitContainersOnce: the kubelet learns of a container's end from containerd's events, and a pod that is
+// initialized stays so when its init containers have been removed. With this feature gate (EventedPLEG) the kubelet would forget
+// that, if containerd's answers had a timestamp.
+func TestInitContainersOnce(t *testing.T) {
+	t.Parallel()
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	pod := harness.Pod(ns, "initialized", "/bin/probe", "sleep")
+	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	first := harness.Container("first", harness.Shell("echo first >> /shared/ran")...)
+	second := harness.Container("second", harness.Shell("echo second >> /shared/ran")...)
+	pod.Spec.InitContainers = []corev1.Container{first, second}
+	dir := "/var/lib/" + ns
+	shared(pod, dir)
+	pod = s.Run(t, pod)
+
+	conn, err := grpc.NewClient("unix://"+s.Path(harness.RunDir+"/containerd/containerd.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	cri := runtimeapi.NewRuntimeServiceClient(conn)
+	for _, status := range pod.Status.InitContainerStatuses {
+		_, id, _ := strings.Cut(status.ContainerID, "://")
+		if _, err := cri.RemoveContainer(t.Context(), &runtimeapi.RemoveContainerRequest{ContainerId: id}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Exec(t, "kill", "-9", fmt.Sprint(s.ContainerPID(t, pod, "main")))
+	pod = s.WaitPod(t, pod, "to have its container back", func(p *corev1.Pod) error {
+		if st := harness.Status(p, "main"); st.RestartCount != 1 || st.State.Running == nil {
+			return fmt.Errorf("%+v", st)
+		}
+		return harness.PodReady(p)
+	})
+	if ran, err := os.ReadFile(s.Path(dir + "/ran")); err != nil || string(ran) != "first\nsecond\n" {
+		t.Errorf("the init containers ran as %q, %v, want each once", ran, err)
+	}
+	metrics := s.Kubectl(t, "get", "--raw", "/api/v1/nodes/"+s.Node(t).Name+"/proxy/metrics")
+	if !regexp.MustCompile(`(?m)^kubelet_evented_pleg_connection_latency_seconds_count [1-9]`).MatchString(metrics) {
+		t.Error("the kubelet has seen no event of containerd's")
 	}
 }
 

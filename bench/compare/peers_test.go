@@ -100,8 +100,9 @@ func (p *peers) certificates() (err error) {
 			return err
 		}
 	}
-	p.adminKubeconfig = p.file("admin.kubeconfig")
-	return pki.WriteKubeconfig(p.adminKubeconfig, "https://"+p.NodeIP+":6443", p.pki.ClusterCA.Cert, p.pki.Admin)
+	// The group of Kubelith's own administrator has no role here.
+	p.adminKubeconfig, err = clientKubeconfig(p.dir, p.pki.ClusterCA, "https://"+p.NodeIP+":6443", "admin", "system:masters")
+	return err
 }
 
 func (p *peers) file(name string) string { return filepath.Join(p.dir, name) }

@@ -54,14 +54,20 @@ func podsRound(t *testing.T, c *cluster) []results.Sample {
 	add(results.OnePod, results.Median(one))
 	time.Sleep(settle)
 
-	before := c.cpuSeconds(t)
+	before := c.usage(t)
 	add(results.FiftyPods, deploy(t, client, manyPods))
-	add(results.FiftyCPU, c.cpuSeconds(t)-before)
+	cpu50 := c.usage(t).since(before, 1)
+	out = append(out, results.Sample{Figure: results.FiftyCPU, Value: cpu50.total, Detail: cpu50.String()})
+	time.Sleep(settle)
+	add(results.PodMemory, (c.usage(t).memory().total-before.memory().total)/manyPods)
 	if t.Failed() {
 		t.FailNow()
 	}
 
-	removeAll(t, client)
+	add(results.FiftyGone, removeAll(t, client))
+	if t.Failed() {
+		t.FailNow()
+	}
 	time.Sleep(settle)
 	c.stop(t)
 	began := c.start()
@@ -152,15 +158,19 @@ func deploy(t *testing.T, client kubernetes.Interface, n int) float64 {
 	return seen.since(began)
 }
 
-func removeAll(t *testing.T, client kubernetes.Interface) {
+// removeAll deletes all pods, with those of deploy, and returns the seconds until their objects are gone.
+func removeAll(t *testing.T, client kubernetes.Interface) float64 {
 	t.Helper()
+	gone := concurrently(func() time.Time { return podsGone(t, client) })
+	time.Sleep(200 * time.Millisecond) // the watch is open
+	began := time.Now()
 	if err := client.AppsV1().Deployments(metav1.NamespaceDefault).Delete(t.Context(), "many", metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}); err != nil {
 		t.Fatal(err)
 	}
 	if err := client.CoreV1().Pods(metav1.NamespaceDefault).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	noPods(t, client)
+	return gone.since(began)
 }
 
 // helloPod runs the embedded web server, without probes: it is Ready when it runs.

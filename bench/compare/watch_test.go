@@ -103,18 +103,23 @@ func podsReady(t *testing.T, client kubernetes.Interface, prefix string, n int) 
 	})
 }
 
-// noPods waits until the namespace is empty.
-func noPods(t *testing.T, client kubernetes.Interface) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
-		pods, err := client.CoreV1().Pods(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
-		if err == nil && len(pods.Items) == 0 {
-			return
+// podsGone waits for the last pod of the namespace to be deleted.
+func podsGone(t *testing.T, client kubernetes.Interface) time.Time {
+	left := map[string]bool{}
+	return follow(t, "pods gone", func(ctx context.Context) (watch.Interface, error) {
+		clear(left)
+		return client.CoreV1().Pods(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{})
+	}, func(e watch.Event) bool {
+		pod, ok := e.Object.(*corev1.Pod)
+		if !ok {
+			return false
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("pods are not gone after %s: %v", patience, err)
+		left[pod.Name] = true
+		if e.Type == watch.Deleted {
+			delete(left, pod.Name)
 		}
-	}
+		return len(left) == 0
+	})
 }
 
 // moment is a time that one goroutine finds and another waits for.

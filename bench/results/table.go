@@ -15,8 +15,10 @@ const (
 	OnePod       = "one pod, create to Ready (s)"
 	FiftyPods    = "50 pods in one Deployment to Ready (s)"
 	FiftyMinus   = "50 pods minus the floor (s)"
+	FiftyGone    = "deleting 50 pods until their objects are gone (s)"
 	FiftyFloor   = "floor of 50 pods: runc, shim and CNI alone (s)"
 	IdleMemory   = "anonymous memory, idle with 10 pods (MB)"
+	PodMemory    = "anonymous memory per further pod (MB)"
 	IdleCPU      = "CPU while idle with 10 pods (s per 300 s)"
 	ColdCPU      = "CPU from start to first pod Ready (s)"
 	FiftyCPU     = "CPU for 50 pods (s)"
@@ -35,8 +37,8 @@ type row struct {
 
 func rows() []row {
 	return []row{
-		{ColdReady, 0.6}, {WarmReady, 0.6}, {FirstPod, 0}, {OnePod, 0}, {FiftyPods, 0}, {FiftyMinus, 0.8},
-		{IdleMemory, 0.7}, {IdleCPU, 0.8}, {ColdCPU, 0}, {FiftyCPU, 0},
+		{ColdReady, 0.6}, {WarmReady, 0.4}, {FirstPod, 0}, {OnePod, 0.4}, {FiftyPods, 0.5}, {FiftyMinus, 0}, {FiftyGone, 0.5},
+		{IdleMemory, 0.5}, {PodMemory, 0.5}, {IdleCPU, 0.4}, {ColdCPU, 0}, {FiftyCPU, 0.5},
 	}
 }
 
@@ -72,7 +74,7 @@ func Table(w io.Writer, s *Store, packed int64) {
 	fmt.Fprintf(w, "Medians of %d rounds (idle figures: %d); [a-b] is the interval that holds the median with at least 95 %%: order\nstatistics for figures, bootstrap for ratios.\n",
 		s.Rounds("pods", Kubelith), s.Rounds("idle", Kubelith))
 	for _, cluster := range []string{Kubelith, Composition, Product} {
-		for _, figure := range []string{IdleMemory, IdleCPU} {
+		for _, figure := range []string{IdleMemory, IdleCPU, FiftyCPU} {
 			if d := s.Details(cluster, figure); len(d) > 0 {
 				fmt.Fprintf(w, "\n%s, %s: %s\n", cluster, figure, d[0])
 			}

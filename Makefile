@@ -74,7 +74,9 @@ test: deps build lint unit race integration ## everything CI checks: lint, unit 
 
 unit: ## unit tests: no root, no network
 	$(GO) test $(packages)
-	$(GO) test k8s.io/kubernetes/pkg/kubelet/volumemanager/... # upstream's tests of what patches/ changes
+	@# Upstream's tests of what patches/ changes.
+	$(GO) test k8s.io/kubernetes/pkg/kubelet/volumemanager/...
+	$(GO) test k8s.io/kubernetes/pkg/kubelet -run 'UpdatePod|CompleteWork|TerminalPhase|SyncKnownPods|TerminatedWorker|KillPodNow|EffectiveGracePeriod'
 	GOFLAGS=-trimpath $(GO) -C cluster build . # with the client-go that it asks of other modules
 
 # The tests of these do many things at once and link little of upstream, which would all be compiled again for the detector.

@@ -113,7 +113,7 @@ func TestVersion(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
 	out := s.Exec(t, s.BinaryPath(), "version")
-	patch := `kubelet-volumes: .*\(k8s\.io/kubernetes v1\.`
+	patch := `kubelet-ending: .*\(k8s\.io/kubernetes v1\.`
 	if os.Getenv("UNPATCHED") != "" {
 		patch = "none$"
 	}

@@ -38,7 +38,7 @@ func (p *peers) apiserverArgs() []string {
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 		"--proxy-client-cert-file=" + b.FrontProxyClient.Cert, "--proxy-client-key-file=" + b.FrontProxyClient.Key,
 		"--kubelet-client-certificate=" + b.KubeletClient.Cert, "--kubelet-client-key=" + b.KubeletClient.Key,
-		"--kubelet-certificate-authority=" + b.ClusterCA.Cert,
+		"--kubelet-certificate-authority=" + b.KubeletTrust,
 		"--kubelet-preferred-address-types=InternalIP,ExternalIP,Hostname",
 		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
 		"--service-account-key-file=" + b.ServiceAccountKey, "--service-account-signing-key-file=" + b.ServiceAccountKey,

@@ -8,11 +8,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-)
 
-// ticks is the unit of utime and stime in /proc/PID/stat, per second (USER_HZ, which is 100 on every
-// architecture that Kubelith is built for).
-const ticks = 100
+	"kubelith.io/kubelith/base/procstat"
+)
 
 // use is what one process uses.
 type use struct {
@@ -68,23 +66,11 @@ func (c *cluster) cpuSeconds(t *testing.T) float64 {
 
 // readUse is false for a process that has just ended.
 func readUse(pid int) (use, bool) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	stat, err := procstat.Read(pid)
 	if err != nil {
 		return use{}, false
 	}
-	open, end := strings.IndexByte(string(stat), '('), strings.LastIndexByte(string(stat), ')')
-	if open < 0 || end < open {
-		return use{}, false
-	}
-	u := use{name: string(stat[open+1 : end])}
-	fields := strings.Fields(string(stat[end+1:])) // the third field of stat is the first here
-	for _, i := range []int{11, 12, 13, 14} {      // utime, stime, cutime, cstime
-		n, err := strconv.ParseFloat(fields[i], 64)
-		if err != nil {
-			return use{}, false
-		}
-		u.cpu += n / ticks
-	}
+	u := use{name: stat.Name, cpu: stat.CPU}
 	rollup, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	if err != nil {
 		return u, true // a kernel thread or a process that is ending has none

@@ -113,11 +113,11 @@ func TestVersion(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
 	out := s.Exec(t, s.BinaryPath(), "version")
-	patch := `kubelet-ending: .*\(k8s\.io/kubernetes v1\.`
+	patches := `patch +kubelet-ending: .*\(k8s\.io/kubernetes v1\..*\)\npatch +kubelet-volumes: .*\(k8s\.io/kubernetes v1\.`
 	if os.Getenv("UNPATCHED") != "" {
-		patch = "none$"
+		patches = "patch +none$"
 	}
-	for _, want := range []string{`kubelith +\S+`, `kubernetes +v1\.\d+\.\d+\S*`, `etcd +v3\.`, `containerd +v2\.`, `coredns +v1\.`, `go +go1\.\d+\S* linux/`, `patch +` + patch} {
+	for _, want := range []string{`kubelith +\S+`, `kubernetes +v1\.\d+\.\d+\S*`, `etcd +v3\.`, `containerd +v2\.`, `coredns +v1\.`, `go +go1\.\d+\S* linux/`, patches} {
 		if !regexp.MustCompile("(?m)^" + want).MatchString(out) {
 			t.Errorf("the output lacks %q:\n%s", want, out)
 		}

@@ -75,7 +75,7 @@ func TestInitContainersOnce(t *testing.T) {
 		}
 	}
 	s.Exec(t, "kill", "-9", fmt.Sprint(s.ContainerPID(t, pod, "main")))
-	pod = s.WaitPod(t, pod, "to have its container back", func(p *corev1.Pod) error {
+	s.WaitPod(t, pod, "to have its container back", func(p *corev1.Pod) error {
 		if st := harness.Status(p, "main"); st.RestartCount != 1 || st.State.Running == nil {
 			return fmt.Errorf("%+v", st)
 		}

@@ -211,8 +211,10 @@ func setGates(arguments ...[]string) ([][]string, error) {
 		}
 	}
 	// The kubelet looks at a pod as soon as a container of it has ended (docs/adr/041-events-of-containerd.md).
-	if err := utilfeature.DefaultMutableFeatureGate.OverrideDefault(features.EventedPLEG, true); err != nil {
-		return nil, err
+	if gates := utilfeature.DefaultMutableFeatureGate; !gates.GetAll()[features.EventedPLEG].Default {
+		if err := gates.OverrideDefault(features.EventedPLEG, true); err != nil {
+			return nil, err
+		}
 	}
 	fs := pflag.NewFlagSet("process", pflag.ContinueOnError)
 	registry.AddFlags(fs)

@@ -65,6 +65,11 @@ var upstreamRanks = []rank{
 	// The client gets an error for its wrong token; for a join token we log our own line.
 	{component: "apiserver", message: "Unable to authenticate the request", level: logrus.InfoLevel},
 
+	// We enable this one ourselves (docs/adr/041-events-of-containerd.md). With one of the operator's, the line stays a warning.
+	{component: "apiserver controller-manager scheduler kubelet kubernetes", message: "component has alpha features enabled in emulated version, this is unsupported: features=[EventedPLEG]", level: logrus.DebugLevel},
+	// A deleted pod's cgroup is gone when its last status is written.
+	{component: "kubelet", message: "failed to read memory cgroup ", err: "no such file or directory", level: logrus.DebugLevel},
+
 	// Flexvolumes are deprecated and unused.
 	{component: "kubelet controller-manager kubernetes", message: "Flexvolume plugin directory at ", level: logrus.DebugLevel},
 	// component=check reports it: CAP_SYS_RESOURCE is missing.

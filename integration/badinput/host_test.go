@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -45,19 +46,19 @@ func TestPortsTaken(t *testing.T) {
 	}
 }
 
-// listen takes a port in the sandbox for the time of the test.
+// listen takes a port in the sandbox for the time of the test. What another test starts at the same time holds the port of the
+// test before for a moment: between fork and exec.
 func listen(t *testing.T, s *harness.Server, network, address string) (port string) {
 	t.Helper()
 	var closer interface{ Close() error }
-	var err error
-	if network == "udp" {
-		closer, err = s.ListenPacket(network, address)
-	} else {
-		closer, err = s.Listen(address)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Eventually(t, 10*time.Second, "the port to be free", func() (err error) {
+		if network == "udp" {
+			closer, err = s.ListenPacket(network, address)
+		} else {
+			closer, err = s.Listen(address)
+		}
+		return err
+	})
 	t.Cleanup(func() { closer.Close() })
 	for i := len(address) - 1; ; i-- {
 		if address[i] == ':' {

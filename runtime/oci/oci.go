@@ -72,7 +72,15 @@ func This(ctx context.Context) Host {
 		Run: func(path string, args ...string) (string, error) {
 			ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 			defer cancel()
-			output, err := exec.CommandContext(ctx, path, args...).Output()
+			// crun makes the directory of its state even to print its version.
+			dir, err := os.MkdirTemp("", "kubelith-runtime-")
+			if err != nil {
+				return "", err
+			}
+			defer os.RemoveAll(dir)
+			cmd := exec.CommandContext(ctx, path, args...)
+			cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+dir)
+			output, err := cmd.Output()
 			return string(output), err
 		},
 		Driver:  cgroups.DetectCgroupDriver(),

@@ -105,3 +105,20 @@ func FuzzVersionOf(f *testing.F) {
 		}
 	})
 }
+
+// What a runtime writes while it prints its version goes to a directory that is removed.
+func TestVersionLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	program := filepath.Join(dir, "crun")
+	script := "#!/bin/sh\nmkdir \"$XDG_RUNTIME_DIR/crun\" && echo \"$XDG_RUNTIME_DIR\"\n"
+	if err := os.WriteFile(program, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	used, err := This(t.Context()).Run(program, "--version")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(strings.TrimSpace(used)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is still there: %v", used, err)
+	}
+}

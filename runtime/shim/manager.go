@@ -17,6 +17,9 @@ func (m sandboxManager) Stop(ctx context.Context, id string) (shim.StopStatus, e
 	if err != nil {
 		return shim.StopStatus{}, err
 	}
+	if isDeleted(bundle) {
+		return exitStatus(bundle, 0), nil
+	}
 	record, err := readRecord(bundle)
 	if err != nil {
 		return shim.StopStatus{}, err

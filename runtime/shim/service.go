@@ -37,10 +37,11 @@ import (
 type service struct {
 	taskAPI.TTRPCTaskService
 
-	starter  *starter
-	shutdown shutdown.Service
-	events   chan any // nil asks for flushed, which says that all before it are out
-	flushed  chan struct{}
+	containers *containers
+	starter    *starter
+	shutdown   shutdown.Service
+	events     chan any // nil asks for flushed, which says that all before it are out
+	flushed    chan struct{}
 
 	mu      sync.Mutex // held while the sandbox's process starts, so that its exit is told after its creation
 	sandbox *sandbox   // nil before it is made and after it is deleted
@@ -59,9 +60,10 @@ type sandbox struct {
 	exit    runcC.Exit
 }
 
-func newService(containers taskAPI.TTRPCTaskService, sd shutdown.Service) *service {
+func newService(upstream taskAPI.TTRPCTaskService, sd shutdown.Service) *service {
 	return &service{
-		TTRPCTaskService: containers,
+		TTRPCTaskService: upstream,
+		containers:       newContainers(),
 		starter:          newStarter(),
 		shutdown:         sd,
 		events:           make(chan any, 128),
@@ -148,7 +150,7 @@ func (s *service) get(id string) *sandbox {
 
 // Create makes a sandbox, or a container.
 func (s *service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*taskAPI.CreateTaskResponse, error) {
-	spec, err := readSandboxSpec(r.Bundle)
+	spec, err := readSpec(r.Bundle)
 	if err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
@@ -156,13 +158,22 @@ func (s *service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 	if err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
-	if spec == nil || forRunc(spec) != "" || r.Checkpoint != "" {
+	if spec.sandbox == nil || forRunc(spec.sandbox) != "" || r.Checkpoint != "" {
 		if err := forCrun(r.Bundle, of.BinaryName); err != nil {
 			return nil, errgrpc.ToGRPC(err)
 		}
-		return s.TTRPCTaskService.Create(ctx, r)
+		answer, err := s.TTRPCTaskService.Create(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		pid := 0
+		if spec.ownPIDs {
+			pid = int(answer.Pid)
+		}
+		s.containers.add(r.ID, r.Bundle, pid)
+		return answer, nil
 	}
-	b, err := s.create(r, spec, of.SystemdCgroup)
+	b, err := s.create(r, spec.sandbox, of.SystemdCgroup)
 	if err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
@@ -278,7 +289,7 @@ func (s *service) Wait(ctx context.Context, r *taskAPI.WaitRequest) (*taskAPI.Wa
 func (s *service) Kill(ctx context.Context, r *taskAPI.KillRequest) (*ptypes.Empty, error) {
 	b := s.get(r.ID)
 	if b == nil || r.ExecID != "" {
-		return s.TTRPCTaskService.Kill(ctx, r)
+		return s.killContainer(ctx, r)
 	}
 	select {
 	case <-b.done:
@@ -303,7 +314,11 @@ func (s *service) Kill(ctx context.Context, r *taskAPI.KillRequest) (*ptypes.Emp
 func (s *service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAPI.DeleteResponse, error) {
 	b := s.get(r.ID)
 	if b == nil || r.ExecID != "" {
-		return s.TTRPCTaskService.Delete(ctx, r)
+		answer, err := s.TTRPCTaskService.Delete(ctx, r)
+		if err == nil && r.ExecID == "" {
+			markDeleted(s.containers.remove(r.ID))
+		}
+		return answer, err
 	}
 	select {
 	case <-b.done:
@@ -313,6 +328,7 @@ func (s *service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAP
 	if err := errors.Join(b.kill(b.group), b.group.Destroy()); err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
+	markDeleted(b.bundle)
 	s.mu.Lock()
 	s.sandbox = nil
 	s.mu.Unlock()

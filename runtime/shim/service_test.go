@@ -11,6 +11,7 @@ import (
 
 	eventstypes "github.com/containerd/containerd/api/events"
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/core/events"
 	"github.com/containerd/containerd/v2/pkg/protobuf/types"
 	"github.com/containerd/containerd/v2/pkg/shim"
@@ -29,6 +30,17 @@ type upstream struct {
 	taskAPI.TTRPCTaskService
 	shutdowns int
 	deletes   int
+	kills     int
+	state     task.Status // of all containers
+}
+
+func (u *upstream) State(context.Context, *taskAPI.StateRequest) (*taskAPI.StateResponse, error) {
+	return &taskAPI.StateResponse{Status: u.state}, nil
+}
+
+func (u *upstream) Kill(context.Context, *taskAPI.KillRequest) (*types.Empty, error) {
+	u.kills++
+	return &types.Empty{}, nil
 }
 
 func (u *upstream) Shutdown(context.Context, *taskAPI.ShutdownRequest) (*types.Empty, error) {
@@ -124,6 +136,9 @@ func TestLifeOfASandbox(t *testing.T) {
 	}
 	if r, err := s.Delete(ctx, &taskAPI.DeleteRequest{ID: "a"}); err != nil || r.ExitStatus != 137 {
 		t.Errorf("delete = %v, %v", r, err)
+	}
+	if !isDeleted(b.bundle) {
+		t.Error("a later shim would not know that there is nothing to clean up")
 	}
 	if s.get("a") != nil || u.deletes != 0 {
 		t.Errorf("the sandbox is still there, or upstream's service was asked (%d)", u.deletes)
@@ -223,29 +238,38 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-func TestReadSandboxSpec(t *testing.T) {
+func TestReadSpec(t *testing.T) {
 	for name, c := range map[string]struct {
-		content string
-		sandbox bool
-		bad     bool
+		content          string
+		sandbox, ownPIDs bool
+		bad              bool
 	}{
-		"sandbox":   {`{"hostname":"a","annotations":{"io.kubernetes.cri.container-type":"sandbox"},"linux":{"cgroupsPath":"/c","seccomp":{"syscalls":[{}]}}}`, true, false},
-		"container": {`{"annotations":{"io.kubernetes.cri.container-type":"container"},"linux":{}}`, false, false},
-		"broken":    {`{"annotations":`, false, true},
+		"sandbox":      {`{"hostname":"a","annotations":{"io.kubernetes.cri.container-type":"sandbox"},"linux":{"cgroupsPath":"/c","seccomp":{"syscalls":[{}]}}}`, true, false, false},
+		"container":    {`{"annotations":{"io.kubernetes.cri.container-type":"container"},"linux":{"namespaces":[{"type":"ipc","path":"/i"},{"type":"pid"}]}}`, false, true, false},
+		"of a pod":     {`{"annotations":{"io.kubernetes.cri.container-type":"container"},"linux":{"namespaces":[{"type":"pid","path":"/p"}]}}`, false, false, false},
+		"of the host":  {`{"annotations":{"io.kubernetes.cri.container-type":"container"},"linux":{}}`, false, false, false},
+		"broken":       {`{"annotations":`, false, false, true},
+		"no container": {`{}`, false, false, false},
 	} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(c.content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s, err := readSandboxSpec(dir)
-		if (err != nil) != c.bad || (s != nil) != c.sandbox {
-			t.Errorf("%s: %v, %v", name, s, err)
+		b, err := readSpec(dir)
+		if (err != nil) != c.bad {
+			t.Errorf("%s: %v", name, err)
 		}
-		if s != nil && (s.Hostname != "a" || s.Linux == nil || s.Linux.CgroupsPath != "/c" || s.Linux.Seccomp != nil) {
+		if err != nil {
+			continue
+		}
+		if (b.sandbox != nil) != c.sandbox || b.ownPIDs != c.ownPIDs {
+			t.Errorf("%s: %+v", name, b)
+		}
+		if s := b.sandbox; s != nil && (s.Hostname != "a" || s.Linux == nil || s.Linux.CgroupsPath != "/c" || s.Linux.Seccomp != nil) {
 			t.Errorf("%s: %+v, %+v", name, s, s.Linux)
 		}
 	}
-	if _, err := readSandboxSpec(t.TempDir()); err == nil {
+	if _, err := readSpec(t.TempDir()); err == nil {
 		t.Error("a bundle without a configuration is taken")
 	}
 }

@@ -20,22 +20,32 @@ import (
 // Source: containerd, docs/cri/crictl.md and internal/cri/annotations.
 const kindAnnotation = "io.kubernetes.cri.container-type"
 
-// readSandboxSpec returns the OCI configuration of a sandbox, nil for a bundle of a container. It leaves out the seccomp
-// filter, which is most of the file; the sandbox's process brings its own.
-func readSandboxSpec(bundle string) (*specs.Spec, error) {
+// bundleSpec is what the shim wants to know of a bundle's OCI configuration.
+type bundleSpec struct {
+	sandbox *specs.Spec // nil for a container
+	ownPIDs bool        // its first process has a process namespace of its own
+}
+
+// readSpec reads the configuration of a bundle. It leaves out the seccomp filter, which is most of the file; a sandbox's
+// process brings its own.
+func readSpec(bundle string) (*bundleSpec, error) {
 	path := filepath.Join(bundle, "config.json")
 	content, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	var kind struct {
+	var head struct {
 		Annotations map[string]string `json:"annotations"`
+		Linux       struct {
+			Namespaces []specs.LinuxNamespace `json:"namespaces"`
+		} `json:"linux"`
 	}
-	if err := json.Unmarshal(content, &kind); err != nil {
+	if err := json.Unmarshal(content, &head); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	if kind.Annotations[kindAnnotation] != "sandbox" {
-		return nil, nil
+	b := &bundleSpec{ownPIDs: slices.Contains(head.Linux.Namespaces, specs.LinuxNamespace{Type: specs.PIDNamespace})}
+	if head.Annotations[kindAnnotation] != "sandbox" {
+		return b, nil
 	}
 	// The outer fields hide the embedded ones of the same name.
 	var s struct {
@@ -51,7 +61,8 @@ func readSandboxSpec(bundle string) (*specs.Spec, error) {
 	if s.Linux != nil {
 		s.Spec.Linux = &s.Linux.Linux
 	}
-	return &s.Spec, nil
+	b.sandbox = &s.Spec
+	return b, nil
 }
 
 // crunVersion is a version of the specification that every crun takes.

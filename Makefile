@@ -81,9 +81,9 @@ unit: ## unit tests: no root, no network
 
 # The tests of these do many things at once and link little of upstream, which would all be compiled again for the detector.
 race: ## unit tests of what does many things at once, under the race detector
-	CGO_ENABLED=1 $(GO) test -race $(addprefix ./base/,lifecycle client config logging pki) $(addprefix ./components/,cluster/approver cluster/token worker/join worker/network) ./plugins/host ./plugins/process ./runtime/shim ./trace/record ./trace/spans
+	CGO_ENABLED=1 $(GO) test -race $(addprefix ./base/,lifecycle client config logging pki) $(addprefix ./components/,cluster/approver cluster/token worker/join worker/network worker/podlink) ./plugins/host ./plugins/process ./runtime/shim ./trace/record ./trace/spans
 
-integration: build kube-bench ## tests on real clusters, each in namespaces of its own (root)
+integration: build kube-bench cni-plugins ## tests on real clusters, each in namespaces of its own (root)
 	-$(MAKE) --no-print-directory conformance-suite
 	-@scripts/deps.sh chromium # for the page of kubelith trace; its test says so where there is none
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_KUBE_BENCH=$(CURDIR)/$(KUBE_BENCH) \

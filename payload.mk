@@ -18,7 +18,7 @@ payload_libs_amd64 := /usr/lib/x86_64-linux-gnu
 payload_libs_arm64 := /usr/lib/aarch64-linux-gnu
 
 pause_header := runtime/images/programs/pause/pause.h
-payload_programs := runc containerd-shim-runc-v2 kubelith-pause bridge host-local loopback portmap local
+payload_programs := runc containerd-shim-runc-v2 kubelith-pause kubelith-cni loopback portmap local
 payload_plugins := github.com/containernetworking/plugins/plugins
 payload_sources := payload.mk runtime/payload/programs/go.mod runtime/payload/programs/go.sum
 payload_build = CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) GOFLAGS= $(GO) -C runtime/payload/programs build -trimpath -buildvcs=false
@@ -31,9 +31,8 @@ runtime/payload/embed/$(ARCH)/payload.tar.zst: $(addprefix $(PAYLOAD_CACHE)/,$(p
 	CGO_ENABLED=0 GOARCH= $(GO) run ./runtime/payload/pack -out $(@D) \
 		runc=$(PAYLOAD_CACHE)/runc containerd-shim-runc-v2=$(PAYLOAD_CACHE)/containerd-shim-runc-v2 \
 		kubelith-pause=$(PAYLOAD_CACHE)/kubelith-pause \
-		kubelith-bridge=$(PAYLOAD_CACHE)/bridge kubelith-host-local=$(PAYLOAD_CACHE)/host-local \
-		kubelith-loopback=$(PAYLOAD_CACHE)/loopback kubelith-portmap=$(PAYLOAD_CACHE)/portmap \
-		kubelith-local=$(PAYLOAD_CACHE)/local
+		kubelith-cni=$(PAYLOAD_CACHE)/kubelith-cni kubelith-loopback=$(PAYLOAD_CACHE)/loopback \
+		kubelith-portmap=$(PAYLOAD_CACHE)/portmap kubelith-local=$(PAYLOAD_CACHE)/local
 
 $(PAYLOAD_CACHE)/runc: $(payload_sources)
 	CGO_ENABLED=1 CC=$(payload_cc_$(ARCH)) PKG_CONFIG_LIBDIR=$(payload_libs_$(ARCH))/pkgconfig \
@@ -47,14 +46,22 @@ $(PAYLOAD_CACHE)/kubelith-pause: runtime/shim/pause/pause.c $(pause_header) payl
 	mkdir -p $(@D)
 	$(payload_cc_$(ARCH)) -Os -static -s -Wall -Wextra -Werror -o $@ $<
 
-$(PAYLOAD_CACHE)/bridge: $(payload_sources)
-	$(payload_build) -ldflags '-s -w' -o $(CURDIR)/$@ $(payload_plugins)/main/bridge
 $(PAYLOAD_CACHE)/loopback: $(payload_sources)
 	$(payload_build) -ldflags '-s -w' -o $(CURDIR)/$@ $(payload_plugins)/main/loopback
-$(PAYLOAD_CACHE)/host-local: $(payload_sources)
-	$(payload_build) -ldflags '-s -w' -o $(CURDIR)/$@ $(payload_plugins)/ipam/host-local
 $(PAYLOAD_CACHE)/portmap: $(payload_sources)
 	$(payload_build) -ldflags '-s -w' -o $(CURDIR)/$@ $(payload_plugins)/meta/portmap
+# What containerd executes for each pod: it asks components/worker/podlink.
+$(PAYLOAD_CACHE)/kubelith-cni: components/worker/podlink/program/kubelith-cni.c payload.mk
+	mkdir -p $(@D)
+	$(payload_cc_$(ARCH)) -Os -static -s -Wall -Wextra -Werror -o $@ $<
+
+# Not of the payload: what others use instead, in a test and in benchmarks.
+.PHONY: cni-plugins
+cni-plugins: $(PAYLOAD_CACHE)/bridge $(PAYLOAD_CACHE)/host-local
+$(PAYLOAD_CACHE)/bridge: $(payload_sources)
+	$(payload_build) -ldflags '-s -w' -o $(CURDIR)/$@ $(payload_plugins)/main/bridge
+$(PAYLOAD_CACHE)/host-local: $(payload_sources)
+	$(payload_build) -ldflags '-s -w' -o $(CURDIR)/$@ $(payload_plugins)/ipam/host-local
 
 # The storage plugin is of this module: it is written with the SDK that other plugins are written with.
 $(PAYLOAD_CACHE)/local: payload.mk go.mod $(wildcard base/atomicfile/*.go base/names/*.go plugins/builtin/local/*.go plugins/builtin/local/cmd/*.go plugins/sdk/*.go plugins/proto/*.go plugins/proto/*/v1/*.go)

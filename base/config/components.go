@@ -62,6 +62,7 @@ func Components() []Component {
 		{Name: "pki", Kind: LogOnly},
 		{Name: "plugin-control"},
 		{Name: "plugins"},
+		{Name: "podlink"},
 		{Name: "proxy", Optional: Everywhere},
 		{Name: "recorder"},
 		{Name: "scheduler", Optional: OnServers},

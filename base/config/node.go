@@ -6,6 +6,7 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"kubelith.io/kubelith/runtime/oci"
@@ -92,14 +93,18 @@ func (n *Node) NodeIPs() []net.IP {
 	return ips
 }
 
-// SocketDir is the run directory under a name that is short enough for unix sockets: itself, or a symbolic link to it
-// in /run, which the node creates when it starts. The name follows from the path, so that every command finds it.
+// SocketDir is the run directory under a name that is short enough for unix sockets, and simple enough for the program of CNI to find
+// one in JSON: itself, or a symbolic link to it in /run, which the node creates when it starts. The name follows from the path, so that
+// every command finds it.
 func (n *Node) SocketDir() string {
-	if len(n.RunDir) <= maxRunDir {
+	if len(n.RunDir) <= maxRunDir && !strings.ContainsFunc(n.RunDir, escapedInJSON) {
 		return n.RunDir
 	}
 	return fmt.Sprintf("/run/kubelith-%x", sha256.Sum256([]byte(filepath.Clean(n.RunDir))))[:maxRunDir]
 }
+
+// escapedInJSON reports whether encoding/json may write a character in another form.
+func escapedInJSON(r rune) bool { return r < ' ' || r > '~' || strings.ContainsRune(`"\<>&`, r) }
 
 // paths returns the fields that are paths, by key.
 func (n *Node) paths() map[string]*string {

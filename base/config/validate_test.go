@@ -85,6 +85,11 @@ func TestSocketDir(t *testing.T) {
 	if got := of(long); len(got) != maxRunDir || !strings.HasPrefix(got, "/run/kubelith-") || got != of(long) || got == of(long+"y") {
 		t.Errorf("%s became %s", long, got)
 	}
+	for path, same := range map[string]bool{"/run/a b,c=d": true, `/run/"a"`: false, `/run/a\b`: false, "/run/a&b": false, "/run/ä": false} {
+		if got := of(path); (got == path) != same {
+			t.Errorf("%s became %s: JSON writes it as it is: %t", path, got, same)
+		}
+	}
 }
 
 func TestValidate(t *testing.T) {

@@ -38,7 +38,7 @@ func floorRun(spec floorSpec) error {
 	if err := os.MkdirAll(spec.Work, 0o700); err != nil {
 		return err
 	}
-	f := &floor{spec: spec, cni: libcni.NewCNIConfigWithCacheDir([]string{spec.BinDir}, filepath.Join(spec.Work, "cni"), nil)}
+	f := &floor{spec: spec, cni: libcni.NewCNIConfigWithCacheDir([]string{filepath.Dir(spec.Shim), spec.BinDir}, filepath.Join(spec.Work, "cni"), nil)}
 	var err error
 	if f.list, err = libcni.ConfListFromBytes([]byte(spec.Conflist)); err != nil {
 		return err

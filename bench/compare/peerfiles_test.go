@@ -43,13 +43,13 @@ func (p *peers) writeConfigs() error {
 	return nil
 }
 
-// conflist is Kubelith's CNI configuration for a node with that CIDR.
+// conflist connects pods as Kubelith does, with upstream's programs, for a node with that CIDR.
 func conflist(cidr string) string {
 	return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "kubelith", "plugins": [
-  {"type": %q, "bridge": "cni0", "isGateway": true, "forceAddress": true, "hairpinMode": true,
-   "ipam": {"type": %q, "ranges": [[{"subnet": %q}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+  {"type": "bridge", "bridge": "cni0", "isGateway": true, "forceAddress": true, "hairpinMode": true,
+   "ipam": {"type": "host-local", "ranges": [[{"subnet": %q}]], "routes": [{"dst": "0.0.0.0/0"}]}},
   {"type": %q, "backend": "nftables", "capabilities": {"portMappings": true}}]}
-`, payload.Bridge, payload.HostLocal, cidr, payload.Portmap)
+`, cidr, payload.Portmap)
 }
 
 func (p *peers) containerdTOML(links string) string {
@@ -66,7 +66,7 @@ sandbox = %q
 restrict_oom_score_adj = true
 netns_mounts_under_state_dir = true
 %s[plugins."io.containerd.cri.v1.runtime".cni]
-bin_dirs = [%q, %q]
+bin_dirs = [%q, %q, %q]
 conf_dir = "/etc/cni/net.d"
 %s[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
@@ -74,7 +74,7 @@ runtime_path = %q
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
 BinaryName = %q
 SystemdCgroup = %v
-`, version.ConfigVersion, images.Pause, ours, p.binDir, links, oursCNI,
+`, version.ConfigVersion, images.Pause, ours, p.set.peers, p.binDir, links, oursCNI,
 		filepath.Join(p.set.peers, payload.Shim), filepath.Join(p.binDir, payload.Runc), cgroups.DetectCgroupDriver() == cgroups.DriverSystemd)
 }
 

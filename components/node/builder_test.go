@@ -176,7 +176,7 @@ func TestDisable(t *testing.T) {
 			gone = append(gone, "host-ports")
 		}
 		if slices.Contains(gone, "network") {
-			gone = append(gone, "cni")
+			gone = append(gone, "cni", "podlink")
 		}
 		want := slices.DeleteFunc(slices.Clone(all), func(name string) bool { return slices.Contains(gone, name) })
 		if got := started(disabled...); !slices.Equal(got, want) {

@@ -3,10 +3,11 @@ package node
 import (
 	"kubelith.io/kubelith/components/worker/cni"
 	"kubelith.io/kubelith/components/worker/network"
+	"kubelith.io/kubelith/components/worker/podlink"
 )
 
-// addPodNetwork adds the two components that connect pods: "cni" on this node, "network" between nodes.
-func (b *builder) addPodNetwork(n network.Options, c cni.Options) {
+// addPodNetwork adds the components that connect pods: "cni" and "podlink" on this node, "network" between nodes.
+func (b *builder) addPodNetwork(n network.Options, c cni.Options, p podlink.Options) {
 	between, err := network.New(n)
 	if !b.check(err) {
 		return
@@ -14,7 +15,10 @@ func (b *builder) addPodNetwork(n network.Options, c cni.Options) {
 	c.Mode = cniMode(string(n.Backend))
 	c.MTU = func() int { return network.MTU(n.Backend, n.NodeIPs) }
 	c.ThirdParty = between.ThirdParty
-	b.with("network").add(cni.New(c)) // one setting for both
+	b.with("network").add(cni.New(c)) // one setting for all
+	if c.Mode == cni.Bridge {
+		b.with("network").add(podlink.New(p))
+	}
 	b.with("containerd").add(between)
 }
 

@@ -20,6 +20,7 @@ import (
 	"kubelith.io/kubelith/components/worker/images"
 	"kubelith.io/kubelith/components/worker/kubelet"
 	"kubelith.io/kubelith/components/worker/network"
+	"kubelith.io/kubelith/components/worker/podlink"
 	"kubelith.io/kubelith/components/worker/proxy"
 	"kubelith.io/kubelith/components/worker/recorder"
 	componentstatus "kubelith.io/kubelith/components/worker/status"
@@ -64,7 +65,7 @@ func worker(b *builder, w workerOptions) {
 	cfg, nodeIPs, clusterDNS := w.cfg, w.cfg.NodeIPs(), addresses(w.cluster.ClusterDNS)
 
 	socket := filepath.Join(cfg.SocketDir(), "containerd", "containerd.sock")
-	cniConfDir := filepath.Join(cfg.SocketDir(), "cni", "net.d")
+	cniConfDir, cniSocket := filepath.Join(cfg.SocketDir(), "cni", "net.d"), filepath.Join(cfg.SocketDir(), "cni", "podlink.sock")
 	b.add(containerd.New(containerd.Options{
 		Root:           filepath.Join(cfg.DataDir, "agent", "containerd"),
 		State:          filepath.Join(cfg.SocketDir(), "containerd"),
@@ -101,12 +102,13 @@ func worker(b *builder, w workerOptions) {
 		ConfDir:           cniConfDir,
 		HostConfDir:       "/etc/cni/net.d",
 		DataDir:           filepath.Join(cfg.DataDir, "agent", "cni"),
+		Socket:            cniSocket,
 		ClusterCIDRs:      w.cluster.ClusterCIDR,
 		ContainerdAddress: socket,
 		Client:            w.client("cni", asNode),
 		NodeName:          cfg.NodeName,
 		Log:               logFor("cni"),
-	})
+	}, podlink.Options{Socket: cniSocket, BinDir: w.machine.binDir, Log: logFor("podlink")})
 
 	b.add(storage.New(storage.Options{
 		Plugins:        w.plugins,

@@ -8,6 +8,8 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -34,10 +36,10 @@ func TestThirdPartyCNI(t *testing.T) {
 	first := s.Run(t, web(ns, "first"))
 	within(t, first.Status.PodIP, "10.42.0.0/16")
 
-	for from, to := range map[string]string{"kubelith-bridge": "other-bridge", "kubelith-host-local": "other-local"} {
-		program, err := os.ReadFile(s.Path(harness.DataDir + "/data/current/bin/" + from))
+	for from, to := range map[string]string{"bridge": "other-bridge", "host-local": "other-local"} {
+		program, err := os.ReadFile(filepath.Join("../../.cache/payload", runtime.GOARCH, from))
 		if err != nil {
-			t.Fatal(err)
+			t.Fatalf("%v: make cni-plugins builds it", err)
 		}
 		write(t, s, "/opt/cni/bin/"+to, string(program))
 		if err := os.Chmod(s.Path("/opt/cni/bin/"+to), 0o755); err != nil {

@@ -17,13 +17,12 @@ import (
 // Names of the programs in the directory that Unpack returns. The CNI plugins have our own names, so that programs of a
 // distribution or another network in /opt/cni/bin are never taken for ours.
 const (
-	Runc      = "runc"
-	Shim      = "containerd-shim-runc-v2"
-	Bridge    = "kubelith-bridge"
-	HostLocal = "kubelith-host-local"
-	Loopback  = "kubelith-loopback"
-	Portmap   = "kubelith-portmap"
-	Local     = "kubelith-local"
+	Runc     = "runc"
+	Shim     = "containerd-shim-runc-v2"
+	CNI      = "kubelith-cni"
+	Loopback = "kubelith-loopback"
+	Portmap  = "kubelith-portmap"
+	Local    = "kubelith-local"
 )
 
 // ErrNotBuilt is returned by Unpack in an executable that was built without its payload.

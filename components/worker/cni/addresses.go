@@ -16,7 +16,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// addressDir is where host-local keeps a file per address that is in use.
+// addressDir is where podlink keeps a file per address that is in use.
 func (s *Server) addressDir() string { return filepath.Join(s.opts.DataDir, networkName) }
 
 // releaseAddresses frees the addresses of sandboxes that no longer exist. Normally CRI frees them when it stops a

@@ -11,7 +11,7 @@ import (
 
 const (
 	ourFile     = "10-kubelith.conflist"
-	networkName = "kubelith" // host-local keeps addresses in a directory of this name
+	networkName = "kubelith" // podlink keeps addresses in a directory of this name
 )
 
 // config is a CNI configuration as a file.
@@ -25,10 +25,9 @@ type object = map[string]any
 
 // bridgeConfig connects pods through a bridge, with addresses from the CIDRs (one per family).
 //
-// The bridge plugin does not masquerade: it would call nft several times per pod, for what one rule per node does
-// (masquerade.go). The programs have our own names, so that the plugin directory of a third party, which is searched
-// first, cannot replace them.
-func bridgeConfig(podCIDRs []string, dataDir string, mtu int) (config, error) {
+// Its program hands each call over to components/worker/podlink, at the socket. It has a name of our own, so that the plugin
+// directory of a third party, which is searched first, cannot replace it.
+func bridgeConfig(podCIDRs []string, dataDir, socket string, mtu int) (config, error) {
 	var ranges [][]object
 	var routes []object
 	for _, cidr := range podCIDRs {
@@ -44,26 +43,16 @@ func bridgeConfig(podCIDRs []string, dataDir string, mtu int) (config, error) {
 		}
 	}
 	bridge := object{
-		"type":         payload.Bridge,
+		"type":         payload.CNI,
+		"socket":       socket,
 		"bridge":       names.Bridge,
-		"isGateway":    true,
-		"forceAddress": true, // after a reset with other CIDRs the bridge may still have its old address
-		"hairpinMode":  true, // a pod reaches itself through its Service
-		"ipam": object{
-			"type":    payload.HostLocal,
-			"dataDir": dataDir,
-			"ranges":  ranges,
-			"routes":  routes,
-		},
+		"ipam":         object{"dataDir": dataDir, "ranges": ranges, "routes": routes},
+		"capabilities": object{"portMappings": true},
 	}
 	if mtu > 0 {
 		bridge["mtu"] = mtu
 	}
-	return list(bridge, object{
-		"type":         payload.Portmap,
-		"backend":      "nftables",
-		"capabilities": object{"portMappings": true},
-	})
+	return list(bridge)
 }
 
 // noopConfig makes CRI report a network. Pods with their own network namespace get only the loopback interface, and

@@ -6,8 +6,8 @@
 // on the host's network can start. None: nothing is written. In every mode a third party's configuration in its usual
 // directory takes precedence, at any time.
 //
-// containerd executes the plugins, which are programs of runtime/payload. components/worker/network routes to the pods
-// of other nodes; this component tells it when a third party's network is in use.
+// components/worker/podlink connects the pods, asked by containerd. components/worker/network routes to the pods of other nodes; this
+// component tells it when a third party's network is in use.
 package cni
 
 import (
@@ -41,6 +41,7 @@ type Options struct {
 	ConfDir           string       // read by CRI; all of it is ours
 	HostConfDir       string       // where a third party puts its configuration: /etc/cni/net.d
 	DataDir           string       // which pod has which address; survives restarts
+	Socket            string       // of podlink; bridge mode only
 	ClusterCIDRs      []string     // all pods' addresses: traffic to them is not masqueraded
 	ContainerdAddress string       // path of the CRI socket
 	Client            *rest.Config // reads the Node; bridge mode only
@@ -86,7 +87,7 @@ func (s *Server) Name() string { return "cni" }
 // Needs implements lifecycle.Component. Only the bridge waits for the apiserver: the Node there has the pods' CIDRs.
 func (s *Server) Needs() []string {
 	if s.opts.Mode == Bridge {
-		return []string{"containerd", "apiserver"}
+		return []string{"containerd", "apiserver", "podlink"}
 	}
 	return []string{"containerd"}
 }
@@ -198,7 +199,7 @@ func (s *Server) reconcile(ctx context.Context, podCIDRs []string) error {
 }
 
 func (s *Server) setUpBridge(ctx context.Context, podCIDRs []string) error {
-	conf, err := bridgeConfig(podCIDRs, s.opts.DataDir, s.opts.MTU())
+	conf, err := bridgeConfig(podCIDRs, s.opts.DataDir, s.opts.Socket, s.opts.MTU())
 	if err != nil {
 		return err
 	}

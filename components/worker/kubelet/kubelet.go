@@ -86,6 +86,9 @@ type Options struct {
 // requestsServing reports whether the kubelet requests its serving certificate.
 func (o Options) requestsServing() bool { return o.Serving == pki.Pair{} }
 
+// inProcess reports whether the apiserver is in this process.
+func (o Options) inProcess() bool { return o.Disconnect == nil }
+
 // Server is the kubelet component.
 type Server struct {
 	opts     Options

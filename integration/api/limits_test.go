@@ -27,14 +27,20 @@ func TestQuota(t *testing.T) {
 		}
 		return err
 	})
-	pod := func(name, cpu string) error {
+	pod := func(name, cpu string, dryRun ...string) error {
 		p := sleeper(ns, name)
 		if cpu != "" {
 			p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: quantity(cpu)}
 		}
-		_, err := client.Pods(ns).Create(t.Context(), p, metav1.CreateOptions{})
+		_, err := client.Pods(ns).Create(t.Context(), p, metav1.CreateOptions{DryRun: dryRun})
 		return err
 	}
+	harness.Eventually(t, 10*time.Second, "admission to know the quota", func() error { // by a watch of its own
+		if err := pod("probe", "", metav1.DryRunAll); !apierrors.IsForbidden(err) {
+			return fmt.Errorf("a pod without a request: %v", err)
+		}
+		return nil
+	})
 	forbidden := func(what string, err error, want string) {
 		t.Helper()
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), want) {

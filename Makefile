@@ -65,7 +65,7 @@ stop: ## end the cluster of `make run` and remove everything it left
 # Packages of our own, and among them those that start clusters.
 # The Go library is a module of its own (cluster/go.mod).
 library := kubelith.io/kubelith/cluster
-packages := $(library) $(shell $(GO) list ./... 2>/dev/null | grep -v -e /integration -e /bench/compare -e /bench/requests -e /bench/network -e /bench/scale)
+packages := $(library) $(shell $(GO) list ./... 2>/dev/null | grep -v -e /integration -e /bench/compare -e /bench/requests -e /bench/network)
 
 .PHONY: test unit race integration vet
 test: deps build lint unit race integration ## everything CI checks: lint, unit tests, real clusters, a sample of upstream's conformance tests

@@ -8,7 +8,7 @@
 #   make bench-small                        the default configuration on one core and 1 GiB: about 6 minutes
 #   make bench-table                        print the table of the results so far
 #   make bench-plugins                      plugins against what they replace (bench/plugins): about 15 minutes
-#   make bench-scale                        1,000 hollow nodes and 10,000 pods (bench/scale): about 6 minutes
+#   make bench-scale                        1,000 hollow nodes and 10,000 pods: about 20 minutes
 #   make bench-network                      routes between pods, and the cost of an agent (bench/network): about 40 minutes
 #
 # An interrupted run continues where it stopped. Results belong to one executable and one set of settings:
@@ -84,9 +84,9 @@ bench-plugins: bin/kubelith ## measure plugins against what they replace (root, 
 	@for table in admission scheduling storage; do $(GO) run ./bench/report -table $$table -results $(BENCH_PLUGINS_RESULTS); done
 BENCH_PLUGINS_RESULTS ?= $(BENCH)/plugins.jsonl
 
-bench-scale: bin/kubelith $(BENCH)/kwok/kwok ## measure a server with 1,000 hollow nodes and 10,000 pods (root, about 6 minutes)
-	$(GO) test -c -ldflags='-s -w' -o $(BENCH)/scale.test ./bench/scale
-	cd bench/scale && KUBELITH_BIN=$(CURDIR)/bin/kubelith $(bench_scale_env) $(CURDIR)/$(BENCH)/scale.test -test.v -test.timeout 2h
+bench-scale: bin/kubelith bench-peers $(BENCH)/kwok/kwok ## measure 1,000 hollow nodes and 10,000 pods, beside separate processes (root, about 20 minutes)
+	$(GO) test -c -ldflags='-s -w' -o $(BENCH)/compare.test ./bench/compare
+	cd bench/compare && $(bench_env) $(bench_scale_env) $(CURDIR)/$(BENCH)/compare.test -test.run TestScale -test.v -test.timeout 2h
 	@$(GO) run ./bench/report -table scale -results $(BENCH_SCALE_RESULTS)
 BENCH_SCALE_RESULTS ?= $(BENCH)/scale.jsonl
 SCALE_NODES ?= 1000
@@ -95,11 +95,11 @@ SCALE_IDLE ?= 30
 bench_scale_env = BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12) nodes=$(SCALE_NODES) pods=$(SCALE_PODS) idle=$(SCALE_IDLE)" \
 	BENCH_RESULTS=$(abspath $(BENCH_SCALE_RESULTS)) KWOK=$(CURDIR)/$(BENCH)/kwok SCALE_NODES=$(SCALE_NODES) SCALE_PODS=$(SCALE_PODS) IDLE_SECONDS=$(SCALE_IDLE)
 # The stages define what kwok does with nodes and pods; they are part of its source.
-$(BENCH)/kwok/kwok: bench/scale/kwok/go.mod bench/scale/kwok/go.sum
+$(BENCH)/kwok/kwok: bench/compare/kwok/go.mod bench/compare/kwok/go.sum
 	@mkdir -p $(@D)
-	stages=$$(GOFLAGS= $(GO) -C bench/scale/kwok list -m -f '{{.Dir}}' sigs.k8s.io/kwok)/kustomize/stage && \
+	stages=$$(GOFLAGS= $(GO) -C bench/compare/kwok list -m -f '{{.Dir}}' sigs.k8s.io/kwok)/kustomize/stage && \
 		install -m 644 $$stages/node/fast/node-initialize.yaml $$stages/node/heartbeat-with-lease/node-heartbeat-with-lease.yaml $$stages/pod/fast/pod-*.yaml $(@D)
-	GOFLAGS= $(GO) -C bench/scale/kwok build -trimpath -buildvcs=false -ldflags '-s -w' -o $(CURDIR)/$@ sigs.k8s.io/kwok/cmd/kwok
+	GOFLAGS= $(GO) -C bench/compare/kwok build -trimpath -buildvcs=false -ldflags '-s -w' -o $(CURDIR)/$@ sigs.k8s.io/kwok/cmd/kwok
 
 # The peers come from this module's go.mod and go.sum. Their main packages import a few modules that Kubelith does
 # not (CoreDNS's cloud plugins, containerd's tracing): the copies take their checksums, at the versions that go.mod selects.

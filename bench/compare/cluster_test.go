@@ -37,7 +37,8 @@ func newCluster(t *testing.T, set settings, name string) *cluster {
 	if name == results.Kubelith {
 		c.kubeconfig = c.Path(harness.AdminKubeconfig)
 		c.launch = func() []*process {
-			return []*process{c.run("kubelith", nil, nil, set.kubelith, "server", "--kubelet-arg=cgroup-root="+c.CgroupRoot())}
+			return []*process{c.run("kubelith", nil, nil, set.kubelith, "server", "--kubelet-arg=cgroup-root="+c.CgroupRoot(),
+				"--cluster-cidr="+set.clusterCIDR, "--disable="+set.disable)}
 		}
 	} else {
 		p := newPeers(t, set, c)

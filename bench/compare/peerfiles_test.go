@@ -116,7 +116,7 @@ clusterCIDR: %s
 hostnameOverride: %s
 nodePortAddresses: [primary]
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
-`, p.kubeconfigs["kube-proxy"], ours, clusterCIDR, p.nodeName)
+`, p.kubeconfigs["kube-proxy"], ours, p.set.clusterCIDR, p.nodeName)
 }
 
 // corefile has the plugins that Kubelith's DNS has.

@@ -55,7 +55,7 @@ func (p *peers) controllerManagerArgs() []string {
 		"--bind-address=127.0.0.1",
 		"--tls-cert-file=" + p.pki.APIServer.Cert, "--tls-private-key-file=" + p.pki.APIServer.Key,
 		"--use-service-account-credentials", // RBAC's bootstrap policy expects it, as kubeadm does
-		"--allocate-node-cidrs", "--cluster-cidr=" + clusterCIDR, "--service-cluster-ip-range=" + serviceCIDR,
+		"--allocate-node-cidrs", "--cluster-cidr=" + p.set.clusterCIDR, "--service-cluster-ip-range=" + serviceCIDR,
 		"--root-ca-file=" + p.pki.ClusterCA.Cert, "--service-account-private-key-file=" + p.pki.ServiceAccountKey,
 		"--cluster-signing-cert-file=" + p.pki.ClusterCA.Cert, "--cluster-signing-key-file=" + p.pki.ClusterCA.Key,
 	}, p.tuned("--leader-elect=false", "--kube-api-qps=10000", "--kube-api-burst=20000", "--profiling=false")...)

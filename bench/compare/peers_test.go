@@ -20,7 +20,6 @@ import (
 )
 
 const (
-	clusterCIDR = "10.42.0.0/16"
 	serviceCIDR = "10.43.0.0/16"
 	clusterDNS  = "10.43.0.10"
 	dnsPort     = 10053 // as Kubelith's

@@ -23,6 +23,8 @@ type settings struct {
 	peerGOGC   string
 	ordered    bool
 	only       []string
+	// clusterCIDR is the range of the pods' addresses, disable what Kubelith does not run.
+	clusterCIDR, disable string
 }
 
 // load fails the test where the peers are not built.
@@ -32,6 +34,8 @@ func load(t *testing.T) settings {
 		peers:    os.Getenv("BENCH_PEERS"),
 		peerGOGC: os.Getenv("PEER_GOGC"),
 		ordered:  os.Getenv("PEER_START") == "ordered",
+
+		clusterCIDR: "10.42.0.0/16",
 	}
 	var err error
 	if s.repo, err = filepath.Abs("../.."); err != nil {

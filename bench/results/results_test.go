@@ -197,7 +197,30 @@ func TestScaleTable(t *testing.T) {
 	}
 	var b bytes.Buffer
 	ScaleTable(&b, s)
-	if want := "| anonymous memory of the server at the end (MB) | 150 |  |  | 900 |"; !strings.Contains(b.String(), want) {
+	if want := "| anonymous memory at the end (MB) | 150 |  |  | 900 |"; !strings.Contains(b.String(), want) {
 		t.Errorf("missing %q in\n%s", want, b.String())
+	}
+}
+
+// More pods per second are better, less of everything else.
+func TestScaleCompareTable(t *testing.T) {
+	s, err := Open(filepath.Join(t.TempDir(), "samples"), "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for cluster, v := range map[string]float64{Kubelith: 90, Product: 40} {
+		if err := s.Add("scale", 1, ScaleColumn(cluster, ScaleMaking), Sample{Figure: PodsScheduled, Value: v}, Sample{Figure: GetP99, Value: v}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out strings.Builder
+	scaleCompareTable(&out, s)
+	for _, want := range []string{
+		"| pods made and scheduled per second | pods being made | 90.0 |  | 40.0 | 2.25 | >= 2.0 | yes |",
+		"| GET of a ConfigMap, p99 (ms) | pods being made | 90.0 |  | 40.0 | 2.25 | <= 1.0 | no |",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
 	}
 }

@@ -1,8 +1,11 @@
 package results
 
-import "io"
+import (
+	"fmt"
+	"io"
+)
 
-// The stages of bench/scale, in place of a cluster.
+// The stages of bench-scale. With that of another cluster than Kubelith, ScaleColumn is in place of a cluster.
 const (
 	ScaleEmpty  = "server alone"
 	ScaleNodes  = "hollow nodes"
@@ -10,14 +13,14 @@ const (
 	ScalePods   = "nodes and pods, idle"
 )
 
-// Figures of bench/scale.
+// Figures of bench-scale.
 const (
 	NodesReady     = "nodes made to all Ready (s)"
 	PodsScheduled  = "pods made and scheduled per second"
 	PodsRunning    = "pods made to all Running (s)"
-	ServerMemory   = "anonymous memory of the server at the end (MB)"
+	ServerMemory   = "anonymous memory at the end (MB)"
 	ServerPeak     = "the most it had (MB)"
-	ServerCPU      = "CPU of the server (% of a core)"
+	ServerCPU      = "CPU without kwok (% of a core)"
 	KwokCPU        = "CPU of kwok (% of a core)"
 	GetP99         = "GET of a ConfigMap, p99 (ms)"
 	UpdateP99      = "update of a ConfigMap, p99 (ms)"
@@ -35,6 +38,48 @@ var Verbs = []string{"GET", "LIST", "POST", "PUT", "PATCH", "DELETE"}
 // RequestP99 is the figure of all requests with a verb.
 func RequestP99(verb string) string { return "all " + verb + " requests, p99 (ms)" }
 
+// ScaleColumn is a stage of a cluster.
+func ScaleColumn(cluster, stage string) string {
+	if cluster == Kubelith {
+		return stage
+	}
+	return cluster + ": " + stage
+}
+
+// scaleRow is a figure in a stage, and its goal: the least ratio to the product where more is better, else the largest.
+type scaleRow struct {
+	figure, stage string
+	goal          float64
+	more          bool
+}
+
+func scaleRows() []scaleRow {
+	return []scaleRow{
+		{PodsScheduled, ScaleMaking, 2, true}, {PodsRunning, ScaleMaking, 0, false},
+		{GetP99, ScaleMaking, 1, false}, {UpdateP99, ScaleMaking, 1, false}, {WatchP99, ScaleMaking, 1, false}, {ListP99, ScaleMaking, 1, false},
+		{ServerCPU, ScaleMaking, 0, false}, {ServerPeak, ScaleMaking, 0, false}, {ServerMemory, ScalePods, 0.6, false}, {ServerCPU, ScalePods, 0, false},
+	}
+}
+
+// scaleCompareTable writes the markdown about many nodes beside separate processes.
+func scaleCompareTable(w io.Writer, s *Store) {
+	fmt.Fprintf(w, "| figure | stage | Kubelith | composition | product | ratio to product | goal | met |\n|---|---|---|---|---|---|---|---|\n")
+	for _, r := range scaleRows() {
+		of := func(cluster string) []float64 { return s.Values(ScaleColumn(cluster, r.stage), r.figure) }
+		k, c, p := of(Kubelith), of(Composition), of(Product)
+		goal, met := "", ""
+		if r.goal > 0 {
+			sign, value := "<=", Median(k)/Median(p)
+			ok := value <= r.goal
+			if r.more {
+				sign, ok = ">=", value >= r.goal
+			}
+			goal, met = fmt.Sprintf("%s %.1f", sign, r.goal), verdict(ok, len(k) > 0 && len(p) > 0)
+		}
+		fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %s | %s | %s |\n", r.figure, r.stage, cell(k), cell(c), cell(p), ratio(k, p), goal, met)
+	}
+}
+
 // ScaleTable writes the markdown of docs/performance.md about many nodes.
 func ScaleTable(w io.Writer, s *Store) {
 	figures := []string{
@@ -45,4 +90,6 @@ func ScaleTable(w io.Writer, s *Store) {
 		figures = append(figures, RequestP99(verb))
 	}
 	writeRows(w, s, []string{ScaleEmpty, ScaleNodes, ScaleMaking, ScalePods}, figures)
+	fmt.Fprintln(w)
+	scaleCompareTable(w, s)
 }

@@ -1,4 +1,4 @@
-package scale
+package compare
 
 import (
 	"bytes"
@@ -28,9 +28,12 @@ const deployments = 10
 
 // startKwok plays the hollow nodes until the test ends.
 func (r *run) startKwok() {
-	dir := os.Getenv("KWOK")
+	dir, kubeconfig := os.Getenv("KWOK"), r.c.kubeconfig
+	if r.c.name == results.Kubelith {
+		kubeconfig = harness.AdminKubeconfig // as seen from inside
+	}
 	args := []string{
-		"--kubeconfig=" + harness.AdminKubeconfig, "--manage-all-nodes=false", "--manage-nodes-with-label-selector=" + hollowKey + "=" + hollowValue,
+		"--kubeconfig=" + kubeconfig, "--manage-all-nodes=false", "--manage-nodes-with-label-selector=" + hollowKey + "=" + hollowValue,
 		"--node-lease-duration-seconds=40",
 	}
 	stages, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
@@ -40,7 +43,7 @@ func (r *run) startKwok() {
 	for _, f := range stages {
 		args = append(args, "--config="+f)
 	}
-	cmd := r.s.Command(filepath.Join(dir, "kwok"), args...)
+	cmd := r.c.Command(filepath.Join(dir, "kwok"), args...)
 	var log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &log, &log
 	if err := cmd.Start(); err != nil {
@@ -79,7 +82,7 @@ func (r *run) makeNodes(n int) time.Duration {
 	r.until("all nodes to be Ready", func() (string, bool) {
 		ready := 0
 		for _, node := range r.nodes() {
-			if isReady(&node) && node.Spec.PodCIDR != "" && len(node.Spec.Taints) == 1 { // that of their making alone
+			if isNodeReady(&node) && node.Spec.PodCIDR != "" && len(node.Spec.Taints) == 1 { // that of their making alone
 				ready++
 			}
 		}
@@ -91,7 +94,7 @@ func (r *run) makeNodes(n int) time.Duration {
 // notReady is how many hollow nodes the server holds for lost.
 func (r *run) notReady() (n int) {
 	for _, node := range r.nodes() {
-		if !isReady(&node) {
+		if !isNodeReady(&node) {
 			n++
 		}
 	}
@@ -107,7 +110,7 @@ func (r *run) nodes() []corev1.Node {
 	return list.Items
 }
 
-func isReady(node *corev1.Node) bool {
+func isNodeReady(node *corev1.Node) bool {
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			return c.Status == corev1.ConditionTrue

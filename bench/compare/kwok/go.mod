@@ -1,6 +1,6 @@
-// kwok, which plays the hollow nodes of bench/scale, is a module of its own: its dependencies must not take part in the version choice of
+// kwok, which plays the hollow nodes of bench/compare, is a module of its own: its dependencies must not take part in the version choice of
 // the executable.
-module kubelith.io/kubelith/bench/scale/kwok
+module kubelith.io/kubelith/bench/compare/kwok
 
 go 1.26.6
 

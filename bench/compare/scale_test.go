@@ -1,30 +1,45 @@
-package scale
+package compare
 
 import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	"kubelith.io/kubelith/bench/results"
-	"kubelith.io/kubelith/integration/harness"
 )
 
-func TestMain(m *testing.M) { harness.Main(m) }
+// scaleCIDR has a pod CIDR for each of 1,000 nodes: the default range has 256.
+const scaleCIDR = "172.16.0.0/12"
 
+// TestScale measures each cluster with many nodes and pods that kwok plays.
 func TestScale(t *testing.T) {
 	store, _ := results.OpenRun(t, "bench-scale")
-	nodes, pods, idle := results.Number(t, "SCALE_NODES", 1000), results.Number(t, "SCALE_PODS", 10000), time.Duration(results.Number(t, "IDLE_SECONDS", 30))*time.Second
-	s := harness.Start(t, harness.Options{
-		NoTestImage: true,
-		Disable:     []string{"metrics-server"},
-		Env:         []string{"KUBE_CACHE_MUTATION_DETECTOR=false"},
-		// A pod CIDR for each node: the default range has 256.
-		Args: []string{"--cluster-cidr=172.16.0.0/12"},
-	})
-	r := &run{t: t, s: s, store: store, client: client(t, s)}
-	time.Sleep(40 * time.Second) // it gives memory back half a minute after its start
+	nodes, pods := results.Number(t, "SCALE_NODES", 0), results.Number(t, "SCALE_PODS", 0)
+	if nodes == 0 || pods == 0 {
+		t.Skip("not a benchmark of many nodes: use make bench-scale")
+	}
+	set := load(t)
+	set.clusterCIDR = scaleCIDR
+	set.disable = "metrics-server" // hollow nodes have no figures, and asking them would measure only how a connection is refused
+	for _, name := range []string{results.Kubelith, results.Composition, results.Product} {
+		if !set.wants(name) || store.Done("scale", 1, results.ScaleColumn(name, results.ScalePods)) {
+			continue
+		}
+		t.Run(name, func(t *testing.T) { scale(t, store, newCluster(t, set, name), nodes, pods, set.idle) })
+	}
+}
+
+// scale takes a cluster through the stages.
+func scale(t *testing.T, store *results.Store, c *cluster, nodes, pods int, idle time.Duration) {
+	began := c.start()
+	client, err := kubernetes.NewForConfig(c.config(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodeReady(t, client, began)
+	r := &run{t: t, c: c, store: store, client: client}
+	time.Sleep(40 * time.Second) // Kubelith gives memory back half a minute after its start
 
 	r.stage(results.ScaleEmpty, func() []results.Sample { time.Sleep(idle); return nil })
 	r.startKwok()
@@ -38,64 +53,59 @@ func TestScale(t *testing.T) {
 	r.stage(results.ScalePods, func() []results.Sample { time.Sleep(idle); return nil })
 }
 
-// client sends as fast as it can, and no JSON.
-func client(t *testing.T, s *harness.Server) kubernetes.Interface {
-	t.Helper()
-	cfg := s.RESTConfig(t)
-	cfg.QPS = -1
-	cfg.ContentType = runtime.ContentTypeProtobuf
-	c, err := kubernetes.NewForConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
-
-// run is one server on its way through the stages.
+// run is one cluster on its way through the stages.
 type run struct {
 	t      *testing.T
-	s      *harness.Server
+	c      *cluster
 	store  *results.Store
 	client kubernetes.Interface
 	kwok   int // its process, once it runs
 }
 
-// stage measures what the server uses and how it answers while f goes on.
+// use is what the cluster's processes use, all but kwok.
+func (r *run) use() usage {
+	all := r.c.usage(r.t)
+	delete(all, r.kwok)
+	return all
+}
+
+// stage measures what the cluster uses and how it answers while f goes on.
 func (r *run) stage(name string, f func() []results.Sample) {
 	r.t.Helper()
 	before := r.scrape()
 	ask := startAsking(r.t, r.client)
-	peak := startPeak(r.t, r.s.PID())
-	cpu, kwokCPU, began := harness.CPUSeconds(r.t, r.s.PID()), r.kwokCPU(), time.Now()
+	peak := r.startPeak()
+	used, kwokCPU, began := r.use(), r.kwokCPU(), time.Now()
 	samples := f()
 	took := time.Since(began).Seconds()
-	cpu, kwokCPU = harness.CPUSeconds(r.t, r.s.PID())-cpu, r.kwokCPU()-kwokCPU
-	memory := harness.AnonymousMB(r.t, r.s.PID())
+	now := r.use()
+	cpu, memory := now.since(used, 100/took), now.memory()
+	kwokCPU = r.kwokCPU() - kwokCPU
 	samples = append(samples,
-		results.Sample{Figure: results.ServerMemory, Value: memory},
-		results.Sample{Figure: results.ServerPeak, Value: max(peak(), memory)})
+		results.Sample{Figure: results.ServerMemory, Value: memory.total, Detail: memory.String()},
+		results.Sample{Figure: results.ServerPeak, Value: max(peak(), memory.total)})
 	samples = append(samples, ask()...)
 	samples = append(samples, before.until(r.scrape(), took)...)
 	samples = append(samples,
-		results.Sample{Figure: results.ServerCPU, Value: cpu / took * 100},
+		results.Sample{Figure: results.ServerCPU, Value: cpu.total, Detail: cpu.String()},
 		results.Sample{Figure: results.KwokCPU, Value: kwokCPU / took * 100},
 		results.Sample{Figure: results.NodesLost, Value: float64(r.notReady())})
 	for _, x := range samples {
 		r.t.Logf("%s: %s: %.2f %s", name, x.Figure, x.Value, x.Detail)
 	}
-	if err := r.store.Add("scale", r.store.Rounds("scale", name)+1, name, samples...); err != nil {
+	if err := r.store.Add("scale", 1, results.ScaleColumn(r.c.name, name), samples...); err != nil {
 		r.t.Fatal(err)
 	}
 }
 
-// startPeak looks at a process's memory until the returned function is called, which returns the most there was, in MB.
-func startPeak(t *testing.T, pid int) func() float64 {
+// startPeak looks at the cluster's memory until the returned function is called, which returns the most there was, in MB.
+func (r *run) startPeak() func() float64 {
 	stop, ended := make(chan struct{}), make(chan struct{})
 	var most float64
 	go func() {
-		defer close(ended) // also when the process has died, which fails the test
+		defer close(ended)
 		for {
-			most = max(most, harness.AnonymousMB(t, pid))
+			most = max(most, r.use().memory().total)
 			select {
 			case <-time.After(2 * time.Second):
 			case <-stop:
@@ -109,6 +119,7 @@ func startPeak(t *testing.T, pid int) func() float64 {
 // until calls done every half a second until it is true, and for ten minutes at most. done says how far it is.
 func (r *run) until(what string, done func() (string, bool)) time.Duration {
 	r.t.Helper()
+	const patience = 10 * time.Minute // for a stage that does not end
 	for began := time.Now(); ; time.Sleep(500 * time.Millisecond) {
 		text, is := done()
 		took := time.Since(began)
@@ -121,9 +132,6 @@ func (r *run) until(what string, done func() (string, bool)) time.Duration {
 		}
 	}
 }
-
-// patience is for a stage that does not end.
-const patience = 10 * time.Minute
 
 // inParallel calls f for 0 to n-1, sixteen at a time.
 func inParallel(t *testing.T, n int, f func(i int) error) {

@@ -97,6 +97,7 @@ bench_scale_env = BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12
 # The stages define what kwok does with nodes and pods; they are part of its source.
 $(BENCH)/kwok/kwok: bench/compare/kwok/go.mod bench/compare/kwok/go.sum
 	@mkdir -p $(@D)
+	GOFLAGS= $(GO) -C bench/compare/kwok mod download sigs.k8s.io/kwok
 	stages=$$(GOFLAGS= $(GO) -C bench/compare/kwok list -m -f '{{.Dir}}' sigs.k8s.io/kwok)/kustomize/stage && \
 		install -m 644 $$stages/node/fast/node-initialize.yaml $$stages/node/heartbeat-with-lease/node-heartbeat-with-lease.yaml $$stages/pod/fast/pod-*.yaml $(@D)
 	GOFLAGS= $(GO) -C bench/compare/kwok build -trimpath -buildvcs=false -ldflags '-s -w' -o $(CURDIR)/$@ sigs.k8s.io/kwok/cmd/kwok

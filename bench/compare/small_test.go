@@ -87,20 +87,20 @@ func small(t *testing.T, c *cluster, idle time.Duration) (out []results.Sample) 
 	return out
 }
 
-// limited is the cgroup of a cluster, of which there is one per hierarchy with v1.
+// limited is the cgroup of a cluster: with v1 those of the hierarchies that have a limit.
 type limited struct{ dirs []string }
 
 // limit makes the cluster's cgroup a small machine.
 func limit(t *testing.T, c *cluster) *limited {
 	t.Helper()
-	g := &limited{c.CgroupDirs()}
+	g := &limited{}
 	for _, files := range []map[string]string{
 		{"memory.limit_in_bytes": strconv.Itoa(smallMemory), "memory.max": strconv.Itoa(smallMemory)},
 		{"cpu.cfs_quota_us": strconv.Itoa(cpuPeriod), "cpu.max": fmt.Sprintf("%d %d", cpuPeriod, cpuPeriod)},
 	} {
 		found := false
 		for name, value := range files {
-			for _, dir := range g.dirs {
+			for _, dir := range c.CgroupDirs() {
 				file := filepath.Join(dir, name)
 				if _, err := os.Stat(file); err != nil {
 					continue
@@ -109,6 +109,9 @@ func limit(t *testing.T, c *cluster) *limited {
 					t.Fatal(err)
 				}
 				found = true
+				if !slices.Contains(g.dirs, dir) {
+					g.dirs = append(g.dirs, dir)
+				}
 			}
 		}
 		if !found {

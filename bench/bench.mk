@@ -49,9 +49,10 @@ bench-pods: bin/kubelith bench-peers ## measure where the time of a pod goes, by
 # In a cgroup of that size, which no other benchmark has.
 SMALL_ROUNDS ?= 3
 SMALL_IDLE ?= 30
+bench-small: IDLE_SECONDS = $(SMALL_IDLE)
 bench-small: bin/kubelith bench-peers ## measure the default configuration on one core and 1 GiB (root, about 6 minutes)
 	$(GO) test -c -ldflags='-s -w' -o $(BENCH)/compare.test ./bench/compare
-	cd bench/compare && $(bench_env) IDLE_SECONDS=$(SMALL_IDLE) SMALL_ROUNDS=$(SMALL_ROUNDS) $(CURDIR)/$(BENCH)/compare.test -test.run TestSmall -test.timeout 1h
+	cd bench/compare && $(bench_env) SMALL_ROUNDS=$(SMALL_ROUNDS) $(CURDIR)/$(BENCH)/compare.test -test.run TestSmall -test.timeout 1h
 
 bench-table:
 	@$(GO) run ./bench/report -results $(BENCH_RESULTS) $(if $(wildcard $(BENCH)/kubelith.zst),-packed $(BENCH)/kubelith.zst)
@@ -64,7 +65,7 @@ $(GO) test -c -ldflags='-s -w' -o $(BENCH)/requests.test ./bench/requests
 cd bench/compare && $(bench_env) $(CURDIR)/$(BENCH)/compare.test -test.run TestCompare -test.v -test.timeout 5h
 cd bench/requests && $(bench_env) $(CURDIR)/$(BENCH)/requests.test -test.run TestRequests -test.v -test.timeout 30m
 endef
-bench_env = BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12) idle=$(IDLE_SECONDS) gogc=$(PEER_GOGC) start=$(PEER_START)" \
+bench_env = BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12) idle=$(IDLE_SECONDS) gogc=$(PEER_GOGC) start=$(PEER_START)$(bench_build)" \
 	BENCH_RESULTS=$(abspath $(BENCH_RESULTS)) BENCH_PEERS=$(CURDIR)/$(BENCH)/bin ROUNDS=$(ROUNDS) IDLE_ROUNDS=$(IDLE_ROUNDS) \
 	IDLE_SECONDS=$(IDLE_SECONDS) PEER_GOGC=$(PEER_GOGC) PEER_START=$(PEER_START)
 
@@ -84,16 +85,17 @@ bench-plugins: bin/kubelith ## measure plugins against what they replace (root, 
 	@for table in admission scheduling storage; do $(GO) run ./bench/report -table $$table -results $(BENCH_PLUGINS_RESULTS); done
 BENCH_PLUGINS_RESULTS ?= $(BENCH)/plugins.jsonl
 
+bench-scale: IDLE_SECONDS = $(SCALE_IDLE)
+bench-scale: BENCH_RESULTS = $(BENCH_SCALE_RESULTS)
+bench-scale: bench_build = $(empty) nodes=$(SCALE_NODES) pods=$(SCALE_PODS)
 bench-scale: bin/kubelith bench-peers $(BENCH)/kwok/kwok ## measure 1,000 hollow nodes and 10,000 pods, beside separate processes (root, about 20 minutes)
 	$(GO) test -c -ldflags='-s -w' -o $(BENCH)/compare.test ./bench/compare
-	cd bench/compare && $(bench_env) $(bench_scale_env) $(CURDIR)/$(BENCH)/compare.test -test.run TestScale -test.v -test.timeout 2h
+	cd bench/compare && $(bench_env) KWOK=$(CURDIR)/$(BENCH)/kwok SCALE_NODES=$(SCALE_NODES) SCALE_PODS=$(SCALE_PODS) $(CURDIR)/$(BENCH)/compare.test -test.run TestScale -test.v -test.timeout 2h
 	@$(GO) run ./bench/report -table scale -results $(BENCH_SCALE_RESULTS)
 BENCH_SCALE_RESULTS ?= $(BENCH)/scale.jsonl
 SCALE_NODES ?= 1000
 SCALE_PODS ?= 10000
 SCALE_IDLE ?= 30
-bench_scale_env = BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12) nodes=$(SCALE_NODES) pods=$(SCALE_PODS) idle=$(SCALE_IDLE)" \
-	BENCH_RESULTS=$(abspath $(BENCH_SCALE_RESULTS)) KWOK=$(CURDIR)/$(BENCH)/kwok SCALE_NODES=$(SCALE_NODES) SCALE_PODS=$(SCALE_PODS) IDLE_SECONDS=$(SCALE_IDLE)
 # The stages define what kwok does with nodes and pods; they are part of its source.
 $(BENCH)/kwok/kwok: bench/compare/kwok/go.mod bench/compare/kwok/go.sum
 	@mkdir -p $(@D)

@@ -9,13 +9,14 @@
 //   - composition: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy, CoreDNS
 //     and containerd, built from this module, over TLS, with Kubelith's settings: no leader election, no profiling,
 //     limits for clients that nothing reaches, etcd's ticks of 20 ms, the runtime's seccomp profile by default, the
-//     same CNI and containerd configuration, the same GOGC.
+//     same containerd configuration, the same GOGC, pods connected in the same way.
 //   - product: the same programs with upstream's defaults for all of those.
 //
 // What cannot be the same, and for whom that is better, is in docs/performance.md.
 //
 // Both kinds of peers get their certificates and kubeconfigs beforehand, and all programs are started at
-// once and started again when they end, as a service manager does. They run the same runc, shim, CNI programs and images.
+// once and started again when they end, as a service manager does. They run the same runc and images as Kubelith,
+// containerd's shim and upstream's CNI programs.
 //
 // A round of kind "pods" is: cold start, first pod, one pod three times, 50 pods, delete all, stop, warm start. A round of
 // kind "idle" is: cold start, 10 pods, then nothing for IDLE_SECONDS. The floor is 50 pods made of the shim, runc and

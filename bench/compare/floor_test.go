@@ -15,7 +15,7 @@ import (
 	"kubelith.io/kubelith/runtime/payload"
 )
 
-// The floor is what 50 pods cost when nobody manages them: for each pod a network namespace, one CNI ADD of the same
+// The floor is what 50 pods cost when nobody manages them: for each pod a network namespace, one CNI ADD of the peers'
 // configuration, one shim, and in it a sandbox (pause, with the default seccomp profile) and a container (hello). That
 // is every exec that containerd makes for a pod. There are no snapshots, no databases, no cgroups per pod class,
 // no logs and no status. It runs inside a sandbox of its own (floormain_test.go).

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubelith.io/kubelith/bench/results"
+	"kubelith.io/kubelith/runtime/cgroups"
 )
 
 // The small machine: what edge devices and the cheapest VMs have.
@@ -77,12 +78,14 @@ func small(t *testing.T, c *cluster, idle time.Duration) (out []results.Sample) 
 	after, window := c.usage(t), time.Since(began).Seconds()
 	add(fmt.Sprintf("anonymous memory, idle with %d pods (MB)", smallPods), after.memory().total)
 	add(fmt.Sprintf("CPU, idle with %d pods (%% of the core)", smallPods), after.since(before, 100/window).total)
-	kills := g.oomKills(t)
+	g.requireNoKills(t, c)
 	add(fmt.Sprintf("deleting %d pods until their objects are gone (s)", smallPods), removeAll(t, client))
-	add("most memory of all, page cache included (MB)", float64(g.number(t, "memory.max_usage_in_bytes", "memory.peak"))/1e6)
-	if kills += g.oomKills(t); kills > 0 {
-		t.Errorf("%d processes were killed for want of memory", kills)
+	g.requireNoKills(t, c)
+	all, err := cgroups.ContainerMemory(c.CgroupRoot())
+	if err != nil {
+		t.Fatal(err)
 	}
+	add("most memory of all, page cache included (MB)", float64(all.Peak)/1e6)
 	c.reportRestarts(t)
 	return out
 }
@@ -139,52 +142,24 @@ func (g *limited) add(t *testing.T, p *process) {
 	}
 }
 
-// number reads a file of the cgroup, by its name with v1 or v2.
-func (g *limited) number(t *testing.T, v1, v2 string) int64 {
+// requireNoKills fails the test for each group, of those that there are now, in which the kernel has killed a process for want of memory.
+func (g *limited) requireNoKills(t *testing.T, c *cluster) {
 	t.Helper()
-	for _, dir := range g.dirs {
-		for _, name := range []string{v1, v2} {
-			content, err := os.ReadFile(filepath.Join(dir, name))
-			if err != nil {
-				continue
+	root := g.dirs[0] // the memory's, or the only one
+	err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		if err == nil && e.IsDir() {
+			group := c.CgroupRoot() + strings.TrimPrefix(path, root)
+			var m cgroups.Memory
+			if m, err = cgroups.ContainerMemory(group); m.Kills > 0 {
+				t.Errorf("%s: %d processes were killed for want of memory", group, m.Kills)
 			}
-			n, err := strconv.ParseInt(strings.TrimSpace(string(content)), 10, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return n
 		}
-	}
-	t.Fatalf("no cgroup of the cluster has %s or %s", v1, v2)
-	return 0
-}
-
-// oomKills is how many processes of the cgroups that there are now were killed. Source: Linux, cgroup-v1/memory.rst and cgroup-v2.rst.
-func (g *limited) oomKills(t *testing.T) (kills int) {
-	t.Helper()
-	for _, root := range g.dirs {
-		err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
-			if errors.Is(err, fs.ErrNotExist) {
-				return nil // of a pod that ends
-			}
-			if err != nil || !slices.Contains([]string{"memory.oom_control", "memory.events.local"}, e.Name()) {
-				return err
-			}
-			content, _ := os.ReadFile(path)
-			for line := range strings.Lines(string(content)) {
-				if name, value, _ := strings.Cut(strings.TrimSpace(line), " "); name == "oom_kill" {
-					n, err := strconv.Atoi(value)
-					if err != nil {
-						return fmt.Errorf("%s: %q", path, line)
-					}
-					kills += n
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // of a pod that ends
 		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
-	return kills
 }

@@ -96,7 +96,7 @@ func TestMissingConfigMap(t *testing.T) {
 	pod := harness.Pod(ns, "needy", "/bin/probe", "sleep")
 	mount(pod, "config", corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "later"}}})
 	pod = s.Create(t, pod)
-	event(t, s, ns, "needy", "FailedMount", `"later" not found`)
+	event(t, s, ns, "needy", "FailedMount", `configmaps "later" not found`) // in the words of the apiserver
 	s.Kubectl(t, "-n", ns, "create", "configmap", "later", "--from-literal=a=b")
 	pod = s.WaitRunning(t, pod)
 	if got := read(t, s, pod, "/config/a"); got != "b" {

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/unixsocket"
 	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/plugins/host"
 )
@@ -73,7 +74,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
-	listener, err := listen(s.opts.Socket)
+	listener, err := unixsocket.Listen(s.opts.Socket)
 	if err != nil {
 		return err
 	}

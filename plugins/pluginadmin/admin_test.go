@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"kubelith.io/kubelith/base/unixsocket"
 	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/plugins/host"
 	"kubelith.io/kubelith/plugins/pluginstest"
@@ -92,7 +93,7 @@ func start(t *testing.T, h *fakeHost, o *Observer, node *corev1.Node) (*Client, 
 		t.Fatal(err)
 	}
 	s := New(Options{Host: h, Observer: o, Socket: socket, NodeName: node.Name, Register: prometheus.NewRegistry(), Log: quiet()})
-	listener, err := listen(socket)
+	listener, err := unixsocket.Listen(socket)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,16 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"kubelith.io/kubelith/plugins"
@@ -112,23 +108,6 @@ func (s *Server) handler() http.Handler {
 		}
 	})
 	return mux
-}
-
-// listen opens a socket that only this process's user may use. It removes an old one: the run directory is locked, so
-// it is unused.
-func listen(path string) (net.Listener, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("remove the old socket: %w", err)
-	}
-	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		var err error
-		// The file gets the mode of the socket at its creation, so it is never open to others.
-		if control := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }); control != nil {
-			return control
-		}
-		return err
-	}}
-	return config.Listen(context.Background(), "unix", path)
 }
 
 // serve handles requests until ctx ends.

@@ -3,7 +3,7 @@
 //
 // CNI executes a program for each call. Upstream's programs for a bridge, its addresses and ports of the host take 15 ms of CPU per
 // pod, most of it to start three times. Here the program is a small one in C (program/kubelith-cni.c) that hands the call over to
-// this component, where the work takes two. Addresses are kept by upstream's host-local as a library, in the same files as
+// this component (docs/performance-log.md has both). Addresses are kept by upstream's host-local as a library, in the same files as
 // by its program; ports of the host are opened by upstream's program portmap, for the pods that have any.
 //
 // components/worker/cni writes the configuration that names the program. See docs/adr/043-cni-by-a-call.md.
@@ -16,7 +16,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -29,6 +28,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/unixsocket"
 )
 
 // Options of the component.
@@ -67,19 +67,13 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err := os.MkdirAll(filepath.Dir(s.opts.Socket), 0o700); err != nil {
 		return err
 	}
-	if err := os.Remove(s.opts.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a process that was killed
-		return err
-	}
-	listener, err := net.Listen("unix", s.opts.Socket)
+	listener, err := unixsocket.Listen(s.opts.Socket)
 	if err != nil {
 		return err
 	}
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
 	defer listener.Close()
-	if err := os.Chmod(s.opts.Socket, 0o600); err != nil {
-		return err
-	}
 	ready()
 	var calls sync.WaitGroup
 	defer calls.Wait()

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"kubelith.io/kubelith/base/unixsocket"
 	"kubelith.io/kubelith/plugins/storage"
 )
 
@@ -146,17 +147,10 @@ func listen(socket string) (*net.UnixListener, error) {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
 		return nil, fmt.Errorf("create the directory of the socket: %w", err)
 	}
-	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("remove the socket of an earlier process: %w", err)
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	l, err := unixsocket.Listen(socket)
 	if err != nil {
 		return nil, err
 	}
 	l.SetUnlinkOnClose(false)
-	if err := os.Chmod(socket, 0o600); err != nil {
-		l.Close()
-		return nil, err
-	}
 	return l, nil
 }

@@ -24,6 +24,7 @@ const (
 	auditLog  = "/var/log/kubelith-audit.log"
 	tokenFile = "/etc/kubelith/tokens.csv"
 	abacFile  = "/etc/kubelith/abac.jsonl"
+	usersFile = "/etc/kubelith/users.csv"
 )
 
 // cluster has the upstream arguments that the tests look at.
@@ -32,6 +33,7 @@ var cluster = harness.NewShared(harness.Options{
 		"--apiserver-arg=audit-log-path=" + auditLog,
 		"--apiserver-arg=audit-policy-file=/etc/kubelith/audit.yaml",
 		"--apiserver-arg=token-auth-file=" + tokenFile,
+		"--apiserver-arg=basic-auth-file=" + usersFile,
 		"--apiserver-arg=authorization-mode=Node,RBAC,ABAC",
 		"--apiserver-arg=authorization-policy-file=" + abacFile,
 		"--apiserver-arg=feature-gates=APIServerWebhookAuthenticationToken=true", // alpha
@@ -45,6 +47,7 @@ var cluster = harness.NewShared(harness.Options{
 		for path, content := range map[string]string{
 			"/etc/kubelith/audit.yaml": "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n",
 			tokenFile:                  "token-of-file,file-user,1001,\"file-group\"\ntoken-of-abac,abac-user,1002\n",
+			usersFile:                  users,
 			abacFile:                   `{"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{"user":"abac-user","namespace":"*","resource":"configmaps","apiGroup":"*","readonly":true}}` + "\n",
 		} {
 			if err := os.WriteFile(s.Path(path), []byte(content), 0o600); err != nil {

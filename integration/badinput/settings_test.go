@@ -15,6 +15,11 @@ func TestSettings(t *testing.T) {
 	if err := os.MkdirAll(s.Path("/etc/kubelith"), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	for path, mode := range map[string]os.FileMode{"/etc/kubelith/users.csv": 0o600, "/etc/kubelith/open.csv": 0o644} {
+		if err := os.WriteFile(s.Path(path), []byte("secret,alice,1\nsecret,bob,2,team,ops\n"), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
 	const head = "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\n"
 	const configured = "/etc/kubelith/config.yaml"
 	for name, tc := range map[string]struct {
@@ -67,6 +72,9 @@ func TestSettings(t *testing.T) {
 		"misspelt feature gate":  {args: []string{"--kubelet-arg=feature-gates=PodLevelResorces=true"}, want: []string{"PodLevelResorces", `did you mean "PodLevelResources"?`}},
 		"missing kubelet file":   {args: []string{"--kubelet-arg=image-credential-provider-config=/missing", "--kubelet-arg=image-credential-provider-bin-dir=/"}, want: []string{"--kubelet-arg image-credential-provider-config", "/missing", "correct the path"}},
 		"modes without RBAC":     {args: []string{"--apiserver-arg=authorization-mode=Node,ABAC"}, want: []string{"--apiserver-arg authorization-mode", "RBAC is missing"}},
+		"password file, line":    {args: []string{"--apiserver-arg=basic-auth-file=/etc/kubelith/users.csv"}, want: []string{"--apiserver-arg basic-auth-file: /etc/kubelith/users.csv: line 2: it has 5 fields"}},
+		"password file, mode":    {args: []string{"--apiserver-arg=basic-auth-file=/etc/kubelith/open.csv"}, want: []string{"--apiserver-arg basic-auth-file: /etc/kubelith/open.csv: ", "(mode 0644)", "chmod 600 /etc/kubelith/open.csv"}},
+		"password file, missing": {args: []string{"--apiserver-arg=basic-auth-file=/missing"}, want: []string{"--apiserver-arg basic-auth-file: ", "/missing: no such file"}},
 		"burst without QPS":      {args: []string{"--proxy-arg=kube-api-burst=9"}, want: []string{"--proxy-arg kube-api-burst", "kube-api-qps"}},
 		"gate with two values":   {args: []string{"--apiserver-arg=feature-gates=CBORServingAndStorage=true", "--kubelet-arg=feature-gates=CBORServingAndStorage=false"}, want: []string{"CBORServingAndStorage", "one set"}},
 	} {

@@ -26,6 +26,7 @@ import (
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/components/controlplane/apiserver/passwordfile"
 	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/trace/record"
 )
@@ -85,6 +86,9 @@ type Server struct {
 	// removals refuses nodes that were removed; set with shared.
 	removals *removals
 	recorder *flight // nil: off
+	// passwordFile is the user's --apiserver-arg=basic-auth-file, passwords its content. Empty and nil: there is none.
+	passwordFile string
+	passwords    *passwordfile.File
 }
 
 var _ lifecycle.Component = (*Server)(nil)
@@ -145,6 +149,9 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	var group sync.WaitGroup
 	defer func() { stop(); group.Wait() }()
 	group.Go(func() { s.announceReady(waiting, own, ready) })
+	if s.passwords != nil {
+		group.Go(func() { s.passwords.Follow(waiting, s.opts.Log) })
+	}
 	return prepared.Run(ctx)
 }
 

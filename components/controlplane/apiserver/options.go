@@ -17,6 +17,7 @@ import (
 	"kubelith.io/kubelith/base/args"
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/components/controlplane/apiserver/heartbeat"
+	"kubelith.io/kubelith/components/controlplane/apiserver/passwordfile"
 	"kubelith.io/kubelith/components/controlplane/apiserver/restriction"
 	"kubelith.io/kubelith/plugins/admission"
 )
@@ -38,6 +39,8 @@ func (srv *Server) complete() error {
 	}
 	// First: defining the flags resets some fields to the flags' own defaults.
 	sets := s.Flags()
+	sets.FlagSet("authentication").StringVar(&srv.passwordFile, "basic-auth-file", "",
+		"If set, the file with the passwords of users who authenticate by HTTP basic authentication. Upstream had this flag until 1.18.")
 	s.Flagz = flagz.NamedFlagSetsReader{FlagSets: sets} // shown by /flagz: the final options
 
 	s.SecureServing.BindAddress = net.ParseIP(o.BindAddress)
@@ -83,6 +86,12 @@ func (srv *Server) complete() error {
 
 	if err := args.Apply("--apiserver-arg", sets, Refused(), o.Args); err != nil {
 		return err
+	}
+	if srv.passwordFile != "" {
+		var err error
+		if srv.passwords, err = passwordfile.Open(srv.passwordFile); err != nil {
+			return fmt.Errorf("--apiserver-arg basic-auth-file: %w", err)
+		}
 	}
 	authorization := sets.FlagSet("authorization")
 	for _, mode := range []string{"Node", "RBAC"} {

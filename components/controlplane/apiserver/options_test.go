@@ -1,9 +1,13 @@
 package apiserver
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"k8s.io/apiserver/pkg/server/flagz"
 
 	"kubelith.io/kubelith/base/pki"
 )
@@ -42,5 +46,31 @@ func TestAuthorizationModes(t *testing.T) {
 		if (err == nil) != (want == "") || (err != nil && !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: error %v, want %q", arg, err, want)
 		}
+	}
+}
+
+// A password file is checked before the start; its flag is one among upstream's.
+func TestPasswordFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "users.csv")
+	for text, want := range map[string]string{
+		"secret,alice,1\n":         "",
+		"secret,alice,1\nsecret\n": "--apiserver-arg basic-auth-file: " + path + ": line 2: ",
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := build("basic-auth-file=" + path)
+		if (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%q: %v", text, err)
+		}
+		if err == nil && (s.passwords == nil || s.Upstream().Flagz.(flagz.NamedFlagSetsReader).FlagSets.FlagSets["authentication"].Lookup("basic-auth-file").Value.String() != path) {
+			t.Errorf("%q: not in use, or not among the flags", text)
+		}
+	}
+	if s, err := build(); err != nil || s.passwords != nil {
+		t.Errorf("without the flag: %v, %v", s.passwords, err)
+	}
+	if _, err := build("basic-auth-fiel=" + path); err == nil || !strings.Contains(err.Error(), `did you mean "basic-auth-file"?`) {
+		t.Error(err)
 	}
 }

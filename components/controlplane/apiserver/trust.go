@@ -5,6 +5,7 @@ import (
 
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/group"
 	"k8s.io/apiserver/pkg/authentication/request/anonymous"
 	"k8s.io/apiserver/pkg/authentication/request/union"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -15,10 +16,14 @@ import (
 	"kubelith.io/kubelith/components/controlplane/apiserver/restriction"
 )
 
-// trustProcess adds the in-process identities before upstream's authenticators, gives the apiserver's own loopback
-// identity its rights and lets nodes impersonate their storage controllers.
+// trustProcess adds the in-process identities and the password file before upstream's authenticators, gives the
+// apiserver's own loopback identity its rights and lets nodes impersonate their storage controllers.
 func (s *Server) trustProcess(c *genericapiserver.Config) error {
-	chain := []authenticator.Request{s.opts.Client, s.logRefusedTokens(c.Authentication.Authenticator)}
+	chain := []authenticator.Request{s.opts.Client}
+	if s.passwords != nil { // before upstream's: they may end with the anonymous user, who needs no password
+		chain = append(chain, group.NewAuthenticatedGroupAdder(s.passwords))
+	}
+	chain = append(chain, s.logRefusedTokens(c.Authentication.Authenticator))
 	if s.anonymousHealth && s.upstream.Authentication.AuthenticationConfigFile == "" {
 		chain = append(chain, anonymous.NewAuthenticator([]apiserver.AnonymousAuthCondition{
 			{Path: "/livez"}, {Path: "/readyz"}, {Path: "/healthz"}, {Path: discoveryPath},

@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/sirupsen/logrus"
@@ -19,6 +21,7 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 
 	"kubelith.io/kubelith/base/client"
+	"kubelith.io/kubelith/components/controlplane/apiserver/passwordfile"
 )
 
 // claimed is an authenticator of the network: it believes what the header User says.
@@ -183,6 +186,51 @@ func TestTrustReview(t *testing.T) {
 				t.Error("the caller's request was changed")
 			}
 			inProcess.Close()
+		}
+	}
+}
+
+// TestTrustPasswords: a user of the password file is authenticated, also where upstream's authenticators would take the
+// request for another's. A wrong password is neither that of another user nor anonymous.
+func TestTrustPasswords(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "users.csv")
+	if err := os.WriteFile(path, []byte("secret,alice,1,\"team,ops\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	passwords, err := passwordfile.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inProcess := client.New("https://apiserver.test:6443", logrus.StandardLogger())
+	defer inProcess.Close()
+	var config genericapiserver.Config
+	config.Authentication.Authenticator = authenticator.RequestFunc(claimed)
+	config.Authorization.Authorizer = authorizerfactory.NewAlwaysDenyAuthorizer()
+	s := &Server{opts: Options{Client: inProcess}, upstream: options.NewServerRunOptions(), anonymousHealth: true, removals: &removals{}, passwords: passwords}
+	if err := s.trustProcess(&config); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct{ name, password, claim, want string }{
+		{"alice", "secret", "", "alice 1 [team ops system:authenticated]"},
+		{"alice", "secret", "somebody", "alice 1 [team ops system:authenticated]"},
+		{"alice", "Secret", "", "refused: wrong user name or password from 192.0.2.1"},
+		{"alice", "Secret", "somebody", "refused: wrong user name or password from 192.0.2.1"},
+		{"bob", "secret", "", "refused: wrong user name or password from 192.0.2.1"},
+		{"", "", "somebody", "somebody  [system:authenticated]"},
+		{"", "", "", "system:anonymous  [system:unauthenticated]"},
+	} {
+		req := httptest.NewRequest(http.MethodGet, "/livez", nil) // from 192.0.2.1
+		if tc.name != "" {
+			req.SetBasicAuth(tc.name, tc.password)
+		}
+		req.Header.Set("User", tc.claim)
+		who, ok, err := config.Authentication.Authenticator.AuthenticateRequest(req)
+		got := fmt.Sprint("refused: ", err)
+		if ok {
+			got = fmt.Sprint(who.User.GetName(), " ", who.User.GetUID(), " ", who.User.GetGroups())
+		}
+		if got != tc.want {
+			t.Errorf("%+v: %s", tc, got)
 		}
 	}
 }

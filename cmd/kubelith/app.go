@@ -35,6 +35,7 @@ func App(in io.Reader, out, err io.Writer) *cli.App {
 			tokenCommand(),
 			nodeCommand(),
 			kubeconfigCommand(),
+			schedulerPolicyCommand(),
 			pluginCommand(),
 			stopPodsCommand(),
 			resetCommand(),

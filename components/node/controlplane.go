@@ -10,6 +10,7 @@ import (
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/config"
 	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/components/cluster/scheduler"
 	"kubelith.io/kubelith/components/controlplane/apiserver"
 	"kubelith.io/kubelith/components/controlplane/certificates"
 	"kubelith.io/kubelith/components/controlplane/election"
@@ -106,6 +107,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		Log:              p.logFor("apiserver"),
 		Extend:           metricsAPI,
 		Plugins:          plugins,
+		SchedulerPolicy:  scheduler.PolicyConfigMap(machine.args.scheduler),
 		Record:           machine.record,
 	})
 	b.add(p.api, err)

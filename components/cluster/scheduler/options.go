@@ -12,7 +12,7 @@ import (
 )
 
 // complete fills the component configuration: upstream's defaults, or the file
-// of --scheduler-arg=config=FILE.
+// of --scheduler-arg=config=FILE, or a policy.
 func (s *Server) complete() error {
 	o := options.NewOptions()
 	defaults, err := latest.Default()
@@ -20,10 +20,15 @@ func (s *Server) complete() error {
 		return err
 	}
 	o.ComponentConfig = defaults
+	s.policy.addFlags(o.Flags.FlagSet("policy"))
 	if err := args.Apply("--scheduler-arg", *o.Flags, Refused(), s.opts.Args); err != nil {
 		return err
 	}
+	if err := s.policy.complete(o.ConfigFile); err != nil {
+		return err
+	}
 	cfg := o.ComponentConfig
+	s.policy.use(cfg)
 	if o.ConfigFile != "" {
 		if cfg, err = options.LoadConfigFromFile(klog.Background(), o.ConfigFile); err != nil {
 			return fmt.Errorf("--scheduler-arg config=%s: %w", o.ConfigFile, err)

@@ -8,6 +8,8 @@
 // informers are the shared ones.
 //
 // Scheduling plugins join the registry and the profiles when the scheduler starts (plugins/scheduling).
+//
+// policy.go gives back the policy file and ConfigMap, which upstream removed.
 package scheduler
 
 import (
@@ -57,6 +59,7 @@ type Server struct {
 	opts     Options
 	config   *schedulerconfig.KubeSchedulerConfiguration
 	upstream *options.Options
+	policy   policySource
 	work     lifecycle.Watchdog
 }
 
@@ -109,6 +112,10 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
+	c := s.followed(ctx, cs)
+	if c == nil {
+		return nil
+	}
 	// Upstream's own Pod informer: it selects status.phase!=Succeeded,status.phase!=Failed.
 	own := scheduler.NewInformerFactory(cs, 0, nil)
 	factory := sharedinformers.NewView(s.opts.Informers(), own, &corev1.Pod{})
@@ -123,8 +130,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	broadcaster.StartRecordingToSink(ctx.Done())
 	defer broadcaster.Shutdown()
 
-	c := s.config
-	profiles, registry, closePlugins, err := s.extended()
+	profiles, registry, closePlugins, err := s.extended(c.Profiles)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	aggregator "k8s.io/kube-aggregator/pkg/apiserver"
@@ -67,6 +68,8 @@ type Options struct {
 	Extend *Extension
 	// Plugins, when set, are those whose admission plugins review requests.
 	Plugins plugins.Set
+	// SchedulerPolicy is the ConfigMap that the scheduler may read for its policy; without a name: none.
+	SchedulerPolicy types.NamespacedName
 	// Record is the flight recorder. It gets the requests that write or are refused, and changes of objects' states; its
 	// timelines are served. Nil: it is off.
 	Record *record.Store

@@ -40,13 +40,13 @@ const (
 // when it cannot write within some time. An admission webhook in a pod may be the cause, and without the apiserver no
 // pod starts. Here a failed write waits: the API is served without it.
 // Source: PostStartHook in pkg/registry/{rbac,scheduling,flowcontrol}/rest.
-func addBootstrap(c *genericapiserver.Config, shared informers.SharedInformerFactory, rbac bool, log logrus.FieldLogger) error {
+func addBootstrap(c *genericapiserver.Config, shared informers.SharedInformerFactory, o *Options, rbac bool) error {
 	c.DisabledPostStartHooks.Insert(rbacrest.PostStartHookName, schedulingrest.PostStartHookName, flowcontrolrest.PostStartHookName)
 	_, flowControl, err := flowcontrolrest.RESTStorageProvider{InformerFactory: shared}.PostStartHook()
 	if err != nil {
 		return err
 	}
-	wanted := wantedObjects(rbac)
+	wanted, log := wantedObjects(o, rbac), o.Log
 	// Monitoring, and upstream's test of /healthz, know by these names that the objects exist.
 	var written atomic.Bool
 	stands := []string{schedulingrest.PostStartHookName}

@@ -40,7 +40,9 @@ func bootstrapped(t *testing.T) *fake.Clientset {
 func bootstrapOf(cs kubernetes.Interface) (b *bootstrap, out *bytes.Buffer) {
 	log, out := logrus.New(), &bytes.Buffer{}
 	log.SetOutput(out)
-	return &bootstrap{log: log, compare: func(ctx context.Context) ([]change, []error) { return compare(ctx, cs, wantedObjects(true)) }}, out
+	return &bootstrap{log: log, compare: func(ctx context.Context) ([]change, []error) {
+		return compare(ctx, cs, wantedObjects(&Options{}, true))
+	}}, out
 }
 
 // pass is one pass of the bootstrap.
@@ -210,7 +212,7 @@ func TestBootstrapObjects(t *testing.T) {
 	ctx, cs := t.Context(), admin(t)
 	missing := func(want int) {
 		t.Helper()
-		changes, failed := compare(ctx, cs, wantedObjects(true))
+		changes, failed := compare(ctx, cs, wantedObjects(&Options{}, true))
 		if len(failed) > 0 || len(changes) != want {
 			t.Fatalf("%d objects are missing, want %d: %v, %v", len(changes), want, changes, failed)
 		}
@@ -260,7 +262,7 @@ func TestBootstrapObjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "see both deletions", func() error {
-		if changes, _ := compare(ctx, cs, wantedObjects(true)); len(changes) != 2 {
+		if changes, _ := compare(ctx, cs, wantedObjects(&Options{}, true)); len(changes) != 2 {
 			return fmt.Errorf("%d objects are missing", len(changes))
 		}
 		return nil
@@ -269,7 +271,7 @@ func TestBootstrapObjects(t *testing.T) {
 		t.Fatal(failed)
 	}
 	eventually(t, "see both again", func() error {
-		if changes, _ := compare(ctx, cs, wantedObjects(true)); len(changes) != 0 {
+		if changes, _ := compare(ctx, cs, wantedObjects(&Options{}, true)); len(changes) != 0 {
 			return fmt.Errorf("%d objects are missing", len(changes))
 		}
 		return nil

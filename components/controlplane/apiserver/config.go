@@ -183,7 +183,7 @@ func (s *Server) genericConfig(ctx context.Context, o options.CompletedOptions) 
 		return nil, nil, err
 	}
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
-	return c, storage, addBootstrap(c, s.shared, rbac, s.opts.Log)
+	return c, storage, addBootstrap(c, s.shared, &s.opts, rbac)
 }
 
 // documentAPI sets the OpenAPI documents; more are schemes in addition to upstream's.

@@ -14,7 +14,7 @@ import (
 // ownObjects are the objects that Kubelith needs in the cluster: to add one, return it from one of these functions. Its
 // kind must be in kindsOf. An object that a later release no longer returns is removed from the cluster, and one that
 // it returns in another form is changed, wider or narrower.
-func ownObjects() []runtime.Object {
+func ownObjects(o *Options) []runtime.Object {
 	return slices.Concat(
 		exemptLoopback(),
 		preferComponents(),
@@ -26,6 +26,7 @@ func ownObjects() []runtime.Object {
 		allowManifests(),
 		allowMetrics(),
 		allowPlugins(),
+		allowSchedulerPolicy(o.SchedulerPolicy),
 		allowServiceLB(),
 		allowTraces(),
 		joining(),
@@ -34,9 +35,9 @@ func ownObjects() []runtime.Object {
 }
 
 // wantedObjects returns all objects that must exist. Without rbac among the authorizers upstream's policy is left out.
-func wantedObjects(rbac bool) []wanted {
+func wantedObjects(o *Options, rbac bool) []wanted {
 	var all []wanted
-	for _, object := range ownObjects() {
+	for _, object := range ownObjects(o) {
 		mark(object.(metav1.Object))
 		all = append(all, wanted{object: object, exact: true})
 	}

@@ -81,7 +81,7 @@ func TestUpgrade(t *testing.T) {
 	objects["FlowSchema kubelith-loopback"].(*flowcontrolv1.FlowSchema).Spec.MatchingPrecedence = 9000
 	marked := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "kubelith:renamed", UID: "1", Labels: map[string]string{markLabel: "true"}}, Rules: []rbacv1.PolicyRule{everything}}
 	add("ClusterRole", marked)
-	wanted := slices.DeleteFunc(wantedObjects(true), func(w wanted) bool { return w.object.(metav1.Object).GetName() == "kubelith:node-proxier" })
+	wanted := slices.DeleteFunc(wantedObjects(&Options{}, true), func(w wanted) bool { return w.object.(metav1.Object).GetName() == "kubelith:node-proxier" })
 
 	// An operator's.
 	kept := clusterRole(client.ServiceLB)

@@ -26,9 +26,9 @@ const (
 func (f *File) Follow(ctx context.Context, log logrus.FieldLogger) {
 	log.Warnf("%d users of %s log in with a password, which can be guessed and does not expire: prefer client certificates or tokens", len(*f.users.Load()), f.path)
 	f.warnOfMasters(log)
-	watched := watchdir.New(watchdir.Options{Settle: settle, Poll: poll, Log: log})
+	watched := watchdir.New(watchdir.Options{Settle: settle, Poll: f.poll, Log: log})
 	defer watched.Close()
-	tick := time.NewTicker(poll)
+	tick := time.NewTicker(f.poll)
 	defer tick.Stop()
 	for {
 		// The directory of the file, and if it is a link, that of what it points to: Kubernetes' volumes replace a link

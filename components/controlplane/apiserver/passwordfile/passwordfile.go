@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/netip"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -27,6 +28,7 @@ type File struct {
 	guesses guesses
 	compare func(a, b []byte) int // subtle.ConstantTimeCompare, except in its test
 	last    string                // what the last reading found
+	poll    time.Duration
 }
 
 // account is a user of the file. A digest, because the length of a password would show in the time of its comparison.
@@ -39,7 +41,7 @@ var _ authenticator.Request = (*File)(nil)
 
 // Open reads a password file. Follow keeps it up to date.
 func Open(path string) (*File, error) {
-	f := &File{path: path, compare: subtle.ConstantTimeCompare}
+	f := &File{path: path, compare: subtle.ConstantTimeCompare, poll: poll}
 	rand.Read(f.key[:])
 	rand.Read(f.unknown.digest[:]) // of no password
 	users, found, err := f.read()

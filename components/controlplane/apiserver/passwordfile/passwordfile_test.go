@@ -370,6 +370,7 @@ func TestFollow(t *testing.T) {
 	must(os.Symlink("..data/users.csv", filepath.Join(dir, "users.csv")))
 	f, err := Open(filepath.Join(dir, "users.csv"))
 	must(err)
+	f.poll = time.Hour // the watch must notice
 	ignore := goleak.IgnoreCurrent()
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})

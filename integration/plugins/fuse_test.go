@@ -1,0 +1,229 @@
+package plugins
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/integration/harness"
+	"kubelith.io/kubelith/plugins/examples/fuse/store/storetest"
+)
+
+// fuseNamespace has the client pods.
+const fuseNamespace = "kubelith-fuse"
+
+// TestFUSEVolumes: volumes in an S3-compatible store, which the test runs, with a client beside the plugin and with a
+// client pod. Programs notice neither the death of a client nor that of the plugin where the other one lives.
+func TestFUSEVolumes(t *testing.T) {
+	t.Parallel()
+	s := harness.Start(t, harness.Options{Args: []string{"--kubelet-arg=sync-frequency=2s"}}) // for expansions
+	store := serveStore(t, s)
+	program := harness.BuildProgram(t, "../../plugins/examples/fuse")
+	archive := s.Path("/var/lib/fuse-image.tar")
+	if out, err := exec.Command(program, "image", archive).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if res := s.RunBinary(t, "ctr", "-n", "k8s.io", "images", "import", "/var/lib/fuse-image.tar"); res.Code != 0 {
+		t.Fatal(res.Stderr)
+	}
+	manifest, err := os.ReadFile("../../plugins/examples/fuse/manifest.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.KubectlInput(t, string(manifest), "apply", "-f", "-")
+	s.KubectlInput(t, strings.NewReplacer("{name: fuse}", "{name: fuse-process}", "mode: mountpod", "mode: process").Replace(
+		string(manifest[strings.LastIndex(string(manifest), "---"):])), "apply", "-f", "-")
+	s.Kubectl(t, "-n", fuseNamespace, "create", "secret", "generic", "store", "--from-literal=endpoint="+store.url, "--from-literal=bucket="+storetest.Bucket,
+		"--from-literal=access-key=a", "--from-literal=secret-key=b")
+	install(t, s, program, "/var/lib/kubelith/plugins/storage/fuse")
+	wait(t, s, "fuse", "is ready", ready)
+
+	t.Run("process", func(t *testing.T) {
+		pod, key := fusePod(t, s, store, "fuse-process")
+		clients := func() (pids []int) {
+			for _, pid := range processes(t, s, "exe") { // /proc/self/exe
+				if cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); strings.Contains(string(cmdline), "\x00client\x00") {
+					pids = append(pids, pid)
+				}
+			}
+			return pids
+		}
+		before := clients()
+		if len(before) != 1 {
+			t.Fatalf("clients %v, want one", before)
+		}
+		s.Exec(t, "kill", "-9", fmt.Sprint(before[0]))
+		worksOn(t, s, store, pod, key, "client killed")
+		openWorks(t, s, store, pod, key, "client killed")
+		quota(t, s, pod)
+		endPod(t, s, pod)
+		harness.Eventually(t, harness.PodTimeout, "the client to end", func() error {
+			if left := clients(); len(left) > 0 {
+				return fmt.Errorf("clients %v", left)
+			}
+			return nil
+		})
+	})
+	t.Run("mount pod", func(t *testing.T) { testMountPod(t, s, store) })
+}
+
+func testMountPod(t *testing.T, s *harness.Server, store *fuseStore) {
+	pod, key := fusePod(t, s, store, "fuse")
+	second := s.Run(t, podWith(pod.Namespace, "second", "data", "", "sleep", "1000"))
+	clients := clientPods(t, s)
+	if len(clients) != 1 {
+		t.Fatalf("%d client pods for two pods with the volume", len(clients))
+	}
+	// Its process, itself, and the plugin.
+	s.Exec(t, "kill", "-9", fmt.Sprint(s.ContainerPID(t, &clients[0], "client")))
+	worksOn(t, s, store, pod, key, "client killed")
+	openWorks(t, s, store, pod, key, "client killed")
+	s.Kubectl(t, "-n", fuseNamespace, "delete", "pod", clients[0].Name, "--grace-period=1")
+	worksOn(t, s, store, pod, key, "client pod deleted")
+	openWorks(t, s, store, pod, key, "client pod deleted")
+	kill(t, s, "fuse")
+	worksOn(t, s, store, second, key, "plugin killed")
+	openWorks(t, s, store, pod, key, "plugin killed")
+	wait(t, s, "fuse", "is ready again", ready)
+	quota(t, s, pod)
+
+	// The store away: programs get errors, and a new pod says why it waits.
+	store.Away(true)
+	if _, stderr, err := s.TryPodExec(t, pod, "main", "/bin/sh", "-c", "echo lost >/data/away"); err == nil || !strings.Contains(stderr, "Input/output error") {
+		t.Errorf("write while the store is away: %v, %s", err, stderr)
+	}
+	store.Away(false)
+	worksOn(t, s, store, pod, key, "store back")
+	openWorks(t, s, store, pod, key, "store back")
+
+	if got := s.PodExec(t, second, "main", "cat", "/data/open"); got != "begun\nnext\nnext\nnext\nnext\n" {
+		t.Errorf("the open file has %q", got)
+	}
+	endPod(t, s, pod)
+	if len(clientPods(t, s)) != 1 {
+		t.Error("the client pod is gone while a pod uses the volume")
+	}
+	endPod(t, s, second)
+	harness.Eventually(t, harness.PodTimeout, "the client pod to be gone", func() error {
+		if left := clientPods(t, s); len(left) > 0 {
+			return errors.New(left[0].Name + " is there")
+		}
+		return nil
+	})
+	store.Away(true)
+	third := s.Create(t, podWith(pod.Namespace, "third", "data", "", "sleep", "1000"))
+	eventOf(t, s, pod.Namespace, "Pod", "third", "FailedAttachVolume", "store "+store.url)
+	store.Away(false)
+	third = s.WaitRunning(t, third)
+	worksOn(t, s, store, third, key, "mounted again")
+	endPod(t, s, third)
+}
+
+// endPod deletes a pod, whose program ignores SIGTERM.
+func endPod(t *testing.T, s *harness.Server, pod *corev1.Pod) {
+	t.Helper()
+	s.Kubectl(t, "-n", pod.Namespace, "delete", "pod", pod.Name, "--grace-period=1")
+}
+
+// fuseStore is the store of the test.
+type fuseStore struct {
+	storetest.Server
+	url string
+}
+
+func serveStore(t *testing.T, s *harness.Server) *fuseStore {
+	t.Helper()
+	listener, err := net.Listen("tcp", net.JoinHostPort(s.HostIP, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := &fuseStore{url: "http://" + listener.Addr().String()}
+	server := &http.Server{Handler: store}
+	go server.Serve(listener)
+	t.Cleanup(func() { server.Close() })
+	return store
+}
+
+// fusePod runs a pod with a new volume of a class. What it writes is in the store, under the key.
+func fusePod(t *testing.T, s *harness.Server, store *fuseStore, class string) (pod *corev1.Pod, key string) {
+	t.Helper()
+	ns := s.Namespace(t)
+	c := claim(ns, "data", class, "8Mi")
+	c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+	createClaim(t, s, c)
+	// It keeps a file open, and writes a line each time that it is asked to.
+	pod = s.Run(t, podWith(ns, "first", "data", "", harness.Shell("exec 3>>/data/open; echo begun >&3; while :; do [ -e /data/next ] && rm /data/next && echo next >&3; sleep 0.2; done")...))
+	key = volumeOf(t, s, ns, "data").Spec.CSI.VolumeHandle + "/"
+	worksOn(t, s, store, pod, key, "mounted")
+	if got := s.PodExec(t, pod, "main", "mount"); !strings.Contains(got, "on /data type fuse.kubelith") {
+		t.Errorf("the pod has the mounts %s", got)
+	}
+	return pod, key
+}
+
+// worksOn checks that a pod writes into the store.
+func worksOn(t *testing.T, s *harness.Server, store *fuseStore, pod *corev1.Pod, key, step string) {
+	t.Helper()
+	name := strings.ReplaceAll(step, " ", "-")
+	begin := time.Now()
+	if _, stderr, err := s.TryPodExec(t, pod, "main", "/bin/sh", "-c", "echo "+name+" >/data/"+name+" && cat /data/"+name); err != nil {
+		t.Fatalf("%s: %v: %s", step, err, stderr)
+	}
+	t.Logf("%s: works after %s", step, time.Since(begin).Round(time.Millisecond))
+	if got, _ := store.Get(key + name); got != name+"\n" {
+		t.Errorf("%s: the object has %q", step, got)
+	}
+}
+
+// openWorks checks that the first pod still has its open file.
+func openWorks(t *testing.T, s *harness.Server, store *fuseStore, pod *corev1.Pod, key, step string) {
+	t.Helper()
+	s.PodExec(t, pod, "main", "touch", "/data/next")
+	harness.Eventually(t, harness.PodTimeout, step+": the program with an open file to write", func() error {
+		if _, found := store.Get(key + "next"); found {
+			return errors.New("it has not seen the file")
+		}
+		return nil
+	})
+}
+
+// quota checks that a volume is full at its size, and that expansion makes room.
+func quota(t *testing.T, s *harness.Server, pod *corev1.Pod) {
+	t.Helper()
+	const write = "dd if=/dev/zero of=/data/big bs=1M count=9"
+	if _, stderr, err := s.TryPodExec(t, pod, "main", "/bin/sh", "-c", write); err == nil || !strings.Contains(stderr, "No space left on device") {
+		t.Errorf("write more than the size: %v, %s", err, stderr)
+	}
+	c := getClaim(t, s, pod.Namespace, "data")
+	c.Spec.Resources.Requests[corev1.ResourceStorage] = resource.MustParse("16Mi")
+	if _, err := s.Client(t).CoreV1().PersistentVolumeClaims(pod.Namespace).Update(t.Context(), c, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	harness.Eventually(t, harness.PodTimeout, "the expansion", func() error {
+		_, stderr, err := s.TryPodExec(t, pod, "main", "/bin/sh", "-c", write)
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, stderr)
+		}
+		return nil
+	})
+}
+
+func clientPods(t *testing.T, s *harness.Server) []corev1.Pod {
+	t.Helper()
+	list, err := s.Client(t).CoreV1().Pods(fuseNamespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	return list.Items
+}

@@ -27,6 +27,7 @@ import (
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/components/controlplane/apiserver/initializers"
 	"kubelith.io/kubelith/components/controlplane/apiserver/passwordfile"
 	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/trace/record"
@@ -89,6 +90,8 @@ type Server struct {
 	// removals refuses nodes that were removed; set with shared.
 	removals *removals
 	recorder *flight // nil: off
+	// initializers hides new objects until they are initialized.
+	initializers *initializers.Initializers
 	// passwordFile is the user's --apiserver-arg=basic-auth-file, passwords its content. Empty and nil: there is none.
 	passwordFile string
 	passwords    *passwordfile.File
@@ -98,7 +101,7 @@ var _ lifecycle.Component = (*Server)(nil)
 
 // New checks the options against upstream's flags; nothing is started.
 func New(o Options) (*Server, error) {
-	s := &Server{opts: o, recorder: newFlight(o.Record)}
+	s := &Server{opts: o, recorder: newFlight(o.Record), initializers: initializers.New(o.Log)}
 	if err := s.complete(); err != nil {
 		return nil, err
 	}
@@ -177,6 +180,9 @@ func (s *Server) build(ctx context.Context) (*aggregator.APIAggregator, *documen
 	}
 	chain, err := app.CreateServerChain(complete)
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := s.serveConfigurations(chain); err != nil {
 		return nil, nil, err
 	}
 	if err := s.extend(chain); err != nil {

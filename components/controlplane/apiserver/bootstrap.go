@@ -15,7 +15,6 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	flowcontrolrest "k8s.io/kubernetes/pkg/registry/flowcontrol/rest"
 	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
 	schedulingrest "k8s.io/kubernetes/pkg/registry/scheduling/rest"
@@ -63,7 +62,7 @@ func addBootstrap(c *genericapiserver.Config, shared informers.SharedInformerFac
 	}
 	return errors.Join(
 		c.AddPostStartHook("kubelith-bootstrap", func(hook genericapiserver.PostStartHookContext) error {
-			cs, err := kubernetes.NewForConfig(hook.LoopbackClientConfig)
+			cs, err := newClients(hook.LoopbackClientConfig)
 			if err != nil {
 				return err
 			}

@@ -41,7 +41,7 @@ func TestAdministrators(t *testing.T) {
 	may(master, true)
 	changes := func() (ours int) {
 		t.Helper()
-		all, failed := compare(t.Context(), master, wantedObjects(&Options{}, true))
+		all, failed := compare(t.Context(), clientsFor(t, c.Config("kubelith-super-admin", "system:masters")), wantedObjects(&Options{}, true))
 		if len(failed) > 0 {
 			t.Fatal(failed)
 		}

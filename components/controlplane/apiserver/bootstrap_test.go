@@ -13,12 +13,15 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	fakedefinitions "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/fake"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 
@@ -41,8 +44,30 @@ func bootstrapOf(cs kubernetes.Interface) (b *bootstrap, out *bytes.Buffer) {
 	log, out := logrus.New(), &bytes.Buffer{}
 	log.SetOutput(out)
 	return &bootstrap{log: log, compare: func(ctx context.Context) ([]change, []error) {
-		return compare(ctx, cs, wantedObjects(&Options{}, true))
+		return compare(ctx, clientsOf(cs), wantedObjects(&Options{}, true))
 	}}, out
+}
+
+// fakeDefinitions are those of the fake clusters.
+var fakeDefinitions sync.Map
+
+// clientsOf adds CustomResourceDefinitions to a fake cluster.
+func clientsOf(cs kubernetes.Interface) clients {
+	if all, ok := cs.(clients); ok {
+		return all
+	}
+	fakes, _ := fakeDefinitions.LoadOrStore(cs, fakedefinitions.NewClientset())
+	return clients{cs, fakes.(apiextensionsclient.Interface)}
+}
+
+// clientsFor are the clients of a real API server.
+func clientsFor(t *testing.T, c *rest.Config) clients {
+	t.Helper()
+	cs, err := newClients(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cs
 }
 
 // pass is one pass of the bootstrap.
@@ -209,7 +234,7 @@ func TestPatientHook(t *testing.T) {
 // TestBootstrapObjects: a ready apiserver has upstream's policy and what the composition needs; a later start makes
 // what is missing, and nothing else.
 func TestBootstrapObjects(t *testing.T) {
-	ctx, cs := t.Context(), admin(t)
+	ctx, cs := t.Context(), clientsFor(t, serve(t).Config(client.APIServer))
 	missing := func(want int) {
 		t.Helper()
 		changes, failed := compare(ctx, cs, wantedObjects(&Options{}, true))
@@ -277,7 +302,7 @@ func TestBootstrapObjects(t *testing.T) {
 		return nil
 	})
 	// What may not be read or written is an error for each kind, which is tried again.
-	if failed := pass(t, clientFor(t, serve(t).Config(client.Scheduler))); len(failed) < 4 || !apierrors.IsForbidden(failed[0]) {
+	if failed := pass(t, clientsFor(t, serve(t).Config(client.Scheduler))); len(failed) < 4 || !apierrors.IsForbidden(failed[0]) {
 		t.Errorf("as a user without rights: %v", failed)
 	}
 }

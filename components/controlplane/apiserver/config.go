@@ -70,11 +70,11 @@ func (s *Server) newConfig(ctx context.Context, opts options.CompletedOptions) (
 		return nil, err
 	}
 	// All requests go through the aggregator.
-	aggregator.GenericConfig.BuildHandlerChainFunc = s.recorder.wrap(s.traced(s.removals.endable(aggregator.GenericConfig.BuildHandlerChainFunc)))
+	aggregator.GenericConfig.BuildHandlerChainFunc = s.recorder.wrap(s.traced(s.removals.endable(s.initializers.Wrap(aggregator.GenericConfig.BuildHandlerChainFunc))))
 	for _, options := range []*registry.RESTOptionsGetter{
 		&cp.Generic.RESTOptionsGetter, &extensions.ExtraConfig.CRDRESTOptionsGetter, &extensions.GenericConfig.RESTOptionsGetter, &aggregator.GenericConfig.RESTOptionsGetter,
 	} {
-		*options = s.recorder.storage(*options)
+		*options = s.recorder.storage(s.initializers.Storage(*options))
 	}
 	// After the others have taken their copies: theirs are small, and CRDs are added to them. See documentOnDemand.
 	cp.Generic.SkipOpenAPIInstallation = true
@@ -183,6 +183,9 @@ func (s *Server) genericConfig(ctx context.Context, o options.CompletedOptions) 
 		return nil, nil, err
 	}
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
+	if err := c.AddPostStartHook("kubelith-initializers", s.initializers.Start); err != nil {
+		return nil, nil, err
+	}
 	return c, storage, addBootstrap(c, s.shared, &s.opts, rbac)
 }
 

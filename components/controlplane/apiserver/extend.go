@@ -47,3 +47,13 @@ func coreOf(chain *aggregator.APIAggregator) (*genericapiserver.GenericAPIServer
 	}
 	return core, nil
 }
+
+// serveConfigurations lets Initializers send requests for their custom resource to the server of custom resources.
+func (s *Server) serveConfigurations(chain *aggregator.APIAggregator) error {
+	core, err := coreOf(chain)
+	if err != nil {
+		return err
+	}
+	s.initializers.ServeExtensions(core.NextDelegate().UnprotectedHandler())
+	return nil
+}

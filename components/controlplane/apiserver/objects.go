@@ -10,12 +10,16 @@ import (
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/component-helpers/auth/rbac/reconciliation"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 )
@@ -35,9 +39,24 @@ type change struct {
 	write  func(context.Context) error
 }
 
+// clients are those for all kinds.
+type clients struct {
+	kubernetes.Interface
+	definitions apiextensionsclient.Interface
+}
+
+func newClients(c *rest.Config) (clients, error) {
+	cs, err := kubernetes.NewForConfig(c)
+	if err != nil {
+		return clients{}, err
+	}
+	definitions, err := apiextensionsclient.NewForConfig(c)
+	return clients{cs, definitions}, err
+}
+
 // compare reads the objects of each kind, with one request that the watch cache answers, and returns the changes to
 // write. A kind that cannot be read is an error, and the others go on without it.
-func compare(ctx context.Context, cs kubernetes.Interface, all []wanted) (changes []change, failed []error) {
+func compare(ctx context.Context, cs clients, all []wanted) (changes []change, failed []error) {
 	kinds := kindsOf(cs)
 	found, errs := make([][]change, len(kinds)), make([]error, len(kinds))
 	var group errgroup.Group
@@ -58,7 +77,7 @@ func compare(ctx context.Context, cs kubernetes.Interface, all []wanted) (change
 }
 
 // kindsOf returns the kinds that an object of the bootstrap may have.
-func kindsOf(cs kubernetes.Interface) []interface {
+func kindsOf(cs clients) []interface {
 	compare(context.Context, []wanted) ([]change, error)
 } {
 	rbac, admission, none := cs.RbacV1(), cs.AdmissionregistrationV1(), metav1.NamespaceAll
@@ -123,6 +142,15 @@ func kindsOf(cs kubernetes.Interface) []interface {
 			},
 			in: func(string) writer[admissionregistrationv1.ValidatingAdmissionPolicyBinding] {
 				return admission.ValidatingAdmissionPolicyBindings()
+			},
+		},
+		kind[apiextensionsv1.CustomResourceDefinition, *apiextensionsv1.CustomResourceDefinition]{
+			name: "CustomResourceDefinition", next: nextDefinition,
+			list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				return cs.definitions.ApiextensionsV1().CustomResourceDefinitions().List(ctx, o)
+			},
+			in: func(string) writer[apiextensionsv1.CustomResourceDefinition] {
+				return cs.definitions.ApiextensionsV1().CustomResourceDefinitions()
 			},
 		},
 	}
@@ -329,6 +357,13 @@ func nextAdmissionPolicy(have, want *admissionregistrationv1.ValidatingAdmission
 func nextAdmissionPolicyBinding(have, want *admissionregistrationv1.ValidatingAdmissionPolicyBinding, _ bool) (*admissionregistrationv1.ValidatingAdmissionPolicyBinding, error) {
 	next, want := have.DeepCopy(), want.DeepCopy()
 	legacyscheme.Scheme.Default(want)
+	next.Spec = want.Spec
+	return changed(have, next, want), nil
+}
+
+func nextDefinition(have, want *apiextensionsv1.CustomResourceDefinition, _ bool) (*apiextensionsv1.CustomResourceDefinition, error) {
+	next, want := have.DeepCopy(), want.DeepCopy()
+	apiextensionsapiserver.Scheme.Default(want)
 	next.Spec = want.Spec
 	return changed(have, next, want), nil
 }

@@ -9,6 +9,7 @@ import (
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	upstreamadmission "k8s.io/apiserver/pkg/admission"
+	mutatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/mutating"
 	"k8s.io/apiserver/pkg/server/flagz"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
@@ -17,6 +18,7 @@ import (
 	"kubelith.io/kubelith/base/args"
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/components/controlplane/apiserver/heartbeat"
+	"kubelith.io/kubelith/components/controlplane/apiserver/initializers"
 	"kubelith.io/kubelith/components/controlplane/apiserver/passwordfile"
 	"kubelith.io/kubelith/components/controlplane/apiserver/restriction"
 	"kubelith.io/kubelith/plugins/admission"
@@ -33,6 +35,7 @@ func (srv *Server) complete() error {
 		return err
 	}
 	restrictAgents(s.Admission.GenericAdmission)
+	srv.initialize(s.Admission.GenericAdmission)
 	s.Admission.GenericAdmission.Decorators = append(s.Admission.GenericAdmission.Decorators, upstreamadmission.DecoratorFunc(admitElection))
 	if srv.recorder != nil {
 		s.Admission.GenericAdmission.Decorators = append(s.Admission.GenericAdmission.Decorators, upstreamadmission.DecoratorFunc(srv.recorder.admit))
@@ -102,7 +105,12 @@ func (srv *Server) complete() error {
 	if slices.Contains(s.Admission.GenericAdmission.DisablePlugins, restriction.Name) {
 		return fmt.Errorf("--apiserver-arg disable-admission-plugins: %s cannot be disabled: it restricts agents to their own nodes", restriction.Name)
 	}
-	restrictNode(s.Admission.GenericAdmission)
+	for _, name := range []string{noderestriction.PluginName, initializers.PluginName} {
+		enable(s.Admission.GenericAdmission, name)
+	}
+	if slices.Contains(s.Admission.GenericAdmission.DisablePlugins, initializers.PluginName) {
+		srv.initializers.TurnOff()
+	}
 	srv.anonymousHealth = !sets.FlagSet("authentication").Changed("anonymous-auth")
 	srv.upstream = s
 	return nil
@@ -129,10 +137,18 @@ func restrictAgents(a *genericoptions.AdmissionOptions) {
 		slices.Index(a.RecommendedPluginOrder, noderestriction.PluginName)+1, restriction.Name, heartbeat.Name)
 }
 
-// restrictNode adds the plugin to those that the user enables, unless it is disabled.
-func restrictNode(a *genericoptions.AdmissionOptions) {
-	if !slices.Contains(a.EnablePlugins, noderestriction.PluginName) && !slices.Contains(a.DisablePlugins, noderestriction.PluginName) {
-		a.EnablePlugins = append(a.EnablePlugins, noderestriction.PluginName)
+// initialize adds the admission plugin Initializers. It is the last one that changes objects: upstream had it before mutating
+// webhooks, but here it must know what an initializer's update becomes.
+func (srv *Server) initialize(a *genericoptions.AdmissionOptions) {
+	srv.initializers.Register(a.Plugins)
+	a.RecommendedPluginOrder = slices.Insert(slices.Clone(a.RecommendedPluginOrder),
+		slices.Index(a.RecommendedPluginOrder, mutatingwebhook.PluginName)+1, initializers.PluginName)
+}
+
+// enable adds a plugin to those that the user enables, unless it is disabled.
+func enable(a *genericoptions.AdmissionOptions, name string) {
+	if !slices.Contains(a.EnablePlugins, name) && !slices.Contains(a.DisablePlugins, name) {
+		a.EnablePlugins = append(a.EnablePlugins, name)
 	}
 }
 

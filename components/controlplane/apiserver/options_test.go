@@ -19,10 +19,11 @@ func build(args ...string) (*Server, error) {
 // A user's admission plugins do not replace the one that keeps a node to its own objects; only disabling it does.
 func TestNodeRestrictionStays(t *testing.T) {
 	for arg, want := range map[string][]string{
-		"event-ttl=1h": {"NodeRestriction"},
-		"enable-admission-plugins=AlwaysPullImages":               {"AlwaysPullImages", "NodeRestriction"},
-		"enable-admission-plugins=NodeRestriction,EventRateLimit": {"NodeRestriction", "EventRateLimit"},
-		"disable-admission-plugins=NodeRestriction":               nil,
+		"event-ttl=1h": {"NodeRestriction", "Initializers"},
+		"enable-admission-plugins=AlwaysPullImages":               {"AlwaysPullImages", "NodeRestriction", "Initializers"},
+		"enable-admission-plugins=NodeRestriction,EventRateLimit": {"NodeRestriction", "EventRateLimit", "Initializers"},
+		"disable-admission-plugins=NodeRestriction":               {"Initializers"},
+		"disable-admission-plugins=NodeRestriction,Initializers":  nil,
 	} {
 		s, err := build(arg)
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"kubelith.io/kubelith/base/client"
+	"kubelith.io/kubelith/components/controlplane/apiserver/initializers"
 )
 
 // ownObjects are the objects that Kubelith needs in the cluster: to add one, return it from one of these functions. Its
@@ -31,6 +32,7 @@ func ownObjects(o *Options) []runtime.Object {
 		allowTraces(),
 		joining(),
 		storing(),
+		[]runtime.Object{initializers.Definition()},
 	)
 }
 

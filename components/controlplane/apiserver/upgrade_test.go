@@ -101,7 +101,7 @@ func TestUpgrade(t *testing.T) {
 		all = append(all, object)
 	}
 	cs, ctx := fake.NewClientset(all...), t.Context()
-	changes, failed := compare(ctx, cs, wanted)
+	changes, failed := compare(ctx, clientsOf(cs), wanted)
 	for _, c := range changes {
 		if err := c.write(ctx); err != nil {
 			failed = append(failed, err)
@@ -151,7 +151,7 @@ func TestUpgrade(t *testing.T) {
 	}
 
 	// Once is enough.
-	if changes, failed := compare(ctx, cs, wanted); len(changes)+len(failed) > 0 {
+	if changes, failed := compare(ctx, clientsOf(cs), wanted); len(changes)+len(failed) > 0 {
 		var names []string
 		for _, c := range changes {
 			names = append(names, c.verb+" "+c.object)

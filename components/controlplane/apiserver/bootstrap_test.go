@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	fakedefinitions "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/fake"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
+	fakeservices "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/fake"
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 
 	"kubelith.io/kubelith/base/client"
@@ -48,16 +48,16 @@ func bootstrapOf(cs kubernetes.Interface) (b *bootstrap, out *bytes.Buffer) {
 	}}, out
 }
 
-// fakeDefinitions are those of the fake clusters.
-var fakeDefinitions sync.Map
+// others are the CustomResourceDefinitions and APIServices of the fake clusters.
+var others sync.Map
 
-// clientsOf adds CustomResourceDefinitions to a fake cluster.
+// clientsOf adds them to a fake cluster.
 func clientsOf(cs kubernetes.Interface) clients {
 	if all, ok := cs.(clients); ok {
 		return all
 	}
-	fakes, _ := fakeDefinitions.LoadOrStore(cs, fakedefinitions.NewClientset())
-	return clients{cs, fakes.(apiextensionsclient.Interface)}
+	fakes, _ := others.LoadOrStore(cs, clients{cs, fakedefinitions.NewClientset(), fakeservices.NewSimpleClientset()})
+	return fakes.(clients)
 }
 
 // clientsFor are the clients of a real API server.

@@ -874,3 +874,15 @@ func TestInitializersOfOurOwn(t *testing.T) {
 		t.Errorf("%d %v", code, answer)
 	}
 }
+
+// TestPreferredVersion: the custom resource in upstream's group does not change which version of the group clients prefer.
+func TestPreferredVersion(t *testing.T) {
+	c := call(t, master(t))
+	eventually(t, "both versions", func() error {
+		_, group := c.do(http.MethodGet, "/apis/admissionregistration.k8s.io", asJSON, "")
+		if versions := text(group["versions"]); !strings.Contains(versions, "v1alpha1") || text(group["preferredVersion"]) != `{"groupVersion":"admissionregistration.k8s.io/v1","version":"v1"}` {
+			return fmt.Errorf("%s", text(group))
+		}
+		return nil
+	})
+}

@@ -21,6 +21,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/component-helpers/auth/rbac/reconciliation"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	aggregatorclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
+	"k8s.io/kube-aggregator/pkg/controllers/autoregister"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 )
 
@@ -43,6 +46,7 @@ type change struct {
 type clients struct {
 	kubernetes.Interface
 	definitions apiextensionsclient.Interface
+	services    aggregatorclient.Interface
 }
 
 func newClients(c *rest.Config) (clients, error) {
@@ -51,7 +55,11 @@ func newClients(c *rest.Config) (clients, error) {
 		return clients{}, err
 	}
 	definitions, err := apiextensionsclient.NewForConfig(c)
-	return clients{cs, definitions}, err
+	if err != nil {
+		return clients{}, err
+	}
+	services, err := aggregatorclient.NewForConfig(c)
+	return clients{cs, definitions, services}, err
 }
 
 // compare reads the objects of each kind, with one request that the watch cache answers, and returns the changes to
@@ -151,6 +159,15 @@ func kindsOf(cs clients) []interface {
 			},
 			in: func(string) writer[apiextensionsv1.CustomResourceDefinition] {
 				return cs.definitions.ApiextensionsV1().CustomResourceDefinitions()
+			},
+		},
+		kind[apiregistrationv1.APIService, *apiregistrationv1.APIService]{
+			name: "APIService", next: nextAPIService,
+			list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				return cs.services.ApiregistrationV1().APIServices().List(ctx, o)
+			},
+			in: func(string) writer[apiregistrationv1.APIService] {
+				return cs.services.ApiregistrationV1().APIServices()
 			},
 		},
 	}
@@ -368,11 +385,19 @@ func nextDefinition(have, want *apiextensionsv1.CustomResourceDefinition, _ bool
 	return changed(have, next, want), nil
 }
 
+// nextAPIService takes an APIService over from upstream, which marks those that it manages with a label.
+func nextAPIService(have, want *apiregistrationv1.APIService, _ bool) (*apiregistrationv1.APIService, error) {
+	next := have.DeepCopy()
+	next.Spec = want.Spec
+	delete(next.Labels, autoregister.AutoRegisterManagedLabel)
+	return changed(have, next, want), nil
+}
+
 // changed sets the wanted labels on next, and returns it if it differs from have.
 func changed[P metav1.Object](have, next, want P) P {
 	if len(want.GetLabels()) > 0 {
 		labels := map[string]string{}
-		maps.Copy(labels, have.GetLabels())
+		maps.Copy(labels, next.GetLabels())
 		maps.Copy(labels, want.GetLabels())
 		next.SetLabels(labels)
 	}

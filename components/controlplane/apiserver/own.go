@@ -32,7 +32,7 @@ func ownObjects(o *Options) []runtime.Object {
 		allowTraces(),
 		joining(),
 		storing(),
-		[]runtime.Object{initializers.Definition()},
+		[]runtime.Object{initializers.Definition(), initializers.APIService()},
 	)
 }
 

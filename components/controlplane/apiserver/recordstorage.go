@@ -14,40 +14,27 @@ import (
 	"k8s.io/client-go/tools/cache"
 	core "k8s.io/kubernetes/pkg/apis/core"
 
+	"kubelith.io/kubelith/components/controlplane/apiserver/storagewrap"
 	"kubelith.io/kubelith/trace/record"
 )
 
 // storage returns options whose storage records what it writes.
 func (r *flight) storage(options generic.RESTOptionsGetter) generic.RESTOptionsGetter {
-	if r == nil || options == nil {
+	if r == nil {
 		return options
 	}
-	return &recordedOptions{options, r}
-}
-
-type recordedOptions struct {
-	generic.RESTOptionsGetter
-	recorder *flight
-}
-
-// GetRESTOptions implements generic.RESTOptionsGetter.
-func (o *recordedOptions) GetRESTOptions(resource schema.GroupResource, example runtime.Object) (generic.RESTOptions, error) {
-	options, err := o.RESTOptionsGetter.GetRESTOptions(resource, example)
-	if err != nil || options.Decorator == nil {
-		return options, err
-	}
-	decorate := options.Decorator
-	options.Decorator = func(
-		config *storagebackend.ConfigForResource, prefix string, keyFunc func(runtime.Object) (string, error), newFunc, newListFunc func() runtime.Object,
-		attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
-	) (storage.Interface, factory.DestroyFunc, error) {
-		s, destroy, err := decorate(config, prefix, keyFunc, newFunc, newListFunc, attrs, triggers, indexers)
-		if err != nil {
-			return s, destroy, err
+	return storagewrap.Options(options, func(resource schema.GroupResource, decorate generic.StorageDecorator) generic.StorageDecorator {
+		return func(
+			config *storagebackend.ConfigForResource, prefix string, keyFunc func(runtime.Object) (string, error), newFunc, newListFunc func() runtime.Object,
+			attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
+		) (storage.Interface, factory.DestroyFunc, error) {
+			s, destroy, err := decorate(config, prefix, keyFunc, newFunc, newListFunc, attrs, triggers, indexers)
+			if err != nil {
+				return s, destroy, err
+			}
+			return &recordedStorage{Interface: s, recorder: r, resource: resource, name: resource.String()}, destroy, nil
 		}
-		return &recordedStorage{Interface: s, recorder: o.recorder, resource: resource, name: resource.String()}, destroy, nil
-	}
-	return options, nil
+	})
 }
 
 // recordedStorage records what requests write. Dry runs do not get here.

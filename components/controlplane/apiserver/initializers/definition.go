@@ -3,7 +3,19 @@ package initializers
 import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
+
+// APIService keeps the version of the custom resource behind upstream's in its group. Upstream's own for a custom resource comes
+// before: clients would prefer it. Source: apiVersionPriorities in k8s.io/kubernetes/pkg/controlplane/apiserver.
+func APIService() *apiregistrationv1.APIService {
+	return &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: configurationVersion.Version + "." + configurationVersion.Group},
+		Spec: apiregistrationv1.APIServiceSpec{
+			Group: configurationVersion.Group, Version: configurationVersion.Version, GroupPriorityMinimum: 16700, VersionPriority: 9,
+		},
+	}
+}
 
 // Definition is the custom resource InitializerConfiguration.
 func Definition() *apiextensionsv1.CustomResourceDefinition {

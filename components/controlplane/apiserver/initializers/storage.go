@@ -17,33 +17,24 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/client-go/tools/cache"
+
+	"kubelith.io/kubelith/components/controlplane/apiserver/storagewrap"
 )
 
 // Storage returns options whose storage hides objects.
 func (i *Initializers) Storage(options generic.RESTOptionsGetter) generic.RESTOptionsGetter {
-	if options == nil || i.off {
+	if i.off {
 		return options
 	}
-	return &hidingOptions{options, i}
+	return storagewrap.Options(options, i.decorate)
 }
 
-type hidingOptions struct {
-	generic.RESTOptionsGetter
-	all *Initializers
-}
-
-// GetRESTOptions implements generic.RESTOptionsGetter.
-func (o *hidingOptions) GetRESTOptions(resource schema.GroupResource, example runtime.Object) (generic.RESTOptions, error) {
-	options, err := o.RESTOptionsGetter.GetRESTOptions(resource, example)
-	if err != nil || options.Decorator == nil {
-		return options, err
-	}
-	decorate := options.Decorator
-	options.Decorator = func(
+func (i *Initializers) decorate(resource schema.GroupResource, decorate generic.StorageDecorator) generic.StorageDecorator {
+	return func(
 		config *storagebackend.ConfigForResource, prefix string, keyFunc func(runtime.Object) (string, error), newFunc, newListFunc func() runtime.Object,
 		attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
 	) (storage.Interface, factory.DestroyFunc, error) {
-		s := &store{all: o.all, resource: resource, prefix: prefix, newFunc: newFunc, newListFunc: newListFunc}
+		s := &store{all: i, resource: resource, prefix: prefix, newFunc: newFunc, newListFunc: newListFunc}
 		inner, destroy, err := decorate(config, prefix, keyFunc, newFunc, newListFunc, s.attributes(attrs), triggers, indexers)
 		if err != nil {
 			return inner, destroy, err
@@ -51,15 +42,14 @@ func (o *hidingOptions) GetRESTOptions(resource schema.GroupResource, example ru
 		s.Interface = inner
 		stop := func() {}
 		if resource == configurationResource {
-			stop = o.all.configurations.follow(inner, prefix, newListFunc)
+			stop = i.configurations.follow(inner, prefix, newListFunc)
 		}
 		return s, func() {
 			stop()
-			o.all.forget(s)
+			i.forget(s)
 			destroy()
 		}, nil
 	}
-	return options, nil
 }
 
 // store hides the uninitialized objects of one type.

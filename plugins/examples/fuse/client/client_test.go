@@ -70,7 +70,12 @@ func newRig(t *testing.T, capacity int64) *rig {
 		t.Fatal(err)
 	}
 	r.newMount("first")
+	// Whoever waits for a client that hangs cannot be killed, and holds up each process that looks at it in /proc. A forced
+	// unmount ends the connection.
+	hang := time.AfterFunc(2*time.Minute, func() { unix.Unmount(r.path, unix.MNT_FORCE) })
 	t.Cleanup(func() {
+		hang.Stop()
+		unix.Unmount(r.path, unix.MNT_FORCE)
 		unix.Unmount(r.path, unix.MNT_DETACH)
 		r.kill()
 		unix.Close(r.fd)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/cacher"
@@ -197,6 +198,8 @@ func (c *configurations) follow(s storage.Interface, prefix string, newListFunc 
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		// An informer's first attempt fails before the watch cache is filled, and the next comes a second later.
+		wait.PollUntilContextCancel(ctx, 5*time.Millisecond, true, func(context.Context) (bool, error) { return s.ReadinessCheck() == nil, nil })
 		informer.RunWithContext(ctx)
 	}()
 	go func() {

@@ -38,14 +38,16 @@ func (i *Initializers) Start(hook genericapiserver.PostStartHookContext) error {
 	return i.configurations.wait(hook)
 }
 
-// read sends the first request for the configurations: upstream creates the storage of a custom resource with it.
+// read sends the first request for the configurations: upstream creates the storage of a custom resource with it. A server
+// that does not know all its paths yet says that in five seconds it will, which it does in milliseconds: the client's own
+// retries are off.
 func (i *Initializers) read(ctx context.Context, client rest.Interface) {
 	for {
-		err := client.Get().AbsPath("/apis", configurationVersion.String(), configurationResource.Resource).Param("limit", "1").Do(ctx).Error()
+		err := client.Get().AbsPath("/apis", configurationVersion.String(), configurationResource.Resource).Param("limit", "1").MaxRetries(0).Do(ctx).Error()
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		pause := 50 * time.Millisecond
+		pause := 10 * time.Millisecond
 		if apierrors.IsNotFound(err) { // the server knows all types, and not this one: it is being created
 			i.configurations.setReady()
 			pause = time.Second

@@ -59,6 +59,8 @@ func Components() []Component {
 		{Name: "metrics-publisher"},
 		{Name: "metrics-server", Optional: OnServers},
 		{Name: "network", Optional: Everywhere},
+		{Name: "network-policy", Optional: Everywhere},
+		{Name: "network-policy-cleaner"}, // runs instead of network-policy while that is switched off
 		{Name: "pki", Kind: LogOnly},
 		{Name: "plugin-control"},
 		{Name: "plugins"},

@@ -142,13 +142,13 @@ func TestDisable(t *testing.T) {
 	}
 	all := started()
 	// What writes into the cluster is cleaned up after.
-	instead := map[string]string{"servicelb": "servicelb-cleaner", "metrics-publisher": "metrics-cleaner"}
+	instead := map[string]string{"servicelb": "servicelb-cleaner", "metrics-publisher": "metrics-cleaner", "network-policy": "network-policy-cleaner"}
 	cleaned := slices.DeleteFunc(slices.Clone(all), func(name string) bool { return name == "metrics-server" })
 	for i, name := range cleaned {
 		cleaned[i] = cmp.Or(instead[name], name)
 	}
-	if got, want := started("servicelb", "metrics-server"), cleaned; !slices.Equal(got, want) {
-		t.Errorf("--disable=servicelb,metrics-server: %v, want %v", got, want)
+	if got, want := started("servicelb", "metrics-server", "network-policy"), cleaned; !slices.Equal(got, want) {
+		t.Errorf("--disable=servicelb,metrics-server,network-policy: %v, want %v", got, want)
 	}
 	var optional []string
 	for _, c := range config.Components() {
@@ -176,7 +176,7 @@ func TestDisable(t *testing.T) {
 			gone = append(gone, "host-ports")
 		}
 		if slices.Contains(gone, "network") {
-			gone = append(gone, "cni", "podlink")
+			gone = append(gone, "cni", "podlink", "network-policy")
 		}
 		want := slices.DeleteFunc(slices.Clone(all), func(name string) bool { return slices.Contains(gone, name) })
 		if got := started(disabled...); !slices.Equal(got, want) {
@@ -193,7 +193,7 @@ func TestNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := append(namesOf(built), "connection") // added once the agent has joined
-	for _, disabled := range [][]string{nil, {"servicelb", "metrics-server"}} {
+	for _, disabled := range [][]string{nil, {"servicelb", "metrics-server", "network-policy"}} {
 		_, components, err := plan(planned(t, func(c *config.Server) { c.Disable = disabled }))
 		if err != nil {
 			t.Fatal(err)

@@ -21,6 +21,7 @@ import (
 	"kubelith.io/kubelith/components/worker/kubelet"
 	"kubelith.io/kubelith/components/worker/network"
 	"kubelith.io/kubelith/components/worker/podlink"
+	"kubelith.io/kubelith/components/worker/policy"
 	"kubelith.io/kubelith/components/worker/proxy"
 	"kubelith.io/kubelith/components/worker/recorder"
 	componentstatus "kubelith.io/kubelith/components/worker/status"
@@ -108,7 +109,18 @@ func worker(b *builder, w workerOptions) {
 		Client:            w.client("cni", asNode),
 		NodeName:          cfg.NodeName,
 		Log:               logFor("cni"),
-	}, podlink.Options{Socket: cniSocket, BinDir: w.machine.binDir, Log: logFor("podlink")})
+	}, podlink.Options{
+		Socket: cniSocket, BinDir: w.machine.binDir, Log: logFor("podlink"),
+	}, !slices.Contains(cfg.Disable, "network-policy"), policy.Options{
+		NodeName:     cfg.NodeName,
+		NodeIPs:      nodeIPs,
+		ClusterCIDRs: w.cluster.ClusterCIDR,
+		ClusterDNS:   clusterDNS,
+		Dir:          filepath.Join(cfg.SocketDir(), "network-policy"),
+		Informers:    w.publish,
+		Client:       w.client("network-policy", asNode),
+		Log:          logFor("network-policy"),
+	})
 
 	b.add(storage.New(storage.Options{
 		Plugins:        w.plugins,

@@ -73,7 +73,7 @@ func (r *Reset) packetFilter(ids map[string]bool) (tables []nftTable, rules []nf
 	ctx := context.Background() // reads only
 	for _, t := range r.listTables(ctx) {
 		switch t.name {
-		case names.NFTable, "kube-proxy":
+		case names.NFTable, names.PolicyTable, "kube-proxy":
 			if !r.neighbour() {
 				tables = append(tables, t)
 			}

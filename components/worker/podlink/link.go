@@ -75,6 +75,13 @@ func (s *Server) add(ctx context.Context, c *call, n *network) (_ types.Result, 
 			err = errors.Join(err, s.giveBack(c, n))
 		}
 	}()
+	guarded := s.guard(ctx, c, addresses)
+	defer func() {
+		if err != nil {
+			_ = guarded()
+			err = errors.Join(err, s.unguard(c))
+		}
+	}()
 	bridge, err := ensureBridge(n, addresses)
 	if err != nil {
 		return nil, fmt.Errorf("the bridge %s: %w", n.Bridge, err)
@@ -102,6 +109,9 @@ func (s *Server) add(ctx context.Context, c *call, n *network) (_ types.Result, 
 		return nil, err
 	}
 	if err := waitUp(ctx, host.Attrs().Name); err != nil {
+		return nil, err
+	}
+	if err := guarded(); err != nil {
 		return nil, err
 	}
 	if len(n.RuntimeConfig.PortMappings) > 0 {
@@ -260,6 +270,9 @@ func (s *Server) del(ctx context.Context, c *call, n *network) error {
 		if err != nil && !errors.Is(err, ip.ErrLinkNotFound) && !errors.As(err, &ns.NSPathNotExistErr{}) {
 			return err
 		}
+	}
+	if err := s.unguard(c); err != nil {
+		return err
 	}
 	return s.giveBack(c, n) // last, when nobody uses them any more
 }

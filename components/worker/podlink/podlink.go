@@ -29,13 +29,21 @@ import (
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/unixsocket"
+	"kubelith.io/kubelith/components/worker/policy"
 )
 
 // Options of the component.
 type Options struct {
 	Socket string             // where the program finds the component
 	BinDir string             // has the program for ports of the host
+	Guard  Guard              // nil: none
 	Log    logrus.FieldLogger // calls that could not be read or answered
+}
+
+// Guard enforces network policies. A pod is connected after Connect, and its addresses are free after Disconnect.
+type Guard interface {
+	Connect(ctx context.Context, pod policy.Pod) error
+	Disconnect(sandbox string) error
 }
 
 // Server is the component.

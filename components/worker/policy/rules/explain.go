@@ -1,0 +1,111 @@
+package rules
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Reason says why a connection is allowed or denied in one direction.
+type Reason struct {
+	Direction Direction
+	Verdict   Verdict
+	// Policy and Rule decide; both are empty if no policy selects the pod, and Rule if none of its policies allows it.
+	Policy, Rule string
+	// Policies are all that select the pod.
+	Policies []string
+}
+
+func (r Reason) String() string {
+	switch {
+	case r.Rule != "":
+		return fmt.Sprintf("%s: %s by %s, %s", r.Direction, r.Verdict, r.Policy, r.Rule)
+	case len(r.Policies) > 0:
+		return fmt.Sprintf("%s: %s, no rule of %s matches", r.Direction, r.Verdict, join(r.Policies))
+	}
+	return fmt.Sprintf("%s: %s, no policy selects the pod", r.Direction, r.Verdict)
+}
+
+func join(names []string) string {
+	out := ""
+	for i, n := range names {
+		switch {
+		case i == 0:
+		case i == len(names)-1:
+			out += " and "
+		default:
+			out += ", "
+		}
+		out += n
+	}
+	return out
+}
+
+// Explain says what policies of the pod with that UID make of a connection with an address, which may be a pod's. The result
+// is what a node's table says; it does not depend on where the pod is.
+func (c *Compiler) Explain(uid types.UID, d Direction, other netip.Addr, protocol corev1.Protocol, port uint16) (Reason, error) {
+	pod := c.pods[uid]
+	if pod == nil {
+		return Reason{}, fmt.Errorf("no pod has the UID %s", uid)
+	}
+	reason := Reason{Direction: d, Verdict: Allow}
+	t, key := c.tiersOf(pod, d)
+	if t == nil {
+		return reason, nil
+	}
+	class := newClass(key, "", d, t)
+	reason.Policies = class.Policies
+	decision := c.decisionOf(class, other)
+	if decision == nil {
+		decision = class.rangeOf(other).decision
+	}
+	reason.Verdict = decision.at(protocol, port)
+
+	var of *profile
+	if p := c.addresses[other]; p != nil {
+		of = p.profile
+	} else {
+		for _, s := range c.services {
+			if port == s.Target && slices.Contains(s.Endpoints, other) {
+				of = s.profile
+				for _, p := range s.Ports {
+					if p.Protocol == protocol {
+						port = p.Port
+					}
+				}
+			}
+		}
+	}
+	if r := t.deciding(of, other, protocol, port); r != nil {
+		reason.Policy, reason.Rule = r.policy, r.name
+	}
+	return reason, nil
+}
+
+// deciding returns the rule that decides, or nil if none does.
+func (t *tiers) deciding(peer *profile, ip netip.Addr, protocol corev1.Protocol, port uint16) *rule {
+	first := func(rules []*rule) *rule {
+		for _, r := range rules {
+			if r.matches(peer, r.addresses.contains(ip)) && r.hasPort(t.target(peer), protocol, port) {
+				return r
+			}
+		}
+		return nil
+	}
+	if r := first(t.admin); r != nil && r.action != passed {
+		return r
+	}
+	if t.isolated {
+		return first(t.policies)
+	}
+	return first(t.baseline)
+}
+
+func (r *rule) hasPort(target *profile, protocol corev1.Protocol, port uint16) bool {
+	return r.allPorts || slices.ContainsFunc(r.portsOf(target), func(p ports) bool {
+		return protocols[p.protocol] == protocol && p.first <= port && port <= p.last
+	})
+}

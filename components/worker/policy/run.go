@@ -1,0 +1,325 @@
+package policy
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+
+	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/components/worker/policy/kernel"
+	"kubelith.io/kubelith/components/worker/policy/rules"
+)
+
+// run is one run of the component.
+type run struct {
+	*Server
+	table   *kernel.Table
+	factory informers.SharedInformerFactory
+	own     bool // the factory
+	logged  logging.Once
+
+	removed atomic.Bool // the table, perhaps
+	events  record.EventRecorder
+
+	stopEvents func()
+
+	policies *follower
+	peers    []*follower // pods and namespaces; nil without policies
+	adopted  map[types.UID]bool
+}
+
+// follower is a handler of an informer.
+type follower struct {
+	informer cache.SharedIndexInformer
+	handler  cache.ResourceEventHandlerRegistration
+}
+
+func (f *follower) end() {
+	_ = f.informer.RemoveEventHandler(f.handler) // fails only for a handler that does not exist
+}
+
+// begin follows the policies.
+func (s *Server) begin(ctx context.Context, table *kernel.Table) (*run, error) {
+	r := &run{Server: s, table: table, adopted: map[types.UID]bool{}}
+	client, err := kubernetes.NewForConfig(s.opts.Client)
+	if err != nil {
+		return nil, fmt.Errorf("client: %w", err)
+	}
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	r.stopEvents = broadcaster.Shutdown
+	r.events = broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith", Host: s.opts.NodeName})
+	if s.opts.Informers != nil {
+		r.factory = s.opts.Informers()
+	} else {
+		r.factory, r.own = informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(trim)), true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.pods.load(); err != nil {
+		return nil, fmt.Errorf("the pods of this node: %w", err)
+	}
+	s.mode, s.compiler = starting, rules.NewCompiler()
+	s.compiler.SetServices(s.services())
+	for uid, p := range s.pods.byUID {
+		s.compiler.AddLocal(uid, p.IPs)
+	}
+	s.move()
+	r.policies, err = follow(r, r.factory.Networking().V1().NetworkPolicies().Informer(),
+		func(p *networkingv1.NetworkPolicy) {
+			for _, err := range s.compiler.SetPolicy(p) {
+				s.opts.Log.WithError(err).Warn("a part of a network policy allows nothing")
+			}
+		},
+		func(p *networkingv1.NetworkPolicy) { s.compiler.DeletePolicy(p.Namespace, p.Name) })
+	if err != nil {
+		return nil, err
+	}
+	r.factory.Start(ctx.Done())
+	return r, nil
+}
+
+func (r *run) end() {
+	r.policies.end()
+	r.unfollowPeers()
+	r.stopEvents()
+	if r.own {
+		r.factory.Shutdown()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mode, r.compiler = starting, nil
+	r.move()
+}
+
+// follow calls set and gone with the component's lock.
+func follow[T metav1.Object](r *run, informer cache.SharedIndexInformer, set, gone func(T)) (*follower, error) {
+	with := func(f func(T), o any) {
+		if unknown, ok := o.(cache.DeletedFinalStateUnknown); ok {
+			o = unknown.Obj
+		}
+		object, ok := o.(T)
+		if !ok {
+			return
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.compiler != nil {
+			f(object)
+			r.changed.Send()
+		}
+	}
+	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { with(set, o) },
+		UpdateFunc: func(_, o any) { with(set, o) },
+		DeleteFunc: func(o any) { with(gone, o) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &follower{informer, handler}, nil
+}
+
+// followPeers follows pods and namespaces, and returns when all are known. Pods of this node that an earlier version has
+// connected are found by their status.
+func (r *run) followPeers(ctx context.Context) error {
+	namespaces, err := follow(r, r.factory.Core().V1().Namespaces().Informer(),
+		func(n *corev1.Namespace) { r.compiler.SetNamespace(n.Name, n.Labels) },
+		func(n *corev1.Namespace) { r.compiler.DeleteNamespace(n.Name) })
+	if err != nil {
+		return err
+	}
+	r.peers = append(r.peers, namespaces)
+	first := true
+	pods, err := follow(r, r.factory.Core().V1().Pods().Informer(),
+		func(pod *corev1.Pod) {
+			p := rules.PodOf(pod)
+			if p == nil {
+				r.deletePod(pod)
+				return
+			}
+			p.UID = uidOf(pod.UID, pod.Annotations)
+			if _, known := r.pods.byUID[p.UID]; first && !known && pod.Spec.NodeName == r.opts.NodeName && len(p.IPs) > 0 {
+				r.adopted[p.UID] = true
+				r.compiler.AddLocal(p.UID, p.IPs)
+			}
+			r.compiler.SetPod(p)
+		}, r.deletePod)
+	if err != nil {
+		return err
+	}
+	r.peers = append(r.peers, pods)
+	r.factory.Start(ctx.Done())
+	for _, f := range r.peers {
+		if !cache.WaitForCacheSync(ctx.Done(), f.handler.HasSynced) {
+			return ctx.Err()
+		}
+	}
+	r.mu.Lock()
+	first = false
+	r.mu.Unlock()
+	return nil
+}
+
+func (r *run) deletePod(pod *corev1.Pod) {
+	uid := uidOf(pod.UID, pod.Annotations)
+	r.compiler.DeletePod(uid)
+	if r.adopted[uid] {
+		delete(r.adopted, uid)
+		r.compiler.DeleteLocal(uid)
+	}
+}
+
+func (r *run) unfollowPeers() {
+	for _, f := range r.peers {
+		f.end()
+	}
+	r.peers = nil
+}
+
+// loop writes what changes until ctx ends.
+func (r *run) loop(ctx context.Context) {
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	watching.Go(func() {
+		err := kernel.Watch(ctx, func() {
+			r.removed.Store(true)
+			r.changed.Send()
+		})
+		if err != nil {
+			r.opts.Log.WithError(err).Warn("rules of network policies that others remove come back only with the next change")
+		}
+	})
+	if !cache.WaitForCacheSync(ctx.Done(), r.policies.handler.HasSynced) {
+		return
+	}
+	var again <-chan time.Time
+	for {
+		if err := r.step(ctx); err != nil && ctx.Err() == nil {
+			if r.logged.News("", err.Error()) {
+				r.opts.Log.Errorf("cannot enforce network policies, retrying every %s: %v", retry, err)
+			}
+			again = time.After(retry)
+		} else {
+			r.logged.News("", "")
+			again = nil
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.changed:
+		case <-again:
+		}
+	}
+}
+
+// step brings the kernel to what is known now.
+func (r *run) step(ctx context.Context) error {
+	r.mu.Lock()
+	third, policies, was := r.third, r.compiler.Policies(), r.mode
+	r.mu.Unlock()
+	if third || policies == 0 {
+		now := idle
+		if third {
+			now = off
+		}
+		if was == now {
+			return nil
+		}
+		if err := r.table.Remove(ctx); err != nil {
+			return err
+		}
+		r.setMode(now)
+		return nil
+	}
+	if r.peers == nil {
+		r.setMode(starting)
+		if err := r.followPeers(ctx); err != nil {
+			r.unfollowPeers()
+			return err
+		}
+	}
+	if r.removed.Swap(false) && r.table.Check(ctx) {
+		const text = "Somebody removed the nftables table of network policies. It is written again."
+		r.opts.Log.Warn(text)
+		// As the kubelet does: kubectl describe finds the Events of a Node by its name as UID.
+		r.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: r.opts.NodeName, UID: types.UID(r.opts.NodeName)},
+			corev1.EventTypeWarning, "NetworkPolicyTableRemoved", text)
+	}
+	r.mu.Lock()
+	whole := r.table.Whole()
+	var changes *rules.Changes
+	if whole {
+		changes = r.compiler.Take()
+	} else {
+		changes = r.compiler.All()
+	}
+	wanted := r.wanted
+	r.mu.Unlock()
+	var err error
+	if whole {
+		err = r.table.Apply(ctx, changes)
+	}
+	if !whole || err != nil {
+		if err != nil { // somebody else has changed the table
+			r.opts.Log.WithError(err).Warn("the rules of network policies are written anew")
+			r.mu.Lock()
+			changes = r.compiler.All()
+			wanted = r.wanted
+			r.mu.Unlock()
+		}
+		err = r.table.Replace(ctx, changes)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.failure = err; err == nil {
+		r.mode, r.written = enforcing, wanted
+	}
+	r.move()
+	return err
+}
+
+// trim keeps what is read of pods and namespaces: an agent has all of the cluster.
+func trim(object any) (any, error) {
+	switch o := object.(type) {
+	case *corev1.Namespace:
+		out := &corev1.Namespace{}
+		out.Name, out.UID, out.ResourceVersion, out.Labels = o.Name, o.UID, o.ResourceVersion, o.Labels
+		return out, nil
+	case *corev1.Pod:
+		out := &corev1.Pod{}
+		out.Namespace, out.Name, out.UID, out.ResourceVersion, out.Labels = o.Namespace, o.Name, o.UID, o.ResourceVersion, o.Labels
+		if static := uidOf("", o.Annotations); static != "" {
+			out.Annotations = map[string]string{"kubernetes.io/config.mirror": string(static)}
+		}
+		out.Spec.NodeName, out.Spec.HostNetwork = o.Spec.NodeName, o.Spec.HostNetwork
+		out.Spec.InitContainers, out.Spec.Containers = portsOf(o.Spec.InitContainers), portsOf(o.Spec.Containers)
+		out.Status.Phase, out.Status.PodIPs = o.Status.Phase, o.Status.PodIPs
+		return out, nil
+	}
+	return object, nil
+}
+
+func portsOf(containers []corev1.Container) (out []corev1.Container) {
+	for _, c := range containers {
+		if len(c.Ports) > 0 {
+			out = append(out, corev1.Container{Ports: c.Ports})
+		}
+	}
+	return out
+}

@@ -1,0 +1,308 @@
+// Package policy tests network policies on a real cluster, with packets of real pods: docs/network-policy.md.
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+func TestMain(m *testing.M) { harness.Main(m) }
+
+// applies is how long a change may take until it is enforced.
+const applies = time.Second
+
+// patience is how long a connection that should come about may take, and one that should not is waited for.
+const patience = 700 * time.Millisecond
+
+// server runs echo on port 9000 (named "echo") and serve on 8080.
+func server(ns, name string) *corev1.Pod {
+	pod := harness.Pod(ns, name, "/bin/probe", "echo")
+	pod.Labels = map[string]string{"app": name}
+	pod.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: "echo", ContainerPort: 9000}}
+	web := harness.Container("web", "/bin/probe", "serve")
+	pod.Spec.Containers = append(pod.Spec.Containers, web)
+	return pod
+}
+
+func policy(t *testing.T, s *harness.Server, ns, name, spec string) {
+	t.Helper()
+	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if err := yaml.UnmarshalStrict([]byte(spec), &p.Spec); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Client(t).NetworkingV1().NetworkPolicies(ns).Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func unpolicy(t *testing.T, s *harness.Server, ns, name string) {
+	t.Helper()
+	if err := s.Client(t).NetworkingV1().NetworkPolicies(ns).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ask exchanges a line with echo, from a process' network namespace.
+func ask(ctx context.Context, pid int, network, address string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	conn, err := harness.DialFrom(ctx, pid, network, address)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return exchange(conn)
+}
+
+func exchange(conn net.Conn) error {
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(conn, "hello\n"); err != nil {
+		return err
+	}
+	_, err := conn.Read(make([]byte, 512))
+	return err
+}
+
+// probe is a connection that is expected to work or not.
+type probe struct {
+	what    string
+	pid     int
+	network string
+	address string
+	works   bool
+}
+
+// check waits until the first probe is as expected, for as long as a change may take, and then expects it of all.
+func check(t *testing.T, when string, probes ...probe) {
+	t.Helper()
+	one := func(p probe) error {
+		err := ask(t.Context(), p.pid, p.network, p.address)
+		switch {
+		case p.works && err != nil:
+			return fmt.Errorf("%s: %s (%s %s): %w", when, p.what, p.network, p.address, err)
+		case !p.works && err == nil:
+			return fmt.Errorf("%s: %s (%s %s) works", when, p.what, p.network, p.address)
+		}
+		return nil
+	}
+	for i, p := range probes {
+		if i == 0 {
+			harness.Eventually(t, applies, when, func() error { return one(p) })
+			continue
+		}
+		if err := one(p); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func table(t *testing.T, s *harness.Server) string {
+	t.Helper()
+	return s.TryExec(t, "nft", "list", "table", "inet", "kubelith_policy").Stdout
+}
+
+// TestPolicies goes through the life of policies on one node.
+func TestPolicies(t *testing.T) {
+	s := harness.Start(t, harness.Options{Args: []string{"--log-level=info,network-policy=debug"}})
+	if rules := table(t, s); rules != "" {
+		t.Errorf("without policies there is a table:\n%s", rules)
+	}
+	ns, other := s.Namespace(t), s.Namespace(t)
+	a, b := s.Run(t, server(ns, "a")), s.Run(t, server(ns, "b"))
+	c := s.Run(t, server(other, "c"))
+	pid := func(pod *corev1.Pod) int { return s.ContainerPID(t, pod, "main") }
+	echo := func(pod *corev1.Pod) string { return net.JoinHostPort(pod.Status.PodIP, "9000") }
+	inA, inB, inC, node := pid(a), pid(b), pid(c), s.PID()
+	check(t, "without policies", probe{"c to a", inC, "tcp", echo(a), true})
+
+	open, err := harness.DialFrom(t.Context(), inC, "tcp", echo(a))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	if err := exchange(open); err != nil {
+		t.Fatal(err)
+	}
+	kept, err := harness.DialFrom(t.Context(), inB, "tcp", echo(a))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kept.Close()
+
+	policy(t, s, ns, "deny", "podSelector: {}\npolicyTypes: [Ingress]")
+	check(t, "with ingress denied",
+		probe{"c to a", inC, "tcp", echo(a), false}, probe{"c to a", inC, "udp", echo(a), false}, probe{"b to a", inB, "tcp", echo(a), false},
+		probe{"a to c", inA, "tcp", echo(c), true}, probe{"the node to a", node, "tcp", echo(a), true}, probe{"the node to a", node, "udp", echo(a), true},
+		probe{"a to itself", inA, "tcp", echo(a), true})
+	if err := exchange(open); err == nil {
+		t.Error("a connection that the policy forbids goes on")
+	}
+	policy(t, s, ns, "allow", `
+podSelector: {matchLabels: {app: a}}
+ingress: [{from: [{podSelector: {matchLabels: {app: b}}}], ports: [{port: echo}]}]`)
+	check(t, "with b allowed", probe{"b to a", inB, "tcp", echo(a), true}, probe{"b to a", inB, "udp", echo(a), false},
+		probe{"b to a's other port", inB, "tcp", net.JoinHostPort(a.Status.PodIP, "8080"), false}, probe{"c to a", inC, "tcp", echo(a), false},
+		probe{"a to b", inA, "tcp", echo(b), false})
+	if err := exchange(kept); err != nil {
+		t.Errorf("a connection that the policies allow does not: %v", err)
+	}
+	s.Kubectl(t, "-n", other, "label", "pod", "c", "app=b", "--overwrite")
+	check(t, "with the label, but in another namespace", probe{"b to a", inB, "tcp", echo(a), true}, probe{"c to a", inC, "tcp", echo(a), false})
+	s.Kubectl(t, "-n", ns, "label", "pod", "b", "app=z", "--overwrite")
+	check(t, "without the label", probe{"b to a", inB, "tcp", echo(a), false})
+	unpolicy(t, s, ns, "allow")
+	unpolicy(t, s, ns, "deny")
+	check(t, "without policies again", probe{"c to a", inC, "tcp", echo(a), true}, probe{"c to a", inC, "udp", echo(a), true})
+	harness.Eventually(t, applies, "no table", func() error {
+		if rules := table(t, s); rules != "" {
+			return errors.New(rules)
+		}
+		return nil
+	})
+
+	// Egress: after the DNAT of Services, and DNS by the usual rule although it has no pod.
+	s.Kubectl(t, "-n", other, "expose", "pod", "c", "--port=9000")
+	service := func() string {
+		ip := s.Kubectl(t, "-n", other, "get", "service", "c", "-o", "jsonpath={.spec.clusterIP}")
+		return net.JoinHostPort(ip, "9000")
+	}()
+	harness.Eventually(t, 20*time.Second, "the Service", func() error { return ask(t.Context(), inA, "tcp", service) })
+	policy(t, s, ns, "egress", `
+podSelector: {matchLabels: {app: a}}
+policyTypes: [Egress]`)
+	lookup := func() error {
+		_, _, err := s.TryPodExec(t, a, "main", "/bin/probe", "lookup", "A", "kubernetes.default.svc.cluster.local")
+		return err
+	}
+	check(t, "with egress denied", probe{"a to c", inA, "tcp", echo(c), false}, probe{"a to the Service of c", inA, "tcp", service, false},
+		probe{"a to the node", inA, "tcp", s.NodeIP + ":10250", false}, probe{"c to a", inC, "tcp", echo(a), true})
+	if lookup() == nil {
+		t.Error("a denied pod reaches DNS")
+	}
+	policy(t, s, ns, "dns", `
+podSelector: {}
+policyTypes: [Egress]
+egress:
+- to: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: kube-system}}, podSelector: {matchLabels: {k8s-app: kube-dns}}}]
+  ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+- to: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: `+other+`}}}]
+  ports: [{port: 9000}]`)
+	check(t, "with DNS and c allowed", probe{"a to the Service of c", inA, "tcp", service, true}, probe{"a to c", inA, "udp", echo(c), false},
+		probe{"a to b", inA, "tcp", echo(b), false})
+	if err := lookup(); err != nil {
+		t.Errorf("DNS, which a policy allows: %v", err)
+	}
+
+	// Somebody removes the table.
+	s.Exec(t, "nft", "delete", "table", "inet", "kubelith_policy")
+	harness.Eventually(t, applies, "the table to come back", func() error {
+		if !strings.Contains(table(t, s), "egress-") {
+			return errors.New("no table")
+		}
+		return nil
+	})
+	check(t, "after the table was removed", probe{"a to b", inA, "tcp", echo(b), false}, probe{"a to the Service of c", inA, "tcp", service, true})
+	harness.Eventually(t, 10*time.Second, "an Event", func() error {
+		if out := s.Kubectl(t, "events", "-A"); !strings.Contains(out, "NetworkPolicyTableRemoved") {
+			return errors.New(out)
+		}
+		return nil
+	})
+}
+
+// TestFirstPacket: pods whose first instruction connects to what is forbidden, or to what only a policy allows.
+func TestFirstPacket(t *testing.T) {
+	s := harness.Start(t, harness.Options{})
+	ns, other := s.Namespace(t), s.Namespace(t)
+	target := server(other, "target")
+	target.Spec.Containers = append(target.Spec.Containers, harness.Container("forbidden", "/bin/probe", "serve", "--addr=:8081"))
+	target = s.Run(t, target)
+	policy(t, s, ns, "egress", `
+podSelector: {}
+policyTypes: [Egress]
+egress: [{to: [{namespaceSelector: {}}], ports: [{port: 8080}]}]`)
+	url := func(port string) string { return "http://" + net.JoinHostPort(target.Status.PodIP, port) + "/" }
+	const rounds, each = 4, 10
+	for round := range rounds {
+		var pods []*corev1.Pod
+		for i := range each {
+			// Init containers come first; they are guarded too.
+			first := harness.Container("first", harness.Shell("if /bin/probe dial --timeout=700ms "+url("8081")+"; then exit 1; fi")...)
+			pod := harness.Pod(ns, fmt.Sprintf("forbidden-%d-%d", round, i), "/bin/probe", "dial", "--timeout=1s", url("8080"))
+			pod.Spec.InitContainers = []corev1.Container{first}
+			pods = append(pods, s.Create(t, pod))
+		}
+		for _, pod := range pods {
+			ended := s.WaitPod(t, pod, "to end", harness.PodEnded)
+			if ended.Status.Phase != corev1.PodSucceeded {
+				t.Errorf("%s: %s %s", pod.Name, ended.Status.Phase, s.PodLogs(t, pod, "main"))
+			}
+		}
+	}
+}
+
+// TestDead: rules stay while the process is dead, and over its next start.
+func TestDead(t *testing.T) {
+	s := harness.Start(t, harness.Options{})
+	ns := s.Namespace(t)
+	a, b, c := s.Run(t, server(ns, "a")), s.Run(t, server(ns, "b")), s.Run(t, server(ns, "c"))
+	inB, inC := s.ContainerPID(t, b, "main"), s.ContainerPID(t, c, "main")
+	address := net.JoinHostPort(a.Status.PodIP, "9000")
+	policy(t, s, ns, "some", `
+podSelector: {matchLabels: {app: a}}
+ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
+	check(t, "before", probe{"c to a", inC, "tcp", address, false}, probe{"b to a", inB, "tcp", address, true})
+	kept, err := harness.DialFrom(t.Context(), inB, "tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kept.Close()
+
+	ctx, stop := context.WithCancel(t.Context())
+	type result struct{ through, refused int }
+	done := make(chan result, 1)
+	go func() {
+		var r result
+		for ctx.Err() == nil {
+			if ask(ctx, inC, "udp", address) == nil {
+				r.through++
+			}
+			if err := ask(ctx, inB, "tcp", address); err != nil && ctx.Err() == nil {
+				r.refused++
+			}
+		}
+		done <- r
+	}()
+	for range 3 {
+		s.Kill9(t)
+		if err := exchange(kept); err != nil {
+			t.Errorf("an allowed connection, while the server is dead: %v", err)
+		}
+		s.Launch(t)
+		s.WaitReady(t)
+		if err := exchange(kept); err != nil {
+			t.Errorf("an allowed connection, after the next start: %v", err)
+		}
+	}
+	stop()
+	if r := <-done; r.through > 0 || r.refused > 0 {
+		t.Errorf("over three kill -9, %d forbidden packets passed and %d allowed connections failed", r.through, r.refused)
+	}
+	s.Restart(t)
+	check(t, "after a restart", probe{"c to a", inC, "tcp", address, false}, probe{"b to a", inB, "tcp", address, true})
+}

@@ -58,7 +58,7 @@ func newClass(key, name string, d Direction, t *tiers) *Class {
 			sets = append(sets, r.addresses)
 		}
 	}
-	c.Final = t.decide(nil, func(*rule) bool { return false }).Other
+	c.Final = t.decide(view{has: func(*rule) bool { return false }}).Other
 	for _, r := range split(sets) {
 		bits := make([]byte, (len(sets)+7)/8)
 		for i, set := range sets {
@@ -88,18 +88,23 @@ func (c *Class) decide(peer *profile, rules string) *Decision {
 	k := memoKey{peer, rules}
 	d := c.memo[k]
 	if d == nil {
-		in := map[*rule]bool{}
-		i := 0
-		for _, r := range c.tiers.all() {
-			if len(r.addresses) > 0 {
-				in[r] = rules[i/8]&(1<<(i%8)) != 0
-				i++
-			}
-		}
-		d = c.tiers.decide(peer, func(r *rule) bool { return in[r] })
+		d = c.tiers.decide(view{profile: peer, has: c.in(rules)})
 		c.memo[k] = d
 	}
 	return d
+}
+
+// in returns whether an address that is in those rules is in one.
+func (c *Class) in(rules string) func(*rule) bool {
+	in := map[*rule]bool{}
+	i := 0
+	for _, r := range c.tiers.all() {
+		if len(r.addresses) > 0 {
+			in[r] = rules[i/8]&(1<<(i%8)) != 0
+			i++
+		}
+	}
+	return func(r *rule) bool { return in[r] }
 }
 
 // rangeOf returns the range that an address is in.
@@ -122,29 +127,32 @@ func (c *Class) peer(p *profile, ip netip.Addr) *Decision {
 	return nil
 }
 
-// endpoint returns the decision about an endpoint of a Service of the nodes, or nil as peer does. Its own port is decided as
-// that of the Service; a rule with the Service's own address allows it too, since there is no pod that it could name.
+// endpoint returns the decision about an endpoint of a Service of the nodes, or nil as peer does.
 func (c *Class) endpoint(s *Service, ip netip.Addr) *Decision {
-	r := c.rangeOf(ip)
-	pod := c.decide(s.profile, r.rules)
-	d := &Decision{Other: r.decision.Other, Ports: r.decision.Ports}
-	for _, port := range s.Ports {
-		v := pod.at(port.Protocol, port.Port)
-		for _, address := range s.Addresses {
-			if c.rangeOf(address).decision.at(port.Protocol, port.Port) == Allow {
-				v = Allow
-			}
+	if d := c.tiers.decide(c.views(s, ip)...); !d.equal(c.rangeOf(ip).decision) {
+		return d
+	}
+	return nil
+}
+
+// views are how rules see an endpoint of a Service: as the node's address that it is; on the Service's port also as the pod that
+// would be behind it, and as the Service's address, since there is no pod that a rule could have named instead.
+func (c *Class) views(s *Service, ip netip.Addr) []view {
+	here := c.in(c.rangeOf(ip).rules)
+	views := []view{{has: here}}
+	if c.Direction == Ingress { // the node as a client
+		return views
+	}
+	views = append(views, view{profile: s.profile, has: here, service: s})
+	for _, address := range s.Addresses {
+		if address.Is4() == ip.Is4() {
+			views = append(views, view{has: c.in(c.rangeOf(address).rules), service: s})
 		}
-		i := slices.Index(protocols, port.Protocol)
-		d.Ports[i] = paint(d.Ports[i], s.Target, s.Target, func(Verdict) Verdict { return v })
 	}
-	if d.equal(r.decision) {
-		return nil
-	}
-	return d
+	return views
 }
 
 // HasPorts reports whether any decision of the class can depend on ports.
 func (c *Class) HasPorts() bool {
-	return slices.ContainsFunc(c.tiers.all(), func(r *rule) bool { return !r.allPorts })
+	return c.tiers.services || slices.ContainsFunc(c.tiers.all(), func(r *rule) bool { return !r.allPorts })
 }

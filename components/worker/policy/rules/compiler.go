@@ -239,7 +239,7 @@ func (c *Compiler) forget() {
 	}
 }
 
-// SetServices says which Services the nodes answer.
+// SetServices says which Services the nodes answer. Whether there are any is said before anything else.
 func (c *Compiler) SetServices(all []Service) {
 	old := c.services
 	c.services = nil
@@ -383,7 +383,7 @@ func (c *Compiler) classOf(p *peer, d Direction) *Class {
 
 // tiersOf returns the rules for a pod, and what they consist of: nil if there are none.
 func (c *Compiler) tiersOf(p *peer, d Direction) (*tiers, string) {
-	t := &tiers{}
+	t := &tiers{services: d == Egress && len(c.services) > 0}
 	if d == Ingress {
 		t.subject = p.profile
 	}

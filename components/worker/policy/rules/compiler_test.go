@@ -79,6 +79,11 @@ func (c *cluster) verdict(t *testing.T, from, to string, protocol corev1.Protoco
 			return Deny // closed
 		}
 		class := all.New[i]
+		for _, d := range class.Peers {
+			if !class.HasPorts() && !d.Uniform() {
+				t.Errorf("%s has no ports, but a peer with %v", class.Name, d.Ports)
+			}
+		}
 		if d := class.Peers[peer]; d != nil {
 			return d.at(protocol, port)
 		}
@@ -168,6 +173,12 @@ func TestPolicies(t *testing.T) {
 		}},
 		"DNS by its address": {[]string{"podSelector: {}\npolicyTypes: [Egress]\negress: [{to: [{ipBlock: {cidr: 10.43.0.10/32}}], ports: [{port: 53, protocol: UDP}]}]"}, []probe{
 			{"x/a", "192.0.2.1", udp, 10053, Allow}, {"x/a", "192.0.2.1", tcp, 10053, Deny},
+		}},
+		"DNS without a port": {[]string{"podSelector: {}\npolicyTypes: [Egress]\negress: [{to: [{namespaceSelector: {}}]}]"}, []probe{
+			{"x/a", "192.0.2.1", udp, 10053, Allow}, {"x/a", "192.0.2.1", tcp, 10053, Allow}, {"x/a", "192.0.2.1", tcp, 6443, Deny},
+		}},
+		"the node that answers DNS": {[]string{"podSelector: {}\npolicyTypes: [Egress, Ingress]\ningress: [{from: [{namespaceSelector: {}}]}]\negress: [{to: [{ipBlock: {cidr: 192.0.2.1/32}}], ports: [{port: 10053}]}]"}, []probe{
+			{"x/a", "192.0.2.1", tcp, 10053, Allow}, {"x/a", "192.0.2.1", udp, 10053, Deny}, {"192.0.2.1", "x/a", tcp, 10053, Deny},
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -59,6 +59,10 @@ type ports struct {
 	last     uint16
 }
 
+func (p ports) has(protocol int, port uint16) bool {
+	return p.protocol == protocol && p.first <= port && port <= p.last
+}
+
 // decide gives v to what is open, of all protocols if all, otherwise of some ports.
 func (d *Decision) decide(all bool, some []ports, v Verdict) {
 	if all {

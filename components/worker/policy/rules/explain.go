@@ -64,33 +64,39 @@ func (c *Compiler) Explain(uid types.UID, d Direction, other netip.Addr, protoco
 	}
 	reason.Verdict = decision.at(protocol, port)
 
-	var of *profile
-	if p := c.addresses[other]; p != nil {
-		of = p.profile
-	} else {
-		for _, s := range c.services {
-			if port == s.Target && slices.Contains(s.Endpoints, other) {
-				of = s.profile
-				for _, p := range s.Ports {
-					if p.Protocol == protocol {
-						port = p.Port
-					}
-				}
-			}
-		}
-	}
-	if r := t.deciding(of, other, protocol, port); r != nil {
+	if r := t.deciding(c.viewsOf(class, other), protocol, port); r != nil {
 		reason.Policy, reason.Rule = r.policy, r.name
 	}
 	return reason, nil
 }
 
+// viewsOf returns how the rules of a class see an address.
+func (c *Compiler) viewsOf(class *Class, ip netip.Addr) []view {
+	has := class.in(class.rangeOf(ip).rules)
+	if p := c.addresses[ip]; p != nil {
+		return []view{{profile: p.profile, has: has}}
+	}
+	for _, s := range c.services {
+		if slices.Contains(s.Endpoints, ip) {
+			return class.views(s, ip)
+		}
+	}
+	return []view{{has: has}}
+}
+
 // deciding returns the rule that decides, or nil if none does.
-func (t *tiers) deciding(peer *profile, ip netip.Addr, protocol corev1.Protocol, port uint16) *rule {
+func (t *tiers) deciding(views []view, protocol corev1.Protocol, port uint16) *rule {
+	i := slices.Index(protocols, protocol)
 	first := func(rules []*rule) *rule {
 		for _, r := range rules {
-			if r.matches(peer, r.addresses.contains(ip)) && r.hasPort(t.target(peer), protocol, port) {
-				return r
+			for _, v := range views {
+				if !r.matches(v.profile, v.has(r)) {
+					continue
+				}
+				all, some := v.ports(t, r)
+				if all || slices.ContainsFunc(some, func(p ports) bool { return p.has(i, port) }) {
+					return r
+				}
 			}
 		}
 		return nil
@@ -102,10 +108,4 @@ func (t *tiers) deciding(peer *profile, ip netip.Addr, protocol corev1.Protocol,
 		return first(t.policies)
 	}
 	return first(t.baseline)
-}
-
-func (r *rule) hasPort(target *profile, protocol corev1.Protocol, port uint16) bool {
-	return r.allPorts || slices.ContainsFunc(r.portsOf(target), func(p ports) bool {
-		return protocols[p.protocol] == protocol && p.first <= port && port <= p.last
-	})
 }

@@ -69,16 +69,43 @@ type tiers struct {
 	policies        []*rule // one that matches suffices
 	isolated        bool    // by a NetworkPolicy: what none allows is denied
 	isolating       []string
+	services        bool     // connections may go to endpoints of the nodes' Services
 	subject         *profile // to which named ports of an ingress rule belong; nil for egress
 }
 
-// decide returns the verdicts about a peer. has says whether the peer's address is among those of a rule.
-func (t *tiers) decide(peer *profile, has func(*rule) bool) *Decision {
+// view is a way in which rules see a peer.
+type view struct {
+	profile *profile         // nil: no pod
+	has     func(*rule) bool // whether the peer's address is among those of a rule
+	service *Service         // its ports only, which are its target to the connection; nil: all ports
+}
+
+// ports returns the ports of a rule that matches.
+func (v view) ports(t *tiers, r *rule) (all bool, some []ports) {
+	all, some = r.allPorts, r.portsOf(t.target(v.profile))
+	if v.service == nil {
+		return all, some
+	}
+	var targets []ports
+	for _, p := range v.service.Ports {
+		i := slices.Index(protocols, p.Protocol)
+		if all || slices.ContainsFunc(some, func(of ports) bool { return of.has(i, p.Port) }) {
+			targets = append(targets, ports{i, v.service.Target, v.service.Target})
+		}
+	}
+	return false, targets
+}
+
+// decide returns the verdicts about a peer, whom a rule may match in any of the views.
+func (t *tiers) decide(views ...view) *Decision {
 	d := undecided()
 	apply := func(rules []*rule) {
 		for _, r := range rules {
-			if r.matches(peer, has(r)) {
-				d.decide(r.allPorts, r.portsOf(t.target(peer)), r.action)
+			for _, v := range views {
+				if r.matches(v.profile, v.has(r)) {
+					all, some := v.ports(t, r)
+					d.decide(all, some, r.action)
+				}
 			}
 		}
 	}

@@ -184,5 +184,5 @@ const (
 	NoClusterDNS    Code = "NoClusterDNS"    // the pod does not ask the cluster's DNS
 	ClusterDNSDown  Code = "ClusterDNSDown"  // the cluster's DNS has no endpoint
 	NodeNetworkDown Code = "NodeNetworkDown" // a node has no network for pods
-	PolicyForbids   Code = "PolicyForbids"   // a NetworkPolicy is in the way; only ruled out so far
+	PolicyForbids   Code = "PolicyForbids"   // a network policy is in the way
 )

@@ -62,7 +62,7 @@ func unmade() map[Code]string {
 		ScheduleMissed: "the controller would have to be away", PodsNotReady: "it is a status like that of NoEndpoints", NoEndpoints: passing,
 		OutsideCluster: "it is one field of the Service", PodNotRunning: "it is one field of the pod",
 		PodUnreachable: otherNode, ClusterDNSDown: server, NodeNetworkDown: otherNode, RolloutNoRoom: "the API server's defaults do not have it; it is ruled out only",
-		PredecessorNotReady: "it is ruled out only", PolicyForbids: "it is ruled out only",
+		PredecessorNotReady: "it is ruled out only",
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
@@ -244,6 +243,9 @@ func (r *Reader) path(ctx context.Context, q Reach, from *corev1.Pod, to []desti
 		}
 		f.saw("node/"+name, "Ready; addresses of its pods: "+firstOf(strings.Join(node.Spec.PodCIDRs, ", "), "not from this cluster's CIDRs"))
 	}
+	if broken := r.policies(ctx, f, q, from, to); broken != nil {
+		return broken
+	}
 	connects := 0
 	for _, d := range to {
 		for _, port := range d.ports {
@@ -255,7 +257,6 @@ func (r *Reader) path(ctx context.Context, q Reach, from *corev1.Pod, to []desti
 			}
 		}
 	}
-	r.policies(ctx, f, from, to)
 	if q.To.Namespace != q.From.Namespace && q.To.Kind.Kind == "Service" {
 		f.do(fmt.Sprintf("From namespace %s its name is %s.%s.", q.From.Namespace, q.To.Name, q.To.Namespace))
 	}
@@ -314,31 +315,4 @@ func declaredPorts(pod *corev1.Pod) []string {
 		}
 	}
 	return all
-}
-
-// policies adds the NetworkPolicies that select one of the pods.
-func (r *Reader) policies(ctx context.Context, f *Finding, from *corev1.Pod, to []destination) {
-	pods := []*corev1.Pod{from}
-	for _, d := range to {
-		pods = append(pods, d.pod)
-	}
-	var found []string
-	for _, pod := range pods {
-		l, err := list(ctx, r, "networkpolicies.networking.k8s.io", pod.Namespace, metav1.ListOptions{}, r.Client.NetworkingV1().NetworkPolicies(pod.Namespace).List)
-		if err != nil {
-			continue
-		}
-		for _, p := range l.Items {
-			selector, err := metav1.LabelSelectorAsSelector(&p.Spec.PodSelector)
-			if err == nil && selector.Matches(labels.Set(pod.Labels)) {
-				found = append(found, fmt.Sprintf("networkpolicy/%s selects pod/%s", p.Name, pod.Name))
-			}
-		}
-	}
-	slices.Sort(found)
-	if found = slices.Compact(found); len(found) > 0 {
-		f.not(PolicyForbids, "a NetworkPolicy forbids it", strings.Join(found, ", ")+"; Kubelith's own network does not enforce policies, another CNI may")
-	} else {
-		f.not(PolicyForbids, "a NetworkPolicy forbids it", "none selects these pods")
-	}
 }

@@ -100,7 +100,7 @@ func TestExplainReach(t *testing.T) {
 		"policy": {func(w *world) {
 			w.others = append(w.others, &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "deny"},
 				Spec: networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}}})
-		}, Healthy, Reachable, "networkpolicy/deny selects pod/web; Kubelith's own network does not enforce policies"},
+		}, Broken, PolicyForbids, "no rule of NetworkPolicy ns/deny matches"},
 		"policy of others": {func(w *world) {
 			w.others = append(w.others, &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "deny"},
 				Spec: networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}}})

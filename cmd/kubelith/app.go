@@ -36,6 +36,7 @@ func App(in io.Reader, out, err io.Writer) *cli.App {
 			nodeCommand(),
 			kubeconfigCommand(),
 			schedulerPolicyCommand(),
+			policyCommand(),
 			pluginCommand(),
 			stopPodsCommand(),
 			resetCommand(),

@@ -228,9 +228,6 @@ func (t *Table) addDrop(tx *knftables.Transaction, class string) {
 func (t *Table) add(tx *knftables.Transaction, changes *rules.Changes) {
 	for _, c := range changes.New {
 		t.addClass(tx, c)
-		for ip, d := range c.Peers {
-			t.setPeer(tx, c, ip, d)
-		}
 	}
 	for c, peers := range changes.Peers {
 		for ip, d := range peers {

@@ -7,19 +7,19 @@ import (
 	"go4.org/netipx"
 )
 
-// Class decides about the connections of the pods that are selected by the same policies, in one direction. Except Peers it
-// never changes.
+// Class decides about the connections of the pods that are selected by the same policies, in one direction. Its
+// exported fields never change.
 type Class struct {
 	Name      string
 	Direction Direction
 	Policies  []string // of which it consists
-	// Final decides about what is neither in Peers nor in Blocks.
+	// Final decides about what is neither in Blocks nor, by its address, decided otherwise (Changes.Peers).
 	Final Verdict
 	// Blocks are ranges of addresses that are decided otherwise, disjoint, in ascending order.
 	Blocks []Block
-	// Peers are addresses that are decided otherwise than by Final or Blocks, because of who has them.
-	Peers map[netip.Addr]*Decision
 
+	// peers are addresses that are decided otherwise than by Final or Blocks, because of who has them.
+	peers  map[netip.Addr]*Decision
 	key    string
 	users  int
 	tiers  *tiers
@@ -46,7 +46,7 @@ type memoKey struct {
 }
 
 func newClass(key, name string, d Direction, t *tiers) *Class {
-	c := &Class{key: key, Name: name, Direction: d, Policies: t.isolating, Peers: map[netip.Addr]*Decision{}, tiers: t, memo: map[memoKey]*Decision{}}
+	c := &Class{key: key, Name: name, Direction: d, Policies: t.isolating, peers: map[netip.Addr]*Decision{}, tiers: t, memo: map[memoKey]*Decision{}}
 	for _, r := range slices.Concat(t.admin, t.baseline) {
 		if !slices.Contains(c.Policies, r.policy) {
 			c.Policies = append(c.Policies, r.policy)
@@ -152,7 +152,7 @@ func (c *Class) views(s *Service, ip netip.Addr) []view {
 	return views
 }
 
-// HasPorts reports whether any decision of the class can depend on ports.
+// HasPorts reports whether any decision of the class can depend on ports. Those about Services of the nodes do.
 func (c *Class) HasPorts() bool {
 	return c.tiers.services || slices.ContainsFunc(c.tiers.all(), func(r *rule) bool { return !r.allPorts })
 }

@@ -59,9 +59,10 @@ const Closed = "closed"
 
 // Changes are what has changed since the last ones.
 type Changes struct {
-	// New classes, complete; those that nobody has any more; and peers of the others, nil for none any more.
+	// New classes, and those that nobody has any more.
 	New, Gone []*Class
-	Peers     map[*Class]map[netip.Addr]*Decision
+	// Peers are decisions about addresses by who has them, before the class' Blocks and Final; nil for none any more.
+	Peers map[*Class]map[netip.Addr]*Decision
 	// Selected are the names of this node's pods' classes; "" for those that are no longer selected.
 	Selected [2]map[netip.Addr]string
 }
@@ -275,7 +276,7 @@ func (c *Compiler) decisionOf(class *Class, ip netip.Addr) *Decision {
 		return class.peer(p.profile, ip)
 	}
 	for _, s := range c.services {
-		if slices.Contains(s.Endpoints, ip) {
+		if class.Direction == Egress && slices.Contains(s.Endpoints, ip) {
 			return class.endpoint(s, ip)
 		}
 	}
@@ -283,14 +284,14 @@ func (c *Compiler) decisionOf(class *Class, ip netip.Addr) *Decision {
 }
 
 func (c *Compiler) setDecision(class *Class, ip netip.Addr, d *Decision) {
-	old := class.Peers[ip]
+	old := class.peers[ip]
 	if old == d || old != nil && d != nil && old.equal(d) {
 		return
 	}
 	if d == nil {
-		delete(class.Peers, ip)
+		delete(class.peers, ip)
 	} else {
-		class.Peers[ip] = d
+		class.peers[ip] = d
 	}
 	if slices.Contains(c.changes.New, class) {
 		return
@@ -434,6 +435,9 @@ func (c *Compiler) Take() *Changes {
 	}
 	out := c.changes
 	c.changes = newChanges()
+	for _, class := range out.New {
+		out.Peers[class] = maps.Clone(class.peers)
+	}
 	return out
 }
 
@@ -443,6 +447,7 @@ func (c *Compiler) All() *Changes {
 	out := newChanges()
 	for _, key := range slices.Sorted(maps.Keys(c.classes)) {
 		out.New = append(out.New, c.classes[key])
+		out.Peers[c.classes[key]] = maps.Clone(c.classes[key].peers)
 	}
 	for _, l := range c.locals {
 		for d, name := range l.names {

@@ -79,12 +79,12 @@ func (c *cluster) verdict(t *testing.T, from, to string, protocol corev1.Protoco
 			return Deny // closed
 		}
 		class := all.New[i]
-		for _, d := range class.Peers {
+		for _, d := range all.Peers[class] {
 			if !class.HasPorts() && !d.Uniform() {
 				t.Errorf("%s has no ports, but a peer with %v", class.Name, d.Ports)
 			}
 		}
-		if d := class.Peers[peer]; d != nil {
+		if d := all.Peers[class][peer]; d != nil {
 			return d.at(protocol, port)
 		}
 		for _, b := range class.Blocks {
@@ -164,6 +164,9 @@ func TestPolicies(t *testing.T) {
 		}},
 		"DNS by its labels": {[]string{"podSelector: {}\npolicyTypes: [Egress]\negress: [{to: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: kube-system}}, podSelector: {matchLabels: {k8s-app: kube-dns}}}], ports: [{port: 53, protocol: UDP}]}]"}, []probe{
 			{"x/a", "192.0.2.1", udp, 10053, Allow}, {"x/a", "192.0.2.1", tcp, 10053, Deny}, {"x/a", "192.0.2.1", tcp, 6443, Deny}, {"x/a", "192.0.2.2", udp, 10053, Deny},
+		}},
+		"DNS without ports": {[]string{"podSelector: {}\npolicyTypes: [Egress, Ingress]\negress: [{to: [{namespaceSelector: {}}]}]\ningress: [{from: [{namespaceSelector: {}}]}]"}, []probe{
+			{"x/a", "192.0.2.1", udp, 10053, Allow}, {"x/a", "192.0.2.1", tcp, 22, Deny}, {"192.0.2.1", "x/a", tcp, 10053, Deny},
 		}},
 		"DNS by its port": {[]string{"podSelector: {}\npolicyTypes: [Egress]\negress: [{ports: [{port: 53, protocol: UDP}, {port: 53}]}]"}, []probe{
 			{"x/a", "192.0.2.1", udp, 10053, Allow}, {"x/a", "192.0.2.1", tcp, 10053, Allow}, {"x/a", "192.0.2.9", udp, 53, Allow}, {"x/a", "192.0.2.9", udp, 10053, Deny},

@@ -22,7 +22,7 @@ func newModel() *model {
 func (m *model) apply(t *testing.T, c *Changes) {
 	t.Helper()
 	for _, class := range c.New {
-		m.classes[class] = maps.Clone(class.Peers)
+		m.classes[class] = map[netip.Addr]*Decision{}
 	}
 	for class, peers := range c.Peers {
 		if m.classes[class] == nil {

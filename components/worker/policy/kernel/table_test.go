@@ -1,0 +1,137 @@
+package kernel
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/knftables"
+	"sigs.k8s.io/yaml"
+
+	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/components/worker/policy/rules"
+)
+
+// specs are policies with every kind of map.
+var specs = []string{
+	"podSelector: {}\npolicyTypes: [Ingress, Egress]",
+	"podSelector: {matchLabels: {app: a}}\ningress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]",
+	"podSelector: {}\npolicyTypes: [Egress]\negress: [{to: [{namespaceSelector: {}}]}]",
+	"podSelector: {}\ningress: [{from: [{namespaceSelector: {}}], ports: [{port: 80}, {port: 100, endPort: 200}, {protocol: UDP}]}]",
+	"podSelector: {}\npolicyTypes: [Egress]\negress: [{to: [{ipBlock: {cidr: 192.0.2.0/24, except: [192.0.2.7/32]}}]}, {to: [{ipBlock: {cidr: '2001:db8::/64'}}], ports: [{port: 1, endPort: 9}]}]",
+	"podSelector: {}\ningress: [{ports: [{port: 53, protocol: UDP}]}]",
+	"podSelector: {matchLabels: {app: c}}\ningress: [{}]\negress: [{}]\npolicyTypes: [Ingress, Egress]",
+}
+
+// TestApply: a table that follows random changes is the one that is written at once. The fake refuses what refers to something
+// that is not there, and to remove what is referred to.
+func TestApply(t *testing.T) {
+	for seed := range uint64(30) {
+		random := rand.New(rand.NewPCG(seed, 0))
+		compiler := rules.NewCompiler()
+		compiler.SetServices([]rules.Service{{
+			Namespace: "kube-system", Labels: map[string]string{"k8s-app": "kube-dns"},
+			Ports:  []rules.NamedPort{{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53}},
+			Target: 10053, Endpoints: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		}})
+		followed, written := fake(t), fake(t)
+		if err := followed.Replace(t.Context(), compiler.All()); err != nil {
+			t.Fatal(err)
+		}
+		for step := range 60 {
+			change(t, compiler, random)
+			if random.IntN(3) > 0 {
+				continue
+			}
+			if err := followed.Apply(t.Context(), compiler.Take()); err != nil {
+				t.Fatalf("seed %d, step %d: %v", seed, step, err)
+			}
+			if err := written.Replace(t.Context(), compiler.All()); err != nil {
+				t.Fatalf("seed %d, step %d: %v", seed, step, err)
+			}
+			if got, want := dump(followed), dump(written); !slices.Equal(got, want) {
+				t.Fatalf("seed %d, step %d: the followed table is\n%s\nthe written one\n%s", seed, step, strings.Join(got, "\n"), strings.Join(want, "\n"))
+			}
+		}
+	}
+}
+
+func fake(t *testing.T) *Table {
+	t.Helper()
+	return newTable(knftables.NewFake(knftables.InetFamily, names.PolicyTable), true, true)
+}
+
+func dump(t *Table) []string {
+	lines := strings.Split(t.nft.(*knftables.Fake).Dump(), "\n")
+	slices.Sort(lines)
+	return lines
+}
+
+// change makes a random change.
+func change(t *testing.T, c *rules.Compiler, random *rand.Rand) {
+	t.Helper()
+	pick := func(from ...string) string { return from[random.IntN(len(from))] }
+	uid := types.UID(fmt.Sprint(random.IntN(8)))
+	switch random.IntN(7) {
+	case 0, 1:
+		p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: pick("x", "y"), Name: pick("p", "q", "r")}}
+		if err := yaml.UnmarshalStrict([]byte(pick(specs...)), &p.Spec); err != nil {
+			t.Fatal(err)
+		}
+		for _, err := range c.SetPolicy(p) {
+			t.Fatal(err)
+		}
+	case 2:
+		c.DeletePolicy(pick("x", "y"), pick("p", "q", "r"))
+	case 3:
+		c.SetNamespace(pick("x", "y", "kube-system"), map[string]string{"a": pick("b", "c")})
+	case 4:
+		c.SetPod(&rules.Pod{
+			Namespace: "x", Name: string(uid), UID: uid, Labels: map[string]string{"app": pick("a", "b", "c")},
+			IPs: []netip.Addr{netip.MustParseAddr("10.42.0." + pick("2", "3", "4", "5")), netip.MustParseAddr("2001:db8::" + pick("2", "3", "4", "5"))},
+		})
+	case 5:
+		c.DeletePod(uid)
+	case 6:
+		if random.IntN(2) == 0 {
+			c.DeleteLocal(uid)
+			return
+		}
+		c.AddLocal(uid, []netip.Addr{netip.MustParseAddr("10.42.1." + string(uid)), netip.MustParseAddr("2001:db8:1::" + string(uid))})
+	}
+}
+
+// TestClose: a pod of which nothing is known is closed, with and without a table of an earlier process.
+func TestClose(t *testing.T) {
+	for _, before := range []bool{false, true} {
+		table := fake(t)
+		if before {
+			c := rules.NewCompiler()
+			c.AddLocal("old", []netip.Addr{netip.MustParseAddr("10.42.0.9")})
+			if err := table.Replace(t.Context(), c.All()); err != nil {
+				t.Fatal(err)
+			}
+			table = newTable(table.nft, true, true) // another process
+		}
+		if err := table.Close(context.Background(), []netip.Addr{netip.MustParseAddr("10.42.0.2")}); err != nil {
+			t.Fatal(err)
+		}
+		text := strings.Join(dump(table), "\n")
+		for _, d := range []string{"egress", "ingress"} {
+			if want := d + "-ip { 10.42.0.2 : jump closed }"; !strings.Contains(text, want) {
+				t.Errorf("%q is not in\n%s", want, text)
+			}
+			if has := strings.Contains(text, d+"-ip { 10.42.0.9 : jump closed }"); has != before {
+				t.Errorf("the pod of an earlier process: %v", has)
+			}
+		}
+	}
+}

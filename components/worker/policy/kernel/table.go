@@ -3,8 +3,8 @@
 //
 // The chains forward and input look up the classes of the connection's source (egress) and destination (ingress); what a class
 // allows returns to them. All look at the connection as conntrack knows it, after the DNAT of Services and before any SNAT, and
-// at packets of both directions: so a change ends connections that it forbids. The node's own connections to pods do not pass
-// here (hook output). Nothing is removed when the process ends.
+// at packets of both directions: so a change ends connections that it forbids. Of what the node sends (chain output), only answers
+// to pods are looked at: its own connections to pods are always allowed. Nothing is removed when the process ends.
 package kernel
 
 import (
@@ -189,6 +189,10 @@ func (t *Table) frame(tx *knftables.Transaction) {
 			tx.Add(rule(chain, "ct reply", f.name, "saddr vmap @"+selectedMap(rules.Ingress, f)))
 			tx.Add(rule(without, f.name, "daddr vmap @"+selectedMap(rules.Ingress, f)))
 		}
+	}
+	output := base(tx, "output", knftables.OutputHook)
+	for _, f := range t.families {
+		tx.Add(rule(output, "ct direction reply ct original", f.name, "saddr vmap @"+selectedMap(rules.Egress, f)))
 	}
 	t.addDrop(tx, rules.Closed)
 	tx.Add(&knftables.Chain{Name: rules.Closed})

@@ -105,6 +105,12 @@ soak: bin/kubelith ## inject random faults into a real server: make soak [SOAK=1
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_SOAK=$(SOAK) KUBELITH_SOAK_SEED=$(SEED) KUBELITH_SOAK_CLOCK=$(CLOCK) \
 		$(GO) test -count=1 -v -timeout 0 ./integration/soak
 
+.PHONY: policy-fuzz
+CASES ?= 2000
+policy-fuzz: ## compare network policies with another implementation, by packets: make policy-fuzz [CASES=2000] [SEED=N] (root)
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_POLICY_FUZZ=$(CASES) KUBELITH_POLICY_FUZZ_SEED=$(or $(SEED),$(shell date +%s)) \
+		$(GO) test -count=1 -v -timeout 0 ./integration/policyfuzz -run 'TestFuzz$$'
+
 INTEGRATION_PARALLEL ?= 1
 
 .PHONY: kube-bench

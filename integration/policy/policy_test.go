@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os/exec"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -305,4 +308,61 @@ ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
 	}
 	s.Restart(t)
 	check(t, "after a restart", probe{"c to a", inC, "tcp", address, false}, probe{"b to a", inB, "tcp", address, true})
+}
+
+// TestSources: what a pod sends is judged by who it is, whatever address it puts into a packet.
+func TestSources(t *testing.T) {
+	s := harness.Start(t, harness.Options{})
+	ns := s.Namespace(t)
+	a, b, c := s.Run(t, server(ns, "a")), s.Run(t, server(ns, "b")), s.Run(t, server(ns, "c"))
+	inC, address := s.ContainerPID(t, c, "main"), net.JoinHostPort(a.Status.PodIP, "9000")
+	inPod := func(pid int, args ...string) string {
+		t.Helper()
+		out, err := exec.Command("nsenter", append([]string{"-t", strconv.Itoa(pid), "-n"}, args...)...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %v: %s", args, err, out)
+		}
+		return string(out)
+	}
+	// By its link-local address, which no policy can name, pods of a node reach each other until there are policies.
+	local := regexp.MustCompile(`inet6 (fe80:\S+)/64`).FindStringSubmatch(inPod(s.ContainerPID(t, a, "main"), "ip", "-6", "addr", "show", "dev", "eth0"))
+	index := regexp.MustCompile(`^(\d+):`).FindString(inPod(inC, "ip", "-o", "link", "show", "dev", "eth0"))
+	if local == nil {
+		t.Fatal("a pod has no link-local address")
+	}
+	direct := net.JoinHostPort(local[1]+"%"+strings.TrimSuffix(index, ":"), "9000")
+	harness.Eventually(t, 10*time.Second, "the link-local address", func() error { return ask(t.Context(), inC, "tcp", direct) })
+	// c gets b's address, too.
+	inPod(inC, "ip", "addr", "add", b.Status.PodIP+"/32", "dev", "eth0")
+	inPod(inC, "ip", "route", "add", a.Status.PodIP+"/32", "dev", "eth0", "src", b.Status.PodIP)
+	received := func() string {
+		snmp := inPod(s.ContainerPID(t, a, "main"), "cat", "/proc/net/snmp")
+		return strings.Fields(regexp.MustCompile(`(?m)^Udp: \d.*$`).FindString(snmp))[1]
+	}
+	forge := func() (arrived bool) {
+		before := received()
+		for range 5 {
+			conn, err := harness.DialFrom(t.Context(), inC, "udp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.WriteString(conn, "forged\n"); err != nil {
+				t.Fatal(err)
+			}
+			conn.Close()
+		}
+		time.Sleep(200 * time.Millisecond)
+		return received() != before
+	}
+	if !forge() {
+		t.Error("without policies no forged packet arrives: the test proves nothing")
+	}
+	policy(t, s, ns, "all", `
+podSelector: {}
+ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
+	check(t, "by the link-local address", probe{"c to a", inC, "tcp", direct, false}, probe{"b to a", s.ContainerPID(t, b, "main"), "tcp", address, true})
+	// Answers go to b: what counts is whether a's program sees the request.
+	if forge() {
+		t.Error("packets with another pod's address arrive")
+	}
 }

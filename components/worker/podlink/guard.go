@@ -12,14 +12,14 @@ import (
 	"kubelith.io/kubelith/components/worker/policy"
 )
 
-// guard begins to write the rules for a pod that will have these addresses; the result waits for them.
-func (s *Server) guard(ctx context.Context, c *call, addresses []*current.IPConfig) (wait func() error) {
+// guard begins to write the rules for a pod that will have these addresses, at a port of the bridge; the result waits for them.
+func (s *Server) guard(ctx context.Context, c *call, port string, addresses []*current.IPConfig) (wait func() error) {
 	if s.opts.Guard == nil {
 		return func() error { return nil }
 	}
 	args := c.arguments()
 	pod := policy.Pod{
-		Sandbox: c.container, Namespace: args["K8S_POD_NAMESPACE"], Name: args["K8S_POD_NAME"], UID: types.UID(args["K8S_POD_UID"]),
+		Sandbox: c.container, Port: port, Namespace: args["K8S_POD_NAMESPACE"], Name: args["K8S_POD_NAME"], UID: types.UID(args["K8S_POD_UID"]),
 	}
 	for _, a := range addresses {
 		if ip, ok := netip.AddrFromSlice(a.Address.IP); ok {

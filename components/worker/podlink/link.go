@@ -75,7 +75,11 @@ func (s *Server) add(ctx context.Context, c *call, n *network) (_ types.Result, 
 			err = errors.Join(err, s.giveBack(c, n))
 		}
 	}()
-	guarded := s.guard(ctx, c, addresses)
+	port, err := ip.RandomVethName()
+	if err != nil {
+		return nil, err
+	}
+	guarded := s.guard(ctx, c, port, addresses)
 	defer func() {
 		if err != nil {
 			_ = guarded()
@@ -86,7 +90,7 @@ func (s *Server) add(ctx context.Context, c *call, n *network) (_ types.Result, 
 	if err != nil {
 		return nil, fmt.Errorf("the bridge %s: %w", n.Bridge, err)
 	}
-	host, err := connect(c, n, bridge, netns)
+	host, err := connect(c, n, port, bridge, netns)
 	if err != nil {
 		return nil, err
 	}
@@ -187,12 +191,9 @@ func ensureGateway(bridge netlink.Link, gateway *net.IPNet) error {
 }
 
 // connect makes the pair of interfaces, of which it returns the host's.
-func connect(c *call, n *network, bridge netlink.Link, netns ns.NetNS) (netlink.Link, error) {
+func connect(c *call, n *network, port string, bridge netlink.Link, netns ns.NetNS) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
-	var err error
-	if attrs.Name, err = ip.RandomVethName(); err != nil {
-		return nil, err
-	}
+	attrs.Name = port
 	attrs.MTU, attrs.MasterIndex = n.MTU, bridge.Attrs().Index
 	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: c.ifName, PeerMTU: uint32(n.MTU), PeerNamespace: netlink.NsFd(int(netns.Fd()))}
 	if err := netlink.LinkAdd(pair); err != nil {

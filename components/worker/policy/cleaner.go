@@ -2,6 +2,7 @@ package policy
 
 import (
 	"context"
+	"errors"
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/components/worker/policy/kernel"
@@ -15,6 +16,10 @@ func NewCleaner(o Options) lifecycle.Component {
 		if err != nil {
 			return nil // without nft there are none
 		}
-		return table.Remove(ctx)
+		ports, err := kernel.NewPorts()
+		if err != nil {
+			return nil
+		}
+		return errors.Join(table.Remove(ctx), ports.Remove(ctx))
 	}}
 }

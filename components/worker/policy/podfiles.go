@@ -19,6 +19,7 @@ type Pod struct {
 	Namespace string       `json:"namespace"`
 	Name      string       `json:"name"`
 	UID       types.UID    `json:"uid"`
+	Port      string       `json:"port"` // the interface of the host that is the pod's; empty for pods of older versions
 	IPs       []netip.Addr `json:"ips"`
 }
 

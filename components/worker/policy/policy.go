@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/rest"
+	"k8s.io/component-base/metrics/legacyregistry"
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/names"
@@ -136,6 +137,12 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		return err
 	}
 	defer r.end()
+	if counters, err := kernel.New(s.families()); err == nil {
+		metrics := &drops{r, counters}
+		if err := legacyregistry.Registerer().Register(metrics); err == nil { // not in a process with two nodes
+			defer legacyregistry.Registerer().Unregister(metrics)
+		}
+	}
 	ready()
 	r.loop(ctx)
 	return nil

@@ -2,7 +2,9 @@ package policy
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,6 +29,7 @@ import (
 type run struct {
 	*Server
 	table   *kernel.Table
+	ports   *kernel.Ports
 	factory informers.SharedInformerFactory
 	own     bool // the factory
 	logged  logging.Once
@@ -53,7 +56,11 @@ func (f *follower) end() {
 
 // begin follows the policies.
 func (s *Server) begin(ctx context.Context, table *kernel.Table) (*run, error) {
-	r := &run{Server: s, table: table, adopted: map[types.UID]bool{}}
+	ports, err := kernel.NewPorts()
+	if err != nil {
+		return nil, err
+	}
+	r := &run{Server: s, table: table, ports: ports, adopted: map[types.UID]bool{}}
 	client, err := kubernetes.NewForConfig(s.opts.Client)
 	if err != nil {
 		return nil, fmt.Errorf("client: %w", err)
@@ -241,7 +248,7 @@ func (r *run) step(ctx context.Context) error {
 		if was == now {
 			return nil
 		}
-		if err := r.table.Remove(ctx); err != nil {
+		if err := errors.Join(r.table.Remove(ctx), r.ports.Remove(ctx)); err != nil {
 			return err
 		}
 		r.setMode(now)
@@ -254,7 +261,7 @@ func (r *run) step(ctx context.Context) error {
 			return err
 		}
 	}
-	if r.removed.Swap(false) && r.table.Check(ctx) {
+	if r.removed.Swap(false) && r.missing(ctx) {
 		const text = "Somebody removed the nftables table of network policies. It is written again."
 		r.opts.Log.Warn(text)
 		// As the kubelet does: kubectl describe finds the Events of a Node by its name as UID.
@@ -270,7 +277,17 @@ func (r *run) step(ctx context.Context) error {
 		changes = r.compiler.All()
 	}
 	wanted := r.wanted
+	guarded := map[string][]netip.Addr{}
+	for uid, p := range r.pods.byUID {
+		if p.Port != "" && r.compiler.Selected(uid) {
+			guarded[p.Port] = p.IPs
+		}
+	}
 	r.mu.Unlock()
+	if err := r.ports.Write(ctx, guarded); err != nil {
+		r.fail(err)
+		return err
+	}
 	var err error
 	if whole {
 		err = r.table.Apply(ctx, changes)
@@ -292,6 +309,20 @@ func (r *run) step(ctx context.Context) error {
 	}
 	r.move()
 	return err
+}
+
+// missing reports whether somebody has removed a table.
+func (r *run) missing(ctx context.Context) bool {
+	table, ports := r.table.Check(ctx), r.ports.Check(ctx)
+	return table || ports
+}
+
+// fail tells those who wait for the kernel.
+func (r *run) fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failure = err
+	r.move()
 }
 
 // trim keeps what is read of pods and namespaces: an agent has all of the cluster.

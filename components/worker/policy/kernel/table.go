@@ -404,8 +404,11 @@ func (t *Table) setPeer(tx *knftables.Transaction, c *rules.Class, ip netip.Addr
 }
 
 func peerElements(c *rules.Class, f family, ip netip.Addr, d *rules.Decision) []*knftables.Element {
-	return append(portElements(c, ports, ranges, f, ip.String(), d),
-		&knftables.Element{Map: classMap(c, peers, f), Key: []string{ip.String()}, Value: []string{verdict(c, d.Other)}})
+	elements := portElements(c, ports, ranges, f, ip.String(), d)
+	if len(elements) > 0 && c.Elsewhere(ip).Uniform() && c.Elsewhere(ip).Other == d.Other {
+		return elements // for everything else the lookups that follow say the same
+	}
+	return append(elements, &knftables.Element{Map: classMap(c, peers, f), Key: []string{ip.String()}, Value: []string{verdict(c, d.Other)}})
 }
 
 // portElements are the ports that are decided otherwise than protocols without ports.

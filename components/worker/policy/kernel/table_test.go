@@ -135,3 +135,23 @@ func TestClose(t *testing.T) {
 		}
 	}
 }
+
+// TestPorts: ports come and go, one at a time or with the whole table.
+func TestPorts(t *testing.T) {
+	p := &Ports{nft: knftables.NewFake(knftables.BridgeFamily, names.PolicyTable)}
+	a, b := netip.MustParseAddr("10.42.0.2"), netip.MustParseAddr("2001:db8::2")
+	for i, wanted := range []map[string][]netip.Addr{{"veth1": {a, b}}, {"veth1": {a, b}, "veth2": {a}}, {"veth2": {a}}, {}} {
+		if err := p.Write(t.Context(), wanted); err != nil {
+			t.Fatal(err)
+		}
+		text := p.nft.(*knftables.Fake).Dump()
+		for name, ips := range map[string][]netip.Addr{"veth1": {a, b}, "veth2": {a}} {
+			for _, ip := range ips {
+				_, want := wanted[name]
+				if has := strings.Contains(text, fmt.Sprintf("{ %s . %s }", name, ip)); has != want {
+					t.Errorf("step %d: %s with %s: %v\n%s", i, name, ip, has, text)
+				}
+			}
+		}
+	}
+}

@@ -156,3 +156,6 @@ func (c *Class) views(s *Service, ip netip.Addr) []view {
 func (c *Class) HasPorts() bool {
 	return c.tiers.services || slices.ContainsFunc(c.tiers.all(), func(r *rule) bool { return !r.allPorts })
 }
+
+// Elsewhere returns the decision about an address, whoever has it: that of its block, or Final.
+func (c *Class) Elsewhere(ip netip.Addr) *Decision { return c.rangeOf(ip).decision }

@@ -1,0 +1,131 @@
+package kernel
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+
+	"sigs.k8s.io/knftables"
+
+	"kubelith.io/kubelith/base/names"
+)
+
+// Ports are a table of the bridge: what comes from the port of a pod has the pod's address as its source. Otherwise a pod with
+// the right to send raw packets, which pods have by default, could send as another one, or by link-local addresses, which
+// no policy knows.
+type Ports struct {
+	nft     knftables.Interface
+	whole   bool
+	present map[string][]netip.Addr // by interface
+}
+
+// NewPorts returns the table; nothing is written.
+func NewPorts() (*Ports, error) {
+	nft, err := knftables.New(knftables.BridgeFamily, names.PolicyTable)
+	if err != nil {
+		return nil, fmt.Errorf("network policies need nft with family bridge: %w", err)
+	}
+	return &Ports{nft: nft}, nil
+}
+
+// The sets of the table.
+const (
+	portSet    = "ports"
+	sourceSet4 = "sources-ip"
+	sourceSet6 = "sources-ip6"
+)
+
+// Write makes the table have these ports, by the names of interfaces.
+func (p *Ports) Write(ctx context.Context, wanted map[string][]netip.Addr) error {
+	tx := p.nft.NewTransaction()
+	present := p.present
+	if !p.whole {
+		present = nil
+		tx.Add(&knftables.Table{})
+		tx.Delete(&knftables.Table{})
+		p.frame(tx)
+	}
+	for name, ips := range present {
+		if _, stays := wanted[name]; !stays {
+			for _, e := range portElementsOf(name, ips) {
+				tx.Delete(e)
+			}
+		}
+	}
+	for name, ips := range wanted {
+		if _, known := present[name]; !known {
+			for _, e := range portElementsOf(name, ips) {
+				tx.Add(e)
+			}
+		}
+	}
+	if tx.NumOperations() == 0 {
+		return nil
+	}
+	if err := p.nft.Run(ctx, tx); err != nil {
+		p.whole = false
+		return fmt.Errorf("guard the sources of pods' packets: %w", err)
+	}
+	p.whole, p.present = true, maps.Clone(wanted)
+	return nil
+}
+
+func (p *Ports) frame(tx *knftables.Transaction) {
+	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Kubelith: sources of pods with network policies")})
+	tx.Add(&knftables.Set{Name: portSet, Type: "ifname"})
+	tx.Add(&knftables.Set{Name: sourceSet4, Type: "ifname . ipv4_addr"})
+	tx.Add(&knftables.Set{Name: sourceSet6, Type: "ifname . ipv6_addr"})
+	const pod, prerouting = "pod", "prerouting"
+	tx.Add(&knftables.Chain{Name: pod})
+	for _, r := range []string{
+		"iifname . ip saddr @" + sourceSet4 + " accept",
+		"iifname . ip6 saddr @" + sourceSet6 + " accept",
+		"iifname . arp saddr ip @" + sourceSet4 + " accept",
+		// Neighbours and multicast groups are found by link-local addresses, or by none.
+		"icmpv6 type { nd-router-solicit, nd-neighbor-solicit, nd-neighbor-advert, mld-listener-report, mld2-listener-report } accept",
+		"drop",
+	} {
+		tx.Add(rule(pod, r))
+	}
+	tx.Add(&knftables.Chain{
+		Name: prerouting, Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.PreroutingHook), Priority: knftables.PtrTo(knftables.BaseChainPriority("0")),
+	})
+	tx.Add(rule(prerouting, "iifname @"+portSet+" jump "+pod))
+}
+
+func portElementsOf(name string, ips []netip.Addr) []*knftables.Element {
+	out := []*knftables.Element{{Set: portSet, Key: []string{name}}}
+	for _, ip := range ips {
+		set := sourceSet4
+		if ip.Is6() {
+			set = sourceSet6
+		}
+		out = append(out, &knftables.Element{Set: set, Key: []string{name, ip.String()}})
+	}
+	return out
+}
+
+// Remove removes the table.
+func (p *Ports) Remove(ctx context.Context) error {
+	tx := p.nft.NewTransaction()
+	tx.Add(&knftables.Table{}) // deleting a missing table fails
+	tx.Delete(&knftables.Table{})
+	if err := p.nft.Run(ctx, tx); err != nil {
+		return fmt.Errorf("remove the guard of pods' packets: %w", err)
+	}
+	p.whole = false
+	return nil
+}
+
+// Check notices that somebody has removed the table: Write makes it again.
+func (p *Ports) Check(ctx context.Context) (removed bool) {
+	if !p.whole {
+		return false
+	}
+	if chains, err := p.nft.List(ctx, "chains"); err == nil && len(chains) > 0 {
+		return false
+	}
+	p.whole = false
+	return true
+}

@@ -38,6 +38,14 @@ func newAddresses(cidr string, except []string) (addresses, error) {
 	return set.Ranges(), nil
 }
 
+// of returns the set of some addresses.
+func of(ips []netip.Addr) (a addresses) {
+	for _, ip := range ips {
+		a = append(a, netipx.IPRangeFrom(ip, ip))
+	}
+	return union([]addresses{a})
+}
+
 // union returns the addresses of all.
 func union(all []addresses) addresses {
 	var b netipx.IPSetBuilder

@@ -143,6 +143,7 @@ func (c *Class) views(s *Service, ip netip.Addr) []view {
 	if c.Direction == Ingress { // the node as a client
 		return views
 	}
+	views[0].hidden = s
 	views = append(views, view{profile: s.profile, has: here, service: s})
 	for _, address := range s.Addresses {
 		if address.Is4() == ip.Is4() {

@@ -11,12 +11,15 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
 // Compiler keeps the table of one node while objects change. It is for one goroutine at a time.
 type Compiler struct {
 	namespaces map[string]labels.Set
 	policies   map[string]map[string]*policy // by namespace and name
+	cluster    []*clusterPolicy              // in the order in which they count
+	nodes      map[string]*Node
 	pods       map[types.UID]*peer
 	addresses  map[netip.Addr]*peer // the last who got it
 	profiles   map[string]*profile
@@ -25,6 +28,7 @@ type Compiler struct {
 	classes    map[string]*Class
 	numbers    int
 
+	moved   bool // the nodes have changed: rules about them must be looked at
 	stale   bool // the policies have changed: all locals must be looked at
 	changes *Changes
 }
@@ -81,7 +85,7 @@ func NewCompiler() *Compiler {
 	return &Compiler{
 		namespaces: map[string]labels.Set{}, policies: map[string]map[string]*policy{}, pods: map[types.UID]*peer{},
 		addresses: map[netip.Addr]*peer{}, profiles: map[string]*profile{}, locals: map[types.UID]*local{},
-		classes: map[string]*Class{}, changes: newChanges(),
+		classes: map[string]*Class{}, nodes: map[string]*Node{}, changes: newChanges(),
 	}
 }
 
@@ -137,6 +141,63 @@ func (c *Compiler) DeletePolicy(namespace, name string) {
 		delete(c.policies, namespace)
 	}
 	c.stale = true
+}
+
+// SetClusterPolicy adds or changes a ClusterNetworkPolicy. The errors are about rules that fail closed.
+func (c *Compiler) SetClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) []error {
+	is := func(old *clusterPolicy) bool { return old.name == p.Name }
+	if i := slices.IndexFunc(c.cluster, is); i >= 0 && equality.Semantic.DeepEqual(c.cluster[i].spec, &p.Spec) {
+		return nil
+	}
+	translated, errs := newClusterPolicy(p)
+	translated.setNodes(c.nodes)
+	c.numbers++
+	translated.number = c.numbers
+	c.cluster = append(slices.DeleteFunc(c.cluster, is), translated)
+	slices.SortFunc(c.cluster, (*clusterPolicy).compare)
+	c.stale = true
+	return errs
+}
+
+// DeleteClusterPolicy removes a ClusterNetworkPolicy.
+func (c *Compiler) DeleteClusterPolicy(name string) {
+	c.cluster = slices.DeleteFunc(c.cluster, func(p *clusterPolicy) bool { return p.name == name })
+	c.stale = true
+}
+
+// NeedsNodes reports whether a rule is about nodes. Those without SetNode are nobody's peers.
+func (c *Compiler) NeedsNodes() bool {
+	return slices.ContainsFunc(c.cluster, func(p *clusterPolicy) bool { return len(p.nodes) > 0 })
+}
+
+// SetNode adds or changes a node.
+func (c *Compiler) SetNode(n *Node) {
+	if old := c.nodes[n.Name]; old != nil && maps.Equal(old.Labels, n.Labels) && slices.Equal(old.Addresses, n.Addresses) {
+		return
+	}
+	c.nodes[n.Name] = n
+	c.moved = true
+}
+
+// DeleteNode removes a node.
+func (c *Compiler) DeleteNode(name string) {
+	delete(c.nodes, name)
+	c.moved = true
+}
+
+// moveNodes gives the rules about nodes their addresses.
+func (c *Compiler) moveNodes() {
+	if !c.moved {
+		return
+	}
+	c.moved = false
+	for _, p := range c.cluster {
+		if p.setNodes(c.nodes) {
+			c.numbers++
+			p.number = c.numbers
+			c.stale = true
+		}
+	}
 }
 
 // SetPod adds or changes a pod of the cluster, on any node.
@@ -402,6 +463,18 @@ func (c *Compiler) tiersOf(p *peer, d Direction) (*tiers, string) {
 		fmt.Fprintf(&key, " %d", policy.number)
 		named = named || slices.ContainsFunc(policy.rules[d], func(r *rule) bool { return len(r.named) > 0 })
 	}
+	for _, policy := range c.cluster {
+		if len(policy.rules[d]) == 0 || !policy.subject.matches(p.profile) {
+			continue
+		}
+		if policy.spec.Tier == policyv1alpha2.AdminTier {
+			t.admin = append(t.admin, policy.rules[d]...)
+		} else {
+			t.baseline = append(t.baseline, policy.rules[d]...)
+		}
+		fmt.Fprintf(&key, " %d", policy.number)
+		named = named || slices.ContainsFunc(policy.rules[d], func(r *rule) bool { return len(r.named) > 0 })
+	}
 	if !t.isolated && len(t.admin)+len(t.baseline) == 0 {
 		return nil, ""
 	}
@@ -415,6 +488,7 @@ func (c *Compiler) tiersOf(p *peer, d Direction) (*tiers, string) {
 
 // Take returns what has changed since the last call.
 func (c *Compiler) Take() *Changes {
+	c.moveNodes()
 	if c.stale {
 		c.stale = false
 		for uid, l := range c.locals {
@@ -461,12 +535,12 @@ func (c *Compiler) All() *Changes {
 	return out
 }
 
-// Policies returns how many policies there are.
+// Policies returns how many policies there are, of both kinds.
 func (c *Compiler) Policies() (n int) {
 	for _, of := range c.policies {
 		n += len(of)
 	}
-	return n
+	return n + len(c.cluster)
 }
 
 // Knows reports whether SetPod was called for a pod.

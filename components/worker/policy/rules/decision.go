@@ -79,6 +79,14 @@ func (d *Decision) decide(all bool, some []ports, v Verdict) {
 	}
 }
 
+// keep gives the ports of a Service of the nodes the verdicts that another decision has.
+func (d *Decision) keep(s *Service, other *Decision) {
+	for _, p := range s.Ports {
+		i := slices.Index(protocols, p.Protocol)
+		d.Ports[i] = paint(d.Ports[i], s.Target, s.Target, func(Verdict) Verdict { return other.at(p.Protocol, s.Target) })
+	}
+}
+
 // replace turns all parts of one verdict into another.
 func (d *Decision) replace(from, to Verdict) {
 	if d.Other == from {

@@ -47,6 +47,7 @@ func join(names []string) string {
 // Explain says what policies of the pod with that UID make of a connection with an address, which may be a pod's. The result
 // is what a node's table says; it does not depend on where the pod is.
 func (c *Compiler) Explain(uid types.UID, d Direction, other netip.Addr, protocol corev1.Protocol, port uint16) (Reason, error) {
+	c.moveNodes()
 	pod := c.pods[uid]
 	if pod == nil {
 		return Reason{}, fmt.Errorf("no pod has the UID %s", uid)
@@ -84,13 +85,18 @@ func (c *Compiler) viewsOf(class *Class, ip netip.Addr) []view {
 	return []view{{has: has}}
 }
 
+// answers reports whether a connection to a node is one to the Service.
+func (s *Service) answers(protocol corev1.Protocol, port uint16) bool {
+	return s != nil && port == s.Target && slices.ContainsFunc(s.Ports, func(p NamedPort) bool { return p.Protocol == protocol })
+}
+
 // deciding returns the rule that decides, or nil if none does.
 func (t *tiers) deciding(views []view, protocol corev1.Protocol, port uint16) *rule {
 	i := slices.Index(protocols, protocol)
 	first := func(rules []*rule) *rule {
 		for _, r := range rules {
 			for _, v := range views {
-				if !r.matches(v.profile, v.has(r)) {
+				if !v.sees(r) || r.nodes && v.hidden.answers(protocol, port) {
 					continue
 				}
 				all, some := v.ports(t, r)
@@ -107,5 +113,8 @@ func (t *tiers) deciding(views []view, protocol corev1.Protocol, port uint16) *r
 	if t.isolated {
 		return first(t.policies)
 	}
-	return first(t.baseline)
+	if r := first(t.baseline); r != nil && r.action != passed {
+		return r
+	}
+	return nil
 }

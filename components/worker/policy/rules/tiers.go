@@ -19,6 +19,7 @@ type rule struct {
 	everybody bool
 	pods      []podSelector
 	addresses addresses
+	nodes     bool // the addresses are nodes'
 
 	allPorts bool
 	ports    []ports
@@ -78,6 +79,12 @@ type view struct {
 	profile *profile         // nil: no pod
 	has     func(*rule) bool // whether the peer's address is among those of a rule
 	service *Service         // its ports only, which are its target to the connection; nil: all ports
+	hidden  *Service         // its target is not the node's to rules about nodes: it would be a pod's
+}
+
+// sees reports whether a rule matches.
+func (v view) sees(r *rule) bool {
+	return !(r.nodes && v.service != nil) && r.matches(v.profile, v.has(r))
 }
 
 // ports returns the ports of a rule that matches.
@@ -102,9 +109,14 @@ func (t *tiers) decide(views ...view) *Decision {
 	apply := func(rules []*rule) {
 		for _, r := range rules {
 			for _, v := range views {
-				if r.matches(v.profile, v.has(r)) {
-					all, some := v.ports(t, r)
-					d.decide(all, some, r.action)
+				if !v.sees(r) {
+					continue
+				}
+				before := *d
+				all, some := v.ports(t, r)
+				d.decide(all, some, r.action)
+				if r.nodes && v.hidden != nil {
+					d.keep(v.hidden, &before)
 				}
 			}
 		}

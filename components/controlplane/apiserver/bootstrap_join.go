@@ -37,6 +37,7 @@ func joining() []runtime.Object {
 			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: follow},
 			// Network policies select pods of all nodes.
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"pods"}, Verbs: follow},
+			rbacv1.PolicyRule{APIGroups: []string{"policy.networking.k8s.io"}, Resources: []string{"clusternetworkpolicies"}, Verbs: follow},
 			rbacv1.PolicyRule{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs", "networkpolicies"}, Verbs: follow}),
 		role(metav1.NamespacePublic, "kubelith:cluster-info", []rbacv1.Subject{subject(rbacv1.UserKind, user.Anonymous)},
 			configMap("cluster-info", "get")),

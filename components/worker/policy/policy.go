@@ -39,7 +39,8 @@ type Options struct {
 	// Dir has a file for each pod of this node that is connected. It is empty after the machine was restarted.
 	Dir string
 	// Objects come from the factory that the process shares (it is called when the apiserver is ready) or, if it is nil,
-	// from the API through Client, which may list and watch networkpolicies, namespaces and pods.
+	// from the API through Client, which may list and watch networkpolicies, namespaces, pods and nodes. ClusterNetworkPolicies
+	// always come from there.
 	Informers func() informers.SharedInformerFactory
 	Client    *rest.Config
 	Log       logrus.FieldLogger

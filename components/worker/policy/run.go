@@ -19,6 +19,7 @@ import (
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/components/worker/policy/kernel"
@@ -39,8 +40,10 @@ type run struct {
 
 	stopEvents func()
 
-	policies *follower
+	policies []*follower // of both kinds
 	peers    []*follower // pods and namespaces; nil without policies
+	nodes    *follower   // nil without rules about nodes
+	running  sync.WaitGroup
 	adopted  map[types.UID]bool
 }
 
@@ -85,7 +88,11 @@ func (s *Server) begin(ctx context.Context, table *kernel.Table) (*run, error) {
 		s.compiler.AddLocal(uid, p.IPs)
 	}
 	s.move()
-	r.policies, err = follow(r, r.factory.Networking().V1().NetworkPolicies().Informer(),
+	own, err := clusterPolicies(s.opts.Client)
+	if err != nil {
+		return nil, err
+	}
+	policies, err := follow(r, r.factory.Networking().V1().NetworkPolicies().Informer(),
 		func(p *networkingv1.NetworkPolicy) {
 			for _, err := range s.compiler.SetPolicy(p) {
 				s.opts.Log.WithError(err).Warn("a part of a network policy allows nothing")
@@ -95,14 +102,29 @@ func (s *Server) begin(ctx context.Context, table *kernel.Table) (*run, error) {
 	if err != nil {
 		return nil, err
 	}
+	clusterWide, err := follow(r, own,
+		func(p *policyv1alpha2.ClusterNetworkPolicy) {
+			for _, err := range s.compiler.SetClusterPolicy(p) {
+				s.opts.Log.Warn(err)
+			}
+		},
+		func(p *policyv1alpha2.ClusterNetworkPolicy) { s.compiler.DeleteClusterPolicy(p.Name) })
+	if err != nil {
+		return nil, err
+	}
+	r.policies = []*follower{policies, clusterWide}
+	r.running.Go(func() { own.RunWithContext(ctx) })
 	r.factory.Start(ctx.Done())
 	return r, nil
 }
 
 func (r *run) end() {
-	r.policies.end()
+	for _, f := range r.policies {
+		f.end()
+	}
 	r.unfollowPeers()
 	r.stopEvents()
+	r.running.Wait()
 	if r.own {
 		r.factory.Shutdown()
 	}
@@ -195,6 +217,27 @@ func (r *run) unfollowPeers() {
 		f.end()
 	}
 	r.peers = nil
+	if r.nodes != nil {
+		r.nodes.end()
+		r.nodes = nil
+	}
+}
+
+// followNodes follows nodes, and returns when all are known.
+func (r *run) followNodes(ctx context.Context) error {
+	nodes, err := follow(r, r.factory.Core().V1().Nodes().Informer(),
+		func(n *corev1.Node) { r.compiler.SetNode(rules.NodeOf(n)) },
+		func(n *corev1.Node) { r.compiler.DeleteNode(n.Name) })
+	if err != nil {
+		return err
+	}
+	r.factory.Start(ctx.Done())
+	if !cache.WaitForCacheSync(ctx.Done(), nodes.handler.HasSynced) {
+		nodes.end()
+		return ctx.Err()
+	}
+	r.nodes = nodes
+	return nil
 }
 
 // loop writes what changes until ctx ends.
@@ -212,8 +255,10 @@ func (r *run) loop(ctx context.Context) {
 			r.opts.Log.WithError(err).Warn("rules of network policies that others remove come back only with the next change")
 		}
 	})
-	if !cache.WaitForCacheSync(ctx.Done(), r.policies.handler.HasSynced) {
-		return
+	for _, f := range r.policies {
+		if !cache.WaitForCacheSync(ctx.Done(), f.handler.HasSynced) {
+			return
+		}
 	}
 	var again <-chan time.Time
 	for {
@@ -238,7 +283,7 @@ func (r *run) loop(ctx context.Context) {
 // step brings the kernel to what is known now.
 func (r *run) step(ctx context.Context) error {
 	r.mu.Lock()
-	third, policies, was := r.third, r.compiler.Policies(), r.mode
+	third, policies, nodes, was := r.third, r.compiler.Policies(), r.compiler.NeedsNodes(), r.mode
 	r.mu.Unlock()
 	if third || policies == 0 {
 		now := idle
@@ -258,6 +303,11 @@ func (r *run) step(ctx context.Context) error {
 		r.setMode(starting)
 		if err := r.followPeers(ctx); err != nil {
 			r.unfollowPeers()
+			return err
+		}
+	}
+	if nodes && r.nodes == nil {
+		if err := r.followNodes(ctx); err != nil {
 			return err
 		}
 	}
@@ -325,12 +375,17 @@ func (r *run) fail(err error) {
 	r.move()
 }
 
-// trim keeps what is read of pods and namespaces: an agent has all of the cluster.
+// trim keeps what is read of pods, namespaces and nodes: an agent has all of the cluster.
 func trim(object any) (any, error) {
 	switch o := object.(type) {
 	case *corev1.Namespace:
 		out := &corev1.Namespace{}
 		out.Name, out.UID, out.ResourceVersion, out.Labels = o.Name, o.UID, o.ResourceVersion, o.Labels
+		return out, nil
+	case *corev1.Node:
+		out := &corev1.Node{}
+		out.Name, out.UID, out.ResourceVersion, out.Labels = o.Name, o.UID, o.ResourceVersion, o.Labels
+		out.Status.Addresses = o.Status.Addresses
 		return out, nil
 	case *corev1.Pod:
 		out := &corev1.Pod{}

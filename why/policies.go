@@ -9,7 +9,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"kubelith.io/kubelith/components/worker/policy/rules"
 )
@@ -49,6 +52,9 @@ func (r *Reader) policiesOf(ctx context.Context, c Connection) ([]rules.Reason, 
 			compiler.SetPod(p)
 		}
 	}
+	if err := r.addClusterPolicies(ctx, compiler); err != nil {
+		return nil, err
+	}
 	var out []rules.Reason
 	explain := func(d rules.Direction, pod *corev1.Pod, other netip.Addr) error {
 		if pod == nil || !compiler.Knows(key(pod)) { // with the host's network
@@ -75,6 +81,42 @@ func (r *Reader) policiesOf(ctx context.Context, c Connection) ([]rules.Reason, 
 	return out, explain(rules.Ingress, c.To, from)
 }
 
+var clusterPolicies = schema.GroupVersion(policyv1alpha2.GroupVersion).WithResource("clusternetworkpolicies")
+
+// addClusterPolicies adds the ClusterNetworkPolicies. Where their custom resource is missing there are none; who may not read them gets an
+// answer without them.
+func (r *Reader) addClusterPolicies(ctx context.Context, compiler *rules.Compiler) error {
+	missing := func(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) }
+	l, err := list(ctx, r, clusterPolicies.GroupResource().String(), "", metav1.ListOptions{}, r.Dynamic.Resource(clusterPolicies).List)
+	if missing(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, item := range l.Items {
+		var p policyv1alpha2.ClusterNetworkPolicy
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(item.Object, &p); err != nil {
+			return fmt.Errorf("ClusterNetworkPolicy %s: %w", item.GetName(), err)
+		}
+		compiler.SetClusterPolicy(&p) // what is wrong with one is in the node's log
+	}
+	if !compiler.NeedsNodes() {
+		return nil
+	}
+	nodes, err := list(ctx, r, "nodes", "", metav1.ListOptions{}, r.Client.CoreV1().Nodes().List)
+	if missing(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for i := range nodes.Items {
+		compiler.SetNode(rules.NodeOf(&nodes.Items[i]))
+	}
+	return nil
+}
+
 func key(pod *corev1.Pod) types.UID { return types.UID(pod.Namespace + "/" + pod.Name) }
 
 // addressOf returns the address of a pod that is of the family of another one, or the first if that is none.
@@ -95,6 +137,8 @@ type PolicyAnswer struct {
 	Allowed bool
 	// Reasons are about the source's egress and the destination's ingress; those of pods with the host's network are missing.
 	Reasons []rules.Reason
+	// Unread says what the caller may not read, and what is missing in Reasons therefore.
+	Unread []string
 }
 
 // ExplainPolicies says whether network policies allow a connection between pods, or from a pod to an address: by the
@@ -104,7 +148,7 @@ func ExplainPolicies(ctx context.Context, r *Reader, c Connection) (*PolicyAnswe
 	if err != nil {
 		return nil, err
 	}
-	a := &PolicyAnswer{Allowed: true, Reasons: reasons}
+	a := &PolicyAnswer{Allowed: true, Reasons: reasons, Unread: r.unread}
 	for _, reason := range reasons {
 		a.Allowed = a.Allowed && reason.Verdict == rules.Allow
 	}

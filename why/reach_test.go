@@ -13,6 +13,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
@@ -101,6 +102,15 @@ func TestExplainReach(t *testing.T) {
 			w.others = append(w.others, &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "deny"},
 				Spec: networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}}})
 		}, Broken, PolicyForbids, "no rule of NetworkPolicy ns/deny matches"},
+		"policy of the cluster": {func(w *world) {
+			w.others = append(w.others, &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy", "metadata": map[string]any{"name": "alone"},
+				"spec": map[string]any{
+					"tier": "Admin", "priority": int64(1), "subject": map[string]any{"namespaces": map[string]any{}},
+					"egress": []any{map[string]any{"name": "all", "action": "Deny", "to": []any{map[string]any{"networks": []any{"10.42.0.0/16"}}}}},
+				},
+			}})
+		}, Broken, PolicyForbids, "Change egress rule 1 (all) of ClusterNetworkPolicy alone"},
 		"policy of others": {func(w *world) {
 			w.others = append(w.others, &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "deny"},
 				Spec: networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}}})

@@ -32,7 +32,7 @@ func before(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
 // reader returns a reader of objects, which both clients know.
 func reader(t testing.TB, objects ...runtime.Object) (*Reader, *fake.Clientset) {
 	t.Helper()
-	lists := map[schema.GroupVersionResource]string{gadgets: "GadgetList"}
+	lists := map[schema.GroupVersionResource]string{gadgets: "GadgetList", clusterPolicies: "ClusterNetworkPolicyList"}
 	var typed []runtime.Object
 	for _, o := range objects {
 		if _, ok := o.(*unstructured.Unstructured); !ok {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
 	"kubelith.io/kubelith/why"
@@ -78,7 +79,11 @@ func explainPolicy(c *cli.Context, from, to string) error {
 	if err != nil {
 		return err
 	}
-	reader := why.NewReader(why.Options{Client: cs})
+	dyn, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		return err
+	}
+	reader := why.NewReader(why.Options{Client: cs, Dynamic: dyn})
 	connection := why.Connection{Port: port, Protocol: protocol}
 	where := fmt.Sprintf("%s port %d", protocol, port)
 	if port == 0 {
@@ -108,6 +113,9 @@ func explainPolicy(c *cli.Context, from, to string) error {
 	fmt.Fprintf(c.App.Writer, "%s: %s to %s, %s\n", word, from, end, where)
 	for _, reason := range answer.Reasons {
 		fmt.Fprintf(c.App.Writer, "  %s\n", reason)
+	}
+	for _, unread := range answer.Unread {
+		fmt.Fprintf(c.App.Writer, "  unknown: %s\n", unread)
 	}
 	if !answer.Allowed {
 		return answered(exitBroken)

@@ -66,6 +66,7 @@ func (s *state) known() (out []*corev1.Pod) {
 // The words of generated objects are few, so that much is selected.
 var (
 	namespaces = []string{"blue", "green", "kube-system", "red"}
+	crowded    = append([]string{"blue", "blue", "blue", "green"}, namespaces...) // where pods and policies are: several share policies
 	apps       = []string{"x", "y", "z"}
 	roles      = []string{"m", "n"}
 	teams      = []string{"a", "b"}
@@ -210,7 +211,7 @@ func (g *generator) fill(s *state, slot int) {
 func (g *generator) pod() *corev1.Pod {
 	i := g.number()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-		Namespace: pick(g, namespaces), Name: fmt.Sprintf("pod-%d", i), UID: types.UID(fmt.Sprintf("uid-%d", i)),
+		Namespace: pick(g, crowded), Name: fmt.Sprintf("pod-%d", i), UID: types.UID(fmt.Sprintf("uid-%d", i)),
 	}}
 	p.Labels = g.podLabels(p.Namespace)
 	p.Status.Phase = corev1.PodRunning
@@ -249,7 +250,7 @@ func (g *generator) others(s *state) {
 }
 
 func (g *generator) policy() *networkingv1.NetworkPolicy {
-	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: pick(g, namespaces), Name: fmt.Sprintf("policy-%d", g.number())}}
+	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: pick(g, crowded), Name: fmt.Sprintf("policy-%d", g.number())}}
 	p.Spec.PodSelector = *g.selector(g.podTerms())
 	p.Spec.PolicyTypes = pick(g, [][]networkingv1.PolicyType{
 		nil, {networkingv1.PolicyTypeIngress}, {networkingv1.PolicyTypeEgress}, {networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},

@@ -2,6 +2,7 @@ package policyfuzz
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -21,13 +22,17 @@ type subject struct {
 	w        *world
 	compiler *rules.Compiler
 	table    *kernel.Table
+	ports    *kernel.Ports
 	now      *state // as written
 }
 
 func newSubject(w *world) (*subject, error) {
 	s := &subject{w: w}
 	err := w.router.Do(func(ns.NetNS) (err error) {
-		s.table, err = kernel.New(true, true)
+		if s.table, err = kernel.New(true, true); err != nil {
+			return err
+		}
+		s.ports, err = kernel.NewPorts()
 		return err
 	})
 	return s, err
@@ -51,7 +56,18 @@ func (s *subject) restart(to *state) error {
 		}
 	}
 	s.now = to
-	return s.w.router.Do(func(ns.NetNS) error { return s.table.Replace(context.Background(), s.compiler.All()) })
+	return s.write(func() error { return s.table.Replace(context.Background(), s.compiler.All()) })
+}
+
+// write runs a write of the table, and guards the ports of the pods that are selected now.
+func (s *subject) write(table func() error) error {
+	guarded := map[string][]netip.Addr{}
+	for i := range locals {
+		if p := s.now.Slots[i]; p != nil && s.compiler.Selected(p.UID) {
+			guarded[fmt.Sprintf("veth%d", i)] = s.w.endpoints[i].ips[:]
+		}
+	}
+	return s.w.router.Do(func(ns.NetNS) error { return errors.Join(table(), s.ports.Write(context.Background(), guarded)) })
 }
 
 // change goes on to another state. What belongs together comes in its order, everything else in any, with writes at any time.
@@ -59,7 +75,7 @@ func (s *subject) change(to *state, random *rand.Rand) error {
 	queues := s.events(to)
 	write := func() error {
 		changes := s.compiler.Take()
-		if err := s.w.router.Do(func(ns.NetNS) error { return s.table.Apply(context.Background(), changes) }); err != nil {
+		if err := s.write(func() error { return s.table.Apply(context.Background(), changes) }); err != nil {
 			return fmt.Errorf("write changes: %w", err)
 		}
 		return nil

@@ -1,5 +1,5 @@
-// Package policyfuzz compares, with packets, what the kernel makes of random network policies with what another implementation
-// says: the engine of sigs.k8s.io/kube-network-policies (./oracle).
+// Package policyfuzz compares, with packets, what the kernel makes of random network policies, cluster-wide ones too, with what
+// another implementation says: the engine of sigs.k8s.io/kube-network-policies (./oracle).
 //
 // A node, its pods and what is outside are network namespaces (world_test.go). The tables of components/worker/policy are written
 // to the node's. From case to case the cluster changes a little, as clusters do (state_test.go), and the tables with it
@@ -49,7 +49,7 @@ func TestFuzz(t *testing.T) {
 		} else {
 			now = g.next(before)
 		}
-		probes := g.probes(probesPerCase)
+		probes := g.probes(probesPerCase, len(now.ClusterPolicies) == 0)
 		order := g.Uint64()
 		var err error
 		if before == nil || g.chance(20) {
@@ -188,6 +188,7 @@ func TestFuzzFindsFaults(t *testing.T) {
 		}
 		deny.Slots[i].Namespace = namespaces[i%2]
 	}
+	deny.ClusterPolicies = nil
 	deny.Policies = []*networkingv1.NetworkPolicy{{}}
 	deny.Policies[0].Namespace, deny.Policies[0].Name = namespaces[0], "closed"
 	deny.Policies[0].Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}
@@ -224,7 +225,7 @@ func TestFuzzFindsFaults(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		found, err := f.compare(deny, g.probes(2*probesPerCase), map[string]int{})
+		found, err := f.compare(deny, g.probes(2*probesPerCase, true), map[string]int{})
 		if err != nil {
 			t.Fatal(err)
 		}

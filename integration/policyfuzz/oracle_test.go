@@ -13,6 +13,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
 // oracle is the program of ./oracle.
@@ -23,10 +24,11 @@ type oracle struct {
 
 // cluster and question are what the program reads, verdict what it answers. It is another module, so its types are out of reach.
 type cluster struct {
-	Namespaces []*corev1.Namespace           `json:"namespaces"`
-	Pods       []*corev1.Pod                 `json:"pods"`
-	Policies   []*networkingv1.NetworkPolicy `json:"policies"`
-	Questions  []question                    `json:"questions"`
+	Namespaces      []*corev1.Namespace                    `json:"namespaces"`
+	Pods            []*corev1.Pod                          `json:"pods"`
+	Policies        []*networkingv1.NetworkPolicy          `json:"policies"`
+	ClusterPolicies []*policyv1alpha2.ClusterNetworkPolicy `json:"clusterPolicies"`
+	Questions       []question                             `json:"questions"`
 }
 
 type question struct {
@@ -82,9 +84,10 @@ var dnsPod = &corev1.Pod{
 	}}}},
 }
 
-// verdicts says which connections should come through.
+// verdicts says which connections should come through. Cluster DNS is seen in several ways, of which one that is allowed suffices:
+// with a tier that can deny there is no such simple answer.
 func (o *oracle) verdicts(w *world, s *state, probes []probe) ([]bool, error) {
-	c := cluster{Namespaces: s.Namespaces, Pods: []*corev1.Pod{dnsPod}}
+	c := cluster{Namespaces: s.Namespaces, Pods: []*corev1.Pod{dnsPod}, ClusterPolicies: s.ClusterPolicies}
 	for _, p := range s.known() {
 		c.Pods = append(c.Pods, defaulted(p))
 	}

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 	"sigs.k8s.io/yaml"
 )
 
@@ -108,6 +109,27 @@ func edits(before, now *state) (out []func(*state) bool) {
 			})
 		}
 	}
+	for _, s := range states {
+		for _, p := range s.ClusterPolicies {
+			out = append(out, func(s *state) bool {
+				n := len(s.ClusterPolicies)
+				s.ClusterPolicies = slices.DeleteFunc(s.ClusterPolicies, func(o *policyv1alpha2.ClusterNetworkPolicy) bool { return o.Name == p.Name })
+				return len(s.ClusterPolicies) < n
+			})
+		}
+	}
+	for _, p := range now.ClusterPolicies {
+		for i := range 2 {
+			for _, rules := range []func(*policyv1alpha2.ClusterNetworkPolicySpec) bool{
+				func(s *policyv1alpha2.ClusterNetworkPolicySpec) bool { return remove(&s.Ingress, i) },
+				func(s *policyv1alpha2.ClusterNetworkPolicySpec) bool { return remove(&s.Egress, i) },
+			} {
+				out = append(out, func(s *state) bool {
+					return slices.ContainsFunc(s.ClusterPolicies, func(o *policyv1alpha2.ClusterNetworkPolicy) bool { return o.Name == p.Name && rules(&o.Spec) })
+				})
+			}
+		}
+	}
 	for i := range now.Slots {
 		out = append(out, func(s *state) bool {
 			there := s.Slots[i] != nil
@@ -201,6 +223,10 @@ func (f *fuzz) describe(s *state, probes []probe) string {
 		pod("other", p)
 	}
 	for _, p := range s.Policies {
+		text, _ := yaml.Marshal(p)
+		b.WriteString("---\n" + string(text))
+	}
+	for _, p := range s.ClusterPolicies {
 		text, _ := yaml.Marshal(p)
 		b.WriteString("---\n" + string(text))
 	}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
 // state is a cluster: what its API lists.
@@ -23,6 +24,8 @@ type state struct {
 	// Unknown are those pods of Slots that are connected, but have not been seen in the API yet: they are closed.
 	Unknown  map[types.UID]bool
 	Policies []*networkingv1.NetworkPolicy
+	// ClusterPolicies are cluster-wide. Half of the states have none.
+	ClusterPolicies []*policyv1alpha2.ClusterNetworkPolicy
 }
 
 func (s *state) clone() *state {
@@ -41,6 +44,9 @@ func (s *state) clone() *state {
 	}
 	for _, p := range s.Policies {
 		out.Policies = append(out.Policies, p.DeepCopy())
+	}
+	for _, p := range s.ClusterPolicies {
+		out.ClusterPolicies = append(out.ClusterPolicies, p.DeepCopy())
 	}
 	return out
 }
@@ -108,7 +114,18 @@ func (g *generator) state() *state {
 	for range 1 + g.IntN(6) {
 		s.Policies = append(s.Policies, g.policy())
 	}
+	g.clusterPolicies(s)
 	return s
+}
+
+// clusterPolicies replaces them.
+func (g *generator) clusterPolicies(s *state) {
+	s.ClusterPolicies = nil
+	if g.chance(2) {
+		for range 1 + g.IntN(4) {
+			s.ClusterPolicies = append(s.ClusterPolicies, g.clusterPolicy())
+		}
+	}
 }
 
 // next changes a state as a cluster changes in a moment.
@@ -119,7 +136,7 @@ func (g *generator) next(s *state) *state {
 	s = s.clone()
 	clear(s.Unknown) // seen by now
 	for range 1 + g.IntN(5) {
-		switch g.IntN(12) {
+		switch g.IntN(14) {
 		case 0:
 			g.labelNamespace(pick(g, s.Namespaces))
 		case 1, 2:
@@ -143,6 +160,13 @@ func (g *generator) next(s *state) *state {
 			pick(g, s.Policies).Spec = g.policy().Spec
 		case 11:
 			g.edit(pick(g, s.Policies))
+		case 12:
+			g.clusterPolicies(s)
+		case 13:
+			if len(s.ClusterPolicies) > 0 {
+				p := pick(g, s.ClusterPolicies)
+				p.Spec = g.clusterPolicy().Spec
+			}
 		}
 	}
 	return s
@@ -383,8 +407,80 @@ func (g *generator) ports() (out []networkingv1.NetworkPolicyPort) {
 	return out
 }
 
-// probes makes connections to try.
-func (g *generator) probes(n int) (out []probe) {
+// clusterPolicy makes one without nodes and domains.
+func (g *generator) clusterPolicy() *policyv1alpha2.ClusterNetworkPolicy {
+	p := &policyv1alpha2.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("cluster-%d", g.number())}}
+	p.Spec.Tier = pick(g, []policyv1alpha2.Tier{policyv1alpha2.AdminTier, policyv1alpha2.BaselineTier})
+	p.Spec.Priority = int32(g.IntN(4))
+	namespaces, pods := g.pods()
+	p.Spec.Subject = policyv1alpha2.ClusterNetworkPolicySubject{Namespaces: namespaces, Pods: pods}
+	action := func() policyv1alpha2.ClusterNetworkPolicyRuleAction {
+		return pick(g, []policyv1alpha2.ClusterNetworkPolicyRuleAction{
+			policyv1alpha2.ClusterNetworkPolicyRuleActionAccept, policyv1alpha2.ClusterNetworkPolicyRuleActionDeny, policyv1alpha2.ClusterNetworkPolicyRuleActionPass,
+		})
+	}
+	for range g.IntN(3) {
+		r := policyv1alpha2.ClusterNetworkPolicyIngressRule{Action: action(), Protocols: g.clusterPorts()}
+		for range 1 + g.IntN(2) {
+			namespaces, pods := g.pods()
+			r.From = append(r.From, policyv1alpha2.ClusterNetworkPolicyIngressPeer{Namespaces: namespaces, Pods: pods})
+		}
+		p.Spec.Ingress = append(p.Spec.Ingress, r)
+	}
+	for range g.IntN(3) {
+		r := policyv1alpha2.ClusterNetworkPolicyEgressRule{Action: action(), Protocols: g.clusterPorts()}
+		for range 1 + g.IntN(2) {
+			var peer policyv1alpha2.ClusterNetworkPolicyEgressPeer
+			if g.chance(2) {
+				for range 1 + g.IntN(2) {
+					peer.Networks = append(peer.Networks, policyv1alpha2.CIDR(g.block().CIDR))
+				}
+			} else {
+				peer.Namespaces, peer.Pods = g.pods()
+			}
+			r.To = append(r.To, peer)
+		}
+		p.Spec.Egress = append(p.Spec.Egress, r)
+	}
+	return p
+}
+
+// pods selects namespaces, or pods.
+func (g *generator) pods() (*metav1.LabelSelector, *policyv1alpha2.NamespacedPod) {
+	if g.chance(2) {
+		return g.selector(g.namespaceTerms()), nil
+	}
+	return nil, &policyv1alpha2.NamespacedPod{NamespaceSelector: *g.selector(g.namespaceTerms()), PodSelector: *g.selector(g.podTerms())}
+}
+
+func (g *generator) clusterPorts() (out []policyv1alpha2.ClusterNetworkPolicyProtocol) {
+	if g.chance(2) {
+		return nil
+	}
+	for range 1 + g.IntN(3) {
+		var p policyv1alpha2.ClusterNetworkPolicyProtocol
+		port := &policyv1alpha2.Port{Number: int32(pick(g, ports))}
+		if g.chance(3) {
+			first := pick(g, ports)
+			port = &policyv1alpha2.Port{Range: &policyv1alpha2.PortRange{Start: int32(first), End: int32(first + 1 + g.IntN(9000))}}
+		}
+		switch g.IntN(4) {
+		case 0:
+			p.TCP = &policyv1alpha2.ClusterNetworkPolicyProtocolTCP{DestinationPort: port}
+		case 1:
+			p.UDP = &policyv1alpha2.ClusterNetworkPolicyProtocolUDP{DestinationPort: port}
+		case 2:
+			p.SCTP = &policyv1alpha2.ClusterNetworkPolicyProtocolSCTP{DestinationPort: port}
+		case 3:
+			p.DestinationNamedPort = pick(g, portNames)
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// probes makes connections to try, to cluster DNS too if the oracle can decide about it (verdicts).
+func (g *generator) probes(n int, toDNS bool) (out []probe) {
 	for seen := map[probe]bool{}; len(out) < n; {
 		p := probe{Protocol: pick(g, []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolUDP, corev1.ProtocolSCTP})}
 		p.From, p.To, p.Family = g.IntN(len(g.w.endpoints)), g.IntN(len(g.w.endpoints)), g.IntN(2)
@@ -408,7 +504,7 @@ func (g *generator) probes(n int) (out []probe) {
 				p.To, p.Port = last, dnsPort
 			}
 		}
-		if !g.w.passes(p) || seen[p] {
+		if !g.w.passes(p) || seen[p] || !toDNS && p.Port == dnsPort {
 			continue
 		}
 		seen[p] = true

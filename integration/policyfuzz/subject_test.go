@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"kubelith.io/kubelith/components/worker/policy/kernel"
 	"kubelith.io/kubelith/components/worker/policy/rules"
@@ -132,6 +133,24 @@ func (s *subject) events(to *state) (queues [][]func()) {
 	}
 	for _, p := range policies {
 		add(func() { c.DeletePolicy(p.Namespace, p.Name) })
+	}
+
+	wide := map[string]*policyv1alpha2.ClusterNetworkPolicy{}
+	for _, p := range s.now.ClusterPolicies {
+		wide[p.Name] = p
+	}
+	for _, p := range to.ClusterPolicies {
+		if o := wide[p.Name]; o == nil || !reflect.DeepEqual(o, p) {
+			add(func() {
+				for _, err := range c.SetClusterPolicy(p) {
+					panic(err)
+				}
+			})
+		}
+		delete(wide, p.Name)
+	}
+	for _, p := range wide {
+		add(func() { c.DeleteClusterPolicy(p.Name) })
 	}
 
 	// The API's events of pods.

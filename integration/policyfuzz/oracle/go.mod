@@ -6,6 +6,7 @@ require (
 	k8s.io/api v0.37.1
 	k8s.io/client-go v0.37.1
 	sigs.k8s.io/kube-network-policies v1.1.1
+	sigs.k8s.io/network-policy-api v0.2.0
 )
 
 require (

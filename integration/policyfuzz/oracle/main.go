@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -22,14 +23,19 @@ import (
 	"sigs.k8s.io/kube-network-policies/pkg/network"
 	"sigs.k8s.io/kube-network-policies/pkg/networkpolicy"
 	"sigs.k8s.io/kube-network-policies/pkg/podinfo"
+	clusterpolicy "sigs.k8s.io/kube-network-policies/plugins/npa-v1alpha2"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	policyclient "sigs.k8s.io/network-policy-api/pkg/client/clientset/versioned"
+	policyinformers "sigs.k8s.io/network-policy-api/pkg/client/informers/externalversions"
 )
 
 // Case is a cluster, as the API server would list it, and questions about it.
 type Case struct {
-	Namespaces []*corev1.Namespace           `json:"namespaces"`
-	Pods       []*corev1.Pod                 `json:"pods"`
-	Policies   []*networkingv1.NetworkPolicy `json:"policies"`
-	Questions  []Question                    `json:"questions"`
+	Namespaces      []*corev1.Namespace                    `json:"namespaces"`
+	Pods            []*corev1.Pod                          `json:"pods"`
+	Policies        []*networkingv1.NetworkPolicy          `json:"policies"`
+	ClusterPolicies []*policyv1alpha2.ClusterNetworkPolicy `json:"clusterPolicies"`
+	Questions       []Question                             `json:"questions"`
 }
 
 // Question is about the first packet of a connection.
@@ -69,7 +75,7 @@ func main() {
 
 func answer(client kubernetes.Interface, c *Case) ([]Verdict, error) {
 	factory := informers.NewSharedInformerFactory(client, 0) // never started: its stores are filled here
-	namespaces, pods, policies := factory.Core().V1().Namespaces(), factory.Core().V1().Pods(), factory.Networking().V1().NetworkPolicies()
+	namespaces, pods := factory.Core().V1().Namespaces(), factory.Core().V1().Pods()
 	resolver, err := podinfo.NewInformerResolver(pods.Informer())
 	if err != nil {
 		return nil, err
@@ -80,14 +86,28 @@ func answer(client kubernetes.Interface, c *Case) ([]Verdict, error) {
 	for _, o := range c.Pods {
 		err = add(err, pods.Informer(), o)
 	}
-	for _, o := range c.Policies {
-		err = add(err, policies.Informer(), o)
+	// NetworkPolicies of one direction for each: the engine lets any that selects a pod hide the baseline tier, also one that is
+	// about the other direction only.
+	var directions [2]*networkpolicy.StandardNetworkPolicy
+	for i, direction := range []networkingv1.PolicyType{networkingv1.PolicyTypeEgress, networkingv1.PolicyTypeIngress} {
+		policies := informers.NewSharedInformerFactory(client, 0).Networking().V1().NetworkPolicies()
+		for _, o := range c.Policies {
+			if slices.Contains(o.Spec.PolicyTypes, direction) {
+				err = add(err, policies.Informer(), o)
+			}
+		}
+		directions[i] = networkpolicy.NewStandardNetworkPolicy("", namespaces, pods, policies)
+	}
+	clusterPolicies := policyinformers.NewSharedInformerFactory(policyclient.New(nil), 0).Policy().V1alpha2().ClusterNetworkPolicies()
+	for _, o := range c.ClusterPolicies {
+		err = add(err, clusterPolicies.Informer(), o)
 	}
 	if err != nil {
 		return nil, err
 	}
 	known := podinfo.NewInformerProvider(pods, namespaces, nil, []podinfo.IPResolver{resolver})
-	engine := networkpolicy.NewStandardNetworkPolicy("", namespaces, pods, policies)
+	admin := clusterpolicy.NewClusterNetworkPolicy(policyv1alpha2.AdminTier, clusterPolicies, nil, nil)
+	baseline := clusterpolicy.NewClusterNetworkPolicy(policyv1alpha2.BaselineTier, clusterPolicies, nil, nil)
 	verdicts := make([]Verdict, 0, len(c.Questions))
 	for _, q := range c.Questions {
 		packet := &network.Packet{
@@ -113,15 +133,27 @@ func answer(client kubernetes.Interface, c *Case) ([]Verdict, error) {
 			}
 			to = api.NewPodInfo(pod, namespace.Labels, nil, "")
 		}
-		egress, err := engine.EvaluateEgress(context.Background(), packet, from, to)
+		decide := func(of func(api.PolicyEvaluator) (api.Verdict, error), standard *networkpolicy.StandardNetworkPolicy) (bool, error) {
+			for _, tier := range []api.PolicyEvaluator{admin, standard, baseline} {
+				if v, err := of(tier); err != nil || v != api.VerdictNext {
+					return v == api.VerdictAccept, err
+				}
+			}
+			return true, nil
+		}
+		egress, err := decide(func(e api.PolicyEvaluator) (api.Verdict, error) {
+			return e.EvaluateEgress(context.Background(), packet, from, to)
+		}, directions[0])
 		if err != nil {
 			return nil, err
 		}
-		ingress, err := engine.EvaluateIngress(context.Background(), packet, from, to)
+		ingress, err := decide(func(e api.PolicyEvaluator) (api.Verdict, error) {
+			return e.EvaluateIngress(context.Background(), packet, from, to)
+		}, directions[1])
 		if err != nil {
 			return nil, err
 		}
-		verdicts = append(verdicts, Verdict{egress != api.VerdictDeny, ingress != api.VerdictDeny})
+		verdicts = append(verdicts, Verdict{egress, ingress})
 	}
 	return verdicts, nil
 }

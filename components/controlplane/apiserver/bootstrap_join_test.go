@@ -62,6 +62,8 @@ func TestRightsToJoin(t *testing.T) {
 		{"a node", node, "list", "", "services", "", "", true},
 		{"a node", node, "list", "", "namespaces", "", "", true},
 		{"a node", node, "list", "networking.k8s.io", "servicecidrs", "", "", true},
+		{"a node", node, "watch", "policy.networking.k8s.io", "clusternetworkpolicies", "", "", true},
+		{"a node", node, "update", "policy.networking.k8s.io", "clusternetworkpolicies", "", "x", false},
 		{"a node", node, "watch", "", "configmaps", "kube-system", "kubelith-cluster", true},
 		{"a node", node, "patch", "discovery.k8s.io", "endpointslices", "kube-system", "x", false},
 		{"a node", node, "update", "", "services", "kube-system", "kube-dns", false},

@@ -111,6 +111,13 @@ policy-fuzz: ## compare network policies with another implementation, by packets
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_POLICY_FUZZ=$(CASES) KUBELITH_POLICY_FUZZ_SEED=$(or $(SEED),$(shell date +%s)) \
 		$(GO) test -count=1 -v -timeout 0 ./integration/policyfuzz -run 'TestFuzz$$'
 
+.PHONY: juicefs-test
+juicefs_suite := $(GO) run ./integration/juicefs/suite
+juicefs-test: build ## build JuiceFS' CSI driver and its sidecars, in ~/.cache/kubelith, and install them in a cluster (root)
+	$(juicefs_suite)
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_JUICEFS_SUITE=$$($(juicefs_suite) --where) \
+		$(GO) test -count=1 -v ./integration/juicefs
+
 INTEGRATION_PARALLEL ?= 1
 
 .PHONY: kube-bench

@@ -14,6 +14,10 @@ const (
 	HostGW     = "host-gw"
 	// ByService is added to a way when it leads by a Service.
 	ByService = ", by Service"
+	// The way between two pods of a node, by the number of network policies.
+	NoPolicies       = "no network policy"
+	TenPolicies      = "10 network policies"
+	ThousandPolicies = "1,000 network policies"
 	// Agent is what an agent costs.
 	Agent = "agent"
 )
@@ -51,6 +55,7 @@ func NetworkTable(w io.Writer, s *Store) {
 		}
 		fmt.Fprintf(w, " %s |\n", ratio(s.Values(way, Throughput), bare))
 	}
+	policiesTable(w, s)
 	fmt.Fprint(w, "\n| figure | agent | goal | met |\n|---|---|---|---|\n")
 	for _, r := range []row{{AgentReady, 0}, {AgentMemory, 150}, {AgentCPU, 1}} {
 		v := s.Values(Agent, r.figure)
@@ -64,4 +69,21 @@ func NetworkTable(w io.Writer, s *Store) {
 		fmt.Fprintf(w, "| %s | %s | %s | %s |\n", r.figure, cell(v), goal, met)
 	}
 	fmt.Fprintf(w, "\nMedians of %d rounds (agents: %d).\n", s.Rounds("network", VXLAN), s.Rounds("agent", Agent))
+}
+
+// policiesTable compares the way between two pods with and without network policies, by ratio; the goal is 1.03.
+func policiesTable(w io.Writer, s *Store) {
+	figures := []string{Throughput, RoundTrip, Connect}
+	fmt.Fprint(w, "\n| way |")
+	for _, f := range figures {
+		fmt.Fprintf(w, " %s | to none |", f)
+	}
+	fmt.Fprint(w, "\n|---|---|---|---|---|---|---|\n")
+	for _, way := range []string{NoPolicies, TenPolicies, ThousandPolicies} {
+		fmt.Fprintf(w, "| %s |", way)
+		for _, f := range figures {
+			fmt.Fprintf(w, " %s | %s |", cell(s.Values(way, f)), ratio(s.Values(way, f), s.Values(NoPolicies, f)))
+		}
+		fmt.Fprintln(w)
+	}
 }

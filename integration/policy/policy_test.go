@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"os/exec"
 	"regexp"
 	"strconv"
@@ -228,6 +229,20 @@ egress:
 	})
 }
 
+// number is that of an environment variable: CI runs a few of what make policy-race runs many of.
+func number(t *testing.T, variable string, otherwise int) int {
+	t.Helper()
+	text := os.Getenv(variable)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatalf("%s: %v", variable, err)
+	}
+	return n
+}
+
 // TestFirstPacket: pods whose first instruction connects to what is forbidden, or to what only a policy allows.
 func TestFirstPacket(t *testing.T) {
 	s := harness.Start(t, harness.Options{})
@@ -240,8 +255,8 @@ podSelector: {}
 policyTypes: [Egress]
 egress: [{to: [{namespaceSelector: {}}], ports: [{port: 8080}]}]`)
 	url := func(port string) string { return "http://" + net.JoinHostPort(target.Status.PodIP, port) + "/" }
-	const rounds, each = 4, 10
-	for round := range rounds {
+	const each = 10
+	for round := range number(t, "POLICY_PODS", 40) / each {
 		var pods []*corev1.Pod
 		for i := range each {
 			// Init containers come first; they are guarded too.
@@ -291,7 +306,8 @@ ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
 		}
 		done <- r
 	}()
-	for range 3 {
+	kills := number(t, "POLICY_KILLS", 3)
+	for range kills {
 		s.Kill9(t)
 		if err := exchange(kept); err != nil {
 			t.Errorf("an allowed connection, while the server is dead: %v", err)
@@ -304,7 +320,7 @@ ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
 	}
 	stop()
 	if r := <-done; r.through > 0 || r.refused > 0 {
-		t.Errorf("over three kill -9, %d forbidden packets passed and %d allowed connections failed", r.through, r.refused)
+		t.Errorf("over %d kill -9, %d forbidden packets passed and %d allowed connections failed", kills, r.through, r.refused)
 	}
 	s.Restart(t)
 	check(t, "after a restart", probe{"c to a", inC, "tcp", address, false}, probe{"b to a", inB, "tcp", address, true})

@@ -118,6 +118,16 @@ juicefs-test: build ## build JuiceFS' CSI driver and its sidecars, in ~/.cache/k
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_JUICEFS_SUITE=$$($(juicefs_suite) --where) \
 		$(GO) test -count=1 -v ./integration/juicefs
 
+.PHONY: policy-race
+policy-race: build ## 500 pods whose first instruction is forbidden, and 20 kill -9 under traffic (root, 7 minutes)
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith POLICY_PODS=500 POLICY_KILLS=20 \
+		$(GO) test -count=1 -v -timeout 30m ./integration/policy -run 'TestFirstPacket|TestDead'
+
+.PHONY: policy-conformance
+policy-conformance: build ## the conformance suite of ClusterNetworkPolicies on a server and an agent (root, 7 minutes)
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_POLICY_CONFORMANCE=1 \
+		$(GO) test -count=1 -v -timeout 30m ./integration/policy -run 'TestClusterPolicyConformance$$'
+
 INTEGRATION_PARALLEL ?= 1
 
 .PHONY: kube-bench

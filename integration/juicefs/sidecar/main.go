@@ -1,5 +1,5 @@
-// Command sidecar does for two sidecars of a CSI driver whose modules the Go module proxy does not have in a version that a go.mod can
-// name: node-driver-registrar, and livenessprobe where it is given --health-port.
+// Command sidecar does for two sidecars of a CSI driver whose modules could not be had from the Go module proxy: node-driver-registrar, and
+// livenessprobe where it is given --health-port.
 package main
 
 import (

@@ -268,7 +268,7 @@ egress: [{to: [{namespaceSelector: {}}], ports: [{port: 8080}]}]`)
 		for _, pod := range pods {
 			ended := s.WaitPod(t, pod, "to end", harness.PodEnded)
 			if ended.Status.Phase != corev1.PodSucceeded {
-				t.Errorf("%s: %s %s", pod.Name, ended.Status.Phase, s.PodLogs(t, pod, "main"))
+				t.Errorf("%s: what is forbidden was reached, or what is allowed was not: %v %v", pod.Name, ended.Status.InitContainerStatuses, ended.Status.ContainerStatuses)
 			}
 		}
 	}

@@ -51,6 +51,7 @@ var origins = map[string]string{
 	"kubelith.io/kubelith/components/cluster/metricspublisher":   "metrics-publisher",
 	"kubelith.io/kubelith/components/cluster/storagecontrollers": "storage-controllers",
 	"kubelith.io/kubelith/components/worker/hostports":           "host-ports",
+	"kubelith.io/kubelith/components/worker/policy":              "network-policy",
 	"kubelith.io/kubelith/components/node":                       "",
 }
 

@@ -382,3 +382,37 @@ ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
 		t.Error("packets with another pod's address arrive")
 	}
 }
+
+// TestAgent: an agent enforces policies by what other nodes' pods are, before a pod's first packet too, and while the server is
+// dead. It may not read those pods.
+func TestAgent(t *testing.T) {
+	c := harness.StartCluster(t, harness.ClusterOptions{Agents: 1})
+	s, agent := c.Server, c.Agents[0]
+	ns := c.Namespace(t)
+	on := func(pod *corev1.Pod, n *harness.Server) *corev1.Pod {
+		pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: n.NodeName()}
+		return pod
+	}
+	a := s.Run(t, on(server(ns, "a"), agent))
+	b, d := s.Run(t, on(server(ns, "b"), s)), s.Run(t, on(server(ns, "d"), s))
+	inB, inD, address := c.ContainerPID(t, b, "main"), c.ContainerPID(t, d, "main"), net.JoinHostPort(a.Status.PodIP, "9000")
+	policy(t, s, ns, "some", `
+podSelector: {matchLabels: {app: a}}
+ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
+	check(t, "on the agent", probe{"d to a", inD, "tcp", address, false}, probe{"b to a", inB, "tcp", address, true},
+		probe{"the agent to a", agent.PID(), "tcp", address, true}, probe{"the server to a", s.PID(), "tcp", address, false})
+	s.Kubectl(t, "-n", ns, "label", "pod", "d", "app=b", "--overwrite")
+	check(t, "with the label", probe{"d to a", inD, "tcp", address, true}, probe{"b to a", inB, "tcp", address, true})
+	s.Kubectl(t, "-n", ns, "label", "pod", "d", "app=d", "--overwrite")
+	check(t, "without the label", probe{"d to a", inD, "tcp", address, false})
+
+	s.Kill9(t)
+	check(t, "while the server is dead", probe{"d to a", inD, "tcp", address, false}, probe{"b to a", inB, "tcp", address, true})
+	s.Launch(t)
+	s.WaitReady(t)
+	s.Kubectl(t, "-n", ns, "label", "pod", "d", "app=b", "--overwrite")
+	harness.Eventually(t, 20*time.Second, "the agent to follow the server again", func() error { return ask(t.Context(), inD, "tcp", address) })
+	if out := s.TryKubectl(t, "auth", "can-i", "list", "pods", "-A", "--as=system:node:"+agent.NodeName(), "--as-group=system:nodes"); !strings.Contains(out.Stdout, "no") {
+		t.Errorf("may the agent read all pods? %s", out.Stdout)
+	}
+}

@@ -10,6 +10,7 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/components/worker/policy/peers"
 )
 
 // joining returns the rights of machines that join, of the nodes that they become, and of the components that admit
@@ -35,8 +36,8 @@ func joining() []runtime.Object {
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"nodes"}, Verbs: read},
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"services", "namespaces"}, Verbs: follow},
 			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: follow},
-			// Network policies select pods of all nodes.
-			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"pods"}, Verbs: follow},
+			// Network policies select pods of all nodes, by what this path tells of them.
+			rbacv1.PolicyRule{NonResourceURLs: []string{peers.Path}, Verbs: []string{"get"}},
 			rbacv1.PolicyRule{APIGroups: []string{"policy.networking.k8s.io"}, Resources: []string{"clusternetworkpolicies"}, Verbs: follow},
 			rbacv1.PolicyRule{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs", "networkpolicies"}, Verbs: follow}),
 		role(metav1.NamespacePublic, "kubelith:cluster-info", []rbacv1.Subject{subject(rbacv1.UserKind, user.Anonymous)},

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericfeatures "k8s.io/apiserver/pkg/features"
 	registry "k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -37,6 +38,7 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/informers"
+	"kubelith.io/kubelith/components/worker/policy/peers"
 )
 
 // newConfig is upstream's app.NewConfig, recomposed from the same exported parts for one reason: upstream builds the
@@ -70,7 +72,7 @@ func (s *Server) newConfig(ctx context.Context, opts options.CompletedOptions) (
 		return nil, err
 	}
 	// All requests go through the aggregator.
-	aggregator.GenericConfig.BuildHandlerChainFunc = s.recorder.wrap(s.traced(s.removals.endable(s.initializers.Wrap(aggregator.GenericConfig.BuildHandlerChainFunc))))
+	aggregator.GenericConfig.BuildHandlerChainFunc = s.recorder.wrap(s.tellPeers(s.traced(s.removals.endable(s.initializers.Wrap(aggregator.GenericConfig.BuildHandlerChainFunc)))))
 	for _, options := range []*registry.RESTOptionsGetter{
 		&cp.Generic.RESTOptionsGetter, &extensions.ExtraConfig.CRDRESTOptionsGetter, &extensions.GenericConfig.RESTOptionsGetter, &aggregator.GenericConfig.RESTOptionsGetter,
 	} {
@@ -151,10 +153,13 @@ func (s *Server) genericConfig(ctx context.Context, o options.CompletedOptions) 
 		return nil, nil, err
 	}
 	documentAPI(c, s.schemes()...)
-	c.LongRunningFunc = filters.BasicLongRunningRequestCheck(
+	longRunning := filters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"),
 		sets.NewString("attach", "exec", "proxy", "log", "portforward"),
 	)
+	c.LongRunningFunc = func(req *http.Request, info *apirequest.RequestInfo) bool {
+		return info.Path == peers.Path || longRunning(req, info)
+	}
 
 	if s.opts.EtcdAnswers != nil {
 		select {

@@ -2,11 +2,14 @@ package apiserver
 
 import (
 	"errors"
+	"net/http"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/informers"
 	aggregator "k8s.io/kube-aggregator/pkg/apiserver"
+
+	"kubelith.io/kubelith/components/worker/policy/peers"
 )
 
 // Extension is an API group that the process serves in addition to upstream's. The aggregator routes requests for it to
@@ -56,4 +59,11 @@ func (s *Server) serveConfigurations(chain *aggregator.APIAggregator) error {
 	}
 	s.initializers.ServeExtensions(core.NextDelegate().UnprotectedHandler())
 	return nil
+}
+
+// tellPeers serves what agents know of pods for network policies.
+func (s *Server) tellPeers(build func(http.Handler, *genericapiserver.Config) http.Handler) func(http.Handler, *genericapiserver.Config) http.Handler {
+	return func(next http.Handler, c *genericapiserver.Config) http.Handler {
+		return build(peers.Handler(s.Informers, next), c)
+	}
 }

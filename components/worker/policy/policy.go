@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics/legacyregistry"
@@ -244,12 +243,4 @@ func addressesOf(ips []net.IP) (out []netip.Addr) {
 		}
 	}
 	return out
-}
-
-// uidOf returns the UID that the kubelet uses for a pod: that of a static pod is not its mirror's.
-func uidOf(uid types.UID, annotations map[string]string) types.UID {
-	if static := annotations["kubernetes.io/config.mirror"]; static != "" {
-		return types.UID(static)
-	}
-	return uid
 }

@@ -23,6 +23,7 @@ import (
 
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/components/worker/policy/kernel"
+	"kubelith.io/kubelith/components/worker/policy/peers"
 	"kubelith.io/kubelith/components/worker/policy/rules"
 )
 
@@ -173,29 +174,36 @@ func (r *run) followPeers(ctx context.Context) error {
 	}
 	r.peers = append(r.peers, namespaces)
 	first := true
-	pods, err := follow(r, r.factory.Core().V1().Pods().Informer(),
-		func(pod *corev1.Pod) {
-			p := rules.PodOf(pod)
-			if p == nil {
-				r.deletePod(pod)
-				return
+	set := func(p *peers.Pod) {
+		if _, known := r.pods.byUID[p.UID]; first && !known && p.Node == r.opts.NodeName && len(p.IPs) > 0 {
+			r.adopted[p.UID] = true
+			r.compiler.AddLocal(p.UID, p.IPs)
+		}
+		r.compiler.SetPod(&p.Pod)
+	}
+	var synced func() bool
+	if r.own {
+		synced, err = r.streamPods(ctx, set)
+	} else {
+		var pods *follower
+		pods, err = follow(r, r.factory.Core().V1().Pods().Informer(), func(pod *corev1.Pod) {
+			if p := peers.Of(pod); p != nil {
+				set(p)
+			} else {
+				r.deletePod(peers.UID(pod))
 			}
-			p.UID = uidOf(pod.UID, pod.Annotations)
-			if _, known := r.pods.byUID[p.UID]; first && !known && pod.Spec.NodeName == r.opts.NodeName && len(p.IPs) > 0 {
-				r.adopted[p.UID] = true
-				r.compiler.AddLocal(p.UID, p.IPs)
-			}
-			r.compiler.SetPod(p)
-		}, r.deletePod)
+		}, func(pod *corev1.Pod) { r.deletePod(peers.UID(pod)) })
+		if err == nil {
+			synced = pods.handler.HasSynced
+			r.peers = append(r.peers, pods)
+		}
+	}
 	if err != nil {
 		return err
 	}
-	r.peers = append(r.peers, pods)
 	r.factory.Start(ctx.Done())
-	for _, f := range r.peers {
-		if !cache.WaitForCacheSync(ctx.Done(), f.handler.HasSynced) {
-			return ctx.Err()
-		}
+	if !cache.WaitForCacheSync(ctx.Done(), namespaces.handler.HasSynced, synced) {
+		return ctx.Err()
 	}
 	r.mu.Lock()
 	first = false
@@ -203,8 +211,41 @@ func (r *run) followPeers(ctx context.Context) error {
 	return nil
 }
 
-func (r *run) deletePod(pod *corev1.Pod) {
-	uid := uidOf(pod.UID, pod.Annotations)
+// streamPods follows pods on an agent until ctx ends.
+func (r *run) streamPods(ctx context.Context, set func(*peers.Pod)) (synced func() bool, err error) {
+	client, err := kubernetes.NewForConfig(r.opts.Client)
+	if err != nil {
+		return nil, err
+	}
+	var done atomic.Bool
+	locked := func(f func()) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.compiler != nil {
+			f()
+			r.changed.Send()
+		}
+	}
+	r.running.Go(func() {
+		known := map[types.UID]bool{}
+		for ctx.Err() == nil {
+			err := peers.Follow(ctx, client.Discovery().RESTClient(), known,
+				func(p *peers.Pod) { locked(func() { set(p) }) },
+				func(uid types.UID) { locked(func() { r.deletePod(uid) }) },
+				func() { done.Store(true) })
+			if ctx.Err() == nil {
+				r.opts.Log.WithError(err).Debug("the connection that tells the pods of the cluster has ended")
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(retry):
+			}
+		}
+	})
+	return done.Load, nil
+}
+
+func (r *run) deletePod(uid types.UID) {
 	r.compiler.DeletePod(uid)
 	if r.adopted[uid] {
 		delete(r.adopted, uid)
@@ -387,25 +428,6 @@ func trim(object any) (any, error) {
 		out.Name, out.UID, out.ResourceVersion, out.Labels = o.Name, o.UID, o.ResourceVersion, o.Labels
 		out.Status.Addresses = o.Status.Addresses
 		return out, nil
-	case *corev1.Pod:
-		out := &corev1.Pod{}
-		out.Namespace, out.Name, out.UID, out.ResourceVersion, out.Labels = o.Namespace, o.Name, o.UID, o.ResourceVersion, o.Labels
-		if static := uidOf("", o.Annotations); static != "" {
-			out.Annotations = map[string]string{"kubernetes.io/config.mirror": string(static)}
-		}
-		out.Spec.NodeName, out.Spec.HostNetwork = o.Spec.NodeName, o.Spec.HostNetwork
-		out.Spec.InitContainers, out.Spec.Containers = portsOf(o.Spec.InitContainers), portsOf(o.Spec.Containers)
-		out.Status.Phase, out.Status.PodIPs = o.Status.Phase, o.Status.PodIPs
-		return out, nil
 	}
 	return object, nil
-}
-
-func portsOf(containers []corev1.Container) (out []corev1.Container) {
-	for _, c := range containers {
-		if len(c.Ports) > 0 {
-			out = append(out, corev1.Container{Ports: c.Ports})
-		}
-	}
-	return out
 }

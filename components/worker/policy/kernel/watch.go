@@ -3,6 +3,7 @@ package kernel
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -32,6 +33,7 @@ func Watch(ctx context.Context, removed func()) error {
 		}
 		if err != nil { // too many changes at once
 			removed()
+			time.Sleep(100 * time.Millisecond)
 		}
 		for _, m := range messages {
 			if isRemoval(m) {

@@ -374,7 +374,7 @@ func TestSources(t *testing.T) {
 		t.Error("without policies no forged packet arrives: the test proves nothing")
 	}
 	policy(t, s, ns, "all", `
-podSelector: {}
+podSelector: {matchLabels: {app: a}}
 ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
 	check(t, "by the link-local address", probe{"c to a", inC, "tcp", direct, false}, probe{"b to a", s.ContainerPID(t, b, "main"), "tcp", address, true})
 	// Answers go to b: what counts is whether a's program sees the request.

@@ -60,11 +60,11 @@ func (s *subject) restart(to *state) error {
 	return s.write(func() error { return s.table.Replace(context.Background(), s.compiler.All()) })
 }
 
-// write runs a write of the table, and guards the ports of the pods that are selected now.
+// write runs a write of the table, and guards the ports of the pods that there are now.
 func (s *subject) write(table func() error) error {
 	guarded := map[string][]netip.Addr{}
 	for i := range locals {
-		if p := s.now.Slots[i]; p != nil && s.compiler.Selected(p.UID) {
+		if p := s.now.Slots[i]; p != nil {
 			guarded[fmt.Sprintf("veth%d", i)] = s.w.endpoints[i].ips[:]
 		}
 	}

@@ -369,8 +369,8 @@ func (r *run) step(ctx context.Context) error {
 	}
 	wanted := r.wanted
 	guarded := map[string][]netip.Addr{}
-	for uid, p := range r.pods.byUID {
-		if p.Port != "" && r.compiler.Selected(uid) {
+	for _, p := range r.pods.byUID { // also those that no policy selects: they may send to one that is
+		if p.Port != "" {
 			guarded[p.Port] = p.IPs
 		}
 	}

@@ -548,9 +548,3 @@ func (c *Compiler) Knows(uid types.UID) bool { return c.pods[uid] != nil }
 
 // Classes returns the classes, in no order.
 func (c *Compiler) Classes() []*Class { return slices.Collect(maps.Values(c.classes)) }
-
-// Selected reports whether a policy selects a pod of this node, or it is closed.
-func (c *Compiler) Selected(uid types.UID) bool {
-	l := c.locals[uid]
-	return l != nil && (l.names[Egress] != "" || l.names[Ingress] != "")
-}

@@ -1,5 +1,5 @@
 // The plugin fuse is a storage plugin: volumes whose files are objects of an S3-compatible store, or files of a
-// directory. docs/storage.md describes it, package driver how it works.
+// directory. docs/older-ways.md describes it ("FUSE volumes"), package driver how it works.
 //
 // The same program is the client that serves a volume, and writes its own image:
 //

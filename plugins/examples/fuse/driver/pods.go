@@ -204,7 +204,7 @@ func (p *pods) nodeExists(ctx context.Context, name string) error {
 
 func (p *pods) explain(what string, err error) error {
 	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
-		return status.Errorf(codes.FailedPrecondition, "%s: %s: apply the plugin's manifest, rbac.yaml", what, err)
+		return status.Errorf(codes.FailedPrecondition, "%s: %s: apply the plugin's manifest.yaml", what, err)
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }

@@ -67,13 +67,13 @@ func (r *Reset) nftJSON(ctx context.Context, args ...string) ruleset {
 	return rules
 }
 
-// packetFilter returns our table and kube-proxy's, unless another server uses them, and the rules in CNI's tables that
+// packetFilter returns our tables and kube-proxy's, unless another server uses them, and the rules in CNI's tables that
 // were created for one of these containers.
 func (r *Reset) packetFilter(ids map[string]bool) (tables []nftTable, rules []nftRule) {
 	ctx := context.Background() // reads only
 	for _, t := range r.listTables(ctx) {
 		switch t.name {
-		case names.NFTable, names.PolicyTable, "kube-proxy":
+		case names.NFTable, names.PolicyTable, names.VXLANTable, "kube-proxy":
 			if !r.neighbour() {
 				tables = append(tables, t)
 			}

@@ -136,6 +136,7 @@ func TestRunRemovesOnlyOwned(t *testing.T) {
 		tables: map[string]string{
 			"ip kube-proxy":               "",
 			"inet kubelith_network":       "",
+			"inet kubelith_vxlan":         "",
 			"ip docker":                   "",
 			"inet cni_plugins_masquerade": `{"nftables":[` + rule("a-b, net: podman, if: eth0, id: x") + "," + rule("a-c, net: kubelith, if: eth0, id: 0123456789abcdef01") + "," + rule("a-d, net: kubelith, if: eth0, id: fedcba9876543210") + `]}`,
 			"ip cni_hostport":             `{"nftables":[` + rule("foreign") + "," + rule(containerID) + `]}`,
@@ -191,7 +192,7 @@ func TestRunRemovesOnlyOwned(t *testing.T) {
 	}
 	slices.Sort(nets.removed)
 	want := []string{"cni0", "delete rule inet cni_plugins_masquerade c handle 7", "delete rule ip cni_hostport c handle 7",
-		"delete table inet kubelith_network", "delete table ip kube-proxy", "flannel.1", "routes 107"}
+		"delete table inet kubelith_network", "delete table inet kubelith_vxlan", "delete table ip kube-proxy", "flannel.1", "routes 107"}
 	if !slices.Equal(nets.removed, want) {
 		t.Errorf("removed from the network: %q", nets.removed)
 	}

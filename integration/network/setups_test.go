@@ -35,6 +35,8 @@ func TestThirdPartyCNI(t *testing.T) {
 	ns := s.Namespace(t)
 	first := s.Run(t, web(ns, "first"))
 	within(t, first.Status.PodIP, "10.42.0.0/16")
+	remove := addNode(t, s)
+	waitDevices(t, s, "flannel.1")
 
 	for from, to := range map[string]string{"bridge": "other-bridge", "host-local": "other-local"} {
 		program, err := os.ReadFile(filepath.Join("../../.cache/payload", runtime.GOARCH, from))
@@ -54,7 +56,8 @@ func TestThirdPartyCNI(t *testing.T) {
 		return s.Run(t, sleeper(ns, fmt.Sprintf("new-%d", n))).Status.PodIP
 	}
 	harness.Eventually(t, 30*time.Second, "the other network to be used", func() error { return inside(newIP(), "10.99.0.0/24") })
-	harness.Eventually(t, 15*time.Second, "our way to other nodes to be gone", func() error { return hasDevices(t, s) })
+	waitDevices(t, s)
+	remove()
 	if err := nodeIsReady(node(t, s)); err != nil {
 		t.Error(err)
 	}
@@ -65,7 +68,8 @@ func TestThirdPartyCNI(t *testing.T) {
 		t.Fatal(err)
 	}
 	harness.Eventually(t, 30*time.Second, "our network to be used again", func() error { return inside(newIP(), "10.42.0.0/16") })
-	harness.Eventually(t, 15*time.Second, "our way to other nodes again", func() error { return hasDevices(t, s, "flannel.1") })
+	addNode(t, s)
+	waitDevices(t, s, "flannel.1")
 }
 
 func mustAskInNode(t *testing.T, s *harness.Server, url string) (a answer) {
@@ -225,7 +229,9 @@ func TestDualStack(t *testing.T) {
 	}
 	pods := runAll(t, s, sleeper(ns, "client"), web(ns, "web"))
 	client, server := pods[0], pods[1]
-	harness.Eventually(t, 15*time.Second, "the devices of both families", func() error { return hasDevices(t, s, "flannel-v6.1", "flannel.1") })
+	remove := addNode(t, s)
+	waitDevices(t, s, "flannel-v6.1", "flannel.1")
+	remove()
 	if got := mtu(t, s, client); got != "1430" {
 		t.Errorf("the pods' MTU is %s", got)
 	}

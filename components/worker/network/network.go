@@ -8,6 +8,8 @@
 // nothing of the previous one. Our entries have a mark in the kernel (names.LinkAlias, names.RouteProtocol), and no
 // others are touched.
 //
+// While there is no other node, there is neither device nor route. VXLAN takes packets from the other nodes' addresses only (gate).
+//
 // A stop leaves everything: pods go on. A third party's network makes this one withdraw. components/worker/cni does the
 // pods' bridge, their addresses and the masquerading.
 package network
@@ -74,7 +76,8 @@ type Server struct {
 
 	// For the goroutine of one run.
 	session *session
-	own     node // as last known: a deleted Node comes back
+	gate    *gate // nil until it is needed
+	own     node  // as last known: a deleted Node comes back
 	logged  logging.Once
 }
 
@@ -150,8 +153,8 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 
 func (s *Server) run(ctx context.Context, ready func()) error {
 	if !s.opts.Backend.connects() {
-		if err := s.remove(setup{}); err != nil {
-			s.opts.Log.WithError(err).Error("cannot remove the interfaces and routes to other nodes of an earlier run")
+		if err := s.remove(ctx); err != nil {
+			s.opts.Log.WithError(err).Error("cannot remove the interfaces, routes and packet filter to other nodes of an earlier run")
 		}
 		ready()
 		<-ctx.Done()

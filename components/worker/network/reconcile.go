@@ -17,7 +17,7 @@ func (s *Server) reconcile(ctx context.Context, nodes []*corev1.Node) (changed b
 	case undecided:
 		return false, nil
 	case yes:
-		return false, s.withdraw()
+		return false, s.withdraw(ctx)
 	}
 	want, err := s.wanted(nodes)
 	if errors.Is(err, errNoNode) {
@@ -26,11 +26,16 @@ func (s *Server) reconcile(ctx context.Context, nodes []*corev1.Node) (changed b
 	if err != nil {
 		return false, err
 	}
-	begun, err := s.ensureSession(ctx, want)
+	peers := s.reachable(nodes, want)
+	if len(peers) == 0 {
+		s.endSession()
+		return false, s.remove(ctx)
+	}
+	begun, err := s.ensureSession(ctx, want, peers)
 	if err != nil {
 		return false, err
 	}
-	corrected, err := s.ensureEntries(want, s.reachable(nodes, want))
+	corrected, err := s.ensureEntries(want, peers)
 	return begun || corrected, err
 }
 
@@ -66,16 +71,27 @@ func (s *Server) wanted(nodes []*corev1.Node) (setup, error) {
 	return setup{s.opts.Backend, s.own, p}, checkMTU(s.opts.Backend, p, s.own.v6.on())
 }
 
-// ensureSession begins a session unless the running one is as wanted, with its devices.
-func (s *Server) ensureSession(ctx context.Context, want setup) (begun bool, err error) {
+// ensureSession begins a session unless the running one is as wanted, with its devices. Before that, the packet filter must be there.
+func (s *Server) ensureSession(ctx context.Context, want setup, peers []node) (changed bool, err error) {
+	intact := false
 	if s.session != nil && s.session.setup == want {
-		if intact, err := want.intact(); err != nil || intact {
+		if intact, err = want.intact(); err != nil {
 			return false, err
 		}
 	}
-	s.endSession()
-	if err := s.clearDevices(want); err != nil {
-		return false, err
+	if !intact {
+		s.endSession()
+		if err := s.clearDevices(want); err != nil {
+			return false, err
+		}
+	}
+	if want.backend == VXLAN {
+		changed, err = s.closeGate(ctx, peers)
+	} else if !intact {
+		err = s.openGate(ctx)
+	}
+	if intact || err != nil {
+		return changed, err
 	}
 	if s.session, err = begin(ctx, want, s.cluster); err != nil {
 		return false, err
@@ -174,18 +190,41 @@ func (s setup) links() (map[string]int, error) {
 	return out, nil
 }
 
+// closeGate admits VXLAN packets of the peers only.
+func (s *Server) closeGate(ctx context.Context, peers []node) (changed bool, err error) {
+	if err := s.findGate(); err != nil {
+		return false, err
+	}
+	return s.gate.ensure(ctx, sources(peers))
+}
+
+// openGate removes what closeGate wrote; no device may be left.
+func (s *Server) openGate(ctx context.Context) error {
+	if s.findGate() != nil {
+		return nil // without nft there is nothing
+	}
+	return s.gate.remove(ctx)
+}
+
+func (s *Server) findGate() (err error) {
+	if s.gate == nil {
+		s.gate, err = newGate()
+	}
+	return err
+}
+
 // withdraw leaves the connection to other nodes to a third party.
-func (s *Server) withdraw() error {
+func (s *Server) withdraw(ctx context.Context) error {
 	if s.session != nil {
 		s.opts.Log.Info("a third-party network connects the nodes")
 	}
 	s.endSession()
-	return s.remove(setup{})
+	return s.remove(ctx)
 }
 
-// remove removes our devices, with everything on them, and routes that are not part of the setup.
-func (s *Server) remove(keep setup) error {
-	if err := s.clearDevices(keep); err != nil {
+// remove removes our devices, with everything on them, our routes, and the packet filter.
+func (s *Server) remove(ctx context.Context) error {
+	if err := s.clearDevices(setup{}); err != nil {
 		return err
 	}
 	now, err := readKernel(s.cluster, nil)
@@ -196,5 +235,5 @@ func (s *Server) remove(keep setup) error {
 	if len(stale) > 0 {
 		s.opts.Log.Infof("removing %d routes to other nodes", len(stale))
 	}
-	return s.removeEntries(now, stale)
+	return errors.Join(s.removeEntries(now, stale), s.openGate(ctx))
 }

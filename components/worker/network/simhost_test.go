@@ -3,12 +3,14 @@ package network
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -61,6 +63,12 @@ func hostMain(text string) {
 		panic(err)
 	}
 	go answer(echo)
+	ears, err := net.ListenPacket("udp", fmt.Sprintf(":%d", smuggledPort))
+	if err != nil {
+		panic(err)
+	}
+	heard := make(chan byte, 100)
+	go listen(ears, heard)
 	log := logrus.New()
 	log.SetOutput(os.Stderr)
 	var server *Server
@@ -113,6 +121,12 @@ func hostMain(text string) {
 			err = nil
 		case "dial":
 			reply, err = dial(argument)
+		case "smuggle":
+			err = smuggle(strings.Fields(argument))
+		case "heard":
+			for err = nil; len(heard) > 0; {
+				reply += string(<-heard)
+			}
 		}
 		if err != nil {
 			reply = "error: " + strings.ReplaceAll(err.Error(), "\n", " ")
@@ -157,6 +171,53 @@ func dial(address string) (string, error) {
 	return string(said), err
 }
 
+// smuggledPort is where a host hears what came in by VXLAN from anyone.
+const smuggledPort = 7001
+
+// listen passes on what is in the packets, a byte each.
+func listen(l net.PacketConn, heard chan<- byte) {
+	for packet := make([]byte, 1); ; {
+		if _, _, err := l.ReadFrom(packet); err != nil {
+			return
+		}
+		heard <- packet[0]
+	}
+}
+
+// smuggle sends one packet as VXLAN's devices do, from a program: args are the outer source and destination, the MAC address
+// of the device there, the pods' addresses inside, and the byte to say.
+func smuggle(args []string) error {
+	from, to := netip.AddrPortFrom(netip.MustParseAddr(args[0]), 0), netip.AddrPortFrom(netip.MustParseAddr(args[1]), port)
+	mac, err := net.ParseMAC(args[2])
+	if err != nil {
+		return err
+	}
+	src, dst := netip.MustParseAddr(args[3]).As4(), netip.MustParseAddr(args[4]).As4()
+	udp := binary.BigEndian.AppendUint16(nil, smuggledPort)
+	udp = binary.BigEndian.AppendUint16(udp, smuggledPort)
+	udp = append(udp, 0, 9, 0, 0, args[5][0]) // length; no checksum
+	ip := []byte{0x45, 0, 0, byte(20 + len(udp)), 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}
+	ip = append(append(ip, src[:]...), dst[:]...)
+	var sum uint32
+	for i := 0; i < len(ip); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(ip[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	binary.BigEndian.PutUint16(ip[10:], ^uint16(sum))
+	packet := []byte{8, 0, 0, 0, 0, 0, vni, 0}                      // RFC 7348
+	packet = append(append(packet, mac...), 2, 0, 0, 0, 0, 9, 8, 0) // Ethernet: to, from, IPv4
+	packet = append(append(packet, ip...), udp...)
+	conn, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(from), net.UDPAddrFromAddrPort(to))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = conn.Write(packet)
+	return err
+}
+
 // world is two hosts, a and b, and their Nodes.
 type world struct {
 	t     *testing.T
@@ -170,6 +231,17 @@ type simHost struct {
 	in      io.Writer
 	replies *bufio.Scanner
 	node    *corev1.Node
+	log     string // file
+}
+
+// said is the host's log.
+func (h *simHost) said() string {
+	h.t.Helper()
+	text, err := os.ReadFile(h.log)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return string(text)
 }
 
 // newWorld makes two hosts on one wire: addresses 192.0.2.1 and .2, 2001:db8::1 and ::2. Pods of a host are one
@@ -179,7 +251,7 @@ func newWorld(t *testing.T, families ...string) *world {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: network namespaces")
 	}
-	for _, program := range []string{"ip", "nsenter", "bridge"} {
+	for _, program := range []string{"ip", "nsenter", "bridge", "nft"} {
 		if _, err := exec.LookPath(program); err != nil {
 			t.Skipf("needs the program %s", program)
 		}
@@ -261,7 +333,7 @@ func startHost(t *testing.T, spec hostSpec) *simHost {
 		}
 		log.Close()
 	})
-	return &simHost{t: t, pid: strconv.Itoa(cmd.Process.Pid), in: in, replies: bufio.NewScanner(out)}
+	return &simHost{t: t, pid: strconv.Itoa(cmd.Process.Pid), in: in, replies: bufio.NewScanner(out), log: log.Name()}
 }
 
 // do runs a command of hostMain.

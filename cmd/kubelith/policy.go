@@ -1,8 +1,6 @@
 package kubelith
 
 import (
-	"errors"
-	"flag"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -27,27 +25,18 @@ func policyCommand() *cli.Command {
 			Description: "A pod is NAME or pod/NAME. Without a port it is about protocols that have none, such as ICMP.\n" +
 				"It reads with your rights.\n" +
 				"Exit codes: 0 allowed, 1 no answer, 3 denied.",
-			Flags: []cli.Flag{
+			Flags: append([]cli.Flag{
 				&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "namespace of the pods (default: that of the kubeconfig's context)"},
 				&cli.StringFlag{Name: "to-namespace", Usage: "namespace of the second pod (default: that of the first)"},
 				&cli.StringFlag{Name: "protocol", Usage: "TCP, UDP or SCTP", Value: "TCP"},
-				&cli.StringFlag{Name: "kubeconfig", Usage: "file with your credentials (default: as kubelith kubectl)"},
-				&cli.StringFlag{Name: "context", Usage: "context of the kubeconfig"},
-			},
+			}, accessFlags()...),
 			OnUsageError: usageError,
-			Action: func(c *cli.Context) error {
-				args, err := interspersed(c)
-				if errors.Is(err, flag.ErrHelp) {
-					return cli.ShowSubcommandHelp(c)
-				}
-				if err != nil {
-					return err
-				}
+			Action: asking(func(c *cli.Context, args []string) error {
 				if len(args) != 2 {
 					return fmt.Errorf("policy explain needs a pod and its destination, such as web db:5432: got %q", args)
 				}
 				return explainPolicy(c, args[0], args[1])
-			},
+			}),
 		}},
 	}
 }
@@ -63,11 +52,7 @@ func explainPolicy(c *cli.Context, from, to string) error {
 	if err != nil {
 		return err
 	}
-	access, err := clusterOf(c)
-	if err != nil {
-		return err
-	}
-	cfg, err := credentials(access)
+	access, cfg, err := clusterOf(c)
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -16,7 +15,6 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/term"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
 	"kubelith.io/kubelith/trace"
@@ -47,7 +45,7 @@ func traceCommand() *cli.Command {
 			"With -o json, html or otlp it goes to FILE, or to standard output.\n" +
 			"With --serve a page shows the timelines of the cluster as they grow, in a browser on this machine.\n" +
 			"With --follow the exit code is 0 once all is as it was asked for, and 1 if that failed or took longer than --timeout.",
-		Flags: []cli.Flag{
+		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "namespace of the object (default: that of the kubeconfig's context)"},
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until it has settled"},
 			&cli.DurationFlag{Name: "timeout", Usage: "with --follow: give up after this time", Value: 10 * time.Minute},
@@ -56,28 +54,15 @@ func traceCommand() *cli.Command {
 			&cli.BoolFlag{Name: "slowest", Usage: "list the slowest pod starts and requests; N of each, 10 by default"},
 			&cli.BoolFlag{Name: "stats", Usage: "show percentiles of each stage of pod starts, and how full the recorder is"},
 			&cli.BoolFlag{Name: "serve", Usage: "serve a page at a loopback ADDRESS, 127.0.0.1:0 by default"},
-			&cli.StringFlag{Name: "kubeconfig", Usage: "file with your credentials (default: as kubelith kubectl)"},
-			&cli.StringFlag{Name: "context", Usage: "context of the kubeconfig"},
-		},
+		}, accessFlags()...),
 		OnUsageError: usageError,
-		Action: func(c *cli.Context) error {
-			args, err := interspersed(c)
-			if errors.Is(err, flag.ErrHelp) {
-				return cli.ShowSubcommandHelp(c)
-			}
-			if err != nil {
-				return err
-			}
+		Action: asking(func(c *cli.Context, args []string) error {
 			q, err := traceQuestion(c, args)
 			if err != nil {
 				return err
 			}
-			err = q.answer(c)
-			if utilnet.IsConnectionRefused(err) {
-				return fmt.Errorf("%w: is the server running?", err)
-			}
-			return err
-		},
+			return q.answer(c)
+		}),
 	}
 }
 
@@ -144,11 +129,7 @@ func traceQuestion(c *cli.Context, args []string) (*question, error) {
 
 // answer asks the recorder, and prints.
 func (q *question) answer(c *cli.Context) error {
-	access, err := clusterOf(c)
-	if err != nil {
-		return err
-	}
-	cfg, err := credentials(access)
+	access, cfg, err := clusterOf(c)
 	if err != nil {
 		return err
 	}

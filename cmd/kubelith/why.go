@@ -3,9 +3,7 @@ package kubelith
 import (
 	"cmp"
 	"errors"
-	"flag"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -15,12 +13,9 @@ import (
 	"golang.org/x/term"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"kubelith.io/kubelith/base/suggest"
 	"kubelith.io/kubelith/trace/api"
@@ -50,7 +45,7 @@ func whyCommand() *cli.Command {
 			"With --as it says whether a user may do something and, if not, which rule is missing: why --as ann delete pods -n shop.\n" +
 			"With --cannot-reach it says what stands between a pod and a Service or another pod: why --cannot-reach pod/shop service/db:5432.\n" +
 			"Exit codes: 0 healthy, 1 no answer, 3 broken, 4 progressing, 5 the object does not exist.",
-		Flags: []cli.Flag{
+		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "namespace of the object (default: that of the kubeconfig's context)"},
 			&cli.StringFlag{Name: "as", Usage: "explain the rights of this user; a ServiceAccount is system:serviceaccount:NAMESPACE:NAME"},
 			&cli.StringFlag{Name: "as-group", Usage: "with --as: groups of the user besides those that the API server adds, separated by commas"},
@@ -59,25 +54,13 @@ func whyCommand() *cli.Command {
 			&cli.BoolFlag{Name: "cannot-reach", Usage: "explain the way from a pod to a Service or another pod"},
 			&cli.StringFlag{Name: "to-namespace", Usage: "with --cannot-reach: namespace of the destination (default: the pod's)"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "text or json", Value: "text"},
-			&cli.StringFlag{Name: "kubeconfig", Usage: "file with your credentials (default: as kubelith kubectl)"},
-			&cli.StringFlag{Name: "context", Usage: "context of the kubeconfig"},
-		},
+		}, accessFlags()...),
 		OnUsageError: usageError,
-		Action: func(c *cli.Context) error {
-			args, err := interspersed(c)
-			if errors.Is(err, flag.ErrHelp) {
-				return cli.ShowSubcommandHelp(c)
-			}
-			if err != nil {
-				return err
-			}
+		Action: asking(func(c *cli.Context, args []string) error {
 			if out := c.String("output"); out != "text" && out != "json" {
 				return fmt.Errorf("-o %s: use text or json", out)
 			}
 			a, err := askWhy(c, args)
-			if utilnet.IsConnectionRefused(err) {
-				return fmt.Errorf("%w: is the server running?", err)
-			}
 			if err != nil {
 				return err
 			}
@@ -93,73 +76,8 @@ func whyCommand() *cli.Command {
 				return answered(exitAbsent)
 			}
 			return answered(exitBroken)
-		},
+		}),
 	}
-}
-
-// interspersed returns the arguments of a command, and sets the flags that stand behind them: kubectl's users write
-// them there. urfave/cli parses only those before the first argument.
-func interspersed(c *cli.Context) (args []string, err error) {
-	for rest := c.Args().Slice(); len(rest) > 0; {
-		if !strings.HasPrefix(rest[0], "-") || rest[0] == "-" {
-			args, rest = append(args, rest[0]), rest[1:]
-			continue
-		}
-		set := flag.NewFlagSet(c.Command.Name, flag.ContinueOnError)
-		set.SetOutput(io.Discard)
-		names := map[string][]string{}
-		for _, f := range c.Command.Flags {
-			if err := f.Apply(set); err != nil {
-				return nil, err
-			}
-			for _, name := range f.Names() {
-				names[name] = f.Names()
-			}
-		}
-		if err := set.Parse(rest); err != nil {
-			if errors.Is(err, flag.ErrHelp) {
-				return nil, err
-			}
-			return nil, fmt.Errorf("%w: see kubelith %s --help", err, c.Command.Name)
-		}
-		set.Visit(func(f *flag.Flag) {
-			for _, name := range names[f.Name] {
-				err = errors.Join(err, c.Set(name, f.Value.String()))
-			}
-		})
-		if err != nil {
-			return nil, err
-		}
-		rest = set.Args()
-	}
-	return args, nil
-}
-
-// credentials returns the client configuration of a kubeconfig.
-func credentials(access *genericclioptions.ConfigFlags) (*rest.Config, error) {
-	cfg, err := access.ToRESTConfig()
-	if clientcmd.IsEmptyConfig(err) {
-		return nil, errors.New("no credentials: run it as root where kubelith server runs, or give --kubeconfig")
-	}
-	return cfg, err
-}
-
-// clusterOf returns the access to the cluster that flags and environment name.
-func clusterOf(c *cli.Context) (*genericclioptions.ConfigFlags, error) {
-	access := genericclioptions.NewConfigFlags(true).WithDiscoveryBurst(300).WithDiscoveryQPS(50)
-	kubeconfig, name, namespace := c.String("kubeconfig"), c.String("context"), c.String("namespace")
-	if kubeconfig == "" {
-		own, err := ownKubeconfig()
-		if err != nil {
-			return nil, fmt.Errorf("%w: ask on the server, or give --kubeconfig", err)
-		}
-		kubeconfig = own
-	} else if _, err := os.Stat(kubeconfig); err != nil {
-		return nil, fmt.Errorf("--kubeconfig: %w", err)
-	}
-	timeout := "30s"
-	access.KubeConfig, access.Context, access.Namespace, access.Timeout = &kubeconfig, &name, &namespace, &timeout
-	return access, nil
 }
 
 // askWhy explains the object, or the right, that args name.
@@ -181,11 +99,7 @@ func askWhy(c *cli.Context, args []string) (*why.Answer, error) {
 	case !rights && !reach && len(args) != 1:
 		return nil, fmt.Errorf("why needs the type and the name of one object, such as pod/web: got %q", args)
 	}
-	access, err := clusterOf(c)
-	if err != nil {
-		return nil, err
-	}
-	cfg, err := credentials(access)
+	access, cfg, err := clusterOf(c)
 	if err != nil {
 		return nil, err
 	}

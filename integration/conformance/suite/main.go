@@ -13,129 +13,43 @@ package main
 
 import (
 	"bytes"
-	"crypto/sha256"
 	_ "embed"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"golang.org/x/sys/unix"
 
+	"kubelith.io/kubelith/integration/suite"
 	"kubelith.io/kubelith/integration/testimage"
 )
 
 //go:embed main.go
 var source []byte
 
-func main() {
-	dir, err := where()
-	if err == nil && !exists(dir) {
-		if len(os.Args) > 1 && os.Args[1] == "--where" {
-			os.Exit(1)
-		}
-		err = build(dir)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "suite:", err)
-		os.Exit(1)
-	}
-	fmt.Println(dir)
-}
+func main() { suite.Main("conformance", inputs, build) }
 
-// where is the directory of the suite of these versions, which need not exist.
-func where() (string, error) {
-	sum := sha256.New()
+// inputs are what a suite depends on.
+func inputs() ([]byte, error) {
+	all := source
 	for _, name := range []string{"go.mod", "go.sum"} {
 		content, err := os.ReadFile(name)
 		if err != nil {
-			return "", fmt.Errorf("%w: run it at the root of the repository", err)
+			return nil, fmt.Errorf("%w: run it at the root of the repository", err)
 		}
-		sum.Write(content)
+		all = append(all, content...)
 	}
-	sum.Write(source)
-	fmt.Fprint(sum, runtime.Version(), runtime.GOARCH)
-	cache, err := os.UserCacheDir()
-	return filepath.Join(cache, "kubelith", "conformance", hex.EncodeToString(sum.Sum(nil))[:16]), err
+	return all, nil
 }
 
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
-}
-
-// build makes the suite beside its directory and moves it there when it is whole.
 func build(dir string) error {
-	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+	if err := programs(dir); err != nil {
 		return err
 	}
-	lock, err := os.OpenFile(filepath.Join(filepath.Dir(dir), "lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return err
-	}
-	if exists(dir) {
-		return nil // another one was quicker
-	}
-	if err := clear(filepath.Dir(dir)); err != nil {
-		return err
-	}
-	tmp := dir + ".tmp"
-	if err := os.Mkdir(tmp, 0o755); err != nil {
-		return err
-	}
-	if err := programs(tmp); err != nil {
-		return err
-	}
-	if err := images(tmp); err != nil {
-		return err
-	}
-	return os.Rename(tmp, dir)
-}
-
-// clear removes what was begun and not ended, and all but the two newest suites: each takes 200 MB.
-func clear(parent string) error {
-	entries, err := os.ReadDir(parent)
-	if err != nil {
-		return err
-	}
-	var suites []fs.FileInfo
-	for _, e := range entries {
-		info, err := e.Info()
-		if err != nil || !e.IsDir() {
-			continue
-		}
-		if strings.HasSuffix(e.Name(), ".tmp") {
-			if err := os.RemoveAll(filepath.Join(parent, e.Name())); err != nil {
-				return err
-			}
-			continue
-		}
-		suites = append(suites, info)
-	}
-	for i, s := range suites {
-		newer := 0
-		for j, other := range suites {
-			if i != j && other.ModTime().After(s.ModTime()) {
-				newer++
-			}
-		}
-		if newer >= 2 {
-			if err := os.RemoveAll(filepath.Join(parent, s.Name())); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return images(dir)
 }
 
 // programs builds in the module graph of go.mod: what the product is made of is compiled already. A copy of go.mod and go.sum gets the

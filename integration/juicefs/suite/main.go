@@ -9,19 +9,15 @@
 package main
 
 import (
-	"crypto/sha256"
 	_ "embed"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"slices"
 
-	"golang.org/x/sys/unix"
+	"kubelith.io/kubelith/integration/suite"
 )
 
 //go:embed main.go
@@ -42,64 +38,16 @@ const (
 )
 
 func main() {
-	dir, err := where()
-	if err == nil && !exists(dir) {
-		if slices.Contains(os.Args, "--where") {
-			os.Exit(1)
-		}
-		err = build(dir)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "suite:", err)
-		os.Exit(1)
-	}
-	fmt.Println(dir)
+	suite.Main("juicefs", func() ([]byte, error) { return source, nil /* it has the versions */ }, build)
 }
 
-// where is the directory of the suite of these versions, which need not exist.
-func where() (string, error) {
-	sum := sha256.New()
-	sum.Write(source) // has the versions
-	fmt.Fprint(sum, runtime.Version(), runtime.GOARCH)
-	cache, err := os.UserCacheDir()
-	return filepath.Join(cache, "kubelith", "juicefs", hex.EncodeToString(sum.Sum(nil))[:16]), err
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
-}
-
-// build makes the suite beside its directory and moves it there when it is whole. Suites of other versions go.
 func build(dir string) error {
-	parent := filepath.Dir(dir)
-	if err := os.MkdirAll(parent, 0o755); err != nil {
-		return err
-	}
-	lock, err := os.OpenFile(parent+".lock", os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return err
-	}
-	if exists(dir) {
-		return nil // another one was quicker
-	}
-	if err := os.RemoveAll(parent); err != nil {
-		return err
-	}
-	tmp := dir + ".tmp"
-	if err := os.MkdirAll(tmp, 0o755); err != nil {
-		return err
-	}
 	for _, m := range modules {
-		if err := buildModule(tmp, m.path, m.version, m.sum, m.pkg, m.ldflags); err != nil {
+		if err := buildModule(dir, m.path, m.version, m.sum, m.pkg, m.ldflags); err != nil {
 			return fmt.Errorf("build %s@%s: %w", m.path, m.version, err)
 		}
 	}
-	return os.Rename(tmp, dir)
+	return nil
 }
 
 // buildModule builds a program in the directory of its module, which cannot be written to: go.mod and go.sum are copies. go.sum there has the

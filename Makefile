@@ -128,6 +128,11 @@ policy-conformance: build ## the conformance suite of ClusterNetworkPolicies on 
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_POLICY_CONFORMANCE=1 \
 		$(GO) test -count=1 -v -timeout 30m ./integration/policy -run 'TestClusterPolicyConformance$$'
 
+.PHONY: policy-cyclonus
+policy-cyclonus: build ## every case that cyclonus generates about network policies, on a server and an agent (root, 40 minutes)
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_POLICY_CYCLONUS=1 \
+		$(GO) test -count=1 -v -timeout 2h ./integration/policy -run 'TestCyclonus$$'
+
 INTEGRATION_PARALLEL ?= 1
 
 .PHONY: kube-bench

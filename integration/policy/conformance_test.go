@@ -25,52 +25,14 @@ func TestClusterPolicyConformance(t *testing.T) {
 	}
 	dir := t.TempDir()
 	suite := filepath.Join(dir, "suite.test")
-	build := exec.Command("go", "test", "-c", "-o", suite, ".")
-	build.Dir = "suite"
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath") // make's are for another module
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the suite: %v\n%s", err, out)
-	}
-	program, err := os.ReadFile(harness.BuildProgram(t, "./agnhost"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	layer := testimage.NewLayer()
-	layer.File("agnhost", 0o755, program)
-	layer.Link("bin/bash", "/agnhost")
-	content, err := layer.Bytes()
-	if err != nil {
-		t.Fatal(err)
-	}
-	images := filepath.Join(dir, "images.tar")
-	config := v1.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, WorkingDir: "/"}
-	if err := testimage.Write(images, content, testimage.Image{Name: "registry.k8s.io/e2e-test-images/agnhost:2.45", Config: config}); err != nil {
-		t.Fatal(err)
-	}
-	archive, err := os.ReadFile(images)
-	if err != nil {
-		t.Fatal(err)
-	}
-	node := harness.Options{Prepare: func(s *harness.Server) error {
-		path := s.Path(harness.DataDir + "/agent/images/agnhost.tar")
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			return err
-		}
-		return os.WriteFile(path, archive, 0o600)
-	}}
+	inModule(t, "suite", "test", "-c", "-o", suite, ".")
+	node := harness.Options{Prepare: agnhost(t, "registry.k8s.io/e2e-test-images/agnhost:2.45")}
 	c := harness.StartCluster(t, harness.ClusterOptions{Server: node, Agent: node, Agents: 1}) // each node has one of the servers on ports of the host
 	define(t, c.Nodes()...)
 
 	ctx, cancel := context.WithTimeout(t.Context(), 14*time.Minute)
 	defer cancel()
-	cmd := c.Server.Command(suite, "-test.v", "-test.timeout=13m")
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+harness.AdminKubeconfig)
-	stop := context.AfterFunc(ctx, func() {
-		if cmd.Process != nil {
-			cmd.Process.Kill()
-		}
-	})
-	defer stop()
+	cmd := asAdministrator(ctx, t, c.Server, suite, "-test.v", "-test.timeout=13m")
 	output, runErr := cmd.CombinedOutput()
 	results := map[string]string{}
 	lines := bufio.NewScanner(strings.NewReader(string(output)))
@@ -92,6 +54,63 @@ func TestClusterPolicyConformance(t *testing.T) {
 	}
 	if t.Failed() {
 		t.Logf("the suite's output:\n%s", output)
+	}
+}
+
+// asAdministrator returns a command on a server that ends with ctx.
+func asAdministrator(ctx context.Context, t *testing.T, s *harness.Server, program string, args ...string) *exec.Cmd {
+	cmd := s.Command(program, args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+harness.AdminKubeconfig)
+	stop := context.AfterFunc(ctx, func() {
+		if cmd.Process != nil {
+			cmd.Process.Kill()
+		}
+	})
+	t.Cleanup(func() { stop() })
+	return cmd
+}
+
+// inModule runs the go command in a module of its own.
+func inModule(t *testing.T, dir string, args ...string) {
+	t.Helper()
+	cmd := exec.Command("go", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath") // make's are for another module
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go %v: %v\n%s", args, err, out)
+	}
+}
+
+// agnhost returns what gives a node the image ref of our program agnhost. No registry is asked.
+func agnhost(t *testing.T, ref string) func(*harness.Server) error {
+	t.Helper()
+	program, err := os.ReadFile(harness.BuildProgram(t, "./agnhost"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer := testimage.NewLayer()
+	layer.File("agnhost", 0o755, program)
+	layer.Link("bin/bash", "/agnhost")
+	layer.Link("worker", "/agnhost")
+	content, err := layer.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	images := filepath.Join(t.TempDir(), "images.tar")
+	config := v1.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, WorkingDir: "/"}
+	if err := testimage.Write(images, content, testimage.Image{Name: ref, Config: config}); err != nil {
+		t.Fatal(err)
+	}
+	archive, err := os.ReadFile(images)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(s *harness.Server) error {
+		path := s.Path(harness.DataDir + "/agent/images/agnhost.tar")
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return err
+		}
+		return os.WriteFile(path, archive, 0o600)
 	}
 }
 

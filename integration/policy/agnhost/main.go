@@ -1,7 +1,8 @@
 // Command agnhost does what the conformance suite of network-policy-api has upstream's program of this name do: it answers on ports,
 // and connects to them. It speaks SCTP's handshake itself, so that a kernel without SCTP can be tested, too.
 //
-// As /bin/bash it runs itself with the words of a command: the pods need no shell.
+// As /bin/bash it runs itself with the words of a command: the pods need no shell. As /worker it is that of cyclonus, and makes all
+// connections of a batch at once.
 package main
 
 import (
@@ -24,6 +25,9 @@ func main() {
 	if filepath.Base(args[0]) == "bash" && len(args) == 3 {
 		args = strings.Fields(args[2])
 	}
+	if filepath.Base(args[0]) == "worker" && len(args) == 3 {
+		args = []string{args[0], "worker", args[2]}
+	}
 	if len(args) < 2 {
 		args = []string{args[0], "pause"}
 	}
@@ -43,11 +47,17 @@ func run(ctx context.Context, command string, args []string) error {
 	f.Int("http-port", 0, "ignored")
 	timeout, protocol := f.Duration("timeout", 0, "of a connection"), f.String("protocol", "tcp", "of a connection")
 	f.Parse(args)
+	to := f.Arg(0)
+	if f.NArg() > 1 { // flags may stand behind the destination
+		f.Parse(f.Args()[1:])
+	}
 	failed := make(chan error, 3)
 	switch command {
 	case "pause":
 	case "connect":
-		return connect(*protocol, f.Arg(0), *timeout)
+		return connect(*protocol, to, *timeout)
+	case "worker":
+		return work(to)
 	case "serve-hostname":
 		if *tcp {
 			go func() { failed <- serveTCP(*port) }()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
@@ -112,7 +113,8 @@ func serveSCTP(port uint16) error {
 
 // dialSCTP does a handshake, and ends the association.
 func dialSCTP(address string, timeout time.Duration) error {
-	to, err := netip.ParseAddrPort(address)
+	deadline := time.Now().Add(timeout)
+	to, err := resolve(address, deadline)
 	if err != nil {
 		return err
 	}
@@ -125,7 +127,6 @@ func dialSCTP(address string, timeout time.Duration) error {
 		return err
 	}
 	defer conn.Close()
-	deadline := time.Now().Add(timeout)
 	next := packet{from: 32768 + uint16(rand.N(28000)), to: to.Port(), chunk: initChunk, own: rand.Uint32()}
 	own, want := next.own, byte(initAck)
 	buf := make([]byte, 1500)
@@ -172,4 +173,22 @@ func payload(network string, b []byte) []byte {
 		}
 	}
 	return b
+}
+
+// resolve returns an address of a host's name.
+func resolve(address string, deadline time.Time) (netip.AddrPort, error) {
+	if to, err := netip.ParseAddrPort(address); err == nil {
+		return to, nil
+	}
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	return netip.ParseAddrPort(net.JoinHostPort(ips[0].Unmap().String(), port))
 }

@@ -2,6 +2,7 @@ package harness
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"testing"
 
@@ -37,7 +38,7 @@ func (s *Server) restConfig() (*rest.Config, error) {
 }
 
 // URL returns the API's address for the test process.
-func (s *Server) URL() string { return "https://" + s.api().NodeIP + ":6443" }
+func (s *Server) URL() string { return "https://" + net.JoinHostPort(s.api().NodeIP, "6443") }
 
 // Client returns a client with the admin's rights.
 func (s *Server) Client(t testing.TB) kubernetes.Interface {

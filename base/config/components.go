@@ -70,6 +70,7 @@ func Components() []Component {
 		{Name: "scheduler", Optional: OnServers},
 		{Name: "servicelb", Optional: OnServers},
 		{Name: "servicelb-cleaner"}, // runs instead of servicelb while that is switched off
+		{Name: "snapshots"},
 		{Name: "status"},
 		{Name: "storage"},
 		{Name: "storage-controllers"},

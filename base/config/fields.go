@@ -25,6 +25,7 @@ var (
 type field struct {
 	key   string // in the file
 	flag  string // on the command line, without dashes; empty: only in the file
+	alias string // the flag's name in another distribution, usually none
 	env   string // variable that also sets it, usually none
 	usage string
 	index []int // in its struct
@@ -37,9 +38,16 @@ func fields(s settings) []field {
 		if f.Anonymous || f.Tag.Get("json") == "-" {
 			continue
 		}
-		fs = append(fs, field{key: f.Tag.Get("json"), flag: f.Tag.Get("flag"), env: f.Tag.Get("env"), usage: f.Tag.Get("usage"), index: f.Index})
+		fs = append(fs, field{key: f.Tag.Get("json"), flag: f.Tag.Get("flag"), alias: f.Tag.Get("alias"), env: f.Tag.Get("env"), usage: f.Tag.Get("usage"), index: f.Index})
 	}
 	return fs
+}
+
+func (f field) aliases() []string {
+	if f.alias == "" {
+		return nil
+	}
+	return []string{f.alias}
 }
 
 // in returns the field of s, settable.
@@ -82,13 +90,13 @@ func flags(def settings, want func(field) bool) []cli.Flag {
 		}
 		switch v := f.in(def).Interface().(type) {
 		case string:
-			set := &cli.StringFlag{Name: f.flag, Usage: f.usage, Value: v}
+			set := &cli.StringFlag{Name: f.flag, Aliases: f.aliases(), Usage: f.usage, Value: v}
 			if f.env != "" {
 				set.EnvVars = []string{f.env}
 			}
 			out = append(out, set)
 		case int:
-			out = append(out, &cli.IntFlag{Name: f.flag, Usage: f.usage, Value: v})
+			out = append(out, &cli.IntFlag{Name: f.flag, Aliases: f.aliases(), Usage: f.usage, Value: v})
 		case []string:
 			out = append(out, &cli.GenericFlag{Name: f.flag, Usage: f.usage + "; repeat it or separate by commas",
 				Value: &list{values: v, commas: true}})

@@ -37,6 +37,13 @@ type Server struct {
 	ControllerManagerArgs Args `json:"controllerManagerArgs" flag:"controller-manager-arg" usage:"upstream flag of kube-controller-manager, KEY=VALUE"`
 	SchedulerArgs         Args `json:"schedulerArgs" flag:"scheduler-arg" usage:"upstream flag of kube-scheduler, KEY=VALUE"`
 
+	// Snapshots of the cluster. The schedule is a cron expression in the machine's time zone, or SnapshotsNever.
+	SnapshotSchedule       string   `json:"snapshotSchedule" flag:"snapshot-schedule" alias:"etcd-snapshot-schedule-cron" usage:"when snapshots are saved, as cron has it, or never"`
+	SnapshotRetention      int      `json:"snapshotRetention" flag:"snapshot-retention" alias:"etcd-snapshot-retention" usage:"how many of them are kept"`
+	SnapshotDir            string   `json:"snapshotDir" flag:"snapshot-dir" alias:"etcd-snapshot-dir" usage:"directory of snapshots (default: DATA-DIR/server/snapshots)"`
+	SnapshotPassphraseFile string   `json:"snapshotPassphraseFile" flag:"snapshot-passphrase-file" usage:"file with the passphrase that encrypts snapshots"`
+	SnapshotRecipients     []string `json:"snapshotRecipients" flag:"snapshot-recipient" usage:"public key of age that snapshots are encrypted for"`
+
 	// Profile is empty or one of profiles(); agents learn it from the server.
 	Profile string `json:"profile" flag:"profile" usage:"hardening profile: cis follows the CIS Kubernetes Benchmark (default: none)"`
 
@@ -63,6 +70,9 @@ func Default() *Server {
 		BindAddress:     "0.0.0.0",
 		HTTPSPort:       6443,
 		JoinToken:       JoinTokenDaily,
+
+		SnapshotSchedule:  "0 */12 * * *",
+		SnapshotRetention: 5,
 	}
 }
 
@@ -76,6 +86,8 @@ func (s *Server) disableable() []string { return optional(OnServers) }
 func (s *Server) paths() map[string]*string {
 	paths := s.Node.paths()
 	paths["writeKubeconfig"] = &s.WriteKubeconfig
+	paths["snapshotDir"] = &s.SnapshotDir
+	paths["snapshotPassphraseFile"] = &s.SnapshotPassphraseFile
 	return paths
 }
 
@@ -90,6 +102,9 @@ const (
 	JoinTokenDaily = "daily"
 	JoinTokenNone  = "none"
 )
+
+// SnapshotsNever is the schedule without snapshots.
+const SnapshotsNever = "never"
 
 func joinTokens() []string { return []string{JoinTokenDaily, JoinTokenNone} }
 func profiles() []string   { return []string{"cis"} }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/robfig/cron/v3"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/util/validation"
 	kubeletapis "k8s.io/kubelet/pkg/apis"
@@ -44,10 +45,24 @@ func (s *Server) Validate() error {
 		p.add("disable", "the kubelet cannot run without containerd: disable both, as in --disable kubelet,containerd")
 	}
 	validatePlugins(&p, s.Plugins)
+	s.validateSnapshots(&p)
 	if s.HTTPSPort < 1 || s.HTTPSPort > 65535 {
 		p.add("httpsPort", "%d is not a port: use 1 to 65535", s.HTTPSPort)
 	}
 	return errors.Join(p...)
+}
+
+// validateSnapshots leaves the files and keys to the component that reads them.
+func (s *Server) validateSnapshots(p *problems) {
+	if _, err := cron.ParseStandard(s.SnapshotSchedule); err != nil && s.SnapshotSchedule != SnapshotsNever {
+		p.add("snapshotSchedule", "%q is not a schedule of cron (%v): write minute, hour, day, month and weekday, as in \"0 */12 * * *\", or never", s.SnapshotSchedule, err)
+	}
+	if s.SnapshotRetention < 1 {
+		p.add("snapshotRetention", "%d snapshots cannot be kept: use 1 or more, or switch them off with %s never", s.SnapshotRetention, label("snapshotSchedule"))
+	}
+	if s.SnapshotPassphraseFile != "" && len(s.SnapshotRecipients) > 0 {
+		p.add("snapshotRecipients", "a snapshot is encrypted with a passphrase or for keys, not with both: leave out one of them or %s", label("snapshotPassphraseFile"))
+	}
 }
 
 // validateNode checks what servers and agents have in common, except the node's addresses.
@@ -132,7 +147,7 @@ func validatePaths(p *problems, s settings) {
 	for _, key := range slices.Sorted(maps.Keys(paths)) {
 		path := *paths[key]
 		switch {
-		case (key == "tokenFile" || key == "logFile") && path == "": // optional
+		case slices.Contains([]string{"tokenFile", "logFile", "snapshotDir", "snapshotPassphraseFile"}, key) && path == "": // optional
 		case path == "":
 			p.add(key, "is empty: give it a path")
 		case !filepath.IsAbs(path):

@@ -34,7 +34,12 @@ type Dir struct {
 	held []*os.File // see Hold
 	// fresh means that no server or agent has ever run on the directory.
 	fresh bool
+	// former is the release that used it last, if that is another.
+	former string
 }
+
+// Former returns the release that has used the directory last, if that is not this one, else "".
+func (d *Dir) Former() string { return d.former }
 
 // Files are the files that Open, Hold and KeepSettings create in the data directory.
 func Files(dir string) []string {
@@ -71,10 +76,11 @@ func open(dir, release string, minFree uint64, upgrades []step) (*Dir, error) {
 		return nil, err
 	}
 	fresh := !exists(filepath.Join(dir, "version"))
-	if err := upgrade(dir, release, upgrades); err != nil {
+	former, err := upgrade(dir, release, upgrades)
+	if err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
-	return &Dir{path: dir, lock: lock, fresh: fresh}, nil
+	return &Dir{path: dir, lock: lock, fresh: fresh, former: former}, nil
 }
 
 // Close releases the directory, and those that Hold took, for another process.

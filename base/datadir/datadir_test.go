@@ -49,10 +49,17 @@ func TestOpen(t *testing.T) {
 	if got := version(t, dir); got != "1\nkubelith v1\n" {
 		t.Errorf("a refused Open changed the version to %q", got)
 	}
+	if got := d.Former(); got != "" {
+		t.Errorf("a new directory was used by %q", got)
+	}
 	if err := d.Close(); err != nil {
 		t.Fatal(err)
 	}
-	defer mustOpen(t, dir, "v2").Close()
+	d = mustOpen(t, dir, "v2")
+	defer d.Close()
+	if got := d.Former(); got != "v1" {
+		t.Errorf("former release %q", got)
+	}
 	if got := version(t, dir); got != "1\nkubelith v2\n" {
 		t.Errorf("version %q", got)
 	}

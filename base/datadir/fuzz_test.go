@@ -21,15 +21,18 @@ func FuzzVersion(f *testing.F) {
 		if err := os.WriteFile(path, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		err := upgrade(dir, "v1", nil)
+		_, err := upgrade(dir, "v1", nil)
 		after, readErr := os.ReadFile(path)
 		switch {
 		case readErr != nil:
 			t.Fatal(readErr)
 		case err != nil && !bytes.Equal(after, content):
 			t.Errorf("a refused %q became %q", content, after)
-		case err == nil && upgrade(dir, "v1", nil) != nil:
-			t.Errorf("%q became %q, which is refused", content, after)
+		case err != nil:
+			return
+		}
+		if former, err := upgrade(dir, "v1", nil); err != nil || former != "" {
+			t.Errorf("%q became %q: %q, %v", content, after, former, err)
 		}
 	})
 }

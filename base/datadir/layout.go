@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// Made are the names that a node creates in its data directory. It excludes what users put there: server/manifests,
+// Made are the names that a node creates in its data directory. It excludes snapshots, and what users put there: server/manifests,
 // agent/images, agent/static-pods and the plugins. Add every new name here, or reset leaves it.
 func Made() []string {
 	return []string{
-		"server/db", "server/tls", "server/cred", "server/token", "server/profile", "server/manifests/.directory",
+		"server/db", "server/tls", "server/cred", "server/token", "server/profile", "server/manifests/.directory", Restoring,
 		"agent/containerd", "agent/cni", "agent/images/.imported.json", "agent/pki", "agent/identity.key", "agent/cluster.json", "agent/servers.json",
 		"plugins/state", "plugins/data", "data", settingsFile, ballastFile,
 	}
@@ -22,9 +22,12 @@ func Made() []string {
 // Identity are the files that identify a data directory. They are removed last, and only when everything else is gone.
 func Identity() []string { return []string{"lock", idFile, "version"} }
 
-// Dropped are the directories for the user's files, before the first start or later.
+// Restoring exists while a snapshot is being restored.
+const Restoring = "server/.restoring"
+
+// Dropped are the directories for the user's files, before the first start or later, and for snapshots, which outlive their cluster.
 func Dropped() []string {
-	return []string{"server/manifests", "agent/images", "agent/static-pods", "plugins/admission", "plugins/scheduling", "plugins/storage"}
+	return []string{"server/manifests", "server/snapshots", "agent/images", "agent/static-pods", "plugins/admission", "plugins/scheduling", "plugins/storage"}
 }
 
 // MadeByKubelet are the names that a kubelet creates in its directory, as patterns. seccomp and config.json are the
@@ -87,6 +90,9 @@ func checkNew(dir string) error {
 // Without this check the server would create a new cluster, which no agent and no kubeconfig knows. It writes nothing.
 func CheckCluster(dir string) error {
 	has := func(name string) bool { return exists(filepath.Join(dir, name)) }
+	if has(Restoring) {
+		return fmt.Errorf("data directory %s: a snapshot was being restored to it, and that was interrupted: run kubelith snapshot restore again", dir)
+	}
 	authority, member := has("server/tls/cluster-ca.crt"), has("server/db/member")
 	const remedy = "mount or restore it; for a new cluster run kubelith reset --data first"
 	if traces := slices.DeleteFunc([]string{settingsFile, "agent/containerd", "plugins/state", "plugins/data"}, func(name string) bool { return !has(name) }); !authority && !member && len(traces) > 0 {

@@ -24,20 +24,32 @@ type Settings struct {
 	ClusterDomain string   `json:"clusterDomain"`
 }
 
+// ReadSettings returns them. A data directory in which no server has run has none: fs.ErrNotExist.
+func ReadSettings(dir string) (Settings, error) {
+	path := filepath.Join(dir, settingsFile)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Settings{}, fmt.Errorf("data directory %s has no cluster: %w", dir, err)
+	}
+	if err != nil {
+		return Settings{}, unusable(dir, err)
+	}
+	var s Settings
+	if err := json.Unmarshal(data, &s); err != nil || s.NodeName == "" {
+		return Settings{}, fmt.Errorf("%s is damaged: restore it, or remove it when no setting has changed", path)
+	}
+	return s, nil
+}
+
 // CheckSettings refuses settings that differ from those with which the cluster began. It accepts any in a cluster that
 // was never started by a release that keeps them.
 func CheckSettings(dir string, now Settings) error {
-	path := filepath.Join(dir, settingsFile)
-	data, err := os.ReadFile(path)
+	then, err := ReadSettings(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return unusable(dir, err)
-	}
-	var then Settings
-	if err := json.Unmarshal(data, &then); err != nil || then.NodeName == "" {
-		return fmt.Errorf("%s is damaged: restore it, or remove it when no setting has changed", path)
+		return err
 	}
 	for _, c := range []struct {
 		what, key string

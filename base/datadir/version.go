@@ -19,43 +19,44 @@ type step func(dir string) error
 func steps() []step { return nil }
 
 // upgrade reads D/version, refuses a newer format, and runs the steps that an older one lacks. It stores the new number
-// after each, so that a crash repeats one step at most.
+// after each, so that a crash repeats one step at most. It returns the release that wrote the directory last, if that is another.
 //
 // The file has the format as a whole number in its first line, and in the second, for users, the kubelith that wrote it
 // last. A directory without the file is new.
-func upgrade(dir, release string, upgrades []step) error {
+func upgrade(dir, release string, upgrades []step) (former string, err error) {
 	path := filepath.Join(dir, "version")
 	newest := len(upgrades) + 1
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return writeVersion(path, newest, release)
+		return "", writeVersion(path, newest, release)
 	}
 	if err != nil {
-		return unusable(dir, err)
+		return "", unusable(dir, err)
 	}
 	first, second, _ := strings.Cut(strings.TrimSpace(string(data)), "\n")
 	format, err := strconv.Atoi(strings.TrimSpace(first))
 	if err != nil || format < 1 {
-		return fmt.Errorf("%s is damaged (its first line should be a format number, it is %q): restore it from a backup; this kubelith writes %d", path, first, newest)
+		return "", fmt.Errorf("%s is damaged (its first line should be a format number, it is %q): restore it from a backup; this kubelith writes %d", path, first, newest)
 	}
 	if format > newest {
-		return fmt.Errorf("data directory %s has format %d and was written by a newer kubelith (%s): this one knows formats up to %d, so install the newer one or use another --data-dir",
+		return "", fmt.Errorf("data directory %s has format %d and was written by a newer kubelith (%s): this one knows formats up to %d, so install the newer one or use another --data-dir",
 			dir, format, strings.TrimPrefix(second, "kubelith "), newest)
 	}
 	for ; format < newest; format++ {
 		if err := upgrades[format-1](dir); err != nil {
-			return fmt.Errorf("data directory %s: upgrade from format %d to %d: %w", dir, format, format+1, err)
+			return "", fmt.Errorf("data directory %s: upgrade from format %d to %d: %w", dir, format, format+1, err)
 		}
 		if err := writeVersion(path, format+1, release); err != nil {
-			return err
+			return "", err
 		}
 	}
 	if second != "kubelith "+release {
+		former = strings.TrimPrefix(second, "kubelith ")
 		if err := writeVersion(path, newest, release); err != nil && !full(err) { // the second line is for users
-			return err
+			return "", err
 		}
 	}
-	return nil
+	return former, nil
 }
 
 // writeVersion replaces the file so that a crash leaves the old or the new one.

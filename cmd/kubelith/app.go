@@ -34,6 +34,7 @@ func App(in io.Reader, out, err io.Writer) *cli.App {
 			checkCommand(),
 			tokenCommand(),
 			nodeCommand(),
+			snapshotCommand(),
 			kubeconfigCommand(),
 			schedulerPolicyCommand(),
 			policyCommand(),

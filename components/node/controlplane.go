@@ -66,6 +66,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		Socket:  socket,
 		Name:    cfg.NodeName,
 		Args:    machine.args.etcd,
+		First:   beforeUpgrade(cfg, machine, socket, p.logFor("snapshots")),
 		Zap:     logging.Zap(logging.Component(log, "etcd")),
 	})
 	b.add(store, err)
@@ -76,6 +77,8 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 	} else if store != nil {
 		answers, slowSync = store.Answers(), store.SlowSync
 	}
+
+	b.add(snapshots(cfg, machine, socket, p.clients.NodeConfig(cfg.NodeName), p.logFor("snapshots")))
 
 	dialKubelet := nodeAddresses(cfg).Dialer().DialContext
 	var metricsAPI *apiserver.Extension

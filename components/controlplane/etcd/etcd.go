@@ -34,6 +34,8 @@ type Options struct {
 	Name string
 	// Args are "key=value" arguments named as etcd's own flags.
 	Args []string
+	// First, unless it is nil, is called when etcd answers and before it is ready: nobody writes yet.
+	First func(context.Context)
 	// Zap receives etcd's log.
 	Zap *zap.Logger
 }
@@ -224,15 +226,23 @@ func (s *Server) makeRoom() error {
 }
 
 // serve waits for ctx, or for etcd to give up. It is ready when its data is read and its socket open: it answers after
-// it has elected itself, and earlier requests wait for that instead of for a retry.
+// it has elected itself, and earlier requests wait for that instead of for a retry. With First it is ready later.
 func (s *Server) serve(ctx context.Context, e *embed.Etcd, ready func()) error {
-	ready()
-	elected := e.Server.ReadyNotify()
+	if s.opts.First == nil {
+		ready()
+	}
+	elected, first := e.Server.ReadyNotify(), make(chan struct{})
 	for {
 		select {
 		case <-elected:
 			close(s.answers)
 			elected = nil // it is sent once
+			if s.opts.First != nil {
+				go func() { s.opts.First(ctx); close(first) }()
+			}
+		case <-first:
+			first = nil
+			ready()
 		case err := <-e.Err():
 			return err
 		case err := <-s.fatal:

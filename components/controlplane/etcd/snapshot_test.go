@@ -1,0 +1,57 @@
+package etcd
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// A restored member has the keys of the copy, at later revisions than any that was given out, and under another name.
+func TestCopyAndRestore(t *testing.T) {
+	from, file, to := t.TempDir(), filepath.Join(t.TempDir(), "copy"), filepath.Join(t.TempDir(), "db")
+	var copied Copied
+	run(t, from, func(c *clientv3.Client) {
+		for i := range 5 {
+			if _, err := c.Put(t.Context(), fmt.Sprint("/", i), "x"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := c.Delete(t.Context(), "/4"); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if copied, err = Copy(t.Context(), filepath.Join(from, "etcd.sock"), file); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Put(t.Context(), "/later", "x"); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if copied.Revision != 7 || copied.Size == 0 {
+		t.Errorf("copied: %+v", copied)
+	}
+	o := options(to)
+	o.Name = "other"
+	if err := Restore(file, o); err != nil {
+		t.Fatal(err)
+	}
+	err := With(t.Context(), o, func(c *clientv3.Client) error {
+		keys, revision, err := Keys(t.Context(), c)
+		if keys != 4 || revision != copied.Revision {
+			t.Errorf("%d keys at revision %d", keys, revision)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(file, copied.Size-1); err != nil {
+		t.Fatal(err)
+	}
+	if err := Restore(file, options(filepath.Join(t.TempDir(), "db"))); err == nil {
+		t.Error("a truncated copy was restored")
+	}
+}

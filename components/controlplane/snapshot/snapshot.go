@@ -1,0 +1,183 @@
+// Package snapshot saves and restores clusters, and is the component "snapshots", which saves them on a schedule.
+//
+// A snapshot is one file with all that a new machine needs: etcd's data, keys, manifests, settings and versions, encrypted if the
+// operator wants (format.go). It is complete only when it has been restored once: SaveFile starts etcd on what it has written.
+package snapshot
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/robfig/cron/v3"
+	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
+
+	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/pki"
+)
+
+// The names that snapshots begin with.
+const (
+	Scheduled = "scheduled"
+	// Upgrade is of one that is saved before another release changes the data.
+	Upgrade = "upgrade"
+)
+
+const (
+	// retry is the time after a snapshot that failed.
+	retry = 10 * time.Minute
+	// settle is the time between a start and a snapshot that is overdue: a machine that has just started has other work.
+	settle = 10 * time.Minute
+	// look is how often the clock is read: it can be set.
+	look = 30 * time.Second
+)
+
+// Options of the component.
+type Options struct {
+	Source Source
+	Dir    string
+	// Schedule is when snapshots are saved; nil: never.
+	Schedule cron.Schedule
+	// Retention is how many of them are kept.
+	Retention int
+	// Client creates Events of the server's node.
+	Client *rest.Config
+	Log    logrus.FieldLogger
+}
+
+// Server is the component.
+type Server struct {
+	opts Options
+	save func(context.Context) (File, error)
+}
+
+var (
+	_ lifecycle.Component = (*Server)(nil)
+	_ lifecycle.Restarter = (*Server)(nil)
+)
+
+// New returns the component. It fails if the keys cannot be used.
+func New(o Options) (*Server, error) {
+	if err := o.Source.Keys.Validate(); err != nil {
+		return nil, fmt.Errorf("snapshots: %w", err)
+	}
+	s := &Server{opts: o}
+	s.save = func(ctx context.Context) (File, error) { return SaveFile(ctx, o.Source, o.Dir, Scheduled) }
+	return s, nil
+}
+
+// Name implements lifecycle.Component.
+func (*Server) Name() string { return "snapshots" }
+
+// Needs implements lifecycle.Component.
+func (*Server) Needs() []string { return []string{"etcd", "apiserver"} }
+
+// RestartPolicy implements lifecycle.Restarter.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
+
+// Run implements lifecycle.Component. It is ready at once.
+func (s *Server) Run(ctx context.Context, ready func()) error {
+	client, err := kubernetes.NewForConfig(s.opts.Client)
+	if err != nil {
+		return err
+	}
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	defer broadcaster.Shutdown()
+	node := s.opts.Source.Settings.NodeName
+	// As the kubelet does: kubectl describe finds the Events of a Node by its name as UID.
+	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)}
+	events := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith", Host: node})
+	ready()
+	if s.opts.Schedule == nil {
+		<-ctx.Done()
+		return nil
+	}
+	s.loop(ctx, func(kind, reason, message string) { events.Event(ref, kind, reason, message) })
+	return nil
+}
+
+func (s *Server) loop(ctx context.Context, event func(kind, reason, message string)) {
+	next := s.opts.Schedule.Next(s.last())
+	if next.Before(time.Now()) {
+		next = time.Now().Add(settle)
+	}
+	for {
+		for time.Now().Before(next) {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(min(look, time.Until(next))):
+			}
+		}
+		now := time.Now()
+		f, err := s.save(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		next = s.opts.Schedule.Next(now)
+		if err != nil {
+			failed.Inc()
+			s.opts.Log.Errorf("cannot save a snapshot, retrying in %s: %v", retry, err)
+			event(corev1.EventTypeWarning, "SnapshotFailed", fmt.Sprintf("Cannot save a snapshot: %v", err))
+			if again := now.Add(retry); again.Before(next) {
+				next = again
+			}
+			continue
+		}
+		saved.Inc()
+		lastSuccess.Set(float64(f.Created.Unix()))
+		lastBytes.Set(float64(f.Bytes))
+		s.opts.Log.Infof("saved the snapshot %s, %d bytes, in %s", f.Path, f.Bytes, time.Since(now).Round(time.Millisecond))
+		event(corev1.EventTypeNormal, "SnapshotSaved", "Saved the snapshot "+f.Name())
+		if _, err := Prune(s.opts.Dir, Scheduled, s.opts.Source.Settings.NodeName, s.opts.Retention); err != nil {
+			s.opts.Log.Errorf("cannot delete old snapshots: %v", err)
+		}
+	}
+}
+
+// last returns when the last scheduled snapshot was saved or, where there is none, when the cluster was created.
+func (s *Server) last() time.Time {
+	all, err := List(s.opts.Dir)
+	if err != nil {
+		s.opts.Log.Errorf("cannot read the snapshots: %v", err)
+	}
+	for _, f := range all {
+		if f.Fault == "" {
+			lastSuccess.Set(float64(f.Created.Unix()))
+			lastBytes.Set(float64(f.Bytes))
+			return f.Created.Local()
+		}
+	}
+	if info, err := os.Stat(filepath.Join(pki.Dir(s.opts.Source.DataDir), "cluster-ca.crt")); err == nil {
+		return info.ModTime()
+	}
+	return time.Now()
+}
+
+// BeforeUpgrade saves a snapshot of data that another release has used last, while nothing writes to it. A failure is logged: it does not
+// keep a cluster down.
+func BeforeUpgrade(ctx context.Context, s Source, dir, former string, log logrus.FieldLogger) {
+	began := time.Now()
+	f, err := SaveFile(ctx, s, dir, Upgrade)
+	if err != nil {
+		log.Errorf("cannot save a snapshot before the upgrade from %s, going on without: %v", former, err)
+		return
+	}
+	log.Infof("saved the snapshot %s before the upgrade from %s, in %s", f.Path, former, time.Since(began).Round(time.Millisecond))
+	if _, err := Prune(dir, Upgrade, s.Settings.NodeName, keptUpgrades); err != nil {
+		log.Errorf("cannot delete old snapshots: %v", err)
+	}
+}
+
+// keptUpgrades is how many snapshots of upgrades stay.
+const keptUpgrades = 2

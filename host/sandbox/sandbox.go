@@ -58,6 +58,9 @@ func New(opts Options) (_ *Sandbox, err error) {
 	if err := raiseLimits(); err != nil {
 		return nil, err
 	}
+	if os.Getenv(HolderEnv) != "" { // a program without Hold would start itself for ever
+		return nil, errors.New("this process is a sandbox's holder and runs as a program: call Hold first, as harness.Main does")
+	}
 	id, state, err := allocate()
 	if err != nil {
 		return nil, err

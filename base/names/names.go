@@ -24,6 +24,10 @@ const (
 	HostPortsAnnotation = "kubelith.io/host-ports"
 )
 
+// PolicyCondition is a condition of Nodes: False where network policies are not enforced. A node whose pod network is a third
+// party's has none.
+const PolicyCondition = "KubelithNetworkPolicies"
+
 // Objects of storage drivers.
 const (
 	// NodeLocalAnnotation, on a CSIDriver, means that each of its volumes is on one node. Its value is the topology key

@@ -15,6 +15,7 @@ import (
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/components/worker/cni"
+	"kubelith.io/kubelith/components/worker/policy/kernel"
 	"kubelith.io/kubelith/host/preflight"
 	"kubelith.io/kubelith/runtime/cgroups"
 )
@@ -129,6 +130,9 @@ func nodeCheckOptions(cfg *config.Node, cluster *config.ClusterInfo, caDir strin
 		ServiceIPs:     addresses(cluster.ClusterDNS),
 		NotBefore:      buildTime(),
 		NotBeforeOf:    "this program was built at",
+	}
+	if opts.Bridge && !cfg.Disabled("network-policy") {
+		opts.PolicyRules = kernel.Probe()
 	}
 	if ca, from := pki.ValidFrom(caDir); from.After(opts.NotBefore) {
 		opts.NotBefore, opts.NotBeforeOf = from, ca+" is valid from"

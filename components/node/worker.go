@@ -111,7 +111,7 @@ func worker(b *builder, w workerOptions) {
 		Log:               logFor("cni"),
 	}, podlink.Options{
 		Socket: cniSocket, BinDir: w.machine.binDir, Log: logFor("podlink"),
-	}, !slices.Contains(cfg.Disable, "network-policy"), policy.Options{
+	}, w.machine.policies(cfg), policy.Options{
 		NodeName:     cfg.NodeName,
 		NodeIPs:      nodeIPs,
 		ClusterCIDRs: w.cluster.ClusterCIDR,

@@ -78,6 +78,8 @@ type Options struct {
 	Proxy bool
 	// Bridge: the pods' bridge will be masqueraded, which needs nft as kube-proxy does.
 	Bridge bool
+	// PolicyRules are commands of nft with all that network policies need; empty if they will not be enforced anyway.
+	PolicyRules string
 	// ServiceIPs are the cluster IPs, one per family, that programs of this host will reach through kube-proxy.
 	ServiceIPs []net.IP
 	// NotBefore is a time that the clock must have passed; zero means any. NotBeforeOf names the event at that time:
@@ -164,6 +166,9 @@ func check(opts Options, p probe) []Result {
 	}
 	if opts.Proxy || opts.Bridge {
 		many(func() []Result { return checkPacketFilter(p) })
+	}
+	if opts.PolicyRules != "" {
+		many(func() []Result { return checkPolicies(p, opts.PolicyRules) })
 	}
 	if opts.Bridge {
 		one(func() Result { return checkForwarding(p) })

@@ -212,6 +212,10 @@ egress:
 		t.Errorf("DNS, which a policy allows: %v", err)
 	}
 
+	// Another program stops the host from filtering bridged packets.
+	s.Exec(t, "sysctl", "-w", "net.bridge.bridge-nf-call-iptables=0")
+	check(t, "with bridge-nf-call-iptables off", probe{"a to the Service of c", inA, "tcp", service, true}, probe{"a to b", inA, "tcp", echo(b), false})
+
 	// Somebody removes the table.
 	s.Exec(t, "nft", "delete", "table", "inet", "kubelith_policy")
 	harness.Eventually(t, applies, "the table to come back", func() error {

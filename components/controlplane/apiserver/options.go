@@ -20,6 +20,7 @@ import (
 	"kubelith.io/kubelith/components/controlplane/apiserver/heartbeat"
 	"kubelith.io/kubelith/components/controlplane/apiserver/initializers"
 	"kubelith.io/kubelith/components/controlplane/apiserver/passwordfile"
+	"kubelith.io/kubelith/components/controlplane/apiserver/policywarning"
 	"kubelith.io/kubelith/components/controlplane/apiserver/restriction"
 	"kubelith.io/kubelith/plugins/admission"
 )
@@ -35,6 +36,7 @@ func (srv *Server) complete() error {
 		return err
 	}
 	restrictAgents(s.Admission.GenericAdmission)
+	warnOfPolicies(s.Admission.GenericAdmission)
 	srv.initialize(s.Admission.GenericAdmission)
 	s.Admission.GenericAdmission.Decorators = append(s.Admission.GenericAdmission.Decorators, upstreamadmission.DecoratorFunc(admitElection))
 	if srv.recorder != nil {
@@ -135,6 +137,12 @@ func restrictAgents(a *genericoptions.AdmissionOptions) {
 	heartbeat.Register(a.Plugins)
 	a.RecommendedPluginOrder = slices.Insert(slices.Clone(a.RecommendedPluginOrder),
 		slices.Index(a.RecommendedPluginOrder, noderestriction.PluginName)+1, restriction.Name, heartbeat.Name)
+}
+
+// warnOfPolicies adds the warning about nodes that do not enforce network policies. It comes after all that may refuse them.
+func warnOfPolicies(a *genericoptions.AdmissionOptions) {
+	policywarning.Register(a.Plugins)
+	a.RecommendedPluginOrder = append(slices.Clone(a.RecommendedPluginOrder), policywarning.Name)
 }
 
 // initialize adds the admission plugin Initializers. It is the last one that changes objects: upstream had it before mutating

@@ -20,6 +20,8 @@ import (
 	"github.com/containernetworking/plugins/pkg/utils/sysctl"
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 )
 
 // network is the configuration of a call.
@@ -138,6 +140,9 @@ func ensureBridge(n *network, addresses []*current.IPConfig) (netlink.Link, erro
 	if _, ok := bridge.(*netlink.Bridge); !ok {
 		return nil, fmt.Errorf("it is of type %s: delete the interface", bridge.Type())
 	}
+	if err := filterBridged(bridge, addresses); err != nil {
+		return nil, err
+	}
 	if bridge.Attrs().Flags&net.FlagUp == 0 {
 		if err := netlink.LinkSetUp(bridge); err != nil {
 			return nil, err
@@ -149,6 +154,32 @@ func ensureBridge(n *network, addresses []*current.IPConfig) (netlink.Link, erro
 		}
 	}
 	return bridge, nil
+}
+
+// filterBridged has the packet filter see what the bridge passes between pods, whatever the host's bridge-nf-call-iptables says: another
+// program may switch that off, and Services and network policies depend on it.
+//
+// Source: linux/if_link.h.
+func filterBridged(bridge netlink.Link, addresses []*current.IPConfig) error {
+	request := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
+	message := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	message.Index = int32(bridge.Attrs().Index)
+	request.AddData(message)
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated(bridge.Type()))
+	data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
+	for _, a := range addresses {
+		call := nl.IFLA_BR_NF_CALL_IPTABLES
+		if a.Address.IP.To4() == nil {
+			call = nl.IFLA_BR_NF_CALL_IP6TABLES
+		}
+		data.AddRtAttr(call, []byte{1})
+	}
+	request.AddData(info)
+	if _, err := request.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+		return fmt.Errorf("have the packet filter see bridged packets: %w", err)
+	}
+	return nil
 }
 
 func makeBridge(n *network) (netlink.Link, error) {

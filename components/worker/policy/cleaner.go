@@ -12,14 +12,13 @@ import (
 // whose pod network is not ours.
 func NewCleaner(o Options) lifecycle.Component {
 	return &lifecycle.Task{Called: "network-policy-cleaner", Subject: "remove the rules of network policies", Retry: retry, Log: o.Log, Do: func(ctx context.Context) error {
-		table, err := kernel.New(true, true)
-		if err != nil {
-			return nil // without nft there are none
+		var errs []error
+		if table, err := kernel.New(true, true); err == nil { // without nft there is none
+			errs = append(errs, table.Remove(ctx))
 		}
-		ports, err := kernel.NewPorts()
-		if err != nil {
-			return nil
+		if ports, err := kernel.NewPorts(); err == nil {
+			errs = append(errs, ports.Remove(ctx))
 		}
-		return errors.Join(table.Remove(ctx), ports.Remove(ctx))
+		return errors.Join(errs...)
 	}}
 }

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/reconcile"
 )
 
@@ -24,6 +25,7 @@ type Observer struct {
 	components map[string]*component
 	pending    []news
 	changed    reconcile.Signal
+	policies   corev1.NodeCondition // names.PolicyCondition; without a status the Node has none
 }
 
 // component is the state of one component.
@@ -74,6 +76,30 @@ func (o *Observer) Observe(e lifecycle.Event) {
 	case lifecycle.Returned:
 		o.notify()
 	}
+}
+
+// Policies reports whether network policies are enforced on this node, as a condition of the Node; an empty status removes it.
+func (o *Observer) Policies(status corev1.ConditionStatus, reason, message string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := corev1.NodeCondition{Type: names.PolicyCondition, Status: status, Reason: reason, Message: message}
+	if o.policies != now {
+		o.policies = now
+		o.notify()
+	}
+}
+
+// conditions returns those that the Node should have, and the types of those that it should not.
+func (o *Observer) conditions(now metav1.Time) (wanted []corev1.NodeCondition, unwanted []corev1.NodeConditionType) {
+	wanted = append(wanted, o.condition(now))
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.policies.Status == "" {
+		return wanted, append(unwanted, names.PolicyCondition)
+	}
+	c := o.policies
+	c.LastHeartbeatTime, c.LastTransitionTime = now, now
+	return append(wanted, c), nil
 }
 
 // notify adds Events; the caller holds mu.

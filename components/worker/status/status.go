@@ -122,21 +122,43 @@ func (s *Server) sync(ctx context.Context, cs kubernetes.Interface) error {
 	if err != nil {
 		return err
 	}
-	wanted := s.opts.Observer.condition(metav1.Now())
-	if i := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == Condition }); i >= 0 {
-		has := node.Status.Conditions[i]
-		if has.Status == wanted.Status && has.Reason == wanted.Reason && has.Message == wanted.Message {
-			return nil
-		}
-		if has.Status == wanted.Status {
-			wanted.LastTransitionTime = has.LastTransitionTime
-		}
+	patch := changes(node.Status.Conditions, s.opts.Observer)
+	if len(patch) == 0 {
+		return nil
 	}
 	// A strategic merge patch leaves the conditions of others alone.
-	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []any{wanted}}})
+	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": patch}})
 	if err != nil {
 		return err
 	}
 	_, err = cs.CoreV1().Nodes().Patch(ctx, s.opts.NodeName, types.StrategicMergePatchType, body, metav1.PatchOptions{}, "status")
 	return err
+}
+
+// changes returns the strategic merge patch of a Node's conditions; empty if they are right.
+func changes(have []corev1.NodeCondition, o *Observer) (patch []any) {
+	find := func(t corev1.NodeConditionType) *corev1.NodeCondition {
+		if i := slices.IndexFunc(have, func(c corev1.NodeCondition) bool { return c.Type == t }); i >= 0 {
+			return &have[i]
+		}
+		return nil
+	}
+	wanted, unwanted := o.conditions(metav1.Now())
+	for _, c := range wanted {
+		if has := find(c.Type); has != nil {
+			if has.Status == c.Status && has.Reason == c.Reason && has.Message == c.Message {
+				continue
+			}
+			if has.Status == c.Status {
+				c.LastTransitionTime = has.LastTransitionTime
+			}
+		}
+		patch = append(patch, c)
+	}
+	for _, t := range unwanted {
+		if find(t) != nil {
+			patch = append(patch, map[string]any{"$patch": "delete", "type": t})
+		}
+	}
+	return patch
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/names"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -120,6 +121,27 @@ func TestRun(t *testing.T) {
 		}
 		return reasons["Warning "+ComponentFailed] && reasons["Normal "+ComponentRestarted]
 	})
+	policies := func(want corev1.ConditionStatus) func() bool {
+		return func() bool {
+			node, err := cs.CoreV1().Nodes().Get(ctx, "n1", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var has corev1.ConditionStatus
+			for _, c := range node.Status.Conditions {
+				if c.Type == names.PolicyCondition {
+					has = c.Status
+				}
+			}
+			return has == want && len(node.Status.Conditions) >= 2
+		}
+	}
+	o.Policies(corev1.ConditionFalse, "Disabled", "why")
+	wait("condition of policies", policies(corev1.ConditionFalse))
+	o.Policies(corev1.ConditionTrue, "Enforced", "")
+	wait("changed condition of policies", policies(corev1.ConditionTrue))
+	o.Policies("", "", "")
+	wait("end of the condition of policies", policies(""))
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)

@@ -82,6 +82,17 @@ func (t *Table) Remove(ctx context.Context) error {
 // Replace writes a whole table in place of whatever is there, at once: no packet meets half of it.
 func (t *Table) Replace(ctx context.Context, all *rules.Changes) error {
 	tx := t.nft.NewTransaction()
+	t.build(tx, all)
+	t.whole = false
+	if err := t.nft.Run(ctx, tx); err != nil {
+		return fmt.Errorf("write the rules of network policies: %w", err)
+	}
+	t.whole = true
+	return nil
+}
+
+// build adds the whole table.
+func (t *Table) build(tx *knftables.Transaction, all *rules.Changes) {
 	tx.Add(&knftables.Table{})
 	tx.Delete(&knftables.Table{})
 	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Kubelith: network policies")})
@@ -89,12 +100,6 @@ func (t *Table) Replace(ctx context.Context, all *rules.Changes) error {
 	t.peers = map[string]map[netip.Addr]*rules.Decision{}
 	t.frame(tx)
 	t.add(tx, all)
-	t.whole = false
-	if err := t.nft.Run(ctx, tx); err != nil {
-		return fmt.Errorf("write the rules of network policies: %w", err)
-	}
-	t.whole = true
-	return nil
 }
 
 // Close denies all connections of addresses, before anything else is known of the table: an earlier process' is kept.

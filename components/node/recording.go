@@ -3,6 +3,7 @@ package node
 import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/stats"
+	"k8s.io/kubernetes/pkg/volume"
 
 	"kubelith.io/kubelith/base/config"
 	"kubelith.io/kubelith/components/worker/containerd"
@@ -57,6 +58,14 @@ func (r *recording) kubelet() func(trace.TracerProvider) trace.TracerProvider {
 		return nil
 	}
 	return r.source.Provider
+}
+
+// volumes returns the kubelet's option Volumes.
+func (r *recording) volumes() func([]volume.VolumePlugin) []volume.VolumePlugin {
+	if r == nil {
+		return nil
+	}
+	return r.source.VolumePlugins
 }
 
 // csi returns the handlers of the calls to CSI drivers.

@@ -153,6 +153,7 @@ func worker(b *builder, w workerOptions) {
 		AfterControllerManager: w.role == names.RoleServer,
 		ShutdownGrace:          kubelet.ShutdownGrace(),
 		Trace:                  recording.kubelet(),
+		Volumes:                recording.volumes(),
 		Args:                   w.machine.args.kubelet,
 		Client:                 w.client("kubelet", asNode),
 		Disconnect:             w.disconnect,

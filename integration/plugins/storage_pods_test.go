@@ -1,8 +1,12 @@
 package plugins
 
 import (
+	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubelith.io/kubelith/integration/harness"
+	"kubelith.io/kubelith/trace"
+	"kubelith.io/kubelith/trace/record"
 )
 
 // podDriver is the driver of ./thirdparty.
@@ -45,6 +51,7 @@ func testDriverInPods(t *testing.T, s *harness.Server) {
 		_, err := os.Stat(filepath.Join(directory, "data/file"))
 		return err
 	})
+	checkMounts(t, s, pod, volumeOf(t, s, ns, "theirs").Name, volumeOf(t, s, ns, "ours").Name)
 	deletePod(t, s, pod)
 	s.Kubectl(t, "-n", ns, "delete", "pvc", "theirs", "ours")
 	harness.Eventually(t, harness.PodTimeout, "its volume to be gone", func() error {
@@ -53,6 +60,35 @@ func testDriverInPods(t *testing.T, s *harness.Server) {
 		}
 		return nil
 	})
+}
+
+// checkMounts: the trace of a pod has how each of its volumes was mounted, once: for the driver in a pod what the kubelet does
+// with it, for ours the calls.
+func checkMounts(t *testing.T, s *harness.Server, pod *corev1.Pod, theirs, ours string) {
+	t.Helper()
+	res := s.RunBinary(t, "trace", "pod/"+pod.Name, "-n", pod.Namespace, "-o", "json")
+	var timeline trace.Timeline
+	if err := json.Unmarshal([]byte(res.Stdout), &timeline); err != nil {
+		t.Fatalf("kubelith trace: %v\n%s%s", err, res.Stdout, res.Stderr)
+	}
+	got := map[string][]string{}
+	for _, span := range timeline.Spans {
+		if span.Stage == record.Volume && span.Object.UID == string(pod.UID) && span.Error == "" {
+			got[span.Message] = append(got[span.Message], span.By+" "+span.Name)
+		}
+	}
+	want := map[string][]string{
+		theirs: {podDriver + " MountDevice", podDriver + " SetUp"},
+		ours:   {localDriver + " NodeStageVolume", localDriver + " NodePublishVolume"},
+	}
+	if !maps.EqualFunc(got, want, slices.Equal) {
+		t.Errorf("the trace has the volumes %q, want %q", got, want)
+	}
+	if text := s.RunBinary(t, "trace", "pod/"+pod.Name, "-n", pod.Namespace).Stdout; !strings.Contains(text, "volume SetUp") {
+		t.Errorf("the trace does not show the driver in a pod:\n%s", text)
+	} else {
+		t.Log(text)
+	}
 }
 
 // createDriver makes the objects that a driver's manifests have.

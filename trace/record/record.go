@@ -64,7 +64,8 @@ const (
 	Sync Stage = "sync"
 	// Terminate is the kubelet's work on a pod that ends (its spans syncTerminatingPod and syncTerminatedPod).
 	Terminate Stage = "terminate"
-	// Volume is a call to a CSI driver. Name is the method, Message the volume.
+	// Volume is a call to a CSI driver, or the kubelet's operation on a volume whose driver is in a pod. Name is the method or
+	// "MountDevice" or "SetUp", Message the volume.
 	Volume Stage = "volume"
 	// Sandbox is the CRI's RunPodSandbox: the pause container and the pod's network.
 	Sandbox Stage = "sandbox"

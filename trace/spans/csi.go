@@ -19,20 +19,40 @@ import (
 // maxStaged is how many calls for a volume wait for the pod that they were made for.
 const maxStaged = 8
 
+// maxVolumes is for how many volumes calls wait.
+const maxVolumes = 1000
+
 // volumes is what calls to CSI drivers say only once: a volume's ID stands for the claim that it was created for, and the
 // pod that used it last. Its calls NodeStageVolume name no pod, and wait for the one whose NodePublishVolume follows.
 type volumes struct {
 	claims map[string]record.Ref
 	pods   map[string]record.Ref
 	staged map[string][]record.Record
+	// forwarded are the drivers whose calls go through this process.
+	forwarded map[string]bool
 }
 
 func newVolumes() volumes {
-	return volumes{claims: map[string]record.Ref{}, pods: map[string]record.Ref{}, staged: map[string][]record.Record{}}
+	return volumes{claims: map[string]record.Ref{}, pods: map[string]record.Ref{}, staged: map[string][]record.Record{}, forwarded: map[string]bool{}}
+}
+
+// stage keeps a record until it is known for which pod it was.
+func (v *volumes) stage(volume string, r record.Record) {
+	if len(v.staged) >= maxVolumes { // no pod came for them
+		clear(v.staged)
+	}
+	if waiting := v.staged[volume]; len(waiting) < maxStaged {
+		v.staged[volume] = append(waiting, r)
+	}
 }
 
 // CSI returns a handler for the gRPC server behind which a CSI driver is, whose messages are a *mem.BufferSlice each.
-func (s *Source) CSI(driver string) stats.Handler { return csiHandler{s, driver} }
+func (s *Source) CSI(driver string) stats.Handler {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.volumes.forwarded[driver] = true
+	return csiHandler{s, driver}
+}
 
 type csiHandler struct {
 	source *Source
@@ -181,9 +201,7 @@ func (h csiHandler) end(c *csiCall, at time.Time, err error) {
 	var due []record.Record
 	switch c.method {
 	case "NodeStageVolume":
-		if waiting := v.staged[c.volume]; len(waiting) < maxStaged {
-			v.staged[c.volume] = append(waiting, r)
-		}
+		v.stage(c.volume, r)
 	case "NodePublishVolume":
 		due = v.staged[c.volume]
 		delete(v.staged, c.volume)

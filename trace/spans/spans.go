@@ -8,7 +8,8 @@
 //     its answer: the exit code of a probe is in no span. It puts a span into the context of a call, so that containerd's
 //     own spans and attributes say more: the CNI's share of a sandbox, the size of an image.
 //
-// The calls to CSI drivers in plugin processes go through this process too, and Source.CSI sees them.
+// The calls to CSI drivers in plugin processes go through this process too, and Source.CSI sees them. Those to drivers in
+// pods do not: Source.VolumePlugins wraps the kubelet's volume plugin for CSI, which makes them.
 //
 // The kubelet's CRI client sends the ID of a sync's trace along (W3C traceparent), so a call belongs to a sync, or to none:
 // a command that runs in a container is a hook in a sync, and else a probe. What concerns no pod, such as the lists that

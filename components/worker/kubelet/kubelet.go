@@ -32,6 +32,7 @@ import (
 	"k8s.io/kubernetes/cmd/kubelet/app/options"
 	"k8s.io/kubernetes/pkg/kubelet"
 	"k8s.io/kubernetes/pkg/kubelet/nodeshutdown/systemd"
+	"k8s.io/kubernetes/pkg/volume"
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/pki"
@@ -75,6 +76,8 @@ type Options struct {
 	Disconnect func()
 	// Trace returns the kubelet's TracerProvider, given the one of its own configuration; nil: it has that one.
 	Trace func(trace.TracerProvider) trace.TracerProvider
+	// Volumes returns the kubelet's volume plugins, given upstream's; nil: it has these.
+	Volumes func([]volume.VolumePlugin) []volume.VolumePlugin
 	// Args are "key=value" arguments named as the kubelet's own flags.
 	Args []string
 	// Client acts as the node.
@@ -206,6 +209,9 @@ func (s *Server) dependencies(ctx context.Context) (*kubelet.Dependencies, error
 	deps.KubeClient, deps.EventClient = cs, eventClient.CoreV1()
 	if s.opts.Trace != nil {
 		deps.TracerProvider = s.opts.Trace(deps.TracerProvider)
+	}
+	if s.opts.Volumes != nil {
+		deps.VolumePlugins = s.opts.Volumes(deps.VolumePlugins)
 	}
 	deps.OnHeartbeatFailure = s.opts.Disconnect
 	return deps, nil

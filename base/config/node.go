@@ -37,6 +37,9 @@ type Node struct {
 	// Components that do not run; the help adds the names that a server or an agent accepts.
 	Disable []string `json:"disable" flag:"disable" usage:"component not to run"`
 
+	// What network policies drop is logged by the component network-policy.
+	NetworkPolicyLog int `json:"networkPolicyLog" flag:"network-policy-log" usage:"log packets that network policies drop, with pods and policies, at most this many a second; 0 logs none"`
+
 	// The log, of all components.
 	LogFormat string `json:"logFormat" flag:"log-format" usage:"text or json"`
 	LogLevel  string `json:"logLevel" flag:"log-level" usage:"error, warn, info, debug or trace; for some components as in info,kubelet=debug"`

@@ -93,6 +93,12 @@ func (n *Node) validateTrace(p *problems) {
 	if age, err := time.ParseDuration(n.TraceAge); err != nil || age < time.Minute {
 		p.add("traceAge", "%q is not a duration of at least a minute: write it as in 90m or 24h", n.TraceAge)
 	}
+	if n.NetworkPolicyLog < 0 || n.NetworkPolicyLog > 1000 {
+		p.add("networkPolicyLog", "%d is not a number of lines a second from 0 to 1000", n.NetworkPolicyLog)
+	}
+	if n.NetworkPolicyLog > 0 && (n.Disabled("network-policy") || n.Disabled("network")) {
+		p.add("networkPolicyLog", "has nothing to log: network policies are switched off by %s", label("disable"))
+	}
 	if n.OTLPEndpoint == "" {
 		return
 	}

@@ -163,6 +163,8 @@ func TestValidate(t *testing.T) {
 		"collector":          {func(s *Server) { s.OTLPEndpoint = "h:4317" }, `--otlp-endpoint (otlpEndpoint): "h:4317" is not the URL of a collector: write http://HOST:4317, or https://HOST:4317 with TLS`},
 		"collector's path":   {func(s *Server) { s.OTLPEndpoint = "http://h:4318/v1/traces" }, `has a path, which OTLP by gRPC does not have: write http://h:4318`},
 		"collector's port":   {func(s *Server) { s.OTLPEndpoint = "https://h" }, `has no port: collectors usually listen on 4317, as in https://h:4317`},
+		"too many lines":     {func(s *Server) { s.NetworkPolicyLog = 1001 }, `1001 is not a number of lines a second from 0 to 1000`},
+		"nothing to log":     {func(s *Server) { s.NetworkPolicyLog, s.Disable = 1, []string{"network-policy"} }, `has nothing to log: network policies are switched off by --disable (disable)`},
 		"nothing to export":  {func(s *Server) { s.OTLPEndpoint, s.TraceMemory = "http://h:4317", 0 }, `has nothing to export: the flight recorder is switched off by --trace-memory (traceMemory)`},
 		"same directory":     {func(s *Server) { s.RunDir = s.DataDir + "/" }, `--run-dir (runDir): is the same directory as --data-dir (dataDir)`},
 	} {

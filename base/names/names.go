@@ -63,12 +63,13 @@ const (
 
 // Names in a node's kernel.
 const (
-	Bridge        = "cni0"             // the pods' bridge; the name that most tools expect
-	NFTable       = "kubelith_network" // the nftables table (family inet) of the pod network
-	PolicyTable   = "kubelith_policy"  // the nftables table (family inet) of network policies
-	VXLANTable    = "kubelith_vxlan"   // the nftables table (family inet) that admits VXLAN packets of the nodes only
-	LinkAlias     = "kubelith"         // alias (ip-link(8)) of the interfaces to other nodes
-	RouteProtocol = 107                // origin (ip-route(8), "proto") of the routes through other nodes; not in rt_protos(5)
+	Bridge         = "cni0"             // the pods' bridge; the name that most tools expect
+	NFTable        = "kubelith_network" // the nftables table (family inet) of the pod network
+	PolicyTable    = "kubelith_policy"  // the nftables table (family inet) of network policies
+	VXLANTable     = "kubelith_vxlan"   // the nftables table (family inet) that admits VXLAN packets of the nodes only
+	LinkAlias      = "kubelith"         // alias (ip-link(8)) of the interfaces to other nodes
+	RouteProtocol  = 107                // origin (ip-route(8), "proto") of the routes through other nodes; not in rt_protos(5)
+	PolicyLogGroup = 10423              // the NFLOG group to which dropped packets are logged; others usually take low numbers
 )
 
 // Ports that no flag changes.

@@ -41,6 +41,16 @@ func (h *machine) policies(cfg *config.Node) policies {
 	return out
 }
 
+// policyLog returns how many dropped packets are logged a second, as far as the kernel reports any.
+func (h *machine) policyLog(cfg *config.Node) int {
+	for _, r := range h.checks {
+		if r.Name == preflight.PolicyLog && r.Status != preflight.OK {
+			return 0
+		}
+	}
+	return cfg.NetworkPolicyLog
+}
+
 // thirdParty reports the policies of a node whose pod network is ours, or not.
 func (p policies) thirdParty(theirs bool) {
 	switch {

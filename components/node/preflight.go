@@ -132,7 +132,7 @@ func nodeCheckOptions(cfg *config.Node, cluster *config.ClusterInfo, caDir strin
 		NotBeforeOf:    "this program was built at",
 	}
 	if opts.Bridge && !cfg.Disabled("network-policy") {
-		opts.PolicyRules = kernel.Probe()
+		opts.PolicyRules, opts.PolicyLog = kernel.Probe(), cfg.NetworkPolicyLog > 0
 	}
 	if ca, from := pki.ValidFrom(caDir); from.After(opts.NotBefore) {
 		opts.NotBefore, opts.NotBeforeOf = from, ca+" is valid from"

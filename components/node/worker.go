@@ -119,6 +119,7 @@ func worker(b *builder, w workerOptions) {
 		Dir:          filepath.Join(cfg.SocketDir(), "network-policy"),
 		Informers:    w.publish,
 		Client:       w.client("network-policy", asNode),
+		LogDrops:     w.machine.policyLog(cfg),
 		Log:          logFor("network-policy"),
 	})
 

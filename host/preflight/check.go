@@ -80,6 +80,8 @@ type Options struct {
 	Bridge bool
 	// PolicyRules are commands of nft with all that network policies need; empty if they will not be enforced anyway.
 	PolicyRules string
+	// PolicyLog: packets that network policies drop will be logged.
+	PolicyLog bool
 	// ServiceIPs are the cluster IPs, one per family, that programs of this host will reach through kube-proxy.
 	ServiceIPs []net.IP
 	// NotBefore is a time that the clock must have passed; zero means any. NotBeforeOf names the event at that time:
@@ -169,6 +171,9 @@ func check(opts Options, p probe) []Result {
 	}
 	if opts.PolicyRules != "" {
 		many(func() []Result { return checkPolicies(p, opts.PolicyRules) })
+	}
+	if opts.PolicyLog {
+		many(func() []Result { return checkPolicyLog(p) })
 	}
 	if opts.Bridge {
 		one(func() Result { return checkForwarding(p) })

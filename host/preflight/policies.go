@@ -70,3 +70,21 @@ func checkPolicies(p probe, rules string) []Result {
 	return []Result{{Policies, Warn, NotEnforced + "the kernel lacks " + strings.Join(missing, ", "),
 		"use a kernel with " + strings.Join(options, ", ") + ", and restart"}}
 }
+
+// PolicyLog is the check of what the log of dropped packets needs. If it is not OK there is none.
+const PolicyLog = "network policy log"
+
+func checkPolicyLog(p probe) []Result {
+	nft, err := p.look("nft")
+	if err != nil {
+		return nil // checkPacketFilter says so
+	}
+	err = p.isolated(func() error {
+		_, err := p.run(inet+"add rule inet kubelith-check forward ct direction original limit rate 5/second log group 1 snaplen 128\n", nft, "-f", "-")
+		return err
+	})
+	if err != nil {
+		return []Result{{PolicyLog, Warn, "the kernel cannot report packets, dropped ones are not logged", "use a kernel with CONFIG_NFT_LOG, CONFIG_NFT_LIMIT and CONFIG_NETFILTER_NETLINK_LOG, and restart"}}
+	}
+	return []Result{{Name: PolicyLog, Status: OK, Message: "the kernel reports dropped packets"}}
+}

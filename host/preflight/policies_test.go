@@ -37,3 +37,21 @@ func TestPolicies(t *testing.T) {
 		})
 	}
 }
+
+// TestPolicyLog: a kernel that cannot report packets enforces policies all the same.
+func TestPolicyLog(t *testing.T) {
+	_, p := goodHost(t)
+	for _, works := range []bool{true, false} {
+		p.run = func(stdin, _ string, _ ...string) (string, error) {
+			if !works && strings.Contains(stdin, " log group ") {
+				return "", errors.New("rejected")
+			}
+			return "", nil
+		}
+		results := check(Options{PolicyRules: "rules", PolicyLog: true}, p)
+		policies, log := results[len(results)-2], results[len(results)-1]
+		if want := map[bool]Status{true: OK, false: Warn}[works]; policies.Status != OK || log.Status != want || log.Name != PolicyLog {
+			t.Errorf("works %v: %v, %v", works, policies, log)
+		}
+	}
+}

@@ -22,7 +22,6 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"kubelith.io/kubelith/base/lifecycle"
-	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/components/worker/policy/kernel"
 	"kubelith.io/kubelith/components/worker/policy/rules"
@@ -42,7 +41,9 @@ type Options struct {
 	// always come from there.
 	Informers func() informers.SharedInformerFactory
 	Client    *rest.Config
-	Log       logrus.FieldLogger
+	// LogDrops is how many dropped packets are logged a second at most; 0: none.
+	LogDrops int
+	Log      logrus.FieldLogger
 }
 
 // mode is what the component can say of a pod.
@@ -225,15 +226,7 @@ func (s *Server) Disconnect(sandbox string) error {
 
 // services are those that this node answers itself. Policies see them as the pods that other clusters have.
 func (s *Server) services() []rules.Service {
-	dns := rules.Service{
-		Namespace: "kube-system",
-		Labels:    map[string]string{"k8s-app": "kube-dns"},
-		Ports:     []rules.NamedPort{{Name: "dns", Protocol: "UDP", Port: 53}, {Name: "dns-tcp", Protocol: "TCP", Port: 53}},
-		Target:    names.DNSPort,
-		Endpoints: addressesOf(s.opts.NodeIPs),
-		Addresses: addressesOf(s.opts.ClusterDNS),
-	}
-	return []rules.Service{dns}
+	return []rules.Service{rules.ClusterDNS(addressesOf(s.opts.NodeIPs), addressesOf(s.opts.ClusterDNS))}
 }
 
 func addressesOf(ips []net.IP) (out []netip.Addr) {

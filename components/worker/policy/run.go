@@ -36,6 +36,8 @@ type run struct {
 	own     bool // the factory
 	logged  logging.Once
 
+	loggedDrops logging.Once
+
 	removed atomic.Bool // the table, perhaps
 	events  record.EventRecorder
 
@@ -296,6 +298,10 @@ func (r *run) loop(ctx context.Context) {
 			r.opts.Log.WithError(err).Warn("rules of network policies that others remove come back only with the next change")
 		}
 	})
+	if r.opts.LogDrops > 0 {
+		r.table.LogDrops(r.opts.LogDrops)
+		watching.Go(func() { r.logDrops(ctx) })
+	}
 	for _, f := range r.policies {
 		if !cache.WaitForCacheSync(ctx.Done(), f.handler.HasSynced) {
 			return

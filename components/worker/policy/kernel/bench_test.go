@@ -97,6 +97,30 @@ egress: [{to: [{namespaceSelector: {}}]}]`, i, i%5, 8000+port)
 	return p
 }
 
+// BenchmarkBlocks is one policy with 10,000 blocks, until it is in the kernel in place of none.
+func BenchmarkBlocks(b *testing.B) {
+	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "n0", Name: "blocks"}}
+	p.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}
+	var to []networkingv1.NetworkPolicyPeer
+	for i := range 10000 {
+		to = append(to, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("100.%d.%d.0/25", 64+i/256, i%256)}})
+	}
+	p.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: to}}
+	for b.Loop() {
+		c := rules.NewCompiler()
+		c.SetNamespace("n0", nil)
+		c.SetPod(largePod(0, 0))
+		c.AddLocal("0", []netip.Addr{largeIP(0)})
+		c.SetPolicy(p)
+		all := c.All()
+		if t := writer(b); t != nil {
+			if err := t.Replace(b.Context(), all); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}
+
 // BenchmarkStart is the whole table of a node.
 func BenchmarkStart(b *testing.B) {
 	for b.Loop() {

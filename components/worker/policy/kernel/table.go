@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go4.org/netipx"
@@ -41,6 +42,7 @@ func familyOf(ip netip.Addr) family {
 type Table struct {
 	nft      knftables.Interface
 	families []family
+	log      int // dropped packets a second and class, see Drop; 0: none
 
 	whole    bool // a table of this process is there
 	selected [2]map[netip.Addr]string
@@ -66,6 +68,9 @@ func newTable(nft knftables.Interface, ipv4, ipv6 bool) *Table {
 	}
 	return t
 }
+
+// LogDrops has the next table that Replace writes report dropped packets to ReadDrops, at most that many a second of each class.
+func (t *Table) LogDrops(perSecond int) { t.log = perSecond }
 
 // Remove removes the table.
 func (t *Table) Remove(ctx context.Context) error {
@@ -229,6 +234,13 @@ func (t *Table) addDrop(tx *knftables.Transaction, class string) {
 	tx.Add(&knftables.Chain{Name: chain})
 	for _, f := range t.families {
 		tx.Add(rule(chain, "ct original", f.name, "saddr . ct reply", f.name, "saddr @"+selfSet(f), "return"))
+	}
+	if t.log > 0 {
+		// Packets of no connection are dropped without a line: no policy is the reason.
+		for _, direction := range []string{"original", "reply"} {
+			tx.Add(rule(chain, "ct direction", direction, fmt.Sprintf("limit rate %d/second burst %d packets", t.log, t.log),
+				"log prefix", strconv.Quote(logPrefix(class, direction)), "group", strconv.Itoa(names.PolicyLogGroup), "snaplen", strconv.Itoa(snapshot)))
+		}
 	}
 	tx.Add(rule(chain, "counter name", class, "drop"))
 }

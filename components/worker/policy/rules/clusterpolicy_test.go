@@ -70,6 +70,18 @@ func TestClusterPolicies(t *testing.T) {
 			admin + "ingress: [{action: Deny, " + fromY + "}]",
 			admin + "ingress: [{action: Accept, " + fromY + "}]",
 		}, nil, "", []probe{{"y/a", "x/a", tcp, 80, Deny}}},
+		"of equal priorities the first name counts, also if it accepts": {[]string{
+			admin + "ingress: [{action: Accept, " + fromY + "}]",
+			admin + "ingress: [{action: Deny, " + fromY + "}]",
+		}, nil, "", []probe{{"y/a", "x/a", tcp, 80, Allow}, {"y/a", "x/a", "ICMP", 0, Allow}}},
+		"an admin's accept against a baseline's deny and a NetworkPolicy": {[]string{
+			admin + "ingress: [{action: Accept, " + fromY + "}]",
+			base + "ingress: [{action: Deny, from: [{namespaces: {}}]}]",
+		}, []string{"podSelector: {matchLabels: {app: a}}\npolicyTypes: [Ingress]"}, "", []probe{{"y/a", "x/a", tcp, 80, Allow}, {"x/b", "x/a", tcp, 80, Deny}, {"x/a", "x/b", tcp, 80, Deny}}},
+		"an admin's deny against a baseline's accept and a NetworkPolicy": {[]string{
+			admin + "ingress: [{action: Deny, " + fromY + "}]",
+			base + "ingress: [{action: Accept, " + fromY + "}]",
+		}, []string{"podSelector: {}\ningress: [{}]"}, "", []probe{{"y/a", "x/a", tcp, 80, Deny}, {"x/b", "x/a", tcp, 80, Allow}}},
 		"admins before NetworkPolicies": {[]string{admin + "ingress: [{action: Accept, " + fromY + ", protocols: [{tcp: {destinationPort: {number: 80}}}]}]"}, []string{denied}, "", []probe{
 			{"y/a", "x/a", tcp, 80, Allow}, {"y/a", "x/a", tcp, 81, Deny}, {"x/b", "x/a", tcp, 80, Deny},
 		}},

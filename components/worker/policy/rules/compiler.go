@@ -7,11 +7,14 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+
+	"kubelith.io/kubelith/base/names"
 )
 
 // Compiler keeps the table of one node while objects change. It is for one goroutine at a time.
@@ -56,6 +59,18 @@ type Service struct {
 	Addresses []netip.Addr // of the Service
 
 	profile *profile
+}
+
+// ClusterDNS is the DNS of nodes with these addresses; service are the Service's.
+func ClusterDNS(nodes, service []netip.Addr) Service {
+	return Service{
+		Namespace: "kube-system",
+		Labels:    map[string]string{"k8s-app": "kube-dns"},
+		Ports:     []NamedPort{{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53}, {Name: "dns-tcp", Protocol: corev1.ProtocolTCP, Port: 53}},
+		Target:    names.DNSPort,
+		Endpoints: nodes,
+		Addresses: service,
+	}
 }
 
 // Closed is the class of pods of which nothing is known yet: no connection is allowed.

@@ -29,6 +29,14 @@ func (r Reason) String() string {
 	return fmt.Sprintf("%s: %s, no policy selects the pod", r.Direction, r.Verdict)
 }
 
+// Because returns why a connection is denied: "ingress, no rule of NetworkPolicy default/db matches".
+func (r Reason) Because() string {
+	if r.Rule != "" {
+		return fmt.Sprintf("%s, %s, %s", r.Direction, r.Policy, r.Rule)
+	}
+	return fmt.Sprintf("%s, no rule of %s matches", r.Direction, join(r.Policies))
+}
+
 func join(names []string) string {
 	out := ""
 	for i, n := range names {
@@ -69,6 +77,14 @@ func (c *Compiler) Explain(uid types.UID, d Direction, other netip.Addr, protoco
 		reason.Policy, reason.Rule = r.policy, r.name
 	}
 	return reason, nil
+}
+
+// Name returns the pod that has an address, as NAMESPACE/NAME, and the UID; empty if none has.
+func (c *Compiler) Name(ip netip.Addr) (name string, uid types.UID) {
+	if p := c.addresses[ip]; p != nil {
+		return p.Namespace + "/" + p.Name, p.UID
+	}
+	return "", ""
 }
 
 // viewsOf returns how the rules of a class see an address.

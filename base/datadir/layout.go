@@ -90,7 +90,7 @@ func checkNew(dir string) error {
 // Without this check the server would create a new cluster, which no agent and no kubeconfig knows. It writes nothing.
 func CheckCluster(dir string) error {
 	has := func(name string) bool { return exists(filepath.Join(dir, name)) }
-	if has(Restoring) {
+	if _, err := os.Lstat(filepath.Join(dir, Restoring)); err == nil { // below a file in the directory's place there is another error
 		return fmt.Errorf("data directory %s: a snapshot was being restored to it, and that was interrupted: run kubelith snapshot restore again", dir)
 	}
 	authority, member := has("server/tls/cluster-ca.crt"), has("server/db/member")

@@ -147,3 +147,14 @@ func TestPrivate(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// TestCheckClusterOfFile: a file in the place of the directory is no interrupted restore; Open says what it is.
+func TestCheckClusterOfFile(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	if err := os.WriteFile(dir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := CheckCluster(dir); err != nil && strings.Contains(err.Error(), "restored") {
+		t.Error(err)
+	}
+}

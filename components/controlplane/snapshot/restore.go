@@ -245,7 +245,7 @@ func forget(ctx context.Context, c *clientv3.Client, former, now string) error {
 
 func exists(path string) bool {
 	_, err := os.Lstat(path)
-	return !errors.Is(err, fs.ErrNotExist)
+	return err == nil
 }
 
 // String names the snapshot for users.

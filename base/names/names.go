@@ -43,6 +43,11 @@ const (
 	// JoiningAgents is the group of machines that present a join token: what an agent may do before it has a
 	// certificate.
 	JoiningAgents = "system:bootstrappers:kubelith:agents"
+	// JoiningServers is the group of machines that present a token with which they become servers.
+	JoiningServers = "system:bootstrappers:kubelith:servers"
+	// Servers is the group of the cluster's servers towards each other; ServerUserPrefix plus a server's name is its user.
+	Servers          = "system:kubelith:servers"
+	ServerUserPrefix = "system:kubelith:server:"
 )
 
 // ConfigMaps and Secrets in kube-system.
@@ -77,6 +82,7 @@ const (
 	DNSPort         = 10053 // of CoreDNS on a node; resolvers of the host use 53
 	ProxyHealthPort = 10256 // kube-proxy's default; load balancers outside the cluster probe it
 	VXLANPort       = 8472  // flannel's default
+	PeerPort        = 2380  // of etcd, between servers; etcd's default
 )
 
 // Programs of the payload that others of its programs start.

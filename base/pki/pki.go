@@ -51,6 +51,7 @@ type Bundle struct {
 	ClusterCA    Pair // signs certificates that prove an identity to the apiserver or the kubelet, and the API's serving certificate
 	KubeletCA    Pair // signs only kubelets' serving certificates: they cannot pass for the apiserver, whatever address they report
 	FrontProxyCA Pair // signs FrontProxyClient only
+	PeerCA       Pair // signs Peer only: etcd members trust nobody else
 
 	KubeletTrust string // the CAs that kubelets are verified against: KubeletCA and, after an upgrade, ClusterCA (constrained)
 
@@ -62,6 +63,7 @@ type Bundle struct {
 	KubeletClient    Pair
 	FrontProxyClient Pair // how the apiserver calls aggregated API servers: front-proxy-client
 	KubeletServer    Pair // serves the kubelet's API, as system:node:NAME in system:nodes
+	Peer             Pair // how etcd members of several servers know each other
 	Admin            Pair // for the admin kubeconfig only: kubelith-admin in names.Admins
 
 	Changed []string // base names of the files that this call created or renewed
@@ -82,6 +84,7 @@ func Ensure(opts Options) (*Bundle, error) {
 		ClusterCA:         s.pair("cluster-ca"),
 		KubeletCA:         s.pair("kubelet-ca"),
 		FrontProxyCA:      s.pair("front-proxy-ca"),
+		PeerCA:            s.pair("peer-ca"),
 		KubeletTrust:      filepath.Join(opts.Dir, "kubelet-trust.crt"),
 		ServiceAccountKey: filepath.Join(opts.Dir, "service-account.key"),
 		APIServer:         s.pair("apiserver"),
@@ -89,6 +92,7 @@ func Ensure(opts Options) (*Bundle, error) {
 		FrontProxyClient:  s.pair("front-proxy-client"),
 		// Not "kubelet-server", which the cluster's CA has signed in older clusters.
 		KubeletServer: s.pair("kubelet-serving"),
+		Peer:          s.pair("peer"),
 		Admin:         s.pair("admin"),
 	}
 	if _, err := s.key(b.ServiceAccountKey, "restore it from a backup, or remove it to generate a new one, which invalidates every service account token"); err != nil {
@@ -122,12 +126,18 @@ func (s *store) ensureLeaves(b *Bundle, opts Options) error {
 	if err != nil {
 		return err
 	}
+	peer, err := s.authority(b.PeerCA, "kubelith-peer-ca")
+	if err != nil {
+		return err
+	}
 	server := []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	client := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 
 	node := altNames{}
 	node.add(opts.NodeName)
 	node.addIPs(opts.NodeIPs)
+	addressed := node.clone()
+	addressed.add(opts.SANs...)
 	api := node.clone()
 	api.add("localhost", "127.0.0.1", "::1", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc."+opts.ClusterDomain)
 	api.addIPs(opts.ServiceIPs)
@@ -138,6 +148,7 @@ func (s *store) ensureLeaves(b *Bundle, opts Options) error {
 		{pair: b.KubeletClient, ca: cluster, cn: "kube-apiserver-kubelet-client", usage: client},
 		{pair: b.FrontProxyClient, ca: frontProxy, cn: "front-proxy-client", usage: client},
 		{pair: b.KubeletServer, ca: kubelet, cn: NodeUserPrefix + opts.NodeName, org: []string{"system:nodes"}, usage: server, names: node},
+		{pair: b.Peer, ca: peer, cn: opts.NodeName, usage: append(slices.Clone(server), client...), names: addressed},
 		{pair: b.Admin, ca: cluster, cn: "kubelith-admin", org: []string{names.Admins}, usage: client},
 	} {
 		if err := s.ensureLeaf(l); err != nil {

@@ -125,7 +125,7 @@ func TestFirstStart(t *testing.T) {
 }
 
 func TestLaterStarts(t *testing.T) {
-	leaves := []string{"admin.crt", "apiserver-kubelet-client.crt", "apiserver.crt", "front-proxy-client.crt", "kubelet-serving.crt"}
+	leaves := []string{"admin.crt", "apiserver-kubelet-client.crt", "apiserver.crt", "front-proxy-client.crt", "kubelet-serving.crt", "peer.crt"}
 	for name, tc := range map[string]struct {
 		after  time.Duration
 		change func(*Options)
@@ -138,11 +138,11 @@ func TestLaterStarts(t *testing.T) {
 		"leaves expired":           {after: 2 * leafLife, want: leaves},
 		"CA soon expires":          {after: caLife - time.Hour, want: leaves},
 		"made in the future":       {after: -2 * time.Minute},
-		"new SAN":                  {change: func(o *Options) { o.SANs = append(o.SANs, "new.example") }, want: []string{"apiserver.crt"}},
-		"new SAN address":          {change: func(o *Options) { o.SANs = append(o.SANs, "192.0.2.100") }, want: []string{"apiserver.crt"}},
+		"new SAN":                  {change: func(o *Options) { o.SANs = append(o.SANs, "new.example") }, want: []string{"apiserver.crt", "peer.crt"}},
+		"new SAN address":          {change: func(o *Options) { o.SANs = append(o.SANs, "192.0.2.100") }, want: []string{"apiserver.crt", "peer.crt"}},
 		"SAN no longer wanted":     {change: func(o *Options) { o.SANs = nil }},
-		"new node IP":              {change: func(o *Options) { o.NodeIPs = []net.IP{net.ParseIP("192.0.2.8")} }, want: []string{"apiserver.crt", "kubelet-serving.crt"}},
-		"new node name":            {change: func(o *Options) { o.NodeName = "n2" }, want: []string{"apiserver.crt", "kubelet-serving.crt"}},
+		"new node IP":              {change: func(o *Options) { o.NodeIPs = []net.IP{net.ParseIP("192.0.2.8")} }, want: []string{"apiserver.crt", "kubelet-serving.crt", "peer.crt"}},
+		"new node name":            {change: func(o *Options) { o.NodeName = "n2" }, want: []string{"apiserver.crt", "kubelet-serving.crt", "peer.crt"}},
 		"leaf removed":             {remove: []string{"admin.crt"}, want: []string{"admin.crt"}},
 		"leaf pair removed":        {remove: []string{"admin.crt", "admin.key"}, want: []string{"admin.crt", "admin.key"}},
 		"interrupted after CA key": {remove: []string{"cluster-ca.crt"}, want: []string{"cluster-ca.crt"}},

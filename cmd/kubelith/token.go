@@ -30,8 +30,8 @@ func tokenCommand() *cli.Command {
 		Action:          subcommandHelp,
 		Subcommands: []*cli.Command{
 			command("create", "", "create a token and print it", createToken,
-				&cli.DurationFlag{Name: "ttl", Usage: "lifetime of the token; 0 means no expiry", Value: 24 * time.Hour},
-				&cli.StringFlag{Name: "usages", Usage: "what the token may be used for; joining needs both", Value: token.UsageAuthentication + "," + token.UsageSigning},
+				&cli.DurationFlag{Name: "ttl", Usage: "lifetime of the token; 0 means no expiry", Value: 24 * time.Hour, DefaultText: "24h0m0s, for a server 1h0m0s"},
+				&cli.StringFlag{Name: "usages", Usage: "what the token may be used for: authentication and signing to join as an agent, or server to join as a server", Value: token.UsageAuthentication + "," + token.UsageSigning},
 				&cli.StringFlag{Name: "description", Usage: "a description, shown by token list"},
 				&cli.BoolFlag{Name: "once", Usage: "valid for one machine only"}),
 			command("list", "", "list the tokens, without their secrets", listTokens),
@@ -47,8 +47,11 @@ func createToken(c *cli.Context, cs kubernetes.Interface) error {
 			spec.Usages = append(spec.Usages, u)
 		}
 	}
+	if slices.Contains(spec.Usages, token.UsageServer) && !c.IsSet("ttl") {
+		spec.TTL = token.ServerTTL
+	}
 	if len(spec.Usages) == 0 {
-		return errors.New("--usages is empty: use authentication, signing or both")
+		return errors.New("--usages is empty: use authentication, signing or both, or server")
 	}
 	if err := spec.Validate(); err != nil {
 		return err
@@ -62,7 +65,7 @@ func createToken(c *cli.Context, cs kubernetes.Interface) error {
 		return err
 	}
 	fmt.Fprintln(c.App.Writer, t)
-	if slices.Contains(spec.Usages, token.UsageSigning) {
+	if slices.Contains(spec.Usages, token.UsageSigning) || slices.Contains(spec.Usages, token.UsageServer) {
 		return token.WaitSigned(c.Context, cs, t.ID, signedTimeout)
 	}
 	return nil

@@ -25,11 +25,16 @@ const (
 	usedAnnotation = "kubelith.io/used" // the machine that used it, from Spend
 )
 
-// Usages of a token: an agent needs both.
+// Usages of a token: an agent needs the first two.
 const (
 	UsageAuthentication = "authentication"
 	UsageSigning        = "signing"
+	// UsageServer is for a machine that becomes a server, which gets the cluster's keys. It implies the others, and Once.
+	UsageServer = "server"
 )
+
+// ServerTTL is how long a token for a server is valid at most.
+const ServerTTL = time.Hour
 
 // Spec configures a new token.
 type Spec struct {
@@ -45,12 +50,17 @@ func (s Spec) Validate() error {
 		return fmt.Errorf("lifetime %s is negative: use a positive one, such as 24h, or 0 for a token that never expires", s.TTL)
 	}
 	for _, u := range s.Usages {
-		if !slices.Contains(bootstrapapi.KnownTokenUsages, u) {
-			return fmt.Errorf("unknown usage %q: use %s, %s or both", u, UsageAuthentication, UsageSigning)
+		if !slices.Contains(append([]string{UsageServer}, bootstrapapi.KnownTokenUsages...), u) {
+			return fmt.Errorf("unknown usage %q: use %s, %s or both for agents, or %s", u, UsageAuthentication, UsageSigning, UsageServer)
 		}
+	}
+	if s.server() && (s.TTL == 0 || s.TTL > ServerTTL) {
+		return fmt.Errorf("a token for a server gives away the cluster's keys: its lifetime must be %s at most", ServerTTL)
 	}
 	return nil
 }
+
+func (s Spec) server() bool { return slices.Contains(s.Usages, UsageServer) }
 
 // Info is the public part of a token.
 type Info struct {
@@ -79,14 +89,17 @@ func Create(ctx context.Context, cs kubernetes.Interface, caHash string, spec Sp
 
 // secret is the object in which Kubernetes keeps a bootstrap token.
 func (t Token) secret(spec Spec, now time.Time) *corev1.Secret {
-	usages := spec.Usages
+	usages, group := spec.Usages, names.JoiningAgents
+	if spec.server() {
+		usages, group, spec.Once = nil, names.JoiningServers, true
+	}
 	if len(usages) == 0 {
 		usages = bootstrapapi.KnownTokenUsages
 	}
 	data := map[string]string{
 		bootstrapapi.BootstrapTokenIDKey:          t.ID,
 		bootstrapapi.BootstrapTokenSecretKey:      t.Secret,
-		bootstrapapi.BootstrapTokenExtraGroupsKey: names.JoiningAgents,
+		bootstrapapi.BootstrapTokenExtraGroupsKey: group,
 	}
 	for _, u := range usages {
 		data[bootstrapapi.BootstrapTokenUsagePrefix+u] = "true"
@@ -150,6 +163,9 @@ func info(s *corev1.Secret) Info {
 		if string(s.Data[bootstrapapi.BootstrapTokenUsagePrefix+u]) == "true" {
 			i.Usages = append(i.Usages, u)
 		}
+	}
+	if string(s.Data[bootstrapapi.BootstrapTokenExtraGroupsKey]) == names.JoiningServers {
+		i.Usages = []string{UsageServer}
 	}
 	return i
 }

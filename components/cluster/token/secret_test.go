@@ -89,6 +89,8 @@ func TestSpec(t *testing.T) {
 	for want, spec := range map[string]Spec{
 		"lifetime -1s is negative":  {TTL: -time.Second},
 		`unknown usage "sign": use`: {Usages: []string{"signing", "sign"}},
+		"its lifetime must be 1h":   {Usages: []string{"server"}, TTL: 2 * time.Hour},
+		"gives away the cluster's":  {Usages: []string{"server"}},
 	} {
 		if _, err := Create(t.Context(), cs, hash, spec); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v, want %s", spec, err, want)
@@ -96,6 +98,21 @@ func TestSpec(t *testing.T) {
 	}
 	if n := len(secrets(t, cs)); n != 1 {
 		t.Errorf("%d Secrets, the wrong ones were made too", n)
+	}
+	made, err = Create(t.Context(), cs, hash, Spec{Usages: []string{UsageServer}, TTL: ServerTTL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range secrets(t, cs) {
+		if string(s.Data["token-id"]) != made.ID {
+			continue
+		}
+		if got := info(&s); !got.Once || !slices.Equal(got.Usages, []string{"server"}) {
+			t.Errorf("%+v", got)
+		}
+		if name, groups := accepted(t, &s, made.Bearer()); name == "" || slices.Contains(groups, names.JoiningAgents) || !slices.Contains(groups, names.JoiningServers) {
+			t.Errorf("it is taken for %s in %v", name, groups)
+		}
 	}
 }
 

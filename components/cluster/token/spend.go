@@ -22,7 +22,12 @@ const spentFor = time.Minute
 //
 // It always checks that the token exists: the apiserver accepts a deleted one for some seconds.
 func (s *Server) Spend(ctx context.Context, id, machine string) (refusal string, err error) {
-	return spend(ctx, s.client, id, machine, time.Now())
+	return Spend(ctx, s.client, id, machine)
+}
+
+// Spend is Server.Spend with a client that reads and updates the tokens' Secrets.
+func Spend(ctx context.Context, cs kubernetes.Interface, id, machine string) (refusal string, err error) {
+	return spend(ctx, cs, id, machine, time.Now())
 }
 
 func spend(ctx context.Context, cs kubernetes.Interface, id, machine string, now time.Time) (refusal string, err error) {

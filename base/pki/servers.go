@@ -1,0 +1,92 @@
+package pki
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"kubelith.io/kubelith/base/atomicfile"
+	"kubelith.io/kubelith/base/names"
+)
+
+// shared are the files that all servers of a cluster have in common; each server makes the others for itself.
+func shared() []string {
+	return []string{
+		"cluster-ca.crt", "cluster-ca.key", "kubelet-ca.crt", "kubelet-ca.key", "kubelet-trust.crt", "front-proxy-ca.crt", "front-proxy-ca.key",
+		"peer-ca.crt", "peer-ca.key", "service-account.key",
+	}
+}
+
+// Shared returns what another server of the cluster needs of the directory of Ensure, by name. It contains all of the
+// cluster's private keys.
+func Shared(dir string) (map[string][]byte, error) {
+	files := map[string][]byte{}
+	for _, name := range shared() {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			return nil, fmt.Errorf("pki: %w", err)
+		}
+		files[name] = data
+	}
+	return files, nil
+}
+
+// Place writes what Shared has returned on another server, before its first Ensure. It refuses other files.
+func Place(dir string, files map[string][]byte) error {
+	for _, name := range shared() {
+		if len(files[name]) == 0 {
+			return fmt.Errorf("pki: the cluster's keys lack %s", name)
+		}
+	}
+	for name := range files {
+		if !slices.Contains(shared(), name) {
+			return fmt.Errorf("pki: the cluster's keys have an unknown file %q: upgrade kubelith here", name)
+		}
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("pki: create directory: %w", err)
+	}
+	for _, name := range shared() {
+		if err := atomicfile.Write(filepath.Join(dir, name), files[name]); err != nil {
+			return fmt.Errorf("pki: %w", err)
+		}
+	}
+	return nil
+}
+
+// ServerClient returns a certificate with which a server of the cluster proves to another one that it is the server with
+// that name: names.ServerUserPrefix plus the name, in names.Servers. It is valid for ten minutes and stored nowhere: a
+// server has the CA's key.
+func ServerClient(dir, name string, now time.Time) (tls.Certificate, *x509.Certificate, error) {
+	s := &store{dir: dir, now: now}
+	ca, err := s.authority(s.pair("cluster-ca"), "kubelith-cluster-ca")
+	if err != nil {
+		return tls.Certificate{}, nil, err
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, nil, fmt.Errorf("pki: generate a key: %w", err)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		Subject:               pkix.Name{CommonName: names.ServerUserPrefix + name, Organization: []string{names.Servers}},
+		NotBefore:             later(now.Add(-clockSkew), ca.cert.NotBefore),
+		NotAfter:              earlier(now.Add(serverClientLife), ca.cert.NotAfter),
+		KeyUsage:              x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		BasicConstraintsValid: true,
+	}, ca.cert, key.Public(), ca.key)
+	if err != nil {
+		return tls.Certificate{}, nil, fmt.Errorf("pki: sign a certificate: %w", err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, ca.cert, nil
+}
+
+const serverClientLife = 10 * time.Minute

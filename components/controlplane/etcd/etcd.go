@@ -1,8 +1,8 @@
 // Package etcd runs the embedded etcd member that stores the cluster.
 //
-// Clients connect over a unix socket only. The peer listener is also a unix socket while there is one server; the
-// member's name and peer address are per-server so that more can join later. Every write is synced to disk before it is
-// acknowledged (etcd's default; UnsafeNoFsync is never set).
+// Clients connect over a unix socket only. So do peers while there is one server. With several servers the members know
+// each other over mutual TLS (Peer); a member that runs alone begins that in place (OpenToPeers). Every write is synced
+// to disk before it is acknowledged (etcd's default; UnsafeNoFsync is never set).
 package etcd
 
 import (
@@ -34,13 +34,19 @@ type Options struct {
 	Name string
 	// Args are "key=value" arguments named as etcd's own flags.
 	Args []string
+	// Peer is how the members of several servers reach each other; nil while there is one server.
+	Peer *Peer
+	// Reset makes this member the only one, whatever the others are: what only they have acknowledged is lost.
+	Reset bool
+	// Removed, unless it is nil, is called when the other members have removed this one. Run fails with ErrRemoved then.
+	Removed func()
 	// First, unless it is nil, is called when etcd answers and before it is ready: nobody writes yet.
 	First func(context.Context)
 	// Zap receives etcd's log.
 	Zap *zap.Logger
 }
 
-// tickMs and electionMs are the heartbeat and the election timeout in milliseconds.
+// tickMs and electionMs are the heartbeat and the election timeout of a lone member in milliseconds.
 const tickMs, electionMs = 20, 100
 
 // Server is the etcd component.
@@ -48,23 +54,34 @@ type Server struct {
 	opts     Options
 	cfg      *embed.Config
 	stopping atomic.Bool
+	removed  atomic.Bool // the other members have removed this one
 	fatal    fatal
 	answers  chan struct{}
 	slowSync time.Duration
+	running  atomic.Pointer[embed.Etcd]
+	reopen   chan reopening
 }
 
 var _ lifecycle.Component = (*Server)(nil)
 
 // New checks the options and returns a Server; nothing is started or written.
 func New(o Options) (*Server, error) {
-	cfg := embed.NewConfig()
+	s := &Server{opts: o, fatal: make(fatal, 1), answers: make(chan struct{}), reopen: make(chan reopening)}
+	var err error
+	s.cfg, err = s.configure(o.Peer)
+	return s, err
+}
+
+// configure returns the configuration of a member that runs alone (peer is nil), or of one of several.
+func (s *Server) configure(peer *Peer) (*embed.Config, error) {
+	o, cfg := s.opts, embed.NewConfig()
 	// First: defining the flags resets some fields to the flags' own defaults.
 	fs := flagSet(cfg)
 	cfg.Name = o.Name
 	cfg.Dir = o.DataDir
-	s := &Server{opts: o, cfg: cfg, fatal: make(fatal, 1), answers: make(chan struct{})}
+	cfg.ForceNewCluster = o.Reset
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(o.Zap.WithOptions(
-		zap.WrapCore(func(c zapcore.Core) zapcore.Core { return untilStop{c, &s.stopping} }),
+		zap.WrapCore(func(c zapcore.Core) zapcore.Core { return observed{c, s} }),
 		zap.WithFatalHook(s.fatal), zap.WithPanicHook(s.fatal)))
 	cfg.EnableGRPCGateway = false
 	// A day of writes with the apiserver's default compaction every 5 min fits easily; the quota is etcd's suggested
@@ -74,36 +91,59 @@ func New(o Options) (*Server, error) {
 	// (maxGapBetweenApplyAndCommitIndex) it refuses its own first request, at once, and retries without a pause: tens
 	// of thousands of log lines that delay the apply. A snapshot for every 4000 entries avoids that.
 	cfg.SnapshotCount = 4000
-	// A lone member need not wait a second to learn that no other member leads.
-	cfg.TickMs, cfg.ElectionMs = tickMs, electionMs
-	client, peer := url.URL{Scheme: "unix", Path: o.Socket}, url.URL{Scheme: "unix", Path: peerSocket(o.Socket)}
+	client := url.URL{Scheme: "unix", Path: o.Socket}
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	// etcd uses only the URL's host to listen for peers, but host and path for clients.
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: peer.Path}}, []url.URL{peer}
-	cfg.InitialCluster = o.Name + "=" + peer.String()
-	if err := applyArgs(cfg, fs, o.Args); err != nil {
+	if peer == nil {
+		s.alone(cfg)
+	} else if err := peer.configure(cfg); err != nil {
 		return nil, err
 	}
-	return s, nil
+	return cfg, applyArgs(cfg, fs, o.Args)
 }
 
-// untilStop drops errors while etcd stops: etcd reports its own closed listeners as an error at every stop.
-type untilStop struct {
+// alone configures a member that has no others.
+func (s *Server) alone(cfg *embed.Config) {
+	// A lone member need not wait a second to learn that no other member leads.
+	cfg.TickMs, cfg.ElectionMs = tickMs, electionMs
+	peer := url.URL{Scheme: "unix", Path: peerSocket(s.opts.Socket)}
+	// etcd uses only the URL's host to listen for peers, but host and path for clients.
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: peer.Path}}, []url.URL{peer}
+	cfg.InitialCluster = cfg.Name + "=" + peer.String()
+}
+
+// observed is etcd's log. It drops errors while etcd stops: etcd reports its own closed listeners as an error at every
+// stop. It notices that the member was removed, which etcd tells nobody else.
+type observed struct {
 	zapcore.Core
-	stopping *atomic.Bool
+	server *Server
 }
 
 // With implements zapcore.Core.
-func (c untilStop) With(fields []zapcore.Field) zapcore.Core {
-	return untilStop{c.Core.With(fields), c.stopping}
+func (c observed) With(fields []zapcore.Field) zapcore.Core {
+	return observed{c.Core.With(fields), c.server}
 }
 
 // Check implements zapcore.Core.
-func (c untilStop) Check(e zapcore.Entry, to *zapcore.CheckedEntry) *zapcore.CheckedEntry {
-	if e.Level >= zapcore.ErrorLevel && c.stopping.Load() {
+func (c observed) Check(e zapcore.Entry, to *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	if e.Level >= zapcore.ErrorLevel && c.server.stopping.Load() {
 		return to
 	}
-	return c.Core.Check(e, to)
+	if c.Enabled(e.Level) {
+		return to.AddCore(e, c)
+	}
+	return to
+}
+
+// Write implements zapcore.Core.
+func (c observed) Write(e zapcore.Entry, fields []zapcore.Field) error {
+	if e.Level >= zapcore.WarnLevel {
+		for _, f := range fields {
+			if err, ok := f.Interface.(error); ok && strings.Contains(err.Error(), permanentlyRemoved) {
+				c.server.removed.Store(true)
+			}
+		}
+	}
+	return c.Core.Write(e, fields)
 }
 
 // peerSocket returns a path beside the clients' socket.
@@ -145,20 +185,30 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		s.slowSync = took
 		s.opts.Zap.Warn("the disk is slow: raising the timeouts of requests", zap.Duration("sync-took", took))
 	}
-	e, err := s.start()
-	if err != nil {
-		return s.explain(err)
+	for first := true; ; first = false {
+		e, err := s.start()
+		if err != nil {
+			return s.explain(err)
+		}
+		next, err := s.serve(ctx, e, first, ready)
+		if err != nil {
+			// Its listeners are closed at once, so that clients do not wait for answers. The rest may wait for the
+			// goroutine that gave up, and so for ever.
+			go e.Close()
+			return s.explain(err)
+		}
+		if err := s.stop(e); err != nil {
+			return s.explain(err)
+		}
+		if next == nil {
+			return nil
+		}
+		s.cfg = next
+		s.stopping.Store(false)
+		if err := s.makeRoom(); err != nil {
+			return err
+		}
 	}
-	if err := s.serve(ctx, e, ready); err != nil {
-		// Its listeners are closed at once, so that clients do not wait for answers. The rest may wait for the
-		// goroutine that gave up, and so for ever.
-		go e.Close()
-		return s.explain(err)
-	}
-	if err := s.stop(e); err != nil {
-		return s.explain(err)
-	}
-	return nil
 }
 
 // slowSync is how long a sync to disk may take before etcd's requests get more time than usual.
@@ -190,8 +240,7 @@ func syncTime(dir string) (time.Duration, error) {
 // a lease lasts at least 1.4 times the timeout (MinLeaseTTL, with five ticks to a timeout). Where a write takes some
 // seconds, requests would fail with less, and keys of the API server would expire before it renews them. A lone member
 // elects itself after one to five ticks: raft waits for five to nine, and etcd skips the first four (adjustTicks).
-// Members of one cluster must have the same heartbeat and election timeout, so several servers would have to agree on
-// them instead of each measuring its own disk.
+// Members of one cluster must have the same heartbeat and election timeout: with several servers they stay as they are.
 // Source: etcd/server/config/config.go, etcd/server/etcdserver/server.go.
 func (s *Server) giveTime(sync time.Duration) bool {
 	if sync < slowSync {
@@ -200,7 +249,7 @@ func (s *Server) giveTime(sync time.Duration) bool {
 	if s.cfg.BackendBatchInterval == 0 {
 		s.cfg.BackendBatchInterval = 20 * sync
 	}
-	if s.cfg.TickMs == tickMs && s.cfg.ElectionMs == electionMs { // otherwise the user set them
+	if s.cfg.TickMs == tickMs && s.cfg.ElectionMs == electionMs { // otherwise the user or other members set them
 		election := min(max(4*sync, 10*time.Second), 50*time.Second) // etcd's limit
 		s.cfg.TickMs, s.cfg.ElectionMs = uint(election.Milliseconds()/5), uint(election.Milliseconds())
 	}
@@ -225,32 +274,47 @@ func (s *Server) makeRoom() error {
 	return nil
 }
 
-// serve waits for ctx, or for etcd to give up. It is ready when its data is read and its socket open: it answers after
-// it has elected itself, and earlier requests wait for that instead of for a retry. With First it is ready later.
-func (s *Server) serve(ctx context.Context, e *embed.Etcd, ready func()) error {
-	if s.opts.First == nil {
+// serve waits for ctx, for OpenToPeers, which gives the next configuration, or for etcd to give up. It is ready when its
+// data is read and its socket open: it answers after it has elected itself, and earlier requests wait for that instead
+// of for a retry. With First it is ready later. A member that joins answers once it has all data and a vote.
+func (s *Server) serve(ctx context.Context, e *embed.Etcd, first bool, ready func()) (next *embed.Config, err error) {
+	if first && s.opts.First == nil {
 		ready()
 	}
-	elected, first := e.Server.ReadyNotify(), make(chan struct{})
+	s.running.Store(e)
+	elected, done := e.Server.ReadyNotify(), make(chan struct{})
+	var vote <-chan time.Time
 	for {
 		select {
 		case <-elected:
-			close(s.answers)
 			elected = nil // it is sent once
-			if s.opts.First != nil {
-				go func() { s.opts.First(ctx); close(first) }()
+			vote = time.After(0)
+		case <-vote:
+			if e.Server.IsLearner() {
+				vote = time.After(voteEvery)
+				continue
 			}
-		case <-first:
-			first = nil
+			vote = nil
+			if !first {
+				continue
+			}
+			close(s.answers)
+			if s.opts.First != nil {
+				go func() { s.opts.First(ctx); close(done) }()
+			}
+		case <-done:
+			done = nil
 			ready()
+		case r := <-s.reopen:
+			return r.config, nil
 		case err := <-e.Err():
-			return err
+			return nil, s.ended(err)
 		case err := <-s.fatal:
-			return err
+			return nil, s.ended(err)
 		case <-e.Server.StopNotify():
-			return errors.New("the member stopped unexpectedly")
+			return nil, s.ended(errors.New("the member stopped unexpectedly"))
 		case <-ctx.Done():
-			return nil
+			return nil, nil
 		}
 	}
 }

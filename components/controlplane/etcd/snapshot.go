@@ -43,6 +43,9 @@ func Copy(ctx context.Context, socket, file string) (Copied, error) {
 // answerTimeout bounds the wait for a member that has just been started, or does not run.
 const answerTimeout = 30 * time.Second
 
+// maxAnswer is the size of the longest answer, in bytes.
+const maxAnswer = math.MaxInt32
+
 // revisionBump is how many revisions a restored cluster skips, as etcd's documentation advises: those that were given out after the
 // snapshot. Otherwise a client that knows them would take new objects for old ones.
 // Source: https://etcd.io/docs/v3.6/op-guide/recovery/#restoring-with-revision-bump.
@@ -86,7 +89,7 @@ func With(ctx context.Context, o Options, do func(*clientv3.Client) error) error
 	case err := <-ended:
 		return errors.Join(err, ctx.Err())
 	}
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{Endpoint(o.Socket)}, DialTimeout: answerTimeout, Logger: zap.NewNop(), MaxCallRecvMsgSize: math.MaxInt32})
+	c, err := Dial(o.Socket)
 	if err == nil {
 		err = errors.Join(do(c), c.Close())
 	}

@@ -32,6 +32,8 @@ const (
 	// Token and Approver let machines join; the apiserver component creates their roles.
 	Token    = "system:kubelith:token"
 	Approver = "system:kubelith:approver"
+	// Servers is the identity with which a server admits others; the apiserver component creates its role.
+	Servers = "system:kubelith:servers-admission"
 	// Manifests is the identity that applies manifests; it may do everything, since a file may hold any object.
 	Manifests = "system:kubelith:manifests"
 	// ServiceLB is the identity of the Service load balancer; the apiserver component creates its role.

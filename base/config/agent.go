@@ -47,13 +47,18 @@ func (a *Agent) Validate() error {
 			p.add("nodeLabels", "an agent may not set the label %q on itself: set it on the server with kubelith kubectl label node", key)
 		}
 	}
-	if why := checkServer(a.Server); why != "" {
+	validateJoin(&p, a.Server, a.Token, a.TokenFile)
+	return errors.Join(p...)
+}
+
+// validateJoin checks how to find a cluster.
+func validateJoin(p *problems, server, token, tokenFile string) {
+	if why := checkServer(server); why != "" {
 		p.add("server", "%s: write https://HOST:PORT with a server's name or address, as in https://192.0.2.10:6443", why)
 	}
-	if a.Token != "" && a.TokenFile != "" {
+	if token != "" && tokenFile != "" {
 		p.add("token", "%s is set as well: set only one of them", label("tokenFile"))
 	}
-	return errors.Join(p...)
 }
 
 // checkServer returns the error in the address of a server, or "".

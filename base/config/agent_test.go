@@ -123,3 +123,33 @@ func TestValidateIn(t *testing.T) {
 		}
 	}
 }
+
+// TestAdopt: a server takes the settings of the cluster that it joins where it has none of its own.
+func TestAdopt(t *testing.T) {
+	cluster := &ClusterInfo{ClusterCIDR: []string{"10.1.0.0/16"}, ServiceCIDR: []string{"10.2.0.0/16"}, ClusterDomain: "c.example", Network: "host-gw", Profile: "cis"}
+	for name, tc := range map[string]struct {
+		change func(*Server)
+		want   []string // in the lines of the error
+	}{
+		"defaults":     {func(*Server) {}, nil},
+		"the same":     {func(s *Server) { s.ClusterCIDR, s.Network = []string{"10.1.0.0/16"}, "host-gw" }, nil},
+		"another CIDR": {func(s *Server) { s.ClusterCIDR = []string{"10.9.0.0/16"} }, []string{"--cluster-cidr (clusterCIDR): 10.9.0.0/16"}},
+		"two others":   {func(s *Server) { s.ClusterDomain, s.Network = "x", "bridge" }, []string{"--cluster-domain", "--network"}},
+	} {
+		s := Default()
+		tc.change(s)
+		err := s.Adopt(cluster)
+		if (err == nil) != (tc.want == nil) {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		for _, want := range tc.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, want %q", name, err, want)
+			}
+		}
+		if got := s.ClusterInfo("", ""); err == nil && (got.ClusterCIDR[0] != "10.1.0.0/16" || got.ServiceCIDR[0] != "10.2.0.0/16" || got.ClusterDomain != "c.example" || got.Network != "host-gw" || got.Profile != "cis") {
+			t.Errorf("%s: adopted %+v", name, got)
+		}
+	}
+}

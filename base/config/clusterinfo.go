@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 )
 
 const clusterInfoKind = "ClusterInfo"
@@ -89,3 +91,40 @@ func (a *Agent) ValidateIn(cluster *ClusterInfo) error {
 	}
 	return errors.Join(p...)
 }
+
+// Adopt takes the settings of the cluster that this server shares with others. A setting that is neither the default nor
+// the cluster's is an error, with a line for each.
+func (s *Server) Adopt(cluster *ClusterInfo) error {
+	var p problems
+	def := Default()
+	for _, list := range []struct {
+		key           string
+		mine          *[]string
+		usual, theirs []string
+	}{
+		{"clusterCIDR", &s.ClusterCIDR, def.ClusterCIDR, cluster.ClusterCIDR},
+		{"serviceCIDR", &s.ServiceCIDR, def.ServiceCIDR, cluster.ServiceCIDR},
+	} {
+		if !slices.Equal(*list.mine, list.usual) && !slices.Equal(*list.mine, list.theirs) {
+			p.add(list.key, differs, strings.Join(*list.mine, ","), strings.Join(list.theirs, ","))
+		}
+		*list.mine = list.theirs
+	}
+	for _, one := range []struct {
+		key           string
+		mine          *string
+		usual, theirs string
+	}{
+		{"clusterDomain", &s.ClusterDomain, def.ClusterDomain, cluster.ClusterDomain},
+		{"network", &s.Network, def.Network, cluster.Network},
+		{"profile", &s.Profile, def.Profile, cluster.Profile},
+	} {
+		if *one.mine != one.usual && *one.mine != one.theirs {
+			p.add(one.key, differs, *one.mine, one.theirs)
+		}
+		*one.mine = one.theirs
+	}
+	return errors.Join(p...)
+}
+
+const differs = "%s is not the setting of the cluster, which has %q: leave it out"

@@ -68,6 +68,7 @@ func Components() []Component {
 		{Name: "proxy", Optional: Everywhere},
 		{Name: "recorder"},
 		{Name: "scheduler", Optional: OnServers},
+		{Name: "servers"},
 		{Name: "servicelb", Optional: OnServers},
 		{Name: "servicelb-cleaner"}, // runs instead of servicelb while that is switched off
 		{Name: "snapshots"},

@@ -30,6 +30,11 @@ type Server struct {
 	AdvertiseAddress string `json:"advertiseAddress" flag:"advertise-address" usage:"address at which others reach the API (default: the first node IP)"`
 	HTTPSPort        int    `json:"httpsPort" flag:"https-port" usage:"port on which the API is served"`
 
+	// To share the cluster of other servers. A server that has joined needs neither any more.
+	Server    string `json:"server" flag:"server" usage:"address of a server whose cluster to join as a further server, https://HOST:PORT"`
+	Token     string `json:"token" flag:"token" env:"KUBELITH_TOKEN" usage:"token to join with, see kubelith token create --usages server; others on this machine can read the command line: prefer the variable or --token-file"`
+	TokenFile string `json:"tokenFile" flag:"token-file" usage:"file that holds the token to join with"`
+
 	JoinToken string `json:"joinToken" flag:"join-token" usage:"daily (a token for any number of machines is kept in DATA-DIR/server/token) or none (only those of kubelith token create)"`
 
 	EtcdArgs              Args `json:"etcdArgs" flag:"etcd-arg" usage:"upstream flag of etcd, KEY=VALUE"`
@@ -88,6 +93,7 @@ func (s *Server) paths() map[string]*string {
 	paths["writeKubeconfig"] = &s.WriteKubeconfig
 	paths["snapshotDir"] = &s.SnapshotDir
 	paths["snapshotPassphraseFile"] = &s.SnapshotPassphraseFile
+	paths["tokenFile"] = &s.TokenFile
 	return paths
 }
 

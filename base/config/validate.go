@@ -46,6 +46,9 @@ func (s *Server) Validate() error {
 	}
 	validatePlugins(&p, s.Plugins)
 	s.validateSnapshots(&p)
+	if s.Server != "" {
+		validateJoin(&p, s.Server, s.Token, s.TokenFile)
+	}
 	if s.HTTPSPort < 1 || s.HTTPSPort > 65535 {
 		p.add("httpsPort", "%d is not a port: use 1 to 65535", s.HTTPSPort)
 	}

@@ -13,7 +13,7 @@ import (
 // agent/images, agent/static-pods and the plugins. Add every new name here, or reset leaves it.
 func Made() []string {
 	return []string{
-		"server/db", "server/tls", "server/cred", "server/token", "server/profile", "server/manifests/.directory", Restoring,
+		"server/db", "server/former", "server/member.json", "server/tls", "server/cred", "server/token", "server/profile", "server/manifests/.directory", Restoring,
 		"agent/containerd", "agent/cni", "agent/images/.imported.json", "agent/pki", "agent/identity.key", "agent/cluster.json", "agent/servers.json",
 		"plugins/state", "plugins/data", "data", settingsFile, ballastFile,
 	}
@@ -102,7 +102,7 @@ func CheckCluster(dir string) error {
 		return fmt.Errorf("data directory %s has a cluster's data, but its CA (%s) is missing: restore %s from a backup", dir, filepath.Join(dir, "server/tls/cluster-ca.crt"), filepath.Join(dir, "server/tls"))
 	}
 	// The token is written once the API has answered.
-	if authority && !member && has("server/token") {
+	if authority && !member && has("server/token") && !has("server/member.json") { // a server among others gets the data from them
 		return fmt.Errorf("data directory %s has a cluster's keys, but its data (%s) is missing: %s", dir, filepath.Join(dir, "server/db/member"), remedy)
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -73,10 +74,14 @@ func remove(ctx context.Context, cs kubernetes.Interface, name string, force boo
 	case err != nil && !apierrors.IsNotFound(err):
 		return fmt.Errorf("read the node %s: %w", name, err)
 	case err == nil && hasLabel(node, ServerLabel):
-		return fmt.Errorf("the node %s is a server: an agent can be removed, a server only with its cluster", name)
+		if gone, err := isRecorded(ctx, cs, name); err != nil {
+			return err
+		} else if !gone {
+			return fmt.Errorf("the node %s is a server: take it out of the servers first, with kubelith etcd remove %[1]s", name)
+		}
 	}
-	if _, err := cs.CoreV1().Secrets(namespace).Create(ctx, record(name), metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("revoke the credentials of node %s: %w", name, err)
+	if err := Record(ctx, cs, name); err != nil {
+		return err
 	}
 	for _, step := range []struct {
 		what string
@@ -97,6 +102,23 @@ func remove(ctx context.Context, cs kubernetes.Interface, name string, force boo
 func hasLabel(node *corev1.Node, label string) bool {
 	_, ok := node.Labels[label]
 	return ok
+}
+
+// isRecorded reports whether the node was shut out before: a server is, when it is no longer one.
+func isRecorded(ctx context.Context, cs kubernetes.Interface, name string) (bool, error) {
+	all, err := cs.CoreV1().Secrets(namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("type", string(secretType)).String()})
+	if err != nil {
+		return false, fmt.Errorf("read the removed nodes: %w", err)
+	}
+	return slices.ContainsFunc(all.Items, func(s corev1.Secret) bool { return s.Type == secretType && string(s.Data[nodeKey]) == name }), nil
+}
+
+// Record shuts the node out: from now on, what proved its identity before is refused.
+func Record(ctx context.Context, cs kubernetes.Interface, name string) error {
+	if _, err := cs.CoreV1().Secrets(namespace).Create(ctx, record(name), metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("revoke the credentials of node %s: %w", name, err)
+	}
+	return nil
 }
 
 func record(node string) *corev1.Secret {

@@ -35,6 +35,7 @@ func App(in io.Reader, out, err io.Writer) *cli.App {
 			tokenCommand(),
 			nodeCommand(),
 			snapshotCommand(),
+			etcdCommand(),
 			kubeconfigCommand(),
 			schedulerPolicyCommand(),
 			policyCommand(),

@@ -3,11 +3,13 @@ package kubelith
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/urfave/cli/v2"
 	"k8s.io/client-go/kubernetes"
 
 	"kubelith.io/kubelith/base/removed"
+	"kubelith.io/kubelith/components/controlplane/servers"
 )
 
 func nodeCommand() *cli.Command {
@@ -18,7 +20,7 @@ func nodeCommand() *cli.Command {
 		OnUsageError:    usageError,
 		Action:          subcommandHelp,
 		Subcommands: []*cli.Command{
-			administratorCommand("node", "remove", "NAME", "delete a node and its pods, and refuse its credentials at once", removeNode,
+			administratorCommand("node", "remove", "NAME", "delete a node, or a server among several, and its pods, and refuse its credentials at once", removeNode,
 				&cli.BoolFlag{Name: "force", Usage: "revoke the credentials issued to this name even if the node does not exist"}),
 		},
 	}
@@ -29,6 +31,14 @@ func removeNode(c *cli.Context, cs kubernetes.Interface) error {
 		return errors.New("node remove needs the name of one node, after its flags: kubelith kubectl get nodes shows the names")
 	}
 	name := c.Args().First()
+	if v, err := serversView(c.Context, cs); err != nil {
+		return err
+	} else if slices.ContainsFunc(v.Servers, func(s servers.Status) bool { return s.Name == name }) {
+		if err := removeServer(c.Context, cs, name); err != nil {
+			return err
+		}
+		fmt.Fprintf(c.App.Writer, "server %s is no longer one of the cluster's\n", name)
+	}
 	token, err := removed.Remove(c.Context, cs, name, c.Bool("force"))
 	if errors.Is(err, removed.ErrNoNode) {
 		return fmt.Errorf("there is no node %s: kubelith kubectl get nodes shows them; kubelith node remove --force %[1]s refuses its credentials all the same", name)

@@ -3,12 +3,14 @@ package kubelith
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/term"
+	"k8s.io/client-go/kubernetes"
 
 	"kubelith.io/kubelith/base/config"
 	"kubelith.io/kubelith/components/node"
@@ -16,9 +18,14 @@ import (
 
 func serverCommand() *cli.Command {
 	return &cli.Command{
-		Name:         "server",
-		Usage:        "run a cluster: control plane and node",
-		Flags:        append(config.Flags(), &cli.BoolFlag{Name: stopWithStdin, Usage: "stop when standard input ends, as it does when the program that started this server ends"}),
+		Name:  "server",
+		Usage: "run a cluster: control plane and node",
+		Flags: append(config.Flags(),
+			&cli.BoolFlag{Name: clusterReset, Usage: "make this server, which does not run, the only one of its cluster, when most of the others are lost; then start it without this flag"},
+			&cli.BoolFlag{Name: stopWithStdin, Usage: "stop when standard input ends, as it does when the program that started this server ends"}),
+		Subcommands: []*cli.Command{
+			administratorCommand("server", "leave", "", "take this server out of its cluster of several", leaveServers),
+		},
 		OnUsageError: usageError,
 		Action: func(c *cli.Context) error {
 			if err := noArguments(c); err != nil {
@@ -29,12 +36,31 @@ func serverCommand() *cli.Command {
 				return err
 			}
 			ctx := c.Context
+			if c.Bool(clusterReset) {
+				return node.ResetCluster(ctx, cfg, Version, c.App.Writer)
+			}
 			if c.Bool(stopWithStdin) {
 				ctx = untilEnd(ctx, c.App.Reader)
 			}
 			return node.Serve(ctx, cfg, Version, output(c, &cfg.Node, "server.log"))
 		},
 	}
+}
+
+// clusterReset is a flag only: in a file it would take effect at every start.
+const clusterReset = "cluster-reset"
+
+// leaveServers takes the server of this machine out of the cluster.
+func leaveServers(c *cli.Context, cs kubernetes.Interface) error {
+	v, err := serversView(c.Context, cs)
+	if err != nil {
+		return err
+	}
+	if err := removeServer(c.Context, cs, v.Asked); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(c.App.Writer, "server %s has left the cluster, and ends: disable its service; kubelith reset --data removes its data, and kubelith node remove %[1]s, run on another server, its node\n", v.Asked)
+	return err
 }
 
 // stopWithStdin ties a server to the program that started it: a pipe ends however its writer ends. It is a flag only,

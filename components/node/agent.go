@@ -106,15 +106,9 @@ func prepareAgent(ctx context.Context, cfg *config.Agent, release string, log lo
 
 // find finds the cluster, and the node's addresses when they were not configured.
 func find(ctx context.Context, cfg *config.Agent, log logrus.FieldLogger) (*join.Cluster, error) {
-	token := cfg.Token
-	if cfg.TokenFile != "" {
-		text, err := os.ReadFile(cfg.TokenFile)
-		switch {
-		case err == nil:
-			token = string(bytes.TrimSpace(text))
-		case !errors.Is(err, fs.ErrNotExist) || !join.IsAgent(cfg.DataDir): // a node that has joined needs none
-			return nil, fmt.Errorf("read the token: %w: correct --token-file", err)
-		}
+	token, err := readToken(cfg.Token, cfg.TokenFile)
+	if err != nil && (!errors.Is(err, fs.ErrNotExist) || !join.IsAgent(cfg.DataDir)) { // a node that has joined needs none
+		return nil, err
 	}
 	return join.Find(ctx, join.Options{
 		DataDir:  cfg.DataDir,
@@ -125,6 +119,18 @@ func find(ctx context.Context, cfg *config.Agent, log logrus.FieldLogger) (*join
 		Settings: join.ConfigMapKey{Namespace: metav1.NamespaceSystem, Name: names.ClusterInfo, Key: names.ClusterInfoKey},
 		Log:      log,
 	})
+}
+
+// readToken returns the token, or the content of the file.
+func readToken(token, file string) (string, error) {
+	if file == "" {
+		return token, nil
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("read the token: %w: correct --token-file", err)
+	}
+	return string(bytes.TrimSpace(text)), nil
 }
 
 // planAgent checks the settings of the agent against the cluster's, and builds the components once to check their

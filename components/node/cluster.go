@@ -78,7 +78,7 @@ func cluster(b *builder, p *plane) {
 		Informers:       p.api.Informers,
 		Group:           names.JoiningAgents,
 		Spend:           tokens.Spend,
-		ServerNames:     []string{cfg.NodeName},
+		ServerNames:     p.serverNames,
 		ServerCert:      p.machine.pki.APIServer.Cert,
 		Networks:        append(slices.Clone(cfg.ClusterCIDR), cfg.ServiceCIDR...),
 		ClusterDomain:   cfg.ClusterDomain,

@@ -1,7 +1,9 @@
 package node
 
 import (
+	"net/http"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -16,6 +18,7 @@ import (
 	"kubelith.io/kubelith/components/controlplane/election"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 	"kubelith.io/kubelith/components/controlplane/metrics"
+	"kubelith.io/kubelith/components/controlplane/servers"
 	"kubelith.io/kubelith/plugins/host"
 )
 
@@ -29,6 +32,8 @@ type plane struct {
 	leader  client.Identities // of the components of the leading server: they write during its term only
 	plugins *host.Host
 	api     *apiserver.Server
+
+	serverNames func() []string // of this server and the others
 
 	elsewhere []string // components that another server under test runs for this one; otherwise none
 }
@@ -59,17 +64,26 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		Log: p.logFor("certificates"),
 	}))
 
-	socket := filepath.Join(cfg.SocketDir(), "etcd", "etcd.sock") // without TLS: its directory is root's
+	socket := etcdSocket(cfg)
 	shared := sharedEtcd()
 	store, err := etcd.New(etcd.Options{
 		DataDir: filepath.Join(cfg.DataDir, "server", "db"),
 		Socket:  socket,
 		Name:    cfg.NodeName,
 		Args:    machine.args.etcd,
+		Peer:    machine.ofSeveral(cfg),
+		Removed: func() { _ = servers.Update(cfg.DataDir, func(m *servers.Membership) { m.Removed = true }) }, // else the next start finds it out again
 		First:   beforeUpgrade(cfg, machine, socket, p.logFor("snapshots")),
 		Zap:     logging.Zap(logging.Component(log, "etcd")),
 	})
 	b.add(store, err)
+	p.serverNames = func() []string {
+		all := servers.Names(store)
+		if !slices.Contains(all, cfg.NodeName) { // etcd is another server's, under test, or does not run yet
+			all = append(all, cfg.NodeName)
+		}
+		return all
+	}
 	var answers <-chan struct{}
 	var slowSync func() time.Duration
 	if endpoint := shared.socket; endpoint != "" && endpoint != socket {
@@ -81,6 +95,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 	b.add(snapshots(cfg, machine, socket, p.clients.NodeConfig(cfg.NodeName), p.logFor("snapshots")))
 
 	dialKubelet := nodeAddresses(cfg).Dialer().DialContext
+	var others *servers.Server // in the handler below
 	var metricsAPI *apiserver.Extension
 	if !cfg.Disabled("metrics-server") {
 		server := metrics.New(metrics.Options{
@@ -94,6 +109,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 	}
 
 	p.api, err = apiserver.New(apiserver.Options{
+		Name:             cfg.NodeName,
 		BindAddress:      cfg.BindAddress,
 		Port:             cfg.HTTPSPort,
 		AdvertiseAddress: cfg.AdvertiseAddress,
@@ -112,14 +128,21 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		Plugins:          plugins,
 		SchedulerPolicy:  scheduler.PolicyConfigMap(machine.args.scheduler),
 		Record:           machine.record,
+		Handle: func(next http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { others.Handler(next).ServeHTTP(w, r) })
+		},
 	})
 	b.add(p.api, err)
+	if store != nil && p.api != nil {
+		others, err = otherServers(p, store, socket)
+		b.add(others, err)
+	}
 
 	b.election = election.New(election.Options{
 		Client:   p.clients.Config(client.Election),
 		Identity: cfg.NodeName,
 		Timing:   shared.timing,
-		Alone:    shared.socket == "",
+		Alone:    func() bool { return shared.socket == "" && store.Alone() },
 		SlowSync: slowSync,
 		Log:      p.logFor("election"),
 	})

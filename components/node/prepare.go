@@ -22,6 +22,7 @@ import (
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/base/profile"
+	"kubelith.io/kubelith/components/controlplane/servers"
 	"kubelith.io/kubelith/components/worker/dns"
 	"kubelith.io/kubelith/components/worker/join"
 	componentstatus "kubelith.io/kubelith/components/worker/status"
@@ -50,6 +51,7 @@ type machine struct {
 	pluginUsers      pluginUsers
 	status           *componentstatus.Observer // the state of the components
 	record           *record.Store             // the flight recorder; nil: switched off, or a plan
+	membership       *membership               // of a server among others; nil in a plan
 }
 
 // upstreamArgs are the user's arguments per component, without those that apply to the whole process.
@@ -62,8 +64,8 @@ func (h *machine) Close() { h.dir.Close() }
 
 // prepare does everything that must be done before a component is built. A refused start removes what it created and
 // leaves the machine as it was.
-func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machine, err error) {
-	h := &machine{resolvConf: dns.HostResolvConf(), release: release, status: componentstatus.NewObserver()}
+func prepare(ctx context.Context, cfg *config.Server, others *membership, release string) (_ *machine, err error) {
+	h := &machine{resolvConf: dns.HostResolvConf(), release: release, status: componentstatus.NewObserver(), membership: others}
 	var planned []lifecycle.Component
 	if h.args, planned, err = plan(cfg); err != nil {
 		return nil, err
@@ -97,6 +99,10 @@ func prepare(ctx context.Context, cfg *config.Server, release string) (_ *machin
 	attempt.making(tlsDir(cfg))
 	attempt.making(filepath.Dir(encryptionConfig(cfg)))
 	attempt.making(profileDir(cfg))
+	attempt.onRefusal(forget(servers.File(cfg.DataDir)))
+	if err := others.join(ctx, cfg); err != nil {
+		return nil, err
+	}
 	if err := h.credentials(cfg); err != nil {
 		return nil, err
 	}

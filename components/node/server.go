@@ -9,6 +9,7 @@ import (
 
 	"kubelith.io/kubelith/base/config"
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/names"
 )
 
@@ -20,12 +21,16 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 		return err
 	}
 	defer p.out.Close()
+	prepared := p.awaitStep(ctx, "preparation (writing programs, keys and certificates)")
+	defer prepared()
+	others, err := findServers(ctx, cfg, logging.Component(p.log, "servers"))
+	if err != nil {
+		return err
+	}
 	if err := setNoProxy(&cfg.Node, cfg.ClusterInfo("", ""), cfg.URL()); err != nil {
 		return err
 	}
-	prepared := p.awaitStep(ctx, "preparation (writing programs, keys and certificates)")
-	defer prepared()
-	machine, err := prepare(ctx, cfg, release)
+	machine, err := prepare(ctx, cfg, others, release)
 	if err != nil {
 		return err
 	}

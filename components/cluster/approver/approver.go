@@ -53,8 +53,8 @@ type Options struct {
 	// Spend records that the machine with this key joins with the token, and returns the reason if it may not; an error
 	// means: try again.
 	Spend func(ctx context.Context, tokenID, machine string) (refusal string, err error)
-	// ServerNames are the names of server nodes, whose Nodes may not exist yet.
-	ServerNames []string
+	// ServerNames returns the names of server nodes, whose Nodes may not exist yet.
+	ServerNames func() []string
 	// ServerCert is the path of the API server's certificate: no node gets its names.
 	ServerCert string
 	// Networks are the pod and Service networks, whose addresses no node has.

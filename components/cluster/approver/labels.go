@@ -44,7 +44,7 @@ func (s *Server) outdated(object any) map[string]any {
 // isServer reports whether a name is a server's: this one's, or that of a Node whose labels say so. Agents cannot set
 // them.
 func (s *Server) isServer(name string, node *corev1.Node) bool {
-	return slices.Contains(s.opts.ServerNames, name) || node != nil && node.Labels[names.RoleLabel] == names.RoleServer
+	return slices.Contains(s.opts.ServerNames(), name) || node != nil && node.Labels[names.RoleLabel] == names.RoleServer
 }
 
 // label corrects the labels of Nodes.

@@ -12,6 +12,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,6 +36,8 @@ import (
 
 // Options configures the component.
 type Options struct {
+	// Name of this server, unique in the cluster.
+	Name string
 	// BindAddress and Port are where the TLS port listens.
 	BindAddress string
 	Port        int
@@ -74,6 +77,8 @@ type Options struct {
 	// Record is the flight recorder. It gets the requests that write or are refused, and changes of objects' states; its
 	// timelines are served. Nil: it is off.
 	Record *record.Store
+	// Handle, when set, wraps the handler behind authentication and authorization.
+	Handle func(http.Handler) http.Handler
 }
 
 // Server is the apiserver component.

@@ -10,6 +10,7 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/components/controlplane/servers"
 	"kubelith.io/kubelith/components/worker/policy/peers"
 )
 
@@ -26,7 +27,9 @@ func joining() []runtime.Object {
 		return rbacv1.PolicyRule{APIGroups: core, Resources: []string{"configmaps"}, ResourceNames: []string{name}, Verbs: verbs}
 	}
 	machines, nodes := subject(rbacv1.GroupKind, names.JoiningAgents), subject(rbacv1.GroupKind, user.NodesGroup)
+	newServers, known := subject(rbacv1.GroupKind, names.JoiningServers), subject(rbacv1.GroupKind, names.Servers)
 	token, approver := subject(rbacv1.UserKind, client.Token), subject(rbacv1.UserKind, client.Approver)
+	admission := subject(rbacv1.UserKind, client.Servers)
 	return slices.Concat(
 		// A machine requests its first certificate; upstream lets nodes request the next ones.
 		bindCluster("kubelith:node-bootstrapper", "system:node-bootstrapper", machines),
@@ -42,10 +45,21 @@ func joining() []runtime.Object {
 			rbacv1.PolicyRule{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs", "networkpolicies"}, Verbs: follow}),
 		role(metav1.NamespacePublic, "kubelith:cluster-info", []rbacv1.Subject{subject(rbacv1.UserKind, user.Anonymous)},
 			configMap("cluster-info", "get")),
-		role(metav1.NamespaceSystem, "kubelith:cluster-config", []rbacv1.Subject{machines, nodes},
+		role(metav1.NamespaceSystem, "kubelith:cluster-config", []rbacv1.Subject{machines, nodes, newServers},
 			configMap(names.ClusterInfo, read...)),
 		role(metav1.NamespaceSystem, "kubelith:dns-custom", []rbacv1.Subject{nodes, subject(rbacv1.UserKind, client.DNS)},
 			configMap(names.DNSCustom, read...)),
+
+		// A machine becomes a server, and one that lost its data comes back. The handler decides (components/controlplane/servers).
+		clusterRole("kubelith:join-servers", newServers,
+			rbacv1.PolicyRule{NonResourceURLs: []string{servers.Path}, Verbs: []string{"post"}}),
+		bindCluster("kubelith:rejoin-servers", "kubelith:join-servers", known),
+		clusterRole(client.Servers, admission,
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"nodes"}, Verbs: []string{"get"}},
+			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"get"}},
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"events"}, Verbs: []string{"create"}}),
+		role(metav1.NamespaceSystem, client.Servers, []rbacv1.Subject{admission},
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"secrets"}, Verbs: []string{"get", "create", "update"}}), // uses up tokens, records removals
 
 		role(metav1.NamespacePublic, client.Token, []rbacv1.Subject{token},
 			configMap("cluster-info", "get", "create", "patch")),

@@ -2,8 +2,11 @@ package apiserver
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/base32"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
@@ -108,6 +111,14 @@ func withTLSOptions(c *rest.Config) *rest.Config {
 	return c
 }
 
+// serverID is unique among the servers of a cluster, and the same after a restart. Upstream takes the host's name, which
+// is not unique.
+// Source: k8s.io/apiserver/pkg/server/config.go.
+func serverID(name string) string {
+	hash := sha256.Sum256([]byte(name))
+	return "apiserver-" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(hash[:16]))
+}
+
 // genericConfig is upstream's BuildGenericConfig with the in-process loopback client. All three servers get copies of
 // the result, so that the authenticator and the authorizer of the process are set here, once.
 // Source: pkg/controlplane/apiserver/config.go.
@@ -117,6 +128,7 @@ func (s *Server) genericConfig(ctx context.Context, o options.CompletedOptions) 
 		codecs = serializer.NewCodecFactory(legacyscheme.Scheme, serializer.WithSerializer(cbor.NewSerializerInfo))
 	}
 	c := genericapiserver.NewConfig(codecs)
+	c.APIServerID = serverID(s.opts.Name)
 	c.Flagz = o.Flagz
 	c.MergedResourceConfig = controlplane.DefaultAPIResourceConfigSource()
 	if err := o.GenericServerRunOptions.ApplyTo(c); err != nil {

@@ -61,9 +61,12 @@ func (s *Server) serveConfigurations(chain *aggregator.APIAggregator) error {
 	return nil
 }
 
-// tellPeers serves what agents know of pods for network policies.
+// tellPeers serves what agents know of pods for network policies, and what the process serves in addition.
 func (s *Server) tellPeers(build func(http.Handler, *genericapiserver.Config) http.Handler) func(http.Handler, *genericapiserver.Config) http.Handler {
 	return func(next http.Handler, c *genericapiserver.Config) http.Handler {
+		if s.opts.Handle != nil {
+			next = s.opts.Handle(next)
+		}
 		return build(peers.Handler(s.Informers, next), c)
 	}
 }

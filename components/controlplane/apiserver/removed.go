@@ -50,6 +50,11 @@ func (s *Server) followRemovals() error {
 	return err
 }
 
+// Removed reports whether a node was removed since a time.
+func (s *Server) Removed(name string, since time.Time) bool {
+	return s.removals != nil && s.removals.set.Refuses(name, since)
+}
+
 // refuse wraps the authenticators of all requests. It refuses without an error, because upstream would log one for each
 // request.
 func (r *removals) refuse(all authenticator.Request) authenticator.Request {

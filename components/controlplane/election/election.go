@@ -67,8 +67,8 @@ type Options struct {
 	Identity string
 	// Timing is DefaultTiming unless set.
 	Timing Timing
-	// Alone means that no other server uses the etcd of this one.
-	Alone bool
+	// Alone reports whether no other server uses this one's data; that may change. Nil: others do.
+	Alone func() bool
 	// SlowSync returns how long a sync on the API's disk takes, if that is long, else 0. Nil: the disk is not slow.
 	SlowSync func() time.Duration
 	// Log receives changes of the leader.
@@ -85,6 +85,7 @@ type Election struct {
 	other   bool            // another server was seen to lead
 	valid   context.Context // ends when others may lead; nil before the first term
 	expire  *time.Timer     // ends valid
+	overdue *time.Timer     // ends a term that began when this server was alone; nil before Run
 }
 
 var _ lifecycle.Component = (*Election)(nil)
@@ -93,9 +94,6 @@ var _ lifecycle.Component = (*Election)(nil)
 func New(o Options) *Election {
 	if o.Timing == (Timing{}) {
 		o.Timing = DefaultTiming()
-	}
-	if o.Alone {
-		o.Timing = o.Timing.alone()
 	}
 	return &Election{opts: o, changed: make(chan struct{})}
 }
@@ -129,12 +127,18 @@ func (e *Election) run(ctx context.Context, cs kubernetes.Interface, ready func(
 	}, election: e}
 	for ctx.Err() == nil {
 		var led atomic.Bool
+		timing := e.timing()
+		round, stop := context.WithCancel(ctx)
+		e.mu.Lock()
+		e.overdue = time.AfterFunc(timing.Lease, stop)
+		e.overdue.Stop() // until the Lease is written
+		e.mu.Unlock()
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 			Name:          names.Lease,
 			Lock:          lock,
-			LeaseDuration: e.opts.Timing.Lease,
-			RenewDeadline: e.opts.Timing.Renew,
-			RetryPeriod:   e.opts.Timing.Retry,
+			LeaseDuration: timing.Lease,
+			RenewDeadline: timing.Renew,
+			RetryPeriod:   timing.Retry,
 			Callbacks: leaderelection.LeaderCallbacks{
 				OnStartedLeading: func(term context.Context) { led.Store(true); e.begin(term); ready() },
 				OnStoppedLeading: func() {},
@@ -147,17 +151,27 @@ func (e *Election) run(ctx context.Context, cs kubernetes.Interface, ready func(
 			},
 		})
 		if err != nil {
+			stop()
 			return err
 		}
-		elector.Run(ctx)
+		elector.Run(round)
+		stop()
 		if led.Load() && ctx.Err() == nil {
-			e.opts.Log.Warnf("cannot renew the Lease %s/%s within %s: the components of scope cluster stop on this server", metav1.NamespaceSystem, names.Lease, e.opts.Timing.Renew)
+			e.opts.Log.Warnf("cannot renew the Lease %s/%s within %s: the components of scope cluster stop on this server", metav1.NamespaceSystem, names.Lease, e.timing().Renew)
 		}
 	}
 	if !lifecycle.Restarting(ctx) { // otherwise elected components run on
 		e.release(lock)
 	}
 	return nil
+}
+
+// timing returns the current one.
+func (e *Election) timing() Timing {
+	if e.opts.Alone != nil && e.opts.Alone() {
+		return e.opts.Timing.alone()
+	}
+	return e.opts.Timing
 }
 
 // begin is called when this server leads, until term ends.
@@ -208,7 +222,14 @@ func (e *Election) await(ctx context.Context, standby func()) (context.Context, 
 func (e *Election) renewed(at time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	left := time.Until(at.Add(e.opts.Timing.Lease))
+	timing := e.timing()
+	left := time.Until(at.Add(timing.Lease))
+	if e.overdue != nil {
+		e.overdue.Stop()
+		if timing == e.opts.Timing { // with others: upstream's elector may still have the patience of one that is alone
+			e.overdue.Reset(time.Until(at.Add(timing.Renew + timing.Retry)))
+		}
+	}
 	if e.valid != nil && e.valid.Err() == nil {
 		e.expire.Reset(left)
 		return
@@ -253,11 +274,21 @@ type lease struct {
 
 // Create implements resourcelock.Interface.
 func (l *lease) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	r = l.current(r)
 	return l.write(func() error { return l.Interface.Create(ctx, r) })
+}
+
+// current gives a record of this server the duration that applies now: others take it from the Lease.
+func (l *lease) current(r resourcelock.LeaderElectionRecord) resourcelock.LeaderElectionRecord {
+	if seconds := int(l.election.timing().Lease / time.Second); r.HolderIdentity != "" && seconds > 0 {
+		r.LeaseDurationSeconds = seconds
+	}
+	return r
 }
 
 // Update implements resourcelock.Interface.
 func (l *lease) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	r = l.current(r)
 	return l.write(func() error { return l.Interface.Update(ctx, r) })
 }
 

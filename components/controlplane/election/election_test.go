@@ -15,6 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
@@ -302,7 +303,7 @@ func TestAlone(t *testing.T) {
 		term, ended := context.WithCancel(t.Context())
 		log := logrus.New()
 		log.SetOutput(io.Discard)
-		e := New(Options{Identity: "a", Timing: quick, Alone: alone, Log: log})
+		e := New(Options{Identity: "a", Timing: quick, Alone: func() bool { return alone }, Log: log})
 		ready := make(chan struct{})
 		var once sync.Once
 		done := make(chan struct{})
@@ -332,4 +333,56 @@ func TestAlone(t *testing.T) {
 		ended()
 		<-done
 	}
+}
+
+// TestNotAloneAnyMore: a term that began when no other server could lead ends in the time of several, and the Lease says
+// how long that is, from the moment at which another server joins.
+func TestNotAloneAnyMore(t *testing.T) {
+	c := newCluster()
+	var others atomic.Bool
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	timing := Timing{Lease: 2 * time.Second, Renew: 500 * time.Millisecond, Retry: 50 * time.Millisecond}
+	e := New(Options{Identity: "a", Timing: timing, Alone: func() bool { return !others.Load() }, Log: log})
+	ctx, end := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := e.run(ctx, c, func() {}); err != nil {
+			t.Error(err)
+		}
+	}()
+	led, err := e.await(t.Context(), func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seconds := func(want int32) {
+		t.Helper()
+		for range 100 {
+			lease, err := c.CoordinationV1().Leases("kube-system").Get(t.Context(), "kubelith", metav1.GetOptions{})
+			if err == nil && *lease.Spec.LeaseDurationSeconds == want {
+				return
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		t.Errorf("the Lease never lasted %d s", want)
+	}
+	seconds(12)
+	others.Store(true)
+	seconds(2)
+	if led.Err() != nil {
+		t.Error("the term ended when another server joined")
+	}
+	c.away.Store(true)
+	select {
+	case <-led.Done():
+	case <-time.After(10 * timing.Renew): // alone it would be 6 times as long, and upstream's elector is made for that
+		t.Error("the term did not end")
+	}
+	c.away.Store(false)
+	if again, err := e.await(t.Context(), func() {}); err != nil || again.Err() != nil {
+		t.Error("it does not lead again")
+	}
+	end()
+	<-done
 }

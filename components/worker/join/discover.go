@@ -35,6 +35,11 @@ type clusterInfo struct {
 	date time.Time         // the server's clock; zero when unknown
 }
 
+// Discover is for machines that join as servers: see discover.
+func Discover(ctx context.Context, server string, t token.Token) (ca *x509.Certificate, doubt, err error) {
+	return discover(ctx, server, t)
+}
+
 // discover returns the CA of the cluster at server, if it is the one that the token names and the clocks agree. doubt
 // is the reason why the server will refuse the token; the server itself does not say. discover sends nothing secret.
 func discover(ctx context.Context, server string, t token.Token) (ca *x509.Certificate, doubt, err error) {

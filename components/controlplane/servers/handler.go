@@ -1,0 +1,403 @@
+package servers
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"filippo.io/age"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
+	utilversion "k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apiserver/pkg/authentication/user"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
+
+	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/removed"
+	"kubelith.io/kubelith/components/cluster/token"
+	"kubelith.io/kubelith/components/controlplane/etcd"
+)
+
+// Path is where machines become servers (POST), and where administrators see the servers (GET). Who may do either is up
+// to the authorizer of the API server.
+const Path = "/kubelith/v1/servers"
+
+// maxRequest bounds a request, in bytes.
+const maxRequest = 64 << 10
+
+// request is what a machine that joins sends.
+type request struct {
+	Name       string    `json:"name"`
+	PeerURL    string    `json:"peerURL"`
+	Recipient  string    `json:"recipient"` // a public key of age, made for this request
+	Kubernetes string    `json:"kubernetes"`
+	Joined     time.Time `json:"joined,omitzero"` // of a server that was in the cluster
+}
+
+// answer is what it gets.
+type answer struct {
+	// Sealed is a bundle in JSON, encrypted for the Recipient.
+	Sealed []byte `json:"sealed,omitempty"`
+	// Wait is why it must ask again later, and Refused why it cannot join.
+	Wait    string `json:"wait,omitempty"`
+	Refused string `json:"refused,omitempty"`
+}
+
+// bundle is what a server needs of the others.
+type bundle struct {
+	Keys       map[string][]byte `json:"keys"` // pki.Shared
+	Encryption []byte            `json:"encryption"`
+	Initial    string            `json:"initialCluster"`
+	Settings   json.RawMessage   `json:"settings"`
+	Time       time.Time         `json:"time"`
+}
+
+// Refusal is why a machine cannot join, or a request of an administrator is not met.
+type Refusal string
+
+// wait is why a machine cannot join yet.
+type wait string
+
+func (r Refusal) Error() string { return string(r) }
+func (w wait) Error() string    { return string(w) }
+
+func refuse(format string, args ...any) error { return Refusal(fmt.Sprintf(format, args...)) }
+
+// Paths below Path, for POST requests of administrators: they concern the etcd of the server that is asked.
+const (
+	DefragPath = Path + "/defrag"
+	DisarmPath = Path + "/disarm"
+)
+
+// Handler serves Path and those below, and passes on other requests. Requests have been authorized.
+func (s *Server) Handler(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		switch ctx := req.Context(); {
+		case req.URL.Path != Path && !strings.HasPrefix(req.URL.Path, Path+"/"):
+			next.ServeHTTP(w, req)
+		case req.URL.Path == Path && req.Method == http.MethodGet:
+			reply(w, http.StatusOK, s.view(ctx))
+		case req.URL.Path == Path && req.Method == http.MethodPost:
+			s.serveJoin(w, req)
+		case req.URL.Path == Path && req.Method == http.MethodDelete:
+			done(w, s.remove(ctx, req.URL.Query().Get("name")))
+		case req.URL.Path == DefragPath && req.Method == http.MethodPost:
+			done(w, s.Defragment(ctx))
+		case req.URL.Path == DisarmPath && req.Method == http.MethodPost:
+			done(w, s.Disarm(ctx))
+		default:
+			http.NotFound(w, req)
+		}
+	})
+}
+
+func reply(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v) // the client is gone
+}
+
+// done answers an administrator, with a Status of the API: clients show its message.
+func done(w http.ResponseWriter, err error) {
+	var no Refusal
+	switch {
+	case err == nil:
+		reply(w, http.StatusOK, metav1.Status{TypeMeta: statusType, Status: metav1.StatusSuccess})
+	case errors.As(err, &no):
+		answer := apierrors.NewConflict(schema.GroupResource{Resource: "servers"}, "", err).Status()
+		answer.TypeMeta, answer.Message = statusType, err.Error()
+		reply(w, http.StatusConflict, answer)
+	default:
+		answer := apierrors.NewInternalError(err).Status()
+		answer.TypeMeta, answer.Message = statusType, err.Error()
+		reply(w, http.StatusInternalServerError, answer)
+	}
+}
+
+// statusType is that of an answer of the API.
+var statusType = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+
+// remove takes a server out of the cluster for good: it cannot come back without a token.
+func (s *Server) remove(ctx context.Context, name string) error {
+	members := s.opts.Etcd.Members()
+	i := slices.IndexFunc(members, func(m etcd.Member) bool { return m.Name == name && name != "" })
+	if i < 0 {
+		return refuse("there is no server %q: kubelith etcd members shows the servers", name)
+	}
+	if votes := count(members); votes == 1 && !members[i].Learner {
+		return refuse("%s is the only server: a cluster needs one", name)
+	}
+	if err := removed.Record(ctx, s.client, name); err != nil {
+		return err
+	}
+	if members[i].Self {
+		s.handOver(ctx)
+	}
+	err := s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
+		for {
+			_, err := c.MemberRemove(ctx, members[i].ID)
+			// Members that have just started must have been connected for some seconds (HealthInterval).
+			if !errors.Is(err, rpctypes.ErrUnhealthy) || ctx.Err() != nil {
+				return err
+			}
+			select {
+			case <-time.After(retryEvery):
+			case <-ctx.Done():
+				return err
+			}
+		}
+	})
+	if errors.Is(err, rpctypes.ErrUnhealthy) || errors.Is(err, rpctypes.ErrMemberNotEnoughStarted) {
+		return refuse("without %s the servers that answer would be no majority: start the missing ones first, or run kubelith server --cluster-reset on one", name)
+	}
+	if members[i].Self && s.opts.Etcd.Removed() { // it may have ended before it could answer
+		err = nil
+	}
+	if err == nil {
+		s.opts.Log.Infof("removed server %s (%s): the cluster has %s", name, members[i].URL, described(count(s.opts.Etcd.Members())))
+	}
+	return err
+}
+
+func (s *Server) serveJoin(w http.ResponseWriter, req *http.Request) {
+	var a answer
+	status := http.StatusOK
+	sealed, err := s.admit(req)
+	var no Refusal
+	var later wait
+	switch {
+	case err == nil:
+		a.Sealed = sealed
+	case errors.As(err, &no):
+		a.Refused, status = no.Error(), http.StatusForbidden
+	case errors.As(err, &later):
+		a.Wait, status = later.Error(), http.StatusServiceUnavailable
+	default:
+		s.opts.Log.Warnf("a server could not join: %v", err)
+		a.Wait, status = err.Error(), http.StatusServiceUnavailable
+	}
+	reply(w, status, a)
+}
+
+// admit makes the machine a member of etcd, without a vote yet, and returns its bundle.
+func (s *Server) admit(req *http.Request) ([]byte, error) {
+	var r request
+	if err := json.NewDecoder(io.LimitReader(req.Body, maxRequest)).Decode(&r); err != nil {
+		return nil, refuse("the request cannot be read: %v", err)
+	}
+	recipient, err := s.check(r)
+	if err != nil {
+		return nil, err
+	}
+	if !s.join.TryLock() {
+		return nil, wait("another server is joining")
+	}
+	defer s.join.Unlock()
+	ctx := req.Context()
+	who, ok := apirequest.UserFrom(ctx)
+	if !ok {
+		return nil, refuse("nobody asks")
+	}
+	if s.noMajority() {
+		return nil, wait("the servers that answer are no majority: start the missing ones, or run kubelith server --cluster-reset on one that has the data")
+	}
+	if err := s.checkNode(ctx, r.Name); err != nil {
+		return nil, err
+	}
+	stale, err := s.stale(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.entitled(ctx, who, r); err != nil {
+		return nil, err
+	}
+	if err := Update(s.opts.DataDir, func(m *Membership) { m.PeerURL = s.opts.Peer.URL }); err != nil {
+		return nil, err
+	}
+	if err := s.opts.Etcd.OpenToPeers(ctx, s.opts.Peer); err != nil {
+		return nil, err
+	}
+	s.keepAddress(ctx, s.opts.Etcd.Members())
+	b := bundle{Settings: s.opts.Settings, Time: time.Now().UTC()}
+	err = s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
+		for _, id := range stale {
+			if _, err := c.MemberRemove(ctx, id); err != nil && !errors.Is(err, rpctypes.ErrMemberNotFound) {
+				return err
+			}
+		}
+		added, err := c.MemberAddAsLearner(ctx, []string{r.PeerURL})
+		if err != nil {
+			return err
+		}
+		var initial []string
+		for _, m := range added.Members {
+			name := m.Name
+			if m.ID == added.Member.ID {
+				name = r.Name
+			}
+			for _, u := range m.PeerURLs {
+				initial = append(initial, name+"="+u)
+			}
+		}
+		b.Initial = strings.Join(initial, ",")
+		return nil
+	})
+	switch {
+	case errors.Is(err, rpctypes.ErrTooManyLearners):
+		return nil, wait("another server is joining")
+	case errors.Is(err, rpctypes.ErrUnhealthy), errors.Is(err, rpctypes.ErrMemberNotEnoughStarted):
+		return nil, wait("the servers that the cluster has are not all connected")
+	case err != nil:
+		return nil, err
+	}
+	s.opts.Log.Infof("server %s (%s) joins: it copies the data", r.Name, r.PeerURL)
+	if b.Keys, err = pki.Shared(s.opts.TLSDir); err != nil {
+		return nil, err
+	}
+	if b.Encryption, err = os.ReadFile(s.opts.EncryptionConfig); err != nil {
+		return nil, err
+	}
+	return seal(b, recipient)
+}
+
+// noMajority reports whether so many servers are missing that nothing can be written.
+func (s *Server) noMajority() bool {
+	members := s.opts.Etcd.Members()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	there := 0
+	for _, m := range members {
+		if _, missing := s.missing[m.ID]; !m.Learner && !missing {
+			there++
+		}
+	}
+	return there < count(members)/2+1
+}
+
+// check refuses what can be refused without asking anybody.
+func (s *Server) check(r request) (age.Recipient, error) {
+	if problems := validation.IsDNS1123Subdomain(r.Name); len(problems) > 0 {
+		return nil, refuse("%q cannot be a server's name: use another --node-name", r.Name)
+	}
+	u, err := url.Parse(r.PeerURL)
+	if err != nil || u.Scheme != "https" || u.Port() == "" || u.Path != "" || u.RawQuery != "" {
+		return nil, refuse("%q is not the address of a server", r.PeerURL)
+	}
+	if ip, err := netip.ParseAddr(u.Hostname()); err != nil || ip.IsLoopback() || ip.IsUnspecified() {
+		return nil, refuse("the other servers cannot reach a server at %s: set --advertise-address", u.Hostname())
+	}
+	ours, err := utilversion.ParseGeneric(s.opts.Kubernetes)
+	if err != nil {
+		return nil, err
+	}
+	theirs, err := utilversion.ParseGeneric(r.Kubernetes)
+	if err != nil {
+		return nil, refuse("%q is not a version of Kubernetes", r.Kubernetes)
+	}
+	// API servers of one cluster differ by one minor release at most.
+	// Source: https://kubernetes.io/releases/version-skew-policy/#kube-apiserver.
+	switch newer := int(theirs.Minor()) - int(ours.Minor()); {
+	case theirs.Major() != ours.Major(), newer > 0:
+		return nil, refuse("this machine has Kubernetes %s, newer than the cluster's %s: install the cluster's release here, and upgrade all servers later", r.Kubernetes, s.opts.Kubernetes)
+	case newer < -1:
+		return nil, refuse("this machine has Kubernetes %s, and the cluster %s: install the cluster's release here", r.Kubernetes, s.opts.Kubernetes)
+	}
+	recipient, err := age.ParseX25519Recipient(r.Recipient)
+	if err != nil {
+		return nil, refuse("the key for the answer cannot be read: %v", err)
+	}
+	return recipient, nil
+}
+
+// checkNode refuses the name of an agent.
+func (s *Server) checkNode(ctx context.Context, name string) error {
+	node, err := s.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if _, server := node.Labels[removed.ServerLabel]; !server {
+		return refuse("the cluster has a node %s, which is no server: use another --node-name, or remove it with kubelith node remove %[1]s", name)
+	}
+	return nil
+}
+
+// stale returns the members that this machine was before: one of its name that has lost its data, or an earlier try.
+func (s *Server) stale(ctx context.Context, r request) ([]uint64, error) {
+	var ids []uint64
+	for _, m := range s.opts.Etcd.Members() {
+		switch {
+		case m.Name == r.Name && (m.Self || s.ask(ctx, m) == nil):
+			return nil, refuse("a server %s is in the cluster, and runs: use another --node-name", r.Name)
+		case m.Name == r.Name, m.Learner && m.URL == r.PeerURL:
+			ids = append(ids, m.ID)
+		case m.URL == r.PeerURL:
+			return nil, refuse("server %s of the cluster has the address %s: use another --advertise-address, or remove that server with kubelith etcd remove %[1]s", m.Name, r.PeerURL)
+		case m.Learner:
+			return nil, wait(fmt.Sprintf("server %s (%s) is joining", nameOf(m), m.URL))
+		}
+	}
+	return ids, nil
+}
+
+// entitled uses up the token of a machine; a server of the cluster needs none, unless it was removed.
+func (s *Server) entitled(ctx context.Context, who user.Info, r request) error {
+	if slices.Contains(who.GetGroups(), names.Servers) {
+		if who.GetName() != names.ServerUserPrefix+r.Name {
+			return refuse("%s cannot join as %s", who.GetName(), r.Name)
+		}
+		if s.opts.Removed(r.Name, r.Joined) {
+			return refuse("server %s was removed from the cluster: start it with --server and --token-file to join again, with a token from kubelith token create --usages server", r.Name)
+		}
+		return nil
+	}
+	id, ok := strings.CutPrefix(who.GetName(), bootstrapapi.BootstrapUserPrefix)
+	if !ok || !slices.Contains(who.GetGroups(), names.JoiningServers) {
+		return refuse("%s cannot become a server: create a token with kubelith token create --usages server", who.GetName())
+	}
+	why, err := token.Spend(ctx, s.client, id, strings.ToLower(r.Recipient))
+	if err != nil {
+		return err
+	}
+	if why != "" {
+		return Refusal(why)
+	}
+	return nil
+}
+
+func seal(b bundle, to age.Recipient) ([]byte, error) {
+	data, err := json.Marshal(b)
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	w, err := age.Encrypt(&out, to)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := w.Write(data); err != nil {
+		return nil, err
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}

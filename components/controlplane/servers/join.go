@@ -1,0 +1,285 @@
+package servers
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"filippo.io/age"
+	"github.com/sirupsen/logrus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"kubelith.io/kubelith/base/atomicfile"
+	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/components/cluster/token"
+	"kubelith.io/kubelith/components/worker/join"
+)
+
+const (
+	// findTimeout bounds what precedes the join.
+	findTimeout = 30 * time.Second
+	// admitTimeout bounds one request to join, and joinTimeout all of them: other servers may be joining.
+	admitTimeout = 30 * time.Second
+	joinTimeout  = 10 * time.Minute
+	// retryEvery is how long to wait before asking again.
+	retryEvery = time.Second
+	// remindEvery is how often the log says what a join waits for.
+	remindEvery = 30 * time.Second
+	// maxAnswer bounds an answer, in bytes.
+	maxAnswer = 4 << 20
+)
+
+// FormerDir is below a data directory, and has the data of etcd from before this server was removed from its cluster.
+const FormerDir = "server/former"
+
+// Newcomer is this machine, which is about to join the servers of a cluster.
+type Newcomer struct {
+	// Name, PeerURL and Kubernetes are as in the request.
+	Name, PeerURL, Kubernetes string
+	// DataDir is the data directory; TLSDir and EncryptionConfig receive the keys.
+	DataDir, TLSDir, EncryptionConfig string
+	Log                               logrus.FieldLogger
+
+	// Settings are the cluster's, a config.ClusterInfo in JSON. Find sets them.
+	Settings []byte
+
+	ca      *x509.Certificate
+	servers []string // URLs; one of them has to answer
+	token   *token.Token
+	former  *Membership // of a server that was in the cluster
+}
+
+// Find finds the cluster by a token. It writes nothing, and sends the token only to the cluster that it names.
+func (n *Newcomer) Find(ctx context.Context, server, tokenText string) error {
+	t, err := token.Parse(tokenText)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, findTimeout)
+	defer cancel()
+	ca, doubt, err := join.Discover(ctx, server, t)
+	if err != nil {
+		return err
+	}
+	if doubt != nil {
+		return doubt
+	}
+	n.ca, n.servers, n.token, n.former = ca, []string{strings.TrimSuffix(server, "/")}, &t, nil
+	n.Settings, err = n.readSettings(ctx, n.servers[0])
+	return err
+}
+
+// Return prepares a server that was in the cluster, and whose data is gone or of no use any more, to come back.
+func (n *Newcomer) Return(former *Membership) { n.former, n.servers = former, former.Servers }
+
+// client verifies the server as one of the cluster, and has this machine's credentials.
+func (n *Newcomer) client() (*http.Client, error) {
+	config := &tls.Config{ServerName: "kubernetes", MinVersion: tls.VersionTLS12}
+	ca := n.ca
+	if n.former != nil {
+		cert, own, err := pki.ServerClient(n.TLSDir, n.Name, time.Now())
+		if err != nil {
+			return nil, err
+		}
+		config.Certificates, ca = []tls.Certificate{cert}, own
+	}
+	config.RootCAs = x509.NewCertPool()
+	config.RootCAs.AddCert(ca)
+	return &http.Client{
+		Timeout:       admitTimeout,
+		Transport:     &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}, // no proxy
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}, nil
+}
+
+func (n *Newcomer) readSettings(ctx context.Context, server string) ([]byte, error) {
+	roots := x509.NewCertPool()
+	roots.AddCert(n.ca)
+	cs, err := kubernetes.NewForConfig(&rest.Config{
+		Host:        server,
+		BearerToken: n.token.Bearer(),
+		Timeout:     findTimeout,
+		Transport:   bearer{n.token.Bearer(), &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "kubernetes", MinVersion: tls.VersionTLS12}, DisableKeepAlives: true}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	object, err := cs.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, names.ClusterInfo, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read the cluster's settings from %s: %w: a server joins with a token from kubelith token create --usages server", server, err)
+	}
+	return []byte(object.Data[names.ClusterInfoKey]), nil
+}
+
+// bearer adds the token; client-go does not with a transport of one's own.
+type bearer struct {
+	token string
+	next  http.RoundTripper
+}
+
+// RoundTrip implements http.RoundTripper.
+func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+b.token)
+	return b.next.RoundTrip(r)
+}
+
+// Join asks the servers to admit this machine, waits while others join, and places what a server needs in the data
+// directory. Data of an earlier membership is moved aside. It returns the members that etcd begins with; a machine that
+// dies before etcd has data joins again. After a Refusal nothing has changed.
+func (n *Newcomer) Join(ctx context.Context) (m *Membership, initial string, err error) {
+	identity, err := age.GenerateX25519Identity()
+	if err != nil {
+		return nil, "", err
+	}
+	if len(n.servers) == 0 {
+		return nil, "", fmt.Errorf("the cluster does not know this server any more: %w", Refusal("it does not know the addresses of the others: start it with --server and --token-file, with a token from kubelith token create --usages server"))
+	}
+	client, err := n.client()
+	if err != nil {
+		return nil, "", err
+	}
+	r := request{Name: n.Name, PeerURL: n.PeerURL, Recipient: identity.Recipient().String(), Kubernetes: n.Kubernetes}
+	if n.former != nil {
+		r.Joined = n.former.Joined
+	}
+	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
+	defer cancel()
+	var reminded time.Time
+	for {
+		sealed, err := n.ask(ctx, client, r)
+		if err == nil {
+			return n.place(sealed, identity)
+		}
+		var no Refusal
+		if errors.As(err, &no) {
+			return nil, "", fmt.Errorf("the cluster refuses this server: %w", no)
+		}
+		if time.Since(reminded) > remindEvery {
+			reminded = time.Now()
+			n.Log.Infof("waiting to join the cluster's servers: %v", err)
+		}
+		select {
+		case <-time.After(retryEvery):
+		case <-ctx.Done():
+			return nil, "", fmt.Errorf("cannot join the cluster's servers: %w", err)
+		}
+	}
+}
+
+// ask asks each server until one gives an answer that counts.
+func (n *Newcomer) ask(ctx context.Context, client *http.Client, r request) ([]byte, error) {
+	body, err := json.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	var last error
+	for _, server := range n.servers {
+		var no Refusal
+		sealed, err := n.askOne(ctx, client, server, body)
+		if err == nil || errors.As(err, &no) {
+			return sealed, err
+		}
+		last = err
+	}
+	return nil, last
+}
+
+func (n *Newcomer) askOne(ctx context.Context, client *http.Client, server string, body []byte) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, server+Path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if n.token != nil {
+		req.Header.Set("Authorization", "Bearer "+n.token.Bearer())
+	}
+	response, err := client.Do(req)
+	if err != nil {
+		var why *url.Error
+		if errors.As(err, &why) {
+			err = why.Err
+		}
+		return nil, fmt.Errorf("the server %s does not answer (%w)", server, err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
+	if err != nil {
+		return nil, err
+	}
+	var a answer
+	switch err := json.Unmarshal(text, &a); {
+	case err == nil && a.Refused != "":
+		return nil, Refusal(a.Refused)
+	case err == nil && a.Wait != "":
+		return nil, wait(a.Wait)
+	case err == nil && len(a.Sealed) > 0:
+		return a.Sealed, nil
+	case response.StatusCode == http.StatusNotFound:
+		return nil, Refusal(fmt.Sprintf("the server %s has no support for several servers: upgrade it", server))
+	case response.StatusCode == http.StatusUnauthorized || response.StatusCode == http.StatusForbidden:
+		return nil, Refusal(fmt.Sprintf("the server %s does not let this machine join as a server: use a token from kubelith token create --usages server", server))
+	}
+	return nil, fmt.Errorf("the server %s is not ready (HTTP %d)", server, response.StatusCode)
+}
+
+// place decrypts the bundle and stores it; the membership comes last, with it this machine is a server of the cluster.
+func (n *Newcomer) place(sealed []byte, identity age.Identity) (*Membership, string, error) {
+	plain, err := age.Decrypt(bytes.NewReader(sealed), identity)
+	if err != nil {
+		return nil, "", fmt.Errorf("decrypt the cluster's keys: %w", err)
+	}
+	data, err := io.ReadAll(io.LimitReader(plain, maxAnswer))
+	if err != nil {
+		return nil, "", fmt.Errorf("decrypt the cluster's keys: %w", err)
+	}
+	var b bundle
+	if err := json.Unmarshal(data, &b); err != nil {
+		return nil, "", fmt.Errorf("the cluster's keys cannot be decoded: %w", err)
+	}
+	if err := n.moveAside(); err != nil {
+		return nil, "", err
+	}
+	if err := pki.Place(n.TLSDir, b.Keys); err != nil {
+		return nil, "", err
+	}
+	if err := os.MkdirAll(filepath.Dir(n.EncryptionConfig), 0o700); err != nil {
+		return nil, "", err
+	}
+	if err := atomicfile.Write(n.EncryptionConfig, b.Encryption); err != nil {
+		return nil, "", err
+	}
+	m := &Membership{PeerURL: n.PeerURL, Joined: b.Time, Settings: b.Settings, Servers: n.servers}
+	return m, b.Initial, m.Save(n.DataDir)
+}
+
+// moveAside keeps the data of an earlier membership; etcd must not find it.
+func (n *Newcomer) moveAside() error {
+	db := filepath.Join(n.DataDir, "server", "db")
+	if _, err := os.Lstat(db); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	to := filepath.Join(n.DataDir, FormerDir, "db-"+time.Now().UTC().Format("20060102T150405Z"))
+	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
+		return err
+	}
+	if err := os.Rename(db, to); err != nil {
+		return err
+	}
+	n.Log.Warnf("the data that this server had before is in %s now", to)
+	return atomicfile.SyncDir(filepath.Dir(db))
+}

@@ -1,0 +1,447 @@
+// Package servers makes one cluster of several servers: who joins, who has a vote, who is missing.
+//
+//	machine that joins                             server of the cluster
+//	Find    ----- cluster-info, settings ------->
+//	Join    ----- POST Path: name, address, key -> Handler: token, names, etcd learner
+//	        <---- keys, encrypted for it ---------
+//	starts etcd as a learner, copies the data   -> Server (the component "servers") gives it a vote
+//	starts everything else
+//
+// The servers of a cluster share its private keys. They travel once, over TLS and encrypted for a key that the joining
+// machine has just made; they are never in a token, nor in etcd. etcd's membership is the list of servers: a member has
+// its Node's name. A server is removed by an administrator only (Remove), never because its Node is gone.
+package servers
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/components/controlplane/etcd"
+)
+
+const (
+	// tickEvery is how often a server looks after the others, and newcomerEvery while one of them has no vote.
+	tickEvery, newcomerEvery = 5 * time.Second, 300 * time.Millisecond
+	// probeTimeout bounds the question whether another server's etcd answers.
+	probeTimeout = 3 * time.Second
+	// orphanAfter is how long a server that joins may be away before it has to join again: meanwhile no other can join.
+	orphanAfter = 2 * time.Minute
+	// changeTimeout bounds a change of etcd's members.
+	changeTimeout = 10 * time.Second
+	// addressesEvery is how often the addresses of the API are stored.
+	addressesEvery = 10 * time.Second
+)
+
+// Member is a server's etcd: an etcd.Server.
+type Member interface {
+	// Members returns all members as this one knows them, without asking the others.
+	Members() []etcd.Member
+	// OpenToPeers lets it have others.
+	OpenToPeers(context.Context, etcd.Peer) error
+	// Removed reports whether the others have removed it.
+	Removed() bool
+}
+
+var _ Member = (*etcd.Server)(nil)
+
+// Options configures the component.
+type Options struct {
+	// Name of this server.
+	Name string
+	// Etcd is this server's member, and Socket where it serves clients.
+	Etcd   Member
+	Socket string
+	// Peer is how others reach it.
+	Peer etcd.Peer
+	// DataDir is the data directory, TLSDir has the cluster's keys and EncryptionConfig the keys of Secrets.
+	DataDir, TLSDir, EncryptionConfig string
+	// Settings is the cluster's, for a server that joins: a config.ClusterInfo in JSON.
+	Settings []byte
+	// Kubernetes is the version of this program, with a leading v.
+	Kubernetes string
+	// Client reads Nodes, and uses up tokens.
+	Client *rest.Config
+	// Removed reports whether a server was removed by an administrator since it joined.
+	Removed func(name string, joined time.Time) bool
+	// Log receives joins, votes, and servers that are missing.
+	Log logrus.FieldLogger
+}
+
+// Server is the component "servers" of each server. The one whose etcd leads gives newcomers a vote; all watch for
+// missing ones.
+type Server struct {
+	opts   Options
+	client kubernetes.Interface
+	work   lifecycle.Watchdog
+	probe  http.Client
+	join   sync.Mutex // one join at a time
+
+	mu      sync.Mutex
+	missing map[uint64]time.Time // since when
+}
+
+var (
+	_ lifecycle.Component = (*Server)(nil)
+	_ lifecycle.Health    = (*Server)(nil)
+)
+
+// New returns the component; nothing is touched before Run.
+func New(o Options) (*Server, error) {
+	cs, err := kubernetes.NewForConfig(o.Client)
+	if err != nil {
+		return nil, err
+	}
+	return &Server{opts: o, client: cs, missing: map[uint64]time.Time{}, probe: http.Client{
+		Timeout:   probeTimeout,
+		Transport: &http.Transport{DialTLSContext: dialPeer(o.Peer), MaxIdleConnsPerHost: 1},
+	}}, nil
+}
+
+// dialPeer connects to the etcd of another server, with the certificates as they are now.
+func dialPeer(p etcd.Peer) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		pair, err := tls.LoadX509KeyPair(p.Cert, p.Key)
+		if err != nil {
+			return nil, err
+		}
+		ca, err := os.ReadFile(p.CA)
+		if err != nil {
+			return nil, err
+		}
+		roots := x509.NewCertPool()
+		roots.AppendCertsFromPEM(ca)
+		d := tls.Dialer{Config: &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots, MinVersion: tls.VersionTLS12}}
+		return d.DialContext(ctx, network, address)
+	}
+}
+
+// Name implements lifecycle.Component.
+func (s *Server) Name() string { return "servers" }
+
+// Needs implements lifecycle.Component.
+func (s *Server) Needs() []string { return []string{"etcd"} }
+
+// RestartPolicy implements lifecycle.Restarter.
+func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
+
+// Healthy implements lifecycle.Health: no change of the members takes too long.
+func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
+
+// Run implements lifecycle.Component. It is ready at once.
+func (s *Server) Run(ctx context.Context, ready func()) error {
+	s.work.Reset()
+	defer s.probe.CloseIdleConnections()
+	ready()
+	var probed, stored time.Time
+	orphans := map[uint64]time.Time{} // learners, and since when they do not answer
+	var room space
+	for {
+		every := tickEvery
+		room.keep(ctx, s)
+		if members := s.opts.Etcd.Members(); len(members) > 1 {
+			if time.Since(probed) >= tickEvery {
+				s.look(ctx, members)
+				probed = time.Now()
+			}
+			s.keepAddress(ctx, members)
+			if i := slices.IndexFunc(members, func(m etcd.Member) bool { return m.Learner }); i >= 0 {
+				every = newcomerEvery
+				if leads(members) {
+					s.settle(ctx, members[i], orphans)
+				}
+			}
+			if time.Since(stored) >= addressesEvery && s.storeAddresses(ctx) {
+				stored = time.Now()
+			}
+		}
+		select {
+		case <-time.After(every):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// leads reports whether this server's etcd leads.
+func leads(members []etcd.Member) bool {
+	return slices.ContainsFunc(members, func(m etcd.Member) bool { return m.Self && m.Leader })
+}
+
+// look asks the etcd of each other server whether it answers, and logs changes.
+func (s *Server) look(ctx context.Context, members []etcd.Member) {
+	var wg sync.WaitGroup
+	now := time.Now()
+	for _, m := range members {
+		if m.Self {
+			continue
+		}
+		wg.Go(func() {
+			err := s.ask(ctx, m)
+			if ctx.Err() != nil {
+				return
+			}
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			since, missing := s.missing[m.ID]
+			switch {
+			case err != nil && !missing:
+				s.missing[m.ID] = now
+				s.opts.Log.Warnf("server %s (%s) does not answer: %v", nameOf(m), m.URL, err)
+			case err == nil && missing:
+				delete(s.missing, m.ID)
+				s.opts.Log.Infof("server %s (%s) answers again, after %s", nameOf(m), m.URL, now.Sub(since).Round(time.Second))
+			}
+		})
+	}
+	wg.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id := range s.missing {
+		if !slices.ContainsFunc(members, func(m etcd.Member) bool { return m.ID == id }) {
+			delete(s.missing, id)
+		}
+	}
+}
+
+// nameOf returns the name of a member; a newcomer has none.
+func nameOf(m etcd.Member) string {
+	if m.Name == "" {
+		return "that joins"
+	}
+	return m.Name
+}
+
+// ask returns why the etcd of another server does not answer.
+func (s *Server) ask(ctx context.Context, m etcd.Member) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, m.URL+"/version", nil)
+	if err != nil {
+		return err
+	}
+	response, err := s.probe.Do(request)
+	if err != nil {
+		var why *url.Error
+		if errors.As(err, &why) {
+			err = why.Err
+		}
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("HTTP %d", response.StatusCode)
+	}
+	return nil
+}
+
+// settle gives a newcomer a vote once it has the data, and removes one that has gone: etcd admits one at a time.
+func (s *Server) settle(ctx context.Context, m etcd.Member, orphans map[uint64]time.Time) {
+	defer s.work.Begin("giving a server its vote")()
+	err := s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
+		_, err := c.MemberPromote(ctx, m.ID)
+		return err
+	})
+	if err == nil {
+		s.opts.Log.Infof("server %s (%s) has all data, and a vote: the cluster has %s", nameOf(m), m.URL, described(count(s.opts.Etcd.Members())))
+		delete(orphans, m.ID)
+		return
+	}
+	if s.ask(ctx, m) == nil || ctx.Err() != nil {
+		delete(orphans, m.ID)
+		return
+	}
+	since, known := orphans[m.ID]
+	if !known {
+		orphans[m.ID] = time.Now()
+		return
+	}
+	if time.Since(since) < orphanAfter {
+		return
+	}
+	err = s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
+		_, err := c.MemberRemove(ctx, m.ID)
+		return err
+	})
+	if err != nil {
+		s.opts.Log.Warnf("cannot remove the server at %s, which began to join and does not answer: %v", m.URL, err)
+		return
+	}
+	delete(orphans, m.ID)
+	s.opts.Log.Warnf("removed the server at %s: it began to join, and has not answered for %s", m.URL, orphanAfter)
+}
+
+// count returns the number of servers with a vote.
+func count(members []etcd.Member) int {
+	votes := 0
+	for _, m := range members {
+		if !m.Learner {
+			votes++
+		}
+	}
+	return votes
+}
+
+// described says what a number of servers means.
+func described(votes int) string {
+	switch {
+	case votes == 1:
+		return "one server"
+	case votes%2 == 0:
+		return fmt.Sprintf("%d servers, and can lose %d of them, as with %d: add or remove one", votes, (votes-1)/2, votes-1)
+	}
+	return fmt.Sprintf("%d servers, and can lose %d of them", votes, (votes-1)/2)
+}
+
+// keepAddress tells the others this server's address when it has changed.
+func (s *Server) keepAddress(ctx context.Context, members []etcd.Member) {
+	i := slices.IndexFunc(members, func(m etcd.Member) bool { return m.Self })
+	if i < 0 || members[i].URL == s.opts.Peer.URL {
+		return
+	}
+	defer s.work.Begin("telling the other servers this one's address")()
+	err := s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
+		_, err := c.MemberUpdate(ctx, members[i].ID, []string{s.opts.Peer.URL})
+		return err
+	})
+	if err != nil {
+		s.opts.Log.Warnf("cannot tell the other servers that this one has moved from %s to %s: %v", members[i].URL, s.opts.Peer.URL, err)
+		return
+	}
+	s.opts.Log.Infof("the other servers know that this one has moved from %s to %s", members[i].URL, s.opts.Peer.URL)
+}
+
+// change changes etcd's members.
+func (s *Server) change(ctx context.Context, do func(context.Context, *clientv3.Client) error) error {
+	c, err := etcd.Dial(s.opts.Socket)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
+	defer cancel()
+	return do(ctx, c)
+}
+
+// storeAddresses stores where the API is served, for the time when this server must ask the others to take it back.
+func (s *Server) storeAddresses(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
+	defer cancel()
+	slice, err := s.client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
+	if err != nil || len(slice.Ports) == 0 || slice.Ports[0].Port == nil {
+		return false
+	}
+	var urls []string
+	for _, e := range slice.Endpoints {
+		for _, a := range e.Addresses {
+			urls = append(urls, "https://"+net.JoinHostPort(a, strconv.Itoa(int(*slice.Ports[0].Port))))
+		}
+	}
+	slices.Sort(urls)
+	return len(urls) > 1 && Update(s.opts.DataDir, func(m *Membership) {
+		if m.PeerURL == "" {
+			m.PeerURL = s.opts.Peer.URL
+		}
+		m.Servers = urls
+	}) == nil
+}
+
+// View is what Path shows to administrators.
+type View struct {
+	// Asked is the server that answers.
+	Asked string `json:"asked"`
+	// Servers are all, by name, as that one knows them.
+	Servers []Status `json:"servers"`
+	// Space is the size of its database; nil: its etcd does not answer.
+	Space *Space `json:"space,omitempty"`
+}
+
+// Roles of a server's etcd.
+const (
+	RoleLeader   = "leader"
+	RoleFollower = "follower"
+	RoleJoining  = "joining" // it has no vote yet
+)
+
+// Status is a server as another one knows it.
+type Status struct {
+	Name    string `json:"name"`
+	PeerURL string `json:"peerURL"`
+	// Role is RoleLeader, RoleFollower or RoleJoining.
+	Role string `json:"role"`
+	// Missing is since when it does not answer the one that was asked; zero: it answers.
+	Missing time.Time `json:"missing,omitzero"`
+}
+
+// view returns what this server knows.
+func (s *Server) view(ctx context.Context) View {
+	v := View{Asked: s.opts.Name}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	if room, err := s.space(ctx); err == nil {
+		v.Space = &room
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.opts.Etcd.Members() {
+		st := Status{Name: m.Name, PeerURL: m.URL, Role: RoleFollower, Missing: s.missing[m.ID]}
+		switch {
+		case m.Learner:
+			st.Role = RoleJoining
+		case m.Leader:
+			st.Role = RoleLeader
+		}
+		v.Servers = append(v.Servers, st)
+	}
+	slices.SortFunc(v.Servers, func(a, b Status) int { return strings.Compare(a.Name, b.Name) })
+	return v
+}
+
+// Names returns the names of all servers.
+func Names(e Member) []string {
+	var names []string
+	for _, m := range e.Members() {
+		if m.Name != "" {
+			names = append(names, m.Name)
+		}
+	}
+	return names
+}
+
+// Verdict says in a sentence what the state of the servers means.
+func Verdict(all []Status) string {
+	votes, missing := 0, 0
+	for _, s := range all {
+		if s.Role == RoleJoining {
+			continue
+		}
+		votes++
+		if !s.Missing.IsZero() {
+			missing++
+		}
+	}
+	majority := votes/2 + 1
+	switch {
+	case votes-missing < majority:
+		return fmt.Sprintf("Nothing can be written: %d of %d servers answer, and it takes %d. Start the missing ones, or run kubelith server --cluster-reset on one.", votes-missing, votes, majority)
+	case missing > 0:
+		return fmt.Sprintf("The cluster works: %d of %d servers answer, and it takes %d.", votes-missing, votes, majority)
+	}
+	return fmt.Sprintf("The cluster has %s.", described(votes))
+}

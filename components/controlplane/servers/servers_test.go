@@ -1,0 +1,247 @@
+package servers
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"filippo.io/age"
+	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/components/cluster/token"
+	"kubelith.io/kubelith/components/controlplane/etcd"
+)
+
+// member is etcd with these members; it answers nobody.
+type member []etcd.Member
+
+func (m member) Members() []etcd.Member                       { return m }
+func (m member) OpenToPeers(context.Context, etcd.Peer) error { return nil }
+func (m member) Removed() bool                                { return false }
+
+func server(t *testing.T, members member, objects ...runtime.Object) *Server {
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	return &Server{
+		opts: Options{Name: "a", Etcd: members, Kubernetes: "v1.37.1", DataDir: t.TempDir(), Log: log,
+			Removed: func(name string, joined time.Time) bool { return name == "gone" }},
+		client: fake.NewClientset(objects...), missing: map[uint64]time.Time{}, probe: http.Client{Timeout: time.Second, Transport: http.DefaultTransport},
+	}
+}
+
+func TestCheck(t *testing.T) {
+	identity, err := age.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := request{Name: "b", PeerURL: "https://192.0.2.2:2380", Recipient: identity.Recipient().String(), Kubernetes: "v1.37.1"}
+	s := server(t, nil)
+	for name, tc := range map[string]struct {
+		change func(*request)
+		want   string // refusal; empty: none
+	}{
+		"good":                    {func(*request) {}, ""},
+		"IPv6":                    {func(r *request) { r.PeerURL = "https://[2001:db8::2]:2380" }, ""},
+		"one release older":       {func(r *request) { r.Kubernetes = "v1.36.9" }, ""},
+		"another patch":           {func(r *request) { r.Kubernetes = "v1.37.7" }, ""},
+		"a name that is none":     {func(r *request) { r.Name = "A_b" }, `"A_b" cannot be a server's name`},
+		"no address":              {func(r *request) { r.PeerURL = "" }, "is not the address of a server"},
+		"a path":                  {func(r *request) { r.PeerURL += "/x" }, "is not the address of a server"},
+		"loopback":                {func(r *request) { r.PeerURL = "https://127.0.0.1:2380" }, "cannot reach a server at 127.0.0.1"},
+		"two releases older":      {func(r *request) { r.Kubernetes = "v1.35.0" }, "install the cluster's release here"},
+		"a newer release":         {func(r *request) { r.Kubernetes = "v1.38.0" }, "newer than the cluster's"},
+		"no version":              {func(r *request) { r.Kubernetes = "x" }, "is not a version"},
+		"no key":                  {func(r *request) { r.Recipient = "age1x" }, "key for the answer"},
+		"a key of another scheme": {func(r *request) { r.Recipient = "ssh-ed25519 AAAA" }, "key for the answer"},
+	} {
+		r := good
+		tc.change(&r)
+		if _, err := s.check(r); !refusedWith(err, tc.want) {
+			t.Errorf("%s: %v, want %q", name, err, tc.want)
+		}
+	}
+}
+
+// refusedWith reports whether the error is a Refusal with that text; without a text whether there is none.
+func refusedWith(err error, text string) bool {
+	var no Refusal
+	return text == "" && err == nil || text != "" && errors.As(err, &no) && strings.Contains(err.Error(), text) && !strings.Contains(err.Error(), "\n")
+}
+
+// TestStale: a machine takes the place of a member that does not answer, and of no other.
+func TestStale(t *testing.T) {
+	alive := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer alive.Close()
+	dead := "http://127.0.0.1:1"
+	self := etcd.Member{ID: 1, Name: "a", URL: alive.URL, Self: true, Leader: true}
+	for name, tc := range map[string]struct {
+		others []etcd.Member
+		r      request
+		stale  []uint64
+		want   string // refusal
+		waits  bool
+	}{
+		"a new machine":                   {nil, request{Name: "b", PeerURL: dead}, nil, "", false},
+		"this server's name":              {nil, request{Name: "a", PeerURL: dead}, nil, "a server a is in the cluster, and runs", false},
+		"a name of one that runs":         {[]etcd.Member{{ID: 2, Name: "b", URL: alive.URL}}, request{Name: "b", PeerURL: dead}, nil, "a server b is in the cluster, and runs", false},
+		"a name of one that does not run": {[]etcd.Member{{ID: 2, Name: "b", URL: dead}}, request{Name: "b", PeerURL: dead}, []uint64{2}, "", false},
+		"its own earlier try":             {[]etcd.Member{{ID: 2, URL: dead, Learner: true}}, request{Name: "b", PeerURL: dead}, []uint64{2}, "", false},
+		"another one joins":               {[]etcd.Member{{ID: 2, URL: dead + "2", Learner: true}}, request{Name: "b", PeerURL: dead}, nil, "", true},
+		"the address of another server":   {[]etcd.Member{{ID: 2, Name: "c", URL: dead}}, request{Name: "b", PeerURL: dead}, nil, "server c of the cluster has the address", false},
+	} {
+		s := server(t, append(member{self}, tc.others...))
+		ids, err := s.stale(t.Context(), tc.r)
+		var later wait
+		if errors.As(err, &later) != tc.waits || !tc.waits && !refusedWith(err, tc.want) || !slices.Equal(ids, tc.stale) {
+			t.Errorf("%s: %v, %v", name, ids, err)
+		}
+	}
+}
+
+// TestEntitled: who has a token for servers joins once; who was a server comes back unless it was removed.
+func TestEntitled(t *testing.T) {
+	cs := fake.NewClientset()
+	forServer, err := token.Create(t.Context(), cs, strings.Repeat("0", 64), token.Spec{Usages: []string{token.UsageServer}, TTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := server(t, nil)
+	s.client = cs
+	bootstrap := func(id, group string) user.Info {
+		return &user.DefaultInfo{Name: "system:bootstrap:" + id, Groups: []string{group}}
+	}
+	known := func(name string) user.Info {
+		return &user.DefaultInfo{Name: names.ServerUserPrefix + name, Groups: []string{names.Servers}}
+	}
+	first, second := request{Name: "b", Recipient: "age1x"}, request{Name: "c", Recipient: "age1y"}
+	for _, tc := range []struct {
+		name string
+		who  user.Info
+		r    request
+		want string
+	}{
+		{"an agent's token", bootstrap(forServer.ID, names.JoiningAgents), first, "create a token with kubelith token create --usages server"},
+		{"an administrator", &user.DefaultInfo{Name: "kubelith-admin", Groups: []string{names.Admins, names.JoiningServers}}, first, "cannot become a server"},
+		{"a server's token", bootstrap(forServer.ID, names.JoiningServers), first, ""},
+		{"the same machine again", bootstrap(forServer.ID, names.JoiningServers), first, ""},
+		{"another machine", bootstrap(forServer.ID, names.JoiningServers), second, "is valid for one machine only"},
+		{"a token that was deleted", bootstrap("abcdef", names.JoiningServers), first, "was deleted"},
+		{"a server of the cluster", known("b"), first, ""},
+		{"a server under another's name", known("c"), first, "cannot join as b"},
+		{"a server that was removed", known("gone"), request{Name: "gone"}, "was removed from the cluster: start it with --server and --token-file"},
+	} {
+		if err := s.entitled(t.Context(), tc.who, tc.r); !refusedWith(err, tc.want) {
+			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
+		}
+	}
+}
+
+func TestCheckNode(t *testing.T) {
+	s := server(t, nil, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "agent"}},
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "server", Labels: map[string]string{"node-role.kubernetes.io/control-plane": ""}}})
+	for name, want := range map[string]string{"agent": "the cluster has a node agent, which is no server", "server": "", "new": ""} {
+		if err := s.checkNode(t.Context(), name); !refusedWith(err, want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestSealed: the keys are readable with the key of the machine that asked, and the data of an earlier membership stays.
+func TestSealed(t *testing.T) {
+	identity, _ := age.GenerateX25519Identity()
+	other, _ := age.GenerateX25519Identity()
+	keys := map[string][]byte{}
+	for _, name := range []string{"cluster-ca", "kubelet-ca", "front-proxy-ca", "peer-ca"} {
+		keys[name+".crt"], keys[name+".key"] = []byte("c"), []byte("k-"+name)
+	}
+	keys["kubelet-trust.crt"], keys["service-account.key"] = []byte("t"), []byte("s")
+	sealed, err := seal(bundle{Keys: keys, Encryption: []byte("secret-of-secrets"), Initial: "a=https://192.0.2.1:2380", Settings: json.RawMessage(`{"x":1}`)}, identity.Recipient())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(sealed), "secret-of-secrets") {
+		t.Error("the keys are readable on the way")
+	}
+	dir := t.TempDir()
+	n := &Newcomer{DataDir: dir, TLSDir: filepath.Join(dir, "server", "tls"), EncryptionConfig: filepath.Join(dir, "server", "cred", "encryption.yaml"), PeerURL: "https://192.0.2.2:2380", Log: logrus.New()}
+	if err := os.MkdirAll(filepath.Join(dir, "server", "db", "member"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := n.place(sealed, other); err == nil {
+		t.Error("another machine reads the keys")
+	}
+	if m, _ := Load(dir); m != nil {
+		t.Error("a membership was stored without keys")
+	}
+	m, initial, err := n.place(sealed, identity)
+	if err != nil || initial != "a=https://192.0.2.1:2380" || m.PeerURL != n.PeerURL {
+		t.Fatalf("%+v %s %v", m, initial, err)
+	}
+	if former, _ := filepath.Glob(filepath.Join(dir, FormerDir, "db-*", "member")); len(former) != 1 {
+		t.Errorf("former data: %v", former)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "server", "db")); err == nil {
+		t.Error("etcd would find the data of before")
+	}
+	if text, _ := os.ReadFile(n.EncryptionConfig); string(text) != "secret-of-secrets" {
+		t.Errorf("encryption %q", text)
+	}
+}
+
+func TestMembership(t *testing.T) {
+	dir := t.TempDir()
+	if m, err := Load(dir); m != nil || err != nil {
+		t.Errorf("%v %v", m, err)
+	}
+	if err := Update(dir, func(m *Membership) { m.PeerURL = "https://192.0.2.1:2380" }); err != nil {
+		t.Fatal(err)
+	}
+	if err := Update(dir, func(m *Membership) { m.Removed = true }); err != nil {
+		t.Fatal(err)
+	}
+	m, err := Load(dir)
+	if err != nil || !m.Removed || m.PeerURL != "https://192.0.2.1:2380" {
+		t.Errorf("%+v %v", m, err)
+	}
+	if info, err := os.Stat(File(dir)); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v %v", info, err)
+	}
+	for _, bad := range []string{"", "{}", "x"} {
+		if err := os.WriteFile(File(dir), []byte(bad), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "is damaged") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	gone := time.Now()
+	for want, all := range map[string][]Status{
+		"The cluster has one server.":                                   {{Role: RoleLeader}},
+		"2 servers, and can lose 0 of them, as with 1":                  {{Role: RoleLeader}, {Role: RoleFollower}},
+		"3 servers, and can lose 1 of them":                             {{Role: RoleLeader}, {Role: RoleFollower}, {Role: RoleFollower}},
+		"The cluster works: 2 of 3 servers answer":                      {{Role: RoleLeader}, {Role: RoleFollower, Missing: gone}, {Role: RoleFollower}},
+		"Nothing can be written: 1 of 3 servers answer":                 {{Role: RoleLeader}, {Role: RoleFollower, Missing: gone}, {Role: RoleFollower, Missing: gone}},
+		"Nothing can be written: 1 of 2 servers answer, and it takes 2": {{Role: RoleFollower}, {Role: RoleFollower, Missing: gone}, {Role: RoleJoining}},
+	} {
+		if got := Verdict(all); !strings.Contains(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

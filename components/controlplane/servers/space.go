@@ -1,0 +1,196 @@
+package servers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"kubelith.io/kubelith/components/controlplane/etcd"
+)
+
+const (
+	// spaceEvery is how often the size of etcd's database is checked, and fullEvery while it is nearly full.
+	spaceEvery, fullEvery = time.Minute, 5 * time.Second
+	// nearlyFull is the part of its quota that etcd's database may have before it is made smaller.
+	nearlyFull = 0.8
+	// defragTimeout bounds a defragmentation. It rewrites the database: some seconds for 4 GiB on a fast disk.
+	defragTimeout = 5 * time.Minute
+)
+
+// Space is the size of one server's database.
+type Space struct {
+	// Bytes is the size of the file, InUse of what is in it; without defragmentation the rest is used again, but never
+	// returned. Quota is the size at which etcd refuses writes.
+	Bytes, InUse, Quota int64
+	// Alarms are NOSPACE and CORRUPT.
+	Alarms []string `json:",omitempty"`
+}
+
+// space keeps the database of this server below its quota.
+type space struct {
+	checked time.Time
+	tight   bool // at the last check
+}
+
+// keep makes the database smaller when it is nearly full, and takes the alarm back when that has helped. Without it,
+// etcd refuses all writes from then on, until an operator does these three steps on every server.
+// Source: https://etcd.io/docs/v3.6/op-guide/maintenance/#space-quota.
+func (k *space) keep(ctx context.Context, s *Server) {
+	every := spaceEvery
+	if k.tight {
+		every = fullEvery
+	}
+	if time.Since(k.checked) < every {
+		return
+	}
+	k.checked = time.Now()
+	now, err := s.space(ctx)
+	if err != nil {
+		return // etcd's own log has the reason
+	}
+	tight := now.Bytes >= int64(nearlyFull*float64(now.Quota)) || len(now.Alarms) > 0
+	if !tight {
+		if k.tight {
+			s.tell(ctx, corev1.EventTypeNormal, "EtcdSpace", fmt.Sprintf("etcd's database has room again: %s of %s", mib(now.Bytes), mib(now.Quota)))
+		}
+		k.tight = false
+		return
+	}
+	if !k.tight {
+		s.tell(ctx, corev1.EventTypeWarning, "EtcdNearlyFull", fmt.Sprintf("etcd's database is nearly full: %s of %s; removing old revisions and defragmenting", mib(now.Bytes), mib(now.Quota)))
+	}
+	first := !k.tight
+	k.tight = true
+	if err := s.shrink(ctx); err != nil {
+		s.opts.Log.Warnf("cannot make etcd's database smaller: %v", err)
+		return
+	}
+	if now, err = s.space(ctx); err != nil || len(now.Alarms) == 0 && !first {
+		return
+	}
+	if now.Bytes >= int64(nearlyFull*float64(now.Quota)) {
+		if first {
+			s.tell(ctx, corev1.EventTypeWarning, "EtcdFull", fmt.Sprintf("etcd's database has %s in use of %s: delete objects, or start the servers with a larger --etcd-arg quota-backend-bytes=N", mib(now.InUse), mib(now.Quota)))
+		}
+		return
+	}
+	if err := s.Disarm(ctx); err != nil {
+		s.opts.Log.Warnf("cannot take back the alarm of etcd: %v", err)
+	}
+}
+
+func mib(bytes int64) string { return fmt.Sprintf("%d MiB", bytes>>20) }
+
+// space asks this server's member.
+func (s *Server) space(ctx context.Context) (Space, error) {
+	var out Space
+	err := s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
+		st, err := c.Status(ctx, etcd.Endpoint(s.opts.Socket))
+		if err != nil {
+			return err
+		}
+		out = Space{Bytes: st.DbSize, InUse: st.DbSizeInUse, Quota: st.DbSizeQuota}
+		alarms, err := c.AlarmList(ctx)
+		if err != nil {
+			return err
+		}
+		for _, a := range alarms.Alarms {
+			if a.MemberID == st.Header.MemberId {
+				out.Alarms = append(out.Alarms, a.Alarm.String())
+			}
+		}
+		return nil
+	})
+	return out, err
+}
+
+// shrink compacts and defragments. A member that leads gives that to another one first: it does not answer meanwhile.
+func (s *Server) shrink(ctx context.Context) error {
+	err := s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
+		now, err := c.Get(ctx, "compact_rev_key") // any key: it has the revision
+		if err != nil {
+			return err
+		}
+		_, err = c.Compact(ctx, now.Header.Revision, clientv3.WithCompactPhysical())
+		return err
+	})
+	if err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
+		return err
+	}
+	return s.Defragment(ctx)
+}
+
+// Defragment gives the file system what the database of this server does not use.
+func (s *Server) Defragment(ctx context.Context) error {
+	defer s.work.Begin("defragmenting etcd's database")()
+	s.handOver(ctx)
+	c, err := etcd.Dial(s.opts.Socket)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, defragTimeout)
+	defer cancel()
+	_, err = c.Defragment(ctx, etcd.Endpoint(s.opts.Socket))
+	return err
+}
+
+// Disarm takes back the alarm that this server has no space.
+func (s *Server) Disarm(ctx context.Context) error {
+	return s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
+		st, err := c.Status(ctx, etcd.Endpoint(s.opts.Socket))
+		if err != nil {
+			return err
+		}
+		_, err = c.AlarmDisarm(ctx, &clientv3.AlarmMember{MemberID: st.Header.MemberId, Alarm: pb.AlarmType_NOSPACE})
+		return err
+	})
+}
+
+// handOver lets another server that answers lead, if this one does.
+func (s *Server) handOver(ctx context.Context) {
+	members := s.opts.Etcd.Members()
+	if !leads(members) {
+		return
+	}
+	for _, m := range members {
+		if m.Self || m.Learner || s.ask(ctx, m) != nil {
+			continue
+		}
+		err := s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
+			_, err := c.MoveLeader(ctx, m.ID)
+			return err
+		})
+		if err == nil {
+			return
+		}
+	}
+}
+
+// tell logs, and leaves an Event at this server's Node, if the API can write one.
+func (s *Server) tell(ctx context.Context, kind, reason, message string) {
+	if kind == corev1.EventTypeWarning {
+		s.opts.Log.Warn(message)
+	} else {
+		s.opts.Log.Info(message)
+	}
+	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
+	defer cancel()
+	now := metav1.Now()
+	// kubectl describe finds the Events of a Node by its name as UID, as the kubelet writes them. Without space this
+	// fails, and the log has it.
+	_, _ = s.client.CoreV1().Events(metav1.NamespaceDefault).Create(ctx, &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{GenerateName: s.opts.Name + "-etcd-"},
+		InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: s.opts.Name, UID: types.UID(s.opts.Name)},
+		Type:           kind, Reason: reason, Message: message, Source: corev1.EventSource{Component: "kubelith", Host: s.opts.Name},
+		FirstTimestamp: now, LastTimestamp: now, Count: 1,
+	}, metav1.CreateOptions{})
+}

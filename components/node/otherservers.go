@@ -1,0 +1,214 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/sirupsen/logrus"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"k8s.io/component-base/version"
+
+	"kubelith.io/kubelith/base/client"
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/datadir"
+	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/components/controlplane/etcd"
+	"kubelith.io/kubelith/components/controlplane/servers"
+)
+
+// membership is how this server belongs to a cluster of several.
+type membership struct {
+	stored   *servers.Membership // nil: it is alone, or about to join
+	newcomer *servers.Newcomer   // it joins, or comes back
+	initial  string              // the members that etcd begins with, when it has no data
+}
+
+// findServers finds out whether this server has others, and takes the cluster's settings. It writes nothing.
+func findServers(ctx context.Context, cfg *config.Server, log logrus.FieldLogger) (*membership, error) {
+	stored, err := servers.Load(cfg.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	_, noData := os.Stat(filepath.Join(cfg.DataDir, "server", "db", "member"))
+	_, noKeys := os.Stat(filepath.Join(tlsDir(cfg), "cluster-ca.crt"))
+	m := &membership{stored: stored}
+	n := &servers.Newcomer{
+		Name: cfg.NodeName, PeerURL: peerURL(cfg), Kubernetes: version.Get().GitVersion,
+		DataDir: cfg.DataDir, TLSDir: tlsDir(cfg), EncryptionConfig: encryptionConfig(cfg), Log: log,
+	}
+	switch {
+	case stored == nil && cfg.Server == "":
+		return m, nil
+	case stored == nil && (noData == nil || noKeys == nil):
+		return nil, fmt.Errorf("data directory %s has a cluster of its own: leave out --server, or run kubelith reset --data to give that cluster up and join another", cfg.DataDir)
+	case stored == nil:
+		if err := findByToken(ctx, cfg, n); err != nil {
+			return nil, err
+		}
+		m.newcomer = n
+		return m, adopt(cfg, n.Settings)
+	case stored.Removed, noData != nil:
+		m.newcomer = n
+		n.Return(stored)
+	}
+	if len(stored.Settings) > 0 {
+		return m, adopt(cfg, stored.Settings)
+	}
+	return m, nil
+}
+
+func findByToken(ctx context.Context, cfg *config.Server, n *servers.Newcomer) error {
+	text, err := readToken(cfg.Token, cfg.TokenFile)
+	if err != nil {
+		return err
+	}
+	if text == "" {
+		return errors.New("a token is needed to join: create one with kubelith token create --usages server on a server, and pass it with --token-file or --token")
+	}
+	return n.Find(ctx, cfg.Server, text)
+}
+
+// adopt takes the settings of the cluster, and finds this machine's addresses again for its networks.
+func adopt(cfg *config.Server, settings json.RawMessage) error {
+	cluster, err := config.ParseClusterInfo(settings)
+	if err != nil {
+		return err
+	}
+	if err := cfg.Adopt(cluster); err != nil {
+		return err
+	}
+	if cfg.NodeIPDetected {
+		if cfg.NodeIP, err = config.DetectNodeIPs(cfg.ClusterCIDR); err != nil {
+			return err
+		}
+	}
+	return cfg.Validate()
+}
+
+// join makes this machine a server of the cluster, if it is about to be. It changes the data directory. A server that
+// comes back does so with its own identity or, if that was taken from it, with the token that it was given.
+func (m *membership) join(ctx context.Context, cfg *config.Server) (err error) {
+	if m.newcomer == nil {
+		return nil
+	}
+	former := m.stored
+	m.stored, m.initial, err = m.newcomer.Join(ctx)
+	var no servers.Refusal
+	if former == nil || !errors.As(err, &no) || cfg.Server == "" || cfg.Token+cfg.TokenFile == "" {
+		return err
+	}
+	again := findByToken(ctx, cfg, m.newcomer)
+	if again != nil {
+		return fmt.Errorf("%w; the token that it was started with does not help: %w", err, again)
+	}
+	m.stored, m.initial, again = m.newcomer.Join(ctx)
+	if again != nil {
+		return fmt.Errorf("%w; the token that it was started with does not help: %w", err, again)
+	}
+	return nil
+}
+
+func peerURL(cfg *config.Server) string {
+	return "https://" + net.JoinHostPort(cfg.AdvertiseAddress, strconv.Itoa(names.PeerPort))
+}
+
+// peer returns how other servers reach this one's etcd.
+func (h *machine) peer(cfg *config.Server) etcd.Peer {
+	return etcd.Peer{URL: peerURL(cfg), Cert: h.pki.Peer.Cert, Key: h.pki.Peer.Key, CA: h.pki.PeerCA.Cert}
+}
+
+// ofSeveral returns the same with the members that this one joins; nil for a server that is alone.
+func (h *machine) ofSeveral(cfg *config.Server) *etcd.Peer {
+	if h.membership == nil || h.membership.stored == nil {
+		return nil
+	}
+	p := h.peer(cfg)
+	p.Initial = h.membership.initial
+	return &p
+}
+
+// otherServers returns the component that looks after the cluster's servers.
+func otherServers(p *plane, store *etcd.Server, socket string) (*servers.Server, error) {
+	settings, err := json.Marshal(p.cfg.ClusterInfo(version.Get().GitVersion, p.machine.release))
+	if err != nil {
+		return nil, err
+	}
+	return servers.New(servers.Options{
+		Name:             p.cfg.NodeName,
+		Etcd:             store,
+		Socket:           socket,
+		Peer:             p.machine.peer(p.cfg),
+		DataDir:          p.cfg.DataDir,
+		TLSDir:           tlsDir(p.cfg),
+		EncryptionConfig: encryptionConfig(p.cfg),
+		Settings:         settings,
+		Kubernetes:       version.Get().GitVersion,
+		Client:           p.clients.Config(client.Servers),
+		Removed:          p.api.Removed,
+		Log:              p.logFor("servers"),
+	})
+}
+
+// ResetCluster makes this server, which must not run, the only member of its cluster, with the data that it has. The
+// others come back by themselves when they are started, with their data moved aside.
+func ResetCluster(ctx context.Context, cfg *config.Server, release string, out io.Writer) error {
+	stored, err := servers.Load(cfg.DataDir)
+	if err != nil {
+		return err
+	}
+	if stored == nil {
+		return fmt.Errorf("the server of %s has no others: start it without --cluster-reset", cfg.DataDir)
+	}
+	if _, err := os.Stat(filepath.Join(cfg.DataDir, "server", "db", "member")); err != nil || stored.Removed {
+		return fmt.Errorf("%s has no data of the cluster: run kubelith server --cluster-reset on a server that has", cfg.DataDir)
+	}
+	if len(stored.Settings) > 0 {
+		if err := adopt(cfg, stored.Settings); err != nil {
+			return err
+		}
+	}
+	if err := datadir.CheckSettings(cfg.DataDir, fixedSettings(cfg)); err != nil {
+		return err
+	}
+	dir, err := datadir.Open(cfg.DataDir, release)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	h := &machine{dir: dir}
+	if err := h.credentials(cfg); err != nil {
+		return err
+	}
+	peer := h.peer(cfg)
+	err = etcd.With(ctx, etcd.Options{
+		Name: cfg.NodeName, DataDir: filepath.Join(cfg.DataDir, "server", "db"), Socket: etcdSocket(cfg), Peer: &peer, Reset: true, Zap: zap.NewNop(),
+	}, func(c *clientv3.Client) error {
+		// What others would wait for: the address of each API, and the leader.
+		_, err := c.Txn(ctx).Then(clientv3.OpDelete("/registry/masterleases/", clientv3.WithPrefix()), clientv3.OpDelete("/registry/leases/kube-system/"+names.Lease)).Commit()
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("make this server the only one: %w", err)
+	}
+	err = servers.Update(cfg.DataDir, func(m *servers.Membership) {
+		m.PeerURL, m.Servers = peerURL(cfg), nil
+	})
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "this server is the only one of its cluster: start it, then the others, which come back by themselves\n")
+	return err
+}
+
+// etcdSocket is where etcd serves clients, without TLS: its directory is root's.
+func etcdSocket(cfg *config.Server) string {
+	return filepath.Join(cfg.SocketDir(), "etcd", "etcd.sock")
+}

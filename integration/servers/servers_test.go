@@ -1,0 +1,482 @@
+// Package servers has tests of clusters of several servers.
+package servers
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/host/sandbox"
+	"kubelith.io/kubelith/integration/harness"
+)
+
+func TestMain(m *testing.M) { harness.Main(m) }
+
+// cluster is several servers on one network.
+type cluster struct {
+	network *sandbox.Network
+	servers []*harness.Server
+}
+
+func start(t *testing.T, first harness.Options) *cluster {
+	c := &cluster{network: &sandbox.Network{}}
+	first.Network = c.network
+	c.servers = append(c.servers, harness.Start(t, first))
+	return c
+}
+
+// token creates a token for a server.
+func (c *cluster) token(t *testing.T) string {
+	t.Helper()
+	var out string
+	harness.Eventually(t, time.Minute, "a token for a server", func() error {
+		r := c.servers[0].RunBinary(t, "token", "create", "--usages", "server")
+		if out = strings.TrimSpace(r.Stdout); r.Code != 0 {
+			return errors.New(r.Stderr)
+		}
+		return nil
+	})
+	return out
+}
+
+// prepare returns a further server that is not started.
+func (c *cluster) prepare(t *testing.T, args ...string) *harness.Server {
+	return harness.New(t, harness.Options{Network: c.network, Args: append([]string{"--server=" + c.servers[0].URL()}, args...)})
+}
+
+// join starts a further server and waits until its node is Ready.
+func (c *cluster) join(t *testing.T) *harness.Server {
+	s := c.prepare(t, "--token="+c.token(t))
+	s.Launch(t)
+	c.servers = append(c.servers, s)
+	s.WaitReady(t)
+	return s
+}
+
+type status struct {
+	Name    string
+	Role    string
+	Missing time.Time
+}
+
+// roles returns the role of each server as s knows it.
+func roles(ctx context.Context, t *testing.T, s *harness.Server) (map[string]status, error) {
+	text, err := s.Client(t).CoreV1().RESTClient().Get().AbsPath("/kubelith/v1/servers").DoRaw(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var view struct{ Servers []status }
+	if err := json.Unmarshal(text, &view); err != nil {
+		return nil, err
+	}
+	out := map[string]status{}
+	for _, s := range view.Servers {
+		out[s.Name] = s
+	}
+	return out, nil
+}
+
+// leader waits until all servers agree on a leader of etcd, and returns it.
+func (c *cluster) leader(t *testing.T) *harness.Server {
+	t.Helper()
+	var name string
+	harness.Eventually(t, time.Minute, "the servers to agree on a leader", func() error {
+		name = ""
+		for _, s := range c.servers {
+			all, err := roles(t.Context(), t, s)
+			if err != nil {
+				return err
+			}
+			if len(all) != len(c.servers) {
+				return fmt.Errorf("%s knows %v", s.NodeName(), all)
+			}
+			for n, st := range all {
+				if st.Role == "joining" {
+					return fmt.Errorf("%s is joining", n)
+				}
+				if st.Role == "leader" {
+					if name != "" && name != n {
+						return fmt.Errorf("leaders %s and %s", name, n)
+					}
+					name = n
+				}
+			}
+		}
+		if name == "" {
+			return errors.New("nobody leads")
+		}
+		return nil
+	})
+	i := slices.IndexFunc(c.servers, func(s *harness.Server) bool { return s.NodeName() == name })
+	return c.servers[i]
+}
+
+// others returns the servers without one.
+func (c *cluster) others(without *harness.Server) []*harness.Server {
+	return slices.DeleteFunc(slices.Clone(c.servers), func(s *harness.Server) bool { return s == without })
+}
+
+func write(ctx context.Context, t *testing.T, s *harness.Server, name string) error {
+	_, err := s.Client(t).CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	return err
+}
+
+// writer writes ConfigMaps until stop, each for as long as its patience, and knows which were acknowledged.
+type writer struct {
+	acknowledged []string
+	failed       []error
+	longest      time.Duration // without an acknowledged write
+	stop         func()
+}
+
+func startWriter(t *testing.T, prefix string, patience time.Duration, to func(i int) *harness.Server) *writer {
+	ctx, cancel := context.WithCancel(t.Context())
+	w, done := &writer{}, make(chan struct{})
+	go func() {
+		defer close(done)
+		last := time.Now()
+		for i := 0; ctx.Err() == nil; i++ {
+			name := fmt.Sprintf("%s-%d", prefix, i)
+			one, end := context.WithTimeout(ctx, patience)
+			err := write(one, t, to(i), name)
+			end()
+			switch {
+			case ctx.Err() != nil:
+			case err == nil:
+				w.acknowledged = append(w.acknowledged, name)
+				w.longest = max(w.longest, time.Since(last))
+				last = time.Now()
+			default:
+				w.failed = append(w.failed, err)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
+	w.stop = func() { cancel(); <-done }
+	t.Cleanup(w.stop)
+	return w
+}
+
+// check fails when an acknowledged write is missing on one of the servers.
+func (w *writer) check(t *testing.T, servers ...*harness.Server) {
+	t.Helper()
+	for _, s := range servers {
+		all, err := s.Client(t).CoreV1().ConfigMaps(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		have := map[string]bool{}
+		for _, c := range all.Items {
+			have[c.Name] = true
+		}
+		for _, name := range w.acknowledged {
+			if !have[name] {
+				t.Errorf("%s: %s was acknowledged and is gone", s.NodeName(), name)
+			}
+		}
+	}
+	if len(w.acknowledged) == 0 {
+		t.Errorf("no write was acknowledged: %v", w.failed)
+	}
+}
+
+// TestThreeServers: one server becomes three while clients write, and any of them may die.
+func TestThreeServers(t *testing.T) {
+	c := start(t, harness.Options{})
+	first := c.servers[0]
+	pid := first.PID()
+	w := startWriter(t, "grow", 30*time.Second, func(int) *harness.Server { return first })
+	for range 2 {
+		began := time.Now()
+		s := c.join(t)
+		t.Logf("%s: Ready after %s", s.NodeName(), time.Since(began).Round(time.Millisecond))
+	}
+	w.stop()
+	t.Logf("joins: %d writes acknowledged, %d failed, longest pause %s", len(w.acknowledged), len(w.failed), w.longest.Round(time.Millisecond))
+	for _, err := range w.failed {
+		t.Errorf("a write failed while servers joined: %v", err)
+	}
+	w.check(t, c.servers...)
+	if first.PID() != pid {
+		t.Error("the first server was started again")
+	}
+	for _, s := range c.servers {
+		node := s.Node(t)
+		if _, ok := node.Labels["node-role.kubernetes.io/control-plane"]; !ok {
+			t.Errorf("%s has labels %v", s.NodeName(), node.Labels)
+		}
+	}
+
+	ns := first.Namespace(t)
+	pod := harness.Pod(ns, "app", "sleep", "100000")
+	pod.Labels = map[string]string{"app": "app"}
+	first.Deploy(t, pod, 6)
+	ready := func(s *harness.Server, want int32) func() error {
+		return func() error {
+			d, err := s.Client(t).AppsV1().Deployments(ns).Get(t.Context(), "app", metav1.GetOptions{})
+			if err == nil && (d.Status.ReadyReplicas != want || d.Status.ObservedGeneration != d.Generation) {
+				err = fmt.Errorf("%d of %d pods are Ready", d.Status.ReadyReplicas, want)
+			}
+			return err
+		}
+	}
+	harness.Eventually(t, 2*time.Minute, "six pods on three servers", ready(c.servers[2], 6))
+
+	// The leader of etcd, and perhaps of the controllers, dies.
+	leader := c.leader(t)
+	rest := c.others(leader)
+	w = startWriter(t, "lost", 2*time.Second, func(i int) *harness.Server { return rest[i%2] })
+	time.Sleep(time.Second)
+	leader.Kill9(t)
+	harness.Eventually(t, time.Minute, "writes to go on", func() error { return write(t.Context(), t, rest[0], "after") })
+	if _, err := rest[1].Client(t).AppsV1().Deployments(ns).Patch(t.Context(), "app", "application/merge-patch+json", []byte(`{"spec":{"replicas":3}}`), metav1.PatchOptions{}); err != nil {
+		t.Error(err)
+	}
+	harness.Eventually(t, 2*time.Minute, "the controllers of another server to scale", func() error {
+		d, err := rest[1].Client(t).AppsV1().Deployments(ns).Get(t.Context(), "app", metav1.GetOptions{})
+		if err == nil && d.Status.Replicas != 3 {
+			err = fmt.Errorf("%d pods", d.Status.Replicas)
+		}
+		return err
+	})
+	w.stop()
+	t.Logf("%s (leader) killed: %d writes acknowledged, %d failed, longest pause %s", leader.NodeName(), len(w.acknowledged), len(w.failed), w.longest.Round(time.Millisecond))
+	leader.Launch(t)
+	leader.WaitReady(t)
+	c.leader(t)
+	w.check(t, c.servers...)
+}
+
+// TestLostMajority: with one server of three nothing can be written; --cluster-reset makes it the cluster, and the others
+// come back by themselves.
+func TestLostMajority(t *testing.T) {
+	c := start(t, harness.Options{})
+	c.join(t)
+	c.join(t)
+	c.leader(t)
+	survivor, lost := c.servers[0], c.servers[1:]
+	ns := survivor.Namespace(t)
+	pod := survivor.Run(t, harness.Pod(ns, "stays", "sleep", "100000"))
+	pid := c.pid(t, pod)
+	time.Sleep(11 * time.Second) // the addresses of all are stored
+	for _, s := range lost {
+		s.Kill9(t)
+	}
+	harness.Eventually(t, time.Minute, "the survivor to say who is missing", func() error {
+		r := survivor.RunBinary(t, "etcd", "status")
+		if r.Code != 0 || !strings.Contains(r.Stdout, "Nothing can be written: 1 of 3 servers answer") || strings.Count(r.Stdout, "no, for") != 2 {
+			return fmt.Errorf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
+		}
+		return nil
+	})
+	if err := write(t.Context(), t, survivor, "without-majority"); err == nil {
+		t.Error("a write was acknowledged without a majority")
+	}
+	if !harness.Alive(pid) {
+		t.Error("the pod ended with the majority")
+	}
+	survivor.Kill9(t)
+	args := append([]string{"server"}, "--cluster-reset", "--node-name="+survivor.NodeName())
+	if r := survivor.RunBinary(t, args...); r.Code != 0 || !strings.Contains(r.Stdout, "only one of its cluster") {
+		t.Fatalf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
+	}
+	survivor.Launch(t)
+	survivor.WaitReady(t)
+	if err := write(t.Context(), t, survivor, "after-reset"); err != nil {
+		t.Error(err)
+	}
+	for _, s := range lost {
+		// Its etcd hears that it was removed, and ends; as a service manager would, the test starts it again.
+		s.Launch(t)
+		if code := s.WaitExit(t, time.Minute); code == 0 {
+			t.Errorf("%s: status 0", s.NodeName())
+		}
+		if !strings.Contains(s.Logs(), "this server was removed from the cluster") {
+			t.Errorf("%s did not say why it ended", s.NodeName())
+		}
+		s.Launch(t)
+		s.WaitReady(t)
+		if out := s.Exec(t, "ls", harness.DataDir+"/server/former"); !strings.HasPrefix(out, "db-") {
+			t.Errorf("%s: former data: %q", s.NodeName(), out)
+		}
+	}
+	c.leader(t)
+	if !harness.Alive(pid) {
+		t.Error("the pod was ended")
+	}
+}
+
+func (c *cluster) pid(t *testing.T, pod *corev1.Pod) int {
+	i := slices.IndexFunc(c.servers, func(s *harness.Server) bool { return s.NodeName() == pod.Spec.NodeName })
+	return c.servers[i].ContainerPID(t, pod, pod.Spec.Containers[0].Name)
+}
+
+// TestLeave: a server that is removed stays out until it has a token, also with its old data; one that lost its disk
+// comes back by the command with which it joined.
+func TestLeave(t *testing.T) {
+	t.Parallel()
+	c := start(t, harness.Options{Args: []string{noNode}, NoWait: true})
+	c.servers[0].WaitAPI(t)
+	t.Run("bad input", func(t *testing.T) { refusedJoins(t, c) })
+	second := c.prepare(t, "--token="+c.token(t), noNode)
+	second.Launch(t)
+	second.WaitAPI(t)
+	c.servers = append(c.servers, second)
+	c.leader(t)
+	if r := second.RunBinary(t, "server", "leave"); r.Code != 0 || !strings.Contains(r.Stdout, "has left the cluster") {
+		t.Fatalf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
+	}
+	second.WaitExit(t, time.Minute)
+	if err := write(t.Context(), t, c.servers[0], "alone-again"); err != nil {
+		t.Error(err)
+	}
+	second.Launch(t)
+	second.WaitExit(t, time.Minute)
+	if !strings.Contains(second.Logs(), "was removed from the cluster: start it with --server and --token-file") {
+		t.Error("a server that has left does not say how to come back")
+	}
+	c.servers = c.servers[:1]
+	for range 2 {
+		s := c.prepare(t, "--token="+c.token(t), noNode)
+		s.Launch(t)
+		s.WaitAPI(t)
+		c.servers = append(c.servers, s)
+	}
+	c.leader(t)
+	third := c.servers[2]
+	third.Kill9(t)
+	third.Exec(t, "rm", "-rf", harness.DataDir+"/server/db")
+	third.Launch(t)
+	third.WaitAPI(t)
+	harness.Eventually(t, time.Minute, "the server without its disk to be back", func() error { return write(t.Context(), t, third, "back") })
+	c.leader(t)
+}
+
+// refusedJoins: each is one line, and leaves the cluster as it was.
+func refusedJoins(t *testing.T, c *cluster) {
+	first := c.servers[0]
+	c.token(t) // from now on there are tokens
+	agent := first.Token(t)
+	for name, tc := range map[string]struct {
+		args []string
+		want string
+	}{
+		"a token for agents":         {[]string{"--token=" + agent}, "use a token from kubelith token create --usages server"},
+		"the name of the server":     {[]string{"--token=" + c.token(t), "--node-name=" + first.NodeName()}, "a server " + first.NodeName() + " is in the cluster, and runs"},
+		"other networks":             {[]string{"--token=" + c.token(t), "--cluster-cidr=10.99.0.0/16"}, "10.99.0.0/16 is not the setting of the cluster"},
+		"a name that is none":        {[]string{"--token=" + c.token(t), "--node-name=A_B"}, "node"},
+		"no token":                   {nil, "a token is needed to join"},
+		"a token of another cluster": {[]string{"--token=kl1_" + strings.Repeat("0", 64) + "_aaaaaa_aaaaaaaaaaaaaaaa"}, "the token is for another cluster"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := c.prepare(t, append(tc.args, noNode)...)
+			s.Launch(t)
+			if code := s.WaitExit(t, 40*time.Second); code == 0 {
+				t.Error("it ended with status 0")
+			}
+			if !strings.Contains(s.Logs(), tc.want) {
+				t.Errorf("no %q in:\n%s", tc.want, s.Logs())
+			}
+			if r := s.TryExec(t, "ls", harness.DataDir); r.Code == 0 && strings.TrimSpace(r.Stdout) != "" && strings.TrimSpace(r.Stdout) != "agent" {
+				t.Errorf("it left %s", r.Stdout)
+			}
+			if all, err := roles(t.Context(), t, first); err != nil || len(all) != 1 {
+				t.Errorf("the cluster has %v, %v", all, err)
+			}
+		})
+	}
+}
+
+// noNode are the components of a node: without them a server starts faster.
+const noNode = "--disable=kubelet,containerd,proxy,dns"
+
+// three starts three servers without nodes.
+func three(t *testing.T) *cluster {
+	c := start(t, harness.Options{Args: []string{noNode}, NoWait: true})
+	c.servers[0].WaitAPI(t)
+	for range 2 {
+		s := c.prepare(t, "--token="+c.token(t), noNode)
+		s.Launch(t)
+		s.WaitAPI(t)
+		c.servers = append(c.servers, s)
+	}
+	return c
+}
+
+// TestPartition: a leader that is cut off for 70 s is not started again, and neither loses writes nor accepts any.
+func TestPartition(t *testing.T) {
+	t.Parallel()
+	c := three(t)
+	leader := c.leader(t)
+	pid := leader.PID()
+	rest := c.others(leader)
+	w := startWriter(t, "majority", 2*time.Second, func(i int) *harness.Server { return rest[i%2] })
+	time.Sleep(time.Second)
+	leader.Isolate(t)
+	cut := time.Now()
+	harness.Eventually(t, time.Minute, "the majority to write", func() error { return write(t.Context(), t, rest[0], "cut-off") })
+	t.Logf("the majority wrote again %s after the leader was cut off", time.Since(cut).Round(time.Millisecond))
+	for time.Since(cut) < 70*time.Second {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		if err := write(ctx, t, leader, fmt.Sprintf("minority-%d", time.Since(cut))); err == nil {
+			t.Fatal("a server without a majority acknowledged a write")
+		}
+		cancel()
+		time.Sleep(time.Second)
+	}
+	leader.Rejoin(t)
+	healed := time.Now()
+	harness.Eventually(t, time.Minute, "the server to write again", func() error { // one that timed out may be written all the same
+		return write(t.Context(), t, leader, fmt.Sprintf("healed-%d", time.Since(cut)))
+	})
+	t.Logf("it wrote again %s after the partition", time.Since(healed).Round(time.Millisecond))
+	w.stop()
+	c.leader(t)
+	if leader.PID() != pid || !harness.Alive(pid) {
+		t.Error("the process was ended")
+	}
+	w.check(t, c.servers...)
+	t.Logf("%d writes acknowledged, %d failed, longest pause %s", len(w.acknowledged), len(w.failed), w.longest.Round(time.Millisecond))
+}
+
+// TestMoved: a server that comes back with another address is followed by the others, and leads agents and members there.
+func TestMoved(t *testing.T) {
+	t.Parallel()
+	c := three(t)
+	third := c.prepare(t, "--token="+c.token(t), noNode, "--config=/etc/kubelith/moved.yaml")
+	put := func(text string) {
+		if err := os.MkdirAll(filepath.Dir(third.Path("/etc/kubelith/moved.yaml")), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(third.Path("/etc/kubelith/moved.yaml"), []byte("apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\n"+text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("")
+	third.Launch(t)
+	third.WaitAPI(t)
+	third.Stop(t)
+	other := "10.123.0.99"
+	third.AddAddress(t, other)
+	put("nodeIP: [" + other + "]\n")
+	third.Launch(t)
+	third.WaitAPI(t)
+	harness.Eventually(t, time.Minute, "the others to know the new address", func() error {
+		r := c.servers[0].RunBinary(t, "etcd", "status")
+		if r.Code != 0 || !strings.Contains(r.Stdout, "https://"+other+":2380") {
+			return fmt.Errorf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
+		}
+		return nil
+	})
+	third.Kubectl(t, "create", "configmap", "moved")
+}

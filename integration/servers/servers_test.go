@@ -255,6 +255,7 @@ func TestThreeServers(t *testing.T) {
 	leader.WaitReady(t)
 	c.leader(t)
 	w.check(t, c.servers...)
+	t.Logf("\n%s", first.RunBinary(t, "etcd", "status").Stdout)
 }
 
 // TestLostMajority: with one server of three nothing can be written; --cluster-reset makes it the cluster, and the others
@@ -479,4 +480,47 @@ func TestMoved(t *testing.T) {
 		return nil
 	})
 	third.Kubectl(t, "create", "configmap", "moved")
+}
+
+// TestFull: when etcd's database is full, writes are refused, deletes are not, and writes go on by themselves once there is room.
+func TestFull(t *testing.T) {
+	t.Parallel()
+	c := start(t, harness.Options{Args: []string{noNode, "--etcd-arg=quota-backend-bytes=25165824"}, NoWait: true})
+	s := c.servers[0]
+	s.WaitAPI(t)
+	maps := s.Client(t).CoreV1().ConfigMaps(metav1.NamespaceDefault)
+	big := func(name string) error {
+		_, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"big": "yes"}}, Data: map[string]string{"x": strings.Repeat("x", 700<<10)}}, metav1.CreateOptions{})
+		return err
+	}
+	var full error
+	for i := 0; i < 60 && full == nil; i++ {
+		full = big(fmt.Sprintf("big-%d", i))
+	}
+	if full == nil || !strings.Contains(full.Error(), "space") {
+		t.Fatalf("the database has no limit: %v", full)
+	}
+	harness.Eventually(t, 2*time.Minute, "the server to say that the database is full", func() error {
+		if r := s.RunBinary(t, "etcd", "status"); !strings.Contains(r.Stdout, "Alarm: NOSPACE") || !strings.Contains(s.Logs(), "nearly full") || !strings.Contains(s.Logs(), "delete objects") {
+			return fmt.Errorf("%s%s", r.Stdout, r.Stderr)
+		}
+		return nil
+	})
+	if err := write(t.Context(), t, s, "too-much"); err == nil {
+		t.Error("a full database accepted a write, though objects still fill it")
+	}
+	if err := maps.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "big=yes"}); err != nil {
+		t.Error(err)
+	}
+	harness.Eventually(t, time.Minute, "writes to go on", func() error { return write(t.Context(), t, s, "room") })
+	r := s.RunBinary(t, "etcd", "status")
+	if strings.Contains(r.Stdout, "Alarm") {
+		t.Error("the alarm stands")
+	}
+	t.Logf("\n%s", r.Stdout)
+	for _, command := range []string{"defrag", "disarm"} {
+		if r := s.RunBinary(t, "etcd", command); r.Code != 0 {
+			t.Errorf("etcd %s: %s", command, r.Stderr)
+		}
+	}
 }

@@ -9,16 +9,16 @@ set -eu
 
 usage() {
 	cat <<'USAGE'
-usage: install.sh [--node-ip ADDRESS] [--no-start] [BINARY]
+usage: install.sh [--server URL --token-file FILE] [--node-ip ADDRESS] [--no-start] [BINARY]
        install.sh --agent [--server URL] [--token-file FILE] [--node-ip ADDRESS] [--no-start] [BINARY]
 
 Installs BINARY (default: ./bin/kubelith or ./kubelith, here or in this script's directory) as
 /usr/local/bin/kubelith with a service that starts at boot, and starts it. Requires root.
 
   --agent            install an agent: a node of a cluster whose server is on another machine
-  --server URL       the cluster's server, https://HOST:6443
-  --token-file FILE  join token, created on the server with 'kubelith token create'; not needed
-                     once the machine has joined
+  --server URL       a server of the cluster to join, https://HOST:6443; without it and --agent, a new cluster
+  --token-file FILE  join token, created on the server with 'kubelith token create', for a further server with
+                     --usages server; not needed once the machine has joined
   --node-ip ADDRESS  address at which other nodes reach this machine, one per IP family, separated by a comma
                      (default: that of the default route's interface)
   --no-start         install and enable the service, but do not start or restart it
@@ -329,13 +329,12 @@ for file in "/etc/systemd/system/$OTHER.service" "/etc/init.d/$OTHER"; do
 	[ ! -e "$file" ] || die "this machine has $OTHER ($file): remove it with uninstall.sh first"
 done
 if [ "$NAME" = kubelith ]; then
-	[ -z "$SERVER$TOKEN_FILE" ] || die "--server and --token-file are for agents: add --agent"
 	is_kind ServerConfig || die "$CONFIG is not a ServerConfig: remove it, or add --agent"
 else
 	is_kind AgentConfig || die "$CONFIG is not an AgentConfig: remove it, or leave --agent out"
 	[ -n "$SERVER" ] || grep -qs '^server:' "$CONFIG" || die "no server given: add --server https://HOST:6443 and --token-file FILE"
-	[ -z "$TOKEN_FILE" ] || [ -s "$TOKEN_FILE" ] || die "no token in $TOKEN_FILE: write the output of 'kubelith token create' on the server to it"
 fi
+[ -z "$TOKEN_FILE" ] || [ -s "$TOKEN_FILE" ] || die "no token in $TOKEN_FILE: write the output of 'kubelith token create' on the server to it"
 # Only the first line of a multi-line list would be replaced.
 [ -z "$NODE_IP" ] || ! grep -Eqs '^nodeIP: *(#.*)?$' "$CONFIG" || die "nodeIP has several lines in $CONFIG: change it there, and leave out --node-ip"
 [ -n "$BINARY" ] || BINARY=$(find_binary)
@@ -359,7 +358,7 @@ install_prerequisites
 install_binary "$BINARY"
 if [ "$NAME" = kubelith-agent ]; then
 	configure AgentConfig
-elif [ -n "$NODE_IP" ]; then
+elif [ -n "$NODE_IP$SERVER$TOKEN_FILE" ]; then
 	configure ServerConfig
 fi
 case "$INIT" in

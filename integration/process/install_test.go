@@ -97,4 +97,14 @@ func TestInstall(t *testing.T) {
 	if left := s.Exec(t, "ls", "/usr/local/bin"); left != "systemctl\n" {
 		t.Errorf("left in /usr/local/bin: %s", left)
 	}
+
+	// A further server has a server's configuration, and keeps the token as long as it may need it.
+	s.Exec(t, "rm", "/etc/kubelith/config.yaml")
+	install("one", false, "--server", "https://192.0.2.1:6443", "--token-file", "/run/token", "/run/programs/one")
+	if now := s.Exec(t, "cat", "/etc/kubelith/config.yaml"); !strings.Contains(now, "kind: ServerConfig") || !strings.Contains(now, "server: https://192.0.2.1:6443") || !strings.Contains(now, "tokenFile: /etc/kubelith/token") {
+		t.Errorf("the configuration of a further server is\n%s", now)
+	}
+	if res := s.TryExec(t, "cat", "/etc/kubelith/token"); res.Code == 0 {
+		t.Error("the token is left on a server that has joined")
+	}
 }

@@ -208,7 +208,7 @@ ready_systemd() {
 # previous program is restored.
 started() {
 	if "$1" && wait_ready "$2"; then
-		[ "$NAME" = kubelith ] || spent_token
+		spent_token
 		return
 	fi
 	if [ "$UPGRADED" = yes ]; then
@@ -239,7 +239,7 @@ wait_ready() {
 
 # spent_token removes the token of a machine that has joined: it is no longer needed, and could let another machine join.
 spent_token() {
-	if [ -f "$TOKEN" ]; then
+	if [ -f "$TOKEN" ] && grep -qs "^tokenFile: *$TOKEN" "$CONFIG"; then
 		rm -f "$TOKEN"
 		say "removed $TOKEN: this machine has joined"
 	fi

@@ -98,7 +98,7 @@ func TestInstall(t *testing.T) {
 		t.Errorf("left in /usr/local/bin: %s", left)
 	}
 
-	// A further server has a server's configuration, and keeps the token as long as it may need it.
+	// A further server has a server's configuration, and does not keep the token.
 	s.Exec(t, "rm", "/etc/kubelith/config.yaml")
 	install("one", false, "--server", "https://192.0.2.1:6443", "--token-file", "/run/token", "/run/programs/one")
 	if now := s.Exec(t, "cat", "/etc/kubelith/config.yaml"); !strings.Contains(now, "kind: ServerConfig") || !strings.Contains(now, "server: https://192.0.2.1:6443") || !strings.Contains(now, "tokenFile: /etc/kubelith/token") {

@@ -9,7 +9,7 @@
 # shellcheck disable=SC2317,SC2329 # the steps are called by name
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-STEPS="boot server refused clock join pods streams restart away partition plug leave"
+STEPS="boot server refused clock join pods streams restart away wireguard partition plug leave"
 . scripts/vm-steps.sh
 SERVER=${NAME:-kubelith}-server AGENT=${NAME:-kubelith}-agent MEMORY=${MEMORY:-3072}
 
@@ -137,6 +137,58 @@ until_true 300 nodes_ready || fail "$(nodes)"; took=$(since $t)
 ways=$(reached 120)
 echo "both nodes Ready $took after the server's start, $ways"
 F
+}
+# wireguard: the backend changes under running pods. Two nodes with a kernel each: pods reach each other, what leaves the server is
+# encrypted, and the tunnel does without the process.
+step_wireguard() {
+	on "$SERVER" <<'E' && on "$AGENT" <<'F' && on "$SERVER" <<'G'
+grep -q '^network: wireguard' /etc/kubelith/config.yaml || echo 'network: wireguard' >>/etc/kubelith/config.yaml
+systemctl restart kubelith
+until_true 200 ip link show kubelith-wg || fail "no device: $(journalctl -u kubelith -o cat --no-pager | tail -n 20)"
+E
+until_true 200 ip link show kubelith-wg || fail "no device: $(journalctl -u kubelith-agent -o cat --no-pager | tail -n 20)"
+[ ! -e /sys/class/net/flannel.1 ] || fail "flannel.1 is still there"
+F
+[ ! -e /sys/class/net/flannel.1 ] || fail "flannel.1 is still there"
+[ "$(stat -c %a /var/lib/kubelith/agent/wireguard.key)" = 600 ] || fail "others may read the private key"
+nft delete table inet wire 2>/dev/null || true
+nft -f - <<'N'
+table inet wire {
+	counter sealed { }
+	counter plain { }
+	chain out {
+		type filter hook postrouting priority 300;
+		oifname "eth*" udp dport 51820 counter name sealed
+		oifname "eth*" ip saddr 10.42.0.0/16 counter name plain
+		oifname "eth*" ip daddr 10.42.0.0/16 counter name plain
+		oifname "eth*" udp dport 8472 counter name plain
+	}
+}
+N
+packets() { nft list counter inet wire $1 | awk '/packets/ { print $2 }'; }
+through() { cat /sys/class/net/kubelith-wg/statistics/tx_packets; }
+ways=$(reached 300)
+first=$(packets sealed) sent=$(through)
+ways=$(reached 60)
+carried=$(($(through) - sent)) sealed=$(($(packets sealed) - first))
+[ $carried -gt 20 ] && [ $sealed -ge $carried ] || fail "$carried packets entered the device, $sealed encrypted ones left"
+# Without the process: the kernel sends from pod to pod. The unit must not start it again meanwhile.
+p=$(pod_on $(server_node) metadata.name) to=$(pod_on $(agent_node) status.podIP) pid=$(pid_of_hello)
+device=$(cat /sys/class/net/kubelith-wg/ifindex)
+mkdir -p /run/systemd/system/kubelith.service.d; printf '[Service]\nRestart=no\n' >/run/systemd/system/kubelith.service.d/wire.conf; systemctl daemon-reload
+systemctl kill -s KILL --kill-who=main kubelith
+until_true 30 sh -c '! pidof kubelith' || fail "the server did not end"
+dead=0
+for i in $(seq 20); do nsenter -t $pid -n curl -sf --max-time 5 http://$to:8080/ | grep Hello >/dev/null && dead=$((dead + 1)); done
+rm -r /run/systemd/system/kubelith.service.d; systemctl daemon-reload
+[ $dead = 20 ] || fail "without the server $dead of 20 requests to the other node's pod were answered"
+systemctl start kubelith; until_true 300 nodes_ready || fail "$(nodes)"
+ways=$(reached 200)
+[ "$(cat /sys/class/net/kubelith-wg/ifindex)" = $device ] || fail "the start made another device"
+[ "$(packets plain)" = 0 ] || fail "$(packets plain) packets of pods left in plain text"
+nft delete table inet wire
+echo "$ways; $carried packets into the tunnel, $sealed encrypted ones out, none in plain text; $dead of 20 requests answered after kill -9"
+G
 }
 # partition: the cable of the agent is cut until its node is no longer Ready.
 step_partition() {

@@ -23,7 +23,7 @@ type Server struct {
 	ClusterDomain string   `json:"clusterDomain" flag:"cluster-domain" usage:"DNS domain of the cluster"`
 	TLSSAN        []string `json:"tlsSAN" flag:"tls-san" usage:"further host name or address in the apiserver's certificate"`
 
-	Network string `json:"network" flag:"network" usage:"pod network: vxlan or host-gw (between nodes), bridge (on each node alone), noop (host network only) or none (another CNI provider)"`
+	Network string `json:"network" flag:"network" usage:"pod network: vxlan, wireguard or host-gw (between nodes), bridge (on each node alone), noop (host network only) or none (another CNI provider)"`
 
 	// Where the API is served, and where other processes find it.
 	BindAddress      string `json:"bindAddress" flag:"bind-address" usage:"address on which the API is served"`
@@ -115,4 +115,4 @@ const SnapshotsNever = "never"
 func joinTokens() []string { return []string{JoinTokenDaily, JoinTokenNone} }
 func profiles() []string   { return []string{"cis"} }
 
-func networks() []string { return []string{"vxlan", "host-gw", "bridge", "noop", "none"} }
+func networks() []string { return []string{"vxlan", "wireguard", "host-gw", "bridge", "noop", "none"} }

@@ -22,6 +22,9 @@ const (
 	// HostPortsAnnotation has the ports on which a node's host listens, as "22/TCP,111/UDP". The node writes it itself:
 	// a wrong one takes Services away from that node alone.
 	HostPortsAnnotation = "kubelith.io/host-ports"
+	// WireGuardKeyAnnotation has the node's public key, in base64. The node writes it itself; the apiserver refuses an agent
+	// the key of another Node.
+	WireGuardKeyAnnotation = "kubelith.io/wireguard-key"
 )
 
 // PolicyCondition is a condition of Nodes: False where network policies are not enforced. A node whose pod network is a third
@@ -72,6 +75,7 @@ const (
 	NFTable        = "kubelith_network" // the nftables table (family inet) of the pod network
 	PolicyTable    = "kubelith_policy"  // the nftables table (family inet) of network policies
 	VXLANTable     = "kubelith_vxlan"   // the nftables table (family inet) that admits VXLAN packets of the nodes only
+	WireGuardLink  = "kubelith-wg"      // the interface to the other nodes with WireGuard
 	LinkAlias      = "kubelith"         // alias (ip-link(8)) of the interfaces to other nodes
 	RouteProtocol  = 107                // origin (ip-route(8), "proto") of the routes through other nodes; not in rt_protos(5)
 	PolicyLogGroup = 10423              // the NFLOG group to which dropped packets are logged; others usually take low numbers
@@ -83,6 +87,7 @@ const (
 	ProxyHealthPort = 10256 // kube-proxy's default; load balancers outside the cluster probe it
 	VXLANPort       = 8472  // flannel's default
 	PeerPort        = 2380  // of etcd, between servers; etcd's default
+	WireGuardPort   = 51820 // usual for WireGuard; none is assigned
 )
 
 // Programs of the payload that others of its programs start.

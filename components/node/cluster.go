@@ -26,6 +26,7 @@ import (
 	"kubelith.io/kubelith/components/cluster/storagecontrollers"
 	"kubelith.io/kubelith/components/cluster/token"
 	"kubelith.io/kubelith/components/worker/kubelet"
+	"kubelith.io/kubelith/components/worker/network"
 	embedded "kubelith.io/kubelith/manifests"
 )
 
@@ -140,6 +141,9 @@ func serviceLB(cfg *config.Server, o servicelb.Options) lifecycle.Component {
 		{Protocol: corev1.ProtocolTCP, Number: names.DNSPort},
 		{Protocol: corev1.ProtocolUDP, Number: names.DNSPort},
 		{Protocol: corev1.ProtocolUDP, Number: names.VXLANPort},
+	}
+	if network.Backend(cfg.Network) == network.WireGuard {
+		o.NodePorts = append(o.NodePorts, hostport.Port{Protocol: corev1.ProtocolUDP, Number: names.WireGuardPort})
 	}
 	o.Addresses = nodeAddresses(cfg)
 	if cfg.Disabled("servicelb") {

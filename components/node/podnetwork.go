@@ -99,7 +99,7 @@ func (b *builder) addPodNetwork(n network.Options, c cni.Options, p podlink.Opti
 // cniMode returns what a value of the setting "network" means on one node: the backends differ only between nodes.
 func cniMode(setting string) cni.Mode {
 	switch network.Backend(setting) {
-	case network.VXLAN, network.HostGW:
+	case network.VXLAN, network.HostGW, network.WireGuard:
 		return cni.Bridge
 	}
 	return cni.Mode(setting)

@@ -15,6 +15,7 @@ import (
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/components/worker/cni"
+	"kubelith.io/kubelith/components/worker/network"
 	"kubelith.io/kubelith/components/worker/policy/kernel"
 	"kubelith.io/kubelith/host/preflight"
 	"kubelith.io/kubelith/runtime/cgroups"
@@ -127,6 +128,7 @@ func nodeCheckOptions(cfg *config.Node, cluster *config.ClusterInfo, caDir strin
 		DefaultRuntime: cfg.DefaultRuntime,
 		Proxy:          !cfg.Disabled("proxy"),
 		Bridge:         containers && !cfg.Disabled("network") && cniMode(cluster.Network) == cni.Bridge,
+		WireGuard:      !cfg.Disabled("network") && network.Backend(cluster.Network) == network.WireGuard,
 		ServiceIPs:     addresses(cluster.ClusterDNS),
 		NotBefore:      buildTime(),
 		NotBeforeOf:    "this program was built at",

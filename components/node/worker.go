@@ -98,6 +98,7 @@ func worker(b *builder, w workerOptions) {
 		ClusterCIDRs: w.cluster.ClusterCIDR,
 		Informers:    w.publish,
 		Client:       w.client("network", asNode),
+		KeyFile:      filepath.Join(cfg.DataDir, "agent", "wireguard.key"),
 		Log:          logFor("network"),
 	}, cni.Options{
 		ConfDir:           cniConfDir,

@@ -78,6 +78,8 @@ type Options struct {
 	Proxy bool
 	// Bridge: the pods' bridge will be masqueraded, which needs nft as kube-proxy does.
 	Bridge bool
+	// WireGuard: it will connect the pods of different nodes.
+	WireGuard bool
 	// PolicyRules are commands of nft with all that network policies need; empty if they will not be enforced anyway.
 	PolicyRules string
 	// PolicyLog: packets that network policies drop will be logged.
@@ -162,7 +164,7 @@ func check(opts Options, p probe) []Result {
 		many(func() []Result { return checkCgroups(p, opts.CgroupDriver) })
 		many(func() []Result { return checkPrograms(p, "mount", "umount") })
 		many(func() []Result { return checkRuntimes(p, opts) })
-		many(func() []Result { return checkLinks(p) })
+		many(func() []Result { return checkLinks(p, opts.WireGuard) })
 		one(func() Result { return checkBridgeFilter(p) })
 		one(func() Result { return checkVolumes(p, opts.DataDir) })
 	}

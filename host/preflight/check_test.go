@@ -161,9 +161,12 @@ func TestCheck(t *testing.T) {
 		"no loop": {func(h hosttest.Host, _ *probe, _ *Options) {
 			os.Remove(h.Path("/dev/loop-control"))
 		}, Warn, "modprobe loop"},
-		"no bridge": {func(_ hosttest.Host, p *probe, _ *Options) { p.addLink = onlyFails("bridge") }, Fail, "modprobe bridge"},
-		"no route":  {func(_ hosttest.Host, p *probe, _ *Options) { p.route = func(net.IP) error { return missing } }, Warn, "no route to 10.43.0.10"},
-		"no vxlan":  {func(_ hosttest.Host, p *probe, _ *Options) { p.addLink = onlyFails("vxlan") }, Warn, "modprobe vxlan"},
+		"no bridge":               {func(_ hosttest.Host, p *probe, _ *Options) { p.addLink = onlyFails("bridge") }, Fail, "modprobe bridge"},
+		"no route":                {func(_ hosttest.Host, p *probe, _ *Options) { p.route = func(net.IP) error { return missing } }, Warn, "no route to 10.43.0.10"},
+		"no vxlan":                {func(_ hosttest.Host, p *probe, _ *Options) { p.addLink = onlyFails("vxlan") }, Warn, "modprobe vxlan"},
+		"no wireguard":            {func(_ hosttest.Host, p *probe, o *Options) { p.addLink, o.WireGuard = onlyFails("wireguard"), true }, Fail, "modprobe wireguard` or use a kernel that has it, or choose --network vxlan on the server"},
+		"no wireguard, no need":   {func(_ hosttest.Host, p *probe, _ *Options) { p.addLink = onlyFails("wireguard") }, OK, ""},
+		"no vxlan, but wireguard": {func(_ hosttest.Host, p *probe, o *Options) { p.addLink, o.WireGuard = onlyFails("vxlan"), true }, OK, ""},
 		"br_netfilter off": {func(h hosttest.Host, _ *probe, _ *Options) {
 			h.Write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0")
 		}, Warn, "br_netfilter"},

@@ -128,18 +128,25 @@ func checkPrograms(p probe, names ...string) []Result {
 }
 
 // checkLinks creates the kinds of interfaces that pods need. The kernel loads modules for them by itself.
-func checkLinks(p probe) []Result {
+func checkLinks(p probe, wireGuard bool) []Result {
 	var out []Result
-	for _, kind := range []string{"bridge", "veth", "vxlan"} {
+	between := "vxlan"
+	if wireGuard {
+		between = "wireguard"
+	}
+	for _, kind := range []string{"bridge", "veth", between} {
 		err := p.isolated(func() error { return p.addLink(kind) })
 		if err == nil {
 			out = append(out, Result{Name: "interface " + kind, Status: OK, Message: "can be created"})
 			continue
 		}
 		r := Result{"interface " + kind, Fail, fmt.Sprintf("the kernel cannot create one (%v)", err), "load it with `modprobe " + kind + "` or use a kernel that has it"}
-		if kind == "vxlan" {
+		switch kind {
+		case "vxlan":
 			r.Status = Warn // only clusters of several nodes need it
 			r.Fix += ", or choose --network host-gw"
+		case "wireguard": // somebody relies on the encryption
+			r.Fix += ", or choose --network vxlan on the server"
 		}
 		out = append(out, r)
 	}

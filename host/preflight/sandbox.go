@@ -51,6 +51,8 @@ func addLink(kind string) error {
 		link = &netlink.Veth{LinkAttrs: attrs, PeerName: "check1"}
 	case "vxlan":
 		link = &netlink.Vxlan{LinkAttrs: attrs, VxlanId: 1, Port: names.VXLANPort}
+	case "wireguard":
+		link = &netlink.Wireguard{LinkAttrs: attrs}
 	default:
 		return fmt.Errorf("unknown kind %s", kind)
 	}

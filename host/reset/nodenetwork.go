@@ -54,7 +54,7 @@ func (kernelNetwork) marked(alias string) ([]string, error) {
 	}
 	var out []string
 	for _, l := range links {
-		if l.Attrs().Alias == alias && l.Type() == "vxlan" {
+		if l.Attrs().Alias == alias && (l.Type() == "vxlan" || l.Type() == "wireguard") {
 			out = append(out, l.Attrs().Name)
 		}
 	}

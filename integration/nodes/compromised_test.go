@@ -241,7 +241,23 @@ func testFalseNode(t *testing.T, c *harness.Cluster, ns string) {
 	at := func(ip string) corev1.NodeAddress {
 		return corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip}
 	}
+	// Two keys of WireGuard: the server's Node has one.
+	key, free := strings.Repeat("A", 42)+"I=", strings.Repeat("A", 42)+"E="
+	wireGuard := func(key string) string {
+		return `{"metadata":{"annotations":{"kubelith.io/wireguard-key":"` + key + `"}}}`
+	}
+	if _, err := c.Server.Client(t).CoreV1().Nodes().Patch(ctx, c.Server.NodeName(), types.MergePatchType, []byte(wireGuard(key)), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := patch("", wireGuard(free))(); err != nil {
+		t.Errorf("its own WireGuard key: %v", err)
+	}
 	mustRefuse(t, map[string]func() error{
+		"takes the server's WireGuard key": patch("", wireGuard(key)),
+		"gives the server another WireGuard key": func() error {
+			_, err := node.CoreV1().Nodes().Patch(ctx, c.Server.NodeName(), types.MergePatchType, []byte(wireGuard(free)), metav1.PatchOptions{})
+			return err
+		},
 		"takes all Services":                 patch("", `{"metadata":{"labels":{"kubelith.io/servicelb":"true"}}}`),
 		"takes all Services with its status": patch("status", `{"metadata":{"labels":{"kubelith.io/servicelb":"true"}}}`),
 		"becomes a server":                   patch("", `{"metadata":{"labels":{"kubelith.io/role":"server"}}}`),

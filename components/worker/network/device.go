@@ -16,9 +16,16 @@ import (
 func device4() string { return fmt.Sprintf("flannel.%d", vni) }
 func device6() string { return fmt.Sprintf("flannel-v6.%d", vni) }
 
-// device is the wanted VXLAN device.
+// Kinds of devices, in netlink's words.
+const (
+	vxlanKind     = "vxlan"
+	wireGuardKind = "wireguard"
+)
+
+// device is a wanted device. WireGuard's has a name, a kind and an MTU only: the rest can be changed while it is in use (tunnel).
 type device struct {
 	name   string
+	kind   string
 	mac    net.HardwareAddr
 	mtu    int
 	parent int        // index of the interface below
@@ -27,15 +34,19 @@ type device struct {
 
 // devices returns the devices that a session needs.
 func (s setup) devices() (out []device) {
-	if s.backend != VXLAN {
+	mtu := s.podMTU()
+	switch s.backend {
+	case WireGuard:
+		return []device{{name: names.WireGuardLink, kind: wireGuardKind, mtu: mtu}}
+	case VXLAN:
+	default:
 		return nil
 	}
-	mtu := s.podMTU()
 	if s.own.v4.on() {
-		out = append(out, device{device4(), vtepMAC(s.own.name, ipv4), mtu, s.parent.index, s.own.v4.address})
+		out = append(out, device{device4(), vxlanKind, vtepMAC(s.own.name, ipv4), mtu, s.parent.index, s.own.v4.address})
 	}
 	if s.own.v6.on() {
-		out = append(out, device{device6(), vtepMAC(s.own.name, ipv6), mtu, s.parent.index, s.own.v6.address})
+		out = append(out, device{device6(), vxlanKind, vtepMAC(s.own.name, ipv6), mtu, s.parent.index, s.own.v6.address})
 	}
 	return out
 }
@@ -43,6 +54,12 @@ func (s setup) devices() (out []device) {
 // differs returns how an existing interface differs from the device, or "". flannel keeps a device with another MTU or
 // MAC address, and peers would send to an address that does not exist.
 func (d device) differs(link netlink.Link) string {
+	if d.kind == wireGuardKind {
+		if link.Type() != d.kind {
+			return "kind " + link.Type()
+		}
+		return ""
+	}
 	vx, ok := link.(*netlink.Vxlan)
 	switch {
 	case !ok:
@@ -70,7 +87,7 @@ func (d device) differs(link netlink.Link) string {
 func ownDevice(link netlink.Link, nodeName string) bool {
 	mac := link.Attrs().HardwareAddr
 	return link.Attrs().Alias == names.LinkAlias ||
-		link.Type() == "vxlan" && (bytes.Equal(mac, vtepMAC(nodeName, ipv4)) || bytes.Equal(mac, vtepMAC(nodeName, ipv6)))
+		link.Type() == vxlanKind && (bytes.Equal(mac, vtepMAC(nodeName, ipv4)) || bytes.Equal(mac, vtepMAC(nodeName, ipv6)))
 }
 
 // find returns the interface with the name, or nil.
@@ -87,6 +104,9 @@ func find(name string) (netlink.Link, error) {
 
 // foreignError is about an interface that has the name of our device.
 func foreignError(name string) error {
+	if name == names.WireGuardLink {
+		return fmt.Errorf("the interface %s is not Kubelith's: remove it with `ip link delete %s`", name, name)
+	}
 	return fmt.Errorf("the interface %s is not Kubelith's, another flannel or k3s created it: remove it with `ip link delete %s`, "+
 		"or choose --network host-gw", name, name)
 }
@@ -97,7 +117,7 @@ func (s *Server) clearDevices(want setup) error {
 	for _, d := range want.devices() {
 		needed[d.name] = d
 	}
-	for _, name := range []string{device4(), device6()} {
+	for _, name := range []string{device4(), device6(), names.WireGuardLink} {
 		link, err := find(name)
 		if err != nil {
 			return err

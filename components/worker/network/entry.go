@@ -26,19 +26,24 @@ type entry struct {
 	kind kind
 	link int
 	dst  netip.Prefix // of a route
-	via  netip.Addr   // the gateway, the neighbour, or the node
+	via  netip.Addr   // the gateway, the neighbour, or the node; none for routes of WireGuard
 	mac  string
 }
 
 // String is for the log.
 func (e entry) String() string {
-	if e.kind == routeEntry {
+	switch {
+	case e.kind == routeEntry && e.link == 0:
+		return fmt.Sprintf("route that refuses %s", e.dst)
+	case e.kind == routeEntry && !e.via.IsValid():
+		return fmt.Sprintf("route to %s", e.dst)
+	case e.kind == routeEntry:
 		return fmt.Sprintf("route to %s via %s", e.dst, e.via)
 	}
 	return fmt.Sprintf("%s %s at %s", e.kind, e.mac, e.via)
 }
 
-// entriesOf returns the entries that flannel creates for a peer; links are the indices of the devices by name.
+// entriesOf returns the entries that a peer needs; links are the indices of the devices by name.
 func (s setup) entriesOf(peer node, links map[string]int) (out []entry) {
 	for _, f := range []struct {
 		half   half
@@ -47,6 +52,8 @@ func (s setup) entriesOf(peer node, links map[string]int) (out []entry) {
 	}{{peer.v4, device4(), ipv4}, {peer.v6, device6(), ipv6}} {
 		switch {
 		case !f.half.on():
+		case s.backend == WireGuard:
+			out = append(out, entry{kind: routeEntry, link: links[names.WireGuardLink], dst: f.half.pods})
 		case s.backend == HostGW:
 			out = append(out, entry{kind: routeEntry, link: s.parent.index, dst: f.half.pods, via: f.half.address})
 		default:
@@ -118,17 +125,20 @@ func readKernel(cluster []netip.Prefix, links map[string]int) (kernel, error) {
 func failed(err error) bool { return err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) }
 
 func (k kernel) addRoute(r netlink.Route, cluster []netip.Prefix, devices map[int]bool) {
-	if r.Dst == nil || r.Gw == nil {
-		return // not flannel's: cni0's own, for example
+	if r.Dst == nil || r.Gw == nil && r.Protocol != names.RouteProtocol {
+		return // not of a backend: cni0's own, for example
 	}
 	ip, okDst := netip.AddrFromSlice(r.Dst.IP)
 	via, okGw := netip.AddrFromSlice(r.Gw)
 	bits, _ := r.Dst.Mask.Size()
 	dst := netip.PrefixFrom(ip.Unmap(), bits)
-	if !okDst || !okGw || !dst.IsValid() {
+	if !okDst || !okGw && r.Gw != nil || !dst.IsValid() {
 		return
 	}
 	e := entry{kind: routeEntry, link: r.LinkIndex, dst: dst, via: via.Unmap()}
+	if r.Type == unix.RTN_UNREACHABLE {
+		e.link = 0 // IPv6 has it on the loopback interface
+	}
 	switch {
 	case devices[r.LinkIndex] || r.Protocol == names.RouteProtocol:
 		k[e] = func() error { return gone(netlink.RouteDel(&r)) }

@@ -138,7 +138,7 @@ func TestGone(t *testing.T) {
 }
 
 func TestDiffers(t *testing.T) {
-	d := device{"flannel.1", vtepMAC("own", ipv4), 1450, 2, netip.MustParseAddr("192.0.2.1")}
+	d := device{"flannel.1", vxlanKind, vtepMAC("own", ipv4), 1450, 2, netip.MustParseAddr("192.0.2.1")}
 	good := func() *netlink.Vxlan {
 		return &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "flannel.1", MTU: 1450, HardwareAddr: vtepMAC("own", ipv4)},
 			VxlanId: 1, Port: 8472, VtepDevIndex: 2, SrcAddr: net.ParseIP("192.0.2.1")}
@@ -162,8 +162,15 @@ func TestDiffers(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	if got := d.differs(&netlink.Dummy{}); got != "kind dummy" {
-		t.Errorf("a dummy: %q", got)
+	for _, d := range []device{d, {name: names.WireGuardLink, kind: wireGuardKind}} {
+		if got := d.differs(&netlink.Dummy{}); got != "kind dummy" {
+			t.Errorf("%s is a dummy: %q", d.name, got)
+		}
+	}
+	// What differs otherwise is changed while packets pass.
+	w := device{name: names.WireGuardLink, kind: wireGuardKind, mtu: 1440}
+	if why := w.differs(&netlink.Wireguard{LinkAttrs: netlink.LinkAttrs{MTU: 1400}}); why != "" {
+		t.Errorf("WireGuard with another MTU: %s", why)
 	}
 }
 

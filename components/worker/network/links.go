@@ -7,6 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+
+	"kubelith.io/kubelith/base/names"
 )
 
 // watchLinks signals changes of our devices, or of the interface below them, until ctx ends; the returned function
@@ -47,7 +49,7 @@ func (s *Server) readLinks(ctx context.Context) {
 				return
 			}
 			// Pods' interfaces come and go all the time.
-			if a := u.Attrs(); a.Name == device4() || a.Name == device6() || a.Index == int(s.parent.Load()) {
+			if a := u.Attrs(); a.Name == device4() || a.Name == device6() || a.Name == names.WireGuardLink || a.Index == int(s.parent.Load()) {
 				s.changed.Send()
 			}
 		}

@@ -12,6 +12,10 @@ const (
 	ipv6Longer    = 20
 )
 
+// wireGuardOverhead is that of WireGuard: the outer IPv4 header (20), UDP (8), WireGuard's header (16) and the
+// authentication tag (16). The padding does not exceed the device's MTU.
+const wireGuardOverhead = 60
+
 // The smallest MTU with which a family works: RFC 8200, section 5, and RFC 791.
 const (
 	minMTU4 = 576
@@ -21,16 +25,14 @@ const (
 // PodMTU is the largest packet of a pod to another node that fits through an interface of the node with the MTU link:
 // ipv6 means that the nodes also reach each other over IPv6. It is 0 when link is.
 func PodMTU(b Backend, link int, ipv6 bool) int {
-	switch {
-	case link <= 0:
-		return 0
-	case b != VXLAN:
-		return link
-	case ipv6:
-		return link - vxlanOverhead - ipv6Longer
-	default:
-		return link - vxlanOverhead
+	overhead := map[Backend]int{VXLAN: vxlanOverhead, WireGuard: wireGuardOverhead}[b]
+	if overhead > 0 && ipv6 {
+		overhead += ipv6Longer
 	}
+	if link <= 0 {
+		return 0
+	}
+	return link - overhead
 }
 
 // MTU is PodMTU for the interface that has the node's first address; 0 when that is not known.

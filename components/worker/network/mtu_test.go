@@ -17,6 +17,8 @@ func TestPodMTU(t *testing.T) {
 		{VXLAN, 9001, false, 8951},
 		{VXLAN, 9001, true, 8931},
 		{VXLAN, 1280, false, 1230},
+		{WireGuard, 1500, false, 1440},
+		{WireGuard, 1500, true, 1420},
 		{HostGW, 1500, false, 1500},
 		{HostGW, 9000, true, 9000},
 		{"bridge", 1500, true, 1500},
@@ -40,6 +42,8 @@ func TestSmallestMTU(t *testing.T) {
 	}{
 		{VXLAN, false, 626, "at least 626"},
 		{VXLAN, true, 1350, "at least 1350"},
+		{WireGuard, false, 636, "at least 636"},
+		{WireGuard, true, 1360, "at least 1360"},
 		{HostGW, true, 1280, "at least 1280"},
 	} {
 		if err := checkMTU(c.backend, parent{name: "eth0", mtu: c.least}, c.ipv6); err != nil {

@@ -1,10 +1,10 @@
 // Package network is the component "network": it connects the pods of this node to those of the others, with flannel's
-// backends vxlan or host-gw as a library.
+// backends vxlan or host-gw as a library, or with the kernel's WireGuard (tunnel).
 //
-// The wanted state is in the Nodes (their pod CIDRs and addresses), where nothing is written: a Node object has all
-// that other nodes must know. The actual state is read from the kernel: routes and, for vxlan, a device with
-// neighbours. On each change of either, and twice a minute, the two are compared; flannel creates missing entries, and
-// this package removes unwanted ones, whoever left them. So a restart cuts no traffic, and another backend finds
+// The wanted state is in the Nodes (their pod CIDRs and addresses): a Node object has all that other nodes must know. Only
+// for WireGuard the node adds something, its public key. The actual state is read from the kernel: routes and, for vxlan, a device
+// with neighbours, for WireGuard a device with peers. On each change of either, and twice a minute, the two are compared; flannel or
+// tunnel creates missing entries, and this package removes unwanted ones, whoever left them. So a restart cuts no traffic, and another backend finds
 // nothing of the previous one. Our entries have a mark in the kernel (names.LinkAlias, names.RouteProtocol), and no
 // others are touched.
 //
@@ -43,12 +43,13 @@ type Backend string
 
 // The backends. With any other value nothing is routed to other nodes, and entries of an earlier run are removed.
 const (
-	VXLAN  Backend = "vxlan"
-	HostGW Backend = "host-gw"
+	VXLAN     Backend = "vxlan"
+	HostGW    Backend = "host-gw"
+	WireGuard Backend = "wireguard"
 )
 
 // connects reports whether the backend creates anything.
-func (b Backend) connects() bool { return b == VXLAN || b == HostGW }
+func (b Backend) connects() bool { return b == VXLAN || b == HostGW || b == WireGuard }
 
 // Options of the component.
 type Options struct {
@@ -57,9 +58,10 @@ type Options struct {
 	NodeIPs      []net.IP // of this node, one per family
 	ClusterCIDRs []string // all pods' addresses, one per family
 	// Nodes come from the factory that the process shares (it is called when the apiserver is ready) or, if it is nil,
-	// from the API through Client, which may list and watch Nodes.
+	// from the API through Client, which may list and watch Nodes and, for WireGuard, annotate its own.
 	Informers func() informers.SharedInformerFactory
 	Client    *rest.Config
+	KeyFile   string // where WireGuard's private key is kept
 	Log       logrus.FieldLogger
 }
 
@@ -77,7 +79,8 @@ type Server struct {
 	// For the goroutine of one run.
 	session *session
 	gate    *gate // nil until it is needed
-	own     node  // as last known: a deleted Node comes back
+	tunnel  *tunnel
+	own     node // as last known: a deleted Node comes back
 	logged  logging.Once
 }
 
@@ -227,6 +230,9 @@ func trim(obj any) (any, error) {
 	out.Name, out.UID, out.ResourceVersion, out.CreationTimestamp = n.Name, n.UID, n.ResourceVersion, n.CreationTimestamp
 	if role, ok := n.Labels[names.RoleLabel]; ok {
 		out.Labels = map[string]string{names.RoleLabel: role}
+	}
+	if key, ok := n.Annotations[names.WireGuardKeyAnnotation]; ok {
+		out.Annotations = map[string]string{names.WireGuardKeyAnnotation: key}
 	}
 	out.Spec.PodCIDR, out.Spec.PodCIDRs = n.Spec.PodCIDR, n.Spec.PodCIDRs
 	out.Status.Addresses = n.Status.Addresses

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	corev1 "k8s.io/api/core/v1"
 
 	"kubelith.io/kubelith/base/names"
@@ -27,6 +28,7 @@ type node struct {
 	name   string
 	member bool // it runs Kubelith
 	v4, v6 half
+	key    wgtypes.Key // WireGuard's public key; zero: none
 }
 
 // on reports whether any family works.
@@ -36,6 +38,9 @@ func (n node) on() bool { return n.v4.on() || n.v6.on() }
 func describe(n *corev1.Node) node {
 	d := node{name: n.Name}
 	_, d.member = n.Labels[names.RoleLabel]
+	if key, err := wgtypes.ParseKey(n.Annotations[names.WireGuardKeyAnnotation]); err == nil {
+		d.key = key
+	}
 	cidrs := n.Spec.PodCIDRs
 	if len(cidrs) == 0 && n.Spec.PodCIDR != "" {
 		cidrs = []string{n.Spec.PodCIDR}

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -26,10 +27,20 @@ func (s *Server) reconcile(ctx context.Context, nodes []*corev1.Node) (changed b
 	if err != nil {
 		return false, err
 	}
+	var unpublished error
+	if want.backend == WireGuard {
+		if unpublished = s.publish(ctx, nodes); s.tunnel == nil {
+			return false, unpublished
+		}
+	}
 	peers := s.reachable(nodes, want)
 	if len(peers) == 0 {
 		s.endSession()
-		return false, s.remove(ctx)
+		return false, errors.Join(s.remove(ctx), unpublished)
+	}
+	if want.backend == WireGuard {
+		changed, err := s.ensureTunnel(ctx, want, peers)
+		return changed, errors.Join(err, unpublished)
 	}
 	begun, err := s.ensureSession(ctx, want, peers)
 	if err != nil {
@@ -57,7 +68,7 @@ func (s *Server) wanted(nodes []*corev1.Node) (setup, error) {
 			}
 		}
 		if own.on() {
-			own.member = true
+			own.member, own.key = true, wgtypes.Key{}
 			s.own = own
 		}
 	}
@@ -106,6 +117,9 @@ func (s *Server) ensureSession(ctx context.Context, want setup, peers []node) (c
 
 // endSession leaves the kernel's entries.
 func (s *Server) endSession() {
+	if s.tunnel != nil {
+		s.tunnel.begun = setup{}
+	}
 	if s.session == nil {
 		return
 	}
@@ -137,6 +151,9 @@ func (s *Server) reachable(nodes []*corev1.Node, want setup) []node {
 			return false
 		})
 	}
+	if want.backend == WireGuard {
+		list = s.tunnel.withKeys(list, refused)
+	}
 	for _, n := range nodes {
 		if why := refused[n.Name]; s.logged.News("node "+n.Name, why) {
 			s.opts.Log.Warnf("cannot reach the pods of node %s: %s", n.Name, why)
@@ -145,7 +162,7 @@ func (s *Server) reachable(nodes []*corev1.Node, want setup) []node {
 	return list
 }
 
-// ensureEntries has flannel add the entries that peers lack, and removes entries that no peer needs.
+// ensureEntries adds the entries that peers lack, with flannel as far as it is used, and removes entries that no peer needs.
 func (s *Server) ensureEntries(want setup, peers []node) (changed bool, err error) {
 	links, err := want.links()
 	if err != nil {
@@ -159,8 +176,17 @@ func (s *Server) ensureEntries(want setup, peers []node) (changed bool, err erro
 	for _, p := range peers {
 		needs[p.name] = want.entriesOf(p, links)
 	}
+	if want.backend == WireGuard {
+		needs[""] = want.refusals(s.cluster)
+	}
 	incomplete, stale := now.difference(needs)
-	err = s.session.add(slices.DeleteFunc(peers, func(p node) bool { return !incomplete[p.name] }))
+	if want.backend == WireGuard {
+		for name := range incomplete {
+			err = errors.Join(err, addRoutes(needs[name]))
+		}
+	} else {
+		err = s.session.add(slices.DeleteFunc(peers, func(p node) bool { return !incomplete[p.name] }))
+	}
 	return len(incomplete)+len(stale) > 0, errors.Join(err, s.removeEntries(now, stale))
 }
 

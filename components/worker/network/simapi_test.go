@@ -2,12 +2,16 @@ package network
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
+	"path"
 	"strconv"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/base/names"
 )
 
 // fakeAPI serves Nodes to informers.
@@ -40,6 +44,13 @@ func (a *fakeAPI) set(n *corev1.Node) {
 	}
 }
 
+// key is the WireGuard key in the Node.
+func (a *fakeAPI) key(name string) string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.nodes[name].Annotations[names.WireGuardKeyAnnotation]
+}
+
 func (a *fakeAPI) remove(name string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -52,9 +63,34 @@ func (a *fakeAPI) remove(name string) {
 	}
 }
 
+// annotate answers a merge patch of annotations.
+func (a *fakeAPI) annotate(w http.ResponseWriter, r *http.Request) {
+	var patch corev1.Node
+	err := json.NewDecoder(r.Body).Decode(&patch)
+	a.mu.Lock()
+	n, there := a.nodes[path.Base(r.URL.Path)]
+	a.mu.Unlock()
+	if err != nil || !there {
+		w.WriteHeader(http.StatusNotFound)
+		_ = json.NewEncoder(w).Encode(metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound})
+		return
+	}
+	n = n.DeepCopy()
+	if n.Annotations == nil {
+		n.Annotations = map[string]string{}
+	}
+	maps.Copy(n.Annotations, patch.Annotations)
+	a.set(n)
+	_ = json.NewEncoder(w).Encode(n)
+}
+
 func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	out := json.NewEncoder(w)
+	if r.Method == http.MethodPatch {
+		a.annotate(w, r)
+		return
+	}
 	if r.URL.Query().Get("sendInitialEvents") == "true" {
 		w.WriteHeader(http.StatusUnprocessableEntity) // no streaming lists here: list, then watch
 		return

@@ -50,6 +50,7 @@ type hostSpec struct {
 	IPs     []net.IP
 	CIDRs   []string // of the cluster
 	API     string   // path of the socket
+	Key     string   // file
 }
 
 // hostMain is a host: it runs commands from its standard input, one per line, and answers each with a line.
@@ -69,6 +70,7 @@ func hostMain(text string) {
 	}
 	heard := make(chan byte, 100)
 	go listen(ears, heard)
+	var occupied net.PacketConn
 	log := logrus.New()
 	log.SetOutput(os.Stderr)
 	var server *Server
@@ -76,7 +78,7 @@ func hostMain(text string) {
 	var ended chan error
 	start := func() error {
 		var err error
-		server, err = New(Options{Backend: spec.Backend, NodeName: spec.Name, NodeIPs: spec.IPs, ClusterCIDRs: spec.CIDRs,
+		server, err = New(Options{Backend: spec.Backend, NodeName: spec.Name, NodeIPs: spec.IPs, ClusterCIDRs: spec.CIDRs, KeyFile: spec.Key,
 			Client: &rest.Config{Host: "http://api", QPS: -1, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 				return new(net.Dialer).DialContext(ctx, "unix", spec.API)
 			}}, Log: log})
@@ -121,6 +123,11 @@ func hostMain(text string) {
 			err = nil
 		case "dial":
 			reply, err = dial(argument)
+		case "occupy": // a UDP port; 0 gives it up
+			if occupied != nil {
+				occupied.Close()
+			}
+			occupied, err = net.ListenPacket("udp", ":"+argument)
 		case "smuggle":
 			err = smuggle(strings.Fields(argument))
 		case "heard":
@@ -272,7 +279,7 @@ func newWorld(t *testing.T, families ...string) *world {
 	}
 	for i, name := range []string{"a", "b"} {
 		var parts []string
-		spec := hostSpec{Name: name, CIDRs: cluster, API: socket}
+		spec := hostSpec{Name: name, CIDRs: cluster, API: socket, Key: filepath.Join(t.TempDir(), "wireguard.key")}
 		for _, f := range families {
 			pods, address := fmt.Sprintf("10.42.%d.0/24", i), fmt.Sprintf("192.0.2.%d", i+1)
 			if f == "ipv6" {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -15,7 +16,7 @@ import (
 	"kubelith.io/kubelith/base/names"
 )
 
-// node checks what a node writes into its own Node; NodeRestriction checks that the Node is its own. Labels and
+// node checks what a node writes into its own Node; NodeRestriction checks that the Node is its own. Labels, annotations and
 // addresses can be written through every subresource.
 func (p *Plugin) node(ctx context.Context, name string, a admission.Attributes) (string, error) {
 	if a.GetOperation() == admission.Delete {
@@ -49,6 +50,27 @@ func (p *Plugin) node(ctx context.Context, name string, a admission.Attributes) 
 		// Addresses of its interfaces are internal. Other addresses need rights on all nodes.
 		if (address.Type == core.NodeExternalIP || address.Type == core.NodeExternalDNS) && !slices.Contains(old.Status.Addresses, address) {
 			return fmt.Sprintf("a node may not set the %s %s on itself", address.Type, address.Address), nil
+		}
+	}
+	return p.wireGuardKey(ctx, name, old.Annotations[names.WireGuardKeyAnnotation], node.Annotations[names.WireGuardKeyAnnotation])
+}
+
+// wireGuardKey refuses a node the key of another Node: keys are public, and of two that claim one the younger loses its tunnels.
+func (p *Plugin) wireGuardKey(ctx context.Context, name, before, after string) (string, error) {
+	if after == before || after == "" {
+		return "", nil
+	}
+	key, err := wgtypes.ParseKey(after)
+	if err != nil {
+		return "a node may only publish a WireGuard key of 32 bytes in base64", nil
+	}
+	all, err := p.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return "", fmt.Errorf("list Nodes: %w", err)
+	}
+	for _, n := range all.Items {
+		if has, err := wgtypes.ParseKey(n.Annotations[names.WireGuardKeyAnnotation]); err == nil && has == key && n.Name != name {
+			return fmt.Sprintf("a node may not publish the WireGuard key of Node %s", n.Name), nil
 		}
 	}
 	return "", nil

@@ -287,7 +287,14 @@ func TestNodes(t *testing.T) {
 	at := func(kind core.NodeAddressType, address string) core.NodeAddress {
 		return core.NodeAddress{Type: kind, Address: address}
 	}
-	p := plugin(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: names.ReservationPrefix + "n1"}, Data: map[string]string{names.ReservationMachine: machine + "b"}})
+	wireGuard := func(key string) *core.Node {
+		n := node(labels())
+		n.Annotations = map[string]string{names.WireGuardKeyAnnotation: key}
+		return n
+	}
+	free, taken := strings.Repeat("A", 42)+"E=", strings.Repeat("A", 42)+"I="
+	other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2", Annotations: map[string]string{names.WireGuardKeyAnnotation: taken}}}
+	p := plugin(other, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: names.ReservationPrefix + "n1"}, Data: map[string]string{names.ReservationMachine: machine + "b"}})
 	self := &user.DefaultInfo{Name: "system:node:n1", Groups: []string{user.NodesGroup}}
 	create := func(name string, now *core.Node, refused string) request {
 		return request{name: name, resource: resource, op: admission.Create, now: now, by: self, refused: refused}
@@ -319,6 +326,11 @@ func TestNodes(t *testing.T) {
 		update("an external address", "status", node(labels()), node(labels(), at(core.NodeExternalIP, "1.1.1.1")), "the ExternalIP 1.1.1.1"),
 		update("an external name", "status", node(labels()), node(labels(), at(core.NodeExternalDNS, "registry.example.org")), "the ExternalDNS registry.example.org"),
 		update("an external address that another client set", "status", node(labels(), at(core.NodeExternalIP, "198.51.100.1")), node(labels(), at(core.NodeExternalIP, "198.51.100.1"), at(core.NodeInternalIP, "192.0.2.1")), ""),
+		update("its WireGuard key", "", node(labels()), wireGuard(free), ""),
+		update("the WireGuard key of another", "", node(labels()), wireGuard(taken), "the WireGuard key of Node n2"),
+		update("the WireGuard key of another, spelled differently", "status", node(labels()), wireGuard(taken[:42]+"J="), "the WireGuard key of Node n2"),
+		update("no key", "", node(labels()), wireGuard("x"), "32 bytes in base64"),
+		update("a WireGuard key that an administrator set", "", wireGuard(taken), wireGuard(taken), ""),
 
 		{name: "an administrator", resource: resource, op: admission.Update, old: node(labels()), now: node(pooled), by: &user.DefaultInfo{Name: "alice"}},
 		{name: "a name like a node's", resource: resource, op: admission.Update, old: node(labels()), now: node(pooled), by: &user.DefaultInfo{Name: "system:node:n1"}},

@@ -117,7 +117,7 @@ func TestTokenCommand(t *testing.T) {
 		"delete nonsense":                "kubelith: this is neither a token nor the id of one: kubelith token list shows the ids\n",
 		"delete":                         "kubelith: token delete needs the id of a token: kubelith token list shows them\n",
 		"create --ttl=-1h":               "kubelith: lifetime -1h0m0s is negative: use a positive one, such as 24h, or 0 for a token that never expires\n",
-		"create --usages=join":           "kubelith: unknown usage \"join\": use authentication, signing or both\n",
+		"create --usages=join":           "kubelith: unknown usage \"join\": use authentication, signing or both for agents, or server\n",
 		"create --ttl=day":               "kubelith: invalid value \"day\" for flag -ttl: parse error: see kubelith token create --help\n",
 		"list --kubeconfig=/nonexistent": "kubelith: kubeconfig /nonexistent: invalid configuration: no configuration has been provided, try setting KUBERNETES_MASTER environment variable\n",
 	} {

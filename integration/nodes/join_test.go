@@ -88,7 +88,7 @@ func TestJoin(t *testing.T) {
 
 // testRemoved shuts an agent out that does not know of it, and lets it join again. (integration/join plays one that is not honest.)
 func testRemoved(t *testing.T, c *harness.Cluster, a *harness.Server) {
-	if res := c.Server.RunBinary(t, "node", "remove", c.Server.NodeName()); res.Code != 1 || !strings.Contains(res.Stderr, "is a server: an agent can be removed") {
+	if res := c.Server.RunBinary(t, "node", "remove", c.Server.NodeName()); res.Code != 1 || !strings.Contains(res.Stderr, " is the only server: a cluster needs one") {
 		t.Errorf("the server's own node: exit code %d, %s%s", res.Code, res.Stdout, res.Stderr)
 	}
 	machine := a.Node(t).Labels["kubelith.io/machine"]

@@ -38,31 +38,32 @@ func findServers(ctx context.Context, cfg *config.Server, log logrus.FieldLogger
 		return nil, err
 	}
 	_, noData := os.Stat(filepath.Join(cfg.DataDir, "server", "db", "member"))
-	_, noKeys := os.Stat(filepath.Join(tlsDir(cfg), "cluster-ca.crt"))
+	_, noToken := os.Stat(tokenFile(cfg)) // of an API that has answered; keys alone may be from a join that was interrupted
 	m := &membership{stored: stored}
 	n := &servers.Newcomer{
-		Name: cfg.NodeName, PeerURL: peerURL(cfg), Kubernetes: version.Get().GitVersion,
+		Name: cfg.NodeName, Kubernetes: version.Get().GitVersion,
 		DataDir: cfg.DataDir, TLSDir: tlsDir(cfg), EncryptionConfig: encryptionConfig(cfg), Log: log,
 	}
 	switch {
 	case stored == nil && cfg.Server == "":
 		return m, nil
-	case stored == nil && (noData == nil || noKeys == nil):
+	case stored == nil && (noData == nil || noToken == nil):
 		return nil, fmt.Errorf("data directory %s has a cluster of its own: leave out --server, or run kubelith reset --data to give that cluster up and join another", cfg.DataDir)
 	case stored == nil:
 		if err := findByToken(ctx, cfg, n); err != nil {
 			return nil, err
 		}
 		m.newcomer = n
-		return m, adopt(cfg, n.Settings)
+		err = adopt(cfg, n.Settings)
 	case stored.Removed, noData != nil:
 		m.newcomer = n
 		n.Return(stored)
+		err = adoptStored(cfg)
+	default:
+		err = adoptStored(cfg)
 	}
-	if len(stored.Settings) > 0 {
-		return m, adopt(cfg, stored.Settings)
-	}
-	return m, nil
+	n.PeerURL = peerURL(cfg) // of an address that fits the cluster
+	return m, err
 }
 
 func findByToken(ctx context.Context, cfg *config.Server, n *servers.Newcomer) error {
@@ -76,6 +77,15 @@ func findByToken(ctx context.Context, cfg *config.Server, n *servers.Newcomer) e
 	return n.Find(ctx, cfg.Server, text)
 }
 
+// adoptStored takes the settings of the cluster that this server has joined, if it has.
+func adoptStored(cfg *config.Server) error {
+	stored, err := servers.Load(cfg.DataDir)
+	if err != nil || stored == nil || len(stored.Settings) == 0 {
+		return err
+	}
+	return adopt(cfg, stored.Settings)
+}
+
 // adopt takes the settings of the cluster, and finds this machine's addresses again for its networks.
 func adopt(cfg *config.Server, settings json.RawMessage) error {
 	cluster, err := config.ParseClusterInfo(settings)
@@ -85,9 +95,12 @@ func adopt(cfg *config.Server, settings json.RawMessage) error {
 	if err := cfg.Adopt(cluster); err != nil {
 		return err
 	}
-	if cfg.NodeIPDetected {
+	if before := cfg.NodeIP; cfg.NodeIPDetected {
 		if cfg.NodeIP, err = config.DetectNodeIPs(cfg.ClusterCIDR); err != nil {
 			return err
+		}
+		if cfg.AdvertiseAddress == before[0] { // nobody has set it
+			cfg.AdvertiseAddress = cfg.NodeIP[0]
 		}
 	}
 	return cfg.Validate()

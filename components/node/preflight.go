@@ -23,12 +23,13 @@ import (
 
 // Preflight checks the upstream arguments, and whether this host can run what is configured.
 func Preflight(ctx context.Context, cfg *config.Server) []preflight.Result {
+	wrong := adoptStored(cfg)
 	_, components, err := plan(cfg)
 	if err != nil {
 		components = planWithoutWrong(cfg)
 	}
 	results := slices.Concat(argumentResults(err), preflight.Check(ctx, checkOptions(cfg, components)), pluginResults(cfg))
-	return append(results, directoryResult(&cfg.Node, datadir.CheckCluster(cfg.DataDir), datadir.CheckSettings(cfg.DataDir, fixedSettings(cfg))))
+	return append(results, directoryResult(&cfg.Node, wrong, datadir.CheckCluster(cfg.DataDir), datadir.CheckSettings(cfg.DataDir, fixedSettings(cfg))))
 }
 
 // directoryResult reports whether the node could use its directories. others are further errors.

@@ -401,9 +401,9 @@ func refusedJoins(t *testing.T, c *cluster) {
 // noNode are the components of a node: without them a server starts faster.
 const noNode = "--disable=kubelet,containerd,proxy,dns"
 
-// three starts three servers without nodes.
-func three(t *testing.T) *cluster {
-	c := start(t, harness.Options{Args: []string{noNode}, NoWait: true})
+// three starts three servers without nodes. args are of the first one only.
+func three(t *testing.T, args ...string) *cluster {
+	c := start(t, harness.Options{Args: append(args, noNode), NoWait: true})
 	c.servers[0].WaitAPI(t)
 	for range 2 {
 		s := c.prepare(t, "--token="+c.token(t), noNode)
@@ -450,10 +450,10 @@ func TestPartition(t *testing.T) {
 	t.Logf("%d writes acknowledged, %d failed, longest pause %s", len(w.acknowledged), len(w.failed), w.longest.Round(time.Millisecond))
 }
 
-// TestMoved: a server that comes back with another address is followed by the others, and leads agents and members there.
+// TestMoved: a server that comes back with another address is followed by the others, and has the settings of the cluster as before.
 func TestMoved(t *testing.T) {
 	t.Parallel()
-	c := three(t)
+	c := three(t, "--cluster-domain=moved.example")
 	third := c.prepare(t, "--token="+c.token(t), noNode, "--config=/etc/kubelith/moved.yaml")
 	put := func(text string) {
 		if err := os.MkdirAll(filepath.Dir(third.Path("/etc/kubelith/moved.yaml")), 0o755); err != nil {
@@ -480,6 +480,9 @@ func TestMoved(t *testing.T) {
 		return nil
 	})
 	third.Kubectl(t, "create", "configmap", "moved")
+	if r := third.RunBinary(t, "check", noNode); strings.Contains(r.Stdout+r.Stderr, "cluster's domain") {
+		t.Errorf("check does not know the settings of the cluster:\n%s%s", r.Stdout, r.Stderr)
+	}
 }
 
 // TestFull: when etcd's database is full, writes are refused, deletes are not, and writes go on by themselves once there is room.

@@ -21,6 +21,8 @@ const (
 	spaceEvery, fullEvery = time.Minute, 5 * time.Second
 	// nearlyFull is the part of its quota that etcd's database may have before it is made smaller.
 	nearlyFull = 0.8
+	// worthwhile is the part of the quota that a defragmentation must give back.
+	worthwhile = 0.02
 	// defragTimeout bounds a defragmentation. It rewrites the database: some seconds for 4 GiB on a fast disk.
 	defragTimeout = 5 * time.Minute
 )
@@ -112,7 +114,7 @@ func (s *Server) space(ctx context.Context) (Space, error) {
 	return out, err
 }
 
-// shrink compacts and defragments. A member that leads gives that to another one first: it does not answer meanwhile.
+// shrink compacts, and defragments if that is worthwhile. A member that leads gives that to another one first: it does not answer meanwhile.
 func (s *Server) shrink(ctx context.Context) error {
 	err := s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
 		now, err := c.Get(ctx, "compact_rev_key") // any key: it has the revision
@@ -123,6 +125,10 @@ func (s *Server) shrink(ctx context.Context) error {
 		return err
 	})
 	if err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
+		return err
+	}
+	now, err := s.space(ctx)
+	if err != nil || float64(now.Bytes-now.InUse) < worthwhile*float64(now.Quota) {
 		return err
 	}
 	return s.Defragment(ctx)

@@ -329,6 +329,7 @@ func TestLeave(t *testing.T) {
 	c := start(t, harness.Options{Args: []string{noNode}, NoWait: true})
 	c.servers[0].WaitAPI(t)
 	t.Run("bad input", func(t *testing.T) { refusedJoins(t, c) })
+	t.Run("closed ports", func(t *testing.T) { closedPorts(t, c) })
 	second := c.prepare(t, "--token="+c.token(t), noNode)
 	second.Launch(t)
 	second.WaitAPI(t)
@@ -390,6 +391,35 @@ func refusedJoins(t *testing.T, c *cluster) {
 			}
 			if r := s.TryExec(t, "ls", harness.DataDir); r.Code == 0 && strings.TrimSpace(r.Stdout) != "" && strings.TrimSpace(r.Stdout) != "agent" {
 				t.Errorf("it left %s", r.Stdout)
+			}
+			if all, err := roles(t.Context(), t, first); err != nil || len(all) != 1 {
+				t.Errorf("the cluster has %v, %v", all, err)
+			}
+		})
+	}
+}
+
+// closedPorts: a machine that the servers cannot reach, or that cannot reach them, is told which port to open, and its
+// token stays good.
+func closedPorts(t *testing.T, c *cluster) {
+	first, text := c.servers[0], c.token(t)
+	for name, tc := range map[string]struct {
+		chain string
+		want  string
+	}{
+		"of this machine": {"output", "cannot reach this machine at"},
+		"of the servers":  {"input", "this machine cannot reach the etcd of server " + first.NodeName()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			first.Exec(t, "nft", fmt.Sprintf("add table inet klt_closed\nadd chain inet klt_closed c { type filter hook %s priority 0; }\nadd rule inet klt_closed c ip daddr != 127.0.0.1 tcp dport 2380 drop", tc.chain))
+			defer first.Exec(t, "nft", "delete", "table", "inet", "klt_closed")
+			s := c.prepare(t, "--token="+text, noNode)
+			s.Launch(t)
+			if code := s.WaitExit(t, 40*time.Second); code == 0 {
+				t.Error("it ended with status 0")
+			}
+			if !strings.Contains(s.Logs(), tc.want) || !strings.Contains(s.Logs(), "open its port 2380/tcp for the servers") {
+				t.Errorf("no %q in:\n%s", tc.want, s.Logs())
 			}
 			if all, err := roles(t.Context(), t, first); err != nil || len(all) != 1 {
 				t.Errorf("the cluster has %v, %v", all, err)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -48,12 +49,16 @@ type request struct {
 	Recipient  string    `json:"recipient"` // a public key of age, made for this request
 	Kubernetes string    `json:"kubernetes"`
 	Joined     time.Time `json:"joined,omitzero"` // of a server that was in the cluster
+	// Listens means that it accepts connections at PeerURL, and wants to know which addresses it has to reach itself.
+	Listens bool `json:"listens,omitempty"`
 }
 
 // answer is what it gets.
 type answer struct {
 	// Sealed is a bundle in JSON, encrypted for the Recipient.
 	Sealed []byte `json:"sealed,omitempty"`
+	// Reach are the servers that it must reach before it asks again, by name.
+	Reach map[string]string `json:"reach,omitempty"`
 	// Wait is why it must ask again later, and Refused why it cannot join.
 	Wait    string `json:"wait,omitempty"`
 	Refused string `json:"refused,omitempty"`
@@ -178,12 +183,12 @@ func (s *Server) remove(ctx context.Context, name string) error {
 func (s *Server) serveJoin(w http.ResponseWriter, req *http.Request) {
 	var a answer
 	status := http.StatusOK
-	sealed, err := s.admit(req)
+	sealed, reach, err := s.admit(req)
 	var no Refusal
 	var later wait
 	switch {
 	case err == nil:
-		a.Sealed = sealed
+		a.Sealed, a.Reach = sealed, reach
 	case errors.As(err, &no):
 		a.Refused, status = no.Error(), http.StatusForbidden
 	case errors.As(err, &later):
@@ -195,45 +200,46 @@ func (s *Server) serveJoin(w http.ResponseWriter, req *http.Request) {
 	reply(w, status, a)
 }
 
-// admit makes the machine a member of etcd, without a vote yet, and returns its bundle.
-func (s *Server) admit(req *http.Request) ([]byte, error) {
+// admit makes the machine a member of etcd, without a vote yet, and returns its bundle. First it tries whether the two
+// reach each other, and returns the servers that the machine must reach.
+func (s *Server) admit(req *http.Request) (sealed []byte, reach map[string]string, err error) {
 	var r request
 	if err := json.NewDecoder(io.LimitReader(req.Body, maxRequest)).Decode(&r); err != nil {
-		return nil, refuse("the request cannot be read: %v", err)
+		return nil, nil, refuse("the request cannot be read: %v", err)
 	}
 	recipient, err := s.check(r)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if !s.join.TryLock() {
-		return nil, wait("another server is joining")
+		return nil, nil, wait("another server is joining")
 	}
 	defer s.join.Unlock()
 	ctx := req.Context()
 	who, ok := apirequest.UserFrom(ctx)
 	if !ok {
-		return nil, refuse("nobody asks")
+		return nil, nil, refuse("nobody asks")
 	}
 	if s.noMajority() {
-		return nil, wait("the servers that answer are no majority: start the missing ones, or run kubelith server --cluster-reset on one that has the data")
+		return nil, nil, wait("the servers that answer are no majority: start the missing ones, or run kubelith server --cluster-reset on one that has the data")
 	}
 	if err := s.checkNode(ctx, r.Name); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	stale, err := s.stale(ctx, r)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	if r.Listens { // before it uses up its token
+		reach, err = s.rehearse(ctx, r)
+		return nil, reach, err
 	}
 	if err := s.entitled(ctx, who, r); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if err := Update(s.opts.DataDir, func(m *Membership) { m.PeerURL = s.opts.Peer.URL }); err != nil {
-		return nil, err
+	if err := s.open(ctx); err != nil {
+		return nil, nil, err
 	}
-	if err := s.opts.Etcd.OpenToPeers(ctx, s.opts.Peer); err != nil {
-		return nil, err
-	}
-	s.keepAddress(ctx, s.opts.Etcd.Members())
 	b := bundle{Settings: s.opts.Settings, Time: time.Now().UTC()}
 	err = s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
 		for _, id := range stale {
@@ -260,20 +266,71 @@ func (s *Server) admit(req *http.Request) ([]byte, error) {
 	})
 	switch {
 	case errors.Is(err, rpctypes.ErrTooManyLearners):
-		return nil, wait("another server is joining")
+		return nil, nil, wait("another server is joining")
 	case errors.Is(err, rpctypes.ErrUnhealthy), errors.Is(err, rpctypes.ErrMemberNotEnoughStarted):
-		return nil, wait("the servers that the cluster has are not all connected")
+		return nil, nil, wait("the servers that the cluster has are not all connected")
 	case err != nil:
-		return nil, err
+		return nil, nil, err
 	}
 	s.opts.Log.Infof("server %s (%s) joins: it copies the data", r.Name, r.PeerURL)
 	if b.Keys, err = pki.Shared(s.opts.TLSDir); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if b.Encryption, err = os.ReadFile(s.opts.EncryptionConfig); err != nil {
+		return nil, nil, err
+	}
+	sealed, err = seal(b, recipient)
+	return sealed, nil, err
+}
+
+// open lets etcd have other members.
+func (s *Server) open(ctx context.Context) error {
+	if err := Update(s.opts.DataDir, func(m *Membership) { m.PeerURL = s.opts.Peer.URL }); err != nil {
+		return err
+	}
+	if err := s.opts.Etcd.OpenToPeers(ctx, s.opts.Peer); err != nil {
+		return err
+	}
+	s.keepAddress(ctx, s.opts.Etcd.Members())
+	return nil
+}
+
+// rehearse tries whether this server reaches the machine, and returns the servers that the machine must reach, by name:
+// those that are not missing.
+func (s *Server) rehearse(ctx context.Context, r request) (map[string]string, error) {
+	if err := dial(ctx, r.PeerURL); err != nil {
+		return nil, refuse("server %s cannot reach this machine at %s (%v): open its port %d/tcp for the servers, or set --advertise-address", s.opts.Name, r.PeerURL, err, names.PeerPort)
+	}
+	if err := s.open(ctx); err != nil {
 		return nil, err
 	}
-	return seal(b, recipient)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	reach := map[string]string{}
+	for _, m := range s.opts.Etcd.Members() {
+		if _, missing := s.missing[m.ID]; !missing && !m.Learner {
+			reach[nameOf(m)] = m.URL
+		}
+	}
+	return reach, nil
+}
+
+// dial returns why nothing accepts connections at the address of a server's etcd.
+func dial(ctx context.Context, peerURL string) error {
+	u, err := url.Parse(peerURL)
+	if err != nil {
+		return err
+	}
+	d := net.Dialer{Timeout: probeTimeout}
+	c, err := d.DialContext(ctx, "tcp", u.Host)
+	var why *net.OpError
+	if errors.As(err, &why) {
+		return why.Err
+	}
+	if err != nil {
+		return err
+	}
+	return c.Close()
 }
 
 // noMajority reports whether so many servers are missing that nothing can be written.

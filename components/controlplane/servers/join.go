@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -153,7 +154,12 @@ func (n *Newcomer) Join(ctx context.Context) (m *Membership, initial string, err
 	if err != nil {
 		return nil, "", err
 	}
-	r := request{Name: n.Name, PeerURL: n.PeerURL, Recipient: identity.Recipient().String(), Kubernetes: n.Kubernetes}
+	listener, err := n.listen(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	defer listener.Close()
+	r := request{Name: n.Name, PeerURL: n.PeerURL, Recipient: identity.Recipient().String(), Kubernetes: n.Kubernetes, Listens: true}
 	if n.former != nil {
 		r.Joined = n.former.Joined
 	}
@@ -161,9 +167,16 @@ func (n *Newcomer) Join(ctx context.Context) (m *Membership, initial string, err
 	defer cancel()
 	var reminded time.Time
 	for {
-		sealed, err := n.ask(ctx, client, r)
+		a, err := n.ask(ctx, client, r)
+		if err == nil && len(a.Sealed) > 0 {
+			return n.place(a.Sealed, identity)
+		}
 		if err == nil {
-			return n.place(sealed, identity)
+			if err := reachAll(ctx, a.Reach); err != nil {
+				return nil, "", err
+			}
+			r.Listens = false
+			continue
 		}
 		var no Refusal
 		if errors.As(err, &no) {
@@ -182,7 +195,7 @@ func (n *Newcomer) Join(ctx context.Context) (m *Membership, initial string, err
 }
 
 // ask asks each server until one gives an answer that counts.
-func (n *Newcomer) ask(ctx context.Context, client *http.Client, r request) ([]byte, error) {
+func (n *Newcomer) ask(ctx context.Context, client *http.Client, r request) (*answer, error) {
 	body, err := json.Marshal(r)
 	if err != nil {
 		return nil, err
@@ -190,16 +203,16 @@ func (n *Newcomer) ask(ctx context.Context, client *http.Client, r request) ([]b
 	var last error
 	for _, server := range n.servers {
 		var no Refusal
-		sealed, err := n.askOne(ctx, client, server, body)
+		a, err := n.askOne(ctx, client, server, body)
 		if err == nil || errors.As(err, &no) {
-			return sealed, err
+			return a, err
 		}
 		last = err
 	}
 	return nil, last
 }
 
-func (n *Newcomer) askOne(ctx context.Context, client *http.Client, server string, body []byte) ([]byte, error) {
+func (n *Newcomer) askOne(ctx context.Context, client *http.Client, server string, body []byte) (*answer, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, server+Path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
@@ -227,14 +240,47 @@ func (n *Newcomer) askOne(ctx context.Context, client *http.Client, server strin
 		return nil, Refusal(a.Refused)
 	case err == nil && a.Wait != "":
 		return nil, wait(a.Wait)
-	case err == nil && len(a.Sealed) > 0:
-		return a.Sealed, nil
+	case err == nil && len(a.Sealed)+len(a.Reach) > 0:
+		return &a, nil
 	case response.StatusCode == http.StatusNotFound:
 		return nil, Refusal(fmt.Sprintf("the server %s has no support for several servers: upgrade it", server))
 	case response.StatusCode == http.StatusUnauthorized || response.StatusCode == http.StatusForbidden:
 		return nil, Refusal(fmt.Sprintf("the server %s does not let this machine join as a server: use a token from kubelith token create --usages server", server))
 	}
 	return nil, fmt.Errorf("the server %s is not ready (HTTP %d)", server, response.StatusCode)
+}
+
+// listen accepts connections where this machine's etcd will, so that the servers can try whether they reach it.
+func (n *Newcomer) listen(ctx context.Context) (io.Closer, error) {
+	u, err := url.Parse(n.PeerURL)
+	if err != nil {
+		return nil, err
+	}
+	var config net.ListenConfig
+	l, err := config.Listen(ctx, "tcp", ":"+u.Port())
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen for the other servers: %w: stop what uses port %s", err, u.Port())
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.Close() // that it was accepted is all
+		}
+	}()
+	return l, nil
+}
+
+// reachAll returns which server this machine cannot reach.
+func reachAll(ctx context.Context, servers map[string]string) error {
+	for name, peerURL := range servers {
+		if err := dial(ctx, peerURL); err != nil {
+			return fmt.Errorf("this machine cannot reach the etcd of server %s at %s (%w): open its port %d/tcp for the servers", name, peerURL, err, names.PeerPort)
+		}
+	}
+	return nil
 }
 
 // place decrypts the bundle and stores it; the membership comes last, with it this machine is a server of the cluster.

@@ -13,9 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/bbolt"
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"kubelith.io/kubelith/components/controlplane/etcd"
 	"kubelith.io/kubelith/host/sandbox"
 	"kubelith.io/kubelith/integration/harness"
 )
@@ -512,6 +515,83 @@ func TestMoved(t *testing.T) {
 	third.Kubectl(t, "create", "configmap", "moved")
 	if r := third.RunBinary(t, "check", noNode); strings.Contains(r.Stdout+r.Stderr, "cluster's domain") {
 		t.Errorf("check does not know the settings of the cluster:\n%s%s", r.Stdout, r.Stderr)
+	}
+}
+
+// TestCorrupt: a server whose data is not that of the others does not start, and one that etcd finds while it runs is
+// named. Each has its way out.
+func TestCorrupt(t *testing.T) {
+	t.Parallel()
+	c := three(t)
+	c.leader(t)
+	if err := write(t.Context(), t, c.servers[0], "before"); err != nil {
+		t.Fatal(err)
+	}
+	bad := c.servers[2]
+	bad.Stop(t)
+	falsify(t, bad.Path(harness.DataDir+"/server/db/member/snap/db"))
+	bad.Launch(t)
+	if code := bad.WaitExit(t, time.Minute); code == 0 {
+		t.Error("it ended with status 0")
+	}
+	if !strings.Contains(bad.Logs(), "the data is not that of the other servers: move this directory away and start again") {
+		t.Error("it does not say what is wrong")
+	}
+	bad.Exec(t, "mv", harness.DataDir+"/server/db", harness.DataDir+"/server/db-of-before")
+	bad.Launch(t)
+	bad.WaitAPI(t)
+	c.leader(t)
+	if _, err := bad.Client(t).CoreV1().ConfigMaps(metav1.NamespaceDefault).Get(t.Context(), "before", metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+
+	// As etcd's leader does when the hashes of a compaction differ.
+	first := c.servers[0]
+	members, err := etcd.Dial(first.Path(harness.RunDir + "/etcd/etcd.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer members.Close()
+	list, err := members.MemberList(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(list.Members, func(m *etcdserverpb.Member) bool { return m.Name == bad.NodeName() })
+	if _, err := etcdserverpb.NewMaintenanceClient(members.ActiveConnection()).Alarm(t.Context(), &etcdserverpb.AlarmRequest{
+		Action: etcdserverpb.AlarmRequest_ACTIVATE, MemberID: list.Members[i].ID, Alarm: etcdserverpb.AlarmType_CORRUPT,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := write(t.Context(), t, first, "corrupt"); err == nil {
+		t.Error("a write was acknowledged")
+	}
+	harness.Eventually(t, 2*time.Minute, "the servers to say whose data differs", func() error {
+		if !strings.Contains(first.Logs(), "the etcd of server "+bad.NodeName()+" has other data than that of the others") {
+			return errors.New("nothing in the log")
+		}
+		return nil
+	})
+	if r := first.RunBinary(t, "etcd", "disarm"); r.Code != 0 {
+		t.Error(r.Stderr)
+	}
+	harness.Eventually(t, time.Minute, "writes to go on", func() error { return write(t.Context(), t, first, "whole") })
+}
+
+// falsify changes a value in the database of an etcd that does not run.
+func falsify(t *testing.T, path string) {
+	t.Helper()
+	db, err := bbolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	err = db.Update(func(tx *bbolt.Tx) error {
+		keys := tx.Bucket([]byte("key"))
+		key, value := keys.Cursor().First()
+		return keys.Put(slices.Clone(key), append(slices.Clone(value[:len(value)-1]), value[len(value)-1]^1))
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -397,6 +397,8 @@ func (s *Server) explain(err error) error {
 		return fmt.Errorf("%s: the disk is failing: check the kernel log, save a copy of this directory, and start again on a healthy disk: %w", s.opts.DataDir, err)
 	case says("too many open files", "cannot allocate memory"):
 		return fmt.Errorf("%s: the host's limits are too low: raise the one for open files or memory, and start again: %w", s.opts.DataDir, err)
+	case says("found data inconsistency with peers"):
+		return fmt.Errorf("%s: the data is not that of the other servers: move this directory away and start again: the server takes a copy from the others: %w", s.opts.DataDir, err)
 	case says("checksum mismatch", "crc mismatch", "invalid database", "unexpected EOF", "wal: no *.wal file", "wal: file not found", "wal: slice bounds out of range",
 		"wal: max entry size limit exceeded", "no available snapshot", "file too small", "not a bolt", "proto:"):
 		return fmt.Errorf("%s: the data is damaged: keep it, and restore a backup of this directory in its place: %w", s.opts.DataDir, err)

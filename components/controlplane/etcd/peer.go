@@ -10,7 +10,9 @@ import (
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/pkg/v3/featuregate"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/features"
 	"go.uber.org/zap"
 )
 
@@ -50,7 +52,13 @@ func (p *Peer) configure(cfg *embed.Config) error {
 	if p.Initial != "" {
 		cfg.InitialCluster, cfg.ClusterState = p.Initial, embed.ClusterStateFlagExisting
 	}
-	return nil
+	// A member whose data differs from that of the others is found at its start, and at compactions (every 5 min).
+	// Source: https://etcd.io/docs/v3.6/op-guide/data_corruption/.
+	gate, ok := cfg.ServerFeatureGate.(featuregate.MutableFeatureGate)
+	if !ok {
+		return errors.New("etcd's feature gates cannot be set")
+	}
+	return gate.SetFromMap(map[string]bool{string(features.InitialCorruptCheck): true, string(features.CompactHashCheck): true})
 }
 
 // permanentlyRemoved is how etcd says that the other members have removed this one.

@@ -32,14 +32,18 @@ type Space struct {
 	// Bytes is the size of the file, InUse of what is in it; without defragmentation the rest is used again, but never
 	// returned. Quota is the size at which etcd refuses writes.
 	Bytes, InUse, Quota int64
-	// Alarms are NOSPACE and CORRUPT.
+	// Alarms of this server: NOSPACE and CORRUPT.
 	Alarms []string `json:",omitempty"`
+	// Corrupt is the server whose data differs from that of the others, if etcd has found one.
+	Corrupt string `json:",omitempty"`
 }
 
 // space keeps the database of this server below its quota.
 type space struct {
 	checked time.Time
-	tight   bool // at the last check
+	// tight: it was nearly full at the last check. full: making it smaller did not help then.
+	tight, full bool
+	corrupt     string
 }
 
 // keep makes the database smaller when it is nearly full, and takes the alarm back when that has helped. Without it,
@@ -58,36 +62,50 @@ func (k *space) keep(ctx context.Context, s *Server) {
 	if err != nil {
 		return // etcd's own log has the reason
 	}
-	tight := now.Bytes >= int64(nearlyFull*float64(now.Quota)) || len(now.Alarms) > 0
-	if !tight {
+	if now.Corrupt != "" {
+		if k.corrupt != now.Corrupt {
+			s.tell(ctx, corev1.EventTypeWarning, "EtcdCorrupt", fmt.Sprintf("the etcd of server %[1]s has other data than that of the others, and nothing can be read or written: stop %[1]s, run kubelith etcd disarm on another server, move %[1]s's server/db away and start it: it takes a copy from the others", now.Corrupt))
+		}
+		k.corrupt = now.Corrupt
+		return // a compaction would take away what shows the difference
+	}
+	k.corrupt = ""
+	if !isTight(now) && len(now.Alarms) == 0 {
 		if k.tight {
 			s.tell(ctx, corev1.EventTypeNormal, "EtcdSpace", fmt.Sprintf("etcd's database has room again: %s of %s", mib(now.Bytes), mib(now.Quota)))
 		}
-		k.tight = false
+		k.tight, k.full = false, false
 		return
 	}
 	if !k.tight {
 		s.tell(ctx, corev1.EventTypeWarning, "EtcdNearlyFull", fmt.Sprintf("etcd's database is nearly full: %s of %s; removing old revisions and defragmenting", mib(now.Bytes), mib(now.Quota)))
 	}
-	first := !k.tight
 	k.tight = true
 	if err := s.shrink(ctx); err != nil {
 		s.opts.Log.Warnf("cannot make etcd's database smaller: %v", err)
 		return
 	}
-	if now, err = s.space(ctx); err != nil || len(now.Alarms) == 0 && !first {
+	if now, err = s.space(ctx); err != nil {
 		return
 	}
-	if now.Bytes >= int64(nearlyFull*float64(now.Quota)) {
-		if first {
+	if isTight(now) {
+		if !k.full {
 			s.tell(ctx, corev1.EventTypeWarning, "EtcdFull", fmt.Sprintf("etcd's database has %s in use of %s: delete objects, or start the servers with a larger --etcd-arg quota-backend-bytes=N", mib(now.InUse), mib(now.Quota)))
 		}
+		k.full = true
 		return
 	}
-	if err := s.Disarm(ctx); err != nil {
+	k.full = false
+	if len(now.Alarms) == 0 {
+		return
+	}
+	if err := s.Disarm(ctx); err != nil { // only NOSPACE is left
 		s.opts.Log.Warnf("cannot take back the alarm of etcd: %v", err)
 	}
 }
+
+// isTight reports whether a database is nearly full.
+func isTight(s Space) bool { return s.Bytes >= int64(nearlyFull*float64(s.Quota)) }
 
 func mib(bytes int64) string { return fmt.Sprintf("%d MiB", bytes>>20) }
 
@@ -107,6 +125,9 @@ func (s *Server) space(ctx context.Context) (Space, error) {
 		for _, a := range alarms.Alarms {
 			if a.MemberID == st.Header.MemberId {
 				out.Alarms = append(out.Alarms, a.Alarm.String())
+			}
+			if a.Alarm == pb.AlarmType_CORRUPT {
+				out.Corrupt = s.named(a.MemberID)
 			}
 		}
 		return nil
@@ -149,16 +170,38 @@ func (s *Server) Defragment(ctx context.Context) error {
 	return err
 }
 
-// Disarm takes back the alarm that this server has no space.
+// Disarm takes back the alarm that this server has no space, and those that the data of a server differs: etcd answers
+// nothing on any server until then.
 func (s *Server) Disarm(ctx context.Context) error {
 	return s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
 		st, err := c.Status(ctx, etcd.Endpoint(s.opts.Socket))
 		if err != nil {
 			return err
 		}
-		_, err = c.AlarmDisarm(ctx, &clientv3.AlarmMember{MemberID: st.Header.MemberId, Alarm: pb.AlarmType_NOSPACE})
-		return err
+		alarms, err := c.AlarmList(ctx)
+		if err != nil {
+			return err
+		}
+		for _, a := range alarms.Alarms {
+			if a.Alarm != pb.AlarmType_CORRUPT && a.MemberID != st.Header.MemberId {
+				continue
+			}
+			if _, err := c.AlarmDisarm(ctx, (*clientv3.AlarmMember)(a)); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
+}
+
+// named returns the name of a member.
+func (s *Server) named(id uint64) string {
+	for _, m := range s.opts.Etcd.Members() {
+		if m.ID == id {
+			return nameOf(m)
+		}
+	}
+	return fmt.Sprintf("%x", id)
 }
 
 // handOver lets another server that answers lead, if this one does.

@@ -30,6 +30,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -49,6 +50,8 @@ const (
 	changeTimeout = 10 * time.Second
 	// addressesEvery is how often the addresses of the API are stored.
 	addressesEvery = 10 * time.Second
+	// evenAfter is how long the number of servers may be even before that is a warning: a third one may be on its way.
+	evenAfter = 10 * time.Minute
 )
 
 // Member is a server's etcd: an etcd.Server.
@@ -154,6 +157,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	var probed, stored time.Time
 	orphans := map[uint64]time.Time{} // learners, and since when they do not answer
 	var room space
+	var pair even
 	for {
 		every := tickEvery
 		room.keep(ctx, s)
@@ -163,6 +167,9 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 				probed = time.Now()
 			}
 			s.keepAddress(ctx, members)
+			if votes := count(members); pair.watch(votes, leads(members), time.Now()) {
+				s.tell(ctx, corev1.EventTypeWarning, "EvenServers", "the cluster has "+described(votes))
+			}
 			if i := slices.IndexFunc(members, func(m etcd.Member) bool { return m.Learner }); i >= 0 {
 				every = newcomerEvery
 				if leads(members) {

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -77,6 +78,8 @@ type Options struct {
 	// Record is the flight recorder. It gets the requests that write or are refused, and changes of objects' states; its
 	// timelines are served. Nil: it is off.
 	Record *record.Store
+	// VirtualAddress returns the API's, which no Service may have; the zero Addr while there is none. Nil: there is none.
+	VirtualAddress func() netip.Addr
 	// Handle, when set, wraps the handler behind authentication and authorization.
 	Handle func(http.Handler) http.Handler
 }

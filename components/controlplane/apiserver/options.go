@@ -22,6 +22,7 @@ import (
 	"kubelith.io/kubelith/components/controlplane/apiserver/passwordfile"
 	"kubelith.io/kubelith/components/controlplane/apiserver/policywarning"
 	"kubelith.io/kubelith/components/controlplane/apiserver/restriction"
+	"kubelith.io/kubelith/components/controlplane/apiserver/virtualaddress"
 	"kubelith.io/kubelith/plugins/admission"
 )
 
@@ -36,6 +37,7 @@ func (srv *Server) complete() error {
 		return err
 	}
 	restrictAgents(s.Admission.GenericAdmission)
+	srv.keepVirtualAddress(s.Admission.GenericAdmission)
 	warnOfPolicies(s.Admission.GenericAdmission)
 	srv.initialize(s.Admission.GenericAdmission)
 	s.Admission.GenericAdmission.Decorators = append(s.Admission.GenericAdmission.Decorators, upstreamadmission.DecoratorFunc(admitElection))
@@ -143,6 +145,15 @@ func restrictAgents(a *genericoptions.AdmissionOptions) {
 func warnOfPolicies(a *genericoptions.AdmissionOptions) {
 	policywarning.Register(a.Plugins)
 	a.RecommendedPluginOrder = append(slices.Clone(a.RecommendedPluginOrder), policywarning.Name)
+}
+
+// keepVirtualAddress adds the refusal of Services that take the API's virtual address.
+func (srv *Server) keepVirtualAddress(a *genericoptions.AdmissionOptions) {
+	if srv.opts.VirtualAddress == nil {
+		return
+	}
+	virtualaddress.Register(a.Plugins, srv.opts.VirtualAddress)
+	a.RecommendedPluginOrder = append(slices.Clone(a.RecommendedPluginOrder), virtualaddress.Name)
 }
 
 // initialize adds the admission plugin Initializers. It is the last one that changes objects: upstream had it before mutating

@@ -124,6 +124,11 @@ policy-race: build ## 500 pods whose first instruction is forbidden, and 20 kill
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith POLICY_PODS=500 POLICY_KILLS=20 \
 		$(GO) test -count=1 -v -timeout 30m ./integration/policy -run 'TestFirstPacket|TestDead'
 
+.PHONY: vip-faults
+vip-faults: build ## the server that carries the virtual address is stopped, paused, cut off and killed, 5 times each (root, 6 minutes)
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith VIP_ROUNDS=5 \
+		$(GO) test -count=1 -v -timeout 30m ./integration/servers -run 'TestVirtualAddress$$'
+
 .PHONY: policy-conformance
 policy-conformance: build ## the conformance suite of ClusterNetworkPolicies on a server and an agent (root, 7 minutes)
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_POLICY_CONFORMANCE=1 \

@@ -153,3 +153,28 @@ func TestAdopt(t *testing.T) {
 		}
 	}
 }
+
+// TestAdoptVIP: a server has the virtual address of the cluster that it joins, unless it is to carry none.
+func TestAdoptVIP(t *testing.T) {
+	for _, tc := range []struct {
+		own, cluster, want string
+		adopted, refused   bool
+	}{
+		{"", "192.0.2.9", "192.0.2.9", true, false},
+		{"", "", "", false, false},
+		{"192.0.2.9", "192.0.2.9", "192.0.2.9", false, false},
+		{"192.0.2.8", "192.0.2.9", "192.0.2.8", false, true},
+		{"192.0.2.8", "", "192.0.2.8", false, true},
+		{VIPNone, "192.0.2.9", VIPNone, false, false},
+	} {
+		s, def := Default(), Default()
+		s.VIP = tc.own
+		cluster := &ClusterInfo{ClusterCIDR: def.ClusterCIDR, ServiceCIDR: def.ServiceCIDR, ClusterDomain: def.ClusterDomain, Network: def.Network, VIP: tc.cluster}
+		if err := s.SameVIP(cluster); (err != nil) != tc.refused {
+			t.Errorf("%+v: %v", tc, err)
+		}
+		if err := s.Adopt(cluster); err != nil || s.VIP != tc.want || s.VIPAdopted != tc.adopted {
+			t.Errorf("%+v: %q, adopted %t, %v", tc, s.VIP, s.VIPAdopted, err)
+		}
+	}
+}

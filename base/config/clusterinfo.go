@@ -23,6 +23,7 @@ type ClusterInfo struct {
 	ClusterDNS    []string `json:"clusterDNS"` // addresses of the cluster DNS, one per family
 	Network       string   `json:"network"`    // as Server.Network
 	Profile       string   `json:"profile,omitempty"`
+	VIP           string   `json:"vip,omitempty"` // the virtual address of the API, if the server has one
 	// Versions of the server, with a leading v.
 	KubernetesVersion string `json:"kubernetesVersion"`
 	KubelithVersion   string `json:"kubelithVersion"`
@@ -40,6 +41,9 @@ func (s *Server) ClusterInfo(kubernetes, kubelith string) *ClusterInfo {
 		Profile:           s.Profile,
 		KubernetesVersion: kubernetes,
 		KubelithVersion:   kubelith,
+	}
+	if ip := s.VirtualAddress(); ip.IsValid() {
+		info.VIP = ip.String()
 	}
 	for _, ip := range s.ClusterDNS() {
 		info.ClusterDNS = append(info.ClusterDNS, ip.String())
@@ -123,6 +127,19 @@ func (s *Server) Adopt(cluster *ClusterInfo) error {
 			p.add(one.key, differs, *one.mine, one.theirs)
 		}
 		*one.mine = one.theirs
+	}
+	// It can be changed later, and is not fixed by the join (components/controlplane/vip).
+	if s.VIP == "" {
+		s.VIP, s.VIPAdopted = cluster.VIP, cluster.VIP != ""
+	}
+	return errors.Join(p...)
+}
+
+// SameVIP refuses the virtual address of a server that is about to join a cluster with another one.
+func (s *Server) SameVIP(cluster *ClusterInfo) error {
+	var p problems
+	if ip := s.VirtualAddress(); ip.IsValid() && ip.String() != cluster.VIP {
+		p.add("vip", differs, ip, cluster.VIP)
 	}
 	return errors.Join(p...)
 }

@@ -76,6 +76,7 @@ func Components() []Component {
 		{Name: "storage"},
 		{Name: "storage-controllers"},
 		{Name: "token"},
+		{Name: "vip"},
 	}
 }
 

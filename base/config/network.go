@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -56,6 +57,7 @@ func (s *Server) validateAddresses(p *problems) {
 			p.add("advertiseAddress", "%s is %s but the first service CIDR is %s: they must be of one family", ip, family(ip), family(services[0].Addr()))
 		}
 	}
+	s.validateVIP(p, pods, services)
 	for _, san := range s.TLSSAN {
 		if _, err := netip.ParseAddr(san); err == nil {
 			continue
@@ -66,6 +68,32 @@ func (s *Server) validateAddresses(p *problems) {
 	}
 	if errs := validation.IsDNS1123Subdomain(s.ClusterDomain); len(errs) > 0 {
 		p.add("clusterDomain", "%q is not a DNS domain: use lower-case letters, digits, '-' and '.', as in cluster.local", s.ClusterDomain)
+	}
+}
+
+// validateVIP checks the virtual address.
+func (s *Server) validateVIP(p *problems, pods, services []netip.Prefix) {
+	if s.VIP == "" || s.VIP == VIPNone {
+		return
+	}
+	ip, err := netip.ParseAddr(s.VIP)
+	if err != nil || ip.Zone() != "" || ip.Is4In6() {
+		p.add("vip", "%q is not an IP address: use an unused one of the network that the servers share, or %s", s.VIP, VIPNone)
+		return
+	}
+	if !ip.IsGlobalUnicast() {
+		p.add("vip", "clients cannot reach %s: use an unused address of the network that the servers share", ip)
+	}
+	for _, c := range slices.Concat(pods, services) {
+		if c.Contains(ip) {
+			p.add("vip", "%s is in %s, a network of the cluster's own: use an unused address of the network that the servers share", ip, c)
+		}
+	}
+	if slices.Contains(s.NodeIP, ip.String()) || s.AdvertiseAddress == ip.String() {
+		p.add("vip", "%s is this server's own address: use one that no machine has", ip)
+	}
+	if bind, err := netip.ParseAddr(s.BindAddress); err == nil && !bind.IsUnspecified() {
+		p.add("vip", "the API is served at %s only: leave %s out", bind, label("bindAddress"))
 	}
 }
 
@@ -192,11 +220,14 @@ func families(cidrs []netip.Prefix) string {
 	return strings.Join(names, ", ")
 }
 
-// APIAddresses returns the addresses at which the API is reached that are not the node's own: the advertised one, and
-// the one on which it is served if that is not all of them.
+// APIAddresses returns the addresses at which the API is reached that are not the node's own: the advertised one, the
+// one on which it is served if that is not all of them, and the virtual one.
 func (s *Server) APIAddresses() []string {
 	addresses := []string{s.AdvertiseAddress}
 	if ip, err := netip.ParseAddr(s.BindAddress); err == nil && !ip.IsUnspecified() && ip.String() != s.AdvertiseAddress {
+		addresses = append(addresses, ip.String())
+	}
+	if ip := s.VirtualAddress(); ip.IsValid() {
 		addresses = append(addresses, ip.String())
 	}
 	return addresses

@@ -9,6 +9,8 @@
 // The flow is Load or LoadAgent (defaults <- file <- flags), Validate, and DetectNodeIPs when no node IP was given.
 package config
 
+import "net/netip"
+
 // Server is the configuration of a server: the newest version of kind ServerConfig, and the table from which flags,
 // file keys, defaults and help come. Each field, and each of Node, is one flag (tag "flag", help in "usage", also set
 // by the variable in "env") and one key of the file (tag "json"); a multi-line setting has no flag.
@@ -29,6 +31,11 @@ type Server struct {
 	BindAddress      string `json:"bindAddress" flag:"bind-address" usage:"address on which the API is served"`
 	AdvertiseAddress string `json:"advertiseAddress" flag:"advertise-address" usage:"address at which others reach the API (default: the first node IP)"`
 	HTTPSPort        int    `json:"httpsPort" flag:"https-port" usage:"port on which the API is served"`
+
+	// VIP is an address, VIPNone, or empty: that of the other servers. VIPAdopted: it was the cluster's when this server
+	// joined.
+	VIP        string `json:"vip" flag:"vip" usage:"virtual address of the API, which one of the servers carries: an unused address of the network that they share; or none (default: that of the other servers)"`
+	VIPAdopted bool   `json:"-"`
 
 	// To share the cluster of other servers. A server that has joined needs neither any more.
 	Server    string `json:"server" flag:"server" usage:"address of a server whose cluster to join as a further server, https://HOST:PORT"`
@@ -97,10 +104,19 @@ func (s *Server) paths() map[string]*string {
 	return paths
 }
 
+// VIPNone is the value of VIP of a server that never carries a virtual address.
+const VIPNone = "none"
+
+// VirtualAddress returns VIP parsed; the zero Addr without one.
+func (s *Server) VirtualAddress() netip.Addr {
+	address, _ := netip.ParseAddr(s.VIP)
+	return address
+}
+
 // NeedsRoot reports whether a component is enabled that needs root: it runs containers, mounts, or changes the host's
 // network. A control plane alone runs as any user.
 func (s *Server) NeedsRoot() bool {
-	return !s.Disabled("containerd") || !s.Disabled("kubelet") || !s.Disabled("proxy")
+	return !s.Disabled("containerd") || !s.Disabled("kubelet") || !s.Disabled("proxy") || s.VirtualAddress().IsValid()
 }
 
 // What JoinToken may be.

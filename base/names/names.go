@@ -67,6 +67,8 @@ const (
 	DNSCustom = "coredns-custom"
 	// Lease is held by the leading server.
 	Lease = "kubelith"
+	// VIPLease is held by the server that carries the virtual address.
+	VIPLease = "kubelith-vip"
 )
 
 // Names in a node's kernel.

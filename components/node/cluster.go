@@ -162,7 +162,7 @@ func metricsPublisher(cfg *config.Server, o metricspublisher.Options) lifecycle.
 
 // nodeAddresses returns the rules that addresses of nodes are checked against.
 func nodeAddresses(cfg *config.Server) nodeaddr.Rules {
-	rules := nodeaddr.Parse(slices.Concat(cfg.ClusterCIDR, cfg.ServiceCIDR), append([]string{cfg.AdvertiseAddress}, cfg.TLSSAN...))
+	rules := nodeaddr.Parse(slices.Concat(cfg.ClusterCIDR, cfg.ServiceCIDR), append(cfg.APIAddresses(), cfg.TLSSAN...))
 	rules.APIPort = uint16(cfg.HTTPSPort)
 	return rules
 }

@@ -2,6 +2,7 @@ package node
 
 import (
 	"net/http"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"time"
@@ -55,11 +56,11 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 
 	b.add(certificates.New(certificates.Options{
 		Renew: func() ([]string, error) {
-			bundle, err := ensureCertificates(cfg)
+			changed, err := machine.certify(cfg, netip.Addr{})
 			if err != nil {
 				return nil, err
 			}
-			return bundle.Changed, machine.pluginUsers.renew()
+			return changed, machine.pluginUsers.renew()
 		},
 		Log: p.logFor("certificates"),
 	}))
@@ -128,6 +129,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		Plugins:          plugins,
 		SchedulerPolicy:  scheduler.PolicyConfigMap(machine.args.scheduler),
 		Record:           machine.record,
+		VirtualAddress:   func() netip.Addr { return machine.virtualAddress(cfg) },
 		Handle: func(next http.Handler) http.Handler {
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { others.Handler(next).ServeHTTP(w, r) })
 		},
@@ -138,16 +140,20 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		b.add(others, err)
 	}
 
+	alone := func() bool { return shared.socket == "" && store.Alone() }
 	b.election = election.New(election.Options{
 		Client:   p.clients.Config(client.Election),
 		Identity: cfg.NodeName,
 		Timing:   shared.timing,
-		Alone:    func() bool { return shared.socket == "" && store.Alone() },
+		Alone:    alone,
 		SlowSync: slowSync,
 		Log:      p.logFor("election"),
 	})
 	b.add(b.election)
 	p.leader = b.election.Fence(p.clients)
+	if cfg.VIP != config.VIPNone {
+		b.add(virtualAddress(p, alone, slowSync))
+	}
 	return p
 }
 

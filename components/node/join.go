@@ -12,9 +12,13 @@ import (
 // tokenFile returns the file in which a server keeps a valid token.
 func tokenFile(cfg *config.Server) string { return filepath.Join(cfg.DataDir, "server", "token") }
 
-// joinURL returns the URL at which other machines reach the API.
+// joinURL returns the URL at which other machines reach the API: the virtual address, if this server has one.
 func joinURL(cfg *config.Server) string {
-	return "https://" + net.JoinHostPort(cfg.AdvertiseAddress, fmt.Sprint(cfg.HTTPSPort))
+	address := cfg.AdvertiseAddress
+	if vip := cfg.VirtualAddress(); vip.IsValid() {
+		address = vip.String()
+	}
+	return "https://" + net.JoinHostPort(address, fmt.Sprint(cfg.HTTPSPort))
 }
 
 // joinHint is shown to the user at the terminal.

@@ -54,6 +54,9 @@ func findServers(ctx context.Context, cfg *config.Server, log logrus.FieldLogger
 			return nil, err
 		}
 		m.newcomer = n
+		if err := sameVirtualAddress(cfg, n.Settings); err != nil {
+			return nil, err
+		}
 		err = adopt(cfg, n.Settings)
 	case stored.Removed, noData != nil:
 		m.newcomer = n

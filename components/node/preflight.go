@@ -28,7 +28,7 @@ func Preflight(ctx context.Context, cfg *config.Server) []preflight.Result {
 	if err != nil {
 		components = planWithoutWrong(cfg)
 	}
-	results := slices.Concat(argumentResults(err), preflight.Check(ctx, checkOptions(cfg, components)), pluginResults(cfg))
+	results := slices.Concat(argumentResults(err), preflight.Check(ctx, checkOptions(cfg, components)), pluginResults(cfg), virtualAddressResults(ctx, cfg))
 	return append(results, directoryResult(&cfg.Node, wrong, datadir.CheckCluster(cfg.DataDir), datadir.CheckSettings(cfg.DataDir, fixedSettings(cfg))))
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/sirupsen/logrus"
@@ -52,6 +53,7 @@ type machine struct {
 	status           *componentstatus.Observer // the state of the components
 	record           *record.Store             // the flight recorder; nil: switched off, or a plan
 	membership       *membership               // of a server among others; nil in a plan
+	certificates     liveCertificates          // renewed while the server runs
 }
 
 // upstreamArgs are the user's arguments per component, without those that apply to the whole process.
@@ -92,6 +94,9 @@ func prepare(ctx context.Context, cfg *config.Server, others *membership, releas
 	// The directories are locked before the admin kubeconfig is written: a server that holds the run directory may own
 	// it.
 	if err := h.settle(ctx, attempt, &cfg.Node, release, checkOptions(cfg, planned)); err != nil {
+		return nil, err
+	}
+	if err := checkVirtualAddress(ctx, cfg, others); err != nil {
 		return nil, err
 	}
 	h.record = newRecord(&cfg.Node)
@@ -177,12 +182,12 @@ func encryptionConfig(cfg *config.Server) string {
 func profileDir(cfg *config.Server) string { return filepath.Join(cfg.DataDir, "server", "profile") }
 
 // ensureCertificates creates or renews keys, certificates and the admin kubeconfig; valid ones stay.
-func ensureCertificates(cfg *config.Server) (*pki.Bundle, error) {
+func ensureCertificates(cfg *config.Server, furtherSANs ...string) (*pki.Bundle, error) {
 	bundle, err := pki.Ensure(pki.Options{
 		Dir:           tlsDir(cfg),
 		NodeName:      cfg.NodeName,
 		NodeIPs:       cfg.NodeIPs(),
-		SANs:          append(cfg.APIAddresses(), cfg.TLSSAN...),
+		SANs:          slices.Concat(cfg.APIAddresses(), cfg.TLSSAN, furtherSANs),
 		ServiceIPs:    cfg.APIServiceIPs(),
 		ClusterDomain: cfg.ClusterDomain,
 	})

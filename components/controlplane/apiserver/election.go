@@ -10,13 +10,16 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"kubelith.io/kubelith/base/client"
+	"kubelith.io/kubelith/base/names"
 )
 
-// The servers of a cluster elect a leader with the Lease kube-system/kubelith (components/controlplane/election). Their
+// The servers of a cluster elect a leader with the Lease kube-system/kubelith (components/controlplane/election), and who
+// carries the virtual address with another one (components/controlplane/vip). Their
 // writes for it bypass RBAC and admission: controllers wait for the election, and every pod waits for them. A role that
 // cannot be written yet, or a webhook that fails closed while its pods are down, would keep the cluster down for ever.
 
-const electionLease = "kubelith"
+// isLease reports whether a Lease in kube-system is one of an election.
+func isLease(name string) bool { return name == names.Lease || name == names.VIPLease }
 
 // preferElection gives elections the same level as upstream's.
 func preferElection() []runtime.Object {
@@ -41,10 +44,10 @@ func isElection(ctx context.Context, user string) bool {
 	return user == client.Election && client.IsInProcess(ctx)
 }
 
-// authorizeElection gives this process's election access to its Lease. On a create, authorization does not see a name.
+// authorizeElection gives this process's elections access to their Leases. On a create, authorization does not see a name.
 func authorizeElection(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetUser() != nil && isElection(ctx, a.GetUser().GetName()) && a.GetAPIGroup() == "coordination.k8s.io" && a.GetResource() == "leases" &&
-		a.GetSubresource() == "" && a.GetNamespace() == metav1.NamespaceSystem && (a.GetVerb() == "create" || a.GetName() == electionLease) {
+		a.GetSubresource() == "" && a.GetNamespace() == metav1.NamespaceSystem && (a.GetVerb() == "create" || isLease(a.GetName())) {
 		return authorizer.DecisionAllow, "the election of the server that leads", nil
 	}
 	return authorizer.DecisionNoOpinion, "", nil
@@ -57,7 +60,7 @@ func admitElection(handler admission.Interface, _ string) admission.Interface {
 
 // passes reports whether a request is about the Lease, and comes from this process's election.
 func passes(ctx context.Context, a admission.Attributes) bool {
-	return isElection(ctx, a.GetUserInfo().GetName()) && a.GetResource().Resource == "leases" && a.GetNamespace() == metav1.NamespaceSystem && a.GetName() == electionLease
+	return isElection(ctx, a.GetUserInfo().GetName()) && a.GetResource().Resource == "leases" && a.GetNamespace() == metav1.NamespaceSystem && isLease(a.GetName())
 }
 
 type unlessElection struct{ admission.Interface }

@@ -2,7 +2,6 @@ package process
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"regexp"
@@ -18,33 +17,14 @@ import (
 // onTerminal starts a command with its standard output on a new terminal; read gives what it wrote there so far.
 func onTerminal(t *testing.T, cmd *exec.Cmd) (read func() string) {
 	t.Helper()
-	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Skipf("no terminals on this host: %v", err)
-	}
-	n, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.IoctlSetPointerInt(int(terminal.Fd()), unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
-	screen, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	screen, text := harness.Terminal(t)
 	defer screen.Close()
 	cmd.Stdout = screen
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	out := &output{}
-	go func() {
-		io.Copy(out, terminal) // until the last process has closed the screen
-		terminal.Close()
-	}()
 	t.Cleanup(func() { cmd.Process.Kill() })
-	return out.text
+	return text
 }
 
 // refusedOnTerminal runs a command that must fail and returns what it wrote to stderr.

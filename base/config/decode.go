@@ -47,6 +47,9 @@ func decodeV1alpha1(d document, into settings) error {
 	known := make([]string, 0, len(table))
 	byKey := make(map[string]field, len(table))
 	for _, f := range table {
+		if f.key == "" {
+			continue
+		}
 		known = append(known, f.key)
 		byKey[f.key] = f
 	}
@@ -153,6 +156,12 @@ func (d document) set(dst reflect.Value, p pair) error {
 			return err
 		}
 		dst.SetString(s)
+	case reflect.Bool:
+		var b bool
+		if p.value.Tag != "!!bool" || p.value.Decode(&b) != nil {
+			return d.errorf(p.value, "%s must be true or false, without quotes", p.key.Value)
+		}
+		dst.SetBool(b)
 	case reflect.Int:
 		var n int
 		if p.value.Tag != "!!int" || p.value.Decode(&n) != nil {

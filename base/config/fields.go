@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"reflect"
 	"slices"
 	"strings"
@@ -23,7 +24,7 @@ var (
 
 // field is one row of the table in the struct tags of settings.
 type field struct {
-	key   string // in the file
+	key   string // in the file; empty: only on the command line
 	flag  string // on the command line, without dashes; empty: only in the file
 	alias string // the flag's name in another distribution, usually none
 	env   string // variable that also sets it, usually none
@@ -35,10 +36,11 @@ type field struct {
 func fields(s settings) []field {
 	var fs []field
 	for _, f := range reflect.VisibleFields(reflect.TypeOf(s).Elem()) {
-		if f.Anonymous || f.Tag.Get("json") == "-" {
+		key := strings.TrimPrefix(f.Tag.Get("json"), "-")
+		if f.Anonymous || key == "" && f.Tag.Get("flag") == "" {
 			continue
 		}
-		fs = append(fs, field{key: f.Tag.Get("json"), flag: f.Tag.Get("flag"), alias: f.Tag.Get("alias"), env: f.Tag.Get("env"), usage: f.Tag.Get("usage"), index: f.Index})
+		fs = append(fs, field{key: key, flag: f.Tag.Get("flag"), alias: f.Tag.Get("alias"), env: f.Tag.Get("env"), usage: f.Tag.Get("usage"), index: f.Index})
 	}
 	return fs
 }
@@ -49,6 +51,9 @@ func (f field) aliases() []string {
 	}
 	return []string{f.alias}
 }
+
+// name is the key or, for a setting that has none, the flag.
+func (f field) name() string { return cmp.Or(f.key, f.flag) }
 
 // in returns the field of s, settable.
 func (f field) in(s settings) reflect.Value { return reflect.ValueOf(s).Elem().FieldByIndex(f.index) }
@@ -66,8 +71,13 @@ func label(key string) string {
 // configFlag names the file; it is the one flag without a field.
 const configFlag = "config"
 
+// k3sS3 is k3s' switch of its copies in a store. Here a bucket is enough, so this flag only checks that there is one.
+const k3sS3 = "etcd-s3"
+
 // Flags returns the flags of `kubelith server`: --config and one for each field of Server.
-func Flags() []cli.Flag { return flags(Default(), func(field) bool { return true }) }
+func Flags() []cli.Flag {
+	return append(flags(Default(), func(field) bool { return true }), &cli.BoolFlag{Name: k3sS3, Hidden: true})
+}
 
 // AgentFlags returns the flags of `kubelith agent`: --config and one for each field of Agent.
 func AgentFlags() []cli.Flag { return flags(DefaultAgent(), func(field) bool { return true }) }
@@ -76,7 +86,13 @@ func AgentFlags() []cli.Flag { return flags(DefaultAgent(), func(field) bool { r
 // reset), and the flags of further keys of a server's file. LoadDirs reads them.
 func DirFlags(more ...string) []cli.Flag {
 	keys := append([]string{"dataDir", "runDir", "kubeletRootDir"}, more...)
-	return flags(Default(), func(f field) bool { return slices.Contains(keys, f.key) })
+	return flags(Default(), func(f field) bool { return slices.Contains(keys, f.name()) })
+}
+
+// SnapshotFlags are DirFlags for the commands about snapshots.
+func SnapshotFlags() []cli.Flag {
+	all := DirFlags(append(s3Keys(), "nodeName", "snapshotDir", "snapshotPassphraseFile", "snapshotRecipients")...)
+	return append(all, &cli.BoolFlag{Name: k3sS3, Hidden: true})
 }
 
 func flags(def settings, want func(field) bool) []cli.Flag {
@@ -95,6 +111,8 @@ func flags(def settings, want func(field) bool) []cli.Flag {
 				set.EnvVars = []string{f.env}
 			}
 			out = append(out, set)
+		case bool:
+			out = append(out, &cli.BoolFlag{Name: f.flag, Aliases: f.aliases(), Usage: f.usage, Value: v})
 		case int:
 			out = append(out, &cli.IntFlag{Name: f.flag, Aliases: f.aliases(), Usage: f.usage, Value: v})
 		case []string:
@@ -117,6 +135,8 @@ func fromFlags(c *cli.Context, s settings) {
 		switch v.Interface().(type) {
 		case string:
 			v.SetString(c.String(f.flag))
+		case bool:
+			v.SetBool(c.Bool(f.flag))
 		case int:
 			v.SetInt(int64(c.Int(f.flag)))
 		default:

@@ -33,6 +33,9 @@ func Load(c *cli.Context) (*Server, error) {
 	for i := range s.Plugins {
 		s.Plugins[i].File = s.File // as in Reload
 	}
+	if c.Bool(k3sS3) && s.SnapshotS3Bucket == "" {
+		wrong = errors.Join(wrong, fmt.Errorf("--%s: the store has no bucket: set %s", k3sS3, label("snapshotS3Bucket")))
+	}
 	return s, wrong
 }
 
@@ -49,7 +52,7 @@ func Reload(path string, before *Server) (now *Server, changed []string, err err
 		return nil, nil, errors.Join(p...)
 	}
 	for _, f := range fields(now) {
-		if f.key != "plugins" && before != nil && !reflect.DeepEqual(f.in(now).Interface(), f.in(before).Interface()) {
+		if f.key != "" && f.key != "plugins" && before != nil && !reflect.DeepEqual(f.in(now).Interface(), f.in(before).Interface()) {
 			changed = append(changed, f.key)
 		}
 	}

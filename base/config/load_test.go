@@ -70,7 +70,9 @@ func TestFieldsAndFlags(t *testing.T) {
 		t.Run(command, func(t *testing.T) {
 			names := map[string]cli.Flag{}
 			for _, f := range k.flags() {
-				names[f.Names()[0]] = f
+				if f.Names()[0] != k3sS3 {
+					names[f.Names()[0]] = f
+				}
 			}
 			table := slices.DeleteFunc(fields(k.def()), func(f field) bool { return f.key == "plugins" }) // has no flag
 			if len(names) != len(table)+1 || names[configFlag] == nil {
@@ -78,16 +80,20 @@ func TestFieldsAndFlags(t *testing.T) {
 			}
 			keys, file := map[string]bool{}, writeFile(t, k.header)
 			for _, f := range table {
-				if f.key == "" || f.flag == "" || f.usage == "" || keys[f.key] {
+				if f.flag == "" || f.usage == "" || keys[f.name()] {
 					t.Errorf("field %d has an incomplete or repeated row: %+v", f.index, f)
 					continue
 				}
-				keys[f.key] = true
+				keys[f.name()] = true
 				if names[f.flag] == nil {
 					t.Errorf("no flag --%s for %s", f.flag, f.key)
 					continue
 				}
-				s, err := run(t, k.flags(), k.load, "--config="+file, "--"+f.flag+"=7")
+				value := "7"
+				if f.in(k.def()).Kind() == reflect.Bool {
+					value = "true"
+				}
+				s, err := run(t, k.flags(), k.load, "--config="+file, "--"+f.flag+"="+value)
 				if err != nil {
 					t.Errorf("--%s: %v", f.flag, err)
 					continue
@@ -112,7 +118,10 @@ func TestFieldsAndFlags(t *testing.T) {
 func TestFileKeys(t *testing.T) {
 	for command, k := range kinds {
 		for _, f := range fields(k.def()) {
-			value := map[reflect.Kind]string{reflect.String: "/x", reflect.Int: "7", reflect.Slice: "[a=b, 'c,d']"}[f.in(k.def()).Kind()]
+			if f.key == "" {
+				continue
+			}
+			value := map[reflect.Kind]string{reflect.String: "/x", reflect.Int: "7", reflect.Bool: "true", reflect.Slice: "[a=b, 'c,d']"}[f.in(k.def()).Kind()]
 			if f.key == "plugins" {
 				value = "[{name: a}]"
 			}
@@ -142,6 +151,33 @@ func TestTokenFromEnvironment(t *testing.T) {
 	app := &cli.App{Name: "x", Flags: AgentFlags(), Writer: &help}
 	if err := app.Run([]string{"x", "--help"}); err != nil || strings.Contains(help.String(), "from-environment") || !strings.Contains(help.String(), "KUBELITH_TOKEN") {
 		t.Errorf("error %v, help:\n%s", err, help.String())
+	}
+}
+
+// The keys of the store's account have no place in the file, which is a part of every snapshot, and k3s' flags are understood.
+func TestS3(t *testing.T) {
+	t.Setenv("AWS_ACCESS_KEY_ID", "id")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	file := writeFile(t, header+"snapshotS3Bucket: b\nsnapshotS3Insecure: true\n")
+	s, err := run(t, Flags(), Load, "--config", file)
+	if err != nil || s.SnapshotS3AccessKey != "id" || s.SnapshotS3SecretKey != "secret" || !s.SnapshotS3Insecure {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if s, err = run(t, SnapshotFlags(), Load, "--config", file, "--etcd-s3", "--etcd-s3-endpoint=h:9000", "--etcd-s3-bucket=other", "--etcd-s3-folder=a/b", "--etcd-s3-region=r",
+		"--etcd-s3-access-key=k", "--etcd-s3-secret-key=s", "--etcd-s3-session-token=t", "--etcd-s3-endpoint-ca=/ca", "--etcd-s3-skip-ssl-verify", "--etcd-s3-insecure=false",
+		"--etcd-s3-bucket-lookup-type=path", "--etcd-s3-timeout=1m", "--etcd-s3-retention=9"); err != nil {
+		t.Fatal(err)
+	}
+	if want := (S3{"h:9000", "other", "a/b", "r", 9, "", "k", "s", "t", "/ca", true, false, "path", "1m"}); s.S3 != want {
+		t.Errorf("got %+v, want %+v", s.S3, want)
+	}
+	if _, err := run(t, Flags(), Load, "--config", writeFile(t, header), "--etcd-s3"); err == nil || !strings.Contains(err.Error(), "--snapshot-s3-bucket") {
+		t.Errorf("no bucket: %v", err)
+	}
+	for _, line := range []string{"snapshotS3SecretKey: s", "snapshot-s3-secret-key: s", `"": s`, `"-": s`, "snapshotS3Insecure: yes please", `snapshotS3Insecure: "true"`} {
+		if err := decode("f", []byte(header+line+"\n"), Default()); err == nil {
+			t.Errorf("%s is taken", line)
+		}
 	}
 }
 

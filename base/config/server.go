@@ -56,6 +56,9 @@ type Server struct {
 	SnapshotPassphraseFile string   `json:"snapshotPassphraseFile" flag:"snapshot-passphrase-file" usage:"file with the passphrase that encrypts snapshots"`
 	SnapshotRecipients     []string `json:"snapshotRecipients" flag:"snapshot-recipient" usage:"public key of age that snapshots are encrypted for"`
 
+	// S3 is where snapshots are copied to; its settings follow.
+	S3
+
 	// Profile is empty or one of profiles(); agents learn it from the server.
 	Profile string `json:"profile" flag:"profile" usage:"hardening profile: cis follows the CIS Kubernetes Benchmark (default: none)"`
 
@@ -85,6 +88,7 @@ func Default() *Server {
 
 		SnapshotSchedule:  "0 */12 * * *",
 		SnapshotRetention: 5,
+		S3:                defaultS3(),
 	}
 }
 
@@ -100,6 +104,8 @@ func (s *Server) paths() map[string]*string {
 	paths["writeKubeconfig"] = &s.WriteKubeconfig
 	paths["snapshotDir"] = &s.SnapshotDir
 	paths["snapshotPassphraseFile"] = &s.SnapshotPassphraseFile
+	paths["snapshotS3CredentialsFile"] = &s.SnapshotS3CredentialsFile
+	paths["snapshotS3CAFile"] = &s.SnapshotS3CAFile
 	paths["tokenFile"] = &s.TokenFile
 	return paths
 }

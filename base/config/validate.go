@@ -63,6 +63,7 @@ func (s *Server) validateSnapshots(p *problems) {
 	if s.SnapshotRetention < 1 {
 		p.add("snapshotRetention", "%d snapshots cannot be kept: use 1 or more, or switch them off with %s never", s.SnapshotRetention, label("snapshotSchedule"))
 	}
+	s.S3.validate(p)
 	if s.SnapshotPassphraseFile != "" && len(s.SnapshotRecipients) > 0 {
 		p.add("snapshotRecipients", "a snapshot is encrypted with a passphrase or for keys, not with both: leave out one of them or %s", label("snapshotPassphraseFile"))
 	}
@@ -156,7 +157,7 @@ func validatePaths(p *problems, s settings) {
 	for _, key := range slices.Sorted(maps.Keys(paths)) {
 		path := *paths[key]
 		switch {
-		case slices.Contains([]string{"tokenFile", "logFile", "snapshotDir", "snapshotPassphraseFile"}, key) && path == "": // optional
+		case slices.Contains([]string{"tokenFile", "logFile", "snapshotDir", "snapshotPassphraseFile", "snapshotS3CredentialsFile", "snapshotS3CAFile"}, key) && path == "": // optional
 		case path == "":
 			p.add(key, "is empty: give it a path")
 		case !filepath.IsAbs(path):

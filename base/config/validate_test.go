@@ -171,6 +171,13 @@ func TestValidate(t *testing.T) {
 		"too many lines":     {func(s *Server) { s.NetworkPolicyLog = 1001 }, `1001 is not a number of lines a second from 0 to 1000`},
 		"nothing to log":     {func(s *Server) { s.NetworkPolicyLog, s.Disable = 1, []string{"network-policy"} }, `has nothing to log: network policies are switched off by --disable (disable)`},
 		"nothing to export":  {func(s *Server) { s.OTLPEndpoint, s.TraceMemory = "http://h:4317", 0 }, `has nothing to export: the flight recorder is switched off by --trace-memory (traceMemory)`},
+		"name of a bucket":   {func(s *Server) { s.SnapshotS3Bucket = "My" }, `--snapshot-s3-bucket (snapshotS3Bucket): "My" cannot be the name of a bucket`},
+		"URL of a store":     {func(s *Server) { s.SnapshotS3Bucket, s.SnapshotS3Endpoint = "abc", "https://h" }, `--snapshot-s3-endpoint (snapshotS3Endpoint): "https://h" is not HOST[:PORT]: leave out the scheme and the path`},
+		"folder in a bucket": {func(s *Server) { s.SnapshotS3Bucket, s.SnapshotS3Folder = "abc", "a//b" }, `--snapshot-s3-folder (snapshotS3Folder): "a//b" cannot be a folder`},
+		"half of the keys":   {func(s *Server) { s.SnapshotS3Bucket, s.SnapshotS3AccessKey = "abc", "k" }, `belong together: set both or neither`},
+		"bucket lookup":      {func(s *Server) { s.SnapshotS3BucketLookup = "host" }, `--snapshot-s3-bucket-lookup (snapshotS3BucketLookup): unknown value "host": use one of auto, dns, path`},
+		"timeout of a store": {func(s *Server) { s.SnapshotS3Timeout = "5" }, `--snapshot-s3-timeout (snapshotS3Timeout): "5" is not a duration of at least a second`},
+		"retention there":    {func(s *Server) { s.SnapshotS3Retention = -1 }, `--snapshot-s3-retention (snapshotS3Retention): -1 snapshots cannot be kept`},
 		"same directory":     {func(s *Server) { s.RunDir = s.DataDir + "/" }, `--run-dir (runDir): is the same directory as --data-dir (dataDir)`},
 	} {
 		t.Run(name, func(t *testing.T) {

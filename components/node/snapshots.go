@@ -1,7 +1,9 @@
 package node
 
 import (
+	"cmp"
 	"context"
+	"time"
 
 	"github.com/robfig/cron/v3"
 	"github.com/sirupsen/logrus"
@@ -10,6 +12,7 @@ import (
 
 	"kubelith.io/kubelith/base/config"
 	"kubelith.io/kubelith/components/controlplane/snapshot"
+	"kubelith.io/kubelith/components/controlplane/snapshot/bucket"
 )
 
 // snapshots returns the component that saves the cluster on a schedule.
@@ -21,6 +24,10 @@ func snapshots(cfg *config.Server, machine *machine, socket string, client *rest
 		Client:    client,
 		Log:       log,
 	}
+	if cfg.SnapshotS3Bucket != "" {
+		store := StoreOptions(cfg)
+		o.Store, o.StoreRetention = &store, cmp.Or(cfg.SnapshotS3Retention, cfg.SnapshotRetention)
+	}
 	if cfg.SnapshotSchedule != config.SnapshotsNever {
 		var err error
 		if o.Schedule, err = cron.ParseStandard(cfg.SnapshotSchedule); err != nil {
@@ -28,6 +35,26 @@ func snapshots(cfg *config.Server, machine *machine, socket string, client *rest
 		}
 	}
 	return snapshot.New(o)
+}
+
+// StoreOptions returns where snapshots are copied to. The settings must be valid.
+func StoreOptions(cfg *config.Server) bucket.Options {
+	timeout, _ := time.ParseDuration(cfg.SnapshotS3Timeout)
+	return bucket.Options{
+		Endpoint:        cfg.SnapshotS3Endpoint,
+		Bucket:          cfg.SnapshotS3Bucket,
+		Folder:          cfg.SnapshotS3Folder,
+		Region:          cfg.SnapshotS3Region,
+		CredentialsFile: cfg.SnapshotS3CredentialsFile,
+		AccessKey:       cfg.SnapshotS3AccessKey,
+		SecretKey:       cfg.SnapshotS3SecretKey,
+		SessionToken:    cfg.SnapshotS3SessionToken,
+		CAFile:          cfg.SnapshotS3CAFile,
+		SkipTLSVerify:   cfg.SnapshotS3SkipTLSVerify,
+		Insecure:        cfg.SnapshotS3Insecure,
+		Lookup:          cfg.SnapshotS3BucketLookup,
+		Timeout:         timeout,
+	}
 }
 
 func snapshotSource(cfg *config.Server, machine *machine, socket string) snapshot.Source {

@@ -12,14 +12,25 @@ var (
 		Help: "Size of the last snapshot."})
 	results = metrics.NewCounterVec(&metrics.CounterOpts{Name: "kubelith_snapshots_total", StabilityLevel: metrics.ALPHA,
 		Help: "Scheduled snapshots since the start, by result: saved or failed."}, []string{"result"})
-	saved  = counter("saved")
-	failed = counter("failed")
+	lastUpload = metrics.NewGauge(&metrics.GaugeOpts{Name: "kubelith_snapshot_last_upload_timestamp_seconds", StabilityLevel: metrics.ALPHA,
+		Help: "When the newest snapshot that is also in the store was saved, as a Unix time; 0 without one."})
+	uploads = metrics.NewCounterVec(&metrics.CounterOpts{Name: "kubelith_snapshot_uploads_total", StabilityLevel: metrics.ALPHA,
+		Help: "Copies to the store since the start, by result: uploaded, or failed, which is tried again."}, []string{"result"})
+	saveCounts   = counts{results}
+	uploadCounts = counts{uploads}
 )
 
-func init() { legacyregistry.MustRegister(lastSuccess, lastBytes, results) }
+// The results.
+const (
+	resultSaved    = "saved"
+	resultUploaded = "uploaded"
+	resultFailed   = "failed"
+)
 
-// counter counts one result. Upstream's counters do nothing before they are registered.
-type counter string
+func init() { legacyregistry.MustRegister(lastSuccess, lastBytes, results, lastUpload, uploads) }
 
-// Inc counts.
-func (c counter) Inc() { results.WithLabelValues(string(c)).Inc() }
+// counts counts results. Upstream's counters do nothing before they are registered.
+type counts struct{ of *metrics.CounterVec }
+
+// Inc counts one.
+func (c counts) Inc(result string) { c.of.WithLabelValues(result).Inc() }

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -39,8 +38,8 @@ type Source struct {
 	Kubelith, Kubernetes string
 	// Keys encrypt the snapshot.
 	Keys Keys
-	// Progress, if it is not nil, is told how many bytes of the database are written.
-	Progress func(done, total int64)
+	// Progress, if it is not nil, is told how many bytes of a step are done.
+	Progress func(step string, done, total int64)
 }
 
 // kept are the files and directories of the data directory that a snapshot has. The cluster's settings are in its header; the rest of
@@ -97,7 +96,9 @@ func save(ctx context.Context, s Source, to []age.Recipient, scratch string, w i
 	if err := addFiles(out, s); err != nil {
 		return h, err
 	}
-	out.progress = s.Progress
+	if s.Progress != nil {
+		out.progress = func(done, total int64) { s.Progress(StepSave, done, total) }
+	}
 	if err := out.file(databaseEntry, database); err != nil {
 		return h, err
 	}
@@ -210,7 +211,11 @@ func SaveFile(ctx context.Context, s Source, dir, name string) (File, error) {
 		return File{}, err
 	}
 	defer f.Close()
-	if _, err := Verify(ctx, f, identities, scratch); err != nil {
+	info, err := f.Stat()
+	if err != nil {
+		return File{}, err
+	}
+	if _, err := Verify(ctx, Measure(f, StepTest, info.Size(), s.Progress), identities, scratch); err != nil {
 		return File{}, fmt.Errorf("the new snapshot cannot be restored: %w", err)
 	}
 	final := filepath.Join(dir, fmt.Sprintf("%s-%s-%s%s", name, s.Settings.NodeName, h.Created.Format("20060102T150405Z"), Suffix))
@@ -337,84 +342,4 @@ func removeUnfinished(dir string) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// Suffix of the files.
-const Suffix = ".snapshot"
-
-// File is a snapshot in a directory.
-type File struct {
-	Path string `json:"path"`
-	// Bytes is its size.
-	Bytes int64 `json:"bytes"`
-	Header
-	// Fault says why its header cannot be read.
-	Fault string `json:"fault,omitempty"`
-}
-
-// Name is the base name without Suffix.
-func (f File) Name() string { return strings.TrimSuffix(filepath.Base(f.Path), Suffix) }
-
-func fileOf(path string) (File, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return File{}, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return File{}, err
-	}
-	out := File{Path: path, Bytes: info.Size()}
-	if out.Header, err = ReadHeader(f); err != nil {
-		out.Fault = err.Error()
-	}
-	return out, nil
-}
-
-// List returns the snapshots of a directory, the newest first. A directory that does not exist has none.
-func List(dir string) ([]File, error) {
-	paths, err := filepath.Glob(filepath.Join(escapeGlob(dir), "*"+Suffix))
-	if err != nil {
-		return nil, err
-	}
-	var all []File
-	for _, path := range paths {
-		f, err := fileOf(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, f)
-	}
-	slices.SortFunc(all, func(a, b File) int { return b.Created.Compare(a.Created) })
-	return all, nil
-}
-
-// escapeGlob makes a path match itself.
-func escapeGlob(path string) string {
-	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(path)
-}
-
-// Prune deletes all but the newest keep snapshots of this name and node.
-func Prune(dir, name, node string, keep int) (deleted []File, err error) {
-	all, err := List(dir)
-	if err != nil {
-		return nil, err
-	}
-	for _, f := range all {
-		if !strings.HasPrefix(f.Name(), name+"-"+node+"-") {
-			continue
-		}
-		if keep--; keep >= 0 {
-			continue
-		}
-		if err := os.Remove(f.Path); err != nil {
-			return deleted, err
-		}
-		deleted = append(deleted, f)
-	}
-	return deleted, nil
 }

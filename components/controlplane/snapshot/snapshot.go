@@ -1,7 +1,8 @@
 // Package snapshot saves and restores clusters, and is the component "snapshots", which saves them on a schedule.
 //
 // A snapshot is one file with all that a new machine needs: etcd's data, keys, manifests, settings and versions, encrypted if the
-// operator wants (format.go). It is complete only when it has been restored once: SaveFile starts etcd on what it has written.
+// operator wants (format.go). It is complete only when it has been restored once: SaveFile starts etcd on what it has written. Only then it
+// is copied to an S3-compatible store, if there is one (copies.go, store.go; package bucket talks to it).
 package snapshot
 
 import (
@@ -9,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/robfig/cron/v3"
@@ -23,6 +25,7 @@ import (
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/components/controlplane/snapshot/bucket"
 )
 
 // The names that snapshots begin with.
@@ -49,6 +52,9 @@ type Options struct {
 	Schedule cron.Schedule
 	// Retention is how many of them are kept.
 	Retention int
+	// Store is where snapshots are copied to; nil: nowhere. StoreRetention is how many scheduled ones are kept there.
+	Store          *bucket.Options
+	StoreRetention int
 	// Client creates Events of the server's node.
 	Client *rest.Config
 	Log    logrus.FieldLogger
@@ -58,6 +64,7 @@ type Options struct {
 type Server struct {
 	opts Options
 	save func(context.Context) (File, error)
+	copy func(ctx context.Context, uploaded func(File)) error
 }
 
 var (
@@ -65,12 +72,20 @@ var (
 	_ lifecycle.Restarter = (*Server)(nil)
 )
 
-// New returns the component. It fails if the keys cannot be used.
+// New returns the component. It fails if the keys, or the files that say how to reach the store, cannot be used.
 func New(o Options) (*Server, error) {
 	if err := o.Source.Keys.Validate(); err != nil {
 		return nil, fmt.Errorf("snapshots: %w", err)
 	}
+	if o.Store != nil {
+		b, err := bucket.Open(*o.Store)
+		if err != nil {
+			return nil, fmt.Errorf("snapshots: %w", err)
+		}
+		b.Close()
+	}
 	s := &Server{opts: o}
+	s.copy = s.syncStore
 	s.save = func(ctx context.Context) (File, error) { return SaveFile(ctx, o.Source, o.Dir, Scheduled) }
 	return s, nil
 }
@@ -97,16 +112,29 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	// As the kubelet does: kubectl describe finds the Events of a Node by its name as UID.
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)}
 	events := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith", Host: node})
+	event := func(kind, reason, message string) { events.Event(ref, kind, reason, message) }
 	ready()
+	saved := make(chan struct{}, 1)
+	var copying sync.WaitGroup
+	defer copying.Wait()
+	if s.opts.Store != nil {
+		copying.Go(func() { s.copies(ctx, saved, event) })
+	}
 	if s.opts.Schedule == nil {
 		<-ctx.Done()
 		return nil
 	}
-	s.loop(ctx, func(kind, reason, message string) { events.Event(ref, kind, reason, message) })
+	s.loop(ctx, event, func() {
+		select {
+		case saved <- struct{}{}:
+		default: // it has not compared yet
+		}
+	})
 	return nil
 }
 
-func (s *Server) loop(ctx context.Context, event func(kind, reason, message string)) {
+// loop saves snapshots when it is time, and calls done after each.
+func (s *Server) loop(ctx context.Context, event func(kind, reason, message string), done func()) {
 	next := s.opts.Schedule.Next(s.last())
 	if next.Before(time.Now()) {
 		next = time.Now().Add(settle)
@@ -126,7 +154,7 @@ func (s *Server) loop(ctx context.Context, event func(kind, reason, message stri
 		}
 		next = s.opts.Schedule.Next(now)
 		if err != nil {
-			failed.Inc()
+			saveCounts.Inc(resultFailed)
 			s.opts.Log.Errorf("cannot save a snapshot, retrying in %s: %v", retry, err)
 			event(corev1.EventTypeWarning, "SnapshotFailed", fmt.Sprintf("Cannot save a snapshot: %v", err))
 			if again := now.Add(retry); again.Before(next) {
@@ -134,7 +162,7 @@ func (s *Server) loop(ctx context.Context, event func(kind, reason, message stri
 			}
 			continue
 		}
-		saved.Inc()
+		saveCounts.Inc(resultSaved)
 		lastSuccess.Set(float64(f.Created.Unix()))
 		lastBytes.Set(float64(f.Bytes))
 		s.opts.Log.Infof("saved the snapshot %s, %d bytes, in %s", f.Path, f.Bytes, time.Since(now).Round(time.Millisecond))
@@ -142,6 +170,7 @@ func (s *Server) loop(ctx context.Context, event func(kind, reason, message stri
 		if _, err := Prune(s.opts.Dir, Scheduled, s.opts.Source.Settings.NodeName, s.opts.Retention); err != nil {
 			s.opts.Log.Errorf("cannot delete old snapshots: %v", err)
 		}
+		done()
 	}
 }
 

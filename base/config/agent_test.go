@@ -122,6 +122,14 @@ func TestValidateIn(t *testing.T) {
 			t.Errorf("%v in %v: error %v, want %q", tc.ips, tc.cluster.ClusterCIDR, err, tc.want)
 		}
 	}
+	a := validAgent()
+	a.NodeIP, a.NodeExternalIP = []string{"192.0.2.8"}, []string{"10.43.3.4"}
+	if err := a.ValidateIn(v4); err == nil || !strings.Contains(err.Error(), "--node-external-ip (nodeExternalIP): 10.43.3.4 is in 10.43.0.0/16") {
+		t.Errorf("an external address in the network of Services: %v", err)
+	}
+	if a.NodeExternalIP = []string{"203.0.113.1"}; a.ValidateIn(dual) != nil {
+		t.Error("an external address is refused")
+	}
 }
 
 // TestAdopt: a server takes the settings of the cluster that it joins where it has none of its own.

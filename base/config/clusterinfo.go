@@ -67,7 +67,7 @@ func ParseClusterInfo(data []byte) (*ClusterInfo, error) {
 	return &info, nil
 }
 
-// ValidateIn checks what Validate could not: that this node's addresses fit the cluster that it joins. NodeIP must be
+// ValidateIn checks what Validate could not: that this node's addresses fit the cluster that it joins. They must be
 // valid.
 func (a *Agent) ValidateIn(cluster *ClusterInfo) error {
 	var p problems
@@ -77,18 +77,24 @@ func (a *Agent) ValidateIn(cluster *ClusterInfo) error {
 			has[family(prefix.Addr())] = false
 		}
 	}
-	for _, text := range a.NodeIP {
+	fits := func(key, text string) string {
 		ip := netip.MustParseAddr(text)
 		f := family(ip)
 		if _, known := has[f]; !known {
-			p.add("nodeIP", "%s is %s and the cluster has no %s network: leave the address out", ip, f, f)
+			p.add(key, "%s is %s and the cluster has no %s network: leave the address out", ip, f, f)
 		}
-		has[f] = true
 		for _, c := range append(append([]string(nil), cluster.ClusterCIDR...), cluster.ServiceCIDR...) {
 			if prefix, err := netip.ParsePrefix(c); err == nil && prefix.Contains(ip) {
-				p.add("nodeIP", "%s is in %s, a network of the cluster's own: give this machine another address", ip, c)
+				p.add(key, "%s is in %s, a network of the cluster's own: give this machine another address", ip, c)
 			}
 		}
+		return f
+	}
+	for _, text := range a.NodeExternalIP {
+		fits("nodeExternalIP", text)
+	}
+	for _, text := range a.NodeIP {
+		has[fits("nodeIP", text)] = true
 	}
 	if first, err := netip.ParsePrefix(cluster.ClusterCIDR[0]); err == nil && !has[family(first.Addr())] {
 		p.add("nodeIP", "has no %s address, the family of the cluster's first network: add one", family(first.Addr()))

@@ -167,42 +167,50 @@ func (s *Server) validateCIDRs(p *problems, pods, services []netip.Prefix) {
 
 // validateNodeIPs checks the addresses, and a server's also against its networks.
 func (n *Node) validateNodeIPs(p *problems, pods, services []netip.Prefix) {
-	seen := map[string]bool{}
 	before := len(*p)
-	for _, text := range n.NodeIP {
-		ip, err := netip.ParseAddr(text)
-		if err != nil || ip.Zone() != "" || ip.Is4In6() {
-			p.add("nodeIP", "%q is not an IP address", text)
-			continue
-		}
-		// The kubelet refuses the same kinds.
-		if ip.IsLoopback() || ip.IsUnspecified() || ip.IsMulticast() || ip.IsLinkLocalUnicast() {
-			p.add("nodeIP", "%s cannot be a node's address: use one at which other hosts reach this one", ip)
-			continue
-		}
-		f := family(ip)
-		if seen[f] {
-			p.add("nodeIP", "more than one %s address: give one per family", f)
-		}
-		seen[f] = true
-		if len(pods) > 0 && !strings.Contains(families(pods), f) {
-			p.add("nodeIP", "%s is %s but %s has no %s network: add one or leave the address out", ip, f, label("clusterCIDR"), f)
-		}
-		for _, c := range pods {
-			if c.Contains(ip) {
-				p.add("clusterCIDR", "%s contains the node IP %s: choose another network", c, ip)
-			}
-		}
-		for _, c := range services {
-			if c.Contains(ip) {
-				p.add("serviceCIDR", "%s contains the node IP %s: choose another network", c, ip)
-			}
-		}
-	}
+	seen := validateNodeAddresses(p, "nodeIP", n.NodeIP, pods, services)
 	if len(*p) == before && len(n.NodeIP) > 0 && len(pods) > 0 && !seen[family(pods[0].Addr())] {
 		f := family(pods[0].Addr())
 		p.add("nodeIP", "has no %s address, the family of the first network in %s: add one", f, label("clusterCIDR"))
 	}
+	validateNodeAddresses(p, "nodeExternalIP", n.NodeExternalIP, pods, services)
+}
+
+// validateNodeAddresses checks addresses of a node, and returns their families.
+func validateNodeAddresses(p *problems, key string, addresses []string, pods, services []netip.Prefix) map[string]bool {
+	called := map[string]string{"nodeIP": "node IP", "nodeExternalIP": "external node IP"}
+	seen := map[string]bool{}
+	for _, text := range addresses {
+		ip, err := netip.ParseAddr(text)
+		if err != nil || ip.Zone() != "" || ip.Is4In6() {
+			p.add(key, "%q is not an IP address", text)
+			continue
+		}
+		// The kubelet refuses the same kinds.
+		if ip.IsLoopback() || ip.IsUnspecified() || ip.IsMulticast() || ip.IsLinkLocalUnicast() {
+			p.add(key, "%s cannot be a node's address: use one at which other hosts reach this one", ip)
+			continue
+		}
+		f := family(ip)
+		if seen[f] {
+			p.add(key, "more than one %s address: give one per family", f)
+		}
+		seen[f] = true
+		if len(pods) > 0 && !strings.Contains(families(pods), f) {
+			p.add(key, "%s is %s but %s has no %s network: add one or leave the address out", ip, f, label("clusterCIDR"), f)
+		}
+		for _, c := range pods {
+			if c.Contains(ip) {
+				p.add("clusterCIDR", "%s contains the %s %s: choose another network", c, called[key], ip)
+			}
+		}
+		for _, c := range services {
+			if c.Contains(ip) {
+				p.add("serviceCIDR", "%s contains the %s %s: choose another network", c, called[key], ip)
+			}
+		}
+	}
+	return seen
 }
 
 func family(ip netip.Addr) string {

@@ -26,6 +26,8 @@ type Node struct {
 	// NodeIPDetected: NodeIP was detected on the host at the start, and is updated when the host's addresses change. An
 	// address that a user has set is not.
 	NodeIPDetected bool `json:"-"`
+	// NodeExternalIP is what the node claims; the server decides (components/cluster/approver).
+	NodeExternalIP []string `json:"nodeExternalIP" flag:"node-external-ip" usage:"address at which this node is reached from outside, one per IP family, such as the public address of a NAT: the ExternalIP of its Node"`
 
 	NodeName   string   `json:"nodeName" flag:"node-name" usage:"name of this node (default: the host name)"`
 	NodeLabels []string `json:"nodeLabels" flag:"node-label" usage:"label of this node, KEY=VALUE, set when it registers"`
@@ -88,9 +90,14 @@ func (n *Node) Trace() *record.Options {
 }
 
 // NodeIPs returns NodeIP parsed. The addresses must be valid.
-func (n *Node) NodeIPs() []net.IP {
-	ips := make([]net.IP, 0, len(n.NodeIP))
-	for _, ip := range n.NodeIP {
+func (n *Node) NodeIPs() []net.IP { return parsed(n.NodeIP) }
+
+// ExternalIPs returns NodeExternalIP parsed. The addresses must be valid.
+func (n *Node) ExternalIPs() []net.IP { return parsed(n.NodeExternalIP) }
+
+func parsed(addresses []string) []net.IP {
+	ips := make([]net.IP, 0, len(addresses))
+	for _, ip := range addresses {
 		ips = append(ips, net.ParseIP(ip))
 	}
 	return ips

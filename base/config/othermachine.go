@@ -14,7 +14,9 @@ type ClusterNetworks struct {
 }
 
 // machineKeys are the settings of one machine, which are wrong on another.
-func machineKeys() []string { return []string{"nodeName", "nodeIP", "advertiseAddress", "bindAddress"} }
+func machineKeys() []string {
+	return []string{"nodeName", "nodeIP", "nodeExternalIP", "advertiseAddress", "bindAddress"}
+}
 
 // ForOtherMachine returns the file of a server for another machine that goes on with its cluster: without the keys of the machine, which
 // it returns too, and with the cluster's networks where they are not the defaults. text may be empty, and so may the result.

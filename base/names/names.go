@@ -22,6 +22,12 @@ const (
 	// HostPortsAnnotation has the ports on which a node's host listens, as "22/TCP,111/UDP". The node writes it itself:
 	// a wrong one takes Services away from that node alone.
 	HostPortsAnnotation = "kubelith.io/host-ports"
+	// ExternalIPAnnotation has the addresses at which the node says it is reached from outside, separated by commas. The node
+	// writes it itself; components/cluster/approver decides whether they become its ExternalIPs. ExternalIPLabel with the value
+	// ExternalIPAllowed is an administrator's permission.
+	ExternalIPAnnotation = "kubelith.io/external-ip"
+	ExternalIPLabel      = "kubelith.io/external-ip"
+	ExternalIPAllowed    = "allowed"
 	// WireGuardKeyAnnotation has the node's public key, in base64. The node writes it itself; the apiserver refuses an agent
 	// the key of another Node.
 	WireGuardKeyAnnotation = "kubelith.io/wireguard-key"

@@ -36,7 +36,7 @@ const NodeUserPrefix = "system:node:"
 type Options struct {
 	Dir           string   // where the files are; created with mode 0700
 	NodeName      string   // as registered in the cluster
-	NodeIPs       []net.IP // of this node
+	NodeIPs       []net.IP // of this node, external ones too
 	SANs          []string // further DNS names and IP addresses of the apiserver
 	ServiceIPs    []net.IP // of the Service "kubernetes"
 	ClusterDomain string   // such as cluster.local

@@ -186,7 +186,7 @@ func ensureCertificates(cfg *config.Server, furtherSANs ...string) (*pki.Bundle,
 	bundle, err := pki.Ensure(pki.Options{
 		Dir:           tlsDir(cfg),
 		NodeName:      cfg.NodeName,
-		NodeIPs:       cfg.NodeIPs(),
+		NodeIPs:       append(cfg.NodeIPs(), cfg.ExternalIPs()...),
 		SANs:          slices.Concat(cfg.APIAddresses(), cfg.TLSSAN, furtherSANs),
 		ServiceIPs:    cfg.APIServiceIPs(),
 		ClusterDomain: cfg.ClusterDomain,

@@ -140,6 +140,7 @@ func worker(b *builder, w workerOptions) {
 		StaticPodDir:  filepath.Join(cfg.DataDir, "agent", "static-pods"),
 		NodeName:      cfg.NodeName,
 		NodeIPs:       nodeIPs,
+		ExternalIPs:   len(cfg.NodeExternalIP) > 0,
 		Labels:        w.labels(),
 		Taints:        cfg.NodeTaints,
 		ClusterDNS:    clusterDNS,
@@ -194,6 +195,7 @@ func worker(b *builder, w workerOptions) {
 	b.add(componentstatus.New(componentstatus.Options{
 		Observer: w.machine.status,
 		NodeName: cfg.NodeName,
+		External: cfg.NodeExternalIP,
 		Client:   w.client("status", asNode),
 		Log:      logFor("status"),
 	}))

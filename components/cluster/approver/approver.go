@@ -10,7 +10,8 @@
 // Upstream's csrsigning signs. Upstream's csrapproving would also approve the first two kinds, for any name and for
 // ever; the bindings that allow it (nodeclient, selfnodeclient) are not created.
 //
-// The component also knows which nodes are servers, and labels Nodes (labels.go).
+// The component also knows which nodes are servers, and labels Nodes (labels.go). It gives Nodes the external addresses that they
+// claim (addresses.go).
 package approver
 
 import (
@@ -29,15 +30,19 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	certificateslisters "k8s.io/client-go/listers/certificates/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
 	capihelper "k8s.io/kubernetes/pkg/apis/certificates"
 	"k8s.io/kubernetes/pkg/controller/certificates"
 
 	sharedinformers "kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/base/removed"
 )
@@ -79,6 +84,8 @@ type Server struct {
 	nodes      corelisters.NodeLister
 	configMaps corelisters.ConfigMapNamespaceLister
 	removed    removedNodes
+	events     record.EventRecorder
+	refused    logging.Once // external addresses, by node
 
 	mu   sync.Mutex
 	gone map[string]*corev1.Node // deleted Nodes, by name
@@ -140,15 +147,20 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 	configMaps := view.Core().V1().ConfigMaps()
 	s.requests, s.nodes, s.configMaps = requests.Lister(), nodes.Lister(), configMaps.Lister().ConfigMaps(namespace)
 
-	deleted, unlabelled := reconcile.NewSignal(), reconcile.NewSignal()
-	label := func(obj any) {
-		if len(s.outdated(obj)) > 0 {
-			unlabelled.Send()
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: s.client.CoreV1().Events("")})
+	defer broadcaster.Shutdown()
+	s.events = broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith"})
+
+	deleted, incorrect := reconcile.NewSignal(), reconcile.NewSignal()
+	correct := func(obj any) {
+		if len(s.outdated(obj)) > 0 || s.unaddressed(obj) {
+			incorrect.Send()
 		}
 	}
 	_, err := nodes.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    label,
-		UpdateFunc: func(_, obj any) { label(obj) },
+		AddFunc:    correct,
+		UpdateFunc: func(_, obj any) { correct(obj) },
 		DeleteFunc: func(obj any) {
 			if s.recordDeleted(obj) {
 				deleted.Send()
@@ -175,7 +187,7 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 	defer func() { cancel(); wg.Wait() }()
 	wg.Go(func() {
 		defer utilruntime.HandleCrash()
-		s.tidy(ctx, deleted, unlabelled)
+		s.tidy(ctx, deleted, incorrect)
 	})
 	controller.Run(ctx, workers)
 	return nil

@@ -25,9 +25,9 @@ const (
 	recordedFor = 365 * 24 * time.Hour
 )
 
-// tidy removes what is no longer needed, and labels Nodes, until ctx ends. deleted signals that a Node is gone,
-// unlabelled that the labels of one are wrong.
-func (s *Server) tidy(ctx context.Context, deleted, unlabelled <-chan struct{}) {
+// tidy removes what is no longer needed, and corrects Nodes, until ctx ends. deleted signals that a Node is gone,
+// incorrect that the labels or the addresses of one are wrong.
+func (s *Server) tidy(ctx context.Context, deleted, incorrect <-chan struct{}) {
 	tick := time.NewTicker(tidyEvery)
 	defer tick.Stop()
 	for {
@@ -36,10 +36,12 @@ func (s *Server) tidy(ctx context.Context, deleted, unlabelled <-chan struct{}) 
 			return
 		case <-deleted:
 			s.freeGone(ctx)
-		case <-unlabelled:
+		case <-incorrect:
 			s.label(ctx)
+			s.address(ctx)
 		case <-tick.C:
 			s.label(ctx)
+			s.address(ctx)
 			s.freeGone(ctx)
 			s.freeAbandoned(ctx)
 			s.removeDenied(ctx)

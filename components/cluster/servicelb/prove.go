@@ -36,8 +36,8 @@ const (
 // prover checks that agents are at the addresses that they report: their kubelets serve there with a certificate that
 // has the node's name and the address. A node that reports the address of another machine cannot answer there.
 //
-// External addresses need no proof: an agent cannot set one (components/controlplane/apiserver/restriction), and its
-// kubelet often cannot be reached there. Addresses of servers need none either: their kubelets are in trusted
+// External addresses need no proof: an agent cannot set one (components/controlplane/apiserver/restriction,
+// components/cluster/approver), and its kubelet often cannot be reached there. Addresses of servers need none either: their kubelets are in trusted
 // processes.
 type prover struct {
 	rules nodeaddr.Rules

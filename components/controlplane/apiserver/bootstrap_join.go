@@ -72,7 +72,9 @@ func joining() []runtime.Object {
 			rbacv1.PolicyRule{APIGroups: requests, Resources: []string{"certificatesigningrequests/approval"}, Verbs: []string{"update"}},
 			rbacv1.PolicyRule{APIGroups: requests, Resources: []string{"signers"}, Verbs: []string{"approve"},
 				ResourceNames: []string{"kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"}},
-			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"nodes"}, Verbs: append([]string{"patch"}, read...)}), // labels Nodes
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"nodes"}, Verbs: append([]string{"patch"}, read...)}, // labels Nodes
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"nodes/status"}, Verbs: []string{"patch"}},           // and gives them external addresses
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"events"}, Verbs: []string{"create", "patch"}}),
 		role(metav1.NamespaceSystem, client.Approver, []rbacv1.Subject{approver},
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"configmaps"}, Verbs: []string{"get", "create", "delete"}},
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"secrets"}, Verbs: []string{"delete"}})) // old records of removed nodes

@@ -82,6 +82,8 @@ func TestRightsToJoin(t *testing.T) {
 		{"approver", approver, "get", "", "secrets", "kube-system", "bootstrap-token-abc123", false},
 		{"approver", approver, "delete", "", "secrets", "kube-system", "kubelith-removed-x", true},
 		{"approver", approver, "patch", "", "nodes", "", "x", true},
+		{"approver", approver, "patch", "", "nodes/status", "", "x", true},
+		{"approver", approver, "create", "", "events", "default", "", true},
 		{"approver", approver, "delete", "", "nodes", "", "", false},
 	} {
 		if got := allowed(t, tc.client, tc.verb, tc.group, tc.resource, tc.namespace, tc.name); got != tc.want {

@@ -46,6 +46,9 @@ type Options struct {
 	StaticPodDir string
 	NodeName     string
 	NodeIPs      []net.IP
+	// ExternalIPs: the Node has others too. The kubelet leaves all of them to components/cluster/approver, which is to it a cloud
+	// provider outside of the process.
+	ExternalIPs bool
 	// Labels ("key=value") and Taints ("key[=value]:effect") are set on the Node when it registers.
 	Labels, Taints []string
 	ClusterDNS     []net.IP

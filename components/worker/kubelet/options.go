@@ -2,8 +2,10 @@ package kubelet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -52,6 +54,9 @@ func upstreamServer(o Options) (*options.KubeletServer, error) {
 	if err := args.ApplyTo("--kubelet-arg", fs, Refused(), arguments); err != nil {
 		return nil, err
 	}
+	if o.ExternalIPs && slices.ContainsFunc(arguments, isCloudProvider) {
+		return nil, errors.New("--kubelet-arg cloud-provider: a cloud provider sets the addresses of the Node, and so does --node-external-ip (nodeExternalIP): use only one of them")
+	}
 	if err := checkFiles(f); err != nil {
 		return nil, err
 	}
@@ -62,6 +67,15 @@ func upstreamServer(o Options) (*options.KubeletServer, error) {
 		return nil, fmt.Errorf("--kubelet-arg: %w", err)
 	}
 	return &options.KubeletServer{KubeletFlags: *f, KubeletConfiguration: *c}, nil
+}
+
+// external is upstream's name of a cloud provider that is another process.
+const external = "external"
+
+// isCloudProvider reports whether an argument "key=value" names a cloud provider.
+func isCloudProvider(argument string) bool {
+	key, _, _ := strings.Cut(argument, "=")
+	return strings.ReplaceAll(strings.TrimLeft(key, "-"), "_", "-") == "cloud-provider"
 }
 
 // configFile takes the last "config=FILE" out of the arguments.
@@ -176,6 +190,9 @@ func setFlags(f *options.KubeletFlags, o Options) {
 		ips[i] = ip.String()
 	}
 	f.NodeIP = strings.Join(ips, ",")
+	if o.ExternalIPs {
+		f.CloudProvider = external
+	}
 	f.NodeLabels = map[string]string{}
 	for _, l := range o.Labels {
 		key, value, _ := strings.Cut(l, "=")

@@ -1,5 +1,5 @@
 // Package status reports the state of this process's components where an operator looks: in a condition of the Node, in
-// Events about it, and in metrics.
+// Events about it, and in metrics. It also writes the external addresses that the Node claims.
 //
 // The Group of components (base/lifecycle) sends the Observer its events. Nothing here starts or ends a component.
 package status
@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -24,6 +25,7 @@ import (
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/reconcile"
 )
 
@@ -47,6 +49,7 @@ const (
 type Options struct {
 	Observer *Observer // receives the Group's events
 	NodeName string
+	External []string     // addresses at which the node is reached from outside
 	Client   *rest.Config // acts as the node
 	Log      logrus.FieldLogger
 }
@@ -122,17 +125,35 @@ func (s *Server) sync(ctx context.Context, cs kubernetes.Interface) error {
 	if err != nil {
 		return err
 	}
-	patch := changes(node.Status.Conditions, s.opts.Observer)
+	patch := map[string]any{}
+	if conditions := changes(node.Status.Conditions, s.opts.Observer); len(conditions) > 0 {
+		patch["status"] = map[string]any{"conditions": conditions}
+	}
+	if annotations := claims(node.Annotations, s.opts.External); len(annotations) > 0 {
+		patch["metadata"] = map[string]any{"annotations": annotations}
+	}
 	if len(patch) == 0 {
 		return nil
 	}
 	// A strategic merge patch leaves the conditions of others alone.
-	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": patch}})
+	body, err := json.Marshal(patch)
 	if err != nil {
 		return err
 	}
 	_, err = cs.CoreV1().Nodes().Patch(ctx, s.opts.NodeName, types.StrategicMergePatchType, body, metav1.PatchOptions{}, "status")
 	return err
+}
+
+// claims returns the annotation of a Node that is to be set, or removed if nil: its external addresses, about which the server decides.
+func claims(have map[string]string, external []string) map[string]any {
+	value, has := have[names.ExternalIPAnnotation]
+	switch want := strings.Join(external, ","); {
+	case want == "" && has:
+		return map[string]any{names.ExternalIPAnnotation: nil}
+	case want != value:
+		return map[string]any{names.ExternalIPAnnotation: want}
+	}
+	return nil
 }
 
 // changes returns the strategic merge patch of a Node's conditions; empty if they are right.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -145,5 +146,28 @@ func TestRun(t *testing.T) {
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestClaims: the Node claims the external addresses of the settings, and no others.
+func TestClaims(t *testing.T) {
+	for name, tc := range map[string]struct {
+		has      string // empty: no annotation
+		external []string
+		want     map[string]any
+	}{
+		"none":      {"", nil, nil},
+		"new":       {"", []string{"203.0.113.1", "2001:db8::1"}, map[string]any{"kubelith.io/external-ip": "203.0.113.1,2001:db8::1"}},
+		"unchanged": {"203.0.113.1", []string{"203.0.113.1"}, nil},
+		"changed":   {"203.0.113.1", []string{"203.0.113.2"}, map[string]any{"kubelith.io/external-ip": "203.0.113.2"}},
+		"no more":   {"203.0.113.1", nil, map[string]any{"kubelith.io/external-ip": nil}},
+	} {
+		have := map[string]string{"a": "b"}
+		if tc.has != "" {
+			have[names.ExternalIPAnnotation] = tc.has
+		}
+		if got := claims(have, tc.external); !maps.Equal(got, tc.want) {
+			t.Errorf("%s: %v, want %v", name, got, tc.want)
+		}
 	}
 }

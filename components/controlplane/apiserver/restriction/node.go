@@ -47,7 +47,7 @@ func (p *Plugin) node(ctx context.Context, name string, a admission.Attributes) 
 		}
 	}
 	for _, address := range node.Status.Addresses {
-		// Addresses of its interfaces are internal. Other addresses need rights on all nodes.
+		// Addresses of its interfaces are internal. Of others it may only say that it has them (names.ExternalIPAnnotation).
 		if (address.Type == core.NodeExternalIP || address.Type == core.NodeExternalDNS) && !slices.Contains(old.Status.Addresses, address) {
 			return fmt.Sprintf("a node may not set the %s %s on itself", address.Type, address.Address), nil
 		}

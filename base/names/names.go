@@ -33,6 +33,9 @@ const (
 	WireGuardKeyAnnotation = "kubelith.io/wireguard-key"
 )
 
+// ClusterPolicies is the CustomResourceDefinition of ClusterNetworkPolicies.
+const ClusterPolicies = "clusternetworkpolicies.policy.networking.k8s.io"
+
 // PolicyCondition is a condition of Nodes: False where network policies are not enforced. A node whose pod network is a third
 // party's has none.
 const PolicyCondition = "KubelithNetworkPolicies"

@@ -42,6 +42,8 @@ func joining() []runtime.Object {
 			// Network policies select pods of all nodes, by what this path tells of them.
 			rbacv1.PolicyRule{NonResourceURLs: []string{peers.Path}, Verbs: []string{"get"}},
 			rbacv1.PolicyRule{APIGroups: []string{"policy.networking.k8s.io"}, Resources: []string{"clusternetworkpolicies"}, Verbs: follow},
+			rbacv1.PolicyRule{APIGroups: []string{"apiextensions.k8s.io"}, Resources: []string{"customresourcedefinitions"},
+				ResourceNames: []string{names.ClusterPolicies}, Verbs: follow}, // whether there are any
 			rbacv1.PolicyRule{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs", "networkpolicies"}, Verbs: follow}),
 		role(metav1.NamespacePublic, "kubelith:cluster-info", []rbacv1.Subject{subject(rbacv1.UserKind, user.Anonymous)},
 			configMap("cluster-info", "get")),

@@ -359,7 +359,7 @@ func (r *run) step(ctx context.Context) error {
 		}
 	}
 	if r.removed.Swap(false) && r.missing(ctx) {
-		const text = "Somebody removed the nftables table of network policies. It is written again."
+		const text = "Somebody removed the nftables table of network policies, or rules of it. It is written again."
 		r.opts.Log.Warn(text)
 		// As the kubelet does: kubectl describe finds the Events of a Node by its name as UID.
 		r.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: r.opts.NodeName, UID: types.UID(r.opts.NodeName)},
@@ -391,7 +391,7 @@ func (r *run) step(ctx context.Context) error {
 	}
 	if !whole || err != nil {
 		if err != nil { // somebody else has changed the table
-			r.opts.Log.WithError(err).Warn("the rules of network policies are written anew")
+			r.opts.Log.WithError(err).Warn("the rules of network policies are written again")
 			r.mu.Lock()
 			changes = r.compiler.All()
 			wanted = r.wanted

@@ -17,6 +17,7 @@ import (
 type Ports struct {
 	nft     knftables.Interface
 	whole   bool
+	fixed   map[string]int          // how many rules frame has added to each chain
 	present map[string][]netip.Addr // by interface
 }
 
@@ -29,8 +30,11 @@ func NewPorts() (*Ports, error) {
 	return &Ports{nft: nft}, nil
 }
 
-// The sets of the table.
+// The chains and sets of the table.
 const (
+	pod        = "pod"
+	prerouting = "prerouting"
+
 	portSet    = "ports"
 	sourceSet4 = "sources-ip"
 	sourceSet6 = "sources-ip6"
@@ -76,7 +80,11 @@ func (p *Ports) frame(tx *knftables.Transaction) {
 	tx.Add(&knftables.Set{Name: portSet, Type: "ifname"})
 	tx.Add(&knftables.Set{Name: sourceSet4, Type: "ifname . ipv4_addr"})
 	tx.Add(&knftables.Set{Name: sourceSet6, Type: "ifname . ipv6_addr"})
-	const pod, prerouting = "pod", "prerouting"
+	p.fixed = map[string]int{}
+	add := func(chain, text string) {
+		tx.Add(rule(chain, text))
+		p.fixed[chain]++
+	}
 	tx.Add(&knftables.Chain{Name: pod})
 	for _, r := range []string{
 		"iifname . ip saddr @" + sourceSet4 + " accept",
@@ -86,12 +94,12 @@ func (p *Ports) frame(tx *knftables.Transaction) {
 		"icmpv6 type { nd-router-solicit, nd-neighbor-solicit, nd-neighbor-advert, mld-listener-report, mld2-listener-report } accept",
 		"drop",
 	} {
-		tx.Add(rule(pod, r))
+		add(pod, r)
 	}
 	tx.Add(&knftables.Chain{
 		Name: prerouting, Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.PreroutingHook), Priority: knftables.PtrTo(knftables.BaseChainPriority("0")),
 	})
-	tx.Add(rule(prerouting, "iifname @"+portSet+" jump "+pod))
+	add(prerouting, "iifname @"+portSet+" jump "+pod)
 }
 
 func portElementsOf(name string, ips []netip.Addr) []*knftables.Element {
@@ -118,14 +126,11 @@ func (p *Ports) Remove(ctx context.Context) error {
 	return nil
 }
 
-// Check notices that somebody has removed the table: Write makes it again.
+// Check notices that somebody has removed the table or rules of it: Write makes it again.
 func (p *Ports) Check(ctx context.Context) (removed bool) {
 	if !p.whole {
 		return false
 	}
-	if chains, err := p.nft.List(ctx, "chains"); err == nil && len(chains) > 0 {
-		return false
-	}
-	p.whole = false
-	return true
+	p.whole = hasRules(ctx, p.nft, p.fixed)
+	return !p.whole
 }

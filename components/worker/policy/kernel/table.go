@@ -44,7 +44,8 @@ type Table struct {
 	families []family
 	log      int // dropped packets a second and class, see Drop; 0: none
 
-	whole    bool // a table of this process is there
+	whole    bool           // a table of this process is there
+	fixed    map[string]int // how many rules frame has added to each chain
 	selected [2]map[netip.Addr]string
 	peers    map[string]map[netip.Addr]*rules.Decision // by class
 }
@@ -168,15 +169,33 @@ func (t *Table) Drops(ctx context.Context) (map[string]uint64, error) {
 	return out, nil
 }
 
+// The chains that are always there.
+const (
+	forward        = "forward"
+	input          = "input"
+	output         = "output"
+	untracked      = "untracked"
+	untrackedInput = "untracked-input"
+)
+
+// fixedChains are those whose rules do not change, of both tables.
+func fixedChains() []string {
+	return []string{forward, input, output, untracked, untrackedInput, pod, prerouting}
+}
+
 // frame adds what is always there.
 func (t *Table) frame(tx *knftables.Transaction) {
-	forward := base(tx, "forward", knftables.ForwardHook)
-	input := base(tx, "input", knftables.InputHook)
-	const untracked, untrackedInput = "untracked", "untracked-input"
+	base(tx, forward, knftables.ForwardHook)
+	base(tx, input, knftables.InputHook)
+	t.fixed = map[string]int{}
+	add := func(chain string, parts ...string) {
+		tx.Add(rule(chain, parts...))
+		t.fixed[chain]++
+	}
 	for _, chain := range []string{untracked, untrackedInput} {
 		tx.Add(&knftables.Chain{Name: chain})
 		// Without them there is no address to send to.
-		tx.Add(rule(chain, "icmpv6 type { nd-router-solicit, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert, nd-redirect } accept"))
+		add(chain, "icmpv6 type { nd-router-solicit, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert, nd-redirect } accept")
 	}
 	for _, f := range t.families {
 		for _, d := range []rules.Direction{rules.Egress, rules.Ingress} {
@@ -186,34 +205,33 @@ func (t *Table) frame(tx *knftables.Transaction) {
 	}
 	for chain, without := range map[string]string{forward: untracked, input: untrackedInput} {
 		// Errors about a connection follow it: they have no ports of their own.
-		tx.Add(rule(chain, "ct state related meta l4proto { icmp, ipv6-icmp } accept"))
-		tx.Add(rule(chain, "ct state { invalid, untracked } jump", without))
+		add(chain, "ct state related meta l4proto { icmp, ipv6-icmp } accept")
+		add(chain, "ct state { invalid, untracked } jump", without)
 		for _, f := range t.families {
-			tx.Add(rule(chain, "ct original", f.name, "saddr vmap @"+selectedMap(rules.Egress, f)))
-			tx.Add(rule(without, f.name, "saddr vmap @"+selectedMap(rules.Egress, f)))
+			add(chain, "ct original", f.name, "saddr vmap @"+selectedMap(rules.Egress, f))
+			add(without, f.name, "saddr vmap @"+selectedMap(rules.Egress, f))
 		}
 		if chain == input {
 			continue
 		}
 		for _, f := range t.families {
-			tx.Add(rule(chain, "ct reply", f.name, "saddr vmap @"+selectedMap(rules.Ingress, f)))
-			tx.Add(rule(without, f.name, "daddr vmap @"+selectedMap(rules.Ingress, f)))
+			add(chain, "ct reply", f.name, "saddr vmap @"+selectedMap(rules.Ingress, f))
+			add(without, f.name, "daddr vmap @"+selectedMap(rules.Ingress, f))
 		}
 	}
-	output := base(tx, "output", knftables.OutputHook)
+	base(tx, output, knftables.OutputHook)
 	for _, f := range t.families {
-		tx.Add(rule(output, "ct direction reply ct original", f.name, "saddr vmap @"+selectedMap(rules.Egress, f)))
+		add(output, "ct direction reply ct original", f.name, "saddr vmap @"+selectedMap(rules.Egress, f))
 	}
 	t.addDrop(tx, rules.Closed)
 	tx.Add(&knftables.Chain{Name: rules.Closed})
 	tx.Add(rule(rules.Closed, "goto", dropChain(rules.Closed)))
 }
 
-func base(tx *knftables.Transaction, name string, hook knftables.BaseChainHook) string {
+func base(tx *knftables.Transaction, name string, hook knftables.BaseChainHook) {
 	tx.Add(&knftables.Chain{
 		Name: name, Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(hook), Priority: knftables.PtrTo(knftables.FilterPriority),
 	})
-	return name
 }
 
 func rule(chain string, parts ...string) *knftables.Rule {

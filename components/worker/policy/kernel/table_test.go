@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -152,6 +154,74 @@ func TestPorts(t *testing.T) {
 					t.Errorf("step %d: %s with %s: %v\n%s", i, name, ip, has, text)
 				}
 			}
+		}
+	}
+}
+
+// TestCheck: a table is as written until somebody removes it, or rules of it.
+func TestCheck(t *testing.T) {
+	table, ports := fake(t), &Ports{nft: knftables.NewFake(knftables.BridgeFamily, names.PolicyTable)}
+	c := rules.NewCompiler()
+	c.AddLocal("a", []netip.Addr{netip.MustParseAddr("10.42.0.9")})
+	for name, tc := range map[string]struct {
+		nft   knftables.Interface
+		write func() error
+		check func(context.Context) bool
+		chain string
+	}{
+		"inet":   {table.nft, func() error { return table.Replace(t.Context(), c.All()) }, table.Check, "output"},
+		"bridge": {ports.nft, func() error { return ports.Write(t.Context(), nil) }, ports.Check, "prerouting"},
+	} {
+		for what, change := range map[string]func(*knftables.Transaction){
+			"nobody":  nil,
+			"removes": func(tx *knftables.Transaction) { tx.Delete(&knftables.Table{}) },
+			"flushes": func(tx *knftables.Transaction) { tx.Flush(&knftables.Chain{Name: tc.chain}) },
+		} {
+			if err := tc.write(); err != nil {
+				t.Fatal(err)
+			}
+			if change != nil {
+				tx := tc.nft.NewTransaction()
+				change(tx)
+				if err := tc.nft.Run(t.Context(), tx); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := tc.check(t.Context()); got != (change != nil) {
+				t.Errorf("%s, %s: noticed %v", name, what, got)
+			}
+		}
+	}
+}
+
+// TestRemoval: which messages of the kernel are about our tables.
+func TestRemoval(t *testing.T) {
+	message := func(kind int, attributes ...string) netlink.Message {
+		e := netlink.NewAttributeEncoder()
+		for i, a := range attributes {
+			e.String(uint16(i+1), a) // NFTA_TABLE_NAME and NFTA_RULE_TABLE, NFTA_RULE_CHAIN
+		}
+		data, err := e.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | kind)}, Data: append(make([]byte, 4), data...)}
+	}
+	for name, tc := range map[string]struct {
+		message netlink.Message
+		want    bool
+	}{
+		"a table":                     {message(unix.NFT_MSG_DELTABLE, names.PolicyTable), true},
+		"another table":               {message(unix.NFT_MSG_DELTABLE, "kube-proxy"), false},
+		"a new table":                 {message(unix.NFT_MSG_NEWTABLE, names.PolicyTable), false},
+		"a rule of a hook":            {message(unix.NFT_MSG_DELRULE, names.PolicyTable, "forward"), true},
+		"a rule of a class":           {message(unix.NFT_MSG_DELRULE, names.PolicyTable, "ingress-1"), false},
+		"a rule of another's":         {message(unix.NFT_MSG_DELRULE, "kube-proxy", "forward"), false},
+		"nothing":                     {netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELTABLE)}}, false},
+		"a rule of pods' port filter": {message(unix.NFT_MSG_DELRULE, names.PolicyTable, "prerouting"), true},
+	} {
+		if got := isRemoval(tc.message); got != tc.want {
+			t.Errorf("%s: %v", name, got)
 		}
 	}
 }

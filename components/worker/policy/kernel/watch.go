@@ -3,17 +3,18 @@ package kernel
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+	"sigs.k8s.io/knftables"
 
 	"kubelith.io/kubelith/base/names"
-	"kubelith.io/kubelith/components/worker/policy/rules"
 )
 
-// Watch calls removed when a table of network policies may have been removed, by this process too, until ctx ends. There is at
-// least one call after each removal.
+// Watch calls removed when a table of network policies, or a rule of those that are always there, may have been removed, by this
+// process too, until ctx ends. There is at least one call after each removal.
 //
 // Source: linux/netfilter/nf_tables.h and nfnetlink.h.
 func Watch(ctx context.Context, removed func()) error {
@@ -45,32 +46,51 @@ func Watch(ctx context.Context, removed func()) error {
 
 func isRemoval(m netlink.Message) bool {
 	const genericHeader = 4 // nfgenmsg
-	if m.Header.Type != netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_DELTABLE) || len(m.Data) < genericHeader {
+	if len(m.Data) < genericHeader {
 		return false
 	}
 	attributes, err := netlink.NewAttributeDecoder(m.Data[genericHeader:])
 	if err != nil {
 		return false
 	}
-	for attributes.Next() {
-		if attributes.Type() == unix.NFTA_TABLE_NAME && attributes.String() == names.PolicyTable {
-			return true
+	var table, chain string
+	switch m.Header.Type {
+	case netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELTABLE):
+		for attributes.Next() {
+			if attributes.Type() == unix.NFTA_TABLE_NAME {
+				table = attributes.String()
+			}
 		}
+		return table == names.PolicyTable
+	case netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELRULE):
+		for attributes.Next() {
+			switch attributes.Type() {
+			case unix.NFTA_RULE_TABLE:
+				table = attributes.String()
+			case unix.NFTA_RULE_CHAIN:
+				chain = attributes.String()
+			}
+		}
+		return table == names.PolicyTable && slices.Contains(fixedChains(), chain) // the chains of classes come and go
 	}
 	return false
 }
 
-// Check notices that somebody has removed the table, and reports it: Replace writes it again.
+// Check notices that somebody has removed the table, or a rule of those that are always there, and reports it: Replace writes it again.
 func (t *Table) Check(ctx context.Context) (removed bool) {
 	if !t.whole {
 		return false
 	}
-	chains, err := t.nft.List(ctx, "chains")
-	for _, c := range chains {
-		if c == rules.Closed && err == nil {
+	t.whole = hasRules(ctx, t.nft, t.fixed)
+	return !t.whole
+}
+
+// hasRules reports whether chains have as many rules.
+func hasRules(ctx context.Context, nft knftables.Interface, wanted map[string]int) bool {
+	for chain, n := range wanted {
+		if has, err := nft.ListRules(ctx, chain); err != nil || len(has) != n {
 			return false
 		}
 	}
-	t.whole = false
 	return true
 }

@@ -9,7 +9,8 @@
 #   make bench-table                        print the table of the results so far
 #   make bench-plugins                      plugins against what they replace (bench/plugins): about 15 minutes
 #   make bench-scale                        1,000 hollow nodes and 10,000 pods: about 20 minutes
-#   make bench-network                      routes between pods, and the cost of an agent (bench/network): about 40 minutes
+#   make bench-network                      routes between pods, network policies, and the cost of an agent (bench/network): about 40 minutes
+#   make bench-network BENCH_NETWORK=TestPolicies     only what network policies cost: about 8 minutes
 #
 # An interrupted run continues where it stopped. Results belong to one executable and one set of settings:
 # after a change remove $(BENCH_RESULTS) or name another file.
@@ -69,12 +70,13 @@ bench_env = BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12) idle
 	BENCH_RESULTS=$(abspath $(BENCH_RESULTS)) BENCH_PEERS=$(CURDIR)/$(BENCH)/bin ROUNDS=$(ROUNDS) IDLE_ROUNDS=$(IDLE_ROUNDS) \
 	IDLE_SECONDS=$(IDLE_SECONDS) PEER_GOGC=$(PEER_GOGC) PEER_START=$(PEER_START)
 
-bench-network: bin/kubelith ## measure routes between pods, and an agent (root, about 40 minutes)
+bench-network: bin/kubelith ## measure routes between pods, network policies, and an agent (root, about 40 minutes)
 	$(GO) test -c -ldflags='-s -w' -o $(BENCH)/network.test ./bench/network
-	cd bench/network && KUBELITH_BIN=$(CURDIR)/bin/kubelith $(bench_network_env) $(CURDIR)/$(BENCH)/network.test -test.v -test.timeout 3h
+	cd bench/network && KUBELITH_BIN=$(CURDIR)/bin/kubelith $(bench_network_env) $(CURDIR)/$(BENCH)/network.test -test.run '$(BENCH_NETWORK)' -test.v -test.timeout 3h
 	@$(GO) run ./bench/report -table network -results $(BENCH_NETWORK_RESULTS)
 BENCH_NETWORK_RESULTS ?= $(BENCH)/network.jsonl
 BENCH_NETWORK_IDLE ?= 120
+BENCH_NETWORK ?= .
 bench_network_env = BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12) idle=$(BENCH_NETWORK_IDLE)" \
 	BENCH_RESULTS=$(abspath $(BENCH_NETWORK_RESULTS)) ROUNDS=$(ROUNDS) IDLE_SECONDS=$(BENCH_NETWORK_IDLE)
 

@@ -3,6 +3,7 @@ package network
 import (
 	"fmt"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
 
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/bench/results"
 	"kubelith.io/kubelith/integration/harness"
 )
@@ -42,7 +44,8 @@ func TestPolicies(t *testing.T) {
 			if store.Done("policies", round, w.name) {
 				continue
 			}
-			time.Sleep(2 * time.Second) // they are in the kernel
+			inKernel(t, s, w.policies)
+			time.Sleep(2 * time.Second) // what follows a change has ended
 			samples := way{w.name, near.Status.PodIP + ":9100", func(args ...string) *exec.Cmd { return inNetwork(pid, pid, args...) }}.measure(t)
 			for _, s := range samples {
 				t.Logf("round %d, %s, %s: %.3f", round, w.name, s.Figure, s.Value)
@@ -56,6 +59,29 @@ func TestPolicies(t *testing.T) {
 		}
 	}
 }
+
+// inKernel waits until the kernel has as many policies, each of which has a port of its own; none: no table.
+func inKernel(t *testing.T, s *harness.Server, policies int) {
+	t.Helper()
+	harness.Eventually(t, time.Minute, fmt.Sprint(policies, " policies in the kernel"), func() error {
+		rules := s.TryExec(t, "nft", "list", "table", "inet", names.PolicyTable).Stdout
+		if policies == 0 && rules != "" || !strings.Contains(rules, last(policies)) {
+			return fmt.Errorf("the table has %d bytes", len(rules))
+		}
+		return nil
+	})
+}
+
+// last is the range of the policies' own ports, as the kernel has it; empty without policies.
+func last(policies int) string {
+	if policies == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" . %d-%d : ", firstPort, firstPort+policies-1)
+}
+
+// firstPort is that of the first policy.
+const firstPort = 10000
 
 // manyClient is a client that does not limit itself.
 func manyClient(t *testing.T, s *harness.Server) kubernetes.Interface {
@@ -79,8 +105,8 @@ func allow(t *testing.T, cs kubernetes.Interface, ns string, i int) {
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("policy-", i)},
 		Spec: networkingv1.NetworkPolicySpec{
 			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
-			Ingress:     []networkingv1.NetworkPolicyIngressRule{{From: peers, Ports: ports(port, 10000+i)}},
-			Egress:      []networkingv1.NetworkPolicyEgressRule{{To: peers, Ports: ports(port, 10000+i)}},
+			Ingress:     []networkingv1.NetworkPolicyIngressRule{{From: peers, Ports: ports(port, firstPort+i)}},
+			Egress:      []networkingv1.NetworkPolicyEgressRule{{To: peers, Ports: ports(port, firstPort+i)}},
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {

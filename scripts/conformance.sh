@@ -3,6 +3,7 @@
 # E2E_DIR (bin/e2e.test, images, run.sh beside or in E2E_RUN), against a fresh cluster
 # in namespaces of its own: a server, and agents in namespaces beside it when there are to be more nodes.
 #   E2E_DIR=dir   where the suite was built     E2E_RUN=file  its run.sh     NODES=1
+#   DUAL_STACK=yes: pods and Services have IPv6 addresses as well
 #   FOCUS=regex or @file (default: all [Conformance])   SKIP=regex   PROCS=4
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,7 +17,13 @@ case $FOCUS in @*)
 	FOCUS=@$(readlink -f "${FOCUS#@}") ;;
 esac
 ns=kubelith-e2e dir=$PWD/.cache/conformance bin=$PWD/bin/kubelith
-net=10.123.251 # .1 is the bridge, the others are the nodes
+net=10.123.251 net6=fd00:10:123:251: # ...1 is the bridge, the others are the nodes
+networks=()
+case ${DUAL_STACK:-} in
+"") ;;
+yes) networks=(--cluster-cidr '10.42.0.0/16,fd42::/56' --service-cidr '10.43.0.0/16,fd43::/112') ;;
+*) echo "conformance: DUAL_STACK is yes or empty" >&2; exit 1 ;;
+esac
 mirror=$net.2:5055
 NODES=${NODES:-1}
 # hidden: places of the host that each node has to itself. A bind mount needs a directory: made has those that were not there.
@@ -58,6 +65,10 @@ prepare() {
 	ip link set "$ns-$i" master $ns up
 	ip -n "$ns-$i" addr add "$net.$((i + 1))/24" dev eth0; ip -n "$ns-$i" link set eth0 up; ip -n "$ns-$i" link set lo up
 	ip -n "$ns-$i" route add default via $net.1
+	if [ ${#networks[@]} -gt 0 ]; then
+		ip -n "$ns-$i" addr add "$net6:$((i + 1))/64" dev eth0 nodad
+		ip -n "$ns-$i" route add default via $net6:1
+	fi
 	nsenter --net="/run/netns/$ns-$i" unshare -m --propagation private bash -c '
 		root=$1; shift
 		for d; do mount --bind "$root$d" "$d"; done
@@ -97,8 +108,9 @@ for d in "${hidden[@]}"; do
 done
 ip link add $ns type bridge
 ip addr add $net.1/24 dev $ns; ip link set $ns up
+[ ${#networks[@]} = 0 ] || ip addr add $net6:1/64 dev $ns nodad
 prepare 1
-start 1 server
+start 1 server "${networks[@]}"
 ctr="$bin ctr"
 for ((i = 2; i <= NODES; i++)); do
 	prepare "$i"

@@ -405,8 +405,12 @@ podSelector: {matchLabels: {app: a}}
 ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
 	check(t, "on the agent", probe{"d to a", inD, "tcp", address, false}, probe{"b to a", inB, "tcp", address, true},
 		probe{"the agent to a", agent.PID(), "tcp", address, true}, probe{"the server to a", s.PID(), "tcp", address, false})
+	// A pod of the host's network has no address of its own: its node's does not become a pod's.
+	host := harness.Pod(ns, "host", "/bin/probe", "sleep")
+	host.Labels, host.Spec.HostNetwork = map[string]string{"app": "b"}, true
+	s.Run(t, on(host, s))
 	s.Kubectl(t, "-n", ns, "label", "pod", "d", "app=b", "--overwrite")
-	check(t, "with the label", probe{"d to a", inD, "tcp", address, true}, probe{"b to a", inB, "tcp", address, true})
+	check(t, "with the label", probe{"d to a", inD, "tcp", address, true}, probe{"the server, where a pod of the host's network has the label, to a", s.PID(), "tcp", address, false}, probe{"b to a", inB, "tcp", address, true})
 	s.Kubectl(t, "-n", ns, "label", "pod", "d", "app=d", "--overwrite")
 	check(t, "without the label", probe{"d to a", inD, "tcp", address, false})
 

@@ -157,7 +157,7 @@ conformance-suite: ## build upstream's e2e.test and images for a sample of its t
 conformance-suite-there:
 	@$(conformance_suite) --where >/dev/null 2>&1
 
-.PHONY: conformance vm-test vm-soak vm-nodes-test vagrant-validate vagrant-test openrc-test dist clean
+.PHONY: conformance vm-test vm-soak vm-policy-test vm-nodes-test vagrant-validate vagrant-test openrc-test dist clean
 conformance: build ## upstream's conformance suite on a fresh cluster: make conformance E2E_DIR=... [NODES=1] [DUAL_STACK=yes] [FOCUS=...] [PROCS=4]
 	scripts/conformance.sh
 
@@ -166,6 +166,9 @@ vm-test: build ## install, run, reboot, cut the power and uninstall in a VM: mak
 
 vm-soak: build ## run soak in a VM, with a jumping clock: make vm-soak VM=.../vm [SOAK=10m] [SEED=N]
 	SOAK=$(SOAK) SEED=$(SEED) scripts/vm-soak.sh $(VM)
+
+vm-policy-test: build ## the tests of network policies in a VM: make vm-policy-test VM=.../vm [RUN=TestDead]
+	RUN='$(RUN)' scripts/vm-policy-test.sh $(VM)
 
 vm-nodes-test: build ## a server and an agent in two VMs, with a cut cable and a power cut: make vm-nodes-test VM=.../vm
 	scripts/vm-nodes-test.sh $(VM)

@@ -129,6 +129,11 @@ vip-faults: build ## the server that carries the virtual address is stopped, pau
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith VIP_ROUNDS=5 \
 		$(GO) test -count=1 -v -timeout 30m ./integration/servers -run 'TestVirtualAddress$$'
 
+.PHONY: policy-scale
+policy-scale: build ## how long changes of policies take with 5,000 pods and 500 policies (root, 2 minutes)
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_POLICY_SCALE=1 \
+		$(GO) test -count=1 -v -timeout 30m ./integration/policy -run 'TestScale$$'
+
 .PHONY: policy-conformance
 policy-conformance: build ## the conformance suite of ClusterNetworkPolicies on a server and an agent (root, 7 minutes)
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_POLICY_CONFORMANCE=1 \

@@ -16,7 +16,7 @@ type said struct{ component, message, err string }
 type rank struct {
 	component string // separated by spaces; empty: any, for info lines only
 	message   string // prefix; one that begins with "*" follows something that varies
-	err       string // part of the error; empty: any
+	err       string // part of the error, or of the message when that ends with the error; empty: any
 	level     logrus.Level
 	// passing means that the line is harmless only if it stops soon, as in a start: a line that repeats for longer than
 	// passingFor keeps its level.
@@ -69,6 +69,11 @@ var upstreamRanks = []rank{
 	{component: "apiserver controller-manager scheduler kubelet kubernetes", message: "component has alpha features enabled in emulated version, this is unsupported: features=[EventedPLEG]", level: logrus.DebugLevel},
 	// A deleted pod's cgroup is gone when its last status is written.
 	{component: "kubelet", message: "failed to read memory cgroup ", err: "no such file or directory", level: logrus.DebugLevel},
+
+	// The cgroup of a container that ends at once is gone before cAdvisor watches it. Without inotify's watches it says
+	// "no space left on device", which stays a warning.
+	{component: "kubelet", message: "Error while processing event (", err: ": no such file or directory", level: logrus.DebugLevel},
+	{component: "kubelet", message: "Failed to watch directory ", err: ": no such file or directory", level: logrus.DebugLevel},
 
 	// Flexvolumes are deprecated and unused.
 	{component: "kubelet controller-manager kubernetes", message: "Flexvolume plugin directory at ", level: logrus.DebugLevel},
@@ -135,7 +140,11 @@ func (r rank) of(s said) bool {
 	if part, ok := strings.CutPrefix(r.message, "*"); ok {
 		said = strings.Contains(s.message, part)
 	}
-	if !said || !strings.Contains(s.err, r.err) {
+	err := s.err
+	if err == "" { // formatted by upstream: the message has it
+		err = s.message
+	}
+	if !said || !strings.Contains(err, r.err) {
 		return false
 	}
 	if r.component == "" {

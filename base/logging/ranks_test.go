@@ -22,6 +22,8 @@ func TestRanks(t *testing.T) {
 		"the error that passes":    {"kubelet", "Failed to read data from checkpoint", "checkpoint is not found", ``},
 		"an error of any":          {"kubelet", "Waiting for caches to sync", "", "error component=kubelet Waiting for caches to sync"},
 		"after an id":              {"etcd", "8e9e05c52164694d cannot campaign at term 1 since there are still pending configuration changes to apply", "", ""},
+		"the error in the message": {"kubelet", "Error while processing event (&{Mask:1073742080 Cookie:0 Name:/sys/fs/cgroup/cpu/kubepods/a}): inotify_add_watch /sys/fs/cgroup/cpu/kubepods/a: no such file or directory", "", ""},
+		"another in the message":   {"kubelet", "Error while processing event (&{}): inotify_add_watch /a: no space left on device", "", "error component=kubelet Error while processing event (&{}): inotify_add_watch /a: no space left on device"},
 		"not at the beginning":     {"etcd", "oh: simple token is not cryptographically signed", "", "error component=etcd oh: simple token is not cryptographically signed"},
 	} {
 		t.Run(name, func(t *testing.T) {

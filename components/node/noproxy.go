@@ -1,6 +1,8 @@
 package node
 
 import (
+	"fmt"
+	"net"
 	"net/url"
 	"os"
 	"slices"
@@ -9,9 +11,9 @@ import (
 	"kubelith.io/kubelith/base/config"
 )
 
-// setNoProxy adds to NO_PROXY what is never behind a company's proxy: this machine, the server, and the cluster's pods,
-// Services and names. Programs read the variable once, so it is set before any connection. Without a proxy it is left
-// alone.
+// setNoProxy adds to NO_PROXY what is never behind a company's proxy: this machine and the network that it is in, where
+// the other nodes usually are, the server, and the cluster's pods, Services and names. Programs read the variable once,
+// so it is set before any connection. Without a proxy it is left alone.
 func setNoProxy(node *config.Node, cluster *config.ClusterInfo, server string) error {
 	if !slices.ContainsFunc([]string{"HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"}, func(name string) bool { return os.Getenv(name) != "" }) {
 		return nil
@@ -20,7 +22,11 @@ func setNoProxy(node *config.Node, cluster *config.ClusterInfo, server string) e
 	if given == "" {
 		given = os.Getenv("no_proxy")
 	}
-	value := noProxy(given, node, cluster, server)
+	local, err := net.InterfaceAddrs()
+	if err != nil {
+		return fmt.Errorf("list addresses: %w", err)
+	}
+	value := noProxy(given, node, cluster, server, local)
 	for _, name := range []string{"NO_PROXY", "no_proxy"} { // some programs read one, some the other
 		if err := os.Setenv(name, value); err != nil {
 			return err
@@ -29,8 +35,9 @@ func setNoProxy(node *config.Node, cluster *config.ClusterInfo, server string) e
 	return nil
 }
 
-// noProxy returns a NO_PROXY with the user's entries first, then everything of the cluster.
-func noProxy(given string, node *config.Node, cluster *config.ClusterInfo, server string) string {
+// noProxy returns a NO_PROXY with the user's entries first, then everything of the cluster. local has the addresses of
+// this machine's interfaces.
+func noProxy(given string, node *config.Node, cluster *config.ClusterInfo, server string, local []net.Addr) string {
 	var all []string
 	add := func(entries ...string) {
 		for _, e := range entries {
@@ -42,6 +49,7 @@ func noProxy(given string, node *config.Node, cluster *config.ClusterInfo, serve
 	add(strings.Split(given, ",")...)
 	add("localhost", "127.0.0.0/8", "::1", node.NodeName)
 	add(node.NodeIP...)
+	add(networksOf(node.NodeIP, local)...)
 	if u, err := url.Parse(server); err == nil {
 		add(u.Hostname())
 	}
@@ -52,4 +60,16 @@ func noProxy(given string, node *config.Node, cluster *config.ClusterInfo, serve
 		add("." + cluster.ClusterDomain)
 	}
 	return strings.Join(all, ",")
+}
+
+// networksOf returns the networks in which the machine has one of these addresses. The API server calls the kubelets
+// there.
+func networksOf(addresses []string, local []net.Addr) []string {
+	var out []string
+	for _, a := range local {
+		if at, ok := a.(*net.IPNet); ok && slices.Contains(addresses, at.IP.String()) {
+			out = append(out, (&net.IPNet{IP: at.IP.Mask(at.Mask), Mask: at.Mask}).String())
+		}
+	}
+	return out
 }

@@ -78,12 +78,19 @@ func TestInstall(t *testing.T) {
 	if res := s.TryExec(t, "cat", "/etc/kubelith/token"); res.Code != 0 {
 		t.Error("the token is gone, and the machine has not joined with it")
 	}
-	install("two", false, agent("two")...)
+	install("two", false, append([]string{"--node-ip", "192.0.2.5,2001:db8::5"}, agent("two")...)...)
+	if now := s.Exec(t, "cat", "/etc/kubelith/config.yaml"); !strings.Contains(now, "\nnodeIP: [\"192.0.2.5\", \"2001:db8::5\"]\n") {
+		t.Errorf("the configuration with --node-ip is\n%s", now)
+	}
 
+	// A disk that is full, and one that cannot be read.
 	before := s.Exec(t, "cat", "/etc/kubelith/config.yaml")
 	s.Exec(t, "mkdir", "/etc/kubelith/config.yaml.new")
 	install("two", true, agent("two")...)
 	s.Exec(t, "rmdir", "/etc/kubelith/config.yaml.new")
+	put("/usr/local/bin/grep", "#!/bin/sh\ncase \"$*\" in *server*config.yaml) exit 2 ;; esac\nexec /bin/grep \"$@\"\n")
+	install("two", true, agent("two")...)
+	s.Exec(t, "rm", "/usr/local/bin/grep", "/etc/kubelith/config.yaml.new")
 	if now := s.Exec(t, "cat", "/etc/kubelith/config.yaml"); now != before || !strings.Contains(now, "a=b") || !strings.Contains(now, "server: https://192.0.2.1:6443") {
 		t.Errorf("the configuration is now\n%s\nwas\n%s", now, before)
 	}

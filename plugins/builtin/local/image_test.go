@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -83,6 +84,25 @@ func TestFile(t *testing.T) {
 	for name, e := range map[string]ext4{"grows": {grows: true}, "has headroom": {grows: false}} {
 		t.Run(name, func(t *testing.T) { testFile(t, e) })
 	}
+	t.Run("grows unmounted", func(t *testing.T) {
+		loseSysResource(t)
+		testFile(t, ext4{grows: true})
+	})
+}
+
+// loseSysResource takes CAP_SYS_RESOURCE from the test's thread, which ends with the test.
+func loseSysResource(t *testing.T) {
+	t.Helper()
+	runtime.LockOSThread()
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	if err := unix.Capget(&header, &sets[0]); err != nil {
+		t.Fatal(err)
+	}
+	sets[0].Effective &^= 1 << unix.CAP_SYS_RESOURCE
+	if err := unix.Capset(&header, &sets[0]); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func testFile(t *testing.T, e ext4) {
@@ -138,6 +158,9 @@ func testFile(t *testing.T, e ext4) {
 		h.end(t, "v", "a", "b")
 		if err := h.publish(t, h.Driver, "v", "a", c, false); err != nil {
 			t.Fatal(err)
+		}
+		if free := diskFree(t, h.target("a")); free < size-128<<10 || free > size+128<<10 {
+			t.Errorf("grown while it was not mounted, it has %d bytes more", free)
 		}
 		if err := h.expand(t, "v", h.target("a"), 2*size); err != nil {
 			t.Errorf("expanded while it was not mounted: %v", err)

@@ -212,6 +212,10 @@ func (s *Server) look(ctx context.Context, members []etcd.Member) {
 			switch {
 			case err != nil && !missing:
 				s.missing[m.ID] = now
+				if m.Name == "" { // it has not begun; settle removes one that never does
+					s.opts.Log.Infof("server that joins (%s) does not answer yet: %v", m.URL, err)
+					return
+				}
 				s.opts.Log.Warnf("server %s (%s) does not answer: %v", nameOf(m), m.URL, err)
 			case err == nil && missing:
 				delete(s.missing, m.ID)

@@ -1,6 +1,7 @@
 package servers
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -40,6 +41,33 @@ func server(t *testing.T, members member, objects ...runtime.Object) *Server {
 		opts: Options{Name: "a", Etcd: members, Kubernetes: "v1.37.1", DataDir: t.TempDir(), Log: log,
 			Removed: func(name string, joined time.Time) bool { return name == "gone" }},
 		client: fake.NewClientset(objects...), missing: map[uint64]time.Time{}, probe: http.Client{Timeout: time.Second, Transport: http.DefaultTransport},
+	}
+}
+
+// TestLook: a server that does not answer is a warning, once; one that has not begun yet is none.
+func TestLook(t *testing.T) {
+	down := httptest.NewServer(http.NotFoundHandler())
+	down.Close()
+	up := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer up.Close()
+	var text bytes.Buffer
+	log := logrus.New()
+	log.SetOutput(&text)
+	log.SetFormatter(&logrus.TextFormatter{DisableTimestamp: true, DisableQuote: true})
+	s := server(t, nil)
+	s.opts.Log = log
+	for _, step := range []struct{ name, url, want string }{
+		{"", down.URL, "level=info msg=server that joins (" + down.URL + ") does not answer yet: "},
+		{"", down.URL, ""},
+		{"b", up.URL, "level=info msg=server b (" + up.URL + ") answers again, after "},
+		{"b", down.URL, "level=warning msg=server b (" + down.URL + ") does not answer: "},
+		{"b", down.URL, ""},
+	} {
+		text.Reset()
+		s.look(t.Context(), []etcd.Member{{ID: 1, Self: true}, {ID: 2, Name: step.name, URL: step.url}})
+		if got := text.String(); !strings.HasPrefix(got, step.want) || step.want == "" && got != "" {
+			t.Errorf("%s at %s: the log has %q, want %q", step.name, step.url, got, step.want)
+		}
 	}
 }
 

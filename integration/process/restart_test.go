@@ -111,6 +111,24 @@ func TestRestart(t *testing.T) {
 		return nil
 	})
 	within(t, "longest time without an answer of DNS over kill -9", gap(), dnsGap)
+
+	// What the service does when the machine shuts down.
+	app := processOf(t, s, pod)
+	if res := s.RunBinary(t, "stop-pods"); res.Code == 0 {
+		t.Error("stop-pods did not refuse to work under a server")
+	}
+	s.Stop(t)
+	app.same(t, "after the last stop")
+	s.Exec(t, s.BinaryPath(), "stop-pods")
+	harness.Eventually(t, 10*time.Second, "all containers to be gone", func() error {
+		if harness.Alive(app.pid) {
+			return fmt.Errorf("process %d runs", app.pid)
+		}
+		return nil
+	})
+	if !exists(s, harness.DataDir+"/server/db") {
+		t.Error("stop-pods has removed the cluster's data")
+	}
 }
 
 // stopOrder reads in the log what stopped when.

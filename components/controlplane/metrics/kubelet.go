@@ -30,7 +30,7 @@ type kubelets struct {
 	log    logrus.FieldLogger
 
 	mu      sync.Mutex
-	failing map[string]bool // names of nodes; each is logged once
+	failing map[string]bool // by name, the nodes that failed last time; true: it is logged
 }
 
 var _ client.KubeletMetricsGetter = (*kubelets)(nil)
@@ -67,7 +67,7 @@ func newKubelets(o Options, nodes corelisters.NodeLister) (*kubelets, error) {
 	}, nil
 }
 
-// GetMetrics implements client.KubeletMetricsGetter. A failure is logged here, when it begins, and is no error to
+// GetMetrics implements client.KubeletMetricsGetter. A failure is logged here, when it is no single one, and is no error to
 // metrics-server, which would log it in every round.
 func (k *kubelets) GetMetrics(ctx context.Context, node *corev1.Node) (*storage.MetricsBatch, error) {
 	from := resourceURL(node)
@@ -105,21 +105,28 @@ func (k *kubelets) get(ctx context.Context, from, node string) (*storage.Metrics
 	return batch, nil
 }
 
-// note logs when a node that should answer begins to fail, and when it recovers.
+// note logs when a node that should answer fails for the second time in a row, and when it recovers: a kubelet that has
+// just started may not know its Node yet.
 func (k *kubelets) note(node *corev1.Node, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	switch failing := k.failing[node.Name]; {
-	case err == nil && failing:
+	logged, failing := k.failing[node.Name]
+	switch {
+	case err == nil:
 		delete(k.failing, node.Name)
-		k.log.Infof("node %s serves metrics again", node.Name)
-	case err != nil && !failing && nodeutil.IsNodeReady(node):
+		if logged {
+			k.log.Infof("node %s serves metrics again", node.Name)
+		}
+	case logged || !nodeutil.IsNodeReady(node):
+	case failing:
+		k.failing[node.Name] = true
+		k.log.Warnf("cannot scrape the metrics of node %s, retrying every %s: %v", node.Name, resolution, err)
+	default:
 		maps.DeleteFunc(k.failing, func(name string, _ bool) bool {
 			_, err := k.nodes.Get(name)
 			return err != nil // it is gone
 		})
-		k.failing[node.Name] = true
-		k.log.Warnf("cannot scrape the metrics of node %s, retrying every %s: %v", node.Name, resolution, err)
+		k.failing[node.Name] = false
 	}
 }
 

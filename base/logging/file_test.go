@@ -46,6 +46,7 @@ func TestRotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
+	files(t, name) // is for its owner alone now
 	for i := range 6 {
 		if n, err := fmt.Fprintf(f, "line %d.\n", i); n != 8 || err != nil {
 			t.Fatal(n, err)

@@ -13,7 +13,7 @@ const (
 	// floodLines is how many warnings or errors that differ only in numbers are written within floodTime.
 	floodLines = 10
 	floodTime  = 10 * time.Second
-	// slowTime is how long one line about slow requests of etcd is enough: a slow disk causes dozens per second.
+	// slowTime is how long one line about a slow etcd is enough: a slow disk causes dozens per second.
 	slowTime = time.Minute
 	// floodsKnown bounds the memory.
 	floodsKnown = 1000
@@ -37,7 +37,7 @@ func (f *floods) shorten(s said, level logrus.Level, now time.Time) (string, boo
 		return s.message, true
 	}
 	most, during := floodLines, floodTime
-	if s.component == "etcd" && s.message == "apply request took too long" {
+	if s.component == "etcd" && (s.message == "apply request took too long" || strings.HasPrefix(s.message, "leader failed to send out heartbeat on time")) {
 		most, during = 1, slowTime
 	}
 	key := s.component + " " + withoutDigits(s.message) + " " + withoutDigits(s.err)

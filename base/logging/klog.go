@@ -120,7 +120,7 @@ func (s sink) WithValues(kv ...any) logr.LogSink {
 		kv = append(slices.Clip(kv), "(no value)")
 	}
 	for i := 0; i < len(kv); i += 2 {
-		if kv[i] == componentField {
+		if kv[i] == componentField && s.component == "" {
 			s.component = fmt.Sprint(kv[i+1])
 		}
 	}
@@ -147,6 +147,9 @@ func (s sink) with(e *logrus.Entry, kv []any) *logrus.Entry {
 	maps.Copy(fields, e.Data)
 	for i := 0; i < len(kv); i += 2 {
 		key := fmt.Sprint(kv[i])
+		if key == componentField { // upstream's is an identity of its own; the entry has ours
+			continue
+		}
 		if i+1 == len(kv) {
 			fields[key] = "(no value)"
 			break

@@ -77,7 +77,10 @@ func TestText(t *testing.T) {
 		"klog odd number": {func() { klog.Background().Info("m", "k") }, `info  component=kubernetes m k="(no value)"`},
 		"klog name":       {func() { klog.Background().WithName("garbage").WithName("a").WithName("b").Info("m") }, `info  component=kubernetes m logger=garbage.a.b`},
 		"klog context":    {func() { klog.FromContext(WithComponent(context.Background(), "kubelet")).WithName("x").V(1).Info("m") }, `debug component=kubelet m logger=x`},
-		"klog empty ctx":  {func() { klog.FromContext(context.Background()).Info("m") }, `info  component=kubernetes m`},
+		"klog's component": {func() {
+			klog.FromContext(WithComponent(context.Background(), "storage")).WithValues("component", "x_1").Info("m", "component", "x_2")
+		}, `info  component=storage m`},
+		"klog empty ctx": {func() { klog.FromContext(context.Background()).Info("m") }, `info  component=kubernetes m`},
 		"zap": {func() {
 			Zap(Component(log, "etcd")).Named("raft").With(zap.Int("n", 1)).Warn("m", zap.Strings("s", []string{"a"}))
 		}, `warn  component=etcd m logger=raft n=1 s=[a]`},

@@ -38,6 +38,18 @@ var upstreamRanks = []rank{
 	// It campaigns before its first entry is applied, and again at its next tick. A member's id comes first.
 	{component: "etcd", message: "*cannot campaign at term ", level: logrus.DebugLevel, passing: true},
 	{component: "etcd", message: "ignored out-of-date read index response", level: logrus.DebugLevel, passing: true},
+	// A server that joins, starts or stops ends the streams of the others. component=servers reports one that does not
+	// answer.
+	{component: "etcd", message: "lost TCP streaming connection with remote peer", level: logrus.InfoLevel, passing: true},
+	{component: "etcd", message: "closed TCP streaming connection with remote peer", level: logrus.InfoLevel, passing: true},
+	{component: "etcd", message: "peer became inactive", level: logrus.InfoLevel, passing: true},
+	{component: "etcd", message: "failed to publish local member to cluster through raft", err: "possibly due to connection lost", level: logrus.InfoLevel, passing: true},
+	// component=servers tries again until the newcomer has all data.
+	{component: "etcd", message: "rejecting promote learner: learner is not ready", level: logrus.DebugLevel},
+	// A lone member starts again in place when the second server joins.
+	{component: "etcd", message: "stopping insecure grpc server due to error", err: "use of closed network connection", level: logrus.DebugLevel},
+	{component: "etcd", message: "stopped insecure grpc server due to error", err: "use of closed network connection", level: logrus.DebugLevel},
+	{component: "apiserver kubernetes", message: "[core] [Server #", err: "transport is closing", level: logrus.DebugLevel, passing: true},
 	// The steps of slow requests. "apply request took too long" reports the requests.
 	{component: "etcd apiserver", message: "trace", level: logrus.DebugLevel},
 	{component: "etcd", message: "request stats", level: logrus.DebugLevel},
@@ -51,6 +63,11 @@ var upstreamRanks = []rank{
 	{component: "apiserver", message: "Post-timeout activity", level: logrus.DebugLevel},
 	{component: "apiserver", message: "Unhandled Error", err: "FinishRequest: post-timeout activity", level: logrus.DebugLevel},
 	{component: "apiserver", message: "Unhandled Error", err: "http: Handler timeout", level: logrus.DebugLevel},
+	// Two servers wrote their addresses at once; the second one tries again.
+	{component: "apiserver", message: "Unhandled Error", err: "unable to sync kubernetes service: Operation cannot be fulfilled", level: logrus.DebugLevel, passing: true},
+	// It builds the storage of service accounts twice, and throws one away whose cache has begun to read.
+	{component: "apiserver", message: "failed to sync with latest state: context canceled", level: logrus.DebugLevel},
+	{component: "apiserver", message: "retrying of unary invoker failed", err: "the client connection is closing", level: logrus.DebugLevel, passing: true},
 	// API versions that this release of Kubernetes no longer has.
 	{component: "apiserver", message: "Skipping API ", level: logrus.DebugLevel},
 	// Admission by files, which is not configured.
@@ -70,10 +87,16 @@ var upstreamRanks = []rank{
 	// A deleted pod's cgroup is gone when its last status is written.
 	{component: "kubelet", message: "failed to read memory cgroup ", err: "no such file or directory", level: logrus.DebugLevel},
 
-	// The cgroup of a container that ends at once is gone before cAdvisor watches it. Without inotify's watches it says
+	// A container that ends at once is gone before cAdvisor watches or measures it. Without inotify's watches it says
 	// "no space left on device", which stays a warning.
 	{component: "kubelet", message: "Error while processing event (", err: ": no such file or directory", level: logrus.DebugLevel},
 	{component: "kubelet", message: "Failed to watch directory ", err: ": no such file or directory", level: logrus.DebugLevel},
+	{component: "kubelet", message: "Failed to process watch event {EventType:0 ", err: "code = NotFound desc = task ", level: logrus.DebugLevel},
+	{component: "kubelet", message: "readString: Failed to read ", err: ": no such device", level: logrus.DebugLevel},
+	{component: "kubelet", message: "Partial failure issuing cadvisor.ContainerInfoV2", err: "unable to find data in memory cache", level: logrus.DebugLevel},
+	{component: "kubelet", message: "Failed to create existing container: ", err: "code = NotFound desc = task ", level: logrus.DebugLevel},
+	{component: "containerd", message: "collecting metrics for ", err: "ttrpc: closed", level: logrus.DebugLevel},
+	{component: "containerd", message: "collecting metrics for ", err: "cgroups: cgroup deleted", level: logrus.DebugLevel},
 
 	// Flexvolumes are deprecated and unused.
 	{component: "kubelet controller-manager kubernetes", message: "Flexvolume plugin directory at ", level: logrus.DebugLevel},
@@ -91,11 +114,20 @@ var upstreamRanks = []rank{
 	{component: "kubelet", message: "Unable to register mirror pod because node is not registered yet", level: logrus.DebugLevel, passing: true},
 	{component: "kubelet", message: "Failed to get node when trying to set owner ref to the node lease", err: "not found", level: logrus.DebugLevel, passing: true},
 	{component: "kubelet", message: "Eviction manager: failed to get summary stats", err: "failed to get node info", level: logrus.DebugLevel, passing: true},
+	{component: "kubelet", message: "Error getting summary for resourceMetric prometheus endpoint", err: "failed to get node info", level: logrus.DebugLevel, passing: true},
 	{component: "kubelet", message: "Error updating node status, will retry", err: "not found", level: logrus.DebugLevel, passing: true},
 	// containerd has no separate file system for images that cAdvisor could tell from the containers' one.
 	{component: "kubelet", message: "eviction manager: failed to check if we have separate container filesystem", err: "no imagefs label for configured runtime", level: logrus.DebugLevel},
 	// The server answers before it has read the RBAC rules.
 	{component: "kubelet proxy dns network storage kubernetes", message: "Failed to watch", err: "is forbidden: User \"system:node:", level: logrus.InfoLevel, passing: true},
+
+	// The node authorizer learns of a pod's node a moment after the kubelet.
+	{component: "kubelet", message: "Failed to get status for pod", err: "no relationship found between node ", level: logrus.InfoLevel, passing: true},
+	// A stop cancels what is under way.
+	{component: "apiserver controller-manager scheduler kubelet proxy dns network storage kubernetes", message: "Failed to watch", err: ": context canceled", level: logrus.DebugLevel},
+	{component: "kubelet", message: "failed to receive streaming container event", err: "context canceled", level: logrus.DebugLevel},
+	{component: "kubelet", message: "ListPodSandbox with filter from runtime service failed", err: "context canceled", level: logrus.DebugLevel},
+	{component: "kubelet", message: "GenericPLEG: Unable to retrieve pods", err: "context canceled", level: logrus.DebugLevel},
 
 	{component: "kubelet kubernetes", message: `Failed to initialize CSINode: error updating CSINode annotation: timed out waiting for the condition; caused by: nodes "`, level: logrus.DebugLevel, passing: true},
 

@@ -24,6 +24,9 @@ func TestRanks(t *testing.T) {
 		"after an id":              {"etcd", "8e9e05c52164694d cannot campaign at term 1 since there are still pending configuration changes to apply", "", ""},
 		"the error in the message": {"kubelet", "Error while processing event (&{Mask:1073742080 Cookie:0 Name:/sys/fs/cgroup/cpu/kubepods/a}): inotify_add_watch /sys/fs/cgroup/cpu/kubepods/a: no such file or directory", "", ""},
 		"another in the message":   {"kubelet", "Error while processing event (&{}): inotify_add_watch /a: no space left on device", "", "error component=kubelet Error while processing event (&{}): inotify_add_watch /a: no space left on device"},
+		"a task that is gone":      {"kubelet", "Failed to process watch event {EventType:0 Name:/kubepods/a WatchSource:0}: not found: rpc error: code = NotFound desc = task 8860 not found", "", ""},
+		"a watch that we ended":    {"kubernetes", "Failed to watch", `Get "https://127.0.0.1:6443/api/v1/pods?watch=true": context canceled`, ""},
+		"a watch that failed":      {"kubernetes", "Failed to watch", "connection refused", `error component=kubernetes Failed to watch err="connection refused"`},
 		"not at the beginning":     {"etcd", "oh: simple token is not cryptographically signed", "", "error component=etcd oh: simple token is not cryptographically signed"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -95,6 +98,8 @@ func TestFloods(t *testing.T) {
 	}{
 		{"apply request took too long", 0, "apply request took too long"},
 		{"apply request took too long", floodTime, ""},
+		{"leader failed to send out heartbeat on time; took too long", slowTime, "leader failed to send out heartbeat on time; took too long"},
+		{"leader failed to send out heartbeat on time; took too long", slowTime + floodTime, ""},
 		{"apply request took too long", slowTime, "apply request took too long (and 1 lines like this in between)"},
 		{"else", 0, "else"},
 	} {

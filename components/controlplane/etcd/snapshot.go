@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
+	"path/filepath"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -72,6 +74,30 @@ func Restore(file string, o Options) error {
 		RevisionBump:        revisionBump,
 		MarkCompacted:       true,
 	})
+}
+
+// Renew makes the data directory of a new lone member, which must not exist, from that of one which does not run. It has the same data, at
+// revisions that no client knows yet: see Restore. from may be written to.
+func Renew(ctx context.Context, from string, o Options) error {
+	file := from + ".copy"
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) { // of an interrupted run
+		return err
+	}
+	defer os.Remove(file)
+	run, err := os.MkdirTemp("", "kubelith-etcd-") // short enough for a socket
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(run)
+	former := Options{Name: o.Name, DataDir: from, Socket: filepath.Join(run, "etcd.sock"), Zap: zap.NewNop()}
+	err = With(ctx, former, func(*clientv3.Client) error {
+		_, err := Copy(ctx, former.Socket, file)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return Restore(file, o)
 }
 
 // With runs a member while do uses it.

@@ -55,3 +55,41 @@ func TestCopyAndRestore(t *testing.T) {
 		t.Error("a truncated copy was restored")
 	}
 }
+
+// A renewed member has the keys of one that was copied while it did not run, also those that only its log has, at later revisions. It can be
+// open to others.
+func TestRenew(t *testing.T) {
+	former := options(t.TempDir())
+	err := With(t.Context(), former, func(c *clientv3.Client) error {
+		_, err := c.Put(t.Context(), "/a", "x")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := options(t.TempDir())
+	to.Peer = &Peer{URL: "https://192.0.2.1:2380"}
+	for range 2 { // it can be repeated
+		if err := os.RemoveAll(to.DataDir); err != nil {
+			t.Fatal(err)
+		}
+		if err := Renew(t.Context(), former.DataDir, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	to.Peer = nil
+	err = With(t.Context(), to, func(c *clientv3.Client) error {
+		keys, revision, err := Keys(t.Context(), c)
+		if keys != 1 || revision != 2 {
+			t.Errorf("%d keys at revision %d", keys, revision)
+		}
+		members, memberErr := c.MemberList(t.Context())
+		if memberErr != nil || len(members.Members) != 1 || members.Members[0].PeerURLs[0] != "https://192.0.2.1:2380" {
+			t.Errorf("members %v, %v", members, memberErr)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

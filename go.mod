@@ -4,6 +4,7 @@ go 1.26.6
 
 require (
 	a.kubelith.io/csigates v0.0.0
+	aead.dev/minisign v0.3.0
 	filippo.io/age v1.3.2
 	github.com/agnivade/levenshtein v1.2.1
 	github.com/chromedp/cdproto v0.0.0-20250724212937-08a3db8b4327

@@ -15,7 +15,7 @@ func Made() []string {
 	return []string{
 		"server/db", "server/former", "server/member.json", "server/tls", "server/cred", "server/token", "server/profile", "server/manifests/.directory", Restoring,
 		"agent/containerd", "agent/cni", "agent/images/.imported.json", "agent/pki", "agent/identity.key", "agent/cluster.json", "agent/servers.json", "agent/wireguard.key",
-		"plugins/state", "plugins/data", "data", settingsFile, ballastFile,
+		"plugins/state", "plugins/data", "data", settingsFile, ballastFile, Upgrading,
 	}
 }
 
@@ -24,6 +24,12 @@ func Identity() []string { return []string{"lock", idFile, "version"} }
 
 // Restoring exists while a snapshot is being restored.
 const Restoring = "server/.restoring"
+
+// Upgrading exists while kubelith upgrade replaces the program, and Returning in it while the data of before is put back.
+const (
+	Upgrading = "upgrade"
+	Returning = Upgrading + "/returning"
+)
 
 // Dropped are the directories for the user's files, before the first start or later, and for snapshots, which outlive their cluster.
 func Dropped() []string {
@@ -92,6 +98,9 @@ func CheckCluster(dir string) error {
 	has := func(name string) bool { return exists(filepath.Join(dir, name)) }
 	if _, err := os.Lstat(filepath.Join(dir, Restoring)); err == nil { // below a file in the directory's place there is another error
 		return fmt.Errorf("data directory %s: a snapshot was being restored to it, and that was interrupted: run kubelith snapshot restore again", dir)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, Returning)); err == nil {
+		return fmt.Errorf("data directory %s: an upgrade was going back to the former program, and that was interrupted: run the same kubelith upgrade again", dir)
 	}
 	authority, member := has("server/tls/cluster-ca.crt"), has("server/db/member")
 	const remedy = "mount or restore it; for a new cluster run kubelith reset --data first"

@@ -125,7 +125,7 @@ if [ -L /usr/local/bin/kubectl ]; then
 		;;
 	esac
 fi
-for file in "$BIN" "$BIN.previous" "$BIN-plugin-check" "$CONFIG/token"; do
+for file in "$BIN" "$BIN.previous" "$BIN.new" "$BIN-plugin-check" "$CONFIG/token"; do
 	if [ -e "$file" ]; then
 		rm -f "$file"
 		say "removed $file"

@@ -36,6 +36,7 @@ func App(in io.Reader, out, err io.Writer) *cli.App {
 			nodeCommand(),
 			snapshotCommand(),
 			etcdCommand(),
+			upgradeCommand(),
 			kubeconfigCommand(),
 			schedulerPolicyCommand(),
 			policyCommand(),

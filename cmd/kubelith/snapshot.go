@@ -71,6 +71,10 @@ func sourceOf(cfg *config.Server) (snapshot.Source, error) {
 	if err != nil {
 		return snapshot.Source{}, err
 	}
+	return sourceWith(cfg, settings)
+}
+
+func sourceWith(cfg *config.Server, settings datadir.Settings) (snapshot.Source, error) {
 	socket := filepath.Join(cfg.SocketDir(), "etcd", "etcd.sock")
 	if _, err := os.Stat(socket); err != nil {
 		return snapshot.Source{}, fmt.Errorf("no server runs on %s (%w): start it, or give its --data-dir and --run-dir", cfg.DataDir, err)

@@ -3,6 +3,8 @@ package node
 import (
 	"cmp"
 	"context"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/robfig/cron/v3"
@@ -11,6 +13,7 @@ import (
 	"k8s.io/component-base/version"
 
 	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/components/controlplane/snapshot"
 	"kubelith.io/kubelith/components/controlplane/snapshot/bucket"
 )
@@ -85,6 +88,9 @@ func beforeUpgrade(cfg *config.Server, machine *machine, socket string, log logr
 	former := machine.dir.Former()
 	if former == "" || cfg.SnapshotSchedule == config.SnapshotsNever {
 		return nil
+	}
+	if _, err := os.Stat(filepath.Join(cfg.DataDir, datadir.Upgrading)); err == nil {
+		return nil // kubelith upgrade has saved one
 	}
 	return func(ctx context.Context) {
 		snapshot.BeforeUpgrade(ctx, snapshotSource(cfg, machine, socket), snapshotDir(cfg), former, log)

@@ -197,15 +197,26 @@ func (s *Server) last() time.Time {
 // keep a cluster down.
 func BeforeUpgrade(ctx context.Context, s Source, dir, former string, log logrus.FieldLogger) {
 	began := time.Now()
-	f, err := SaveFile(ctx, s, dir, Upgrade)
-	if err != nil {
+	f, err := SaveUpgrade(ctx, s, dir)
+	switch {
+	case f.Path == "":
 		log.Errorf("cannot save a snapshot before the upgrade from %s, going on without: %v", former, err)
 		return
-	}
-	log.Infof("saved the snapshot %s before the upgrade from %s, in %s", f.Path, former, time.Since(began).Round(time.Millisecond))
-	if _, err := Prune(dir, Upgrade, s.Settings.NodeName, keptUpgrades); err != nil {
+	case err != nil:
 		log.Errorf("cannot delete old snapshots: %v", err)
 	}
+	log.Infof("saved the snapshot %s before the upgrade from %s, in %s", f.Path, former, time.Since(began).Round(time.Millisecond))
+}
+
+// SaveUpgrade saves a snapshot before an upgrade, and deletes all but the last of earlier upgrades. If only that fails, it returns the
+// snapshot with the error.
+func SaveUpgrade(ctx context.Context, s Source, dir string) (File, error) {
+	f, err := SaveFile(ctx, s, dir, Upgrade)
+	if err != nil {
+		return File{}, err
+	}
+	_, err = Prune(dir, Upgrade, s.Settings.NodeName, keptUpgrades)
+	return f, err
 }
 
 // keptUpgrades is how many snapshots of upgrades stay.

@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -28,6 +29,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"kubelith.io/kubelith/components/cluster/token"
 )
@@ -77,6 +79,25 @@ func PKI(dataDir string) string { return store{dataDir}.pki() }
 
 // CACert is the path of the certificate of the cluster's CA, which exists after Join.
 func CACert(dataDir string) string { return store{dataDir}.ca() }
+
+// NodeConfig is a client of the API for commands on the machine of an agent that has joined: it acts as the node.
+func NodeConfig(dataDir, server string) *rest.Config {
+	s := store{dataDir}
+	return &rest.Config{Host: server, TLSClientConfig: rest.TLSClientConfig{CAFile: s.ca(), CertFile: s.clientCert(), KeyFile: s.clientCert()}}
+}
+
+// Servers are the addresses at which an agent that has joined knows the API, https://HOST:PORT, the given one first.
+func Servers(dataDir, given string) []string {
+	all := []string{given}
+	if known, err := (store{dataDir}).load(); err == nil && known != nil {
+		for _, server := range known.servers { // HOST:PORT
+			if address := "https://" + server; !slices.Contains(all, address) {
+				all = append(all, address)
+			}
+		}
+	}
+	return all
+}
 
 // Find returns the cluster. It writes nothing. Its errors are one line and say what to do.
 func Find(ctx context.Context, o Options) (*Cluster, error) {

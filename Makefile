@@ -144,6 +144,20 @@ policy-cyclonus: build ## every case that cyclonus generates about network polic
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_POLICY_CYCLONUS=1 \
 		$(GO) test -count=1 -v -timeout 2h ./integration/policy -run 'TestCyclonus$$'
 
+.PHONY: upgrade-test
+UPGRADE_FROM ?= a342403
+upgrade_from := .cache/upgrade-test/$(UPGRADE_FROM)
+upgrade-test: build $(upgrade_from)/bin/kubelith ## upgrade from an older commit's build, and back: make upgrade-test [UPGRADE_FROM=COMMIT] (root, builds that first)
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_UPGRADE_FROM=$(CURDIR)/$(upgrade_from)/bin/kubelith \
+		$(GO) test -count=1 -v ./integration/upgrade -run 'TestFrom$$'
+
+# Without this Makefile's settings: that commit has its own.
+$(upgrade_from)/bin/kubelith:
+	rm -rf $(upgrade_from)
+	mkdir -p $(upgrade_from)
+	git archive $(UPGRADE_FROM) | tar -x -C $(upgrade_from)
+	env -u GOFLAGS -u CGO_ENABLED -u MAKEFLAGS -u MAKELEVEL $(MAKE) -C $(upgrade_from) KUBELITH=$(UPGRADE_FROM) build
+
 INTEGRATION_PARALLEL ?= 1
 
 .PHONY: kube-bench

@@ -25,9 +25,11 @@ func Identity() []string { return []string{"lock", idFile, "version"} }
 // Restoring exists while a snapshot is being restored.
 const Restoring = "server/.restoring"
 
-// Upgrading exists while kubelith upgrade replaces the program, and Returning in it while the data of before is put back.
+// Upgrading exists while kubelith upgrade replaces the program. In it are Saved once a snapshot is saved, and Returning while the data of
+// before is put back.
 const (
 	Upgrading = "upgrade"
+	Saved     = Upgrading + "/snapshot"
 	Returning = Upgrading + "/returning"
 )
 

@@ -23,6 +23,7 @@ import (
 	"kubelith.io/kubelith/base/config"
 	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 	"kubelith.io/kubelith/components/controlplane/servers"
 	"kubelith.io/kubelith/components/controlplane/snapshot"
@@ -238,8 +239,11 @@ func (u *serverUpgrade) check(ctx context.Context, from, to upgrade.Program) err
 	return refuseRemoved(used, to, u.allowRemoved)
 }
 
-// save implements upgrade.Options.Save.
+// save implements upgrade.Options.Save. A release before snapshots does not have all keys that are in one.
 func (u *serverUpgrade) save(ctx context.Context, p upgrade.Program) (string, error) {
+	if _, err := os.Stat(filepath.Join(pki.Dir(u.cfg.DataDir), "kubelet-ca.crt")); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
 	settings, err := u.settings()
 	if err != nil {
 		return "", err

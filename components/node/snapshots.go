@@ -89,7 +89,7 @@ func beforeUpgrade(cfg *config.Server, machine *machine, socket string, log logr
 	if former == "" || cfg.SnapshotSchedule == config.SnapshotsNever {
 		return nil
 	}
-	if _, err := os.Stat(filepath.Join(cfg.DataDir, datadir.Upgrading)); err == nil {
+	if _, err := os.Stat(filepath.Join(cfg.DataDir, datadir.Saved)); err == nil {
 		return nil // kubelith upgrade has saved one
 	}
 	return func(ctx context.Context) {

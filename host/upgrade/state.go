@@ -38,6 +38,8 @@ type state struct {
 	// Data are the names in the data directory that were copied; those that did not exist are not in Copied.
 	Data   []string `json:"data,omitempty"`
 	Copied []string `json:"copied,omitempty"`
+	// Snapshot is the path of the one that was saved before.
+	Snapshot string `json:"snapshot,omitempty"`
 	// Why the new program is given up.
 	Why string `json:"why,omitempty"`
 	// HandOver: the old program knows this command too, and finishes what the new one was interrupted in.

@@ -51,7 +51,8 @@ type Options struct {
 	Ready func(ctx context.Context, p Program, since time.Time) error
 	// Check returns why this node must not change from one program to the other; the service runs.
 	Check func(ctx context.Context, from, to Program) error
-	// Save saves a snapshot of the cluster, and returns its path; nil where there is nothing to save.
+	// Save saves a snapshot of the cluster, and returns its path, which is empty if the former release does not have all that a snapshot
+	// needs; nil where there is nothing to save.
 	Save func(ctx context.Context, p Program) (string, error)
 	// Renew makes the data of etcd in the directory to from that in the directory from, so that no client takes what the new program has
 	// written for current.
@@ -216,11 +217,14 @@ func (o Options) begin(ctx context.Context) (err error) {
 	}
 	o.say("upgrading %s from %s to %s", o.Service.Name(), s.Old, s.New)
 	if o.Save != nil {
-		path, err := o.Save(ctx, s.Old)
-		if err != nil {
+		if s.Snapshot, err = o.Save(ctx, s.Old); err != nil {
 			return fmt.Errorf("no snapshot, and so no upgrade: %w", err)
 		}
-		o.say("saved the snapshot %s", path)
+		if s.Snapshot == "" {
+			o.say("%s is older than snapshots: there is a copy of its data until the upgrade is complete", s.Old)
+		} else {
+			o.say("saved the snapshot %s", s.Snapshot)
+		}
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -231,6 +235,11 @@ func (o Options) begin(ctx context.Context) (err error) {
 		return err
 	}
 	kept = true
+	if s.Snapshot != "" { // the new program need not save one
+		if err := atomicfile.Write(filepath.Join(o.DataDir, datadir.Saved), []byte(s.Snapshot+"\n")); err != nil {
+			return errors.Join(err, forget(o.DataDir), os.Remove(staged(installed)))
+		}
+	}
 	return o.replace(ctx, s)
 }
 

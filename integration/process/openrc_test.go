@@ -109,6 +109,22 @@ func TestOpenRC(t *testing.T) {
 	in("printf '#!/bin/sh\\n[ \"$1\" = version ]\\n' >/root/bad; chmod 755 /root/bad; ! READY_WITHIN=15 sh /root/k/scripts/install.sh /root/bad")
 	replaced("an upgrade that failed", before)
 
+	before = server()
+	// Of the same length: another version of Kubernetes, and a program that is never ready for the one that waits for it.
+	in("export LC_ALL=C; sed s/+kubelith/+kubelitH/g /usr/local/bin/kubelith >/root/next; sed s:/readyz:/readyX:g /root/next >/root/never")
+	if said := in("kubelith upgrade /root/next"); !strings.Contains(said, "the former program is /usr/local/bin/kubelith.previous") {
+		t.Errorf("kubelith upgrade says\n%s", said)
+	}
+	replaced("kubelith upgrade", before)
+	before = server()
+	if said := in("! kubelith upgrade /root/never --within 40s"); !strings.Contains(said, "runs again with its data: it was not ready within 40s") {
+		t.Errorf("kubelith upgrade to a program that is never ready says\n%s", said)
+	}
+	replaced("an upgrade that went back", before)
+	if got := in("kubelith version"); !strings.Contains(got, "+kubelitH") {
+		t.Errorf("the program is\n%s", got)
+	}
+
 	in("rc-service kubelith stop")
 	if left := server(); left != "" {
 		t.Errorf("a stop left process %s", left)
@@ -123,6 +139,7 @@ func TestOpenRC(t *testing.T) {
 	if left := shims(); left != "" {
 		t.Errorf("a shutdown of the machine left shims %s", left)
 	}
+	in("rm /var/lib/kubelith/server/snapshots/upgrade-*.snapshot") // which uninstall.sh leaves
 	in("openrc default; sh /root/k/scripts/uninstall.sh --yes")
 	left := in("ls -d /usr/local/bin/kubelith* /etc/init.d/kubelith* /etc/runlevels/default/kubelith* /var/lib/kubelith /run/kubelith /var/log/kubelith* 2>/dev/null || true")
 	if left != "" {

@@ -5,7 +5,7 @@
 # crun as another runtime.
 set -eu
 missing='' foreign=''
-for package in "$@" nftables netbase iproute2 util-linux e2fsprogs kmod conntrack patch curl ca-certificates git zstd busybox-static shellcheck strace crun; do
+for package in "$@" nftables netbase iproute2 util-linux e2fsprogs kmod conntrack patch curl ca-certificates git zstd busybox-static shellcheck strace crun openssl; do
 	dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' && continue
 	missing="$missing $package"
 	case $package in *:*) foreign="$foreign ${package#*:}" ;; esac

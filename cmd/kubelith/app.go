@@ -37,6 +37,7 @@ func App(in io.Reader, out, err io.Writer) *cli.App {
 			snapshotCommand(),
 			etcdCommand(),
 			upgradeCommand(),
+			certificateCommand(),
 			kubeconfigCommand(),
 			schedulerPolicyCommand(),
 			policyCommand(),

@@ -53,6 +53,9 @@ func ServeAgent(ctx context.Context, cfg *config.Agent, release string, out Outp
 		return err
 	}
 	p.follow(&cfg.Node, m.cluster.ClusterCIDR)
+	if err := exportCertificates(&cfg.Node); err != nil {
+		return err
+	}
 	prepared()
 	return p.run(ctx, m.machine, components, goal)
 }

@@ -13,6 +13,9 @@ import (
 	"kubelith.io/kubelith/plugins/proto"
 )
 
+// pluginUserDir is where a plugin's credentials are, in the directory of its process.
+const pluginUserDir = "user"
+
 // pluginUsers are the identities of the plugins' processes: users whose only rights are those that an operator binds.
 type pluginUsers struct {
 	mu   sync.Mutex
@@ -23,9 +26,8 @@ type pluginUsers struct {
 // reads them through its group.
 func (u *pluginUsers) credentials(ca pki.Pair, server string) func(*pluginprocess.Spec, string, string) ([]string, error) {
 	return func(spec *pluginprocess.Spec, dir, seen string) ([]string, error) {
-		const name = "user"
 		opts := pki.UserOptions{
-			Dir: filepath.Join(dir, name), Name: client.PluginPrefix + spec.Name, CA: ca, Server: server, Group: spec.Limits.Group(),
+			Dir: filepath.Join(dir, pluginUserDir), Name: client.PluginPrefix + spec.Name, CA: ca, Server: server, Group: spec.Limits.Group(),
 		}
 		kubeconfig, err := pki.EnsureUser(opts)
 		if err != nil {
@@ -37,7 +39,7 @@ func (u *pluginUsers) credentials(ca pki.Pair, server string) func(*pluginproces
 			u.made = map[string]pki.UserOptions{}
 		}
 		u.made[opts.Dir] = opts
-		return []string{proto.KubeconfigVariable + "=" + filepath.Join(seen, name, filepath.Base(kubeconfig))}, nil
+		return []string{proto.KubeconfigVariable + "=" + filepath.Join(seen, pluginUserDir, filepath.Base(kubeconfig))}, nil
 	}
 }
 

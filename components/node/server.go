@@ -46,6 +46,9 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 		return err
 	}
 	p.follow(&cfg.Node, cfg.ClusterCIDR)
+	if err := exportCertificates(&cfg.Node); err != nil {
+		return err
+	}
 	prepared()
 	return p.run(ctx, machine, components, goal)
 }

@@ -193,11 +193,12 @@ func worker(b *builder, w workerOptions) {
 	b.add(recorder.New(recorderOptions))
 
 	b.add(componentstatus.New(componentstatus.Options{
-		Observer: w.machine.status,
-		NodeName: cfg.NodeName,
-		External: cfg.NodeExternalIP,
-		Client:   w.client("status", asNode),
-		Log:      logFor("status"),
+		Observer:     w.machine.status,
+		NodeName:     cfg.NodeName,
+		External:     cfg.NodeExternalIP,
+		Client:       w.client("status", asNode),
+		Certificates: func() ([]pki.Certificate, error) { return Certificates(cfg) },
+		Log:          logFor("status"),
 	}))
 }
 

@@ -82,6 +82,13 @@ func (l *Launcher) Close() {
 
 func (l *Launcher) socketDir() string { return filepath.Join(l.opts.RunDir, socketDirName) }
 
+// Files returns the paths of the file with that name, as Options.Credentials has written it for each running plugin
+// below a server's run directory.
+func Files(runDir, name string) []string {
+	all, _ := filepath.Glob(filepath.Join(runDir, socketDirName, "*", name)) // the pattern is valid
+	return all
+}
+
 // parentCgroup returns the parent of the processes' cgroups, and creates it first; nil if this host's cgroups cannot be
 // used.
 func (l *Launcher) parentCgroup() *cgroups.Parent {

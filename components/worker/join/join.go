@@ -31,6 +31,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/components/cluster/token"
 )
 
@@ -97,6 +98,29 @@ func Servers(dataDir, given string) []string {
 		}
 	}
 	return all
+}
+
+// Certificates returns those of an agent's data directory, without writing anything; with an error those that can be
+// read. It returns none for a machine that has not joined.
+func Certificates(dataDir string) ([]pki.Certificate, error) {
+	s := store{dataDir}
+	if !IsAgent(dataDir) {
+		return nil, nil
+	}
+	var out []pki.Certificate
+	var errs []error
+	for _, f := range []struct{ path, use string }{
+		{s.ca(), "the API servers are known by it"},
+		{s.clientCert(), "this node calls the API"},
+		{s.kubeletCert(), "serves the kubelet of this node"},
+	} {
+		if f.path == s.kubeletCert() && !s.exists(f.path) { // it is requested after the start
+			continue
+		}
+		all, err := pki.Read(f.path, f.use)
+		out, errs = append(out, all...), append(errs, err)
+	}
+	return out, errors.Join(errs...)
 }
 
 // Find returns the cluster. It writes nothing. Its errors are one line and say what to do.

@@ -43,6 +43,9 @@ func (s store) pki() string        { return s.path("pki") }
 func (s store) ca() string         { return s.path("pki", "cluster-ca.crt") }
 func (s store) clientCert() string { return s.path("pki", "client-current.pem") }
 
+// kubeletCert is the kubelet's serving certificate; the kubelet names and renews it.
+func (s store) kubeletCert() string { return s.path("pki", "kubelet-server-current.pem") }
+
 func (s store) exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil

@@ -102,6 +102,13 @@ func (o *Observer) conditions(now metav1.Time) (wanted []corev1.NodeCondition, u
 	return append(wanted, c), nil
 }
 
+// tell adds an Event.
+func (o *Observer) tell(n news) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.notify(n)
+}
+
 // notify adds Events; the caller holds mu.
 func (o *Observer) notify(n ...news) {
 	o.pending = append(o.pending, n...)

@@ -26,6 +26,7 @@ import (
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/base/reconcile"
 )
 
@@ -51,13 +52,17 @@ type Options struct {
 	NodeName string
 	External []string     // addresses at which the node is reached from outside
 	Client   *rest.Config // acts as the node
-	Log      logrus.FieldLogger
+	// Certificates returns those of this machine; nil: none are reported. With an error it returns those that it can read.
+	Certificates func() ([]pki.Certificate, error)
+	Log          logrus.FieldLogger
 }
 
 // Server is the component.
 type Server struct {
-	opts Options
-	work lifecycle.Watchdog
+	opts   Options
+	work   lifecycle.Watchdog
+	expiry expiry
+	unread logging.Once
 }
 
 var (
@@ -101,6 +106,7 @@ func (s *Server) run(ctx context.Context, cs kubernetes.Interface, ready func())
 	ready()
 	var logged logging.Once
 	reconcile.Loop(ctx, s.opts.Observer.changed, 0, func() time.Duration {
+		s.checkCertificates(time.Now())
 		err := s.sync(ctx, cs)
 		if err == nil || apierrors.IsNotFound(err) { // without a Node, on a server without a kubelet, there are still Events
 			for _, n := range s.opts.Observer.take() {

@@ -1,0 +1,90 @@
+package kubelith
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/components/node"
+)
+
+func certificateCommand() *cli.Command {
+	return &cli.Command{
+		Name:            "certificate",
+		Aliases:         []string{"certificates"},
+		Usage:           "show the certificates of this machine",
+		HideHelpCommand: true,
+		OnUsageError:    usageError,
+		Action:          subcommandHelp,
+		Subcommands: []*cli.Command{{
+			Name:  "list",
+			Usage: "list the certificates of the server or agent on this machine, whether it runs or not: for whom, by whom, until when",
+			Flags: append(config.DirFlags(), &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "text or json", Value: "text"}),
+			OnUsageError: func(_ *cli.Context, err error, _ bool) error {
+				return fmt.Errorf("%w: see kubelith certificate list --help", err)
+			},
+			Action: listCertificates,
+		}},
+	}
+}
+
+func listCertificates(c *cli.Context) error {
+	if err := noArguments(c); err != nil {
+		return err
+	}
+	output := c.String("output")
+	if output != "text" && output != "json" {
+		return fmt.Errorf("--output %q is not known: use text or json", output)
+	}
+	cfg, err := config.LoadDirs(c)
+	if err != nil {
+		return err
+	}
+	all, err := node.Certificates(&cfg.Node)
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("the certificates in %s belong to root: run it as root", cfg.DataDir)
+	}
+	if len(all) == 0 && err != nil {
+		return err
+	}
+	return errors.Join(printCertificates(c.App.Writer, all, output == "json", time.Now()), err)
+}
+
+// listed is a certificate in JSON.
+type listed struct {
+	pki.Certificate
+	SecondsLeft int64 `json:"secondsLeft"` // negative: it has expired
+}
+
+func printCertificates(out io.Writer, all []pki.Certificate, inJSON bool, now time.Time) error {
+	if inJSON {
+		list := make([]listed, 0, len(all))
+		for _, c := range all {
+			list = append(list, listed{c, int64(c.NotAfter.Sub(now).Seconds())})
+		}
+		encoder := json.NewEncoder(out)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(list)
+	}
+	w := tabwriter.NewWriter(out, 0, 8, 3, ' ', 0)
+	fmt.Fprintln(w, "NAME\tSUBJECT\tISSUER\tEXPIRES\tLEFT\tUSE")
+	for _, c := range all {
+		subject := strings.Join(append([]string{c.Subject}, c.Groups...), ",")
+		left := "expired"
+		if d := c.NotAfter.Sub(now); d > 0 {
+			left = duration.HumanDuration(d)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", c.Name, subject, c.Issuer, c.NotAfter.UTC().Format(time.RFC3339), left, c.Use)
+	}
+	return w.Flush()
+}

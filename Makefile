@@ -134,6 +134,11 @@ policy-scale: build ## how long changes of policies take with 5,000 pods and 500
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_POLICY_SCALE=1 \
 		$(GO) test -count=1 -v -timeout 30m ./integration/policy -run 'TestScale$$'
 
+.PHONY: certificates-test
+certificates-test: build ## certificates that live for minutes, with a connection of each kind open while they are renewed (root, 4 minutes)
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_TEST_RENEWAL=1 \
+		$(GO) test -count=1 -v -timeout 30m ./integration/servers -run 'TestRenewal$$'
+
 .PHONY: policy-conformance
 policy-conformance: build ## the conformance suite of ClusterNetworkPolicies on a server and an agent (root, 7 minutes)
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_POLICY_CONFORMANCE=1 \

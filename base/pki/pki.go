@@ -41,6 +41,8 @@ type Options struct {
 	ServiceIPs    []net.IP // of the Service "kubernetes"
 	ClusterDomain string   // such as cluster.local
 	Now           func() time.Time
+	// Life is how long a leaf is valid; it is renewed when a third of that is left. 0: a year, and 90 days.
+	Life time.Duration
 }
 
 // Pair has the paths of a certificate and its private key, both PEM.
@@ -79,7 +81,7 @@ func Ensure(opts Options) (*Bundle, error) {
 	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("pki: create directory: %w", err)
 	}
-	s := &store{dir: opts.Dir, now: opts.Now()}
+	s := &store{dir: opts.Dir, now: opts.Now(), life: opts.Life}
 	b := &Bundle{
 		ClusterCA:         s.pair("cluster-ca"),
 		KubeletCA:         s.pair("kubelet-ca"),

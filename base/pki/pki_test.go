@@ -124,6 +124,36 @@ func TestFirstStart(t *testing.T) {
 	}
 }
 
+// TestEndOfCA: leaves that end with their CA are not signed again and again in its last days.
+func TestEndOfCA(t *testing.T) {
+	dir := t.TempDir()
+	ensure(t, options(dir, day0))
+	late := day0.Add(caLife - 24*time.Hour)
+	if b := ensure(t, options(dir, late)); len(b.Changed) == 0 || !readCert(t, b.APIServer.Cert).NotAfter.Equal(day0.Add(caLife)) {
+		t.Errorf("a day before the end of the CA: %v", b.Changed)
+	}
+	if b := ensure(t, options(dir, late.Add(time.Hour))); len(b.Changed) > 0 {
+		t.Errorf("an hour later: %v", b.Changed)
+	}
+}
+
+// TestShortLives: with another life, leaves are renewed when a third of it is left.
+func TestShortLives(t *testing.T) {
+	dir := t.TempDir()
+	opts := options(dir, day0)
+	opts.Life = 3 * time.Minute
+	ensure(t, opts)
+	for after, want := range map[time.Duration]int{119 * time.Second: 0, 121 * time.Second: 6} {
+		opts.Now = func() time.Time { return day0.Add(after) }
+		if b := ensure(t, opts); len(b.Changed) != want {
+			t.Errorf("after %s: %v", after, b.Changed)
+		}
+		os.RemoveAll(dir)
+		opts.Now = func() time.Time { return day0 }
+		ensure(t, opts)
+	}
+}
+
 func TestLaterStarts(t *testing.T) {
 	leaves := []string{"admin.crt", "apiserver-kubelet-client.crt", "apiserver.crt", "front-proxy-client.crt", "kubelet-serving.crt", "peer.crt"}
 	for name, tc := range map[string]struct {

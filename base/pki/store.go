@@ -23,6 +23,7 @@ import (
 type store struct {
 	dir     string
 	now     time.Time
+	life    time.Duration // of leaves; 0: leafLife
 	files   atomicfile.Options
 	changed []string
 	exposed []string
@@ -194,8 +195,8 @@ func (s *store) ensureLeaf(l leaf) error {
 	}
 	template := &x509.Certificate{
 		Subject:               pkix.Name{CommonName: l.cn, Organization: l.org},
-		NotBefore:             later(s.now.Add(-clockSkew), l.ca.cert.NotBefore),
-		NotAfter:              earlier(s.now.Add(leafLife), l.ca.cert.NotAfter),
+		NotBefore:             later(s.now.Add(-min(clockSkew, s.leafLife()/10)), l.ca.cert.NotBefore),
+		NotAfter:              earlier(s.now.Add(s.leafLife()), l.ca.cert.NotAfter),
 		KeyUsage:              x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:           l.usage,
 		BasicConstraintsValid: true,
@@ -206,10 +207,27 @@ func (s *store) ensureLeaf(l leaf) error {
 	return err
 }
 
-// serves reports whether cert can stay as it is. One from the future, created while the clock was wrong, cannot.
+// leafLife is how long a new leaf is valid.
+func (s *store) leafLife() time.Duration {
+	if s.life > 0 {
+		return s.life
+	}
+	return leafLife
+}
+
+// renewBefore is how long before its end a leaf is renewed.
+func (s *store) renewBefore() time.Duration {
+	if s.life > 0 {
+		return s.life / 3
+	}
+	return renewBefore
+}
+
+// serves reports whether cert can stay as it is. One from the future, created while the clock was wrong, cannot. One
+// that ends with its CA can: a new one would not last longer.
 func (s *store) serves(cert *x509.Certificate, l leaf) bool {
 	return !s.now.Before(cert.NotBefore) &&
-		s.now.Add(renewBefore).Before(cert.NotAfter) &&
+		(s.now.Add(s.renewBefore()).Before(cert.NotAfter) || !cert.NotAfter.Before(l.ca.cert.NotAfter)) &&
 		cert.Subject.CommonName == l.cn &&
 		slices.Equal(cert.Subject.Organization, l.org) &&
 		l.names.coveredBy(cert)

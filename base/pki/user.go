@@ -23,6 +23,7 @@ type UserOptions struct {
 	Server string // URL of the API
 	Group  *int   // that may read the files; nil: none
 	Now    func() time.Time
+	Life   time.Duration // of the certificate, as in Options
 }
 
 // EnsureUser keeps a kubeconfig, and the certificate and key that it names, and returns its path. A program that
@@ -39,7 +40,7 @@ func EnsureUser(opts UserOptions) (kubeconfig string, err error) {
 		return "", fmt.Errorf("pki: directory of %s: %w", opts.Name, err)
 	}
 	defer dir.Close()
-	s := &store{dir: fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), now: opts.Now(), files: atomicfile.Options{Group: opts.Group, Passing: true}}
+	s := &store{dir: fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), now: opts.Now(), life: opts.Life, files: atomicfile.Options{Group: opts.Group, Passing: true}}
 	ca, err := s.authority(opts.CA, "kubelith-cluster-ca")
 	if err != nil {
 		return "", err

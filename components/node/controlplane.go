@@ -62,7 +62,8 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 			}
 			return changed, machine.pluginUsers.renew()
 		},
-		Log: p.logFor("certificates"),
+		Every: testedLife() / 20,
+		Log:   p.logFor("certificates"),
 	}))
 
 	socket := etcdSocket(cfg)

@@ -27,7 +27,7 @@ type pluginUsers struct {
 func (u *pluginUsers) credentials(ca pki.Pair, server string) func(*pluginprocess.Spec, string, string) ([]string, error) {
 	return func(spec *pluginprocess.Spec, dir, seen string) ([]string, error) {
 		opts := pki.UserOptions{
-			Dir: filepath.Join(dir, pluginUserDir), Name: client.PluginPrefix + spec.Name, CA: ca, Server: server, Group: spec.Limits.Group(),
+			Dir: filepath.Join(dir, pluginUserDir), Name: client.PluginPrefix + spec.Name, CA: ca, Server: server, Group: spec.Limits.Group(), Life: testedLife(),
 		}
 		kubeconfig, err := pki.EnsureUser(opts)
 		if err != nil {

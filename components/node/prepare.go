@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apiserver/pkg/util/compatibility"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/transport"
 	basecompatibility "k8s.io/component-base/compatibility"
 	"k8s.io/kubernetes/pkg/features"
 
@@ -114,6 +115,9 @@ func prepare(ctx context.Context, cfg *config.Server, others *membership, releas
 	if err := profile.Write(cfg.Profile, profileDir(cfg)); err != nil {
 		return nil, err
 	}
+	if life := testedLife(); life > 0 { // as upstream's integration tests do
+		transport.CertCallbackRefreshDuration = life / 20
+	}
 	return h, h.dir.KeepSettings(fixedSettings(cfg))
 }
 
@@ -190,6 +194,7 @@ func ensureCertificates(cfg *config.Server, furtherSANs ...string) (*pki.Bundle,
 		SANs:          slices.Concat(cfg.APIAddresses(), cfg.TLSSAN, furtherSANs),
 		ServiceIPs:    cfg.APIServiceIPs(),
 		ClusterDomain: cfg.ClusterDomain,
+		Life:          testedLife(),
 	})
 	if err != nil {
 		return nil, err

@@ -7,6 +7,7 @@
 package certificates
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -20,8 +21,10 @@ import (
 // created again.
 const every = 10 * time.Minute
 
-// Options of the component. All are required.
+// Options of the component. Renew and Log are required.
 type Options struct {
+	// Every is how often certificates are checked; 0: every ten minutes.
+	Every time.Duration
 	// Renew renews certificates that will expire soon, and returns the names of the files that it has written.
 	Renew func() (changed []string, err error)
 	Log   logrus.FieldLogger
@@ -39,7 +42,10 @@ var (
 )
 
 // New returns the component; nothing is renewed before Run.
-func New(o Options) *Server { return &Server{opts: o} }
+func New(o Options) *Server {
+	o.Every = cmp.Or(o.Every, every)
+	return &Server{opts: o}
+}
 
 // Name implements lifecycle.Component.
 func (s *Server) Name() string { return "certificates" }
@@ -57,7 +63,7 @@ func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx)
 func (s *Server) Run(ctx context.Context, ready func()) error {
 	s.work.Reset()
 	ready()
-	tick := time.NewTicker(every)
+	tick := time.NewTicker(s.opts.Every)
 	defer tick.Stop()
 	for {
 		select {
@@ -73,7 +79,7 @@ func (s *Server) renew() {
 	defer s.work.Begin("renewing certificates")()
 	changed, err := s.opts.Renew()
 	if err != nil {
-		s.opts.Log.Errorf("cannot renew the certificates, retrying in %s: %v", every, err)
+		s.opts.Log.Errorf("cannot renew the certificates, retrying in %s: %v", s.opts.Every, err)
 	}
 	for _, name := range changed {
 		s.opts.Log.Infof("renewed %s", name)

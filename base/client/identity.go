@@ -34,6 +34,8 @@ const (
 	Approver = "system:kubelith:approver"
 	// Servers is the identity with which a server admits others; the apiserver component creates its role.
 	Servers = "system:kubelith:servers-admission"
+	// Encryption is the identity that writes Secrets again with a new key; the apiserver component creates its role.
+	Encryption = "system:kubelith:encryption"
 	// Manifests is the identity that applies manifests; it may do everything, since a file may hold any object.
 	Manifests = "system:kubelith:manifests"
 	// ServiceLB is the identity of the Service load balancer; the apiserver component creates its role.

@@ -46,6 +46,7 @@ func Components() []Component {
 		{Name: "dns", Optional: Everywhere},
 		{Name: "dns-publisher"},
 		{Name: "election"},
+		{Name: "encryption"},
 		{Name: "etcd"},
 		{Name: "host-ports"},
 		{Name: "images"},

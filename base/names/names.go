@@ -74,6 +74,8 @@ const (
 	ReservationToken   = "token"
 	// DNSCustom is the ConfigMap that extends the DNS configuration on every node.
 	DNSCustom = "coredns-custom"
+	// EncryptionState is the ConfigMap with the phase of a rotation of the key for Secrets, without the key.
+	EncryptionState = "kubelith-encryption"
 	// Lease is held by the leading server.
 	Lease = "kubelith"
 	// VIPLease is held by the server that carries the virtual address.

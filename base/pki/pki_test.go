@@ -334,3 +334,41 @@ func TestUnwritable(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// TestEncryptionKeys: what is written can be read, and a file of another form is refused, not rewritten.
+func TestEncryptionKeys(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "encryption.yaml")
+	if err := EnsureEncryption(path, false); err != nil {
+		t.Fatal(err)
+	}
+	keys, err := ReadEncryption(path)
+	if err != nil || len(keys) != 1 || keys[0].Name != "key1" {
+		t.Fatalf("%v, %v", keys, err)
+	}
+	keys = append([]EncryptionKey{NewEncryptionKey("key2")}, keys...)
+	if err := WriteEncryption(path, keys); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ReadEncryption(path); err != nil || !slices.Equal(got, keys) || got[0].Secret == got[1].Secret {
+		t.Errorf("%v, %v", got, err)
+	}
+	if err := EnsureEncryption(path, true); err != nil {
+		t.Error(err)
+	}
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, change := range map[string][2]string{
+		"other resources": {"- secrets", "- secrets\n  - configmaps"}, "another resource": {"- secrets", "- configmaps"},
+		"another provider": {"secretbox:", "aesgcm:"}, "no identity": {"- identity: {}", ""}, "damage": {"kind:", "kin:"},
+	} {
+		bad := strings.Replace(string(good), change[0], change[1], 1)
+		if err := os.WriteFile(path, []byte(bad), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := ReadEncryption(path); err == nil || bad == string(good) {
+			t.Errorf("%s: %v\n%s", what, got, bad)
+		}
+	}
+}

@@ -38,6 +38,7 @@ func App(in io.Reader, out, err io.Writer) *cli.App {
 			etcdCommand(),
 			upgradeCommand(),
 			certificateCommand(),
+			encryptionCommand(),
 			kubeconfigCommand(),
 			schedulerPolicyCommand(),
 			policyCommand(),

@@ -17,6 +17,7 @@ import (
 	"kubelith.io/kubelith/components/controlplane/apiserver"
 	"kubelith.io/kubelith/components/controlplane/certificates"
 	"kubelith.io/kubelith/components/controlplane/election"
+	"kubelith.io/kubelith/components/controlplane/encryption"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 	"kubelith.io/kubelith/components/controlplane/metrics"
 	"kubelith.io/kubelith/components/controlplane/servers"
@@ -97,7 +98,8 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 	b.add(snapshots(cfg, machine, socket, p.clients.NodeConfig(cfg.NodeName), p.logFor("snapshots")))
 
 	dialKubelet := nodeAddresses(cfg).Dialer().DialContext
-	var others *servers.Server // in the handler below
+	var others *servers.Server      // in the handler below
+	var rotation *encryption.Server // likewise
 	var metricsAPI *apiserver.Extension
 	if !cfg.Disabled("metrics-server") {
 		server := metrics.New(metrics.Options{
@@ -132,13 +134,17 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		Record:           machine.record,
 		VirtualAddress:   func() netip.Addr { return machine.virtualAddress(cfg) },
 		Handle: func(next http.Handler) http.Handler {
-			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { others.Handler(next).ServeHTTP(w, r) })
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				rotation.Handler(others.Handler(next)).ServeHTTP(w, r)
+			})
 		},
 	})
 	b.add(p.api, err)
 	if store != nil && p.api != nil {
 		others, err = otherServers(p, store, socket)
 		b.add(others, err)
+		rotation, err = rotationOfKeys(p, store, socket)
+		b.add(rotation, err)
 	}
 
 	alone := func() bool { return shared.socket == "" && store.Alone() }

@@ -8,9 +8,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/pflag"
+	encryptionconfigcontroller "k8s.io/apiserver/pkg/server/options/encryptionconfig/controller"
 	"k8s.io/apiserver/pkg/util/compatibility"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/transport"
@@ -38,6 +40,8 @@ const (
 	thirdPartyCNI = "/opt/cni/bin"
 	// registriesDir has <host>/hosts.toml files, in containerd's format.
 	registriesDir = "/etc/kubelith/registries.d"
+	// reloadKeysEvery is how often the apiserver looks whether the keys of Secrets have changed; upstream waits a minute.
+	reloadKeysEvery = 2 * time.Second
 )
 
 // machine is what was found or created on this machine before any component.
@@ -115,6 +119,8 @@ func prepare(ctx context.Context, cfg *config.Server, others *membership, releas
 	if err := profile.Write(cfg.Profile, profileDir(cfg)); err != nil {
 		return nil, err
 	}
+	// A rotation of keys waits for each server to load its file, three times (components/controlplane/encryption).
+	encryptionconfigcontroller.EncryptionConfigFileChangePollDuration = reloadKeysEvery
 	if life := testedLife(); life > 0 { // as upstream's integration tests do
 		transport.CertCallbackRefreshDuration = life / 20
 	}

@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -48,6 +49,9 @@ func kept() []string {
 	return []string{"server/tls", "server/cred", "server/token", "server/manifests"}
 }
 
+// encryptionFile has the keys of Secrets; one of kept.
+const encryptionFile = "server/cred/encryption.yaml"
+
 // Dir is the directory of a server's snapshots, unless another is set.
 func Dir(dataDir string) string { return filepath.Join(dataDir, "server", "snapshots") }
 
@@ -64,6 +68,10 @@ func Save(ctx context.Context, s Source, scratch string, w io.Writer) (Header, e
 }
 
 func save(ctx context.Context, s Source, to []age.Recipient, scratch string, w io.Writer) (Header, error) {
+	keys, err := os.ReadFile(filepath.Join(s.DataDir, encryptionFile))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return Header{}, err
+	}
 	database := filepath.Join(scratch, databaseEntry)
 	copied, err := etcd.Copy(ctx, s.Socket, database)
 	if err != nil {
@@ -95,6 +103,10 @@ func save(ctx context.Context, s Source, to []age.Recipient, scratch string, w i
 	}
 	if err := addFiles(out, s); err != nil {
 		return h, err
+	}
+	// The keys of then decrypt what the database has; those of a rotation that went on meanwhile may not.
+	if now, err := os.ReadFile(filepath.Join(s.DataDir, encryptionFile)); err == nil && !bytes.Equal(now, keys) {
+		return h, errors.New("the key for Secrets was being replaced meanwhile (kubelith encryption status): save it again")
 	}
 	if s.Progress != nil {
 		out.progress = func(done, total int64) { s.Progress(StepSave, done, total) }

@@ -1,8 +1,7 @@
 // Package nodeaddr decides which of the addresses in the status of Nodes can be theirs. A node writes them itself, so a
 // node on a compromised machine may claim any: the API's, another node's, that of a Service.
 //
-// It checks only Nodes. Only the node itself can prove that it really has an address of its own choice
-// (components/cluster/servicelb).
+// Rules check only Nodes. Only the node itself can prove that it really has an address of its own choice (Handshake).
 package nodeaddr
 
 import (

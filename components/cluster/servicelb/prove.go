@@ -2,14 +2,9 @@ package servicelb
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
-	"net"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -25,9 +20,8 @@ import (
 const (
 	// proveEvery is the time between two rounds over addresses without proof.
 	proveEvery = 5 * time.Second
-	// provePatience bounds one handshake, and proveAtOnce how many run at a time.
-	provePatience = 2 * time.Second
-	proveAtOnce   = 32
+	// proveAtOnce is how many handshakes run at a time.
+	proveAtOnce = 32
 	// refutedAfter is how many handshakes in a row must fail before an address is removed from a Service that has it.
 	// Kubelets restart.
 	refutedAfter = 4
@@ -155,35 +149,6 @@ func (p *prover) note(at place, err error, ready bool) bool {
 	known.err = err
 	return known.failed == refutedAfter
 }
-
-// handshake returns a function that connects to a kubelet and verifies its certificate. It sends nothing.
-func handshake(ca string) func(context.Context, string, netip.AddrPort) error {
-	return func(ctx context.Context, node string, at netip.AddrPort) error {
-		pem, err := os.ReadFile(ca)
-		if err != nil {
-			return fmt.Errorf("read the kubelets' CA: %w", err)
-		}
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(pem) {
-			return fmt.Errorf("the kubelets' CA: %s contains no certificate", ca)
-		}
-		ctx, cancel := context.WithTimeout(ctx, provePatience)
-		defer cancel()
-		d := tls.Dialer{NetDialer: &net.Dialer{}, Config: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool, ServerName: at.Addr().String()}}
-		conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(at.Addr().String(), strconv.Itoa(int(at.Port()))))
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		if name := conn.(*tls.Conn).ConnectionState().PeerCertificates[0].Subject.CommonName; name != nodeUserPrefix+node {
-			return fmt.Errorf("the certificate is for %s", name)
-		}
-		return nil
-	}
-}
-
-// nodeUserPrefix begins the name in a kubelet's certificate.
-const nodeUserPrefix = "system:node:"
 
 // prove runs one round.
 func (w *writer) prove(ctx context.Context) (news bool) {

@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -105,7 +106,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
-	return s.run(ctx, cs, s.opts.Informers(), newProver(s.opts, handshake(s.opts.KubeletCA)), ready)
+	return s.run(ctx, cs, s.opts.Informers(), newProver(s.opts, nodeaddr.Handshake(s.opts.KubeletCA, &net.Dialer{})), ready)
 }
 
 // run is Run with the given clients.

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/tunnel"
 )
 
 // Agent is the configuration of an agent: the newest version of kind AgentConfig, and a table like Server.
@@ -17,11 +18,14 @@ type Agent struct {
 	Server    string `json:"server" flag:"server" usage:"address of a server, https://HOST:PORT"`
 	Token     string `json:"token" flag:"token" env:"KUBELITH_TOKEN" usage:"token to join with, see kubelith token create; others on this machine can read the command line: prefer the variable or --token-file"`
 	TokenFile string `json:"tokenFile" flag:"token-file" usage:"file that holds the token to join with"`
+
+	// Tunnel is one of tunnel.Modes.
+	Tunnel string `json:"tunnel" flag:"tunnel" usage:"how servers connect to this node and its pods: auto (through a tunnel that the node opens, while they do not reach it), always or never"`
 }
 
 // DefaultAgent returns the configuration that applies where neither file nor flags say otherwise. NodeName and NodeIP
 // depend on the host and are empty, Server and the token have no default.
-func DefaultAgent() *Agent { return &Agent{Node: defaultNode()} }
+func DefaultAgent() *Agent { return &Agent{Node: defaultNode(), Tunnel: tunnel.Auto} }
 
 // kind implements settings.
 func (a *Agent) kind() string { return "AgentConfig" }
@@ -47,6 +51,7 @@ func (a *Agent) Validate() error {
 			p.add("nodeLabels", "an agent may not set the label %q on itself: set it on the server with kubelith kubectl label node", key)
 		}
 	}
+	p.oneOf("tunnel", a.Tunnel, tunnel.Modes())
 	validateJoin(&p, a.Server, a.Token, a.TokenFile)
 	return errors.Join(p...)
 }

@@ -52,6 +52,7 @@ func TestValidateAgent(t *testing.T) {
 		"label of Kubelith": {func(a *Agent) { a.NodeLabels = []string{"kubelith.io/servicelb=true"} }, `--node-label (nodeLabels): an agent may not set the label "kubelith.io/servicelb" on itself: set it on the server with kubelith kubectl label node`},
 		"label":             {func(a *Agent) { a.NodeLabels = []string{"a"} }, `--node-label (nodeLabels): "a" is not a label`},
 		"disable":           {func(a *Agent) { a.Disable = []string{"kubelet"} }, `"kubelet" is not a component that can be disabled: use one of dns, local-storage, network, network-policy, proxy`},
+		"tunnel":            {func(a *Agent) { a.Tunnel = "alway" }, `--tunnel (tunnel): unknown value "alway": did you mean "always"?`},
 		"log":               {func(a *Agent) { a.LogLevel = "warning" }, `--log-level (logLevel): unknown value "warning": did you mean "warn"?`},
 		"arg":               {func(a *Agent) { a.KubeletArgs = Args{"v"} }, `--kubelet-arg (kubeletArgs): "v" has no value`},
 		"directories alike": {func(a *Agent) { a.RunDir = a.DataDir }, `--run-dir (runDir): is the same directory as --data-dir (dataDir)`},

@@ -77,6 +77,7 @@ func Components() []Component {
 		{Name: "storage"},
 		{Name: "storage-controllers"},
 		{Name: "token"},
+		{Name: "tunnel"},
 		{Name: "vip"},
 	}
 }

@@ -231,6 +231,9 @@ func (m *agent) build(cfg *config.Agent, log *logrus.Logger) ([]lifecycle.Compon
 	b.add(admin)
 	w.plugins = plugins
 	worker(&b, w)
+	if m.connection != nil {
+		m.tunnel(&b, cfg, m.connection, log)
+	}
 	return b.enabled(cfg.Disable)
 }
 

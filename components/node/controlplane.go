@@ -97,7 +97,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 
 	b.add(snapshots(cfg, machine, socket, p.clients.NodeConfig(cfg.NodeName), p.logFor("snapshots")))
 
-	dialKubelet := nodeAddresses(cfg).Dialer().DialContext
+	dial := p.tunnels(b)
 	var others *servers.Server      // in the handler below
 	var rotation *encryption.Server // likewise
 	var metricsAPI *apiserver.Extension
@@ -105,7 +105,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		server := metrics.New(metrics.Options{
 			Client: p.clients.Config(client.Metrics),
 			PKI:    machine.pki,
-			Dial:   dialKubelet,
+			Dial:   dial.kubelet,
 			Log:    p.logFor("metrics-server"),
 		})
 		metricsAPI = &apiserver.Extension{Scheme: metrics.Scheme(), Install: server.Install}
@@ -125,7 +125,8 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		EncryptionConfig: machine.encryptionConfig,
 		PKI:              machine.pki,
 		Args:             machine.args.apiserver,
-		DialKubelet:      dialKubelet,
+		DialKubelet:      dial.kubelet,
+		DialCluster:      dial.cluster,
 		Client:           p.clients,
 		Log:              p.logFor("apiserver"),
 		Extend:           metricsAPI,
@@ -134,9 +135,9 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		Record:           machine.record,
 		VirtualAddress:   func() netip.Addr { return machine.virtualAddress(cfg) },
 		Handle: func(next http.Handler) http.Handler {
-			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			return dial.handle(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				rotation.Handler(others.Handler(next)).ServeHTTP(w, r)
-			})
+			}))
 		},
 	})
 	b.add(p.api, err)

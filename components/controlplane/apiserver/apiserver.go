@@ -65,6 +65,9 @@ type Options struct {
 	// DialKubelet connects to kubelets, for logs and exec: a Node may name any address. nil: every address is allowed.
 	// A user's egress selector takes precedence.
 	DialKubelet func(ctx context.Context, network, address string) (net.Conn, error)
+	// DialCluster connects to Services, pods and other ports of nodes: for webhooks, aggregated APIs and the proxy of the
+	// API. nil: directly. A user's egress selector takes precedence.
+	DialCluster func(ctx context.Context, network, address string) (net.Conn, error)
 	// Client is opened with the finished handler.
 	Client *client.InProcess
 	// Log receives the reasons for refused bootstrap tokens; upstream writes to klog.
@@ -91,6 +94,8 @@ type Server struct {
 	// anonymousHealth: only the health endpoints, and what a machine reads before it joins (discoveryPath), answer
 	// without credentials. The user's --apiserver-arg=anonymous-auth replaces it.
 	anonymousHealth bool
+	// ownEgress: no egress selector of the user's says how to connect to nodes and Services.
+	ownEgress bool
 	// shared holds the informers of the process; set when ready.
 	shared informers.SharedInformerFactory
 	// served is set before the component is ready.

@@ -10,6 +10,7 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/tunnel"
 	"kubelith.io/kubelith/components/controlplane/servers"
 	"kubelith.io/kubelith/components/worker/policy/peers"
 )
@@ -41,6 +42,7 @@ func joining() []runtime.Object {
 			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: follow},
 			// Network policies select pods of all nodes, by what this path tells of them.
 			rbacv1.PolicyRule{NonResourceURLs: []string{peers.Path}, Verbs: []string{"get"}},
+			rbacv1.PolicyRule{NonResourceURLs: []string{tunnel.Path}, Verbs: []string{"get"}},
 			rbacv1.PolicyRule{APIGroups: []string{"policy.networking.k8s.io"}, Resources: []string{"clusternetworkpolicies"}, Verbs: follow},
 			rbacv1.PolicyRule{APIGroups: []string{"apiextensions.k8s.io"}, Resources: []string{"customresourcedefinitions"},
 				ResourceNames: []string{names.ClusterPolicies}, Verbs: follow}, // whether there are any

@@ -41,6 +41,7 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/informers"
+	"kubelith.io/kubelith/base/tunnel"
 	"kubelith.io/kubelith/components/worker/policy/peers"
 )
 
@@ -60,7 +61,7 @@ func (s *Server) newConfig(ctx context.Context, opts options.CompletedOptions) (
 	if s.opts.SlowSync != nil {
 		renewSlowly(core, s.opts.SlowSync())
 	}
-	if s.opts.DialKubelet != nil && core.Extra.KubeletClientConfig.Lookup == nil {
+	if s.opts.DialKubelet != nil && s.ownEgress {
 		core.Extra.KubeletClientConfig.Lookup = func(egressselector.NetworkContext) (utilnet.DialFunc, error) { return s.opts.DialKubelet, nil }
 	}
 	cp := &core.ControlPlane
@@ -160,6 +161,10 @@ func (s *Server) genericConfig(ctx context.Context, o options.CompletedOptions) 
 	if err := o.EgressSelector.ApplyTo(c); err != nil {
 		return nil, nil, err
 	}
+	s.ownEgress = c.EgressSelector == nil
+	if s.opts.DialCluster != nil && s.ownEgress { // other connections have no dialer of ours
+		c.EgressSelector = egressselector.NewEgressSelectorWithMap(map[egressselector.EgressType]utilnet.DialFunc{egressselector.Cluster: s.opts.DialCluster})
+	}
 	// Tracer provider: the place to add spans of the whole process.
 	if err := o.Traces.ApplyTo(c.EgressSelector, c); err != nil {
 		return nil, nil, err
@@ -170,7 +175,7 @@ func (s *Server) genericConfig(ctx context.Context, o options.CompletedOptions) 
 		sets.NewString("attach", "exec", "proxy", "log", "portforward"),
 	)
 	c.LongRunningFunc = func(req *http.Request, info *apirequest.RequestInfo) bool {
-		return info.Path == peers.Path || longRunning(req, info)
+		return info.Path == peers.Path || info.Path == tunnel.Path || longRunning(req, info)
 	}
 
 	if s.opts.EtcdAnswers != nil {

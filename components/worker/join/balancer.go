@@ -123,6 +123,13 @@ func (b *balancer) order() []string {
 	return all
 }
 
+// known returns the servers that the cluster has, and the given one.
+func (b *balancer) known() (listed []string, given string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.servers), b.given
+}
+
 func (b *balancer) lost() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -68,6 +68,15 @@ func (c *Connection) Config(component string) *rest.Config { return restConfig(c
 // another, perhaps to another server.
 func (c *Connection) Disconnect() { c.way.balancer.closeSilent(silentFor) }
 
+// Servers returns the addresses, HOST:PORT, of the servers that the cluster lists, and the one that the user has given.
+func (c *Connection) Servers() (listed []string, given string) { return c.way.balancer.known() }
+
+// Dial connects to one server with the node's newest certificate, for HTTP/1.1. Unlike the connections of Config, this one
+// is the caller's to end.
+func (c *Connection) Dial(ctx context.Context, server string) (net.Conn, error) {
+	return c.way.dialOne(ctx, server)
+}
+
 // Name implements lifecycle.Component.
 func (c *Connection) Name() string { return "connection" }
 

@@ -84,6 +84,15 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
+// dialOne connects to one server, without HTTP/2.
+func (t *transport) dialOne(ctx context.Context, server string) (net.Conn, error) {
+	config := t.current.Load().config.Clone()
+	config.NextProtos = []string{"http/1.1"}
+	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
+	defer cancel()
+	return (&tls.Dialer{NetDialer: &t.balancer.dialer, Config: config}).DialContext(ctx, "tcp", server)
+}
+
 func isWatch(r *http.Request) bool {
 	return r.Method == http.MethodGet && strings.Contains(r.URL.RawQuery, "watch=true")
 }

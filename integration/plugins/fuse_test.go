@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,19 +18,28 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubelith.io/kubelith/integration/harness"
+	"kubelith.io/kubelith/plugins/examples/fuse/driver"
 	"kubelith.io/kubelith/plugins/examples/fuse/store/storetest"
 )
 
 // fuseNamespace has the client pods.
 const fuseNamespace = "kubelith-fuse"
 
-// TestFUSEVolumes: volumes in an S3-compatible store, which the test runs, with a client beside the plugin and with a
-// client pod. Programs notice neither the death of a client nor that of the plugin where the other one lives.
+// TestFUSEVolumes: volumes in an S3-compatible store, which the test runs, with a client beside the plugin, in a client
+// pod, and in the pod itself. Programs notice neither the death of a client nor that of the plugin where the other one
+// lives.
 func TestFUSEVolumes(t *testing.T) {
 	t.Parallel()
-	s := harness.Start(t, harness.Options{Args: []string{"--kubelet-arg=sync-frequency=2s"}}) // for expansions
-	store := serveStore(t, s)
 	program := harness.BuildProgram(t, "../../plugins/examples/fuse")
+	s := harness.Start(t, harness.Options{
+		Args:       []string{"--kubelet-arg=sync-frequency=2s"}, // for expansions
+		ConfigYAML: header + fuseConfig(driver.Image),
+		Prepare: func(s *harness.Server) error {
+			install(t, s, program, examplesDir+"/fuse")
+			return os.MkdirAll(s.Path(fuseDirectory), 0o755)
+		},
+	})
+	store := serveStore(t, s)
 	archive := s.Path("/var/lib/fuse-image.tar")
 	if out, err := exec.Command(program, "image", archive).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -42,12 +52,19 @@ func TestFUSEVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.KubectlInput(t, string(manifest), "apply", "-f", "-")
-	s.KubectlInput(t, strings.NewReplacer("{name: fuse}", "{name: fuse-process}", "mode: mountpod", "mode: process").Replace(
-		string(manifest[strings.LastIndex(string(manifest), "---"):])), "apply", "-f", "-")
+	class := string(manifest[strings.LastIndex(string(manifest), "---"):])
+	for _, mode := range []string{"process", "sidecar"} {
+		s.KubectlInput(t, strings.NewReplacer("{name: fuse}", "{name: fuse-"+mode+"}", "mode: mountpod", "mode: "+mode).Replace(class), "apply", "-f", "-")
+	}
+	without, _, _ := strings.Cut(class, "  csi.storage") // Secrets: in the directory
+	for _, mode := range []string{"mountpod", "sidecar"} {
+		s.KubectlInput(t, strings.NewReplacer("{name: fuse}", "{name: directory-"+mode+"}", "mode: mountpod", "mode: "+mode).Replace(without), "apply", "-f", "-")
+	}
 	s.Kubectl(t, "-n", fuseNamespace, "create", "secret", "generic", "store", "--from-literal=endpoint="+store.url, "--from-literal=bucket="+storetest.Bucket,
 		"--from-literal=access-key=a", "--from-literal=secret-key=b")
-	install(t, s, program, "/var/lib/kubelith/plugins/storage/fuse")
+	install(t, s, harness.BuildProgram(t, "../../plugins/examples/fuse/sidecar"), "/var/lib/kubelith/plugins/admission/fuse-sidecar")
 	wait(t, s, "fuse", "is ready", ready)
+	wait(t, s, "fuse-sidecar", "is ready", ready)
 
 	t.Run("process", func(t *testing.T) {
 		pod, key := fusePod(t, s, store, "fuse-process")
@@ -76,6 +93,64 @@ func TestFUSEVolumes(t *testing.T) {
 		})
 	})
 	t.Run("mount pod", func(t *testing.T) { testMountPod(t, s, store) })
+	t.Run("sidecar", func(t *testing.T) { testFUSESidecar(t, s, store) })
+	t.Run("directory", func(t *testing.T) {
+		for _, mode := range []string{"mountpod", "sidecar"} {
+			testDirectory(t, s, "directory-"+mode)
+		}
+	})
+	t.Run("server killed", func(t *testing.T) { testServerKilled(t, s, store) })
+}
+
+// fuseDirectory is a directory of the node that is a store.
+const fuseDirectory = "/var/lib/fuse-store"
+
+// fuseConfig is the plugin in the configuration, with an image of client pods.
+func fuseConfig(image string) string {
+	return "plugins:\n- name: fuse\n  kind: storage\n  path: " + examplesDir + "/fuse\n  config: {image: \"" + image + "\", store: {directory: " + fuseDirectory + "}}\n"
+}
+
+// testDirectory: the files of a volume are files of a directory of the node, with their owners.
+func testDirectory(t *testing.T, s *harness.Server, class string) {
+	ns := s.Namespace(t)
+	c := claim(ns, "data", class, "8Mi")
+	c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+	createClaim(t, s, c)
+	pod := s.Run(t, podWith(ns, "first", "data", "", "sleep", "1000"))
+	s.PodExec(t, pod, "main", "/bin/sh", "-c", "mkdir /data/dir && echo content >/data/dir/file && chown 1000:1000 /data/dir/file && chmod 640 /data/dir/file && mv /data/dir /data/moved")
+	path := s.Path(fuseDirectory + "/" + volumeOf(t, s, ns, "data").Spec.CSI.VolumeHandle + "/moved/file")
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatalf("%s: %v", class, err)
+	}
+	if owner := info.Sys().(*syscall.Stat_t); owner.Uid != 1000 || owner.Gid != 1000 || info.Mode().Perm() != 0o640 {
+		t.Errorf("%s: the file has the owner %d:%d and the mode %v", class, owner.Uid, owner.Gid, info.Mode())
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "content\n" {
+		t.Errorf("%s: the file has %q, %v", class, text, err)
+	}
+	endPod(t, s, pod)
+}
+
+// testServerKilled: pods keep their volumes, and their open files, while the server is killed and starts again.
+func testServerKilled(t *testing.T, s *harness.Server, store *fuseStore) {
+	shared, sharedKey := fusePod(t, s, store, "fuse")
+	own, ownKey := fusePod(t, s, store, "fuse-sidecar")
+	s.Kill9(t)
+	s.Launch(t)
+	s.WaitReady(t)
+	for pod, key := range map[*corev1.Pod]string{shared: sharedKey, own: ownKey} {
+		harness.Eventually(t, harness.PodTimeout, "the kubelet to know the pod", func() error {
+			_, _, err := s.TryPodExec(t, pod, "main", "true")
+			return err
+		})
+		worksOn(t, s, store, pod, key, "server killed")
+		openWorks(t, s, store, pod, key, "server killed")
+		if got := s.PodExec(t, pod, "main", "cat", "/data/open"); got != "begun\nnext\n" {
+			t.Errorf("the open file has %q", got)
+		}
+		endPod(t, s, pod)
+	}
 }
 
 func testMountPod(t *testing.T, s *harness.Server, store *fuseStore) {
@@ -98,6 +173,23 @@ func testMountPod(t *testing.T, s *harness.Server, store *fuseStore) {
 	wait(t, s, "fuse", "is ready again", ready)
 	quota(t, s, pod)
 
+	// Another image of the client.
+	const next = "docker.io/kubelith/fuse:next"
+	if res := s.RunBinary(t, "ctr", "-n", "k8s.io", "images", "tag", driver.Image, next); res.Code != 0 {
+		t.Fatal(res.Stderr)
+	}
+	configure(t, s, fuseConfig(next))
+	harness.Eventually(t, harness.PodTimeout, "the client pod to have the new image", func() error {
+		for _, p := range clientPods(t, s) {
+			if p.Spec.Containers[0].Image == next && harness.PodReady(&p) == nil {
+				return nil
+			}
+		}
+		return errors.New("it has not")
+	})
+	worksOn(t, s, store, pod, key, "client upgraded")
+	openWorks(t, s, store, pod, key, "client upgraded")
+
 	// The store away: programs get errors, and a new pod says why it waits.
 	store.Away(true)
 	if _, stderr, err := s.TryPodExec(t, pod, "main", "/bin/sh", "-c", "echo lost >/data/away"); err == nil || !strings.Contains(stderr, "Input/output error") {
@@ -107,7 +199,7 @@ func testMountPod(t *testing.T, s *harness.Server, store *fuseStore) {
 	worksOn(t, s, store, pod, key, "store back")
 	openWorks(t, s, store, pod, key, "store back")
 
-	if got := s.PodExec(t, second, "main", "cat", "/data/open"); got != "begun\nnext\nnext\nnext\nnext\n" {
+	if got := s.PodExec(t, second, "main", "cat", "/data/open"); got != "begun\n"+strings.Repeat("next\n", 5) {
 		t.Errorf("the open file has %q", got)
 	}
 	endPod(t, s, pod)
@@ -156,14 +248,21 @@ func serveStore(t *testing.T, s *harness.Server) *fuseStore {
 }
 
 // fusePod runs a pod with a new volume of a class. What it writes is in the store, under the key.
-func fusePod(t *testing.T, s *harness.Server, store *fuseStore, class string) (pod *corev1.Pod, key string) {
+func fusePod(t *testing.T, s *harness.Server, store *fuseStore, class string, change ...func(*corev1.Pod)) (pod *corev1.Pod, key string) {
 	t.Helper()
 	ns := s.Namespace(t)
+	if len(change) > 0 { // so that a client in the pod is no reason for more rights
+		s.Kubectl(t, "label", "namespace", ns, "pod-security.kubernetes.io/enforce=restricted")
+	}
 	c := claim(ns, "data", class, "8Mi")
 	c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
 	createClaim(t, s, c)
 	// It keeps a file open, and writes a line each time that it is asked to.
-	pod = s.Run(t, podWith(ns, "first", "data", "", harness.Shell("exec 3>>/data/open; echo begun >&3; while :; do [ -e /data/next ] && rm /data/next && echo next >&3; sleep 0.2; done")...))
+	pod = podWith(ns, "first", "data", "", harness.Shell("exec 3>>/data/open; echo begun >&3; while :; do [ -e /data/next ] && rm /data/next && echo next >&3; sleep 0.2; done")...)
+	for _, f := range change {
+		f(pod)
+	}
+	pod = s.Run(t, pod)
 	key = volumeOf(t, s, ns, "data").Spec.CSI.VolumeHandle + "/"
 	worksOn(t, s, store, pod, key, "mounted")
 	if got := s.PodExec(t, pod, "main", "mount"); !strings.Contains(got, "on /data type fuse.kubelith") {

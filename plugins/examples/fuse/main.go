@@ -5,6 +5,8 @@
 //
 //	fuse                          the plugin, started by Kubelith
 //	fuse client DIRECTORY CONFIG  a client, started by the plugin, or in a pod
+//	fuse sidecar RUN DIRECTORY    a client in a pod with volumes of the mode sidecar
+//	fuse ready DIRECTORY          whether the sidecar serves them
 //	fuse image FILE               writes an OCI archive with this program, for client pods
 package main
 
@@ -43,13 +45,22 @@ func run(args []string) error {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 		defer stop()
 		debug.SetMemoryLimit(64 << 20) // many clients may run on a node
-		return client.Run(ctx, args[1], args[2], func(message string) {
-			fmt.Fprintln(os.Stderr, time.Now().UTC().Format(time.RFC3339), message)
-		})
+		return client.Run(ctx, args[1], args[2], log)
+	case args[0] == "sidecar" && len(args) == 3:
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+		defer stop()
+		debug.SetMemoryLimit(64 << 20)
+		return client.RunSidecar(ctx, args[1], args[2], log)
+	case args[0] == "ready" && len(args) == 2:
+		return client.Ready(args[1])
 	case args[0] == "image" && len(args) == 2:
 		return writeImage(args[1])
 	}
-	return errors.New("usage: fuse client DIRECTORY CONFIG, or fuse image FILE")
+	return errors.New("usage: fuse client DIRECTORY CONFIG, fuse sidecar RUN DIRECTORY, fuse ready DIRECTORY, or fuse image FILE")
+}
+
+func log(message string) {
+	fmt.Fprintln(os.Stderr, time.Now().UTC().Format(time.RFC3339), message)
 }
 
 // serve is the plugin.

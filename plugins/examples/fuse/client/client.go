@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
 	"kubelith.io/kubelith/plugins/examples/fuse/filesystem"
@@ -75,7 +76,7 @@ func Run(ctx context.Context, dir, configFile string, log func(string)) error {
 	if err := lock(ctx, own); err != nil { // an earlier client, which is being ended
 		return err
 	}
-	listener, err := listen(dir)
+	listener, err := Listen("unixpacket", dir, socketName)
 	if err != nil {
 		return err
 	}
@@ -83,7 +84,9 @@ func Run(ctx context.Context, dir, configFile string, log func(string)) error {
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
 	var work sync.WaitGroup
-	work.Go(func() { c.prepare(ctx, configFile) })
+	work.Go(func() {
+		c.prepare(ctx, func() (Config, store.Store, error) { return configured(configFile) })
+	})
 	for {
 		conn, err := listener.AcceptUnix()
 		if err != nil {
@@ -111,27 +114,10 @@ func (c *Client) end() error {
 	return files.Sync(ctx)
 }
 
-func listen(dir string) (*net.UnixListener, error) {
-	path, done, err := shortPath(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: path})
-	if err != nil {
-		return nil, err
-	}
-	listener.SetUnlinkOnClose(false) // the path is valid here only
-	return listener, nil
-}
-
 // prepare reads the configuration and waits for the store.
-func (c *Client) prepare(ctx context.Context, configFile string) {
+func (c *Client) prepare(ctx context.Context, open func() (Config, store.Store, error)) {
 	for {
-		if err := c.configure(ctx, configFile); err == nil {
+		if err := c.configure(ctx, open); err == nil {
 			return
 		} else {
 			c.setReason(err.Error())
@@ -155,19 +141,24 @@ func (c *Client) setReason(reason string) {
 	}
 }
 
-func (c *Client) configure(ctx context.Context, configFile string) error {
+// configured returns what a configuration file says.
+func configured(configFile string) (config Config, s store.Store, err error) {
 	text, err := os.ReadFile(configFile)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("it waits for %s", configFile)
+		return Config{}, nil, fmt.Errorf("it waits for %s", configFile)
 	}
 	if err != nil {
-		return err
+		return Config{}, nil, err
 	}
-	var config Config
 	if err := json.Unmarshal(text, &config); err != nil {
-		return fmt.Errorf("%s: %w", configFile, err)
+		return Config{}, nil, fmt.Errorf("%s: %w", configFile, err)
 	}
-	s, err := store.Open(config.Store)
+	s, err = store.Open(config.Store)
+	return config, s, err
+}
+
+func (c *Client) configure(ctx context.Context, open func() (Config, store.Store, error)) error {
+	config, s, err := open()
 	if err != nil {
 		return err
 	}
@@ -230,6 +221,14 @@ func (c *Client) handle(ctx context.Context, r Request, fd int) (a Answer, with 
 			defer cancel()
 			err = files.Sync(ctx)
 		}
+	case "usage":
+		c.mu.Lock()
+		if c.files == nil {
+			err = errors.New("it serves no mount")
+		} else {
+			a.Usage = usageOf(c.files)
+		}
+		c.mu.Unlock()
 	case "resize":
 		c.mu.Lock()
 		c.config.Capacity = r.Capacity
@@ -244,6 +243,13 @@ func (c *Client) handle(ctx context.Context, r Request, fd int) (a Answer, with 
 	defer c.mu.Unlock()
 	a.Ready, a.Reason, a.Mount, a.PID = c.ready, c.reason, c.mount, os.Getpid()
 	return a, with, err
+}
+
+func usageOf(files *filesystem.FS) *Usage {
+	var s fuse.StatfsOut
+	files.StatFs(nil, nil, &s)
+	size := int64(s.Bsize)
+	return &Usage{Bytes: int64(s.Blocks) * size, BytesFree: int64(s.Bavail) * size, Files: int64(s.Files), FilesFree: int64(s.Ffree)}
 }
 
 // attach begins to serve a mount, or continues with it.

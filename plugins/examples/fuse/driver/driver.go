@@ -5,12 +5,16 @@
 //	pods.go        client pods, one per volume and node
 //	node.go        mounts, for the kubelet
 //	mount.go       keeps one mount alive: a client serves it, whatever dies
+//	sidecar.go     clients in the pods that use a volume: their connection to the driver
+//	inpod.go       the volumes of such a pod
 //
 // All state of the node is in two directories, so that a process may be killed at any moment, and another may run at
 // the same time during a replacement:
 //
 //	<data dir>/mounts/<mount>.json   a mount, and where pods see it
 //	<clients>/<volume>/              directory of a client: its socket, and what it has not uploaded
+//	<data dir>/pods/<pod>.json       a pod with a sidecar
+//	<clients>/_pods/<pod>/run/       the driver's sockets, which the sidecar has read-only
 package driver
 
 import (
@@ -46,6 +50,7 @@ type mode string
 const (
 	process  mode = "process"  // beside the plugin
 	mountPod mode = "mountpod" // in a pod of its own
+	inPod    mode = "sidecar"  // in the pod that uses the volume
 )
 
 // Parameters of a StorageClass, and attributes of a volume.
@@ -61,12 +66,15 @@ func modeOf(attributes map[string]string) (mode, error) {
 	switch m := mode(attributes[parameterMode]); m {
 	case "":
 		return mountPod, nil
-	case process, mountPod:
+	case process, mountPod, inPod:
 		return m, nil
 	default:
-		return "", fmt.Errorf("unknown mode %q: use process or mountpod", m)
+		return "", fmt.Errorf("unknown mode %q: use mountpod, process or sidecar", m)
 	}
 }
+
+// IsSidecar reports whether the parameters of a StorageClass, or the attributes of a volume, have the mode sidecar.
+func IsSidecar(attributes map[string]string) bool { return attributes[parameterMode] == string(inPod) }
 
 // defaultClients is the directory of the clients' directories.
 const defaultClients = "/var/lib/kubelith-fuse"
@@ -113,6 +121,8 @@ type node struct {
 	mu       sync.Mutex
 	attached map[[2]string]bool // volume and node: read-only
 	mounts   map[string]*mount
+	sidecars map[string]*sidecar // by pod
+	shares   map[string]*share   // by volume
 	locks    map[string]chan struct{}
 }
 
@@ -162,11 +172,14 @@ func (d *Driver) Open(o Options) error {
 		o.Program = []string{"/proc/self/exe"}
 	}
 	n := &node{name: o.Name, config: o.Config, dir: filepath.Join(o.Dir, "mounts"), log: o.Log, program: o.Program,
-		attached: map[[2]string]bool{}, mounts: map[string]*mount{}, locks: map[string]chan struct{}{}}
+		attached: map[[2]string]bool{}, mounts: map[string]*mount{}, sidecars: map[string]*sidecar{}, shares: map[string]*share{}, locks: map[string]chan struct{}{}}
 	if err := os.MkdirAll(n.dir, 0o700); err != nil {
 		return err
 	}
 	if err := n.resume(); err != nil {
+		return err
+	}
+	if err := n.resumeSidecars(); err != nil {
 		return err
 	}
 	if o.Pods != nil {
@@ -188,7 +201,14 @@ func (d *Driver) Close() {
 	for _, m := range n.mounts {
 		all = append(all, m)
 	}
+	var sidecars []*sidecar
+	for _, s := range n.sidecars {
+		sidecars = append(sidecars, s)
+	}
 	n.mu.Unlock()
+	for _, s := range sidecars {
+		s.end()
+	}
 	for _, m := range all {
 		m.end()
 	}
@@ -257,12 +277,13 @@ func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, 
 // CSIDriver tells Kubernetes how to treat the driver.
 func CSIDriver() *storagev1.CSIDriver {
 	// Attaching makes the client pod. The kubelet does not change the owner of files: in a store that is a copy of each.
-	attach, podInfo, policy := true, false, storagev1.NoneFSGroupPolicy
+	// The inline volume of a sidecar needs to know its pod.
+	attach, podInfo, policy := true, true, storagev1.NoneFSGroupPolicy
 	return &storagev1.CSIDriver{
 		ObjectMeta: metav1.ObjectMeta{Name: Name},
 		Spec: storagev1.CSIDriverSpec{
 			AttachRequired: &attach, PodInfoOnMount: &podInfo, FSGroupPolicy: &policy,
-			VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent},
+			VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent, storagev1.VolumeLifecycleEphemeral},
 		},
 	}
 }

@@ -5,8 +5,10 @@ import (
 	"net"
 	"net/http/httptest"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -29,6 +31,13 @@ func TestMain(m *testing.M) {
 	case len(os.Args) == 4 && os.Args[1] == "client":
 		if err := client.Run(context.Background(), os.Args[2], os.Args[3], func(s string) { os.Stderr.WriteString(s + "\n") }); err != nil {
 			os.Exit(1)
+		}
+	case len(os.Args) == 4 && os.Args[1] == "sidecar":
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+		err := client.RunSidecar(ctx, os.Args[2], os.Args[3], func(s string) { os.Stderr.WriteString(s + "\n") })
+		stop()
+		if err != nil {
+			panic(err)
 		}
 	case os.Getenv(roleVariable) != "":
 		if err := csisanity.Main(os.Stdin, csisanity.ResultsFile()); err != nil {
@@ -55,16 +64,20 @@ func newDriver(t *testing.T) (*Driver, *storetest.Server, string) {
 	s := &storetest.Server{}
 	server := httptest.NewServer(s)
 	t.Cleanup(server.Close)
+	o := optionsFor(dir, server.URL)
 	d := New()
-	o := Options{Name: "node-a", Dir: filepath.Join(dir, "data"), Program: []string{os.Args[0]}, Log: hclog.NewNullLogger(), Config: Config{
-		Clients: filepath.Join(dir, "clients"),
-		Store:   &store.Config{Endpoint: server.URL, Bucket: storetest.Bucket, AccessKey: "a", SecretKey: "b"},
-	}}
 	if err := d.Open(o); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.Close)
 	return d, s, dir
+}
+
+func optionsFor(dir, url string) Options {
+	return Options{Name: "node-a", Dir: filepath.Join(dir, "data"), Program: []string{os.Args[0]}, Log: hclog.NewNullLogger(), Config: Config{
+		Clients: filepath.Join(dir, "clients"),
+		Store:   &store.Config{Endpoint: url, Bucket: storetest.Bucket, AccessKey: "a", SecretKey: "not-for-pods"},
+	}}
 }
 
 // TestSanity: csi-sanity finds nothing, and nothing is left behind.

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -44,6 +45,10 @@ type mount struct {
 	ready    bool   // the client can
 	reason   string // why it is not
 
+	// The connections that a client in a pod has opened: the next one to wait on, and one for requests.
+	serving, working chan *client.Conn
+	told             atomic.Bool // the last one was told to end, and has
+
 	cancel context.CancelFunc
 	ended  chan struct{}
 }
@@ -59,6 +64,8 @@ type record struct {
 	Flags   uintptr        `json:"flags,omitempty"`
 	// Targets are where pods see it.
 	Targets map[string]uintptr `json:"targets,omitempty"`
+	// Pod is the one that it is for, in the mode sidecar: its UID.
+	Pod string `json:"pod,omitempty"`
 }
 
 // resume continues with the mounts of earlier processes.
@@ -97,7 +104,8 @@ func (n *node) newMount(key string, r record) *mount {
 	if r.Targets == nil {
 		r.Targets = map[string]uintptr{}
 	}
-	m := &mount{record: r, key: key, n: n, fd: -1, reason: "it starts", ended: make(chan struct{})}
+	m := &mount{record: r, key: key, n: n, fd: -1, reason: "it starts", ended: make(chan struct{}),
+		serving: make(chan *client.Conn, 1), working: make(chan *client.Conn, 1)}
 	n.mu.Lock()
 	n.mounts[key] = m
 	n.mu.Unlock()
@@ -138,6 +146,13 @@ func (m *mount) start() {
 func (m *mount) end() {
 	m.cancel()
 	<-m.ended
+	for _, waiting := range []chan *client.Conn{m.serving, m.working} {
+		select {
+		case c := <-waiting:
+			c.Close()
+		default:
+		}
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.fd >= 0 {
@@ -151,12 +166,17 @@ func (m *mount) keep(ctx context.Context) {
 	var own *exec.Cmd // client of the mode process
 	var exited chan struct{}
 	defer func() { stop(own, exited) }()
+	seen := time.Now() // the client
 	for ctx.Err() == nil {
-		conn, err := client.Dial(m.Client)
+		conn, err := m.connect(ctx)
 		if err == nil {
 			err = m.serve(ctx, conn)
 			conn.Close()
 			m.set(false, false, "")
+			seen = time.Now()
+		}
+		if absent := time.Since(seen); m.Mode == inPod && (absent > goneWait || absent > endedWait && m.told.Load()) {
+			m.giveUp()
 		}
 		if err != nil {
 			m.set(false, false, m.explain(err))
@@ -170,7 +190,25 @@ func (m *mount) keep(ctx context.Context) {
 	}
 }
 
+// connect returns a connection to the client, to wait on. A client in a pod opens it.
+func (m *mount) connect(ctx context.Context) (*client.Conn, error) {
+	if m.Mode != inPod {
+		return client.Dial(m.Client)
+	}
+	select {
+	case c := <-m.serving:
+		return c, nil
+	case <-time.After(time.Second):
+		return nil, fs.ErrNotExist
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
 func (m *mount) explain(err error) string {
+	if m.Mode == inPod {
+		return "the sidecar of the pod does not serve it" // and not what it says: it is the pod's
+	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
 		if m.Mode == mountPod {
 			return fmt.Sprintf("its client pod does not run yet: kubectl -n %s get pods -l %s=%s", m.n.config.Namespace, labelVolume, labelValue(m.Volume))
@@ -182,7 +220,7 @@ func (m *mount) explain(err error) string {
 
 // serve has the client at a connection serve the mount. It returns when the client has ended.
 func (m *mount) serve(ctx context.Context, conn *client.Conn) error {
-	for ctx.Err() == nil {
+	for tried := false; ctx.Err() == nil; {
 		a, _, err := conn.Do(ctx, client.Request{Op: "status"}, -1)
 		if err != nil {
 			return err
@@ -191,6 +229,8 @@ func (m *mount) serve(ctx context.Context, conn *client.Conn) error {
 		id, fd, mounted := m.ID, m.fd, m.mounted
 		m.mu.Unlock()
 		switch {
+		case !a.Ready && m.Mode == inPod:
+			m.set(false, false, m.explain(nil))
 		case !a.Ready:
 			m.set(false, false, a.Reason)
 		case mounted && a.Mount == id:
@@ -204,14 +244,15 @@ func (m *mount) serve(ctx context.Context, conn *client.Conn) error {
 			}
 			m.set(true, true, "")
 			conn.Wait(ctx)
-			if ctx.Err() == nil {
+			if ctx.Err() == nil && m.Mode != inPod {
 				m.n.log.Warn("the client of a volume has ended; the next one continues", "volume", m.Volume, "mount", m.key)
 			}
 			return nil
 		case fd >= 0:
 			if _, _, err := conn.Do(ctx, client.Request{Op: "attach", Mount: id, Options: m.Options}, fd); err != nil {
-				m.set(false, true, err.Error())
-			} else {
+				m.set(false, true, m.explain(err))
+			} else if !tried {
+				tried = true
 				continue
 			}
 		case mounted:
@@ -232,7 +273,7 @@ func (m *mount) set(attached, ready bool, reason string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.attached, m.ready = attached, ready
-	if reason != "" && reason != m.reason {
+	if reason != "" && reason != m.reason && m.Mode != inPod { // there the pod says it
 		m.n.log.Info("a volume waits", "volume", m.Volume, "mount", m.key, "reason", reason)
 	}
 	if reason != "" || attached {
@@ -287,6 +328,9 @@ func (m *mount) recover() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.n.log.Warn("a mount is lost: its client and this plugin have ended; it is mounted again", "volume", m.Volume, "path", m.Path)
+	if m.Mode == inPod { // on top of the old mount, as below
+		return m.mountLocked()
+	}
 	if err := unmount(m.Path); err != nil {
 		return err
 	}
@@ -302,9 +346,28 @@ func (m *mount) recover() error {
 	return nil
 }
 
+// giveUp ends the connection to the kernel, so that no program waits any more. A client that comes later gets a new one.
+func (m *mount) giveUp() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.fd < 0 {
+		return
+	}
+	m.n.log.Warn("the client of a volume in a pod is gone: programs of the pod get errors", "volume", m.Volume, "pod", m.Pod)
+	if err := unix.Unmount(m.Path, unix.MNT_FORCE|unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+		m.n.log.Error("end the connection of a volume to the kernel", "path", m.Path, "error", err)
+	}
+	unix.Close(m.fd)
+	m.fd = -1
+}
+
 // unmountLocked undoes mountLocked.
 func (m *mount) unmountLocked() error {
-	if err := unmount(m.Path); err != nil {
+	end := unmount
+	if m.Mode == inPod { // it may have given the connection to another process, which would keep it
+		end = unmountNow
+	}
+	if err := end(m.Path); err != nil {
 		return err
 	}
 	if m.fd >= 0 {
@@ -318,14 +381,34 @@ func (m *mount) unmountLocked() error {
 }
 
 // do makes a request of the client, if it serves this mount.
-func (m *mount) do(ctx context.Context, r client.Request) error {
+func (m *mount) do(ctx context.Context, r client.Request) (client.Answer, error) {
+	if m.Mode == inPod {
+		return m.doInPod(ctx, r)
+	}
 	conn, err := client.Dial(m.Client)
 	if err != nil {
-		return errors.New(m.explain(err))
+		return client.Answer{}, errors.New(m.explain(err))
 	}
 	defer conn.Close()
-	_, _, err = conn.Do(ctx, r, -1)
-	return err
+	a, _, err := conn.Do(ctx, r, -1)
+	return a, err
+}
+
+func (m *mount) doInPod(ctx context.Context, r client.Request) (client.Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, sidecarTimeout)
+	defer cancel()
+	select {
+	case conn := <-m.working:
+		a, _, err := conn.Do(ctx, r, -1)
+		if err != nil {
+			conn.Close() // it opens another
+			return a, errors.New(m.explain(err))
+		}
+		offer(m.working, conn)
+		return a, nil
+	case <-ctx.Done():
+		return client.Answer{}, errors.New(m.explain(ctx.Err()))
+	}
 }
 
 // startClient starts the client of the mode process.

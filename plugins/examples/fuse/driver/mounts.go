@@ -101,13 +101,18 @@ func mountsAt(path string) (count int, ours bool, err error) {
 }
 
 // unmount all that is mounted at a path. Programs that still use it do not keep it there.
-func unmount(path string) error {
+func unmount(path string) error { return unmountWith(path, 0) }
+
+// unmountNow unmounts all that is mounted at a path, and ends the connection to the client, whoever still has it.
+func unmountNow(path string) error { return unmountWith(path, unix.MNT_FORCE) }
+
+func unmountWith(path string, flags int) error {
 	for {
 		count, _, err := mountsAt(path)
 		if err != nil || count == 0 {
 			return err
 		}
-		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+		if err := unix.Unmount(path, flags|unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 			return &os.PathError{Op: "unmount", Path: path, Err: err}
 		}
 	}

@@ -77,6 +77,13 @@ func (n *node) stage(ctx context.Context, r *csi.NodeStageVolumeRequest) error {
 	if m := n.mount(id); m != nil && m.isMounted() {
 		return m.attachedWithin(ctx)
 	}
+	if md == inPod { // each pod has a mount of its own
+		dir := filepath.Join(n.config.Clients, id)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+		return n.configure(ctx, dir, id, r.GetSecrets(), r.GetVolumeContext())
+	}
 	staging, err := resolve(r.GetStagingTargetPath())
 	if err != nil {
 		return err
@@ -142,6 +149,32 @@ func (n *node) configure(ctx context.Context, dir, id string, secrets, attribute
 	return writeConfig(dir, config)
 }
 
+// unconfigure removes what configure has written: it has the credentials of the store.
+func (n *node) unconfigure(id string) error {
+	if !idPattern.MatchString(id) {
+		return nil
+	}
+	n.mu.Lock()
+	delete(n.shares, id)
+	n.mu.Unlock()
+	dir := filepath.Join(n.config.Clients, id)
+	if err := os.Remove(filepath.Join(dir, configFile)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	_ = os.Remove(dir) // unless something is in it
+	return nil
+}
+
+func readConfig(dir string) (config client.Config, err error) {
+	text, err := os.ReadFile(filepath.Join(dir, configFile))
+	if err != nil {
+		return config, err
+	}
+	return config, json.Unmarshal(text, &config)
+}
+
 func writeConfig(dir string, config client.Config) error {
 	text, err := json.Marshal(config)
 	if err != nil {
@@ -177,13 +210,16 @@ func (d *Driver) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVolume
 			return nil, answer(err)
 		}
 	}
+	if err := n.unconfigure(r.GetVolumeId()); err != nil {
+		return nil, answer(err)
+	}
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
 // remove unmounts a volume and forgets it, after all is uploaded.
 func (n *node) remove(ctx context.Context, m *mount) error {
-	if m.isMounted() {
-		if err := m.do(ctx, client.Request{Op: "sync"}); err != nil {
+	if m.isMounted() && m.Mode != inPod { // a pod's client has ended with the pod
+		if _, err := m.do(ctx, client.Request{Op: "sync"}); err != nil {
 			return status.Errorf(codes.Unavailable, "not everything is uploaded: %s", err)
 		}
 	}
@@ -194,10 +230,14 @@ func (n *node) remove(ctx context.Context, m *mount) error {
 		return err
 	}
 	m.end()
-	n.mu.Lock()
-	delete(n.mounts, m.key)
-	n.mu.Unlock()
+	n.forget(m)
 	return nil
+}
+
+func (n *node) forget(m *mount) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.mounts, m.key)
 }
 
 // NodePublishVolume implements csi.NodeServer. It bind-mounts the volume at the target path.
@@ -209,13 +249,20 @@ func (d *Driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolume
 	if err == nil {
 		err = capable(r.GetVolumeCapability())
 	}
-	if err == nil && r.GetStagingTargetPath() == "" {
+	ephemeral := r.GetVolumeContext()[attributeEphemeral] == "true"
+	if err == nil && !ephemeral && r.GetStagingTargetPath() == "" {
 		err = status.Error(codes.FailedPrecondition, "staging target path is missing: the volume is not staged")
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := n.publish(ctx, r); err != nil {
+	publish := n.publish
+	if ephemeral {
+		publish = n.publishSidecar
+	} else if md, err := modeOf(r.GetVolumeContext()); err == nil && md == inPod {
+		publish = n.publishInPod
+	}
+	if err := publish(ctx, r); err != nil {
 		return nil, answer(fmt.Errorf("publish volume %s: %w", r.GetVolumeId(), err))
 	}
 	return &csi.NodePublishVolumeResponse{}, nil
@@ -309,6 +356,14 @@ func (n *node) unpublish(ctx context.Context, r *csi.NodeUnpublishVolumeRequest)
 	if err != nil {
 		return err
 	}
+	if done, err := n.unpublishSidecar(ctx, r.GetVolumeId(), target); done {
+		return err
+	}
+	for _, m := range n.mountsOf(func(m *mount) bool { return m.Mode == inPod && m.Path == target }) {
+		if err := n.remove(ctx, m); err != nil {
+			return err
+		}
+	}
 	if err := unmount(target); err != nil {
 		return err
 	}
@@ -342,12 +397,15 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, r *csi.NodeExpandVolumeRe
 		return nil, err
 	}
 	defer unlock()
-	m := n.mount(r.GetVolumeId())
-	if m == nil {
+	all := n.mountsOf(func(m *mount) bool { return m.Volume == r.GetVolumeId() })
+	if len(all) == 0 {
 		return nil, status.Errorf(codes.NotFound, "volume %s is not mounted here", r.GetVolumeId())
 	}
 	size := r.GetCapacityRange().GetRequiredBytes()
-	if size > 0 {
+	for _, m := range all {
+		if size == 0 {
+			break
+		}
 		if err := m.resize(ctx, size); err != nil {
 			return nil, answer(fmt.Errorf("expand volume %s on the node: %w", r.GetVolumeId(), err))
 		}
@@ -357,26 +415,20 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, r *csi.NodeExpandVolumeRe
 
 // resize tells the client the capacity, and the next one, too.
 func (m *mount) resize(ctx context.Context, size int64) error {
-	path := filepath.Join(m.Client, configFile)
-	if _, err := os.Stat(path); err == nil {
-		text, err := os.ReadFile(path)
-		var config client.Config
-		if err == nil {
-			err = json.Unmarshal(text, &config)
-		}
-		if err == nil {
-			config.Capacity = size
-			err = writeConfig(m.Client, config)
-		}
-		if err != nil {
-			return err
-		}
+	config, err := readConfig(m.Client)
+	if err == nil {
+		config.Capacity = size
+		err = writeConfig(m.Client, config)
 	}
-	return m.do(ctx, client.Request{Op: "resize", Capacity: size})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	_, err = m.do(ctx, client.Request{Op: "resize", Capacity: size})
+	return err
 }
 
 // NodeGetVolumeStats implements csi.NodeServer.
-func (d *Driver) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+func (d *Driver) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	n, err := d.node()
 	if err == nil {
 		err = missing("volume id", r.GetVolumeId(), "volume path", r.GetVolumePath())
@@ -387,6 +439,9 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStats
 	path, err := resolve(r.GetVolumePath())
 	if err != nil {
 		return nil, status.Error(codes.NotFound, err.Error())
+	}
+	if in := n.mountsOf(func(m *mount) bool { return m.Mode == inPod && m.Volume == r.GetVolumeId() && m.Path == path }); len(in) > 0 {
+		return in[0].usage(ctx)
 	}
 	m := n.mount(r.GetVolumeId())
 	count, ours, err := mountsAt(path)
@@ -406,5 +461,21 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStats
 	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
 		{Unit: csi.VolumeUsage_BYTES, Total: int64(s.Blocks) * s.Bsize, Used: int64(s.Blocks-s.Bfree) * s.Bsize, Available: int64(s.Bavail) * s.Bsize},
 		{Unit: csi.VolumeUsage_INODES, Total: int64(s.Files), Used: int64(s.Files - s.Ffree), Available: int64(s.Ffree)},
+	}}, nil
+}
+
+// usage asks the client in a pod. The file system is not asked: nothing forces that client to answer the kernel.
+func (m *mount) usage(ctx context.Context) (*csi.NodeGetVolumeStatsResponse, error) {
+	a, err := m.do(ctx, client.Request{Op: "usage"})
+	if err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	u := a.Usage
+	if u == nil || min(u.Bytes, u.BytesFree, u.Files, u.FilesFree) < 0 || u.BytesFree > u.Bytes || u.FilesFree > u.Files {
+		return nil, status.Error(codes.Unavailable, m.explain(nil))
+	}
+	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
+		{Unit: csi.VolumeUsage_BYTES, Total: u.Bytes, Used: u.Bytes - u.BytesFree, Available: u.BytesFree},
+		{Unit: csi.VolumeUsage_INODES, Total: u.Files, Used: u.Files - u.FilesFree, Available: u.FilesFree},
 	}}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -222,7 +223,7 @@ func (f *FS) upload(ctx context.Context, n *node) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout+time.Duration(n.buf.size/slowestUpload)*time.Second)
 	defer cancel()
-	i, err := f.o.Store.Put(ctx, key, n.buf.file, n.buf.size, n.buf.meta)
+	i, err := f.o.Store.Put(ctx, key, io.NewSectionReader(n.buf.file, 0, n.buf.size), n.buf.size, n.buf.meta)
 	if err != nil {
 		return err
 	}
@@ -266,7 +267,7 @@ func recoverBuffer(ctx context.Context, s store.Store, path string) error {
 		return err
 	}
 	m.Meta.Time = info.ModTime()
-	if _, err := s.Put(ctx, m.Key, file, info.Size(), m.Meta); err != nil {
+	if _, err := s.Put(ctx, m.Key, io.NewSectionReader(file, 0, info.Size()), info.Size(), m.Meta); err != nil {
 		return err
 	}
 	return os.Remove(path + marker)

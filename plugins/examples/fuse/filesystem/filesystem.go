@@ -154,6 +154,18 @@ func (f *FS) Sync(ctx context.Context) error {
 	return first
 }
 
+// Busy reports whether a program has a file open, as far as this process knows.
+func (f *FS) Busy() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, n := range f.nodes {
+		if n.opens > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // SetCapacity changes the capacity.
 func (f *FS) SetCapacity(bytes int64) {
 	f.mu.Lock()

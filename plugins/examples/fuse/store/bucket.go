@@ -21,6 +21,9 @@ const retries = 3
 // partSize is that of uploads in parts.
 const partSize = 64 << 20
 
+// streamPartSize is that of an upload whose content can be read once only: a part of it is in memory.
+const streamPartSize = 16 << 20
+
 // The metadata of objects.
 const (
 	metaMode, metaUID, metaGID, metaTime = "Kubelith-Mode", "Kubelith-Uid", "Kubelith-Gid", "Kubelith-Time"
@@ -146,13 +149,17 @@ func (b *bucket) Read(ctx context.Context, key, tag string, offset int64, p []by
 }
 
 // Put implements Store.
-func (b *bucket) Put(ctx context.Context, key string, content io.ReaderAt, size int64, meta Meta) (Info, error) {
+func (b *bucket) Put(ctx context.Context, key string, content io.Reader, size int64, meta Meta) (Info, error) {
 	var reader io.Reader = strings.NewReader("")
+	part := uint64(partSize)
 	if size > 0 {
-		reader = io.NewSectionReader(content, 0, size)
+		reader = content
+		if _, again := content.(io.ReaderAt); !again {
+			part = streamPartSize
+		}
 	}
 	up, err := b.client.PutObject(ctx, b.name, b.prefix+key, reader, size, minio.PutObjectOptions{
-		UserMetadata: metadata(meta), ContentType: "application/octet-stream", PartSize: partSize,
+		UserMetadata: metadata(meta), ContentType: "application/octet-stream", PartSize: part,
 	})
 	if err != nil {
 		return Info{}, b.explain(key, err)

@@ -2,12 +2,13 @@ package store
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
+	"path"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -16,10 +17,27 @@ import (
 // temporary is the start of the names of files that are being written.
 const temporary = ".kubelith-new-"
 
-// directory is a store in a directory, whose files are the objects.
-type directory struct{ root, top string }
+// directory is a store in a directory, whose files are the objects. Others can write to the directory: a symbolic link
+// in it leads nowhere outside of the prefix.
+type directory struct{ top, prefix string }
 
-func (d *directory) path(key string) string { return filepath.Join(d.root, filepath.FromSlash(key)) }
+// open returns the directory of the prefix; it is created if it is to be written to.
+func (d *directory) open(create bool) (*os.Root, error) {
+	top, err := os.OpenRoot(d.top)
+	if err != nil || d.prefix == "" {
+		return top, err
+	}
+	defer top.Close()
+	if create {
+		if err := top.MkdirAll(d.prefix, 0o755); err != nil {
+			return nil, err
+		}
+	}
+	return top.OpenRoot(d.prefix)
+}
+
+// nameOf an object, as a file below the prefix.
+func nameOf(key string) string { return path.Join(".", strings.TrimSuffix(key, "/")) }
 
 // Check implements Store.
 func (d *directory) Check(context.Context) error {
@@ -31,7 +49,12 @@ func (d *directory) Check(context.Context) error {
 
 // Stat implements Store.
 func (d *directory) Stat(_ context.Context, key string) (Info, error) {
-	info, err := os.Lstat(d.path(key))
+	root, err := d.open(false)
+	if err != nil {
+		return Info{}, err
+	}
+	defer root.Close()
+	info, err := root.Lstat(nameOf(key))
 	if errors.Is(err, unix.ENOTDIR) {
 		err = ErrNotExist
 	}
@@ -56,30 +79,46 @@ func infoOf(key string, info fs.FileInfo) Info {
 
 // List implements Store.
 func (d *directory) List(_ context.Context, dir string, recursive bool, f func(Info) error) error {
-	entries, err := os.ReadDir(d.path(dir))
+	root, err := d.open(false)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // a prefix without objects
 	}
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
-		info, err := e.Info()
-		if errors.Is(err, fs.ErrNotExist) || strings.HasPrefix(e.Name(), temporary) || err == nil && !info.IsDir() && !info.Mode().IsRegular() {
+	defer root.Close()
+	return list(root, dir, recursive, f)
+}
+
+func list(root *os.Root, dir string, recursive bool, f func(Info) error) error {
+	file, err := root.Open(nameOf(dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	names, err := file.Readdirnames(-1)
+	if err = errors.Join(err, file.Close()); err != nil {
+		return err
+	}
+	for _, name := range names {
+		info, err := root.Lstat(nameOf(dir + name))
+		if errors.Is(err, fs.ErrNotExist) || strings.HasPrefix(name, temporary) || err == nil && !info.IsDir() && !info.Mode().IsRegular() {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		key := dir + e.Name()
-		if e.IsDir() {
+		key := dir + name
+		if info.IsDir() {
 			key += "/"
 		}
 		if err := f(infoOf(key, info)); err != nil {
 			return err
 		}
-		if recursive && e.IsDir() {
-			if err := d.List(context.Background(), key, true, f); err != nil {
+		if recursive && info.IsDir() {
+			if err := list(root, key, true, f); err != nil {
 				return err
 			}
 		}
@@ -89,7 +128,12 @@ func (d *directory) List(_ context.Context, dir string, recursive bool, f func(I
 
 // Read implements Store.
 func (d *directory) Read(_ context.Context, key, tag string, offset int64, p []byte) error {
-	f, err := os.Open(d.path(key))
+	root, err := d.open(false)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	f, err := root.OpenFile(nameOf(key), os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}
@@ -108,45 +152,55 @@ func (d *directory) Read(_ context.Context, key, tag string, offset int64, p []b
 }
 
 // Put implements Store.
-func (d *directory) Put(_ context.Context, key string, content io.ReaderAt, size int64, meta Meta) (Info, error) {
-	path := d.path(key)
-	if (Info{Key: key}).Dir() {
-		if err := os.MkdirAll(path, 0o755); err != nil {
-			return Info{}, err
-		}
-		return d.change(key, meta)
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return Info{}, err
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), temporary)
+func (d *directory) Put(_ context.Context, key string, content io.Reader, size int64, meta Meta) (Info, error) {
+	root, err := d.open(true)
 	if err != nil {
 		return Info{}, err
 	}
-	defer os.Remove(f.Name())
+	defer root.Close()
+	return put(root, key, content, size, meta)
+}
+
+func put(root *os.Root, key string, content io.Reader, size int64, meta Meta) (Info, error) {
+	name := nameOf(key)
+	if (Info{Key: key}).Dir() {
+		if err := root.MkdirAll(name, 0o755); err != nil {
+			return Info{}, err
+		}
+		return change(root, key, meta)
+	}
+	if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
+		return Info{}, err
+	}
+	fresh := path.Join(path.Dir(name), temporary+rand.Text())
+	f, err := root.OpenFile(fresh, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return Info{}, err
+	}
+	defer root.Remove(fresh)
 	if size > 0 {
-		_, err = io.Copy(f, io.NewSectionReader(content, 0, size))
+		_, err = io.CopyN(f, content, size)
 	}
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return Info{}, err
 	}
-	if err := os.Rename(f.Name(), path); err != nil {
+	if err := root.Rename(fresh, name); err != nil {
 		return Info{}, err
 	}
-	return d.change(key, meta)
+	return change(root, key, meta)
 }
 
 // change sets the metadata of a file.
-func (d *directory) change(key string, meta Meta) (Info, error) {
-	path := d.path(key)
-	err := os.Chmod(path, fs.FileMode(meta.Mode)&fs.ModePerm)
+func change(root *os.Root, key string, meta Meta) (Info, error) {
+	name := nameOf(key)
+	err := root.Chmod(name, fs.FileMode(meta.Mode)&fs.ModePerm)
 	if os.Geteuid() == 0 {
-		err = errors.Join(err, os.Chown(path, int(meta.UID), int(meta.GID)))
+		err = errors.Join(err, root.Lchown(name, int(meta.UID), int(meta.GID)))
 	}
-	if err = errors.Join(err, os.Chtimes(path, meta.Time, meta.Time)); err != nil {
+	if err = errors.Join(err, root.Chtimes(name, meta.Time, meta.Time)); err != nil {
 		return Info{}, err
 	}
-	info, err := os.Lstat(path)
+	info, err := root.Lstat(name)
 	if err != nil {
 		return Info{}, err
 	}
@@ -154,14 +208,19 @@ func (d *directory) change(key string, meta Meta) (Info, error) {
 }
 
 // Copy implements Store.
-func (d *directory) Copy(ctx context.Context, from, to string, meta Meta) (Info, error) {
-	if from == to || (Info{Key: from}).Dir() {
-		if from != to {
-			return d.Put(ctx, to, nil, 0, meta)
-		}
-		return d.change(to, meta)
+func (d *directory) Copy(_ context.Context, from, to string, meta Meta) (Info, error) {
+	root, err := d.open(true)
+	if err != nil {
+		return Info{}, err
 	}
-	f, err := os.Open(d.path(from))
+	defer root.Close()
+	if from == to {
+		return change(root, to, meta)
+	}
+	if (Info{Key: from}).Dir() {
+		return put(root, to, nil, 0, meta)
+	}
+	f, err := root.OpenFile(nameOf(from), os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return Info{}, err
 	}
@@ -170,14 +229,35 @@ func (d *directory) Copy(ctx context.Context, from, to string, meta Meta) (Info,
 	if err != nil {
 		return Info{}, err
 	}
-	return d.Put(ctx, to, f, info.Size(), meta)
+	return put(root, to, f, info.Size(), meta)
 }
 
 // Delete implements Store.
 func (d *directory) Delete(_ context.Context, key string) error {
-	err := os.Remove(d.path(key))
+	root, err := d.open(false)
+	if err == nil {
+		defer root.Close()
+		if name := nameOf(key); name != "." {
+			err = root.Remove(name)
+		} else {
+			err = d.removeTop()
+		}
+	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return nil
 	}
 	return err
+}
+
+// removeTop removes the directory of the prefix.
+func (d *directory) removeTop() error {
+	if d.prefix == "" {
+		return nil
+	}
+	top, err := os.OpenRoot(d.top)
+	if err != nil {
+		return err
+	}
+	defer top.Close()
+	return top.Remove(d.prefix)
 }

@@ -23,8 +23,8 @@ type Store interface {
 	List(ctx context.Context, dir string, recursive bool, f func(Info) error) error
 	// Read fills p from an offset. It returns ErrChanged if the object no longer has the tag.
 	Read(ctx context.Context, key, tag string, offset int64, p []byte) error
-	// Put writes an object. A directory has no content.
-	Put(ctx context.Context, key string, content io.ReaderAt, size int64, meta Meta) (Info, error)
+	// Put writes an object. A directory has no content. Content that is no io.Seeker is sent once, and not again.
+	Put(ctx context.Context, key string, content io.Reader, size int64, meta Meta) (Info, error)
 	// Copy copies an object; onto itself it changes its metadata.
 	Copy(ctx context.Context, from, to string, meta Meta) (Info, error)
 	// Delete deletes an object or an empty directory. It is no error if there is none.
@@ -140,7 +140,7 @@ func Open(c Config) (Store, error) {
 		return nil, err
 	}
 	if c.Directory != "" {
-		return &directory{root: filepath.Join(c.Directory, filepath.FromSlash(c.Prefix)), top: c.Directory}, nil
+		return &directory{top: c.Directory, prefix: strings.Trim(c.Prefix, "/")}, nil
 	}
 	return openBucket(c)
 }

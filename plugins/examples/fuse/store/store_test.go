@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,8 +32,118 @@ func stores(t *testing.T) map[string]Store {
 			t.Fatal(err)
 		}
 		out[name] = s
+		out["served "+name] = served(t, Volume{Store: s, Usage: &Usage{}})
 	}
 	return out
+}
+
+// served returns a volume as a client without credentials has it.
+func served(t *testing.T, v Volume) Store {
+	t.Helper()
+	server := httptest.NewServer(Handler(func(name string) (Volume, error) {
+		if name != "volume" {
+			return Volume{}, errors.New("there is no volume " + name)
+		}
+		return v, nil
+	}))
+	t.Cleanup(server.Close)
+	return Remote("volume", func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
+	})
+}
+
+// TestServed: a client reaches nothing outside of its volume, writes no more than its capacity, and nothing if it may
+// only read.
+func TestServed(t *testing.T) {
+	ctx, top := t.Context(), t.TempDir()
+	d, err := Open(Config{Directory: top, Prefix: "volumes/one"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(top, "secret"), []byte("another's"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s := served(t, Volume{Store: d, Capacity: 100, Usage: &Usage{}})
+	put := func(key string, size int) error {
+		_, err := s.Put(ctx, key, strings.NewReader(strings.Repeat("x", size)), int64(size), Meta{Known: true, Mode: 0o600, UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())})
+		return err
+	}
+	for _, key := range []string{"../../secret", "..", "a/../../../secret", "/etc/passwd", "a//b", "./a"} {
+		if _, err := s.Stat(ctx, key); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("stat %s: %v", key, err)
+		}
+		if err := put(key, 1); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("put %s: %v", key, err)
+		}
+		if _, err := s.Copy(ctx, "a", key, Meta{}); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("copy to %s: %v", key, err)
+		}
+	}
+	if err := put("a", 60); err != nil {
+		t.Fatal(err)
+	}
+	// Links that another program has put into the directory.
+	for name, target := range map[string]string{"file": "../../secret", "dir": "../..", "absolute": filepath.Join(top, "secret")} {
+		if err := os.Symlink(target, filepath.Join(top, "volumes/one", name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, key := range []string{"file", "dir/secret", "absolute"} {
+		if err := s.Read(ctx, key, "", 0, make([]byte, 3)); err == nil {
+			t.Errorf("%s is read", key)
+		}
+	}
+	if err := put("dir/new", 1); err == nil {
+		t.Error("a link to a directory outside is followed")
+	}
+	if err := put("b", 60); !errors.Is(err, ErrFull) {
+		t.Errorf("more than the capacity: %v", err)
+	}
+	if _, err := s.Copy(ctx, "a", "b", Meta{}); !errors.Is(err, ErrFull) {
+		t.Errorf("copy more than the capacity: %v", err)
+	}
+	if err := put("a", 90); err != nil {
+		t.Errorf("a file that replaces another: %v", err)
+	}
+	if err := s.Delete(ctx, "a"); err != nil {
+		t.Error(err)
+	}
+	if err := put("b", 60); err != nil {
+		t.Errorf("after the deletion: %v", err)
+	}
+	large := served(t, Volume{Store: d, Capacity: 1 << 20, Usage: &Usage{}})
+	if _, err := large.Put(ctx, "c", bytes.NewReader(make([]byte, 8<<20)), 8<<20, Meta{}); !errors.Is(err, ErrFull) {
+		t.Errorf("much more than the capacity: %v", err)
+	}
+	readOnly := served(t, Volume{Store: d, ReadOnly: true, Usage: &Usage{}})
+	_, err = readOnly.Put(ctx, "c", strings.NewReader("x"), 1, Meta{})
+	if err2 := readOnly.Delete(ctx, "b"); !errors.Is(err, syscall.EROFS) || !errors.Is(err2, syscall.EROFS) {
+		t.Errorf("a read-only volume: %v, %v", err, err2)
+	}
+	if i, err := readOnly.Stat(ctx, "b"); err != nil || i.Size != 60 || i.Key != "b" {
+		t.Errorf("%+v, %v", i, err)
+	}
+}
+
+// TestServedAgain: requests wait for a server that is being replaced.
+func TestServedAgain(t *testing.T) {
+	d, err := Open(Config{Directory: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tries := 0
+	server := httptest.NewServer(Handler(func(string) (Volume, error) { return Volume{Store: d}, nil }))
+	defer server.Close()
+	s := Remote("volume", func(ctx context.Context) (net.Conn, error) {
+		if tries++; tries < 3 {
+			return nil, syscall.ECONNREFUSED
+		}
+		return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
+	})
+	meta := Meta{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
+	if i, err := s.Put(t.Context(), "a", strings.NewReader("content"), 7, meta); err != nil || i.Size != 7 {
+		t.Errorf("%+v, %v", i, err)
+	}
 }
 
 func TestStores(t *testing.T) {
@@ -116,7 +228,12 @@ func TestStores(t *testing.T) {
 
 // TestParts: a large object is uploaded in parts.
 func TestParts(t *testing.T) {
-	s := stores(t)["bucket"]
+	for _, name := range []string{"bucket", "served bucket"} {
+		t.Run(name, func(t *testing.T) { testParts(t, stores(t)[name]) })
+	}
+}
+
+func testParts(t *testing.T, s Store) {
 	content := bytes.Repeat([]byte("kubelith"), (partSize+partSize/2)/8)
 	i, err := s.Put(t.Context(), "large", bytes.NewReader(content), int64(len(content)), Meta{Known: true, Time: time.Now()})
 	if err != nil || i.Size != int64(len(content)) {

@@ -19,7 +19,7 @@ func predicates() map[string][]string {
 		"MatchInterPodAffinity":   {names.InterPodAffinity},
 		"MatchNodeSelector":       {names.NodeAffinity},
 		"MaxAzureDiskVolumeCount": {names.NodeVolumeLimits},
-		"MaxCSIVolumeCountPred":   {names.NodeVolumeLimits},
+		allVolumeCounts:           {names.NodeVolumeLimits},
 		"MaxCinderVolumeCount":    {names.NodeVolumeLimits},
 		"MaxEBSVolumeCount":       {names.NodeVolumeLimits},
 		"MaxGCEPDVolumeCount":     {names.NodeVolumeLimits},
@@ -31,6 +31,9 @@ func predicates() map[string][]string {
 		"PodToleratesNodeTaints":  {names.TaintToleration},
 	}
 }
+
+// allVolumeCounts is the predicate that counted the volumes of all CSI drivers.
+const allVolumeCounts = "MaxCSIVolumeCountPred"
 
 // mandatoryFilters run with every policy.
 func mandatoryFilters() []string { return []string{names.NodeUnschedulable, names.TaintToleration} }

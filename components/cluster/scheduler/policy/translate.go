@@ -47,6 +47,7 @@ func Translate(p *Policy) (*Translation, error) {
 			return nil, err
 		}
 	}
+	t.volumeCounts(list)
 	ranks := p.Priorities
 	if ranks == nil {
 		ranks = defaultPriorities()
@@ -77,6 +78,22 @@ func Translate(p *Policy) (*Translation, error) {
 		return nil, err
 	}
 	return t.finish(extenders)
+}
+
+// volumeCounts notes predicates that counted the volumes of one driver: there is one filter for all of them.
+func (t *translation) volumeCounts(list []Predicate) {
+	var one []string
+	for _, p := range list {
+		if p.Name == allVolumeCounts {
+			return
+		}
+		if slices.Contains(predicates()[p.Name], names.NodeVolumeLimits) {
+			one = append(one, p.Name)
+		}
+	}
+	if len(one) > 0 {
+		t.notes = append(t.notes, strings.Join(one, ", ")+": the limits of all CSI drivers count, also of those that the policy does not name")
+	}
 }
 
 func (t *translation) predicate(p *Predicate) error {

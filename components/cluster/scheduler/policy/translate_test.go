@@ -69,6 +69,25 @@ func TestLists(t *testing.T) {
 	}
 }
 
+// TestNotes: what a policy asks for and does not get is said.
+func TestNotes(t *testing.T) {
+	for text, want := range map[string]string{
+		"alwaysCheckAllPredicates: true\n":                                                          "alwaysCheckAllPredicates has no effect",
+		"predicates: [{name: MaxEBSVolumeCount}, {name: HostName}]\n":                               "MaxEBSVolumeCount: the limits of all CSI drivers count",
+		"predicates: [{name: MaxCinderVolumeCount}, {name: MaxGCEPDVolumeCount}]\n":                 "MaxCinderVolumeCount, MaxGCEPDVolumeCount: ",
+		"predicates: [{name: MaxEBSVolumeCount}, {name: MaxCSIVolumeCountPred}]\n":                  "",
+		"alwaysCheckAllPredicates: false\npriorities: [{name: ImageLocalityPriority, weight: 1}]\n": "",
+	} {
+		translation, err := Load([]byte(head + text))
+		if err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		if got := strings.Join(translation.Notes, "; "); (want == "") != (got == "") || !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %q, want %q", text, got, want)
+		}
+	}
+}
+
 func TestEverything(t *testing.T) {
 	translation, err := Load([]byte(everything))
 	if err != nil {

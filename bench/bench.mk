@@ -11,6 +11,7 @@
 #   make bench-scale                        1,000 hollow nodes and 10,000 pods: about 20 minutes
 #   make bench-network                      routes between pods, network policies, and the cost of an agent (bench/network): about 40 minutes
 #   make bench-network BENCH_NETWORK=TestPolicies     only what network policies cost: about 8 minutes
+#   make bench-ha                           faults of three servers, and what three cost beside one: about 40 minutes
 #
 # An interrupted run continues where it stopped. Results belong to one executable and one set of settings:
 # after a change remove $(BENCH_RESULTS) or name another file.
@@ -32,7 +33,7 @@ bench_package_coredns := github.com/coredns/coredns
 bench_tags_containerd-shim-runc-v2 := -tags no_grpc # as containerd builds it
 bench_package = $(or $(bench_package_$(1)),k8s.io/kubernetes/cmd/$(1))
 
-.PHONY: bench bench-quick bench-pods bench-small bench-table bench-peers bench-network bench-scale bench-plugins bench-clean
+.PHONY: bench bench-quick bench-pods bench-small bench-table bench-peers bench-ha bench-network bench-scale bench-plugins bench-clean
 bench: bin/kubelith bench-peers $(BENCH)/kubelith.zst ## measure against separate upstream processes (root, about 75 minutes)
 	$(bench_run)
 	@$(MAKE) --no-print-directory bench-table
@@ -79,6 +80,12 @@ BENCH_NETWORK_IDLE ?= 120
 BENCH_NETWORK ?= .
 bench_network_env = BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12) idle=$(BENCH_NETWORK_IDLE)" \
 	BENCH_RESULTS=$(abspath $(BENCH_NETWORK_RESULTS)) ROUNDS=$(ROUNDS) IDLE_SECONDS=$(BENCH_NETWORK_IDLE)
+
+# KILLS leaders are killed one after the other, and as many servers at random.
+KILLS ?= 50
+bench-ha: bin/kubelith ## three servers: faults under load, checked for lost and reordered writes; what they cost beside one (root, about 40 minutes)
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_SERVER_FAULTS=$(KILLS) \
+		$(GO) test -count=1 -v -timeout 0 ./integration/servers -run 'TestFaults$$|TestCost$$'
 
 bench-plugins: bin/kubelith ## measure plugins against what they replace (root, about 15 minutes)
 	$(GO) test -c -ldflags='-s -w' -o $(BENCH)/plugins.test ./bench/plugins

@@ -17,6 +17,7 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"kubelith.io/kubelith/components/controlplane/etcd"
 	"kubelith.io/kubelith/host/sandbox"
@@ -130,7 +131,11 @@ func (c *cluster) others(without *harness.Server) []*harness.Server {
 }
 
 func write(ctx context.Context, t *testing.T, s *harness.Server, name string) error {
-	_, err := s.Client(t).CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	return writeTo(ctx, s.Client(t).CoreV1().ConfigMaps(metav1.NamespaceDefault), name)
+}
+
+func writeTo(ctx context.Context, maps corev1client.ConfigMapInterface, name string) error {
+	_, err := maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	return err
 }
 
@@ -455,6 +460,7 @@ func TestPartition(t *testing.T) {
 	pid := leader.PID()
 	rest := c.others(leader)
 	w := startWriter(t, "majority", 2*time.Second, func(i int) *harness.Server { return rest[i%2] })
+	h := record(t, c.servers...)
 	time.Sleep(time.Second)
 	leader.Isolate(t)
 	cut := time.Now()
@@ -480,6 +486,7 @@ func TestPartition(t *testing.T) {
 		t.Error("the process was ended")
 	}
 	w.check(t, c.servers...)
+	h.check(t)
 	t.Logf("%d writes acknowledged, %d failed, longest pause %s", len(w.acknowledged), len(w.failed), w.longest.Round(time.Millisecond))
 }
 

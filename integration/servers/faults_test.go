@@ -1,0 +1,225 @@
+package servers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/integration/harness"
+)
+
+// fault does something to one server, and returns how to undo it.
+type fault struct {
+	name string
+	hold time.Duration
+	// loses means that the others elect another leader meanwhile, and ends that the process may end.
+	loses, ends bool
+	inject      func(t *testing.T, c *cluster, s *harness.Server) (heal func())
+}
+
+// faults are what `make bench-ha` does to the leader. A clock that is wrong on one server only needs a machine of its own.
+var faults = []fault{
+	{"killed", 0, true, true, func(t *testing.T, _ *cluster, s *harness.Server) func() {
+		s.Kill9(t)
+		return func() { s.Launch(t) }
+	}},
+	{"paused", 10 * time.Second, true, false, func(t *testing.T, _ *cluster, s *harness.Server) func() {
+		signal(t, s, unix.SIGSTOP)
+		return func() { signal(t, s, unix.SIGCONT) }
+	}},
+	{"cut off", 15 * time.Second, true, false, func(t *testing.T, _ *cluster, s *harness.Server) func() {
+		s.Isolate(t)
+		return func() { s.Rejoin(t) }
+	}},
+	{"deaf to the others", 15 * time.Second, true, false, func(t *testing.T, c *cluster, s *harness.Server) func() {
+		return oneWay(t, "saddr", s, c.others(s))
+	}},
+	{"not heard by the others", 15 * time.Second, true, false, func(t *testing.T, c *cluster, s *harness.Server) func() {
+		return oneWay(t, "daddr", s, c.others(s))
+	}},
+	{"on a slow disk", 20 * time.Second, false, false, slowDisk},
+	{"on a full disk", 10 * time.Second, false, true, func(t *testing.T, _ *cluster, s *harness.Server) func() {
+		filler := harness.DataDir + "/filler"
+		s.TryExec(t, "dd", "if=/dev/zero", "of="+filler, "bs=1M") // ends when the disk is full
+		return func() { s.Exec(t, "rm", filler) }
+	}},
+	{"cut off for 70 s", 70 * time.Second, true, false, func(t *testing.T, _ *cluster, s *harness.Server) func() {
+		s.Isolate(t)
+		return func() { s.Rejoin(t) }
+	}},
+}
+
+func signal(t *testing.T, s *harness.Server, sig unix.Signal) {
+	t.Helper()
+	if err := unix.Kill(s.PID(), sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// oneWay drops packets of one direction between a server and others. Whoever else asks them is not affected.
+func oneWay(t *testing.T, direction string, s *harness.Server, others []*harness.Server) func() {
+	t.Helper()
+	hook := map[string]string{"saddr": "input", "daddr": "output"}[direction]
+	var addresses []string
+	for _, o := range others {
+		addresses = append(addresses, o.NodeIP)
+	}
+	s.Exec(t, "nft", fmt.Sprintf("add table ip klt_one_way\nadd chain ip klt_one_way c { type filter hook %s priority 0; }\nadd rule ip klt_one_way c ip %s { %s } drop",
+		hook, direction, strings.Join(addresses, ", ")))
+	return func() { s.Exec(t, "nft", "delete", "table", "ip", "klt_one_way") }
+}
+
+// slowDisk makes each sync to disk of a server take 300 ms.
+func slowDisk(t *testing.T, _ *cluster, s *harness.Server) func() {
+	t.Helper()
+	strace := exec.Command("strace", "--follow-forks", "--quiet=all", "--trace=fsync,fdatasync", "--output=/dev/null",
+		"--inject=fsync,fdatasync:delay_enter=300000", "--attach="+strconv.Itoa(s.PID()))
+	if err := strace.Start(); err != nil {
+		t.Skipf("strace, which delays the system calls: %v", err)
+	}
+	return func() {
+		if err := strace.Process.Signal(unix.SIGINT); err != nil { // it lets go of the server
+			t.Error(err)
+		}
+		_ = strace.Wait() // it ends with the signal
+	}
+}
+
+// TestFaults does each of faults to the leader while clients write, then kills servers at random. It needs minutes: `make
+// bench-ha`, with KUBELITH_SERVER_FAULTS as the number of leaders to kill.
+func TestFaults(t *testing.T) {
+	text := os.Getenv("KUBELITH_SERVER_FAULTS")
+	if text == "" {
+		t.Skip("KUBELITH_SERVER_FAULTS is not set: see make bench-ha")
+	}
+	kills, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatalf("KUBELITH_SERVER_FAULTS: %v", err)
+	}
+	c := threeOnSmallDisks(t)
+	for _, f := range faults {
+		t.Run(f.name, func(t *testing.T) {
+			h := record(t, c.servers...)
+			defer forget(t, c)
+			leader := c.leader(t)
+			pid, rest := leader.PID(), c.others(leader)
+			time.Sleep(2 * time.Second)
+			began := time.Now()
+			heal := f.inject(t, c, leader)
+			again := writesAgain(t, rest)
+			time.Sleep(time.Until(began.Add(f.hold)))
+			heal()
+			healed := time.Now()
+			back(t, leader, f.ends)
+			t.Logf("writes again after %s, the server after %s", again.Round(time.Millisecond), time.Since(healed).Round(time.Millisecond))
+			if !f.ends && (leader.PID() != pid || !harness.Alive(pid)) {
+				t.Error("the process was ended")
+			}
+			h.check(t)
+		})
+	}
+	t.Run("leaders killed", func(t *testing.T) {
+		h := record(t, c.servers...)
+		defer forget(t, c)
+		var pauses []time.Duration
+		for range kills {
+			leader := c.leader(t)
+			leader.Kill9(t)
+			pauses = append(pauses, writesAgain(t, c.others(leader)))
+			leader.Launch(t)
+			back(t, leader, false)
+		}
+		slices.Sort(pauses)
+		if kills > 0 {
+			t.Logf("%d leaders killed: writes again after %s (median), %s (p99)", kills, pauses[kills/2].Round(time.Millisecond), pauses[(kills*99-1)/100].Round(time.Millisecond))
+		}
+		h.check(t)
+	})
+	t.Run("servers killed at random", func(t *testing.T) {
+		h := record(t, c.servers...)
+		defer forget(t, c)
+		for range kills {
+			s := c.servers[rand.IntN(len(c.servers))]
+			s.Kill9(t)
+			time.Sleep(time.Duration(rand.IntN(3000)) * time.Millisecond)
+			s.Launch(t) // while it starts the next may be killed, or the same
+			time.Sleep(time.Duration(rand.IntN(6000)) * time.Millisecond)
+		}
+		for _, s := range c.servers {
+			back(t, s, false)
+		}
+		h.check(t)
+	})
+}
+
+// threeOnSmallDisks starts three servers whose data directories have 2 GiB each, so that one can be filled.
+func threeOnSmallDisks(t *testing.T) *cluster {
+	t.Helper()
+	prepare := func(s *harness.Server) error {
+		script := fmt.Sprintf("mkdir -p /mnt/small && mount -t tmpfs -o size=2g,mode=0700 small /mnt/small && cp -a %[1]s/. /mnt/small && mount --bind /mnt/small %[1]s", harness.DataDir)
+		if out, err := s.Command("sh", "-c", script).CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	}
+	c := start(t, harness.Options{Args: []string{noNode}, NoWait: true, Prepare: prepare})
+	c.servers[0].WaitAPI(t)
+	for range 2 {
+		s := harness.New(t, harness.Options{Network: c.network, Args: []string{"--server=" + c.servers[0].URL(), "--token=" + c.token(t), noNode}, Prepare: prepare})
+		s.Launch(t)
+		s.WaitAPI(t)
+		c.servers = append(c.servers, s)
+	}
+	return c
+}
+
+// writesAgain returns how long it takes until one of the servers acknowledges a write. A request that is on its way to a leader
+// that dies takes longer, seven seconds: etcd waits for its answer.
+func writesAgain(t *testing.T, servers []*harness.Server) time.Duration {
+	t.Helper()
+	began, n := time.Now(), rand.Int64N(1<<40)
+	harness.Eventually(t, time.Minute, "writes to go on", func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		n++
+		return write(ctx, t, servers[n%int64(len(servers))], fmt.Sprintf("again-%d", n))
+	})
+	return time.Since(began)
+}
+
+// back waits until a server writes again. One that may end is started again, as a service manager would.
+func back(t *testing.T, s *harness.Server, mayEnd bool) {
+	t.Helper()
+	n := rand.Int64N(1 << 40)
+	harness.Eventually(t, 2*time.Minute, "the server to write again", func() error {
+		select {
+		case <-s.Exited():
+			if !mayEnd {
+				return harness.Permanent(errors.New("it has ended"))
+			}
+			s.Launch(t)
+		default:
+		}
+		n++
+		return write(t.Context(), t, s, fmt.Sprintf("back-%d", n))
+	})
+}
+
+// forget removes the objects of a history, for the next one.
+func forget(t *testing.T, c *cluster) {
+	t.Helper()
+	harness.Eventually(t, time.Minute, "the objects of the history to be deleted", func() error {
+		return c.servers[0].Client(t).CoreV1().ConfigMaps(metav1.NamespaceDefault).DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: historic})
+	})
+}

@@ -19,8 +19,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// fault does something to one server, and returns how to undo it.
-type fault struct {
+// leaderFault does something to one server, and returns how to undo it.
+type leaderFault struct {
 	name string
 	hold time.Duration
 	// loses means that the others elect another leader meanwhile, and ends that the process may end.
@@ -28,8 +28,8 @@ type fault struct {
 	inject      func(t *testing.T, c *cluster, s *harness.Server) (heal func())
 }
 
-// faults are what `make bench-ha` does to the leader. A clock that is wrong on one server only needs a machine of its own.
-var faults = []fault{
+// leaderFaults are what `make bench-ha` does to the leader. A clock that is wrong on one server only needs a machine of its own.
+var leaderFaults = []leaderFault{
 	{"killed", 0, true, true, func(t *testing.T, _ *cluster, s *harness.Server) func() {
 		s.Kill9(t)
 		return func() { s.Launch(t) }
@@ -96,7 +96,7 @@ func slowDisk(t *testing.T, _ *cluster, s *harness.Server) func() {
 	}
 }
 
-// TestFaults does each of faults to the leader while clients write, then kills servers at random. It needs minutes: `make
+// TestFaults does each of leaderFaults while clients write, then kills servers at random. It needs minutes: `make
 // bench-ha`, with KUBELITH_SERVER_FAULTS as the number of leaders to kill.
 func TestFaults(t *testing.T) {
 	text := os.Getenv("KUBELITH_SERVER_FAULTS")
@@ -108,7 +108,7 @@ func TestFaults(t *testing.T) {
 		t.Fatalf("KUBELITH_SERVER_FAULTS: %v", err)
 	}
 	c := threeOnSmallDisks(t)
-	for _, f := range faults {
+	for _, f := range leaderFaults {
 		t.Run(f.name, func(t *testing.T) {
 			h := record(t, c.servers...)
 			defer forget(t, c)

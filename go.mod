@@ -7,6 +7,7 @@ require (
 	aead.dev/minisign v0.3.0
 	filippo.io/age v1.3.2
 	github.com/agnivade/levenshtein v1.2.1
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/chromedp/cdproto v0.0.0-20250724212937-08a3db8b4327
 	github.com/chromedp/chromedp v0.14.2
 	github.com/container-storage-interface/spec v1.13.0
@@ -144,7 +145,6 @@ require (
 	github.com/ProtonMail/go-crypto v1.4.1 // indirect
 	github.com/StackExchange/wmi v1.2.1 // indirect
 	github.com/alexflint/go-filemutex v1.3.0 // indirect
-	github.com/anishathalye/porcupine v1.3.1 // indirect
 	github.com/antlr4-go/antlr/v4 v4.13.1 // indirect
 	github.com/apparentlymart/go-cidr v1.1.1 // indirect
 	github.com/avast/retry-go/v5 v5.0.0 // indirect

@@ -64,7 +64,7 @@ func refuseRemoved(used []string, to upgrade.Program, allowed bool) error {
 	if len(used) == 0 || allowed {
 		return nil
 	}
-	return fmt.Errorf("Kubernetes %s does not have APIs that are in use: %s: change what uses them, or give --%s", to.Kubernetes, strings.Join(used, "; "), allowRemoved)
+	return fmt.Errorf("the new program (Kubernetes %s) does not have APIs that are in use: %s: change what uses them, or give --%s", to.Kubernetes, strings.Join(used, "; "), allowRemoved)
 }
 
 // labelOf matches a label of a metric.

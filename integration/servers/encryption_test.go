@@ -195,7 +195,7 @@ spec: {policyName: keep, validationActions: [Deny]}
 	go func() { ended <- rotate.Wait() }()
 	harness.Eventually(t, 2*time.Minute, "the status to name the Secret", func() error {
 		v, err := encryptionStatus(t, s)
-		if err == nil && (v.Rotation.Phase != "rewrite" || !strings.Contains(v.Waiting, "Secret default/before-7 cannot be written") || v.Secrets[v.Rotation.Key] < 100) {
+		if err == nil && (v.Rotation.Phase != "rewrite" || !strings.Contains(v.Waiting, "cannot write Secret default/before-7") || v.Secrets[v.Rotation.Key] < 100) {
 			err = fmt.Errorf("%+v", v)
 		}
 		return err

@@ -52,7 +52,7 @@ func rcService(args []string) int {
 	}
 	defer conn.Close()
 	var a answer
-	if err := json.NewEncoder(conn).Encode(args); err == nil {
+	if err = json.NewEncoder(conn).Encode(args); err == nil {
 		err = json.NewDecoder(conn).Decode(&a)
 	}
 	if err != nil {

@@ -74,7 +74,7 @@ func (s *Server) rewrite(ctx context.Context, key string) (remaining int, err er
 		if err := s.writeAgain(ctx, namespace, name); err != nil {
 			remaining++
 			if refused == nil {
-				refused = fmt.Errorf("Secret %s/%s cannot be written: %w", namespace, name, err)
+				refused = fmt.Errorf("cannot write Secret %s/%s: %w", namespace, name, err)
 			} else {
 				others++
 			}

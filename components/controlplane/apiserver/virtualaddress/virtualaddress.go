@@ -51,6 +51,7 @@ func (p Plugin) Validate(_ context.Context, a admission.Attributes, _ admission.
 }
 
 func has(s *core.Service, vip netip.Addr) bool {
+	//lint:ignore SA1019 Services may still have them
 	addresses := append([]string{s.Spec.LoadBalancerIP}, s.Spec.ExternalIPs...)
 	for _, i := range s.Status.LoadBalancer.Ingress {
 		addresses = append(addresses, i.IP)

@@ -13,6 +13,7 @@ import (
 func TestValidate(t *testing.T) {
 	service := func(external, status string) *core.Service {
 		return &core.Service{
+			//lint:ignore SA1019 Services may still have them
 			Spec:   core.ServiceSpec{ExternalIPs: []string{"192.0.2.7", external}},
 			Status: core.ServiceStatus{LoadBalancer: core.LoadBalancerStatus{Ingress: []core.LoadBalancerIngress{{IP: status}}}},
 		}

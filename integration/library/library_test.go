@@ -262,7 +262,7 @@ func TestKilled(t *testing.T) {
 			if pids := using(t, kubeconfig); len(pids) > 0 {
 				return fmt.Errorf("processes %v", pids)
 			}
-			return nil
+			return unlocked(kubeconfig)
 		})
 	}
 	start(t, cluster.Options{})

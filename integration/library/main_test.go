@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http/httptest"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	registrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -95,6 +97,20 @@ func using(t *testing.T, kubeconfig string) (pids []string) {
 		}
 	}
 	return pids
+}
+
+// unlocked returns why a cluster's directory cannot be swept yet. A process that ends has no files in /proc any more while
+// the kernel still closes them.
+func unlocked(kubeconfig string) error {
+	f, err := os.Open(filepath.Join(filepath.Dir(kubeconfig), "cluster-of-a-go-test"))
+	if errors.Is(err, fs.ErrNotExist) { // another test has swept it
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 }
 
 // startChild starts a command whose program is child, and returns the kubeconfig of its cluster.

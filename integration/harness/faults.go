@@ -22,6 +22,17 @@ func (s *Server) cable(t testing.TB, state string) {
 	}
 }
 
+// SmallDisk returns an Options.Prepare that gives the data directory a disk of that many GiB, in memory, so that it can be filled.
+func SmallDisk(gib int) func(*Server) error {
+	return func(s *Server) error {
+		script := fmt.Sprintf("mkdir -p /mnt/small && mount -t tmpfs -o size=%[1]dg,mode=0700 small /mnt/small && cp -a %[2]s/. /mnt/small && mount --bind /mnt/small %[2]s", gib, DataDir)
+		if out, err := s.Command("sh", "-c", script).CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	}
+}
+
 // Partition makes two nodes of a network unable to hear each other, while both hear all others. It drops by the
 // sender's Ethernet address, and so also tunnelled and routed packets of pods. heal ends it.
 func Partition(t testing.TB, a, b *Server) (heal func()) {

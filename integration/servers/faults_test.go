@@ -166,13 +166,7 @@ func TestFaults(t *testing.T) {
 // threeOnSmallDisks starts three servers whose data directories have 2 GiB each, so that one can be filled.
 func threeOnSmallDisks(t *testing.T) *cluster {
 	t.Helper()
-	prepare := func(s *harness.Server) error {
-		script := fmt.Sprintf("mkdir -p /mnt/small && mount -t tmpfs -o size=2g,mode=0700 small /mnt/small && cp -a %[1]s/. /mnt/small && mount --bind /mnt/small %[1]s", harness.DataDir)
-		if out, err := s.Command("sh", "-c", script).CombinedOutput(); err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
-	}
+	prepare := harness.SmallDisk(2)
 	c := start(t, harness.Options{Args: []string{noNode}, NoWait: true, Prepare: prepare})
 	c.servers[0].WaitAPI(t)
 	for range 2 {

@@ -26,16 +26,6 @@ type fault func(t *testing.T, s *harness.Server, random *rand.Rand) string
 
 const namespace = "default"
 
-// smallDisk puts the data directory on a file system of its own, which fillDisk fills.
-func smallDisk(s *harness.Server) error {
-	script := fmt.Sprintf("mkdir -p /mnt/soak && mount -t tmpfs -o size=3g,mode=0700 soak /mnt/soak && cp -a %[1]s/. /mnt/soak && mount --bind /mnt/soak %[1]s", harness.DataDir)
-	out, err := s.Command("sh", "-c", script).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%w: %s", err, out)
-	}
-	return nil
-}
-
 func createPod(t *testing.T, s *harness.Server, random *rand.Rand) string {
 	const what = "create a pod"
 	create(t, s, random, what)

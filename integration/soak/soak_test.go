@@ -35,7 +35,7 @@ func TestSoak(t *testing.T) {
 	var s *harness.Server
 	if os.Getenv("KUBELITH_SOAK_CLOCK") == "yes" {
 		clock := newWallClock(t)
-		s = harness.Start(t, harness.Options{Prepare: smallDisk})
+		s = harness.Start(t, harness.Options{Prepare: harness.SmallDisk(3)})
 		clock.later = day
 		clock.set(t, 0)
 		s.WaitReady(t)
@@ -43,7 +43,7 @@ func TestSoak(t *testing.T) {
 		once = append(once, clock.fast, clock.slow)
 	} else {
 		t.Log("the clock is left alone, as it is the whole machine's: in a machine of its own, make soak CLOCK=yes sets it too")
-		s = harness.Start(t, harness.Options{Prepare: smallDisk})
+		s = harness.Start(t, harness.Options{Prepare: harness.SmallDisk(3)})
 	}
 	w := startWriter(t, s)
 	for _, f := range once {

@@ -87,7 +87,6 @@ func (p *Ports) frame(tx *knftables.Transaction) {
 	}
 	tx.Add(&knftables.Chain{Name: pod})
 	for _, r := range []string{
-		"iifname . ip saddr @" + sourceSet4 + " accept",
 		"iifname . ip6 saddr @" + sourceSet6 + " accept",
 		"iifname . arp saddr ip @" + sourceSet4 + " accept",
 		// Neighbours and multicast groups are found by link-local addresses, or by none.
@@ -99,6 +98,8 @@ func (p *Ports) frame(tx *knftables.Transaction) {
 	tx.Add(&knftables.Chain{
 		Name: prerouting, Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.PreroutingHook), Priority: knftables.PtrTo(knftables.BaseChainPriority("0")),
 	})
+	// Most packets: one lookup, whatever else there is.
+	add(prerouting, "iifname . ip saddr @"+sourceSet4+" accept")
 	add(prerouting, "iifname @"+portSet+" jump "+pod)
 }
 

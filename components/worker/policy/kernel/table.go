@@ -174,13 +174,14 @@ const (
 	forward        = "forward"
 	input          = "input"
 	output         = "output"
+	related        = "related"
 	untracked      = "untracked"
 	untrackedInput = "untracked-input"
 )
 
 // fixedChains are those whose rules do not change, of both tables.
 func fixedChains() []string {
-	return []string{forward, input, output, untracked, untrackedInput, pod, prerouting}
+	return []string{forward, input, output, related, untracked, untrackedInput, pod, prerouting}
 }
 
 // frame adds what is always there.
@@ -203,10 +204,12 @@ func (t *Table) frame(tx *knftables.Transaction) {
 		}
 		tx.Add(&knftables.Set{Name: selfSet(f), Type: f.address + " . " + f.address})
 	}
+	tx.Add(&knftables.Chain{Name: related})
+	// Errors about a connection follow it: they have no ports of their own.
+	add(related, "meta l4proto { icmp, ipv6-icmp } accept")
 	for chain, without := range map[string]string{forward: untracked, input: untrackedInput} {
-		// Errors about a connection follow it: they have no ports of their own.
-		add(chain, "ct state related meta l4proto { icmp, ipv6-icmp } accept")
-		add(chain, "ct state { invalid, untracked } jump", without)
+		// One lookup, not a rule for each state: every packet comes by here.
+		add(chain, "ct state vmap { related : jump", related, ", invalid : jump", without, ", untracked : jump", without, "}")
 		for _, f := range t.families {
 			add(chain, "ct original", f.name, "saddr vmap @"+selectedMap(rules.Egress, f))
 			add(without, f.name, "saddr vmap @"+selectedMap(rules.Egress, f))

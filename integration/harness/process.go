@@ -23,7 +23,7 @@ func (s *Server) ContainerPID(t testing.TB, pod *corev1.Pod, container string) i
 		t.Fatalf("pod %s has no container %s with an id", pod.Name, container)
 	}
 	_, id, _ := strings.Cut(status.ContainerID, "://")
-	pid, err := s.taskPID(id)
+	pid, err := s.TaskPID(id)
 	if err != nil {
 		t.Fatalf("container %s of pod %s: %v", container, pod.Name, err)
 	}
@@ -47,7 +47,7 @@ func (s *Server) SandboxPID(t testing.TB, pod *corev1.Pod) int {
 	if err := json.Unmarshal(content, &spec); err != nil {
 		t.Fatal(err)
 	}
-	pid, err := s.taskPID(spec.Annotations["io.kubernetes.cri.sandbox-id"])
+	pid, err := s.TaskPID(spec.Annotations["io.kubernetes.cri.sandbox-id"])
 	if err != nil {
 		t.Fatalf("sandbox of pod %s: %v", pod.Name, err)
 	}
@@ -57,8 +57,8 @@ func (s *Server) SandboxPID(t testing.TB, pod *corev1.Pod) int {
 // bundles has a directory for each sandbox and container.
 const bundles = RunDir + "/containerd/io.containerd.runtime.v2.task/k8s.io/"
 
-// taskPID reads the file in which the shim keeps the pid of a container or a pod sandbox.
-func (s *Server) taskPID(id string) (int, error) {
+// TaskPID returns the process id of a container or a pod sandbox, which the shim keeps in a file.
+func (s *Server) TaskPID(id string) (int, error) {
 	content, err := os.ReadFile(s.Path(bundles + id + "/init.pid"))
 	if err != nil {
 		return 0, err

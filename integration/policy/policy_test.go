@@ -3,12 +3,14 @@ package policy
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -416,6 +418,11 @@ ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
 
 	s.Kill9(t)
 	check(t, "while the server is dead", probe{"d to a", inD, "tcp", address, false}, probe{"b to a", inB, "tcp", address, true})
+	// No policy selects this pod, but nobody can tell the agent: it is closed.
+	inStatic, toStatic := staticPod(t, agent, ns)
+	inA, toB := c.ContainerPID(t, a, "main"), net.JoinHostPort(b.Status.PodIP, "9000")
+	check(t, "a pod that the server has not heard of", probe{"the agent to it", agent.PID(), "tcp", toStatic, true},
+		probe{"a to it", inA, "tcp", toStatic, false}, probe{"it to b", inStatic, "tcp", toB, false}, probe{"a to b", inA, "tcp", toB, true})
 	s.Launch(t)
 	s.WaitReady(t)
 	s.Kubectl(t, "-n", ns, "label", "pod", "d", "app=b", "--overwrite")
@@ -423,4 +430,43 @@ ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
 	if out := s.TryKubectl(t, "auth", "can-i", "list", "pods", "-A", "--as=system:node:"+agent.NodeName(), "--as-group=system:nodes"); !strings.Contains(out.Stdout, "no") {
 		t.Errorf("may the agent read all pods? %s", out.Stdout)
 	}
+}
+
+// staticPod starts a pod from a file of the agent, without the API, and returns a process in its network and where it serves.
+func staticPod(t *testing.T, agent *harness.Server, ns string) (pid int, address string) {
+	t.Helper()
+	pod := server(ns, "static")
+	pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
+	manifest, err := yaml.Marshal(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := agent.Path(harness.DataDir + "/agent/static-pods/static.yaml")
+	if err := os.WriteFile(file, manifest, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(file) })
+	harness.Eventually(t, time.Minute, "the static pod", func() error {
+		files, err := filepath.Glob(agent.Path(harness.RunDir + "/network-policy/*"))
+		if err != nil {
+			return err
+		}
+		for _, f := range files {
+			var connected struct {
+				Sandbox, Name string
+				IPs           []string
+			}
+			content, err := os.ReadFile(f)
+			if err != nil || json.Unmarshal(content, &connected) != nil || !strings.HasPrefix(connected.Name, "static-") {
+				continue
+			}
+			address = net.JoinHostPort(connected.IPs[0], "9000")
+			if pid, err = agent.TaskPID(connected.Sandbox); err != nil {
+				return err
+			}
+			return ask(t.Context(), agent.PID(), "tcp", address)
+		}
+		return fmt.Errorf("it is none of %d pods", len(files))
+	})
+	return pid, address
 }

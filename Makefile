@@ -25,6 +25,7 @@ endif
 
 KUBERNETES := $(shell sed -n 's/^\tk8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' go.mod)
 KUBELITH := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+DATE := $(shell TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null || echo 1970-01-01T00:00:00Z)
 STAMP := k8s.io/component-base/version
 CLIENT_STAMP := k8s.io/client-go/pkg/version
 minor = $(word 2,$(subst ., ,$(KUBERNETES)))
@@ -32,7 +33,7 @@ CONTAINERD := $(shell sed -n 's/^\tgithub.com\/containerd\/containerd\/v2 v\([0-
 LDFLAGS := -s -w -X github.com/containerd/containerd/v2/version.Version=$(CONTAINERD) -X kubelith.io/kubelith/cmd/kubelith.Version=$(KUBELITH) \
 	-X $(STAMP).gitVersion=$(KUBERNETES)+kubelith -X $(STAMP).gitMajor=1 -X $(STAMP).gitMinor=$(minor) -X $(STAMP).gitTreeState=clean \
 	-X $(STAMP).gitCommit=$(shell git rev-parse -q --verify HEAD 2>/dev/null || echo unknown) \
-	-X $(STAMP).buildDate=$(shell TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null || echo 1970-01-01T00:00:00Z)
+	-X $(STAMP).buildDate=$(DATE)
 
 .PHONY: help build
 help: ## list the targets
@@ -79,6 +80,7 @@ unit: ## unit tests: no root, no network
 	$(GO) test k8s.io/kubernetes/pkg/kubelet/volumemanager/... -skip 'TestWaitForAllPodsUnmount/timeout_errors'
 	$(GO) test k8s.io/kubernetes/pkg/kubelet -run 'UpdatePod|CompleteWork|TerminalPhase|SyncKnownPods|TerminatedWorker|KillPodNow|EffectiveGracePeriod'
 	GOFLAGS=-trimpath $(GO) -C cluster build . # with the client-go that it asks of other modules
+	GOFLAGS=-trimpath $(GO) -C tools test ./release
 
 # The tests of these do many things at once and link little of upstream, which would all be compiled again for the detector.
 race: ## unit tests of what does many things at once, under the race detector
@@ -207,13 +209,29 @@ vagrant-test: build ## `vagrant up`, upgrade and `vagrant destroy` with libvirt,
 openrc-test: build ## install, kill, upgrade, shut down and uninstall on a Debian with OpenRC, in namespaces (root)
 	scripts/openrc-test.sh
 
+ARCHITECTURES ?= amd64 arm64
 dist: deps-dist ## build executables for amd64 and arm64 in dist/
 	mkdir -p dist
-	for arch in amd64 arm64; do \
+	for arch in $(ARCHITECTURES); do \
 		$(MAKE) --no-print-directory payload images ARCH=$$arch && \
 		GOARCH=$$arch $(GO) build -ldflags '$(LDFLAGS)' -o dist/kubelith-$$arch . && \
 		GOARCH=$$arch $(GO) build -ldflags '-s -w' -o dist/kubelith-plugin-check-$$arch ./cmd/kubelith-plugin-check || exit 1; \
 	done
+
+# What is made from the executables is tools/release; docs/releases.md says how to publish one.
+.PHONY: release release-check release-sign
+release: ## everything of a release in dist/, of a commit: executables, SBOMs, image, checksums; with RELEASE_KEY=FILE signatures
+	@[ -z "$$(git status --porcelain)" ] || { echo "release: commit or remove what git status shows: a release is of a commit"; exit 1; }
+	rm -rf dist
+	$(MAKE) --no-print-directory dist
+	GOFLAGS=-trimpath $(GO) -C tools run ./release make -dist $(CURDIR)/dist -payload $(CURDIR)/.cache/payload -version $(KUBELITH) -created $(DATE) -architectures "$(ARCHITECTURES)"
+	$(if $(RELEASE_KEY),$(MAKE) --no-print-directory release-sign,@echo "release: not signed: make release-sign RELEASE_KEY=FILE, here or where the key is")
+
+release-sign: ## sign what make release has made, with a secret key of minisign: RELEASE_KEY=FILE, password in MINISIGN_PASSWORD
+	@GOFLAGS=-trimpath $(GO) -C tools run ./release sign -dist $(CURDIR)/dist -key $(abspath $(RELEASE_KEY))
+
+release-check: ## build dist/ again in a fresh clone with an empty build cache, and compare (20 minutes an architecture)
+	ARCHITECTURES="$(ARCHITECTURES)" scripts/release-check.sh
 
 .PHONY: size
 size: ## count our own lines of Go by folder

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Removes Kubelith from this machine, a server or an agent: the service, the pods, the data and the program. Keeps configuration
-# that install.sh did not write.
+# Removes Kubelith from this machine, a server or an agent: the service, the pods, the data and the program. Keeps snapshots of the
+# cluster, and configuration that install.sh did not write.
 
 set -eu
 
@@ -9,8 +9,8 @@ usage() {
 usage: uninstall.sh [--yes] [--data-dir DIR] [--run-dir DIR] [--kubelet-root-dir DIR] [--write-kubeconfig FILE]
 
 Stops Kubelith and removes it, on a server with the cluster's data. Directories are taken from /etc/kubelith/config.yaml or
-the defaults; if the server was given directories as flags, give the same flags here. Keeps your own files in
-/etc/kubelith. Requires root.
+the defaults; if the server was given directories as flags, give the same flags here. Keeps snapshots of the cluster, your
+own files in these directories and in /etc/kubelith, and lists them. Requires root.
 
   --yes   do not ask
   --help  show this text
@@ -89,10 +89,15 @@ for name in $SERVICES; do
 done
 
 # This needs the program, which knows what belongs to the pods.
+KEPT=""
 if [ -x "$BIN" ]; then
-	"$BIN" reset --yes --data ${DATA_DIR:+--data-dir "$DATA_DIR"} ${RUN_DIR:+--run-dir "$RUN_DIR"} \
-		${KUBELET_ROOT_DIR:+--kubelet-root-dir "$KUBELET_ROOT_DIR"} ${KUBECONFIG_FILE:+--write-kubeconfig "$KUBECONFIG_FILE"} ||
+	said=$("$BIN" reset --yes --data ${DATA_DIR:+--data-dir "$DATA_DIR"} ${RUN_DIR:+--run-dir "$RUN_DIR"} \
+		${KUBELET_ROOT_DIR:+--kubelet-root-dir "$KUBELET_ROOT_DIR"} ${KUBECONFIG_FILE:+--write-kubeconfig "$KUBECONFIG_FILE"}) || {
+		say "$said"
 		die "reset failed: fix the error above and run this again"
+	}
+	[ -z "$said" ] || say "$said"
+	KEPT=$(say "$said" | sed -n 's/^left in //p') # DIRECTORY: FILES, as host/reset prints it
 elif [ -e "${DATA_DIR:-/var/lib/kubelith}" ] || [ -e "${RUN_DIR:-/run/kubelith}" ] || [ -e "$CONFIG/config.yaml" ]; then
 	die "$BIN is missing, so pods and data cannot be removed: install it and run this again"
 fi
@@ -143,3 +148,6 @@ elif [ -d "$CONFIG" ]; then
 fi
 say "Kubelith is removed; kernel settings that it changed (net.ipv4.ip_forward, vm.overcommit_memory, kernel.panic) remain until the next boot"
 [ "$AGENT" = no ] || say "The cluster still has the node: on the server, run 'kubelith kubectl delete node $(uname -n)' (or the name it was given)"
+[ -z "$KEPT" ] || say "$KEPT" | while read -r line; do
+	say "kept in $line (snapshots outlive their cluster, other files are yours): remove ${line%%: *} if you do not need them"
+done

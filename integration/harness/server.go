@@ -229,7 +229,7 @@ func (s *Server) Stop(t testing.TB) time.Duration {
 		t.Fatalf("the server still runs %s after SIGTERM", Patience(stopTimeout))
 	}
 	if code := s.process.ProcessState.ExitCode(); code != 0 {
-		t.Errorf("the server stopped with exit code %d", code)
+		t.Errorf("the server stopped with exit code %d; last lines of its log:\n%s", code, lastLines(s.Logs(), 20)) // a next launch adds to it
 	}
 	return time.Since(began)
 }

@@ -95,8 +95,21 @@ func TestInstall(t *testing.T) {
 		t.Errorf("the configuration is now\n%s\nwas\n%s", now, before)
 	}
 
-	if res := script("uninstall.sh", "--yes"); res.Code != 0 || !strings.Contains(res.Stdout, "left /etc/kubelith with config.yaml") {
+	// A snapshot outlives its cluster; it is the last that uninstall.sh says. This takes the real reset.
+	const snapshot = harness.DataDir + "/server/snapshots/upgrade-vm-20261124T070455Z.snapshot"
+	s.Exec(t, "mkdir", "-p", harness.DataDir+"/server/db", harness.DataDir+"/server/snapshots")
+	s.Exec(t, "sh", "-c", "echo 1 >"+harness.DataDir+"/version; echo snapshot >"+snapshot)
+	put("/usr/local/bin/kubelith", "#!/bin/sh\nexec "+s.BinaryPath()+" \"$@\"\n")
+	res := script("uninstall.sh", "--yes")
+	if res.Code != 0 || !strings.Contains(res.Stdout, "left /etc/kubelith with config.yaml") {
 		t.Errorf("uninstall.sh: exit code %d\n%s%s", res.Code, res.Stdout, res.Stderr)
+	}
+	lines := strings.Split(strings.TrimSpace(res.Stdout), "\n")
+	if last := lines[len(lines)-1]; last != "kept in "+harness.DataDir+": server/snapshots (snapshots outlive their cluster, other files are yours): remove "+harness.DataDir+" if you do not need them" {
+		t.Errorf("the last line of uninstall.sh is %q", last)
+	}
+	if left := s.Exec(t, "find", harness.DataDir, "-type", "f"); left != snapshot+"\n" {
+		t.Errorf("left in the data directory:\n%s", left)
 	}
 	if now := s.Exec(t, "cat", "/etc/kubelith/config.yaml"); now != before {
 		t.Errorf("the configuration is now\n%s", now)

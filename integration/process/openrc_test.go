@@ -139,8 +139,11 @@ func TestOpenRC(t *testing.T) {
 	if left := shims(); left != "" {
 		t.Errorf("a shutdown of the machine left shims %s", left)
 	}
-	in("rm /var/lib/kubelith/server/snapshots/upgrade-*.snapshot") // which uninstall.sh leaves
-	in("openrc default; sh /root/k/scripts/uninstall.sh --yes")
+	said := strings.TrimSpace(in("openrc default; sh /root/k/scripts/uninstall.sh --yes"))
+	if last := said[strings.LastIndexByte(said, '\n')+1:]; !strings.HasPrefix(last, "kept in /var/lib/kubelith: server/snapshots ") { // those of upgrades
+		t.Errorf("uninstall.sh ends with %q", last)
+	}
+	in("rm -r /var/lib/kubelith")
 	left := in("ls -d /usr/local/bin/kubelith* /etc/init.d/kubelith* /etc/runlevels/default/kubelith* /var/lib/kubelith /run/kubelith /var/log/kubelith* 2>/dev/null || true")
 	if left != "" {
 		t.Errorf("uninstall.sh left\n%s", left)

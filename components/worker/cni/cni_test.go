@@ -146,6 +146,18 @@ func TestInstall(t *testing.T) {
 	if changed, err := install(dir, noopConfig()); err != nil || changed {
 		t.Errorf("installing the same again: changed %v, %v", changed, err)
 	}
+	// A third party's may name its credentials, and who writes it decides what root executes.
+	for _, c := range []config{noopConfig(), {file: "05-theirs.conflist", content: []byte(theirList)}} {
+		if _, err := install(dir, c); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(filepath.Join(dir, c.file)); err != nil || info.Mode() != 0o600 {
+			t.Errorf("the mode of %s is %v, %v", c.file, info.Mode(), err)
+		}
+	}
+	if _, err := install(dir, noopConfig()); err != nil {
+		t.Fatal(err)
+	}
 	if got := entries(t, filepath.Dir(dir)); !slices.Equal(got, []string{"net.d"}) {
 		t.Errorf("temporary files are left: %v", got)
 	}

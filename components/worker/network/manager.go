@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"sync"
 
@@ -19,7 +20,6 @@ import (
 // entries itself: flannel retries the removal of a missing entry for minutes, and entries of an earlier process must be
 // removed, too.
 type manager struct {
-	config     *subnet.Config
 	own        lease.Lease
 	mac4, mac6 string
 
@@ -33,9 +33,8 @@ type manager struct {
 
 var _ subnet.Manager = (*manager)(nil)
 
-func newManager(config *subnet.Config, nodeName string, own lease.Lease) *manager {
+func newManager(nodeName string, own lease.Lease) *manager {
 	return &manager{
-		config:  config,
 		own:     own,
 		mac4:    vtepMAC(nodeName, ipv4).String(),
 		mac6:    vtepMAC(nodeName, ipv6).String(),
@@ -102,8 +101,13 @@ func (m *manager) AcquireLease(_ context.Context, attrs *lease.LeaseAttrs) (*lea
 	return &l, nil
 }
 
-// GetNetworkConfig implements subnet.Manager.
-func (m *manager) GetNetworkConfig(context.Context) (*subnet.Config, error) { return m.config, nil }
+// GetNetworkConfig implements subnet.Manager. flannel's vxlan calls it to create a deleted device again, on a goroutine that replaces
+// the device while another one adds peers to it, without a lock (as of v0.28.10): their entries would go to the device that is gone.
+// The component begins another session then (ensureSession), so that goroutine ends here.
+func (*manager) GetNetworkConfig(context.Context) (*subnet.Config, error) {
+	runtime.Goexit()
+	return nil, errUnused
+}
 
 // GetStoredMacAddresses implements subnet.Manager.
 func (m *manager) GetStoredMacAddresses(context.Context) (string, string) { return m.mac4, m.mac6 }

@@ -42,11 +42,7 @@ func testManager(t *testing.T) *manager {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config, err := configOf(VXLAN, own, prefixes("10.42.0.0/16"), 1450)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return newManager(config, "own", l)
+	return newManager("own", l)
 }
 
 func peerLease(t *testing.T, i int) lease.Lease {

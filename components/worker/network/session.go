@@ -52,7 +52,7 @@ func begin(ctx context.Context, want setup, cluster []netip.Prefix) (*session, e
 	if err != nil {
 		return nil, err
 	}
-	s := &session{setup: want, leases: newManager(config, want.own.name, own), ended: make(chan struct{})}
+	s := &session{setup: want, leases: newManager(want.own.name, own), ended: make(chan struct{})}
 	made, err := s.newBackend()
 	if err != nil {
 		return nil, err

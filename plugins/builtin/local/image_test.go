@@ -205,6 +205,32 @@ func testFile(t *testing.T, e ext4) {
 	}
 }
 
+// TestGrownUnmountedKeepsSize: a volume whose file system has to be unmounted to grow has no more than its size as soon as it is staged,
+// though there is room: its journal stays as small as the volume was.
+func TestGrownUnmountedKeepsSize(t *testing.T) {
+	needImages(t)
+	const size = 1 << 30
+	h := newHost(t)
+	n, _ := h.node()
+	n.store.images = ext4{grows: true}
+	loseSysResource(t)
+	h.makeEnforced(t, "v", filesystem, file, 10<<20)
+	if err := h.expand(t, "v", h.target("a"), size); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(h.staging("v"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	_, err := h.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: "v", StagingTargetPath: h.staging("v"), VolumeCapability: capability(filesystem, multi)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if free := diskFree(t, h.staging("v")); free < size-128<<10 || free > size+128<<10 {
+		t.Errorf("a volume of %d bytes has %d", size, free)
+	}
+	h.end(t, "v")
+}
+
 // TestDeleteStaged: a volume that no pod has is deleted though it is staged, as a kubelet leaves it that is killed
 // between NodeUnpublishVolume and NodeUnstageVolume.
 func TestDeleteStaged(t *testing.T) {

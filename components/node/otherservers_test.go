@@ -1,0 +1,31 @@
+package node
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+
+	"kubelith.io/kubelith/base/config"
+)
+
+// TestServerOfAnotherCluster: a server that has a cluster does not join another one, before it asks for the token or changes anything.
+func TestServerOfAnotherCluster(t *testing.T) {
+	for name, has := range map[string]string{"data": "server/db/member", "an API that has answered": "server/token"} {
+		dir := t.TempDir()
+		if err := os.MkdirAll(filepath.Join(dir, has), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		cfg := &config.Server{}
+		cfg.DataDir, cfg.NodeName, cfg.Server = dir, "a", "https://192.0.2.1:6443"
+		_, err := findServers(t.Context(), cfg, logrus.New())
+		if err == nil || !strings.Contains(err.Error(), "has a cluster of its own: leave out --server, or run kubelith reset --data") || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if left, err := os.ReadDir(filepath.Join(dir, "server")); err != nil || len(left) != 1 {
+			t.Errorf("%s: it changed %v, %v", name, left, err)
+		}
+	}
+}

@@ -24,7 +24,7 @@ endif
 endif
 
 KUBERNETES := $(shell sed -n 's/^\tk8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' go.mod)
-KUBELITH := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+KUBELITH := $(shell git describe --tags --always --abbrev=12 --dirty 2>/dev/null || echo dev)
 DATE := $(shell TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null || echo 1970-01-01T00:00:00Z)
 STAMP := k8s.io/component-base/version
 CLIENT_STAMP := k8s.io/client-go/pkg/version

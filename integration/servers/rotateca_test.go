@@ -204,7 +204,7 @@ func TestRotateCA(t *testing.T) {
 }
 
 // TestRotateCAAway: an agent that is away holds up the rotation, is named, and catches up when it is back; meanwhile another
-// one joins. With --force the agent is left behind, and says so when it starts. It takes five minutes: make certificates-test.
+// one joins. With --force the agent is left behind, and says so when it starts. It takes three minutes: make certificates-test.
 func TestRotateCAAway(t *testing.T) {
 	if os.Getenv("KUBELITH_TEST_RENEWAL") == "" {
 		t.Skip("KUBELITH_TEST_RENEWAL is not set: make certificates-test sets it")

@@ -127,8 +127,9 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 	defer files.Close()
 	files.Add(s.opts.CADir)
 	ended := make(chan struct{})
-	defer close(ended)
-	go func() {
+	var following sync.WaitGroup
+	defer func() { close(ended); following.Wait() }()
+	following.Go(func() {
 		for {
 			select {
 			case <-files.Changed():
@@ -137,7 +138,7 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 				return
 			}
 		}
-	}()
+	})
 	announced := false
 	reconcile.Loop(ctx, changed, 0, func() time.Duration {
 		done := s.work.Begin("publishing the join token")

@@ -137,9 +137,9 @@ policy-scale: build ## how long changes of policies take with 5,000 pods and 500
 		$(GO) test -count=1 -v -timeout 30m ./integration/policy -run 'TestScale$$'
 
 .PHONY: certificates-test
-certificates-test: build ## certificates that live for minutes, with a connection of each kind open while they are renewed (root, 4 minutes)
+certificates-test: build ## certificates that live for minutes, and new CAs, with a connection of each kind open meanwhile (root, 12 minutes)
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_TEST_RENEWAL=1 \
-		$(GO) test -count=1 -v -timeout 30m ./integration/servers -run 'TestRenewal$$'
+		$(GO) test -count=1 -v -timeout 30m ./integration/servers -run '^(TestRenewal|TestRotateCA|TestRotateCAAway)$$'
 
 .PHONY: policy-conformance
 policy-conformance: build ## the conformance suite of ClusterNetworkPolicies on a server and an agent (root, 7 minutes)

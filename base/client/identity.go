@@ -36,6 +36,8 @@ const (
 	Servers = "system:kubelith:servers-admission"
 	// Encryption is the identity that writes Secrets again with a new key; the apiserver component creates its role.
 	Encryption = "system:kubelith:encryption"
+	// CARotation is the identity that replaces the CAs; the apiserver component creates its role.
+	CARotation = "system:kubelith:ca-rotation"
 	// Manifests is the identity that applies manifests; it may do everything, since a file may hold any object.
 	Manifests = "system:kubelith:manifests"
 	// ServiceLB is the identity of the Service load balancer; the apiserver component creates its role.

@@ -35,6 +35,8 @@ func Components() []Component {
 	return []Component{
 		{Name: "apiserver"},
 		{Name: "approver"},
+		{Name: "ca-rotation"},
+		{Name: "ca-trust"},
 		{Name: "certificates"},
 		{Name: "check", Kind: LogOnly},
 		{Name: "client", Kind: LogOnly},

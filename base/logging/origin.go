@@ -46,6 +46,8 @@ var origins = map[string]string{
 
 	// Our packages whose name is not their component's, or that are none.
 	"kubelith.io/kubelith/components/cluster/controllermanager":  "controller-manager",
+	"kubelith.io/kubelith/components/controlplane/carotation":    "ca-rotation",
+	"kubelith.io/kubelith/components/worker/catrust":             "ca-trust",
 	"kubelith.io/kubelith/components/controlplane/metrics":       "metrics-server",
 	"kubelith.io/kubelith/components/cluster/dnspublisher":       "dns-publisher",
 	"kubelith.io/kubelith/components/cluster/metricspublisher":   "metrics-publisher",

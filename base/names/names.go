@@ -31,6 +31,9 @@ const (
 	// WireGuardKeyAnnotation has the node's public key, in base64. The node writes it itself; the apiserver refuses an agent
 	// the key of another Node.
 	WireGuardKeyAnnotation = "kubelith.io/wireguard-key"
+	// CAAnnotation has the rotation of the CAs that an agent follows, and the phase that it has reached, as
+	// "20261124-10a393 trust". The node writes it itself: a wrong one harms that node alone.
+	CAAnnotation = "kubelith.io/ca-rotation"
 )
 
 // ClusterPolicies is the CustomResourceDefinition of ClusterNetworkPolicies.
@@ -76,11 +79,16 @@ const (
 	DNSCustom = "coredns-custom"
 	// EncryptionState is the ConfigMap with the phase of a rotation of the key for Secrets, without the key.
 	EncryptionState = "kubelith-encryption"
+	// CARotation is the ConfigMap with the phase of a rotation of the CAs, without their keys.
+	CARotation = "kubelith-ca-rotation"
 	// Lease is held by the leading server.
 	Lease = "kubelith"
 	// VIPLease is held by the server that carries the virtual address.
 	VIPLease = "kubelith-vip"
 )
+
+// CATrustPath is a path of the API where a node reads which CAs to trust (a pki.Trusted).
+const CATrustPath = "/kubelith/v1/ca/trust"
 
 // Names in a node's kernel.
 const (

@@ -83,19 +83,33 @@ func Inventory(dir string) ([]Certificate, error) {
 	var out []Certificate
 	var errs []error
 	known := map[string]bool{} // CAs, by their end and name: the kubelets' CA is in the trust file, too
+	rotation, err := ReadRotation(dir)
+	if err != nil {
+		errs = append(errs, err)
+	}
 	for _, f := range []struct{ name, use string }{
 		{"cluster-ca", "signs the API's certificate and those of its users"},
 		{"kubelet-ca", "signs the kubelets' serving certificates"},
 		{"front-proxy-ca", "signs front-proxy-client"},
 		{"peer-ca", "signs the certificates between the servers' etcd"},
-		{"kubelet-trust", "former CA of kubelets' serving certificates"},
 		{"apiserver", "serves the API"},
 		{"apiserver-kubelet-client", "the API server calls kubelets"},
 		{"front-proxy-client", "the API server calls aggregated API servers"},
 		{"kubelet-serving", "serves the kubelet of this server"},
 		{"peer", "etcd, to other servers"},
 		{"admin", "the administrator's kubeconfig"},
+		{"next/cluster-ca", "the next cluster-ca"},
+		{"next/kubelet-ca", "the next kubelet-ca"},
+		{"next/front-proxy-ca", "the next front-proxy-ca"},
+		{"former/cluster-ca", "the former cluster-ca, still trusted"},
+		{"former/kubelet-ca", "the former kubelet-ca, still trusted"},
+		{"former/front-proxy-ca", "the former front-proxy-ca, still trusted"},
+		{"kubelet-trust", "former CA of kubelets' serving certificates"},
 	} {
+		sub, _ := filepath.Split(f.name)
+		if sub != "" && (rotation == nil || sub == formerDir+"/" && rotation.Phase == Drop) {
+			continue
+		}
 		all, err := Read(filepath.Join(dir, f.name+".crt"), f.use)
 		if err != nil {
 			errs = append(errs, err)
@@ -107,6 +121,7 @@ func Inventory(dir string) ([]Certificate, error) {
 				continue
 			}
 			known[id] = true
+			c.Name = sub + c.Name
 			out = append(out, c)
 		}
 	}

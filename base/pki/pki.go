@@ -55,7 +55,10 @@ type Bundle struct {
 	FrontProxyCA Pair // signs FrontProxyClient only
 	PeerCA       Pair // signs Peer only: etcd members trust nobody else
 
-	KubeletTrust string // the CAs that kubelets are verified against: KubeletCA and, after an upgrade, ClusterCA (constrained)
+	// ClusterTrust and FrontProxyTrust have the CAs that are trusted: ClusterCA and FrontProxyCA and, during a Rotation,
+	// those of the other generation.
+	ClusterTrust, FrontProxyTrust string
+	KubeletTrust                  string // the CAs that kubelets are verified against: KubeletCA and, after an upgrade, ClusterCA (constrained)
 
 	ServiceAccountKey string // ECDSA P-256 (ES256); the private key, which verifiers accept too
 
@@ -87,7 +90,9 @@ func Ensure(opts Options) (*Bundle, error) {
 		KubeletCA:         s.pair("kubelet-ca"),
 		FrontProxyCA:      s.pair("front-proxy-ca"),
 		PeerCA:            s.pair("peer-ca"),
-		KubeletTrust:      filepath.Join(opts.Dir, "kubelet-trust.crt"),
+		ClusterTrust:      filepath.Join(opts.Dir, clusterTrustFile),
+		FrontProxyTrust:   filepath.Join(opts.Dir, frontProxyTrustFile),
+		KubeletTrust:      filepath.Join(opts.Dir, kubeletTrustFile),
 		ServiceAccountKey: filepath.Join(opts.Dir, "service-account.key"),
 		APIServer:         s.pair("apiserver"),
 		KubeletClient:     s.pair("apiserver-kubelet-client"),
@@ -108,6 +113,13 @@ func Ensure(opts Options) (*Bundle, error) {
 }
 
 func (s *store) ensureLeaves(b *Bundle, opts Options) error {
+	rotation, err := ReadRotation(s.dir)
+	if err != nil {
+		return err
+	}
+	if err := s.arrange(rotation); err != nil {
+		return err
+	}
 	upgraded := exists(b.ClusterCA.Cert)
 	cluster, err := s.authority(b.ClusterCA, "kubelith-cluster-ca")
 	if err != nil {
@@ -121,14 +133,31 @@ func (s *store) ensureLeaves(b *Bundle, opts Options) error {
 	if upgraded {
 		former = cluster
 	}
-	if err := s.ensureKubeletTrust(b.KubeletTrust, kubelet, former); err != nil {
-		return err
+	if rotation == nil {
+		if err := s.ensureKubeletTrust(b.KubeletTrust, kubelet, former); err != nil {
+			return err
+		}
 	}
 	frontProxy, err := s.authority(b.FrontProxyCA, "kubelith-front-proxy-ca")
 	if err != nil {
 		return err
 	}
 	peer, err := s.authority(b.PeerCA, "kubelith-peer-ca")
+	if err != nil {
+		return err
+	}
+	others, api := map[*authority][]*x509.Certificate{}, cluster
+	if rotation != nil {
+		for name, ca := range map[string]*authority{clusterCA: cluster, kubeletCA: kubelet, frontProxyCA: frontProxy} {
+			if others[ca], err = s.generations(name); err != nil {
+				return err
+			}
+		}
+		if !rotation.Phase.Reached(Serve) { // clients that know the former CA only go on until then
+			api, err = s.authority(s.pair(filepath.Join(formerDir, clusterCA)), "")
+			others[api] = others[cluster]
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -140,22 +169,26 @@ func (s *store) ensureLeaves(b *Bundle, opts Options) error {
 	node.addIPs(opts.NodeIPs)
 	addressed := node.clone()
 	addressed.add(opts.SANs...)
-	api := node.clone()
-	api.add("localhost", "127.0.0.1", "::1", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc."+opts.ClusterDomain)
-	api.addIPs(opts.ServiceIPs)
-	api.add(opts.SANs...)
+	everywhere := node.clone()
+	everywhere.add("localhost", "127.0.0.1", "::1", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc."+opts.ClusterDomain)
+	everywhere.addIPs(opts.ServiceIPs)
+	everywhere.add(opts.SANs...)
 
 	for _, l := range []leaf{
-		{pair: b.APIServer, ca: cluster, cn: "kube-apiserver", usage: server, names: api},
+		{pair: b.APIServer, ca: api, cn: "kube-apiserver", usage: server, names: everywhere},
 		{pair: b.KubeletClient, ca: cluster, cn: "kube-apiserver-kubelet-client", usage: client},
 		{pair: b.FrontProxyClient, ca: frontProxy, cn: "front-proxy-client", usage: client},
 		{pair: b.KubeletServer, ca: kubelet, cn: NodeUserPrefix + opts.NodeName, org: []string{"system:nodes"}, usage: server, names: node},
 		{pair: b.Peer, ca: peer, cn: opts.NodeName, usage: append(slices.Clone(server), client...), names: addressed},
 		{pair: b.Admin, ca: cluster, cn: "kubelith-admin", org: []string{names.Admins}, usage: client},
 	} {
+		l.others = others[l.ca]
 		if err := s.ensureLeaf(l); err != nil {
 			return err
 		}
+	}
+	if rotation == nil {
+		return s.ensureTrust()
 	}
 	return nil
 }

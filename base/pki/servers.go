@@ -28,15 +28,15 @@ func shared() []string {
 // Shared returns what another server of the cluster needs of the directory of Ensure, by name. It contains all of the
 // cluster's private keys.
 func Shared(dir string) (map[string][]byte, error) {
-	files := map[string][]byte{}
-	for _, name := range shared() {
-		data, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			return nil, fmt.Errorf("pki: %w", err)
-		}
-		files[name] = data
+	names := shared()
+	r, err := ReadRotation(dir)
+	if err != nil {
+		return nil, err
 	}
-	return files, nil
+	if r != nil {
+		names = append(names, rotationFiles()...)
+	}
+	return readFiles(dir, names)
 }
 
 // Place writes what Shared has returned on another server, before its first Ensure. It refuses other files.
@@ -46,15 +46,22 @@ func Place(dir string, files map[string][]byte) error {
 			return fmt.Errorf("pki: the cluster's keys lack %s", name)
 		}
 	}
+	all := slices.Concat(shared(), rotationFiles())
 	for name := range files {
-		if !slices.Contains(shared(), name) {
+		if !slices.Contains(all, name) {
 			return fmt.Errorf("pki: the cluster's keys have an unknown file %q: upgrade kubelith here", name)
 		}
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("pki: create directory: %w", err)
 	}
-	for _, name := range shared() {
+	for _, name := range all {
+		if files[name] == nil { // no rotation is under way
+			continue
+		}
+		if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o700); err != nil {
+			return fmt.Errorf("pki: create directory: %w", err)
+		}
 		if err := atomicfile.Write(filepath.Join(dir, name), files[name]); err != nil {
 			return fmt.Errorf("pki: %w", err)
 		}
@@ -64,12 +71,32 @@ func Place(dir string, files map[string][]byte) error {
 
 // ServerClient returns a certificate with which a server of the cluster proves to another one that it is the server with
 // that name: names.ServerUserPrefix plus the name, in names.Servers. It is valid for ten minutes and stored nowhere: a
-// server has the CA's key.
-func ServerClient(dir, name string, now time.Time) (tls.Certificate, *x509.Certificate, error) {
+// server has the CA's key. The pool has the CAs of the API.
+func ServerClient(dir, name string, now time.Time) (tls.Certificate, *x509.CertPool, error) {
+	return serverClient(dir, clusterCA, name, now)
+}
+
+// FormerServerClient and NextServerClient are the same, signed by a CA from before or after a rotation: with them a server
+// tries which of the two its API server accepts.
+func FormerServerClient(dir, name string, now time.Time) (tls.Certificate, *x509.CertPool, error) {
+	return serverClient(dir, filepath.Join(formerDir, clusterCA), name, now)
+}
+
+// NextServerClient is described at FormerServerClient.
+func NextServerClient(dir, name string, now time.Time) (tls.Certificate, *x509.CertPool, error) {
+	return serverClient(dir, filepath.Join(nextDir, clusterCA), name, now)
+}
+
+func serverClient(dir, by, name string, now time.Time) (tls.Certificate, *x509.CertPool, error) {
 	s := &store{dir: dir, now: now}
-	ca, err := s.authority(s.pair("cluster-ca"), "kubelith-cluster-ca")
+	ca, err := s.authority(s.pair(by), "kubelith-cluster-ca")
 	if err != nil {
 		return tls.Certificate{}, nil, err
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(ca.cert)
+	if trust, err := os.ReadFile(filepath.Join(dir, clusterTrustFile)); err == nil { // else Ensure has not run yet
+		roots.AppendCertsFromPEM(trust)
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -86,7 +113,7 @@ func ServerClient(dir, name string, now time.Time) (tls.Certificate, *x509.Certi
 	if err != nil {
 		return tls.Certificate{}, nil, fmt.Errorf("pki: sign a certificate: %w", err)
 	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, ca.cert, nil
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, roots, nil
 }
 
 const serverClientLife = 10 * time.Minute

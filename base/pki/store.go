@@ -144,15 +144,7 @@ func (s *store) authority(p Pair, cn string) (*authority, error) {
 	if cert == nil {
 		// With an old key (an interrupted first start), everything that it signed stays valid: the new certificate has
 		// the same subject and key identifier.
-		template := &x509.Certificate{
-			Subject:               pkix.Name{CommonName: cn},
-			NotBefore:             s.now.Add(-clockSkew),
-			NotAfter:              s.now.Add(caLife),
-			KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature,
-			BasicConstraintsValid: true,
-			IsCA:                  true,
-			MaxPathLenZero:        true, // it signs no other CA
-		}
+		template := caTemplate(cn, s.now)
 		cert, err = s.sign(p.Cert, template, template, key, key)
 		if err != nil {
 			return nil, err
@@ -177,6 +169,13 @@ type leaf struct {
 	org   []string
 	usage []x509.ExtKeyUsage
 	names altNames
+	// others are CAs whose leaf is replaced: those of a rotation.
+	others []*x509.Certificate
+}
+
+// replaceable reports whether the leaf may be replaced, which ca has not signed.
+func (l leaf) replaceable(cert *x509.Certificate) bool {
+	return slices.ContainsFunc(l.others, func(ca *x509.Certificate) bool { return cert.CheckSignatureFrom(ca) == nil })
 }
 
 func (s *store) ensureLeaf(l leaf) error {
@@ -186,10 +185,11 @@ func (s *store) ensureLeaf(l leaf) error {
 		return err
 	}
 	if cert != nil {
-		if err := cert.CheckSignatureFrom(l.ca.cert); err != nil {
+		err := cert.CheckSignatureFrom(l.ca.cert)
+		if err != nil && !l.replaceable(cert) {
 			return fmt.Errorf("pki: %s was not signed by %s (%w): %s", l.pair.Cert, filepath.Base(l.ca.path), err, remedy)
 		}
-		if s.serves(cert, l) {
+		if err == nil && s.serves(cert, l) {
 			return nil
 		}
 	}

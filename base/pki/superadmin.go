@@ -54,7 +54,11 @@ func SuperAdmin(dir, server string, now time.Time, life time.Duration) ([]byte, 
 	if err != nil {
 		return nil, fmt.Errorf("pki: sign a certificate: %w", err)
 	}
-	caPEM, err := os.ReadFile(pair.Cert)
+	trust := filepath.Join(dir, clusterTrustFile)
+	if !exists(trust) { // the server has not started since an upgrade
+		trust = pair.Cert
+	}
+	caPEM, err := os.ReadFile(trust)
 	if err != nil {
 		return nil, fmt.Errorf("pki: %w", err)
 	}

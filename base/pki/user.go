@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	clientcmdv1 "k8s.io/client-go/tools/clientcmd/api/v1"
+	certutil "k8s.io/client-go/util/cert"
 	"sigs.k8s.io/yaml"
 
 	"kubelith.io/kubelith/base/atomicfile"
@@ -19,15 +20,19 @@ import (
 type UserOptions struct {
 	Dir    string // of these files only, created for one process; only we change it and its parent
 	Name   string // of the user, who is in no group
-	CA     Pair   // the cluster's
+	CA     Pair   // the cluster's, which signs
+	Trust  string // file with the CAs of the API
 	Server string // URL of the API
 	Group  *int   // that may read the files; nil: none
 	Now    func() time.Time
 	Life   time.Duration // of the certificate, as in Options
 }
 
-// EnsureUser keeps a kubeconfig, and the certificate and key that it names, and returns its path. A program that
-// rereads the certificate's file, as client-go does, never needs a restart: call EnsureUser again in time.
+// userCA is the file with the CAs of the API.
+const userCA = "ca.crt"
+
+// EnsureUser keeps a kubeconfig, and the CAs, the certificate and the key that it names, and returns its path. A program
+// that rereads these files, as client-go does, never needs a restart: call EnsureUser again in time.
 //
 // The process that reads the files may be hostile, and never owns them: everything goes through the checked directory,
 // and a link in its place is refused.
@@ -45,8 +50,19 @@ func EnsureUser(opts UserOptions) (kubeconfig string, err error) {
 	if err != nil {
 		return "", err
 	}
+	trust, err := os.ReadFile(opts.Trust)
+	if err != nil {
+		return "", fmt.Errorf("pki: %w", err)
+	}
+	known, err := certutil.ParseCertsPEM(trust)
+	if err != nil {
+		return "", fmt.Errorf("pki: %s is damaged: %w", opts.Trust, err)
+	}
+	if err := s.replace(userCA, trust); err != nil {
+		return "", err
+	}
 	pair := s.pair("client")
-	if err := s.ensureLeaf(leaf{pair: pair, ca: ca, cn: opts.Name, usage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+	if err := s.ensureLeaf(leaf{pair: pair, ca: ca, cn: opts.Name, usage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, others: known}); err != nil {
 		return "", err
 	}
 	const name = "kubeconfig"
@@ -107,15 +123,11 @@ func ours(fd int, path string) error {
 // writeUserKubeconfig names the pair by its files, unlike WriteKubeconfig: they are replaced while in use. The paths
 // are relative, as the user may know the directory by another path.
 func writeUserKubeconfig(path string, opts UserOptions, pair Pair, files atomicfile.Options) error {
-	ca, err := os.ReadFile(opts.CA.Cert)
-	if err != nil {
-		return fmt.Errorf("pki: kubeconfig: %w", err)
-	}
 	const name = "kubelith"
 	out, err := yaml.Marshal(clientcmdv1.Config{
 		APIVersion:     "v1",
 		Kind:           "Config",
-		Clusters:       []clientcmdv1.NamedCluster{{Name: name, Cluster: clientcmdv1.Cluster{Server: opts.Server, CertificateAuthorityData: ca}}},
+		Clusters:       []clientcmdv1.NamedCluster{{Name: name, Cluster: clientcmdv1.Cluster{Server: opts.Server, CertificateAuthority: userCA}}},
 		AuthInfos:      []clientcmdv1.NamedAuthInfo{{Name: name, AuthInfo: clientcmdv1.AuthInfo{ClientCertificate: filepath.Base(pair.Cert), ClientKey: filepath.Base(pair.Key)}}},
 		Contexts:       []clientcmdv1.NamedContext{{Name: name, Context: clientcmdv1.Context{Cluster: name, AuthInfo: name}}},
 		CurrentContext: name,

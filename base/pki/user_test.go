@@ -21,7 +21,7 @@ func TestEnsureUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	opts := UserOptions{
-		Dir: filepath.Join(t.TempDir(), "x"), Name: "system:kubelith:plugin:x", CA: bundle.ClusterCA,
+		Dir: filepath.Join(t.TempDir(), "x"), Name: "system:kubelith:plugin:x", CA: bundle.ClusterCA, Trust: bundle.ClusterTrust,
 		Server: "https://127.0.0.1:6443", Now: clock,
 	}
 	read := func() (cert *x509.Certificate, key string) {
@@ -31,7 +31,7 @@ func TestEnsureUser(t *testing.T) {
 			t.Fatal(err)
 		}
 		config, err := clientcmd.BuildConfigFromFlags("", path)
-		if err != nil || config.Host != opts.Server || config.CertFile == "" || len(config.CAData) == 0 {
+		if err != nil || config.Host != opts.Server || config.CertFile == "" || config.CAFile == "" {
 			t.Fatalf("%+v, %v", config, err)
 		}
 		data, err := os.ReadFile(config.CertFile)
@@ -41,7 +41,7 @@ func TestEnsureUser(t *testing.T) {
 		if cert, err = parseCert(data); err != nil {
 			t.Fatal(err)
 		}
-		for _, file := range []string{path, config.CertFile, config.KeyFile} {
+		for _, file := range []string{path, config.CAFile, config.CertFile, config.KeyFile} {
 			if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 				t.Errorf("%s: %v, %v", file, info, err)
 			}
@@ -89,7 +89,7 @@ func TestEnsureUserWritesNowhereElse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			victim := t.TempDir()
 			group := os.Getgid()
-			opts := UserOptions{Dir: filepath.Join(t.TempDir(), "x", "user"), Name: "x", CA: bundle.ClusterCA, Server: "https://127.0.0.1:6443", Group: &group}
+			opts := UserOptions{Dir: filepath.Join(t.TempDir(), "x", "user"), Name: "x", CA: bundle.ClusterCA, Trust: bundle.ClusterTrust, Server: "https://127.0.0.1:6443", Group: &group}
 			if err := os.Mkdir(filepath.Dir(opts.Dir), 0o700); err != nil {
 				t.Fatal(err)
 			}
@@ -130,10 +130,10 @@ func TestEnsureUserGroup(t *testing.T) {
 	}
 	group := os.Getgid()
 	dir := filepath.Join(t.TempDir(), "user")
-	if _, err := EnsureUser(UserOptions{Dir: dir, Name: "x", CA: bundle.ClusterCA, Server: "https://127.0.0.1:6443", Group: &group}); err != nil {
+	if _, err := EnsureUser(UserOptions{Dir: dir, Name: "x", CA: bundle.ClusterCA, Trust: bundle.ClusterTrust, Server: "https://127.0.0.1:6443", Group: &group}); err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]os.FileMode{"": 0o750, "kubeconfig": 0o640, "client.crt": 0o640, "client.key": 0o640}
+	want := map[string]os.FileMode{"": 0o750, "kubeconfig": 0o640, "client.crt": 0o640, "client.key": 0o640, "ca.crt": 0o640}
 	for name, mode := range want {
 		info, err := os.Stat(filepath.Join(dir, name))
 		if err != nil || info.Mode().Perm() != mode || int(info.Sys().(*syscall.Stat_t).Gid) != group {

@@ -22,7 +22,7 @@ func certificateCommand() *cli.Command {
 	return &cli.Command{
 		Name:            "certificate",
 		Aliases:         []string{"certificates"},
-		Usage:           "show the certificates of this machine",
+		Usage:           "show the certificates of this machine, and replace the CAs of the cluster",
 		HideHelpCommand: true,
 		OnUsageError:    usageError,
 		Action:          subcommandHelp,
@@ -34,7 +34,7 @@ func certificateCommand() *cli.Command {
 				return fmt.Errorf("%w: see kubelith certificate list --help", err)
 			},
 			Action: listCertificates,
-		}},
+		}, rotateCACommand()},
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/profile"
+	"kubelith.io/kubelith/components/worker/catrust"
 	"kubelith.io/kubelith/components/worker/dns"
 	"kubelith.io/kubelith/components/worker/join"
 	componentstatus "kubelith.io/kubelith/components/worker/status"
@@ -230,9 +231,16 @@ func (m *agent) build(cfg *config.Agent, log *logrus.Logger) ([]lifecycle.Compon
 	b.add(plugins)
 	b.add(admin)
 	w.plugins = plugins
-	worker(&b, w)
+	node := worker(&b, w)
 	if m.connection != nil {
 		m.tunnel(&b, cfg, m.connection, log)
+		b.add(catrust.New(catrust.Options{
+			NodeName:   cfg.NodeName,
+			Connection: m.connection,
+			Kubelet:    node,
+			Client:     m.connection.Config("ca-trust"),
+			Log:        logging.Component(log, "ca-trust"),
+		}))
 	}
 	return b.enabled(cfg.Disable)
 }

@@ -192,7 +192,7 @@ func TestNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := append(namesOf(built), "connection") // added once the agent has joined
+	want := append(namesOf(built), "connection", "ca-trust") // added once the agent has joined
 	for _, disabled := range [][]string{nil, {"servicelb", "metrics-server", "network-policy"}} {
 		_, components, err := plan(planned(t, func(c *config.Server) { c.Disable = disabled }))
 		if err != nil {

@@ -16,6 +16,7 @@ import (
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/nodeaddr"
+	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/components/cluster/approver"
 	"kubelith.io/kubelith/components/cluster/controllermanager"
 	"kubelith.io/kubelith/components/cluster/dnspublisher"
@@ -65,7 +66,8 @@ func cluster(b *builder, p *plane) {
 	tokens, err := token.New(token.Options{
 		File:      tokenFile(cfg),
 		Reusable:  cfg.JoinToken == config.JoinTokenDaily,
-		CA:        p.machine.pki.ClusterCA.Cert,
+		CA:        func() ([]byte, error) { return pki.Published(tlsDir(cfg)) },
+		CADir:     tlsDir(cfg),
 		Server:    joinURL(cfg),
 		Cluster:   token.Document{Namespace: metav1.NamespaceSystem, Name: names.ClusterInfo, Key: names.ClusterInfoKey, Value: string(settings)},
 		Client:    p.leader.Config(client.Token),

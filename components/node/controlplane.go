@@ -15,6 +15,7 @@ import (
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/components/cluster/scheduler"
 	"kubelith.io/kubelith/components/controlplane/apiserver"
+	"kubelith.io/kubelith/components/controlplane/carotation"
 	"kubelith.io/kubelith/components/controlplane/certificates"
 	"kubelith.io/kubelith/components/controlplane/election"
 	"kubelith.io/kubelith/components/controlplane/encryption"
@@ -100,6 +101,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 	dial := p.tunnels(b)
 	var others *servers.Server      // in the handler below
 	var rotation *encryption.Server // likewise
+	var cas *carotation.Server      // likewise
 	var metricsAPI *apiserver.Extension
 	if !cfg.Disabled("metrics-server") {
 		server := metrics.New(metrics.Options{
@@ -136,7 +138,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		VirtualAddress:   func() netip.Addr { return machine.virtualAddress(cfg) },
 		Handle: func(next http.Handler) http.Handler {
 			return dial.handle(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				rotation.Handler(others.Handler(next)).ServeHTTP(w, r)
+				cas.Handler(rotation.Handler(others.Handler(next))).ServeHTTP(w, r)
 			}))
 		},
 	})
@@ -146,6 +148,8 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		b.add(others, err)
 		rotation, err = rotationOfKeys(p, store, socket)
 		b.add(rotation, err)
+		cas, err = rotationOfCAs(p, store)
+		b.add(cas, err)
 	}
 
 	alone := func() bool { return shared.socket == "" && store.Alone() }

@@ -30,7 +30,7 @@ func serverPlugins(cfg *config.Server, machine *machine, inProcess *client.InPro
 	}
 	h, c = newPlugins(&cfg.Node, host.Options{
 		Specs:       specs(cfg.Plugins),
-		Credentials: machine.pluginUsers.credentials(machine.pki.ClusterCA, cfg.URL()),
+		Credentials: machine.pluginUsers.credentials(machine.pki.ClusterCA, machine.pki.ClusterTrust, cfg.URL()),
 	}, pluginadmin.Options{
 		Client: inProcess.Config(client.Plugins),
 		File:   cfg.File,

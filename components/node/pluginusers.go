@@ -24,10 +24,10 @@ type pluginUsers struct {
 
 // credentials is pluginprocess.Options.Credentials. The files belong to the server: a plugin that runs as another user
 // reads them through its group.
-func (u *pluginUsers) credentials(ca pki.Pair, server string) func(*pluginprocess.Spec, string, string) ([]string, error) {
+func (u *pluginUsers) credentials(ca pki.Pair, trust, server string) func(*pluginprocess.Spec, string, string) ([]string, error) {
 	return func(spec *pluginprocess.Spec, dir, seen string) ([]string, error) {
 		opts := pki.UserOptions{
-			Dir: filepath.Join(dir, pluginUserDir), Name: client.PluginPrefix + spec.Name, CA: ca, Server: server, Group: spec.Limits.Group(), Life: testedLife(),
+			Dir: filepath.Join(dir, pluginUserDir), Name: client.PluginPrefix + spec.Name, CA: ca, Trust: trust, Server: server, Group: spec.Limits.Group(), Life: testedLife(),
 		}
 		kubeconfig, err := pki.EnsureUser(opts)
 		if err != nil {

@@ -23,7 +23,7 @@ func TestPluginUsers(t *testing.T) {
 	if err := os.Symlink(dir, seen); err != nil {
 		t.Fatal(err)
 	}
-	env, err := users.credentials(bundle.ClusterCA, "https://127.0.0.1:6443")(&pluginprocess.Spec{Name: "x"}, dir, seen)
+	env, err := users.credentials(bundle.ClusterCA, bundle.ClusterTrust, "https://127.0.0.1:6443")(&pluginprocess.Spec{Name: "x"}, dir, seen)
 	if err != nil || len(env) != 1 {
 		t.Fatalf("%v, %v", env, err)
 	}

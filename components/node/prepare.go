@@ -26,6 +26,7 @@ import (
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/base/profile"
+	"kubelith.io/kubelith/components/controlplane/carotation"
 	"kubelith.io/kubelith/components/controlplane/servers"
 	"kubelith.io/kubelith/components/worker/dns"
 	"kubelith.io/kubelith/components/worker/join"
@@ -121,6 +122,8 @@ func prepare(ctx context.Context, cfg *config.Server, others *membership, releas
 	}
 	// A rotation of keys waits for each server to load its file, three times (components/controlplane/encryption).
 	encryptionconfigcontroller.EncryptionConfigFileChangePollDuration = reloadKeysEvery
+	// So does a rotation of CAs for clients, such as that of the API server for kubelets, to show their new certificate.
+	transport.CertCallbackRefreshDuration = carotation.Reload
 	if life := testedLife(); life > 0 { // as upstream's integration tests do
 		transport.CertCallbackRefreshDuration = life / 20
 	}
@@ -205,7 +208,7 @@ func ensureCertificates(cfg *config.Server, furtherSANs ...string) (*pki.Bundle,
 	if err != nil {
 		return nil, err
 	}
-	return bundle, pki.WriteKubeconfig(cfg.WriteKubeconfig, cfg.URL(), bundle.ClusterCA.Cert, bundle.Admin)
+	return bundle, pki.WriteKubeconfig(cfg.WriteKubeconfig, cfg.URL(), bundle.ClusterTrust, bundle.Admin)
 }
 
 // applyGates sets the feature gates of the process and returns the other arguments of a server.

@@ -74,7 +74,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		cluster:  cfg.ClusterInfo("", ""), // without its versions, which are not needed here
 		client:   p.workerClient,
 		plugins:  p.plugins,
-		clientCA: machine.pki.ClusterCA.Cert,
+		clientCA: machine.pki.ClusterTrust,
 		serving:  machine.pki.KubeletServer,
 		publish:  p.api.Informers,
 	})

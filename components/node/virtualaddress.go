@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"net/url"
 	"os"
@@ -32,6 +33,24 @@ func (h *machine) certify(cfg *config.Server, vip netip.Addr) ([]string, error) 
 	if vip.IsValid() {
 		c.vip = vip
 	}
+	return h.certifyLocked(cfg)
+}
+
+// rotate calls do, which may change the rotation of the CAs, and brings the certificates of a running server in line. It
+// returns the names of changed files.
+func (h *machine) rotate(cfg *config.Server, do func() error) ([]string, error) {
+	c := &h.certificates
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := do(); err != nil {
+		return nil, err
+	}
+	changed, err := h.certifyLocked(cfg)
+	return changed, errors.Join(err, h.pluginUsers.renew())
+}
+
+func (h *machine) certifyLocked(cfg *config.Server) ([]string, error) {
+	c := &h.certificates
 	var further []string
 	if c.vip.IsValid() {
 		further = append(further, c.vip.String())

@@ -59,8 +59,9 @@ type workerOptions struct {
 // asNode is no identity: a component that calls the API as its node.
 const asNode = ""
 
-// worker adds the components that run pods on a machine: a server's own node, or an agent.
-func worker(b *builder, w workerOptions) {
+// worker adds the components that run pods on a machine: a server's own node, or an agent. It returns the kubelet; nil when
+// its options were refused.
+func worker(b *builder, w workerOptions) *kubelet.Server {
 	logFor := func(component string) logrus.FieldLogger { return logging.Component(w.log, component) }
 	recording := w.machine.nodeRecords(w.cfg.NodeName)
 	cfg, nodeIPs, clusterDNS := w.cfg, w.cfg.NodeIPs(), addresses(w.cluster.ClusterDNS)
@@ -135,7 +136,7 @@ func worker(b *builder, w workerOptions) {
 		Log:            logFor("storage"),
 	}))
 
-	b.add(kubelet.New(kubelet.Options{
+	node, err := kubelet.New(kubelet.Options{
 		RootDir:       cfg.KubeletRootDir,
 		StaticPodDir:  filepath.Join(cfg.DataDir, "agent", "static-pods"),
 		NodeName:      cfg.NodeName,
@@ -161,7 +162,8 @@ func worker(b *builder, w workerOptions) {
 		Client:                 w.client("kubelet", asNode),
 		Disconnect:             w.disconnect,
 		Log:                    logFor("kubelet"),
-	}))
+	})
+	b.add(node, err)
 
 	// Without a kubelet there is no Node to annotate.
 	b.with("kubelet").add(hostports.New(hostports.Options{Client: w.client("host-ports", asNode), NodeName: cfg.NodeName, Log: logFor("host-ports")}))
@@ -200,6 +202,7 @@ func worker(b *builder, w workerOptions) {
 		Certificates: func() ([]pki.Certificate, error) { return Certificates(cfg) },
 		Log:          logFor("status"),
 	}))
+	return node
 }
 
 // labels returns the labels with which the node registers.

@@ -292,11 +292,17 @@ func (r *Reset) removeDirs() []error {
 	return errs
 }
 
-// ownKubeconfig reports whether the admin kubeconfig is that of this cluster: it has its CA. Two servers may be
+// ownKubeconfig reports whether the admin kubeconfig is that of this cluster: it has its CAs. Two servers may be
 // configured with the same file, or one not to use the default.
 func (r *Reset) ownKubeconfig() bool {
-	ca, err := os.ReadFile(r.files.Path(filepath.Join(r.opts.DataDir, "server", "tls", "cluster-ca.crt")))
-	return err == nil && len(ca) > 0 && strings.Contains(r.files.Text(r.opts.Kubeconfig), base64.StdEncoding.EncodeToString(ca))
+	text := r.files.Text(r.opts.Kubeconfig)
+	for _, file := range []string{"cluster-trust.crt", "cluster-ca.crt"} { // a server of an older release has only the second
+		cas, err := os.ReadFile(r.files.Path(filepath.Join(r.opts.DataDir, "server", "tls", file)))
+		if err == nil && len(cas) > 0 && strings.Contains(text, base64.StdEncoding.EncodeToString(cas)) {
+			return true
+		}
+	}
+	return false
 }
 
 // remove deletes a path and everything below it. It refuses while something is mounted below: the content of a mount (a

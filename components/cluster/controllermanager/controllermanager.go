@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -117,6 +118,9 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	descriptors := app.NewControllerDescriptors()
 	// Its constructor has no client builder and is not exported: see tokens.go.
 	delete(descriptors, names.ServiceAccountTokenController)
+	for _, name := range rootCAControllers { // see rootca.go
+		delete(descriptors, name)
+	}
 	volumes := map[string]*app.ControllerDescriptor{}
 	for _, name := range volumeControllers {
 		volumes[name] = descriptors[name]
@@ -139,11 +143,11 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		return fmt.Errorf("build controllers: %w", err)
 	}
 	controllers = append(controllers, others...)
-	tokens, err := s.tokensController(ctx, cc.ControllerContext)
+	root, err := s.newRootCA(ctx, cc.ControllerContext, filepath.Dir(s.opts.PKI.ClusterTrust))
 	if err != nil {
 		return err
 	}
-	controllers = append(controllers, tokens)
+	controllers = append(controllers, root)
 
 	cc.InformerFactory.Start(ctx.Done())
 	cc.ObjectOrMetadataInformerFactory.Start(ctx.Done())

@@ -67,7 +67,7 @@ func TestOptions(t *testing.T) {
 	cluster, kubelet := pki.Pair{Cert: "cluster.crt", Key: "cluster.key"}, pki.Pair{Cert: "kubelet.crt", Key: "kubelet.key"}
 	s, err := New(Options{
 		ClusterCIDRs: []string{"10.42.0.0/16", "fd00:42::/56"}, ServiceCIDRs: []string{"10.43.0.0/16", "fd00:43::/112"},
-		PKI: &pki.Bundle{ClusterCA: cluster, KubeletCA: kubelet, ServiceAccountKey: "sa.key"},
+		PKI: &pki.Bundle{ClusterCA: cluster, ClusterTrust: "trust.crt", KubeletCA: kubelet, ServiceAccountKey: "sa.key"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -84,7 +84,7 @@ func TestOptions(t *testing.T) {
 		"signer of clients":            {signing.KubeAPIServerClientSignerConfiguration.CertFile, cluster.Cert},
 		"signer of others":             {signing.LegacyUnknownSignerConfiguration.CertFile, cluster.Cert},
 		"key of the service accounts":  {c.SAController.ServiceAccountKeyFile, "sa.key"},
-		"CA in Secrets of such tokens": {c.SAController.RootCAFile, cluster.Cert},
+		"CA in Secrets of such tokens": {c.SAController.RootCAFile, "trust.crt"},
 	} {
 		if pair[0] != pair[1] {
 			t.Errorf("%s: %q, want %q", what, pair[0], pair[1])

@@ -32,7 +32,7 @@ func upstreamConfig(o Options) (*config.Config, error) {
 	s.KubeCloudShared.ClusterCIDR = strings.Join(o.ClusterCIDRs, ",")
 	s.NodeIPAMController.ServiceCIDR = strings.Join(o.ServiceCIDRs, ",") // upstream splits it
 	s.SAController.ServiceAccountKeyFile = o.PKI.ServiceAccountKey
-	s.SAController.RootCAFile = o.PKI.ClusterCA.Cert
+	s.SAController.RootCAFile = o.PKI.ClusterTrust
 	signing := s.CSRSigningController
 	for signer, ca := range map[*csrsigningconfig.CSRSigningConfiguration]pki.Pair{
 		&signing.KubeletServingSignerConfiguration:      o.PKI.KubeletCA,

@@ -25,6 +25,7 @@ import (
 	"kubelith.io/kubelith/base/atomicfile"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/reconcile"
+	"kubelith.io/kubelith/base/watchdir"
 )
 
 // Options of the component.
@@ -34,8 +35,10 @@ type Options struct {
 	// Reusable enables this token, with which any number of machines can join. Without it there is no file, and
 	// machines join with tokens that an operator creates.
 	Reusable bool
-	// CA is the path of the CA certificate for the API server and the nodes.
-	CA string
+	// CA returns the certificates of the CAs of the API, in PEM: the first has signed what it serves with.
+	CA func() ([]byte, error)
+	// CADir is the directory whose changes may change what CA returns.
+	CADir string
 	// Server is where agents reach the API: https://ADDRESS:PORT.
 	Server string
 	// Cluster is what agents read after the server has admitted them.
@@ -97,7 +100,9 @@ const (
 	// checkEvery is how often everything is checked without an event; retry is the time after a failure.
 	checkEvery = 10 * time.Minute
 	retry      = 100 * time.Millisecond
-	retryLate  = 2 * time.Second
+	// settle is how long the CAs' files must be quiet before they are read again.
+	settle    = 500 * time.Millisecond
+	retryLate = 2 * time.Second
 )
 
 // Healthy implements lifecycle.Health: nothing takes too long.
@@ -118,6 +123,22 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 		return err
 	}
 	defer stop()
+	files := watchdir.New(watchdir.Options{Settle: settle, Poll: checkEvery, Log: s.opts.Log})
+	defer files.Close()
+	files.Add(s.opts.CADir)
+	ended := make(chan struct{})
+	var following sync.WaitGroup
+	defer func() { close(ended); following.Wait() }()
+	following.Go(func() {
+		for {
+			select {
+			case <-files.Changed():
+				changed.Send()
+			case <-ended:
+				return
+			}
+		}
+	})
 	announced := false
 	reconcile.Loop(ctx, changed, 0, func() time.Duration {
 		done := s.work.Begin("publishing the join token")
@@ -144,7 +165,7 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 }
 
 // watch returns a channel that signals deletions and changes of our objects by others, and a function that ends it.
-func (s *Server) watch(ctx context.Context) (<-chan struct{}, func(), error) {
+func (s *Server) watch(ctx context.Context) (reconcile.Signal, func(), error) {
 	changed := reconcile.NewSignal()
 	token := metav1.NamespaceSystem + "/" + bootstrapapi.BootstrapTokenSecretPrefix
 	handler := cache.ResourceEventHandlerFuncs{
@@ -210,13 +231,13 @@ func (s *Server) differs(c *corev1.ConfigMap) bool {
 
 // keep brings the file, the token's Secret and the published documents into the wanted state.
 func (s *Server) keep(ctx context.Context) error {
-	ca, err := os.ReadFile(s.opts.CA)
+	ca, err := s.opts.CA()
 	if err != nil {
 		return err
 	}
 	certs, err := certutil.ParseCertsPEM(ca)
 	if err != nil {
-		return fmt.Errorf("read the CA %s: %w", s.opts.CA, err)
+		return fmt.Errorf("read the CAs: %w", err)
 	}
 	if err := s.publish(ctx, s.opts.Cluster.Namespace, s.opts.Cluster.Name, map[string]string{s.opts.Cluster.Key: s.opts.Cluster.Value}); err != nil {
 		return err

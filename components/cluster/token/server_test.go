@@ -82,7 +82,7 @@ func (n *node) run(t *testing.T, f func()) {
 	log, hook := test.NewNullLogger()
 	n.log = hook
 	s := newServer(Options{
-		File: n.file(), Reusable: !n.noToken, CA: filepath.Join(n.dir, "ca.crt"), Server: "https://192.0.2.1:6443",
+		File: n.file(), Reusable: !n.noToken, CA: func() ([]byte, error) { return os.ReadFile(filepath.Join(n.dir, "ca.crt")) }, CADir: n.dir, Server: "https://192.0.2.1:6443",
 		Cluster:   Document{Namespace: "kube-system", Name: "kubelith-cluster", Key: "cluster.json", Value: `{"kind":"ClusterInfo"}`},
 		Informers: func() informers.SharedInformerFactory { return shared },
 		Log:       log,

@@ -69,8 +69,8 @@ func (srv *Server) complete() error {
 	s.Features.EnableProfiling = false
 
 	s.Authentication.Anonymous.Allow = false // see trustProcess
-	s.Authentication.ClientCert.ClientCA = o.PKI.ClusterCA.Cert
-	s.Authentication.RequestHeader.ClientCAFile = o.PKI.FrontProxyCA.Cert
+	s.Authentication.ClientCert.ClientCA = o.PKI.ClusterTrust
+	s.Authentication.RequestHeader.ClientCAFile = o.PKI.FrontProxyTrust
 	s.Authentication.RequestHeader.AllowedNames = []string{"front-proxy-client"}
 	s.Authentication.RequestHeader.UsernameHeaders = []string{"X-Remote-User"}
 	s.Authentication.RequestHeader.UIDHeaders = []string{"X-Remote-Uid"}

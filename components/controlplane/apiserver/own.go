@@ -25,6 +25,7 @@ func ownObjects(o *Options) []runtime.Object {
 		allowKubeletClient(),
 		allowDNS(),
 		allowEncryption(),
+		allowCARotation(),
 		allowManifests(),
 		allowMetrics(),
 		allowPlugins(),

@@ -17,12 +17,9 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -36,6 +33,7 @@ import (
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/base/reconcile"
+	"kubelith.io/kubelith/base/sealed"
 )
 
 const (
@@ -59,8 +57,8 @@ type Options struct {
 	Servers func() []string
 	// Leads reports whether this server's etcd leads.
 	Leads func() bool
-	// Identity returns the certificate with which this server calls others, and the CA that they are verified against.
-	Identity func() (tls.Certificate, *x509.Certificate, error)
+	// Identity returns the certificate with which this server calls others, and the CAs that they are verified against.
+	Identity sealed.Identity
 	// Loaded reports whether the API server uses the file with this hash, which is upstream's.
 	Loaded func(hash string) bool
 	// Client acts as client.Encryption.
@@ -125,9 +123,9 @@ func (s *Server) look(ctx context.Context) time.Duration {
 	switch {
 	case err == nil || ctx.Err() != nil || apierrors.IsConflict(err): // another server was faster
 	case active:
-		problem = "the rotation of the key for Secrets waits: " + oneLine(err)
+		problem = "the rotation of the key for Secrets waits: " + sealed.OneLine(err)
 	default:
-		problem = "cannot report which key for Secrets this server uses: " + oneLine(err)
+		problem = "cannot report which key for Secrets this server uses: " + sealed.OneLine(err)
 	}
 	if s.said.News("", problem) {
 		s.opts.Log.Warn(problem)
@@ -240,7 +238,7 @@ func (s *Server) change(do func([]pki.EncryptionKey) []pki.EncryptionKey) error 
 // report returns what this server's API server does: what it did before, until it has loaded the file.
 func (s *Server) report(problem error, before Report) Report {
 	if problem != nil {
-		before.Problem = oneLine(problem)
+		before.Problem = sealed.OneLine(problem)
 		return before
 	}
 	s.file.Lock()
@@ -248,7 +246,7 @@ func (s *Server) report(problem error, before Report) Report {
 	hash, hashErr := encryptionconfig.GetEncryptionConfigHash(s.opts.File)
 	s.file.Unlock()
 	if err = errors.Join(err, hashErr); err != nil {
-		before.Problem = oneLine(err)
+		before.Problem = sealed.OneLine(err)
 		return before
 	}
 	if hash != s.loaded {
@@ -276,8 +274,6 @@ func with(keys []pki.EncryptionKey, key pki.EncryptionKey) []pki.EncryptionKey {
 	}
 	return append(slices.Clone(keys), key)
 }
-
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 // keyOf returns the name of the key that encrypts a value in etcd; empty: none, it is in plain text.
 func keyOf(value []byte) string {

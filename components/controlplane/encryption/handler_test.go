@@ -22,6 +22,7 @@ import (
 
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/sealed"
 )
 
 func newServer(t *testing.T, name string, keys ...string) *Server {
@@ -65,14 +66,18 @@ func TestKeyOfAnotherServer(t *testing.T) {
 	address := strings.TrimPrefix(api.URL, "https://")
 
 	who = user.DefaultInfo{Name: names.ServerUserPrefix + "b", Groups: []string{names.Servers}}
-	got, err := ask(t.Context(), client, address, "new")
+	ask := func(key string) (got pki.EncryptionKey, err error) {
+		err = sealed.Ask(t.Context(), client, address, KeyPath, key, &got)
+		return got, err
+	}
+	got, err := ask("new")
 	if err != nil || got != keysOf("new")[0] {
 		t.Errorf("%v, %v", got, err)
 	}
 	if text := body.String(); strings.Contains(text, "of new") || strings.Contains(text, "secret") {
 		t.Errorf("the key is readable: %s", text)
 	}
-	if _, err := ask(t.Context(), client, address, "other"); err == nil || !strings.Contains(err.Error(), "server a does not have the key other") {
+	if _, err := ask("other"); err == nil || !strings.Contains(err.Error(), "server a does not have the key other") {
 		t.Errorf("a key that it does not have: %v", err)
 	}
 	for _, other := range []user.DefaultInfo{
@@ -82,7 +87,7 @@ func TestKeyOfAnotherServer(t *testing.T) {
 		{Name: names.ServerUserPrefix + "b"},
 	} {
 		who = other
-		if got, err := ask(t.Context(), client, address, "new"); err == nil {
+		if got, err := ask("new"); err == nil {
 			t.Errorf("%v got %v", other, got)
 		}
 	}

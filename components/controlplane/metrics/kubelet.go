@@ -35,25 +35,14 @@ type kubelets struct {
 
 var _ client.KubeletMetricsGetter = (*kubelets)(nil)
 
-// newKubelets reads the CAs. The certificate is read for each connection, so that a renewed one is used.
+// newKubelets checks the CAs. They and the certificate are read for each connection, so that renewed ones are used.
 func newKubelets(o Options, nodes corelisters.NodeLister) (*kubelets, error) {
-	pem, err := os.ReadFile(o.PKI.KubeletTrust)
-	if err != nil {
-		return nil, fmt.Errorf("read the kubelets' CAs: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("the kubelets' CAs: %s contains no certificate", o.PKI.KubeletTrust)
+	if _, err := kubeletCAs(o.PKI.KubeletTrust); err != nil {
+		return nil, err
 	}
 	transport := &http.Transport{ // nodes are never behind a proxy
-		DialContext: o.Dial,
-		TLSClientConfig: &tls.Config{
-			MinVersion: tls.VersionTLS12,
-			RootCAs:    pool,
-			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-				pair, err := tls.LoadX509KeyPair(o.PKI.KubeletClient.Cert, o.PKI.KubeletClient.Key)
-				return &pair, err
-			},
+		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return dialKubelet(ctx, o, network, address)
 		},
 		IdleConnTimeout:    4 * resolution,
 		DisableCompression: true, // one of the kubelets is in this process
@@ -65,6 +54,51 @@ func newKubelets(o Options, nodes corelisters.NodeLister) (*kubelets, error) {
 		},
 		nodes: nodes, log: o.Log, failing: map[string]bool{},
 	}, nil
+}
+
+func kubeletCAs(path string) (*x509.CertPool, error) {
+	pem, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the kubelets' CAs: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("the kubelets' CAs: %s contains no certificate", path)
+	}
+	return pool, nil
+}
+
+// dialKubelet connects with the CAs and the certificate as they are now.
+func dialKubelet(ctx context.Context, o Options, network, address string) (net.Conn, error) {
+	roots, err := kubeletCAs(o.PKI.KubeletTrust)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := tls.LoadX509KeyPair(o.PKI.KubeletClient.Cert, o.PKI.KubeletClient.Key)
+	if err != nil {
+		return nil, err
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	dial := o.Dial
+	if dial == nil {
+		dial = (&net.Dialer{}).DialContext
+	}
+	conn, err := dial(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	secure := tls.Client(conn, &tls.Config{
+		MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: host,
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil },
+	})
+	if err := secure.HandshakeContext(ctx); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return secure, nil
 }
 
 // GetMetrics implements client.KubeletMetricsGetter. A failure is logged here, when it is no single one, and is no error to

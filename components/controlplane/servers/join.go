@@ -90,16 +90,16 @@ func (n *Newcomer) Return(former *Membership) { n.former, n.servers = former, fo
 // client verifies the server as one of the cluster, and has this machine's credentials.
 func (n *Newcomer) client() (*http.Client, error) {
 	config := &tls.Config{ServerName: "kubernetes", MinVersion: tls.VersionTLS12}
-	ca := n.ca
 	if n.former != nil {
-		cert, own, err := pki.ServerClient(n.TLSDir, n.Name, time.Now())
+		cert, roots, err := pki.ServerClient(n.TLSDir, n.Name, time.Now())
 		if err != nil {
 			return nil, err
 		}
-		config.Certificates, ca = []tls.Certificate{cert}, own
+		config.Certificates, config.RootCAs = []tls.Certificate{cert}, roots
+	} else {
+		config.RootCAs = x509.NewCertPool()
+		config.RootCAs.AddCert(n.ca)
 	}
-	config.RootCAs = x509.NewCertPool()
-	config.RootCAs.AddCert(ca)
 	return &http.Client{
 		Timeout:       admitTimeout,
 		Transport:     &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}, // no proxy
@@ -226,6 +226,10 @@ func (n *Newcomer) askOne(ctx context.Context, client *http.Client, server strin
 		var why *url.Error
 		if errors.As(err, &why) {
 			err = why.Err
+		}
+		var unknown x509.UnknownAuthorityError
+		if n.former != nil && errors.As(err, &unknown) {
+			return nil, Refusal("the cluster has replaced its CA while this server was away: start it with --server and --token-file, with a token from kubelith token create --usages server")
 		}
 		return nil, fmt.Errorf("the server %s does not answer (%w)", server, err)
 	}

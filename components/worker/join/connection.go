@@ -10,6 +10,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -21,9 +22,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/certificate"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/renewal"
 )
 
 const (
@@ -49,6 +52,7 @@ type Connection struct {
 	// learned receives the cluster's settings when they change; it holds the latest.
 	received chan []byte
 	settle   time.Duration // see settleFor
+	manager  atomic.Pointer[renewal.Manager]
 }
 
 var _ lifecycle.Component = (*Connection)(nil)
@@ -77,6 +81,40 @@ func (c *Connection) Dial(ctx context.Context, server string) (net.Conn, error) 
 	return c.way.dialOne(ctx, server)
 }
 
+// Trust sets the CAs of the API, in PEM, for new connections and later starts.
+func (c *Connection) Trust(cas []byte) error {
+	parsed, err := cert.ParseCertsPEM(cas)
+	if err != nil {
+		return fmt.Errorf("the CAs of the API: %w", err)
+	}
+	before := c.way.trusted()
+	if slices.EqualFunc(parsed, before, (*x509.Certificate).Equal) {
+		return nil
+	}
+	if err := c.store.trust(cas, before); err != nil {
+		return err
+	}
+	c.way.trust(parsed)
+	return nil
+}
+
+// Certificate returns the node's; nil before Run.
+func (c *Connection) Certificate() *x509.Certificate {
+	if m := c.manager.Load(); m != nil {
+		return m.Leaf()
+	}
+	return nil
+}
+
+// Renew requests another certificate of the node, and waits until it is in use.
+func (c *Connection) Renew(ctx context.Context) error {
+	m := c.manager.Load()
+	if m == nil {
+		return errors.New("the connection to the API has not started yet")
+	}
+	return m.Renew(ctx)
+}
+
 // Name implements lifecycle.Component.
 func (c *Connection) Name() string { return "connection" }
 
@@ -94,6 +132,7 @@ func (c *Connection) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
+	c.manager.Store(manager)
 	manager.Start() // until ctx ends
 	defer manager.Stop()
 	defer c.watch(ctx, client)()
@@ -130,15 +169,15 @@ func (c *Connection) Run(ctx context.Context, ready func()) error {
 }
 
 // certificates renews the node's certificate when most of its life is over.
-func (c *Connection) certificates(ctx context.Context, client kubernetes.Interface) (certificate.Manager, error) {
-	store, err := c.store.certificates(func(cert *tls.Certificate) {
-		c.way.use(cert)
-		c.opts.Log.Infof("the node has a new certificate, valid until %s", stamp(cert.Leaf.NotAfter))
+func (c *Connection) certificates(ctx context.Context, client kubernetes.Interface) (*renewal.Manager, error) {
+	store, err := c.store.certificates(func(next *tls.Certificate) {
+		c.way.use(next)
+		c.opts.Log.Infof("the node has a new certificate, valid until %s", stamp(next.Leaf.NotAfter))
 	})
 	if err != nil {
 		return nil, err
 	}
-	manager, err := certificate.NewManager(&certificate.Config{
+	manager, err := renewal.New(certificate.Config{
 		ClientsetFn:      func(*tls.Certificate) (kubernetes.Interface, error) { return client, nil },
 		Template:         &x509.CertificateRequest{Subject: subject(c.opts.NodeName)},
 		SignerName:       certificatesv1.KubeAPIServerClientKubeletSignerName,

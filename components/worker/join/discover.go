@@ -130,7 +130,7 @@ func pinned(kubeconfig, hash string) (*x509.Certificate, error) {
 			}
 		}
 	}
-	return nil, refusal{errors.New("the server's CA is not the token's: the token is for another cluster, or the connection is intercepted; check --server and the token"), otherCA}
+	return nil, refusal{errors.New("the server's CA is not the token's: the token is for another cluster or from before the CA was replaced, or the connection is intercepted; check --server and the token"), otherCA}
 }
 
 // checkClock compares the clocks: with a different time certificates would not be valid yet, or no longer.

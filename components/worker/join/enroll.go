@@ -64,7 +64,7 @@ func (c *Cluster) Join(ctx context.Context, addresses []string) (_ *Connection, 
 	if err != nil {
 		return nil, err
 	}
-	cert, err := c.store.save(made, membershipPEM{ca: c.way.ca, settings: c.settings, cert: certPEM, key: keyPEM})
+	cert, err := c.store.save(made, membershipPEM{cas: c.way.trusted(), settings: c.settings, cert: certPEM, key: keyPEM})
 	if err != nil {
 		return nil, err
 	}

@@ -150,6 +150,9 @@ func Find(ctx context.Context, o Options) (*Cluster, error) {
 	if err := c.fits(known, given); err != nil {
 		return nil, err
 	}
+	if given != nil && slices.Contains(known.former, given.CAHash) { // it was of use once
+		given = nil
+	}
 	if now := time.Now(); now.After(known.cert.Leaf.NotAfter) {
 		if given == nil {
 			return nil, fmt.Errorf("the node's certificate expired at %s (the clock says %s): join again with a token, created with kubelith token create on the server",
@@ -162,7 +165,8 @@ func Find(ctx context.Context, o Options) (*Cluster, error) {
 
 // fits checks the stored cluster against the options.
 func (c *Cluster) fits(known *membership, given *token.Token) error {
-	if given != nil && given.CAHash != token.SPKIHash(known.ca) {
+	ofToken := func(ca *x509.Certificate) bool { return token.SPKIHash(ca) == given.CAHash }
+	if given != nil && !slices.ContainsFunc(known.cas, ofToken) && !slices.Contains(known.former, given.CAHash) {
 		return fmt.Errorf("%s belongs to a node of another cluster than the token: run kubelith reset --data first, or use another --data-dir", c.opts.DataDir)
 	}
 	if name := known.cert.Leaf.Subject.CommonName; name != commonName(c.opts.NodeName) {
@@ -190,7 +194,7 @@ func (c *Cluster) contact(ctx context.Context, t *token.Token) error {
 		return err
 	}
 	c.token = t
-	c.way = newTransport(newBalancer(host(c.opts.Server), nil, c.opts.Log), ca, nil)
+	c.way = newTransport(newBalancer(host(c.opts.Server), nil, c.opts.Log), []*x509.Certificate{ca}, nil)
 	client, err := c.bootstrapClient()
 	if err != nil {
 		return err
@@ -268,7 +272,7 @@ func (c *Cluster) readSettings(ctx context.Context, client kubernetes.Interface)
 // without the server. A removed node joins again if it was given a token.
 func (c *Cluster) refresh(parent context.Context, known *membership, given *token.Token) error {
 	c.settings = known.settings
-	c.way = newTransport(newBalancer(host(c.opts.Server), known.servers, c.opts.Log), known.ca, known.cert)
+	c.way = newTransport(newBalancer(host(c.opts.Server), known.servers, c.opts.Log), known.cas, known.cert)
 	ctx, cancel := context.WithTimeout(parent, refreshTimeout)
 	defer cancel()
 	config := restConfig(c.way, "join")
@@ -294,7 +298,7 @@ func (c *Cluster) refresh(parent context.Context, known *membership, given *toke
 	case apierrors.IsUnauthorized(err):
 		c.opts.Log.Warn(shutOut)
 	case errors.As(err, &foreign) && errors.As(err, &unknown):
-		return fmt.Errorf("the server %s does not belong to the cluster that this machine has joined: set --server to one that does, or run kubelith reset --data to join another cluster", c.opts.Server)
+		return fmt.Errorf("the server %s does not belong to the cluster that this machine has joined: set --server to one that does, or run kubelith reset --data to join another cluster, or this one after it has replaced its CA", c.opts.Server)
 	default:
 		c.opts.Log.Warnf("the server does not answer, the node starts with its stored settings: %v", err)
 	}

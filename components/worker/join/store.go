@@ -21,6 +21,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubelith.io/kubelith/base/atomicfile"
+	"kubelith.io/kubelith/components/cluster/token"
 )
 
 // store is what an agent keeps in its data directory:
@@ -28,7 +29,8 @@ import (
 //	agent/identity.key             key by which the server recognises this machine
 //	agent/cluster.json             the cluster's settings
 //	agent/servers.json             addresses of the servers
-//	agent/pki/cluster-ca.crt       the cluster's CA
+//	agent/pki/cluster-ca.crt       the cluster's CA; two while it is replaced
+//	agent/former-cas.json          the hashes of CAs that were replaced: the agent may still be started with a token of then
 //	agent/pki/client-current.pem   the node's certificate and its key; written last: with it the machine has joined
 type store struct{ dataDir string }
 
@@ -39,6 +41,7 @@ func (s store) path(elements ...string) string {
 func (s store) identity() string   { return s.path("identity.key") }
 func (s store) settings() string   { return s.path("cluster.json") }
 func (s store) servers() string    { return s.path("servers.json") }
+func (s store) formerCAs() string  { return s.path("former-cas.json") }
 func (s store) pki() string        { return s.path("pki") }
 func (s store) ca() string         { return s.path("pki", "cluster-ca.crt") }
 func (s store) clientCert() string { return s.path("pki", "client-current.pem") }
@@ -53,7 +56,8 @@ func (s store) exists(path string) bool {
 
 // membership is what an earlier join stored.
 type membership struct {
-	ca       *x509.Certificate
+	cas      []*x509.Certificate
+	former   []string         // see formerCAs
 	cert     *tls.Certificate // perhaps expired
 	settings []byte
 	servers  []string
@@ -84,14 +88,13 @@ func (s store) load() (*membership, error) {
 		}
 	}
 	m.cert = &pair
-	cas, err := cert.CertsFromFile(s.ca())
-	if err != nil {
+	if m.cas, err = cert.CertsFromFile(s.ca()); err != nil {
 		return nil, damaged(err)
 	}
-	m.ca = cas[0]
 	if m.settings, err = os.ReadFile(s.settings()); err != nil {
 		return nil, damaged(err)
 	}
+	m.former = s.former()
 	// Without the stored servers there is still --server.
 	if text, err := os.ReadFile(s.servers()); err == nil {
 		_ = json.Unmarshal(text, &m.servers)
@@ -99,20 +102,53 @@ func (s store) load() (*membership, error) {
 	return m, nil
 }
 
+// former returns the hashes of CAs that were replaced.
+func (s store) former() (hashes []string) {
+	if text, err := os.ReadFile(s.formerCAs()); err == nil {
+		_ = json.Unmarshal(text, &hashes) // a damaged file is as none: a token of then is refused
+	}
+	return hashes
+}
+
+// trust stores other CAs of the API, and remembers those before.
+func (s store) trust(pem []byte, before []*x509.Certificate) error {
+	after, err := cert.ParseCertsPEM(pem)
+	if err != nil {
+		return err
+	}
+	known := s.former()
+	for _, ca := range before {
+		if hash := token.SPKIHash(ca); !slices.ContainsFunc(after, ca.Equal) && !slices.Contains(known, hash) {
+			known = append(known, hash)
+		}
+	}
+	text, err := json.Marshal(known)
+	if err != nil {
+		return err
+	}
+	if err := s.replace(s.formerCAs(), append(text, '\n')); err != nil {
+		return err
+	}
+	return s.replace(s.ca(), pem)
+}
+
 // membershipPEM is the result of a join.
 type membershipPEM struct {
-	ca        *x509.Certificate
+	cas       []*x509.Certificate
 	settings  []byte
 	cert, key []byte
 }
 
 // save stores it, the certificate last, and returns the certificate.
 func (s store) save(made *journal, m membershipPEM) (*tls.Certificate, error) {
-	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: m.ca.Raw})
+	var cas []byte
+	for _, ca := range m.cas {
+		cas = append(cas, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})...)
+	}
 	for _, file := range []struct {
 		path string
 		data []byte
-	}{{s.ca(), ca}, {s.settings(), m.settings}} {
+	}{{s.ca(), cas}, {s.settings(), m.settings}} {
 		if err := made.write(file.path, file.data); err != nil {
 			return nil, err
 		}

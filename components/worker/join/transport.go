@@ -21,17 +21,17 @@ const serverName = "kubernetes"
 
 // transport sends requests to the API with the newest certificate of the node.
 //
-// A new certificate starts a new generation of connections. A connection of the old generation is closed after its last
+// A new certificate, or other CAs of the API, start a new generation of connections. A connection of the old generation is closed after its last
 // request: the API server checks a certificate when a request begins, so a watch outlives the certificate that it began
 // with. (client-go and the kubelet close all connections instead, and with them every watch.)
 type transport struct {
 	balancer *balancer
-	ca       *x509.Certificate
 
 	current atomic.Pointer[generation]
 	refused atomic.Bool // the server has refused the node's certificate since the last read
 
 	mu  sync.Mutex
+	cas []*x509.Certificate // of the API
 	old []*generation
 }
 
@@ -44,15 +44,18 @@ type generation struct {
 var _ http.RoundTripper = (*transport)(nil)
 
 // newTransport has no client certificate when cert is nil.
-func newTransport(b *balancer, ca *x509.Certificate, cert *tls.Certificate) *transport {
-	t := &transport{balancer: b, ca: ca}
+func newTransport(b *balancer, cas []*x509.Certificate, cert *tls.Certificate) *transport {
+	t := &transport{balancer: b, cas: cas}
 	t.current.Store(t.generation(cert))
 	return t
 }
 
+// generation is for one caller at a time.
 func (t *transport) generation(cert *tls.Certificate) *generation {
 	roots := x509.NewCertPool()
-	roots.AddCert(t.ca)
+	for _, ca := range t.cas {
+		roots.AddCert(ca)
+	}
 	config := &tls.Config{RootCAs: roots, ServerName: serverName, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12}
 	if cert != nil {
 		config.Certificates = []tls.Certificate{*cert}
@@ -102,11 +105,30 @@ func (t *transport) CloseIdleConnections() { t.current.Load().CloseIdleConnectio
 
 // use sends new requests with another certificate.
 func (t *transport) use(cert *tls.Certificate) {
-	old := t.current.Swap(t.generation(cert))
 	t.mu.Lock()
-	t.old = append(t.old, old)
+	t.old = append(t.old, t.current.Swap(t.generation(cert)))
 	t.mu.Unlock()
 	t.retire()
+}
+
+// trust verifies new connections with these CAs.
+func (t *transport) trust(cas []*x509.Certificate) {
+	t.mu.Lock()
+	var cert *tls.Certificate
+	if has := t.current.Load().config.Certificates; len(has) > 0 {
+		cert = &has[0]
+	}
+	t.cas = cas
+	t.old = append(t.old, t.current.Swap(t.generation(cert)))
+	t.mu.Unlock()
+	t.retire()
+}
+
+// trusted returns the CAs of the API.
+func (t *transport) trusted() []*x509.Certificate {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.cas
 }
 
 // retire closes idle connections of old generations, and forgets generations without connections. It is called until

@@ -3,7 +3,7 @@
 //
 // It is upstream's kubelet, started through the exported app.Run with typed options. Upstream's client certificates and
 // their rotation are not used: a server needs none, and upstream's rotation closes all connections. The serving
-// certificate is given on a server, and requested by upstream's code on an agent.
+// certificate is given on a server, and requested on an agent (serving.go).
 //
 // Upstream ends the process with os.Exit on a dozen conditions. Those that a user can cause are checked before anything
 // is started: the ports and the cgroups by host/preflight, the files that flags name by New.
@@ -21,6 +21,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -36,6 +37,7 @@ import (
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/renewal"
 )
 
 // Options configures the node.
@@ -99,6 +101,7 @@ func (o Options) inProcess() bool { return o.Disconnect == nil }
 type Server struct {
 	opts     Options
 	upstream *options.KubeletServer
+	serving  atomic.Pointer[renewal.Manager] // the serving certificate that it requests; nil: before Run, or it has one
 }
 
 var _ lifecycle.Component = (*Server)(nil)
@@ -150,6 +153,13 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	deps, err := s.dependencies(ctx)
 	if err != nil {
 		return err
+	}
+	if s.opts.requestsServing() {
+		end, err := s.requestServing(ctx, deps)
+		if err != nil {
+			return err
+		}
+		defer end()
 	}
 	waiting, stop := context.WithCancel(ctx)
 	var beside sync.WaitGroup

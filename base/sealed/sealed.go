@@ -1,0 +1,197 @@
+// Package sealed is how a server gets a secret from another one: by name, in an answer that only it can decrypt. Secrets
+// so travel from server to server, and never are in etcd.
+package sealed
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"filippo.io/age"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/client-go/kubernetes"
+
+	"kubelith.io/kubelith/base/names"
+)
+
+const (
+	// fetchTimeout bounds the request to one server.
+	fetchTimeout = 5 * time.Second
+	// maxMessage bounds a request and its answer, in bytes.
+	maxMessage = 64 << 10
+)
+
+// Identity returns the certificate with which a server calls others, and the CAs that they are verified against.
+type Identity func() (tls.Certificate, *x509.CertPool, error)
+
+// Refusal is why a request is not met; it is for a person.
+type Refusal string
+
+func (r Refusal) Error() string { return string(r) }
+
+// request is what a server sends, and answer what it gets.
+type request struct {
+	Key       string `json:"key"`       // the name of the secret
+	Recipient string `json:"recipient"` // a public key of age, made for this request
+}
+
+type answer struct {
+	Sealed []byte `json:"sealed"` // the secret in JSON, encrypted for the recipient
+}
+
+// Fetch asks the servers of the cluster, at a path of their API, for a secret until one has it, and decodes it into secret.
+func Fetch(ctx context.Context, cs kubernetes.Interface, identity Identity, path, name string, secret any) error {
+	slice, err := cs.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	cert, roots, err := identity()
+	if err != nil {
+		return err
+	}
+	client := &http.Client{Timeout: fetchTimeout, Transport: &http.Transport{ // no proxy
+		TLSClientConfig:   &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: roots, ServerName: "kubernetes", MinVersion: tls.VersionTLS12},
+		DisableKeepAlives: true,
+	}}
+	last := errors.New("no server is known")
+	for _, port := range slice.Ports {
+		for _, endpoint := range slice.Endpoints {
+			for _, address := range endpoint.Addresses {
+				if port.Port == nil {
+					continue
+				}
+				if last = Ask(ctx, client, net.JoinHostPort(address, strconv.Itoa(int(*port.Port))), path, name, secret); last == nil {
+					return nil
+				}
+			}
+		}
+	}
+	return last
+}
+
+// Ask asks the server at an address, HOST:PORT.
+func Ask(ctx context.Context, client *http.Client, address, path, name string, secret any) error {
+	identity, err := age.GenerateX25519Identity()
+	if err != nil {
+		return err
+	}
+	body, err := json.Marshal(request{Key: name, Recipient: identity.Recipient().String()})
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+address+path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	response, err := client.Do(req)
+	if err != nil {
+		var why *url.Error
+		if errors.As(err, &why) {
+			err = why.Err
+		}
+		return fmt.Errorf("%s does not answer: %w", address, err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxMessage))
+	if err != nil {
+		return err
+	}
+	if response.StatusCode != http.StatusOK {
+		var no metav1.Status
+		if json.Unmarshal(text, &no) == nil && no.Message != "" {
+			return fmt.Errorf("%s: %s", address, no.Message)
+		}
+		return fmt.Errorf("%s: HTTP %d", address, response.StatusCode)
+	}
+	var a answer
+	if err := json.Unmarshal(text, &a); err != nil {
+		return err
+	}
+	plain, err := age.Decrypt(bytes.NewReader(a.Sealed), identity)
+	if err != nil {
+		return err
+	}
+	return json.NewDecoder(io.LimitReader(plain, maxMessage)).Decode(secret)
+}
+
+// Give serves one request of Fetch, to a server of the cluster only. The request has been authorized; find returns the
+// secret with a name.
+func Give(w http.ResponseWriter, req *http.Request, servers []string, find func(name string) (any, error)) {
+	sealed, err := give(req, servers, find)
+	Answer(w, sealed, err)
+}
+
+func give(req *http.Request, servers []string, find func(name string) (any, error)) (*answer, error) {
+	who, ok := apirequest.UserFrom(req.Context())
+	if !ok || !slices.Contains(who.GetGroups(), names.Servers) {
+		return nil, Refusal("only servers get keys")
+	}
+	name, ok := strings.CutPrefix(who.GetName(), names.ServerUserPrefix)
+	if !ok || !slices.Contains(servers, name) {
+		return nil, Refusal(fmt.Sprintf("%s is no server of the cluster", who.GetName()))
+	}
+	var r request
+	if err := json.NewDecoder(io.LimitReader(req.Body, maxMessage)).Decode(&r); err != nil {
+		return nil, Refusal(fmt.Sprintf("the request cannot be read: %v", err))
+	}
+	recipient, err := age.ParseX25519Recipient(r.Recipient)
+	if err != nil {
+		return nil, Refusal(fmt.Sprintf("the key for the answer cannot be read: %v", err))
+	}
+	secret, err := find(r.Key)
+	if err != nil {
+		return nil, err
+	}
+	plain, err := json.Marshal(secret)
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	w, err := age.Encrypt(&out, recipient)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := w.Write(plain); err != nil {
+		return nil, err
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	return &answer{out.Bytes()}, nil
+}
+
+// Answer sends v or, as clients of the API expect it, a Status with the error.
+func Answer(w http.ResponseWriter, v any, err error) {
+	status := http.StatusOK
+	if err != nil {
+		var no Refusal
+		failed := apierrors.NewInternalError(err).Status()
+		if errors.As(err, &no) {
+			failed = apierrors.NewConflict(schema.GroupResource{Resource: "keys"}, "", err).Status()
+		}
+		failed.TypeMeta, failed.Message = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, OneLine(err)
+		v, status = failed, int(failed.Code)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v) // the client is gone
+}
+
+// OneLine returns an error as a single line.
+func OneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

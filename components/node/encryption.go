@@ -28,7 +28,9 @@ func rotationOfKeys(p *plane, store *etcd.Server, socket string) (*encryption.Se
 		Prefix:  upstream.StorageConfig.Prefix,
 		Servers: func() (names []string) {
 			for _, m := range store.Members() {
-				names = append(names, m.Name)
+				if !m.Witness { // it has no keys for Secrets
+					names = append(names, m.Name)
+				}
 			}
 			return names
 		},

@@ -132,6 +132,8 @@ install_binary() {
 # is_kind KIND: succeeds if the configuration file has this kind or does not exist.
 is_kind() { [ ! -f "$CONFIG" ] || grep -Eq "^kind: *[\"']?$1" "$CONFIG"; }
 
+is_witness() { grep -Eqs '^witness: *true' "$CONFIG"; }
+
 # setting KEY VALUE [OTHER]: sets KEY in the configuration file and removes OTHER.
 setting() {
 	(
@@ -268,11 +270,15 @@ install_openrc() {
 
 restart_openrc() {
 	errors_before=$(errors_openrc)
+	votes_before=$(votes_openrc)
 	rc-service "$NAME" restart
 }
 
 # errors_openrc prints how often the process has ended with an error, one line each in its log.
 errors_openrc() { grep -c '^kubelith: ' "/var/log/$NAME.log" 2>/dev/null || true; }
+
+# votes_openrc prints how often the log says that the witness has a vote.
+votes_openrc() { grep -c 'this witness has all data, and a vote' "/var/log/$NAME.log" 2>/dev/null || true; }
 
 # ready_openrc: 0 if the service is ready, 1 if it is not ready yet, 2 if it keeps failing. OpenRC does not know when the
 # process is ready. The kubelet's health port is open then, unless it is disabled or has another port.
@@ -280,7 +286,12 @@ ready_openrc() {
 	errors=$(errors_openrc)
 	[ "$((${errors:-0} - ${errors_before:-0}))" -lt 5 ] || return 2
 	rc-service --quiet "$NAME" status >/dev/null 2>&1 || return 1
-	! grep -Eqs 'healthz|disable.*kubelet|- kubelet|^witness: *true' "$CONFIG" || return 0
+	if is_witness; then
+		votes=$(votes_openrc)
+		[ "${votes:-0}" -gt "${votes_before:-0}" ] || return 1
+		return 0
+	fi
+	! grep -Eqs 'healthz|disable.*kubelet|- kubelet' "$CONFIG" || return 0
 	grep -Eqs ':2808 [0-9A-F]*:0000 0A' /proc/net/tcp
 }
 
@@ -360,7 +371,7 @@ else
 fi
 
 # A witness runs etcd only, which needs nothing of the distribution.
-[ "$WITNESS" = yes ] || grep -Eqs '^witness: *true' "$CONFIG" || install_prerequisites
+[ "$WITNESS" = yes ] || is_witness || install_prerequisites
 install_binary "$BINARY"
 if [ "$NAME" = kubelith-agent ]; then
 	configure AgentConfig

@@ -9,7 +9,7 @@ set -eu
 
 usage() {
 	cat <<'USAGE'
-usage: install.sh [--server URL --token-file FILE] [--node-ip ADDRESS] [--no-start] [BINARY]
+usage: install.sh [--server URL --token-file FILE [--witness]] [--node-ip ADDRESS] [--no-start] [BINARY]
        install.sh --agent [--server URL] [--token-file FILE] [--node-ip ADDRESS] [--no-start] [BINARY]
 
 Installs BINARY (default: ./bin/kubelith or ./kubelith, here or in this script's directory) as
@@ -19,6 +19,7 @@ Installs BINARY (default: ./bin/kubelith or ./kubelith, here or in this script's
   --server URL       a server of the cluster to join, https://HOST:6443; without it and --agent, a new cluster
   --token-file FILE  join token, created on the server with 'kubelith token create', for a further server with
                      --usages server; not needed once the machine has joined
+  --witness          run etcd only, as the third vote of two servers; see docs/servers.md
   --node-ip ADDRESS  address at which other nodes reach this machine, one per IP family, separated by a comma
                      (default: that of the default route's interface)
   --no-start         install and enable the service, but do not start or restart it
@@ -131,6 +132,8 @@ install_binary() {
 # is_kind KIND: succeeds if the configuration file has this kind or does not exist.
 is_kind() { [ ! -f "$CONFIG" ] || grep -Eq "^kind: *[\"']?$1" "$CONFIG"; }
 
+is_witness() { grep -Eqs '^witness: *true' "$CONFIG"; }
+
 # setting KEY VALUE [OTHER]: sets KEY in the configuration file and removes OTHER.
 setting() {
 	(
@@ -149,6 +152,7 @@ configure() {
 	# Quoted: YAML misreads some IPv6 addresses.
 	[ -z "$NODE_IP" ] || setting nodeIP "[\"$(printf '%s' "$NODE_IP" | sed 's/,/", "/g')\"]"
 	[ -z "$SERVER" ] || setting server "$SERVER"
+	[ "$WITNESS" = no ] || setting witness true
 	if [ -n "$TOKEN_FILE" ]; then
 		(umask 077 && cat "$TOKEN_FILE" >"$TOKEN.new")
 		mv -f "$TOKEN.new" "$TOKEN"
@@ -266,11 +270,15 @@ install_openrc() {
 
 restart_openrc() {
 	errors_before=$(errors_openrc)
+	votes_before=$(votes_openrc)
 	rc-service "$NAME" restart
 }
 
 # errors_openrc prints how often the process has ended with an error, one line each in its log.
 errors_openrc() { grep -c '^kubelith: ' "/var/log/$NAME.log" 2>/dev/null || true; }
+
+# votes_openrc prints how often the log says that the witness has a vote.
+votes_openrc() { grep -c 'this witness has all data, and a vote' "/var/log/$NAME.log" 2>/dev/null || true; }
 
 # ready_openrc: 0 if the service is ready, 1 if it is not ready yet, 2 if it keeps failing. OpenRC does not know when the
 # process is ready. The kubelet's health port is open then, unless it is disabled or has another port.
@@ -278,6 +286,11 @@ ready_openrc() {
 	errors=$(errors_openrc)
 	[ "$((${errors:-0} - ${errors_before:-0}))" -lt 5 ] || return 2
 	rc-service --quiet "$NAME" status >/dev/null 2>&1 || return 1
+	if is_witness; then
+		votes=$(votes_openrc)
+		[ "${votes:-0}" -gt "${votes_before:-0}" ] || return 1
+		return 0
+	fi
 	! grep -Eqs 'healthz|disable.*kubelet|- kubelet' "$CONFIG" || return 0
 	grep -Eqs ':2808 [0-9A-F]*:0000 0A' /proc/net/tcp
 }
@@ -291,6 +304,7 @@ UPGRADED=no
 # In seconds; a slow disk or a large cluster may need more.
 READY_WITHIN=${READY_WITHIN:-300}
 SERVER=
+WITNESS=no
 TOKEN_FILE=
 NODE_IP=
 BINARY=
@@ -302,6 +316,7 @@ while [ $# -gt 0 ]; do
 		exit 0
 		;;
 	--no-start) START=no ;;
+	--witness) WITNESS=yes WHERE=' on a server' ;;
 	--agent) NAME=kubelith-agent OTHER=kubelith COMMAND=agent CHECK=" and 'kubelith check agent'" WHERE=' on the server' ;;
 	--server | --token-file | --node-ip)
 		[ $# -gt 1 ] || die "$1 needs a value, see --help"
@@ -331,6 +346,7 @@ done
 if [ "$NAME" = kubelith ]; then
 	is_kind ServerConfig || die "$CONFIG is not a ServerConfig: remove it, or add --agent"
 else
+	[ "$WITNESS" = no ] || die "--witness is for servers: leave out --agent"
 	is_kind AgentConfig || die "$CONFIG is not an AgentConfig: remove it, or leave --agent out"
 	[ -n "$SERVER" ] || grep -qs '^server:' "$CONFIG" || die "no server given: add --server https://HOST:6443 and --token-file FILE"
 fi
@@ -354,11 +370,12 @@ else
 	INIT=
 fi
 
-install_prerequisites
+# A witness runs etcd only, which needs nothing of the distribution.
+[ "$WITNESS" = yes ] || is_witness || install_prerequisites
 install_binary "$BINARY"
 if [ "$NAME" = kubelith-agent ]; then
 	configure AgentConfig
-elif [ -n "$NODE_IP$SERVER$TOKEN_FILE" ]; then
+elif [ -n "$NODE_IP$SERVER$TOKEN_FILE" ] || [ "$WITNESS" = yes ]; then
 	configure ServerConfig
 fi
 case "$INIT" in

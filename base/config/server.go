@@ -42,6 +42,9 @@ type Server struct {
 	Token     string `json:"token" flag:"token" env:"KUBELITH_TOKEN" usage:"token to join with, see kubelith token create --usages server; others on this machine can read the command line: prefer the variable or --token-file"`
 	TokenFile string `json:"tokenFile" flag:"token-file" usage:"file that holds the token to join with"`
 
+	// Witness: this machine runs etcd and nothing else, and settings of everything else have no effect.
+	Witness bool `json:"witness" flag:"witness" usage:"run etcd only, as the vote that makes two servers a safe pair: no API, no node; it joins with --server and a token for servers"`
+
 	JoinToken string `json:"joinToken" flag:"join-token" usage:"daily (a token for any number of machines is kept in DATA-DIR/server/token) or none (only those of kubelith token create)"`
 
 	EtcdArgs              Args `json:"etcdArgs" flag:"etcd-arg" usage:"upstream flag of etcd, KEY=VALUE"`

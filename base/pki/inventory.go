@@ -82,6 +82,7 @@ func Inventory(dir string) ([]Certificate, error) {
 	}
 	var out []Certificate
 	var errs []error
+	witness := !exists(filepath.Join(dir, "cluster-ca.crt")) && !exists(filepath.Join(dir, "cluster-ca.key")) && exists(filepath.Join(dir, "peer-ca.crt"))
 	known := map[string]bool{} // CAs, by their end and name: the kubelets' CA is in the trust file, too
 	rotation, err := ReadRotation(dir)
 	if err != nil {
@@ -111,6 +112,9 @@ func Inventory(dir string) ([]Certificate, error) {
 			continue
 		}
 		all, err := Read(filepath.Join(dir, f.name+".crt"), f.use)
+		if witness && errors.Is(err, fs.ErrNotExist) {
+			continue // it has none of the others
+		}
 		if err != nil {
 			errs = append(errs, err)
 			continue

@@ -112,6 +112,42 @@ func Ensure(opts Options) (*Bundle, error) {
 	return b, s.dropUnused()
 }
 
+// EnsurePeer is Ensure for a witness, which has the keys that Place has written ForWitness: the Bundle has PeerCA and Peer only.
+// It never creates the CA, which is the cluster's.
+func EnsurePeer(opts Options) (*Bundle, error) {
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	s := &store{dir: opts.Dir, now: opts.Now(), life: opts.Life}
+	b := &Bundle{PeerCA: s.pair("peer-ca"), Peer: s.pair("peer")}
+	for _, path := range []string{b.PeerCA.Cert, b.PeerCA.Key} {
+		if !exists(path) {
+			return nil, fmt.Errorf("pki: %s is missing: restore it from a backup, or run kubelith reset --data and let the witness join again with a new token", path)
+		}
+	}
+	ca, err := s.authority(b.PeerCA, peerCA)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.ensureLeaf(peerLeaf(b.Peer, ca, opts)); err != nil {
+		return nil, err
+	}
+	b.Changed, b.Exposed = s.changed, s.exposed
+	return b, nil
+}
+
+// peerCA is the common name of the CA of etcd's members.
+const peerCA = "kubelith-peer-ca"
+
+// peerLeaf is the certificate of an etcd member to the others.
+func peerLeaf(pair Pair, ca *authority, opts Options) leaf {
+	names := altNames{}
+	names.add(opts.NodeName)
+	names.addIPs(opts.NodeIPs)
+	names.add(opts.SANs...)
+	return leaf{pair: pair, ca: ca, cn: opts.NodeName, usage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, names: names}
+}
+
 func (s *store) ensureLeaves(b *Bundle, opts Options) error {
 	rotation, err := ReadRotation(s.dir)
 	if err != nil {
@@ -142,7 +178,7 @@ func (s *store) ensureLeaves(b *Bundle, opts Options) error {
 	if err != nil {
 		return err
 	}
-	peer, err := s.authority(b.PeerCA, "kubelith-peer-ca")
+	peer, err := s.authority(b.PeerCA, peerCA)
 	if err != nil {
 		return err
 	}
@@ -167,8 +203,6 @@ func (s *store) ensureLeaves(b *Bundle, opts Options) error {
 	node := altNames{}
 	node.add(opts.NodeName)
 	node.addIPs(opts.NodeIPs)
-	addressed := node.clone()
-	addressed.add(opts.SANs...)
 	everywhere := node.clone()
 	everywhere.add("localhost", "127.0.0.1", "::1", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc."+opts.ClusterDomain)
 	everywhere.addIPs(opts.ServiceIPs)
@@ -179,7 +213,7 @@ func (s *store) ensureLeaves(b *Bundle, opts Options) error {
 		{pair: b.KubeletClient, ca: cluster, cn: "kube-apiserver-kubelet-client", usage: client},
 		{pair: b.FrontProxyClient, ca: frontProxy, cn: "front-proxy-client", usage: client},
 		{pair: b.KubeletServer, ca: kubelet, cn: NodeUserPrefix + opts.NodeName, org: []string{"system:nodes"}, usage: server, names: node},
-		{pair: b.Peer, ca: peer, cn: opts.NodeName, usage: append(slices.Clone(server), client...), names: addressed},
+		peerLeaf(b.Peer, peer, opts),
 		{pair: b.Admin, ca: cluster, cn: "kubelith-admin", org: []string{names.Admins}, usage: client},
 	} {
 		l.others = others[l.ca]

@@ -210,14 +210,14 @@ func TestRotationOfNewServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	ensure(t, r.opts)
-	files, err := Shared(r.dir)
+	files, err := Shared(r.dir, ForServer)
 	if err != nil {
 		t.Fatal(err)
 	}
 	other := *r
 	other.dir = filepath.Join(t.TempDir(), "tls")
 	other.opts.Dir = other.dir
-	if err := Place(other.dir, files); err != nil {
+	if err := Place(other.dir, files, ForServer); err != nil {
 		t.Fatal(err)
 	}
 	other.check(t, Sign)

@@ -17,36 +17,53 @@ import (
 	"kubelith.io/kubelith/base/names"
 )
 
-// shared are the files that all servers of a cluster have in common; each server makes the others for itself.
-func shared() []string {
+// Recipient is which machine gets keys of the cluster.
+type Recipient int
+
+// The recipients: a server gets all keys, a witness those of etcd's members.
+const (
+	ForServer Recipient = iota
+	ForWitness
+)
+
+// shared are the files that a machine has in common with the cluster's servers; it makes the others for itself.
+func shared(to Recipient) []string {
+	if to == ForWitness {
+		return []string{"peer-ca.crt", "peer-ca.key"}
+	}
 	return []string{
 		"cluster-ca.crt", "cluster-ca.key", "kubelet-ca.crt", "kubelet-ca.key", "kubelet-trust.crt", "front-proxy-ca.crt", "front-proxy-ca.key",
 		"peer-ca.crt", "peer-ca.key", "service-account.key",
 	}
 }
 
-// Shared returns what another server of the cluster needs of the directory of Ensure, by name. It contains all of the
-// cluster's private keys.
-func Shared(dir string) (map[string][]byte, error) {
-	names := shared()
-	r, err := ReadRotation(dir)
-	if err != nil {
-		return nil, err
-	}
-	if r != nil {
-		names = append(names, rotationFiles()...)
+// Shared returns what another machine of the cluster needs of the directory of Ensure, by name. For a server it contains
+// all of the cluster's private keys.
+func Shared(dir string, to Recipient) (map[string][]byte, error) {
+	names := shared(to)
+	if to == ForServer {
+		r, err := ReadRotation(dir)
+		if err != nil {
+			return nil, err
+		}
+		if r != nil {
+			names = append(names, rotationFiles()...)
+		}
 	}
 	return readFiles(dir, names)
 }
 
-// Place writes what Shared has returned on another server, before its first Ensure. It refuses other files.
-func Place(dir string, files map[string][]byte) error {
-	for _, name := range shared() {
+// Place writes what Shared has returned on another machine, before its first Ensure or EnsurePeer. It refuses other files.
+func Place(dir string, files map[string][]byte, to Recipient) error {
+	for _, name := range shared(to) {
 		if len(files[name]) == 0 {
 			return fmt.Errorf("pki: the cluster's keys lack %s", name)
 		}
 	}
-	all := slices.Concat(shared(), rotationFiles())
+	all := shared(to)
+	if to == ForServer {
+		all = append(all, rotationFiles()...)
+	}
 	for name := range files {
 		if !slices.Contains(all, name) {
 			return fmt.Errorf("pki: the cluster's keys have an unknown file %q: upgrade kubelith here", name)

@@ -9,17 +9,18 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestShared: a second server makes its own certificates with the keys of the first, and both trust each other.
 func TestShared(t *testing.T) {
 	first := ensure(t, options(t.TempDir(), day0))
-	files, err := Shared(filepath.Dir(first.APIServer.Cert))
+	files, err := Shared(filepath.Dir(first.APIServer.Cert), ForServer)
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := filepath.Join(t.TempDir(), "tls")
-	if err := Place(dir, files); err != nil {
+	if err := Place(dir, files, ForServer); err != nil {
 		t.Fatal(err)
 	}
 	opts := options(dir, day0)
@@ -54,7 +55,7 @@ func TestShared(t *testing.T) {
 
 func TestPlace(t *testing.T) {
 	b := ensure(t, options(t.TempDir(), day0))
-	files, err := Shared(filepath.Dir(b.APIServer.Cert))
+	files, err := Shared(filepath.Dir(b.APIServer.Cert), ForServer)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,12 +69,54 @@ func TestPlace(t *testing.T) {
 		changed := maps.Clone(files)
 		tc.change(changed)
 		dir := filepath.Join(t.TempDir(), "tls")
-		if err := Place(dir, changed); err == nil || !strings.Contains(err.Error(), tc.want) {
+		if err := Place(dir, changed, ForServer); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: error %v", name, err)
 		}
 		if _, err := os.Stat(dir); err == nil {
 			t.Errorf("%s: something was written", name)
 		}
+	}
+}
+
+// TestEnsurePeer: a witness has a certificate that etcd's members trust, renews it, and never makes a CA of its own.
+func TestEnsurePeer(t *testing.T) {
+	first := ensure(t, options(t.TempDir(), day0))
+	files, err := Shared(filepath.Dir(first.APIServer.Cert), ForWitness)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "tls")
+	opts := options(dir, day0)
+	opts.NodeName = "witness"
+	if _, err := EnsurePeer(opts); err == nil || !strings.Contains(err.Error(), "peer-ca.crt is missing") {
+		t.Errorf("without the CA: %v", err)
+	}
+	if err := Place(dir, files, ForWitness); err != nil {
+		t.Fatal(err)
+	}
+	b, err := EnsurePeer(opts)
+	if err != nil || !slices.Equal(b.Changed, []string{"peer.key", "peer.crt"}) {
+		t.Fatalf("%v %v", b, err)
+	}
+	roots := x509.NewCertPool()
+	ca, _ := os.ReadFile(first.PeerCA.Cert)
+	roots.AppendCertsFromPEM(ca)
+	for _, usage := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
+		if _, err := readCert(t, b.Peer.Cert).Verify(x509.VerifyOptions{Roots: roots, DNSName: "192.0.2.7", CurrentTime: day0, KeyUsages: []x509.ExtKeyUsage{usage}}); err != nil {
+			t.Error(err)
+		}
+	}
+	left, _ := os.ReadDir(dir)
+	if len(left) != 4 {
+		t.Errorf("it has %v", left)
+	}
+	if all, err := Inventory(dir); err != nil || len(all) != 2 {
+		t.Errorf("its inventory: %v, %v", all, err)
+	}
+	later := day0.Add(leafLife - renewBefore)
+	opts.Now = func() time.Time { return later.Add(time.Hour) }
+	if b, err = EnsurePeer(opts); err != nil || !slices.Equal(b.Changed, []string{"peer.crt"}) {
+		t.Errorf("a renewal: %v %v", b, err)
 	}
 }
 

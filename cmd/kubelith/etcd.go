@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -66,7 +67,11 @@ func printServers(out io.Writer, v *servers.View, now time.Time) error {
 		if !s.Missing.IsZero() {
 			answers = fmt.Sprintf("no, for %s (since %s)", now.Sub(s.Missing).Round(time.Second), s.Missing.UTC().Format(time.RFC3339))
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", orNone(s.Name), s.PeerURL, s.Role, answers)
+		role := s.Role
+		if s.Witness {
+			role += " (witness)"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", orNone(s.Name), s.PeerURL, role, answers)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -109,7 +114,15 @@ func etcdRemove(c *cli.Context, cs kubernetes.Interface) error {
 		return errors.New("etcd remove needs the name of one server: kubelith etcd members shows the names")
 	}
 	name := c.Args().First()
+	v, err := serversView(c.Context, cs)
+	if err != nil {
+		return err
+	}
 	if err := removeServer(c.Context, cs, name); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(v.Servers, func(s servers.Status) bool { return s.Name == name && s.Witness }) {
+		_, err := fmt.Fprintf(c.App.Writer, "the witness %s is no longer in the cluster: disable its service; kubelith reset --data removes its data there\n", name)
 		return err
 	}
 	fmt.Fprintf(c.App.Writer, "server %s is no longer one of the cluster's; kubelith node remove --force %[1]s removes its node\n", name)

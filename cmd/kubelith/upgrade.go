@@ -143,6 +143,9 @@ func upgradeServer(o *upgrade.Options, flags []string, allowRemoved bool) error 
 	if err != nil {
 		return err
 	}
+	if cfg.Witness {
+		return errors.New("kubelith upgrade waits for a node, and a witness is none: run install.sh with the new program")
+	}
 	u := &serverUpgrade{cfg, allowRemoved}
 	o.DataDir, o.Data, o.Ready, o.Check, o.Save, o.Renew = cfg.DataDir, u.data, u.ready, u.check, u.save, u.renew
 	return nil

@@ -63,11 +63,13 @@ func (p *plane) identity() (tls.Certificate, *x509.CertPool, error) {
 	return pki.ServerClient(tlsDir(p.cfg), p.cfg.NodeName, time.Now())
 }
 
-// membersOf returns a function that names all servers; one that joins may have no name yet.
+// membersOf returns a function that names all servers; one that joins may have no name yet. A witness has no keys that rotate.
 func membersOf(store *etcd.Server) func() []string {
 	return func() (names []string) {
 		for _, m := range store.Members() {
-			names = append(names, m.Name)
+			if !m.Witness {
+				names = append(names, m.Name)
+			}
 		}
 		return names
 	}

@@ -45,6 +45,10 @@ func findServers(ctx context.Context, cfg *config.Server, log logrus.FieldLogger
 		DataDir: cfg.DataDir, TLSDir: tlsDir(cfg), EncryptionConfig: encryptionConfig(cfg), Log: log,
 	}
 	switch {
+	case cfg.Witness:
+		return m, findForWitness(ctx, cfg, m, n, noData == nil, noToken == nil)
+	case stored != nil && stored.Witness:
+		return nil, fmt.Errorf("data directory %s is a witness': start it with --witness, or run kubelith reset --data to make a server of this machine", cfg.DataDir)
 	case stored == nil && cfg.Server == "":
 		return m, nil
 	case stored == nil && (noData == nil || noToken == nil):
@@ -118,7 +122,7 @@ func (m *membership) join(ctx context.Context, cfg *config.Server) (err error) {
 	former := m.stored
 	m.stored, m.initial, err = m.newcomer.Join(ctx)
 	var no servers.Refusal
-	if former == nil || !errors.As(err, &no) || cfg.Server == "" || cfg.Token+cfg.TokenFile == "" {
+	if former == nil || cfg.Witness || !errors.As(err, &no) || cfg.Server == "" || cfg.Token+cfg.TokenFile == "" {
 		return err
 	}
 	again := findByToken(ctx, cfg, m.newcomer)
@@ -179,6 +183,9 @@ func ResetCluster(ctx context.Context, cfg *config.Server, release string, out i
 	stored, err := servers.Load(cfg.DataDir)
 	if err != nil {
 		return err
+	}
+	if cfg.Witness || stored != nil && stored.Witness {
+		return errors.New("a witness cannot be the only member of a cluster, as it has no keys: run kubelith server --cluster-reset on a server")
 	}
 	if stored == nil {
 		return fmt.Errorf("the server of %s has no others: start it without --cluster-reset", cfg.DataDir)

@@ -24,6 +24,9 @@ import (
 // Preflight checks the upstream arguments, and whether this host can run what is configured.
 func Preflight(ctx context.Context, cfg *config.Server) []preflight.Result {
 	wrong := adoptStored(cfg)
+	if cfg.Witness {
+		return preflightWitness(ctx, cfg, wrong)
+	}
 	_, components, err := plan(cfg)
 	if err != nil {
 		components = planWithoutWrong(cfg)

@@ -16,6 +16,9 @@ import (
 // Serve runs a server until ctx is cancelled or a component fails. release is the version of Kubelith, noted in the
 // data directory.
 func Serve(ctx context.Context, cfg *config.Server, release string, out Output) error {
+	if cfg.Witness {
+		return serveWitness(ctx, cfg, release, out)
+	}
 	p, err := newProcess(ctx, &cfg.Node, out)
 	if err != nil {
 		return err

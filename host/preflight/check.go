@@ -66,6 +66,8 @@ type Options struct {
 	DataDir  string
 	NodeName string
 	Ports    []Port
+	// Memory is how many bytes should be available; 0: what an idle server and a few small pods need.
+	Memory uint64
 	// AnyUser: nothing that will run needs root.
 	AnyUser bool
 	// Containers: containerd, the kubelet and the pod network will run on this host.
@@ -152,7 +154,7 @@ func check(opts Options, p probe) []Result {
 	one(func() Result { return checkNodeName(opts.NodeName) })
 	many(func() []Result { return checkPorts(p, opts.DataDir, opts.Ports) })
 	many(func() []Result { return checkDataDir(p, opts) })
-	one(func() Result { return checkMemory(p) })
+	one(func() Result { return checkMemory(p, opts.Memory) })
 	one(func() Result { return checkSwap(p) })
 	one(func() Result { return checkOpenFiles(p) })
 	if opts.Containers || opts.Proxy {

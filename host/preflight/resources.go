@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"regexp"
@@ -53,11 +54,12 @@ func meminfo(files host.Tree, key string) uint64 {
 	return 0
 }
 
-func checkMemory(p probe) Result {
+func checkMemory(p probe, needed uint64) Result {
+	needed = cmp.Or(needed, minMemory)
 	free := meminfo(p.files, "MemAvailable")
 	message := fmt.Sprintf("%d of %d MiB available", free/mib, meminfo(p.files, "MemTotal")/mib)
-	if free < minMemory {
-		return Result{"memory", Warn, message, fmt.Sprintf("at least %d MiB are recommended", minMemory/mib)}
+	if free < needed {
+		return Result{"memory", Warn, message, fmt.Sprintf("at least %d MiB are recommended", needed/mib)}
 	}
 	return Result{Name: "memory", Status: OK, Message: message}
 }

@@ -71,6 +71,7 @@ type status struct {
 	Name    string
 	Role    string
 	Missing time.Time
+	Witness bool
 }
 
 // roles returns the role of each server as s knows it.

@@ -47,8 +47,8 @@ func newCluster(t *testing.T, all ...string) *cluster {
 	for i, name := range all {
 		opts := pki.Options{Dir: filepath.Join(t.TempDir(), "tls"), NodeName: name, NodeIPs: []net.IP{net.IPv4(127, 0, 0, 1)}, ClusterDomain: "cluster.local"}
 		if i > 0 {
-			shared, err := pki.Shared(c.opts[all[0]].Dir)
-			if err := errors.Join(err, pki.Place(opts.Dir, shared)); err != nil {
+			shared, err := pki.Shared(c.opts[all[0]].Dir, pki.ForServer)
+			if err := errors.Join(err, pki.Place(opts.Dir, shared, pki.ForServer)); err != nil {
 				t.Fatal(err)
 			}
 		}

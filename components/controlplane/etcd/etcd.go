@@ -36,6 +36,8 @@ type Options struct {
 	Args []string
 	// Peer is how the members of several servers reach each other; nil while there is one server.
 	Peer *Peer
+	// Witness marks a member without a server: see Member.Witness.
+	Witness bool
 	// Reset makes this member the only one, whatever the others are: what only they have acknowledged is lost.
 	Reset bool
 	// Removed, unless it is nil, is called when the other members have removed this one. Run fails with ErrRemoved then.
@@ -93,6 +95,9 @@ func (s *Server) configure(peer *Peer) (*embed.Config, error) {
 	cfg.SnapshotCount = 4000
 	client := url.URL{Scheme: "unix", Path: o.Socket}
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
+	if o.Witness {
+		cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Path: witnessPath}}
+	}
 	if peer == nil {
 		s.alone(cfg)
 	} else if err := peer.configure(cfg); err != nil {
@@ -322,6 +327,7 @@ func (s *Server) serve(ctx context.Context, e *embed.Etcd, first bool, ready fun
 // stop ends etcd. If etcd can no longer write, everything that it has acknowledged is in its log.
 func (s *Server) stop(e *embed.Etcd) error {
 	s.stopping.Store(true)
+	s.spareWitness(e)
 	closed := make(chan struct{})
 	go func() { e.Close(); close(closed) }()
 	select {

@@ -47,6 +47,33 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// TestWitnessMark: members know a witness by etcd's member list, until it starts without the mark.
+func TestWitnessMark(t *testing.T) {
+	dir := t.TempDir()
+	for _, witness := range []bool{true, false} {
+		o := options(dir)
+		o.Witness = witness
+		s, err := New(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ended := make(chan error, 1)
+		go func() { ended <- s.Run(ctx, func() {}) }()
+		select {
+		case <-s.Answers():
+		case <-ctx.Done():
+		}
+		if all := s.Members(); len(all) != 1 || all[0].Witness != witness || !all[0].Self {
+			t.Errorf("members %+v, want a witness: %v", all, witness)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Where etcd's own goroutine would end the process, Run returns an error with a remedy, also while etcd stops.
 func TestUpstreamGivesUp(t *testing.T) {
 	for name, cause := range map[string]struct {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -136,7 +137,13 @@ type Member struct {
 	Learner bool   // it has no vote, and not yet all data
 	Leader  bool
 	Self    bool
+	// Witness means that it has a vote and the data, and no server beside it.
+	Witness bool
 }
+
+// witnessPath is the path of the unix socket that a witness advertises to clients, which is how all members know it: etcd
+// keeps it with the name. Nobody connects to it; clients use the socket of the member beside them.
+const witnessPath = "/kubelith-witness"
 
 // Members returns the members as this one knows them, without asking the others. It returns none before etcd runs.
 func (s *Server) Members() []Member {
@@ -149,6 +156,7 @@ func (s *Server) Members() []Member {
 		all = append(all, Member{
 			ID: uint64(m.ID), Name: m.Name, URL: first(m.PeerURLs), Learner: m.IsLearner,
 			Leader: m.ID == e.Server.Leader(), Self: m.ID == e.Server.MemberID(),
+			Witness: first(m.ClientURLs) == "unix://"+witnessPath,
 		})
 	}
 	return all
@@ -159,6 +167,29 @@ func first(all []string) string {
 		return ""
 	}
 	return all[0]
+}
+
+// spareTimeout bounds the attempt to have one server lead; one that is away does not take over.
+const spareTimeout = 2 * time.Second
+
+// spareWitness has a server lead before a member that leads ends, if one of the others is a witness: etcd itself would
+// choose the one that has been connected for longest.
+func (s *Server) spareWitness(e *embed.Etcd) {
+	members := s.Members()
+	if e.Server.Leader() != e.Server.MemberID() || !slices.ContainsFunc(members, func(m Member) bool { return m.Witness }) {
+		return
+	}
+	for _, m := range members {
+		if m.Self || m.Learner || m.Witness {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), spareTimeout)
+		err := e.Server.MoveLeader(ctx, uint64(e.Server.MemberID()), m.ID)
+		cancel()
+		if err == nil {
+			return
+		}
+	}
 }
 
 // Alone reports whether this is the only member. It is also true before etcd runs, unless others are configured.

@@ -51,6 +51,8 @@ type request struct {
 	Joined     time.Time `json:"joined,omitzero"` // of a server that was in the cluster
 	// Listens means that it accepts connections at PeerURL, and wants to know which addresses it has to reach itself.
 	Listens bool `json:"listens,omitempty"`
+	// Witness means that it will run etcd and nothing else, and gets the keys for that only.
+	Witness bool `json:"witness,omitempty"`
 }
 
 // answer is what it gets.
@@ -59,15 +61,17 @@ type answer struct {
 	Sealed []byte `json:"sealed,omitempty"`
 	// Reach are the servers that it must reach before it asks again, by name.
 	Reach map[string]string `json:"reach,omitempty"`
+	// Witnesses means that the server knows witnesses: an older one would give it all keys.
+	Witnesses bool `json:"witnesses,omitempty"`
 	// Wait is why it must ask again later, and Refused why it cannot join.
 	Wait    string `json:"wait,omitempty"`
 	Refused string `json:"refused,omitempty"`
 }
 
-// bundle is what a server needs of the others.
+// bundle is what a server needs of the others. That of a witness has fewer keys, and no Encryption.
 type bundle struct {
 	Keys       map[string][]byte `json:"keys"` // pki.Shared
-	Encryption []byte            `json:"encryption"`
+	Encryption []byte            `json:"encryption,omitempty"`
 	Initial    string            `json:"initialCluster"`
 	Settings   json.RawMessage   `json:"settings"`
 	Time       time.Time         `json:"time"`
@@ -145,11 +149,13 @@ func (s *Server) remove(ctx context.Context, name string) error {
 	if i < 0 {
 		return refuse("there is no server %q: kubelith etcd members shows the servers", name)
 	}
-	if votes := count(members); votes == 1 && !members[i].Learner {
+	if voters, witnesses := count(members); voters-witnesses == 1 && !members[i].Learner && !members[i].Witness {
 		return refuse("%s is the only server: a cluster needs one", name)
 	}
-	if err := removed.Record(ctx, s.client, name); err != nil {
-		return err
+	if !members[i].Witness { // it has no credentials that must be refused
+		if err := removed.Record(ctx, s.client, name); err != nil {
+			return err
+		}
 	}
 	if members[i].Self {
 		s.handOver(ctx)
@@ -175,7 +181,7 @@ func (s *Server) remove(ctx context.Context, name string) error {
 		err = nil
 	}
 	if err == nil {
-		s.opts.Log.Infof("removed server %s (%s): the cluster has %s", name, members[i].URL, described(count(s.opts.Etcd.Members())))
+		s.opts.Log.Infof("removed %s %s (%s): the cluster has %s", kind(members[i]), name, members[i].URL, described(count(s.opts.Etcd.Members())))
 	}
 	return err
 }
@@ -188,7 +194,7 @@ func (s *Server) serveJoin(w http.ResponseWriter, req *http.Request) {
 	var later wait
 	switch {
 	case err == nil:
-		a.Sealed, a.Reach = sealed, reach
+		a.Sealed, a.Reach, a.Witnesses = sealed, reach, true
 	case errors.As(err, &no):
 		a.Refused, status = no.Error(), http.StatusForbidden
 	case errors.As(err, &later):
@@ -223,7 +229,7 @@ func (s *Server) admit(req *http.Request) (sealed []byte, reach map[string]strin
 	if s.noMajority() {
 		return nil, nil, wait("the servers that answer are no majority: start the missing ones, or run kubelith server --cluster-reset on one that has the data")
 	}
-	if err := s.checkNode(ctx, r.Name); err != nil {
+	if err := s.checkNode(ctx, r); err != nil {
 		return nil, nil, err
 	}
 	stale, err := s.stale(ctx, r)
@@ -272,15 +278,25 @@ func (s *Server) admit(req *http.Request) (sealed []byte, reach map[string]strin
 	case err != nil:
 		return nil, nil, err
 	}
-	s.opts.Log.Infof("server %s (%s) joins: it copies the data", r.Name, r.PeerURL)
-	if b.Keys, err = pki.Shared(s.opts.TLSDir); err != nil {
-		return nil, nil, err
-	}
-	if b.Encryption, err = os.ReadFile(s.opts.EncryptionConfig); err != nil {
+	s.opts.Log.Infof("%s %s (%s) joins: it copies the data", kind(etcd.Member{Witness: r.Witness}), r.Name, r.PeerURL)
+	if err := s.giveKeys(&b, r); err != nil {
 		return nil, nil, err
 	}
 	sealed, err = seal(b, recipient)
 	return sealed, nil, err
+}
+
+// giveKeys adds the keys that the machine needs to a bundle.
+func (s *Server) giveKeys(b *bundle, r request) (err error) {
+	if r.Witness {
+		b.Keys, err = pki.Shared(s.opts.TLSDir, pki.ForWitness)
+		return err
+	}
+	if b.Keys, err = pki.Shared(s.opts.TLSDir, pki.ForServer); err != nil {
+		return err
+	}
+	b.Encryption, err = os.ReadFile(s.opts.EncryptionConfig)
+	return err
 }
 
 // open lets etcd have other members.
@@ -344,7 +360,8 @@ func (s *Server) noMajority() bool {
 			there++
 		}
 	}
-	return there < count(members)/2+1
+	votes, _ := count(members)
+	return there < votes/2+1
 }
 
 // check refuses what can be refused without asking anybody.
@@ -382,17 +399,20 @@ func (s *Server) check(r request) (age.Recipient, error) {
 	return recipient, nil
 }
 
-// checkNode refuses the name of an agent.
-func (s *Server) checkNode(ctx context.Context, name string) error {
-	node, err := s.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+// checkNode refuses the name of an agent and, for a witness, which is no node, that of any node.
+func (s *Server) checkNode(ctx context.Context, r request) error {
+	node, err := s.client.CoreV1().Nodes().Get(ctx, r.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	if r.Witness {
+		return refuse("the cluster has a node %s, and a witness is none: use another --node-name, or remove the node with kubelith node remove %[1]s", r.Name)
+	}
 	if _, server := node.Labels[removed.ServerLabel]; !server {
-		return refuse("the cluster has a node %s, which is no server: use another --node-name, or remove it with kubelith node remove %[1]s", name)
+		return refuse("the cluster has a node %s, which is no server: use another --node-name, or remove it with kubelith node remove %[1]s", r.Name)
 	}
 	return nil
 }
@@ -403,11 +423,13 @@ func (s *Server) stale(ctx context.Context, r request) ([]uint64, error) {
 	for _, m := range s.opts.Etcd.Members() {
 		switch {
 		case m.Name == r.Name && (m.Self || s.ask(ctx, m) == nil):
-			return nil, refuse("a server %s is in the cluster, and runs: use another --node-name", r.Name)
+			return nil, refuse("a %s %s is in the cluster, and runs: use another --node-name", kind(m), r.Name)
+		case r.Witness && m.Witness && m.Name != r.Name:
+			return nil, refuse("the cluster has the witness %s, and one is enough: add a server, or remove that witness with kubelith etcd remove %[1]s", m.Name)
 		case m.Name == r.Name, m.Learner && m.URL == r.PeerURL:
 			ids = append(ids, m.ID)
 		case m.URL == r.PeerURL:
-			return nil, refuse("server %s of the cluster has the address %s: use another --advertise-address, or remove that server with kubelith etcd remove %[1]s", m.Name, r.PeerURL)
+			return nil, refuse("%s %s of the cluster has the address %s: use another --advertise-address, or remove that %[1]s with kubelith etcd remove %[2]s", kind(m), m.Name, r.PeerURL)
 		case m.Learner:
 			return nil, wait(fmt.Sprintf("server %s (%s) is joining", nameOf(m), m.URL))
 		}

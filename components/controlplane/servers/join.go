@@ -53,7 +53,10 @@ type Newcomer struct {
 	Name, PeerURL, Kubernetes string
 	// DataDir is the data directory; TLSDir and EncryptionConfig receive the keys.
 	DataDir, TLSDir, EncryptionConfig string
-	Log                               logrus.FieldLogger
+	// Witness means that it will run etcd and nothing else: it receives the keys for that only. It comes back with a token
+	// only: it has no key to sign itself an identity with.
+	Witness bool
+	Log     logrus.FieldLogger
 
 	// Settings are the cluster's, a config.ClusterInfo in JSON. Find sets them.
 	Settings []byte
@@ -159,7 +162,7 @@ func (n *Newcomer) Join(ctx context.Context) (m *Membership, initial string, err
 		return nil, "", err
 	}
 	defer listener.Close()
-	r := request{Name: n.Name, PeerURL: n.PeerURL, Recipient: identity.Recipient().String(), Kubernetes: n.Kubernetes, Listens: true}
+	r := request{Name: n.Name, PeerURL: n.PeerURL, Recipient: identity.Recipient().String(), Kubernetes: n.Kubernetes, Listens: true, Witness: n.Witness}
 	if n.former != nil {
 		r.Joined = n.former.Joined
 	}
@@ -172,6 +175,9 @@ func (n *Newcomer) Join(ctx context.Context) (m *Membership, initial string, err
 			return n.place(a.Sealed, identity)
 		}
 		if err == nil {
+			if n.Witness && !a.Witnesses {
+				return nil, "", errors.New("the cluster's servers do not know witnesses: upgrade them first")
+			}
 			if err := reachAll(ctx, a.Reach); err != nil {
 				return nil, "", err
 			}
@@ -304,17 +310,24 @@ func (n *Newcomer) place(sealed []byte, identity age.Identity) (*Membership, str
 	if err := n.moveAside(); err != nil {
 		return nil, "", err
 	}
-	if err := pki.Place(n.TLSDir, b.Keys); err != nil {
+	if err := n.placeKeys(&b); err != nil {
 		return nil, "", err
+	}
+	m := &Membership{PeerURL: n.PeerURL, Joined: b.Time, Settings: b.Settings, Servers: n.servers, Witness: n.Witness}
+	return m, b.Initial, m.Save(n.DataDir)
+}
+
+func (n *Newcomer) placeKeys(b *bundle) error {
+	if n.Witness {
+		return pki.Place(n.TLSDir, b.Keys, pki.ForWitness)
+	}
+	if err := pki.Place(n.TLSDir, b.Keys, pki.ForServer); err != nil {
+		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(n.EncryptionConfig), 0o700); err != nil {
-		return nil, "", err
+		return err
 	}
-	if err := atomicfile.Write(n.EncryptionConfig, b.Encryption); err != nil {
-		return nil, "", err
-	}
-	m := &Membership{PeerURL: n.PeerURL, Joined: b.Time, Settings: b.Settings, Servers: n.servers}
-	return m, b.Initial, m.Save(n.DataDir)
+	return atomicfile.Write(n.EncryptionConfig, b.Encryption)
 }
 
 // moveAside keeps the data of an earlier membership; etcd must not find it.

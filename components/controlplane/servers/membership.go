@@ -24,6 +24,8 @@ type Membership struct {
 	Settings json.RawMessage `json:"settings,omitempty"`
 	// Servers are the addresses of the API on all servers: https://ADDRESS:PORT.
 	Servers []string `json:"servers,omitempty"`
+	// Witness means that this machine runs etcd and nothing else.
+	Witness bool `json:"witness,omitempty"`
 	// Removed means that the others have removed this server from the cluster.
 	Removed bool `json:"removed,omitempty"`
 }

@@ -81,7 +81,7 @@ type Options struct {
 	Settings []byte
 	// Kubernetes is the version of this program, with a leading v.
 	Kubernetes string
-	// Client reads Nodes, and uses up tokens.
+	// Client reads Nodes, and uses up tokens; nil for a witness, which has no API, and so no Handler.
 	Client *rest.Config
 	// Removed reports whether a server was removed by an administrator since it joined.
 	Removed func(name string, joined time.Time) bool
@@ -93,7 +93,7 @@ type Options struct {
 // missing ones.
 type Server struct {
 	opts   Options
-	client kubernetes.Interface
+	client kubernetes.Interface // nil for a witness
 	work   lifecycle.Watchdog
 	probe  http.Client
 	join   sync.Mutex // one join at a time
@@ -109,14 +109,16 @@ var (
 
 // New returns the component; nothing is touched before Run.
 func New(o Options) (*Server, error) {
-	cs, err := kubernetes.NewForConfig(o.Client)
-	if err != nil {
-		return nil, err
-	}
-	return &Server{opts: o, client: cs, missing: map[uint64]time.Time{}, probe: http.Client{
+	s := &Server{opts: o, missing: map[uint64]time.Time{}, probe: http.Client{
 		Timeout:   probeTimeout,
 		Transport: &http.Transport{DialTLSContext: dialPeer(o.Peer), MaxIdleConnsPerHost: 1},
-	}}, nil
+	}}
+	if o.Client == nil {
+		return s, nil
+	}
+	var err error
+	s.client, err = kubernetes.NewForConfig(o.Client)
+	return s, err
 }
 
 // dialPeer connects to the etcd of another server, with the certificates as they are now.
@@ -167,8 +169,11 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 				probed = time.Now()
 			}
 			s.keepAddress(ctx, members)
-			if votes := count(members); pair.watch(votes, leads(members), time.Now()) {
-				s.tell(ctx, corev1.EventTypeWarning, "EvenServers", "the cluster has "+described(votes))
+			if votes, witnesses := count(members); pair.watch(votes, leads(members), time.Now()) {
+				s.tell(ctx, corev1.EventTypeWarning, "EvenServers", "the cluster has "+described(votes, witnesses))
+			}
+			if s.isWitness() {
+				s.handOver(ctx)
 			}
 			if i := slices.IndexFunc(members, func(m etcd.Member) bool { return m.Learner }); i >= 0 {
 				every = newcomerEvery
@@ -176,7 +181,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 					s.settle(ctx, members[i], orphans)
 				}
 			}
-			if time.Since(stored) >= addressesEvery && s.storeAddresses(ctx) {
+			if !s.isWitness() && time.Since(stored) >= addressesEvery && s.storeAddresses(ctx) {
 				stored = time.Now()
 			}
 		}
@@ -187,6 +192,9 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		}
 	}
 }
+
+// isWitness reports whether this is a witness.
+func (s *Server) isWitness() bool { return s.client == nil }
 
 // leads reports whether this server's etcd leads.
 func leads(members []etcd.Member) bool {
@@ -216,10 +224,10 @@ func (s *Server) look(ctx context.Context, members []etcd.Member) {
 					s.opts.Log.Infof("server that joins (%s) does not answer yet: %v", m.URL, err)
 					return
 				}
-				s.opts.Log.Warnf("server %s (%s) does not answer: %v", nameOf(m), m.URL, err)
+				s.opts.Log.Warnf("%s %s (%s) does not answer: %v", kind(m), nameOf(m), m.URL, err)
 			case err == nil && missing:
 				delete(s.missing, m.ID)
-				s.opts.Log.Infof("server %s (%s) answers again, after %s", nameOf(m), m.URL, now.Sub(since).Round(time.Second))
+				s.opts.Log.Infof("%s %s (%s) answers again, after %s", kind(m), nameOf(m), m.URL, now.Sub(since).Round(time.Second))
 			}
 		})
 	}
@@ -239,6 +247,14 @@ func nameOf(m etcd.Member) string {
 		return "that joins"
 	}
 	return m.Name
+}
+
+// kind is what a member is to an operator.
+func kind(m etcd.Member) string {
+	if m.Witness {
+		return "witness"
+	}
+	return "server"
 }
 
 // ask returns why the etcd of another server does not answer.
@@ -270,7 +286,7 @@ func (s *Server) settle(ctx context.Context, m etcd.Member, orphans map[uint64]t
 		return err
 	})
 	if err == nil {
-		s.opts.Log.Infof("server %s (%s) has all data, and a vote: the cluster has %s", nameOf(m), m.URL, described(count(s.opts.Etcd.Members())))
+		s.opts.Log.Infof("%s %s (%s) has all data, and a vote: the cluster has %s", kind(m), nameOf(m), m.URL, described(count(s.opts.Etcd.Members())))
 		delete(orphans, m.ID)
 		return
 	}
@@ -298,26 +314,36 @@ func (s *Server) settle(ctx context.Context, m etcd.Member, orphans map[uint64]t
 	s.opts.Log.Warnf("removed the server at %s: it began to join, and has not answered for %s", m.URL, orphanAfter)
 }
 
-// count returns the number of servers with a vote.
-func count(members []etcd.Member) int {
-	votes := 0
+// count returns the number of members with a vote, and how many of them are witnesses.
+func count(members []etcd.Member) (votes, witnesses int) {
 	for _, m := range members {
-		if !m.Learner {
-			votes++
+		if m.Learner {
+			continue
+		}
+		votes++
+		if m.Witness {
+			witnesses++
 		}
 	}
-	return votes
+	return votes, witnesses
 }
 
-// described says what a number of servers means.
-func described(votes int) string {
+// described says what a number of votes means, of which some are witnesses'.
+func described(votes, witnesses int) string {
+	who := fmt.Sprintf("%d servers", votes-witnesses)
+	if votes-witnesses == 1 {
+		who = "one server"
+	}
+	if witnesses > 0 {
+		who += " and a witness"
+	}
 	switch {
 	case votes == 1:
-		return "one server"
+		return who
 	case votes%2 == 0:
-		return fmt.Sprintf("%d servers, and can lose %d of them, as with %d: add or remove one", votes, (votes-1)/2, votes-1)
+		return fmt.Sprintf("%s, and can lose %d of them, as with %d: add or remove one", who, (votes-1)/2, votes-1)
 	}
-	return fmt.Sprintf("%d servers, and can lose %d of them", votes, (votes-1)/2)
+	return fmt.Sprintf("%s, and can lose %d of them", who, (votes-1)/2)
 }
 
 // keepAddress tells the others this server's address when it has changed.
@@ -396,6 +422,8 @@ type Status struct {
 	PeerURL string `json:"peerURL"`
 	// Role is RoleLeader, RoleFollower or RoleJoining.
 	Role string `json:"role"`
+	// Witness means that it runs etcd and nothing else.
+	Witness bool `json:"witness,omitempty"`
 	// Missing is since when it does not answer the one that was asked; zero: it answers.
 	Missing time.Time `json:"missing,omitzero"`
 }
@@ -411,7 +439,7 @@ func (s *Server) view(ctx context.Context) View {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, m := range s.opts.Etcd.Members() {
-		st := Status{Name: m.Name, PeerURL: m.URL, Role: RoleFollower, Missing: s.missing[m.ID]}
+		st := Status{Name: m.Name, PeerURL: m.URL, Role: RoleFollower, Witness: m.Witness, Missing: s.missing[m.ID]}
 		switch {
 		case m.Learner:
 			st.Role = RoleJoining
@@ -424,11 +452,11 @@ func (s *Server) view(ctx context.Context) View {
 	return v
 }
 
-// Names returns the names of all servers.
+// Names returns the names of all servers; witnesses are none.
 func Names(e Member) []string {
 	var names []string
 	for _, m := range e.Members() {
-		if m.Name != "" {
+		if m.Name != "" && !m.Witness {
 			names = append(names, m.Name)
 		}
 	}
@@ -437,22 +465,28 @@ func Names(e Member) []string {
 
 // Verdict says in a sentence what the state of the servers means.
 func Verdict(all []Status) string {
-	votes, missing := 0, 0
+	votes, witnesses, missing := 0, 0, 0
 	for _, s := range all {
 		if s.Role == RoleJoining {
 			continue
 		}
 		votes++
+		if s.Witness {
+			witnesses++
+		}
 		if !s.Missing.IsZero() {
 			missing++
 		}
 	}
-	majority := votes/2 + 1
+	majority, who := votes/2+1, "servers"
+	if witnesses > 0 {
+		who = "servers, witness included,"
+	}
 	switch {
 	case votes-missing < majority:
-		return fmt.Sprintf("Nothing can be written: %d of %d servers answer, and it takes %d. Start the missing ones, or run kubelith server --cluster-reset on one.", votes-missing, votes, majority)
+		return fmt.Sprintf("Nothing can be written: %d of %d %s answer, and it takes %d. Start the missing ones, or run kubelith server --cluster-reset on one.", votes-missing, votes, who, majority)
 	case missing > 0:
-		return fmt.Sprintf("The cluster works: %d of %d servers answer, and it takes %d.", votes-missing, votes, majority)
+		return fmt.Sprintf("The cluster works: %d of %d %s answer, and it takes %d.", votes-missing, votes, who, majority)
 	}
-	return fmt.Sprintf("The cluster has %s.", described(votes))
+	return fmt.Sprintf("The cluster has %s.", described(votes, witnesses))
 }

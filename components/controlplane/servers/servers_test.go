@@ -130,6 +130,9 @@ func TestStale(t *testing.T) {
 		"its own earlier try":             {[]etcd.Member{{ID: 2, URL: dead, Learner: true}}, request{Name: "b", PeerURL: dead}, []uint64{2}, "", false},
 		"another one joins":               {[]etcd.Member{{ID: 2, URL: dead + "2", Learner: true}}, request{Name: "b", PeerURL: dead}, nil, "", true},
 		"the address of another server":   {[]etcd.Member{{ID: 2, Name: "c", URL: dead}}, request{Name: "b", PeerURL: dead}, nil, "server c of the cluster has the address", false},
+		"the name of a witness that runs": {[]etcd.Member{{ID: 2, Name: "b", URL: alive.URL, Witness: true}}, request{Name: "b", PeerURL: dead}, nil, "a witness b is in the cluster, and runs", false},
+		"a second witness":                {[]etcd.Member{{ID: 2, Name: "b", URL: dead, Witness: true}}, request{Name: "c", PeerURL: dead + "2", Witness: true}, nil, "the cluster has the witness b, and one is enough", false},
+		"the same witness again":          {[]etcd.Member{{ID: 2, Name: "b", URL: dead, Witness: true}}, request{Name: "b", PeerURL: dead, Witness: true}, []uint64{2}, "", false},
 	} {
 		s := server(t, append(member{self}, tc.others...))
 		ids, err := s.stale(t.Context(), tc.r)
@@ -182,8 +185,69 @@ func TestCheckNode(t *testing.T) {
 	s := server(t, nil, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "agent"}},
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "server", Labels: map[string]string{"node-role.kubernetes.io/control-plane": ""}}})
 	for name, want := range map[string]string{"agent": "the cluster has a node agent, which is no server", "server": "", "new": ""} {
-		if err := s.checkNode(t.Context(), name); !refusedWith(err, want) {
+		if err := s.checkNode(t.Context(), request{Name: name}); !refusedWith(err, want) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, want := range map[string]string{"agent": "a witness is none", "server": "a witness is none", "new": ""} {
+		if err := s.checkNode(t.Context(), request{Name: name, Witness: true}); !refusedWith(err, want) {
+			t.Errorf("witness %s: %v", name, err)
+		}
+	}
+}
+
+// TestKeysOfWitness: a witness gets the CA of etcd's members and no other key, and refuses others that an older server
+// would send.
+func TestKeysOfWitness(t *testing.T) {
+	s := server(t, nil)
+	s.opts.TLSDir, s.opts.EncryptionConfig = t.TempDir(), filepath.Join(t.TempDir(), "encryption.yaml")
+	for _, name := range []string{"cluster-ca.crt", "cluster-ca.key", "kubelet-ca.crt", "kubelet-ca.key", "front-proxy-ca.crt", "front-proxy-ca.key",
+		"peer-ca.crt", "peer-ca.key", "kubelet-trust.crt", "service-account.key"} {
+		if err := os.WriteFile(filepath.Join(s.opts.TLSDir, name), []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(s.opts.EncryptionConfig, []byte("secret-of-secrets"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var all, few bundle
+	if err := errors.Join(s.giveKeys(&all, request{}), s.giveKeys(&few, request{Witness: true})); err != nil {
+		t.Fatal(err)
+	}
+	if len(all.Keys) != 10 || string(all.Encryption) != "secret-of-secrets" {
+		t.Errorf("a server gets %v", all)
+	}
+	if len(few.Keys) != 2 || few.Keys["peer-ca.crt"] == nil || few.Keys["peer-ca.key"] == nil || few.Encryption != nil {
+		t.Errorf("a witness gets %v", few)
+	}
+	dir := t.TempDir()
+	n := &Newcomer{DataDir: dir, TLSDir: filepath.Join(dir, "tls"), EncryptionConfig: filepath.Join(dir, "cred", "encryption.yaml"), Witness: true}
+	if err := n.placeKeys(&all); err == nil || !strings.Contains(err.Error(), "unknown file") || !absent(n.TLSDir) {
+		t.Errorf("with all keys: %v", err)
+	}
+	if err := n.placeKeys(&few); err != nil || !absent(n.EncryptionConfig) {
+		t.Errorf("with its own keys: %v", err)
+	}
+}
+
+func absent(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, os.ErrNotExist)
+}
+
+// TestWitnessIsNoServer: it is not among the names of servers, does not keep the last server from being the only one, and
+// is removed without a record.
+func TestWitnessIsNoServer(t *testing.T) {
+	s := server(t, member{{ID: 1, Name: "a", Self: true, Leader: true}, {ID: 2, Name: "w", Witness: true}})
+	if got := Names(s.opts.Etcd); !slices.Equal(got, []string{"a"}) {
+		t.Errorf("the servers are %v", got)
+	}
+	if err := s.remove(t.Context(), "a"); !refusedWith(err, "a is the only server") {
+		t.Errorf("removing the last server: %v", err)
+	}
+	for _, st := range s.view(t.Context()).Servers {
+		if st.Witness != (st.Name == "w") {
+			t.Errorf("the view has %+v", st)
 		}
 	}
 }
@@ -266,6 +330,9 @@ func TestVerdict(t *testing.T) {
 		"3 servers, and can lose 1 of them":                             {{Role: RoleLeader}, {Role: RoleFollower}, {Role: RoleFollower}},
 		"The cluster works: 2 of 3 servers answer":                      {{Role: RoleLeader}, {Role: RoleFollower, Missing: gone}, {Role: RoleFollower}},
 		"Nothing can be written: 1 of 3 servers answer":                 {{Role: RoleLeader}, {Role: RoleFollower, Missing: gone}, {Role: RoleFollower, Missing: gone}},
+		"2 servers and a witness, and can lose 1 of them.":              {{Role: RoleLeader}, {Role: RoleFollower}, {Role: RoleFollower, Witness: true}},
+		"one server and a witness, and can lose 0 of them, as with 1":   {{Role: RoleLeader}, {Role: RoleFollower, Witness: true}},
+		"works: 2 of 3 servers, witness included, answer":               {{Role: RoleLeader}, {Role: RoleFollower, Missing: gone}, {Role: RoleFollower, Witness: true}},
 		"Nothing can be written: 1 of 2 servers answer, and it takes 2": {{Role: RoleFollower}, {Role: RoleFollower, Missing: gone}, {Role: RoleJoining}},
 	} {
 		if got := Verdict(all); !strings.Contains(got, want) {

@@ -204,14 +204,14 @@ func (s *Server) named(id uint64) string {
 	return fmt.Sprintf("%x", id)
 }
 
-// handOver lets another server that answers lead, if this one does.
+// handOver lets another server that answers lead, if this one does: never a witness, which would give it back.
 func (s *Server) handOver(ctx context.Context) {
 	members := s.opts.Etcd.Members()
 	if !leads(members) {
 		return
 	}
 	for _, m := range members {
-		if m.Self || m.Learner || s.ask(ctx, m) != nil {
+		if m.Self || m.Learner || m.Witness || s.ask(ctx, m) != nil {
 			continue
 		}
 		err := s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
@@ -224,12 +224,15 @@ func (s *Server) handOver(ctx context.Context) {
 	}
 }
 
-// tell logs, and leaves an Event at this server's Node, if the API can write one.
+// tell logs, and leaves an Event at this server's Node, if the API can write one. A witness has no Node.
 func (s *Server) tell(ctx context.Context, kind, reason, message string) {
 	if kind == corev1.EventTypeWarning {
 		s.opts.Log.Warn(message)
 	} else {
 		s.opts.Log.Info(message)
+	}
+	if s.isWitness() {
+		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()

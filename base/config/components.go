@@ -78,6 +78,7 @@ func Components() []Component {
 		{Name: "storage-controllers"},
 		{Name: "token"},
 		{Name: "tunnel"},
+		{Name: "upgrader"},
 		{Name: "vip"},
 	}
 }

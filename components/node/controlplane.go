@@ -21,6 +21,7 @@ import (
 	"kubelith.io/kubelith/components/controlplane/etcd"
 	"kubelith.io/kubelith/components/controlplane/metrics"
 	"kubelith.io/kubelith/components/controlplane/servers"
+	"kubelith.io/kubelith/components/worker/upgrader"
 	"kubelith.io/kubelith/plugins/host"
 )
 
@@ -136,7 +137,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		VirtualAddress:   func() netip.Addr { return machine.virtualAddress(cfg) },
 		Handle: func(next http.Handler) http.Handler {
 			return dial.handle(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				rotation.Handler(others.Handler(next)).ServeHTTP(w, r)
+				upgrader.Handler(cfg.DataDir, rotation.Handler(others.Handler(next))).ServeHTTP(w, r)
 			}))
 		},
 	})

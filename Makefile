@@ -158,6 +158,11 @@ upgrade-test: build $(upgrade_from)/bin/kubelith ## upgrade from an older commit
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_UPGRADE_FROM=$(CURDIR)/$(upgrade_from)/bin/kubelith \
 		$(GO) test -count=1 -v ./integration/upgrade -run 'TestFrom$$'
 
+.PHONY: upgrade-cluster-test
+upgrade-cluster-test: build ## upgrade two servers and an agent with one command, also to a program that fails (root, 4 minutes)
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_UPGRADE_CLUSTER_FAILURE=1 \
+		$(GO) test -count=1 -v -timeout 30m ./integration/upgrade -run 'TestCluster$$'
+
 # Without this Makefile's settings: that commit has its own.
 $(upgrade_from)/bin/kubelith:
 	rm -rf $(upgrade_from)

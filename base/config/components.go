@@ -80,6 +80,7 @@ func Components() []Component {
 		{Name: "storage-controllers"},
 		{Name: "token"},
 		{Name: "tunnel"},
+		{Name: "upgrader"},
 		{Name: "vip"},
 	}
 }

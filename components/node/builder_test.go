@@ -173,7 +173,7 @@ func TestDisable(t *testing.T) {
 			gone = append(gone, "dns-publisher")
 		}
 		if slices.Contains(disabled, "kubelet") {
-			gone = append(gone, "host-ports")
+			gone = append(gone, "host-ports", "upgrader")
 		}
 		if slices.Contains(gone, "network") {
 			gone = append(gone, "cni", "podlink", "network-policy")

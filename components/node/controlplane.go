@@ -22,6 +22,7 @@ import (
 	"kubelith.io/kubelith/components/controlplane/etcd"
 	"kubelith.io/kubelith/components/controlplane/metrics"
 	"kubelith.io/kubelith/components/controlplane/servers"
+	"kubelith.io/kubelith/components/worker/upgrader"
 	"kubelith.io/kubelith/plugins/host"
 )
 
@@ -138,7 +139,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		VirtualAddress:   func() netip.Addr { return machine.virtualAddress(cfg) },
 		Handle: func(next http.Handler) http.Handler {
 			return dial.handle(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				cas.Handler(rotation.Handler(others.Handler(next))).ServeHTTP(w, r)
+				upgrader.Handler(cfg.DataDir, cas.Handler(rotation.Handler(others.Handler(next)))).ServeHTTP(w, r)
 			}))
 		},
 	})

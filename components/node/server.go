@@ -80,6 +80,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		clientCA: machine.pki.ClusterTrust,
 		serving:  machine.pki.KubeletServer,
 		publish:  p.api.Informers,
+		fetch:    p.fetchProgram,
 	})
 	return b.enabled(slices.Concat(cfg.Disable, p.elsewhere))
 }

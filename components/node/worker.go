@@ -1,6 +1,8 @@
 package node
 
 import (
+	"context"
+	"io"
 	"path/filepath"
 	"slices"
 
@@ -26,6 +28,7 @@ import (
 	"kubelith.io/kubelith/components/worker/recorder"
 	componentstatus "kubelith.io/kubelith/components/worker/status"
 	"kubelith.io/kubelith/components/worker/storage"
+	"kubelith.io/kubelith/components/worker/upgrader"
 	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/runtime/cgroups"
 	embeddedimages "kubelith.io/kubelith/runtime/images"
@@ -51,6 +54,9 @@ type workerOptions struct {
 	// The kubelet's: the CA of its clients, and its certificate; without one it asks the server.
 	clientCA string
 	serving  pki.Pair
+
+	// fetch writes the program of an upgrade, from another server on a server; nil: from the API.
+	fetch func(ctx context.Context, sum string, to io.Writer) error
 
 	// publish is where the network finds its peers; nil where the process shares no informers.
 	publish func() informers.SharedInformerFactory
@@ -167,6 +173,14 @@ func worker(b *builder, w workerOptions) *kubelet.Server {
 
 	// Without a kubelet there is no Node to annotate.
 	b.with("kubelet").add(hostports.New(hostports.Options{Client: w.client("host-ports", asNode), NodeName: cfg.NodeName, Log: logFor("host-ports")}))
+
+	b.with("kubelet").add(upgrader.New(upgrader.Options{
+		Client:   w.client("upgrader", asNode),
+		NodeName: cfg.NodeName,
+		DataDir:  cfg.DataDir,
+		Fetch:    w.fetch,
+		Log:      logFor("upgrader"),
+	}))
 
 	b.add(proxy.New(proxy.Options{
 		Client:       w.client("proxy", client.Proxy),

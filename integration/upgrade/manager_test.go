@@ -74,6 +74,7 @@ func install(t *testing.T, s *harness.Server, program string) *manager {
 	s.Exec(t, "mount", "--bind", "/var/lib/bin", "/usr/local/bin") // on the sandbox's disk
 	s.Exec(t, "cp", program, installed)
 	s.Exec(t, "ln", "-s", os.Args[0], tools+"/rc-service")
+	s.Exec(t, "ln", "-s", os.Args[0], "/usr/local/bin/rc-service") // for the node itself, which has no PATH of ours
 	script := fmt.Sprintf("command=%q\ncommand_args=%q\noutput_log=%q\n", installed, strings.Join(s.ServerArgs(), " "), m.log())
 	if err := os.WriteFile(s.Path("/etc/init.d/"+m.service), []byte(script), 0o755); err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"kubelith.io/kubelith/base/tunnel"
 	"kubelith.io/kubelith/components/controlplane/servers"
 	"kubelith.io/kubelith/components/worker/policy/peers"
+	"kubelith.io/kubelith/components/worker/upgrader"
 )
 
 // joining returns the rights of machines that join, of the nodes that they become, and of the components that admit
@@ -43,6 +44,7 @@ func joining() []runtime.Object {
 			// Network policies select pods of all nodes, by what this path tells of them.
 			rbacv1.PolicyRule{NonResourceURLs: []string{peers.Path}, Verbs: []string{"get"}},
 			rbacv1.PolicyRule{NonResourceURLs: []string{tunnel.Path}, Verbs: []string{"get"}},
+			rbacv1.PolicyRule{NonResourceURLs: []string{upgrader.Path + "*"}, Verbs: []string{"get"}},
 			rbacv1.PolicyRule{APIGroups: []string{"policy.networking.k8s.io"}, Resources: []string{"clusternetworkpolicies"}, Verbs: follow},
 			rbacv1.PolicyRule{APIGroups: []string{"apiextensions.k8s.io"}, Resources: []string{"customresourcedefinitions"},
 				ResourceNames: []string{names.ClusterPolicies}, Verbs: follow}, // whether there are any
@@ -58,6 +60,9 @@ func joining() []runtime.Object {
 		clusterRole("kubelith:join-servers", newServers,
 			rbacv1.PolicyRule{NonResourceURLs: []string{servers.Path}, Verbs: []string{"post"}}),
 		bindCluster("kubelith:rejoin-servers", "kubelith:join-servers", known),
+		// A server gets the program of an upgrade from the one whose administrator has put it there.
+		clusterRole("kubelith:upgrade-servers", known,
+			rbacv1.PolicyRule{NonResourceURLs: []string{upgrader.Path + "*"}, Verbs: []string{"get"}}),
 		clusterRole(client.Servers, admission,
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"nodes"}, Verbs: []string{"get"}},
 			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"get"}},

@@ -43,6 +43,7 @@ import (
 	"kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/tunnel"
 	"kubelith.io/kubelith/components/worker/policy/peers"
+	"kubelith.io/kubelith/components/worker/upgrader"
 )
 
 // newConfig is upstream's app.NewConfig, recomposed from the same exported parts for one reason: upstream builds the
@@ -175,7 +176,7 @@ func (s *Server) genericConfig(ctx context.Context, o options.CompletedOptions) 
 		sets.NewString("attach", "exec", "proxy", "log", "portforward"),
 	)
 	c.LongRunningFunc = func(req *http.Request, info *apirequest.RequestInfo) bool {
-		return info.Path == peers.Path || info.Path == tunnel.Path || longRunning(req, info)
+		return info.Path == peers.Path || info.Path == tunnel.Path || strings.HasPrefix(info.Path, upgrader.Path) || longRunning(req, info)
 	}
 
 	if s.opts.EtcdAnswers != nil {

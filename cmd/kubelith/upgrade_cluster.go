@@ -1,0 +1,261 @@
+package kubelith
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	nodeutil "k8s.io/kubernetes/pkg/util/node"
+
+	"kubelith.io/kubelith/base/datadir"
+	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/components/worker/upgrader"
+	"kubelith.io/kubelith/host/upgrade"
+)
+
+// rollout upgrades the nodes of a cluster.
+type rollout struct {
+	o        upgrade.Options // of this server
+	self     string
+	client   kubernetes.Interface
+	checksum string
+	id       string
+
+	mu sync.Mutex // of o.Out
+}
+
+const (
+	// askNodesEvery is the time between two looks at a node that is being upgraded: the API that is asked restarts too, so a watch would
+	// end with it.
+	askNodesEvery = time.Second
+	// transferTime is what a node may take in addition to get the program, check it and copy its data.
+	transferTime = 10 * time.Minute
+)
+
+// upgradeCluster upgrades all nodes, from this server. A node that goes back stops it; run again, it goes on.
+func upgradeCluster(ctx context.Context, o upgrade.Options, role string, batch int) error {
+	if role != names.RoleServer {
+		return errors.New("this machine is an agent: run kubelith upgrade --cluster on a server")
+	}
+	if batch < 1 {
+		return fmt.Errorf("--batch %d: give the number of agents to upgrade at the same time", batch)
+	}
+	if upgrade.Interrupted(o.DataDir) { // its API may be away
+		if err := upgrade.Run(ctx, o); err != nil {
+			return err
+		}
+	}
+	settings, err := datadir.ReadSettings(o.DataDir)
+	if err != nil {
+		return err
+	}
+	cs, err := administrator("")
+	if err != nil {
+		return err
+	}
+	r := &rollout{o: o, self: settings.NodeName, client: cs, id: strconv.FormatInt(time.Now().UnixNano(), 36)}
+	servers, agents, err := r.preflight(ctx)
+	if err != nil {
+		return err
+	}
+	if o.Proof.SHA256 == "" && o.Proof.Signature == "" {
+		r.say("warning: %s is not verified: give --sha256 or --sig", o.File)
+	}
+	if r.o.File, r.checksum, err = upgrade.Put(o.File, upgrader.Dir(o.DataDir), o.Proof); err != nil {
+		return err
+	}
+	r.o.Proof = upgrade.Proof{SHA256: r.checksum}
+	for _, name := range servers {
+		if err := r.node(ctx, name); err != nil {
+			return err
+		}
+	}
+	r.say("%s: upgrading this server", r.self)
+	if err := upgrade.Run(ctx, r.o); err != nil {
+		return r.stopped(r.self, err)
+	}
+	for some := range slices.Chunk(agents, batch) {
+		if err := r.together(ctx, some); err != nil {
+			return err
+		}
+	}
+	for _, name := range servers { // which have kept the program for agents
+		if err := r.request(ctx, name, nil); err != nil {
+			return err
+		}
+	}
+	if err := os.RemoveAll(upgrader.Dir(o.DataDir)); err != nil {
+		return err
+	}
+	r.say("all %d nodes are upgraded", len(servers)+1+len(agents))
+	return nil
+}
+
+func (r *rollout) say(format string, a ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fmt.Fprintf(r.o.Out, format+"\n", a...)
+}
+
+func (r *rollout) stopped(name string, err error) error {
+	return fmt.Errorf("the node %s is not upgraded, and the nodes after it are left as they are: %w", name, err)
+}
+
+// preflight returns the other servers and the agents, in order. It changes nothing.
+func (r *rollout) preflight(ctx context.Context) (servers, agents []string, err error) {
+	nodes, err := r.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	var here string
+	for _, n := range nodes.Items {
+		if n.Name == r.self {
+			here = n.Status.NodeInfo.Architecture
+		}
+	}
+	var cannot []string
+	for _, n := range nodes.Items {
+		role := n.Labels[names.RoleLabel]
+		if n.Name == r.self || role == "" { // those of others, such as a simulator's, have no program of ours
+			continue
+		}
+		if why := unfit(&n, here); why != "" {
+			cannot = append(cannot, n.Name+": "+why)
+		}
+		if role == names.RoleServer {
+			servers = append(servers, n.Name)
+		} else {
+			agents = append(agents, n.Name)
+		}
+	}
+	if len(cannot) > 0 {
+		return nil, nil, fmt.Errorf("nothing is upgraded: %s", strings.Join(cannot, "; "))
+	}
+	return servers, agents, nil
+}
+
+// unfit returns why a node cannot be upgraded from here.
+func unfit(n *corev1.Node, architecture string) string {
+	status, known := upgrader.StatusOf(n.Annotations)
+	switch {
+	case !known:
+		return "its release cannot upgrade itself: upgrade it there, with kubelith upgrade FILE"
+	case status.Cannot != "":
+		return status.Cannot
+	case !nodeutil.IsNodeReady(n):
+		return "it is not Ready"
+	case architecture != "" && n.Status.NodeInfo.Architecture != architecture:
+		return fmt.Sprintf("it has another processor (%s): upgrade it there, with kubelith upgrade FILE", n.Status.NodeInfo.Architecture)
+	}
+	return ""
+}
+
+// together upgrades agents at the same time. Each that has begun also ends.
+func (r *rollout) together(ctx context.Context, agents []string) error {
+	errs := make([]error, len(agents))
+	var all sync.WaitGroup
+	for i, name := range agents {
+		all.Go(func() {
+			if errs[i] = r.node(ctx, name); errs[i] == nil {
+				errs[i] = r.request(ctx, name, nil)
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// node upgrades another node, and returns when it is Ready with the new program.
+func (r *rollout) node(ctx context.Context, name string) error {
+	r.say("%s: upgrading", name)
+	request := &upgrader.Request{ID: r.id, SHA256: r.checksum, Within: r.o.Within.String()}
+	if err := r.request(ctx, name, request); err != nil {
+		return r.stopped(name, err)
+	}
+	// Twice the time, for the way back.
+	ctx, cancel := context.WithTimeout(ctx, 2*r.o.Within+transferTime)
+	defer cancel()
+	var last error
+	for {
+		var status upgrader.Status
+		if status, last = r.look(ctx, name); last == nil {
+			if status.Error != "" {
+				return r.stopped(name, errors.New(status.Error))
+			}
+			r.say("%s: Ready with the new program", name)
+			return nil
+		}
+		select {
+		case <-time.After(askNodesEvery):
+		case <-ctx.Done():
+			return r.stopped(name, fmt.Errorf("%w (%w)", last, ctx.Err()))
+		}
+	}
+}
+
+// look returns a node's status, once that is about the request and, if it was met, the node and all servers are there.
+func (r *rollout) look(ctx context.Context, name string) (upgrader.Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	n, err := r.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return upgrader.Status{}, err
+	}
+	status, _ := upgrader.StatusOf(n.Annotations)
+	switch {
+	case status.ID != r.id:
+		return status, errors.New("it has not said yet how the upgrade has ended")
+	case status.Error != "":
+		return status, nil
+	case !nodeutil.IsNodeReady(n):
+		return status, errors.New("it is not Ready")
+	}
+	all, err := serversOf(ctx, r.client)
+	if err != nil {
+		return status, err
+	}
+	for _, s := range all {
+		if !s.Missing.IsZero() {
+			return status, fmt.Errorf("the etcd of server %s is not there yet", orNone(s.Name))
+		}
+	}
+	return status, nil
+}
+
+// request writes a request into a Node, or takes it back. The API may be restarting.
+func (r *rollout) request(ctx context.Context, name string, request *upgrader.Request) error {
+	var value any // null removes it
+	if request != nil {
+		text, err := json.Marshal(request)
+		if err != nil {
+			return err
+		}
+		value = string(text)
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{upgrader.RequestAnnotation: value}}})
+	if err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(r.o.Within); ; {
+		_, err := r.client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		if err == nil || apierrors.IsNotFound(err) || ctx.Err() != nil || time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-time.After(askNodesEvery):
+		case <-ctx.Done():
+		}
+	}
+}

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +15,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubelith.io/kubelith/base/client"
-	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/components/worker/upgrader"
 )
 
@@ -33,12 +31,10 @@ func (p *plane) fetchProgram(ctx context.Context, sum string, to io.Writer) erro
 	if err != nil {
 		return err
 	}
-	cert, ca, err := pki.ServerClient(tlsDir(p.cfg), p.cfg.NodeName, time.Now())
+	cert, roots, err := p.identity()
 	if err != nil {
 		return err
 	}
-	roots := x509.NewCertPool()
-	roots.AddCert(ca)
 	from := &http.Client{Timeout: upgradeTimeout, Transport: &http.Transport{ // no proxy
 		TLSClientConfig:   &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: roots, ServerName: "kubernetes", MinVersion: tls.VersionTLS12},
 		DisableKeepAlives: true,

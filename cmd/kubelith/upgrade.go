@@ -45,8 +45,8 @@ func upgradeCommand() *cli.Command {
 		Usage:     "replace the program of this machine's service; the former one comes back if the new one does not become ready",
 		Description: "FILE is another version of kubelith. It is verified and checked, a snapshot is saved, and the service is started with it; pods keep\n" +
 			"running. If its node is not Ready in time, the former program runs again, with the data of before, and the command fails.\n" +
-			"An upgrade that was interrupted goes on when the same command is run again. With --cluster, on a server, all nodes are upgraded, one after the other; the first that\n" +
-			"goes back stops that.",
+			"An upgrade that was interrupted goes on when the same command is run again. With --cluster, on a server, all nodes are upgraded, one\n" +
+			"after the other; the first that goes back stops that.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "sha256", Usage: "checksum that FILE must have"},
 			&cli.StringFlag{Name: "sig", Usage: "signature of FILE that minisign has written"},
@@ -54,6 +54,7 @@ func upgradeCommand() *cli.Command {
 			&cli.DurationFlag{Name: "within", Usage: "how long the node may take to become Ready", Value: 5 * time.Minute},
 			&cli.BoolFlag{Name: "cluster", Usage: "upgrade all nodes of the cluster: the other servers one at a time, this one, then agents"},
 			&cli.IntFlag{Name: "batch", Usage: "with --cluster: how many agents are upgraded at the same time", Value: 1},
+			&cli.BoolFlag{Name: "drain", Usage: "with --cluster: move the pods of an agent elsewhere before it is upgraded"},
 			&cli.StringFlag{Name: "result", Hidden: true, Usage: "request of the cluster under which the result is stored"},
 			&cli.BoolFlag{Name: allowRemoved, Usage: "go on although APIs are in use that the new version does not have"},
 		},
@@ -97,7 +98,7 @@ func runUpgrade(c *cli.Context) error {
 	}
 	switch id := c.String("result"); {
 	case c.Bool("cluster"):
-		return upgradeCluster(c.Context, o, service.Command()[1], c.Int("batch"))
+		return upgradeCluster(c.Context, o, service.Command()[1], c.Int("batch"), c.Bool("drain"))
 	case id != "":
 		return upgrade.Reporting(upgrader.Dir(o.DataDir), id, func() error { return upgrade.Run(c.Context, o) })
 	}

@@ -32,6 +32,7 @@ type rollout struct {
 	client   kubernetes.Interface
 	checksum string
 	id       string
+	drained  bool // agents are drained first
 
 	mu sync.Mutex // of o.Out
 }
@@ -45,7 +46,7 @@ const (
 )
 
 // upgradeCluster upgrades all nodes, from this server. A node that goes back stops it; run again, it goes on.
-func upgradeCluster(ctx context.Context, o upgrade.Options, role string, batch int) error {
+func upgradeCluster(ctx context.Context, o upgrade.Options, role string, batch int, drained bool) error {
 	if role != names.RoleServer {
 		return errors.New("this machine is an agent: run kubelith upgrade --cluster on a server")
 	}
@@ -65,7 +66,7 @@ func upgradeCluster(ctx context.Context, o upgrade.Options, role string, batch i
 	if err != nil {
 		return err
 	}
-	r := &rollout{o: o, self: settings.NodeName, client: cs, id: strconv.FormatInt(time.Now().UnixNano(), 36)}
+	r := &rollout{o: o, self: settings.NodeName, client: cs, drained: drained, id: strconv.FormatInt(time.Now().UnixNano(), 36)}
 	servers, agents, err := r.preflight(ctx)
 	if err != nil {
 		return err
@@ -168,13 +169,24 @@ func (r *rollout) together(ctx context.Context, agents []string) error {
 	var all sync.WaitGroup
 	for i, name := range agents {
 		all.Go(func() {
-			if errs[i] = r.node(ctx, name); errs[i] == nil {
-				errs[i] = r.request(ctx, name, nil)
-			}
+			errs[i] = r.agent(ctx, name)
 		})
 	}
 	all.Wait()
 	return errors.Join(errs...)
+}
+
+// agent upgrades an agent. One that is not upgraded stays drained: somebody has to look at it.
+func (r *rollout) agent(ctx context.Context, name string) error {
+	if r.drained {
+		if err := r.drain(ctx, name); err != nil {
+			return r.stopped(name, err)
+		}
+	}
+	if err := r.node(ctx, name); err != nil {
+		return err
+	}
+	return errors.Join(r.request(ctx, name, nil), r.uncordon(ctx, name))
 }
 
 // node upgrades another node, and returns when it is Ready with the new program.

@@ -1,12 +1,17 @@
 package kubelith
 
 import (
+	"io"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 
 	"kubelith.io/kubelith/components/worker/upgrader"
+	"kubelith.io/kubelith/host/upgrade"
 )
 
 // TestUnfit: a node is upgraded from elsewhere only if it says that it can, is Ready and has the same processor.
@@ -31,6 +36,54 @@ func TestUnfit(t *testing.T) {
 		}
 		if got := unfit(n, "arm64"); got == "" {
 			t.Errorf("%s, %s: it is fit for a program of another processor", c.status, c.ready)
+		}
+	}
+}
+
+// TestDrain: the pods of a node go, except those of DaemonSets; a pod that nobody would start again is a reason to stop. Afterwards
+// pods may come back, unless an administrator had cordoned the node.
+func TestDrain(t *testing.T) {
+	owned := func(name, kind string) *corev1.Pod {
+		yes := true
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{NodeName: "a"}}
+		if kind != "" {
+			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: kind, Name: name, Controller: &yes}}
+		}
+		return p
+	}
+	for _, c := range []struct {
+		what             string
+		before, after    bool // cordoned
+		pod, owner, want string
+	}{
+		{"a pod of a ReplicaSet", false, false, "web", "ReplicaSet", ""},
+		{"a node that was cordoned", true, true, "web", "ReplicaSet", ""},
+		{"a pod of nobody", false, false, "alone", "", "it cannot be drained"},
+	} {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: corev1.NodeSpec{Unschedulable: c.before}}
+		cs := fake.NewClientset(node, owned(c.pod, c.owner))
+		cs.Resources = []*metav1.APIResourceList{{GroupVersion: "v1"}} // without evictions: pods are deleted
+		r := &rollout{o: upgrade.Options{Within: time.Minute, Out: io.Discard}, client: cs}
+		err := r.drain(t.Context(), "a")
+		if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "default/alone")) {
+			t.Errorf("%s: %v", c.what, err)
+		}
+		n, err := cs.CoreV1().Nodes().Get(t.Context(), "a", metav1.GetOptions{})
+		if err != nil || !n.Spec.Unschedulable {
+			t.Errorf("%s: not cordoned, %v", c.what, err)
+		}
+		pods, err := cs.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{})
+		if err != nil || (len(pods.Items) == 0) != (c.want == "") {
+			t.Errorf("%s: %d pods, %v", c.what, len(pods.Items), err)
+		}
+		for range 2 { // the second time there is nothing to do
+			if err := r.uncordon(t.Context(), "a"); err != nil {
+				t.Fatal(err)
+			}
+			n, err = cs.CoreV1().Nodes().Get(t.Context(), "a", metav1.GetOptions{})
+			if _, left := n.Annotations[cordoned]; err != nil || left || n.Spec.Unschedulable != c.after {
+				t.Errorf("%s: cordoned %v afterwards, %v, %v", c.what, n.Spec.Unschedulable, n.Annotations, err)
+			}
 		}
 	}
 }

@@ -737,6 +737,9 @@ func TestInitializersWatches(t *testing.T) {
 		})
 	}
 	creators.Wait()
+	if t.Failed() {
+		stream.Body.Close() // what it waits for does not come
+	}
 	workers.Wait()
 	watchers.Wait()
 }

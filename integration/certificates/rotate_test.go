@@ -86,7 +86,7 @@ func TestRotateCA(t *testing.T) {
 		}
 	}
 	pid := s.PID()
-	r = s.RunBinary(t, "certificate", "rotate-ca") // waits for the end
+	r = s.RunBinary(t, "certificate", "rotate-ca")                                                                           // waits for the end
 	if r.Code != 0 || !strings.Contains(r.Stdout, "phase ") || !strings.Contains(r.Stdout, "The last rotation of the CAs") { // the last phases may pass unseen
 		t.Errorf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
 	}

@@ -118,7 +118,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	descriptors := app.NewControllerDescriptors()
 	// Its constructor has no client builder and is not exported: see tokens.go.
 	delete(descriptors, names.ServiceAccountTokenController)
-	for _, name := range rootCAControllers { // see rootca.go
+	for _, name := range rootCAControllers() { // see rootca.go
 		delete(descriptors, name)
 	}
 	volumes := map[string]*app.ControllerDescriptor{}

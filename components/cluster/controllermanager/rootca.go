@@ -18,9 +18,8 @@ import (
 
 // rootCAControllers read the root CA's file once, when they are built: rootCA builds them again when it changes. The tokens
 // controller is another one.
-var rootCAControllers = []string{
-	names.RootCACertificatePublisherController,
-	names.KubeAPIServerClusterTrustBundlePublisherController,
+func rootCAControllers() []string {
+	return []string{names.RootCACertificatePublisherController, names.KubeAPIServerClusterTrustBundlePublisherController}
 }
 
 const (
@@ -57,7 +56,7 @@ func (r *rootCA) build(ctx context.Context, cc app.ControllerContext, health app
 		return nil, nil, err
 	}
 	all, some := app.NewControllerDescriptors(), map[string]*app.ControllerDescriptor{}
-	for _, name := range rootCAControllers {
+	for _, name := range rootCAControllers() {
 		some[name] = all[name]
 	}
 	controllers, err := app.BuildControllers(ctx, cc, some, nil, health)
@@ -120,6 +119,7 @@ func (r *rootCA) until(ctx context.Context, controllers []app.Controller, change
 	for _, c := range controllers {
 		all.Go(func() {
 			defer utilruntime.HandleCrash()
+			r.server.opts.Log.WithField("controller", c.Name()).Debug("Controller starting...") // as upstream says of the others
 			c.Run(running)
 		})
 	}

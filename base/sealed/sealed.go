@@ -56,6 +56,14 @@ type answer struct {
 
 // Fetch asks the servers of the cluster, at a path of their API, for a secret until one has it, and decodes it into secret.
 func Fetch(ctx context.Context, cs kubernetes.Interface, identity Identity, path, name string, secret any) error {
+	return AskServers(ctx, cs, identity, fetchTimeout, func(client *http.Client, address string) error {
+		return Ask(ctx, client, address, path, name, secret)
+	})
+}
+
+// AskServers calls ask with the address, HOST:PORT, of one server of the cluster after the other until it returns nil, or returns the last
+// error. The client has this server's identity; timeout bounds each of its requests.
+func AskServers(ctx context.Context, cs kubernetes.Interface, identity Identity, timeout time.Duration, ask func(client *http.Client, address string) error) error {
 	slice, err := cs.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
 	if err != nil {
 		return err
@@ -64,7 +72,7 @@ func Fetch(ctx context.Context, cs kubernetes.Interface, identity Identity, path
 	if err != nil {
 		return err
 	}
-	client := &http.Client{Timeout: fetchTimeout, Transport: &http.Transport{ // no proxy
+	client := &http.Client{Timeout: timeout, Transport: &http.Transport{ // no proxy
 		TLSClientConfig:   &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: roots, ServerName: "kubernetes", MinVersion: tls.VersionTLS12},
 		DisableKeepAlives: true,
 	}}
@@ -75,7 +83,7 @@ func Fetch(ctx context.Context, cs kubernetes.Interface, identity Identity, path
 				if port.Port == nil {
 					continue
 				}
-				if last = Ask(ctx, client, net.JoinHostPort(address, strconv.Itoa(int(*port.Port))), path, name, secret); last == nil {
+				if last = ask(client, net.JoinHostPort(address, strconv.Itoa(int(*port.Port)))); last == nil {
 					return nil
 				}
 			}
@@ -158,12 +166,21 @@ func give(req *http.Request, servers []string, find func(name string) (any, erro
 	if err != nil {
 		return nil, err
 	}
-	plain, err := json.Marshal(secret)
+	sealed, err := Seal(secret, recipient)
+	if err != nil {
+		return nil, err
+	}
+	return &answer{sealed}, nil
+}
+
+// Seal returns v in JSON, encrypted for a recipient.
+func Seal(v any, to age.Recipient) ([]byte, error) {
+	plain, err := json.Marshal(v)
 	if err != nil {
 		return nil, err
 	}
 	var out bytes.Buffer
-	w, err := age.Encrypt(&out, recipient)
+	w, err := age.Encrypt(&out, to)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +190,7 @@ func give(req *http.Request, servers []string, find func(name string) (any, erro
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
-	return &answer{out.Bytes()}, nil
+	return out.Bytes(), nil
 }
 
 // Answer sends v or, as clients of the API expect it, a Status with the error.

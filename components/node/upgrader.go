@@ -2,19 +2,16 @@ package node
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"strconv"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"kubelith.io/kubelith/base/client"
+	"kubelith.io/kubelith/base/sealed"
 	"kubelith.io/kubelith/components/worker/upgrader"
 )
 
@@ -27,36 +24,17 @@ func (p *plane) fetchProgram(ctx context.Context, sum string, to io.Writer) erro
 	if err != nil {
 		return err
 	}
-	slice, err := cs.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
-	cert, roots, err := p.identity()
-	if err != nil {
-		return err
-	}
-	from := &http.Client{Timeout: upgradeTimeout, Transport: &http.Transport{ // no proxy
-		TLSClientConfig:   &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: roots, ServerName: "kubernetes", MinVersion: tls.VersionTLS12},
-		DisableKeepAlives: true,
-	}}
-	last := errors.New("no server is known")
-	for _, port := range slice.Ports {
-		for _, endpoint := range slice.Endpoints {
-			for _, address := range endpoint.Addresses {
-				if port.Port == nil {
-					continue
-				}
-				body, err := program(ctx, from, net.JoinHostPort(address, strconv.Itoa(int(*port.Port))), sum)
-				if err != nil {
-					last = err
-					continue
-				}
-				_, err = io.Copy(to, body)
-				return errors.Join(err, body.Close())
-			}
+	var written error // which another server cannot mend: a part is there
+	asked := sealed.AskServers(ctx, cs, p.identity, upgradeTimeout, func(from *http.Client, address string) error {
+		body, err := program(ctx, from, address, sum)
+		if err != nil {
+			return err
 		}
-	}
-	return last
+		_, err = io.Copy(to, body)
+		written = errors.Join(err, body.Close())
+		return nil
+	})
+	return errors.Join(asked, written)
 }
 
 // program asks the server at an address.

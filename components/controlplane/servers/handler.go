@@ -1,7 +1,6 @@
 package servers
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -31,6 +30,7 @@ import (
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/base/removed"
+	"kubelith.io/kubelith/base/sealed"
 	"kubelith.io/kubelith/components/cluster/token"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 )
@@ -189,12 +189,12 @@ func (s *Server) remove(ctx context.Context, name string) error {
 func (s *Server) serveJoin(w http.ResponseWriter, req *http.Request) {
 	var a answer
 	status := http.StatusOK
-	sealed, reach, err := s.admit(req)
+	bundled, reach, err := s.admit(req)
 	var no Refusal
 	var later wait
 	switch {
 	case err == nil:
-		a.Sealed, a.Reach, a.Witnesses = sealed, reach, true
+		a.Sealed, a.Reach, a.Witnesses = bundled, reach, true
 	case errors.As(err, &no):
 		a.Refused, status = no.Error(), http.StatusForbidden
 	case errors.As(err, &later):
@@ -208,7 +208,7 @@ func (s *Server) serveJoin(w http.ResponseWriter, req *http.Request) {
 
 // admit makes the machine a member of etcd, without a vote yet, and returns its bundle. First it tries whether the two
 // reach each other, and returns the servers that the machine must reach.
-func (s *Server) admit(req *http.Request) (sealed []byte, reach map[string]string, err error) {
+func (s *Server) admit(req *http.Request) (bundled []byte, reach map[string]string, err error) {
 	var r request
 	if err := json.NewDecoder(io.LimitReader(req.Body, maxRequest)).Decode(&r); err != nil {
 		return nil, nil, refuse("the request cannot be read: %v", err)
@@ -282,8 +282,8 @@ func (s *Server) admit(req *http.Request) (sealed []byte, reach map[string]strin
 	if err := s.giveKeys(&b, r); err != nil {
 		return nil, nil, err
 	}
-	sealed, err = seal(b, recipient)
-	return sealed, nil, err
+	bundled, err = sealed.Seal(b, recipient)
+	return bundled, nil, err
 }
 
 // giveKeys adds the keys that the machine needs to a bundle.
@@ -460,23 +460,4 @@ func (s *Server) entitled(ctx context.Context, who user.Info, r request) error {
 		return Refusal(why)
 	}
 	return nil
-}
-
-func seal(b bundle, to age.Recipient) ([]byte, error) {
-	data, err := json.Marshal(b)
-	if err != nil {
-		return nil, err
-	}
-	var out bytes.Buffer
-	w, err := age.Encrypt(&out, to)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := w.Write(data); err != nil {
-		return nil, err
-	}
-	if err := w.Close(); err != nil {
-		return nil, err
-	}
-	return out.Bytes(), nil
 }

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/sealed"
 	"kubelith.io/kubelith/components/cluster/token"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 )
@@ -261,11 +262,11 @@ func TestSealed(t *testing.T) {
 		keys[name+".crt"], keys[name+".key"] = []byte("c"), []byte("k-"+name)
 	}
 	keys["kubelet-trust.crt"], keys["service-account.key"] = []byte("t"), []byte("s")
-	sealed, err := seal(bundle{Keys: keys, Encryption: []byte("secret-of-secrets"), Initial: "a=https://192.0.2.1:2380", Settings: json.RawMessage(`{"x":1}`)}, identity.Recipient())
+	bundled, err := sealed.Seal(bundle{Keys: keys, Encryption: []byte("secret-of-secrets"), Initial: "a=https://192.0.2.1:2380", Settings: json.RawMessage(`{"x":1}`)}, identity.Recipient())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if strings.Contains(string(sealed), "secret-of-secrets") {
+	if strings.Contains(string(bundled), "secret-of-secrets") {
 		t.Error("the keys are readable on the way")
 	}
 	dir := t.TempDir()
@@ -273,13 +274,13 @@ func TestSealed(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(dir, "server", "db", "member"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := n.place(sealed, other); err == nil {
+	if _, _, err := n.place(bundled, other); err == nil {
 		t.Error("another machine reads the keys")
 	}
 	if m, _ := Load(dir); m != nil {
 		t.Error("a membership was stored without keys")
 	}
-	m, initial, err := n.place(sealed, identity)
+	m, initial, err := n.place(bundled, identity)
 	if err != nil || initial != "a=https://192.0.2.1:2380" || m.PeerURL != n.PeerURL {
 		t.Fatalf("%+v %s %v", m, initial, err)
 	}

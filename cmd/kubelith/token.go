@@ -66,7 +66,7 @@ func createToken(c *cli.Context, cs kubernetes.Interface) error {
 	}
 	fmt.Fprintln(c.App.Writer, t)
 	if slices.Contains(spec.Usages, token.UsageSigning) || slices.Contains(spec.Usages, token.UsageServer) {
-		return token.WaitSigned(c.Context, cs, t.ID, signedTimeout)
+		return token.WaitSigned(c.Context, cs, t.ID, spec.TTL, signedTimeout)
 	}
 	return nil
 }

@@ -183,7 +183,8 @@ func TestRefusedTokens(t *testing.T) {
 	wrong.secret = strings.Repeat("x", 16)
 	deleted := create(t, s)
 	s.Exec(t, s.BinaryPath(), "token", "delete", deleted.id)
-	expired := create(t, s, "--ttl=1s")
+	expired := create(t, s)
+	s.Kubectl(t, "patch", "secret", "bootstrap-token-"+expired.id, "--namespace=kube-system", "--patch", `{"stringData": {"expiration": "2020-01-01T00:00:00Z"}}`)
 	unknown := wrong
 	unknown.id = "zzzzzz"
 	for _, tc := range []struct {

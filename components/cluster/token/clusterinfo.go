@@ -72,12 +72,20 @@ func CAHash(ctx context.Context, cs kubernetes.Interface) (string, error) {
 	return "", errors.New("ConfigMap kube-public/cluster-info contains no CA: restart kubelith server, which writes it again")
 }
 
-// WaitSigned waits until a token's signature is published. Without it an agent takes the token for unknown.
-func WaitSigned(ctx context.Context, cs kubernetes.Interface, id string, timeout time.Duration) error {
+// WaitSigned waits until the signature of a token that was just created is published, not longer than the token is valid (ttl; 0 is for
+// ever). Without the signature an agent takes the token for unknown.
+func WaitSigned(ctx context.Context, cs kubernetes.Interface, id string, ttl, timeout time.Duration) error {
+	expires := ttl > 0 && ttl < timeout
+	if expires {
+		timeout = ttl
+	}
 	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, timeout, true, func(ctx context.Context) (bool, error) {
 		info, err := cs.CoreV1().ConfigMaps(metav1.NamespacePublic).Get(ctx, bootstrapapi.ConfigMapClusterInfo, metav1.GetOptions{})
 		return err == nil && info.Data[bootstrapapi.JWSSignatureKeyPrefix+id] != "", nil
 	})
+	if err != nil && expires && ctx.Err() == nil {
+		return fmt.Errorf("token %s expired after %s, before the controller-manager had signed it: create one with a longer --ttl", id, ttl)
+	}
 	if err != nil {
 		return fmt.Errorf("token %s was created but not signed within %s, and agents refuse it until it is: check the controller-manager in the server's log", id, timeout)
 	}

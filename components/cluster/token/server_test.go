@@ -362,14 +362,18 @@ func TestNamespaceLater(t *testing.T) {
 
 func TestWaitSigned(t *testing.T) {
 	cs := fake.NewClientset()
-	err := WaitSigned(t.Context(), cs, "abc123", 10*time.Millisecond)
+	err := WaitSigned(t.Context(), cs, "abc123", 0, 10*time.Millisecond)
 	if want := fmt.Sprintf("token abc123 was created but not signed within %s", 10*time.Millisecond); err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("error %v, want %s", err, want)
+	}
+	err = WaitSigned(t.Context(), cs, "abc123", 10*time.Millisecond, time.Hour)
+	if want := "token abc123 expired after 10ms, before"; err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("error %v, want %s", err, want)
 	}
 	if err := publish(t.Context(), cs, "kube-public", "cluster-info", map[string]string{"jws-kubeconfig-abc123": "x"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := WaitSigned(t.Context(), cs, "abc123", 20*time.Second); err != nil {
+	if err := WaitSigned(t.Context(), cs, "abc123", time.Hour, 20*time.Second); err != nil {
 		t.Error(err)
 	}
 	if _, err := CAHash(t.Context(), fake.NewClientset()); err == nil || !strings.Contains(err.Error(), "wait until kubelith server is ready") {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -198,14 +199,17 @@ func TestRefusedTokens(t *testing.T) {
 		{expired, "it (expired at |does not exist)"}, // upstream removes it at some moment
 	} {
 		m := newMachine(t, s, tc.token)
+		line := regexp.MustCompile(`component=apiserver refused token ` + tc.token.id + ` from [0-9.]+:\d+: ` + tc.why)
 		harness.Eventually(t, 20*time.Second, "the refusal of "+tc.token.id, func() error {
 			_, err := m.client(t).Discovery().ServerVersion()
 			if !apierrors.IsUnauthorized(err) {
 				return fmt.Errorf("error %v", err)
 			}
+			if !line.MatchString(s.Logs()) { // of many refusals one is logged per second
+				return fmt.Errorf("no line of the server's log matches %s", line)
+			}
 			return nil
 		})
-		inLog(t, s, `component=apiserver refused token `+tc.token.id+` from [0-9.]+:\d+: `+tc.why)
 		if strings.Contains(s.Logs(), tc.token.secret) {
 			t.Errorf("the secret of %s is in the log", tc.token.id)
 		}

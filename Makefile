@@ -11,12 +11,12 @@ include payload.mk
 export CGO_ENABLED := 0
 export GOFLAGS := -trimpath -buildvcs=false -tags=no_btrfs,no_devmapper,no_zfs
 
-# Every go command works with upstream's source as patches/*.patch change it (docs/adr/038-patch-of-the-kubelet.md).
+# Every go command works with upstream's source as patches/kubernetes change it (docs/adr/038-patch-of-the-kubelet.md).
 # make UNPATCHED=1 TARGET works with upstream's source as it is.
 export UNPATCHED
 ifndef UNPATCHED
 ifneq ($(filter-out help deps deps-dist stop clean size,$(or $(MAKECMDGOALS),help)),)
-ifneq ($(shell scripts/patch.sh || echo failed),)
+ifneq ($(shell scripts/patch.sh kubernetes || echo failed),)
 $(error build: upstream's source is not patched, see above)
 endif
 GOFLAGS += -modfile=$(CURDIR)/.cache/patched/go.mod
@@ -75,10 +75,11 @@ test: deps build lint unit race integration ## everything CI checks: lint, unit 
 
 unit: ## unit tests: no root, no network
 	$(GO) test $(packages)
-	@# Upstream's tests of what patches/ changes. In those with 10 and 20 pods, as many goroutines overwrite each other's reports of volumes in
+	@# Upstream's tests of what patches/kubernetes changes. In those with 10 and 20 pods, as many goroutines overwrite each other's reports of volumes in
 	@# use, so that a volume may wait for minutes.
 	$(GO) test k8s.io/kubernetes/pkg/kubelet/volumemanager/... -skip 'TestWaitForAllPodsUnmount/timeout_errors'
 	$(GO) test k8s.io/kubernetes/pkg/kubelet -run 'UpdatePod|CompleteWork|TerminalPhase|SyncKnownPods|TerminatedWorker|KillPodNow|EffectiveGracePeriod'
+	$(MAKE) --no-print-directory payload-test
 	GOFLAGS=-trimpath $(GO) -C cluster build . # with the client-go that it asks of other modules
 	GOFLAGS=-trimpath $(GO) -C tools test ./release
 

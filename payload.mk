@@ -7,8 +7,8 @@ PAYLOAD_CACHE := .cache/payload/$(ARCH)
 
 # Debian packages that building for this machine's architecture needs, and those that building for another one adds.
 PAYLOAD_PACKAGES := gcc libc6-dev libseccomp-dev pkg-config make
-payload_cross_amd64 := gcc-x86-64-linux-gnu libc6-dev-amd64-cross libseccomp-dev:amd64
-payload_cross_arm64 := gcc-aarch64-linux-gnu libc6-dev-arm64-cross libseccomp-dev:arm64
+payload_cross_amd64 := gcc-x86-64-linux-gnu libc6-dev-amd64-cross libseccomp-dev:amd64 qemu-user-static
+payload_cross_arm64 := gcc-aarch64-linux-gnu libc6-dev-arm64-cross libseccomp-dev:arm64 qemu-user-static
 PAYLOAD_PACKAGES_DIST = $(foreach arch,$(filter-out $(shell $(GO) env GOHOSTARCH),amd64 arm64),$(payload_cross_$(arch)))
 
 # runc is the one program that needs C: for seccomp and for its first steps inside the namespaces.
@@ -16,6 +16,10 @@ payload_cc_amd64 := x86_64-linux-gnu-gcc
 payload_cc_arm64 := aarch64-linux-gnu-gcc
 payload_libs_amd64 := /usr/lib/x86_64-linux-gnu
 payload_libs_arm64 := /usr/lib/aarch64-linux-gnu
+# runc is built with the programs of common seccomp filters, which only the architecture itself can compile.
+payload_emulator_amd64 := qemu-x86_64-static
+payload_emulator_arm64 := qemu-aarch64-static
+payload_run := $(if $(filter-out $(shell $(GO) env GOHOSTARCH),$(ARCH)),$(payload_emulator_$(ARCH)))
 
 pause_header := runtime/images/programs/pause/pause.h
 payload_programs := runc containerd-shim-runc-v2 kubelith-pause kubelith-cni loopback portmap local
@@ -34,10 +38,31 @@ runtime/payload/embed/$(ARCH)/payload.tar.zst: $(addprefix $(PAYLOAD_CACHE)/,$(p
 		kubelith-cni=$(PAYLOAD_CACHE)/kubelith-cni kubelith-loopback=$(PAYLOAD_CACHE)/loopback \
 		kubelith-portmap=$(PAYLOAD_CACHE)/portmap kubelith-local=$(PAYLOAD_CACHE)/local
 
-$(PAYLOAD_CACHE)/runc: $(payload_sources)
-	CGO_ENABLED=1 CC=$(payload_cc_$(ARCH)) PKG_CONFIG_LIBDIR=$(payload_libs_$(ARCH))/pkgconfig \
-		GOOS=linux GOARCH=$(ARCH) GOFLAGS= $(GO) -C runtime/payload/programs build -trimpath -buildvcs=false \
-		-tags "seccomp netgo osusergo" -ldflags '-s -w -extldflags -static' -o $(CURDIR)/$@ github.com/opencontainers/runc
+payload_cgo_build = CGO_ENABLED=1 CC=$(payload_cc_$(ARCH)) PKG_CONFIG_LIBDIR=$(payload_libs_$(ARCH))/pkgconfig \
+	GOOS=linux GOARCH=$(ARCH) GOFLAGS= $(GO) -C runtime/payload/programs build -trimpath -buildvcs=false \
+	-tags "seccomp netgo osusergo" -ldflags '-s -w -extldflags -static'
+# Upstream's source as it is, and patched: docs/adr/060-seccomp-filters-in-runc.md.
+payload_patched := $(CURDIR)/$(PAYLOAD_CACHE)/patched
+$(PAYLOAD_CACHE)/runc-upstream: $(payload_sources)
+	$(payload_cgo_build) -o $(CURDIR)/$@ github.com/opencontainers/runc
+$(PAYLOAD_CACHE)/runc-patched: $(payload_sources) go.mod scripts/patch.sh $(wildcard patches/runc/* runtime/payload/profiles/*.go runtime/payload/programs/seccomp/*.go)
+	scripts/patch.sh runc $(ARCH)
+	$(payload_cgo_build) -modfile=$(payload_patched)/go.mod -o $(payload_patched)/seccomp ./seccomp
+	CGO_ENABLED=0 GOARCH=$(ARCH) GOFLAGS= $(GO) build -trimpath -buildvcs=false -o $(payload_patched)/profiles ./runtime/payload/profiles
+	$(payload_run) $(payload_patched)/profiles >$(payload_patched)/profiles.json
+	$(payload_run) $(payload_patched)/seccomp $(payload_patched)/runc/libcontainer/seccomp/compiled <$(payload_patched)/profiles.json
+	$(payload_cgo_build) -modfile=$(payload_patched)/go.mod -o $(CURDIR)/$@ github.com/opencontainers/runc
+.PHONY: payload-test
+payload-test: $(PAYLOAD_CACHE)/runc-patched # upstream's tests of what patches/runc changes
+	$(subst build -trimpath,test -trimpath,$(payload_cgo_build)) -modfile=$(payload_patched)/go.mod github.com/opencontainers/runc/libcontainer/seccomp/...
+# runc is one of the two. The file .chosen is new when the choice changes.
+payload_runc := $(PAYLOAD_CACHE)/runc-$(if $(UNPATCHED),upstream,patched)
+$(payload_runc).chosen:
+	mkdir -p $(@D)
+	rm -f $(PAYLOAD_CACHE)/runc-*.chosen
+	touch $@
+$(PAYLOAD_CACHE)/runc: $(payload_runc) $(payload_runc).chosen
+	cp $< $@
 
 # The shim is of this module: upstream's packages, and sandboxes of our own with their process in C.
 $(PAYLOAD_CACHE)/containerd-shim-runc-v2: payload.mk go.mod $(wildcard base/names/*.go base/procstat/*.go runtime/shim/*.go runtime/shim/cmd/*.go)

@@ -25,7 +25,7 @@ PEER_GOGC ?= 50
 PEER_START ?=
 
 BENCH := .cache/bench
-bench_programs := etcd containerd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy coredns containerd-shim-runc-v2 bridge host-local
+bench_programs := etcd containerd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy coredns containerd-shim-runc-v2 runc bridge host-local
 bench_package_etcd := go.etcd.io/etcd/server/v3
 bench_package_containerd := github.com/containerd/containerd/v2/cmd/containerd
 bench_package_containerd-shim-runc-v2 := github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2
@@ -117,6 +117,9 @@ $(BENCH)/kwok/kwok: bench/compare/kwok/go.mod bench/compare/kwok/go.sum
 # not (CoreDNS's cloud plugins, containerd's tracing): the copies take their checksums, at the versions that go.mod selects.
 bench-peers: $(addprefix $(BENCH)/bin/,$(bench_programs))
 $(BENCH)/bin/bridge $(BENCH)/bin/host-local: $(BENCH)/bin/%: $(PAYLOAD_CACHE)/%
+	@mkdir -p $(@D)
+	cp $< $@
+$(BENCH)/bin/runc: $(PAYLOAD_CACHE)/runc-upstream
 	@mkdir -p $(@D)
 	cp $< $@
 $(BENCH)/bin/%: $(BENCH)/go.mod

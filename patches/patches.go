@@ -1,42 +1,50 @@
-// Package patches has the changes of upstream's source that make builds into the executable (scripts/patch.sh). A plain `go build` and
-// `make UNPATCHED=1 build` leave upstream as it is. See docs/adr/038-patch-of-the-kubelet.md.
+// Package patches has the changes of upstream's source that make builds into the executable and into the programs that it embeds
+// (scripts/patch.sh). A plain `go build` and `make UNPATCHED=1 build` leave upstream as it is. See docs/adr/038-patch-of-the-kubelet.md.
 package patches
 
 import (
 	"embed"
 	"fmt"
 	"io/fs"
+	"path"
 	"runtime/debug"
 	"strings"
 )
 
-//go:embed *.patch
+//go:embed */*.patch
 var files embed.FS
 
-const upstream = "k8s.io/kubernetes"
-
-// Applied returns a line for each patch in this executable: its name, what it does and the version of upstream that it changes. It is
-// empty in a build without patches.
-func Applied() []string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return nil
+// Applied returns a line for each patch in this executable: its name, what it does, and module and version of upstream that it changes.
+// It is empty in a build without patches. programs are the patched modules of the programs that are embedded, "PATH VERSION".
+func Applied(programs []string) []string {
+	var modules []string
+	if info, ok := debug.ReadBuildInfo(); ok {
+		modules = replaced(info)
 	}
-	return applied(info, files)
+	return applied(append(modules, programs...), files)
 }
 
-// applied is Applied for a given build and directory of patches. A patched build has replaced the module by a directory.
-func applied(info *debug.BuildInfo, files fs.FS) []string {
-	var lines []string
+// replaced returns the modules that a build has replaced by a directory.
+func replaced(info *debug.BuildInfo) []string {
+	var modules []string
 	for _, dep := range info.Deps {
-		if dep.Path != upstream || dep.Replace == nil || dep.Replace.Version != "" && dep.Replace.Version != "(devel)" {
-			continue
+		if dep.Replace != nil && (dep.Replace.Version == "" || dep.Replace.Version == "(devel)") {
+			modules = append(modules, dep.Path+" "+dep.Version)
 		}
-		names, _ := fs.Glob(files, "*.patch")
-		for _, name := range names {
-			text, _ := fs.ReadFile(files, name)
+	}
+	return modules
+}
+
+// applied lists the patches of modules: each has a directory with the last name of its path.
+func applied(modules []string, files fs.FS) []string {
+	var lines []string
+	for _, module := range modules {
+		name, _, _ := strings.Cut(module, " ")
+		names, _ := fs.Glob(files, path.Base(name)+"/*.patch")
+		for _, file := range names {
+			text, _ := fs.ReadFile(files, file)
 			subject, _, _ := strings.Cut(strings.TrimPrefix(string(text), "Subject: "), "\n")
-			lines = append(lines, fmt.Sprintf("%s: %s (%s %s)", strings.TrimSuffix(name, ".patch"), subject, upstream, dep.Version))
+			lines = append(lines, fmt.Sprintf("%s: %s (%s)", strings.TrimSuffix(path.Base(file), ".patch"), subject, module))
 		}
 	}
 	return lines

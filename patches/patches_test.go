@@ -8,21 +8,34 @@ import (
 )
 
 func TestApplied(t *testing.T) {
-	files := fstest.MapFS{"loops.patch": {Data: []byte("Subject: kubelet: no loops\n\nWhy.\n--- a/x.go\n")}}
-	line := []string{"loops: kubelet: no loops (k8s.io/kubernetes v1.2.3)"}
+	files := fstest.MapFS{"kubernetes/loops.patch": {Data: []byte("Subject: kubelet: no loops\n\nWhy.\n--- a/x.go\n")}}
 	for _, c := range []struct {
 		name    string
-		path    string
+		modules []string
+		want    []string
+	}{
+		{"none", nil, nil},
+		{"with a patch", []string{"k8s.io/kubernetes v1.2.3"}, []string{"loops: kubelet: no loops (k8s.io/kubernetes v1.2.3)"}},
+		{"without", []string{"k8s.io/api v1.2.3"}, nil},
+	} {
+		if got := applied(c.modules, files); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+func TestReplaced(t *testing.T) {
+	for _, c := range []struct {
+		name    string
 		replace *debug.Module
 		want    []string
 	}{
-		{"replaced by a directory", "k8s.io/kubernetes", &debug.Module{Path: "./.cache/patched/kubernetes", Version: "(devel)"}, line},
-		{"upstream's", "k8s.io/kubernetes", nil, nil},
-		{"replaced by a version", "k8s.io/kubernetes", &debug.Module{Path: "k8s.io/kubernetes", Version: "v1.2.4"}, nil},
-		{"another module replaced", "k8s.io/api", &debug.Module{Path: "./api", Version: "(devel)"}, nil},
+		{"by a directory", &debug.Module{Path: "./.cache/patched/kubernetes", Version: "(devel)"}, []string{"k8s.io/kubernetes v1.2.3"}},
+		{"not at all", nil, nil},
+		{"by a version", &debug.Module{Path: "k8s.io/kubernetes", Version: "v1.2.4"}, nil},
 	} {
-		info := &debug.BuildInfo{Deps: []*debug.Module{{Path: c.path, Version: "v1.2.3", Replace: c.replace}}}
-		if got := applied(info, files); !slices.Equal(got, c.want) {
+		info := &debug.BuildInfo{Deps: []*debug.Module{{Path: "k8s.io/kubernetes", Version: "v1.2.3", Replace: c.replace}}}
+		if got := replaced(info); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
 	}

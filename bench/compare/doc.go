@@ -15,8 +15,8 @@
 // What cannot be the same, and for whom that is better, is in docs/performance.md.
 //
 // Both kinds of peers get their certificates and kubeconfigs beforehand, and all programs are started at
-// once and started again when they end, as a service manager does. They run the same runc and images as Kubelith,
-// containerd's shim and upstream's CNI programs.
+// once and started again when they end, as a service manager does. They run the same images as Kubelith,
+// upstream's runc of the same version, containerd's shim and upstream's CNI programs.
 //
 // A round of kind "pods" is: cold start, first pod, one pod three times, 50 pods, delete all, stop, warm start. A round of
 // kind "idle" is: cold start, 10 pods, then nothing for IDLE_SECONDS. The floor is 50 pods made of the shim, runc and

@@ -118,7 +118,7 @@ func (f *floor) startShim(id, bundle string) (taskapi.TTRPCTaskService, error) {
 
 // runTask creates and starts a container, and returns the process ids of the shim and of the container.
 func (f *floor) runTask(ctx context.Context, tasks taskapi.TTRPCTaskService, id, bundle string) (shim, pid int, err error) {
-	options, err := typeurl.MarshalAnyToProto(&runcoptions.Options{BinaryName: filepath.Join(f.spec.BinDir, payload.Runc)})
+	options, err := typeurl.MarshalAnyToProto(&runcoptions.Options{BinaryName: filepath.Join(filepath.Dir(f.spec.Shim), payload.Runc)})
 	if err != nil {
 		return 0, 0, err
 	}

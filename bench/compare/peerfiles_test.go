@@ -75,7 +75,7 @@ runtime_path = %q
 BinaryName = %q
 SystemdCgroup = %v
 `, version.ConfigVersion, images.Pause, ours, p.set.peers, p.binDir, links, oursCNI,
-		filepath.Join(p.set.peers, payload.Shim), filepath.Join(p.binDir, payload.Runc), cgroups.DetectCgroupDriver() == cgroups.DriverSystemd)
+		filepath.Join(p.set.peers, payload.Shim), filepath.Join(p.set.peers, payload.Runc), cgroups.DetectCgroupDriver() == cgroups.DriverSystemd)
 }
 
 func (p *peers) kubeletYAML() string {

@@ -29,7 +29,7 @@ const (
 
 // programs are the executables that peers are made of.
 func programs() []string {
-	return []string{"etcd", "containerd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "coredns", payload.Shim}
+	return []string{"etcd", "containerd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "coredns", payload.Shim, payload.Runc}
 }
 
 // peers is a cluster of separate processes: certificates, kubeconfigs and configuration files that were

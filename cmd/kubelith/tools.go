@@ -22,6 +22,7 @@ import (
 	"kubelith.io/kubelith/host/reset"
 	"kubelith.io/kubelith/patches"
 	"kubelith.io/kubelith/plugins/process"
+	"kubelith.io/kubelith/runtime/payload"
 )
 
 // Version is set at build time (-X kubelith.io/kubelith/cmd/kubelith.Version=...).
@@ -242,7 +243,7 @@ func versionCommand() *cli.Command {
 				fmt.Fprintln(c.App.Writer, m)
 			}
 			fmt.Fprintf(c.App.Writer, "go         %s %s/%s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH)
-			applied := patches.Applied()
+			applied := patches.Applied(payload.Patched())
 			for _, patch := range applied {
 				fmt.Fprintln(c.App.Writer, "patch      "+patch)
 			}

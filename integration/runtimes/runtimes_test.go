@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubelith.io/kubelith/integration/harness"
+	"kubelith.io/kubelith/runtime/payload"
 )
 
 var cluster = harness.NewShared(harness.Options{Args: []string{"--default-runtime=crun"}, Prepare: forCrun})
@@ -177,6 +178,37 @@ func measured(t *testing.T, s *harness.Server, ns string, pods map[string]*corev
 		}
 		return nil
 	})
+}
+
+// TestCompiledFilters: our runc does not compile the seccomp filters that most containers have: that of pods which ask for nothing, and
+// of those that drop all capabilities. One of other system calls it compiles.
+func TestCompiledFilters(t *testing.T) {
+	t.Parallel()
+	s := get(t)
+	ns := s.Namespace(t)
+	for name, tc := range map[string]struct {
+		capabilities corev1.Capabilities
+		compiled     bool
+	}{
+		"default":    {corev1.Capabilities{}, true},
+		"restricted": {corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}, true},
+		"admin":      {corev1.Capabilities{Add: []corev1.Capability{"SYS_ADMIN"}}, false},
+	} {
+		p := pod(ns, name, "runc")
+		p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Capabilities: &tc.capabilities}
+		c := containerOf(t, s, s.Run(t, p))
+		// A further process of the container gets its filter as the first did.
+		out := s.TryExec(t, payload.Dir(harness.DataDir)+"/current/bin/"+payload.Runc, "--debug", "--root", harness.RunDir+"/containerd/runc/k8s.io", "exec", c.id, "/bin/true")
+		if out.Code != 0 || !strings.Contains(out.Stderr, "level=debug") {
+			t.Fatalf("%s: exit code %d\n%s", name, out.Code, out.Stderr)
+		}
+		if strings.Contains(out.Stderr, "seccomp: program was compiled when runc was built") != tc.compiled {
+			t.Errorf("%s: the filter has been compiled before: want %t\n%s", name, tc.compiled, out.Stderr)
+		}
+		if got := harness.ProcStatus(t, c.pid, "Seccomp"); got != "2" {
+			t.Errorf("%s: Seccomp = %s", name, got)
+		}
+	}
 }
 
 // TestEnds: how a container ends is reported as with runc.

@@ -51,6 +51,23 @@ func Unpack(dataDir string) (string, error) {
 	return binDir, nil
 }
 
+// Patched returns the modules, "PATH VERSION", of the programs whose source make has patched (patches). An executable without its payload
+// has none.
+func Patched() []string {
+	archive, list, err := embedded()
+	if err != nil {
+		return nil
+	}
+	archive.Close()
+	var modules []string
+	for _, f := range list.files {
+		if f.patched != "" {
+			modules = append(modules, f.patched)
+		}
+	}
+	return modules
+}
+
 // embedded opens the archive for this architecture. It is read from the executable as it is unpacked, not copied.
 func embedded() (io.ReadCloser, *list, error) {
 	text, err := fs.ReadFile(embeddedFiles, embeddedDir+"/payload.list")

@@ -186,7 +186,7 @@ func TestDamagedArchive(t *testing.T) {
 		"cut":          {archive[:len(archive)/2], l},
 		"exchanged":    {other, l},
 		"outside":      {escape, escapeList},
-		"file missing": {archive, &list{digest: l.digest, files: append([]file{{"shim", 1}}, l.files...)}},
+		"file missing": {archive, &list{digest: l.digest, files: append([]file{{"shim", 1, ""}}, l.files...)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStore(t, "/bin/sh")
@@ -214,5 +214,9 @@ func TestParseList(t *testing.T) {
 		if _, err := parseList(text); (err == nil) != ok {
 			t.Errorf("parseList(%q): %v", text, err)
 		}
+	}
+	l, err := parseList("sha256 " + digest + "\n12 runc example.com/runc v1.2.3\n3 nft\n")
+	if want := []file{{"runc", 12, "example.com/runc v1.2.3"}, {"nft", 3, ""}}; err != nil || !slices.Equal(l.files, want) {
+		t.Errorf("%v, %v; want %v", l, err, want)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"crypto/sha256"
+	"debug/buildinfo"
 	"errors"
 	"flag"
 	"fmt"
@@ -70,12 +71,21 @@ func pack(args []string) (archive []byte, files string, err error) {
 		if _, err := tw.Write(content); err != nil {
 			return nil, "", err
 		}
-		files += fmt.Sprintf("%d %s\n", len(content), name)
+		files += fmt.Sprintf("%d %s%s\n", len(content), name, patched(content))
 	}
 	if err := errors.Join(tw.Close(), zw.Close()); err != nil {
 		return nil, "", err
 	}
 	return buf.Bytes(), files, nil
+}
+
+// patched returns " MODULE VERSION" for a program of a module that was replaced by a directory when it was built: upstream's, patched.
+func patched(program []byte) string {
+	info, err := buildinfo.Read(bytes.NewReader(program))
+	if err != nil || info.Main.Replace == nil { // not written in Go, or as upstream has it
+		return ""
+	}
+	return " " + info.Main.Path + " " + info.Main.Version
 }
 
 // write replaces the file in one step, so that an interrupted build leaves no partial archive.

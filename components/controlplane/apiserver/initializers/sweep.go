@@ -35,7 +35,22 @@ func (i *Initializers) Start(hook genericapiserver.PostStartHookContext) error {
 	}
 	go i.read(hook, s.events.Discovery().RESTClient())
 	go s.run(hook)
-	return i.configurations.wait(hook)
+	i.started(hook)
+	return nil
+}
+
+// started returns when the configurations have been read, however long that takes on a slow machine: a post-start hook that fails ends the
+// process.
+func (i *Initializers) started(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := i.configurations.wait(ctx)
+		if err == nil {
+			return
+		}
+		if ctx.Err() == nil {
+			i.log.Warnf("the start waits, and so do new objects: %v", err)
+		}
+	}
 }
 
 // read sends the first request for the configurations: upstream creates the storage of a custom resource with it. A server

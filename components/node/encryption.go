@@ -10,6 +10,7 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/rotation"
 	"kubelith.io/kubelith/components/controlplane/carotation"
 	"kubelith.io/kubelith/components/controlplane/encryption"
 	"kubelith.io/kubelith/components/controlplane/etcd"
@@ -22,40 +23,42 @@ func rotationOfKeys(p *plane, store *etcd.Server, socket string) (*encryption.Se
 		foreign = "an --apiserver-arg encryption-provider-config or encryption-provider-config-automatic-reload replaces the keys that Kubelith keeps: rotate those of your file by hand"
 	}
 	return encryption.New(encryption.Options{
-		Name:     p.cfg.NodeName,
-		File:     encryptionConfig(p.cfg),
-		Foreign:  foreign,
-		Socket:   socket,
-		Prefix:   upstream.StorageConfig.Prefix,
-		Servers:  membersOf(store),
-		Leads:    leads(store),
-		Identity: p.identity,
-		Loaded:   encryption.LoadedBy(legacyregistry.DefaultGatherer),
-		Client:   p.clients.Config(client.Encryption),
-		Log:      p.logFor("encryption"),
+		Options: p.rotation(store, client.Encryption, "encryption"),
+		File:    encryptionConfig(p.cfg),
+		Foreign: foreign,
+		Socket:  socket,
+		Prefix:  upstream.StorageConfig.Prefix,
+		Loaded:  encryption.LoadedBy(legacyregistry.DefaultGatherer),
 	})
 }
 
 // rotationOfCAs returns the component that replaces the CAs.
 func rotationOfCAs(p *plane, store *etcd.Server) (*carotation.Server, error) {
-	log := p.logFor("ca-rotation")
+	o := p.rotation(store, client.CARotation, "ca-rotation")
 	return carotation.New(carotation.Options{
-		Name: p.cfg.NodeName,
-		Dir:  tlsDir(p.cfg),
-		URL:  p.cfg.URL(),
+		Options: o,
+		Dir:     tlsDir(p.cfg),
+		URL:     p.cfg.URL(),
 		Change: func(do func() error) error {
 			changed, err := p.machine.rotate(p.cfg, do)
 			for _, name := range changed {
-				log.Infof("renewed %s", name)
+				o.Log.Infof("renewed %s", name)
 			}
 			return err
 		},
+	})
+}
+
+// rotation returns what a component needs to take part in a rotation.
+func (p *plane) rotation(store *etcd.Server, identity, component string) rotation.Options {
+	return rotation.Options{
+		Name:     p.cfg.NodeName,
 		Servers:  membersOf(store),
 		Leads:    leads(store),
 		Identity: p.identity,
-		Client:   p.clients.Config(client.CARotation),
-		Log:      log,
-	})
+		Client:   p.clients.Config(identity),
+		Log:      p.logFor(component),
+	}
 }
 
 // identity is how this server calls others.

@@ -1,16 +1,13 @@
 // Package carotation is the component "ca-rotation" of each server: it replaces the CAs of the cluster with new ones, on all
-// servers and agents and without restarting one.
+// servers and agents and without restarting one, in phases:
 //
 //	trust   every machine trusts the new CAs, too; this lasts until pods have read the new one
 //	sign    the new CAs sign everything, except the API's serving certificate
 //	serve   the API serves with a certificate of the new CA
 //	drop    every machine forgets the former CAs
 //
-// A phase begins when every server and every agent has reported that it has done what the phase before asks for; one that
-// is missing holds up the rotation. The phase and the servers' reports are in a ConfigMap; an agent's is at its Node
-// (components/worker/catrust). The CAs' keys are not: they are in files of each server (base/pki), and travel from server
-// to server over TLS, encrypted for a key that the receiving server has just made. Everything can be repeated, so that a
-// server that dies goes on where it was.
+// It is a rotation (base/rotation) for which agents report, too, at their Nodes (components/worker/catrust). A server has
+// done what a phase asks for when its API server has loaded the files (base/pki).
 package carotation
 
 import (
@@ -22,27 +19,19 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
 
 	"kubelith.io/kubelith/base/lifecycle"
-	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
-	"kubelith.io/kubelith/base/reconcile"
+	"kubelith.io/kubelith/base/rotation"
 	"kubelith.io/kubelith/base/sealed"
 )
 
 const (
-	// stepEvery is how often a rotation looks for its next step, and checkEvery how often a server looks without one.
-	stepEvery, checkEvery = time.Second, time.Minute
-	// stepTimeout bounds one step: requests to the API and to other servers.
-	stepTimeout = 30 * time.Second
 	// Reload is how often clients of this process look whether their certificate has changed, and close the connections
 	// that were opened with another one; upstream looks every five minutes. A rotation waits for it.
 	Reload = 10 * time.Second
@@ -52,8 +41,7 @@ const (
 
 // Options configures the component.
 type Options struct {
-	// Name of this server.
-	Name string
+	rotation.Options
 	// Dir has the CAs and certificates (base/pki).
 	Dir string
 	// URL of this server's API.
@@ -61,137 +49,48 @@ type Options struct {
 	// Change calls do, which may change the rotation in Dir, and then brings all certificates in line with it. Nothing
 	// else changes Dir meanwhile.
 	Change func(do func() error) error
-	// Servers returns the names of all servers; one that joins may have none yet.
-	Servers func() []string
-	// Leads reports whether this server's etcd leads.
-	Leads func() bool
-	// Identity is how this server calls others.
-	Identity sealed.Identity
-	// Client acts as client.CARotation.
-	Client *rest.Config
-	Log    logrus.FieldLogger
 }
+
+type record = rotation.Record[State, Report]
 
 // Server is the component.
 type Server struct {
+	*rotation.Server[State, Report]
 	opts   Options
-	client kubernetes.Interface
-	work   lifecycle.Watchdog
-	wake   reconcile.Signal // another server, an agent or an administrator has changed something
-	said   logging.Once     // of Run
-	proven pki.Rotation     // what the API server of this process is known to have loaded; of Run
-	called time.Time        // when refresh last called a kubelet; of Run
+	proven pki.Rotation // what the API server of this process is known to have loaded; of Run
+	called time.Time    // when refresh last called a kubelet; of Run
 }
 
 var (
 	_ lifecycle.Component = (*Server)(nil)
 	_ lifecycle.Health    = (*Server)(nil)
+	_ lifecycle.Restarter = (*Server)(nil)
 )
 
 // New returns the component; nothing is touched before Run.
 func New(o Options) (*Server, error) {
-	cs, err := kubernetes.NewForConfig(o.Client)
-	if err != nil {
-		return nil, err
-	}
-	return &Server{opts: o, client: cs, wake: reconcile.NewSignal()}, nil
+	s := &Server{opts: o}
+	var err error
+	s.Server, err = rotation.New(o.Options, rotation.Kind[State, Report]{
+		What: "the CAs", Command: "kubelith certificate rotate-ca", ConfigMap: names.CARotation, Path: Path, KeyPath: KeyPath,
+		Arrange: s.arrange, Report: s.report, Next: s.next, Begin: s.begin, View: s.view, Find: s.find,
+	})
+	return s, err
 }
 
 // Name implements lifecycle.Component.
 func (s *Server) Name() string { return "ca-rotation" }
 
-// Needs implements lifecycle.Component.
-func (s *Server) Needs() []string { return []string{"etcd", "apiserver"} }
-
-// RestartPolicy implements lifecycle.Restarter.
-func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
-
-// Healthy implements lifecycle.Health: it fails when a step takes too long.
-func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
-
-// Run implements lifecycle.Component. It is ready at once.
-func (s *Server) Run(ctx context.Context, ready func()) error {
-	s.work.Reset()
-	defer s.follow(ctx)()
-	ready()
-	reconcile.Loop(ctx, s.wake, 0, func() time.Duration { return s.look(ctx) })
-	return nil
-}
-
-// look does the next step, and logs why that is not possible.
-func (s *Server) look(ctx context.Context) time.Duration {
-	defer s.work.Begin("a step of the rotation of the CAs")()
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
-	defer cancel()
-	active, err := s.step(ctx)
-	problem := ""
-	if err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) { // another server was faster
-		problem = "the rotation of the CAs waits: " + sealed.OneLine(err)
-	}
-	if s.said.News("", problem) {
-		s.opts.Log.Warn(problem)
-	}
-	if active || err != nil {
-		return stepEvery
-	}
-	return checkEvery
-}
-
-// step brings this server in line with the phase, reports what its API server has loaded and, where etcd leads, begins the
-// next phase.
-func (s *Server) step(ctx context.Context) (active bool, err error) {
-	record, err := s.read(ctx)
-	if err != nil {
-		return false, err
-	}
-	st := record.State
-	problem := s.arrange(ctx, st)
-	if st.active() || time.Since(st.Finished) < refreshFor {
-		s.refresh(ctx)
-	}
-	if !st.active() {
-		return false, problem
-	}
-	report := Report{Rotation: s.prove(ctx)}
-	if problem != nil {
-		report.Problem = sealed.OneLine(problem)
-	}
-	if report != record.Reports[s.opts.Name] {
-		if err := s.publish(ctx, report); err != nil {
-			return true, err
-		}
-		record.Reports[s.opts.Name] = report
-	}
-	if problem != nil || !s.opts.Leads() {
-		return true, problem
-	}
-	nodes, err := s.nodes(ctx)
-	if err != nil {
-		return true, err
-	}
-	next, waiting := st.next(s.opts.Servers(), record.Reports, nodes, time.Now())
-	if waiting != "" {
-		return true, nil // Status says what for
-	}
-	if st.Phase == pki.Drop {
-		if err := s.cleanse(ctx); err != nil {
-			return true, err
-		}
-	}
-	if err := s.advance(ctx, record, next); err != nil {
-		return true, err
-	}
-	s.opts.Log.Infof("rotation %s of the CAs: %s", next.ID, next.described())
-	return next.active(), nil
-}
-
 // arrange moves this server to the phase, one after the other, or ends its rotation.
 func (s *Server) arrange(ctx context.Context, st State) error {
+	if st.Active() || time.Since(st.Finished) < refreshFor {
+		defer s.refresh(ctx)
+	}
 	local, err := pki.ReadRotation(s.opts.Dir)
 	if err != nil {
 		return err
 	}
-	if !st.active() {
+	if !st.Active() {
 		if local == nil || local.ID != st.ID || local.Phase != pki.Drop {
 			return nil // one that has not begun, or whose state was deleted: the next rotate-ca goes on with it
 		}
@@ -199,7 +98,7 @@ func (s *Server) arrange(ctx context.Context, st State) error {
 	}
 	if local == nil || local.ID != st.ID {
 		var next map[string][]byte
-		if err := sealed.Fetch(ctx, s.client, s.opts.Identity, KeyPath, st.ID, &next); err != nil {
+		if err := s.Fetch(ctx, st.ID, &next); err != nil {
 			return fmt.Errorf("get the new CAs from another server: %w", err)
 		}
 		if err := s.opts.Change(func() error { return pki.BeginRotation(s.opts.Dir, st.ID, next) }); err != nil {
@@ -219,6 +118,31 @@ func (s *Server) arrange(ctx context.Context, st State) error {
 	return nil
 }
 
+// report returns what this server has done for the rotation that is under way.
+func (s *Server) report(ctx context.Context, r record, problem error) Report {
+	if !r.State.Active() {
+		return r.Reports[s.opts.Name]
+	}
+	now := Report{Rotation: s.prove(ctx)}
+	if problem != nil {
+		now.Problem = sealed.OneLine(problem)
+	}
+	return now
+}
+
+// next returns the State that follows. Before the end it removes the former CAs from where upstream publishes them.
+func (s *Server) next(ctx context.Context, r record) (State, error) {
+	nodes, err := s.nodes(ctx)
+	if err != nil {
+		return r.State, err
+	}
+	next, _ := r.State.next(s.opts.Servers(), r.Reports, nodes, time.Now())
+	if next.Phase == done {
+		err = s.cleanse(ctx)
+	}
+	return next, err
+}
+
 // prove returns the phase of this server whose certificates its API server is known to use: the one before, until it has
 // loaded the files.
 func (s *Server) prove(ctx context.Context) pki.Rotation {
@@ -234,7 +158,7 @@ func (s *Server) prove(ctx context.Context) pki.Rotation {
 
 // nodes returns all Nodes, from the watch cache.
 func (s *Server) nodes(ctx context.Context) ([]corev1.Node, error) {
-	list, err := s.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	list, err := s.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
 		return nil, err
 	}
@@ -271,7 +195,7 @@ func (s *Server) refresh(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
 	// Whatever it answers: the request is what counts.
-	_, _ = s.client.CoreV1().RESTClient().Get().Resource("nodes").Name(name).SubResource("proxy").Suffix("healthz").DoRaw(ctx)
+	_, _ = s.Client.CoreV1().RESTClient().Get().Resource("nodes").Name(name).SubResource("proxy").Suffix("healthz").DoRaw(ctx)
 }
 
 // authentication is where API servers publish their CAs for aggregated ones, and caKeys are the keys with them.
@@ -285,7 +209,7 @@ func (s *Server) cleanse(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	maps := s.client.CoreV1().ConfigMaps(metav1.NamespaceSystem)
+	maps := s.Client.CoreV1().ConfigMaps(metav1.NamespaceSystem)
 	cm, err := maps.Get(ctx, authentication, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil

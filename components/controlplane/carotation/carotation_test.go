@@ -30,6 +30,7 @@ import (
 
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/rotation"
 )
 
 // cluster is several servers over one API, which is a fake; their own endpoints are real, with their certificates.
@@ -76,7 +77,13 @@ func (c *cluster) start(t *testing.T, name, url string) {
 	log, _ := logtest.NewNullLogger()
 	opts := c.opts[name]
 	s, err := New(Options{
-		Name: name, Dir: opts.Dir, URL: url, Client: &rest.Config{}, Log: log,
+		Options: rotation.Options{
+			Name: name, Client: &rest.Config{}, Log: log,
+			Servers:  func() []string { return c.names },
+			Leads:    func() bool { return name == c.names[0] },
+			Identity: func() (tls.Certificate, *x509.CertPool, error) { return pki.ServerClient(opts.Dir, name, time.Now()) },
+		},
+		Dir: opts.Dir, URL: url,
 		Change: func(do func() error) error {
 			if err := do(); err != nil {
 				return err
@@ -84,14 +91,11 @@ func (c *cluster) start(t *testing.T, name, url string) {
 			_, err := pki.Ensure(opts)
 			return err
 		},
-		Servers:  func() []string { return c.names },
-		Leads:    func() bool { return name == c.names[0] },
-		Identity: func() (tls.Certificate, *x509.CertPool, error) { return pki.ServerClient(opts.Dir, name, time.Now()) },
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.client = c.cs
+	s.Client = c.cs
 	c.servers[name] = s
 }
 
@@ -133,7 +137,7 @@ func (c *cluster) begin(t *testing.T, name, wanted string) *httptest.ResponseRec
 
 func (c *cluster) state(t *testing.T) State {
 	t.Helper()
-	r, err := c.servers[c.names[0]].read(t.Context())
+	r, err := c.servers[c.names[0]].Read(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,14 +147,18 @@ func (c *cluster) state(t *testing.T) State {
 // hurry lets the time pass that a phase lasts at least.
 func (c *cluster) hurry(t *testing.T) {
 	t.Helper()
-	s := c.servers[c.names[0]]
-	r, err := s.read(t.Context())
+	st, maps := c.state(t), c.cs.CoreV1().ConfigMaps("kube-system")
+	st.Since = st.Since.Add(-time.Hour)
+	text, err := json.Marshal(st)
 	if err != nil {
 		t.Fatal(err)
 	}
-	next := r.State
-	next.Since = next.Since.Add(-time.Hour)
-	if err := s.advance(t.Context(), r, next); err != nil {
+	cm, err := maps.Get(t.Context(), names.CARotation, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cm.Data[rotation.StateKey] = string(text)
+	if _, err := maps.Update(t.Context(), cm, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -178,7 +186,7 @@ func TestRotation(t *testing.T) {
 			t.Fatalf("%+v, want phase %s", st, phase)
 		}
 		for range 3 { // a alone gets no further
-			if _, err := c.servers["a"].step(t.Context()); err != nil {
+			if _, err := c.servers["a"].Step(t.Context()); err != nil {
 				t.Fatalf("%s: a: %v", phase, err)
 			}
 		}
@@ -186,7 +194,7 @@ func TestRotation(t *testing.T) {
 			t.Fatalf("phase %s began without b", st.Phase)
 		}
 		c.start(t, "a", c.servers["a"].opts.URL)
-		if _, err := c.servers["b"].step(t.Context()); err != nil {
+		if _, err := c.servers["b"].Step(t.Context()); err != nil {
 			t.Fatalf("%s: b: %v", phase, err)
 		}
 		for name, opts := range c.opts {
@@ -195,7 +203,7 @@ func TestRotation(t *testing.T) {
 			}
 		}
 		if phase == pki.Trust {
-			if _, err := c.servers["a"].step(t.Context()); err != nil || c.state(t).Phase != phase {
+			if _, err := c.servers["a"].Step(t.Context()); err != nil || c.state(t).Phase != phase {
 				t.Fatalf("it did not wait for pods: %+v, %v", c.state(t), err)
 			}
 		}
@@ -214,7 +222,7 @@ func TestRotation(t *testing.T) {
 			}
 		}
 		c.hurry(t)
-		if _, err := c.servers["a"].step(t.Context()); err != nil {
+		if _, err := c.servers["a"].Step(t.Context()); err != nil {
 			t.Fatalf("%s: a: %v", phase, err)
 		}
 	}
@@ -222,7 +230,7 @@ func TestRotation(t *testing.T) {
 		t.Fatalf("%+v", st)
 	}
 	for _, s := range c.servers {
-		if _, err := s.step(t.Context()); err != nil {
+		if _, err := s.Step(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -277,7 +285,7 @@ func TestBegin(t *testing.T) {
 			t.Errorf("%q: %d %s", wrong, w.Code, w.Body)
 		}
 	}
-	if st := c.state(t); st.active() {
+	if st := c.state(t); st.Active() {
 		t.Fatalf("%+v", st)
 	}
 	c.begin(t, "a", `{"grace":600}`)
@@ -286,13 +294,13 @@ func TestBegin(t *testing.T) {
 	if st := c.state(t); st.ID != first.ID || st.Phase != pki.Trust || st.Grace != 0 || !st.Force || !st.Since.Equal(first.Since) {
 		t.Errorf("%+v after %+v", st, first)
 	}
-	if _, err := c.servers["a"].step(t.Context()); err != nil {
+	if _, err := c.servers["a"].Step(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.cs.CoreV1().ConfigMaps("kube-system").Delete(t.Context(), names.CARotation, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.servers["a"].step(t.Context()); err != nil {
+	if _, err := c.servers["a"].Step(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	c.begin(t, "a", `{"grace":0}`)
@@ -309,7 +317,7 @@ func TestBegin(t *testing.T) {
 	if _, err := c.cs.DiscoveryV1().EndpointSlices("default").Update(t.Context(), slice, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.servers["b"].step(t.Context()); err == nil || !strings.Contains(err.Error(), "get the new CAs from another server") {
+	if _, err := c.servers["b"].Step(t.Context()); err == nil || !strings.Contains(err.Error(), "get the new CAs from another server") {
 		t.Errorf("error %v", err)
 	}
 	c.begin(t, "b", `{"grace":0}`)

@@ -2,34 +2,27 @@ package carotation
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/rotation"
 	"kubelith.io/kubelith/base/sealed"
 )
 
 // Path is where administrators see a rotation (GET), and begin one (POST). KeyPath is where a server gets the new CAs from
-// another one (POST). An agent reads which CAs to trust at names.CATrustPath. Who may do either is up to the authorizer of
-// the API server.
+// another one (POST). An agent reads which CAs to trust at names.CATrustPath.
 const (
 	Path    = "/kubelith/v1/ca"
 	KeyPath = Path + "/next"
 )
-
-// maxRequest bounds a request, in bytes.
-const maxRequest = 64 << 10
 
 // DefaultGrace is how long the first phase lasts. Kubelets write a new CA into pods within two minutes, and client-go reads
 // it again every five.
@@ -45,29 +38,24 @@ type Wanted struct {
 
 // Handler serves Path and those below, and passes on other requests. Requests have been authorized.
 func (s *Server) Handler(next http.Handler) http.Handler {
+	next = s.Server.Handler(next)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch {
-		case r.URL.Path == Path && r.Method == http.MethodGet:
-			view, err := s.view(r.Context())
-			sealed.Answer(w, view, err)
-		case r.URL.Path == Path && r.Method == http.MethodPost:
-			view, err := s.begin(r)
-			sealed.Answer(w, view, err)
-		case r.URL.Path == KeyPath && r.Method == http.MethodPost:
-			sealed.Give(w, r, s.opts.Servers(), func(id string) (any, error) {
-				next, err := pki.NextCAs(s.opts.Dir, id)
-				if err != nil {
-					return nil, sealed.Refusal(fmt.Sprintf("server %s: %v", s.opts.Name, err))
-				}
-				return next, nil
-			})
-		case r.URL.Path == names.CATrustPath && r.Method == http.MethodGet:
-			trusted, err := pki.ReadTrusted(s.opts.Dir)
-			sealed.Answer(w, trusted, err)
-		default:
+		if r.URL.Path != names.CATrustPath || r.Method != http.MethodGet {
 			next.ServeHTTP(w, r)
+			return
 		}
+		trusted, err := pki.ReadTrusted(s.opts.Dir)
+		sealed.Answer(w, trusted, err)
 	})
+}
+
+// find returns the new CAs, for another server.
+func (s *Server) find(id string) (any, error) {
+	next, err := pki.NextCAs(s.opts.Dir, id)
+	if err != nil {
+		return nil, sealed.Refusal(fmt.Sprintf("server %s: %v", s.opts.Name, err))
+	}
+	return next, nil
 }
 
 // View is what Path shows to administrators.
@@ -92,8 +80,8 @@ type Machine struct {
 	Lacks string `json:"lacks,omitempty"`
 }
 
-func (s *Server) view(ctx context.Context) (*View, error) {
-	record, err := s.read(ctx)
+func (s *Server) view(ctx context.Context) (any, error) {
+	record, err := s.Read(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -103,12 +91,12 @@ func (s *Server) view(ctx context.Context) (*View, error) {
 	}
 	st, servers := record.State, s.opts.Servers()
 	v := &View{Asked: s.opts.Name, Rotation: st}
-	if st.active() {
+	if st.Active() {
 		v.Doing, v.Waiting = st.described(), st.waiting(servers, record.Reports, nodes, time.Now())
 	}
 	add := func(name, role string, r pki.Rotation, lacks string) {
 		m := Machine{Name: name, Role: role}
-		if st.active() {
+		if st.Active() {
 			m.Lacks = lacks
 			if r.ID == st.ID {
 				m.Phase = string(r.Phase)
@@ -131,37 +119,24 @@ func (s *Server) view(ctx context.Context) (*View, error) {
 
 // begin starts a rotation; one that is under way goes on, as it is wanted now. The CAs are in this server's files before
 // others know of them.
-func (s *Server) begin(r *http.Request) (*View, error) {
-	ctx := r.Context()
+func (s *Server) begin(body []byte) (func(record) (State, error), error) {
 	var wanted Wanted
-	if err := json.NewDecoder(io.LimitReader(r.Body, maxRequest)).Decode(&wanted); err != nil || wanted.Grace < 0 {
+	if err := json.Unmarshal(body, &wanted); err != nil || wanted.Grace < 0 {
 		return nil, sealed.Refusal("the request cannot be read: use kubelith certificate rotate-ca of this release")
 	}
-	for {
-		record, err := s.read(ctx)
-		if err != nil {
-			return nil, err
-		}
-		next := record.State
-		if !next.active() || s.lost(record) {
+	return func(r record) (State, error) {
+		next := r.State
+		if !next.Active() || s.lost(r) {
 			id, phase, err := s.prepare()
 			if err != nil {
-				return nil, err
+				return State{}, err
 			}
 			now := time.Now().UTC()
 			next = State{Rotation: pki.Rotation{ID: id, Phase: phase}, Started: now.Truncate(time.Second), Since: now}
 		}
 		next.Grace, next.Force = wanted.Grace, wanted.Force
-		err = s.advance(ctx, record, next)
-		if err == nil {
-			s.opts.Log.Infof("rotation %s of the CAs: %s", next.ID, next.described())
-			s.wake.Send()
-			return s.view(ctx)
-		}
-		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) { // a report came in between, or another rotation
-			return nil, err
-		}
-	}
+		return next, nil
+	}, nil
 }
 
 // prepare generates the new CAs on this server, unless it has those of a rotation whose state was lost.
@@ -173,9 +148,7 @@ func (s *Server) prepare() (id string, phase pki.Phase, err error) {
 	if local != nil {
 		return local.ID, local.Phase, nil
 	}
-	random := make([]byte, 3)
-	rand.Read(random) // never fails
-	id = time.Now().UTC().Format("20060102") + "-" + hex.EncodeToString(random)
+	id = rotation.NewID()
 	next, err := pki.NewCAs(id, time.Now())
 	if err != nil {
 		return "", "", err

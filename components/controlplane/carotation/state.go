@@ -1,23 +1,16 @@
 package carotation
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/tools/cache"
 	nodeutil "k8s.io/kubernetes/pkg/util/node"
 
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/rotation"
 )
 
 // done is the phase of a rotation that has ended.
@@ -36,7 +29,13 @@ type State struct {
 	Force bool `json:"force,omitempty"`
 }
 
-func (st State) active() bool { return st.Phase != "" && st.Phase != done }
+// Active implements rotation.State.
+func (st State) Active() bool { return st.Phase != "" && st.Phase != done }
+
+// String implements rotation.State.
+func (st State) String() string {
+	return fmt.Sprintf("rotation %s of the CAs: %s", st.ID, st.described())
+}
 
 // described says to an administrator what the machines are doing.
 func (st State) described() string {
@@ -105,15 +104,7 @@ func (st State) left(now time.Time) time.Duration {
 
 // waiting names the machines that hold up the phase.
 func (st State) waiting(servers []string, reports map[string]Report, nodes []corev1.Node, now time.Time) string {
-	var all []string
-	for _, name := range servers {
-		switch why := st.lacks(reports[name]); {
-		case name == "":
-			all = append(all, "a server that joins")
-		case why != "":
-			all = append(all, fmt.Sprintf("server %s: %s", name, why))
-		}
-	}
+	all := rotation.Waiting(servers, reports, st.lacks)
 	for i := range nodes {
 		if why := st.nodeLacks(&nodes[i]); why != "" {
 			all = append(all, fmt.Sprintf("agent %s: %s", nodes[i].Name, why))
@@ -131,9 +122,6 @@ func (st State) waiting(servers []string, reports map[string]Report, nodes []cor
 
 // next returns the state that follows, or what it waits for.
 func (st State) next(servers []string, reports map[string]Report, nodes []corev1.Node, now time.Time) (next State, waiting string) {
-	if len(servers) == 0 {
-		return st, "the servers are not known"
-	}
 	if waiting = st.waiting(servers, reports, nodes, now); waiting != "" {
 		return st, waiting
 	}
@@ -150,96 +138,4 @@ func (st State) next(servers []string, reports map[string]Report, nodes []corev1
 		next.Phase, next.Finished = done, now.UTC().Truncate(time.Second)
 	}
 	return next, ""
-}
-
-// The keys of the ConfigMap; a server's report is at reportPrefix plus its name.
-const stateKey, reportPrefix = "state", "server."
-
-// record is the ConfigMap.
-type record struct {
-	State   State
-	Reports map[string]Report
-	object  *corev1.ConfigMap // nil: there is none
-}
-
-func decode(cm *corev1.ConfigMap) (record, error) {
-	r := record{Reports: map[string]Report{}, object: cm}
-	if text := cm.Data[stateKey]; text != "" {
-		if err := json.Unmarshal([]byte(text), &r.State); err != nil {
-			return r, fmt.Errorf("ConfigMap %s/%s was changed by hand: %w: delete it, and run kubelith certificate rotate-ca", cm.Namespace, cm.Name, err)
-		}
-	}
-	for key, text := range cm.Data {
-		name, ok := strings.CutPrefix(key, reportPrefix)
-		var report Report
-		if ok && json.Unmarshal([]byte(text), &report) == nil {
-			r.Reports[name] = report
-		}
-	}
-	return r, nil
-}
-
-// read returns what is stored; without a ConfigMap it is empty.
-func (s *Server) read(ctx context.Context) (record, error) {
-	cm, err := s.client.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, names.CARotation, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return record{Reports: map[string]Report{}}, nil
-	}
-	if err != nil {
-		return record{}, err
-	}
-	return decode(cm)
-}
-
-// publish stores this server's report.
-func (s *Server) publish(ctx context.Context, r Report) error {
-	text, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	body, err := json.Marshal(map[string]any{"data": map[string]string{reportPrefix + s.opts.Name: string(text)}})
-	if err != nil {
-		return err
-	}
-	_, err = s.client.CoreV1().ConfigMaps(metav1.NamespaceSystem).Patch(ctx, names.CARotation, types.MergePatchType, body, metav1.PatchOptions{})
-	return err
-}
-
-// advance stores the next state, if nothing has changed since before was read.
-func (s *Server) advance(ctx context.Context, before record, next State) error {
-	text, err := json.Marshal(next)
-	if err != nil {
-		return err
-	}
-	maps := s.client.CoreV1().ConfigMaps(metav1.NamespaceSystem)
-	if before.object == nil {
-		_, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: names.CARotation}, Data: map[string]string{stateKey: string(text)}}, metav1.CreateOptions{})
-		return err
-	}
-	cm := before.object.DeepCopy()
-	if cm.Data == nil {
-		cm.Data = map[string]string{}
-	}
-	cm.Data[stateKey] = string(text)
-	_, err = maps.Update(ctx, cm, metav1.UpdateOptions{})
-	return err
-}
-
-// follow looks again when another server has changed the ConfigMap. The returned function ends it and waits.
-func (s *Server) follow(ctx context.Context) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	f := informers.NewSharedInformerFactoryWithOptions(s.client, 0, informers.WithNamespace(metav1.NamespaceSystem),
-		informers.WithTweakListOptions(func(l *metav1.ListOptions) {
-			l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, names.CARotation).String()
-		}))
-	// Adding a handler fails only on a stopped informer.
-	_, _ = f.Core().V1().ConfigMaps().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { s.wake.Send() },
-		UpdateFunc: func(any, any) { s.wake.Send() },
-	})
-	f.Start(ctx.Done())
-	return func() {
-		cancel()
-		f.Shutdown()
-	}
 }

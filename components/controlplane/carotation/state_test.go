@@ -70,23 +70,8 @@ func TestNext(t *testing.T) {
 			}
 			continue
 		}
-		if next.Phase != tc.want || waiting != "" || !next.Since.Equal(now) || next.active() == next.Finished.Equal(now) {
+		if next.Phase != tc.want || waiting != "" || !next.Since.Equal(now) || next.Active() == next.Finished.Equal(now) {
 			t.Errorf("%s: %+v, waiting for %q", name, next, waiting)
 		}
-	}
-}
-
-// TestDecode: what is stored is read again; a report that cannot be read counts as none, and a state as an error.
-func TestDecode(t *testing.T) {
-	cm := &corev1.ConfigMap{Data: map[string]string{
-		stateKey: `{"id":"x","phase":"sign","grace":60,"force":true}`, "server.a": `{"id":"x","phase":"trust"}`, "server.b": "?", "other": "{}",
-	}}
-	r, err := decode(cm)
-	if err != nil || r.State != (State{Rotation: pki.Rotation{ID: "x", Phase: pki.Sign}, Grace: 60, Force: true}) || len(r.Reports) != 1 || r.Reports["a"] != report(pki.Trust) {
-		t.Errorf("%+v, %v", r, err)
-	}
-	cm.Data[stateKey] = "?"
-	if _, err := decode(cm); err == nil || !strings.Contains(err.Error(), "changed by hand") {
-		t.Errorf("error %v", err)
 	}
 }

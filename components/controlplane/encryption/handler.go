@@ -2,43 +2,21 @@ package encryption
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"fmt"
-	"net/http"
 	"slices"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
 	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/rotation"
 	"kubelith.io/kubelith/base/sealed"
 )
 
 // Path is where administrators see the keys in use (GET) and begin a rotation (POST). KeyPath is where a server gets a
-// key from another one (POST). Who may do either is up to the authorizer of the API server.
+// key from another one (POST).
 const (
 	Path    = "/kubelith/v1/encryption"
 	KeyPath = Path + "/key"
 )
-
-// Handler serves Path and KeyPath, and passes on other requests. Requests have been authorized.
-func (s *Server) Handler(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch {
-		case r.URL.Path == Path && r.Method == http.MethodGet:
-			view, err := s.view(r.Context())
-			sealed.Answer(w, view, err)
-		case r.URL.Path == Path && r.Method == http.MethodPost:
-			view, err := s.begin(r.Context())
-			sealed.Answer(w, view, err)
-		case r.URL.Path == KeyPath && r.Method == http.MethodPost:
-			sealed.Give(w, r, s.opts.Servers(), s.find)
-		default:
-			next.ServeHTTP(w, r)
-		}
-	})
-}
 
 // View is what Path shows to administrators.
 type View struct {
@@ -62,8 +40,8 @@ type ServerView struct {
 	Report
 }
 
-func (s *Server) view(ctx context.Context) (*View, error) {
-	record, err := s.read(ctx)
+func (s *Server) view(ctx context.Context) (any, error) {
+	record, err := s.Read(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +51,7 @@ func (s *Server) view(ctx context.Context) (*View, error) {
 	}
 	v := &View{Asked: s.opts.Name, Rotation: record.State, Secrets: counts}
 	servers := s.opts.Servers()
-	if record.State.active() {
+	if record.State.Active() {
 		v.Doing, v.Waiting = record.State.Phase.described(), record.State.waiting(servers, record.Reports)
 	}
 	for _, name := range slices.Sorted(slices.Values(servers)) {
@@ -82,52 +60,27 @@ func (s *Server) view(ctx context.Context) (*View, error) {
 	return v, nil
 }
 
-// begin starts a rotation; one that is under way just goes on. The key is in this server's file before others know of it.
-func (s *Server) begin(ctx context.Context) (*View, error) {
+// begin starts a rotation. The key is in this server's file before others know of it.
+func (s *Server) begin([]byte) (func(record) (State, error), error) {
 	if s.opts.Foreign != "" {
 		return nil, sealed.Refusal(s.opts.Foreign)
 	}
 	if _, err := pki.ReadEncryption(s.opts.File); err != nil {
 		return nil, sealed.Refusal(err.Error())
 	}
-	record, err := s.read(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if record.State.active() && !s.lost(record) {
-		return s.view(ctx)
-	}
-	for _, name := range s.opts.Servers() {
-		if why := record.Reports[name].Problem; why != "" {
-			return nil, sealed.Refusal(fmt.Sprintf("server %s cannot take a new key: %s", name, why))
+	key := pki.NewEncryptionKey("key-" + rotation.NewID())
+	return func(r record) (State, error) {
+		if r.State.Active() && !s.lost(r) {
+			return r.State, nil
 		}
-	}
-	random := make([]byte, 3)
-	rand.Read(random) // never fails
-	key := pki.NewEncryptionKey("key-" + time.Now().UTC().Format("20060102") + "-" + hex.EncodeToString(random))
-	if err := s.change(func(keys []pki.EncryptionKey) []pki.EncryptionKey { return with(keys, key) }); err != nil {
-		return nil, err
-	}
-	next := State{Key: key.Name, Phase: phaseDistribute, Started: time.Now().UTC().Truncate(time.Second)}
-	for {
-		err := s.advance(ctx, record, next)
-		if err == nil {
-			break
+		for _, name := range s.opts.Servers() {
+			if why := r.Reports[name].Problem; why != "" {
+				return State{}, sealed.Refusal(fmt.Sprintf("server %s cannot take a new key: %s", name, why))
+			}
 		}
-		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
-			return nil, err
-		}
-		before := record.State // a report came in between, or another rotation
-		if record, err = s.read(ctx); err != nil {
-			return nil, err
-		}
-		if record.State != before && record.State.active() {
-			break
-		}
-	}
-	s.opts.Log.Infof("rotation of the key for Secrets to %s: %s", key.Name, phaseDistribute.described())
-	s.wake.Send()
-	return s.view(ctx)
+		next := State{Key: key.Name, Phase: phaseDistribute, Started: time.Now().UTC().Truncate(time.Second)}
+		return next, s.change(func(keys []pki.EncryptionKey) []pki.EncryptionKey { return with(keys, key) })
+	}, nil
 }
 
 // lost reports whether the new key is gone with the only server that had it. Nothing is encrypted with it yet.

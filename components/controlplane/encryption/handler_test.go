@@ -22,6 +22,7 @@ import (
 
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/rotation"
 	"kubelith.io/kubelith/base/sealed"
 )
 
@@ -29,8 +30,11 @@ func newServer(t *testing.T, name string, keys ...string) *Server {
 	t.Helper()
 	log, _ := logtest.NewNullLogger()
 	s, err := New(Options{
-		Name: name, File: filepath.Join(t.TempDir(), "encryption.yaml"), Client: &rest.Config{}, Log: log,
-		Servers: func() []string { return []string{"a", "b"} }, Leads: func() bool { return false }, Loaded: func(string) bool { return true },
+		Options: rotation.Options{
+			Name: name, Client: &rest.Config{}, Log: log,
+			Servers: func() []string { return []string{"a", "b"} }, Leads: func() bool { return false },
+		},
+		File: filepath.Join(t.TempDir(), "encryption.yaml"), Loaded: func(string) bool { return true },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -104,22 +108,29 @@ func TestKeyOfAnotherServer(t *testing.T) {
 	}
 }
 
+// post is what an administrator does to begin a rotation.
+func post(ctx context.Context, s *Server) (answer string) {
+	w := httptest.NewRecorder()
+	s.Handler(http.NotFoundHandler()).ServeHTTP(w, httptest.NewRequest(http.MethodPost, Path, nil).WithContext(ctx))
+	return w.Body.String()
+}
+
 // TestBegin: the key is in the file before the phase is stored, a second rotation does not begin beside the first, and
 // one whose only key is lost gives way.
 func TestBegin(t *testing.T) {
 	s := newServer(t, "a", "old")
 	cs := fake.NewClientset()
-	s.client = cs
+	s.Client = cs
 	begin := func() { // its view needs an etcd, which is not there
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
-		if _, err := s.begin(ctx); err == nil || !strings.Contains(err.Error(), "etcd") {
-			t.Fatalf("%v", err)
+		if answer := post(ctx, s); !strings.Contains(answer, "etcd") {
+			t.Fatal(answer)
 		}
 	}
 	s.opts.Socket = filepath.Join(t.TempDir(), "none.sock")
 	begin()
-	first, err := s.read(t.Context())
+	first, err := s.Read(t.Context())
 	keys, keysErr := pki.ReadEncryption(s.opts.File)
 	if err != nil || keysErr != nil || first.State.Phase != phaseDistribute || len(keys) != 2 || keys[0].Name != "old" || keys[1].Name != first.State.Key {
 		t.Fatalf("%+v, %v, %v", first.State, namesOf(keys), err)
@@ -132,14 +143,14 @@ func TestBegin(t *testing.T) {
 		t.Errorf("the key is in the API: %s", text)
 	}
 	begin()
-	if again, _ := s.read(t.Context()); again.State != first.State {
+	if again, _ := s.Read(t.Context()); again.State != first.State {
 		t.Errorf("a second rotation: %+v", again.State)
 	}
 	if err := pki.WriteEncryption(s.opts.File, keysOf("old")); err != nil {
 		t.Fatal(err)
 	}
 	begin()
-	if other, _ := s.read(t.Context()); other.State.Key == first.State.Key || other.State.Phase != phaseDistribute {
+	if other, _ := s.Read(t.Context()); other.State.Key == first.State.Key || other.State.Phase != phaseDistribute {
 		t.Errorf("after the key was lost: %+v", other.State)
 	}
 }
@@ -147,21 +158,21 @@ func TestBegin(t *testing.T) {
 // TestRefused: a file that was changed by hand, or is not used, is left alone.
 func TestRefused(t *testing.T) {
 	s := newServer(t, "a", "old")
-	s.client = fake.NewClientset()
+	s.Client = fake.NewClientset()
 	s.opts.Foreign = "an argument"
-	if _, err := s.begin(t.Context()); err == nil || err.Error() != "an argument" {
-		t.Errorf("%v", err)
+	if answer := post(t.Context(), s); !strings.Contains(answer, `"message":"an argument"`) {
+		t.Error(answer)
 	}
 	s.opts.Foreign = ""
 	text, err := json.Marshal(Report{Problem: "it was changed by hand"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.client = fake.NewClientset(&corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: names.EncryptionState}, Data: map[string]string{reportPrefix + "b": string(text)},
+	s.Client = fake.NewClientset(&corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: names.EncryptionState}, Data: map[string]string{rotation.ReportPrefix + "b": string(text)},
 	})
-	if _, err := s.begin(t.Context()); err == nil || !strings.Contains(err.Error(), "server b cannot take a new key: it was changed by hand") {
-		t.Errorf("%v", err)
+	if answer := post(t.Context(), s); !strings.Contains(answer, "server b cannot take a new key: it was changed by hand") {
+		t.Error(answer)
 	}
 	if keys, err := pki.ReadEncryption(s.opts.File); err != nil || len(keys) != 1 {
 		t.Errorf("the file has %v, %v", keys, err)

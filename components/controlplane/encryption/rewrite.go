@@ -90,7 +90,7 @@ func (s *Server) rewrite(ctx context.Context, key string) (remaining int, err er
 // writeAgain updates a Secret without a change: the API server writes it because its key is not the current one.
 // Source: k8s.io/apiserver/pkg/storage/etcd3/store.go, GuaranteedUpdate.
 func (s *Server) writeAgain(ctx context.Context, namespace, name string) error {
-	secrets := s.client.CoreV1().Secrets(namespace)
+	secrets := s.Client.CoreV1().Secrets(namespace)
 	secret, err := secrets.Get(ctx, name, metav1.GetOptions{})
 	if err == nil {
 		_, err = secrets.Update(ctx, secret, metav1.UpdateOptions{})

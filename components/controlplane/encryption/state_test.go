@@ -114,7 +114,7 @@ func TestReadable(t *testing.T) {
 		}
 		servers[all[0]].file = with(servers[all[0]].file, keysOf("new")[0])
 		st := State{Key: "new", Phase: phaseDistribute}
-		for step := 0; st.active(); step++ {
+		for step := 0; st.Active(); step++ {
 			if step > 20000 {
 				t.Fatalf("seed %d: still in phase %s: %+v", seed, st.Phase, reports)
 			}

@@ -27,6 +27,7 @@ import (
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/base/reconcile"
+	"kubelith.io/kubelith/base/rotation"
 )
 
 const (
@@ -128,7 +129,7 @@ func (a *Agent) Run(ctx context.Context, ready func()) error {
 // wanted returns the phase of the rotation that is under way; the zero Rotation: none is.
 func wanted(object *corev1.ConfigMap) pki.Rotation {
 	var r pki.Rotation
-	if json.Unmarshal([]byte(object.Data["state"]), &r) != nil || !r.Phase.Reached(pki.Trust) {
+	if json.Unmarshal([]byte(object.Data[rotation.StateKey]), &r) != nil || !r.Phase.Reached(pki.Trust) {
 		return pki.Rotation{}
 	}
 	return r

@@ -6,6 +6,8 @@
 // handler first and set the fields that it uses afterwards. Here the shared informers are already running, so a View
 // holds events back until the component starts it.
 //
+// One, OnEvent and Start are for the informers that a component has for itself.
+//
 // The package knows no component and creates no client.
 package informers
 
@@ -18,6 +20,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/informers"
@@ -47,6 +51,34 @@ func NewShared(c kubernetes.Interface, stop <-chan struct{}) (informers.SharedIn
 		return nil, err
 	}
 	return shared{informers.NewSharedInformerFactoryWithOptions(c, resync, informers.WithTransform(Trim), informers.WithInformerName(name)), stop}, nil
+}
+
+// One returns a factory whose informers watch one object, by its name: an identity that may read no other may do so. The
+// namespace of a Node is "".
+func One(c kubernetes.Interface, namespace, name string) informers.SharedInformerFactory {
+	return informers.NewSharedInformerFactoryWithOptions(c, 0, informers.WithTransform(Trim), informers.WithNamespace(namespace),
+		informers.WithTweakListOptions(func(l *metav1.ListOptions) {
+			l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+		}))
+}
+
+// OnEvent returns a handler that calls do for each event.
+func OnEvent(do func()) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{AddFunc: func(any) { do() }, UpdateFunc: func(_, _ any) { do() }, DeleteFunc: func(any) { do() }}
+}
+
+// Start starts the informers of factories that belong to one component. stop ends them and waits.
+func Start(ctx context.Context, factories ...informers.SharedInformerFactory) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	for _, f := range factories {
+		f.Start(ctx.Done())
+	}
+	return func() {
+		cancel()
+		for _, f := range factories {
+			f.Shutdown()
+		}
+	}
 }
 
 type shared struct {

@@ -9,11 +9,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/tools/cache"
+
+	"kubelith.io/kubelith/base/informers"
 )
 
 // The keys of the ConfigMap; a server's report is at ReportPrefix plus its name.
@@ -98,19 +97,7 @@ func (s *Server[S, R]) create(ctx context.Context, data map[string]string) error
 
 // follow looks again when another server has changed the ConfigMap. The returned function ends it and waits.
 func (s *Server[S, R]) follow(ctx context.Context) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	f := informers.NewSharedInformerFactoryWithOptions(s.Client, 0, informers.WithNamespace(metav1.NamespaceSystem),
-		informers.WithTweakListOptions(func(l *metav1.ListOptions) {
-			l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, s.kind.ConfigMap).String()
-		}))
-	// Adding a handler fails only on a stopped informer.
-	_, _ = f.Core().V1().ConfigMaps().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { s.wake.Send() },
-		UpdateFunc: func(any, any) { s.wake.Send() },
-	})
-	f.Start(ctx.Done())
-	return func() {
-		cancel()
-		f.Shutdown()
-	}
+	f := informers.One(s.Client, metav1.NamespaceSystem, s.kind.ConfigMap)
+	_, _ = f.Core().V1().ConfigMaps().Informer().AddEventHandler(informers.OnEvent(s.wake.Send)) // fails only on a stopped informer
+	return informers.Start(ctx, f)
 }

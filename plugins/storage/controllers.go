@@ -8,8 +8,6 @@ import (
 
 	snapclientset "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -120,10 +118,7 @@ func (o Controllers) Start(ctx context.Context, d *Driver, now Facts) (wait func
 
 // followNode has the driver asked again when its Node is another one, or gone: what it owns is gone with it.
 func (c *controllers) followNode(ctx context.Context) {
-	own := informers.NewSharedInformerFactoryWithOptions(c.Client, 0, informers.WithTransform(sharedinformers.Trim),
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, c.NodeName).String()
-		}))
+	own := sharedinformers.One(c.Client, "", c.NodeName)
 	look := func(o any) {
 		if node := o.(*corev1.Node); node.Name == c.NodeName && node.UID != c.facts.NodeUID {
 			c.wake()

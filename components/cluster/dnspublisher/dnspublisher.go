@@ -16,7 +16,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -148,41 +147,26 @@ func (p *publisher) run(ctx context.Context, published func()) {
 // returned function ends them and waits.
 func (p *publisher) watch(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	factory := func(tweak func(*metav1.ListOptions)) informers.SharedInformerFactory {
-		return informers.NewSharedInformerFactoryWithOptions(p.client, 0,
-			informers.WithNamespace(namespace), informers.WithTweakListOptions(tweak))
-	}
-	services := factory(func(l *metav1.ListOptions) {
-		l.FieldSelector = fields.OneTermEqualSelector("metadata.name", serviceName).String()
-	})
-	ours := factory(func(l *metav1.ListOptions) {
-		l.LabelSelector = discoveryv1.LabelServiceName + "=" + serviceName
-	})
+	services := sharedinformers.One(p.client, namespace, serviceName)
+	ours := informers.NewSharedInformerFactoryWithOptions(p.client, 0, informers.WithNamespace(namespace),
+		informers.WithTweakListOptions(func(l *metav1.ListOptions) {
+			l.LabelSelector = discoveryv1.LabelServiceName + "=" + serviceName
+		}))
 	nodes := sharedinformers.NewView(p.opts.Informers(), nil)
 	p.nodes = nodes.Core().V1().Nodes().Lister()
 	p.slices = ours.Discovery().V1().EndpointSlices().Lister()
 
-	always := cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { p.changed.Send() },
-		UpdateFunc: func(_, _ any) { p.changed.Send() },
-		DeleteFunc: func(any) { p.changed.Send() },
-	}
 	// Adding a handler fails only on a stopped informer.
 	_, _ = nodes.Core().V1().Nodes().Informer().AddEventHandler(onChange(p.changed))
-	_, _ = services.Core().V1().Services().Informer().AddEventHandler(always)
-	_, _ = ours.Discovery().V1().EndpointSlices().Informer().AddEventHandler(always)
+	_, _ = services.Core().V1().Services().Informer().AddEventHandler(sharedinformers.OnEvent(p.changed.Send))
+	_, _ = ours.Discovery().V1().EndpointSlices().Informer().AddEventHandler(sharedinformers.OnEvent(p.changed.Send))
 	p.known = []cache.DoneChecker{nodes.Core().V1().Nodes().Informer().HasSyncedChecker(), ours.Discovery().V1().EndpointSlices().Informer().HasSyncedChecker()}
 	nodes.Start(ctx.Done())
-	own := []informers.SharedInformerFactory{services, ours}
-	for _, f := range own {
-		f.Start(ctx.Done())
-	}
+	end := sharedinformers.Start(ctx, services, ours)
 	return func() {
 		cancel()
 		nodes.Close()
-		for _, f := range own {
-			f.Shutdown()
-		}
+		end()
 	}
 }
 

@@ -14,14 +14,12 @@ import (
 	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 	certutil "k8s.io/client-go/util/cert"
 
+	"kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/names"
@@ -102,19 +100,10 @@ func (a *Agent) Healthy(ctx context.Context) error { return a.work.Healthy(ctx) 
 func (a *Agent) Run(ctx context.Context, ready func()) error {
 	a.work.Reset()
 	wake := reconcile.NewSignal()
-	factory := informers.NewSharedInformerFactoryWithOptions(a.client, 0, informers.WithNamespace(metav1.NamespaceSystem),
-		informers.WithTweakListOptions(func(l *metav1.ListOptions) {
-			l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, names.CARotation).String()
-		}))
+	factory := informers.One(a.client, metav1.NamespaceSystem, names.CARotation)
 	states := factory.Core().V1().ConfigMaps()
-	// Adding a handler fails only on a stopped informer.
-	_, _ = states.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { wake.Send() },
-		UpdateFunc: func(any, any) { wake.Send() },
-	})
-	running, cancel := context.WithCancel(ctx)
-	factory.Start(running.Done())
-	defer func() { cancel(); factory.Shutdown() }()
+	_, _ = states.Informer().AddEventHandler(informers.OnEvent(wake.Send)) // fails only on a stopped informer
+	defer informers.Start(ctx, factory)()
 	ready()
 	reconcile.Loop(ctx, wake, 0, func() time.Duration {
 		object, err := states.Lister().ConfigMaps(metav1.NamespaceSystem).Get(names.CARotation)

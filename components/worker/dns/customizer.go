@@ -6,9 +6,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -16,6 +13,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
+	"kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/reconcile"
 )
@@ -39,25 +37,18 @@ func newCustomizer(client kubernetes.Interface, o Options, changed reconcile.Sig
 
 // watch starts the watch. The returned function ends it and waits.
 func (c *customizer) watch(ctx context.Context) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	factory := informers.NewSharedInformerFactoryWithOptions(c.client, 0, informers.WithNamespace(customNamespace), informers.WithTweakListOptions(func(l *metav1.ListOptions) {
-		l.FieldSelector = fields.OneTermEqualSelector("metadata.name", names.DNSCustom).String()
-	}))
+	factory := informers.One(c.client, customNamespace, names.DNSCustom)
 	informer := factory.Core().V1().ConfigMaps()
 	c.configMaps, c.synced = informer.Lister().ConfigMaps(customNamespace), informer.Informer().HasSynced
-	// Adding a handler fails only on a stopped informer.
-	_, _ = informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { c.changed.Send() }, UpdateFunc: func(any, any) { c.changed.Send() }, DeleteFunc: func(any) { c.changed.Send() },
-	})
+	_, _ = informer.Informer().AddEventHandler(informers.OnEvent(c.changed.Send)) // fails only on a stopped informer
 	events := record.NewBroadcaster(record.WithContext(ctx))
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.client.CoreV1().Events("")})
 	c.events = events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith-dns"})
-	factory.Start(ctx.Done())
+	end := informers.Start(ctx, factory)
 	var once sync.Once
 	return func() {
 		once.Do(func() {
-			cancel()
-			factory.Shutdown()
+			end()
 			events.Shutdown()
 		})
 	}

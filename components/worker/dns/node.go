@@ -5,13 +5,11 @@ import (
 	"net"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/nodeaddr"
 	"kubelith.io/kubelith/base/reconcile"
 )
@@ -25,18 +23,11 @@ type node struct {
 
 // watch starts the watch. The returned function ends it and waits.
 func (n *node) watch(ctx context.Context, client kubernetes.Interface) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(func(l *metav1.ListOptions) {
-		l.FieldSelector = fields.OneTermEqualSelector("metadata.name", n.name).String()
-	}))
+	factory := informers.One(client, "", n.name)
 	n.nodes = factory.Core().V1().Nodes().Lister()
 	// Adding a handler fails only on a stopped informer.
 	_, _ = factory.Core().V1().Nodes().Informer().AddEventHandler(onAddressChange(n.changed))
-	factory.Start(ctx.Done())
-	return func() {
-		cancel()
-		factory.Shutdown()
-	}
+	return informers.Start(ctx, factory)
 }
 
 // ips returns the addresses in the Node object; none while it does not exist or has none.

@@ -17,14 +17,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/certificate"
 
+	"kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/renewal"
 )
@@ -194,29 +193,12 @@ func (c *Connection) certificates(ctx context.Context, client kubernetes.Interfa
 
 // watch follows the servers and the settings of the cluster. The returned function ends it and waits.
 func (c *Connection) watch(ctx context.Context, client kubernetes.Interface) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	// One object each: an agent may not read more of these.
-	one := func(namespace, name string) informers.SharedInformerFactory {
-		return informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
-			informers.WithTweakListOptions(func(l *metav1.ListOptions) {
-				l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-			}))
-	}
-	servers := one(metav1.NamespaceDefault, apiService)
-	settings := one(c.opts.Settings.Namespace, c.opts.Settings.Name)
+	servers := informers.One(client, metav1.NamespaceDefault, apiService)
+	settings := informers.One(client, c.opts.Settings.Namespace, c.opts.Settings.Name)
 	// Adding a handler fails only on a stopped informer.
 	_, _ = servers.Discovery().V1().EndpointSlices().Informer().AddEventHandler(follow(func(slice *discoveryv1.EndpointSlice) { c.receiveServers(slice) }))
 	_, _ = settings.Core().V1().ConfigMaps().Informer().AddEventHandler(follow(func(object *corev1.ConfigMap) { c.receiveSettings(object) }))
-	all := []informers.SharedInformerFactory{servers, settings}
-	for _, f := range all {
-		f.Start(ctx.Done())
-	}
-	return func() {
-		cancel()
-		for _, f := range all {
-			f.Shutdown()
-		}
-	}
+	return informers.Start(ctx, servers, settings)
 }
 
 // follow calls see with each state of an object except its deletion: the last state stays valid.

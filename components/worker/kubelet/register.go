@@ -12,13 +12,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	volumeutil "k8s.io/kubernetes/pkg/volume/util"
 
+	"kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/names"
 )
 
@@ -33,9 +32,7 @@ func (s *Server) keepRegistered(ctx context.Context, cs kubernetes.Interface) {
 		return
 	}
 	deleted := make(chan []string, 1) // the pod CIDRs that the Node had
-	factory := informers.NewSharedInformerFactoryWithOptions(cs, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-		o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, s.opts.NodeName).String()
-	}))
+	factory := informers.One(cs, "", s.opts.NodeName)
 	// Adding a handler fails only on a stopped informer.
 	_, _ = factory.Core().V1().Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(object any) {
@@ -57,8 +54,7 @@ func (s *Server) keepRegistered(ctx context.Context, cs kubernetes.Interface) {
 			}
 		},
 	})
-	factory.Start(ctx.Done())
-	defer factory.Shutdown()
+	defer informers.Start(ctx, factory)()
 	for {
 		var podCIDRs []string
 		select {

@@ -15,9 +15,6 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/util/certificate"
@@ -26,6 +23,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet"
 	"k8s.io/kubernetes/pkg/kubelet/metrics"
 
+	"kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/base/renewal"
 )
@@ -51,7 +49,7 @@ func (s *Server) Renew(ctx context.Context) error {
 // has no way to renew it at once. The returned function ends it and waits.
 // Source: NewKubeletServerCertificateManager in pkg/kubelet/certificate, and NewMainKubelet.
 func (s *Server) requestServing(ctx context.Context, deps *kubelet.Dependencies) (end func(), err error) {
-	node := informers.NewSharedInformerFactoryWithOptions(deps.KubeClient, 0, informers.WithTweakListOptions(oneNode(s.opts.NodeName)))
+	node := informers.One(deps.KubeClient, "", s.opts.NodeName)
 	lister := node.Core().V1().Nodes().Lister()
 	store, err := certificate.NewFileStore("kubelet-server", s.opts.CertDir, s.opts.CertDir, "", "")
 	if err != nil {
@@ -99,12 +97,6 @@ func (s *Server) requestServing(ctx context.Context, deps *kubelet.Dependencies)
 	node.Start(ctx.Done())
 	m.Start()
 	return func() { cancel(); m.Stop(); node.Shutdown() }, nil
-}
-
-func oneNode(name string) func(*metav1.ListOptions) {
-	return func(l *metav1.ListOptions) {
-		l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-	}
 }
 
 // servingMetrics are upstream's.

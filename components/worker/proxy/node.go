@@ -5,8 +5,6 @@ import (
 	"net"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/informers"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -28,28 +26,19 @@ func newNode(client kubernetes.Interface, name string) *node {
 	return &node{
 		name:    name,
 		changed: reconcile.NewSignal(),
-		factory: informers.NewSharedInformerFactoryWithOptions(client, 0,
-			informers.WithTransform(shared.Trim),
-			informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-				o.FieldSelector = fields.OneTermEqualSelector("metadata.name", name).String()
-			})),
+		factory: shared.One(client, "", name),
 	}
 }
 
 // watch starts the watch; the returned function ends it and waits. The end of ctx does not end it: upstream's
 // NewNodeTopologyConfig panics on a stopped informer, and a session may just be calling it.
 func (n *node) watch(ctx context.Context) (stop func()) {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	// Adding a handler fails only on a stopped informer.
 	_, _ = n.informer().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { n.changed.Send() },
 		UpdateFunc: func(_, _ any) { n.changed.Send() },
 	})
-	n.factory.Start(ctx.Done())
-	return func() {
-		cancel()
-		n.factory.Shutdown()
-	}
+	return shared.Start(context.WithoutCancel(ctx), n.factory)
 }
 
 func (n *node) informer() coreinformers.NodeInformer { return n.factory.Core().V1().Nodes() }

@@ -15,14 +15,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	"kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/reconcile"
@@ -74,9 +73,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	}
 	ready()
 	changed := reconcile.NewSignal()
-	shared := informers.NewSharedInformerFactoryWithOptions(cs, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-		o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, s.opts.NodeName).String()
-	}))
+	shared := informers.One(cs, "", s.opts.NodeName)
 	nodes := shared.Core().V1().Nodes()
 	if _, err := nodes.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { changed.Send() },
@@ -90,10 +87,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	}); err != nil {
 		return err
 	}
-	stop := make(chan struct{})
-	shared.Start(stop)
-	defer shared.Shutdown()
-	defer close(stop)
+	defer informers.Start(ctx, shared)()
 	n := &node{opts: s.opts, client: cs, nodes: nodes.Lister()}
 	var said logging.Once
 	reconcile.Loop(ctx, changed, 0, func() time.Duration {

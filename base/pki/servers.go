@@ -1,9 +1,6 @@
 package pki
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -115,20 +112,10 @@ func serverClient(dir, by, name string, now time.Time) (tls.Certificate, *x509.C
 	if trust, err := os.ReadFile(filepath.Join(dir, clusterTrustFile)); err == nil { // else Ensure has not run yet
 		roots.AppendCertsFromPEM(trust)
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	subject := pkix.Name{CommonName: names.ServerUserPrefix + name, Organization: []string{names.Servers}}
+	der, key, err := ca.client(subject, now, serverClientLife)
 	if err != nil {
-		return tls.Certificate{}, nil, fmt.Errorf("pki: generate a key: %w", err)
-	}
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		Subject:               pkix.Name{CommonName: names.ServerUserPrefix + name, Organization: []string{names.Servers}},
-		NotBefore:             later(now.Add(-clockSkew), ca.cert.NotBefore),
-		NotAfter:              earlier(now.Add(serverClientLife), ca.cert.NotAfter),
-		KeyUsage:              x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-		BasicConstraintsValid: true,
-	}, ca.cert, key.Public(), ca.key)
-	if err != nil {
-		return tls.Certificate{}, nil, fmt.Errorf("pki: sign a certificate: %w", err)
+		return tls.Certificate{}, nil, err
 	}
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, roots, nil
 }

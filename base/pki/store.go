@@ -136,6 +136,25 @@ type authority struct {
 	key  crypto.Signer
 }
 
+// client signs the certificate of a client for a new key; it ends with the CA at the latest. Neither is stored.
+func (ca *authority) client(subject pkix.Name, now time.Time, life time.Duration) (der []byte, key *ecdsa.PrivateKey, err error) {
+	if key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+		return nil, nil, fmt.Errorf("pki: generate a key: %w", err)
+	}
+	der, err = x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		Subject:               subject,
+		NotBefore:             later(now.Add(-clockSkew), ca.cert.NotBefore),
+		NotAfter:              earlier(now.Add(life), ca.cert.NotAfter),
+		KeyUsage:              x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		BasicConstraintsValid: true,
+	}, ca.cert, key.Public(), ca.key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("pki: sign a certificate: %w", err)
+	}
+	return der, key, nil
+}
+
 func (s *store) authority(p Pair, cn string) (*authority, error) {
 	cert, key, err := s.load(p, "restore both files of the pair from a backup")
 	if err != nil {

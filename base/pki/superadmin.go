@@ -1,9 +1,6 @@
 package pki
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -35,24 +32,13 @@ func SuperAdmin(dir, server string, now time.Time, life time.Duration) ([]byte, 
 	if err != nil {
 		return nil, err
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	der, key, err := ca.client(pkix.Name{CommonName: "kubelith-super-admin", Organization: []string{"system:masters"}}, now, life)
 	if err != nil {
-		return nil, fmt.Errorf("pki: generate a key: %w", err)
+		return nil, err
 	}
 	keyDER, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
 		return nil, fmt.Errorf("pki: encode the key: %w", err)
-	}
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		Subject:               pkix.Name{CommonName: "kubelith-super-admin", Organization: []string{"system:masters"}},
-		NotBefore:             later(now.Add(-clockSkew), ca.cert.NotBefore),
-		NotAfter:              earlier(now.Add(life), ca.cert.NotAfter),
-		KeyUsage:              x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-		BasicConstraintsValid: true,
-	}, ca.cert, key.Public(), ca.key)
-	if err != nil {
-		return nil, fmt.Errorf("pki: sign a certificate: %w", err)
 	}
 	trust := filepath.Join(dir, clusterTrustFile)
 	if !exists(trust) { // the server has not started since an upgrade

@@ -13,10 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/tools/record"
 
+	"kubelith.io/kubelith/base/events"
 	"kubelith.io/kubelith/plugins/host"
 )
 
@@ -33,12 +31,9 @@ const ConditionPrefix = "Plugin/"
 
 // report writes Events and conditions until ctx ends. The first request waits for the API.
 func (s *Server) report(ctx context.Context, cs kubernetes.Interface) {
-	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
-	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: cs.CoreV1().Events("")})
-	defer broadcaster.Shutdown()
-	recorder := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith-plugins", Host: s.opts.NodeName})
-	// As in the kubelet's Events: kubectl describe finds those of a Node by its name as UID.
-	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: s.opts.NodeName, UID: types.UID(s.opts.NodeName)}
+	recorder, stop := events.NewRecorder(ctx, cs, corev1.EventSource{Component: "kubelith-plugins", Host: s.opts.NodeName})
+	defer stop()
+	node := events.Node(s.opts.NodeName)
 
 	wait := time.NewTimer(0)
 	defer wait.Stop()

@@ -17,6 +17,7 @@ import (
 	cloudproviderapi "k8s.io/cloud-provider/api"
 	nodeutil "k8s.io/component-helpers/node/util"
 
+	"kubelith.io/kubelith/base/events"
 	"kubelith.io/kubelith/base/names"
 )
 
@@ -109,7 +110,7 @@ func (s *Server) address(ctx context.Context) {
 		}
 		if why := strings.Join(refused, "; "); s.refused.News(node.Name, why) {
 			s.opts.Log.Warnf("node %s: %s", node.Name, why)
-			s.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: types.UID(node.Name)}, corev1.EventTypeWarning, reasonExternalIP, why)
+			s.events.Event(events.Node(node.Name), corev1.EventTypeWarning, reasonExternalIP, why)
 		}
 		if err := s.writeAddresses(ctx, node, want); err != nil {
 			s.opts.Log.Warnf("cannot correct the addresses of node %s, retrying in %s: %v", node.Name, tidyEvery, err)

@@ -30,8 +30,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	certificateslisters "k8s.io/client-go/listers/certificates/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
@@ -40,6 +38,7 @@ import (
 	capihelper "k8s.io/kubernetes/pkg/apis/certificates"
 	"k8s.io/kubernetes/pkg/controller/certificates"
 
+	"kubelith.io/kubelith/base/events"
 	sharedinformers "kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
@@ -147,10 +146,9 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 	configMaps := view.Core().V1().ConfigMaps()
 	s.requests, s.nodes, s.configMaps = requests.Lister(), nodes.Lister(), configMaps.Lister().ConfigMaps(namespace)
 
-	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
-	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: s.client.CoreV1().Events("")})
-	defer broadcaster.Shutdown()
-	s.events = broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith"})
+	recorder, stop := events.NewRecorder(ctx, s.client, corev1.EventSource{Component: "kubelith"})
+	defer stop()
+	s.events = recorder
 
 	deleted, incorrect := reconcile.NewSignal(), reconcile.NewSignal()
 	correct := func(obj any) {

@@ -24,12 +24,10 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
 
+	"kubelith.io/kubelith/base/events"
 	"kubelith.io/kubelith/base/hostport"
 	sharedinformers "kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/lifecycle"
@@ -111,14 +109,13 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 
 // run is Run with the given clients.
 func (s *Server) run(ctx context.Context, cs kubernetes.Interface, shared informers.SharedInformerFactory, prover *prover, ready func()) error {
-	events := record.NewBroadcaster(record.WithContext(ctx))
-	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: cs.CoreV1().Events("")})
-	defer events.Shutdown()
+	recorder, stopEvents := events.NewRecorder(ctx, cs, corev1.EventSource{Component: "kubelith-servicelb"})
+	defer stopEvents()
 
 	view := sharedinformers.NewView(shared, nil)
 	w := &writer{
 		client:   cs,
-		events:   events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith-servicelb"}),
+		events:   recorder,
 		log:      s.opts.Log,
 		work:     &s.work,
 		opts:     s.opts,

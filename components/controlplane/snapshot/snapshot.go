@@ -16,13 +16,10 @@ import (
 	"github.com/robfig/cron/v3"
 	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/record"
 
+	"kubelith.io/kubelith/base/events"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/components/controlplane/snapshot/bucket"
@@ -105,14 +102,10 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
-	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
-	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
-	defer broadcaster.Shutdown()
 	node := s.opts.Source.Settings.NodeName
-	// As the kubelet does: kubectl describe finds the Events of a Node by its name as UID.
-	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)}
-	events := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith", Host: node})
-	event := func(kind, reason, message string) { events.Event(ref, kind, reason, message) }
+	recorder, stop := events.NewRecorder(ctx, client, corev1.EventSource{Component: "kubelith", Host: node})
+	defer stop()
+	event := func(kind, reason, message string) { recorder.Event(events.Node(node), kind, reason, message) }
 	ready()
 	saved := make(chan struct{}, 1)
 	var copying sync.WaitGroup

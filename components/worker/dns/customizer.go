@@ -7,12 +7,11 @@ import (
 	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
+	"kubelith.io/kubelith/base/events"
 	"kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/reconcile"
@@ -41,15 +40,14 @@ func (c *customizer) watch(ctx context.Context) (stop func()) {
 	informer := factory.Core().V1().ConfigMaps()
 	c.configMaps, c.synced = informer.Lister().ConfigMaps(customNamespace), informer.Informer().HasSynced
 	_, _ = informer.Informer().AddEventHandler(informers.OnEvent(c.changed.Send)) // fails only on a stopped informer
-	events := record.NewBroadcaster(record.WithContext(ctx))
-	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.client.CoreV1().Events("")})
-	c.events = events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith-dns"})
+	var stopEvents func()
+	c.events, stopEvents = events.NewRecorder(ctx, c.client, corev1.EventSource{Component: "kubelith-dns"})
 	end := informers.Start(ctx, factory)
 	var once sync.Once
 	return func() {
 		once.Do(func() {
 			end()
-			events.Shutdown()
+			stopEvents()
 		})
 	}
 }

@@ -15,12 +15,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
+	"kubelith.io/kubelith/base/events"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/components/worker/policy/kernel"
 	"kubelith.io/kubelith/components/worker/policy/peers"
@@ -71,10 +70,7 @@ func (s *Server) begin(ctx context.Context, table *kernel.Table) (*run, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client: %w", err)
 	}
-	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
-	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
-	r.stopEvents = broadcaster.Shutdown
-	r.events = broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith", Host: s.opts.NodeName})
+	r.events, r.stopEvents = events.NewRecorder(ctx, client, corev1.EventSource{Component: "kubelith", Host: s.opts.NodeName})
 	if s.opts.Informers != nil {
 		r.factory = s.opts.Informers()
 	} else {
@@ -362,7 +358,7 @@ func (r *run) step(ctx context.Context) error {
 		const text = "Somebody removed the nftables table of network policies, or rules of it. It is written again."
 		r.opts.Log.Warn(text)
 		// As the kubelet does: kubectl describe finds the Events of a Node by its name as UID.
-		r.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: r.opts.NodeName, UID: types.UID(r.opts.NodeName)},
+		r.events.Event(events.Node(r.opts.NodeName),
 			corev1.EventTypeWarning, "NetworkPolicyTableRemoved", text)
 	}
 	r.mu.Lock()

@@ -18,11 +18,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/record"
 
+	"kubelith.io/kubelith/base/events"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/names"
@@ -96,12 +94,9 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 
 func (s *Server) run(ctx context.Context, cs kubernetes.Interface, ready func()) error {
 	s.work.Reset()
-	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
-	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: cs.CoreV1().Events("")})
-	defer broadcaster.Shutdown()
-	recorder := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelith", Host: s.opts.NodeName})
-	// As the kubelet does: kubectl describe finds the Events of a Node by its name as UID.
-	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: s.opts.NodeName, UID: types.UID(s.opts.NodeName)}
+	recorder, stop := events.NewRecorder(ctx, cs, corev1.EventSource{Component: "kubelith", Host: s.opts.NodeName})
+	defer stop()
+	node := events.Node(s.opts.NodeName)
 
 	ready()
 	var logged logging.Once

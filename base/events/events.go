@@ -1,0 +1,26 @@
+// Package events is how components write Events.
+package events
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
+)
+
+// NewRecorder returns what writes the Events of a source, a component and perhaps a node, until stop or the end of ctx.
+func NewRecorder(ctx context.Context, cs kubernetes.Interface, source corev1.EventSource) (_ record.EventRecorder, stop func()) {
+	b := record.NewBroadcaster(record.WithContext(ctx))
+	b.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: cs.CoreV1().Events("")})
+	return b.NewRecorder(scheme.Scheme, source), b.Shutdown
+}
+
+// Node returns what Events about a Node refer to. As in the kubelet's, the UID is its name: kubectl describe finds them by
+// that.
+func Node(name string) *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(name)}
+}

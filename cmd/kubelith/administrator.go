@@ -1,6 +1,8 @@
 package kubelith
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +11,7 @@ import (
 	"github.com/urfave/cli/v2"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"kubelith.io/kubelith/base/config"
@@ -37,6 +40,19 @@ func administratorCommand(group, name, args, usage string, action func(*cli.Cont
 			return err
 		},
 	}
+}
+
+// viewOf sends a request to the server and returns its answer.
+func viewOf[V any](ctx context.Context, request *rest.Request) (*V, error) {
+	text, err := request.SetHeader("Accept", "application/json").DoRaw(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var v V
+	if err := json.Unmarshal(text, &v); err != nil {
+		return nil, fmt.Errorf("the server's answer cannot be read: %w: it may be an older release", err)
+	}
+	return &v, nil
 }
 
 // subcommandHelp is the action of a command that only has subcommands.

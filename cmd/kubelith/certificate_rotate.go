@@ -35,15 +35,7 @@ func caView(ctx context.Context, cs kubernetes.Interface, wanted *carotation.Wan
 		}
 		request = cs.CoreV1().RESTClient().Post().SetHeader("Content-Type", "application/json").Body(body)
 	}
-	text, err := request.AbsPath(carotation.Path).SetHeader("Accept", "application/json").DoRaw(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var v carotation.View
-	if err := json.Unmarshal(text, &v); err != nil {
-		return nil, fmt.Errorf("the server's answer cannot be read: %w: it may be an older release", err)
-	}
-	return &v, nil
+	return viewOf[carotation.View](ctx, request.AbsPath(carotation.Path))
 }
 
 const (

@@ -36,15 +36,7 @@ func encryptionCommand() *cli.Command {
 
 // encryptionView asks the server of the kubeconfig, with a GET or, to begin a rotation, a POST.
 func encryptionView(ctx context.Context, cs kubernetes.Interface, verb string) (*encryption.View, error) {
-	text, err := cs.CoreV1().RESTClient().Verb(verb).AbsPath(encryption.Path).SetHeader("Accept", "application/json").DoRaw(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var v encryption.View
-	if err := json.Unmarshal(text, &v); err != nil {
-		return nil, fmt.Errorf("the server's answer cannot be read: %w: it may be an older release", err)
-	}
-	return &v, nil
+	return viewOf[encryption.View](ctx, cs.CoreV1().RESTClient().Verb(verb).AbsPath(encryption.Path))
 }
 
 func encryptionStatus(c *cli.Context, cs kubernetes.Interface) error {

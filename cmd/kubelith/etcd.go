@@ -37,15 +37,7 @@ func etcdCommand() *cli.Command {
 
 // serversView asks the server of the kubeconfig.
 func serversView(ctx context.Context, cs kubernetes.Interface) (*servers.View, error) {
-	text, err := cs.CoreV1().RESTClient().Get().AbsPath(servers.Path).SetHeader("Accept", "application/json").DoRaw(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var v servers.View
-	if err := json.Unmarshal(text, &v); err != nil {
-		return nil, fmt.Errorf("the server's answer cannot be read: %w: it may be an older release", err)
-	}
-	return &v, nil
+	return viewOf[servers.View](ctx, cs.CoreV1().RESTClient().Get().AbsPath(servers.Path))
 }
 
 func etcdStatus(c *cli.Context, cs kubernetes.Interface) error {

@@ -5,12 +5,36 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os/exec"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/partial"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
+
+// TestImage returns the image in the archive that a server imports.
+func TestImage(t testing.TB, s *Server) v1.Image {
+	t.Helper()
+	dir := t.TempDir()
+	if out, err := exec.Command("tar", "-C", dir, "-xf", s.Path(TestImageArchive)).CombinedOutput(); err != nil {
+		t.Fatalf("unpack the test image: %v: %s", err, out)
+	}
+	index, err := layout.ImageIndexFromPath(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := index.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := index.Image(list.Manifests[0].Digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return image
+}
 
 // PushImage puts an image with the tag 1 into a registry. go-containerregistry's own client would need the one of Docker.
 func PushImage(t testing.TB, registry http.Handler, repository string, image v1.Image) {

@@ -9,14 +9,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -73,7 +71,7 @@ type registry struct {
 func serveRegistry(t *testing.T, s *harness.Server, name string) *registry {
 	t.Helper()
 	r := &registry{name: name, blobs: map[string][]byte{}, asked: map[string]bool{}}
-	if err := r.fill(testImage(t, s)); err != nil {
+	if err := r.fill(harness.TestImage(t, s)); err != nil {
 		t.Fatal(err)
 	}
 	listener, err := net.Listen("tcp", s.HostIP+":0")
@@ -181,26 +179,4 @@ func (r *registry) hosts() map[string]bool {
 		found[h] = true
 	}
 	return found
-}
-
-// testImage is the image in the archive that the harness made.
-func testImage(t *testing.T, s *harness.Server) v1.Image {
-	t.Helper()
-	dir := t.TempDir()
-	if out, err := exec.Command("tar", "-C", dir, "-xf", s.Path(harness.TestImageArchive)).CombinedOutput(); err != nil {
-		t.Fatalf("unpack the test image: %v: %s", err, out)
-	}
-	index, err := layout.ImageIndexFromPath(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	list, err := index.IndexManifest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	image, err := index.Image(list.Manifests[0].Digest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return image
 }

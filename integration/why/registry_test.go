@@ -5,14 +5,12 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
-	"os/exec"
 	"strings"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
-	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 
 	"kubelith.io/kubelith/integration/harness"
@@ -50,7 +48,7 @@ func serveRegistry(t *testing.T, s *harness.Server) {
 
 	// The kubelet knows images by their configuration: with the same one, it would want the password for the test image
 	// that is on the node as well.
-	image, err := mutate.Config(testImage(t, s), v1.Config{Cmd: []string{"/bin/probe", "sleep"}, Labels: map[string]string{"for": "integration/why"}})
+	image, err := mutate.Config(harness.TestImage(t, s), v1.Config{Cmd: []string{"/bin/probe", "sleep"}, Labels: map[string]string{"for": "integration/why"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,26 +56,4 @@ func serveRegistry(t *testing.T, s *harness.Server) {
 	harness.PushImage(t, images, "elsewhere/web", image)
 	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "s390x"}}})
 	harness.PutManifest(t, images, "/v2/elsewhere/web/manifests/1", index)
-}
-
-// testImage is the image in the archive that the harness made.
-func testImage(t *testing.T, s *harness.Server) v1.Image {
-	t.Helper()
-	dir := t.TempDir()
-	if out, err := exec.Command("tar", "-C", dir, "-xf", s.Path(harness.TestImageArchive)).CombinedOutput(); err != nil {
-		t.Fatalf("unpack the test image: %v: %s", err, out)
-	}
-	index, err := layout.ImageIndexFromPath(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	list, err := index.IndexManifest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	image, err := index.Image(list.Manifests[0].Digest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return image
 }

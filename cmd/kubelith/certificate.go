@@ -1,7 +1,6 @@
 package kubelith
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -72,9 +71,7 @@ func printCertificates(out io.Writer, all []pki.Certificate, inJSON bool, now ti
 		for _, c := range all {
 			list = append(list, listed{c, int64(c.NotAfter.Sub(now).Seconds())})
 		}
-		encoder := json.NewEncoder(out)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(list)
+		return writeJSON(out, list)
 	}
 	w := tabwriter.NewWriter(out, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(w, "NAME\tSUBJECT\tISSUER\tEXPIRES\tLEFT\tUSE")

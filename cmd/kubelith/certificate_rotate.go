@@ -51,7 +51,7 @@ func rotateCA(c *cli.Context, cs kubernetes.Interface) error {
 			return err
 		}
 		if c.String("output") == "json" {
-			return json.NewEncoder(c.App.Writer).Encode(v)
+			return writeJSON(c.App.Writer, v)
 		}
 		return printRotation(c.App.Writer, v)
 	}

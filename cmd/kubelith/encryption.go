@@ -3,7 +3,6 @@ package kubelith
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -45,7 +44,7 @@ func encryptionStatus(c *cli.Context, cs kubernetes.Interface) error {
 		return err
 	}
 	if c.String("output") == "json" {
-		return json.NewEncoder(c.App.Writer).Encode(v)
+		return writeJSON(c.App.Writer, v)
 	}
 	return printEncryption(c.App.Writer, v)
 }

@@ -2,7 +2,6 @@ package kubelith
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -46,7 +45,7 @@ func etcdStatus(c *cli.Context, cs kubernetes.Interface) error {
 		return err
 	}
 	if c.String("output") == "json" {
-		return json.NewEncoder(c.App.Writer).Encode(v)
+		return writeJSON(c.App.Writer, v)
 	}
 	return printServers(c.App.Writer, v, time.Now())
 }
@@ -93,7 +92,7 @@ func etcdMembers(c *cli.Context, cs kubernetes.Interface) error {
 		return err
 	}
 	if c.String("output") == "json" {
-		return json.NewEncoder(c.App.Writer).Encode(v.Servers)
+		return writeJSON(c.App.Writer, v.Servers)
 	}
 	for _, s := range v.Servers {
 		fmt.Fprintln(c.App.Writer, orNone(s.Name))

@@ -2,7 +2,6 @@ package kubelith
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -73,7 +72,7 @@ func listPlugins(c *cli.Context, client *pluginadmin.Client) error {
 		return err
 	}
 	if c.String("output") == "json" {
-		return printJSON(c.App.Writer, all)
+		return writeJSON(c.App.Writer, append([]pluginadmin.Plugin{}, all...))
 	}
 	return printPlugins(c.App.Writer, all, time.Now())
 }
@@ -109,7 +108,7 @@ func describePlugins(c *cli.Context, client *pluginadmin.Client) error {
 		all = append(all, p)
 	}
 	if c.String("output") == "json" {
-		return printJSON(c.App.Writer, all)
+		return writeJSON(c.App.Writer, append([]pluginadmin.Plugin{}, all...))
 	}
 	for i, p := range all {
 		if i > 0 {
@@ -167,15 +166,6 @@ func describePlugin(out io.Writer, p pluginadmin.Plugin, now time.Time) error {
 	}
 	fmt.Fprintln(out, "Declares:\n  "+strings.Join(lines, "\n  "))
 	return nil
-}
-
-func printJSON(out io.Writer, all []pluginadmin.Plugin) error {
-	if all == nil {
-		all = []pluginadmin.Plugin{}
-	}
-	encoder := json.NewEncoder(out)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(all)
 }
 
 func restartPlugins(c *cli.Context, client *pluginadmin.Client) error {

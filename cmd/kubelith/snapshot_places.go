@@ -1,7 +1,6 @@
 package kubelith
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -78,9 +77,7 @@ func listSnapshots(c *cli.Context, cfg *config.Server) error {
 		all = snapshot.Merge(all, there)
 	}
 	if out == "json" {
-		encoder := json.NewEncoder(c.App.Writer)
-		encoder.SetIndent("", "  ")
-		return errors.Join(encoder.Encode(append([]snapshot.File{}, all...)), away)
+		return errors.Join(writeJSON(c.App.Writer, append([]snapshot.File{}, all...)), away)
 	}
 	return errors.Join(listText(c.App.Writer, all, hasStore(cfg) && away == nil), away)
 }

@@ -2,8 +2,10 @@ package kubelith
 
 import (
 	"bufio"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -212,6 +214,14 @@ func resetCommand() *cli.Command {
 			return r.Run(c.Context)
 		},
 	}
+}
+
+// writeJSON writes what -o json asks for.
+func writeJSON(out io.Writer, v any) error {
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
 }
 
 // confirmed shows the plan and asks for confirmation.

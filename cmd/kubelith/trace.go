@@ -3,7 +3,6 @@ package kubelith
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -258,13 +257,6 @@ func terminal(out io.Writer) *os.File {
 func speaksUTF8() bool {
 	locale := strings.ToLower(cmp.Or(os.Getenv("LC_ALL"), os.Getenv("LC_CTYPE"), os.Getenv("LANG")))
 	return locale == "" || strings.Contains(locale, "utf-8") || strings.Contains(locale, "utf8")
-}
-
-func writeJSON(out io.Writer, v any) error {
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(v)
 }
 
 func printSlowest(c *cli.Context, client recorder, n int) error {

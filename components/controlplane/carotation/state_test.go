@@ -1,6 +1,8 @@
 package carotation
 
 import (
+	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -72,6 +74,27 @@ func TestNext(t *testing.T) {
 		}
 		if next.Phase != tc.want || waiting != "" || !next.Since.Equal(now) || next.Active() == next.Finished.Equal(now) {
 			t.Errorf("%s: %+v, waiting for %q", name, next, waiting)
+		}
+	}
+}
+
+// TestStored: a rotation that began with an earlier release goes on.
+func TestStored(t *testing.T) {
+	const stored, reported = `{"id":"x","phase":"sign","started":"2030-01-01T00:00:00Z","since":"2030-01-01T00:00:00Z","grace":60,"force":true}`, `{"id":"x","phase":"trust","problem":"disk full"}`
+	var st State
+	var r Report
+	if err := errors.Join(json.Unmarshal([]byte(stored), &st), json.Unmarshal([]byte(reported), &r)); err != nil {
+		t.Fatal(err)
+	}
+	if want := (State{Rotation: pki.Rotation{ID: "x", Phase: pki.Sign}, Started: now, Since: now, Grace: 60, Force: true}); st != want {
+		t.Errorf("%+v, want %+v", st, want)
+	}
+	if want := (Report{Rotation: report(pki.Trust).Rotation, Problem: "disk full"}); r != want {
+		t.Errorf("%+v, want %+v", r, want)
+	}
+	for want, v := range map[string]any{stored: st, reported: r} {
+		if text, err := json.Marshal(v); err != nil || string(text) != want {
+			t.Errorf("%s, %v, want %s", text, err, want)
 		}
 	}
 }

@@ -1,6 +1,8 @@
 package encryption
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -180,6 +182,27 @@ func TestKeyOf(t *testing.T) {
 	} {
 		if got := keyOf([]byte(value)); got != want {
 			t.Errorf("%q: %q, want %q", value, got, want)
+		}
+	}
+}
+
+// TestStored: a rotation that began with an earlier release goes on.
+func TestStored(t *testing.T) {
+	const stored, reported = `{"key":"new","phase":"write","started":"2030-01-01T00:00:00Z"}`, `{"writes":"old","reads":["old","new"],"problem":"disk full"}`
+	var st State
+	var r Report
+	if err := errors.Join(json.Unmarshal([]byte(stored), &st), json.Unmarshal([]byte(reported), &r)); err != nil {
+		t.Fatal(err)
+	}
+	if want := (State{Key: "new", Phase: phaseWrite, Started: day0}); st != want {
+		t.Errorf("%+v, want %+v", st, want)
+	}
+	if r.Writes != "old" || !slices.Equal(r.Reads, []string{"old", "new"}) || r.Problem != "disk full" {
+		t.Errorf("%+v", r)
+	}
+	for want, v := range map[string]any{stored: st, reported: r} {
+		if text, err := json.Marshal(v); err != nil || string(text) != want {
+			t.Errorf("%s, %v, want %s", text, err, want)
 		}
 	}
 }

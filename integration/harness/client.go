@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"testing"
 
 	"k8s.io/client-go/dynamic"
@@ -12,10 +13,17 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
+// API is a cluster as its clients meet it. A Server has it, and so has a Library.
+type API struct {
+	config  func() (*rest.Config, error)
+	kubectl func(args ...string) *exec.Cmd
+	logs    func() string
+}
+
 // RESTConfig returns the admin kubeconfig with the server's address as seen from the test process.
-func (s *Server) RESTConfig(t testing.TB) *rest.Config {
+func (a API) RESTConfig(t testing.TB) *rest.Config {
 	t.Helper()
-	cfg, err := s.restConfig()
+	cfg, err := a.config()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,17 +49,17 @@ func (s *Server) restConfig() (*rest.Config, error) {
 func (s *Server) URL() string { return "https://" + net.JoinHostPort(s.api().NodeIP, "6443") }
 
 // Client returns a client with the admin's rights.
-func (s *Server) Client(t testing.TB) kubernetes.Interface {
+func (a API) Client(t testing.TB) kubernetes.Interface {
 	t.Helper()
-	client, err := s.client()
+	client, err := a.client()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return client
 }
 
-func (s *Server) client() (kubernetes.Interface, error) {
-	cfg, err := s.restConfig()
+func (a API) client() (kubernetes.Interface, error) {
+	cfg, err := a.config()
 	if err != nil {
 		return nil, err
 	}
@@ -59,9 +67,9 @@ func (s *Server) client() (kubernetes.Interface, error) {
 }
 
 // Dynamic returns a client for any resource, with the admin's rights.
-func (s *Server) Dynamic(t testing.TB) dynamic.Interface {
+func (a API) Dynamic(t testing.TB) dynamic.Interface {
 	t.Helper()
-	client, err := dynamic.NewForConfig(s.RESTConfig(t))
+	client, err := dynamic.NewForConfig(a.RESTConfig(t))
 	if err != nil {
 		t.Fatal(err)
 	}

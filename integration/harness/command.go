@@ -45,20 +45,18 @@ func (s *Server) BinaryCommand(args ...string) *exec.Cmd { return s.Command(s.bi
 
 // KubectlCommand returns a command for the bundled kubectl, in the server's sandbox and with the admin kubeconfig, for
 // the caller to run.
-func (s *Server) KubectlCommand(args ...string) *exec.Cmd {
-	return s.api().Command(s.binary, append([]string{"kubectl"}, args...)...)
-}
+func (a API) KubectlCommand(args ...string) *exec.Cmd { return a.kubectl(args...) }
 
 // Kubectl runs the bundled kubectl and returns its standard output; it fails the test when kubectl fails.
-func (s *Server) Kubectl(t testing.TB, args ...string) string {
+func (a API) Kubectl(t testing.TB, args ...string) string {
 	t.Helper()
-	return s.KubectlInput(t, "", args...)
+	return a.KubectlInput(t, "", args...)
 }
 
 // KubectlInput is Kubectl with standard input, such as a manifest for apply -f -.
-func (s *Server) KubectlInput(t testing.TB, input string, args ...string) string {
+func (a API) KubectlInput(t testing.TB, input string, args ...string) string {
 	t.Helper()
-	cmd := s.KubectlCommand(args...)
+	cmd := a.KubectlCommand(args...)
 	cmd.Stdin = strings.NewReader(input)
 	res := run(t, cmd)
 	if res.Code != 0 {
@@ -68,9 +66,9 @@ func (s *Server) KubectlInput(t testing.TB, input string, args ...string) string
 }
 
 // TryKubectl runs the bundled kubectl, which may fail.
-func (s *Server) TryKubectl(t testing.TB, args ...string) Result {
+func (a API) TryKubectl(t testing.TB, args ...string) Result {
 	t.Helper()
-	return run(t, s.KubectlCommand(args...))
+	return run(t, a.KubectlCommand(args...))
 }
 
 // programTimeout ends a program that hangs.

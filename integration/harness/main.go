@@ -52,6 +52,9 @@ func Main(m *testing.M, shared ...*Shared) {
 	if missing() == "" {
 		sandbox.Sweep()
 	}
+	if path, err := binary(); err == nil {
+		os.Setenv("KUBELITH_BIN", path) // for kubelith.io/kubelith/cluster
+	}
 	allowParallel()
 	code := m.Run()
 	for _, sh := range shared {

@@ -13,9 +13,9 @@ import (
 
 // Namespace creates a namespace with a random name for one test. It is deleted at the end, without waiting; when the
 // test has failed, its pods, its events and the server's log are shown first.
-func (s *Server) Namespace(t testing.TB) string {
+func (a API) Namespace(t testing.TB) string {
 	t.Helper()
-	client := s.Client(t)
+	client := a.Client(t)
 	base := strings.ToLower(strings.Map(func(r rune) rune {
 		switch {
 		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9':
@@ -36,7 +36,7 @@ func (s *Server) Namespace(t testing.TB) string {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		if t.Failed() {
-			s.dump(ctx, t, ns.Name)
+			a.dump(ctx, t, ns.Name)
 		}
 		client.CoreV1().Namespaces().Delete(ctx, ns.Name, metav1.DeleteOptions{}) // best effort: the server may be gone
 	})
@@ -48,9 +48,9 @@ func (s *Server) Namespace(t testing.TB) string {
 }
 
 // dump shows information about a failed test.
-func (s *Server) dump(ctx context.Context, t testing.TB, namespace string) {
+func (a API) dump(ctx context.Context, t testing.TB, namespace string) {
 	var b strings.Builder
-	client, err := s.client()
+	client, err := a.client()
 	if err == nil {
 		pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -70,5 +70,5 @@ func (s *Server) dump(ctx context.Context, t testing.TB, namespace string) {
 			}
 		}
 	}
-	t.Logf("namespace %s:\n%slast lines of the server's log:\n%s", namespace, b.String(), lastLines(s.Logs(), 100))
+	t.Logf("namespace %s:\n%slast lines of the server's log:\n%s", namespace, b.String(), lastLines(a.logs(), 100))
 }

@@ -44,9 +44,9 @@ func Pod(namespace, name string, command ...string) *corev1.Pod {
 func Shell(script string) []string { return []string{"/bin/sh", "-c", script} }
 
 // Create creates a pod.
-func (s *Server) Create(t testing.TB, pod *corev1.Pod) *corev1.Pod {
+func (a API) Create(t testing.TB, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
-	created, err := s.Client(t).CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{})
+	created, err := a.Client(t).CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatalf("create pod %s: %v", pod.Name, err)
 	}
@@ -54,27 +54,27 @@ func (s *Server) Create(t testing.TB, pod *corev1.Pod) *corev1.Pod {
 }
 
 // Run creates a pod and waits until it is Ready (containers running, probes passed).
-func (s *Server) Run(t testing.TB, pod *corev1.Pod) *corev1.Pod {
+func (a API) Run(t testing.TB, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
-	return s.WaitRunning(t, s.Create(t, pod))
+	return a.WaitRunning(t, a.Create(t, pod))
 }
 
 // RunToEnd creates a pod and waits until it has Succeeded or Failed.
-func (s *Server) RunToEnd(t testing.TB, pod *corev1.Pod) *corev1.Pod {
+func (a API) RunToEnd(t testing.TB, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
-	return s.WaitPod(t, s.Create(t, pod), "to end", PodEnded)
+	return a.WaitPod(t, a.Create(t, pod), "to end", PodEnded)
 }
 
 // WaitRunning waits until the pod is Ready.
-func (s *Server) WaitRunning(t testing.TB, pod *corev1.Pod) *corev1.Pod {
+func (a API) WaitRunning(t testing.TB, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
-	return s.WaitPod(t, pod, "to be Ready", PodReady)
+	return a.WaitPod(t, pod, "to be Ready", PodReady)
 }
 
 // WaitPod waits until a pod satisfies a condition and returns it.
-func (s *Server) WaitPod(t testing.TB, pod *corev1.Pod, what string, cond func(*corev1.Pod) error) *corev1.Pod {
+func (a API) WaitPod(t testing.TB, pod *corev1.Pod, what string, cond func(*corev1.Pod) error) *corev1.Pod {
 	t.Helper()
-	client := s.Client(t)
+	client := a.Client(t)
 	var got *corev1.Pod
 	Eventually(t, PodTimeout, "pod "+pod.Name+" "+what, func() error {
 		var err error
@@ -88,10 +88,10 @@ func (s *Server) WaitPod(t testing.TB, pod *corev1.Pod, what string, cond func(*
 }
 
 // Deploy creates a Deployment of pods like this one, in the pod's namespace and with its name.
-func (s *Server) Deploy(t *testing.T, pod *corev1.Pod, replicas int32) {
+func (a API) Deploy(t *testing.T, pod *corev1.Pod, replicas int32) {
 	t.Helper()
 	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	_, err := s.Client(t).AppsV1().Deployments(pod.Namespace).Create(t.Context(), &appsv1.Deployment{
+	_, err := a.Client(t).AppsV1().Deployments(pod.Namespace).Create(t.Context(), &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: pod.Name},
 		Spec: appsv1.DeploymentSpec{
 			Replicas: &replicas,

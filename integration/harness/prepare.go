@@ -32,12 +32,9 @@ func (s *Server) prepare() error {
 }
 
 func (s *Server) putTestImage() error {
-	archive := os.Getenv("KUBELITH_TEST_IMAGE")
-	if archive == "" {
-		var err error
-		if archive, err = testImage(); err != nil {
-			return err
-		}
+	archive, err := testImage()
+	if err != nil {
+		return err
 	}
 	path := s.Path(TestImageArchive)
 	// The data directory is the product's and private; only its mode matters here.
@@ -51,8 +48,11 @@ func (s *Server) putTestImage() error {
 	return os.WriteFile(path, content, 0o600)
 }
 
-// testImage is built once for all servers of a package.
+// testImage returns the archive of the test image. It is built once for all servers of a package.
 var testImage = sync.OnceValues(func() (string, error) {
+	if archive := os.Getenv("KUBELITH_TEST_IMAGE"); archive != "" {
+		return archive, nil
+	}
 	root, err := repoRoot()
 	if err != nil {
 		return "", err

@@ -31,6 +31,7 @@ const (
 
 // Server is a kubelith server, or an agent, in its sandbox. It may be running or not.
 type Server struct {
+	API
 	*sandbox.Sandbox
 	// Agent says how an agent joins; nil for a server. Launch reads it, so tests may change it before.
 	Agent *AgentOptions
@@ -101,6 +102,7 @@ func newServer(opts Options) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{Sandbox: sb, Agent: opts.Agent, opts: opts, binary: bin, logPath: filepath.Join(sb.Base, "server.log")}
+	s.API = API{s.restConfig, func(args ...string) *exec.Cmd { return s.api().BinaryCommand(append([]string{"kubectl"}, args...)...) }, s.Logs}
 	if err := s.prepare(); err != nil {
 		return nil, errors.Join(err, sb.Close())
 	}

@@ -5,7 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
+	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"kubelith.io/kubelith/cluster"
 	"kubelith.io/kubelith/integration/harness"
 	"kubelith.io/kubelith/plugins/sdk/initializer"
 )
@@ -168,7 +169,7 @@ func podFile(t *testing.T, s *harness.Server, ns string) string {
 // TestExamples: the examples do what they are there for, as programs that know the cluster by a kubeconfig.
 func TestExamples(t *testing.T) {
 	t.Parallel()
-	s := harness.Start(t, harness.Options{})
+	s := harness.StartLibrary(t, cluster.Options{Node: true})
 	client, ns := s.Client(t), s.Namespace(t)
 	image := harness.Container("x").Image
 	rule := func(name, resource string) string {
@@ -177,7 +178,7 @@ func TestExamples(t *testing.T) {
 	configuration := "apiVersion: admissionregistration.k8s.io/v1alpha1\nkind: InitializerConfiguration\nmetadata: {name: examples}\ninitializers:\n"
 	for _, e := range [][2]string{{"sidecar", "pods"}, {"port80", "pods"}, {"certificate", "pods"}, {"secretlength", "secrets"}} {
 		configuration += rule(e[0], e[1])
-		start(t, s, e[0])
+		start(t, s.Kubeconfig(), e[0])
 	}
 	if _, err := client.CoreV1().Secrets(ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "test-certificate"},
 		StringData: map[string]string{"tls.crt": "the certificate of a test"}}, metav1.CreateOptions{}); err != nil {
@@ -207,21 +208,10 @@ func TestExamples(t *testing.T) {
 	s.Kubectl(t, "-n", ns, "create", "secret", "generic", "long", "--from-literal=password=12345678901234567890")
 }
 
-// start runs an example in the server's sandbox until the test ends.
-func start(t *testing.T, s *harness.Server, name string) {
+// start runs an example until the test ends.
+func start(t *testing.T, kubeconfig, name string) {
 	t.Helper()
-	content, err := os.ReadFile(harness.BuildProgram(t, "../../plugins/examples/initializers/"+name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	program := filepath.Join("/opt", name)
-	if err := os.MkdirAll(s.Path("/opt"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(s.Path(program), content, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	cmd := s.Command(program, "--kubeconfig", harness.AdminKubeconfig)
+	cmd := exec.Command(harness.BuildProgram(t, "../../plugins/examples/initializers/"+name), "--kubeconfig", kubeconfig)
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {

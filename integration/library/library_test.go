@@ -25,9 +25,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"kubelith.io/kubelith/cluster"
-	"kubelith.io/kubelith/host/sandbox"
 	"kubelith.io/kubelith/integration/harness"
-	"kubelith.io/kubelith/integration/testimage"
 )
 
 // TestParallel: clusters of one test binary do not see each other, and each keeps its data over a restart, with the
@@ -176,12 +174,7 @@ func TestOrdinaryUser(t *testing.T) {
 // reaches a webhook of the test.
 func TestNode(t *testing.T) {
 	t.Parallel()
-	harness.Require(t)
-	archive, err := testimage.Archive(filepath.Join("..", ".."), sandbox.StateDir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, client := start(t, cluster.Options{Node: true, Images: []string{archive}})
+	c, client := start(t, cluster.Options{Node: true}) // with the test image
 	listener, err := net.Listen("tcp", net.JoinHostPort(c.HostIP(), "0"))
 	if err != nil {
 		t.Fatal(err)

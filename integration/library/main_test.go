@@ -26,7 +26,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
 
 	"kubelith.io/kubelith/cluster"
@@ -44,31 +43,14 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	if os.Getenv("KUBELITH_BIN") == "" {
-		bin, err := filepath.Abs("../../bin/kubelith") // as for the harness
-		if err != nil {
-			panic(err)
-		}
-		os.Setenv("KUBELITH_BIN", bin)
-	}
 	harness.Main(m)
 }
 
-// start is cluster.Start where the integration tests run.
+// start starts a cluster for one test.
 func start(t *testing.T, opts cluster.Options) (*cluster.Cluster, kubernetes.Interface) {
 	t.Helper()
-	harness.Require(t)
-	c := cluster.Start(t, opts)
-	return c, clientFor(t, c.Config())
-}
-
-func clientFor(t *testing.T, cfg *rest.Config) kubernetes.Interface {
-	t.Helper()
-	client, err := kubernetes.NewForConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client
+	c := harness.StartLibrary(t, opts)
+	return c.Cluster, c.Client(t)
 }
 
 // child is the test binary of somebody else: it has one cluster, and ends when its standard input does, closing it, or

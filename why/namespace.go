@@ -13,12 +13,7 @@ import (
 )
 
 func namespaceCondition(ns *corev1.Namespace, kind corev1.NamespaceConditionType) *corev1.NamespaceCondition {
-	for i := range ns.Status.Conditions {
-		if c := &ns.Status.Conditions[i]; c.Type == kind && c.Status == corev1.ConditionTrue {
-			return c
-		}
-	}
-	return nil
+	return first(ns.Status.Conditions, func(c *corev1.NamespaceCondition) bool { return c.Type == kind && c.Status == corev1.ConditionTrue })
 }
 
 // explainNamespace explains a namespace: active, or why it is not gone.

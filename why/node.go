@@ -11,12 +11,7 @@ import (
 func nodeObject(node *corev1.Node) Object { return objectAs("node", node) }
 
 func nodeCondition(node *corev1.Node, kind corev1.NodeConditionType) *corev1.NodeCondition {
-	for i := range node.Status.Conditions {
-		if node.Status.Conditions[i].Type == kind {
-			return &node.Status.Conditions[i]
-		}
-	}
-	return nil
+	return first(node.Status.Conditions, func(c *corev1.NodeCondition) bool { return c.Type == kind })
 }
 
 // explainNode explains a node.

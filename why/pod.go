@@ -30,9 +30,14 @@ func explainPod(ctx context.Context, r *Reader, pod *corev1.Pod) (*Finding, erro
 
 // podCondition returns a condition of a pod, or nil.
 func podCondition(pod *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition {
-	for i := range pod.Status.Conditions {
-		if pod.Status.Conditions[i].Type == kind {
-			return &pod.Status.Conditions[i]
+	return first(pod.Status.Conditions, func(c *corev1.PodCondition) bool { return c.Type == kind })
+}
+
+// first returns the first that is so, or nil.
+func first[T any](all []T, is func(*T) bool) *T {
+	for i := range all {
+		if is(&all[i]) {
+			return &all[i]
 		}
 	}
 	return nil

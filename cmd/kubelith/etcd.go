@@ -1,6 +1,7 @@
 package kubelith
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -79,12 +80,7 @@ func printServers(out io.Writer, v *servers.View, now time.Time) error {
 	return err
 }
 
-func orNone(name string) string {
-	if name == "" {
-		return "-"
-	}
-	return name
-}
+func orNone(name string) string { return cmp.Or(name, "-") }
 
 func etcdMembers(c *cli.Context, cs kubernetes.Interface) error {
 	v, err := serversView(c.Context, cs)

@@ -2,7 +2,9 @@ package preflight
 
 import (
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -24,7 +26,7 @@ func checkCapabilities(p probe) []Result {
 		"CAP_KILL": unix.CAP_KILL, "CAP_MKNOD": unix.CAP_MKNOD, "CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_NET_RAW": unix.CAP_NET_RAW,
 		"CAP_SETGID": unix.CAP_SETGID, "CAP_SETUID": unix.CAP_SETUID, "CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN, "CAP_SYS_CHROOT": unix.CAP_SYS_CHROOT}
 	var out []Result
-	for _, name := range sortedKeys(needed) {
+	for _, name := range slices.Sorted(maps.Keys(needed)) {
 		if mask&(1<<needed[name]) == 0 {
 			out = append(out, Result{"capability " + name, Fail, "missing", "run on the host itself or in a privileged container"})
 		}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -115,18 +116,9 @@ func reviewsItsRules(ctx context.Context, t *Target) (string, error) {
 	}
 	note := fmt.Sprintf("%d requests", asked)
 	if len(unknown) > 0 {
-		note += fmt.Sprintf("; not checked, as they are not built into Kubernetes: %s", strings.Join(sorted(unknown), ", "))
+		note += fmt.Sprintf("; not checked, as they are not built into Kubernetes: %s", strings.Join(slices.Sorted(maps.Keys(unknown)), ", "))
 	}
 	return note, nil
-}
-
-func sorted(set map[string]bool) []string {
-	var names []string
-	for name := range set {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 // encodingsAgree compares the answers to the same request.

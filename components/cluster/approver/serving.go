@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -88,7 +89,7 @@ func (s *Server) foreign(ctx context.Context, name string, request *x509.Certifi
 	own := namesOf(node)
 	for _, requested := range sans(request) {
 		if !own[requested] {
-			return fmt.Sprintf("%s is not an address or name of the node %s, which has %s", requested, name, strings.Join(sorted(own), ", ")), nil
+			return fmt.Sprintf("%s is not an address or name of the node %s, which has %s", requested, name, strings.Join(slices.Sorted(maps.Keys(own)), ", ")), nil
 		}
 		for _, other := range others {
 			if namesOf(other)[requested] {
@@ -180,15 +181,6 @@ func namesOf(node *corev1.Node) map[string]bool {
 		}
 	}
 	return names
-}
-
-func sorted(names map[string]bool) []string {
-	all := make([]string, 0, len(names))
-	for n := range names {
-		all = append(all, n)
-	}
-	slices.Sort(all)
-	return all
 }
 
 // readCert reads the file each time: the certificate is renewed, and gets new names.

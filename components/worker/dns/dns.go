@@ -224,10 +224,5 @@ func (o Options) validate() error {
 }
 
 func contains(ips []net.IP, ip net.IP) bool {
-	for _, other := range ips {
-		if other.Equal(ip) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(ips, ip.Equal)
 }

@@ -5,6 +5,7 @@
 package csisanity
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -76,16 +77,9 @@ func configOf(t conformance.StorageTarget, access string) sanity.TestConfig {
 	c.StagingPath = filepath.Join(t.Dir, access+"-staging")
 	c.TestVolumeAccessType = access
 	c.TestVolumeParameters = t.Parameters
-	c.TestVolumeSize = orDefault(t.VolumeSize, defaultVolumeSize)
-	c.TestVolumeExpandSize = orDefault(t.ExpandedSize, defaultExpandedSize)
+	c.TestVolumeSize = cmp.Or(t.VolumeSize, defaultVolumeSize)
+	c.TestVolumeExpandSize = cmp.Or(t.ExpandedSize, defaultExpandedSize)
 	return c
-}
-
-func orDefault(n, otherwise int64) int64 {
-	if n == 0 {
-		return otherwise
-	}
-	return n
 }
 
 func resultOf(s types.SpecReport) conformance.StorageResult {

@@ -160,7 +160,7 @@ upgrade-test: build $(upgrade_from)/bin/kubelith ## upgrade from an older commit
 		$(GO) test -count=1 -v ./integration/upgrade -run 'TestFrom$$'
 
 .PHONY: upgrade-cluster-test
-upgrade-cluster-test: build ## upgrade two servers and an agent with one command, also to a program that fails (root, 4 minutes)
+upgrade-cluster-test: build ## upgrade two servers and two agents with one command, also to a program that fails, and past a budget that allows no eviction (root, 5 minutes)
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_UPGRADE_CLUSTER_FAILURE=1 \
 		$(GO) test -count=1 -v -timeout 30m ./integration/upgrade -run 'TestCluster$$'
 

@@ -165,18 +165,63 @@ func unfit(n *corev1.Node, architecture string) string {
 
 // together upgrades agents at the same time. Each that has begun also ends.
 func (r *rollout) together(ctx context.Context, agents []string) error {
-	errs := make([]error, len(agents))
+	todo := agents
+	if r.drained {
+		var err error
+		if todo, err = r.withoutProgram(ctx, agents); err != nil {
+			return err
+		}
+		for _, name := range todo { // before any is drained: no pod moves from one to the next
+			if err := r.cordon(ctx, name); err != nil {
+				return r.stopped(name, err)
+			}
+		}
+	}
+	errs := make([]error, len(todo))
 	var all sync.WaitGroup
-	for i, name := range agents {
+	for i, name := range todo {
 		all.Go(func() {
 			errs[i] = r.agent(ctx, name)
 		})
 	}
 	all.Wait()
-	return errors.Join(errs...)
+	return oneLine(errs)
 }
 
-// agent upgrades an agent. One that is not upgraded stays drained: somebody has to look at it.
+// withoutProgram returns those of the agents that are to be drained. The others have the program, perhaps of an upgrade that was
+// interrupted, and are uncordoned.
+func (r *rollout) withoutProgram(ctx context.Context, agents []string) (todo []string, err error) {
+	for _, name := range agents {
+		status, err := r.ask(ctx, name, &upgrader.Request{ID: r.id + "-ask", SHA256: r.checksum, Ask: true})
+		switch {
+		case err != nil:
+			return nil, err
+		case !status.Has:
+			todo = append(todo, name)
+			continue
+		}
+		r.say("%s: has the program already", name)
+		if err := r.done(ctx, name); err != nil {
+			return nil, err
+		}
+	}
+	return todo, nil
+}
+
+// oneLine joins errors; nil if there is none.
+func oneLine(errs []error) error {
+	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	if len(errs) < 2 {
+		return errors.Join(errs...)
+	}
+	var texts []string
+	for _, err := range errs {
+		texts = append(texts, err.Error())
+	}
+	return errors.New(strings.Join(texts, "; "))
+}
+
+// agent upgrades an agent. One that is not upgraded stays cordoned: somebody has to look at it.
 func (r *rollout) agent(ctx context.Context, name string) error {
 	if r.drained {
 		if err := r.drain(ctx, name); err != nil {
@@ -186,39 +231,51 @@ func (r *rollout) agent(ctx context.Context, name string) error {
 	if err := r.node(ctx, name); err != nil {
 		return err
 	}
+	return r.done(ctx, name)
+}
+
+// done takes the request back, and lets pods come to the agent again.
+func (r *rollout) done(ctx context.Context, name string) error {
 	return errors.Join(r.request(ctx, name, nil), r.uncordon(ctx, name))
 }
 
 // node upgrades another node, and returns when it is Ready with the new program.
 func (r *rollout) node(ctx context.Context, name string) error {
 	r.say("%s: upgrading", name)
-	request := &upgrader.Request{ID: r.id, SHA256: r.checksum, Within: r.o.Within.String()}
+	status, err := r.ask(ctx, name, &upgrader.Request{ID: r.id, SHA256: r.checksum, Within: r.o.Within.String()})
+	if err != nil {
+		return err
+	}
+	if status.Error != "" {
+		return r.stopped(name, errors.New(status.Error))
+	}
+	r.say("%s: Ready with the new program", name)
+	return nil
+}
+
+// ask writes a request into a Node and returns the answer.
+func (r *rollout) ask(ctx context.Context, name string, request *upgrader.Request) (upgrader.Status, error) {
 	if err := r.request(ctx, name, request); err != nil {
-		return r.stopped(name, err)
+		return upgrader.Status{}, r.stopped(name, err)
 	}
 	// Twice the time, for the way back.
 	ctx, cancel := context.WithTimeout(ctx, 2*r.o.Within+transferTime)
 	defer cancel()
-	var last error
 	for {
-		var status upgrader.Status
-		if status, last = r.look(ctx, name); last == nil {
-			if status.Error != "" {
-				return r.stopped(name, errors.New(status.Error))
-			}
-			r.say("%s: Ready with the new program", name)
-			return nil
+		status, last := r.look(ctx, name, request.ID)
+		if last == nil {
+			return status, nil
 		}
 		select {
 		case <-time.After(askNodesEvery):
 		case <-ctx.Done():
-			return r.stopped(name, fmt.Errorf("%w (%w)", last, ctx.Err()))
+			return status, r.stopped(name, fmt.Errorf("%w (%w)", last, ctx.Err()))
 		}
 	}
 }
 
 // look returns a node's status, once that is about the request and, if it was met, the node and all servers are there.
-func (r *rollout) look(ctx context.Context, name string) (upgrader.Status, error) {
+func (r *rollout) look(ctx context.Context, name, id string) (upgrader.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	n, err := r.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
@@ -227,8 +284,8 @@ func (r *rollout) look(ctx context.Context, name string) (upgrader.Status, error
 	}
 	status, _ := upgrader.StatusOf(n.Annotations)
 	switch {
-	case status.ID != r.id:
-		return status, errors.New("it has not said yet how the upgrade has ended")
+	case status.ID != id:
+		return status, errors.New("it has not answered yet")
 	case status.Error != "":
 		return status, nil
 	case !nodeutil.IsNodeReady(n):

@@ -7,8 +7,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/kubectl/pkg/drain"
 
 	"kubelith.io/kubelith/components/worker/upgrader"
 	"kubelith.io/kubelith/host/upgrade"
@@ -64,6 +66,9 @@ func TestDrain(t *testing.T) {
 		cs := fake.NewClientset(node, owned(c.pod, c.owner))
 		cs.Resources = []*metav1.APIResourceList{{GroupVersion: "v1"}} // without evictions: pods are deleted
 		r := &rollout{o: upgrade.Options{Within: time.Minute, Out: io.Discard}, client: cs}
+		if err := r.cordon(t.Context(), "a"); err != nil {
+			t.Fatal(err)
+		}
 		err := r.drain(t.Context(), "a")
 		if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "default/alone")) {
 			t.Errorf("%s: %v", c.what, err)
@@ -85,5 +90,28 @@ func TestDrain(t *testing.T) {
 				t.Errorf("%s: cordoned %v afterwards, %v, %v", c.what, n.Spec.Unschedulable, n.Annotations, err)
 			}
 		}
+	}
+}
+
+// TestBudgets: only what keeps a pod on the node is named.
+func TestBudgets(t *testing.T) {
+	yes := true
+	pod := func(name, node string) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: name, Labels: map[string]string{"app": name},
+			OwnerReferences: []metav1.OwnerReference{{Kind: "ReplicaSet", Name: name, Controller: &yes}}}, Spec: corev1.PodSpec{NodeName: node}}
+	}
+	budget := func(namespace, name string, allowed int32, selector *metav1.LabelSelector) *policyv1.PodDisruptionBudget {
+		return &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+			Spec: policyv1.PodDisruptionBudgetSpec{Selector: selector}, Status: policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: allowed}}
+	}
+	app := func(name string) *metav1.LabelSelector {
+		return &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}
+	}
+	cs := fake.NewClientset(pod("stuck", "a"), pod("free", "a"),
+		budget("x", "never", 0, app("stuck")), budget("x", "soon", 1, app("free")), budget("y", "elsewhere", 0, app("stuck")), budget("x", "of-none", 0, nil))
+	r := &rollout{client: cs}
+	want := "the PodDisruptionBudget x/never does not allow the eviction of pod stuck"
+	if got := r.budgets(t.Context(), &drain.Helper{Ctx: t.Context(), Client: cs}, "a"); got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

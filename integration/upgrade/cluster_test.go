@@ -1,21 +1,28 @@
 package upgrade
 
 import (
+	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"kubelith.io/kubelith/host/sandbox"
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// withFailure makes TestCluster begin with a program that fails: make upgrade-cluster-test sets it.
+// withFailure makes TestCluster begin with a program that fails, and with a budget that allows no eviction: make upgrade-cluster-test sets it.
 const withFailure = "KUBELITH_UPGRADE_CLUSTER_FAILURE"
 
-// TestCluster: two servers and an agent. With withFailure, a program that fails stops at the first node, and the others are untouched; a
-// good one reaches all nodes, and no container is restarted; run again, it changes nothing.
+// TestCluster: two servers and two agents. A good program reaches all nodes, the agents together and drained, and no container of those
+// that a drain leaves is restarted; run again, it changes nothing. With withFailure, a program that fails stops at the first node, and the
+// others are untouched; a budget that never allows an eviction stops at its agent, and the upgrade goes on when it is gone.
 func TestCluster(t *testing.T) {
 	network := &sandbox.Network{}
 	first := harness.New(t, harness.Options{Network: network})
@@ -24,26 +31,35 @@ func TestCluster(t *testing.T) {
 	first.WaitReady(t)
 	second := joinServer(t, first, network)
 	withVote(t, first, second.s.NodeName())
-	a := harness.New(t, harness.Options{Network: network, Agent: &harness.AgentOptions{Of: first, Token: first.Token(t)}})
-	agent := install(t, a, a.BinaryPath())
-	agent.do("start")
-	a.WaitReady(t)
+	all := []*manager{m, second}
+	for range 2 {
+		a := harness.New(t, harness.Options{Network: network, Agent: &harness.AgentOptions{Of: first, Token: first.Token(t)}})
+		agent := install(t, a, a.BinaryPath())
+		agent.do("start")
+		all = append(all, agent)
+	}
+	agents := all[2:]
+	for _, a := range agents {
+		a.s.WaitReady(t)
+	}
 
-	all := []*manager{m, second, agent}
 	ns := first.Namespace(t)
-	var pods []*corev1.Pod
+	stay := onEach(t, first, ns)
 	var containers []int
 	for _, n := range all {
-		spec := harness.Pod(ns, "on-"+n.s.NodeName(), "sleep", "1000")
-		spec.Spec.NodeName = n.s.NodeName()
-		pod := first.Run(t, spec)
-		pods, containers = append(pods, pod), append(containers, n.s.ContainerPID(t, pod, "main"))
+		containers = append(containers, n.s.ContainerPID(t, stay(n.s.NodeName()), "main"))
 	}
 	kubernetes := m.version(t, "kubernetes")
 	next := strings.TrimSuffix(kubernetes, "h") + "H"
+	pids := func() (out []int) {
+		for _, n := range all {
+			out = append(out, n.pid())
+		}
+		return out
+	}
 
 	if os.Getenv(withFailure) != "" {
-		before := []int{m.pid(), agent.pid()}
+		before := pids()
 		ok, _, last := m.upgrade(t, m.spoils(t), "--cluster", "--within", "3m")
 		if ok || !strings.Contains(last, "the node "+second.s.NodeName()+" is not upgraded") || !strings.Contains(last, "it ended 5 times: spoilt on purpose") {
 			t.Errorf("a program that fails: %s", last)
@@ -51,28 +67,102 @@ func TestCluster(t *testing.T) {
 		if got := second.version(t, "kubernetes"); got != kubernetes {
 			t.Errorf("the program that failed is of %s", got)
 		}
-		if m.pid() != before[0] || agent.pid() != before[1] {
+		if after := pids(); after[0] != before[0] || !slices.Equal(after[2:], before[2:]) {
 			t.Error("nodes after the one that went back were restarted")
 		}
 	}
 
+	// On the agents: four pods of which one may be away, and with withFailure one that may not be.
+	cordon := func(verb string, some []*manager) {
+		for _, n := range some {
+			first.Kubectl(t, verb, n.s.NodeName())
+		}
+	}
+	cordon("cordon", all[:2])
+	deploy(t, first, ns, "web", 4, 3)
+	if os.Getenv(withFailure) != "" {
+		cordon("cordon", agents[1:])
+		deploy(t, first, ns, "stuck", 1, 1)
+		cordon("uncordon", agents[1:])
+	}
+	cordon("uncordon", all[:2])
+	cordon("cordon", agents[1:]) // an administrator's, which stays
+
 	good := m.variant(t, "next", kubernetes, next)
-	if ok, said, _ := m.upgrade(t, good, "--cluster", "--within", "3m"); !ok || !strings.Contains(said, "all 3 nodes are upgraded") {
+	if os.Getenv(withFailure) != "" {
+		ok, said, last := m.upgrade(t, good, "--cluster", "--within", "1m", "--batch", "2", "--drain")
+		if want := fmt.Sprintf("the node %s is not upgraded, and the nodes after it are left as they are: it cannot be drained within 1m0s: the PodDisruptionBudget %s/stuck does not allow the eviction of pod stuck-", agents[0].s.NodeName(), ns); ok || !strings.Contains(last, want) {
+			t.Errorf("a budget that allows no eviction: %s\nwant %s", last, want)
+		}
+		if !agents[0].s.Node(t).Spec.Unschedulable || !strings.Contains(said, agents[1].s.NodeName()+": Ready with the new program") {
+			t.Error("the agent that is not drained is not cordoned, or the other one of its batch was not upgraded")
+		}
+		first.Kubectl(t, "delete", "poddisruptionbudget", "-n", ns, "stuck")
+	}
+	ok, said, _ := m.upgrade(t, good, "--cluster", "--within", "3m", "--batch", "2", "--drain")
+	if !ok || !strings.Contains(said, "all 4 nodes are upgraded") {
 		t.Fatalf("a good program says\n%s", said)
 	}
-	for i, n := range all {
-		if got := n.s.Node(t).Status.NodeInfo.KubeletVersion; got != next {
-			t.Errorf("the node %s reports %s", n.s.NodeName(), got)
+	if os.Getenv(withFailure) == "" {
+		if gone := strings.Count(said, ": pod "+ns+"/web-"); gone != 4 { // none went from one agent to the other
+			t.Errorf("%d pods have moved, want 4", gone)
 		}
-		if got := n.s.ContainerPID(t, pods[i], "main"); got != containers[i] {
-			t.Errorf("the container on %s is process %d, was %d", n.s.NodeName(), got, containers[i])
+	} else if strings.Contains(said, agents[1].s.NodeName()+": draining") {
+		t.Error("an agent that had the program was drained again")
+	}
+	for i, n := range all {
+		node := n.s.Node(t)
+		if got := node.Status.NodeInfo.KubeletVersion; got != next {
+			t.Errorf("the node %s reports %s", node.Name, got)
+		}
+		if got := n.s.ContainerPID(t, stay(node.Name), "main"); got != containers[i] {
+			t.Errorf("the container on %s is process %d, was %d", node.Name, got, containers[i])
+		}
+		if want := n == agents[1]; node.Spec.Unschedulable != want {
+			t.Errorf("the node %s is cordoned: %v, want %v", node.Name, node.Spec.Unschedulable, want)
 		}
 	}
-	before := []int{m.pid(), agent.pid()}
-	if ok, said, _ := m.upgrade(t, good, "--cluster"); !ok {
+	first.Kubectl(t, "rollout", "status", "-n", ns, "deployment/web", "--timeout=60s")
+	before := pids()
+	if ok, said, _ := m.upgrade(t, good, "--cluster", "--batch", "2", "--drain"); !ok || strings.Contains(said, "draining") {
 		t.Errorf("the same upgrade again says\n%s", said)
 	}
-	if m.pid() != before[0] || agent.pid() != before[1] {
-		t.Error("the same upgrade again restarted nodes")
+	if after := pids(); !slices.Equal(after, before) {
+		t.Errorf("the same upgrade again restarted nodes: processes %v, were %v", after, before)
 	}
+}
+
+// onEach runs a pod of a DaemonSet on each node, and returns how to find it.
+func onEach(t *testing.T, s *harness.Server, ns string) func(node string) *corev1.Pod {
+	t.Helper()
+	pod := harness.Pod(ns, "each", "sleep", "100000")
+	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	_, err := s.Client(t).AppsV1().DaemonSets(ns).Create(t.Context(), &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: pod.Name}, Spec: appsv1.DaemonSetSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: pod.Labels}, Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels}, Spec: pod.Spec},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Kubectl(t, "rollout", "status", "-n", ns, "daemonset/"+pod.Name, "--timeout=60s")
+	return func(node string) *corev1.Pod {
+		list, err := s.Client(t).CoreV1().Pods(ns).List(t.Context(), metav1.ListOptions{LabelSelector: "app=each", FieldSelector: "spec.nodeName=" + node})
+		if err != nil || len(list.Items) != 1 {
+			t.Fatalf("pods on %s: %v, %v", node, list, err)
+		}
+		return &list.Items[0]
+	}
+}
+
+// deploy runs pods of a Deployment, of which some have to be available when others are evicted.
+func deploy(t *testing.T, s *harness.Server, ns, name string, replicas int32, available int) {
+	t.Helper()
+	pod := harness.Pod(ns, name, "sleep", "100000")
+	s.Deploy(t, pod, replicas)
+	least := intstr.FromInt(available)
+	_, err := s.Client(t).PolicyV1().PodDisruptionBudgets(ns).Create(t.Context(), &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: &least, Selector: &metav1.LabelSelector{MatchLabels: pod.Labels}}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Kubectl(t, "rollout", "status", "-n", ns, "deployment/"+name, "--timeout=60s")
 }

@@ -34,6 +34,8 @@ type Request struct {
 	SHA256 string `json:"sha256"`
 	// Within is how long the node may take to become Ready, as a Go duration.
 	Within string `json:"within"`
+	// Ask only asks whether the node has the program: Status.Has. There is no Within then: a release that does not know Ask refuses it.
+	Ask bool `json:"ask,omitempty"`
 }
 
 // Status is what a node says of itself.
@@ -43,6 +45,8 @@ type Status struct {
 	// ID is that of the last request that has ended; Error is why it failed.
 	ID    string `json:"id,omitempty"`
 	Error string `json:"error,omitempty"`
+	// Has reports whether the node has the program that the request asked for.
+	Has bool `json:"has,omitempty"`
 }
 
 // StatusOf returns the status of a Node's annotations. A release without this component has none.

@@ -138,8 +138,14 @@ func (n *node) look(ctx context.Context) (time.Duration, error) {
 			return 0, err
 		}
 	}
-	if request != nil {
-		n.wanted = true
+	n.wanted = n.wanted || request != nil
+	switch {
+	case request != nil && request.Ask:
+		if upgrade.UnderWay(Dir(n.opts.DataDir)) { // of a command that was interrupted: the program may come or go
+			return lookEvery, nil
+		}
+		status.ID, status.Has = request.ID, n.cannot == "" && upgrade.HasSum(n.service.Command()[0], request.SHA256)
+	case request != nil:
 		result, err := upgrade.ReadResult(Dir(n.opts.DataDir))
 		if err != nil {
 			return 0, err

@@ -24,6 +24,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -502,7 +503,11 @@ func (o Options) back(ctx context.Context, s *state) error {
 	if err := os.Remove(previous(s.Installed)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return fmt.Errorf("%s did not become ready, and %s runs again with its data: %s", s.New, s.Old, s.Why)
+	with := ""
+	if slices.Contains(s.Copied, Database) { // not of a server among others, nor of an agent
+		with = " with its data"
+	}
+	return fmt.Errorf("%s did not become ready, and %s runs again%s: %s", s.New, s.Old, with, s.Why)
 }
 
 func (o Options) unfinished(s *state, err error) error {

@@ -331,6 +331,9 @@ func TestUpgrade(t *testing.T) {
 		"good":        {"v1.38.0", good, nil, upgraded, "", false},
 		"from an old": {"v1.38.0", good, func(o *Options) { o.Save = func(context.Context, Program) (string, error) { return "", nil } }, upgraded, "", false},
 		"broken":      {"v1.38.0", broken, nil, back, "Kubelith v2 (Kubernetes v1.38.0) did not become ready, and Kubelith v1 (Kubernetes v1.37.1) runs again with its data: it ended 5 times: broken on purpose", false},
+		"among others": {"v1.38.0", broken, func(o *Options) {
+			o.Data = func(context.Context) ([]string, error) { return []string{"version"}, nil }
+		}, back, "Kubelith v1 (Kubernetes v1.37.1) runs again: it ended 5 times: broken on purpose", false},
 		"spoils":      {"v1.37.2", spoils, nil, back, "it ended 5 times: spoilt", true},
 		"silent":      {"v1.37.2", silent, nil, back, `it was not ready within 1s (it is "")`, false},
 		"refuses":     {"v1.37.2", refuses, nil, untouched, "the new program cannot run here: kernel: is too old: upgrade it", false},

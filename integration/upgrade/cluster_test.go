@@ -61,7 +61,7 @@ func TestCluster(t *testing.T) {
 	if os.Getenv(withFailure) != "" {
 		before := pids()
 		ok, _, last := m.upgrade(t, m.spoils(t), "--cluster", "--within", "3m")
-		if ok || !strings.Contains(last, "the node "+second.s.NodeName()+" is not upgraded") || !strings.Contains(last, "it ended 5 times: spoilt on purpose") {
+		if ok || !strings.Contains(last, "the node "+second.s.NodeName()+" is not upgraded") || !strings.Contains(last, "runs again: it ended 5 times: spoilt on purpose") {
 			t.Errorf("a program that fails: %s", last)
 		}
 		if got := second.version(t, "kubernetes"); got != kubernetes {

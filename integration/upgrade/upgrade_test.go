@@ -273,7 +273,7 @@ func TestAgent(t *testing.T) {
 	if ok, _, last := m.upgrade(t, newer); ok || !strings.Contains(last, "a node's must not be newer: upgrade all servers first") {
 		t.Errorf("an agent before its server: %s", last)
 	}
-	if ok, _, last := m.upgrade(t, m.spoils(t), "--within", "1m"); ok || !strings.Contains(last, "runs again with its data: it ended 5 times: broken on purpose") {
+	if ok, _, last := m.upgrade(t, m.spoils(t), "--within", "1m"); ok || !strings.Contains(last, "runs again: it ended 5 times: broken on purpose") {
 		t.Errorf("a broken program: %s", last)
 	}
 	if got := m.version(t, "kubernetes"); got != kubernetes {

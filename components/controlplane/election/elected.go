@@ -49,11 +49,14 @@ func (c elected) Run(ctx context.Context, ready func()) error {
 			return nil // asked to stop
 		}
 		over, err := runTerm(ctx, term, c.Component, ready)
-		if !over || ctx.Err() != nil {
+		if !over {
 			return err
 		}
-		// A failure after the end of the term is only the end of the term.
+		// A failure after the end of the term is only the end of the term, also while the server stops.
 		c.election.opts.Log.WithField("component", c.Name()).WithError(err).Debug("the term is over")
+		if ctx.Err() != nil {
+			return nil
+		}
 	}
 }
 

@@ -243,6 +243,29 @@ func TestFailure(t *testing.T) {
 	}
 }
 
+// TestStopAfterTerm: a component that fails because its term is over is no failure of a server that stops meanwhile.
+func TestStopAfterTerm(t *testing.T) {
+	e := New(Options{Identity: "a", Log: logrus.New()})
+	term, over := context.WithCancel(t.Context())
+	e.begin(term)
+	ctx, stop := context.WithCancel(t.Context())
+	if err := e.Elect(outdated{over, stop}).Run(ctx, func() {}); err != nil {
+		t.Errorf("the stop fails: %v", err)
+	}
+}
+
+// outdated is a component that sees its term end and the server stop, and fails.
+type outdated struct{ over, stop func() }
+
+func (outdated) Name() string    { return "outdated" }
+func (outdated) Needs() []string { return nil }
+func (o outdated) Run(ctx context.Context, _ func()) error {
+	o.over()
+	<-ctx.Done()
+	o.stop()
+	return errNotLeader
+}
+
 type failing struct{ err error }
 
 func (failing) Name() string                            { return "failing" }

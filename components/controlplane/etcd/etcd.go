@@ -20,6 +20,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"google.golang.org/grpc"
 
 	"kubelith.io/kubelith/base/lifecycle"
 )
@@ -102,6 +103,8 @@ func (s *Server) configure(peer *Peer) (*embed.Config, error) {
 		s.alone(cfg)
 	} else if err := peer.configure(cfg); err != nil {
 		return nil, err
+	} else {
+		cfg.GRPCAdditionalServerOptions = []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.unlessLost)}
 	}
 	return cfg, applyArgs(cfg, fs, o.Args)
 }

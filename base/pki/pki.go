@@ -55,6 +55,10 @@ type Bundle struct {
 	FrontProxyCA Pair // signs FrontProxyClient only
 	PeerCA       Pair // signs Peer only: etcd members trust nobody else
 
+	// ClusterSigner and KubeletSigner have ClusterCA and KubeletCA, certificate and key in one file: a client that follows it, as upstream's
+	// signers do, never sees the one of a pair and the other of the next.
+	ClusterSigner, KubeletSigner string
+
 	// ClusterTrust and FrontProxyTrust have the CAs that are trusted: ClusterCA and FrontProxyCA and, during a Rotation,
 	// those of the other generation.
 	ClusterTrust, FrontProxyTrust string
@@ -90,6 +94,8 @@ func Ensure(opts Options) (*Bundle, error) {
 		KubeletCA:         s.pair("kubelet-ca"),
 		FrontProxyCA:      s.pair("front-proxy-ca"),
 		PeerCA:            s.pair("peer-ca"),
+		ClusterSigner:     filepath.Join(opts.Dir, clusterCA+signer),
+		KubeletSigner:     filepath.Join(opts.Dir, kubeletCA+signer),
 		ClusterTrust:      filepath.Join(opts.Dir, clusterTrustFile),
 		FrontProxyTrust:   filepath.Join(opts.Dir, frontProxyTrustFile),
 		KubeletTrust:      filepath.Join(opts.Dir, kubeletTrustFile),
@@ -221,8 +227,28 @@ func (s *store) ensureLeaves(b *Bundle, opts Options) error {
 			return err
 		}
 	}
+	if err := s.ensureSigners(); err != nil {
+		return err
+	}
 	if rotation == nil {
 		return s.ensureTrust()
+	}
+	return nil
+}
+
+// signer ends the name of a file with a CA and its key.
+const signer = "-signer.pem"
+
+// ensureSigners copies the CAs that sign for others, each with its key, into one file.
+func (s *store) ensureSigners() error {
+	for _, ca := range []string{clusterCA, kubeletCA} {
+		files, err := readFiles(s.dir, []string{ca + ".crt", ca + ".key"})
+		if err != nil {
+			return err
+		}
+		if err := s.replace(ca+signer, slices.Concat(files[ca+".crt"], files[ca+".key"])); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -175,7 +175,7 @@ func TestLaterStarts(t *testing.T) {
 		"new node name":            {change: func(o *Options) { o.NodeName = "n2" }, want: []string{"apiserver.crt", "kubelet-serving.crt", "peer.crt"}},
 		"leaf removed":             {remove: []string{"admin.crt"}, want: []string{"admin.crt"}},
 		"leaf pair removed":        {remove: []string{"admin.crt", "admin.key"}, want: []string{"admin.crt", "admin.key"}},
-		"interrupted after CA key": {remove: []string{"cluster-ca.crt"}, want: []string{"cluster-ca.crt", "cluster-trust.crt"}},
+		"interrupted after CA key": {remove: []string{"cluster-ca.crt"}, want: []string{"cluster-ca-signer.pem", "cluster-ca.crt", "cluster-trust.crt"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

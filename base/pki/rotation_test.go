@@ -84,6 +84,15 @@ func (r *rotation) check(t *testing.T, phase Phase) {
 	if !readCert(t, b.ClusterCA.Cert).Equal(want) {
 		t.Errorf("%s: the signing CA is %s", phase, readCert(t, b.ClusterCA.Cert).Subject)
 	}
+	for ca, file := range map[string]string{clusterCA: b.ClusterSigner, kubeletCA: b.KubeletSigner} {
+		want := r.former[ca]
+		if phase.Reached(Sign) {
+			want = r.next[ca]
+		}
+		if pair, err := tls.LoadX509KeyPair(file, file); err != nil || !pair.Leaf.Equal(want) { // as upstream's signers read it
+			t.Errorf("%s: %s has not the pair of %s: %v", phase, file, want.Subject, err)
+		}
+	}
 	if changed := ensure(t, r.opts).Changed; len(changed) > 0 {
 		t.Errorf("%s: a second Ensure changed %v", phase, changed)
 	}

@@ -64,10 +64,9 @@ func TestJoinDefaults(t *testing.T) {
 // TestOptions: what upstream would take from flags comes from the cluster: networks of both families, a CA for each
 // signer, and neither an election nor a port.
 func TestOptions(t *testing.T) {
-	cluster, kubelet := pki.Pair{Cert: "cluster.crt", Key: "cluster.key"}, pki.Pair{Cert: "kubelet.crt", Key: "kubelet.key"}
 	s, err := New(Options{
 		ClusterCIDRs: []string{"10.42.0.0/16", "fd00:42::/56"}, ServiceCIDRs: []string{"10.43.0.0/16", "fd00:43::/112"},
-		PKI: &pki.Bundle{ClusterCA: cluster, ClusterTrust: "trust.crt", KubeletCA: kubelet, ServiceAccountKey: "sa.key"},
+		PKI: &pki.Bundle{ClusterSigner: "cluster.pem", ClusterTrust: "trust.crt", KubeletSigner: "kubelet.pem", ServiceAccountKey: "sa.key"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -78,11 +77,11 @@ func TestOptions(t *testing.T) {
 		"pod networks":                 {c.KubeCloudShared.ClusterCIDR, "10.42.0.0/16,fd00:42::/56"},
 		"Service network":              {c.NodeIPAMController.ServiceCIDR, "10.43.0.0/16"},
 		"second Service network":       {c.NodeIPAMController.SecondaryServiceCIDR, "fd00:43::/112"},
-		"signer of serving kubelets":   {signing.KubeletServingSignerConfiguration.CertFile, kubelet.Cert},
-		"its key":                      {signing.KubeletServingSignerConfiguration.KeyFile, kubelet.Key},
-		"signer of kubelets' clients":  {signing.KubeletClientSignerConfiguration.CertFile, cluster.Cert},
-		"signer of clients":            {signing.KubeAPIServerClientSignerConfiguration.CertFile, cluster.Cert},
-		"signer of others":             {signing.LegacyUnknownSignerConfiguration.CertFile, cluster.Cert},
+		"signer of serving kubelets":   {signing.KubeletServingSignerConfiguration.CertFile, "kubelet.pem"},
+		"its key":                      {signing.KubeletServingSignerConfiguration.KeyFile, "kubelet.pem"},
+		"signer of kubelets' clients":  {signing.KubeletClientSignerConfiguration.CertFile, "cluster.pem"},
+		"signer of clients":            {signing.KubeAPIServerClientSignerConfiguration.CertFile, "cluster.pem"},
+		"signer of others":             {signing.LegacyUnknownSignerConfiguration.CertFile, "cluster.pem"},
 		"key of the service accounts":  {c.SAController.ServiceAccountKeyFile, "sa.key"},
 		"CA in Secrets of such tokens": {c.SAController.RootCAFile, "trust.crt"},
 	} {

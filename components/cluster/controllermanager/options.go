@@ -12,7 +12,6 @@ import (
 	csrsigningconfig "k8s.io/kubernetes/pkg/controller/certificates/signer/config"
 
 	"kubelith.io/kubelith/base/args"
-	"kubelith.io/kubelith/base/pki"
 )
 
 // upstreamConfig translates Options into upstream's component configuration
@@ -34,13 +33,13 @@ func upstreamConfig(o Options) (*config.Config, error) {
 	s.SAController.ServiceAccountKeyFile = o.PKI.ServiceAccountKey
 	s.SAController.RootCAFile = o.PKI.ClusterTrust
 	signing := s.CSRSigningController
-	for signer, ca := range map[*csrsigningconfig.CSRSigningConfiguration]pki.Pair{
-		&signing.KubeletServingSignerConfiguration:      o.PKI.KubeletCA,
-		&signing.KubeletClientSignerConfiguration:       o.PKI.ClusterCA,
-		&signing.KubeAPIServerClientSignerConfiguration: o.PKI.ClusterCA,
-		&signing.LegacyUnknownSignerConfiguration:       o.PKI.ClusterCA,
+	for signer, file := range map[*csrsigningconfig.CSRSigningConfiguration]string{
+		&signing.KubeletServingSignerConfiguration:      o.PKI.KubeletSigner,
+		&signing.KubeletClientSignerConfiguration:       o.PKI.ClusterSigner,
+		&signing.KubeAPIServerClientSignerConfiguration: o.PKI.ClusterSigner,
+		&signing.LegacyUnknownSignerConfiguration:       o.PKI.ClusterSigner,
 	} {
-		signer.CertFile, signer.KeyFile = ca.Cert, ca.Key
+		signer.CertFile, signer.KeyFile = file, file
 	}
 	// A certificate cannot be revoked: a deleted node's stays valid for this long. Nodes renew theirs in time.
 	s.CSRSigningController.ClusterSigningDuration.Duration = 90 * 24 * time.Hour

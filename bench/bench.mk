@@ -11,6 +11,7 @@
 #   make bench-scale                        1,000 hollow nodes and 10,000 pods: about 20 minutes
 #   make bench-network                      routes between pods, network policies, and the cost of an agent (bench/network): about 40 minutes
 #   make bench-network BENCH_NETWORK=TestPolicies     only what network policies cost: about 8 minutes
+#   make bench-network BENCH_NETWORK=TestEnforcers ROUNDS=1 BENCH_ENFORCERS='NAME=COMMAND'     beside other programs that enforce them
 #   make bench-ha                           faults of three servers, and what three cost beside one: about 40 minutes
 #
 # An interrupted run continues where it stopped. Results belong to one executable and one set of settings:

@@ -8,5 +8,8 @@
 //
 // An agent round joins one more agent to a server, runs ten pods on it, and then leaves it alone for IDLE_SECONDS.
 //
+// TestEnforcers runs other programs that enforce network policies in place of Kubelith, and logs the same of each: costs, how soon a change
+// holds, what a pod's first instruction reaches, and what passes while the program is dead. They are given in BENCH_ENFORCERS.
+//
 // Variables, which bench.mk sets: BENCH_RESULTS (file of samples), BENCH_BUILD (what they are samples of), ROUNDS, IDLE_SECONDS.
 package network

@@ -188,8 +188,8 @@ func connects(ctx context.Context, pid int, network, address string) bool {
 	return answers(conn)
 }
 
-// until waits until three tries in a row have the result, and returns when the first of them began.
-func until(t *testing.T, limit time.Duration, want bool, try func() bool) (time.Time, bool) {
+// until waits until as many tries in a row have the result, and returns when the first of them began.
+func until(t *testing.T, limit time.Duration, tries int, want bool, try func() bool) (time.Time, bool) {
 	t.Helper()
 	var first time.Time
 	for end, same := time.Now().Add(limit), 0; time.Now().Before(end); {
@@ -201,7 +201,7 @@ func until(t *testing.T, limit time.Duration, want bool, try func() bool) (time.
 		if same++; same == 1 {
 			first = began
 		}
-		if same == 3 {
+		if same == tries {
 			return first, true
 		}
 	}
@@ -215,7 +215,7 @@ func (e *enforcer) changes(t *testing.T, what string, in int, address string) {
 	for i := range 10 {
 		began := time.Now()
 		e.change(t, []string{"9001", "9000"}[i%2])
-		at, ok := until(t, time.Minute, i%2 == 1, func() bool { return connects(t.Context(), in, "udp", address) })
+		at, ok := until(t, time.Minute, 3, i%2 == 1, func() bool { return connects(t.Context(), in, "udp", address) })
 		if !ok {
 			t.Errorf("%s: a change was not enforced in a minute", what)
 			return
@@ -235,18 +235,19 @@ func (e *enforcer) flow(t *testing.T, in int, address string) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, ok := until(t, 10*time.Second, true, func() bool { return answers(conn) }); !ok {
+	if _, ok := until(t, 10*time.Second, 3, true, func() bool { return answers(conn) }); !ok {
 		t.Fatal("what is allowed is not answered")
 	}
 	began := time.Now()
 	e.change(t, "9001")
-	if at, ok := until(t, 50*time.Second, false, func() bool { return answers(conn) }); ok {
+	// Of a flow that goes on, some datagrams may be late on a busy machine.
+	if at, ok := until(t, 50*time.Second, 30, false, func() bool { return answers(conn) }); ok {
 		t.Logf("a flow that a change forbids ends after %s", at.Sub(began).Round(time.Millisecond))
 	} else {
 		t.Logf("a flow that a change forbids goes on after 50 s")
 	}
 	e.change(t, "9000")
-	until(t, time.Minute, true, func() bool { return connects(t.Context(), in, "udp", address) })
+	until(t, time.Minute, 3, true, func() bool { return connects(t.Context(), in, "udp", address) })
 }
 
 // first logs what the first instruction of pods can do.
@@ -287,7 +288,7 @@ func (e *enforcer) reach(t *testing.T, name string) (reached int) {
 // dies logs what passes while the program is dead, and over its next start.
 func (e *enforcer) dies(t *testing.T, in, outside int, near *corev1.Pod, address func(port string) string) {
 	t.Helper()
-	if _, ok := until(t, time.Minute, false, func() bool { return connects(t.Context(), outside, "tcp", address("9000")) }); !ok {
+	if _, ok := until(t, time.Minute, 3, false, func() bool { return connects(t.Context(), outside, "tcp", address("9000")) }); !ok {
 		t.Error("what is forbidden passes before")
 	}
 	kept, err := harness.DialFrom(t.Context(), in, "udp", address("9000"))

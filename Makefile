@@ -190,7 +190,7 @@ conformance-suite-there:
 	@$(conformance_suite) --where >/dev/null 2>&1
 
 .PHONY: conformance vm-test vm-soak vm-policy-test vm-nodes-test vagrant-validate vagrant-test openrc-test dist clean
-conformance: build ## upstream's conformance suite on a fresh cluster: make conformance E2E_DIR=... [NODES=1] [DUAL_STACK=yes] [FOCUS=...] [PROCS=4]
+conformance: build ## upstream's conformance suite on a fresh cluster: make conformance E2E_DIR=... [NODES=1] [DUAL_STACK=yes|ipv6] [FOCUS=...] [PROCS=4]
 	scripts/conformance.sh
 
 vm-test: build ## install, run, reboot, cut the power and uninstall in a VM: make vm-test VM=.../vm

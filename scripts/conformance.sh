@@ -3,7 +3,7 @@
 # E2E_DIR (bin/e2e.test, images, run.sh beside or in E2E_RUN), against a fresh cluster
 # in namespaces of its own: a server, and agents in namespaces beside it when there are to be more nodes.
 #   E2E_DIR=dir   where the suite was built     E2E_RUN=file  its run.sh     NODES=1
-#   DUAL_STACK=yes: pods and Services have IPv6 addresses as well
+#   DUAL_STACK=yes: pods and Services have IPv6 addresses as well; DUAL_STACK=ipv6: these come first, most tests use no others
 #   FOCUS=regex or @file (default: all [Conformance])   SKIP=regex   PROCS=4
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,7 +22,8 @@ networks=()
 case ${DUAL_STACK:-} in
 "") ;;
 yes) networks=(--cluster-cidr '10.42.0.0/16,fd42::/56' --service-cidr '10.43.0.0/16,fd43::/112') ;;
-*) echo "conformance: DUAL_STACK is yes or empty" >&2; exit 1 ;;
+ipv6) networks=(--cluster-cidr 'fd42::/56,10.42.0.0/16' --service-cidr 'fd43::/112,10.43.0.0/16') ;;
+*) echo "conformance: DUAL_STACK is yes, ipv6 or empty" >&2; exit 1 ;;
 esac
 mirror=$net.2:5055
 NODES=${NODES:-1}

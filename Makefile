@@ -189,9 +189,16 @@ conformance-suite: ## build upstream's e2e.test and images for a sample of its t
 conformance-suite-there:
 	@$(conformance_suite) --where >/dev/null 2>&1
 
-.PHONY: conformance vm-test vm-soak vm-policy-test vm-nodes-test vagrant-validate vagrant-test openrc-test dist clean
+.PHONY: conformance storage-conformance vm-test vm-soak vm-policy-test vm-nodes-test vagrant-validate vagrant-test openrc-test dist clean
 conformance: build ## upstream's conformance suite on a fresh cluster: make conformance E2E_DIR=... [NODES=1] [DUAL_STACK=yes|ipv6] [FOCUS=...] [PROCS=4]
 	scripts/conformance.sh
+
+DRIVER ?= local
+storage_conformance := $(CURDIR)/integration/conformance/storage/$(DRIVER)
+storage-conformance: build ## upstream's storage suites on a driver: make storage-conformance E2E_DIR=... [DRIVER=local|fuse] [MODE=mountpod] [NODES=1]
+	@[ -f $(storage_conformance).yaml ] || { echo "storage-conformance: no $(storage_conformance).yaml: DRIVER is local or fuse" >&2; exit 1; }
+	SETUP=$(wildcard $(storage_conformance).sh) E2E_ARGS='-storage.testdriver=$(storage_conformance).yaml $(E2E_ARGS)' \
+		FOCUS='$(or $(FOCUS),External.Storage)' SKIP='$(or $(SKIP),\[Disruptive\])' scripts/conformance.sh
 
 vm-test: build ## install, run, reboot, cut the power and uninstall in a VM: make vm-test VM=.../vm
 	scripts/vm-test.sh $(VM)

@@ -5,6 +5,7 @@
 #   E2E_DIR=dir   where the suite was built     E2E_RUN=file  its run.sh     NODES=1
 #   DUAL_STACK=yes: pods and Services have IPv6 addresses as well; DUAL_STACK=ipv6: these come first, most tests use no others
 #   FOCUS=regex or @file (default: all [Conformance])   SKIP=regex   PROCS=4
+#   SETUP=file: bash to source when the nodes are Ready
 set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${E2E_DIR:?give E2E_DIR=directory where the suite was built}"
@@ -28,7 +29,8 @@ esac
 mirror=$net.2:5055
 NODES=${NODES:-1}
 # hidden: places of the host that each node has to itself. A bind mount needs a directory: made has those that were not there.
-hidden=(/var/lib/kubelith /var/lib/kubelet /run/kubelith /etc/kubelith /var/log/pods /var/log/containers /etc/cni /var/lib/cni /usr/libexec/kubernetes)
+hidden=(/var/lib/kubelith /var/lib/kubelith-fuse /var/lib/kubelet /run/kubelith /etc/kubelith /var/log/pods /var/log/containers
+	/etc/cni /var/lib/cni /usr/libexec/kubernetes)
 made=()
 declare -A holder
 
@@ -74,6 +76,8 @@ prepare() {
 		root=$1; shift
 		for d; do mount --bind "$root$d" "$d"; done
 		mount --make-rshared /
+		# Tests enter the mount namespace of process 1 to see the mounts of a node.
+		mount --bind /proc/$$ /proc/1
 		exec sleep infinity' hold "$root" "${hidden[@]}" &
 	holder[$i]=$!
 	sleep 1
@@ -118,6 +122,8 @@ for ((i = 2; i <= NODES; i++)); do
 	start "$i" agent --server "https://$net.2:6443" --token-file "$dir/root-1/var/lib/kubelith/server/token"
 	ctr="$ctr;nsenter -t ${holder[$i]} -m -n -- $bin ctr"
 done
+# shellcheck source=/dev/null
+[ -z "${SETUP:-}" ] || . "$SETUP"
 # No exec: the trap has to run.
 on 1 env WORK="$E2E_DIR" OUT="$dir/out" MIRROR=$mirror SKIP="${SKIP:-}" TIMEOUT="${TIMEOUT:-4h}" \
 	"$E2E_RUN" /etc/kubelith/kubelith.yaml "$ctr" "$FOCUS" "${PROCS:-4}"

@@ -159,7 +159,7 @@ func (s *service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 		return nil, errgrpc.ToGRPC(err)
 	}
 	if spec.sandbox == nil || forRunc(spec.sandbox) != "" || r.Checkpoint != "" {
-		if err := forCrun(r.Bundle, of.BinaryName); err != nil {
+		if err := errors.Join(forCrun(r.Bundle, of.BinaryName), keepVolumeFlags(r.Bundle, spec.mounts, unix.Statfs)); err != nil {
 			return nil, errgrpc.ToGRPC(err)
 		}
 		answer, err := s.TTRPCTaskService.Create(ctx, r)

@@ -22,8 +22,9 @@ const kindAnnotation = "io.kubernetes.cri.container-type"
 
 // bundleSpec is what the shim wants to know of a bundle's OCI configuration.
 type bundleSpec struct {
-	sandbox *specs.Spec // nil for a container
-	ownPIDs bool        // its first process has a process namespace of its own
+	sandbox *specs.Spec   // nil for a container
+	ownPIDs bool          // its first process has a process namespace of its own
+	mounts  []specs.Mount // of a container
 }
 
 // readSpec reads the configuration of a bundle. It leaves out the seccomp filter, which is most of the file; a sandbox's
@@ -36,6 +37,7 @@ func readSpec(bundle string) (*bundleSpec, error) {
 	}
 	var head struct {
 		Annotations map[string]string `json:"annotations"`
+		Mounts      []specs.Mount     `json:"mounts"`
 		Linux       struct {
 			Namespaces []specs.LinuxNamespace `json:"namespaces"`
 		} `json:"linux"`
@@ -45,6 +47,7 @@ func readSpec(bundle string) (*bundleSpec, error) {
 	}
 	b := &bundleSpec{ownPIDs: slices.Contains(head.Linux.Namespaces, specs.LinuxNamespace{Type: specs.PIDNamespace})}
 	if head.Annotations[kindAnnotation] != "sandbox" {
+		b.mounts = head.Mounts
 		return b, nil
 	}
 	// The outer fields hide the embedded ones of the same name.
@@ -74,6 +77,41 @@ func forCrun(bundle, program string) error {
 	if filepath.Base(program) != "crun" {
 		return nil
 	}
+	return setField(bundle, "ociVersion", crunVersion)
+}
+
+// volumeFlags are the options of a mount that a pod must not lose.
+var volumeFlags = map[string]int64{"nosuid": unix.ST_NOSUID, "nodev": unix.ST_NODEV, "noexec": unix.ST_NOEXEC}
+
+// keepVolumeFlags gives the mounts of a container the options that their volumes are mounted with, as mountOptions of a
+// StorageClass: from 1.2 on, runc clears those that containerd does not name.
+//
+// Source: runc, libcontainer/rootfs_linux.go, case "bind".
+func keepVolumeFlags(bundle string, mounts []specs.Mount, statfs func(string, *unix.Statfs_t) error) error {
+	changed := false
+	for i, m := range mounts {
+		if !strings.Contains(m.Source, "/volumes/kubernetes.io~csi/") && !strings.Contains(m.Source, "/volume-subpaths/") {
+			continue
+		}
+		var fs unix.Statfs_t
+		if err := statfs(m.Source, &fs); err != nil {
+			continue // the runtime says why
+		}
+		for option, flag := range volumeFlags {
+			if fs.Flags&flag != 0 && !slices.Contains(m.Options, option) {
+				mounts[i].Options = append(mounts[i].Options, option)
+				changed = true
+			}
+		}
+	}
+	if !changed {
+		return nil
+	}
+	return setField(bundle, "mounts", mounts)
+}
+
+// setField replaces a field of a bundle's configuration, and keeps the others as they are.
+func setField(bundle, name string, value any) error {
 	path := filepath.Join(bundle, "config.json")
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -83,7 +121,9 @@ func forCrun(bundle, program string) error {
 	if err := json.Unmarshal(content, &fields); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	fields["ociVersion"] = json.RawMessage(`"` + crunVersion + `"`)
+	if fields[name], err = json.Marshal(value); err != nil {
+		return err
+	}
 	if content, err = json.Marshal(fields); err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -171,5 +172,58 @@ func TestForCrun(t *testing.T) {
 	}
 	if err := forCrun(t.TempDir(), "/usr/bin/crun"); err == nil {
 		t.Error("no error without a configuration")
+	}
+}
+
+// TestKeepVolumeFlags: a volume has the options in the container that it is mounted with; other mounts are as containerd wants
+// them.
+func TestKeepVolumeFlags(t *testing.T) {
+	bundle := t.TempDir()
+	statfs := func(path string, fs *unix.Statfs_t) error {
+		if strings.Contains(path, "gone") {
+			return unix.ENOENT
+		}
+		fs.Flags = unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC | unix.ST_RDONLY | unix.ST_RELATIME
+		return nil
+	}
+	const pod = "/var/lib/kubelet/pods/a"
+	mounts := []specs.Mount{
+		{Destination: "/volume", Source: pod + "/volumes/kubernetes.io~csi/v/mount", Options: []string{"rbind", "rw", "nodev"}},
+		{Destination: "/subpath", Source: pod + "/volume-subpaths/v/main/0", Options: []string{"rbind", "ro"}},
+		{Destination: "/host", Source: "/srv", Options: []string{"rbind", "rw"}},
+		{Destination: "/gone", Source: pod + "/volumes/kubernetes.io~csi/gone/mount", Options: []string{"rbind", "rw"}},
+	}
+	text, err := json.Marshal(map[string]any{"hostname": "a", "mounts": mounts})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(bundle, "config.json")
+	if err := os.WriteFile(path, text, 0o640); err != nil {
+		t.Fatal(err)
+	}
+	b, err := readSpec(bundle)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := keepVolumeFlags(bundle, b.mounts, statfs); err != nil {
+		t.Fatal(err)
+	}
+	var got specs.Spec
+	if text, err = os.ReadFile(path); err == nil {
+		err = json.Unmarshal(text, &got)
+	}
+	if err != nil || got.Hostname != "a" || len(got.Mounts) != len(mounts) {
+		t.Fatalf("%v: %s", err, text)
+	}
+	for i, want := range [][]string{
+		{"nodev", "noexec", "nosuid", "rbind", "rw"}, {"nodev", "noexec", "nosuid", "rbind", "ro"}, {"rbind", "rw"}, {"rbind", "rw"},
+	} {
+		if have := slices.Sorted(slices.Values(got.Mounts[i].Options)); !slices.Equal(have, want) {
+			t.Errorf("%s has the options %v, want %v", got.Mounts[i].Destination, have, want)
+		}
+	}
+	// Nothing to keep: the file is not written again.
+	if err := errors.Join(os.Remove(path), keepVolumeFlags(bundle, mounts[2:], statfs)); err != nil {
+		t.Error(err)
 	}
 }

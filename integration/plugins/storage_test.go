@@ -46,7 +46,7 @@ func TestLocalStorage(t *testing.T) {
 			run  func(*testing.T, *harness.Server)
 		}{
 			{"default class", testDefaultClass}, {"size", testSize}, {"fsGroup", testFSGroup}, {"expansion", testExpansion}, {"block", testBlock},
-			{"reclaim", testReclaim}, {"no room", testNoRoom}, {"a driver in pods", testDriverInPods},
+			{"reclaim", testReclaim}, {"mount options", testMountOptions}, {"no room", testNoRoom}, {"a driver in pods", testDriverInPods},
 			{"attach", testAttach},
 		} {
 			t.Run(tc.name, func(t *testing.T) {
@@ -365,6 +365,36 @@ func testBlock(t *testing.T, s *harness.Server) {
 		}
 		return nil
 	})
+}
+
+// testMountOptions: the mountOptions of a class apply in the pod, to a part of the volume too.
+func testMountOptions(t *testing.T, s *harness.Server) {
+	ns := s.Namespace(t)
+	wait := storagev1.VolumeBindingWaitForFirstConsumer
+	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "strict-" + ns}, Provisioner: localDriver, VolumeBindingMode: &wait,
+		MountOptions: []string{"nosuid", "nodev", "noexec", "noatime"}}
+	if _, err := s.Client(t).StorageV1().StorageClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	createClaim(t, s, claim(ns, "data", class.Name, "64Mi"))
+	pod := podWith(ns, "strict", "data", "", "sleep", "1000")
+	mounts := &pod.Spec.Containers[0].VolumeMounts
+	*mounts = append(*mounts, corev1.VolumeMount{Name: "data", MountPath: "/part", SubPath: "part"})
+	pod = s.Run(t, pod)
+	all := s.PodExec(t, pod, "main", "mount")
+	for _, path := range []string{"/data", "/part"} {
+		_, options, _ := strings.Cut(all, " on "+path+" type ")
+		options, _, _ = strings.Cut(options, "\n")
+		for _, want := range class.MountOptions {
+			if !strings.Contains(options, want) {
+				t.Errorf("%s is mounted without %s: %s", path, want, options)
+			}
+		}
+	}
+	if _, stderr, err := s.TryPodExec(t, pod, "main", "/bin/sh", "-c", "printf '#!/bin/sh\n' >/data/run && chmod 755 /data/run && /data/run"); err == nil || !strings.Contains(stderr, "Permission denied") {
+		t.Errorf("a program of the volume: %v, %s", err, stderr)
+	}
+	endPod(t, s, pod)
 }
 
 // testReclaim: with the claim goes the volume, unless its class retains it.

@@ -2,6 +2,7 @@ package testimage
 
 import (
 	"archive/tar"
+	"bytes"
 	"io"
 	"os"
 	"path/filepath"
@@ -51,5 +52,35 @@ func TestWrite(t *testing.T) {
 	}
 	if len(files) < 5 { // oci-layout, index, manifest, config, layer
 		t.Errorf("the archive has only %d entries", len(files))
+	}
+}
+
+// TestProgram: programs have their libraries beside them, each once.
+func TestProgram(t *testing.T) {
+	l := NewLayer()
+	for _, name := range []string{"bash", "sh"} {
+		if err := l.Program("/bin/"+name, "usr/bin/"+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	layer, err := l.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	times := map[string]int{}
+	for r := tar.NewReader(bytes.NewReader(layer)); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		times[filepath.Base(h.Name)]++
+	}
+	for _, name := range []string{"bash", "sh", "libc.so.6"} {
+		if times[name] != 1 {
+			t.Errorf("%s is there %d times, want once", name, times[name])
+		}
 	}
 }

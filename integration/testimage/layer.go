@@ -3,6 +3,7 @@ package testimage
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,11 +18,13 @@ type Layer struct {
 	buf bytes.Buffer
 	w   *tar.Writer
 	err error
+	// libraries that it has, by path.
+	libraries map[string]bool
 }
 
 // NewLayer returns a layer with the directories and files that programs expect of any root file system.
 func NewLayer() *Layer {
-	l := &Layer{}
+	l := &Layer{libraries: map[string]bool{}}
 	l.w = tar.NewWriter(&l.buf)
 	for _, dir := range []string{"bin/", "etc/", "home/", "root/", "var/", "mnt/"} {
 		l.add(&tar.Header{Name: dir, Typeflag: tar.TypeDir, Mode: 0o755}, nil)
@@ -63,6 +66,54 @@ func (l *Layer) Busybox(except ...string) error {
 		}
 	}
 	return nil
+}
+
+// Copy adds a file of this machine as an executable; as has no leading slash.
+func (l *Layer) Copy(path, as string) error {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	l.File(as, 0o755, content)
+	return nil
+}
+
+// Program adds a program of this machine as Copy does, with the shared libraries that it needs.
+func (l *Layer) Program(path, as string) error {
+	needed, err := librariesOf(path)
+	if err != nil {
+		return err
+	}
+	for _, lib := range needed {
+		if l.libraries[lib] {
+			continue
+		}
+		l.libraries[lib] = true
+		if err := l.Copy(lib, strings.TrimPrefix(lib, "/")); err != nil {
+			return err
+		}
+	}
+	return l.Copy(path, as)
+}
+
+// librariesOf are the shared libraries of a program, the loader included, as ldd prints them: "name => path (address)" or "path (address)".
+func librariesOf(program string) ([]string, error) {
+	out, err := exec.Command("ldd", program).Output()
+	if err != nil {
+		return nil, fmt.Errorf("ldd %s: %w", program, err)
+	}
+	if bytes.Contains(out, []byte("not found")) {
+		return nil, errors.New(string(out))
+	}
+	var paths []string
+	for line := range strings.Lines(string(out)) {
+		for _, field := range strings.Fields(line) {
+			if strings.HasPrefix(field, "/") {
+				paths = append(paths, field)
+			}
+		}
+	}
+	return paths, nil
 }
 
 // Bytes ends the layer and returns it.

@@ -12,9 +12,7 @@
 package main
 
 import (
-	"bytes"
 	_ "embed"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -130,7 +128,7 @@ func rootfs(agnhost string) ([]byte, error) {
 		return nil, fmt.Errorf("go list -m k8s.io/kubernetes: %w", err)
 	}
 	for _, name := range []string{"localhost.crt", "localhost.key"} { // what agnhost serves
-		if err := add(l, filepath.Join(strings.TrimSpace(string(upstream)), "test/images/agnhost/porter", name), name); err != nil {
+		if err := l.Copy(filepath.Join(strings.TrimSpace(string(upstream)), "test/images/agnhost/porter", name), name); err != nil {
 			return nil, err
 		}
 	}
@@ -139,55 +137,14 @@ func rootfs(agnhost string) ([]byte, error) {
 		return nil, err
 	}
 	l.Link("bin/sh", "/usr/bin/bash")
-	libraries := map[string]bool{}
 	for _, p := range []struct{ name, debian string }{{"bash", "bash"}, {"curl", "curl"}, {"dig", "bind9-dnsutils"}, {"nc.openbsd", "netcat-openbsd"}} {
 		path, err := exec.LookPath(p.name)
 		if err != nil {
 			return nil, fmt.Errorf("%w: install the package %s", err, p.debian)
 		}
-		if err := add(l, path, "usr/bin/"+strings.TrimSuffix(p.name, ".openbsd")); err != nil {
+		if err := l.Program(path, "usr/bin/"+strings.TrimSuffix(p.name, ".openbsd")); err != nil {
 			return nil, err
-		}
-		needed, err := librariesOf(path)
-		if err != nil {
-			return nil, err
-		}
-		for _, lib := range needed {
-			if !libraries[lib] {
-				libraries[lib] = true
-				if err := add(l, lib, strings.TrimPrefix(lib, "/")); err != nil {
-					return nil, err
-				}
-			}
 		}
 	}
 	return l.Bytes()
-}
-
-func add(l *testimage.Layer, path, as string) error {
-	content, err := os.ReadFile(path)
-	if err == nil {
-		l.File(as, 0o755, content)
-	}
-	return err
-}
-
-// librariesOf are the shared libraries of a program, the loader included, as ldd prints them: "name => path (address)" or "path (address)".
-func librariesOf(program string) ([]string, error) {
-	out, err := exec.Command("ldd", program).Output()
-	if err != nil {
-		return nil, fmt.Errorf("ldd %s: %w", program, err)
-	}
-	if bytes.Contains(out, []byte("not found")) {
-		return nil, errors.New(string(out))
-	}
-	var paths []string
-	for line := range strings.Lines(string(out)) {
-		for _, field := range strings.Fields(line) {
-			if strings.HasPrefix(field, "/") {
-				paths = append(paths, field)
-			}
-		}
-	}
-	return paths, nil
 }

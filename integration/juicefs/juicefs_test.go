@@ -244,7 +244,7 @@ func listMountPods(t *testing.T, s *harness.Server) []corev1.Pod {
 func checkTrace(t *testing.T, s *harness.Server, pod, mountPod *corev1.Pod, volume string) {
 	t.Helper()
 	for p, stages := range map[*corev1.Pod][]string{
-		pod:      {"setup", "sandbox", "start main"},
+		pod:      {"setup", "SetUp", "sandbox", "start main"},
 		mountPod: {"request create", "juicefs-csi-node-sa", "deliver", "setup", "sandbox", "start jfs-mount", "settle"},
 	} {
 		res := s.RunBinary(t, "trace", "pod/"+p.Name, "-n", p.Namespace)

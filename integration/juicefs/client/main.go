@@ -115,6 +115,9 @@ func mount(args []string) error {
 		return err
 	}
 	mountpoint := args[1]
+	if err := os.MkdirAll(mountpoint, 0o777); err != nil { // a sidecar has nobody else who makes it
+		return err
+	}
 	// The driver knows a mounted file system by the inode of its root.
 	server, err := fs.Mount(mountpoint, root, &fs.Options{MountOptions: options, RootStableAttr: &fs.StableAttr{Ino: 1}})
 	if err != nil {

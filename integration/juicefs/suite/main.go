@@ -2,6 +2,7 @@
 //
 //	juicefs-csi-driver
 //	k8s.yaml            the manifest that its authors publish
+//	webhook.yaml        the one for its sidecar mode
 //	csi-provisioner, csi-resizer
 //
 // It needs the Go module proxy, and no registry. The directory is in the user's cache, so that every clone of the same versions has it.
@@ -33,8 +34,8 @@ var modules = []struct{ path, version, sum, pkg, ldflags string }{
 
 const (
 	driver = "github.com/juicedata/juicefs-csi-driver"
-	// manifest is in the module of the driver.
-	manifest = "deploy/k8s.yaml"
+	// manifests is their folder in the module of the driver.
+	manifests = "deploy"
 )
 
 func main() {
@@ -76,7 +77,9 @@ func buildModule(dir, path, version, sum, pkg, ldflags string) error {
 	copies := map[string]string{"go.mod": filepath.Join(scratch, "build.mod"), "go.sum": filepath.Join(scratch, "build.sum")}
 	program := filepath.Base(pkg)
 	if path == driver {
-		copies[manifest] = filepath.Join(dir, filepath.Base(manifest))
+		for _, name := range []string{"k8s.yaml", "webhook.yaml"} {
+			copies[filepath.Join(manifests, name)] = filepath.Join(dir, name)
+		}
 		program = filepath.Base(path)
 	}
 	for from, to := range copies {

@@ -87,11 +87,15 @@ unit: ## unit tests: no root, no network
 race: ## unit tests of what does many things at once, under the race detector
 	CGO_ENABLED=1 $(GO) test -race $(addprefix ./base/,lifecycle client config logging pki) $(addprefix ./components/,cluster/approver cluster/token worker/join worker/network worker/podlink) ./plugins/host ./plugins/process ./runtime/shim ./trace/record ./trace/spans
 
+# Two packages at a time use both cores; those that measure how long something is away, or make load, run alone.
+alone := $(addprefix ./integration/,certificates nodes plugins policy policyfuzz process restart servers upgrade)
+together = $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(alone)),$(shell $(GO) list ./integration/...))
+integration_test = KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_KUBE_BENCH=$(CURDIR)/$(KUBE_BENCH) \
+	KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -count=1 -timeout 30m
 integration: build kube-bench cni-plugins ## tests on real clusters, each in namespaces of its own (root)
 	-$(MAKE) --no-print-directory conformance-suite
 	-@scripts/deps.sh chromium # for the page of kubelith trace; its test says so where there is none
-	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_KUBE_BENCH=$(CURDIR)/$(KUBE_BENCH) \
-		KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -count=1 -p $(INTEGRATION_PARALLEL) -timeout 30m $(library) ./integration/...
+	$(integration_test) -p 2 $(library) $(together); status=$$?; $(integration_test) -p 1 $(alone) && exit $$status
 
 .PHONY: why-score
 why-score: build ## how many of the broken manifests in integration/why/cases `kubelith why` is right about, beside kubectl describe (root)
@@ -170,8 +174,6 @@ $(upgrade_from)/bin/kubelith:
 	mkdir -p $(upgrade_from)
 	git archive $(UPGRADE_FROM) | tar -x -C $(upgrade_from)
 	env -u GOFLAGS -u CGO_ENABLED -u MAKEFLAGS -u MAKELEVEL $(MAKE) -C $(upgrade_from) KUBELITH=$(UPGRADE_FROM) build
-
-INTEGRATION_PARALLEL ?= 1
 
 .PHONY: kube-bench
 KUBE_BENCH := .cache/tools/kube-bench

@@ -94,7 +94,7 @@ system() (
 	echo "# packet filter"; nft list ruleset
 	echo "# cgroups"; find /sys/fs/cgroup -type d | grep -vE 'ssh|user.slice|session|modprobe|systemd-|getty|binfmt_misc' | sort
 	echo "# units"; systemctl list-units --all --plain --no-legend --no-pager | awk '{ print $1 }' | grep -E 'kube|cri-|containerd|cni' || true
-	echo "# processes"; ps -eo args | grep -E 'kubelith|containerd|runc|pause|hello' | grep -v grep || true
+	echo "# processes"; ps -eo args | grep -E 'kubelith|containerd|runc|pause|hello' | grep -vE '^grep|^\[kworker/' || true # a kernel worker has the name of its last work
 	echo "# files"; find / -xdev \( -path /root -o -path /tmp -o -path /var/log/journal -o -path /var/lib/systemd -o -path /var/cache -o -path /var/lib/apt -o -name 'systemd-private-*' \) -prune -o -print | sort
 	find /run /tmp -not -path '/run/udev/*' -not -path '/run/systemd/*' -not -path '/run/user*' -not -path '/run/log/*' -not -path '*systemd-private*' | sort
 )

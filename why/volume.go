@@ -198,6 +198,12 @@ func podVolumes(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 	if e != nil && e.Reason == noSandbox {
 		e = nil // the volumes were mounted before that
 	}
+	// A kubelet may see a pod a moment before the node authorizer does.
+	//
+	// Source: k8s.io/kubernetes/plugin/pkg/auth/authorizer/node (node_authorizer.go)
+	if e != nil && r.age(e.Last) < fresh && strings.Contains(e.Message, "no relationship found between node") {
+		e = nil
+	}
 	if f := r.missing(ctx, pod, neededByVolumes(pod)); f != nil {
 		return f.sawCondition(pod, corev1.PodReadyToStartContainers).sawEvent(e)
 	}

@@ -103,7 +103,7 @@ func TestFUSEVolumeOnTwoNodes(t *testing.T) {
 			return nil
 		})
 	}
-	if got := s.PodExec(t, pods[0], "main", "mount"); !strings.Contains(got, "kubelith:pictures on /data type fuse.kubelith (rw,noatime,") {
+	if got := s.PodExec(t, pods[0], "main", "mount"); !strings.Contains(got, "kubelith:pictures on /data type fuse.kubelith (rw,nosuid,nodev,noatime,") {
 		t.Errorf("the mount options are in %s", got)
 	}
 	clients, err := s.Client(t).CoreV1().Pods("kubelith-fuse").List(t.Context(), metav1.ListOptions{})

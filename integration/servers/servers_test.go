@@ -39,6 +39,18 @@ func start(t *testing.T, first harness.Options) *cluster {
 	return c
 }
 
+// startTwo starts a server and another that joins it, both without a node.
+func startTwo(t *testing.T) *cluster {
+	t.Helper()
+	c := start(t, harness.Options{Args: []string{noNode}, NoWait: true})
+	c.servers[0].WaitAPI(t)
+	second := c.prepare(t, "--token="+c.token(t), noNode)
+	second.Launch(t)
+	second.WaitAPI(t)
+	c.servers = append(c.servers, second)
+	return c
+}
+
 // token creates a token for a server.
 func (c *cluster) token(t *testing.T) string {
 	t.Helper()

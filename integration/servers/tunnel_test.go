@@ -18,13 +18,8 @@ import (
 // the other goes on, and the first has a tunnel again when it is back. A witness keeps the majority.
 func TestTunnels(t *testing.T) {
 	t.Parallel()
-	c := start(t, harness.Options{Args: []string{noNode}, NoWait: true})
-	first := c.servers[0]
-	first.WaitAPI(t)
-	second := c.prepare(t, "--token="+c.token(t), noNode)
-	second.Launch(t)
-	second.WaitAPI(t)
-	c.servers = append(c.servers, second)
+	c := startTwo(t)
+	first, second := c.servers[0], c.servers[1]
 	w := c.prepare(t, "--witness", "--token-file=/etc/kubelith/token")
 	c.giveToken(t, w)
 	w.Launch(t)

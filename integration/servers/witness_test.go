@@ -21,13 +21,8 @@ import (
 // TestWitness: two servers and a witness survive the loss of each of them, and the witness has no key but that of etcd's
 // members.
 func TestWitness(t *testing.T) {
-	c := start(t, harness.Options{Args: []string{noNode}, NoWait: true})
+	c := startTwo(t)
 	first := c.servers[0]
-	first.WaitAPI(t)
-	second := c.prepare(t, "--token="+c.token(t), noNode)
-	second.Launch(t)
-	second.WaitAPI(t)
-	c.servers = append(c.servers, second)
 
 	w := c.prepare(t, "--witness", "--token-file=/etc/kubelith/token")
 	if r := w.RunBinary(t, "server", "--witness"); r.Code == 0 || !strings.Contains(r.Stderr, "a witness joins the cluster of others: add --server") {

@@ -161,7 +161,7 @@ func planAgent(cfg *config.Agent, found *join.Cluster) (*agent, []lifecycle.Comp
 	if err != nil {
 		return nil, nil, err
 	}
-	m := &agent{cluster: cluster, machine: &machine{resolvConf: dns.HostResolvConf(), status: componentstatus.NewObserver(), args: upstreamArgs{kubelet: rest[0], proxy: rest[1]}}}
+	m := &agent{cluster: cluster, machine: &machine{resolvConf: dns.HostResolvConf(), status: componentstatus.NewObserver(), ending: make(chan struct{}), args: upstreamArgs{kubelet: rest[0], proxy: rest[1]}}}
 	if detected {
 		m.checks = wayToServer(cfg)
 	}

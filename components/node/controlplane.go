@@ -78,6 +78,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		Args:    machine.args.etcd,
 		Peer:    machine.ofSeveral(cfg),
 		Removed: func() { _ = servers.Update(cfg.DataDir, func(m *servers.Membership) { m.Removed = true }) }, // else the next start finds it out again
+		Ending:  machine.ending,
 		First:   beforeUpgrade(cfg, machine, socket, p.logFor("snapshots")),
 		Zap:     logging.Zap(logging.Component(log, "etcd")),
 	})

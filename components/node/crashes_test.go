@@ -68,7 +68,7 @@ func crashing(ctx context.Context, dir string) error {
 	if err := p.breakLoops(cfg); err != nil {
 		return err
 	}
-	return p.run(ctx, &machine{dir: &datadir.Dir{}, status: componentstatus.NewObserver()}, []lifecycle.Component{
+	return p.run(ctx, &machine{dir: &datadir.Dir{}, status: componentstatus.NewObserver(), ending: make(chan struct{})}, []lifecycle.Component{
 		runs{"etcd", nil, lifecycle.EndProcess, func() {}},
 		runs{"dns", []string{"etcd"}, lifecycle.RestartBeside, func() {
 			go panic("ouch\nagain")

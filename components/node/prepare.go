@@ -60,6 +60,7 @@ type machine struct {
 	record           *record.Store             // the flight recorder; nil: switched off, or a plan
 	membership       *membership               // of a server among others; nil in a plan
 	certificates     liveCertificates          // renewed while the server runs
+	ending           chan struct{}             // closed when the components begin to stop
 }
 
 // upstreamArgs are the user's arguments per component, without those that apply to the whole process.
@@ -73,7 +74,7 @@ func (h *machine) Close() { h.dir.Close() }
 // prepare does everything that must be done before a component is built. A refused start removes what it created and
 // leaves the machine as it was.
 func prepare(ctx context.Context, cfg *config.Server, others *membership, release string) (_ *machine, err error) {
-	h := &machine{resolvConf: dns.HostResolvConf(), release: release, status: componentstatus.NewObserver(), membership: others}
+	h := &machine{resolvConf: dns.HostResolvConf(), release: release, status: componentstatus.NewObserver(), ending: make(chan struct{}), membership: others}
 	var planned []lifecycle.Component
 	if h.args, planned, err = plan(cfg); err != nil {
 		return nil, err

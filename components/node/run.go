@@ -69,11 +69,15 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 	p.log.AddHook(last)
 	isStarted := make(chan struct{})
 	started := sync.OnceFunc(func() { close(isStarted) })
+	ends := sync.OnceFunc(func() { close(machine.ending) })
 	group, err := lifecycle.NewGroup(lifecycle.Options{
 		Log: logging.Component(p.log, "kubelith"),
 		Observe: func(e lifecycle.Event) {
 			progress.observe(e)
 			machine.status.Observe(e)
+			if e.State == lifecycle.Stopping {
+				ends()
+			}
 			reached, missing := progress.state()
 			p.systemd.observe(e, reached, missing)
 			if reached {

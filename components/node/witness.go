@@ -108,7 +108,7 @@ func witness(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecy
 // prepareWitness does everything that must be done before a component is built. A refused start leaves the machine as it
 // was.
 func prepareWitness(ctx context.Context, cfg *config.Server, others *membership, release string) (_ *machine, err error) {
-	h := &machine{release: release, status: componentstatus.NewObserver(), membership: others, args: upstreamArgs{etcd: cfg.EtcdArgs}}
+	h := &machine{release: release, status: componentstatus.NewObserver(), ending: make(chan struct{}), membership: others, args: upstreamArgs{etcd: cfg.EtcdArgs}}
 	if err := planWitness(cfg); err != nil {
 		return nil, err
 	}

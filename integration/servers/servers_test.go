@@ -279,7 +279,7 @@ func TestThreeServers(t *testing.T) {
 	t.Logf("\n%s", first.RunBinary(t, "etcd", "status").Stdout)
 }
 
-// TestLostMajority: with one server of three nothing can be written; --cluster-reset makes it the cluster, and the others
+// TestLostMajority: with one server of three nothing can be written, and it stops in order; --cluster-reset makes it the cluster, and the others
 // come back by themselves.
 func TestLostMajority(t *testing.T) {
 	c := start(t, harness.Options{})
@@ -307,7 +307,7 @@ func TestLostMajority(t *testing.T) {
 	if !harness.Alive(pid) {
 		t.Error("the pod ended with the majority")
 	}
-	survivor.Kill9(t)
+	t.Logf("it stopped within %s", survivor.Stop(t).Round(time.Millisecond))
 	args := append([]string{"server"}, "--cluster-reset", "--node-name="+survivor.NodeName())
 	if r := survivor.RunBinary(t, args...); r.Code != 0 || !strings.Contains(r.Stdout, "only one of its cluster") {
 		t.Fatalf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)

@@ -43,6 +43,8 @@ type Options struct {
 	Reset bool
 	// Removed, unless it is nil, is called when the other members have removed this one. Run fails with ErrRemoved then.
 	Removed func()
+	// Ending, unless it is nil, is closed when the process begins to stop.
+	Ending <-chan struct{}
 	// First, unless it is nil, is called when etcd answers and before it is ready: nobody writes yet.
 	First func(context.Context)
 	// Zap receives etcd's log.
@@ -62,6 +64,7 @@ type Server struct {
 	answers  chan struct{}
 	slowSync time.Duration
 	running  atomic.Pointer[embed.Etcd]
+	over     atomic.Pointer[context.Context] // see leaderless
 	reopen   chan reopening
 }
 
@@ -104,7 +107,7 @@ func (s *Server) configure(peer *Peer) (*embed.Config, error) {
 	} else if err := peer.configure(cfg); err != nil {
 		return nil, err
 	} else {
-		cfg.GRPCAdditionalServerOptions = []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.unlessLost)}
+		cfg.GRPCAdditionalServerOptions = []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.unlessLeaderless, s.unlessLost)}
 	}
 	return cfg, applyArgs(cfg, fs, o.Args)
 }
@@ -290,6 +293,10 @@ func (s *Server) serve(ctx context.Context, e *embed.Etcd, first bool, ready fun
 		ready()
 	}
 	s.running.Store(e)
+	serving, cancel := context.WithCancel(ctx)
+	defer cancel()
+	over := leaderless(serving, s.opts.Ending, func() bool { return e.Server.Leader() != 0 })
+	s.over.Store(&over)
 	elected, done := e.Server.ReadyNotify(), make(chan struct{})
 	var vote <-chan time.Time
 	for {

@@ -147,7 +147,7 @@ certificates-test: build ## certificates that live for minutes, and new CAs, wit
 		$(GO) test -count=1 -v -timeout 30m ./integration/servers -run '^(TestRenewal|TestRotateCA|TestRotateCAAway)$$'
 
 .PHONY: policy-conformance
-policy-conformance: build ## the conformance suite of ClusterNetworkPolicies on a server and an agent (root, 7 minutes)
+policy-conformance: build ## the conformance suite of ClusterNetworkPolicies on a server and an agent, with pods of either family first (root, 13 minutes)
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_POLICY_CONFORMANCE=1 \
 		$(GO) test -count=1 -v -timeout 30m ./integration/policy -run 'TestClusterPolicyConformance$$'
 
@@ -191,7 +191,7 @@ conformance-suite: ## build upstream's e2e.test and images for a sample of its t
 conformance-suite-there:
 	@$(conformance_suite) --where >/dev/null 2>&1
 
-.PHONY: conformance storage-conformance vm-test vm-soak vm-policy-test vm-nodes-test vagrant-validate vagrant-test openrc-test dist clean
+.PHONY: conformance storage-conformance vm-test vm-soak vm-policy-test vm-nodes-test vm-servers-test vagrant-validate vagrant-test openrc-test dist clean
 conformance: build ## upstream's conformance suite on a fresh cluster: make conformance E2E_DIR=... [NODES=1] [DUAL_STACK=yes|ipv6] [FOCUS=...] [PROCS=4]
 	scripts/conformance.sh
 
@@ -213,6 +213,10 @@ vm-policy-test: build ## the tests of network policies in a VM: make vm-policy-t
 
 vm-nodes-test: build ## a server and an agent in two VMs, with a cut cable and a power cut: make vm-nodes-test VM=.../vm
 	scripts/vm-nodes-test.sh $(VM)
+
+vm-servers-test: build ## three servers in three VMs: clocks off, plugs pulled, an upgrade, under load: make vm-servers-test VM=.../vm [PULLS=20]
+	$(GO) build -ldflags '$(subst .Version=$(KUBELITH),.Version=$(KUBELITH)-next,$(LDFLAGS))' -o .cache/vm-servers-test/kubelith-next .
+	NEXT=.cache/vm-servers-test/kubelith-next PULLS=$(PULLS) scripts/vm-servers-test.sh $(VM)
 
 vagrant-validate: ## validate scripts/Vagrantfile (needs vagrant and bin/kubelith, no provider)
 	cd scripts && VAGRANT_HOME=$(CURDIR)/.cache/vagrant vagrant validate --ignore-provider

@@ -17,22 +17,30 @@ import (
 	"kubelith.io/kubelith/integration/testimage"
 )
 
-// TestClusterPolicyConformance has a subtest for each conformance test of ClusterNetworkPolicies. Images of pods are our own, since
-// the kernel may have no SCTP. It takes 6 minutes: make policy-conformance.
+// TestClusterPolicyConformance has a subtest for each conformance test of ClusterNetworkPolicies, with pods whose first address is of
+// either family. Images of pods are our own, since the kernel may have no SCTP. It takes 13 minutes: make policy-conformance.
 func TestClusterPolicyConformance(t *testing.T) {
 	if os.Getenv("KUBELITH_POLICY_CONFORMANCE") == "" {
 		t.Skip("make policy-conformance runs it")
 	}
-	dir := t.TempDir()
-	suite := filepath.Join(dir, "suite.test")
-	inModule(t, "suite", "test", "-c", "-o", suite, ".")
-	node := harness.Options{Prepare: agnhost(t, "registry.k8s.io/e2e-test-images/agnhost:2.45")}
-	c := harness.StartCluster(t, harness.ClusterOptions{Server: node, Agent: node, Agents: 1}) // each node has one of the servers on ports of the host
+	program := filepath.Join(t.TempDir(), "suite.test")
+	inModule(t, "suite", "test", "-c", "-o", program, ".")
+	t.Run("IPv4", func(t *testing.T) { clusterPolicyConformance(t, program, false) })
+	t.Run("IPv6", func(t *testing.T) {
+		clusterPolicyConformance(t, program, true, "--cluster-cidr=fd42::/56,10.42.0.0/16", "--service-cidr=fd43::/112,10.43.0.0/16")
+	})
+}
+
+func clusterPolicyConformance(t *testing.T, program string, ipv6 bool, args ...string) {
+	server := harness.Options{Prepare: agnhost(t, "registry.k8s.io/e2e-test-images/agnhost:2.45"), IPv6: ipv6, Args: args}
+	agent := server
+	agent.Args = nil
+	c := harness.StartCluster(t, harness.ClusterOptions{Server: server, Agent: agent, Agents: 1}) // each node has one of the suite's servers on ports of the host
 	define(t, c.Nodes()...)
 
 	ctx, cancel := context.WithTimeout(t.Context(), 14*time.Minute)
 	defer cancel()
-	cmd := asAdministrator(ctx, t, c.Server, suite, "-test.v", "-test.timeout=13m")
+	cmd := asAdministrator(ctx, t, c.Server, program, "-test.v", "-test.timeout=13m")
 	output, runErr := cmd.CombinedOutput()
 	results := map[string]string{}
 	lines := bufio.NewScanner(strings.NewReader(string(output)))

@@ -82,10 +82,11 @@ BENCH_NETWORK ?= .
 bench_network_env = BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-12) idle=$(BENCH_NETWORK_IDLE)" \
 	BENCH_RESULTS=$(abspath $(BENCH_NETWORK_RESULTS)) ROUNDS=$(ROUNDS) IDLE_SECONDS=$(BENCH_NETWORK_IDLE)
 
-# KILLS leaders are killed one after the other, and as many servers at random.
+# So many leaders are killed one after the other, and servers at random. A random kill takes 5 s.
 KILLS ?= 50
+RANDOM_KILLS ?= $(KILLS)
 bench-ha: bin/kubelith ## three servers: faults under load, checked for lost and reordered writes; what they cost beside one (root, about 40 minutes)
-	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_SERVER_FAULTS=$(KILLS) \
+	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_LEADER_KILLS=$(KILLS) KUBELITH_RANDOM_KILLS=$(RANDOM_KILLS) \
 		$(GO) test -count=1 -v -timeout 0 ./integration/servers -run 'TestFaults$$|TestCost$$'
 
 bench-plugins: bin/kubelith ## measure plugins against what they replace (root, about 15 minutes)

@@ -21,8 +21,8 @@ type cost struct {
 
 // TestCost reports what three servers cost beside one, without nodes. It asserts nothing: `make bench-ha`.
 func TestCost(t *testing.T) {
-	if os.Getenv("KUBELITH_SERVER_FAULTS") == "" {
-		t.Skip("KUBELITH_SERVER_FAULTS is not set: see make bench-ha")
+	if os.Getenv("KUBELITH_LEADER_KILLS") == "" {
+		t.Skip("KUBELITH_LEADER_KILLS is not set: see make bench-ha")
 	}
 	c := start(t, harness.Options{Args: []string{noNode}, NoWait: true})
 	c.servers[0].WaitAPI(t)

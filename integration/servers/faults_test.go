@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubelith.io/kubelith/integration/harness"
 )
@@ -96,22 +95,18 @@ func slowDisk(t *testing.T, _ *cluster, s *harness.Server) func() {
 	}
 }
 
-// TestFaults does each of leaderFaults while clients write, then kills servers at random. It needs minutes: `make
-// bench-ha`, with KUBELITH_SERVER_FAULTS as the number of leaders to kill.
+// killsPerHistory is how many servers are killed before what the clients saw is checked: the longer a history, the more orders there are.
+const killsPerHistory = 25
+
+// TestFaults does each of leaderFaults while clients write, then kills servers at random. It needs minutes to hours: `make bench-ha`, with
+// KUBELITH_LEADER_KILLS as the number of leaders to kill, and KUBELITH_RANDOM_KILLS as that of servers.
 func TestFaults(t *testing.T) {
-	text := os.Getenv("KUBELITH_SERVER_FAULTS")
-	if text == "" {
-		t.Skip("KUBELITH_SERVER_FAULTS is not set: see make bench-ha")
-	}
-	kills, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatalf("KUBELITH_SERVER_FAULTS: %v", err)
-	}
+	leaderKills, randomKills := number(t, "KUBELITH_LEADER_KILLS"), number(t, "KUBELITH_RANDOM_KILLS")
 	c := threeOnSmallDisks(t)
 	for _, f := range leaderFaults {
 		t.Run(f.name, func(t *testing.T) {
 			h := record(t, c.servers...)
-			defer forget(t, c)
+			defer h.forget(t)
 			leader := c.leader(t)
 			pid, rest := leader.PID(), c.others(leader)
 			time.Sleep(2 * time.Second)
@@ -129,38 +124,59 @@ func TestFaults(t *testing.T) {
 			h.check(t)
 		})
 	}
-	t.Run("leaders killed", func(t *testing.T) {
-		h := record(t, c.servers...)
-		defer forget(t, c)
-		var pauses []time.Duration
-		for range kills {
-			leader := c.leader(t)
-			leader.Kill9(t)
-			pauses = append(pauses, writesAgain(t, c.others(leader)))
-			leader.Launch(t)
-			back(t, leader, false)
-		}
+	var pauses []time.Duration
+	inHistories(t, c, "leaders killed", leaderKills, func(t *testing.T) {
+		leader := c.leader(t)
+		leader.Kill9(t)
+		pauses = append(pauses, writesAgain(t, c.others(leader)))
+		leader.Launch(t)
+		back(t, leader, false)
+	})
+	if n := len(pauses); n > 0 {
 		slices.Sort(pauses)
-		if kills > 0 {
-			t.Logf("%d leaders killed: writes again after %s (median), %s (p99)", kills, pauses[kills/2].Round(time.Millisecond), pauses[(kills*99-1)/100].Round(time.Millisecond))
-		}
-		h.check(t)
+		t.Logf("%d leaders killed: writes again after %s (median), %s (p99), %s (longest)",
+			n, pauses[n/2].Round(time.Millisecond), pauses[(n*99-1)/100].Round(time.Millisecond), pauses[n-1].Round(time.Millisecond))
+	}
+	inHistories(t, c, "servers killed at random", randomKills, func(t *testing.T) {
+		s := c.servers[rand.IntN(len(c.servers))]
+		s.Kill9(t)
+		time.Sleep(time.Duration(rand.IntN(3000)) * time.Millisecond)
+		s.Launch(t) // while it starts the next may be killed, or the same
+		time.Sleep(time.Duration(rand.IntN(6000)) * time.Millisecond)
 	})
-	t.Run("servers killed at random", func(t *testing.T) {
-		h := record(t, c.servers...)
-		defer forget(t, c)
-		for range kills {
-			s := c.servers[rand.IntN(len(c.servers))]
-			s.Kill9(t)
-			time.Sleep(time.Duration(rand.IntN(3000)) * time.Millisecond)
-			s.Launch(t) // while it starts the next may be killed, or the same
-			time.Sleep(time.Duration(rand.IntN(6000)) * time.Millisecond)
-		}
-		for _, s := range c.servers {
-			back(t, s, false)
-		}
-		h.check(t)
-	})
+}
+
+// number is that of an environment variable. Without it the test is skipped.
+func number(t *testing.T, variable string) int {
+	t.Helper()
+	text := os.Getenv(variable)
+	if text == "" {
+		t.Skip(variable + " is not set: see make bench-ha")
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatalf("%s: %v", variable, err)
+	}
+	return n
+}
+
+// inHistories kills as many times, while clients write. After each killsPerHistory all servers must write again, and a new history begins.
+func inHistories(t *testing.T, c *cluster, name string, kills int, kill func(t *testing.T)) {
+	for done := 0; done < kills && !t.Failed(); {
+		last := min(done+killsPerHistory, kills)
+		t.Run(fmt.Sprintf("%s, %d to %d", name, done+1, last), func(t *testing.T) {
+			h := record(t, c.servers...)
+			defer h.forget(t)
+			for ; done < last; done++ {
+				kill(t)
+			}
+			for _, s := range c.servers {
+				back(t, s, false)
+			}
+			h.check(t)
+		})
+		done = last // also after a failure
+	}
 }
 
 // threeOnSmallDisks starts three servers whose data directories have 2 GiB each, so that one can be filled.
@@ -207,13 +223,5 @@ func back(t *testing.T, s *harness.Server, mayEnd bool) {
 		}
 		n++
 		return write(t.Context(), t, s, fmt.Sprintf("back-%d", n))
-	})
-}
-
-// forget removes the objects of a history, for the next one.
-func forget(t *testing.T, c *cluster) {
-	t.Helper()
-	harness.Eventually(t, time.Minute, "the objects of the history to be deleted", func() error {
-		return c.servers[0].Client(t).CoreV1().ConfigMaps(metav1.NamespaceDefault).DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: historic})
 	})
 }

@@ -30,9 +30,11 @@ import (
 // etcd's own robustness tests check the same of an etcd that serves nobody else, which the one in a server does. So these go
 // through the API, and see its caches as well. Source: https://github.com/etcd-io/etcd/tree/main/tests/robustness.
 type history struct {
-	servers []*harness.Server
-	began   time.Time
-	start   string // the resource version of the list before the first write
+	names    []string // of the servers
+	clients  []kubernetes.Interface
+	patience time.Duration // bounds one request
+	began    time.Time
+	start    string // the resource version of the list before the first write
 
 	mu         sync.Mutex
 	operations []porcupine.Operation
@@ -86,19 +88,23 @@ const (
 	historic  = "history" // the label of the ConfigMaps
 	// clientsPerServer ask one server each, one request after the other.
 	clientsPerServer = 2
-	// clientPatience bounds one request.
-	clientPatience = 3 * time.Second
 )
 
 // record starts clients and watches of the servers.
 func record(t *testing.T, servers ...*harness.Server) *history {
 	t.Helper()
-	h := &history{servers: servers, began: time.Now(), seen: make([][]stretch, len(servers))}
-	var clients []kubernetes.Interface
+	h := &history{patience: 3 * time.Second}
 	for _, s := range servers {
-		clients = append(clients, s.Client(t))
+		h.names, h.clients = append(h.names, s.NodeName()), append(h.clients, s.Client(t))
 	}
-	list, err := clients[0].CoreV1().ConfigMaps(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{LabelSelector: historic})
+	h.record(t)
+	return h
+}
+
+func (h *history) record(t *testing.T) {
+	t.Helper()
+	h.began, h.seen = time.Now(), make([][]stretch, len(h.clients))
+	list, err := h.clients[0].CoreV1().ConfigMaps(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{LabelSelector: historic})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,21 +114,20 @@ func record(t *testing.T, servers ...*harness.Server) *history {
 	h.start = list.ResourceVersion
 	for i := range registers {
 		o := operation{Kind: create, Key: fmt.Sprintf("%s-%d", historic, i), Value: fmt.Sprintf("first-%d", i)}
-		if out := h.do(t.Context(), clients[0], -1, o); out.Unknown {
+		if out := h.do(t.Context(), h.clients[0], -1, o); out.Unknown {
 			t.Fatalf("%s was not created", o.Key)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
-	for i := range servers {
-		all.Go(func() { h.watch(ctx, clients[i], i) })
+	for i, client := range h.clients {
+		all.Go(func() { h.watch(ctx, client, i) })
 		for j := range clientsPerServer {
-			all.Go(func() { h.work(ctx, clients[i], i*clientsPerServer+j) })
+			all.Go(func() { h.work(ctx, client, i*clientsPerServer+j) })
 		}
 	}
 	h.quit = func() { cancel(); all.Wait() }
 	t.Cleanup(h.quit)
-	return h
 }
 
 // work asks at random until ctx ends. What is written is unique: a value shows who wrote it.
@@ -150,7 +155,7 @@ func (h *history) work(ctx context.Context, client kubernetes.Interface, id int)
 
 // do does one operation and records it.
 func (h *history) do(ctx context.Context, client kubernetes.Interface, id int, o operation) outcome {
-	ctx, cancel := context.WithTimeout(ctx, clientPatience)
+	ctx, cancel := context.WithTimeout(ctx, h.patience)
 	defer cancel()
 	maps := client.CoreV1().ConfigMaps(metav1.NamespaceDefault)
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: o.Key, Labels: map[string]string{historic: ""}}, Data: map[string]string{"value": o.Value}}
@@ -232,12 +237,11 @@ func (h *history) begin(server int, from string) {
 // check ends the clients, waits until each watch has seen the last write, and fails when the history is not possible.
 func (h *history) check(t *testing.T) {
 	t.Helper()
-	client := h.servers[0].Client(t)
 	last := map[string]uint64{}
 	harness.Eventually(t, time.Minute, "a last write of each object", func() error {
 		for i := range registers {
 			o := operation{Kind: replace, Key: fmt.Sprintf("%s-%d", historic, i), Value: fmt.Sprintf("last-%d-%s", i, time.Since(h.began))}
-			out := h.do(t.Context(), client, -1, o)
+			out := h.do(t.Context(), h.clients[0], -1, o)
 			if out.Unknown {
 				return fmt.Errorf("%s cannot be written", o.Key)
 			}
@@ -248,11 +252,11 @@ func (h *history) check(t *testing.T) {
 	harness.Eventually(t, time.Minute, "each watch to see it", func() error {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		for i, s := range h.servers {
+		for i, name := range h.names {
 			now := h.seen[i][len(h.seen[i])-1]
 			for key, version := range last {
 				if now.From < version && !slices.ContainsFunc(now.Events, func(e event) bool { return e.Key == key && e.Version >= version }) {
-					return fmt.Errorf("that of %s has not", s.NodeName())
+					return fmt.Errorf("that of %s has not", name)
 				}
 			}
 		}
@@ -282,6 +286,14 @@ func (h *history) check(t *testing.T) {
 		}
 	}
 	t.Logf("history: %d operations, %d of them without an answer; %d versions; %d watches, which began %d times", len(h.operations), unknown, len(versions), len(h.seen), stretches)
+}
+
+// forget removes the objects, for the next history.
+func (h *history) forget(t *testing.T) {
+	t.Helper()
+	harness.Eventually(t, time.Minute, "the objects of the history to be deleted", func() error {
+		return h.clients[0].CoreV1().ConfigMaps(metav1.NamespaceDefault).DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: historic})
+	})
 }
 
 // possible returns what is wrong with a history. seen are the stretches of each watch, from before the first write to after the last.

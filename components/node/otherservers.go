@@ -37,7 +37,7 @@ func findServers(ctx context.Context, cfg *config.Server, log logrus.FieldLogger
 	if err != nil {
 		return nil, err
 	}
-	_, noData := os.Stat(filepath.Join(cfg.DataDir, "server", "db", "member"))
+	hasData := etcd.Begun(filepath.Join(cfg.DataDir, "server", "db"))
 	_, noToken := os.Stat(tokenFile(cfg)) // of an API that has answered; keys alone may be from a join that was interrupted
 	m := &membership{stored: stored}
 	n := &servers.Newcomer{
@@ -46,12 +46,12 @@ func findServers(ctx context.Context, cfg *config.Server, log logrus.FieldLogger
 	}
 	switch {
 	case cfg.Witness:
-		return m, findForWitness(ctx, cfg, m, n, noData == nil, noToken == nil)
+		return m, findForWitness(ctx, cfg, m, n, hasData, noToken == nil)
 	case stored != nil && stored.Witness:
 		return nil, fmt.Errorf("data directory %s is a witness': start it with --witness, or run kubelith reset --data to make a server of this machine", cfg.DataDir)
 	case stored == nil && cfg.Server == "":
 		return m, nil
-	case stored == nil && (noData == nil || noToken == nil):
+	case stored == nil && (hasData || noToken == nil):
 		return nil, fmt.Errorf("data directory %s has a cluster of its own: leave out --server, or run kubelith reset --data to give that cluster up and join another", cfg.DataDir)
 	case stored == nil:
 		if err := findByToken(ctx, cfg, n); err != nil {
@@ -62,7 +62,7 @@ func findServers(ctx context.Context, cfg *config.Server, log logrus.FieldLogger
 			return nil, err
 		}
 		err = adopt(cfg, n.Settings)
-	case stored.Removed, noData != nil:
+	case stored.Removed, !hasData:
 		m.newcomer = n
 		n.Return(stored)
 		err = adoptStored(cfg)
@@ -190,7 +190,7 @@ func ResetCluster(ctx context.Context, cfg *config.Server, release string, out i
 	if stored == nil {
 		return fmt.Errorf("the server of %s has no others: start it without --cluster-reset", cfg.DataDir)
 	}
-	if _, err := os.Stat(filepath.Join(cfg.DataDir, "server", "db", "member")); err != nil || stored.Removed {
+	if !etcd.Begun(filepath.Join(cfg.DataDir, "server", "db")) || stored.Removed {
 		return fmt.Errorf("%s has no data of the cluster: run kubelith server --cluster-reset on a server that has", cfg.DataDir)
 	}
 	if len(stored.Settings) > 0 {

@@ -377,12 +377,36 @@ func TestLeave(t *testing.T) {
 	}
 	c.leader(t)
 	third := c.servers[2]
-	third.Kill9(t)
-	third.Exec(t, "rm", "-rf", harness.DataDir+"/server/db")
-	third.Launch(t)
-	third.WaitAPI(t)
-	harness.Eventually(t, time.Minute, "the server without its disk to be back", func() error { return write(t.Context(), t, third, "back") })
-	c.leader(t)
+	for i, left := range []string{"nothing", "what an interrupted join leaves: etcd's database before it has asked the others"} {
+		third.Kill9(t)
+		third.Exec(t, "rm", "-rf", harness.DataDir+"/server/db")
+		if i > 0 {
+			emptyDatabase(t, third.Path(harness.DataDir+"/server/db/member/snap/db"))
+		}
+		third.Launch(t)
+		third.WaitAPI(t)
+		harness.Eventually(t, time.Minute, "the server to be back with "+left, func() error { return write(t.Context(), t, third, fmt.Sprint("back-", i)) })
+		for _, s := range c.servers { // of one cluster
+			if _, err := s.Client(t).CoreV1().ConfigMaps(metav1.NamespaceDefault).Get(t.Context(), fmt.Sprint("back-", i), metav1.GetOptions{}); err != nil {
+				t.Errorf("%s, with %s: %v", s.NodeName(), left, err)
+			}
+		}
+		c.leader(t)
+	}
+}
+
+func emptyDatabase(t *testing.T, path string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	db, err := bbolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // refusedJoins: each is one line, and leaves the cluster as it was.

@@ -24,7 +24,7 @@ type Peer struct {
 	URL string
 	// Cert, Key and CA are paths.
 	Cert, Key, CA string
-	// Initial is the cluster that this member joins, as "name=url,name=url" with its own; empty when it has data.
+	// Initial is the cluster that this member joins, as "name=url,name=url" with its own; empty when it has data (Begun).
 	Initial string
 }
 
@@ -50,8 +50,9 @@ func (p *Peer) configure(cfg *embed.Config) error {
 		SkipClientSANVerify: true, // by whom it is signed is what counts: behind NAT, and after a move, the address differs
 	}
 	cfg.InitialCluster = cfg.Name + "=" + p.URL
+	cfg.ClusterState = embed.ClusterStateFlagExisting // one of several never begins a cluster of its own
 	if p.Initial != "" {
-		cfg.InitialCluster, cfg.ClusterState = p.Initial, embed.ClusterStateFlagExisting
+		cfg.InitialCluster = p.Initial
 	}
 	// A member whose data differs from that of the others is found at its start, and at compactions (every 5 min).
 	// Source: https://etcd.io/docs/v3.6/op-guide/data_corruption/.

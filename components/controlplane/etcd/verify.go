@@ -41,6 +41,23 @@ func verify(dataDir string) error {
 	return nil
 }
 
+// Begun reports whether a member has data. A new one makes its directory and an empty database first, asks the members of its cluster
+// then, and writes its log last: what was interrupted before that has not begun. A database with data whose log is lost has: Run says so.
+// Source: bootstrap of etcd/server/etcdserver/bootstrap.go.
+func Begun(dataDir string) bool {
+	logs, _ := filepath.Glob(filepath.Join(dataDir, "member", "wal", "*.wal")) // the pattern is valid
+	if len(logs) > 0 {
+		return true
+	}
+	path := filepath.Join(dataDir, "member", "snap", "db")
+	info, err := os.Stat(path)
+	if err != nil || info.Size() == 0 {
+		return false
+	}
+	applied, err := walk(path, info.Size())
+	return err != nil || applied > 0
+}
+
 // walk reads every page in use and returns the number of the last log entry that the database has applied.
 func walk(path string, size int64) (applied uint64, err error) {
 	// A page behind the end of a truncated file is a fault of this goroutine: a panic instead of the end of the

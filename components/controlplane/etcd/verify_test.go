@@ -95,3 +95,33 @@ func TestVerify(t *testing.T) {
 		})
 	}
 }
+
+func TestBegun(t *testing.T) {
+	for what, c := range map[string]struct {
+		applied  uint64
+		log, new bool
+		want     bool
+	}{
+		"nothing":                  {new: true},
+		"a log and data":           {applied: 7, log: true, want: true},
+		"a log without data":       {log: true, want: true},
+		"an interrupted bootstrap": {},
+		"data whose log is lost":   {applied: 7, want: true},
+	} {
+		dir, _, wal := newData(t, c.applied)
+		if !c.log {
+			if err := os.Remove(wal); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if c.new {
+			dir = t.TempDir()
+		}
+		if got := Begun(dir); got != c.want {
+			t.Errorf("%s: %v", what, got)
+		}
+	}
+	if dir, db, wal := newData(t, 7); os.Remove(wal) != nil || os.WriteFile(db, []byte("damaged"), 0o600) != nil || !Begun(dir) {
+		t.Error("a damaged database counts as none, and would be moved away")
+	}
+}

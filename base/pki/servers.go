@@ -4,7 +4,9 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -50,7 +52,8 @@ func Shared(dir string, to Recipient) (map[string][]byte, error) {
 	return readFiles(dir, names)
 }
 
-// Place writes what Shared has returned on another machine, before its first Ensure or EnsurePeer. It refuses other files.
+// Place writes what Shared has returned on another machine, before its first Ensure or EnsurePeer. It refuses other files. What an earlier
+// membership has left there goes: a rotation of then would put its CAs in the place of these, and its certificates are signed by them.
 func Place(dir string, files map[string][]byte, to Recipient) error {
 	for _, name := range shared(to) {
 		if len(files[name]) == 0 {
@@ -69,6 +72,11 @@ func Place(dir string, files map[string][]byte, to Recipient) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("pki: create directory: %w", err)
 	}
+	if to == ForServer {
+		if err := forgetMembership(dir); err != nil {
+			return err
+		}
+	}
 	for _, name := range all {
 		if files[name] == nil { // no rotation is under way
 			continue
@@ -77,6 +85,19 @@ func Place(dir string, files map[string][]byte, to Recipient) error {
 			return fmt.Errorf("pki: create directory: %w", err)
 		}
 		if err := atomicfile.Write(filepath.Join(dir, name), files[name]); err != nil {
+			return fmt.Errorf("pki: %w", err)
+		}
+	}
+	return nil
+}
+
+// forgetMembership removes what Ensure makes again, and a rotation.
+func forgetMembership(dir string) error {
+	if err := endRotation(dir); err != nil {
+		return err
+	}
+	for _, name := range []string{"apiserver", "apiserver-kubelet-client", "front-proxy-client", "kubelet-serving", "peer", "admin"} {
+		if err := os.Remove(filepath.Join(dir, name+".crt")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("pki: %w", err)
 		}
 	}

@@ -3,6 +3,7 @@ package pki
 import (
 	"bytes"
 	"crypto/x509"
+	"encoding/pem"
 	"maps"
 	"os"
 	"path/filepath"
@@ -75,6 +76,32 @@ func TestPlace(t *testing.T) {
 		if _, err := os.Stat(dir); err == nil {
 			t.Errorf("%s: something was written", name)
 		}
+	}
+}
+
+// TestPlaceAgain: a server that was away over a rotation of the CAs gets the cluster's, whatever its own files say.
+func TestPlaceAgain(t *testing.T) {
+	cluster := ensure(t, options(t.TempDir(), day0))
+	files, err := Shared(filepath.Dir(cluster.APIServer.Cert), ForServer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	away := newRotation(t) // of other CAs, which it still takes for current ones
+	ensure(t, away.opts)
+	if err := Place(away.dir, files, ForServer); err != nil {
+		t.Fatal(err)
+	}
+	b := ensure(t, away.opts)
+	if r, err := ReadRotation(away.dir); err != nil || r != nil {
+		t.Errorf("the rotation is still %v, %v", r, err)
+	}
+	for _, ca := range rotated() {
+		if got, err := os.ReadFile(filepath.Join(away.dir, ca+".crt")); err != nil || !bytes.Equal(got, files[ca+".crt"]) {
+			t.Errorf("%s is not the cluster's, %v", ca, err)
+		}
+	}
+	if trust, err := os.ReadFile(b.ClusterTrust); err != nil || bytes.Contains(trust, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: away.former[clusterCA].Raw})) {
+		t.Error("the CA of before is still trusted")
 	}
 }
 

@@ -95,8 +95,8 @@ func (n *Newcomer) client() (*http.Client, error) {
 	config := &tls.Config{ServerName: "kubernetes", MinVersion: tls.VersionTLS12}
 	if n.former != nil {
 		cert, roots, err := pki.ServerClient(n.TLSDir, n.Name, time.Now())
-		if err != nil {
-			return nil, err
+		if err != nil { // the files may be those of two CAs, when the power failed: a token helps
+			return nil, Refusal(err.Error())
 		}
 		config.Certificates, config.RootCAs = []tls.Certificate{cert}, roots
 	} else {

@@ -107,6 +107,9 @@ func Run(ctx context.Context, o Options) error {
 	}
 	switch s.Phase {
 	case trying:
+		if sameFiles(s.Installed, previous(s.Installed)) {
+			break // it is the old program, which may have run, and written, since: the copy of the data is old
+		}
 		o.say("an upgrade to %s was interrupted: going on", s.New)
 		return o.try(ctx, s)
 	case returning:

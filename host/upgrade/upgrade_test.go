@@ -400,6 +400,57 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// TestInterruptedBeforeReplacing: the power fails before the program is replaced, and the old one runs again and writes. The upgrade begins
+// again then: its copy of the data is old.
+func TestInterruptedBeforeReplacing(t *testing.T) {
+	var n *node
+	var o Options
+	for at := int32(1); ; at++ { // until it is killed where the new program starts
+		n = newNode(t)
+		o = n.options(n.program("v2", "v1.38.0", spoils), t.Output())
+		n.calls.Store(0)
+		n.killAt = at
+		if _, killed := n.run(o); !killed {
+			t.Fatal("no call is between the stop of the old program and the end")
+		}
+		if s, err := load(n.data); err != nil {
+			t.Fatal(err)
+		} else if s != nil && s.Phase == trying {
+			break
+		}
+	}
+	n.killAt = 0
+	if err := os.Rename(n.installed(), staged(n.installed())); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(previous(n.installed()), n.installed()); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.until("v1"); err != nil {
+		t.Fatal(err)
+	}
+	log := filepath.Join(n.data, Database, "log")
+	written, err := os.ReadFile(log)
+	if err == nil {
+		err = os.WriteFile(log, append(written, "acknowledged\n"...), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err, _ := n.run(o); err == nil {
+		t.Error("a program that ends is an upgrade")
+	}
+	if data, err := os.ReadFile(log); err != nil || !strings.Contains(string(data), "acknowledged") || strings.Contains(string(data), "v2") {
+		t.Errorf("the data is %q, %v", data, err)
+	}
+	if n.ask(n.installed()) != n.ask(previous(n.installed())) && !strings.Contains(n.ask(n.installed()), "v1") {
+		t.Error("the new program is installed")
+	}
+}
+
 // TestOtherFile: an interrupted upgrade is not mixed with another, and two do not run at once.
 func TestOtherFile(t *testing.T) {
 	n := newNode(t)

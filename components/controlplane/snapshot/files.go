@@ -83,14 +83,18 @@ func escapeGlob(path string) string {
 	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(path)
 }
 
-// Prune deletes all but the newest keep snapshots of this name and node.
-func Prune(dir, name, node string, keep int) (deleted []File, err error) {
+// Prune deletes all but the newest keep snapshots of this name and node. The one in the file saved stays and counts, whatever the clock said
+// when the others were saved; saved may be empty.
+func Prune(dir, name, node string, keep int, saved string) (deleted []File, err error) {
 	all, err := List(dir)
 	if err != nil {
 		return nil, err
 	}
+	if saved != "" {
+		keep--
+	}
 	for _, f := range all {
-		if !f.isOf(name, node) {
+		if !f.isOf(name, node) || f.Path == saved {
 			continue
 		}
 		if keep--; keep >= 0 {

@@ -160,7 +160,7 @@ func (s *Server) loop(ctx context.Context, event func(kind, reason, message stri
 		lastBytes.Set(float64(f.Bytes))
 		s.opts.Log.Infof("saved the snapshot %s, %d bytes, in %s", f.Path, f.Bytes, time.Since(now).Round(time.Millisecond))
 		event(corev1.EventTypeNormal, "SnapshotSaved", "Saved the snapshot "+f.Name())
-		if _, err := Prune(s.opts.Dir, Scheduled, s.opts.Source.Settings.NodeName, s.opts.Retention); err != nil {
+		if _, err := Prune(s.opts.Dir, Scheduled, s.opts.Source.Settings.NodeName, s.opts.Retention, f.Path); err != nil {
 			s.opts.Log.Errorf("cannot delete old snapshots: %v", err)
 		}
 		done()
@@ -208,7 +208,7 @@ func SaveUpgrade(ctx context.Context, s Source, dir string) (File, error) {
 	if err != nil {
 		return File{}, err
 	}
-	_, err = Prune(dir, Upgrade, s.Settings.NodeName, keptUpgrades)
+	_, err = Prune(dir, Upgrade, s.Settings.NodeName, keptUpgrades, f.Path)
 	return f, err
 }
 

@@ -315,7 +315,7 @@ func TestPrune(t *testing.T) {
 		write(t, filepath.Join(dir, name+Suffix), fmt.Sprintf("%s{\"created\":\"2026-01-0%dT00:00:00Z\",\"settings\":{\"nodeName\":%q}}\n", magic, i+1, node))
 	}
 	write(t, filepath.Join(dir, "strange"+Suffix), "x")
-	deleted, err := Prune(dir, Scheduled, "a", 2)
+	deleted, err := Prune(dir, Scheduled, "a", 2, "")
 	if err != nil || len(deleted) != 1 || deleted[0].Name() != "scheduled-a-1" {
 		t.Errorf("deleted %+v, %v", deleted, err)
 	}
@@ -326,6 +326,10 @@ func TestPrune(t *testing.T) {
 	}
 	if want := []string{"scheduled-a-b-1", "manual-a-1", "scheduled-b-1", "scheduled-a-3", "scheduled-a-2", "strange"}; err != nil || !slices.Equal(names, want) {
 		t.Errorf("listed %q, %v", names, err)
+	}
+	// The clock was ahead when the others were saved: the one that was just saved stays all the same.
+	if deleted, err := Prune(dir, Scheduled, "a", 1, filepath.Join(dir, "scheduled-a-2"+Suffix)); err != nil || len(deleted) != 1 || deleted[0].Name() != "scheduled-a-3" {
+		t.Errorf("deleted %+v, %v", deleted, err)
 	}
 }
 

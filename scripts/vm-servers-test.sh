@@ -105,28 +105,28 @@ leader() {
 	done
 	return 1
 }
-# clock: that of a follower, then that of the leader, is off for a minute. Nothing may end, no node may be lost.
+# clock: that of a follower, then that of the leader, is off for a minute. Its process goes on, and no node is lost for the others. (Programs on the
+# machine itself may refuse certificates that are younger than its clock.)
 step_clock() {
-	local leader follower s off result=0
+	local leader follower other s off result=0
 	leader=$(leader) || return
-	for s in "${SERVERS[@]}"; do [ "$s" = "$leader" ] || follower=$s; done
+	for s in "${SERVERS[@]}"; do [ "$s" = "$leader" ] || { other=${follower:-}; follower=$s; }; done
 	record || return
 	for off in ${CLOCKS:-+1hour -1hour}; do
 		for s in "$follower" "$leader"; do
-			{ echo "off='${off/hour/ hour}'"; cat <<'E'; } | on "$s" || result=1
-pid=$(main_pid); turn() { date -s "$1" >/dev/null; }
-back=$(echo "$off" | tr '+-' '-+')
-turn "$off"; journal=$(date +%s); t=$(uptime_s); sleep 60
+			"$VM" ssh "$s" "systemctl show -p MainPID --value kubelith >pid; date -s '${off/hour/ hour}'" || result=1
+			on "$other" <<'E' || result=1
+sleep 60
 lost=0; for i in 1 2 3 4 5 6; do all_ready && all_answer || lost=$((lost + 1)); sleep 5; done
-$k create configmap "clock-$RANDOM" --from-literal=a=b || { turn "$back"; fail "it does not write"; }
-$k -n kube-system get leases -o wide
-journalctl -u kubelith --since "@$journal" -o cat --no-pager | grep -E 'level=(warning|error)' | tail -n 20 || true
-turn "$back"; sleep 30
-[ "$(main_pid)" = "$pid" ] || fail "the process has ended"
-until_true 100 all_ready && until_true 100 all_answer || fail "$($k get nodes; cat status)"
-echo "off by $off for $(since $t): $lost of 6 looks saw a node or a member missing"
+$k create configmap "clock-$RANDOM" --from-literal=a=b || fail "nothing can be written"
+echo "$lost of 6 looks saw a node or a member missing"
 E
-			echo "$s: done with $off"
+			{ echo "back='$(tr '+-' '-+' <<<"${off/hour/ hour}")'"; cat <<'E'; } | on "$s" || result=1
+date -s "$back" >/dev/null; sleep 10
+[ "$(main_pid)" = "$(cat pid)" ] || fail "the process has ended"
+until_true 100 all_ready && until_true 100 all_answer || fail "$($k get nodes; cat status)"
+E
+			echo "$s: its clock was off by $off"
 		done
 	done
 	check || result=1

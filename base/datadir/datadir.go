@@ -35,7 +35,9 @@ type Dir struct {
 	// fresh means that no server or agent has ever run on the directory.
 	fresh bool
 	// former is the release that used it last, if that is another.
-	former string
+	former  string
+	release string // this one
+	format  int    // of the data
 }
 
 // Former returns the release that has used the directory last, if that is not this one, else "".
@@ -46,8 +48,8 @@ func Files(dir string) []string {
 	return []string{filepath.Join(dir, "lock"), filepath.Join(dir, "version"), filepath.Join(dir, idFile), filepath.Join(dir, settingsFile), filepath.Join(dir, ballastFile)}
 }
 
-// Open creates the directory (mode 0700) if it is missing, takes it for this process, and upgrades an older format. It
-// records release, the version of kubelith, for information. Open refuses a directory, and changes nothing in it, when
+// Open creates the directory (mode 0700) if it is missing, takes it for this process, and upgrades an older format. release is the
+// version of kubelith: a new directory records it, another one with Adopt. Open refuses a directory, and changes nothing in it, when
 // another process holds it, when it cannot be written, when it is new and has too little space, or when a newer
 // kubelith wrote it.
 func Open(dir, release string) (*Dir, error) {
@@ -80,7 +82,7 @@ func open(dir, release string, minFree uint64, upgrades []step) (*Dir, error) {
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
-	return &Dir{path: dir, lock: lock, fresh: fresh, former: former}, nil
+	return &Dir{path: dir, lock: lock, fresh: fresh, former: former, release: release, format: len(upgrades) + 1}, nil
 }
 
 // Close releases the directory, and those that Hold took, for another process.

@@ -60,6 +60,12 @@ func TestOpen(t *testing.T) {
 	if got := d.Former(); got != "v1" {
 		t.Errorf("former release %q", got)
 	}
+	if got := version(t, dir); got != "1\nkubelith v1\n" {
+		t.Errorf("version %q before the start is complete", got)
+	}
+	if err := d.Adopt(); err != nil {
+		t.Fatal(err)
+	}
 	if got := version(t, dir); got != "1\nkubelith v2\n" {
 		t.Errorf("version %q", got)
 	}

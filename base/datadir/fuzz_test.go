@@ -31,8 +31,8 @@ func FuzzVersion(f *testing.F) {
 		case err != nil:
 			return
 		}
-		if former, err := upgrade(dir, "v1", nil); err != nil || former != "" {
-			t.Errorf("%q became %q: %q, %v", content, after, former, err)
+		if _, err := upgrade(dir, "v1", nil); err != nil {
+			t.Errorf("%q became %q: %v", content, after, err)
 		}
 	})
 }

@@ -52,11 +52,20 @@ func upgrade(dir, release string, upgrades []step) (former string, err error) {
 	}
 	if second != "kubelith "+release {
 		former = strings.TrimPrefix(second, "kubelith ")
-		if err := writeVersion(path, newest, release); err != nil && !full(err) { // the second line is for users
-			return "", err
-		}
 	}
 	return former, nil
+}
+
+// Adopt records that this release uses the directory, after the first start with it that is complete: until then, Former has the one of
+// before. A full disk is no error: the record is for the next release.
+func (d *Dir) Adopt() error {
+	if d.former == "" {
+		return nil
+	}
+	if err := writeVersion(filepath.Join(d.path, "version"), d.format, d.release); err != nil && !full(err) {
+		return err
+	}
+	return nil
 }
 
 // writeVersion replaces the file so that a crash leaves the old or the new one.

@@ -68,7 +68,12 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 	last := &lastError{}
 	p.log.AddHook(last)
 	isStarted := make(chan struct{})
-	started := sync.OnceFunc(func() { close(isStarted) })
+	started := sync.OnceFunc(func() {
+		close(isStarted)
+		if err := machine.dir.Adopt(); err != nil {
+			logging.Component(p.log, "kubelith").Warnf("cannot record that this release uses the data: %v", err)
+		}
+	})
 	ends := sync.OnceFunc(func() { close(machine.ending) })
 	group, err := lifecycle.NewGroup(lifecycle.Options{
 		Log: logging.Component(p.log, "kubelith"),

@@ -319,6 +319,12 @@ func TestSchedule(t *testing.T) {
 	if names := strings.Join(list(), " "); !strings.Contains(names, "upgrade-") || !strings.Contains(s.Logs(), "before the upgrade from v0.0.1") {
 		t.Errorf("before the upgrade: %s", names)
 	}
+	harness.Eventually(t, 10*time.Second, "the release to be recorded", func() error {
+		if content, err := os.ReadFile(version); err != nil || strings.Contains(string(content), "v0.0.1") {
+			return fmt.Errorf("%q, %v", content, err)
+		}
+		return nil
+	})
 }
 
 // TestCommands: pipes, names, and what is refused in one line, with nothing changed.

@@ -61,8 +61,8 @@ func Fetch(ctx context.Context, cs kubernetes.Interface, identity Identity, path
 	})
 }
 
-// AskServers calls ask with the address, HOST:PORT, of one server of the cluster after the other until it returns nil, or returns the last
-// error. The client has this server's identity; timeout bounds each of its requests.
+// AskServers calls ask with the address, HOST:PORT, of one server of the cluster after the other until it returns nil, or returns what
+// each has said, in one line. The client has this server's identity; timeout bounds each of its requests.
 func AskServers(ctx context.Context, cs kubernetes.Interface, identity Identity, timeout time.Duration, ask func(client *http.Client, address string) error) error {
 	slice, err := cs.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
 	if err != nil {
@@ -76,20 +76,25 @@ func AskServers(ctx context.Context, cs kubernetes.Interface, identity Identity,
 		TLSClientConfig:   &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: roots, ServerName: "kubernetes", MinVersion: tls.VersionTLS12},
 		DisableKeepAlives: true,
 	}}
-	last := errors.New("no server is known")
+	var said []string
 	for _, port := range slice.Ports {
 		for _, endpoint := range slice.Endpoints {
 			for _, address := range endpoint.Addresses {
 				if port.Port == nil {
 					continue
 				}
-				if last = ask(client, net.JoinHostPort(address, strconv.Itoa(int(*port.Port)))); last == nil {
+				err := ask(client, net.JoinHostPort(address, strconv.Itoa(int(*port.Port))))
+				if err == nil {
 					return nil
 				}
+				said = append(said, OneLine(err))
 			}
 		}
 	}
-	return last
+	if len(said) == 0 {
+		return errors.New("no server is known")
+	}
+	return errors.New(strings.Join(said, "; "))
 }
 
 // Ask asks the server at an address, HOST:PORT.

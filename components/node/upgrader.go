@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 
 	"kubelith.io/kubelith/base/client"
@@ -15,26 +16,42 @@ import (
 	"kubelith.io/kubelith/components/worker/upgrader"
 )
 
-// upgradeTimeout bounds the transfer of a program from one server.
-const upgradeTimeout = 10 * time.Minute
+const (
+	// upgradeTimeout bounds the transfer of a program from one server.
+	upgradeTimeout = 10 * time.Minute
+	// askFor is how long the servers are asked for it: one that is busy leaves the addresses of the API for some seconds.
+	askFor, askEvery = 2 * time.Minute, 5 * time.Second
+)
 
 // fetchProgram writes the program with a checksum, from another server that has it.
 func (p *plane) fetchProgram(ctx context.Context, sum string, to io.Writer) error {
+	var last error
+	_ = wait.PollUntilContextTimeout(ctx, askEvery, askFor, true, func(context.Context) (bool, error) { // last says why
+		var begun bool
+		begun, last = p.fetchOnce(ctx, sum, to)
+		return begun || last == nil, nil
+	})
+	return last
+}
+
+// fetchOnce asks each server once. begun means that a part may be written, which another try cannot mend.
+func (p *plane) fetchOnce(ctx context.Context, sum string, to io.Writer) (begun bool, err error) {
 	cs, err := kubernetes.NewForConfig(p.clients.Config(client.Servers))
 	if err != nil {
-		return err
+		return false, err
 	}
-	var written error // which another server cannot mend: a part is there
+	var written error
 	asked := sealed.AskServers(ctx, cs, p.identity, upgradeTimeout, func(from *http.Client, address string) error {
 		body, err := program(ctx, from, address, sum)
 		if err != nil {
 			return err
 		}
+		begun = true
 		_, err = io.Copy(to, body)
 		written = errors.Join(err, body.Close())
 		return nil
 	})
-	return errors.Join(asked, written)
+	return begun, errors.Join(asked, written)
 }
 
 // program asks the server at an address.

@@ -59,6 +59,10 @@ type Server struct {
 	opts   Options
 	proven pki.Rotation // what the API server of this process is known to have loaded; of Run
 	called time.Time    // when refresh last called a kubelet; of Run
+
+	at         pki.Rotation // the phase that this server knows, and
+	from       time.Time    // since when by its own clock; of Run
+	unfinished bool         // the files could not be brought in line with the phase yet; of Run
 }
 
 var (
@@ -83,6 +87,9 @@ func (s *Server) Name() string { return "ca-rotation" }
 
 // arrange moves this server to the phase, one after the other, or ends its rotation.
 func (s *Server) arrange(ctx context.Context, st State) error {
+	if st.Rotation != s.at {
+		s.at, s.from = st.Rotation, time.Now()
+	}
 	if st.Active() || time.Since(st.Finished) < refreshFor {
 		defer s.refresh(ctx)
 	}
@@ -94,20 +101,25 @@ func (s *Server) arrange(ctx context.Context, st State) error {
 		if local == nil || local.ID != st.ID || local.Phase != pki.Drop {
 			return nil // one that has not begun, or whose state was deleted: the next rotate-ca goes on with it
 		}
-		return s.opts.Change(func() error { return pki.EndRotation(s.opts.Dir) })
+		return s.change(func() error { return pki.EndRotation(s.opts.Dir) })
 	}
 	if local == nil || local.ID != st.ID {
 		var next map[string][]byte
 		if err := s.Fetch(ctx, st.ID, &next); err != nil {
 			return fmt.Errorf("get the new CAs from another server: %w", err)
 		}
-		if err := s.opts.Change(func() error { return pki.BeginRotation(s.opts.Dir, st.ID, next) }); err != nil {
+		if err := s.change(func() error { return pki.BeginRotation(s.opts.Dir, st.ID, next) }); err != nil {
 			return err
 		}
 		local = &pki.Rotation{ID: st.ID, Phase: pki.Trust}
 	}
+	if s.unfinished {
+		if err := s.change(func() error { return nil }); err != nil {
+			return err
+		}
+	}
 	for !local.Phase.Reached(st.Phase) {
-		if err := s.opts.Change(func() error { return pki.AdvanceRotation(s.opts.Dir) }); err != nil {
+		if err := s.change(func() error { return pki.AdvanceRotation(s.opts.Dir) }); err != nil {
 			return err
 		}
 		if local, err = pki.ReadRotation(s.opts.Dir); err != nil {
@@ -116,6 +128,13 @@ func (s *Server) arrange(ctx context.Context, st State) error {
 		s.opts.Log.Infof("rotation %s of the CAs: this server is in phase %s", local.ID, local.Phase)
 	}
 	return nil
+}
+
+// change is Options.Change, and keeps in mind whether it has to be done again.
+func (s *Server) change(do func() error) error {
+	err := s.opts.Change(do)
+	s.unfinished = err != nil
+	return err
 }
 
 // report returns what this server has done for the rotation that is under way.
@@ -136,7 +155,15 @@ func (s *Server) next(ctx context.Context, r record) (State, error) {
 	if err != nil {
 		return r.State, err
 	}
-	next, _ := r.State.next(s.opts.Servers(), r.Reports, nodes, time.Now())
+	now := time.Now()
+	// How long the phase has lasted is this server's own measure: the clock of the one that began it may be another.
+	next, waiting := r.State.next(s.opts.Servers(), r.Reports, nodes, r.State.Since.Add(now.Sub(s.from)))
+	if waiting == "" {
+		next.Since = now.UTC()
+		if next.Phase == done {
+			next.Finished = now.UTC().Truncate(time.Second)
+		}
+	}
 	if next.Phase == done {
 		err = s.cleanse(ctx)
 	}

@@ -152,6 +152,10 @@ func (s *Server) remove(ctx context.Context, name string) error {
 	if voters, witnesses := count(members); voters-witnesses == 1 && !members[i].Learner && !members[i].Witness {
 		return refuse("%s is the only server: a cluster needs one", name)
 	}
+	const majority = "without %s the servers that answer would be no majority: start the missing ones first, or run kubelith server --cluster-reset on one"
+	if s.needed(members, members[i]) { // before it is recorded as removed
+		return refuse(majority, name)
+	}
 	if !members[i].Witness { // it has no credentials that must be refused
 		if err := removed.Record(ctx, s.client, name); err != nil {
 			return err
@@ -175,7 +179,7 @@ func (s *Server) remove(ctx context.Context, name string) error {
 		}
 	})
 	if errors.Is(err, rpctypes.ErrUnhealthy) || errors.Is(err, rpctypes.ErrMemberNotEnoughStarted) {
-		return refuse("without %s the servers that answer would be no majority: start the missing ones first, or run kubelith server --cluster-reset on one", name)
+		return refuse(majority, name)
 	}
 	if members[i].Self && s.opts.Etcd.Removed() { // it may have ended before it could answer
 		err = nil
@@ -184,6 +188,26 @@ func (s *Server) remove(ctx context.Context, name string) error {
 		s.opts.Log.Infof("removed %s %s (%s): the cluster has %s", kind(members[i]), name, members[i].URL, described(count(s.opts.Etcd.Members())))
 	}
 	return err
+}
+
+// needed reports whether without a member those that answer would be no majority: etcd refuses to remove it then.
+func (s *Server) needed(members []etcd.Member, m etcd.Member) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, missing := s.missing[m.ID]; missing || m.Learner {
+		return false
+	}
+	votes, answer := 0, 0
+	for _, other := range members {
+		if other.Learner || other.ID == m.ID {
+			continue
+		}
+		votes++
+		if _, missing := s.missing[other.ID]; !missing {
+			answer++
+		}
+	}
+	return answer <= votes/2
 }
 
 func (s *Server) serveJoin(w http.ResponseWriter, req *http.Request) {

@@ -246,6 +246,14 @@ func TestWitnessIsNoServer(t *testing.T) {
 	if err := s.remove(t.Context(), "a"); !refusedWith(err, "a is the only server") {
 		t.Errorf("removing the last server: %v", err)
 	}
+	few := server(t, member{{ID: 1, Name: "a", Self: true, Leader: true}, {ID: 2, Name: "b"}, {ID: 3, Name: "c"}})
+	few.missing[3] = time.Now()
+	if err := few.remove(t.Context(), "b"); !refusedWith(err, "without b the servers that answer would be no majority") {
+		t.Errorf("removing one of two that answer, of three: %v", err)
+	}
+	if few.needed(few.opts.Etcd.Members(), etcd.Member{ID: 3, Name: "c"}) {
+		t.Error("the one that does not answer cannot be removed")
+	}
 	for _, st := range s.view(t.Context()).Servers {
 		if st.Witness != (st.Name == "w") {
 			t.Errorf("the view has %+v", st)

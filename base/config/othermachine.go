@@ -13,9 +13,9 @@ type ClusterNetworks struct {
 	ClusterDomain            string
 }
 
-// machineKeys are the settings of one machine, which are wrong on another.
+// machineKeys are the settings of one machine, which are wrong on another; and the server that it had joined, since the other one has the cluster.
 func machineKeys() []string {
-	return []string{"nodeName", "nodeIP", "nodeExternalIP", "advertiseAddress", "bindAddress"}
+	return []string{"nodeName", "nodeIP", "nodeExternalIP", "advertiseAddress", "bindAddress", "server", "token", "tokenFile"}
 }
 
 // ForOtherMachine returns the file of a server for another machine that goes on with its cluster: without the keys of the machine, which

@@ -11,6 +11,8 @@ apiVersion: kubelith.io/v1alpha1
 kind: ServerConfig
 nodeName: first
 nodeIP: [10.0.0.1] # of eth1
+server: https://10.0.0.9:6443 # this machine has joined
+tokenFile: /etc/kubelith/token
 profile: cis # audited
 `
 	defaults := ClusterNetworks{ClusterCIDR: Default().ClusterCIDR, ServiceCIDR: Default().ServiceCIDR, ClusterDomain: "cluster.local"}
@@ -20,7 +22,7 @@ profile: cis # audited
 		leftOut    []string
 	}{
 		"none": {"", "", defaults, nil},
-		"file": {file, "# ours\napiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\nprofile: cis # audited\n", defaults, []string{"nodeName", "nodeIP"}},
+		"file": {file, "# ours\napiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\nprofile: cis # audited\n", defaults, []string{"nodeName", "nodeIP", "server", "tokenFile"}},
 		"networks from flags": {"", "clusterCIDR:\n    - 10.9.0.0/16\nclusterDomain: home.arpa\napiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\n",
 			ClusterNetworks{ClusterCIDR: []string{"10.9.0.0/16"}, ServiceCIDR: Default().ServiceCIDR, ClusterDomain: "home.arpa"}, nil},
 	} {

@@ -136,8 +136,8 @@ for file in "$BIN" "$BIN.previous" "$BIN.new" "$BIN-plugin-check" "$CONFIG/token
 		say "removed $file"
 	fi
 done
-# The file that install.sh wrote for an agent, unless it was changed.
-if [ -f "$CONFIG/config.yaml" ] && ! grep -Eqv '^(apiVersion|kind|server|tokenFile): |^$' "$CONFIG/config.yaml"; then
+# The file that install.sh wrote, unless it was changed.
+if [ -f "$CONFIG/config.yaml" ] && ! grep -Eqv '^(apiVersion|kind|server|tokenFile|nodeIP|witness): |^$' "$CONFIG/config.yaml"; then
 	rm -f "$CONFIG/config.yaml"
 	say "removed $CONFIG/config.yaml"
 fi
@@ -147,7 +147,7 @@ elif [ -d "$CONFIG" ]; then
 	say "left $CONFIG with $(find "$CONFIG" -mindepth 1 -maxdepth 1 -exec basename {} \; | sort | tr '\n' ' '): remove it if you do not need it"
 fi
 say "Kubelith is removed; kernel settings that it changed (net.ipv4.ip_forward, vm.overcommit_memory, kernel.panic) remain until the next boot"
-[ "$AGENT" = no ] || say "The cluster still has the node: on the server, run 'kubelith kubectl delete node $(uname -n)' (or the name it was given)"
+[ "$AGENT" = no ] || say "The cluster still has the node: on a server, run 'kubelith node remove $(uname -n)' (or the name it was given)"
 [ -z "$KEPT" ] || say "$KEPT" | while read -r line; do
 	say "kept in $line (snapshots outlive their cluster, other files are yours): remove ${line%%: *} if you do not need them"
 done

@@ -41,6 +41,7 @@ func TestComponentsAreRanked(t *testing.T) {
 	for user, want := range map[string]string{
 		client.DNS: "kubelith-components workload-high", client.Token: "kubelith-components workload-high", client.Approver: "kubelith-components workload-high",
 		client.ServiceLB: "kubelith-components workload-high", client.Storage: "kubelith-components workload-high",
+		client.CARotation: "kubelith-components workload-high", client.Servers: "kubelith-components workload-high",
 		"alice": "global-default global-default", client.PluginPrefix + "x": "global-default global-default",
 	} {
 		eventually(t, user, func() error { // flow control follows its objects with informers

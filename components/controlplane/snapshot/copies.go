@@ -27,7 +27,7 @@ func (s *Server) copies(ctx context.Context, saved <-chan struct{}, event func(k
 		}
 		wait = nil
 		err := s.copy(ctx, func(f File) {
-			uploadCounts.Inc(resultUploaded)
+			s.meters.uploaded()
 			s.opts.Log.Infof("copied the snapshot %s to %s", f.Name(), f.Store)
 			event(corev1.EventTypeNormal, "SnapshotUploaded", "Copied the snapshot "+f.Name()+" to the store")
 		})
@@ -35,7 +35,7 @@ func (s *Server) copies(ctx context.Context, saved <-chan struct{}, event func(k
 			return
 		}
 		if err != nil {
-			uploadCounts.Inc(resultFailed)
+			s.meters.notUploaded()
 			s.opts.Log.Errorf("cannot copy snapshots to the store, retrying in %s: %v", retry, err)
 			event(corev1.EventTypeWarning, "SnapshotUploadFailed", fmt.Sprintf("Cannot copy snapshots to the store: %v", err))
 			wait = time.After(retry)
@@ -57,7 +57,7 @@ func (s *Server) syncStore(ctx context.Context, uploaded func(File)) error {
 	kept := kinds{Scheduled: s.opts.StoreRetention, Upgrade: keptUpgrades}
 	newest, err := kept.sync(ctx, b, s.opts.Dir, cluster, s.opts.Source.Settings.NodeName, uploaded)
 	if newest.Path != "" {
-		lastUpload.Set(float64(newest.Created.Unix()))
+		s.meters.newestCopy(newest)
 	}
 	return err
 }

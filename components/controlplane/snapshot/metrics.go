@@ -5,32 +5,61 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 )
 
-var (
-	lastSuccess = metrics.NewGauge(&metrics.GaugeOpts{Name: "kubelith_snapshot_last_success_timestamp_seconds", StabilityLevel: metrics.ALPHA,
-		Help: "When the last snapshot was saved and verified, as a Unix time; 0 without one."})
-	lastBytes = metrics.NewGauge(&metrics.GaugeOpts{Name: "kubelith_snapshot_bytes", StabilityLevel: metrics.ALPHA,
-		Help: "Size of the last snapshot."})
-	results = metrics.NewCounterVec(&metrics.CounterOpts{Name: "kubelith_snapshots_total", StabilityLevel: metrics.ALPHA,
-		Help: "Scheduled snapshots since the start, by result: saved or failed."}, []string{"result"})
-	lastUpload = metrics.NewGauge(&metrics.GaugeOpts{Name: "kubelith_snapshot_last_upload_timestamp_seconds", StabilityLevel: metrics.ALPHA,
-		Help: "When the newest snapshot that is also in the store was saved, as a Unix time; 0 without one."})
-	uploads = metrics.NewCounterVec(&metrics.CounterOpts{Name: "kubelith_snapshot_uploads_total", StabilityLevel: metrics.ALPHA,
-		Help: "Copies to the store since the start, by result: uploaded, or failed, which is tried again."}, []string{"result"})
-	saveCounts   = counts{results}
-	uploadCounts = counts{uploads}
-)
+// meters are the metrics of the component. Nil, as in tests, counts nothing; and upstream's do nothing before they are registered.
+type meters struct {
+	lastSuccess, lastBytes, lastUpload *metrics.Gauge
+	results, uploads                   *metrics.CounterVec
+}
 
-// The results.
-const (
-	resultSaved    = "saved"
-	resultUploaded = "uploaded"
-	resultFailed   = "failed"
-)
+func newMeters() *meters {
+	gauge := func(name, help string) *metrics.Gauge {
+		return metrics.NewGauge(&metrics.GaugeOpts{Name: name, Help: help, StabilityLevel: metrics.ALPHA})
+	}
+	counter := func(name, help string) *metrics.CounterVec {
+		return metrics.NewCounterVec(&metrics.CounterOpts{Name: name, Help: help, StabilityLevel: metrics.ALPHA}, []string{"result"})
+	}
+	return &meters{
+		lastSuccess: gauge("kubelith_snapshot_last_success_timestamp_seconds", "When the last snapshot was saved and verified, as a Unix time; 0 without one."),
+		lastBytes:   gauge("kubelith_snapshot_bytes", "Size of the last snapshot."),
+		lastUpload:  gauge("kubelith_snapshot_last_upload_timestamp_seconds", "When the newest snapshot that is also in the store was saved, as a Unix time; 0 without one."),
+		results:     counter("kubelith_snapshots_total", "Scheduled snapshots since the start, by result: saved or failed."),
+		uploads:     counter("kubelith_snapshot_uploads_total", "Copies to the store since the start, by result: uploaded, or failed, which is tried again."),
+	}
+}
 
-func init() { legacyregistry.MustRegister(lastSuccess, lastBytes, results, lastUpload, uploads) }
+// register adds them to /metrics; when the component restarts, they are there.
+func (m *meters) register() {
+	for _, c := range []metrics.Registerable{m.lastSuccess, m.lastBytes, m.lastUpload, m.results, m.uploads} {
+		_ = legacyregistry.Register(c)
+	}
+}
 
-// counts counts results. Upstream's counters do nothing before they are registered.
-type counts struct{ of *metrics.CounterVec }
+// newest is called with the newest snapshot.
+func (m *meters) newest(f File) {
+	if m != nil {
+		m.lastSuccess.Set(float64(f.Created.Unix()))
+		m.lastBytes.Set(float64(f.Bytes))
+	}
+}
 
-// Inc counts one.
-func (c counts) Inc(result string) { c.of.WithLabelValues(result).Inc() }
+// newestCopy is called with the newest snapshot that is in the store.
+func (m *meters) newestCopy(f File) {
+	if m != nil {
+		m.lastUpload.Set(float64(f.Created.Unix()))
+	}
+}
+
+func (m *meters) saved()       { m.inc("saved", false) }
+func (m *meters) notSaved()    { m.inc("failed", false) }
+func (m *meters) uploaded()    { m.inc("uploaded", true) }
+func (m *meters) notUploaded() { m.inc("failed", true) }
+
+func (m *meters) inc(result string, upload bool) {
+	switch {
+	case m == nil:
+	case upload:
+		m.uploads.WithLabelValues(result).Inc()
+	default:
+		m.results.WithLabelValues(result).Inc()
+	}
+}

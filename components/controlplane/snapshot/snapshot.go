@@ -62,6 +62,8 @@ type Server struct {
 	opts Options
 	save func(context.Context) (File, error)
 	copy func(ctx context.Context, uploaded func(File)) error
+
+	meters *meters
 }
 
 var (
@@ -81,7 +83,7 @@ func New(o Options) (*Server, error) {
 		}
 		b.Close()
 	}
-	s := &Server{opts: o}
+	s := &Server{opts: o, meters: newMeters()}
 	s.copy = s.syncStore
 	s.save = func(ctx context.Context) (File, error) { return SaveFile(ctx, o.Source, o.Dir, Scheduled) }
 	return s, nil
@@ -102,6 +104,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
+	s.meters.register()
 	node := s.opts.Source.Settings.NodeName
 	recorder, stop := events.NewRecorder(ctx, client, corev1.EventSource{Component: "kubelith", Host: node})
 	defer stop()
@@ -147,7 +150,7 @@ func (s *Server) loop(ctx context.Context, event func(kind, reason, message stri
 		}
 		next = s.opts.Schedule.Next(now)
 		if err != nil {
-			saveCounts.Inc(resultFailed)
+			s.meters.notSaved()
 			s.opts.Log.Errorf("cannot save a snapshot, retrying in %s: %v", retry, err)
 			event(corev1.EventTypeWarning, "SnapshotFailed", fmt.Sprintf("Cannot save a snapshot: %v", err))
 			if again := now.Add(retry); again.Before(next) {
@@ -155,9 +158,8 @@ func (s *Server) loop(ctx context.Context, event func(kind, reason, message stri
 			}
 			continue
 		}
-		saveCounts.Inc(resultSaved)
-		lastSuccess.Set(float64(f.Created.Unix()))
-		lastBytes.Set(float64(f.Bytes))
+		s.meters.saved()
+		s.meters.newest(f)
 		s.opts.Log.Infof("saved the snapshot %s, %d bytes, in %s", f.Path, f.Bytes, time.Since(now).Round(time.Millisecond))
 		event(corev1.EventTypeNormal, "SnapshotSaved", "Saved the snapshot "+f.Name())
 		if _, err := Prune(s.opts.Dir, Scheduled, s.opts.Source.Settings.NodeName, s.opts.Retention, f.Path); err != nil {
@@ -175,8 +177,7 @@ func (s *Server) last() time.Time {
 	}
 	for _, f := range all {
 		if f.Fault == "" {
-			lastSuccess.Set(float64(f.Created.Unix()))
-			lastBytes.Set(float64(f.Bytes))
+			s.meters.newest(f)
 			return f.Created.Local()
 		}
 	}

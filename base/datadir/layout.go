@@ -102,7 +102,7 @@ func CheckCluster(dir string) error {
 		return fmt.Errorf("data directory %s: a snapshot was being restored to it, and that was interrupted: run kubelith snapshot restore again", dir)
 	}
 	if _, err := os.Lstat(filepath.Join(dir, Returning)); err == nil {
-		return fmt.Errorf("data directory %s: an upgrade was going back to the former program, and that was interrupted: run the same kubelith upgrade again", dir)
+		return fmt.Errorf("data directory %s: the way back from a failed upgrade was interrupted: run the same kubelith upgrade again", dir)
 	}
 	authority, member := has("server/tls/cluster-ca.crt"), has("server/db/member")
 	const remedy = "mount or restore it; for a new cluster run kubelith reset --data first"

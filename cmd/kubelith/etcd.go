@@ -30,7 +30,7 @@ func etcdCommand() *cli.Command {
 			administratorCommand("etcd", "members", "", "list the servers", etcdMembers, output),
 			administratorCommand("etcd", "remove", "NAME", "remove a server from the cluster; it can come back with a token only", etcdRemove),
 			administratorCommand("etcd", "defrag", "", "return what the database of the server does not use to the file system", etcdDo(servers.DefragPath, "the database is defragmented")),
-			administratorCommand("etcd", "disarm", "", "take back the alarm that the database of the server is full", etcdDo(servers.DisarmPath, "the alarm is taken back, if there was one")),
+			administratorCommand("etcd", "disarm", "", "clear the alarm that the database of the server is full", etcdDo(servers.DisarmPath, "the alarm is cleared, if there was one")),
 		},
 	}
 }

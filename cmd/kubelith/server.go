@@ -21,7 +21,7 @@ func serverCommand() *cli.Command {
 		Name:  "server",
 		Usage: "run a cluster: control plane and node",
 		Flags: append(config.Flags(),
-			&cli.BoolFlag{Name: clusterReset, Usage: "make this server, which does not run, the only one of its cluster, when most of the others are lost; then start it without this flag"},
+			&cli.BoolFlag{Name: clusterReset, Usage: "disaster recovery, when most servers are lost: with this server stopped, make it the only one of its cluster; then start it without this flag"},
 			&cli.BoolFlag{Name: stopWithStdin, Usage: "stop when standard input ends, as it does when the program that started this server ends"}),
 		Subcommands: []*cli.Command{
 			administratorCommand("server", "leave", "", "take this server out of its cluster of several", leaveServers),
@@ -59,7 +59,7 @@ func leaveServers(c *cli.Context, cs kubernetes.Interface) error {
 	if err := removeServer(c.Context, cs, v.Asked); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(c.App.Writer, "server %s has left the cluster, and ends: disable its service; kubelith reset --data removes its data, and kubelith node remove %[1]s, run on another server, its node\n", v.Asked)
+	_, err = fmt.Fprintf(c.App.Writer, "server %s has left the cluster and is stopping: disable its service, run kubelith reset --data there, and kubelith node remove %[1]s on another server\n", v.Asked)
 	return err
 }
 

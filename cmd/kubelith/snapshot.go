@@ -56,7 +56,7 @@ func snapshotCommand() *cli.Command {
 				&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "text or json", Value: "text"}),
 			command("verify", "NAME|FILE|-", "restore a snapshot to a scratch directory and start etcd on it", whereFound, verifySnapshot, passphrase, identity),
 			command("delete", "NAME ...", "delete snapshots in the directory and the store", "s3:NAME is deleted in the store only.", deleteSnapshots),
-			command("restore", "NAME|FILE|-", "make the data directory of a server from a snapshot",
+			command("restore", "NAME|FILE|-", "create the data directory of a server from a snapshot",
 				whereFound+"\nIt is for a machine without a cluster, which may have another name and address. Start kubelith server afterwards.", restoreSnapshot, passphrase, identity),
 		},
 	}

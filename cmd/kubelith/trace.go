@@ -46,7 +46,7 @@ func traceCommand() *cli.Command {
 			"With --follow the exit code is 0 once all is as it was asked for, and 1 if that failed or took longer than --timeout.",
 		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "namespace of the object (default: that of the kubeconfig's context)"},
-			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until it has settled"},
+			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "keep updating until the object has settled"},
 			&cli.DurationFlag{Name: "timeout", Usage: "with --follow: give up after this time", Value: 10 * time.Minute},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "text, json, html or otlp", Value: "text"},
 			&cli.BoolFlag{Name: "all", Aliases: []string{"a"}, Usage: "show every object and step; without it, many that are alike become one line"},

@@ -51,7 +51,7 @@ func whyCommand() *cli.Command {
 			&cli.StringFlag{Name: "as-group", Usage: "with --as: groups of the user besides those that the API server adds, separated by commas"},
 			&cli.StringFlag{Name: "subresource", Usage: "with --as: subresource of the type, such as log"},
 			&cli.BoolFlag{Name: "all-namespaces", Aliases: []string{"A"}, Usage: "with --as: the right in all namespaces"},
-			&cli.BoolFlag{Name: "cannot-reach", Usage: "explain the way from a pod to a Service or another pod"},
+			&cli.BoolFlag{Name: "cannot-reach", Usage: "explain the connection from a pod to a Service or another pod"},
 			&cli.StringFlag{Name: "to-namespace", Usage: "with --cannot-reach: namespace of the destination (default: the pod's)"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "text or json", Value: "text"},
 		}, accessFlags()...),
@@ -170,7 +170,7 @@ func reachOf(c *cli.Context, access *genericclioptions.ConfigFlags, from, to str
 	}
 	is := func(t why.Target, kind string) bool { return t.Kind.GroupKind() == schema.GroupKind{Kind: kind} }
 	if !is(q.From, "Pod") || !is(q.To, "Pod") && !is(q.To, "Service") {
-		return q, fmt.Errorf("--cannot-reach is about the way from a pod to a service or a pod, not from %s to %s", q.From.Object().Type, q.To.Object().Type)
+		return q, fmt.Errorf("--cannot-reach explains the connection from a pod to a service or a pod, not from %s to %s", q.From.Object().Type, q.To.Object().Type)
 	}
 	return q, nil
 }

@@ -77,7 +77,7 @@ func handshakeLineError(line string, err error) error {
 	case len(fields) < 5 || fields[4] != string(goplugin.ProtocolGRPC):
 		return errors.New("speaks net/rpc: go-plugin's gRPC is needed")
 	}
-	return fmt.Errorf("shakes hands wrongly: %s", oneLine(err))
+	return fmt.Errorf("failed the handshake: %s", oneLine(err))
 }
 
 // callError returns why one of the first calls failed with err.

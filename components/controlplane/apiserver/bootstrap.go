@@ -99,7 +99,7 @@ func (b *bootstrap) start(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(bootstrapPatience):
-			b.log.Warnf("not all objects that the cluster needs are written, and none for %s: the start continues, and writing them is retried", bootstrapPatience)
+			b.log.Warnf("some objects that the cluster needs are still missing, and none was written for %s: the start continues, and retries in the background", bootstrapPatience)
 			return
 		}
 	}

@@ -248,7 +248,7 @@ func (s *Server) admit(req *http.Request) (bundled []byte, reach map[string]stri
 	ctx := req.Context()
 	who, ok := apirequest.UserFrom(ctx)
 	if !ok {
-		return nil, nil, refuse("nobody asks")
+		return nil, nil, refuse("the request has no user")
 	}
 	if s.noMajority() {
 		return nil, nil, wait("the servers that answer are no majority: start the missing ones, or run kubelith server --cluster-reset on one that has the data")

@@ -100,7 +100,7 @@ func (k *space) keep(ctx context.Context, s *Server) {
 		return
 	}
 	if err := s.Disarm(ctx); err != nil { // only NOSPACE is left
-		s.opts.Log.Warnf("cannot take back the alarm of etcd: %v", err)
+		s.opts.Log.Warnf("cannot clear the alarm of etcd: %v", err)
 	}
 }
 

@@ -355,7 +355,7 @@ func (r *run) step(ctx context.Context) error {
 		}
 	}
 	if r.removed.Swap(false) && r.missing(ctx) {
-		const text = "Somebody removed the nftables table of network policies, or rules of it. It is written again."
+		const text = "Another program changed the nftables table of network policies; Kubelith is restoring it."
 		r.opts.Log.Warn(text)
 		// As the kubelet does: kubectl describe finds the Events of a Node by its name as UID.
 		r.events.Event(events.Node(r.opts.NodeName),

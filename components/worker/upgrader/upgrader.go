@@ -189,7 +189,7 @@ func (n *node) work(ctx context.Context, r *Request) (time.Duration, error) {
 	}
 	within, err := time.ParseDuration(r.Within)
 	if err != nil || within <= 0 {
-		return 0, fmt.Errorf("%q is no time", r.Within)
+		return 0, fmt.Errorf("%q is not a duration such as 5m", r.Within)
 	}
 	file := File(n.opts.DataDir, r.SHA256)
 	if err := n.get(ctx, file, r.SHA256); err != nil {

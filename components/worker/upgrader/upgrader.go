@@ -31,8 +31,8 @@ import (
 const (
 	// lookEvery is the time between two looks at a process that upgrades the node: it is no child after the restart.
 	lookEvery = time.Second
-	// startsWithin is how long the process may take to take its lock.
-	startsWithin = 20 * time.Second
+	// startsWithin is how long the process may take to take its lock: a slow machine reads 200 MB for it first.
+	startsWithin = 2 * time.Minute
 	// retryEvery is the time between two tries to write the Node.
 	retryEvery = 5 * time.Second
 )
@@ -178,13 +178,14 @@ func (n *node) work(ctx context.Context, r *Request) (time.Duration, error) {
 	if n.cannot != "" {
 		return 0, errors.New(n.cannot)
 	}
-	if result, err := upgrade.ReadResult(Dir(n.opts.DataDir)); err != nil || result.ID == r.ID {
+	result, err := upgrade.ReadResult(Dir(n.opts.DataDir))
+	if err != nil || result.ID == r.ID {
 		return lookEvery, err // it has just ended
 	}
+	if n.launched != "" && n.launched != result.ID && time.Since(n.at) < startsWithin {
+		return lookEvery, nil // it starts, or that of another command does
+	}
 	if n.launched == r.ID {
-		if time.Since(n.at) < startsWithin {
-			return lookEvery, nil
-		}
 		return 0, fmt.Errorf("the upgrade has ended without a result: its messages are in the log of %s", upgrade.Unit)
 	}
 	within, err := time.ParseDuration(r.Within)

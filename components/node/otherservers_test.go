@@ -13,7 +13,7 @@ import (
 
 // TestServerOfAnotherCluster: a server that has a cluster does not join another one, before it asks for the token or changes anything.
 func TestServerOfAnotherCluster(t *testing.T) {
-	for name, has := range map[string]string{"data": "server/db/member", "an API that has answered": "server/token"} {
+	for name, has := range map[string]string{"data": "server/db/member/wal/0.wal", "an API that has answered": "server/token"} {
 		dir := t.TempDir()
 		if err := os.MkdirAll(filepath.Join(dir, has), 0o700); err != nil {
 			t.Fatal(err)

@@ -53,7 +53,7 @@ func TestFindForWitness(t *testing.T) {
 			}
 		}
 		if tc.data {
-			if err := os.MkdirAll(filepath.Join(cfg.DataDir, "server", "db", "member"), 0o700); err != nil {
+			if err := os.MkdirAll(filepath.Join(cfg.DataDir, "server", "db", "member", "wal", "0.wal"), 0o700); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -21,7 +21,7 @@ func FuzzVersion(f *testing.F) {
 		if err := os.WriteFile(path, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, err := upgrade(dir, "v1", nil)
+		first, err := upgrade(dir, "v1", nil)
 		after, readErr := os.ReadFile(path)
 		switch {
 		case readErr != nil:
@@ -31,8 +31,8 @@ func FuzzVersion(f *testing.F) {
 		case err != nil:
 			return
 		}
-		if _, err := upgrade(dir, "v1", nil); err != nil {
-			t.Errorf("%q became %q: %v", content, after, err)
+		if former, err := upgrade(dir, "v1", nil); err != nil || former != first {
+			t.Errorf("%q became %q: %q, %v, first %q", content, after, former, err, first)
 		}
 	})
 }

@@ -36,8 +36,6 @@ refused() {
 GUEST
 }
 
-# reachable MACHINE: a busy one may be slow to answer.
-reachable() { for _ in 1 2 3; do "$VM" ssh "$1" true 2>/dev/null && return; done; return 1; }
 # up MACHINE: boots it, with all that is needed in /root/k.
 up() {
 	reachable "$1" || "$VM" start "$1" "$MEMORY" || return
@@ -45,9 +43,7 @@ up() {
 		"$VM" put "$1" scripts/install.sh scripts/uninstall.sh scripts/provision.sh /root/k/ &&
 		{ "$VM" ssh "$1" test -e /etc/protocols || "$VM" put "$1" /etc/protocols /etc/protocols; } &&
 		on "$1" <<'E'
-# The machine has no other network than its host and the Ethernet. A real one has a way out, and ClusterIPs need a route on the node itself.
-ip route show default | grep -q . || { printf '[Route]\nGateway=10.0.2.2\n' >>/etc/systemd/network/10-eth0.network; systemctl restart systemd-networkd; until_true 30 sh -c "ip route show default | grep -q ."; }
-ip route show default | grep -q . || fail "no default route"
+way_out
 echo "$(hostname), kernel $(uname -r), boot $(cut -c1-8 /proc/sys/kernel/random/boot_id)"
 E
 }

@@ -26,7 +26,6 @@ all_answer() { kubelith etcd status >status && [ "$(grep -c ' yes$' status)" = 3
 main_pid() { systemctl show -p MainPID --value kubelith; }
 GUEST
 }
-reachable() { for _ in 1 2 3; do "$VM" ssh "$1" true 2>/dev/null && return; done; return 1; }
 # power MACHINE: it may take more time to boot than VM waits.
 power() {
 	"$VM" start "$1" "$MEMORY" && return
@@ -40,8 +39,7 @@ up() {
 		"$VM" put "$1" scripts/install.sh scripts/uninstall.sh scripts/provision.sh /root/k/ &&
 		{ "$VM" ssh "$1" test -e /etc/protocols || "$VM" put "$1" /etc/protocols /etc/protocols; } &&
 		on "$1" <<'E'
-# The machine has no other network than its host and the Ethernet. A real one has a way out, and ClusterIPs need a route on the node itself.
-ip route show default | grep -q . || { printf '[Route]\nGateway=10.0.2.2\n' >>/etc/systemd/network/10-eth0.network; systemctl restart systemd-networkd; until_true 30 sh -c "ip route show default | grep -q ."; }
+way_out
 timedatectl set-ntp false 2>/dev/null || true
 E
 }

@@ -18,6 +18,9 @@ mkdir -p "$LOGS" "$WORK"
 	exit 1
 }
 
+# reachable MACHINE: a busy one may be slow to answer.
+reachable() { for _ in 1 2 3; do "$VM" ssh "$1" true 2>/dev/null && return; done; return 1; }
+
 # run_steps MACHINES [STEP...]: a line for each step, then the end of the machines; fails when a step did.
 run_steps() {
 	local machines=$1 name list step start result failed=0

@@ -153,6 +153,7 @@ func (s *Server) remove(ctx context.Context, name string) error {
 		return refuse("%s is the only server: a cluster needs one", name)
 	}
 	const majority = "without %s the servers that answer would be no majority: start the missing ones first, or run kubelith server --cluster-reset on one"
+	s.look(ctx, members)               // what is known may be from before a server came back
 	if s.needed(members, members[i]) { // before it is recorded as removed
 		return refuse(majority, name)
 	}

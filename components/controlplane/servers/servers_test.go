@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -246,18 +247,40 @@ func TestWitnessIsNoServer(t *testing.T) {
 	if err := s.remove(t.Context(), "a"); !refusedWith(err, "a is the only server") {
 		t.Errorf("removing the last server: %v", err)
 	}
-	few := server(t, member{{ID: 1, Name: "a", Self: true, Leader: true}, {ID: 2, Name: "b"}, {ID: 3, Name: "c"}})
-	few.missing[3] = time.Now()
-	if err := few.remove(t.Context(), "b"); !refusedWith(err, "without b the servers that answer would be no majority") {
-		t.Errorf("removing one of two that answer, of three: %v", err)
-	}
-	if few.needed(few.opts.Etcd.Members(), etcd.Member{ID: 3, Name: "c"}) {
-		t.Error("the one that does not answer cannot be removed")
-	}
 	for _, st := range s.view(t.Context()).Servers {
 		if st.Witness != (st.Name == "w") {
 			t.Errorf("the view has %+v", st)
 		}
+	}
+}
+
+// TestRemoveNeeded: nothing is recorded if those that answer would be no majority, as they answer now: c was missing when
+// the servers were looked after, and has come back since.
+func TestRemoveNeeded(t *testing.T) {
+	var down atomic.Bool
+	answers := func(always bool) string {
+		etcd := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if !always && down.Load() {
+				w.WriteHeader(http.StatusServiceUnavailable)
+			}
+		}))
+		t.Cleanup(etcd.Close)
+		return etcd.URL
+	}
+	members := member{{ID: 1, Name: "a", Self: true, Leader: true}, {ID: 2, Name: "b", URL: answers(true)}, {ID: 3, Name: "c", URL: answers(false)}}
+	s := server(t, members)
+	down.Store(true)
+	if err := s.remove(t.Context(), "b"); !refusedWith(err, "without b the servers that answer would be no majority") {
+		t.Errorf("removing one of two that answer, of three: %v", err)
+	}
+	if s.needed(members, members[2]) {
+		t.Error("the one that does not answer cannot be removed")
+	}
+	down.Store(false)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // there is no etcd that could remove it
+	defer cancel()
+	if err := s.remove(ctx, "b"); err == nil || strings.Contains(err.Error(), "no majority") {
+		t.Errorf("removing one of three that answer: %v", err)
 	}
 }
 

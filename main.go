@@ -26,7 +26,7 @@ func main() {
 	if filepath.Base(os.Args[0]) == "kubectl" {
 		exit(kubelith.Kubectl(os.Args[1:]))
 	}
-	// kubectl and ctr parse their own flags, and need none of ours before.
+	// kubectl and ctr parse their own flags, and do not need ours first.
 	if len(os.Args) > 1 && os.Args[1] == "kubectl" {
 		exit(kubelith.Kubectl(os.Args[2:]))
 	}

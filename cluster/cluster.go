@@ -153,7 +153,7 @@ func (c *Cluster) launch(deadline time.Time) error {
 	if c.config, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig()); err != nil {
 		return fmt.Errorf("admin kubeconfig: %w", err)
 	}
-	// Tests ask faster than the controllers for which client-go's defaults are.
+	// Tests send requests faster than the controllers for which client-go's defaults are.
 	c.config.QPS, c.config.Burst = 1000, 2000
 	return c.usable(deadline)
 }
@@ -189,7 +189,7 @@ func (c *Cluster) Restart() error {
 	return c.launch(time.Now().Add(c.opts.StartTimeout))
 }
 
-// Close ends the cluster and removes everything it has made. It reports a server that had ended by itself. A second
+// Close ends the cluster and removes everything it has created. It reports a server that had ended by itself. A second
 // call does nothing.
 func (c *Cluster) Close() error {
 	return errors.Join(c.server.end(), c.box.close(), c.dir.remove())

@@ -237,7 +237,7 @@ func TestProcess(t *testing.T) {
 	p = start("exit 4")
 	<-p.exited
 	if err := p.end(); err == nil || !strings.Contains(err.Error(), "unasked (exit status 4)") {
-		t.Errorf("an end of its own: %v", err)
+		t.Errorf("an unexpected end: %v", err)
 	}
 	if err := (*process)(nil).end(); err != nil {
 		t.Errorf("never started: %v", err)

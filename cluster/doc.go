@@ -8,8 +8,8 @@
 //		...
 //	}
 //
-// Start runs the executable kubelith as a process of its own; the test binary links client-go's rest.Config and nothing
-// of the server. A cluster has its own address, data and credentials, so any number of them run at once, in one test
+// Start runs the executable kubelith as its own process; the test binary links client-go's rest.Config and nothing of
+// the server. A cluster has its own address, data and credentials, so any number of them run at once, in one test
 // binary and in several. It ends with the test, and also when the test binary is killed.
 //
 // A cluster without a node needs no root. Its pods are scheduled nowhere and stay Pending. With Options.Node, pods run;

@@ -58,7 +58,7 @@ func (c *Cluster) kubectl(deadline time.Time, args ...string) (string, error) {
 	return run(deadline, exec.Command(c.binary, append([]string{"kubectl", "--kubeconfig=" + c.Kubeconfig(), "--cache-dir=" + c.dir.path("kubectl")}, args...)...))
 }
 
-// run runs a program to its end, or to the deadline, and returns its output. The error has what it says in one line.
+// run runs a program to its end, or to the deadline, and returns its output. The error has its stderr in one line.
 func run(deadline time.Time, cmd *exec.Cmd) (string, error) {
 	var stdout, stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

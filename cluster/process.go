@@ -20,7 +20,7 @@ type process struct {
 	log     string
 	stdin   io.Closer
 	exited  chan struct{} // closed when it has ended
-	stopped bool          // as it was told
+	stopped bool          // as requested
 }
 
 // startProcess starts a command whose output is appended to a log. The process keeps lock open, and so locked.
@@ -31,7 +31,7 @@ func startProcess(cmd *exec.Cmd, logFile string, lock *os.File) (*process, error
 	}
 	defer log.Close()
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{lock}
-	// A group of its own: ctrl-c on the terminal is for the tests.
+	// Its own group: ctrl-c on the terminal is for the tests.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	p := &process{cmd: cmd, log: logFile, exited: make(chan struct{})}
 	if p.stdin, err = cmd.StdinPipe(); err != nil {
@@ -80,7 +80,7 @@ func (p *process) stop() error {
 	return nil
 }
 
-// end is stop for the last time: it reports a process that had ended before it was told to.
+// end is stop for the last time: it reports a process that ended before it was asked to.
 func (p *process) end() error {
 	if p == nil || p.stopped {
 		return nil

@@ -39,7 +39,7 @@ func (n *notices) wait(deadline time.Time, server *process) error {
 	buffer := make([]byte, 4096)
 	for status != allReady {
 		if !server.running() {
-			server.stopped = true // what follows says so
+			server.stopped = true // what follows reports it
 			return fmt.Errorf("the server ended (%s): %s", server.cmd.ProcessState, lastLines(server.log, 1))
 		}
 		if time.Now().After(deadline) {

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// sandbox is where a node runs: network, mounts and control groups of its own on this machine, so that several nodes run
+// sandbox is where a node runs: its own network, mounts and control groups on this machine, so that several nodes run
 // at once and nothing of the machine changes. `kubelith sandbox` keeps it until its standard input ends, and then ends
 // everything in it.
 type sandbox struct {
@@ -69,7 +69,7 @@ func newSandbox(binary string, dir *directory) (*sandbox, error) {
 func visible(program string) error {
 	for _, hidden := range []string{"/run/", "/var/lib/", "/var/log/"} {
 		if strings.HasPrefix(program, hidden) {
-			return fmt.Errorf("a node does not see %s, as it has a %s of its own: put kubelith elsewhere", program, strings.TrimSuffix(hidden, "/"))
+			return fmt.Errorf("a node does not see %s, as it has its own %s: put kubelith elsewhere", program, strings.TrimSuffix(hidden, "/"))
 		}
 	}
 	return nil

@@ -1,5 +1,6 @@
-// Package patches has the changes of upstream's source that make builds into the executable and into the programs that it embeds
-// (scripts/patch.sh). A plain `go build` and `make UNPATCHED=1 build` leave upstream as it is. See docs/adr/038-patch-of-the-kubelet.md.
+// Package patches has the changes of upstream's source that make builds into the executable and into the programs that
+// it embeds (scripts/patch.sh). A plain `go build` and `make UNPATCHED=1 build` leave upstream as it is. See
+// docs/adr/038-patch-of-the-kubelet.md.
 package patches
 
 import (
@@ -14,8 +15,9 @@ import (
 //go:embed */*.patch
 var files embed.FS
 
-// Applied returns a line for each patch in this executable: its name, what it does, and module and version of upstream that it changes.
-// It is empty in a build without patches. programs are the patched modules of the programs that are embedded, "PATH VERSION".
+// Applied returns a line for each patch in this executable: its name, what it does, and module and version of upstream
+// that it changes. It is empty in a build without patches. programs are the patched modules of the programs that are
+// embedded, "PATH VERSION".
 func Applied(programs []string) []string {
 	var modules []string
 	if info, ok := debug.ReadBuildInfo(); ok {

@@ -1,7 +1,7 @@
 #!/bin/bash
 # make conformance: run upstream's conformance suite, built by others into
 # E2E_DIR (bin/e2e.test, images, run.sh beside or in E2E_RUN), against a fresh cluster
-# in namespaces of its own: a server, and agents in namespaces beside it when there are to be more nodes.
+# in its own namespaces: a server, and agents in namespaces beside it when there are to be more nodes.
 #   E2E_DIR=dir   where the suite was built     E2E_RUN=file  its run.sh     NODES=1
 #   DUAL_STACK=yes: pods and Services have IPv6 addresses as well; DUAL_STACK=ipv6: these come first, most tests use no others
 #   FOCUS=regex or @file (default: all [Conformance])   SKIP=regex   PROCS=4
@@ -47,7 +47,7 @@ finish() {
 	done
 	find /sys/fs/cgroup -depth -type d -path "*/$ns*" -exec rmdir {} + 2>/dev/null || true
 	ip link del $ns 2>/dev/null || true
-	[ ${#made[@]} = 0 ] || rmdir "${made[@]}" 2>/dev/null || true # those in which nobody else put something
+	[ ${#made[@]} = 0 ] || rmdir "${made[@]}" 2>/dev/null || true # those in which no other process put something
 	exit $status
 }
 trap finish EXIT
@@ -81,7 +81,7 @@ prepare() {
 		exec sleep infinity' hold "$root" "${hidden[@]}" &
 	holder[$i]=$!
 	sleep 1
-	# A cgroup of its own: two kubelets in one would delete each other's pods.
+	# Its own cgroup: two kubelets in one would delete each other's pods.
 	for c in /sys/fs/cgroup /sys/fs/cgroup/*; do
 		[ -e "$c/cgroup.procs" ] && mkdir -p "$c/$ns-$i"
 	done
@@ -95,7 +95,7 @@ start() {
 	local i=$1
 	shift
 	# A disk that builds have nearly filled is not what is tested: no eviction for it, no image removed.
-	# Not by on: a function in the background is a shell of its own, whose id this would be.
+	# Not by on: a function in the background is its own shell, whose id this would be.
 	nsenter -t "${holder[$i]}" -m -n -- setsid "$bin" "$@" --node-name "e2e-$i" "--kubelet-arg=cgroup-root=/$ns-$i" \
 		"--kubelet-arg=eviction-hard=memory.available<100Mi" --kubelet-arg=image-gc-high-threshold=100 >"$dir/node-$i.log" 2>&1 &
 	echo $! >"$dir/pid-$i"

@@ -277,7 +277,7 @@ restart_openrc() {
 # errors_openrc prints how often the process has ended with an error, one line each in its log.
 errors_openrc() { grep -c '^kubelith: ' "/var/log/$NAME.log" 2>/dev/null || true; }
 
-# votes_openrc prints how often the log says that the witness has a vote.
+# votes_openrc prints how often the log reports that the witness has a vote.
 votes_openrc() { grep -c 'this witness has all data, and a vote' "/var/log/$NAME.log" 2>/dev/null || true; }
 
 # ready_openrc: 0 if the service is ready, 1 if it is not ready yet, 2 if it keeps failing. OpenRC does not know when the

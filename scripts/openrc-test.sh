@@ -1,6 +1,6 @@
 #!/bin/sh
-# Tests the OpenRC service on a Debian whose init system is OpenRC: debootstrap makes it once, in .cache/openrc, and the test
-# runs it in namespaces of its own (integration/process, TestOpenRC).
+# Tests the OpenRC service on a Debian whose init system is OpenRC: debootstrap builds it once, in .cache/openrc, and
+# the test runs it in its own namespaces (integration/process, TestOpenRC).
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD/.cache/openrc/root

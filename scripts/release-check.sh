@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# make release-check: build the executables of dist/ a second time, in a fresh clone in another directory with a build cache of its own,
-# and compare them with the first. It takes as long as a first build, for each of ARCHITECTURES.
+# make release-check: build the executables of dist/ a second time, in a fresh clone in another directory with its own
+# build cache, and compare them with the first. It takes as long as a first build, for each of ARCHITECTURES.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 here=$PWD

@@ -20,7 +20,8 @@ die() {
 	exit 1
 }
 
-# outside: prepares what needs the network and the disk of this machine, runs the rest in namespaces, and removes what it made.
+# outside: prepares what needs the network and the disk of this machine, runs the rest in namespaces, and removes what
+# it created.
 outside() {
 	[ "$(id -u)" -eq 0 ] || die "needs root"
 	for file in "$BIN" "$NEXT"; do [ -f "$file" ] || die "no $file: run make vagrant-test"; done
@@ -51,7 +52,7 @@ clean() {
 	[ ! -f "$WORK/made" ] || { xargs rmdir <"$WORK/made" && rm "$WORK/made"; }
 }
 
-# inside: all the steps, with the mounts, the network and the processes of nobody else.
+# inside: all the steps, with their own mounts, network and processes.
 inside() {
 	private || exit
 	local step start log pid said=$SECONDS failed=0
@@ -64,7 +65,7 @@ inside() {
 			[ $((SECONDS - said)) -lt 30 ] || { said=$SECONDS && printf '       %4d s  %-10s %.120s\n' $((SECONDS - start)) "$step" "$(tr '\r' '\n' <"$log" | tail -n 1)"; }
 		done
 		if ! wait "$pid"; then
-			# What libvirt was asked for and refused, or what Vagrant said in front of its stack, or the last line.
+			# What libvirt refused, or Vagrant's error in front of its stack trace, or the last line.
 			printf 'FAILED %4d s  %-10s %s\n' $((SECONDS - start)) "$step" "$(grep -m 1 -oE 'Call to vir.*|.*Error\)$' "$log" || tail -n 1 "$log")"
 			echo "logs: $WORK/*.log"
 			failed=1
@@ -79,7 +80,7 @@ inside() {
 	return $failed
 }
 
-# private: libvirt's directories, and those that say who is on this machine, are ours and begin empty.
+# private: libvirt's directories, and those that list who is on this machine, are ours and begin empty.
 private() {
 	rm -rf --one-file-system "$RUN"
 	mkdir -p "$RUN"/{home,tree/scripts,tree/bin,host/etc} &&
@@ -96,7 +97,7 @@ private() {
 	for path in /etc/passwd /etc/group; do mount --bind "$RUN/host$path" "$path" || return; done
 	printf '%s\n' 'user = "root"' 'group = "root"' 'security_driver = "none"' 'stdio_handler = "file"' 'namespaces = []' >/etc/libvirt/qemu.conf
 	export VAGRANT_HOME=$RUN/home VAGRANT_DEFAULT_PROVIDER=libvirt VAGRANT_CHECKPOINT_DISABLE=1 AGENTS=1 BOX=kubelith-test
-	# What machines in software need besides scripts/Vagrantfile.
+	# What emulated machines need in addition to scripts/Vagrantfile.
 	cat >"$VAGRANT_HOME/Vagrantfile" <<-VAGRANTFILE
 		Vagrant.configure("2") do |config|
 		  config.vm.boot_timeout = 900

@@ -26,7 +26,7 @@ nodes() { $k get nodes -o wide; }
 pod_on() { $k get pods -l app=everywhere --field-selector "spec.nodeName=$1" -o jsonpath="{.items[0].$2}"; }
 server_node() { $k get nodes -l kubelith.io/role=server -o jsonpath='{.items[0].metadata.name}'; }
 agent_node() { $k get nodes -l kubelith.io/role=agent -o jsonpath='{.items[0].metadata.name}'; }
-# asks POD URL: the answer that the pod gets.
+# asks POD URL: prints the answer that the pod gets.
 asks() { $k exec "$1" -- /hello get "$2"; }
 everywhere_ready() { [ "$($k get daemonset everywhere -o jsonpath='{.status.numberReady}/{.status.desiredNumberScheduled}/{.status.updatedNumberScheduled}')" = 2/2/2 ]; }
 # across: each pod reaches the other by its address, and both the Service by address and name.
@@ -43,5 +43,5 @@ across() {
 	echo "$n ways between pods"
 }
 try_across() { across >across.log 2>&1; }
-# reached SECONDS: waits until across succeeds, and says what it says.
+# reached SECONDS: waits until across succeeds, and prints its output.
 reached() { until_true "$1" try_across || fail "$(cat across.log)"; cat across.log; }

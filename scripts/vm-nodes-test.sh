@@ -1,11 +1,12 @@
 #!/bin/bash
-# vm-nodes-test.sh VM [STEP...]: try a cluster of a server and an agent on two machines, each with a kernel of its own: what
+# vm-nodes-test.sh VM [STEP...]: try a cluster of a server and an agent on two machines, each with its own kernel: what
 # namespaces of one kernel cannot show, such as a cable that is cut and a plug that is pulled.
 #
-# VM is a program that makes virtual machines, as for vm-test.sh, on one Ethernet: `VM ip NAME`, `VM cut NAME` and `VM join NAME` are
-# needed as well. All steps run in the order below, one line each with the seconds they took; with STEPs, only these. A step
-# that fails does not stop the others. What the machines said is in .cache/vm-nodes-test/. KEEP=yes leaves them running; MEMORY is the
-# MiB of each. provision.sh, which Vagrant runs too, makes the machines nodes.
+# VM is a program that creates virtual machines, as for vm-test.sh, on one Ethernet: `VM ip NAME`, `VM cut NAME` and `VM
+# join NAME` are needed as well. All steps run in the order below, one line each with the seconds they took; with STEPs,
+# only these. A step that fails does not stop the others. The output of the machines is in .cache/vm-nodes-test/.
+# KEEP=yes leaves them running; MEMORY is the MiB of each. provision.sh, which Vagrant runs too, makes the machines
+# nodes.
 # shellcheck disable=SC2317,SC2329 # the steps are called by name
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -21,7 +22,7 @@ on() {
 functions() {
 	echo "server=$("$VM" ip "$SERVER") agent=$("$VM" ip "$AGENT")"
 	cat <<'GUEST'
-# refused TOKENFILE REASON: the agent does not join, says why, and leaves nothing.
+# refused TOKENFILE REASON: the agent does not join, reports why, and leaves nothing.
 refused() {
 	local why since
 	since=$(date +%s)

@@ -1,9 +1,9 @@
 #!/bin/bash
-# vm-policy-test.sh VM [STEP...]: the tests of network policies (integration/policy) on a machine with a kernel of its own, as one
-# program: its nftables, br_netfilter and conntrack are not this machine's.
+# vm-policy-test.sh VM [STEP...]: the tests of network policies (integration/policy) on a machine with its own kernel,
+# as one program: its nftables, br_netfilter and conntrack are not this machine's.
 #
-# VM is a program that makes virtual machines, as for vm-test.sh. RUN is an expression with the tests to run. What the machine said is in
-# .cache/vm-policy-test/. KEEP=yes leaves it running; MEMORY is its MiB.
+# VM is a program that creates virtual machines, as for vm-test.sh. RUN is an expression with the tests to run. The
+# output of the machine is in .cache/vm-policy-test/. KEEP=yes leaves it running; MEMORY is its MiB.
 # shellcheck disable=SC2317,SC2329,SC2034 # the steps are called by name, STEPS by what is sourced
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit

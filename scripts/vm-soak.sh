@@ -1,8 +1,9 @@
 #!/bin/bash
-# vm-soak.sh VM [STEP...]: the soak with a clock that jumps, on a machine of its own: no namespace has a clock.
+# vm-soak.sh VM [STEP...]: the soak with a clock that jumps, on its own machine: no namespace has a clock.
 #
-# VM is a program that makes virtual machines, as for vm-test.sh. SOAK and SEED are those of `make soak`. What the machine said is in
-# .cache/vm-soak/. KEEP=yes leaves it running; MEMORY is its MiB, of which the soak's disk is 3 GiB.
+# VM is a program that creates virtual machines, as for vm-test.sh. SOAK and SEED are those of `make soak`. The output
+# of the machine is in .cache/vm-soak/. KEEP=yes leaves it running; MEMORY is its MiB, of which the soak's disk is 3
+# GiB.
 # shellcheck disable=SC2317,SC2329,SC2034 # the steps are called by name, STEPS by what is sourced
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit

@@ -1,11 +1,12 @@
 #!/bin/bash
-# vm-test.sh VM [STEP...]: try Kubelith on a machine of its own: systemd, cgroup v2, reboots, a pulled plug.
+# vm-test.sh VM [STEP...]: try Kubelith on its own machine: systemd, cgroup v2, reboots, a pulled plug.
 #
-# VM is a program that makes virtual machines (`VM start NAME MiB`, ssh, put, stop, kill, rm; Debian with systemd, nftables and
-# perl). All steps run in the order below, one line each with the seconds they took; with STEPs, only these. A step that fails does not
-# stop the others. What the machine said is in .cache/vm-test/. KEEP=yes leaves the machine running; MEMORY is its MiB; PACKAGES are
-# .deb files to install there first (apparmor and libapparmor1 for a pod with a profile).
-# The steps run in the guest, where perl, nsenter and curl of the guest look at what Kubelith does.
+# VM is a program that creates virtual machines (`VM start NAME MiB`, ssh, put, stop, kill, rm; Debian with systemd,
+# nftables and perl). All steps run in the order below, one line each with the seconds they took; with STEPs, only
+# these. A step that fails does not stop the others. The output of the machine is in .cache/vm-test/. KEEP=yes leaves
+# the machine running; MEMORY is its MiB; PACKAGES are .deb files to install there first (apparmor and libapparmor1 for
+# a pod with a profile).
+# The steps run in the guest, where perl, nsenter and curl of the guest inspect what Kubelith does.
 # shellcheck disable=SC2317,SC2034 # the steps are called by name, STEPS by what is sourced
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -159,7 +160,8 @@ journalctl -u kubelith -o cat --no-pager _COMM=kubelith | sed -n '/component=/!p
 echo "$with of $all lines have component=, $parts components"
 E
 }
-# plugins: the driver of volumes is a process in a limited group of its own, which the server's death ends; a volume survives that.
+# plugins: the driver of volumes is a process in its own limited group, which the server's death ends; a volume survives
+# that.
 step_plugins() { guest <<'E'
 plugin_runs() { [ -n "$(plugin)" ]; }
 plugin() { pidof -s kubelith-local || pgrep -f bin/kubelith-local | head -n 1; }
@@ -270,7 +272,7 @@ came_back() { guest <<'E'
 [ "$(cat /proc/sys/kernel/random/boot_id)" != "$(cat before.boot)" ] || fail "it did not reboot"
 POLL=1 until_true 400 systemctl is-active -q kubelith || fail "$(systemctl status kubelith --no-pager)"; up=$(cut -d. -f1 /proc/uptime)
 until_true 120 node_ready || fail "not Ready: $($k get nodes)"
-# Until the kubelet has told it, the status of the pods is that of before.
+# Until the kubelet reports, the pods have the status of before.
 POLL=1 until_true 400 sh -c '[ $(pidof hello | wc -w) -ge 3 ]' && wait_hello || fail "$($k get pods -o wide)"
 ready=$(cut -d. -f1 /proc/uptime)
 until_true 120 service || fail "the Service does not answer"

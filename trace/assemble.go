@@ -20,7 +20,7 @@ type Source interface {
 	Owned(uid string) []record.History
 }
 
-// patience is how long a controller may take until its first pod, where the object does not say how many it wants.
+// patience is how long a controller may take until its first pod, where the object does not specify how many it wants.
 const patience = 5 * time.Second
 
 const (
@@ -125,7 +125,7 @@ type assembly struct {
 	seen    map[string]bool
 	hidden  int
 	whose   []*member // of each span
-	members []*member // the object that was asked for first, owners before what they own
+	members []*member // the requested object first, owners before what they own
 	start   int64
 	end     int64
 	t       *Timeline
@@ -134,7 +134,7 @@ type assembly struct {
 // member is an object of the timeline.
 type member struct {
 	record.History
-	owner *member // nil for the object that was asked for
+	owner *member // nil for the requested object
 	// setOff is the request that began its part, nil if none is known; deleting the first one that deletes it.
 	setOff, deleting *record.Record
 	synced           int64 // when the kubelet began to work on it, or to end it; 0: not yet
@@ -143,7 +143,8 @@ type member struct {
 	ended            bool  // all containers of the pod have ended for good
 	leaving          bool  // it was being deleted before the timeline began
 	failed           string
-	// waiting is why it is not ready: what failed last and did not succeed since or, without that, what was said of it.
+	// waiting is why it is not ready: what failed last and has not succeeded since or, without that, what was reported
+	// of it.
 	waiting, said string
 	main          []*record.Record // its stages that follow each other, by their start
 }
@@ -220,7 +221,7 @@ func verbOf(r *record.Record) string {
 	return verb
 }
 
-// by names who made a request: the user, and his program where that says more.
+// by names who made a request: the user, and the user's program where that is more specific.
 func by(r *record.Record) string {
 	actor := strings.TrimPrefix(r.Actor, "system:serviceaccount:kube-system:")
 	program, _, _ := strings.Cut(r.Agent, "/")
@@ -235,7 +236,7 @@ func (m *member) find(start int64) {
 	for i := range m.Records {
 		r := &m.Records[i]
 		if r.End() < start && cmp.Or(r.Last, r.Start) < start {
-			// What was ready before is ready, until something says otherwise.
+			// What was ready before is ready, until a record reports otherwise.
 			if r.Stage == record.Condition && r.Name == "Ready" {
 				m.ready = readyAt(r)
 			}
@@ -313,7 +314,7 @@ func readyAt(r *record.Record) int64 {
 	return 0
 }
 
-// condition notes a condition that says whether an object has reached its state.
+// condition notes a condition that reports whether an object has reached its state.
 func (m *member) condition(r *record.Record) {
 	if !strings.HasPrefix(r.Message, "True") {
 		return
@@ -418,7 +419,7 @@ func (a *assembly) settlePods(root *member, now int64) {
 	case root.Object.Replicas != nil:
 		want = int(*root.Object.Replicas)
 	case live == 0 && startsPods(root.Object.Resource) && now-a.start < int64(patience):
-		want = 1 // its controller has not got to it
+		want = 1 // its controller has not handled it
 	}
 	slices.SortFunc(times, func(x, y int64) int { return cmp.Compare(max(x, -x), max(y, -y)) })
 	ready, done := 0, want == 0
@@ -447,8 +448,8 @@ func (a *assembly) settlePods(root *member, now int64) {
 	}
 }
 
-// newest returns the ReplicaSet that a Deployment created last since the beginning: it has the pods that count, and those
-// of the others are of an older template. Nil: it created none.
+// newest returns the ReplicaSet that a Deployment created last since the beginning: it has the pods that count, and
+// those of the others are of an older template. Nil: it created none.
 func (a *assembly) newest() *member {
 	var newest *member
 	for _, m := range a.members {
@@ -543,7 +544,7 @@ func (a *assembly) settleOne(root *member, now int64) {
 	a.extend(root)
 }
 
-// build makes the spans of all objects, with the waits between them.
+// build creates the spans of all objects, with the waits between them.
 func (a *assembly) build() {
 	for _, m := range a.members {
 		a.spansOf(m)
@@ -838,8 +839,8 @@ func better(s, than *Span) bool {
 	return s.Begin.After(than.Begin)
 }
 
-// waitedFor returns since when nothing else explains a wait, and with whom to go on there: a pod waits for its volumes, a
-// rollout and a StatefulSet for the pods before.
+// waitedFor returns since when nothing else explains a wait, and with whom to go on there: a pod waits for its volumes,
+// a rollout and a StatefulSet for the pods before.
 func (a *assembly) waitedFor(of map[*member][]*Span, m *member, wait *Span, until time.Time) (time.Time, *member) {
 	begin, next := wait.Begin, m
 	for _, o := range a.members {

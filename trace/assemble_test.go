@@ -199,7 +199,7 @@ func TestDeployment(t *testing.T) {
 	}
 }
 
-// TestScale: what another request set off later is a timeline of its own.
+// TestScale: what another request set off later has its own timeline.
 func TestScale(t *testing.T) {
 	s := newScene(t)
 	deployment, set := s.deployment()

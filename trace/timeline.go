@@ -1,5 +1,5 @@
-// Package trace puts what the flight recorder holds (trace/record) in order: the whole way of an object, from the request
-// that set it off until it settled, with the stages that its time went to.
+// Package trace puts what the flight recorder holds (trace/record) in order: the whole way of an object, from the
+// request that set it off until it settled, with the stages that its time went to.
 package trace
 
 import (
@@ -26,9 +26,9 @@ const (
 	Grace record.Stage = "grace"
 )
 
-// Timeline is the way of an object and of what it set off.
+// Timeline is the course of an object and of what it set off.
 type Timeline struct {
-	// Object is the one that was asked for.
+	// Object is the requested one.
 	Object record.Ref `json:"object"`
 	// SetOff is the request with which it began, as a sentence: `create by kubelith-admin (kubectl)`. Verb is "create",
 	// "update" or "delete".
@@ -37,15 +37,16 @@ type Timeline struct {
 	// Begin is the arrival of that request. End is when the object settled, or the last thing that is known.
 	Begin time.Time `json:"begin"`
 	End   time.Time `json:"end"`
-	// Settled: it has reached what was asked for, or is gone. Outcome says so, or what it waits for: "Ready", "deleted",
-	// "waiting: web-1: 0/1 nodes are available".
+	// Settled: it has reached the requested state, or is gone. Outcome reports this, or what it waits for: "Ready",
+	// "deleted", "waiting: web-1: 0/1 nodes are available".
 	Settled bool   `json:"settled"`
 	Outcome string `json:"outcome"`
 	// Before is how an object was before it was deleted: an Outcome. Failures are its stages that failed then, the last
 	// ones. Both are empty unless Verb is "delete".
 	Before   string `json:"before,omitempty"`
 	Failures []Span `json:"failures,omitempty"`
-	// Ended is the last run of each of the pod's containers that has ended, whenever that was; empty unless Object is a pod.
+	// Ended is the last run of each of the pod's containers that has ended, whenever that was; empty unless Object is a
+	// pod.
 	Ended []Span `json:"ended,omitempty"`
 	// Pending: it has settled, but records of the end may still be on their way from an agent.
 	Pending bool `json:"pending,omitempty"`
@@ -84,7 +85,7 @@ type Span struct {
 	Critical bool `json:"critical,omitempty"`
 	// By is who did it: the user and the program of a request, or a component.
 	By string `json:"by,omitempty"`
-	// Message says more, Error why it failed.
+	// Message has details, Error why it failed.
 	Message string `json:"message,omitempty"`
 	Error   string `json:"error,omitempty"`
 	// Count is how often it happened; Bytes what was moved; Peak how much memory a container used at most, in bytes.

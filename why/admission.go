@@ -19,8 +19,8 @@ type refusal struct {
 	remedy string
 }
 
-// refusals has one parser per upstream message. An admission plugin answers with a status whose only field with the fact
-// is its message.
+// refusals has one parser per upstream message. An admission plugin answers with a status whose only field with the
+// fact is its message.
 var refusals = [...]refusal{
 	// Source: k8s.io/apiserver/pkg/admission/plugin/resourcequota/controller.go (checkRequest)
 	{QuotaExceeded, regexp.MustCompile(`exceeded quota: (\S+), (requested: .*)`), "the ResourceQuota %s is used up: %s",

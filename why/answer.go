@@ -12,7 +12,7 @@ import (
 // Version is the value of apiVersion in the JSON of an answer.
 const Version = "why.kubelith.io/v1"
 
-// Status is the state of the object that was asked for.
+// Status is the state of the requested object.
 type Status string
 
 // The states of an object.
@@ -57,7 +57,7 @@ type Finding struct {
 	Remedy []string `json:"remedy,omitempty"`
 	// NotBecause is what a person would suspect and is not the cause.
 	NotBecause []RuledOut `json:"notBecause,omitempty"`
-	// Chain leads from the object that was asked for to the one that is the cause; empty if they are the same.
+	// Chain leads from the requested object to the one that is the cause; empty if they are the same.
 	Chain []Object `json:"chain,omitempty"`
 }
 
@@ -126,8 +126,8 @@ func (f *Finding) not(code Code, text, evidence string) *Finding {
 	return f
 }
 
-// under says that the cause of above's state is this finding, of another object: below. It keeps status, code, cause and
-// remedy, and puts above in front of the chain. A healthy or progressing finding passes as it is.
+// under says that the cause of above's state is this finding, of another object: below. It keeps status, code, cause
+// and remedy, and puts above in front of the chain. A healthy or progressing finding passes as it is.
 func (f *Finding) under(above, below Object) *Finding {
 	if len(f.Chain) == 0 {
 		f.Chain = []Object{below}
@@ -149,7 +149,7 @@ func shorten(text string, n int) string {
 	return strings.ToValidUTF8(text[:n], "") + "..."
 }
 
-// ago is a duration as a person says it: 12s, 1m30s, 45m, 3h20m, 5d.
+// ago formats a duration as a person writes it: 12s, 1m30s, 45m, 3h20m, 5d.
 func ago(d time.Duration) string {
 	switch d = max(d, 0); {
 	case d < 2*time.Minute:

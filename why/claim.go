@@ -19,7 +19,7 @@ import (
 // Source: k8s.io/kubernetes/pkg/volume/util/finalizer.go (PVCProtectionFinalizer)
 const protection = "kubernetes.io/pvc-protection"
 
-// noProvisioner is the provisioner of classes whose volumes are made by hand.
+// noProvisioner is the provisioner of classes whose volumes are created by hand.
 //
 // Source: k8s.io/component-helpers/storage/volume/pv_helpers.go (NotSupportedProvisioner)
 const noProvisioner = storagehelpers.NotSupportedProvisioner
@@ -114,7 +114,7 @@ func (r *Reader) claimBound(ctx context.Context, claim *corev1.PersistentVolumeC
 	return f.sawAt(o.String()+" .status.phase", "Bound", since)
 }
 
-// claimResizing explains a bound claim that asks for more than it has.
+// claimResizing explains a bound claim that requests more than it has.
 func (r *Reader) claimResizing(ctx context.Context, claim *corev1.PersistentVolumeClaim) *Finding {
 	o := claimObject(claim)
 	sizes := fmt.Sprintf("it asks for %s and has %s", sizeOf(claim.Spec.Resources.Requests), sizeOf(claim.Status.Capacity))
@@ -212,7 +212,7 @@ func isDefault(c *storagev1.StorageClass) bool {
 	return c.Annotations["storageclass.kubernetes.io/is-default-class"] == "true" || c.Annotations["storageclass.beta.kubernetes.io/is-default-class"] == "true"
 }
 
-// noClass explains a claim without a class; static is what the volumes made by hand say.
+// noClass explains a claim without a class; static is the finding for volumes created by hand.
 func (r *Reader) noClass(ctx context.Context, claim *corev1.PersistentVolumeClaim, static *Finding) *Finding {
 	o := claimObject(claim)
 	l, err := list(ctx, r, "storageclasses.storage.k8s.io", "", metav1.ListOptions{}, r.Client.StorageV1().StorageClasses().List)
@@ -228,12 +228,12 @@ func (r *Reader) noClass(ctx context.Context, claim *corev1.PersistentVolumeClai
 	f := broken(NoDefaultClass, fmt.Sprintf("%s names no StorageClass, and no class is the default", o)).since(claim.CreationTimestamp)
 	f.saw(o.String()+" .spec.storageClassName", "not set").saw("LIST storageclasses", r.classNames(ctx))
 	f.Evidence = append(f.Evidence, static.Evidence...)
-	return f.not(NoVolumeFits, "a volume made by hand would do", "none fits").
+	return f.not(NoVolumeFits, "a volume created by hand would do", "none fits").
 		do("Mark a class as the default; claims without one are given it then:",
 			kubectl("", "annotate storageclass NAME storageclass.kubernetes.io/is-default-class=true"))
 }
 
-// unfit says why a volume made by hand cannot be bound to a claim; "": it can.
+// unfit returns why a volume created by hand cannot be bound to a claim; "": it can.
 //
 // Source: FindMatchingVolume in k8s.io/component-helpers/storage/volume/pv_helpers.go
 func unfit(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume, class string) string {
@@ -267,10 +267,10 @@ func unfit(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume, cla
 	return strings.Join(why, ", ")
 }
 
-// maxVolumes bounds the volumes of which an answer says why they do not fit.
+// maxVolumes bounds the volumes for which an answer explains why they do not fit.
 const maxVolumes = 6
 
-// noVolumeFits explains a claim for which volumes are made by hand. The nearest volumes come first.
+// noVolumeFits explains a claim for which volumes are created by hand. The nearest volumes come first.
 func (r *Reader) noVolumeFits(claim *corev1.PersistentVolumeClaim, volumes []corev1.PersistentVolume, class string, err error) *Finding {
 	o := claimObject(claim)
 	type near struct{ name, why string }
@@ -374,8 +374,8 @@ func (r *Reader) podCause(ctx context.Context, pod *corev1.Pod) *Finding {
 
 // provisioning explains a claim for which its provisioner was called and failed.
 //
-// Source: sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller (provisionClaimOperation): failed to provision
-// volume with StorageClass "NAME": ERROR; errors of a CSI driver are gRPC statuses
+// Source: sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller (provisionClaimOperation): failed to
+// provision volume with StorageClass "NAME": ERROR; errors of a CSI driver are gRPC statuses
 func (r *Reader) provisioning(ctx context.Context, claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) *Finding {
 	e := r.LastEvent(ctx, claim, metav1.NewTime(r.now().Add(-2*retried)), "ProvisioningFailed", "ProvisioningSucceeded")
 	if e == nil || e.Reason != "ProvisioningFailed" || e.Last.Before(&claim.CreationTimestamp) {
@@ -395,12 +395,12 @@ func (r *Reader) provisioning(ctx context.Context, claim *corev1.PersistentVolum
 		not(StorageClassMissing, "the class is missing", "it exists").do(remedy)
 }
 
-// noProvisioner explains a claim whose provisioner nobody knows.
+// noProvisioner explains a claim whose provisioner is unknown.
 func (r *Reader) noProvisioner(ctx context.Context, claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) *Finding {
 	if class.Provisioner == noProvisioner || r.age(claim.CreationTimestamp) < fresh {
 		return nil
 	}
-	// One that is not of CSI says by an Event that it took the claim.
+	// A provisioner that is no CSI driver reports with an Event that it took the claim.
 	if r.LastEvent(ctx, claim, claim.CreationTimestamp, "Provisioning") != nil {
 		return nil
 	}

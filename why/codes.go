@@ -32,7 +32,7 @@ const (
 	SchedulerRefuses      Code = "SchedulerRefuses"      // the scheduler refuses for a reason that only its message has, such as a plugin's
 	SchedulingGated       Code = "SchedulingGated"       // a scheduling gate holds the pod back
 	SchedulerUnknown      Code = "SchedulerUnknown"      // no scheduler of the name in schedulerName takes the pod
-	SchedulerSilent       Code = "SchedulerSilent"       // the scheduler has not looked at the pod
+	SchedulerSilent       Code = "SchedulerSilent"       // the scheduler has not handled the pod
 	NoNodes               Code = "NoNodes"               // the cluster has no node
 	Preempted             Code = "Preempted"             // the pod gave way to one of higher priority
 
@@ -45,7 +45,7 @@ const (
 	NodeRefused      Code = "NodeRefused"      // the kubelet did not admit the pod
 	ConfigMapMissing Code = "ConfigMapMissing" // a ConfigMap does not exist
 	SecretMissing    Code = "SecretMissing"    // a Secret does not exist
-	KeyMissing       Code = "KeyMissing"       // a ConfigMap or Secret has not the key that is asked for
+	KeyMissing       Code = "KeyMissing"       // a ConfigMap or Secret does not have the requested key
 	HostPathType     Code = "HostPathType"     // the path on the node is missing or of another type
 	ClaimMissing     Code = "ClaimMissing"     // a PersistentVolumeClaim does not exist
 	ClaimUnbound     Code = "ClaimUnbound"     // a PersistentVolumeClaim is not bound
@@ -95,10 +95,10 @@ const (
 
 	StorageClassMissing Code = "StorageClassMissing" // the claim's StorageClass does not exist
 	NoDefaultClass      Code = "NoDefaultClass"      // the claim names no StorageClass, and no class is the default
-	NoVolumeFits        Code = "NoVolumeFits"        // no PersistentVolume fits the claim, and nothing makes one
+	NoVolumeFits        Code = "NoVolumeFits"        // no PersistentVolume fits the claim, and nothing creates one
 	ClaimWaits          Code = "ClaimWaits"          // the claim waits for a pod that uses it: no fault
 	ProvisionerMissing  Code = "ProvisionerMissing"  // the provisioner of the claim's class does not run
-	ProvisioningFailing Code = "ProvisioningFailing" // the provisioner was asked for the volume and fails
+	ProvisioningFailing Code = "ProvisioningFailing" // the provisioner tries to create the volume and fails
 	NoCapacity          Code = "NoCapacity"          // no place has enough free space for the volume
 	ClaimLost           Code = "ClaimLost"           // the claim's volume is gone
 	ResizeFailing       Code = "ResizeFailing"       // the volume cannot grow
@@ -159,7 +159,7 @@ const (
 	// Namespaces.
 
 	NamespaceRemains Code = "NamespaceRemains" // the namespace was deleted, and objects in it cannot go
-	APIUnavailable   Code = "APIUnavailable"   // an API group does not answer, so that nobody knows what the namespace holds
+	APIUnavailable   Code = "APIUnavailable"   // an API group does not answer, so what the namespace holds is unknown
 
 	// Rights (`kubelith why --as`).
 
@@ -175,14 +175,14 @@ const (
 
 	// Ways (`kubelith why --cannot-reach`).
 
-	Reachable       Code = "Reachable"       // nothing that the API shows is in the way
+	Reachable       Code = "Reachable"       // nothing that the API shows blocks the connection
 	OutsideCluster  Code = "OutsideCluster"  // the Service is a DNS alias of a name outside the cluster: no fault
-	PodNotRunning   Code = "PodNotRunning"   // one end of the way has ended
+	PodNotRunning   Code = "PodNotRunning"   // one end of the connection has ended
 	PortNotServed   Code = "PortNotServed"   // the Service does not have the port
 	NobodyListens   Code = "NobodyListens"   // the pod refuses connections at the port
 	PodUnreachable  Code = "PodUnreachable"  // packets to the pod get lost
-	NoClusterDNS    Code = "NoClusterDNS"    // the pod does not ask the cluster's DNS
+	NoClusterDNS    Code = "NoClusterDNS"    // the pod does not use the cluster's DNS
 	ClusterDNSDown  Code = "ClusterDNSDown"  // the cluster's DNS has no endpoint
 	NodeNetworkDown Code = "NodeNetworkDown" // a node has no network for pods
-	PolicyForbids   Code = "PolicyForbids"   // a network policy is in the way
+	PolicyForbids   Code = "PolicyForbids"   // a network policy blocks the connection
 )

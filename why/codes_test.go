@@ -43,8 +43,8 @@ func TestDocumentedCodes(t *testing.T) {
 	}
 }
 
-// unmade are the codes without a case in integration/why/cases, and why: what makes them is not to be had on one server within
-// a test. Each has a unit test here.
+// unmade are the codes without a case in integration/why/cases, and why: what makes them is not to be had on one server
+// within a test. Each has a unit test here.
 func unmade() map[Code]string {
 	const (
 		refused   = "the API server refuses the object that would have it; one of an older version may"
@@ -55,7 +55,7 @@ func unmade() map[Code]string {
 	return map[Code]string{
 		EventWarns: "no component writes such Events about a kind without conditions", ObservationBehind: passing,
 		SchedulerSilent: server, NoNodes: "the server is a node", NodePressure: "it would evict the pods of all cases", NodeCordoned: "the node takes the pods of all cases",
-		ClaimUnbound: server, VolumeFailing: passing, PullDenied: "registries say so in words of their own", PullFailed: "registries say so in words of their own",
+		ClaimUnbound: server, VolumeFailing: passing, PullDenied: "each registry words it differently", PullFailed: "each registry words it differently",
 		StartupProbeFailing: "the kubelet kills it as soon as it is more than InProgress", CreateRefused: "every refusal that a test can make has a code",
 		PriorityClassMissing: "it is a message like that of ServiceAccountMissing", ProgressDeadline: "with a fault of a pod, that is the answer",
 		JobIndexesFailed: "it is a condition like that of JobBackoffLimit", TimeZoneInvalid: refused, ScheduleInvalid: refused,
@@ -66,7 +66,8 @@ func unmade() map[Code]string {
 	}
 }
 
-// TestCovered: each code is the answer of a case, or says why of none; then a unit test has it, or a case rules it out.
+// TestCovered: each code is the answer of a case, or has a reason why no case makes it; then a unit test has it, or a
+// case rules it out.
 func TestCovered(t *testing.T) {
 	files, err := filepath.Glob("../integration/why/cases/*/case.yaml")
 	if err != nil || len(files) == 0 {

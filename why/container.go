@@ -330,7 +330,7 @@ func (r *Reader) crashed(ctx context.Context, pod *corev1.Pod, c container, end 
 	return f.do("Its own log says why it ended:", kubectl(pod.Namespace, "logs %s -c %s%s", pod.Name, c.spec.Name, previous))
 }
 
-// meaning is what an exit code says by convention.
+// meaning is what an exit code means by convention.
 func meaning(end *corev1.ContainerStateTerminated) string {
 	switch end.ExitCode {
 	case 0:
@@ -374,7 +374,7 @@ func (r *Reader) oomKilled(pod *corev1.Pod, c container, end *corev1.ContainerSt
 		return f
 	}
 	if !ok {
-		f := broken(OOMKilled, fmt.Sprintf("%s was killed for memory, without a limit of its own: the node, or the pod as a whole, had no more", c))
+		f := broken(OOMKilled, fmt.Sprintf("%s was killed for memory, without its own limit: the node, or the pod as a whole, had no more", c))
 		return measured(f.saw(c.specPath()+".resources.limits.memory", "not set")).
 			do(recreate(pod, "Set requests and a limit for its memory"), "Look at what else uses the memory of node "+pod.Spec.NodeName+".")
 	}
@@ -469,10 +469,11 @@ func (r *Reader) runs(ctx context.Context, pod *corev1.Pod, c container) *Findin
 	return nil
 }
 
-// fragile reports whether a run that follows a failed one has not shown yet that it is better: it has no probe that says
-// so and has not outlived the last run. After ten minutes the kubelet forgets crashes too.
+// fragile reports whether a run that follows a failed one has not shown yet that it is better: it has no probe that
+// shows this and has not outlived the last run. After ten minutes the kubelet forgets crashes too.
 //
-// Source: k8s.io/kubernetes/pkg/kubelet/kubelet.go (MaxContainerBackOff; client-go/util/flowcontrol resets after twice that)
+// Source: k8s.io/kubernetes/pkg/kubelet/kubelet.go (MaxContainerBackOff; client-go/util/flowcontrol resets after twice
+// that)
 func (r *Reader) fragile(c container, started metav1.Time, last *corev1.ContainerStateTerminated) bool {
 	lasted := last.FinishedAt.Sub(last.StartedAt.Time)
 	if last.ExitCode == 0 && c.pod.Spec.RestartPolicy != corev1.RestartPolicyAlways || lasted > 10*time.Minute || c.spec.ReadinessProbe != nil && c.status.Ready {
@@ -505,7 +506,7 @@ func (r *Reader) probing(ctx context.Context, pod *corev1.Pod, c container, prob
 		kubectl(pod.Namespace, "logs %s -c %s", pod.Name, c.spec.Name))
 }
 
-// describeProbe is what a probe asks.
+// describeProbe is what a probe checks.
 func describeProbe(p *corev1.Probe) string {
 	every := fmt.Sprintf(", every %d s, %d s to answer, %d failures", p.PeriodSeconds, p.TimeoutSeconds, p.FailureThreshold)
 	switch {

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Target names the object that is asked for.
+// Target names the requested object.
 type Target struct {
 	Kind     schema.GroupVersionKind
 	Resource schema.GroupVersionResource
@@ -32,8 +32,8 @@ func typeOf(k schema.GroupKind) string {
 	return name
 }
 
-// Explain says why the target is not as it should be, or that it is. An object that does not exist is an answer, not an
-// error. An error is one line that a user can act on.
+// Explain reports why the target is not as it should be, or that it is. An object that does not exist is an answer, not
+// an error. An error is one line that a user can act on.
 func Explain(ctx context.Context, r *Reader, t Target) (*Answer, error) {
 	a := &Answer{APIVersion: Version, Object: t.Object()}
 	object, err := once(r, fmt.Sprintf("get %s in namespace %q", a.Object, t.Namespace), func() (*unstructured.Unstructured, error) {

@@ -16,7 +16,8 @@ var noGet = metav1.GetOptions{}
 // fresh is how long a controller may take to do its part before that is a fault.
 const fresh = 10 * time.Second
 
-// absent explains an object that does not exist: from the record, by one of the same name in another namespace, or names like it.
+// absent explains an object that does not exist: from the record, by one of the same name in another namespace, or
+// names like it.
 func (r *Reader) absent(ctx context.Context, t Target) *Finding {
 	if f := r.recorded(ctx, t); f != nil {
 		return f
@@ -149,13 +150,13 @@ func (r *Reader) byConditions(ctx context.Context, o Object, object *unstructure
 	}
 	if good == nil {
 		if warned := r.warnings(ctx, object, metav1.NewTime(r.now().Add(-time.Hour))); len(warned) > 0 {
-			f := found(Healthy, EventWarns, fmt.Sprintf("%s has nothing in its state that says what is wrong, if anything is; its last warning was: %s", o, warned[0].Message))
+			f := found(Healthy, EventWarns, fmt.Sprintf("the state of %s shows no error; its last warning was: %s", o, warned[0].Message))
 			for _, e := range warned {
 				f.sawAt(e.Source(), fmt.Sprintf("%s (%d times)", e.Message, max(e.Count, 1)), e.Last)
 			}
 			return f.do("Nothing, unless the warning comes again: objects of this type have no condition that would confirm it.")
 		}
-		return found(Healthy, OK, fmt.Sprintf("%s exists, and nothing says that something is wrong with it", o)).
+		return found(Healthy, OK, fmt.Sprintf("%s exists, and nothing reports a problem with it", o)).
 			since(object.GetCreationTimestamp()).
 			sawAt(o.String()+" .metadata.creationTimestamp", "created", object.GetCreationTimestamp())
 	}

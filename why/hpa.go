@@ -39,7 +39,7 @@ func explainHPA(ctx context.Context, r *Reader, h *autoscalingv2.HorizontalPodAu
 	counts := fmt.Sprintf("%d replicas, %d wanted, at most %d", h.Status.CurrentReplicas, h.Status.DesiredReplicas, h.Spec.MaxReplicas)
 	switch {
 	case able.Type == "":
-		f := found(Progressing, InProgress, fmt.Sprintf("in progress: the controller has not looked at %s yet", o)).since(h.CreationTimestamp)
+		f := found(Progressing, InProgress, fmt.Sprintf("in progress: the controller has not handled %s yet", o)).since(h.CreationTimestamp)
 		return f.sawAt(o.String()+" .metadata.creationTimestamp", "created", h.CreationTimestamp), nil
 	case able.Status == corev1.ConditionFalse && able.Reason == "FailedGetScale":
 		f := broken(ScaleTargetMissing, fmt.Sprintf("%s cannot read the scale of its target %s", o, goal)).since(able.LastTransitionTime)

@@ -44,7 +44,7 @@ func TestHPAs(t *testing.T) {
 		"no metrics":        {conditions{able, blind}, time.Hour, []runtime.Object{deployment, pod(ready, requests)}, Broken, MetricsMissing, "FailedGetResourceMetric"},
 		"no metrics yet":    {conditions{able, blind}, time.Second, []runtime.Object{deployment, pod(ready, requests)}, Progressing, InProgress, "FailedGetResourceMetric"},
 		"scaled to zero":    {conditions{able, c("ScalingActive", "False", "ScalingDisabled", "")}, time.Hour, []runtime.Object{deployment}, Healthy, ScaledToZero, "ScalingDisabled"},
-		"not looked at":     {nil, time.Second, nil, Progressing, InProgress, "created"},
+		"not handled":       {nil, time.Second, nil, Progressing, InProgress, "created"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: meta("web"), Status: autoscalingv2.HorizontalPodAutoscalerStatus{Conditions: x.conditions}}

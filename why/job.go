@@ -87,7 +87,7 @@ func (r *Reader) jobFailed(ctx context.Context, job *batchv1.Job, c *batchv1.Job
 		f = broken(ConditionNotTrue, fmt.Sprintf("%s has failed: %s", o, firstOf(c.Message, c.Reason)))
 	}
 	f.since(c.LastTransitionTime).sawAt(o.String()+" .status.conditions["+string(c.Type)+"]", c.Reason+": "+c.Message, c.LastTransitionTime).sawLastRun(pods)
-	// What the pod that failed last says, its log with it.
+	// The evidence of the pod that failed last, with its log.
 	if pod := lastFailed(pods); pod != nil {
 		if p := r.podCause(ctx, pod); p != nil && p.Status == Broken {
 			f.Evidence = append(f.Evidence, p.Evidence...)

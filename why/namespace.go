@@ -36,8 +36,8 @@ func explainNamespace(ctx context.Context, r *Reader, ns *corev1.Namespace) (*Fi
 
 // terminating explains a namespace that is deleted and still there.
 //
-// Source: k8s.io/kubernetes/pkg/controller/namespace/deletion/status_condition_utils.go: the conditions, and the texts in
-// which alone the resources and finalizers stand
+// Source: k8s.io/kubernetes/pkg/controller/namespace/deletion/status_condition_utils.go: the conditions, and the texts
+// in which alone the resources and finalizers stand
 func (r *Reader) terminating(ctx context.Context, ns *corev1.Namespace) *Finding {
 	o, age := objectAs("namespace", ns), ago(r.age(*ns.DeletionTimestamp))
 	if c := namespaceCondition(ns, corev1.NamespaceDeletionDiscoveryFailure); c != nil {
@@ -47,7 +47,7 @@ func (r *Reader) terminating(ctx context.Context, ns *corev1.Namespace) *Finding
 	}
 	if c := namespaceCondition(ns, corev1.NamespaceFinalizersRemaining); c != nil && r.age(*ns.DeletionTimestamp) >= fresh {
 		finalizers := after(c.Message, "finalizers remaining: ")
-		f := broken(NamespaceRemains, fmt.Sprintf("%s was deleted %s ago, and objects in it have finalizers that nobody has removed: %s", o, age, finalizers))
+		f := broken(NamespaceRemains, fmt.Sprintf("%s was deleted %s ago, and objects in it still have finalizers: %s", o, age, finalizers))
 		r.sawRemaining(ctx, f, ns)
 		return f.not(APIUnavailable, "an API group does not answer", "all resources were discovered").
 			do("Find the controller that owns the finalizer, and read its log; its clean-up must end before the object goes. Ask about the object: kubelith why TYPE/NAME -n " + ns.Name + ".")

@@ -264,7 +264,8 @@ func podGates(_ context.Context, r *Reader, pod *corev1.Pod) *Finding {
 
 // pullTime is how long the pull took that an Event is about.
 //
-// Source: k8s.io/kubernetes/pkg/kubelet/images/image_manager.go: Successfully pulled image "NAME" in TIME (TIME including waiting)
+// Source: k8s.io/kubernetes/pkg/kubelet/images/image_manager.go: Successfully pulled image "NAME" in TIME (TIME
+// including waiting)
 func pullTime(e Event) time.Duration {
 	_, rest, ok := strings.Cut(e.Message, "\" in ")
 	text, _, _ := strings.Cut(rest, " ")

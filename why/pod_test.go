@@ -343,7 +343,7 @@ func TestPullSecrets(t *testing.T) {
 	}
 }
 
-// A healthy pod says what its start took.
+// The answer for a healthy pod has what its start took.
 func TestStartTime(t *testing.T) {
 	pull := podEvent("Pulled", `Successfully pulled image "registry.test/app:1" in 15s (15s including waiting). Image size: 1 bytes.`, 42*time.Second, true)
 	r, _ := reader(t, aPod(state(runsFor(40*time.Second), corev1.ContainerState{}, 0, true)), readyNode("node-1"), pull)

@@ -17,7 +17,7 @@ import (
 	"kubelith.io/kubelith/components/worker/policy/rules"
 )
 
-// Connection is one whose network policies are asked for.
+// Connection is one whose network policies are requested.
 type Connection struct {
 	From     *corev1.Pod
 	To       *corev1.Pod // nil: Address
@@ -45,7 +45,7 @@ func (r *Reader) policiesOf(ctx context.Context, c Connection) ([]rules.Reason, 
 			return nil, err
 		}
 		for i := range l.Items {
-			compiler.SetPolicy(&l.Items[i]) // what is wrong with one is in the node's log
+			compiler.SetPolicy(&l.Items[i]) // the error of an invalid one is in the node's log
 		}
 		if p := rules.PodOf(pod); p != nil {
 			p.UID = key(pod)
@@ -83,8 +83,8 @@ func (r *Reader) policiesOf(ctx context.Context, c Connection) ([]rules.Reason, 
 
 var clusterPolicies = schema.GroupVersion(policyv1alpha2.GroupVersion).WithResource("clusternetworkpolicies")
 
-// addClusterPolicies adds the ClusterNetworkPolicies. Where their custom resource is missing there are none; who may not read them gets an
-// answer without them.
+// addClusterPolicies adds the ClusterNetworkPolicies. Where their custom resource is missing there are none; who may
+// not read them gets an answer without them.
 func (r *Reader) addClusterPolicies(ctx context.Context, compiler *rules.Compiler) error {
 	missing := func(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) }
 	l, err := list(ctx, r, clusterPolicies.GroupResource().String(), "", metav1.ListOptions{}, r.Dynamic.Resource(clusterPolicies).List)
@@ -99,7 +99,7 @@ func (r *Reader) addClusterPolicies(ctx context.Context, compiler *rules.Compile
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(item.Object, &p); err != nil {
 			return fmt.Errorf("ClusterNetworkPolicy %s: %w", item.GetName(), err)
 		}
-		compiler.SetClusterPolicy(&p) // what is wrong with one is in the node's log
+		compiler.SetClusterPolicy(&p) // the error of an invalid one is in the node's log
 	}
 	if !compiler.NeedsNodes() {
 		return nil
@@ -132,17 +132,18 @@ func addressOf(pod *corev1.Pod, like netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// PolicyAnswer says whether network policies allow a connection.
+// PolicyAnswer reports whether network policies allow a connection.
 type PolicyAnswer struct {
 	Allowed bool
-	// Reasons are about the source's egress and the destination's ingress; those of pods with the host's network are missing.
+	// Reasons are about the source's egress and the destination's ingress; those of pods with the host's network are
+	// missing.
 	Reasons []rules.Reason
-	// Unread says what the caller may not read, and what is missing in Reasons therefore.
+	// Unread is what the caller may not read, and what Reasons therefore lacks.
 	Unread []string
 }
 
-// ExplainPolicies says whether network policies allow a connection between pods, or from a pod to an address: by the
-// specification, whoever enforces it.
+// ExplainPolicies reports whether network policies allow a connection between pods, or from a pod to an address: by the
+// specification, whatever enforces it.
 func ExplainPolicies(ctx context.Context, r *Reader, c Connection) (*PolicyAnswer, error) {
 	reasons, err := r.policiesOf(ctx, c)
 	if err != nil {
@@ -155,7 +156,7 @@ func ExplainPolicies(ctx context.Context, r *Reader, c Connection) (*PolicyAnswe
 	return a, nil
 }
 
-// policies looks for network policies in the way, and otherwise says that there are none.
+// policies searches for network policies that deny the connection, and otherwise notes that there are none.
 func (r *Reader) policies(ctx context.Context, f *Finding, q Reach, from *corev1.Pod, to []destination) *Finding {
 	selected := false
 	for _, d := range to {

@@ -19,7 +19,7 @@ import (
 // Access is a request that a user makes, or would make.
 type Access struct {
 	User   string
-	Groups []string // besides those that the API server gives every user of its kind
+	Groups []string // in addition to those that the API server gives every user of its kind
 	Verb   string
 	// Group, Resource, Subresource, Namespace and Name are as in a SelfSubjectAccessReview; Namespace is empty for an
 	// object of the cluster, or all namespaces, and Name for all objects.
@@ -66,7 +66,7 @@ func (a Access) String() string {
 	return text
 }
 
-// ExplainAccess says whether a user may do something and, if not, which rule is missing.
+// ExplainAccess reports whether a user may do something and, if not, which rule is missing.
 func ExplainAccess(ctx context.Context, r *Reader, a Access) (*Answer, error) {
 	answer := &Answer{APIVersion: Version, Object: Object{Type: "user", Name: a.User}}
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: a.User, Groups: a.allGroups()}}
@@ -197,7 +197,7 @@ func (r *Reader) nearest(a Access, bound, near, elsewhere []grant) *Finding {
 				if why := try.differently(rule); why != "" {
 					return broken(try.code, fmt.Sprintf("%s: %s of %s allows %s", denied, g.role(), g, why)).
 						saw(g.role(), "has the rule "+rbacv1helpers.CompactString(rule)).
-						do("Add the rule to " + g.role() + ", if all that it is bound to may have it, or give the user a role of its own:").
+						do("Add the rule to " + g.role() + ", if all that it is bound to may have it, or give the user its own role:").
 						do(a.remedy()...)
 				}
 			}

@@ -29,7 +29,7 @@ func rule(verbs, group, resources string, names ...string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{Verbs: strings.Split(verbs, ","), APIGroups: []string{group}, Resources: strings.Split(resources, ","), ResourceNames: names}
 }
 
-// TestExplainAccess: which of the rules and bindings is said to come nearest to a request that is denied.
+// TestExplainAccess: which of the rules and bindings is reported as nearest to a denied request.
 func TestExplainAccess(t *testing.T) {
 	const account = "system:serviceaccount:a:robot"
 	list := Access{User: "ann", Verb: "list", Resource: "pods", Namespace: "a"}
@@ -79,7 +79,7 @@ func TestExplainAccess(t *testing.T) {
 	}
 }
 
-// TestExplainAccessAllowed: the API server's own reason is the evidence, and the groups that it adds are asked for.
+// TestExplainAccessAllowed: the API server's own reason is the evidence, and the groups that it adds are requested.
 func TestExplainAccessAllowed(t *testing.T) {
 	r, client := reader(t)
 	var groups []string

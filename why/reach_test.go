@@ -45,7 +45,7 @@ func proxyError(text string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusServiceUnavailable, Reason: metav1.StatusReasonServiceUnavailable, Message: "error trying to reach service: " + text}}
 }
 
-// TestExplainReach: what is said to stand between pod/shop and service/web.
+// TestExplainReach: what is reported to stand between pod/shop and service/web.
 func TestExplainReach(t *testing.T) {
 	ready := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.42.0.0/24"}},
 		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}

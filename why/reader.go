@@ -24,10 +24,10 @@ type Options struct {
 	// Client and Dynamic act with the rights of the caller.
 	Client  kubernetes.Interface
 	Dynamic dynamic.Interface
-	// Placement says which nodes would take a pod; nil: the scheduler's own words have to do.
+	// Placement reports which nodes would take a pod; nil: only the scheduler's message explains.
 	Placement Placement
-	// Connect lets the API server connect to a port of a pod; an error is a connection that failed, or an answer that is
-	// none. Nil: through the pod's proxy.
+	// Connect lets the API server connect to a port of a pod; an error is a connection that failed, or an answer that
+	// is none. Nil: through the pod's proxy.
 	Connect func(ctx context.Context, namespace, pod string, port int32) error
 	// Record answers for objects that do not exist any more; nil: nothing does.
 	Record Record
@@ -68,7 +68,7 @@ func NewReader(o Options) *Reader {
 	return &Reader{Options: o, read: map[string]result{}}
 }
 
-// now returns the time by which ages are told.
+// now returns the time that ages count back from.
 func (r *Reader) now() time.Time { return r.Options.Now() }
 
 // age is how long ago t was.
@@ -112,8 +112,8 @@ func list[T any](ctx context.Context, r *Reader, resource, namespace string, o m
 	return once(r, what, func() (T, error) { return f(ctx, o) })
 }
 
-// unreadable reports whether an object is unknown because the caller may not read it. Any other error but "not found" is
-// one of these too: the answer goes on without the object.
+// unreadable reports whether an object is unknown because the caller may not read it. Any other error but "not found"
+// is one of these too: the answer goes on without the object.
 func unreadable(err error) bool { return err != nil && !apierrors.IsNotFound(err) }
 
 // Pod reads a pod.

@@ -74,7 +74,7 @@ func TestRecorded(t *testing.T) {
 	}
 }
 
-// TestTook: a healthy object says what its start took, if it is in the record.
+// TestTook: the answer for a healthy object has what its start took, if that is in the record.
 func TestTook(t *testing.T) {
 	web := runs("web", "web")
 	web.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", Ready: true, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: before(time.Minute)}}}}
@@ -101,7 +101,8 @@ func TestTook(t *testing.T) {
 	}
 }
 
-// TestPeak: what the cgroup counted is the evidence of a container that ran out of memory, also where the runtime did not see it.
+// TestPeak: what the cgroup counted is the evidence of a container that ran out of memory, also where the runtime did
+// not see it.
 func TestPeak(t *testing.T) {
 	limited := func(p *corev1.Pod) {
 		p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"memory": resource.MustParse("32Mi")}

@@ -70,7 +70,7 @@ func podUnscheduled(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 	return f.since(c.LastTransitionTime).sawCondition(pod, corev1.PodScheduled)
 }
 
-// notLookedAt explains a pod that no scheduler has looked at.
+// notLookedAt explains a pod that no scheduler has handled.
 func (r *Reader) notLookedAt(pod *corev1.Pod) *Finding {
 	o, name := podObject(pod), pod.Spec.SchedulerName
 	where := o.String() + " .spec.schedulerName"
@@ -80,7 +80,7 @@ func (r *Reader) notLookedAt(pod *corev1.Pod) *Finding {
 	}
 	f := broken(SchedulerUnknown, fmt.Sprintf("no scheduler named %s takes %s: it does not run, or the name is wrong", name, o))
 	if name == corev1.DefaultSchedulerName {
-		f = broken(SchedulerSilent, fmt.Sprintf("the scheduler has not looked at %s for %s: it does not run, or hangs", o, ago(r.age(pod.CreationTimestamp))))
+		f = broken(SchedulerSilent, fmt.Sprintf("the scheduler has not handled %s for %s: it does not run, or hangs", o, ago(r.age(pod.CreationTimestamp))))
 		f.do("kube-scheduler runs in kubelith server: its log has the lines of the component scheduler.")
 	} else {
 		f.do(recreate(pod, fmt.Sprintf("Correct schedulerName (the built-in one is %s)", corev1.DefaultSchedulerName)))
@@ -130,7 +130,8 @@ func (r *Reader) byVerdicts(pod *corev1.Pod, c *corev1.PodCondition, nodes []cor
 		}
 		byNode[v.Node] = append(byNode[v.Node], v)
 	}
-	// Of the nodes that the pod may use by its own choice, those that come nearest decide: there the fewest plugins refuse.
+	// Of the nodes that the pod may use by its own choice, those that come nearest decide: there the fewest plugins
+	// refuse.
 	mine := func(all []Verdict) bool {
 		return !slices.ContainsFunc(all, func(v Verdict) bool { return v.Plugin == "NodeAffinity" || v.Plugin == "NodeName" })
 	}
@@ -424,8 +425,8 @@ func schedulerSays(message string) string {
 	return strings.TrimSuffix(oneLine(before), ".")
 }
 
-// codeOfMessage is the code of the scheduler's message when the nodes cannot be compared: by the one reason it has, else
-// mixed.
+// codeOfMessage is the code of the scheduler's message when the nodes cannot be compared: by the one reason it has,
+// else mixed.
 //
 // Source: the ErrReason constants in k8s.io/kubernetes/pkg/scheduler/framework/plugins
 func codeOfMessage(message string) Code {

@@ -72,7 +72,7 @@ func (r *Reader) withoutEndpoints(ctx context.Context, s *corev1.Service, ready 
 		if ready > 0 {
 			return nil
 		}
-		return broken(NoSelector, fmt.Sprintf("%s has no selector and no endpoints: nothing says where it leads", o)).saw(o.String()+" .spec.selector", "not set").
+		return broken(NoSelector, fmt.Sprintf("%s has no selector and no endpoints: it routes to nothing", o)).saw(o.String()+" .spec.selector", "not set").
 			do("Set a selector, or create an EndpointSlice with the label " + discoveryv1.LabelServiceName + "=" + s.Name + ".")
 	}
 	selector := metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: s.Spec.Selector})

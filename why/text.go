@@ -15,13 +15,13 @@ import (
 // minWidth is the least width that text is wrapped to.
 const minWidth = 40
 
-// Style says how an answer is written as text.
+// Style is how an answer is written as text.
 type Style struct {
 	// Width is the number of columns; 0: 100.
 	Width int
 	// Colour marks the first line and the headings for a terminal.
 	Colour bool
-	// Now is the time by which ages are told.
+	// Now is the time that ages count back from.
 	Now time.Time
 }
 

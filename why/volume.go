@@ -22,7 +22,7 @@ type needed struct {
 	secret bool
 	name   string
 	keys   []string
-	// where is the field that asks for it.
+	// where is the field that requests it.
 	where string
 }
 
@@ -97,7 +97,8 @@ func neededByEnv(c container) []needed {
 	return all
 }
 
-// missing explains the first ConfigMap, Secret or key that does not exist; nil: all exist, as far as the caller may read.
+// missing explains the first ConfigMap, Secret or key that does not exist; nil: all exist, as far as the caller may
+// read.
 func (r *Reader) missing(ctx context.Context, pod *corev1.Pod, all []needed) *Finding {
 	for _, n := range all {
 		keys, err := r.keys(ctx, pod.Namespace, n)
@@ -150,7 +151,7 @@ func (r *Reader) keys(ctx context.Context, namespace string, n needed) (keys []s
 	return keys, err
 }
 
-// configMissing explains a container whose configuration the kubelet cannot make.
+// configMissing explains a container whose configuration the kubelet cannot create.
 //
 // Source: makeEnvironmentVariables in k8s.io/kubernetes/pkg/kubelet/kubelet_pods.go, verifyRunAsNonRoot in
 // pkg/kubelet/kuberuntime/security_context.go
@@ -241,8 +242,8 @@ func podVolumes(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 	return r.unlessFirst(f, e).sawEvent(e).sawCondition(pod, corev1.PodReadyToStartContainers)
 }
 
-// unlessFirst says that a failure which an Event reports is no fault yet while it has happened once and just now: the
-// kubelet tries again within a second, and what it was waiting for at a pod's start is often there by then.
+// unlessFirst takes a failure that an Event reports for no fault yet if it happened once and just now: the kubelet
+// retries within a second, and what a pod's start waits for is often there by then.
 func (r *Reader) unlessFirst(f *Finding, e *Event) *Finding {
 	if e.Count < 2 && r.age(e.Last) < fresh {
 		f.Status, f.Cause = Progressing, "in progress: the kubelet tries again after: "+f.Cause
@@ -356,7 +357,7 @@ func (r *Reader) unbound(ctx context.Context, pod *corev1.Pod, claim *corev1.Per
 	if r.busy == nil {
 		r.busy = map[Object]bool{}
 	}
-	// The claim may wait for this pod: it need not be asked again.
+	// The claim may wait for this pod: it need not be explained again.
 	r.busy[podObject(pod)] = true
 	defer delete(r.busy, podObject(pod))
 	f, err := explainClaim(ctx, r, claim)
@@ -398,7 +399,7 @@ func podSandbox(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 			do("The message is the container runtime's; kubelith's log on that node says more. The kubelet tries again by itself.")
 	}
 	first := *e
-	for _, other := range r.Events(ctx, pod) { // each attempt has an Event of its own: the sandbox's ID is in the message
+	for _, other := range r.Events(ctx, pod) { // each attempt has its own Event: the sandbox's ID is in the message
 		if other.Reason == e.Reason && other.FirstTimestamp.Before(&first.FirstTimestamp) {
 			first.FirstTimestamp, first.Last = other.FirstTimestamp, other.FirstTimestamp
 		}

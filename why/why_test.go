@@ -62,7 +62,7 @@ func gadgetTarget(name string) Target {
 	return target(gadgets.GroupVersion().WithKind("Gadget"), "gadgets", "ns", name)
 }
 
-// gadget is an object of a kind that nobody here knows.
+// gadget is an object of a kind that no code here knows.
 func gadget(name string, change func(map[string]any)) *unstructured.Unstructured {
 	o := map[string]any{
 		"apiVersion": "example.org/v1", "kind": "Gadget",
@@ -160,7 +160,7 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
-// What may not be read is said, once, and the answer goes on without.
+// What may not be read is reported once, and the answer does without it.
 func TestForbidden(t *testing.T) {
 	r, client := reader(t, gadget("a", withCondition("Ready", "False", "NoParts", "no wheel", time.Hour)))
 	refusals := 0

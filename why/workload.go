@@ -16,7 +16,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// maxPods bounds the pods of a workload that are looked at, those that are not ready first.
+// maxPods bounds the pods of a workload that are inspected, those that are not ready first.
 const maxPods = 12
 
 // revision is how a Deployment and its ReplicaSets number their templates.

@@ -133,7 +133,7 @@ func TestValidateIn(t *testing.T) {
 	}
 }
 
-// TestAdopt: a server takes the settings of the cluster that it joins where it has none of its own.
+// TestAdopt: a server takes from the cluster that it joins the settings that its own configuration lacks.
 func TestAdopt(t *testing.T) {
 	cluster := &ClusterInfo{ClusterCIDR: []string{"10.1.0.0/16"}, ServiceCIDR: []string{"10.2.0.0/16"}, ClusterDomain: "c.example", Network: "host-gw", Profile: "cis"}
 	for name, tc := range map[string]struct {

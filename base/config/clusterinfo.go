@@ -102,8 +102,8 @@ func (a *Agent) ValidateIn(cluster *ClusterInfo) error {
 	return errors.Join(p...)
 }
 
-// Adopt takes the settings of the cluster that this server shares with others. A setting that is neither the default nor
-// the cluster's is an error, with a line for each.
+// Adopt takes the settings of the cluster that this server shares with others. A setting that is neither the default
+// nor the cluster's is an error, with a line for each.
 func (s *Server) Adopt(cluster *ClusterInfo) error {
 	var p problems
 	def := Default()

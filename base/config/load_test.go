@@ -154,7 +154,8 @@ func TestTokenFromEnvironment(t *testing.T) {
 	}
 }
 
-// The keys of the store's account have no place in the file, which is a part of every snapshot, and k3s' flags are understood.
+// The keys of the store's account have no place in the file, which is a part of every snapshot, and k3s' flags are
+// understood.
 func TestS3(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "id")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")

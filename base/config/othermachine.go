@@ -13,13 +13,15 @@ type ClusterNetworks struct {
 	ClusterDomain            string
 }
 
-// machineKeys are the settings of one machine, which are wrong on another; and the server that it had joined, since the other one has the cluster.
+// machineKeys are the settings of one machine, which are wrong on another; and the server that it had joined, since the
+// other one has the cluster.
 func machineKeys() []string {
 	return []string{"nodeName", "nodeIP", "nodeExternalIP", "advertiseAddress", "bindAddress", "server", "token", "tokenFile"}
 }
 
-// ForOtherMachine returns the file of a server for another machine that goes on with its cluster: without the keys of the machine, which
-// it returns too, and with the cluster's networks where they are not the defaults. text may be empty, and so may the result.
+// ForOtherMachine returns the file of a server for another machine that goes on with its cluster: without the keys of
+// the machine, which it returns too, and with the cluster's networks where they are not the defaults. text may be
+// empty, and so may the result.
 func ForOtherMachine(text []byte, cluster ClusterNetworks) (file []byte, leftOut []string, err error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(text, &doc); err != nil {

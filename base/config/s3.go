@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// S3 are the settings of the store that snapshots are copied to. Without a bucket there is none. The keys of the account have no place in
-// the file: it is a part of every snapshot.
+// S3 are the settings of the store that snapshots are copied to. Without a bucket there is none. The keys of the
+// account have no place in the file: it is a part of every snapshot.
 type S3 struct {
 	SnapshotS3Endpoint        string `json:"snapshotS3Endpoint" flag:"snapshot-s3-endpoint" alias:"etcd-s3-endpoint" usage:"S3-compatible store that snapshots are copied to, HOST[:PORT]"`
 	SnapshotS3Bucket          string `json:"snapshotS3Bucket" flag:"snapshot-s3-bucket" alias:"etcd-s3-bucket" usage:"bucket of that store; without one there are no copies"`

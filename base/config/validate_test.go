@@ -155,7 +155,7 @@ func TestValidate(t *testing.T) {
 		"join token":         {func(s *Server) { s.JoinToken = "nome" }, `--join-token (joinToken): unknown value "nome": did you mean "none"?`},
 		"network":            {func(s *Server) { s.Network = "brigde" }, `--network (network): unknown value "brigde": did you mean "bridge"?`},
 		"log format":         {func(s *Server) { s.LogFormat = "xml" }, `--log-format (logFormat): unknown value "xml": use one of text, json`},
-		"level of nobody":    {func(s *Server) { s.LogLevel = "info,kubelte=debug" }, `--log-level (logLevel): "kubelte" is not a component of the log: did you mean "kubelet"?`},
+		"unknown component":  {func(s *Server) { s.LogLevel = "info,kubelte=debug" }, `--log-level (logLevel): "kubelte" is not a component of the log: did you mean "kubelet"?`},
 		"level of component": {func(s *Server) { s.LogLevel = "info,kubelet=loud" }, `--log-level (logLevel): unknown value "loud": use one of error, warn, info, debug, trace`},
 		"two levels":         {func(s *Server) { s.LogLevel = "info,debug" }, `--log-level (logLevel): "info,debug" sets two levels for the same component: set one`},
 		"log file":           {func(s *Server) { s.LogFile = "kubelith.log" }, `--log-file (logFile): "kubelith.log" is not an absolute path: begin it with /`},

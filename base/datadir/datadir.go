@@ -48,10 +48,10 @@ func Files(dir string) []string {
 	return []string{filepath.Join(dir, "lock"), filepath.Join(dir, "version"), filepath.Join(dir, idFile), filepath.Join(dir, settingsFile), filepath.Join(dir, ballastFile)}
 }
 
-// Open creates the directory (mode 0700) if it is missing, takes it for this process, and upgrades an older format. release is the
-// version of kubelith: a new directory records it, another one with Adopt. Open refuses a directory, and changes nothing in it, when
-// another process holds it, when it cannot be written, when it is new and has too little space, or when a newer
-// kubelith wrote it.
+// Open creates the directory (mode 0700) if it is missing, takes it for this process, and upgrades an older format.
+// release is the version of kubelith: a new directory records it, another one with Adopt. Open refuses a directory, and
+// changes nothing in it, when another process holds it, when it cannot be written, when it is new and has too little
+// space, or when a newer kubelith wrote it.
 func Open(dir, release string) (*Dir, error) {
 	return open(dir, release, minFree, steps())
 }

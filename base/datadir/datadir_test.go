@@ -198,7 +198,7 @@ func TestHold(t *testing.T) {
 		t.Fatal(err)
 	}
 	if info, err := os.Stat(run); err != nil || info.Mode().Perm() != 0o711 {
-		t.Errorf("the run directory has %v, %v: pods with users of their own cannot pass", info.Mode(), err)
+		t.Errorf("the run directory has %v, %v: pods with hostUsers: false cannot pass", info.Mode(), err)
 	}
 	if owner := ReadOwner(filepath.Join(run, RunMark)); owner.DataDir != base+"/first" {
 		t.Errorf("owner of the run directory: %q", owner)

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Made are the names that a node creates in its data directory. It excludes snapshots, and what users put there: server/manifests,
-// agent/images, agent/static-pods and the plugins. Add every new name here, or reset leaves it.
+// Made are the names that a node creates in its data directory. It excludes snapshots, and what users put there:
+// server/manifests, agent/images, agent/static-pods and the plugins. Add every new name here, or reset leaves it.
 func Made() []string {
 	return []string{
 		"server/db", "server/former", "server/member.json", "server/tls", "server/cred", "server/token", "server/profile", "server/manifests/.directory", Restoring,
@@ -25,15 +25,16 @@ func Identity() []string { return []string{"lock", idFile, "version"} }
 // Restoring exists while a snapshot is being restored.
 const Restoring = "server/.restoring"
 
-// Upgrading exists while kubelith upgrade replaces the program. In it are Saved once a snapshot is saved, and Returning while the data of
-// before is put back.
+// Upgrading exists while kubelith upgrade replaces the program. In it are Saved once a snapshot is saved, and Returning
+// while the data of before is put back.
 const (
 	Upgrading = "upgrade"
 	Saved     = Upgrading + "/snapshot"
 	Returning = Upgrading + "/returning"
 )
 
-// Dropped are the directories for the user's files, before the first start or later, and for snapshots, which outlive their cluster.
+// Dropped are the directories for the user's files, before the first start or later, and for snapshots, which outlive
+// their cluster.
 func Dropped() []string {
 	return []string{"server/manifests", "server/snapshots", "agent/images", "agent/static-pods", "plugins/admission", "plugins/scheduling", "plugins/storage"}
 }
@@ -102,7 +103,7 @@ func CheckCluster(dir string) error {
 		return fmt.Errorf("data directory %s: a snapshot was being restored to it, and that was interrupted: run kubelith snapshot restore again", dir)
 	}
 	if _, err := os.Lstat(filepath.Join(dir, Returning)); err == nil {
-		return fmt.Errorf("data directory %s: the way back from a failed upgrade was interrupted: run the same kubelith upgrade again", dir)
+		return fmt.Errorf("data directory %s: the rollback of a failed upgrade was interrupted: run the same kubelith upgrade again", dir)
 	}
 	authority, member := has("server/tls/cluster-ca.crt"), has("server/db/member")
 	const remedy = "mount or restore it; for a new cluster run kubelith reset --data first"

@@ -150,7 +150,7 @@ func TestPrivate(t *testing.T) {
 	}
 }
 
-// TestCheckClusterOfFile: a file in the place of the directory is no interrupted restore; Open says what it is.
+// TestCheckClusterOfFile: a file in the place of the directory is not an interrupted restore; Open reports what it is.
 func TestCheckClusterOfFile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 	if err := os.WriteFile(dir, nil, 0o600); err != nil {

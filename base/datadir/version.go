@@ -19,7 +19,8 @@ type step func(dir string) error
 func steps() []step { return nil }
 
 // upgrade reads D/version, refuses a newer format, and runs the steps that an older one lacks. It stores the new number
-// after each, so that a crash repeats one step at most. It returns the release that wrote the directory last, if that is another.
+// after each, so that a crash repeats one step at most. It returns the release that wrote the directory last, if that
+// is another.
 //
 // The file has the format as a whole number in its first line, and in the second, for users, the kubelith that wrote it
 // last. A directory without the file is new.
@@ -56,8 +57,8 @@ func upgrade(dir, release string, upgrades []step) (former string, err error) {
 	return former, nil
 }
 
-// Adopt records that this release uses the directory, after the first start with it that is complete: until then, Former has the one of
-// before. A full disk is no error: the record is for the next release.
+// Adopt records that this release uses the directory, after the first start with it that is complete: until then,
+// Former has the one of before. A full disk is no error: the record is for the next release.
 func (d *Dir) Adopt() error {
 	if d.former == "" {
 		return nil

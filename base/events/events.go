@@ -19,8 +19,8 @@ func NewRecorder(ctx context.Context, cs kubernetes.Interface, source corev1.Eve
 	return b.NewRecorder(scheme.Scheme, source), b.Shutdown
 }
 
-// Node returns what Events about a Node refer to. As in the kubelet's, the UID is its name: kubectl describe finds them by
-// that.
+// Node returns what Events about a Node refer to. As in the kubelet's, the UID is its name: kubectl describe finds them
+// by that.
 func Node(name string) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(name)}
 }

@@ -53,8 +53,8 @@ func NewShared(c kubernetes.Interface, stop <-chan struct{}) (informers.SharedIn
 	return shared{informers.NewSharedInformerFactoryWithOptions(c, resync, informers.WithTransform(Trim), informers.WithInformerName(name)), stop}, nil
 }
 
-// One returns a factory whose informers watch one object, by its name: an identity that may read no other may do so. The
-// namespace of a Node is "".
+// One returns a factory whose informers watch one object, by its name: an identity that may read no other may do so.
+// The namespace of a Node is "".
 func One(c kubernetes.Interface, namespace, name string) informers.SharedInformerFactory {
 	return informers.NewSharedInformerFactoryWithOptions(c, 0, informers.WithTransform(Trim), informers.WithNamespace(namespace),
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) {

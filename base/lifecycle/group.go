@@ -23,10 +23,10 @@ type Options struct {
 	Observe func(Event)
 	// StopTimeout bounds the whole stop, from the first sign to the last component. Zero means no bound.
 	StopTimeout time.Duration
-	// Held are components that do not start at once; components that need them do not wait for them. It has no effect on
-	// a component whose policy is EndProcess.
+	// Held are components that do not start at once; components that need them do not wait for them. It has no effect
+	// on a component whose policy is EndProcess.
 	Held map[string]Hold
-	// Timing says when components restart; a zero field has the value of DefaultTiming.
+	// Timing determines when components restart; a zero field has the value of DefaultTiming.
 	Timing Timing
 }
 
@@ -236,7 +236,7 @@ func (r *run) handle(rep report) {
 			m.readyAt = time.Now()
 			r.enter(m, Ready, nil)
 		}
-	case !m.running(): // the Group waited in vain for it to end
+	case !m.running(): // the Group has given up waiting for it to end
 	case m.state == Ending && !r.stopping:
 		r.backOff(m, m.why)
 	case m.state == Ending, m.state == Stopping && (rep.err == nil || errors.Is(rep.err, context.Canceled)):

@@ -2,8 +2,8 @@
 // or hangs, restarts it or ends all of them, and stops them in reverse order.
 //
 // It knows nothing about the components and imports none of our packages. components/node builds them and hands them to
-// a Group. A component says itself whether it may be restarted (Restarter). The others end the process when they fail: a
-// supervisor such as systemd starts it again.
+// a Group. A component itself reports whether it may be restarted (Restarter). The others end the process when they
+// fail: a supervisor such as systemd starts it again.
 package lifecycle
 
 import (
@@ -48,8 +48,9 @@ type Component interface {
 	// ctx carries the values of the Group's context but not its cancellation: it is cancelled when this component may
 	// stop.
 	//
-	// If the component may be restarted, Run is called again after it has returned, and leaves nothing behind that the next call would
-	// meet: no goroutine, handler, socket or metric. Restarting reports whether ctx has ended for that reason.
+	// If the component may be restarted, Run is called again after it has returned, and leaves nothing behind that the
+	// next call would meet: no goroutine, handler, socket or metric. Restarting reports whether ctx has ended for that
+	// reason.
 	Run(ctx context.Context, ready func()) error
 }
 

@@ -11,17 +11,18 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Policy says what happens when a component fails, ends by itself, panics or hangs.
+// Policy determines what happens when a component fails, ends by itself, panics or hangs.
 type Policy int
 
 // The policies.
 const (
 	// EndProcess ends the Group, and with it the process.
 	EndProcess Policy = iota
-	// RestartAlone restarts the component in place. Only one run at a time is safe: one that does not end ends the Group.
+	// RestartAlone restarts the component in place. Only one run at a time is safe: one that does not end ends the
+	// Group.
 	RestartAlone
-	// RestartBeside restarts the component in place. A run that does not end is abandoned, and the next one starts beside
-	// it: what it writes late does no harm, since its context has ended and the next run writes the same.
+	// RestartBeside restarts the component in place. A run that does not end is abandoned, and the next one starts
+	// beside it: what it writes late does no harm, since its context has ended and the next run writes the same.
 	RestartBeside
 )
 
@@ -46,7 +47,7 @@ type Hold struct {
 	Why   error
 }
 
-// Timing says when components restart.
+// Timing determines when components restart.
 type Timing struct {
 	// First is the pause before the first restart; it doubles each time, up to Longest. After a run that was ready for
 	// ResetAfter it is First again.

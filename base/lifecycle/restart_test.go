@@ -325,7 +325,8 @@ func TestStopWhileEnding(t *testing.T) {
 	})
 }
 
-// TestFail: a component whose goroutine has panicked is ended and restarted; Fail does nothing to one that ends the process.
+// TestFail: a component whose goroutine has panicked is ended and restarted; Fail does nothing to one that ends the
+// process.
 func TestFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g *Group

@@ -19,7 +19,7 @@ const (
 	floodsKnown = 1000
 )
 
-// floods drops lines that a component repeats. The first line afterwards says how many there were.
+// floods drops lines that a component repeats. The first line afterwards reports how many there were.
 type floods struct {
 	mu   sync.Mutex
 	seen map[string]*flood

@@ -147,7 +147,7 @@ func (s sink) with(e *logrus.Entry, kv []any) *logrus.Entry {
 	maps.Copy(fields, e.Data)
 	for i := 0; i < len(kv); i += 2 {
 		key := fmt.Sprint(kv[i])
-		if key == componentField { // upstream's is an identity of its own; the entry has ours
+		if key == componentField { // upstream's is its own identity; the entry has ours
 			continue
 		}
 		if i+1 == len(kv) {

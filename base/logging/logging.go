@@ -19,7 +19,7 @@ import (
 	"kubelith.io/kubelith/base/logging/etcdclient"
 )
 
-// componentField is the name of the field that says which part of the process a line is from.
+// componentField is the field that names the part of the process that a line is from.
 const componentField = "component"
 
 // Options configure what is written, how and where.

@@ -82,12 +82,13 @@ var upstreamRanks = []rank{
 	// The client gets an error for its wrong token; for a join token we log our own line.
 	{component: "apiserver", message: "Unable to authenticate the request", level: logrus.InfoLevel},
 
-	// We enable this one ourselves (docs/adr/041-events-of-containerd.md). With one of the operator's, the line stays a warning.
+	// We enable this one ourselves (docs/adr/041-events-of-containerd.md). With one of the operator's, the line stays a
+	// warning.
 	{component: "apiserver controller-manager scheduler kubelet kubernetes", message: "component has alpha features enabled in emulated version, this is unsupported: features=[EventedPLEG]", level: logrus.DebugLevel},
 	// A deleted pod's cgroup is gone when its last status is written.
 	{component: "kubelet", message: "failed to read memory cgroup ", err: "no such file or directory", level: logrus.DebugLevel},
 
-	// A container that ends at once is gone before cAdvisor watches or measures it. Without inotify's watches it says
+	// A container that ends at once is gone before cAdvisor watches or measures it. Without inotify watches it logs
 	// "no space left on device", which stays a warning.
 	{component: "kubelet", message: "Error while processing event (", err: ": no such file or directory", level: logrus.DebugLevel},
 	{component: "kubelet", message: "Failed to watch directory ", err: ": no such file or directory", level: logrus.DebugLevel},

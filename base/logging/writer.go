@@ -24,8 +24,8 @@ const (
 // goroutine writes to the output; lines that cannot wait any longer are dropped, counted, and reported in one line when
 // the output accepts lines again.
 //
-// Write returns when the line is written, so that a process that ends after a line loses none; but it waits for the
-// patience at most, and not at all once the output has blocked for longer.
+// Write returns when the line is written, so that a process that ends after a line loses none; but it waits no longer
+// than patience, and not at all once the output has blocked for longer.
 type Writer struct {
 	out    io.Writer
 	format logrus.Formatter // of the line about dropped lines

@@ -65,7 +65,7 @@ func TestNobodyReads(t *testing.T) {
 			}
 		}
 		if lost == 0 {
-			t.Error("nothing is said of lost lines")
+			t.Error("lost lines are not reported")
 		}
 		read <- n + lost
 	}()

@@ -16,8 +16,8 @@ import (
 // handshakeTimeout bounds one handshake.
 const handshakeTimeout = 2 * time.Second
 
-// Handshake returns a function that connects to a kubelet and verifies that its certificate has the name of the node and
-// the address, and that a CA in the file ca has signed it. It sends nothing.
+// Handshake returns a function that connects to a kubelet and verifies that its certificate has the name of the node
+// and the address, and that a CA in the file ca has signed it. It sends nothing.
 func Handshake(ca string, dialer *net.Dialer) func(ctx context.Context, node string, at netip.AddrPort) error {
 	return func(ctx context.Context, node string, at netip.AddrPort) error {
 		pem, err := os.ReadFile(ca)

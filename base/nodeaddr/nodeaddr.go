@@ -1,7 +1,7 @@
 // Package nodeaddr decides which of the addresses in the status of Nodes can be theirs. A node writes them itself, so a
 // node on a compromised machine may claim any: the API's, another node's, that of a Service.
 //
-// Rules check only Nodes. Only the node itself can prove that it really has an address of its own choice (Handshake).
+// Rules check only Nodes. Only the node can prove that it really has an address that it chose itself (Handshake).
 package nodeaddr
 
 import (

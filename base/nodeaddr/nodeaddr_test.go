@@ -37,7 +37,7 @@ func TestOf(t *testing.T) {
 		{"of the same age, the first by name", []*corev1.Node{node("b", 1, "agent", "192.0.2.2"), node("a", 1, "agent", "192.0.2.2")},
 			map[string][]string{"a": {"192.0.2.2"}}, map[string][]string{"b": {"192.0.2.2 is the address of the node a"}}},
 		{"twice its own", []*corev1.Node{node("a", 1, "agent", "192.0.2.2", "192.0.2.2")}, map[string][]string{"a": {"192.0.2.2"}}, nil},
-		{"nobody's", []*corev1.Node{node("a", 1, "agent", "127.0.0.1", "169.254.169.254", "fe80::1", "0.0.0.0", "224.0.0.1", "x", "fe80::1%eth0")}, nil,
+		{"unusable", []*corev1.Node{node("a", 1, "agent", "127.0.0.1", "169.254.169.254", "fe80::1", "0.0.0.0", "224.0.0.1", "x", "fe80::1%eth0")}, nil,
 			map[string][]string{"a": {
 				"127.0.0.1 is not an address at which other machines can reach a node", "169.254.169.254 is not an address at which other machines can reach a node",
 				"fe80::1 is not an address at which other machines can reach a node", "0.0.0.0 is not an address at which other machines can reach a node",

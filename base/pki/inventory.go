@@ -13,7 +13,7 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 )
 
-// Certificate is what an operator wants to know of a certificate.
+// Certificate is what an operator wants to know about a certificate.
 type Certificate struct {
 	Name    string   `json:"name"` // of its file, without the extension
 	Use     string   `json:"use"`
@@ -28,8 +28,8 @@ type Certificate struct {
 	File      string    `json:"file"`
 }
 
-// Parts of its life at which a certificate is due: a leaf has been renewed before, unless that failed again and again. Of
-// a year they are 30 days, and of the ten years of a CA, which an operator must replace, one year.
+// Parts of its life at which a certificate is due: a leaf has been renewed before, unless that failed again and again.
+// Of a year they are 30 days, and of the ten years of a CA, which an operator must replace, one year.
 const leafDue, caDue = 12, 10
 
 // Due returns when a certificate that is still there needs an operator's attention.
@@ -41,8 +41,8 @@ func (c Certificate) Due() time.Time {
 	return c.NotAfter.Add(-life / leafDue)
 }
 
-// Read returns the certificates of a PEM file: all CAs of a bundle, or the leaf without its chain. They have the name of
-// the file, and this use.
+// Read returns the certificates of a PEM file: all CAs of a bundle, or the leaf without its chain. They have the name
+// of the file, and this use.
 func Read(path, use string) ([]Certificate, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -23,7 +23,8 @@ import (
 	"kubelith.io/kubelith/base/atomicfile"
 )
 
-// Rotation is how far this server has replaced its CAs with new ones, which have new keys. Beside the CAs are, meanwhile:
+// Rotation is how far this server has replaced its CAs with new ones, which have new keys. Beside the CAs are,
+// meanwhile:
 //
 //	rotation.json   a Rotation; written after the directories and removed before them
 //	former/, next/  the CAs from before the rotation, and those after it
@@ -175,8 +176,8 @@ func readFiles(dir string, files []string) (map[string][]byte, error) {
 	return all, nil
 }
 
-// BeginRotation stores the new CAs of a rotation, in its first phase. It replaces one in the first phase with another id,
-// whose CAs have signed nothing. The caller calls Ensure afterwards, and nobody else meanwhile.
+// BeginRotation stores the new CAs of a rotation, in its first phase. It replaces one in the first phase with another
+// id, whose CAs have signed nothing. The caller calls Ensure afterwards; no other caller may do so meanwhile.
 func BeginRotation(dir, id string, next map[string][]byte) error {
 	r, err := ReadRotation(dir)
 	switch {
@@ -335,8 +336,8 @@ type Trusted struct {
 	Rotation *Rotation `json:"rotation,omitempty"`
 	// Cluster are the CAs of the API and its users, in PEM.
 	Cluster []byte `json:"cluster"`
-	// Signing and KubeletSigning are the certificates of the CAs that sign for nodes now, in PEM: their clients, and their
-	// kubelets' serving certificates.
+	// Signing and KubeletSigning are the certificates of the CAs that sign for nodes now, in PEM: their clients, and
+	// their kubelets' serving certificates.
 	Signing        []byte `json:"signing"`
 	KubeletSigning []byte `json:"kubeletSigning"`
 }
@@ -354,8 +355,8 @@ func ReadTrusted(dir string) (*Trusted, error) {
 	return &Trusted{Rotation: r, Cluster: files[clusterTrustFile], Signing: files[clusterCA+".crt"], KubeletSigning: files[kubeletCA+".crt"]}, nil
 }
 
-// Published returns the CAs with which a machine that joins may verify the API, in PEM: the first is the one that has signed
-// its serving certificate. The former CA is not among them once the new one has.
+// Published returns the CAs with which a machine that joins may verify the API, in PEM: the first is the one that has
+// signed its serving certificate. The former CA is not among them once the new one has.
 func Published(dir string) ([]byte, error) {
 	r, err := ReadRotation(dir)
 	if err != nil {

@@ -98,8 +98,8 @@ func (r *rotation) check(t *testing.T, phase Phase) {
 	}
 }
 
-// TestRotation: in each phase the right CA signs each leaf, and the right ones are trusted; keys of leaves and the one for
-// service accounts stay.
+// TestRotation: in each phase the right CA signs each leaf, and the right ones are trusted; keys of leaves and the one
+// for service accounts stay.
 func TestRotation(t *testing.T) {
 	r := newRotation(t)
 	keep := map[string]string{}

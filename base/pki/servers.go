@@ -25,7 +25,7 @@ const (
 	ForWitness
 )
 
-// shared are the files that a machine has in common with the cluster's servers; it makes the others for itself.
+// shared are the files that a machine has in common with the cluster's servers; it generates the others itself.
 func shared(to Recipient) []string {
 	if to == ForWitness {
 		return []string{"peer-ca.crt", "peer-ca.key"}
@@ -36,8 +36,8 @@ func shared(to Recipient) []string {
 	}
 }
 
-// Shared returns what another machine of the cluster needs of the directory of Ensure, by name. For a server it contains
-// all of the cluster's private keys.
+// Shared returns what another machine of the cluster needs of the directory of Ensure, by name. For a server it
+// contains all of the cluster's private keys.
 func Shared(dir string, to Recipient) (map[string][]byte, error) {
 	names := shared(to)
 	if to == ForServer {
@@ -52,8 +52,9 @@ func Shared(dir string, to Recipient) (map[string][]byte, error) {
 	return readFiles(dir, names)
 }
 
-// Place writes what Shared has returned on another machine, before its first Ensure or EnsurePeer. It refuses other files. What an earlier
-// membership has left there goes: a rotation of then would put its CAs in the place of these, and its certificates are signed by them.
+// Place writes what Shared has returned on another machine, before its first Ensure or EnsurePeer. It refuses other
+// files. What an earlier membership has left there goes: a rotation of then would put its CAs in the place of these,
+// and its certificates are signed by them.
 func Place(dir string, files map[string][]byte, to Recipient) error {
 	for _, name := range shared(to) {
 		if len(files[name]) == 0 {
@@ -104,15 +105,15 @@ func forgetMembership(dir string) error {
 	return nil
 }
 
-// ServerClient returns a certificate with which a server of the cluster proves to another one that it is the server with
-// that name: names.ServerUserPrefix plus the name, in names.Servers. It is valid for ten minutes and stored nowhere: a
-// server has the CA's key. The pool has the CAs of the API.
+// ServerClient returns a certificate with which a server of the cluster proves to another one that it is the server
+// with that name: names.ServerUserPrefix plus the name, in names.Servers. It is valid for ten minutes and stored
+// nowhere: a server has the CA's key. The pool has the CAs of the API.
 func ServerClient(dir, name string, now time.Time) (tls.Certificate, *x509.CertPool, error) {
 	return serverClient(dir, clusterCA, name, now)
 }
 
-// FormerServerClient and NextServerClient are the same, signed by a CA from before or after a rotation: with them a server
-// tries which of the two its API server accepts.
+// FormerServerClient and NextServerClient are the same, signed by a CA from before or after a rotation: with them a
+// server tries which of the two its API server accepts.
 func FormerServerClient(dir, name string, now time.Time) (tls.Certificate, *x509.CertPool, error) {
 	return serverClient(dir, filepath.Join(formerDir, clusterCA), name, now)
 }

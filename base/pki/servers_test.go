@@ -105,7 +105,7 @@ func TestPlaceAgain(t *testing.T) {
 	}
 }
 
-// TestEnsurePeer: a witness has a certificate that etcd's members trust, renews it, and never makes a CA of its own.
+// TestEnsurePeer: a witness has a certificate that etcd's members trust, renews it, and never creates its own CA.
 func TestEnsurePeer(t *testing.T) {
 	first := ensure(t, options(t.TempDir(), day0))
 	files, err := Shared(filepath.Dir(first.APIServer.Cert), ForWitness)

@@ -31,8 +31,8 @@ type UserOptions struct {
 // userCA is the file with the CAs of the API.
 const userCA = "ca.crt"
 
-// EnsureUser keeps a kubeconfig, and the CAs, the certificate and the key that it names, and returns its path. A program
-// that rereads these files, as client-go does, never needs a restart: call EnsureUser again in time.
+// EnsureUser keeps a kubeconfig, and the CAs, the certificate and the key that it names, and returns its path. A
+// program that rereads these files, as client-go does, never needs a restart: call EnsureUser again in time.
 //
 // The process that reads the files may be hostile, and never owns them: everything goes through the checked directory,
 // and a link in its place is refused.

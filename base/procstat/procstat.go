@@ -1,4 +1,4 @@
-// Package procstat reads what the kernel says of a process in one line.
+// Package procstat reads what the kernel reports about a process in one line.
 package procstat
 
 import (
@@ -18,7 +18,7 @@ type Stat struct {
 	Parent int
 	// CPU is the time that the process and the children it has waited for ran, in seconds.
 	CPU float64
-	// Start is when the process started, in clock ticks since boot. It tells the process from a later one of the same pid.
+	// Start is when the process started, in clock ticks since boot. A later process with the same pid has another.
 	Start uint64
 }
 

@@ -26,6 +26,6 @@ func TestRead(t *testing.T) {
 		t.Errorf("Read of this process = %+v, %v", s, err)
 	}
 	if _, err := Read(1 << 30); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("Read of nobody = %v", err)
+		t.Errorf("Read of no process = %v", err)
 	}
 }

@@ -1,5 +1,5 @@
-// Package renewal is client-go's certificate manager, which requests and renews a certificate, with a way to renew it at
-// once: upstream's renews when most of a certificate's life is over, and not when its CA is replaced.
+// Package renewal is client-go's certificate manager, which requests and renews a certificate, with a way to renew it
+// at once: upstream's renews when most of a certificate's life is over, and not when its CA is replaced.
 package renewal
 
 import (
@@ -61,8 +61,8 @@ func (m *Manager) Leaf() *x509.Certificate {
 	return nil
 }
 
-// Renew requests another certificate, with another key, and waits until it is stored. Until then, and after an error, the
-// one before is used. When ctx ends first, the request goes on.
+// Renew requests another certificate, with another key, and waits until it is stored. Until then, and after an error,
+// the one before is used. When ctx ends first, the request goes on.
 func (m *Manager) Renew(ctx context.Context) error {
 	m.renew.Lock()
 	defer m.renew.Unlock()

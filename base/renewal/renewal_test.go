@@ -78,8 +78,8 @@ func newSigner(t *testing.T) *signer {
 	return s
 }
 
-// TestRenew: a certificate is renewed at once, though it is valid for long; until the other one is there it stays in use, and
-// so it does while no server signs.
+// TestRenew: a certificate is renewed at once, though it is valid for long; until the other one is there it stays in
+// use, and so it does while no server signs.
 func TestRenew(t *testing.T) {
 	s := newSigner(t)
 	store, err := certificate.NewFileStore("client", t.TempDir(), t.TempDir(), "", "")

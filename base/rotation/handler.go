@@ -12,8 +12,8 @@ import (
 // maxRequest bounds a request, in bytes.
 const maxRequest = 64 << 10
 
-// Handler serves Path and KeyPath of the Kind, and passes on other requests. Requests have been authorized: who may do
-// either is up to the authorizer of the API server.
+// Handler serves Path and KeyPath of the Kind, and passes on other requests. Requests have been authorized: the API
+// server's authorizer decides who may do either.
 func (s *Server[S, R]) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {

@@ -1,5 +1,5 @@
-// Package sealed is how a server gets a secret from another one: by name, in an answer that only it can decrypt. Secrets
-// so travel from server to server, and never are in etcd.
+// Package sealed is how a server gets a secret from another one: by name, in an answer that only it can decrypt.
+// Secrets so travel from server to server, and never are in etcd.
 package sealed
 
 import (
@@ -54,15 +54,16 @@ type answer struct {
 	Sealed []byte `json:"sealed"` // the secret in JSON, encrypted for the recipient
 }
 
-// Fetch asks the servers of the cluster, at a path of their API, for a secret until one has it, and decodes it into secret.
+// Fetch asks the servers of the cluster, at a path of their API, for a secret until one has it, and decodes it into
+// secret.
 func Fetch(ctx context.Context, cs kubernetes.Interface, identity Identity, path, name string, secret any) error {
 	return AskServers(ctx, cs, identity, fetchTimeout, func(client *http.Client, address string) error {
 		return Ask(ctx, client, address, path, name, secret)
 	})
 }
 
-// AskServers calls ask with the address, HOST:PORT, of one server of the cluster after the other until it returns nil, or returns what
-// each has said, in one line. The client has this server's identity; timeout bounds each of its requests.
+// AskServers calls ask with the address, HOST:PORT, of one server of the cluster after the other until it returns nil,
+// or returns the error of each, in one line. The client has this server's identity; timeout bounds each request.
 func AskServers(ctx context.Context, cs kubernetes.Interface, identity Identity, timeout time.Duration, ask func(client *http.Client, address string) error) error {
 	slice, err := cs.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// maxReason bounds what a node says about a connection that failed, in bytes.
+	// maxReason bounds a node's reason for a failed connection, in bytes.
 	maxReason = 1 << 10
 	// closeTimeout is how long a node may take to end a connection that was closed here.
 	closeTimeout = 10 * time.Second

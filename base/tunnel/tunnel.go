@@ -7,8 +7,8 @@
 //	dials ADDRESS  <---- CONNECT ADDRESS -------------  Session.Dial
 //
 // After the upgrade the server is the client of HTTP/2 on the connection: each connection to a kubelet or a pod is a
-// stream, with its own flow control, so that a reader that stops does not stop the others. Both ends send pings, and find
-// out in less than a minute that the other one is gone.
+// stream, with its own flow control, so that a reader that stops does not stop the others. Both ends send pings, and
+// find out in less than a minute that the other one is gone.
 //
 // The package decides neither when there is a tunnel nor which connections go through it
 // (components/controlplane/tunnel, components/worker/tunnel). ADR 052 has the reasons.
@@ -47,8 +47,8 @@ const (
 func Modes() []string { return []string{Auto, Always, Never} }
 
 const (
-	// pingAfter and pingTimeout: an agent that has heard nothing for so long sends a ping, and ends the tunnel without
-	// an answer. The server waits longer before it does the same, so that usually only one of them sends pings.
+	// pingAfter and pingTimeout: an agent that has received nothing for that long sends a ping, and ends the tunnel
+	// without an answer. The server waits longer before it does the same, so that usually only one of them sends pings.
 	pingAfter       = 20 * time.Second
 	serverPingAfter = 30 * time.Second
 	pingTimeout     = 15 * time.Second

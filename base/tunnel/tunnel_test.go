@@ -128,7 +128,7 @@ func TestBytes(t *testing.T) {
 	}
 }
 
-// TestStalled: connections that nobody reads, in either direction, do not stop another one.
+// TestStalled: connections without a reader, in either direction, do not stop another one.
 func TestStalled(t *testing.T) {
 	s, _ := connected(t, everything)
 	hold := make(chan struct{})
@@ -142,7 +142,7 @@ func TestStalled(t *testing.T) {
 		}
 	})
 	for range 20 {
-		dial(t, s, loud) // nobody reads
+		dial(t, s, loud) // without a reader
 		c := dial(t, s, deaf)
 		go func() {
 			for {
@@ -209,7 +209,7 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
-// TestRefused: the node says why it does not connect.
+// TestRefused: the node reports why it does not connect.
 func TestRefused(t *testing.T) {
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

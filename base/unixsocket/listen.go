@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Listen opens a socket in a directory that exists. It removes an old one, of a process that was killed: the caller knows that no other
-// process listens there.
+// Listen opens a socket in a directory that exists. It removes an old one, of a process that was killed: the caller
+// knows that no other process listens there.
 func Listen(path string) (*net.UnixListener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("remove the old socket: %w", err)

@@ -16,7 +16,7 @@ import (
 	"kubelith.io/kubelith/base/pki"
 )
 
-// clientKubeconfig makes a client certificate for the user and a kubeconfig with it, and returns its path. In
+// clientKubeconfig creates a client certificate for the user and a kubeconfig with it, and returns its path. In
 // Kubelith only the administrator has one; peers need one per program.
 func clientKubeconfig(dir string, ca pki.Pair, server, user string, groups ...string) (string, error) {
 	pair, err := readAuthority(ca)

@@ -16,7 +16,7 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// cluster is one of the things compared, in a sandbox of its own.
+// cluster is one of the things compared, in its own sandbox.
 type cluster struct {
 	*harness.Server // the sandbox only: its Launch would switch on checks that cost time
 	name            string
@@ -75,8 +75,8 @@ func (c *cluster) stop(t *testing.T) {
 	c.processes = nil
 }
 
-// config is the administrator's access, as soon as it exists. The client has no rate limit and never
-// waits because a server that is starting told it to.
+// config is the administrator's access, as soon as it exists. The client has no rate limit and never waits because a
+// starting server asks it to.
 func (c *cluster) config(t *testing.T) *rest.Config {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {

@@ -18,20 +18,21 @@
 // once and started again when they end, as a service manager does. They run the same images as Kubelith,
 // upstream's runc of the same version, containerd's shim and upstream's CNI programs.
 //
-// A round of kind "pods" is: cold start, first pod, one pod three times, 50 pods, delete all, stop, warm start. A round of
-// kind "idle" is: cold start, 10 pods, then nothing for IDLE_SECONDS. The floor is 50 pods made of the shim, runc and
-// the CNI programs without containerd and Kubernetes (floor_test.go).
+// A round of kind "pods" is: cold start, first pod, one pod three times, 50 pods, delete all, stop, warm start. A round
+// of kind "idle" is: cold start, 10 pods, then nothing for IDLE_SECONDS. The floor is 50 pods made of the shim, runc
+// and the CNI programs without containerd and Kubernetes (floor_test.go).
 //
-// TestScale (`make bench-scale`) measures each cluster with many nodes and pods that kwok plays: it keeps their objects as kubelets would,
-// and runs nothing. It has four stages, one after the other: the cluster alone; its hollow nodes; pods of ten Deployments being made; nodes and
-// pods with nothing to do. In each, memory and CPU are those of all processes but kwok; a client over TLS reads, updates and watches
-// a ConfigMap and lists 500 pods all the time; and the apiserver's own histogram says how long all requests took, those of kwok and of
-// the controllers included. kwok, the client and the cluster share the machine. A stage that does not get ready within ten
-// minutes is reported with how far it came, and measured all the same.
+// TestScale (`make bench-scale`) measures each cluster with many nodes and pods that kwok plays: it keeps their objects
+// as kubelets would, and runs nothing. It has four stages, one after the other: the cluster alone; its hollow nodes;
+// pods of ten Deployments being created; nodes and pods with nothing to do. In each, memory and CPU are those of all
+// processes but kwok; a client over TLS reads, updates and watches a ConfigMap and lists 500 pods all the time; and the
+// apiserver's own histogram shows how long all requests took, those of kwok and of the controllers included. kwok, the
+// client and the cluster share the machine. A stage that does not get ready within ten minutes is reported with how far
+// it came, and measured all the same.
 //
 // Variables, which bench.mk sets: BENCH_RESULTS (file of samples), BENCH_BUILD (what they are samples of), BENCH_PEERS
-// (directory of the peers' programs), ROUNDS, IDLE_ROUNDS, IDLE_SECONDS, PEER_GOGC (GOGC of the composition), PEER_START=ordered
-// (start the clients of the apiserver when it is ready, instead of all at once), KWOK (directory of the program and its stages), SCALE_NODES,
-// SCALE_PODS. For working on the benchmark itself:
-// BENCH_ONLY (clusters to measure, separated by commas) and BENCH_LOGS (directory for the logs of what failed).
+// (directory of the peers' programs), ROUNDS, IDLE_ROUNDS, IDLE_SECONDS, PEER_GOGC (GOGC of the composition),
+// PEER_START=ordered (start the clients of the apiserver when it is ready, instead of all at once), KWOK (directory of
+// the program and its stages), SCALE_NODES, SCALE_PODS. For working on the benchmark itself: BENCH_ONLY (clusters to
+// measure, separated by commas) and BENCH_LOGS (directory for the logs of what failed).
 package compare

@@ -15,22 +15,22 @@ import (
 	"kubelith.io/kubelith/runtime/payload"
 )
 
-// The floor is what 50 pods cost when nobody manages them: for each pod a network namespace, one CNI ADD of the peers'
+// The floor is what 50 pods cost when nothing manages them: for each pod a network namespace, one CNI ADD of the peers'
 // configuration, one shim, and in it a sandbox (pause, with the default seccomp profile) and a container (hello). That
 // is every exec that containerd makes for a pod. There are no snapshots, no databases, no cgroups per pod class,
-// no logs and no status. It runs inside a sandbox of its own (floormain_test.go).
+// no logs and no status. It runs inside its own sandbox (floormain_test.go).
 
 // floorEnv carries a floorSpec to this executable inside the sandbox.
 const floorEnv = "KUBELITH_BENCH_FLOOR"
 
-// floorSpec says what to make.
+// floorSpec is what to create.
 type floorSpec struct {
 	Pods     int
-	Parallel int // pods made at the same time
+	Parallel int // pods created at the same time
 	BinDir   string
 	Shim     string // upstream's
 	Conflist string
-	Work     string // a directory to be made, on a tmpfs as containerd's state is
+	Work     string // a directory to be created, on a tmpfs as containerd's state is
 	Programs string // directory of pause and hello
 	Cgroup   string
 }

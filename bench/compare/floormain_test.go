@@ -75,7 +75,7 @@ func floorRun(spec floorSpec) error {
 	return json.NewEncoder(os.Stdout).Encode(floorResult{Seconds: took.Seconds(), CPU: f.cpu()})
 }
 
-// floor makes pods of programs.
+// floor creates pods from programs.
 type floor struct {
 	spec floorSpec
 	cni  *libcni.CNIConfig
@@ -85,7 +85,7 @@ type floor struct {
 	pids []int // shims and containers
 }
 
-// pod makes one pod: network, shim, sandbox, container.
+// pod creates one pod: network, shim, sandbox, container.
 func (f *floor) pod(ctx context.Context, id string) error {
 	netns := filepath.Join(f.spec.Work, id+".netns")
 	if err := newNetworkNamespace(netns); err != nil {
@@ -101,7 +101,7 @@ func (f *floor) pod(ctx context.Context, id string) error {
 	return f.containers(ctx, id, netns)
 }
 
-// newNetworkNamespace makes a namespace and keeps it as a mount, as containerd does.
+// newNetworkNamespace creates a namespace and keeps it as a mount, as containerd does.
 func newNetworkNamespace(path string) error {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		return err
@@ -118,7 +118,7 @@ func newNetworkNamespace(path string) error {
 	return <-done
 }
 
-// makeRoot makes a root directory with one program, which all pods share.
+// makeRoot creates a root directory with one program, which all pods share.
 func (f *floor) makeRoot(name string) error {
 	root := f.root(name)
 	if err := os.MkdirAll(root, 0o755); err != nil {
@@ -163,7 +163,8 @@ func (f *floor) remember(pids ...int) {
 	f.pids = append(f.pids, pids...)
 }
 
-// cpu is the CPU time of all programs: those that have ended, the shims with the runc that they ran, and the containers.
+// cpu is the CPU time of all programs: those that have ended, the shims with the runc that they ran, and the
+// containers.
 func (f *floor) cpu() float64 {
 	var ended unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_CHILDREN, &ended); err != nil {

@@ -26,7 +26,7 @@ import (
 	"kubelith.io/kubelith/runtime/payload"
 )
 
-// containers starts a shim and lets it make the sandbox and the container of a pod, with the calls that
+// containers starts a shim and lets it create the sandbox and the container of a pod, with the calls that
 // containerd makes (api/runtime/task/v3).
 func (f *floor) containers(ctx context.Context, pod, netns string) error {
 	sandbox := pod + "-pause"

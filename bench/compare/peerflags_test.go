@@ -17,7 +17,8 @@ func (p *peers) etcdArgs() []string {
 		"--listen-client-urls=https://127.0.0.1:2379", "--advertise-client-urls=https://127.0.0.1:2379",
 		"--listen-peer-urls=https://127.0.0.1:2380", "--initial-advertise-peer-urls=https://127.0.0.1:2380",
 		"--initial-cluster=default=https://127.0.0.1:2380",
-		// Kubelith has no certificates for etcd: those of the API serve here. The gateway would call etcd with one that only serves.
+		// Kubelith has no certificates for etcd: those of the API serve here. The gateway would call etcd with one that
+		// only serves.
 		"--cert-file=" + p.pki.APIServer.Cert, "--key-file=" + p.pki.APIServer.Key, "--enable-grpc-gateway=false",
 		"--client-cert-auth", "--trusted-ca-file=" + p.pki.ClusterCA.Cert,
 		"--peer-cert-file=" + p.pki.APIServer.Cert, "--peer-key-file=" + p.pki.APIServer.Key,

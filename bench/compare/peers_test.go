@@ -92,7 +92,7 @@ func (p *peers) certificates() (err error) {
 		"kube-scheduler":          {"system:kube-scheduler"},
 		"kubelet":                 {"system:node:" + p.nodeName, "system:nodes"},
 		"kube-proxy":              {"system:kube-proxy"},
-		// No role of its own has to be made while the cluster starts.
+		// So no role has to be created for it while the cluster starts.
 		"coredns": {"coredns", "system:masters"},
 	} {
 		if p.kubeconfigs[program], err = clientKubeconfig(p.dir, p.pki.ClusterCA, url, subject[0], subject[1:]...); err != nil {

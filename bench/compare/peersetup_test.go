@@ -89,7 +89,7 @@ func (p *peers) connectPods() {
 	})(p.done)
 }
 
-// publishDNS makes the Service through which pods reach DNS on the node, as Kubelith does.
+// publishDNS creates the Service through which pods reach DNS on the node, as Kubelith does.
 func (p *peers) publishDNS() {
 	cs, err := p.adminClient()
 	if err != nil {

@@ -99,8 +99,8 @@ func idleRound(t *testing.T, set settings, c *cluster) []results.Sample {
 	}
 }
 
-// coldStart starts the cluster and a pod as early as the apiserver takes one. It returns seconds since the start to node
-// Ready and to pod Ready, and the CPU seconds until then.
+// coldStart starts the cluster and a pod as early as the apiserver takes one. It returns seconds since the start to
+// node Ready and to pod Ready, and the CPU seconds until then.
 func coldStart(t *testing.T, c *cluster) (client kubernetes.Interface, node, pod, cpu float64) {
 	t.Helper()
 	began := c.start()
@@ -120,7 +120,7 @@ func coldStart(t *testing.T, c *cluster) (client kubernetes.Interface, node, pod
 		if ctx.Err() != nil {
 			t.Fatalf("create the first pod: %v", err)
 		}
-		time.Sleep(4 * retryEvery) // the default service account is made by a controller
+		time.Sleep(4 * retryEvery) // a controller creates the default service account
 	}
 	node, pod = nodeAt.since(began), podAt.since(began)
 	if t.Failed() {
@@ -225,7 +225,7 @@ func (c *cluster) answers(podIP string) error {
 	return nil
 }
 
-// reportRestarts tells which programs ended and were started again: a peer that loses time so is worth knowing.
+// reportRestarts logs which programs ended and were started again: a peer loses time that way.
 func (c *cluster) reportRestarts(t *testing.T) {
 	for _, p := range c.processes {
 		if n := p.restarts(); n > 0 {

@@ -21,7 +21,7 @@ func TestScale(t *testing.T) {
 	}
 	set := load(t)
 	set.clusterCIDR = scaleCIDR
-	set.disable = "metrics-server" // hollow nodes have no figures, and asking them would measure only how a connection is refused
+	set.disable = "metrics-server" // hollow nodes have no metrics, and queries would only measure refused connections
 	for _, name := range []string{results.Kubelith, results.Composition, results.Product} {
 		if !set.wants(name) || store.Done("scale", 1, results.ScaleColumn(name, results.ScalePods)) {
 			continue
@@ -98,7 +98,7 @@ func (r *run) stage(name string, f func() []results.Sample) {
 	}
 }
 
-// startPeak looks at the cluster's memory until the returned function is called, which returns the most there was, in MB.
+// startPeak samples the cluster's memory until the returned function is called, which returns the peak in MB.
 func (r *run) startPeak() func() float64 {
 	stop, ended := make(chan struct{}), make(chan struct{})
 	var most float64
@@ -116,7 +116,7 @@ func (r *run) startPeak() func() float64 {
 	return func() float64 { close(stop); <-ended; return most }
 }
 
-// until calls done every half a second until it is true, and for ten minutes at most. done says how far it is.
+// until calls done every half a second until it is true, and for ten minutes at most. done returns the progress.
 func (r *run) until(what string, done func() (string, bool)) time.Duration {
 	r.t.Helper()
 	const patience = 10 * time.Minute // for a stage that does not end

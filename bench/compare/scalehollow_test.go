@@ -125,7 +125,7 @@ func capacity() corev1.ResourceList {
 	}
 }
 
-// makePods makes the Deployments at once and measures until all pods run.
+// makePods creates the Deployments at once and measures until all pods run.
 func (r *run) makePods(n int) []results.Sample {
 	n = n / deployments * deployments
 	progress := r.watchPods()

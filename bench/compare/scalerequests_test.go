@@ -98,7 +98,8 @@ func (c counts) until(end counts, seconds float64) []results.Sample {
 	return samples
 }
 
-// startAsking sends requests one after the other until the returned function is called, which returns their 99th percentiles.
+// startAsking sends requests one after the other until the returned function is called, which returns their 99th
+// percentiles.
 func startAsking(t *testing.T, client kubernetes.Interface) func() []results.Sample {
 	t.Helper()
 	a := &asker{client: client, times: map[string][]float64{}}
@@ -127,7 +128,7 @@ func startAsking(t *testing.T, client kubernetes.Interface) func() []results.Sam
 }
 
 const (
-	// asked is the ConfigMap that is asked for.
+	// asked is the ConfigMap that the client requests.
 	asked = "asked"
 	// pause is between two rounds of requests: the asking itself must not be what is measured.
 	pause = 200 * time.Millisecond
@@ -136,7 +137,7 @@ const (
 // asker is a client that is not in a hurry.
 type asker struct {
 	client kubernetes.Interface
-	times  map[string][]float64 // in milliseconds, by figure
+	times  map[string][]float64 // in milliseconds, by metric
 }
 
 // ask goes on until ctx ends or a request fails. A request that has begun is not cancelled.

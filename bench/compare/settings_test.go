@@ -60,7 +60,8 @@ func load(t *testing.T) settings {
 	return s
 }
 
-// requireDisk fails where kubelets would evict the pods, or not start them: with upstream's defaults, below 15 % of the disk of images.
+// requireDisk fails where kubelets would evict the pods, or not start them: with upstream's defaults, below 15 % of the
+// disk of images.
 func requireDisk(t *testing.T, dir string) {
 	t.Helper()
 	var disk unix.Statfs_t

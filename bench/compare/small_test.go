@@ -25,8 +25,8 @@ const (
 	cpuPeriod   = 100_000 // microseconds; one core is a quota of one period
 )
 
-// TestSmall prints what the default configuration takes in a cgroup of one core and 1 GiB, in which are the server, its shims, its plugins
-// and its pods. A process that is killed for want of memory fails it.
+// TestSmall prints what the default configuration takes in a cgroup of one core and 1 GiB, in which are the server, its
+// shims, its plugins and its pods. A process that is killed for want of memory fails it.
 func TestSmall(t *testing.T) {
 	rounds := results.Number(t, "SMALL_ROUNDS", 0)
 	if rounds == 0 {
@@ -142,7 +142,8 @@ func (g *limited) add(t *testing.T, p *process) {
 	}
 }
 
-// requireNoKills fails the test for each group, of those that there are now, in which the kernel has killed a process for want of memory.
+// requireNoKills fails the test for each group, of those that there are now, in which the kernel has killed a process
+// for want of memory.
 func (g *limited) requireNoKills(t *testing.T, c *cluster) {
 	t.Helper()
 	root := g.dirs[0] // the memory's, or the only one

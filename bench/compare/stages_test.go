@@ -59,8 +59,8 @@ func TestStages(t *testing.T) {
 	}
 }
 
-// stages runs pods one after the other. recorded is what Kubelith's recorder has of them; another cluster returns it as it
-// was.
+// stages runs pods one after the other. recorded is what Kubelith's recorder has of them; another cluster returns it as
+// it was.
 func stages(t *testing.T, c *cluster, pods int, recorded map[string]float64) (row, recordedNow map[string]float64) {
 	client, _, _, _ := coldStart(t, c)
 	c.verify(t, client)

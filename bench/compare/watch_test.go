@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// retryEvery is how soon the observer asks again while the apiserver does not answer: the resolution of
-	// the start-up figures.
+	// retryEvery is how soon the observer retries while the apiserver does not answer: the resolution of the start-up
+	// times.
 	retryEvery = 5 * time.Millisecond
 	// patience bounds every wait.
 	patience = 3 * time.Minute
@@ -37,7 +37,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// follow watches until see says that it has seen enough, and returns the moment at which that event came.
+// follow watches until see reports that it has seen enough, and returns the time at which that event came.
 // A watch that fails or ends is opened again.
 func follow(t *testing.T, what string, open func(context.Context) (watch.Interface, error), see func(watch.Event) bool) time.Time {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -63,7 +63,8 @@ func follow(t *testing.T, what string, open func(context.Context) (watch.Interfa
 	return time.Now()
 }
 
-// nodeReady waits for a Ready condition that was reported after since: after a restart the node's old one is still there.
+// nodeReady waits for a Ready condition that was reported after since: after a restart the node's old one is still
+// there.
 func nodeReady(t *testing.T, client kubernetes.Interface, since time.Time) time.Time {
 	return follow(t, "node Ready", func(ctx context.Context) (watch.Interface, error) {
 		return client.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{})

@@ -23,9 +23,9 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestEnforcers logs what network policies cost, and how soon and for how long they hold, when Kubelith enforces them and when other programs do.
-// BENCH_ENFORCERS has a line NAME=SHELL COMMAND for each, which runs in the node's namespaces with $KUBECONFIG and $NODE. BENCH_POLICIES is
-// how many there are in the end (1,000).
+// TestEnforcers logs what network policies cost, and how soon and for how long they hold, when Kubelith enforces them
+// and when other programs do. BENCH_ENFORCERS has a line NAME=SHELL COMMAND for each, which runs in the node's
+// namespaces with $KUBECONFIG and $NODE. BENCH_POLICIES is how many there are in the end (1,000).
 func TestEnforcers(t *testing.T) {
 	const variable = "BENCH_ENFORCERS"
 	if os.Getenv(variable) == "" {

@@ -79,7 +79,8 @@ func ways(t *testing.T, c *harness.Cluster, backend string) []way {
 	here, there := c.Agents[0], c.Agents[1]
 	client := run("client", here, false, "sleep")
 	near, far := run("near", here, false, "sink"), run("far", there, false, "sink")
-	// The client is started in the pod's network by nsenter, as an exec would, without a stream through the API meanwhile.
+	// The client is started in the pod's network by nsenter, as an exec would, without a stream through the API
+	// meanwhile.
 	in := func(pod *corev1.Pod) func(args ...string) *exec.Cmd {
 		pid := c.ContainerPID(t, pod, "main")
 		return func(args ...string) *exec.Cmd { return inNetwork(pid, pid, args...) }
@@ -107,7 +108,7 @@ func inNetwork(image, network int, args ...string) *exec.Cmd {
 	return exec.Command("nsenter", append([]string{fmt.Sprintf("--net=/proc/%d/ns/net", network), fmt.Sprintf("/proc/%d/root/bin/probe", image)}, args...)...)
 }
 
-// barePair makes two network namespaces joined by a veth pair, with a sink in the first, until the test ends.
+// barePair creates two network namespaces joined by a veth pair, with a sink in the first, until the test ends.
 func barePair(t *testing.T, image int) (sink string, client func(args ...string) *exec.Cmd) {
 	t.Helper()
 	var pids [2]int
@@ -153,7 +154,7 @@ func barePair(t *testing.T, image int) (sink string, client func(args ...string)
 	return "198.18.0.1", func(args ...string) *exec.Cmd { return inNetwork(image, pids[1], args...) }
 }
 
-// service makes a Service for the pod of that name and returns its address.
+// service creates a Service for the pod of that name and returns its address.
 func service(t *testing.T, c *harness.Cluster, ns, pod string) string {
 	t.Helper()
 	svc, err := c.Server.Client(t).CoreV1().Services(ns).Create(t.Context(), &corev1.Service{
@@ -169,7 +170,7 @@ func service(t *testing.T, c *harness.Cluster, ns, pod string) string {
 	return svc.Spec.ClusterIP
 }
 
-// measure takes one sample of each figure.
+// measure takes one sample of each metric.
 func (w way) measure(t *testing.T) []results.Sample {
 	t.Helper()
 	stream := w.run(t, "throughput", "--time=5s")

@@ -18,8 +18,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestPolicies measures the way between two pods of a node without network policies, with 10 and with 1,000 of them. All select
-// both pods, in both directions, and the last one allows what is measured.
+// TestPolicies measures the path between two pods of a node without network policies, with 10 and with 1,000 of them.
+// All select both pods, in both directions, and the last one allows what is measured.
 func TestPolicies(t *testing.T) {
 	store, rounds := results.OpenRun(t, "bench-network")
 	if store.Rounds("policies", results.NoPolicies) >= rounds {
@@ -60,7 +60,7 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// inKernel waits until the kernel has as many policies, each of which has a port of its own; none: no table.
+// inKernel waits until the kernel has as many policies, each of which has its own port; none: no table.
 func inKernel(t *testing.T, s *harness.Server, policies int) {
 	t.Helper()
 	harness.Eventually(t, time.Minute, fmt.Sprint(policies, " policies in the kernel"), func() error {
@@ -95,7 +95,7 @@ func manyClient(t *testing.T, s *harness.Server) kubernetes.Interface {
 	return cs
 }
 
-// allow makes a policy that allows connections among the pods app=client and app=near, and one port that nobody uses.
+// allow creates a policy that allows connections among the pods app=client and app=near, and one unused port.
 func allow(t *testing.T, cs kubernetes.Interface, ns string, i int) {
 	t.Helper()
 	peers := []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{

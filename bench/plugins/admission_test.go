@@ -62,9 +62,10 @@ type sample struct {
 
 // TestAdmission measures both ways ROUNDS times, in turn, and stores the samples in the file BENCH_RESULTS.
 //
-// A call is Validate of the admission plugin in the apiserver, for a Pod of 4 KiB, with everything that upstream does for one: rules,
-// encoding, the way to the other process and back, decoding. The plugin is run by Kubelith's host; the webhook is a Go
-// server on 127.0.0.1 with HTTP/2 and TLS connections that stay. The process of the benchmark stands in for the apiserver.
+// A call is Validate of the admission plugin in the apiserver, for a Pod of 4 KiB, with everything that upstream does
+// for one: rules, encoding, the round trip to the other process, decoding. The plugin is run by Kubelith's host; the
+// webhook is a Go server on 127.0.0.1 with HTTP/2 and TLS connections that stay. The process of the benchmark stands in
+// for the apiserver.
 func TestAdmission(t *testing.T) {
 	store, rounds := results.OpenRun(t, "bench-plugins")
 	program := build(t, "reviewer")
@@ -120,7 +121,7 @@ func measure(t *testing.T, s side, concurrency, n int) sample {
 	return sample{microseconds(took[n/2]), microseconds(took[n*99/100]), microseconds(used) / float64(n)}
 }
 
-// refuses checks that the logic is really asked.
+// refuses checks that the logic is really called.
 func refuses(t *testing.T, s side) {
 	t.Helper()
 	pod := newPod()
@@ -169,7 +170,7 @@ func cpu(t *testing.T, pid int) time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano() + clock.Nano())
 }
 
-// pluginSide is Kubelith's plugin for webhooks with one plugin, a process of its own.
+// pluginSide is Kubelith's plugin for webhooks with one plugin, in its own process.
 func pluginSide(t testing.TB, program string) side {
 	t.Helper()
 	h := startPlugins(t, host.Spec{Spec: process.Spec{Name: "images", Kind: plugins.Admission, Path: program, Env: strings.Fields(os.Getenv("BENCH_PLUGIN_ENV")), Source: "the benchmark"}})
@@ -184,7 +185,7 @@ func pluginSide(t testing.TB, program string) side {
 	return side{results.AsPlugin, p.(admission.ValidationInterface), h.States()[0].PID}
 }
 
-// webhookSide is upstream's plugin with one webhook, a process of its own.
+// webhookSide is upstream's plugin with one webhook, in its own process.
 func webhookSide(t testing.TB, program string) side {
 	t.Helper()
 	cert, key, ca := certificate(t)

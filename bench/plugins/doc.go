@@ -1,3 +1,3 @@
-// Package plugins measures what plugins cost, side by side with what Kubernetes has instead of them. `make bench-plugins` runs
-// all of it.
+// Package plugins measures what plugins cost, side by side with what Kubernetes has instead of them. `make
+// bench-plugins` runs all of it.
 package plugins

@@ -39,11 +39,12 @@ const (
 
 // TestScheduling measures each way ROUNDS times, one after the other, and stores the samples in the file BENCH_RESULTS.
 //
-// A server with 1,000 Node objects without kubelets schedules 2,000 pods of one template, with no scheduling plugin, with three that
-// score, and with three HTTP extenders of the same formula on the same host (nodeCacheCapable: they are sent names only). The time of
-// a pod is that of upstream's scheduling algorithm (scheduler_scheduling_algorithm_duration_seconds), from the first filter to the choice of a node.
-// The overhead of one plugin is a third of what three add to it. The default profile is as it comes: with upstream's default
-// constraints of spreading it does not batch pods, so that all three schedule pod by pod.
+// A server with 1,000 Node objects without kubelets schedules 2,000 pods of one template, with no scheduling plugin,
+// with three that score, and with three HTTP extenders of the same formula on the same host (nodeCacheCapable: they are
+// sent names only). The time of a pod is that of upstream's scheduling algorithm
+// (scheduler_scheduling_algorithm_duration_seconds), from the first filter to the choice of a node. The overhead of one
+// plugin is a third of what three add to it. The default profile is as it comes: with upstream's default constraints of
+// spreading it does not batch pods, so that all three schedule pod by pod.
 func TestScheduling(t *testing.T) {
 	store, rounds := results.OpenRun(t, "bench-plugins")
 	program := build(t, "scorer")
@@ -211,7 +212,7 @@ func waitExtender(t *testing.T, host string, i int) {
 	})
 }
 
-// served is how often an extender has been asked.
+// served is how often an extender has been called.
 func served(host string, i int) (count int, err error) {
 	response, err := http.Get(fmt.Sprintf("http://%s:%d/served", host, firstPort+i))
 	if err != nil {
@@ -236,7 +237,7 @@ func hollow(i int) *corev1.Node {
 	}
 }
 
-// podFor tolerates what the apiserver taints new nodes with, which nobody takes away.
+// podFor tolerates the taint that the apiserver sets on new nodes, which nothing removes.
 func podFor(ns string, i int) *corev1.Pod {
 	p := harness.Pod(ns, fmt.Sprintf("p%d", i), "sleep", "1000")
 	p.Labels = map[string]string{"bench": "scheduling"}

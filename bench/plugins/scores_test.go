@@ -34,7 +34,7 @@ const (
 	cycles     = 500
 )
 
-// handle gives a framework plugin what ours ask for: the snapshot, and informers without any pods.
+// handle gives a framework plugin what ours need: the snapshot, and informers without any pods.
 type handle struct {
 	fwk.Handle
 	snapshot *cache.Snapshot
@@ -46,8 +46,8 @@ func (h handle) SharedInformerFactory() informers.SharedInformerFactory {
 	return informers.NewSharedInformerFactory(fake.NewClientset(), 0)
 }
 
-// TestScores measures what scoring takes by plugins and by extenders, without a cluster around it: upstream's own client of extenders, and
-// our framework plugins with processes under the host. Between two pods one node changes.
+// TestScores measures what scoring takes by plugins and by extenders, without a cluster around it: upstream's own
+// client of extenders, and our framework plugins with processes under the host. Between two pods one node changes.
 func TestScores(t *testing.T) {
 	store, rounds := results.OpenRun(t, "bench-plugins")
 	program := build(t, "scorer")

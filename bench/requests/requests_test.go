@@ -36,7 +36,7 @@ import (
 // requests is how many make one sample.
 const requests = 1000
 
-// TestRequests stores ROUNDS samples of each figure, the two ways in turn.
+// TestRequests stores ROUNDS samples of each metric, the two ways in turn.
 func TestRequests(t *testing.T) {
 	store, rounds := results.OpenRun(t, "bench")
 	if store.Rounds("requests", results.Kubelith) >= rounds {
@@ -142,7 +142,7 @@ func serve(t *testing.T) (inProcess, overTLS kubernetes.Interface) {
 	api, err := apiserver.New(apiserver.Options{
 		BindAddress: "127.0.0.1", Port: port, AdvertiseAddress: "192.0.2.1", ServiceCIDRs: []string{"10.43.0.0/16"}, ClusterDomain: "cluster.local",
 		EtcdEndpoint: etcd.Endpoint(socket), EncryptionConfig: encryption, PKI: bundle, Client: ours,
-		// The test has no controller-manager that makes service accounts.
+		// The test has no controller-manager that creates service accounts.
 		Args: []string{"disable-admission-plugins=ServiceAccount"},
 	})
 	if err != nil {
@@ -174,7 +174,7 @@ func clientFor(t *testing.T, cfg *rest.Config) kubernetes.Interface {
 	return c
 }
 
-// fill makes the pod and the ConfigMap of the requests. The namespace is made by a goroutine of the apiserver.
+// fill creates the pod and the ConfigMap of the requests. A goroutine of the apiserver creates the namespace.
 func fill(t *testing.T, c kubernetes.Interface) {
 	t.Helper()
 	var err error

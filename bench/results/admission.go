@@ -11,7 +11,8 @@ const (
 	AsWebhook = "HTTPS webhook"
 )
 
-// Figures of bench/plugins about admission: those of a call, with so many at a time, and what a plugin costs without any.
+// Metrics of bench/plugins about admission: those of a call, with so many at a time, and what a plugin costs without
+// any.
 const (
 	Call1P50  = "call, median (µs)"
 	Call1P99  = "call, p99 (µs)"
@@ -25,7 +26,7 @@ const (
 
 // AdmissionTable writes the markdown of docs/performance.md about admission plugins.
 func AdmissionTable(w io.Writer, s *Store) {
-	fmt.Fprintf(w, "| figure | %s | %s | ratio | goal |\n|---|---|---|---|---|\n", AsPlugin, AsWebhook)
+	fmt.Fprintf(w, "| metric | %s | %s | ratio | goal |\n|---|---|---|---|---|\n", AsPlugin, AsWebhook)
 	for _, f := range []string{Call1P50, Call1P99, Call1CPU, Call16P50, Call16P99, Call16CPU, IdlePlugin} {
 		plugin, webhook := s.Values(AsPlugin, f), s.Values(AsWebhook, f)
 		if len(plugin) == 0 || len(webhook) == 0 {

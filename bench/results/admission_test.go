@@ -29,6 +29,6 @@ func TestAdmissionTable(t *testing.T) {
 		}
 	}
 	if strings.Contains(b.String(), "p99") {
-		t.Errorf("a figure that was not measured is in\n%s", b.String())
+		t.Errorf("a metric that was not measured is in\n%s", b.String())
 	}
 }

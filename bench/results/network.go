@@ -22,7 +22,7 @@ const (
 	Agent = "agent"
 )
 
-// Figures of bench/network.
+// Metrics of bench/network.
 const (
 	Throughput   = "one TCP stream (Gbit/s)"
 	RoundTrip    = "round trip of one byte, median (µs)"
@@ -56,7 +56,7 @@ func NetworkTable(w io.Writer, s *Store) {
 		fmt.Fprintf(w, " %s |\n", ratio(s.Values(way, Throughput), bare))
 	}
 	policiesTable(w, s)
-	fmt.Fprint(w, "\n| figure | agent | goal | met |\n|---|---|---|---|\n")
+	fmt.Fprint(w, "\n| metric | agent | goal | met |\n|---|---|---|---|\n")
 	for _, r := range []row{{AgentReady, 0}, {AgentMemory, 150}, {AgentCPU, 1}} {
 		v := s.Values(Agent, r.figure)
 		if len(v) == 0 {
@@ -71,7 +71,7 @@ func NetworkTable(w io.Writer, s *Store) {
 	fmt.Fprintf(w, "\nMedians of %d rounds (agents: %d).\n", s.Rounds("network", VXLAN), s.Rounds("agent", Agent))
 }
 
-// policiesTable compares the way between two pods with and without network policies, by ratio; the goal is 1.03.
+// policiesTable compares the path between two pods with and without network policies, by ratio; the goal is 1.03.
 func policiesTable(w io.Writer, s *Store) {
 	figures := []string{Throughput, RoundTrip, Connect}
 	fmt.Fprint(w, "\n| way |")

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// OpenRun opens the file of samples that make gives a benchmark in BENCH_RESULTS, and returns ROUNDS with it. The test is skipped when
-// this is no run of a benchmark; target is what makes one.
+// OpenRun opens the file of samples that make gives a benchmark in BENCH_RESULTS, and returns ROUNDS with it. The test
+// is skipped when this is no run of a benchmark; target is what makes one.
 func OpenRun(t testing.TB, target string) (*Store, int) {
 	t.Helper()
 	path := os.Getenv("BENCH_RESULTS")

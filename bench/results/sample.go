@@ -40,7 +40,7 @@ type Sample struct {
 	// Figure is the name of what was measured; the unit is part of the name.
 	Figure string  `json:"figure"`
 	Value  float64 `json:"value"`
-	// Detail says more to a person, for example which process uses how much.
+	// Detail is for a person, for example which process uses how much.
 	Detail string `json:"detail,omitempty"`
 }
 
@@ -52,7 +52,7 @@ type Store struct {
 }
 
 // Open reads the file, which need not exist. Samples of another build than this one are refused:
-// a median over two versions is a figure of neither.
+// a median over two versions is valid for neither.
 func Open(path, build string) (*Store, error) {
 	s := &Store{path: path, build: build}
 	f, err := os.Open(path)
@@ -71,7 +71,7 @@ func Open(path, build string) (*Store, error) {
 			return nil, fmt.Errorf("%s:%d: %w: remove the line", path, n, err)
 		}
 		if build != "" && sample.Build != build {
-			return nil, fmt.Errorf("%s has results of another build (%s, now %s): remove it to begin anew", path, sample.Build, build)
+			return nil, fmt.Errorf("%s has results of another build (%s, now %s): remove it to start over", path, sample.Build, build)
 		}
 		s.samples = append(s.samples, sample)
 	}
@@ -109,7 +109,7 @@ func (s *Store) Add(kind string, round int, cluster string, samples ...Sample) e
 	return nil
 }
 
-// Values are all values of a figure of a cluster, in the order of the rounds.
+// Values are all values of a metric of a cluster, in the order of the rounds.
 func (s *Store) Values(cluster, figure string) []float64 {
 	byRound := map[int][]float64{}
 	var rounds []int
@@ -129,7 +129,7 @@ func (s *Store) Values(cluster, figure string) []float64 {
 	return values
 }
 
-// Details are the details of a figure of a cluster.
+// Details are the details of a metric of a cluster.
 func (s *Store) Details(cluster, figure string) []string {
 	var out []string
 	for _, x := range s.samples {

@@ -13,7 +13,7 @@ const (
 	ScalePods   = "nodes and pods, idle"
 )
 
-// Figures of bench-scale.
+// Metrics of bench-scale.
 const (
 	NodesReady     = "nodes made to all Ready (s)"
 	PodsScheduled  = "pods made and scheduled per second"
@@ -35,7 +35,7 @@ const (
 // Verbs are those whose requests end soon, as apiserver_request_duration_seconds has them.
 var Verbs = []string{"GET", "LIST", "POST", "PUT", "PATCH", "DELETE"}
 
-// RequestP99 is the figure of all requests with a verb.
+// RequestP99 is the metric of all requests with a verb.
 func RequestP99(verb string) string { return "all " + verb + " requests, p99 (ms)" }
 
 // ScaleColumn is a stage of a cluster.
@@ -46,7 +46,7 @@ func ScaleColumn(cluster, stage string) string {
 	return cluster + ": " + stage
 }
 
-// scaleRow is a figure in a stage, and its goal: the least ratio to the product where more is better, else the largest.
+// scaleRow is a metric in a stage, and its goal: the least ratio to the product where more is better, else the largest.
 type scaleRow struct {
 	figure, stage string
 	goal          float64
@@ -63,7 +63,7 @@ func scaleRows() []scaleRow {
 
 // scaleCompareTable writes the markdown about many nodes beside separate processes.
 func scaleCompareTable(w io.Writer, s *Store) {
-	fmt.Fprintf(w, "| figure | stage | Kubelith | composition | product | ratio to product | goal | met |\n|---|---|---|---|---|---|---|---|\n")
+	fmt.Fprintf(w, "| metric | stage | Kubelith | composition | product | ratio to product | goal | met |\n|---|---|---|---|---|---|---|---|\n")
 	for _, r := range scaleRows() {
 		of := func(cluster string) []float64 { return s.Values(ScaleColumn(cluster, r.stage), r.figure) }
 		k, c, p := of(Kubelith), of(Composition), of(Product)

@@ -12,7 +12,7 @@ const (
 	ScorerExtenders = "3 extenders"
 )
 
-// Figures of bench/plugins about scheduling.
+// Metrics of bench/plugins about scheduling.
 const (
 	PodTime       = "scheduling algorithm of one pod (µs)"
 	PodsPerSecond = "pods created and scheduled (1/s)"

@@ -87,8 +87,8 @@ func Percentile(values []float64, p float64) float64 {
 	return v[max(rank, 1)-1]
 }
 
-// Quantile of a histogram whose buckets count the values up to a bound, by linear interpolation in a bucket, as Prometheus does
-// it. A quantile beyond the last finite bound is that bound. ok is false when there are no values.
+// Quantile of a histogram whose buckets count the values up to a bound, by linear interpolation in a bucket, as
+// Prometheus does it. A quantile beyond the last finite bound is that bound. ok is false when there are no values.
 func Quantile(buckets map[float64]float64, q float64) (value float64, ok bool) {
 	bounds := slices.Sorted(maps.Keys(buckets))
 	if len(bounds) == 0 || buckets[bounds[len(bounds)-1]] == 0 {

@@ -11,8 +11,8 @@ const (
 	EmptyDirs = "emptyDir"
 )
 
-// Figures of bench/plugins about storage: 50 pods with a volume each, created at once. Each pod counts from its claim or,
-// without one, from its own creation.
+// Metrics of bench/plugins about storage: 50 pods with a volume each, created at once. Each pod counts from its claim
+// or, without one, from its own creation.
 const (
 	BoundMedian   = "claim bound, median of 50 (s)"
 	BoundLast     = "claim bound, last of 50 (s)"

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Names of the figures. Times are seconds, memory is MB of 10^6 bytes.
+// Names of the metrics. Times are seconds, memory is MB of 10^6 bytes.
 const (
 	ColdReady    = "start to node Ready, cold (s)"
 	WarmReady    = "start to node Ready, warm (s)"
@@ -29,7 +29,7 @@ const (
 	PutTLS       = "CPU per 1,000 updates over TLS (ms)"
 )
 
-// goal of a figure, as the ratio to the product (or to TLS) that must not be exceeded.
+// goal of a metric, as the ratio to the product (or to TLS) that must not be exceeded.
 type row struct {
 	figure string
 	goal   float64 // 0: none
@@ -47,7 +47,7 @@ const sizeGoal = 81
 
 // Table writes the markdown of docs/performance.md. packed is the size of `zstd -19` in bytes, 0 when unknown.
 func Table(w io.Writer, s *Store, packed int64) {
-	fmt.Fprintf(w, "| figure | Kubelith | composition | product | ratio to composition | ratio to product | goal | met |\n")
+	fmt.Fprintf(w, "| metric | Kubelith | composition | product | ratio to composition | ratio to product | goal | met |\n")
 	fmt.Fprintf(w, "|---|---|---|---|---|---|---|---|\n")
 	for _, r := range rows() {
 		k, c, p := s.figure(Kubelith, r.figure), s.figure(Composition, r.figure), s.figure(Product, r.figure)
@@ -71,7 +71,7 @@ func Table(w io.Writer, s *Store, packed int64) {
 		}
 	}
 	fmt.Fprintf(w, "\nFloor of 50 pods (runc, shim and CNI programs alone): %s s, %s s of CPU.\n", cell(s.Values(Floor, FiftyFloor)), cell(s.Values(Floor, FloorCPU)))
-	fmt.Fprintf(w, "Medians of %d rounds (idle figures: %d); [a-b] is the interval that holds the median with at least 95 %%: order\nstatistics for figures, bootstrap for ratios.\n",
+	fmt.Fprintf(w, "Medians of %d rounds (idle: %d); [a-b] is the interval that holds the median with at least 95 %%: order\nstatistics for metrics, bootstrap for ratios.\n",
 		s.Rounds("pods", Kubelith), s.Rounds("idle", Kubelith))
 	for _, cluster := range []string{Kubelith, Composition, Product} {
 		for _, figure := range []string{IdleMemory, IdleCPU, FiftyCPU} {
@@ -82,9 +82,9 @@ func Table(w io.Writer, s *Store, packed int64) {
 	}
 }
 
-// writeRows writes a table with a column for each way, cluster or stage, and a row for each figure.
+// writeRows writes a table with a column for each way, cluster or stage, and a row for each metric.
 func writeRows(w io.Writer, s *Store, columns, figures []string) {
-	fmt.Fprintf(w, "| figure | %s |\n|---%s|\n", strings.Join(columns, " | "), strings.Repeat("|---", len(columns)))
+	fmt.Fprintf(w, "| metric | %s |\n|---%s|\n", strings.Join(columns, " | "), strings.Repeat("|---", len(columns)))
 	for _, figure := range figures {
 		fmt.Fprintf(w, "| %s |", figure)
 		for _, column := range columns {
@@ -94,7 +94,7 @@ func writeRows(w io.Writer, s *Store, columns, figures []string) {
 	}
 }
 
-// figure is the values of a figure, one per round. The 50 pods minus the floor are computed from the
+// figure is the values of a metric, one per round. The 50 pods minus the floor are computed from the
 // floor's median: single rounds of it vary less than the clusters' do.
 func (s *Store) figure(cluster, figure string) []float64 {
 	if figure != FiftyMinus {

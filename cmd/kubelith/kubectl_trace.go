@@ -34,8 +34,8 @@ import (
 	"kubelith.io/kubelith/trace/render"
 )
 
-// takeTrace returns the arguments without our flag --trace, and whether it was there. Behind -- stands a command for a
-// container.
+// takeTrace returns the arguments without our flag --trace, and whether it was there. What follows -- is a command for
+// a container.
 func takeTrace(args []string) (rest []string, traced bool) {
 	for i, arg := range args {
 		if arg == "--" {
@@ -112,7 +112,7 @@ type write struct {
 	since time.Time
 }
 
-// wrap looks at the requests of a client configuration. Its copy without that asks the recorder.
+// wrap inspects the requests of a client configuration. Its unwrapped copy queries the recorder.
 func (w *writes) wrap(c *rest.Config) *rest.Config {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -200,7 +200,7 @@ func nameOf(content []byte) string {
 	return object.Metadata.Name
 }
 
-// The patience with what was written: until it is in the record, and until it has settled.
+// How long to wait for what was written: until it is in the record, and until it has settled.
 const (
 	untilRecorded = 3 * time.Second
 	untilBound    = 5 * time.Second // a claim
@@ -223,7 +223,8 @@ func followWrites(ctx context.Context, client recorder, all []write, f *follower
 	ctx, cancel := context.WithTimeout(ctx, untilSettled)
 	defer cancel()
 	shown := map[string]bool{} // UIDs
-	// Claims come last: those that a pod uses are in its timeline, and one that waits for its first consumer may do so for ever.
+	// Claims come last: those that a pod uses are in its timeline, and one that waits for its first consumer may do so
+	// for ever.
 	isClaim := func(one write) int {
 		if one.ref.Resource == "persistentvolumeclaims" {
 			return 1

@@ -68,7 +68,7 @@ func TestPluginArguments(t *testing.T) {
 		"plugin list now":                      `plugin list takes no arguments, got "now": see kubelith plugin list --help`,
 		"plugin describe":                      "plugin describe needs the name of a plugin: kubelith plugin list shows them",
 		"plugin restart --moon x":              "flag provided but not defined: -moon: see kubelith plugin restart --help",
-		"plugin list -o yaml":                  `--output "yaml" is not known: use json, or leave it out`,
+		"plugin list -o yaml":                  `invalid value "yaml" for flag -o: use text or json: see kubelith plugin list --help`,
 		"plugin list --run-dir=/nonexistent":   "no server runs with the socket /nonexistent/plugins.sock: start kubelith server first",
 		"plugin check --log /nonexistent":      "kubelith-plugin-check is not installed: build it with 'make build'",
 		"plugin restart --run-dir=/nonex/is x": "no server runs with the socket /nonex/is/plugins.sock",

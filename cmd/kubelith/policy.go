@@ -20,7 +20,7 @@ func policyCommand() *cli.Command {
 		Usage: "what network policies allow",
 		Subcommands: []*cli.Command{{
 			Name:      "explain",
-			Usage:     "say whether network policies allow a connection, and which rule decides",
+			Usage:     "report whether network policies allow a connection, and which rule decides",
 			ArgsUsage: "POD POD[:PORT]|ADDRESS[:PORT]",
 			Description: "A pod is NAME or pod/NAME. Without a port it is about protocols that have none, such as ICMP.\n" +
 				"It reads with your rights.\n" +

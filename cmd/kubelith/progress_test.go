@@ -13,7 +13,8 @@ func bar(filled int) string {
 	return strings.Repeat("#", filled) + strings.Repeat(" ", 30-filled)
 }
 
-// A terminal gets a bar that is drawn ten times a second at most, and is gone at the end; elsewhere there are lines when it takes long.
+// A terminal gets a bar that is drawn ten times a second at most, and is gone at the end; elsewhere there are lines
+// when it takes long.
 func TestProgress(t *testing.T) {
 	for name, c := range map[string]struct {
 		terminal bool

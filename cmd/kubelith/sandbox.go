@@ -15,7 +15,7 @@ import (
 func sandboxCommand() *cli.Command {
 	return &cli.Command{
 		Name:   "sandbox",
-		Usage:  "give a node namespaces of its own, for tests",
+		Usage:  "give a node its own namespaces, for tests",
 		Hidden: true,
 		Action: func(c *cli.Context) error {
 			if os.Getenv(sandbox.HolderEnv) != "" {

@@ -64,7 +64,7 @@ func leaveServers(c *cli.Context, cs kubernetes.Interface) error {
 }
 
 // stopWithStdin ties a server to the program that started it: a pipe ends however its writer ends. It is a flag only,
-// as it says how this process was started.
+// as it describes how this process was started.
 const stopWithStdin = "stop-with-stdin"
 
 // untilEnd returns a context that is also cancelled when in ends. The process ends with it, and so with the read.

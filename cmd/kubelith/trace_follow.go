@@ -124,8 +124,8 @@ func (f *follower) draw(t *trace.Timeline, file *os.File) {
 	f.drawn = len(lines)
 }
 
-// lines prints the stages that have ended since the last time, without the waits: what they were for is sure only when what
-// followed them is known.
+// lines prints the stages that have ended since the last time, without the waits: what they were for is sure only when
+// what followed them is known.
 func (f *follower) lines(t *trace.Timeline) {
 	var ended []*trace.Span
 	for i := range t.Spans {

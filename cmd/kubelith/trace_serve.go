@@ -35,7 +35,7 @@ func loopback(address string) error {
 
 // serveTraces serves the page until ctx ends.
 func serveTraces(ctx context.Context, out io.Writer, client recorder, address string) error {
-	// Before anything is promised: is there a recorder, and may the user ask it?
+	// Before the address is printed: is there a recorder, and may the user query it?
 	if _, err := client.Recent(ctx, 1, 0); err != nil {
 		return err
 	}
@@ -61,8 +61,8 @@ func serveTraces(ctx context.Context, out io.Writer, client recorder, address st
 }
 
 // traceSite is the page and what it asks for. It answers only requests with its secret path, which name this address as
-// their host, and come from no other site: a page of another site can neither guess the path nor, with a name that resolves
-// to this machine, pass for this one.
+// their host, and come from no other site: a page of another site can neither guess the path nor, with a name that
+// resolves to this machine, pass for this one.
 type traceSite struct {
 	client recorder
 	hosts  []string

@@ -25,7 +25,7 @@ func TestServeOnLoopbackOnly(t *testing.T) {
 	}
 }
 
-// Only who knows the secret path, under this address, from this page or none, is answered.
+// Only requests with the secret path, under this address, from this page or none, are answered.
 func TestTraceSite(t *testing.T) {
 	site := newTraceSite(&fakeRecorder{timelines: []*trace.Timeline{timelineOf(t, "deletion")}}, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8090})
 	path, ok := strings.CutPrefix(site.url(), "http://127.0.0.1:8090")

@@ -38,8 +38,8 @@ type rollout struct {
 }
 
 const (
-	// askNodesEvery is the time between two looks at a node that is being upgraded: the API that is asked restarts too, so a watch would
-	// end with it.
+	// askNodesEvery is the time between two checks of a node that is being upgraded: the API server restarts too, so a
+	// watch would end with it.
 	askNodesEvery = time.Second
 	// transferTime is what a node may take in addition to get the program, check it and copy its data.
 	transferTime = 10 * time.Minute
@@ -129,7 +129,7 @@ func (r *rollout) preflight(ctx context.Context) (servers, agents []string, err 
 	var cannot []string
 	for _, n := range nodes.Items {
 		role := n.Labels[names.RoleLabel]
-		if n.Name == r.self || role == "" { // those of others, such as a simulator's, have no program of ours
+		if n.Name == r.self || role == "" { // other nodes, such as a simulator's, do not run our program
 			continue
 		}
 		if why := unfit(&n, here); why != "" {
@@ -188,8 +188,8 @@ func (r *rollout) together(ctx context.Context, agents []string) error {
 	return oneLine(errs)
 }
 
-// withoutProgram returns those of the agents that are to be drained. The others have the program, perhaps of an upgrade that was
-// interrupted, and are uncordoned.
+// withoutProgram returns those of the agents that are to be drained. The others have the program, perhaps of an upgrade
+// that was interrupted, and are uncordoned.
 func (r *rollout) withoutProgram(ctx context.Context, agents []string) (todo []string, err error) {
 	for _, name := range agents {
 		status, err := r.ask(ctx, name, &upgrader.Request{ID: r.id + "-ask", SHA256: r.checksum, Ask: true})
@@ -221,7 +221,7 @@ func oneLine(errs []error) error {
 	return errors.New(strings.Join(texts, "; "))
 }
 
-// agent upgrades an agent. One that is not upgraded stays cordoned: somebody has to look at it.
+// agent upgrades an agent. One that is not upgraded stays cordoned: an administrator has to inspect it.
 func (r *rollout) agent(ctx context.Context, name string) error {
 	if r.drained {
 		if err := r.drain(ctx, name); err != nil {
@@ -258,7 +258,7 @@ func (r *rollout) ask(ctx context.Context, name string, request *upgrader.Reques
 	if err := r.request(ctx, name, request); err != nil {
 		return upgrader.Status{}, r.stopped(name, err)
 	}
-	// Twice the time, for the way back.
+	// Twice the time, for the return to the former program.
 	ctx, cancel := context.WithTimeout(ctx, 2*r.o.Within+transferTime)
 	defer cancel()
 	for {

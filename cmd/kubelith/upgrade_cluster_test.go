@@ -16,7 +16,7 @@ import (
 	"kubelith.io/kubelith/host/upgrade"
 )
 
-// TestUnfit: a node is upgraded from elsewhere only if it says that it can, is Ready and has the same processor.
+// TestUnfit: a node is upgraded from elsewhere only if it reports that it can, is Ready and has the same processor.
 func TestUnfit(t *testing.T) {
 	for _, c := range []struct {
 		status string // of the annotation
@@ -42,8 +42,8 @@ func TestUnfit(t *testing.T) {
 	}
 }
 
-// TestDrain: the pods of a node go, except those of DaemonSets; a pod that nobody would start again is a reason to stop. Afterwards
-// pods may come back, unless an administrator had cordoned the node.
+// TestDrain: the pods of a node go, except those of DaemonSets; a pod that no controller would start again is a reason
+// to stop. Afterwards pods may come back, unless an administrator had cordoned the node.
 func TestDrain(t *testing.T) {
 	owned := func(name, kind string) *corev1.Pod {
 		yes := true
@@ -60,7 +60,7 @@ func TestDrain(t *testing.T) {
 	}{
 		{"a pod of a ReplicaSet", false, false, "web", "ReplicaSet", ""},
 		{"a node that was cordoned", true, true, "web", "ReplicaSet", ""},
-		{"a pod of nobody", false, false, "alone", "", "it cannot be drained"},
+		{"a pod without a controller", false, false, "alone", "", "it cannot be drained"},
 	} {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: corev1.NodeSpec{Unschedulable: c.before}}
 		cs := fake.NewClientset(node, owned(c.pod, c.owner))

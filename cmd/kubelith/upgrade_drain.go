@@ -33,8 +33,9 @@ func (r *rollout) cordon(ctx context.Context, name string) error {
 	})
 }
 
-// drain moves the pods of a cordoned node elsewhere before it is upgraded, as kubectl drain does with --ignore-daemonsets and
-// --delete-emptydir-data: budgets are respected, and a pod without a controller is an error, since nobody would start it again.
+// drain moves the pods of a cordoned node elsewhere before it is upgraded, as kubectl drain does with
+// --ignore-daemonsets and --delete-emptydir-data: budgets are respected, and a pod without a controller is an error,
+// since nothing would start it again.
 func (r *rollout) drain(ctx context.Context, name string) error {
 	r.say("%s: draining", name)
 	h := &drain.Helper{
@@ -57,7 +58,7 @@ func (r *rollout) drain(ctx context.Context, name string) error {
 	return fmt.Errorf("it cannot be drained: %s", strings.Join(strings.Fields(text), " ")) // the library writes several lines
 }
 
-// budgets names the PodDisruptionBudgets that keep pods on a node; empty if it is not they, or they cannot be asked.
+// budgets names the PodDisruptionBudgets that keep pods on a node; empty if they are not the reason, or cannot be read.
 func (r *rollout) budgets(ctx context.Context, h *drain.Helper, name string) string {
 	left, errs := h.GetPodsForDeletion(name)
 	all, err := r.client.PolicyV1().PodDisruptionBudgets("").List(ctx, metav1.ListOptions{})

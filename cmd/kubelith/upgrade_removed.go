@@ -21,8 +21,8 @@ import (
 	"kubelith.io/kubelith/host/upgrade"
 )
 
-// removedAPIs returns, one line each, the APIs in use that another version of Kubernetes does not serve any more: those of which the API
-// server has served requests since it started, and those with which an object that exists was written.
+// removedAPIs returns, one line each, the APIs in use that another version of Kubernetes does not serve any more: those
+// of which the API server has served requests since it started, and those with which an object that exists was written.
 //
 // Sources: https://kubernetes.io/blog/2020/09/03/warnings/, the metric; the types' APILifecycleRemoved.
 func removedAPIs(ctx context.Context, cs kubernetes.Interface, kubeconfig string, from, to upgrade.Program) ([]string, error) {
@@ -130,8 +130,9 @@ func removedKinds(from, to string) ([]schema.GroupVersionKind, error) {
 	return kinds, nil
 }
 
-// writtenWith returns a line about objects that were last written with this version of their API, or "". It reads them with another
-// version, as a request with this one would count as a use of it. A kind that has no other is left to the metric.
+// writtenWith returns a line about objects that were last written with this version of their API, or "". It reads them
+// with another version, as a request with this one would count as a use of it. A kind that has no other is left to the
+// metric.
 func writtenWith(ctx context.Context, cs kubernetes.Interface, objects metadata.Interface, kind schema.GroupVersionKind, removed []schema.GroupVersionKind) (string, error) {
 	resource, err := servedOtherwise(cs, kind, removed)
 	if err != nil || resource.Resource == "" {

@@ -28,8 +28,8 @@ func plannedAgent(t *testing.T) (*config.Agent, *agent) {
 	return cfg, &agent{cluster: config.Default().ClusterInfo("v1.37.1", "v0"), machine: &machine{resolvConf: dns.HostResolvConf()}}
 }
 
-// An agent runs what runs pods, listens where a server's node does, needs nothing that is not there, and makes nothing
-// before it runs.
+// An agent runs what runs pods, listens where a server's node does, needs nothing that is not there, and creates
+// nothing before it runs.
 func TestAgentComponents(t *testing.T) {
 	cfg, m := plannedAgent(t)
 	components, err := m.build(cfg, silent())
@@ -44,7 +44,7 @@ func TestAgentComponents(t *testing.T) {
 	if got := namesOf(components); !slices.Equal(got, want) {
 		t.Errorf("components %v, want those of a server's node: %v", got, want)
 	}
-	all := append(namesOf(components), "connection") // made by the join
+	all := append(namesOf(components), "connection") // opened by the join
 	for _, c := range components {
 		for _, need := range c.Needs() {
 			if !slices.Contains(all, need) {
@@ -57,7 +57,7 @@ func TestAgentComponents(t *testing.T) {
 	}
 	for _, dir := range []string{cfg.DataDir, cfg.RunDir, cfg.KubeletRootDir} {
 		if _, err := os.Stat(dir); err == nil {
-			t.Errorf("%s was made", dir)
+			t.Errorf("%s was created", dir)
 		}
 	}
 }
@@ -83,7 +83,7 @@ func TestWithoutServer(t *testing.T) {
 	}
 }
 
-// Only what an agent takes at its start makes it start again.
+// Only a change of what an agent reads at its start restarts it.
 func TestRestartFor(t *testing.T) {
 	text := func(change func(*config.ClusterInfo)) []byte {
 		info := config.Default().ClusterInfo("v1.37.1", "v0.1.0")
@@ -111,7 +111,7 @@ func TestRestartFor(t *testing.T) {
 	}
 }
 
-// A start that is refused takes back the files and directories that it has made, and no others.
+// A refused start removes the files and directories that it has created, and no others.
 func TestForget(t *testing.T) {
 	for name, c := range map[string]struct {
 		before, after []string // files
@@ -179,10 +179,10 @@ func TestPreflightAgent(t *testing.T) {
 		t.Errorf("first result %v", first)
 	}
 	if len(results) < 2 {
-		t.Error("the host was not looked at")
+		t.Error("the host was not checked")
 	}
 	if _, err := os.Stat(cfg.DataDir); err == nil {
-		t.Error("the data directory was made")
+		t.Error("the data directory was created")
 	}
 }
 
@@ -209,7 +209,7 @@ func TestAgentNotBefore(t *testing.T) {
 	}
 }
 
-// TestOtherAddress: a node whose address was found by the default route is told when it reaches its server from another
+// TestOtherAddress: a node whose address was found by the default route warns when it reaches its server from another
 // one.
 func TestOtherAddress(t *testing.T) {
 	for name, tc := range map[string]struct {

@@ -156,7 +156,7 @@ func TestDisable(t *testing.T) {
 			optional = append(optional, c.Name)
 		}
 	}
-	// One, two, and all but one or none: what is wrong with three is wrong with two of them.
+	// One, two, and all but one or none: a fault with three also occurs with two of them.
 	cases := [][]string{optional}
 	for i, a := range optional {
 		cases = append(cases, []string{a}, slices.DeleteFunc(slices.Clone(optional), func(name string) bool { return name == a }))

@@ -17,8 +17,8 @@ import (
 	pluginprocess "kubelith.io/kubelith/plugins/process"
 )
 
-// Certificates returns the certificates of the server or agent on this machine, whether it runs or not. With an error it
-// returns those that can be read.
+// Certificates returns the certificates of the server or agent on this machine, whether it runs or not. With an error
+// it returns those that can be read.
 func Certificates(cfg *config.Node) ([]pki.Certificate, error) {
 	all, err := pki.Inventory(pki.Dir(cfg.DataDir))
 	ofAgent, agentErr := join.Certificates(cfg.DataDir)

@@ -16,8 +16,8 @@ import (
 	componentstatus "kubelith.io/kubelith/components/worker/status"
 )
 
-// TestCrashLoop: a process that a goroutine of a component brings down leaves a note; the fourth one starts without
-// that component, says so, and does not keep those that need it waiting.
+// TestCrashLoop: a process that a goroutine of a component crashes leaves a note; the fourth one starts without that
+// component, logs that, and does not block those that need it.
 func TestCrashLoop(t *testing.T) {
 	const variable = "KUBELITH_TEST_CRASH"
 	if dir := os.Getenv(variable); dir != "" {

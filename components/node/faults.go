@@ -23,8 +23,8 @@ import (
 // The socket is root's too.
 const faultsVariable = "KUBELITH_TEST_FAULTS"
 
-// faults lets tests break the components that are restarted. The line "list" on the socket is answered with their names, a line "NAME FAULT" with
-// "ok" or the error. The faults are
+// faults lets tests break the components that are restarted. The line "list" on the socket is answered with their
+// names, a line "NAME FAULT" with "ok" or the error. The faults are
 //
 //	error, end, panic: Run does so
 //	goroutine: one of its goroutines panics
@@ -69,7 +69,7 @@ func (f *faults) firstHold() time.Duration {
 	return 20 * time.Second
 }
 
-// wrap makes the components that are restarted breakable.
+// wrap lets a test break the components that are restarted.
 func (f *faults) wrap(components []lifecycle.Component) []lifecycle.Component {
 	if f == nil {
 		return components

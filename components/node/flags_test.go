@@ -40,11 +40,11 @@ type upstream struct {
 	name    string
 	flags   *pflag.FlagSet // upstream's own
 	refused args.Refused
-	// build makes the component with the arguments and returns all upstream
-	// options that it will run with, but not the flags themselves.
+	// build creates the component with the arguments and returns all upstream options that it will run with, but not
+	// the flags themselves.
 	build func(keyValues ...string) ([]any, error)
-	// values are legal and not the default, for flags whose type does not tell;
-	// together is what has to be given with them.
+	// values are legal and not the default, for flags whose type does not imply one; together is what has to be given
+	// with them.
 	values, together map[string]string
 	// unseen are flags whose effect cannot be seen in the options.
 	unseen []string
@@ -128,7 +128,7 @@ func upstreams(t *testing.T) []upstream {
 					return nil, err
 				}
 				c := s.Upstream().ComponentConfig
-				ignored := slices.Clone(c.GarbageCollectorController.GCIgnoredResources) // made from a set
+				ignored := slices.Clone(c.GarbageCollectorController.GCIgnoredResources) // built from a set
 				slices.SortFunc(ignored, func(a, b gcconfig.GroupResource) int {
 					return strings.Compare(a.Group+"/"+a.Resource, b.Group+"/"+b.Resource)
 				})

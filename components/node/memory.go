@@ -11,7 +11,7 @@ import (
 const (
 	// gcPercent is how much the heap may grow over the live heap before it is collected. With Go's default of 100 a
 	// process holds twice its live heap. An idle cluster's heap is mostly long-lived caches, so collecting more often
-	// costs little; load makes the percentage larger. The environment variable GOGC takes precedence.
+	// costs little; load raises the percentage. The environment variable GOGC takes precedence.
 	gcPercent = 50
 	// startGCPercent applies until everything is ready: during a start, gcPercent costs a third of the CPU and saves
 	// less memory than a running cluster holds.
@@ -60,7 +60,7 @@ func (l *load) percent(allocated, live uint64) int {
 	return max(gcPercent, int(percent))
 }
 
-// followLoad makes the process hold less memory once it has started, and collects less often while much is allocated,
+// followLoad lowers the memory of the process once it has started, and collects less often while much is allocated,
 // until ctx ends; see docs/performance-log.md. It returns memory to the system after the start and after each load.
 func followLoad(ctx context.Context, started <-chan struct{}) {
 	select {

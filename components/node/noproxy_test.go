@@ -11,8 +11,7 @@ import (
 	"kubelith.io/kubelith/base/config"
 )
 
-// TestNoProxy: with a proxy nothing of the cluster goes through it, and everything else does, but for what the user
-// excepts.
+// TestNoProxy: nothing of the cluster goes through a proxy, and everything else does, except what the user excludes.
 func TestNoProxy(t *testing.T) {
 	cluster := &config.ClusterInfo{ClusterCIDR: []string{"10.42.0.0/16", "fd00:42::/56"}, ServiceCIDR: []string{"10.43.0.0/16"}, ClusterDomain: "cluster.local"}
 	node := &config.Node{NodeName: "one", NodeIP: []string{"192.0.2.1", "2001:db8::1"}}

@@ -11,7 +11,8 @@ import (
 	"kubelith.io/kubelith/base/config"
 )
 
-// TestServerOfAnotherCluster: a server that has a cluster does not join another one, before it asks for the token or changes anything.
+// TestServerOfAnotherCluster: a server that has a cluster does not join another one: it fails before it needs the token
+// or changes anything.
 func TestServerOfAnotherCluster(t *testing.T) {
 	for name, has := range map[string]string{"data": "server/db/member/wal/0.wal", "an API that has answered": "server/token"} {
 		dir := t.TempDir()
@@ -21,7 +22,7 @@ func TestServerOfAnotherCluster(t *testing.T) {
 		cfg := &config.Server{}
 		cfg.DataDir, cfg.NodeName, cfg.Server = dir, "a", "https://192.0.2.1:6443"
 		_, err := findServers(t.Context(), cfg, logrus.New())
-		if err == nil || !strings.Contains(err.Error(), "has a cluster of its own: leave out --server, or run kubelith reset --data") || strings.Contains(err.Error(), "\n") {
+		if err == nil || !strings.Contains(err.Error(), "has its own cluster: leave out --server, or run kubelith reset --data") || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v", name, err)
 		}
 		if left, err := os.ReadDir(filepath.Join(dir, "server")); err != nil || len(left) != 1 {

@@ -76,7 +76,7 @@ func (o *output) person() io.Writer {
 	return o.progress
 }
 
-// Close flushes the output: the last line, which says why the process ends, comes after it.
+// Close flushes the output: the last line, the reason why the process ends, comes after it.
 func (o *output) Close() {
 	if o.restore != nil {
 		o.restore()

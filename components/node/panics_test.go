@@ -13,8 +13,8 @@ import (
 	"kubelith.io/kubelith/base/lifecycle"
 )
 
-// TestPanics: a panic in a goroutine of a component that can be started again ends the goroutine and is reported, with the
-// component's name; any other goes on.
+// TestPanics: a panic in a goroutine of a component that can be started again ends the goroutine and is reported, with
+// the component's name; any other goes on.
 func TestPanics(t *testing.T) {
 	before := utilruntime.PanicHandlers
 	defer func() { utilruntime.PanicHandlers = before }()

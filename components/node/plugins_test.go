@@ -48,7 +48,7 @@ func TestAutoUID(t *testing.T) {
 	}
 }
 
-// A user who runs a plugin as nobody is warned at a start and by check.
+// A plugin that runs as the user nobody is a warning at a start and in check.
 func TestPluginResults(t *testing.T) {
 	nobody, own := int64(65534), int64(12345)
 	cfg := &config.Server{Plugins: []config.Plugin{
@@ -63,7 +63,7 @@ func TestPluginResults(t *testing.T) {
 	if len(got) != 1 || got[0].String() != want {
 		t.Errorf("got  %v\nwant %v", got, want)
 	}
-	// Who writes to the file runs programs as root.
+	// A user who writes to the file runs programs as root.
 	if err := os.Chmod(cfg.File, 0o622); err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +117,7 @@ func TestReloadPlugins(t *testing.T) {
 			}
 		}
 		if text := strings.Join(said, "\n"); !strings.Contains(text, step.log) || step.log == "" && text != "" || len(said) > 1 {
-			t.Errorf("%q: said %q, want %q", step.text, said, step.log)
+			t.Errorf("%q: logged %q, want %q", step.text, said, step.log)
 		}
 	}
 }

@@ -42,7 +42,7 @@ func TestPluginUsers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(config.CertFile); err != nil {
-		t.Errorf("it was not made again: %v", err)
+		t.Errorf("it was not created again: %v", err)
 	}
 	if err := os.RemoveAll(filepath.Dir(path)); err != nil {
 		t.Fatal(err)

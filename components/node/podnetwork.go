@@ -14,7 +14,7 @@ import (
 	"kubelith.io/kubelith/host/preflight"
 )
 
-// policies says whether this node enforces network policies, and tells the Node.
+// policies records whether this node enforces network policies, and reports it on the Node.
 type policies struct {
 	status  *componentstatus.Observer
 	reason  string // of the condition

@@ -85,7 +85,7 @@ func planWithoutWrong(cfg *config.Server) []lifecycle.Component {
 	return components
 }
 
-// argumentResults returns a line for each wrong upstream argument, or one that says that there is none.
+// argumentResults returns a line for each wrong upstream argument, or one line if all are right.
 func argumentResults(err error) []preflight.Result {
 	if err == nil {
 		return []preflight.Result{{Name: "arguments", Status: preflight.OK, Message: "understood"}}

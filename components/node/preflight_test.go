@@ -15,7 +15,7 @@ import (
 	"kubelith.io/kubelith/host/preflight"
 )
 
-// planned is a valid configuration whose directories must stay unmade.
+// planned is a valid configuration whose directories must not be created.
 func planned(t *testing.T, change func(*config.Server)) *config.Server {
 	t.Helper()
 	cfg := config.Default()
@@ -25,7 +25,7 @@ func planned(t *testing.T, change func(*config.Server)) *config.Server {
 	return cfg
 }
 
-// The ports that the preflight looks at are those of the components as they are going to run.
+// The ports that the preflight checks are those of the components as they are going to run.
 func TestPorts(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kubelet.yaml")
 	if err := os.WriteFile(file, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nport: 11250\nhealthzPort: 11248\n"), 0o600); err != nil {
@@ -71,7 +71,7 @@ func TestPorts(t *testing.T) {
 			}
 			for _, dir := range []string{cfg.DataDir, cfg.RunDir, cfg.KubeletRootDir} {
 				if _, err := os.Stat(dir); err == nil {
-					t.Errorf("%s was made", dir)
+					t.Errorf("%s was created", dir)
 				}
 			}
 		})
@@ -105,7 +105,7 @@ func TestPreflightArguments(t *testing.T) {
 	// The ports are those of the arguments that are right, and the usual ones of the others.
 	for _, port := range []string{"port 6443/tcp", "port 10250/tcp", "port 10248/tcp", "port 10277/tcp", "port 10053/udp"} {
 		if !slices.Contains(ports, port) {
-			t.Errorf("nothing is said of %s: %q", port, ports)
+			t.Errorf("no result for %s: %q", port, ports)
 		}
 	}
 	faults := PreflightArguments(cfg)
@@ -142,7 +142,7 @@ func TestNotBefore(t *testing.T) {
 	}
 }
 
-// Without kube-proxy the bridge needs nft all the same.
+// Without kube-proxy the bridge still needs nft.
 func TestNeedsPacketFilter(t *testing.T) {
 	for want, change := range map[bool]func(*config.Server){
 		true:  func(c *config.Server) { c.Disable = []string{"proxy"} },

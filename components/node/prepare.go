@@ -41,7 +41,8 @@ const (
 	thirdPartyCNI = "/opt/cni/bin"
 	// registriesDir has <host>/hosts.toml files, in containerd's format.
 	registriesDir = "/etc/kubelith/registries.d"
-	// reloadKeysEvery is how often the apiserver looks whether the keys of Secrets have changed; upstream waits a minute.
+	// reloadKeysEvery is how often the apiserver looks whether the keys of Secrets have changed; upstream waits a
+	// minute.
 	reloadKeysEvery = 2 * time.Second
 )
 
@@ -123,7 +124,8 @@ func prepare(ctx context.Context, cfg *config.Server, others *membership, releas
 	}
 	// A rotation of keys waits for each server to load its file, three times (components/controlplane/encryption).
 	encryptionconfigcontroller.EncryptionConfigFileChangePollDuration = reloadKeysEvery
-	// So does a rotation of CAs for clients, such as that of the API server for kubelets, to show their new certificate.
+	// So does a rotation of CAs for clients, such as that of the API server for kubelets, to show their new
+	// certificate.
 	transport.CertCallbackRefreshDuration = carotation.Reload
 	if life := testedLife(); life > 0 { // as upstream's integration tests do
 		transport.CertCallbackRefreshDuration = life / 20
@@ -136,7 +138,7 @@ func fixedSettings(cfg *config.Server) datadir.Settings {
 	return datadir.Settings{NodeName: cfg.NodeName, ClusterCIDR: cfg.ClusterCIDR, ServiceCIDR: cfg.ServiceCIDR, ClusterDomain: cfg.ClusterDomain}
 }
 
-// unpack makes the programs of the payload available where containers run: only those need them.
+// unpack extracts the programs of the payload on a node that runs containers: only those need them.
 func (h *machine) unpack(cfg *config.Node) (err error) {
 	if cfg.Disabled("containerd") {
 		return nil
@@ -236,7 +238,7 @@ func setGates(arguments ...[]string) ([][]string, error) {
 			return nil, err
 		}
 	}
-	// The kubelet looks at a pod as soon as a container of it has ended (docs/adr/041-events-of-containerd.md).
+	// The kubelet checks a pod as soon as a container of it has ended (docs/adr/041-events-of-containerd.md).
 	if gates := utilfeature.DefaultMutableFeatureGate; !gates.GetAll()[features.EventedPLEG].Default {
 		if err := gates.OverrideDefault(features.EventedPLEG, true); err != nil {
 			return nil, err

@@ -72,7 +72,7 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// What takes long is told, at ever longer intervals and to the service manager too, until nothing is missing.
+// A slow start is reported, at growing intervals and to the service manager too, until nothing is missing.
 func TestRemind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out, log bytes.Buffer
@@ -101,8 +101,8 @@ func TestRemind(t *testing.T) {
 	})
 }
 
-// A slow disk makes what comes before the components long, too: it is told, and the service manager waits longer than
-// until it is told again.
+// A slow disk also delays what comes before the components: it is reported, and the service manager waits until after
+// the next report.
 func TestAwaitStep(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "n")
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
@@ -136,7 +136,7 @@ func TestAwaitStep(t *testing.T) {
 	}
 }
 
-// What systemd hears: READY=1 once, what is missing before and after, more time before, and the stop.
+// What systemd gets: READY=1 once, what is missing before and after, more time before, and the stop.
 func TestSystemdHears(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "n")
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})

@@ -144,14 +144,14 @@ func keepBallast(ctx context.Context, dir *datadir.Dir, log logrus.FieldLogger) 
 	})
 }
 
-// upstreamExit is the reason for a stop that an upstream component asked for: the error that it logged.
+// upstreamExit is the reason for a stop that an upstream component requested: the error that it logged.
 type upstreamExit string
 
 func (e upstreamExit) Error() string {
 	return "an upstream component asked to exit: " + string(e) + ": see the log lines before this"
 }
 
-// endInOrder turns the exit that upstream components ask klog for into the end of the component, if it can be
+// endInOrder turns the exit that upstream components request from klog into the end of the component, if it can be
 // restarted, or into an ordered stop: etcd and containerd are in the same process. The components log the reason just
 // before.
 func endInOrder(end context.CancelCauseFunc, why *lastError, p *panics) {

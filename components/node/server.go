@@ -57,7 +57,7 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 }
 
 // essential returns the components that a server cannot work without: storage, the API and the node. A start that lacks
-// another one is complete all the same: systemd must not end etcd and the API for it.
+// another one is still complete: systemd must not end etcd and the API for it.
 func essential(components []lifecycle.Component) []string {
 	return slices.DeleteFunc(namesOf(components), func(name string) bool {
 		return !slices.Contains([]string{"etcd", "apiserver", "kubelet"}, name)

@@ -80,7 +80,8 @@ func snapshotDir(cfg *config.Server) string {
 	return snapshot.Dir(cfg.DataDir)
 }
 
-// beforeUpgrade returns what saves the cluster before a release uses data of another; nil where the release is the same.
+// beforeUpgrade returns what saves the cluster before a release uses data of another; nil where the release is the
+// same.
 func beforeUpgrade(cfg *config.Server, machine *machine, socket string, log logrus.FieldLogger) func(context.Context) {
 	if machine.dir == nil { // a plan
 		return nil

@@ -11,7 +11,7 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// What a library writes to standard error is a line of the log, however long, until the end, and then no more.
+// What a library writes to standard error is a line of the log, however long, until the end, but not later.
 func TestCaptureStderr(t *testing.T) {
 	stderr := os.Stderr
 	var out bytes.Buffer

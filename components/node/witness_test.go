@@ -13,7 +13,7 @@ import (
 	"kubelith.io/kubelith/host/preflight"
 )
 
-// TestWitnessComponents: a witness runs etcd and what looks after it, and makes nothing before it runs.
+// TestWitnessComponents: a witness runs etcd and what maintains it, and creates nothing before it runs.
 func TestWitnessComponents(t *testing.T) {
 	cfg := planned(t, func(c *config.Server) { c.Witness = true })
 	components, err := witness(cfg, &machine{pki: &pki.Bundle{}}, silent())
@@ -24,7 +24,7 @@ func TestWitnessComponents(t *testing.T) {
 		t.Errorf("components %v", got)
 	}
 	if !absent(cfg.DataDir) || !absent(cfg.RunDir) {
-		t.Error("it made a directory")
+		t.Error("it created a directory")
 	}
 }
 

@@ -35,7 +35,7 @@ type Result struct {
 	Name    string // of the check: "cgroups", "port 6443"
 	Status  Status
 	Message string
-	Fix     string // what to do; empty with OK, and if the message says it
+	Fix     string // what to do; empty with OK, and if the message has it
 }
 
 // String returns one line: "failed   nft: not found: install nftables".
@@ -61,7 +61,7 @@ type Port struct {
 	lifecycle.Port
 }
 
-// Options say what will run. The directories need not exist.
+// Options describe what will run. The directories need not exist.
 type Options struct {
 	DataDir  string
 	NodeName string

@@ -147,7 +147,7 @@ func checkLinks(p probe, wireGuard bool) []Result {
 		case "vxlan":
 			r.Status = Warn // only clusters of several nodes need it
 			r.Fix += ", or choose --network host-gw"
-		case "wireguard": // somebody relies on the encryption
+		case "wireguard": // the user relies on the encryption
 			r.Fix += ", or choose --network vxlan on the server"
 		}
 		out = append(out, r)

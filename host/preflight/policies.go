@@ -6,14 +6,15 @@ import (
 	"strings"
 )
 
-// Policies is the check of what network policies need. If it is not OK the node runs and does not enforce them; NotEnforced begins the
-// message, the reason follows.
+// Policies is the check of what network policies need. If it is not OK the node runs and does not enforce them;
+// NotEnforced begins the message, the reason follows.
 const (
 	Policies    = "network policies"
 	NotEnforced = "not enforced on this node, "
 )
 
-// feature is a part of the kernel that the tables of network policies use. Its rules use nothing else but the table family inet.
+// feature is a part of the kernel that the tables of network policies use. Its rules use nothing else but the table
+// family inet.
 type feature struct{ name, option, rules string }
 
 // inet begins rules of a feature.
@@ -35,8 +36,8 @@ var policyFeatures = []feature{
 		inet + "add counter inet kubelith-check c\nadd rule inet kubelith-check forward counter name c\n"},
 }
 
-// checkPolicies writes the tables of network policies into an empty network namespace. If the kernel rejects them it tries each feature
-// alone.
+// checkPolicies writes the tables of network policies into an empty network namespace. If the kernel rejects them it
+// tries each feature alone.
 func checkPolicies(p probe, rules string) []Result {
 	nft, err := p.look("nft")
 	if err != nil {

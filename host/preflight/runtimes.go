@@ -7,7 +7,7 @@ import (
 	"kubelith.io/kubelith/runtime/oci"
 )
 
-// checkRuntimes reports the runtimes of the host that pods can use besides the payload's runc.
+// checkRuntimes reports the runtimes of the host that pods can use in addition to the payload's runc.
 func checkRuntimes(p probe, opts Options) []Result {
 	var out []Result
 	for _, name := range oci.OfHost() {

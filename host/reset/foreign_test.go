@@ -50,7 +50,7 @@ func TestHostsOfOthers(t *testing.T) {
 	for name, c := range map[string]struct {
 		foreign []string
 		ours    map[string]string
-		gone    []string // of ours
+		gone    []string // our paths
 		mounts  string
 	}{
 		"kubeadm, refused start":                 {foreign: kubeadm(), ours: refused, gone: []string{"/d"}},
@@ -152,7 +152,7 @@ func TestWhatPeoplePutThereStays(t *testing.T) {
 	}
 	for _, line := range []string{"left in /d: agent/images, agent/mine, notes, plugins/admission, server/manifests", "left in /k: config.json, seccomp"} {
 		if !strings.Contains(out.String(), line+"\n") {
-			t.Errorf("%q is not said:\n%s", line, out)
+			t.Errorf("%q is not printed:\n%s", line, out)
 		}
 	}
 	if plan := r.Plan(); len(plan) > 0 {

@@ -32,6 +32,6 @@ func TestLoopsOfOthersStay(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	if plan := strings.Join(r.Plan(), "\n"); !strings.Contains(plan, "detach 3 loop devices") {
-		t.Errorf("the plan does not say it:\n%s", plan)
+		t.Errorf("the plan does not list them:\n%s", plan)
 	}
 }

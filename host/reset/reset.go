@@ -20,7 +20,7 @@ import (
 	"kubelith.io/kubelith/host"
 )
 
-// Options say what belongs to the removed server. The directories are those of `kubelith server`.
+// Options describe what belongs to the removed server. The directories are those of `kubelith server`.
 type Options struct {
 	DataDir        string
 	RunDir         string

@@ -264,7 +264,7 @@ func TestForeignDirectoriesStay(t *testing.T) {
 		t.Errorf("plan %q", plan)
 	}
 	if err := r.Run(context.Background()); err != nil || out.Len() != 0 || len(nets.removed) != 0 {
-		t.Errorf("error %v, removed %q, said %s", err, nets.removed, out)
+		t.Errorf("error %v, removed %q, printed %s", err, nets.removed, out)
 	}
 	for _, path := range append(foreign, "/proc/10") {
 		if !h.Exists(path) {

@@ -1,13 +1,14 @@
-// Package sandbox gives a node a machine of its own on this one, so that nothing on the host changes and several nodes
-// run at once. Kubelith's own integration tests and the Go library (kubelith.io/kubelith/cluster) start nodes in it.
+// Package sandbox gives a node its own machine on this one, so that nothing on the host changes and several nodes run
+// at once. Kubelith's own integration tests and the Go library (kubelith.io/kubelith/cluster) start nodes in it.
 //
-// A sandbox has its own network namespace (joined to the host by a veth pair, 10.123.N.1 outside and 10.123.N.2 inside),
-// its own mount namespace in which /run, /var/lib, /var/log, /etc, /opt and /usr/libexec are private, and its own cgroup
-// root. Process ids are shared with the host. It needs root, ip (iproute2) and nsenter (util-linux).
+// A sandbox has its own network namespace (joined to the host by a veth pair, 10.123.N.1 outside and 10.123.N.2
+// inside), its own mount namespace in which /run, /var/lib, /var/log, /etc, /opt and /usr/libexec are private, and its
+// own cgroup root. Process ids are shared with the host. It needs root, ip (iproute2) and nsenter (util-linux).
 //
 // A holder process keeps the namespaces: the program that called New, executed again with the argument "sandbox" and
 // the variable HolderEnv, on which that program must call Hold. The holder, or the next New or Sweep, removes what an
-// interrupted run has left. KUBELITH_TEST_DIR (default /var/tmp/kubelith-test) must be on a disk that overlayfs can use.
+// interrupted run has left. KUBELITH_TEST_DIR (default /var/tmp/kubelith-test) must be on a disk that overlayfs can
+// use.
 package sandbox
 
 import (

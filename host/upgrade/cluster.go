@@ -19,8 +19,8 @@ import (
 	"kubelith.io/kubelith/host"
 )
 
-// Unit is the transient unit of systemd in which a node upgrades itself. Without systemd it is the name of the log in the directory of
-// upgrades.
+// Unit is the transient unit of systemd in which a node upgrades itself. Without systemd it is the name of the log in
+// the directory of upgrades.
 const Unit = "kubelith-upgrade"
 
 // Result is how an upgrade has ended that a node has started by itself.
@@ -87,7 +87,8 @@ func Interrupted(dataDir string) bool {
 	return err == nil
 }
 
-// Put verifies a program and copies it to a file in a directory, for root only. It returns its path, which ends in its SHA-256, and that.
+// Put verifies a program and copies it to a file in a directory, for root only. It returns its path, which ends in its
+// SHA-256, and that.
 func Put(file, dir string, proof Proof) (path, checksum string, err error) {
 	if err := recognize(file); err != nil {
 		return "", "", err
@@ -136,8 +137,8 @@ func OwnService(ctx context.Context) (Service, error) {
 	return s, nil
 }
 
-// Launch starts the service's program with other arguments, in a process that the stop of the service leaves alone. Its messages are in the
-// journal of Unit or, without systemd, in a file in dir.
+// Launch starts the service's program with other arguments, in a process that the stop of the service leaves alone. Its
+// messages are in the journal of Unit or, without systemd, in a file in dir.
 func Launch(ctx context.Context, dir string, s Service, args ...string) error {
 	program := s.Command()[0]
 	if _, ok := s.(*systemd); ok {

@@ -129,7 +129,8 @@ func bytesOf(dataDir string, names []string) (total uint64, err error) {
 	return total, nil
 }
 
-// unchanged reports whether nothing has written to a directory since it was copied: files have the same names, sizes and times.
+// unchanged reports whether nothing has written to a directory since it was copied: files have the same names, sizes
+// and times.
 func unchanged(dir, copied string) bool {
 	then, now := files(copied), files(dir)
 	if len(then) != len(now) {
@@ -159,8 +160,8 @@ func files(dir string) map[string]fs.FileInfo {
 	return all
 }
 
-// putBack replaces the data by the copies. It can be repeated after a crash: a copy that is gone is in its place already. renew prepares
-// etcd's data, unless nothing has changed it.
+// putBack replaces the data by the copies. It can be repeated after a crash: a copy that is gone is in its place
+// already. renew prepares etcd's data, unless nothing has changed it.
 func putBack(dataDir string, names, copied []string, renew func(from, to string) error) error {
 	from := copies(dataDir)
 	for _, name := range names {

@@ -205,7 +205,7 @@ func TestLastError(t *testing.T) {
 	}
 }
 
-// TestSystemd: what is asked of systemctl and journalctl, and how their answers are read.
+// TestSystemd: how systemctl and journalctl are called, and how their output is read.
 func TestSystemd(t *testing.T) {
 	dir := t.TempDir()
 	calls := filepath.Join(dir, "calls")

@@ -57,7 +57,7 @@ func recognize(file string) error {
 	return nil
 }
 
-// ask returns what an executable says of itself.
+// ask returns what an executable reports about itself.
 func ask(ctx context.Context, file string) (Program, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()

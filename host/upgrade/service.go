@@ -24,7 +24,8 @@ type Service interface {
 	Stop(context.Context) error
 	// Start returns at once. It does nothing when the service runs.
 	Start(context.Context) error
-	// Up reports whether the service manager takes the service for started, and how often the program has ended since Start.
+	// Up reports whether the service manager takes the service for started, and how often the program has ended since
+	// Start.
 	Up(context.Context) (up bool, ended int, err error)
 	// Output is the last of what the program has written since a time.
 	Output(ctx context.Context, since time.Time) string
@@ -71,7 +72,8 @@ type systemd struct {
 
 var _ Service = (*systemd)(nil)
 
-// execStart reads the property ExecStart, as systemctl shows it: { path=/p ; argv[]=/p server ; ignore_errors=no ; ... }.
+// execStart reads the property ExecStart, as systemctl shows it: { path=/p ; argv[]=/p server ; ignore_errors=no ; ...
+// }.
 // Source: systemd/src/shared/bus-print-properties.c.
 func execStart(text string) []string {
 	_, rest, found := strings.Cut(text, "argv[]=")
@@ -111,7 +113,7 @@ func (s *systemd) do(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// Up implements Service. The unit is active once the program has said that it is ready.
+// Up implements Service. The unit is active once the program has reported that it is ready.
 func (s *systemd) Up(ctx context.Context) (bool, int, error) {
 	text, err := host.Run(ctx, "", "systemctl", "show", "--property=ActiveState", "--property=NRestarts", s.unit)
 	if err != nil {
@@ -200,8 +202,8 @@ func (s *openRC) status(ctx context.Context) error {
 	return exec.CommandContext(ctx, "rc-service", "--quiet", s.name, "status").Run()
 }
 
-// Up implements Service. OpenRC does not know when the program is ready. A program that ends with an error writes one line that begins
-// with its name.
+// Up implements Service. OpenRC does not know when the program is ready. A program that ends with an error writes one
+// line that begins with its name.
 func (s *openRC) Up(ctx context.Context) (bool, int, error) {
 	ended := 0
 	for line := range strings.Lines(s.Output(ctx, time.Time{})) {

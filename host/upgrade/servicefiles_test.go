@@ -27,7 +27,8 @@ func installed(t *testing.T, name string) string {
 	return b.String()
 }
 
-// TestUnits: systemd ends no start for being slow, starts a program that has ended again without limit, and leaves the pods alone.
+// TestUnits: systemd ends no start for being slow, starts a program that has ended again without limit, and leaves the
+// pods alone.
 func TestUnits(t *testing.T) {
 	for _, name := range []string{"kubelith.service", "kubelith-agent.service"} {
 		set, section := map[string]string{}, ""
@@ -56,8 +57,9 @@ func TestUnits(t *testing.T) {
 	}
 }
 
-// TestOpenRCLimits runs start_pre of the OpenRC services, whose limits the program inherits: no core files, whose memory has keys, and
-// as many open files as the machine allows, up to a million. This holds in the shells of the machines that have OpenRC, too.
+// TestOpenRCLimits runs start_pre of the OpenRC services, whose limits the program inherits: no core files, whose
+// memory has keys, and as many open files as the machine allows, up to a million. This holds in the shells of the
+// machines that have OpenRC, too.
 func TestOpenRCLimits(t *testing.T) {
 	const script = `
 modprobe() { :; }

@@ -6,8 +6,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-// CheckSkew refuses to replace one program by another where Kubernetes or etcd do not support that: a minor release that is older, or more
-// than one newer.
+// CheckSkew refuses to replace one program by another where Kubernetes or etcd do not support that: a minor release
+// that is older, or more than one newer.
 //
 // Sources: https://kubernetes.io/releases/version-skew-policy/, https://etcd.io/docs/v3.6/upgrades/.
 func CheckSkew(from, to Program) error {

@@ -1,5 +1,5 @@
-// Package upgrade replaces the program of a node's service by another version of Kubelith. When that does not become ready, the program
-// and the data of before come back.
+// Package upgrade replaces the program of a node's service by another version of Kubelith. When that does not become
+// ready, the program and the data of before come back.
 //
 //	prepare   the file is verified, checks pass, a snapshot is saved     nothing has changed
 //	stopping  the service is stopped, its data copied
@@ -8,11 +8,11 @@
 //	  else
 //	returning the program and the data are put back, the service is started
 //
-// The phase is stored before it begins (state.go): an upgrade that was killed goes on when Run is called again. Pods are not touched: they
-// outlive the service.
+// The phase is stored before it begins (state.go): an upgrade that was killed goes on when Run is called again. Pods
+// are not touched: they outlive the service.
 //
-// The package knows files, processes and service managers. What it means that a node is ready, or may be upgraded, and how etcd's data is
-// made usable again, is in Options.
+// The package knows files, processes and service managers. What it means that a node is ready, or may be upgraded, and
+// how etcd's data is made usable again, is in Options.
 package upgrade
 
 import (
@@ -42,7 +42,8 @@ type Options struct {
 	// File is the new program, and Proof what it is verified with.
 	File  string
 	Proof Proof
-	// DataDir is the node's data directory, and Data returns the names in it that come back with the former program; the service runs.
+	// DataDir is the node's data directory, and Data returns the names in it that come back with the former program;
+	// the service runs.
 	DataDir string
 	Data    func(context.Context) ([]string, error)
 	Service Service
@@ -52,11 +53,11 @@ type Options struct {
 	Ready func(ctx context.Context, p Program, since time.Time) error
 	// Check returns why this node must not change from one program to the other; the service runs.
 	Check func(ctx context.Context, from, to Program) error
-	// Save saves a snapshot of the cluster, and returns its path, which is empty if the former release does not have all that a snapshot
-	// needs; nil where there is nothing to save.
+	// Save saves a snapshot of the cluster, and returns its path, which is empty if the former release does not have
+	// all that a snapshot needs; nil where there is nothing to save.
 	Save func(ctx context.Context, p Program) (string, error)
-	// Renew makes the data of etcd in the directory to from that in the directory from, so that no client takes what the new program has
-	// written for current.
+	// Renew creates the data of etcd in the directory to from that in the directory from, so that no client takes what
+	// the new program has written for current.
 	Renew func(ctx context.Context, from, to string) error
 	// Out gets a line for each step.
 	Out io.Writer
@@ -69,12 +70,12 @@ type Options struct {
 const (
 	// tooOften is how often the new program may end before it is given up.
 	tooOften = 5
-	// lookEvery is the time between two looks at a service that starts.
+	// lookEvery is the time between two checks of a service that starts.
 	lookEvery = 500 * time.Millisecond
 )
 
-// Run upgrades the service, or finishes an upgrade that was interrupted. Its error is one line. When the new program did not become ready
-// the former one runs again, and the error says why.
+// Run upgrades the service, or finishes an upgrade that was interrupted. Its error is one line. When the new program
+// did not become ready the former one runs again, and the error says why.
 func Run(ctx context.Context, o Options) error {
 	file, err := filepath.Abs(o.File)
 	if err != nil {

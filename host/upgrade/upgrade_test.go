@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A test's program is a copy of this test with a line at its end: trailer RELEASE KUBERNETES BEHAVIOUR DATADIR. It is a real process that
-// holds the lock of the data directory.
+// A test's program is a copy of this test with a line at its end: trailer RELEASE KUBERNETES BEHAVIOUR DATADIR. It is a
+// real process that holds the lock of the data directory.
 const trailer = "\n#program "
 
 // The behaviours of programs.
@@ -320,7 +320,8 @@ const (
 	back = "runs=true program=v1 ready=v1 version=v1 db=v1,v1 token=v1 upgrade=no previous=no new=no"
 )
 
-// The tests are not parallel: a program that is being written cannot be executed while another goroutine forks (golang.org/issue/22315).
+// The tests are not parallel: a program that is being written cannot be executed while another goroutine forks
+// (golang.org/issue/22315).
 func TestUpgrade(t *testing.T) {
 	for name, c := range map[string]struct {
 		kubernetes, behaviour string
@@ -400,8 +401,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestInterruptedBeforeReplacing: the power fails before the program is replaced, and the old one runs again and writes. The upgrade begins
-// again then: its copy of the data is old.
+// TestInterruptedBeforeReplacing: the power fails before the program is replaced, and the old one runs again and
+// writes. The upgrade begins again then: its copy of the data is old.
 func TestInterruptedBeforeReplacing(t *testing.T) {
 	var n *node
 	var o Options

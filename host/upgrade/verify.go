@@ -41,8 +41,8 @@ func sum(file string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// stage copies file to a new file beside the program, so that what is verified is what is installed later, and on the same file system.
-// It returns the checksum. On an error there is no copy.
+// stage copies file to a new file beside the program, so that what is verified is what is installed later, and on the
+// same file system. It returns the checksum. On an error there is no copy.
 func (p Proof) stage(file, to string) (checksum string, err error) {
 	in, err := os.Open(file)
 	if err != nil {

@@ -134,7 +134,7 @@ spec:
 	}
 	spec, _ := got.Object["spec"].(map[string]any)
 	if spec["user"] != "kubelith-admin" || !strings.Contains(fmt.Sprint(spec["groups"]), "kubelith:admins") {
-		t.Errorf("the aggregated server was told that the user is %v", spec)
+		t.Errorf("the aggregated server got the user %v", spec)
 	}
 	if out := s.Kubectl(t, "get", "stones", "-o", "name"); out != "stone.probe.kubelith.io/granite\nstone.probe.kubelith.io/basalt\n" {
 		t.Errorf("kubectl get stones: %q", out)

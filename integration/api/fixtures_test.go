@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// certificate makes a serving certificate for a DNS name and the CA that signed it, in PEM.
+// certificate creates a serving certificate for a DNS name and the CA that signed it, in PEM.
 func certificate(t *testing.T, dns string) (ca, cert, key []byte) {
 	t.Helper()
 	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -127,12 +127,12 @@ func TestNoLoopback(t *testing.T) {
 		return nil
 	})
 	if !found {
-		t.Error("the test's own connection was not found: the test looks at the wrong place")
+		t.Error("the test's own connection was not found: the test checks the wrong place")
 	}
 }
 
-// TestNoLoopbackAtStart: nor does the process make such a connection while it starts, when its clients are made. A rule of
-// the packet filter counts them, however short they are.
+// TestNoLoopbackAtStart: nor does the process open such a connection while it starts, when its clients are created. A
+// rule of the packet filter counts them, however short they are.
 func TestNoLoopbackAtStart(t *testing.T) {
 	t.Parallel()
 	s := harness.New(t, harness.Options{NoTestImage: true})
@@ -157,7 +157,7 @@ func TestNoLoopbackAtStart(t *testing.T) {
 	}
 	conn.Close()
 	if n := connections(); n == 0 {
-		t.Error("the test's own connection was not counted: the test looks at the wrong place")
+		t.Error("the test's own connection was not counted: the test checks the wrong place")
 	}
 }
 
@@ -183,7 +183,7 @@ func TestSharedInformers(t *testing.T) {
 		all := watchers()
 		for _, resource := range []string{"pods", "nodes", "deployments", "endpointslices", "persistentvolumeclaims"} {
 			if !all["system:apiserver"][resource] {
-				return fmt.Errorf("nobody shares a watch of %s", resource)
+				return fmt.Errorf("no shared informer watches %s", resource)
 			}
 		}
 		if !all["system:kube-scheduler"]["pods"] {
@@ -196,11 +196,11 @@ func TestSharedInformers(t *testing.T) {
 			delete(resources, "pods")
 		}
 		if user == "system:serviceaccount:kube-system:kube-apiserver-serving-clustertrustbundle-publisher" {
-			delete(resources, "clustertrustbundles") // upstream's controller makes an informer of one object
+			delete(resources, "clustertrustbundles") // upstream's controller creates an informer of one object
 		}
 		component := user == "system:kube-scheduler" || user == "system:kube-controller-manager" || strings.HasPrefix(user, "system:serviceaccount:kube-system:")
 		if component && len(resources) > 0 {
-			t.Errorf("%s has watches of its own: %v", user, slices.Sorted(maps.Keys(resources)))
+			t.Errorf("%s has its own watches: %v", user, slices.Sorted(maps.Keys(resources)))
 		}
 	}
 }
@@ -338,7 +338,7 @@ func TestAnonymous(t *testing.T) {
 	}
 }
 
-// TestFrontProxy: the headers that name a user count from the front proxy, which has its own CA, and from nobody else.
+// TestFrontProxy: the headers that name a user count only from the front proxy, which has its own CA.
 func TestFrontProxy(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
@@ -377,7 +377,7 @@ func TestProfilingOff(t *testing.T) {
 	}
 }
 
-// TestTokenFile: the users of a token file are who it says, and have no rights until RBAC or ABAC gives some.
+// TestTokenFile: a token authenticates as the user in the token file, who has no rights until RBAC or ABAC grants some.
 func TestTokenFile(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)

@@ -35,7 +35,7 @@ func TestQuota(t *testing.T) {
 		_, err := client.Pods(ns).Create(t.Context(), p, metav1.CreateOptions{DryRun: dryRun})
 		return err
 	}
-	harness.Eventually(t, 10*time.Second, "admission to know the quota", func() error { // by a watch of its own
+	harness.Eventually(t, 10*time.Second, "admission to know the quota", func() error { // by its own watch
 		if err := pod("probe", "", metav1.DryRunAll); !apierrors.IsForbidden(err) {
 			return fmt.Errorf("a pod without a request: %v", err)
 		}

@@ -1,5 +1,5 @@
-// Package api tests the API server as its clients meet it: who may do what, what is kept from whom, how it is extended, and
-// that the components of the process go in memory under identities of their own.
+// Package api tests the API server as its clients see it: what each user may do and read, how it is extended, and that
+// the components of the process call it in memory under their own identities.
 package api
 
 import (
@@ -27,7 +27,7 @@ const (
 	usersFile = "/etc/kubelith/users.csv"
 )
 
-// cluster has the upstream arguments that the tests look at.
+// cluster has the upstream arguments that the tests check.
 var cluster = harness.NewShared(harness.Options{
 	Args: []string{
 		"--apiserver-arg=audit-log-path=" + auditLog,
@@ -60,7 +60,7 @@ var cluster = harness.NewShared(harness.Options{
 
 func TestMain(m *testing.M) { harness.Main(m, cluster) }
 
-// as is a client that the admin lets act as somebody else.
+// as returns a client with which the admin impersonates a user.
 func as(t *testing.T, s *harness.Server, user string, groups ...string) kubernetes.Interface {
 	t.Helper()
 	cfg := s.RESTConfig(t)

@@ -40,8 +40,8 @@ func whoAmI(t *testing.T, c kubernetes.Interface) (string, error) {
 	return fmt.Sprint(u.Username, " ", u.UID, " ", u.Groups), nil
 }
 
-// TestPasswordFile: users of the file authenticate by their password, with kubectl too, and have what RBAC gives them. The file
-// is read again when it changes, unless it is broken or open to others.
+// TestPasswordFile: users of the file authenticate by their password, with kubectl too, and have what RBAC gives them.
+// The file is read again when it changes, unless it is broken or open to others.
 func TestPasswordFile(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)

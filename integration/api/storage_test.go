@@ -60,7 +60,7 @@ func TestSecretsAreEncrypted(t *testing.T) {
 		return string(resp.Kvs[0].Value)
 	}
 	if v := stored("/registry/configmaps/" + ns + "/open"); !strings.Contains(v, plain) {
-		t.Fatalf("a ConfigMap is stored as %q: the test looks at the wrong thing", v)
+		t.Fatalf("a ConfigMap is stored as %q: the test checks the wrong value", v)
 	}
 	v := stored("/registry/secrets/" + ns + "/password")
 	if !strings.HasPrefix(v, "k8s:enc:secretbox:v1:") || strings.Contains(v, plain) || strings.Contains(v, "Y29ycmVjd") {
@@ -152,7 +152,7 @@ func TestWatch(t *testing.T) {
 		}
 		return watch.Event{}
 	}
-	for { // the initial state ends with a bookmark that says so
+	for { // a bookmark marks the end of the initial state
 		e := next()
 		if e.Type == watch.Bookmark {
 			if e.Object.(*corev1.ConfigMap).Annotations[metav1.InitialEventsAnnotationKey] != "true" {
@@ -183,8 +183,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestOldVersion: who asks for a version that etcd has compacted away is told to list again (410), not given something
-// else. The apiserver's watch caches of built-in resources know all versions of a cluster this young; that of a resource
+// TestOldVersion: a client that requests a version that etcd has compacted gets 410, list again, and nothing else.
+// The apiserver's watch caches of built-in resources know all versions of a cluster this young; that of a resource
 // which is defined now does not.
 func TestOldVersion(t *testing.T) {
 	t.Parallel()

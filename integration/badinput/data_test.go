@@ -119,7 +119,7 @@ func TestData(t *testing.T) {
 	})
 }
 
-// used makes a data directory with the state of a cluster.
+// used creates a data directory with the state of a cluster.
 func used(t *testing.T, s *harness.Server) string {
 	t.Helper()
 	const dir = "/var/lib/original"

@@ -9,8 +9,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestAnotherClustersHost: on a machine with another cluster's kubelet a start is refused and leaves nothing, and whatever is
-// tried and removed again, that cluster keeps its files and mounts.
+// TestAnotherClustersHost: on a machine with another cluster's kubelet a start is refused and leaves nothing, and
+// whatever is tried and removed again, that cluster keeps its files and mounts.
 func TestAnotherClustersHost(t *testing.T) {
 	t.Parallel()
 	s := harness.New(t, harness.Options{NoTestImage: true})

@@ -20,8 +20,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestDiskFills fills the disk below a server that runs. The server ends in order with one line that says what to do, and
-// has everything that it acknowledged at its next start, for which nobody has to free space first: the API is there to do it.
+// TestDiskFills fills the disk of a running server. The server stops in order with one line that says what to do. Its
+// next start has everything that it acknowledged, and the user need not free space first: the API is there to do it.
 func TestDiskFills(t *testing.T) {
 	t.Parallel()
 	s := harness.New(t, harness.Options{NoTestImage: true})
@@ -70,7 +70,7 @@ func TestDiskFills(t *testing.T) {
 	contains(t, last, dir, "disk full", "free space")
 	t.Log(last)
 
-	for _, when := range []string{"on the full disk", "once more on the full disk", "with room again"} {
+	for _, when := range []string{"on the full disk", "again on the full disk", "with room again"} {
 		if when == "with room again" {
 			if err := os.Remove(filler); err != nil {
 				t.Fatal(err)

@@ -13,8 +13,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestPortsTaken: the message says which component wants the port and who has it, and nothing has started
-// that would have to be stopped again.
+// TestPortsTaken: the message names the component that needs the port and the process that has it, and nothing has
+// started that would have to be stopped again.
 func TestPortsTaken(t *testing.T) {
 	t.Parallel()
 	s := harness.New(t, harness.Options{NoTestImage: true})
@@ -46,8 +46,8 @@ func TestPortsTaken(t *testing.T) {
 	}
 }
 
-// listen takes a port in the sandbox for the time of the test. What another test starts at the same time holds the port of the
-// test before for a moment: between fork and exec.
+// listen takes a port in the sandbox for the time of the test. What another test starts at the same time holds the port
+// of the test before for a moment: between fork and exec.
 func listen(t *testing.T, s *harness.Server, network, address string) (port string) {
 	t.Helper()
 	var closer interface{ Close() error }

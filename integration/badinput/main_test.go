@@ -91,7 +91,7 @@ func contains(t *testing.T, message string, parts ...string) {
 	}
 }
 
-// processes are those in the sandbox's network or mount namespace, but for its holder.
+// processes returns those in the sandbox's network or mount namespace, except its holder.
 func processes(t *testing.T, s *harness.Server) []string {
 	t.Helper()
 	netNS, mntNS := harness.NamespaceOf(t, s.HolderPID(), "net"), harness.NamespaceOf(t, s.HolderPID(), "mnt")

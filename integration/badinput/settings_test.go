@@ -8,7 +8,7 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestSettings: what is wrong with flags and the file is known before anything is made on the host.
+// TestSettings: errors in flags and the file are reported before anything is created on the host.
 func TestSettings(t *testing.T) {
 	t.Parallel()
 	s := harness.New(t, harness.Options{NoTestImage: true})
@@ -111,7 +111,7 @@ func TestSettings(t *testing.T) {
 		if r.Code != 1 || r.Stderr != "kubelith: 3 checks failed\n" {
 			t.Errorf("exit code %d, stderr %q, stdout\n%s", r.Code, r.Stderr, r.Stdout)
 		}
-		// A value that is wrong keeps the host from being looked at, but not the arguments.
+		// With a wrong value the host is not checked, but the arguments are.
 		r = s.RunBinary(t, "check", "--service-cidr=x", "--scheduler-arg=confg=/x")
 		contains(t, r.Stdout, "--service-cidr", "--scheduler-arg confg: unknown flag")
 	})

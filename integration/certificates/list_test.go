@@ -27,8 +27,8 @@ import (
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
-// TestList: kubelith certificate list shows all certificates whether the server runs or not, the metrics say when each
-// ends, and the Node has an Event of a CA that ends within the last tenth of its life.
+// TestList: kubelith certificate list shows all certificates whether the server runs or not, the metrics report when
+// each expires, and the Node has an Event for a CA in the last tenth of its life.
 func TestList(t *testing.T) {
 	s := harness.New(t, harness.Options{})
 	if r := s.RunBinary(t, "certificate", "list"); r.Code == 0 || strings.Count(r.Stderr, "\n") != 1 || !strings.Contains(r.Stderr, "has no certificates: run it as root on a server or an agent") {
@@ -108,7 +108,7 @@ func TestList(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// What docs/certificates.md says of a CA that ends: its key stays, and so does all trust in it.
+	// As docs/certificates.md describes for a CA that expires: its key stays, and so does all trust in it.
 	harness.RequireProgram(t, "openssl")
 	old := s.Client(t)
 	s.Exec(t, "sh", "-c", "cd "+harness.DataDir+"/server/tls && for ca in cluster kubelet front-proxy peer; do openssl x509 -in $ca-ca.crt -signkey $ca-ca.key -days 3650 -out new.crt && mv new.crt $ca-ca.crt || exit; done")

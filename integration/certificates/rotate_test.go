@@ -37,9 +37,10 @@ func rotationOf(s *harness.Server, t *testing.T) (v rotation, err error) {
 	return v, json.Unmarshal([]byte(r.Stdout), &v)
 }
 
-// TestRotateCA: a server gets new CAs while it serves. It is killed in the first two phases, and goes on. A client with the
-// former administrator's certificate works until the last phases and not after them; a service account's token stays
-// valid. Afterwards the former CAs are nowhere. (integration/servers, TestRotateCA has nodes, pods and several servers.)
+// TestRotateCA: a server gets new CAs while it serves. It is killed in the first two phases, and goes on. A client with
+// the former administrator's certificate works until the last phases and not after them; a service account's token
+// stays valid. Afterwards the former CAs are nowhere. (integration/servers, TestRotateCA has nodes, pods and several
+// servers.)
 func TestRotateCA(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, harness.Options{Disable: []string{"kubelet", "containerd", "proxy", "dns"}, NoWait: true, NoTestImage: true})

@@ -1,4 +1,5 @@
-// Package conformance runs a sample of upstream's conformance tests, which it names in sample.txt, on a server and an agent.
+// Package conformance runs a sample of upstream's conformance tests, which it names in sample.txt, on a server and an
+// agent.
 package conformance
 
 import (
@@ -91,7 +92,8 @@ type result struct {
 	Output string `xml:"system-err"`
 }
 
-// run runs the tests that match from the server's sandbox and returns how each ended, and the last of what ginkgo printed.
+// run runs the tests that match from the server's sandbox and returns how each ended, and the last of what ginkgo
+// printed.
 func run(t *testing.T, s *harness.Server, suite, focus string) (map[string]result, string) {
 	t.Helper()
 	out := t.TempDir()

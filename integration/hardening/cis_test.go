@@ -1,4 +1,5 @@
-// Package hardening checks servers with kube-bench (github.com/aquasecurity/kube-bench) and Kubelith's own checks for it.
+// Package hardening checks servers with kube-bench (github.com/aquasecurity/kube-bench) and Kubelith's own checks for
+// it.
 package hardening
 
 import (
@@ -20,7 +21,8 @@ import (
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
-// TestProfile: with the profile no check fails, only what a person has to judge is left, and what the profile sets is there.
+// TestProfile: with the profile no check fails, only what a person has to judge is left, and what the profile sets is
+// there.
 func TestProfile(t *testing.T) {
 	t.Parallel()
 	bench := kubeBench(t)

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// AgentOptions say how an agent joins.
+// AgentOptions configure how an agent joins.
 type AgentOptions struct {
 	// Of is the server that it joins.
 	Of *Server

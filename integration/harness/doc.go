@@ -3,9 +3,9 @@
 // of this repository) and imports nothing of the product except its sandboxes.
 //
 // Every server lives in a sandbox (host/sandbox): its own network namespace (joined to the host by a veth pair,
-// 10.123.N.1 outside and 10.123.N.2 inside) and its own mount namespace in which /run, /var/lib, /var/log, /etc, /opt and
-// /usr/libexec are private, and its own cgroup root. Process ids are shared with the host. So several packages may run at
-// once, and nothing on the host changes.
+// 10.123.N.1 outside and 10.123.N.2 inside) and its own mount namespace in which /run, /var/lib, /var/log, /etc, /opt
+// and /usr/libexec are private, and its own cgroup root. Process ids are shared with the host. So several packages may
+// run at once, and nothing on the host changes.
 //
 // A test that only needs an API, or a node without looking into its server, needs none of that:
 //

@@ -22,7 +22,8 @@ func (s *Server) cable(t testing.TB, state string) {
 	}
 }
 
-// SmallDisk returns an Options.Prepare that gives the data directory a disk of that many GiB, in memory, so that it can be filled.
+// SmallDisk returns an Options.Prepare that gives the data directory a disk of that many GiB, in memory, so that it can
+// be filled.
 func SmallDisk(gib int) func(*Server) error {
 	return func(s *Server) error {
 		script := fmt.Sprintf("mkdir -p /mnt/small && mount -t tmpfs -o size=%[1]dg,mode=0700 small /mnt/small && cp -a %[2]s/. /mnt/small && mount --bind /mnt/small %[2]s", gib, DataDir)
@@ -33,7 +34,7 @@ func SmallDisk(gib int) func(*Server) error {
 	}
 }
 
-// Partition makes two nodes of a network unable to hear each other, while both hear all others. It drops by the
+// Partition cuts two nodes of a network off from each other, while both still reach all others. It drops by the
 // sender's Ethernet address, and so also tunnelled and routed packets of pods. heal ends it.
 func Partition(t testing.TB, a, b *Server) (heal func()) {
 	t.Helper()

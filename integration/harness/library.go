@@ -16,8 +16,8 @@ type Library struct {
 	*cluster.Cluster
 }
 
-// StartLibrary starts a cluster that ends with the test, and fails the test for defects in the server's log. A node has the
-// test image.
+// StartLibrary starts a cluster that ends with the test, and fails the test for defects in the server's log. A node has
+// the test image.
 func StartLibrary(t testing.TB, opts cluster.Options) *Library {
 	t.Helper()
 	Require(t)

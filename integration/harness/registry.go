@@ -36,7 +36,8 @@ func TestImage(t testing.TB, s *Server) v1.Image {
 	return image
 }
 
-// PushImage puts an image with the tag 1 into a registry. go-containerregistry's own client would need the one of Docker.
+// PushImage puts an image with the tag 1 into a registry. go-containerregistry's own client would need the one of
+// Docker.
 func PushImage(t testing.TB, registry http.Handler, repository string, image v1.Image) {
 	t.Helper()
 	layers, err := image.Layers()

@@ -96,7 +96,7 @@ func TestSandbox(t *testing.T) {
 		}
 	}
 	if state, err := os.ReadFile(filepath.Join(sandbox.StateDir, filepath.Base(sb.Base))); err != nil || len(state) > 0 {
-		t.Errorf("the state file says %q, %v", state, err)
+		t.Errorf("the state file has %q, %v", state, err)
 	}
 }
 

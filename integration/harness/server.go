@@ -33,7 +33,7 @@ const (
 type Server struct {
 	API
 	*sandbox.Sandbox
-	// Agent says how an agent joins; nil for a server. Launch reads it, so tests may change it before.
+	// Agent configures how an agent joins; nil for a server. Launch reads it, so tests may change it before.
 	Agent *AgentOptions
 
 	opts    Options

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Terminal returns a new terminal for the output of a command, and what was written to it so far. Close the screen when the command runs.
+// Terminal returns a new terminal for the output of a command, and what was written to it so far. Close the screen when
+// the command runs.
 func Terminal(t testing.TB) (screen *os.File, text func() string) {
 	t.Helper()
 	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)

@@ -1,4 +1,5 @@
-// Package initializers tests Initializers on a real cluster, with kubectl and with the SDK's examples: docs/older-ways.md.
+// Package initializers tests Initializers on a real cluster, with kubectl and with the SDK's examples:
+// docs/older-ways.md.
 package initializers
 
 import (
@@ -22,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
-// asWrittenThen is what descriptions of Initializers tell their readers to create.
+// asWrittenThen is the object that descriptions of Initializers have their readers create.
 const asWrittenThen = `apiVersion: admissionregistration.k8s.io/v1alpha1
 kind: InitializerConfiguration
 metadata: {name: custom-pod-initializer}
@@ -72,13 +73,13 @@ func appear(t *testing.T, s *harness.Server, path string) {
 	})
 }
 
-// TestPods: nobody acts on a hidden pod, not across restarts either; when it has been initialized, it runs as it is then.
+// TestPods: no component acts on a hidden pod, not even after a restart; once initialized, it runs as it is then.
 func TestPods(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, harness.Options{})
 	client, ns := s.Client(t), s.Namespace(t)
 	if out := s.KubectlInput(t, asWrittenThen, "create", "-f", "-"); !strings.Contains(out, "initializerconfiguration.admissionregistration.k8s.io/custom-pod-initializer created") {
-		t.Errorf("kubectl says %q", out)
+		t.Errorf("kubectl printed %q", out)
 	}
 	wrong := strings.NewReplacer("podimage.example.com", "podimage", "custom-pod", "wrong").Replace(asWrittenThen)
 	if cmd := s.KubectlCommand("create", "-f", "-"); true {
@@ -112,7 +113,7 @@ func TestPods(t *testing.T) {
 		t.Errorf("kubectl shows %s", out)
 	}
 	if r := s.TryKubectl(t, "-n", ns, "get", "pod", "a"); r.Code == 0 || !strings.Contains(r.Stderr, `pods "a" not found`) {
-		t.Errorf("kubectl get says %s%s", r.Stdout, r.Stderr)
+		t.Errorf("kubectl get printed %s%s", r.Stdout, r.Stderr)
 	}
 	if out := s.Kubectl(t, "get", "--raw", path+"?includeUninitialized=true"); strings.Contains(out, "nodeName") {
 		t.Errorf("the scheduler has seen it: %s", out)
@@ -136,11 +137,11 @@ func TestPods(t *testing.T) {
 	s.Kubectl(t, "-n", ns, "rollout", "status", "deployment/web", "--timeout=60s")
 	s.Run(t, harness.Pod(ns, "b", "sleep", "1000"))
 
-	// Without the initializer, a creator learns who is missing. Without the configuration, nobody waits.
+	// Without the initializer, a creator learns which one is missing. Without the configuration, no creator waits.
 	stop()
 	r := s.TryKubectl(t, "-n", ns, "create", "--request-timeout=3s", "--raw", "/api/v1/namespaces/"+ns+"/pods?timeout=2s", "-f", podFile(t, s, ns))
 	if r.Code == 0 || !strings.Contains(r.Stderr, `initializer "podimage.example.com" has not finished within`) {
-		t.Errorf("kubectl says %s%s", r.Stdout, r.Stderr)
+		t.Errorf("kubectl printed %s%s", r.Stdout, r.Stderr)
 	}
 	s.Kubectl(t, "-n", ns, "delete", "pod", "never")
 	s.Kubectl(t, "delete", "initializerconfiguration", "custom-pod-initializer")
@@ -194,13 +195,13 @@ func TestExamples(t *testing.T) {
 	}
 	harness.Eventually(t, 20*time.Second, "the certificate", func() error {
 		if logs := s.PodLogs(t, running, running.Spec.Containers[0].Name); strings.TrimSpace(logs) != "the certificate of a test" {
-			return fmt.Errorf("the container says %q", logs)
+			return fmt.Errorf("the container logged %q", logs)
 		}
 		return nil
 	})
 	r := s.TryKubectl(t, "-n", ns, "create", "secret", "generic", "short", "--from-literal=password=1234567")
 	if want := "secretlength.example.com: password has 7 characters: a Secret needs 20"; r.Code == 0 || !strings.Contains(r.Stderr, want) {
-		t.Errorf("kubectl says %q, want %q", r.Stderr, want)
+		t.Errorf("kubectl printed %q, want %q", r.Stderr, want)
 	}
 	if r := s.TryKubectl(t, "-n", ns, "get", "secret", "short"); r.Code == 0 {
 		t.Error("the short Secret is there")

@@ -14,7 +14,7 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestAdministrator: the admin kubeconfig is not in system:masters; what the command makes for an emergency is.
+// TestAdministrator: the admin kubeconfig is not in system:masters; the one that a command creates for emergencies is.
 func TestAdministrator(t *testing.T) {
 	t.Parallel()
 	s := server(t)

@@ -20,8 +20,8 @@ import (
 
 const nameTaken = "the name %[1]s belongs to another machine: choose another --node-name, or run kubectl delete node %[1]s first"
 
-// TestJoin: a machine gets the certificate of the node that it asks to be, which is that node's and no more, renews it by itself,
-// and is the same machine when it joins again.
+// TestJoin: a machine gets the certificate of the node that it asks to be, which is that node's and no more, renews it
+// by itself, and is the same machine when it joins again.
 func TestJoin(t *testing.T) {
 	t.Parallel()
 	s := server(t)
@@ -73,8 +73,8 @@ func TestJoin(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// TestNameTaken: no other machine gets the name of one, before its Node exists, while it does and when it has certificates no
-// more; and nothing remains of its try. When the Node is deleted another machine may have the name.
+// TestNameTaken: no other machine gets the name of one, before its Node exists, while it does and when it has
+// certificates no more; and nothing remains of its try. When the Node is deleted another machine may have the name.
 func TestNameTaken(t *testing.T) {
 	t.Parallel()
 	s := server(t)
@@ -129,7 +129,7 @@ func TestNameTaken(t *testing.T) {
 	})
 }
 
-// TestBadNames: the names of servers and what cannot be a node's name are nobody's, and nothing is reserved for them.
+// TestBadNames: no machine gets a server's name or one that is not valid for a node, and neither is reserved.
 func TestBadNames(t *testing.T) {
 	t.Parallel()
 	s := server(t)
@@ -142,7 +142,7 @@ func TestBadNames(t *testing.T) {
 	if reserved(t, s, hostname) {
 		t.Error("the server's name is reserved")
 	}
-	// The certificate of an administrator, and of a node that serves: upstream signs neither, nobody approves them.
+	// Certificates of an administrator, and of a node that serves: upstream signs neither, and no one approves them.
 	for _, tc := range []struct {
 		template x509.CertificateRequest
 		usage    certificatesv1.KeyUsage
@@ -160,7 +160,7 @@ func TestBadNames(t *testing.T) {
 	}
 }
 
-// TestOnce: a token for one machine is of no use to a second one, also at once and while the first still reads its certificate.
+// TestOnce: a second machine cannot use a token for one, even at the same time or while the first gets its certificate.
 func TestOnce(t *testing.T) {
 	t.Parallel()
 	s := server(t)
@@ -221,8 +221,8 @@ func TestDeletedWhileJoining(t *testing.T) {
 	}
 }
 
-// TestServing: the kubelet of a node gets a certificate for its own names and addresses, and for none that are somebody
-// else's, even when its Node claims them.
+// TestServing: the kubelet of a node gets a certificate for its own names and addresses, and for none of another
+// machine, even when its Node claims them.
 func TestServing(t *testing.T) {
 	t.Parallel()
 	s := server(t)

@@ -22,9 +22,9 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestCompromisedAgent plays agents that somebody has taken over: who asks has an agent's key, certificate and token, and
-// tries with them what no agent may. Each attack is against one cluster with an agent of its own; what must hold is said
-// beside it.
+// TestCompromisedAgent plays agents that an attacker has taken over: the client has an agent's key, certificate and
+// token, and tries with them what no agent may. The attacks are on one cluster, each with its own agent and a comment
+// on what must hold.
 func TestCompromisedAgent(t *testing.T) {
 	t.Parallel()
 	s := server(t)
@@ -54,7 +54,7 @@ type compromised struct {
 	node   kubernetes.Interface
 }
 
-// takeOver returns an agent that has joined, registered its Node and is somebody else's now.
+// takeOver returns an agent that has joined, registered its Node and is the attacker's now.
 func takeOver(t *testing.T, s *harness.Server, name string, addresses ...string) *compromised {
 	t.Helper()
 	m := newMachine(t, s, create(t, s))
@@ -68,7 +68,7 @@ func (c *compromised) renew(t *testing.T) ([]byte, error) {
 	return ask(t, c.node, clientSign, newKey(t), x509.CertificateRequest{Subject: subject(c.name)}, certificatesv1.UsageClientAuth)
 }
 
-// unauthorized waits until the error is the API server's 401, and says how long that took.
+// unauthorized waits until the error is the API server's 401, and returns how long that took.
 func unauthorized(t *testing.T, timeout time.Duration, what string, try func() error) (took time.Duration) {
 	t.Helper()
 	start := time.Now()
@@ -81,8 +81,8 @@ func unauthorized(t *testing.T, timeout time.Duration, what string, try func() e
 	return time.Since(start)
 }
 
-// staysAfterRemoval: from `kubelith node remove` on nothing of what the agent has is worth anything: its certificate, the
-// watches that it had open, the tokens of its pods. A machine joins again under the name with a new token.
+// staysAfterRemoval: from `kubelith node remove` on nothing of what the agent has is worth anything: its certificate,
+// the watches that it had open, the tokens of its pods. A machine joins again under the name with a new token.
 func staysAfterRemoval(t *testing.T, s *harness.Server) {
 	c := takeOver(t, s, "stays", "192.0.2.81")
 	bound := c.podToken(t)
@@ -106,7 +106,7 @@ func staysAfterRemoval(t *testing.T, s *harness.Server) {
 
 	const said = "node stays removed; its machine can join again with a token only\nthe token %s, with which it has joined, still exists: kubelith token delete %[1]s if the machine is in the wrong hands\n"
 	if out := s.Exec(t, s.BinaryPath(), "node", "remove", c.name); out != fmt.Sprintf(said, c.token.id) {
-		t.Errorf("kubelith node remove says %q", out)
+		t.Errorf("kubelith node remove printed %q", out)
 	}
 	took := unauthorized(t, time.Second, "its certificate", func() error {
 		_, err := c.node.CoreV1().Nodes().Get(t.Context(), c.name, metav1.GetOptions{})
@@ -176,7 +176,8 @@ func (c *compromised) podToken(t *testing.T) kubernetes.Interface {
 	return clientFor(t, config)
 }
 
-// renewsWithoutNode: who deletes a Node with kubectl does not shut its machine out, but the certificate that it has is the last.
+// renewsWithoutNode: who deletes a Node with kubectl does not shut its machine out, but the certificate that it has is
+// the last.
 func renewsWithoutNode(t *testing.T, s *harness.Server) {
 	c := takeOver(t, s, "deleted", "192.0.2.82")
 	deleteNode(t, s, c.name)
@@ -184,7 +185,7 @@ func renewsWithoutNode(t *testing.T, s *harness.Server) {
 	refusedWith(t, s, err, "NotANode", "node deleted does not exist: its machine must join again with a token")
 }
 
-// renewsAsAnotherMachine: an agent does not say that it is another machine, and a Node that is another's gets no further certificate.
+// renewsAsAnotherMachine: an agent cannot pose as another machine, and another machine's Node gets no new certificate.
 func renewsAsAnotherMachine(t *testing.T, s *harness.Server) {
 	c := takeOver(t, s, "relabelled", "192.0.2.83")
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]string{"kubelith.io/machine": strings.Repeat("0", 63)}}})
@@ -213,9 +214,9 @@ func reviewsNoTokens(t *testing.T, s *harness.Server) {
 	}
 }
 
-// isTheAPIServer: the API server, which may do with kubelets what it likes, calls a node where the Node says. It does not call
-// itself, for who may use nodes/proxy of this one node: it does not dial the address, and would not trust the certificate
-// (TestKubeletTrust in base/pki).
+// isTheAPIServer: the API server, which has all rights on kubelets, calls a node at the address in its Node. It does
+// not call itself for a client with nodes/proxy on this one node: it does not dial the address, and would not trust the
+// certificate (TestKubeletTrust in base/pki).
 func isTheAPIServer(t *testing.T, s *harness.Server) {
 	c := takeOver(t, s, "deputy", s.NodeIP)
 	patch := []byte(`{"status":{"daemonEndpoints":{"kubeletEndpoint":{"Port":6443}}}}`)
@@ -230,7 +231,7 @@ func isTheAPIServer(t *testing.T, s *harness.Server) {
 	}
 }
 
-// changesSettings: no agent writes what all agents follow, and what somebody else in kube-system makes of it does not stand.
+// changesSettings: no agent can write all agents' settings; a change by another client in kube-system is reverted.
 func changesSettings(t *testing.T, s *harness.Server) {
 	c := takeOver(t, s, "settings", "192.0.2.85")
 	read := func() (string, error) {
@@ -268,7 +269,7 @@ func changesSettings(t *testing.T, s *harness.Server) {
 	})
 }
 
-// machineLabel is what an agent says of its machine: the beginning of the hash of its key.
+// machineLabel returns the label with which an agent identifies its machine: the beginning of its key's hash.
 func (m *machine) machineLabel(t *testing.T) string {
 	t.Helper()
 	der, err := x509.MarshalPKIXPublicKey(m.key.Public())

@@ -1,6 +1,6 @@
-// Package join tests the server's half of joining: the tokens, what a machine can read before and after it shows one, who
-// gets which certificate, and what is said of a machine that is refused. The machines are the tests themselves, which ask
-// as an agent does; no agent runs.
+// Package join tests the server's half of joining: the tokens, what a machine can read before and after it shows one,
+// which certificate it gets, and how a refusal is reported. The tests play the machines and send an agent's
+// requests; no agent runs.
 package join
 
 import (
@@ -87,7 +87,7 @@ func fromFile(t *testing.T, s *harness.Server) (tk token) {
 	return tk
 }
 
-// create makes a token with the command.
+// create creates a token with the command.
 func create(t *testing.T, s *harness.Server, args ...string) token {
 	t.Helper()
 	tk, err := parse(s.Exec(t, s.BinaryPath(), append([]string{"token", "create"}, args...)...))
@@ -97,7 +97,7 @@ func create(t *testing.T, s *harness.Server, args ...string) token {
 	return tk
 }
 
-// clusterInfo gets what everybody may read, as a machine that trusts nobody yet.
+// clusterInfo gets what any client may read, as a machine that trusts no CA yet.
 func clusterInfo(t *testing.T, s *harness.Server) map[string]string {
 	t.Helper()
 	c := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
@@ -285,7 +285,7 @@ func certificate(t *testing.T, data []byte) *x509.Certificate {
 	return cert
 }
 
-// refusedWith checks what an agent would show, and that the server's log says the same of who asked.
+// refusedWith checks the error that an agent would show, and that the server logged the same one.
 func refusedWith(t *testing.T, s *harness.Server, err error, reason, message string) {
 	t.Helper()
 	if err == nil || !strings.Contains(err.Error(), "denied, reason: "+reason+", message: "+message) {
@@ -306,7 +306,7 @@ func inLog(t *testing.T, s *harness.Server, pattern string) {
 	}
 }
 
-// reserved tells whether a machine has a node's name.
+// reserved reports whether a machine has a node's name.
 func reserved(t *testing.T, s *harness.Server, name string) bool {
 	t.Helper()
 	list, err := s.Client(t).CoreV1().ConfigMaps("kube-system").List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=kubelith-node." + name})

@@ -25,8 +25,8 @@ func decode(t *testing.T, data []byte, into any) {
 	}
 }
 
-// TestDiscovery: a machine without credentials reads where the API is, the CA that its token names, and the signature of the
-// token; and nothing else. With the token it reads what the cluster is like.
+// TestDiscovery: a machine without credentials reads where the API is, the CA that its token names, and the signature
+// of the token; and nothing else. With the token it reads what the cluster is like.
 func TestDiscovery(t *testing.T) {
 	t.Parallel()
 	s := server(t)
@@ -100,7 +100,7 @@ func TestTokenCommand(t *testing.T) {
 		t.Errorf("listed as %q", line)
 	}
 	if out := s.Exec(t, s.BinaryPath(), "token", "delete", tk.id, ever.text); out != fmt.Sprintf("token %s deleted\ntoken %s deleted\n", tk.id, ever.id) {
-		t.Errorf("delete says %q", out)
+		t.Errorf("delete printed %q", out)
 	}
 	if out := list(); lineOf(out, tk.id) != "" || lineOf(out, ever.id) != "" {
 		t.Errorf("deleted, and listed:\n%s", out)
@@ -138,7 +138,7 @@ func lineOf(list, id string) string {
 	return ""
 }
 
-// TestTokenFile: the file is for root, survives a restart, and has another token when somebody deletes the one in it.
+// TestTokenFile: only root may read the file, its token survives a restart, and a deleted token is replaced.
 func TestTokenFile(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, controlPlane)
@@ -176,7 +176,7 @@ func TestTokenFile(t *testing.T) {
 	}
 }
 
-// TestRefusedTokens: a token that is wrong, deleted, expired or not for this is refused, and the server says why in one line.
+// TestRefusedTokens: a wrong, deleted, expired or unsuitable token is refused, and the server logs why in one line.
 func TestRefusedTokens(t *testing.T) {
 	t.Parallel()
 	s := server(t)

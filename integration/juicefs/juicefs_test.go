@@ -1,5 +1,5 @@
-// Package juicefs installs JuiceFS' own CSI driver, unpatched, by its own manifest, with a small FUSE client in place of the program
-// juicefs. `make juicefs-test` builds the driver and runs it.
+// Package juicefs installs JuiceFS' own CSI driver, unpatched, by its own manifest, with a small FUSE client in place
+// of the program juicefs. `make juicefs-test` builds the driver and runs it.
 package juicefs
 
 import (
@@ -35,7 +35,8 @@ const (
 	client = "jfs-mount"
 	// namespace of the driver and of mount pods.
 	namespace = "kube-system"
-	// installTimeout is ample for the driver's pods: the controller fails until a node plugin runs, and is started again after a while.
+	// installTimeout is ample for the driver's pods: the controller fails until a node plugin runs, and is started
+	// again after a while.
 	installTimeout = 3 * time.Minute
 )
 
@@ -51,7 +52,7 @@ var images = []image{
 	{"registry.k8s.io/sig-storage/livenessprobe:v2.11.0", "docker.io/kubelith/livenessprobe:1", "/bin/sidecar"},
 }
 
-// class is a StorageClass as JuiceFS' documentation has it, and what the sidecars, which are newer than the manifest, may read besides.
+// class is a StorageClass from JuiceFS' documentation, and rights for the sidecars, which are newer than the manifest.
 const class = `apiVersion: v1
 kind: Secret
 metadata: {name: juicefs-secret, namespace: kube-system}
@@ -89,7 +90,8 @@ metadata: {name: data}
 spec: {accessModes: [ReadWriteMany], storageClassName: juicefs, resources: {requests: {storage: 1Gi}}}
 `
 
-// TestMountPods: the driver gives pods a volume, through a mount pod that they share and that goes with the last of them.
+// TestMountPods: the driver gives pods a volume, through a mount pod that they share and that goes with the last of
+// them.
 func TestMountPods(t *testing.T) {
 	s := install(t, "k8s.yaml", "a node plugin and two controllers", 3)
 	ns := s.Namespace(t)
@@ -126,7 +128,7 @@ func TestMountPods(t *testing.T) {
 	})
 }
 
-// TestSidecars: the driver's webhook gives each pod a client of its own, which ends after it, and no mount pod is there.
+// TestSidecars: the driver's webhook gives each pod its own client, which ends after it; there is no mount pod.
 func TestSidecars(t *testing.T) {
 	s := install(t, "webhook.yaml", "two controllers", 2)
 	ns := s.Namespace(t)
@@ -206,7 +208,7 @@ func bindClaim(t *testing.T, s *harness.Server, ns string) string {
 	return strings.TrimSpace(s.Kubectl(t, "-n", ns, "get", "pvc", "data", "-o", "jsonpath={.spec.volumeName}"))
 }
 
-// install starts a server and installs the driver by one of its manifests, which makes so many pods.
+// install starts a server and installs the driver by one of its manifests, which creates so many pods.
 func install(t *testing.T, name, what string, pods int) *harness.Server {
 	t.Helper()
 	suite := os.Getenv("KUBELITH_JUICEFS_SUITE")
@@ -250,8 +252,8 @@ func install(t *testing.T, name, what string, pods int) *harness.Server {
 	return s
 }
 
-// ours is a manifest with our names of images and a certificate in the place for it, and without the dashboard: what serves its pages
-// is not made with Go.
+// ours is a manifest with our names of images and a certificate in the place for it, and without the dashboard: what
+// serves its pages is not made with Go.
 func ours(t *testing.T, manifest string) string {
 	t.Helper()
 	cert, key, err := certutil.GenerateSelfSignedCertKey("juicefs-admission-webhook."+namespace+".svc", nil, nil)
@@ -339,8 +341,8 @@ func listMountPods(t *testing.T, s *harness.Server) []corev1.Pod {
 	return list.Items
 }
 
-// checkTrace logs what kubelith trace tells of the pod and of its mount pod, and checks the steps from the desired state to the mounted
-// volume.
+// checkTrace logs what kubelith trace shows of the pod and its mount pod, and checks the steps from the desired state
+// to the mounted volume.
 func checkTrace(t *testing.T, s *harness.Server, pod, mountPod *corev1.Pod, volume string) {
 	t.Helper()
 	checkStages(t, s, pod, "setup", "SetUp", "sandbox", "start main")
@@ -383,7 +385,7 @@ func checkSidecarTrace(t *testing.T, s *harness.Server, pod *corev1.Pod) {
 	})
 }
 
-// checkStages logs what kubelith trace tells of a pod, and checks that it has these stages, in this order.
+// checkStages logs what kubelith trace shows of a pod, and checks that it has these stages, in this order.
 func checkStages(t *testing.T, s *harness.Server, pod *corev1.Pod, stages ...string) {
 	t.Helper()
 	res := s.RunBinary(t, "trace", "pod/"+pod.Name, "-n", pod.Namespace)

@@ -15,7 +15,7 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestControllers: every controller that upstream enables runs. Upstream itself leaves out those whose feature is off; it says so of each.
+// TestControllers: every controller that upstream enables runs. Upstream skips those whose feature is off and logs it.
 func TestControllers(t *testing.T) {
 	t.Parallel()
 	c, _ := start(t, cluster.Options{Args: []string{"--log-level=debug"}})

@@ -108,7 +108,7 @@ spec:
 	}
 }
 
-// TestRefused: a start that fails says why in one line, and leaves nothing.
+// TestRefused: a start that fails reports the reason in one line, and leaves nothing.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	harness.Require(t)
@@ -170,8 +170,8 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 }
 
-// TestNode: images are imported before the test begins, a pod of one runs, over a restart of the server too, and the API
-// reaches a webhook of the test.
+// TestNode: images are imported before the test begins, a pod of one runs, over a restart of the server too, and the
+// API reaches a webhook of the test.
 func TestNode(t *testing.T) {
 	t.Parallel()
 	c, client := start(t, cluster.Options{Node: true}) // with the test image

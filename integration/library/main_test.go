@@ -53,8 +53,8 @@ func start(t *testing.T, opts cluster.Options) (*cluster.Cluster, kubernetes.Int
 	return c.Cluster, c.Client(t)
 }
 
-// child is the test binary of somebody else: it has one cluster, and ends when its standard input does, closing it, or
-// when it is killed.
+// child is another user's test binary: it has one cluster. When its standard input ends, it closes the cluster and
+// exits; a test may also kill it.
 func child() error {
 	c, err := cluster.New(cluster.Options{Node: os.Getenv(childEnv) == "node"})
 	if err != nil {
@@ -81,8 +81,8 @@ func using(t *testing.T, kubeconfig string) (pids []string) {
 	return pids
 }
 
-// unlocked returns why a cluster's directory cannot be swept yet. A process that ends has no files in /proc any more while
-// the kernel still closes them.
+// unlocked returns why a cluster's directory cannot be swept yet. A process that ends has no files in /proc any more
+// while the kernel still closes them.
 func unlocked(kubeconfig string) error {
 	f, err := os.Open(filepath.Join(filepath.Dir(kubeconfig), "cluster-of-a-go-test"))
 	if errors.Is(err, fs.ErrNotExist) { // another test has swept it

@@ -86,7 +86,7 @@ func TestPolicyLocal(t *testing.T) {
 	waitAddresses(t, s, ns, "web")
 }
 
-// TestSourceRanges: who is not in the ranges of the Service is dropped, at its own port and nowhere else.
+// TestSourceRanges: clients outside the Service's ranges are dropped, at its port and nowhere else.
 func TestSourceRanges(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
@@ -107,7 +107,7 @@ func TestSourceRanges(t *testing.T) {
 	mustAsk(t, outside(), url(s.NodeIP, 8104))
 }
 
-// TestClass: a Service of another class is left alone, one of ours by name is served.
+// TestClass: a Service of another class is left alone, one that names our class is served.
 func TestClass(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
@@ -126,7 +126,7 @@ func TestClass(t *testing.T) {
 	}
 }
 
-// TestConflict: a port belongs to one Service. The other one is told by an Event, and gets it when it is free.
+// TestConflict: a port belongs to one Service. The other one gets an Event, and the port when it is free.
 func TestConflict(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
@@ -154,11 +154,11 @@ func TestConflict(t *testing.T) {
 		return nil
 	})
 	if n := len(events(t, s, ns, "two", "PortConflict")); n != 1 {
-		t.Errorf("the conflict is told by %d Events", n)
+		t.Errorf("the conflict has %d Events", n)
 	}
 }
 
-// TestOwnPorts: no Service gets a port of Kubelith's own, which it would take away from everybody outside.
+// TestOwnPorts: no Service gets one of Kubelith's own ports, which would close it to all clients outside.
 func TestOwnPorts(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)

@@ -1,5 +1,5 @@
 // Package loadbalancer tests Services of type LoadBalancer on one node with real packets: from outside of the node (the
-// test process, at the other end of its veth pair), from the node and from pods. Every test has ports of its own, as a
+// test process, at the other end of its veth pair), from the node and from pods. Every test has its own ports, as a
 // port belongs to one Service.
 package loadbalancer
 
@@ -28,7 +28,7 @@ var cluster = harness.NewShared(harness.Options{IPv6: true, Args: []string{
 
 func TestMain(m *testing.M) { harness.Main(m, cluster) }
 
-// patience is ample for an address to be given and for rules to follow it.
+// patience is ample time for an address to be assigned and for rules to follow it.
 const patience = 20 * time.Second
 
 // web runs a pod NAME that serves HTTP, TCP echoes and UDP echoes.
@@ -116,10 +116,10 @@ func events(t *testing.T, s *harness.Server, ns, name, reason string) (messages 
 	return messages
 }
 
-// answer is what `probe serve` says about a request.
+// answer is what `probe serve` reports about a request.
 type answer = harness.Answer
 
-// outside is a client in the host's network: for the node it is somebody else. Each request is a connection of its own.
+// outside returns a client in the host's network, outside of the node. Each request has its own connection.
 func outside() *http.Client {
 	return &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 }
@@ -138,7 +138,7 @@ func mustAsk(t *testing.T, client *http.Client, url string) (a answer) {
 	return a
 }
 
-// refuses is nil when nobody listens: the node itself refuses the connection.
+// refuses returns nil if no process listens: the node itself refuses the connection.
 func refuses(url string) error {
 	if _, err := harness.Ask(outside(), url); !errors.Is(err, syscall.ECONNREFUSED) {
 		return fmt.Errorf("%s: %v, not a refusal", url, err)

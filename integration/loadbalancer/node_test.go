@@ -73,7 +73,7 @@ func TestNode(t *testing.T) {
 	waitAddresses(t, s, ns, "web")
 	harness.Eventually(t, patience, "the port to be closed", func() error { return refuses(url(s.NodeIP, 80)) })
 	if err := hasAddresses(t, s, ns, "theirs", "192.0.2.1"); err != nil {
-		t.Errorf("what somebody else wrote: %v", err)
+		t.Errorf("an address that another client wrote: %v", err)
 	}
 	balanced(t, s, ns, "new", "web", 83)
 	harness.Consistently(t, 2*time.Second, "a new Service", func() error { return hasAddresses(t, s, ns, "new") })

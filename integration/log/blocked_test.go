@@ -17,8 +17,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestBlocked: nobody reads the log while a server starts and works. It answers all the same, says later how much of the log
-// is lost, goes on when the reader is gone, and stops in order.
+// TestBlocked: no process reads the log while a server starts and works. It answers all the same, logs later how many
+// lines were lost, goes on when the reader is gone, and stops cleanly.
 func TestBlocked(t *testing.T) {
 	t.Parallel()
 	s := harness.New(t, harness.Options{NoTestImage: true})
@@ -41,7 +41,7 @@ func TestBlocked(t *testing.T) {
 	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() { cmd.Process.Kill() })
 
-	harness.Eventually(t, 60*time.Second, "the API of a server whose log nobody reads", func() error {
+	harness.Eventually(t, 60*time.Second, "the API of a server whose log is not read", func() error {
 		select {
 		case err := <-ended:
 			return harness.Permanent(errors.Join(errors.New("the server has ended"), err))
@@ -83,10 +83,10 @@ func TestBlocked(t *testing.T) {
 	select {
 	case line := <-told:
 		if !regexp.MustCompile(`warn +component=kubelith \d+ lines of the log were lost: the reader is too slow$`).MatchString(line) {
-			t.Errorf("it says %q", line)
+			t.Errorf("it logged %q", line)
 		}
 	case <-time.After(20 * time.Second):
-		t.Error("nothing is said of lost lines")
+		t.Error("lost lines are not logged")
 	}
 
 	r.Close() // the reader dies

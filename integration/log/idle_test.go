@@ -44,7 +44,8 @@ func TestIdle(t *testing.T) {
 	}
 }
 
-// strangers connect to a port and say nothing, no TLS, or no HTTP/2 after they agreed on it: what they cause has the form of the log.
+// strangers connect to a port and send nothing, no TLS, or no HTTP/2 after they negotiated it: the lines they cause
+// have the log's format.
 func strangers(t *testing.T, s *harness.Server, port string) {
 	t.Helper()
 	for _, words := range []string{"", "hello\r\n\r\n", "tls"} {
@@ -62,18 +63,18 @@ func strangers(t *testing.T, s *harness.Server, port string) {
 			t.Error(err)
 		}
 		io.WriteString(secure, "this is no preface of HTTP/2, but as long as one\r\n\r\n")
-		io.ReadAll(secure) // until it has heard
+		io.ReadAll(secure) // until the server has read it
 		secure.Close()
 	}
 }
 
 // toActOn are the warnings that a host of tests deserves: what a container or a small VM lacks.
 var toActOn = []*regexp.Regexp{
-	// check says what is missing and what that means: cgroup v1, capabilities, the clock's source.
+	// check reports what is missing and what that means: cgroup v1, capabilities, the clock's source.
 	regexp.MustCompile(` warn +component=check `),
 	// Where /proc/sys is another's: connections beyond the host's table are dropped.
 	regexp.MustCompile(` warn +component=proxy cannot set the size of the connection tracking table, keeping the host's: `),
-	// Without the host's /proc/1/ns the kernel ends processes of ours before those of pods.
+	// Without the host's /proc/1/ns the kernel kills our processes before those of pods.
 	regexp.MustCompile(` error component=kubelet Failed to ensure process in container with oom score err="failed to find pid namespace of init process"`),
 	// A slow disk. One line a minute.
 	regexp.MustCompile(` warn +component=etcd apply request took too long`),

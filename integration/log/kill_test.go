@@ -12,7 +12,7 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestKilledUnderLoad: the start after kill -9 in the middle of many writes says nothing more than ten times.
+// TestKilledUnderLoad: the start after kill -9 in the middle of many writes logs nothing more than ten times.
 func TestKilledUnderLoad(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, harness.Options{NoTestImage: true, NoWait: true, Disable: []string{"kubelet", "containerd", "proxy", "dns"}})

@@ -1,4 +1,4 @@
-// Package log tests what an operator reads: that a healthy cluster warns of nothing, that a log that nobody reads stops
+// Package log tests what an operator reads: that a healthy cluster warns of nothing, that a log without a reader stops
 // nothing, and that no line is written over and over.
 package log
 

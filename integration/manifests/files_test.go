@@ -42,7 +42,7 @@ func TestFiles(t *testing.T) {
 	s.Kubectl(t, "-n=demo", "wait", "--for=condition=Available", "deployment/hello", "--timeout=90s")
 	pod := s.Kubectl(t, "-n=demo", "get", "pods", "-o=name")
 
-	// One value changes and one document goes. The value that somebody else has set stays.
+	// One value changes and one document goes. The value that another client has set stays.
 	s.Kubectl(t, "-n=demo", "patch", "configmap", "kept", "--patch", `{"data": {"theirs": "yes"}}`)
 	put(t, s, "demo.yaml", demo+configMap("demo", "kept", "2")+hello)
 	if now := value(t, s, "demo", "kept", "2"); now.UID != kept.UID || now.Data["theirs"] != "yes" {
@@ -76,14 +76,15 @@ func TestFiles(t *testing.T) {
 		return nil
 	})
 	if now := value(t, s, "demo", "kept", "3"); now.UID != kept.UID {
-		t.Error("the ConfigMap of the other file was made anew")
+		t.Error("the ConfigMap of the other file was recreated")
 	}
 	remove(t, s, "other/moved.yaml")
 	gone(t, s, "namespace/demo")
 	gone(t, s, "-n=kube-system", "configmap", "-l=applyset.kubernetes.io/id="+moved.Labels[partOf])
 }
 
-// TestFault: what the API refuses is told with its line; the rest of the file is applied, and nothing of it is deleted.
+// TestFault: an object that the API refuses is reported with its line; the rest of the file is applied, and nothing of
+// it is deleted.
 func TestFault(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
@@ -145,7 +146,7 @@ spec:
       schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, properties: {size: {type: integer}, color: {type: string}}}}}}
 `
 
-// TestCustomResource: a kind and an object of it may be in one file, in any order, without a fault on the way.
+// TestCustomResource: a kind and an object of it may be in one file, in any order, and no fault is reported meanwhile.
 func TestCustomResource(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
@@ -165,7 +166,7 @@ func TestCustomResource(t *testing.T) {
 	gone(t, s, "-n=kube-system", "configmap/manifest-things.yaml")
 }
 
-// TestNamespacesOfOthers: a namespace that somebody else has made, or that the cluster needs, outlives the file.
+// TestNamespacesOfOthers: a namespace that another client created, or that the cluster needs, outlives the file.
 func TestNamespacesOfOthers(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
@@ -270,7 +271,7 @@ func TestKubectl(t *testing.T) {
 		}
 		return nil
 	})
-	// A parent of somebody else is not touched, whatever the file says.
+	// Another client's parent is not touched, whatever the file has.
 	put(t, s, "set.yaml", configMap(ns, "a", "2"))
 	harness.Eventually(t, soon, "a refusal", func() error {
 		if want := directory + "/set.yaml: another client created ConfigMap kube-system/manifest-set.yaml"; !strings.Contains(s.Logs(), want) {
@@ -285,7 +286,7 @@ func TestKubectl(t *testing.T) {
 	gone(t, s, "clusterrole/set-c")
 }
 
-// TestBroken: while a file is no YAML nothing is deleted, whichever file it left; when it is mended, it is.
+// TestBroken: while a file is not valid YAML no object is deleted, whichever file it left; once it is fixed, it is.
 func TestBroken(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, harness.Options{NoTestImage: true})
@@ -319,15 +320,15 @@ func TestBroken(t *testing.T) {
 	value(t, s, "default", "c", "1")
 	put(t, s, "a.yaml", configMap("default", "a", "3"))
 	if now := value(t, s, "default", "a", "3"); now.UID != a.UID {
-		t.Error("a was made anew")
+		t.Error("a was recreated")
 	}
 	gone(t, s, "-n=default", "configmap/b")
 	gone(t, s, "-n=default", "configmap/c")
 	value(t, s, "default", "d", "1")
 }
 
-// TestRestart: what happened to the files while no server ran is made up for, and what somebody has deleted by hand is there
-// again, the embedded objects among it.
+// TestRestart: a server catches up on what happened to the files while none ran, and recreates what a user deleted by
+// hand, embedded objects too.
 func TestRestart(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, harness.Options{NoTestImage: true})
@@ -345,7 +346,7 @@ func TestRestart(t *testing.T) {
 	s.Launch(t)
 	s.WaitReady(t)
 	if now := value(t, s, "default", "a", "2"); now.UID != a.UID {
-		t.Error("a was made anew")
+		t.Error("a was recreated")
 	}
 	value(t, s, "default", "new", "1")
 	value(t, s, "default", "by-hand", "1")

@@ -84,7 +84,7 @@ func told(t *testing.T, s *harness.Server, name string, line int, text string) {
 	want := fmt.Sprintf("%s/%s:%d: %s", directory, name, line, text)
 	harness.Eventually(t, soon, want, func() error {
 		if !strings.Contains(s.Logs(), want) {
-			return errors.New("the log does not say it")
+			return errors.New("the log does not have it")
 		}
 		events, err := s.Client(t).CoreV1().Events("kube-system").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=ConfigMap,involvedObject.name=manifest-" + name})
 		if err != nil {
@@ -97,11 +97,11 @@ func told(t *testing.T, s *harness.Server, name string, line int, text string) {
 			}
 			said = append(said, e.Message)
 		}
-		return fmt.Errorf("the Events say %q", said)
+		return fmt.Errorf("the Events have %q", said)
 	})
 }
 
-// silent checks that no fault of a file was told.
+// silent checks that no fault of a file was reported.
 func silent(t *testing.T, s *harness.Server, name string) {
 	t.Helper()
 	for line := range strings.Lines(s.Logs()) {

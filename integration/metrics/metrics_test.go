@@ -1,5 +1,5 @@
-// Package metrics tests the resource metrics API on a real node: that its figures are those of what runs, and that
-// kubectl top and the horizontal pod autoscaler can do with them what they are for.
+// Package metrics tests the resource metrics API on a real node: that its metrics are those of the running containers,
+// and that kubectl top and the horizontal pod autoscaler work with them.
 package metrics
 
 import (
@@ -25,7 +25,7 @@ var cluster = harness.NewShared(harness.Options{Args: []string{"--controller-man
 
 func TestMain(m *testing.M) { harness.Main(m, cluster) }
 
-// patience is ample for figures, which need two rounds of 15 s after a pod's start.
+// patience is ample time for metrics, which need two rounds of 15 s after a pod's start.
 const patience = 90 * time.Second
 
 // busy is a container that takes all the CPU that it gets: a fifth of a core.
@@ -47,10 +47,10 @@ type usage struct {
 	}
 }
 
-// figures asks the API for the object at a path below its root, until it has it.
+// figures gets the object at a path below the API's root, and repeats that until the API has it.
 func figures(t *testing.T, s *harness.Server, path string) (u usage) {
 	t.Helper()
-	harness.Eventually(t, patience, "figures of "+path, func() error {
+	harness.Eventually(t, patience, "metrics of "+path, func() error {
 		res := s.TryKubectl(t, "get", "--raw", "/apis/metrics.k8s.io/v1beta1/"+path)
 		if res.Code != 0 {
 			return fmt.Errorf("%s", res.Stderr)
@@ -68,7 +68,7 @@ func within(t *testing.T, what string, got resource.Quantity, least, most string
 	}
 }
 
-// TestTop: the figures are those of what runs, and kubectl top shows them.
+// TestTop: the metrics are those of the running containers, and kubectl top shows them.
 func TestTop(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
@@ -107,7 +107,7 @@ func TestTop(t *testing.T) {
 	within(t, "memory of the node", node.Usage[corev1.ResourceMemory], "64Mi", nodes.Items[0].Status.Capacity.Memory().String())
 
 	if out := s.Kubectl(t, "top", "nodes", "--no-headers"); len(strings.Fields(out)) < 5 || strings.Fields(out)[0] != name {
-		t.Errorf("kubectl top nodes says %q", out)
+		t.Errorf("kubectl top nodes printed %q", out)
 	}
 	out := s.Kubectl(t, "-n", ns, "top", "pods", "--no-headers", "--sum=false")
 	for _, want := range []string{"works ", "eats "} {
@@ -119,14 +119,14 @@ func TestTop(t *testing.T) {
 		t.Errorf("kubectl top pods has the pod that ended: %s", out)
 	}
 	if out := s.Kubectl(t, "top", "pods", "-A", "--no-headers", "-l", "app=eats"); !strings.HasPrefix(strings.TrimSpace(out), ns) || strings.Count(out, "\n") != 1 {
-		t.Errorf("kubectl top pods with a selector says %q", out)
+		t.Errorf("kubectl top pods with a selector printed %q", out)
 	}
 	if res := s.TryKubectl(t, "get", "--raw", "/apis/metrics.k8s.io/v1beta1/namespaces/"+ns+"/pods/ends"); res.Code == 0 {
-		t.Errorf("a pod that ended has figures: %s", res.Stdout)
+		t.Errorf("a pod that ended has metrics: %s", res.Stdout)
 	}
 }
 
-// TestWhoMayRead: whoever may view a namespace may see its figures, others not.
+// TestWhoMayRead: a user with the role view in a namespace may read its metrics, others not.
 func TestWhoMayRead(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
@@ -190,7 +190,7 @@ func TestAutoscaler(t *testing.T) {
 			return err
 		}
 		if d.Status.ReadyReplicas != 3 || len(h.Status.CurrentMetrics) == 0 || h.Status.CurrentMetrics[0].Resource == nil {
-			return fmt.Errorf("%d pods are ready, the autoscaler says %v", d.Status.ReadyReplicas, h.Status.Conditions)
+			return fmt.Errorf("%d pods are ready, the autoscaler has %v", d.Status.ReadyReplicas, h.Status.Conditions)
 		}
 		if u := h.Status.CurrentMetrics[0].Resource.Current.AverageUtilization; u == nil || *u <= target {
 			return fmt.Errorf("the autoscaler sees the utilization %v", u)
@@ -202,7 +202,8 @@ func TestAutoscaler(t *testing.T) {
 // apiServices is where the API's own object is.
 var apiServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
 
-// TestDisable: without the component its API is gone, whatever an earlier run made; somebody else's is left alone in both cases.
+// TestDisable: without the component its API is gone, even if an earlier run registered it; a third party's is left
+// alone in both cases.
 func TestDisable(t *testing.T) {
 	t.Parallel()
 	const settings = "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\n"
@@ -262,7 +263,7 @@ func TestDisable(t *testing.T) {
 	object("theirs")
 	restart(enabled)
 	object("theirs")
-	harness.Consistently(t, 3*time.Second, "somebody else's API", func() error {
+	harness.Consistently(t, 3*time.Second, "a third party's API", func() error {
 		if res := s.TryKubectl(t, "get", "--raw", "/apis/metrics.k8s.io/v1beta1/nodes"); res.Code == 0 {
 			return fmt.Errorf("it is answered by the process: %s", res.Stdout)
 		}

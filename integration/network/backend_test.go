@@ -14,7 +14,7 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// hasDevices compares the interfaces that lead to other nodes with those wanted.
+// hasDevices compares the interfaces to other nodes with those wanted.
 func hasDevices(t *testing.T, s *harness.Server, want ...string) error {
 	t.Helper()
 	var got []string
@@ -28,8 +28,8 @@ func hasDevices(t *testing.T, s *harness.Server, want ...string) error {
 	return nil
 }
 
-// addNode adds a Node with nothing behind it, Ready until the controller notices that: a way to other nodes exists while there are some.
-// The returned function removes it.
+// addNode adds a Node with nothing behind it, Ready until the controller notices that: a route to other nodes exists
+// while there are some. The returned function removes it.
 func addNode(t *testing.T, s *harness.Server) (remove func()) {
 	t.Helper()
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "other", Labels: map[string]string{names.RoleLabel: names.RoleAgent}}}

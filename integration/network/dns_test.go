@@ -131,7 +131,8 @@ func answering(t *testing.T, at, name, address string) {
 	t.Cleanup(func() { upstream.Shutdown() })
 }
 
-// TestDNSFollowsResolvers: another resolver of the host is asked without a restart, and pods that see the host's get it.
+// TestDNSFollowsResolvers: another resolver of the host is asked without a restart, and pods that see the host's get
+// it.
 func TestDNSFollowsResolvers(t *testing.T) { // not parallel: the others use the resolver of before
 	s := cluster.Get(t)
 	ns, file := s.Namespace(t), s.Path("/etc/resolv.conf")
@@ -170,7 +171,8 @@ func TestDNSFollowsResolvers(t *testing.T) { // not parallel: the others use the
 	lookup(t, s, s.Run(t, sleeper(ns, "client")), "A", "late.example.", "192.0.2.79")
 }
 
-// TestDNSCustom: the ConfigMap coredns-custom adds names and resolvers while DNS runs, and a wrong one takes nothing away.
+// TestDNSCustom: the ConfigMap coredns-custom adds names and resolvers while DNS runs, and a wrong one takes nothing
+// away.
 func TestDNSCustom(t *testing.T) { // not parallel: DNS forgets its cache when it is replaced
 	s := cluster.Get(t)
 	ns := s.Namespace(t)

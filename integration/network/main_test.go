@@ -51,7 +51,7 @@ func runAll(t *testing.T, s *harness.Server, pods ...*corev1.Pod) []*corev1.Pod 
 	return pods
 }
 
-// sleeper is a pod from which requests are made.
+// sleeper is a pod from which requests are sent.
 func sleeper(ns, name string) *corev1.Pod { return harness.Pod(ns, name, "/bin/probe", "sleep") }
 
 // service creates a Service of port 80 for the web pods with the label app=NAME.
@@ -74,10 +74,10 @@ func service(t *testing.T, s *harness.Server, ns, app string, change func(*corev
 	return svc
 }
 
-// answer is what `probe serve` says about a request.
+// answer is what `probe serve` reports about a request.
 type answer = harness.Answer
 
-// ask makes one request from inside a pod.
+// ask sends one request from inside a pod.
 func ask(t *testing.T, s *harness.Server, pod *corev1.Pod, url string) (answer, error) {
 	t.Helper()
 	out, errOut, err := s.TryPodExec(t, pod, "main", "/bin/probe", "dial", "--timeout=3s", url)
@@ -99,7 +99,7 @@ func mustAsk(t *testing.T, s *harness.Server, pod *corev1.Pod, url string) (a an
 	return a
 }
 
-// outside is a client in the host's network: for the node it is somebody else.
+// outside returns a client in the host's network, outside of the node.
 func outside() *http.Client {
 	return &http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 }
@@ -139,7 +139,7 @@ func node(t *testing.T, s *harness.Server) *corev1.Node {
 	return &nodes.Items[0]
 }
 
-// write makes a file of the sandbox.
+// write creates a file in the sandbox.
 func write(t *testing.T, s *harness.Server, path, content string) {
 	t.Helper()
 	dir := path[:strings.LastIndex(path, "/")]

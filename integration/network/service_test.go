@@ -137,7 +137,7 @@ func TestNodePort(t *testing.T) {
 		t.Errorf("the pod saw the outside address %s", a.Remote)
 	}
 	if _, err := harness.Ask(outside(), "http://"+pods[0].Status.PodIP+":8080/"); err == nil {
-		t.Errorf("the outside has a way to pods: then the test above shows nothing")
+		t.Errorf("the outside has a route to pods: then the test above shows nothing")
 	}
 	if a, err := harness.Ask(s.HTTPClient(3*time.Second), url); err != nil || a.Hostname != "a" {
 		t.Errorf("from the node itself: %v, %v", a, err)

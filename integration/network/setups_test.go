@@ -22,7 +22,7 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// conflist is the network of a third party: its own bridge and addresses, with CNI programs of its own.
+// conflist is the network of a third party: its own bridge, addresses and CNI programs.
 const conflist = `{"cniVersion": "1.0.0", "name": "other", "plugins": [
   {"type": "other-bridge", "bridge": "other0", "isGateway": true, "ipMasq": false,
    "ipam": {"type": "other-local", "ranges": [[{"subnet": "10.99.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}`
@@ -124,7 +124,7 @@ func TestNoop(t *testing.T) {
 		t.Fatal(err)
 	}
 	if harness.PodReady(other) == nil {
-		t.Error("a pod with a network of its own is Ready without a network")
+		t.Error("a pod with its own network is Ready without a network")
 	}
 	if res := s.TryExec(t, "ip", "link", "show", "cni0"); res.Code == 0 {
 		t.Errorf("there is a bridge:\n%s", res.Stdout)
@@ -134,7 +134,8 @@ func TestNoop(t *testing.T) {
 	}
 }
 
-// TestNodeObject: neither the deletion of the Node object nor another node address, with the old one gone, ends the process.
+// TestNodeObject: neither the deletion of the Node object nor another node address, with the old one gone, ends the
+// process.
 func TestNodeObject(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, harness.Options{})

@@ -22,8 +22,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestCompromisedAgent: somebody has an agent's credentials, and tries to reach beyond its node: volumes of others, the traffic
-// of load balancers. Before that, a Service leaves the ports of hosts alone.
+// TestCompromisedAgent: an attacker has an agent's credentials, and tries to reach beyond its node: other nodes'
+// volumes, the traffic of load balancers. Before that, a Service leaves the ports of hosts alone.
 func TestCompromisedAgent(t *testing.T) {
 	c := harness.StartCluster(t, harness.ClusterOptions{Agents: 1})
 	ns, agent := c.Namespace(t), c.Agents[0]
@@ -31,10 +31,10 @@ func TestCompromisedAgent(t *testing.T) {
 	t.Run("volumes", func(t *testing.T) { testVolumesOfOthers(t, c, ns) })
 	t.Run("labels and addresses", func(t *testing.T) { testFalseNode(t, c, ns) })
 	agent.Launch(t)
-	agent.WaitReady(t) // what it says of itself is true again
+	agent.WaitReady(t) // its Node is true again
 }
 
-// stolen is a client with the agent's certificate, as the node or as somebody that it acts as.
+// stolen returns a client with the agent's certificate, as the node or as a user that it impersonates.
 func stolen(t *testing.T, agent *harness.Server, as rest.ImpersonationConfig) kubernetes.Interface {
 	t.Helper()
 	pki := harness.DataDir + "/agent/pki/"
@@ -84,15 +84,16 @@ func addressesOf(t *testing.T, c *harness.Cluster, ns, name string, want ...stri
 	})
 }
 
-// testHostPorts: a program listens on the agent, in the host's network. A Service with its port leaves the agent out and says so.
+// testHostPorts: a program listens on the agent, in the host's network. A Service with its port leaves the agent out,
+// with an Event.
 func testHostPorts(t *testing.T, c *harness.Cluster, ns string) {
 	agent := c.Agents[0]
 	program := on(agent, harness.Pod(ns, "program", "/bin/probe", "serve")) // on port 8080
 	program.Spec.HostNetwork = true
 	c.Server.Run(t, program)
-	harness.Eventually(t, 30*time.Second, "the agent to tell its ports", func() error {
+	harness.Eventually(t, 30*time.Second, "the agent to publish its ports", func() error {
 		if told := agent.Node(t).Annotations["kubelith.io/host-ports"]; !slices.Contains(strings.Split(told, ","), "8080/TCP") {
-			return fmt.Errorf("it tells %q", told)
+			return fmt.Errorf("they are %q", told)
 		}
 		return nil
 	})
@@ -213,8 +214,8 @@ func testVolumesOfOthers(t *testing.T, c *harness.Cluster, ns string) {
 	mustRefuse(t, attacks)
 }
 
-// testFalseNode: the agent says what is not so of its Node, and no Service gets more for it. The agent itself is stopped, so that
-// its kubelet does not put it right.
+// testFalseNode: the agent writes false data to its Node, and no Service gets more addresses for it. The agent itself
+// is stopped, so that its kubelet does not correct it.
 func testFalseNode(t *testing.T, c *harness.Cluster, ns string) {
 	agent, ctx := c.Agents[0], t.Context()
 	service(t, c, ns, "wanted", func(svc *corev1.Service) {
@@ -264,7 +265,7 @@ func testFalseNode(t *testing.T, c *harness.Cluster, ns string) {
 		"becomes another machine":            patch("", `{"metadata":{"labels":{"kubelith.io/machine":"x"}}}`),
 		"takes an external address":          patch("status", addresses(corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: "1.1.1.1"})),
 	})
-	// Internal addresses are its own to say. That of the host of the test is a registry's, say: there is somebody, but no kubelet.
+	// The node may set internal addresses. The one of the test's host stands for a registry: no kubelet runs there.
 	if err := patch("status", addresses(at(c.Server.NodeIP), at(c.Server.HostIP), at("1.1.1.1"), at("127.0.0.1"), at("10.43.0.1")))(); err != nil {
 		t.Fatal(err)
 	}

@@ -15,8 +15,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestExternalIPs: a server and an agent have the external addresses of their settings: in their Nodes, in their certificates and in
-// Services. The setting may go and come back.
+// TestExternalIPs: a server and an agent have the external addresses of their settings: in their Nodes, in their
+// certificates and in Services. The setting may go and come back.
 func TestExternalIPs(t *testing.T) {
 	const settings = "apiVersion: kubelith.io/v1alpha1\nkind: AgentConfig\n"
 	const external = "nodeExternalIP: [203.0.113.2]\n"

@@ -34,13 +34,14 @@ func testDrain(t *testing.T, c *harness.Cluster) {
 				return nil
 			}
 		}
-		return errors.New("the scheduler has not said so")
+		return errors.New("the scheduler has not reported that")
 	})
 	c.Server.Kubectl(t, "uncordon", away.NodeName())
 	c.Server.WaitRunning(t, waiting)
 }
 
-// testPartition: two nodes lose each other; both stay members, and what leads over the third goes on. It heals by itself.
+// testPartition: two nodes lose each other; both stay members, and what leads over the third goes on. It heals by
+// itself.
 func testPartition(t *testing.T, c *harness.Cluster) {
 	ns := c.Namespace(t)
 	pods := everywhere(t, c, ns, "web")
@@ -79,8 +80,8 @@ func awayFor(t *testing.T) time.Duration {
 	return d
 }
 
-// testServerAway: while the server is away, pods, Services and DNS of the agents go on, and an agent that is started again, without a
-// token, keeps its pods. When the server is back, the agents are as well.
+// testServerAway: while the server is away, pods, Services and DNS of the agents go on, and an agent that is started
+// again, without a token, keeps its pods. When the server is back, the agents are as well.
 func testServerAway(t *testing.T, c *harness.Cluster) {
 	ns := c.Namespace(t)
 	pods := everywhere(t, c, ns, "web")
@@ -167,8 +168,8 @@ func watch(checks map[string]func() error) func() map[string]error {
 	}
 }
 
-// testNodeStops: a node that ends is NotReady, its pods come back elsewhere and Services no longer lead to it. When the node is back, it
-// removes what it has lost and takes new pods.
+// testNodeStops: a node that ends is NotReady, its pods come back elsewhere and Services no longer route to it. When
+// the node is back, it removes what it has lost and takes new pods.
 func testNodeStops(t *testing.T, c *harness.Cluster) {
 	ns := c.Namespace(t)
 	deployment(t, c, ns, "app", 3)

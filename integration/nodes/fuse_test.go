@@ -17,8 +17,8 @@ import (
 	"kubelith.io/kubelith/plugins/examples/fuse/store/storetest"
 )
 
-// TestFUSEVolumeOnTwoNodes: pods of two nodes use a volume at the same time, each node with its own client pod, and read
-// what the other writes. The volume is a PersistentVolume of objects that exist.
+// TestFUSEVolumeOnTwoNodes: pods of two nodes use a volume at the same time, each node with its own client pod, and
+// read what the other writes. The volume is a PersistentVolume of objects that exist.
 func TestFUSEVolumeOnTwoNodes(t *testing.T) {
 	t.Parallel()
 	c := harness.StartCluster(t, harness.ClusterOptions{Agents: 1})

@@ -21,12 +21,12 @@ import (
 const (
 	auditLog    = "/var/log/kubelith-audit.log"
 	auditPolicy = "/etc/kubelith/audit.yaml"
-	// signedFor is how long a certificate lives after it was signed. It begins five minutes before, so that it is rotated, after 70 to 90 %
-	// of its life, 15 to 105 s after it was signed.
+	// signedFor is how long a certificate lives after it was signed. It begins five minutes before, so that it is
+	// rotated, after 70 to 90 % of its life, 15 to 105 s after it was signed.
 	signedFor = 150 * time.Second
 )
 
-// TestJoin: who gets in and who does not, and how an agent renews what it got.
+// TestJoin: which machines may join and which may not, and how an agent renews its certificates.
 func TestJoin(t *testing.T) {
 	t.Parallel()
 	c := harness.StartCluster(t, harness.ClusterOptions{Server: harness.Options{
@@ -44,7 +44,7 @@ func TestJoin(t *testing.T) {
 			return os.WriteFile(s.Path(auditPolicy), []byte(policy), 0o600)
 		},
 	}})
-	// The token that the server keeps for a user to copy, as its log says.
+	// The token that the server keeps for a user to copy, as it logs.
 	kept, err := os.ReadFile(c.Server.Path(harness.DataDir + "/server/token"))
 	if err != nil {
 		t.Fatal(err)
@@ -86,7 +86,8 @@ func TestJoin(t *testing.T) {
 	t.Run("removed", func(t *testing.T) { testRemoved(t, c, first) })
 }
 
-// testRemoved shuts an agent out that does not know of it, and lets it join again. (integration/join plays one that is not honest.)
+// testRemoved shuts an agent out that does not know of it, and lets it join again. (integration/join plays one that is
+// not honest.)
 func testRemoved(t *testing.T, c *harness.Cluster, a *harness.Server) {
 	if res := c.Server.RunBinary(t, "node", "remove", c.Server.NodeName()); res.Code != 1 || !strings.Contains(res.Stderr, " is the only server: a cluster needs one") {
 		t.Errorf("the server's own node: exit code %d, %s%s", res.Code, res.Stdout, res.Stderr)
@@ -95,7 +96,7 @@ func testRemoved(t *testing.T, c *harness.Cluster, a *harness.Server) {
 	if res := c.Server.RunBinary(t, "node", "remove", a.NodeName()); res.Code != 0 {
 		t.Fatalf("exit code %d, %s", res.Code, res.Stderr)
 	}
-	harness.Eventually(t, 20*time.Second, "the agent to say so", func() error {
+	harness.Eventually(t, 20*time.Second, "the agent to log it", func() error {
 		if !strings.Contains(a.Logs(), "the server refuses this node's certificate: if the node was removed from the cluster, start its agent with a token") {
 			return errors.New("its log does not")
 		}
@@ -118,7 +119,7 @@ func testRemoved(t *testing.T, c *harness.Cluster, a *harness.Server) {
 	}
 }
 
-// testFirst looks at what a join makes, on both sides.
+// testFirst checks what a join creates, on both sides.
 func testFirst(t *testing.T, c *harness.Cluster, a *harness.Server) {
 	for n, role := range map[*harness.Server]string{c.Server: "server", a: "agent"} {
 		if got := n.Node(t).Labels["kubelith.io/role"]; got != role {
@@ -140,7 +141,7 @@ func testFirst(t *testing.T, c *harness.Cluster, a *harness.Server) {
 		t.Fatalf("the token is %q", a.Agent.Token)
 	}
 	if !strings.Contains(c.Server.Logs(), "kubelith agent --server https://"+c.Server.NodeIP+":6443 --token-file token") {
-		t.Error("the server's log does not say how to join")
+		t.Error("the server has not logged how to join")
 	}
 	for _, n := range c.Nodes() {
 		if strings.Contains(n.Logs(), parts[3]) {
@@ -170,7 +171,7 @@ type refusal struct {
 	make     func(t *testing.T) string // the token
 	token    string
 	nodeName string
-	agent    string                                // regular expression of the line that the agent says
+	agent    string                                // regular expression of the line that the agent logs
 	server   string                                // the same for the server's log; "" where it cannot know, since the agent sends nothing
 	unnamed  bool                                  // the line of the server's log has neither the token's id nor the node's name
 	url      string                                // of the server, where it is not its own
@@ -230,7 +231,8 @@ func refusals(c *harness.Cluster) []refusal {
 	}
 }
 
-// refused runs an agent that must end by itself, having said why in one line, while the server's log says the same and nothing remains.
+// refused runs an agent that must exit by itself, with the reason in one line. The server must log the same, and
+// nothing may remain.
 func refused(t *testing.T, c *harness.Cluster, tc refusal) {
 	t.Helper()
 	a := c.Prepare(t, harness.Options{NoTestImage: true, NodeName: tc.nodeName}, harness.AgentOptions{Token: tc.token, URL: tc.url})
@@ -247,7 +249,7 @@ func refused(t *testing.T, c *harness.Cluster, tc refusal) {
 		t.Errorf("exit code 0")
 	}
 	if lines := regexp.MustCompile(`(?m)^.*(`+tc.agent+`).*$`).FindAllString(res.Stderr, -1); len(lines) != 1 {
-		t.Errorf("%d lines of the agent say %q:\n%s", len(lines), tc.agent, res.Stderr)
+		t.Errorf("%d lines of the agent have %q:\n%s", len(lines), tc.agent, res.Stderr)
 	}
 	if strings.Contains(res.Stderr, "\ngoroutine ") {
 		t.Errorf("the agent ended with a stack:\n%s", res.Stderr)
@@ -260,7 +262,7 @@ func refused(t *testing.T, c *harness.Cluster, tc refusal) {
 			t.Error("the token's secret is in a log")
 		}
 		if tc.server != "" {
-			// The id, or for a taken name the name, tells which refusal a line is about.
+			// The id, or for a taken name the name, identifies the refusal.
 			about := parts[2]
 			if tc.nodeName != "" {
 				about = tc.nodeName
@@ -327,8 +329,8 @@ func testOnce(t *testing.T, c *harness.Cluster) {
 	remove(t, c, a.NodeName())
 }
 
-// testNames: a machine may come again under its own name, also when its Node was deleted and it has registered again; another one may
-// have it when the Node was deleted.
+// testNames: a machine may come again under its own name, also when its Node was deleted and it has registered again;
+// another one may have it when the Node was deleted.
 func testNames(t *testing.T, c *harness.Cluster) {
 	token := c.Server.Token(t)
 	a := c.Prepare(t, harness.Options{NoTestImage: true}, harness.AgentOptions{Token: token})
@@ -361,7 +363,8 @@ func testNames(t *testing.T, c *harness.Cluster) {
 	remove(t, c, b.NodeName())
 }
 
-// remove deletes the node of a machine that is off and waits until its name is free, also for the next sandbox that gets it.
+// remove deletes the node of a machine that is off and waits until its name is free, also for the next sandbox that
+// gets it.
 func remove(t *testing.T, c *harness.Cluster, name string) {
 	t.Helper()
 	c.Server.Kubectl(t, "delete", "node", name)

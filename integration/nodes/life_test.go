@@ -10,8 +10,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestAgentsLife: before it joins, check says whether it could and leaves nothing; systemd hears that it has started, also
-// when the server is away; and reset takes away all that it was, on its machine, but for what people put there.
+// TestAgentsLife: before it joins, check reports whether it can and leaves nothing; it notifies systemd that it has
+// started, even when the server is away; and reset removes all of it from its machine, except what users put there.
 func TestAgentsLife(t *testing.T) {
 	t.Parallel()
 	c := harness.StartCluster(t, harness.ClusterOptions{})
@@ -55,7 +55,7 @@ func TestAgentsLife(t *testing.T) {
 	}
 }
 
-// notified listens as a service manager; the returned function waits until the agent has said that it has started.
+// notified listens as a service manager; the returned function waits until the agent has notified it of its start.
 func notified(t *testing.T, a *harness.Server) (started func(when string)) {
 	t.Helper()
 	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: a.Path("/run/notify"), Net: "unixgram"})

@@ -11,7 +11,7 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// testLoadBalancer: the Service has the addresses of all nodes, and each leads to the pods of all.
+// testLoadBalancer: the Service has the addresses of all nodes, and each routes to the pods of all.
 func testLoadBalancer(t *testing.T, c *harness.Cluster, ns string, pods []*corev1.Pod) {
 	svc := service(t, c, ns, "load-balancer", func(svc *corev1.Service) {
 		svc.Spec.Type = corev1.ServiceTypeLoadBalancer

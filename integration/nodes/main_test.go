@@ -1,5 +1,6 @@
-// Package nodes tests what needs several nodes: joining, traffic between pods of different nodes, streams to other nodes, and what
-// happens when a node, the server or the wire between them fails. All nodes are sandboxes on one bridge of this host.
+// Package nodes tests what needs several nodes: joining, traffic between pods of different nodes, streams to other
+// nodes, and what happens when a node, the server or the wire between them fails. All nodes are sandboxes on one bridge
+// of this host.
 //
 // KUBELITH_SERVER_AWAY (a duration, default 20s) is how long the server is away in TestThreeNodes/server-away.
 package nodes
@@ -33,7 +34,8 @@ func on(node *harness.Server, pod *corev1.Pod) *corev1.Pod {
 	return pod
 }
 
-// web is a pod that answers HTTP on port 8080 and, from a second container, echoes on port 9000. It is Ready when it answers.
+// web is a pod that answers HTTP on port 8080 and, from a second container, echoes on port 9000. It is Ready when it
+// answers.
 func web(ns, name, app string) *corev1.Pod {
 	pod := harness.Pod(ns, name, "/bin/probe", "serve")
 	pod.Labels = map[string]string{"app": app}
@@ -93,15 +95,15 @@ func within(t *testing.T, c *harness.Cluster, pod *corev1.Pod) dialer {
 	}
 }
 
-// outside dials from the host's network: for the nodes it is somebody else.
+// outside dials from the host's network, outside of the nodes.
 func outside(ctx context.Context, network, address string) (net.Conn, error) {
 	return (&net.Dialer{}).DialContext(ctx, network, address)
 }
 
-// answer is what `probe serve` says about a request.
+// answer is what `probe serve` reports about a request.
 type answer = harness.Answer
 
-// ask makes one HTTP request on a connection of its own to host:port.
+// ask sends one HTTP request on its own connection to host:port.
 func (dial dialer) ask(ip string, port int) (a answer, err error) {
 	client := http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
 	return harness.Ask(&client, "http://"+net.JoinHostPort(ip, fmt.Sprint(port))+"/")

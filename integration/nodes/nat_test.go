@@ -34,8 +34,9 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestBehindNAT: an agent opens connections to the server, and no packet of a connection that begins elsewhere gets to it. What the
-// API server needs of the agent and of the pods on it works all the same, through the agent's tunnel, which leads to the agent only.
+// TestBehindNAT: an agent opens connections to the server, and no packet of a connection that begins elsewhere gets to
+// it. What the API server needs of the agent and its pods works all the same, through the agent's tunnel, which reaches
+// only it.
 func TestBehindNAT(t *testing.T) {
 	t.Parallel()
 	c := harness.StartCluster(t, harness.ClusterOptions{})
@@ -91,14 +92,14 @@ add rule inet klt_nat in iifname eth0 meta l4proto { tcp, udp, icmp } ct state n
 		through(t)
 	})
 	t.Run("compromised", func(t *testing.T) { testCompromisedTunnel(t, c, ns, agent) })
-	t.Run("reached", func(t *testing.T) { // what the agent says of itself is true again, and there is a way to it
+	t.Run("reached", func(t *testing.T) { // the agent's Node is true again, and there is a route to it
 		agent.Exec(t, "nft", "delete", "table", "inet", "klt_nat")
 		before := strings.Count(agent.Logs(), reached)
 		agent.Launch(t)
 		agent.WaitReady(t)
 		harness.Eventually(t, 60*time.Second, "the agent to need no tunnel", func() error {
 			if strings.Count(agent.Logs(), reached) == before {
-				return errors.New("it was not told so")
+				return errors.New("it has not logged so")
 			}
 			return nil
 		})
@@ -204,8 +205,8 @@ spec: {group: far.kubelith.io, version: v1, groupPriorityMinimum: 1000, versionP
 	}
 }
 
-// fakeAgent opens a tunnel with the certificate of an agent, and answers each connection with "stolen". asked returns the addresses
-// that the server wanted.
+// fakeAgent opens a tunnel with the certificate of an agent, and answers each connection with "stolen". asked returns
+// the addresses that the server wanted.
 func fakeAgent(t *testing.T, agent *harness.Server) (asked func() []string) {
 	t.Helper()
 	dir := agent.Path(harness.DataDir + "/agent/pki/")
@@ -289,8 +290,8 @@ func (l *onlyConn) Accept() (c net.Conn, err error) {
 func (l *onlyConn) Close() error   { l.closed.Do(func() { close(l.over) }); return nil }
 func (l *onlyConn) Addr() net.Addr { return l.LocalAddr() }
 
-// testCompromisedTunnel: somebody has the agent's credentials, says that it has addresses of the server's node and of a pod there, and
-// opens a tunnel. Only connections to the agent come through it.
+// testCompromisedTunnel: an attacker has the agent's credentials, claims the addresses of the server's node and of a
+// pod there, and opens a tunnel. Only connections to the agent come through it.
 func testCompromisedTunnel(t *testing.T, c *harness.Cluster, ns string, agent *harness.Server) {
 	near := c.Server.Run(t, on(c.Server, web(ns, "near", "near")))
 	far := c.Server.Run(t, on(agent, web(ns, "victim", "victim")))

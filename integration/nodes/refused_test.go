@@ -20,7 +20,7 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// refusedServers are joins that the agent itself refuses, though the server would let it in. The server's log says so too.
+// refusedServers are joins that the agent itself refuses, though the server would accept it. The server logs that too.
 func refusedServers(t *testing.T, c *harness.Cluster) []refusal {
 	fresh := func(t *testing.T) string { return c.Server.Token(t) }
 	return []refusal{
@@ -31,8 +31,8 @@ func refusedServers(t *testing.T, c *harness.Cluster) []refusal {
 	}
 }
 
-// clockAhead is where the server seems to live in the future. Linux has no namespace for the time of day, and a static program cannot be
-// given another one; what an agent compares with its own clock is what the server says, and this says it for the server.
+// clockAhead returns a URL at which the server's clock is ahead. Linux has no namespace for the time of day, and a
+// static program cannot get another one. Agents compare their clock with the server's Date header, which this sets.
 func clockAhead(t *testing.T, c *harness.Cluster, by time.Duration) string {
 	t.Helper()
 	target, err := url.Parse(c.Server.URL())
@@ -83,7 +83,7 @@ func newer(t *testing.T, s *harness.Server) string {
 	return path
 }
 
-// refusedMachines are joins with which all is well but the machine: the server never hears of them.
+// refusedMachines are joins where only the machine is at fault: the server never learns of them.
 func refusedMachines(c *harness.Cluster) []refusal {
 	fresh := func(t *testing.T) string { return c.Server.Token(t, "--once") }
 	return []refusal{

@@ -16,7 +16,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// testRotation: an agent gets new certificates before its old ones expire. Neither its watches nor streams through its kubelet notice.
+// testRotation: an agent gets new certificates before its old ones expire. Neither its watches nor streams through its
+// kubelet notice.
 func testRotation(t *testing.T, c *harness.Cluster, a *harness.Server) {
 	ns := c.Namespace(t)
 	pod := c.Server.Run(t, on(a, harness.Pod(ns, "prints", "/bin/probe", "print", "line")))
@@ -134,8 +135,8 @@ type event struct {
 	ResponseStatus struct{ Code int }
 }
 
-// watches are the events of watches that end only when somebody ends them: the kubelet opens and closes those of single Secrets and
-// ConfigMaps with the pods.
+// watches returns the events of watches that last until one side closes them: the kubelet opens and closes those of
+// single Secrets and ConfigMaps with the pods.
 func watches(t *testing.T, s, node *harness.Server) []event {
 	t.Helper()
 	content, err := os.ReadFile(s.Path(auditLog))

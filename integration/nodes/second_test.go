@@ -16,8 +16,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestSecondNode: VXLAN's device and its packet filter exist while there is another node. Its coming and going does not interrupt
-// connections of this node's pods.
+// TestSecondNode: VXLAN's device and its packet filter exist while there is another node. Its coming and going does not
+// interrupt connections of this node's pods.
 func TestSecondNode(t *testing.T) {
 	t.Parallel()
 	c := harness.StartCluster(t, harness.ClusterOptions{})

@@ -10,8 +10,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// testStreams: logs, exec, attach, port-forward and top work on every node, though the names of all nodes resolve to addresses that
-// lead nowhere.
+// testStreams: logs, exec, attach, port-forward and top work on every node, though the names of all nodes resolve to
+// addresses that lead nowhere.
 func testStreams(t *testing.T, c *harness.Cluster) {
 	for i, n := range c.Nodes() {
 		hosts, err := os.OpenFile(c.Server.Path("/etc/hosts"), os.O_APPEND|os.O_WRONLY|os.O_CREATE, 0o644)

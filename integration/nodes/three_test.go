@@ -11,7 +11,7 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestThreeNodes takes one cluster of three nodes through its life: everybody talks to everybody by vxlan; nodes, the server and
+// TestThreeNodes takes one cluster of three nodes through its life: all talk to all by vxlan; nodes, the server and
 // the wire fail; the backend changes to host-gw, the server's address changes, the backend changes back.
 func TestThreeNodes(t *testing.T) {
 	t.Parallel()
@@ -37,7 +37,7 @@ func TestThreeNodes(t *testing.T) {
 	}
 	for _, s := range steps {
 		if !t.Run(s.name, func(t *testing.T) { s.run(t, c) }) && t.Failed() {
-			// The next step may stand on this one: say which of them saw a whole cluster.
+			// The next step may depend on this one: log which nodes are Ready after it.
 			for _, n := range c.Nodes() {
 				t.Logf("after %s: %s", s.name, conditionsOf(t, n))
 			}
@@ -66,8 +66,8 @@ func configure(t *testing.T, n *harness.Server, lines ...string) {
 	}
 }
 
-// changeBackend starts the server with another backend. The agents notice, end so that their service managers start them anew, and
-// nothing of the old backend remains; pods of before still reach each other.
+// changeBackend starts the server with another backend. The agents notice and exit so that their service managers
+// restart them. Nothing of the old backend remains, and pods from before still reach each other.
 func changeBackend(t *testing.T, c *harness.Cluster, backend string) {
 	ns := c.Namespace(t)
 	pods := everywhere(t, c, ns, "old")
@@ -90,7 +90,7 @@ func changeBackend(t *testing.T, c *harness.Cluster, backend string) {
 	}
 }
 
-// settingsOf are settings of the server that an earlier step has made.
+// settingsOf are settings of the server from an earlier step.
 func settingsOf(c *harness.Cluster) []string {
 	if !strings.HasSuffix(c.Server.NodeIP, ".2") {
 		return []string{"nodeIP: [" + c.Server.NodeIP + "]"}
@@ -98,7 +98,7 @@ func settingsOf(c *harness.Cluster) []string {
 	return nil
 }
 
-// routesAre compares a node's routes to the pods of the others, and its interfaces, with what a backend makes.
+// routesAre compares a node's routes to the pods of the others, and its interfaces, with what a backend creates.
 func routesAre(t *testing.T, c *harness.Cluster, n *harness.Server, backend string) error {
 	t.Helper()
 	var want []string
@@ -115,7 +115,8 @@ func routesAre(t *testing.T, c *harness.Cluster, n *harness.Server, backend stri
 	}
 	var got []string
 	for line := range strings.Lines(n.Exec(t, "ip", "-4", "route", "show", "table", "all")) {
-		// CIDR via GATEWAY dev LINK and more, such as whose it is; a table of the kernel's begins with the kind of route.
+		// CIDR via GATEWAY dev LINK and more, such as whose it is; a table of the kernel's begins with the kind of
+		// route.
 		f := strings.Fields(line)
 		if strings.HasPrefix(f[0], "10.42.") && !slices.Contains(f, "cni0") {
 			got = append(got, strings.Join(f[:min(5, len(f))], " "))
@@ -132,7 +133,7 @@ func routesAre(t *testing.T, c *harness.Cluster, n *harness.Server, backend stri
 	return nil
 }
 
-// testServerAddress gives the server another address, the old one gone. Agents that are told the new one go on.
+// testServerAddress gives the server another address and removes the old one. Agents that get the new one go on.
 func testServerAddress(t *testing.T, c *harness.Cluster) {
 	ns := c.Namespace(t)
 	pods := everywhere(t, c, ns, "web")
@@ -142,7 +143,7 @@ func testServerAddress(t *testing.T, c *harness.Cluster) {
 	c.Server.Stop(t)
 	c.Server.AddAddress(t, other)
 	c.Server.RemoveAddress(t, old)
-	c.Server.NodeIP = other // where the harness finds the API, and what it tells the agents
+	c.Server.NodeIP = other // where the harness finds the API, and what it passes to the agents
 	configure(t, c.Server, append(settingsOf(c), "network: host-gw")...)
 	c.Server.Launch(t)
 	c.Server.WaitReady(t)

@@ -78,8 +78,8 @@ func meter(t *testing.T, c *harness.Cluster) func(counter string) int {
 	}
 }
 
-// testPath: with vxlan every packet between pods of two nodes is seen on the vxlan device, with host-gw there is none and nothing
-// is tunnelled.
+// testPath: with vxlan every packet between pods of two nodes is seen on the vxlan device, with host-gw there is none
+// and nothing is tunnelled.
 func testPath(t *testing.T, c *harness.Cluster, backend string, pods []*corev1.Pod) {
 	const requests = 50
 	read := meter(t, c)
@@ -104,7 +104,7 @@ func testPath(t *testing.T, c *harness.Cluster, backend string, pods []*corev1.P
 		}
 		return
 	}
-	// A request on a connection of its own is at least SYN, ACK, GET and FIN.
+	// A request on its own connection is at least SYN, ACK, GET and FIN.
 	for i, what := range []string{"sent by " + a.Name, "received by " + b.Name} {
 		if n := after[i] - before[i]; n < 4*requests {
 			t.Errorf("%d requests are %d packets %s on flannel.1", requests, n, what)
@@ -145,7 +145,7 @@ func testDNS(t *testing.T, c *harness.Cluster, ns string, pods []*corev1.Pod) {
 	}
 	for _, p := range pods {
 		before := read("dns")
-		within(t, c, p).lookup("udp", "outside.example.", dns.TypeA) // nobody answers: it is the packet that counts
+		within(t, c, p).lookup("udp", "outside.example.", dns.TypeA) // no server answers: only the packet counts
 		if read("dns") == before {
 			t.Errorf("the query of %s for another name was not seen to leave its node: then the test above shows nothing", p.Name)
 		}
@@ -223,8 +223,8 @@ func testClusterIP(t *testing.T, c *harness.Cluster, ns string, pods []*corev1.P
 	}
 }
 
-// testNodePort: the port is open on every node and leads to the pods of all, or with policy Local to the node's own, which
-// sees the client.
+// testNodePort: the port is open on every node and routes to the pods of all, or with policy Local to the node's own,
+// which sees the client.
 func testNodePort(t *testing.T, c *harness.Cluster, ns string, pods []*corev1.Pod) {
 	port := func(name string, policy corev1.ServiceExternalTrafficPolicy) int {
 		svc := service(t, c, ns, name, func(svc *corev1.Service) {

@@ -21,7 +21,7 @@ import (
 // volumeData is where the driver that comes with Kubelith keeps a volume on its node.
 const volumeData = "/var/lib/kubelith/plugins/data/local/volumes"
 
-// TestVolumesOnAgents: each node makes, grows and deletes its own volumes, and the others leave them alone.
+// TestVolumesOnAgents: each node creates, expands and deletes its own volumes, and the others leave them alone.
 func TestVolumesOnAgents(t *testing.T) {
 	c := harness.StartCluster(t, harness.ClusterOptions{Agents: 1})
 	ns, client, agent := c.Namespace(t), c.Server.Client(t), c.Agents[0]
@@ -58,7 +58,7 @@ func TestVolumesOnAgents(t *testing.T) {
 		harness.Eventually(t, harness.PodTimeout, "the file on "+n.NodeName(), func() error {
 			text, err := os.ReadFile(file)
 			if err == nil && strings.TrimSpace(string(text)) != name {
-				err = fmt.Errorf("it says %q", text)
+				err = fmt.Errorf("it has %q", text)
 			}
 			return err
 		})

@@ -47,8 +47,8 @@ func daemonSet(t *testing.T, c *harness.Cluster, ns, app string) {
 	})
 }
 
-// deployment creates a Deployment of web pods, spread over the nodes where that is possible, that give up a node which is gone after
-// five seconds. It waits until it is complete.
+// deployment creates a Deployment of web pods, spread over the nodes where that is possible, that give up a node which
+// is gone after five seconds. It waits until it is complete.
 func deployment(t *testing.T, c *harness.Cluster, ns, app string, replicas int32) {
 	t.Helper()
 	tmpl := template(app)

@@ -36,8 +36,8 @@ func shortSecretDenied(t *testing.T, s *harness.Server) error {
 
 var errShortSecret = errors.New("a short Secret is allowed")
 
-// TestDirectory: an executable that is put into the directory of admission plugins of a running server reviews, and does
-// no more when it is taken away. The server may be killed meanwhile.
+// TestDirectory: an executable that is put into the directory of admission plugins of a running server reviews, and
+// does no more when it is taken away. The server may be killed meanwhile.
 func TestDirectory(t *testing.T) {
 	t.Parallel()
 	const dir = harness.DataDir + "/plugins/admission"

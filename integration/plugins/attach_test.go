@@ -19,8 +19,8 @@ const (
 	arrayAttached = "/var/lib/kubelith/plugins/data/array/attached"
 )
 
-// testAttach: a driver that is not node-local and attaches volumes. A volume is attached for the first pod and detached after the
-// last, through kills of the plugin, and why it is not is in an event of the pod.
+// testAttach: a driver that is not node-local and attaches volumes. A volume is attached for the first pod and detached
+// after the last, through kills of the plugin, and why it is not is in an event of the pod.
 func testAttach(t *testing.T, s *harness.Server) {
 	install(t, s, harness.BuildProgram(t, "./array"), "/var/lib/kubelith/plugins/storage/array")
 	wait(t, s, "array", "is ready", ready)

@@ -10,8 +10,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestDocumentation does what docs/plugins.md tells who wants to write a plugin: a module of its own, built, checked, put into
-// the directory, and asked.
+// TestDocumentation follows docs/plugins.md as a plugin's author does: creates a module, builds and checks it, puts the
+// plugin into the directory, and sends it requests.
 func TestDocumentation(t *testing.T) {
 	t.Parallel()
 	root, err := filepath.Abs("../..")
@@ -84,7 +84,7 @@ func TestDocumentation(t *testing.T) {
 	}
 }
 
-// TestCheckStorage: what `kubelith plugin check` says of the storage plugin that comes with Kubelith, csi-sanity included.
+// TestCheckStorage runs `kubelith plugin check` on the storage plugin that comes with Kubelith, csi-sanity included.
 func TestCheckStorage(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, harness.Options{NoTestImage: true})

@@ -78,7 +78,7 @@ func testSecrets(t *testing.T, s *harness.Server) {
 	for _, options := range [][]string{nil, {"--dry-run=server"}} {
 		r := create("short", "1234567", options...)
 		if want := `admission webhook "length.short-secrets.plugin.kubelith.io" denied the request: password has 7 characters: give it 8 or more`; r.Code == 0 || !strings.Contains(r.Stderr, want) {
-			t.Errorf("kubectl says %q, want %q", r.Stderr, want)
+			t.Errorf("kubectl printed %q, want %q", r.Stderr, want)
 		}
 	}
 	if r := create("long", "12345678"); r.Code != 0 {
@@ -105,7 +105,7 @@ spec: {selector: {matchLabels: {role: front}}, env: [{name: PRESET, value: "42"}
 	pod.Labels = map[string]string{"role": "front"}
 	ended := s.RunToEnd(t, pod)
 	if logs := s.PodLogs(t, ended, ended.Spec.Containers[0].Name); strings.TrimSpace(logs) != "42" {
-		t.Errorf("the container says %q", logs)
+		t.Errorf("the container logged %q", logs)
 	}
 }
 
@@ -113,7 +113,7 @@ func testExec(t *testing.T, s *harness.Server) {
 	ns := s.Namespace(t)
 	plain := s.Run(t, harness.Pod(ns, "plain", "sleep", "1000"))
 	if out := s.PodExec(t, plain, plain.Spec.Containers[0].Name, "echo", "in"); strings.TrimSpace(out) != "in" {
-		t.Errorf("exec says %q", out)
+		t.Errorf("exec printed %q", out)
 	}
 	privileged := harness.Pod(ns, "privileged", "sleep", "1000")
 	privileged.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: ptr.To(true)}
@@ -138,8 +138,8 @@ func testSecurityContext(t *testing.T, s *harness.Server) {
 	}
 }
 
-// TestMissingAtStart: without its executable, a plugin that may not fail keeps requests back, but neither the server's start nor
-// kube-system nor the node; it reviews as soon as it is there.
+// TestMissingAtStart: without its executable, a plugin that may not fail keeps requests back, but neither the server's
+// start nor kube-system nor the node; it reviews as soon as it is there.
 func TestMissingAtStart(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, harness.Options{NoTestImage: true, NoWait: true, ConfigYAML: pluginsHeader + example("short-secrets"),
@@ -164,7 +164,7 @@ func TestMissingAtStart(t *testing.T) {
 	if _, err := s.Client(t).CoreV1().Events(metav1.NamespaceDefault).Create(t.Context(), &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "a-"}, InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: "a", Namespace: metav1.NamespaceDefault},
 	}, metav1.CreateOptions{}); err != nil {
-		t.Errorf("an Event, which would tell of it: %v", err)
+		t.Errorf("an Event, which would report it: %v", err)
 	}
 	putExample(t, s, examplesDir, "short-secrets")
 	harness.Eventually(t, 60*time.Second, "the plugin to review", func() error {
@@ -175,8 +175,8 @@ func TestMissingAtStart(t *testing.T) {
 	})
 }
 
-// TestEverythingFails: a plugin that reviews every request and may not fail is gone when the server starts again. Other requests are
-// held back, as with a webhook, but the server starts and the node stays alive.
+// TestEverythingFails: a plugin that reviews every request and may not fail is gone when the server starts again. Other
+// requests are held back, as with a webhook, but the server starts and the node stays alive.
 func TestEverythingFails(t *testing.T) {
 	t.Parallel()
 	path := examplesDir + "/everything"

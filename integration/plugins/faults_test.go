@@ -58,8 +58,8 @@ func reviewed(ctx context.Context, client kubernetes.Interface, plugin string) e
 	return err
 }
 
-// TestStartFaults: plugins that cannot start, side by side with a good one. Each says why in one line, its requests follow its
-// failure policy, and nothing else is affected.
+// TestStartFaults: plugins that cannot start, side by side with a good one. Each failure is logged in one line, the
+// plugin's requests follow its failure policy, and nothing else is affected.
 func TestStartFaults(t *testing.T) {
 	t.Parallel()
 	other := "/opt/kubelith/bad/other"
@@ -128,9 +128,9 @@ func TestCallFaults(t *testing.T) {
 	for _, name := range []string{"good", "strict", "lenient"} {
 		waitPhase(t, s, name, "ready")
 	}
-	// What root renews for a plugin with a user of its own, the plugin cannot lead elsewhere; nor can it read another's.
+	// A plugin with its own user cannot redirect what root renews for it, nor read another plugin's.
 	if _, err := create(t.Context(), client, "strict", "attack"); err == nil || !strings.Contains(err.Error(), "nothing was possible") {
-		t.Errorf("the plugin says of its attack: %v", err)
+		t.Errorf("the plugin reports of its attack: %v", err)
 	}
 	stop := make(chan struct{})
 	var load sync.WaitGroup
@@ -177,8 +177,8 @@ func TestCallFaults(t *testing.T) {
 	}
 }
 
-// TestRandomKills kills and stops plugins at random under load, a hundred times. The good plugin never fails, every request
-// has an answer, nothing is orphaned, and the server is as before.
+// TestRandomKills kills and stops plugins at random under load, a hundred times. The good plugin never fails, every
+// request has an answer, nothing is orphaned, and the server is as before.
 func TestRandomKills(t *testing.T) {
 	t.Parallel()
 	const victims, kills = 10, 100

@@ -23,8 +23,8 @@ const (
 	freeMemoryProfile = schedulerHead + "- schedulerName: plain\n"
 )
 
-// TestFreeMemory: the example packs pods by what the machine really uses. Beside the server's node there is a larger one, an object only, of
-// which nobody measures anything; the profile plain shows what upstream's plugins do.
+// TestFreeMemory: the example packs pods by the machine's real use. Next to the server's node there is a larger one, a
+// mere object without metrics; the profile plain shows what upstream's plugins do.
 func TestFreeMemory(t *testing.T) {
 	s := harness.Start(t, harness.Options{
 		NoTestImage: true, ConfigYAML: header + freeMemoryPlugin,
@@ -44,7 +44,7 @@ func TestFreeMemory(t *testing.T) {
 	requested := requestedOn(t, s, node.Name)
 	t.Logf("the node has %d MiB, of which %d are used and %d requested", total>>20, used>>20, requested>>20)
 	if used <= requested {
-		t.Skip("the node uses less memory than its pods request: its figures decide nothing")
+		t.Skip("the node uses less memory than its pods request: its metrics decide nothing")
 	}
 	// By what is requested there is room for the first, by what is used only for the second.
 	big, small := total-requested-(used-requested)/2, (total-used)/2
@@ -60,7 +60,7 @@ func TestFreeMemory(t *testing.T) {
 	if on := bound(t, s, s.Create(t, asking(ns, "elsewhere", big))); on != "larger" {
 		t.Errorf("a pod that asks for more than is free is on %s", on)
 	}
-	// The least room is left on the node with the figures; upstream prefers the other one.
+	// The node with the metrics has the least room left; upstream prefers the other one.
 	if on := bound(t, s, s.Create(t, by("plain", asking(ns, "spread", small)))); on != "larger" {
 		t.Errorf("without the plugin a pod is on %s", on)
 	}
@@ -76,11 +76,11 @@ func measuredBy(t *testing.T, s *harness.Server, node string) (used int64) {
 	harness.Eventually(t, 90*time.Second, "the plugin to know what the node uses", func() error {
 		found := line.FindStringSubmatch(s.Kubectl(t, "get", "--raw=/metrics"))
 		if found == nil {
-			return errors.New("it does not say")
+			return errors.New("it does not report it")
 		}
 		value, err := strconv.ParseFloat(found[1], 64)
 		if used = int64(value); err == nil && used < 10<<20 {
-			err = fmt.Errorf("it says %d bytes", used)
+			err = fmt.Errorf("it reports %d bytes", used)
 		}
 		return err
 	})

@@ -29,8 +29,8 @@ func restricted(pod *corev1.Pod) {
 	}
 }
 
-// testFUSESidecar: the client in the pod starts before its init containers, ends after its containers when all is uploaded,
-// and may die; it has neither credentials nor rights.
+// testFUSESidecar: the client in the pod starts before its init containers, ends after its containers when all is
+// uploaded, and may die; it has neither credentials nor rights.
 func testFUSESidecar(t *testing.T, s *harness.Server, store *fuseStore) {
 	pod, key := fusePod(t, s, store, "fuse-sidecar", func(pod *corev1.Pod) {
 		first := harness.Container("prepare", harness.Shell("echo prepared >/data/prepared")...)
@@ -91,7 +91,7 @@ func testFUSESidecar(t *testing.T, s *harness.Server, store *fuseStore) {
 	store.Away(true)
 	t.Cleanup(func() { store.Away(false) })
 	s.Kubectl(t, "-n", ns, "delete", "pod", pod.Name, "--wait=false", "--grace-period=20")
-	harness.Eventually(t, harness.PodTimeout, "its program to end", func() error { // the API says so when all have ended
+	harness.Eventually(t, harness.PodTimeout, "its program to end", func() error { // the API shows it once all ended
 		if _, err := os.Stat(fmt.Sprint("/proc/", program)); err == nil {
 			return errors.New("it runs")
 		}

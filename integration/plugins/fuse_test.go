@@ -190,7 +190,7 @@ func testMountPod(t *testing.T, s *harness.Server, store *fuseStore) {
 	worksOn(t, s, store, pod, key, "client upgraded")
 	openWorks(t, s, store, pod, key, "client upgraded")
 
-	// The store away: programs get errors, and a new pod says why it waits.
+	// The store is away: programs get errors, and a new pod's Event has the reason why it waits.
 	store.Away(true)
 	if _, stderr, err := s.TryPodExec(t, pod, "main", "/bin/sh", "-c", "echo lost >/data/away"); err == nil || !strings.Contains(stderr, "Input/output error") {
 		t.Errorf("write while the store is away: %v, %s", err, stderr)

@@ -17,8 +17,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestInitialResources: the example sets the requests of a pod to what another one of the same image has used, also after a
-// restart of the server and of the plugin, when no such pod runs.
+// TestInitialResources: the example sets the requests of a pod to what another one of the same image has used, also
+// after a restart of the server and of the plugin, when no such pod runs.
 func TestInitialResources(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, harness.Options{
@@ -58,7 +58,7 @@ func TestInitialResources(t *testing.T) {
 			t.Errorf("%s requests %v", name, requests)
 		}
 		if got := running.Spec.Containers[1].Resources.Requests; !got.Memory().Equal(own[corev1.ResourceMemory]) || !got.Cpu().Equal(own[corev1.ResourceCPU]) {
-			t.Errorf("%s: requests of its own became %v", name, got)
+			t.Errorf("%s: its own requests became %v", name, got)
 		}
 		if got, want := running.Annotations[said], "Initial Resources plugin set: cpu, memory request for container main"; got != want {
 			t.Errorf("%s is annotated %q", name, got)

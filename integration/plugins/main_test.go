@@ -37,7 +37,7 @@ func install(t *testing.T, s *harness.Server, program, path string, more ...byte
 	}
 }
 
-// pluginState is what `kubelith plugin list -o json` tells of a plugin.
+// pluginState is what `kubelith plugin list -o json` prints of a plugin.
 type pluginState struct {
 	Name, Kind, Phase, Message, Version, Path, SHA256, Source string
 	PID, Starts                                               int
@@ -94,7 +94,8 @@ func waitPhase(t *testing.T, s *harness.Server, name string, phases ...string) p
 	return wait(t, s, name, "is "+strings.Join(phases, " or "), func(p pluginState) bool { return slices.Contains(phases, p.Phase) })
 }
 
-// processes are those of a program in the sandbox of the server, by the name of its file, with or without the directory.
+// processes are those of a program in the sandbox of the server, by the name of its file, with or without the
+// directory.
 func processes(t *testing.T, s *harness.Server, program string) (pids []int) {
 	t.Helper()
 	dirs, _ := filepath.Glob("/proc/[0-9]*")

@@ -44,7 +44,7 @@ func logged(t *testing.T, s *harness.Server, pattern string) {
 	})
 }
 
-// condition is what the Node says of a plugin.
+// condition returns the Node's condition of a plugin.
 func condition(t *testing.T, s *harness.Server, plugin string) *corev1.NodeCondition {
 	t.Helper()
 	for _, c := range s.Node(t).Status.Conditions {
@@ -65,7 +65,7 @@ func waitCondition(t *testing.T, s *harness.Server, plugin, what string, wanted 
 	})
 }
 
-// TestBadConfiguration: what is wrong with plugins is one line, and nothing is started.
+// TestBadConfiguration: an error in plugins is reported in one line, and nothing is started.
 func TestBadConfiguration(t *testing.T) {
 	t.Parallel()
 	s := harness.New(t, harness.Options{NoTestImage: true})
@@ -87,7 +87,7 @@ func TestBadConfiguration(t *testing.T) {
 				t.Errorf("code %d, stdout %q, stderr %q, want %q", res.Code, res.Stdout, res.Stderr, tc.want)
 			}
 			if _, err := os.Stat(s.Path(harness.DataDir + "/version")); err == nil {
-				t.Error("something was made in the data directory")
+				t.Error("something was created in the data directory")
 			}
 		})
 	}
@@ -174,7 +174,7 @@ func metrics(t *testing.T, s *harness.Server) {
 	}
 }
 
-// identity: the plugin's kubeconfig is that of a user of its own, without rights.
+// identity: the plugin's kubeconfig is for its own user, without rights.
 func identity(t *testing.T, s *harness.Server, p pluginState) {
 	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.PID))
 	if err != nil {
@@ -217,7 +217,7 @@ func reload(t *testing.T, s *harness.Server, one string) {
 	configure(t, s, one+two)
 	second := wait(t, s, "two", "is ready", ready)
 	if uid := strings.Fields(harness.ProcStatus(t, second.PID, "Uid"))[1]; uid == "0" || uid == "65534" {
-		t.Errorf("two runs as %s, want a user of its own", uid)
+		t.Errorf("two runs as %s, want its own user", uid)
 	}
 	mayHave(t, s, before.PID)
 	mayHave(t, s, second.PID, unix.CAP_NET_BIND_SERVICE)

@@ -31,8 +31,8 @@ const (
 `
 )
 
-// TestSchedulingFaults: what goes wrong with the process of a scheduling plugin, whether it may fail or not. Each profile has one plugin,
-// the default profile none.
+// TestSchedulingFaults: what goes wrong with the process of a scheduling plugin, whether it may fail or not. Each
+// profile has one plugin, the default profile none.
 func TestSchedulingFaults(t *testing.T) {
 	t.Parallel()
 	program := harness.BuildProgram(t, "./badscheduler")
@@ -74,8 +74,8 @@ func unboundStill(t *testing.T, s *harness.Server, pod *corev1.Pod) {
 	}
 }
 
-// testBadAnswers: an answer that cannot be used is none. The pod of a plugin that must answer is told what is wrong, and the process
-// goes on.
+// testBadAnswers: an invalid answer counts as none. The pod of a plugin that must answer gets the error, and the
+// process goes on.
 func testBadAnswers(t *testing.T, s *harness.Server) {
 	ns := s.Namespace(t)
 	before := processes(t, s, strictPath)
@@ -103,7 +103,7 @@ func testBadAnswers(t *testing.T, s *harness.Server) {
 	}
 }
 
-// testDown: a plugin that cannot be started keeps its pods waiting, and those of nobody else, until it can.
+// testDown: a plugin that cannot be started keeps its pods, and no others, waiting until it can.
 func testDown(t *testing.T, s *harness.Server) {
 	ns := s.Namespace(t)
 	if err := os.Chmod(s.Path(strictPath), 0o644); err != nil {
@@ -149,8 +149,8 @@ func testHangs(t *testing.T, s *harness.Server) {
 	})
 }
 
-// testChangesItsMind: pods that a plugin has refused are tried again when it runs with another configuration, and when there is none any
-// more, though nothing else in the cluster changes.
+// testChangesItsMind: pods that a plugin has refused are tried again when it runs with another configuration, and when
+// there is none any more, though nothing else in the cluster changes.
 func testChangesItsMind(t *testing.T, s *harness.Server) {
 	ns := s.Namespace(t)
 	first := s.Create(t, by("choosy", unbound(ns, "first")))

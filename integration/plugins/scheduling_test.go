@@ -36,7 +36,8 @@ profiles:
 `
 )
 
-// TestScheduling: a plugin takes part in scheduling, whatever happens to its process. The nodes are objects without machines: nothing runs.
+// TestScheduling: a plugin takes part in scheduling, whatever happens to its process. The nodes are objects without
+// machines: nothing runs.
 func TestScheduling(t *testing.T) {
 	t.Parallel()
 	s := schedulingServer(t, "", schedulerProfiles, map[string]string{zones: harness.BuildProgram(t, "./zones")})
@@ -78,7 +79,7 @@ func writeProfiles(s *harness.Server, profiles string) error {
 	return errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(profiles), 0o644))
 }
 
-// makeNode makes a Node without a machine.
+// makeNode creates a Node without a machine.
 func makeNode(t *testing.T, s *harness.Server, name string, labels map[string]string, cpu string, memory resource.Quantity) {
 	t.Helper()
 	list := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: memory, corev1.ResourcePods: resource.MustParse("100")}
@@ -117,7 +118,7 @@ func bound(t *testing.T, s *harness.Server, pod *corev1.Pod) string {
 	}).Spec.NodeName
 }
 
-// refused waits until the scheduler says why a pod has no node.
+// refused waits until the scheduler reports why a pod has no node.
 func refused(t *testing.T, s *harness.Server, pod *corev1.Pod, why string) {
 	t.Helper()
 	s.WaitPod(t, pod, "its refusal", func(p *corev1.Pod) error {
@@ -139,7 +140,7 @@ func testPrefers(t *testing.T, s *harness.Server) {
 	}
 }
 
-// testRefuses: the pod's condition says why, and a pod that changes is tried again.
+// testRefuses: the pod's condition has the reason, and a pod that changes is tried again.
 func testRefuses(t *testing.T, s *harness.Server) {
 	ns := s.Namespace(t)
 	pod := s.Create(t, in("no", unbound(ns, "p")))

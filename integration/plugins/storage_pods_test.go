@@ -62,8 +62,8 @@ func testDriverInPods(t *testing.T, s *harness.Server) {
 	})
 }
 
-// checkMounts: the trace of a pod has how each of its volumes was mounted, once: for the driver in a pod what the kubelet does
-// with it, for ours the calls.
+// checkMounts: the trace of a pod has how each of its volumes was mounted, once: for the driver in a pod what the
+// kubelet does with it, for ours the calls.
 func checkMounts(t *testing.T, s *harness.Server, pod *corev1.Pod, theirs, ours string) {
 	t.Helper()
 	res := s.RunBinary(t, "trace", "pod/"+pod.Name, "-n", pod.Namespace, "-o", "json")
@@ -91,7 +91,7 @@ func checkMounts(t *testing.T, s *harness.Server, pod *corev1.Pod, theirs, ours 
 	}
 }
 
-// createDriver makes the objects that a driver's manifests have.
+// createDriver creates the objects that a driver's manifests have.
 func createDriver(t *testing.T, s *harness.Server, ns string) {
 	t.Helper()
 	client, ctx, no := s.Client(t), t.Context(), false
@@ -119,7 +119,7 @@ func createDriver(t *testing.T, s *harness.Server, ns string) {
 	}
 }
 
-// driverPod is what a DaemonSet of the driver makes.
+// driverPod is what a DaemonSet of the driver creates.
 func driverPod(ns string) *corev1.Pod {
 	pod := harness.Pod(ns, "driver", "/opt/thirdparty")
 	yes, both := true, corev1.MountPropagationBidirectional
@@ -142,7 +142,7 @@ func driverPod(ns string) *corev1.Pod {
 	return pod
 }
 
-// knows tells whether the kubelet has registered a driver.
+// knows returns nil if the kubelet has registered a driver.
 func knows(t *testing.T, s *harness.Server, node, driver string) error {
 	n, err := s.Client(t).StorageV1().CSINodes().Get(t.Context(), node, metav1.GetOptions{})
 	if err != nil {

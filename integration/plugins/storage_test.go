@@ -30,7 +30,8 @@ const (
 	localVolumes = "/var/lib/kubelith/plugins/data/local/volumes"
 )
 
-// TestLocalStorage: claims on a server as it comes. First all that does not disturb others, at the same time, then restarts.
+// TestLocalStorage: claims on a server as it comes. First all that does not disturb others, at the same time, then
+// restarts.
 func TestLocalStorage(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, harness.Options{Args: []string{"--kubelet-arg=sync-frequency=2s"}})
@@ -181,7 +182,8 @@ func testDefaultClass(t *testing.T, s *harness.Server) {
 	}
 }
 
-// testSize: a pod that writes without end fills its own volume and nothing else, and may write more when that has grown.
+// testSize: a pod that writes without end fills its own volume and nothing else, and may write more when that has
+// grown.
 func testSize(t *testing.T, s *harness.Server) {
 	ns := s.Namespace(t)
 	createClaim(t, s, claim(ns, "data", "", "10Mi"))
@@ -440,7 +442,7 @@ func testReclaim(t *testing.T, s *harness.Server) {
 	}
 }
 
-// testNoRoom: a pod whose claim is larger than the disk waits, and says why.
+// testNoRoom: a pod whose claim is larger than the disk waits, with the reason in an Event.
 func testNoRoom(t *testing.T, s *harness.Server) {
 	ns := s.Namespace(t)
 	createClaim(t, s, claim(ns, "data", "", "1Ei"))
@@ -469,7 +471,8 @@ func testPluginKilled(t *testing.T, s *harness.Server) {
 	s.PodExec(t, before, "main", "touch", "/data/file")
 }
 
-// testServerRestarts: a pod goes on writing into its volume, its data is there afterwards, and volumes are made and deleted as before.
+// testServerRestarts: a pod goes on writing into its volume, its data is there afterwards, and volumes are created and
+// deleted as before.
 func testServerRestarts(t *testing.T, s *harness.Server) {
 	ns := s.Namespace(t)
 	createClaim(t, s, claim(ns, "data", "", "64Mi"))

@@ -39,7 +39,7 @@ func TestInClusterAccess(t *testing.T) {
 		return nil
 	})
 	if out, err := ask("/api/v1/namespaces/" + ns + "/secrets"); err == nil || !strings.HasPrefix(out, "403\n") {
-		t.Errorf("the role allows more than it says: %s", out)
+		t.Errorf("the role allows more than its rules: %s", out)
 	}
 	if out, _, err := s.TryPodExec(t, pod, "", "/bin/probe", "dial", path); err == nil || !strings.HasPrefix(out, "403\n") && !strings.HasPrefix(out, "401\n") {
 		t.Errorf("without a token: %v\n%s", err, out)

@@ -44,7 +44,7 @@ func TestExec(t *testing.T) {
 			cmd.Stdin = strings.NewReader(tc.input)
 			var stdout, stderr bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &stdout, &stderr
-			cmd.Run() // the exit code tells
+			cmd.Run() // checked by its exit code
 			code := cmd.ProcessState.ExitCode()
 			// containerd gives no exit code for a program that cannot be started: any failure will do.
 			if tc.code == 126 && code > 0 {
@@ -57,7 +57,7 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// TestExecBulk sends 8 MiB there and back, and looks whether all of it arrived.
+// TestExecBulk sends 8 MiB on a round trip, and checks that all of it came back.
 func TestExecBulk(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
@@ -202,8 +202,8 @@ func TestAttach(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), "heard one\nheard end\n") {
 		t.Errorf("attach: %v, %q", err, out)
 	}
-	s.WaitPod(t, pod, "to end, having been told", harness.PodEnded)
+	s.WaitPod(t, pod, "to end after the line", harness.PodEnded)
 	if log := s.PodLogs(t, pod, "main"); log != "heard one\nheard end\n" {
-		t.Errorf("the log says %q", log)
+		t.Errorf("the log is %q", log)
 	}
 }

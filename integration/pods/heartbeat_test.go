@@ -13,8 +13,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestHeartbeatOfTheFuture: a node whose clock was an hour ahead, and was set, goes on to renew its Lease, as the controller for the lives of
-// nodes sees it.
+// TestHeartbeatOfTheFuture: a node whose clock was an hour ahead, and was set, goes on to renew its Lease, as the
+// controller for the lives of nodes sees it.
 func TestHeartbeatOfTheFuture(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)

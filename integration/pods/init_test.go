@@ -47,8 +47,8 @@ func TestSidecar(t *testing.T) {
 }
 
 // TestInitContainersOnce: the kubelet learns of a container's end from containerd's events, and a pod that is
-// initialized stays so when its init containers have been removed. With this feature gate (EventedPLEG) the kubelet would forget
-// that, if containerd's answers had a timestamp.
+// initialized stays so when its init containers have been removed. With this feature gate (EventedPLEG) the kubelet
+// would forget that, if containerd's answers had a timestamp.
 func TestInitContainersOnce(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)

@@ -88,7 +88,7 @@ func TestImagePullFailures(t *testing.T) {
 			pod := harness.Pod(ns, "image", "/bin/probe", "sleep")
 			pod.Spec.Containers[0].Image = tc.image
 			pod.Spec.Containers[0].ImagePullPolicy = tc.policy
-			s.WaitPod(t, s.Create(t, pod), "to say what is wrong", waits("main", tc.reasons...))
+			s.WaitPod(t, s.Create(t, pod), "to report the reason", waits("main", tc.reasons...))
 		})
 	}
 }

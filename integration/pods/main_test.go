@@ -1,6 +1,6 @@
-// Package pods tests what a node does with a pod and its volumes, as far as upstream's conformance tests do not: processes, Linux
-// namespaces, cgroups, what flows between a user and a container, and the life of the node itself. Tests that change the node or
-// fill it are serial (the go tool runs them before the parallel ones).
+// Package pods tests what a node does with a pod and its volumes, as far as upstream's conformance tests do not:
+// processes, Linux namespaces, cgroups, what flows between a user and a container, and the life of the node itself.
+// Tests that change the node or fill it are serial (the go tool runs them before the parallel ones).
 package pods
 
 import (
@@ -18,14 +18,16 @@ import (
 // staticPods is the directory of static pod manifests, inside the sandbox.
 const staticPods = "/etc/kubelith/static-pods"
 
-// The kubelet makes a deleted mirror pod again, and sees what became of a volume, when it next syncs its pod: after 60 to 90 s by default.
+// The kubelet recreates a deleted mirror pod, and sees what became of a volume, when it next syncs its pod: after 60 to
+// 90 s by default.
 var cluster = harness.NewShared(harness.Options{
 	Args:    []string{"--kubelet-arg=pod-manifest-path=" + staticPods, "--kubelet-arg=sync-frequency=2s"},
 	Prepare: func(s *harness.Server) error { return os.MkdirAll(s.Path(staticPods), 0o755) },
 })
 
 func TestMain(m *testing.M) {
-	// The server is started with a file that is not its own, as a shell may do. It must not reach pods (TestSandboxProcess).
+	// The server is started with a file that is not its own, as a shell may do. It must not reach pods
+	// (TestSandboxProcess).
 	if _, err := unix.Open("/etc/passwd", unix.O_RDONLY, 0); err != nil {
 		panic(err)
 	}
@@ -89,7 +91,7 @@ func event(t testing.TB, s *harness.Server, ns, object, reason, text string) {
 	harness.Eventually(t, harness.PodTimeout, "event "+reason, func() error {
 		out := s.Kubectl(t, "-n", ns, "get", "events", "--field-selector=involvedObject.name="+object+",reason="+reason, "-o=jsonpath={.items[*].message}")
 		if out == "" || !strings.Contains(out, text) {
-			return fmt.Errorf("events say %q", out)
+			return fmt.Errorf("the events are %q", out)
 		}
 		return nil
 	})

@@ -6,8 +6,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestResetOfANeighbour: several nodes run on one host in namespaces of their own and see each other's processes;
-// the directories have the same names in each. reset in one of them ends nothing of another.
+// TestResetOfANeighbour: several nodes run on one host in their own namespaces and see each other's processes; the
+// directories have the same names in each. A reset of one ends no process of another.
 func TestResetOfANeighbour(t *testing.T) {
 	s := cluster.Get(t)
 	pod := s.Run(t, harness.Pod(s.Namespace(t), "bystander", "/bin/probe", "sleep"))

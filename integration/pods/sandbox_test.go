@@ -14,8 +14,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestSandboxProcess: the process that holds a pod's namespaces has no rights and nothing to see, whatever the pod shares with the
-// node, and the namespaces are those that the pod asked for.
+// TestSandboxProcess: the process that holds a pod's namespaces has no rights and nothing to see, whatever the pod
+// shares with the node, and the namespaces are those that the pod asked for.
 func TestSandboxProcess(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
@@ -83,7 +83,7 @@ func TestSandboxProcess(t *testing.T) {
 			if group := harness.CgroupDir(t, pid, "memory"); !strings.Contains(group, string(pod.UID)) && !strings.Contains(group, strings.ReplaceAll(string(pod.UID), "-", "_")) {
 				t.Errorf("its cgroup %s is not of the pod %s", group, pod.UID)
 			}
-			for fd := range 16 { // what it was told its settings through is closed, and what the server inherited
+			for fd := range 16 { // the descriptors of its settings and those that the server inherited are closed
 				if link, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, fd)); err == nil && link != "/dev/null" {
 					t.Errorf("file descriptor %d is %s", fd, link)
 				}

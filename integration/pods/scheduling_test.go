@@ -20,7 +20,8 @@ func node(t testing.TB, s *harness.Server) *corev1.Node {
 	return &nodes.Items[0]
 }
 
-// TestFinishedPodFreesCPU: the scheduler must not count a finished pod that still exists. Serial, because it fills the node.
+// TestFinishedPodFreesCPU: the scheduler must not count a finished pod that still exists. Serial, because it fills the
+// node.
 func TestFinishedPodFreesCPU(t *testing.T) {
 	s := cluster.Get(t)
 	ns := s.Namespace(t)

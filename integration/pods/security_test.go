@@ -12,7 +12,7 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestSecurityContext reads what the kernel says about the container's process.
+// TestSecurityContext reads what the kernel reports about the container's process.
 func TestSecurityContext(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

@@ -27,7 +27,7 @@ func TestPortForward(t *testing.T) {
 			t.Parallel()
 			addr := s.PortForward(t, ns, tc.target, tc.port)
 			client := s.HTTPClient(10 * time.Second)
-			for range 5 { // each on a connection of its own
+			for range 5 { // each on its own connection
 				resp, err := client.Get("http://" + addr + "/hostname")
 				if err != nil {
 					t.Fatal(err)

@@ -16,7 +16,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestOwnUsers: root of a pod with hostUsers: false is none on the node, and uses volumes of each kind as any root does.
+// TestOwnUsers: root of a pod with hostUsers: false is none on the node, and uses volumes of each kind as any root
+// does.
 func TestOwnUsers(t *testing.T) {
 	t.Parallel()
 	if limit, err := os.ReadFile("/proc/sys/user/max_user_namespaces"); err != nil || strings.TrimSpace(string(limit)) == "0" {
@@ -71,8 +72,8 @@ func TestOwnUsers(t *testing.T) {
 	}
 }
 
-// TestRunDirForOthers: everybody may pass through the run directory, for pods with users of their own; nobody but root reaches a
-// socket in it, or reads what is in a bundle.
+// TestRunDirForOthers: any user may traverse the run directory, for pods with user namespaces; only root reaches a
+// socket in it, or reads a bundle.
 func TestRunDirForOthers(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
@@ -94,13 +95,13 @@ func TestRunDirForOthers(t *testing.T) {
 		switch mode := info.Mode(); {
 		case e.IsDir() && mode.Perm()&0o001 == 0:
 			sockets += countSockets(path)
-			return fs.SkipDir // nobody else gets in
+			return fs.SkipDir // only root gets in
 		case e.IsDir() && mode.Perm()&0o002 != 0 && mode&fs.ModeSticky == 0:
-			t.Errorf("%s is writable for everybody: %v", inside, mode)
+			t.Errorf("%s is world-writable: %v", inside, mode)
 		case mode&fs.ModeSocket != 0:
 			sockets++
 			if mode.Perm()&0o002 != 0 {
-				t.Errorf("everybody may connect to %s: %v", inside, mode)
+				t.Errorf("any user may connect to %s: %v", inside, mode)
 			}
 		case mode.IsRegular() && e.Name() == "config.json" && mode.Perm()&0o004 != 0:
 			t.Errorf("everybody may read the environment of a container in %s: %v", inside, mode)

@@ -76,7 +76,7 @@ func TestHostPath(t *testing.T) {
 	})
 }
 
-// TestSubPathOutside: a way out of the volume is refused.
+// TestSubPathOutside: a path out of the volume is refused.
 func TestSubPathOutside(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
@@ -88,7 +88,7 @@ func TestSubPathOutside(t *testing.T) {
 	s.WaitPod(t, s.Create(t, escape), "to be refused", waits("main", "CreateContainerConfigError"))
 }
 
-// TestMissingConfigMap: the pod waits for it, says so, and starts when it appears.
+// TestMissingConfigMap: the pod waits for it, with an Event, and starts when it appears.
 func TestMissingConfigMap(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)

@@ -18,7 +18,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestManyBlocks: a policy with 10,000 CIDRs, with ports, is stored, enforced and explained, and a change of it too. It logs what that costs.
+// TestManyBlocks: a policy with 10,000 CIDRs, with ports, is stored, enforced and explained, and a change of it too. It
+// logs what that costs.
 func TestManyBlocks(t *testing.T) {
 	s := harness.Start(t, harness.Options{})
 	ns := s.Namespace(t)

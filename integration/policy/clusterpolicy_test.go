@@ -13,7 +13,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// discovered is how long it may take on a busy machine until the nodes have noticed that the custom resource has come or gone.
+// discovered is how long it may take on a busy machine until the nodes have noticed that the custom resource has come
+// or gone.
 const discovered = 20 * time.Second
 
 // definition returns the custom resource of the version in go.mod, with what is experimental.

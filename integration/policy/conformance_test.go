@@ -17,8 +17,9 @@ import (
 	"kubelith.io/kubelith/integration/testimage"
 )
 
-// TestClusterPolicyConformance has a subtest for each conformance test of ClusterNetworkPolicies, with pods whose first address is of
-// either family. Images of pods are our own, since the kernel may have no SCTP. It takes 13 minutes: make policy-conformance.
+// TestClusterPolicyConformance has a subtest for each conformance test of ClusterNetworkPolicies, with pods whose first
+// address is of either family. Images of pods are our own, since the kernel may have no SCTP. It takes 13 minutes: make
+// policy-conformance.
 func TestClusterPolicyConformance(t *testing.T) {
 	if os.Getenv("KUBELITH_POLICY_CONFORMANCE") == "" {
 		t.Skip("make policy-conformance runs it")
@@ -78,7 +79,7 @@ func asAdministrator(ctx context.Context, t *testing.T, s *harness.Server, progr
 	return cmd
 }
 
-// inModule runs the go command in a module of its own.
+// inModule runs the go command in a separate module.
 func inModule(t *testing.T, dir string, args ...string) {
 	t.Helper()
 	cmd := exec.Command("go", args...)

@@ -11,7 +11,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestCyclonus has a subtest for each case that cyclonus generates, with TCP, UDP and SCTP, on two nodes: make policy-cyclonus.
+// TestCyclonus has a subtest for each case that cyclonus generates, with TCP, UDP and SCTP, on two nodes: make
+// policy-cyclonus.
 func TestCyclonus(t *testing.T) {
 	if os.Getenv("KUBELITH_POLICY_CYCLONUS") == "" {
 		t.Skip("make policy-cyclonus runs it")

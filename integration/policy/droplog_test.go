@@ -11,7 +11,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestDropLog: with the setting, on a server and on an agent, each node logs who was not allowed to send to whom, and by which policy.
+// TestDropLog: with the setting, on a server and on an agent, each node logs who was not allowed to send to whom, and
+// by which policy.
 func TestDropLog(t *testing.T) {
 	on := harness.Options{Args: []string{"--network-policy-log=10"}}
 	c := harness.StartCluster(t, harness.ClusterOptions{Server: on, Agent: on, Agents: 1})

@@ -29,7 +29,7 @@ printf '%s\n' "$rules" | exec `+nft+` "$@"
 `), 0o755)
 }
 
-// TestNotEnforced: who writes a policy is warned while there are nodes that do not enforce it, and the Nodes say why.
+// TestNotEnforced: writing a policy returns a warning while any node does not enforce it, and the Node has the reason.
 func TestNotEnforced(t *testing.T) {
 	c := harness.StartCluster(t, harness.ClusterOptions{})
 	s := c.Server
@@ -52,7 +52,7 @@ func TestNotEnforced(t *testing.T) {
 	condition(old.NodeName(), "False KernelLacksFeature the kernel lacks nftables family bridge")
 	const said = "network policies: not enforced on this node, the kernel lacks nftables family bridge: use a kernel with CONFIG_NF_TABLES_BRIDGE, and restart"
 	if !strings.Contains(old.Logs(), said) {
-		t.Error("the log of the node does not say what its kernel lacks")
+		t.Error("the node has not logged what its kernel lacks")
 	}
 
 	s.KubectlInput(t, definition(t), "apply", "--server-side", "-f", "-")
@@ -82,7 +82,7 @@ func TestNotEnforced(t *testing.T) {
 		}
 	}
 
-	// A third party's network has policies of its own.
+	// A third party's network has its own policies.
 	for _, n := range []*harness.Server{disabled, old} {
 		file := n.Path("/etc/cni/net.d/10-other.conflist")
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {

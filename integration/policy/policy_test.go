@@ -30,7 +30,7 @@ func TestMain(m *testing.M) { harness.Main(m) }
 // applies is how long a change may take until it is enforced.
 const applies = time.Second
 
-// patience is how long a connection that should come about may take, and one that should not is waited for.
+// patience is the timeout of connections, allowed and denied ones.
 const patience = 700 * time.Millisecond
 
 // server runs echo on port 9000 (named "echo") and serve on 8080.
@@ -218,7 +218,7 @@ egress:
 	s.Exec(t, "sysctl", "-w", "net.bridge.bridge-nf-call-iptables=0")
 	check(t, "with bridge-nf-call-iptables off", probe{"a to the Service of c", inA, "tcp", service, true}, probe{"a to b", inA, "tcp", echo(b), false})
 
-	// Somebody removes the table.
+	// Another program removes the table.
 	s.Exec(t, "nft", "delete", "table", "inet", "kubelith_policy")
 	harness.Eventually(t, applies, "the table to come back", func() error {
 		if !strings.Contains(table(t, s), "egress-") {
@@ -389,8 +389,8 @@ ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
 	}
 }
 
-// TestAgent: an agent enforces policies by what other nodes' pods are, before a pod's first packet too, and while the server is
-// dead. It may not read those pods.
+// TestAgent: an agent enforces policies by what other nodes' pods are, before a pod's first packet too, and while the
+// server is dead. It may not read those pods.
 func TestAgent(t *testing.T) {
 	c := harness.StartCluster(t, harness.ClusterOptions{Agents: 1})
 	s, agent := c.Server, c.Agents[0]
@@ -407,7 +407,7 @@ podSelector: {matchLabels: {app: a}}
 ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
 	check(t, "on the agent", probe{"d to a", inD, "tcp", address, false}, probe{"b to a", inB, "tcp", address, true},
 		probe{"the agent to a", agent.PID(), "tcp", address, true}, probe{"the server to a", s.PID(), "tcp", address, false})
-	// A pod of the host's network has no address of its own: its node's does not become a pod's.
+	// A pod of the host's network does not have its own address: its node's does not become a pod's.
 	host := harness.Pod(ns, "host", "/bin/probe", "sleep")
 	host.Labels, host.Spec.HostNetwork = map[string]string{"app": "b"}, true
 	s.Run(t, on(host, s))
@@ -418,7 +418,7 @@ ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
 
 	s.Kill9(t)
 	check(t, "while the server is dead", probe{"d to a", inD, "tcp", address, false}, probe{"b to a", inB, "tcp", address, true})
-	// No policy selects this pod, but nobody can tell the agent: it is closed.
+	// No policy selects this pod, but no server can inform the agent of that: it is closed.
 	inStatic, toStatic := staticPod(t, agent, ns)
 	inA, toB := c.ContainerPID(t, a, "main"), net.JoinHostPort(b.Status.PodIP, "9000")
 	check(t, "a pod that the server has not heard of", probe{"the agent to it", agent.PID(), "tcp", toStatic, true},
@@ -432,7 +432,8 @@ ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
 	}
 }
 
-// staticPod starts a pod from a file of the agent, without the API, and returns a process in its network and where it serves.
+// staticPod starts a pod from a file of the agent, without the API, and returns a process in its network and where it
+// serves.
 func staticPod(t *testing.T, agent *harness.Server, ns string) (pid int, address string) {
 	t.Helper()
 	pod := server(ns, "static")

@@ -20,7 +20,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// The cluster of TestScale: pods of nodes that do not exist, in namespaces with ten policies each, and some pods of this node.
+// The cluster of TestScale: pods of nodes that do not exist, in namespaces with ten policies each, and some pods of
+// this node.
 const (
 	scaleNamespaces = 50
 	scalePods       = 5000
@@ -28,7 +29,8 @@ const (
 	scaleNodes      = 50
 )
 
-// TestScale logs how long it takes until packets are judged by a change, with 5,000 pods and 500 policies: make policy-scale.
+// TestScale logs how long it takes until packets are judged by a change, with 5,000 pods and 500 policies: make
+// policy-scale.
 func TestScale(t *testing.T) {
 	if os.Getenv("KUBELITH_POLICY_SCALE") == "" {
 		t.Skip("make policy-scale runs it")

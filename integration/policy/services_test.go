@@ -14,7 +14,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestServices: what reaches a pod through a Service is judged by who sent it, not by the node that translates the addresses.
+// TestServices: what reaches a pod through a Service is judged by who sent it, not by the node that translates the
+// addresses.
 func TestServices(t *testing.T) {
 	s := harness.Start(t, harness.Options{})
 	ns := s.Namespace(t)
@@ -55,7 +56,7 @@ ingress: [{from: [{ipBlock: {cidr: `+s.HostIP+`/32}}]}]`)
 	}
 }
 
-// TestLeaves: nothing of ours is left where policies are somebody else's or switched off, and all comes back.
+// TestLeaves: our tables are gone where a third party enforces policies or they are switched off, and all come back.
 func TestLeaves(t *testing.T) {
 	const settings = "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\n"
 	s := harness.Start(t, harness.Options{ConfigYAML: settings})

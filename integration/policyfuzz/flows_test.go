@@ -47,7 +47,7 @@ func (e *end) got(text string) bool {
 	return strings.Contains(e.received.String(), text)
 }
 
-// openFlow opens one, on a port of its own, and sends something in both directions.
+// openFlow opens one, on its own port, and sends something in both directions.
 func (f *fuzz) openFlow(t *testing.T, p probe) *flow {
 	t.Helper()
 	out := &flow{probe: p, ends: [2]*end{{}, {}}}
@@ -113,8 +113,8 @@ func (f *fuzz) openFlow(t *testing.T, p probe) *flow {
 	return out
 }
 
-// TestOpenFlows changes what is allowed while connections are open: those that are forbidden now end in both directions, the
-// others live on.
+// TestOpenFlows changes what is allowed while connections are open: those that are forbidden now end in both
+// directions, the others live on.
 func TestOpenFlows(t *testing.T) {
 	f := newFuzz(t)
 	base := &state{Unknown: map[types.UID]bool{}}

@@ -1,12 +1,13 @@
-// Package policyfuzz compares, with packets, what the kernel makes of random network policies, cluster-wide ones too, with what
-// another implementation says: the engine of sigs.k8s.io/kube-network-policies (./oracle).
+// Package policyfuzz compares, with packets, how the kernel enforces random network policies, cluster-wide ones too,
+// with another implementation: the engine of sigs.k8s.io/kube-network-policies (./oracle).
 //
-// A node, its pods and what is outside are network namespaces (world_test.go). The tables of components/worker/policy are written
-// to the node's. From case to case the cluster changes a little, as clusters do (state_test.go), and the tables with it
-// (subject_test.go): so that what is left over from earlier objects shows as well. `make policy-fuzz` runs many cases.
+// A node, its pods and what is outside are network namespaces (world_test.go). The tables of components/worker/policy
+// are written to the node's. From case to case the cluster changes a little, as clusters do (state_test.go), and the
+// tables with it (subject_test.go): so that what is left over from earlier objects shows as well. `make policy-fuzz`
+// runs many cases.
 //
-// What the oracle does not decide is added in oracle_test.go: the own node may always reach its pods, a pod that the API has not
-// shown yet is closed, and cluster DNS, which has no pod here, is seen as the pod that it would have.
+// What the oracle does not decide is added in oracle_test.go: the own node may always reach its pods, a pod that the
+// API has not shown yet is closed, and cluster DNS, which has no pod here, is seen as the pod that it would have.
 package policyfuzz
 
 import (
@@ -125,12 +126,12 @@ func newFuzz(t *testing.T) *fuzz {
 	return f
 }
 
-// difference is a probe that went otherwise than the oracle says.
+// difference is a probe with another result than the oracle's.
 type difference struct {
 	probe
-	allowed bool // says the oracle
+	allowed bool // by the oracle
 	outcome      // of the packets
-	explain bool // the difference is in what the pure functions say
+	explain bool // the pure functions differ
 }
 
 // compare tries probes, and returns those that differ.
@@ -175,7 +176,7 @@ func differs(allowed bool, o outcome) bool {
 	return allowed && o != answered || !allowed && o != nothing
 }
 
-// TestFuzzFindsFaults runs cases with faults that are made by hand: each must be found, or the fuzz proves nothing.
+// TestFuzzFindsFaults runs cases with faults injected by hand: each must be found, or the fuzz proves nothing.
 func TestFuzzFindsFaults(t *testing.T) {
 	f := newFuzz(t)
 	g := &generator{Rand: rand.New(rand.NewPCG(seed, 1)), w: f.w}
@@ -252,7 +253,7 @@ func (f *fuzz) text(d difference) string {
 	word := map[bool]string{true: "allows", false: "denies"}
 	got := d.outcome.String()
 	if d.explain {
-		got = word[!d.allowed] + ", says the explanation"
+		got = word[!d.allowed] + " by the explanation"
 	}
 	return fmt.Sprintf("%s: the oracle %s it, got: %s", f.w.text(d.probe), word[d.allowed], got)
 }

@@ -22,7 +22,8 @@ type oracle struct {
 	out *json.Decoder
 }
 
-// cluster and question are what the program reads, verdict what it answers. It is another module, so its types are out of reach.
+// cluster and question are what the program reads, verdict what it answers. It is another module, so its types are out
+// of reach.
 type cluster struct {
 	Namespaces      []*corev1.Namespace                    `json:"namespaces"`
 	Pods            []*corev1.Pod                          `json:"pods"`
@@ -76,7 +77,8 @@ func startOracle(t *testing.T) *oracle {
 	return &oracle{in: json.NewEncoder(in), out: json.NewDecoder(bufio.NewReader(out))}
 }
 
-// dnsPod stands for cluster DNS, which has no pod here: the node answers. Policies see it as the pod that other clusters have.
+// dnsPod stands for cluster DNS, which has no pod here: the node answers. Policies see it as the pod that other
+// clusters have.
 var dnsPod = &corev1.Pod{
 	ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "dns", Labels: map[string]string{"k8s-app": "kube-dns"}},
 	Spec: corev1.PodSpec{Containers: []corev1.Container{{Ports: []corev1.ContainerPort{
@@ -84,8 +86,8 @@ var dnsPod = &corev1.Pod{
 	}}}},
 }
 
-// verdicts says which connections should come through. Cluster DNS is seen in several ways, of which one that is allowed suffices:
-// with a tier that can deny there is no such simple answer.
+// verdicts reports which connections should come through. Cluster DNS is seen in several ways, of which one that is
+// allowed suffices: with a tier that can deny there is no such simple answer.
 func (o *oracle) verdicts(w *world, s *state, probes []probe) ([]bool, error) {
 	c := cluster{Namespaces: s.Namespaces, Pods: []*corev1.Pod{dnsPod}, ClusterPolicies: s.ClusterPolicies}
 	for _, p := range s.known() {

@@ -42,7 +42,8 @@ func (w *world) target(p probe) netip.AddrPort {
 	return netip.AddrPortFrom(w.endpoints[p.To].ips[p.Family], uint16(p.Port))
 }
 
-// passes reports whether the probe meets this node's rules. The node's own connections to Services are translated elsewhere.
+// passes reports whether the probe meets this node's rules. The node's own connections to Services are translated
+// elsewhere.
 func (w *world) passes(p probe) bool {
 	from, to := w.endpoints[p.From], w.endpoints[p.To]
 	return from.netns != to.netns && (from.kind == local || to.kind == local) && (p.Service == 0 || from.kind != node)
@@ -60,7 +61,7 @@ func (w *world) text(p probe) string {
 	return text
 }
 
-// outcome says how far a probe came.
+// outcome is how far a probe came.
 type outcome int
 
 const (
@@ -197,8 +198,8 @@ func (w *world) newClient(ip netip.Addr) (*client, error) {
 
 func (c *client) close() { c.Close() }
 
-// Times. A difference must not come from a slow machine: what should be answered has long, and then the rest has as long again as
-// that took, at least grace.
+// Times. A difference must not come from a slow machine: what should be answered has long, and then the rest has as
+// long again as that took, at least grace.
 const (
 	patience = 3 * time.Second
 	grace    = 20 * time.Millisecond
@@ -406,7 +407,7 @@ func (s *socket) advance(x *exchange) error {
 		if err != nil {
 			return err
 		}
-		if code != 0 { // nobody refuses here: packets are dropped
+		if code != 0 { // no end refuses here: packets are dropped
 			s.done = true
 			return fmt.Errorf("connect: %w", unix.Errno(code))
 		}

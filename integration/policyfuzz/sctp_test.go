@@ -9,8 +9,8 @@ import (
 	"net/netip"
 )
 
-// SCTP is spoken here by hand, with raw sockets: the kernel may have no SCTP of its own, while conntrack and nft know it. A probe
-// is an INIT, and its answer an INIT ACK.
+// SCTP is implemented here by hand, with raw sockets: the kernel may have no SCTP, while conntrack and nft know it. A
+// probe is an INIT, and its answer an INIT ACK.
 //
 // Source: RFC 9260, 3.1, 3.3.2, 3.3.3 and appendix A.
 const (

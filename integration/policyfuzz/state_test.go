@@ -51,8 +51,8 @@ func (s *state) clone() *state {
 	return out
 }
 
-// known returns all pods that the API lists. Pods have ended only if somebody else has their addresses now: if nobody has,
-// kube-network-policies takes them for the owner.
+// known returns all pods that the API lists. It includes an ended pod only if another pod has its address now:
+// otherwise kube-network-policies takes the ended one for the owner.
 func (s *state) known() (out []*corev1.Pod) {
 	owned := map[string]bool{}
 	for _, p := range s.Slots {
@@ -80,7 +80,7 @@ var (
 	protocols  = []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
 )
 
-// generator makes states.
+// generator generates states.
 type generator struct {
 	*rand.Rand
 	w       *world
@@ -97,7 +97,7 @@ func (g *generator) number() int {
 	return g.numbers
 }
 
-// state makes one from nothing.
+// state generates one from nothing.
 func (g *generator) state() *state {
 	s := &state{Unknown: map[types.UID]bool{}}
 	for _, name := range namespaces {
@@ -254,7 +254,7 @@ func (g *generator) pod() *corev1.Pod {
 	return p
 }
 
-// others makes pods whose addresses are not theirs: with the host's network, and ended.
+// others generates pods whose addresses are not theirs: with the host's network, and ended.
 func (g *generator) others(s *state) {
 	s.Others = nil
 	for range g.IntN(3) {
@@ -358,7 +358,7 @@ func (g *generator) peers() (out []networkingv1.NetworkPolicyPeer) {
 	return out
 }
 
-// block makes one around an address of the world, with or without the host's bits.
+// block generates one around an address of the world, with or without the host's bits.
 func (g *generator) block() *networkingv1.IPBlock {
 	f := g.IntN(2)
 	around := func() netip.Addr {
@@ -407,7 +407,7 @@ func (g *generator) ports() (out []networkingv1.NetworkPolicyPort) {
 	return out
 }
 
-// clusterPolicy makes one without nodes and domains.
+// clusterPolicy generates one without nodes and domains.
 func (g *generator) clusterPolicy() *policyv1alpha2.ClusterNetworkPolicy {
 	p := &policyv1alpha2.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("cluster-%d", g.number())}}
 	p.Spec.Tier = pick(g, []policyv1alpha2.Tier{policyv1alpha2.AdminTier, policyv1alpha2.BaselineTier})
@@ -479,7 +479,7 @@ func (g *generator) clusterPorts() (out []policyv1alpha2.ClusterNetworkPolicyPro
 	return out
 }
 
-// probes makes connections to try, to cluster DNS too if the oracle can decide about it (verdicts).
+// probes generates connections to try, to cluster DNS too if the oracle can decide about it (verdicts).
 func (g *generator) probes(n int, toDNS bool) (out []probe) {
 	for seen := map[probe]bool{}; len(out) < n; {
 		p := probe{Protocol: pick(g, []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolUDP, corev1.ProtocolSCTP})}

@@ -71,7 +71,8 @@ func (s *subject) write(table func() error) error {
 	return s.w.router.Do(func(ns.NetNS) error { return errors.Join(table(), s.ports.Write(context.Background(), guarded)) })
 }
 
-// change goes on to another state. What belongs together comes in its order, everything else in any, with writes at any time.
+// change goes on to another state. What belongs together comes in its order, everything else in any, with writes at any
+// time.
 func (s *subject) change(to *state, random *rand.Rand) error {
 	queues := s.events(to)
 	write := func() error {
@@ -206,7 +207,7 @@ func (s *subject) events(to *state) (queues [][]func()) {
 	return queues
 }
 
-// explain returns what the pure functions say of a probe.
+// explain returns the verdict of the pure functions on a probe.
 func (s *subject) explain(p probe) (bool, error) {
 	if s.w.endpoints[p.From].kind == node {
 		return true, nil

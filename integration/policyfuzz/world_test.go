@@ -156,7 +156,7 @@ func (w *world) warmUp(t *testing.T) {
 	})
 }
 
-// newNetns returns a network namespace that lasts as long as somebody has it open.
+// newNetns returns a network namespace that lasts as long as a process has it open.
 func newNetns() (n ns.NetNS, err error) {
 	done := make(chan struct{})
 	go func() {
@@ -249,7 +249,7 @@ func setUp(gateway4, gateway6 string, addresses ...string) error {
 	return errors.Join(addRoute("0.0.0.0/0", gateway4), addRoute("::/0", gateway6))
 }
 
-// route tells the node where everything is.
+// route adds the node's routes to everything.
 func route() error {
 	var errs []error
 	for _, r := range [][2]string{
@@ -272,7 +272,8 @@ func addRoute(to, via string) error {
 	return nil
 }
 
-// translate writes what kube-proxy and the pod network would: Services, and the node's address for pods that leave the cluster.
+// translate writes what kube-proxy and the pod network would: Services, and the node's address for pods that leave the
+// cluster.
 func (w *world) translate() error {
 	var b strings.Builder
 	b.WriteString("table inet translate {\n chain enter { type nat hook prerouting priority dstnat;\n")

@@ -11,8 +11,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestAddressChanges: the host gets another address, as by DHCP. The server ends with a line that says so, and started again it is at
-// the new address in everything, with the same pods. A host that is renamed, or other networks, are refused.
+// TestAddressChanges: the host gets another address, as by DHCP. The server logs that in one line and exits; restarted,
+// it uses the new address everywhere, with the same pods. A renamed host, or other networks, are refused.
 func TestAddressChanges(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, harness.Options{NoTestImage: true})
@@ -76,7 +76,7 @@ func TestAddressChanges(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		client := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) // the names are looked at below
+		client := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) // the names are checked below
 		if err := client.HandshakeContext(t.Context()); err != nil {
 			t.Fatalf("port %s: %v", port, err)
 		}

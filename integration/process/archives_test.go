@@ -77,7 +77,7 @@ func TestArchives(t *testing.T) {
 		t.Errorf("a truncated archive was imported:\n%s", list)
 	}
 	if !strings.Contains(s.Logs(), "1-damaged.tar was not imported") {
-		t.Error("the log says nothing about the truncated archive")
+		t.Error("the log has nothing about the truncated archive")
 	}
 	s.Run(t, harness.Pod("default", "late", "/bin/probe", "sleep")) // unpacked from .tar.zst: testimage.Ref
 	if !strings.Contains(list, testimage.Ref+"\n") {
@@ -85,7 +85,7 @@ func TestArchives(t *testing.T) {
 	}
 }
 
-// hold takes a lease on a file: whoever opens it waits, until release is called.
+// hold takes a lease on a file: a process that opens it waits until release is called.
 func hold(t *testing.T, path string) (release func()) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)

@@ -99,7 +99,7 @@ func TestCtr(t *testing.T) {
 		t.Errorf("the container is not listed:\n%s", out)
 	}
 	if res := s.RunBinary(t, "ctr", "images", "list", "--quiet"); res.Stderr != "" {
-		t.Errorf("ctr says on stderr: %s", res.Stderr)
+		t.Errorf("ctr printed on stderr: %s", res.Stderr)
 	}
 	if out := s.Exec(t, s.BinaryPath(), "ctr", "images", "list", "--quiet"); !strings.Contains(out, testimage.Ref+"\n") {
 		t.Errorf("%s is not listed:\n%s", testimage.Ref, out)
@@ -123,11 +123,11 @@ func TestVersion(t *testing.T) {
 		}
 	}
 	if v := s.Kubectl(t, "get", "nodes", "-o", "jsonpath={.items[0].status.nodeInfo.kubeletVersion}"); !strings.Contains(out, v) {
-		t.Errorf("the kubelet says %s:\n%s", v, out)
+		t.Errorf("the kubelet has %s:\n%s", v, out)
 	}
 }
 
-// TestCheck: on a host where a server runs the ports are taken, and that is said; next to it everything is fine.
+// TestCheck: on a host where a server runs check reports that the ports are taken; next to it everything is fine.
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	idle := harness.New(t, harness.Options{NoTestImage: true})
@@ -144,7 +144,7 @@ func TestCheck(t *testing.T) {
 	}
 	for _, what := range []string{"cgroups", "overlayfs", "nft", "clock", "port 6443", "port 10250", "data directory"} {
 		if !strings.Contains(res.Stdout, " "+what) {
-			t.Errorf("nothing is said about %s:\n%s", what, res.Stdout)
+			t.Errorf("nothing is reported about %s:\n%s", what, res.Stdout)
 		}
 	}
 	s := cluster.Get(t)
@@ -214,7 +214,7 @@ func TestControlPlaneOnly(t *testing.T) {
 	for _, port := range []string{"10250", "10256", "10053"} {
 		if conn, err := s.DialContext(t.Context(), "tcp", "127.0.0.1:"+port); err == nil {
 			conn.Close()
-			t.Errorf("somebody listens on port %s", port)
+			t.Errorf("a process listens on port %s", port)
 		}
 	}
 	for _, path := range []string{harness.RunDir + "/containerd/containerd.sock", "/var/lib/kubelet"} {

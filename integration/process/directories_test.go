@@ -9,8 +9,9 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestDirectories moves everything that can be moved: the server, `ctr`, `kubectl` and `reset` keep to it, and nothing is
-// made at the usual places. The exception is upstream's: device plugins find the kubelet at /var/lib/kubelet/device-plugins.
+// TestDirectories moves everything that can be moved: the server, `ctr`, `kubectl` and `reset` keep to it, and nothing
+// is created at the usual places. The exception is upstream's: device plugins find the kubelet at
+// /var/lib/kubelet/device-plugins.
 func TestDirectories(t *testing.T) {
 	t.Parallel()
 	const kubeconfig = "/var/lib/moved/admin.yaml"

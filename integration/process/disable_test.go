@@ -75,7 +75,7 @@ func signsOfWork(t *testing.T, s *harness.Server) map[string]func() error {
 	says := func(args ...string) func() error {
 		return func() error {
 			if res := s.TryKubectl(t, args...); res.Stdout == "" {
-				return fmt.Errorf("kubectl %s says nothing %s", strings.Join(args, " "), res.Stderr)
+				return fmt.Errorf("kubectl %s prints nothing %s", strings.Join(args, " "), res.Stderr)
 			}
 			return nil
 		}

@@ -9,7 +9,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// systemctl is a service manager for install.sh: a service runs well unless its program is a bad one, which fails again and again.
+// systemctl is a service manager for install.sh: a service runs well unless its program is a bad one, which fails again
+// and again.
 const systemctl = `#!/bin/sh
 bad() { grep -q bad /usr/local/bin/kubelith; }
 case "$1" in
@@ -19,8 +20,8 @@ start) echo "restart $(cat /usr/local/bin/kubelith | tail -n 1)" >>/run/restarts
 esac
 `
 
-// TestInstall: an upgrade that does not become ready is taken back, the configuration is never lost, and the token goes when the
-// machine has joined. uninstall.sh leaves what people have put into /etc/kubelith.
+// TestInstall: an upgrade that does not become ready is taken back, the configuration is never lost, and the token goes
+// when the machine has joined. uninstall.sh leaves what people have put into /etc/kubelith.
 func TestInstall(t *testing.T) {
 	t.Parallel()
 	s := harness.New(t, harness.Options{NoTestImage: true})
@@ -59,7 +60,7 @@ func TestInstall(t *testing.T) {
 			t.Errorf("install.sh %q: the program is %q, want %q", args, got, want)
 		}
 		if fails && strings.Count(res.Stderr, "\n") != 1 {
-			t.Errorf("install.sh %q says\n%s", args, res.Stderr)
+			t.Errorf("install.sh %q printed\n%s", args, res.Stderr)
 		}
 	}
 	agent := func(program string) []string {
@@ -95,7 +96,7 @@ func TestInstall(t *testing.T) {
 		t.Errorf("the configuration is now\n%s\nwas\n%s", now, before)
 	}
 
-	// A snapshot outlives its cluster; it is the last that uninstall.sh says. This takes the real reset.
+	// A snapshot outlives its cluster; the last line of uninstall.sh names it. This takes the real reset.
 	const snapshot = harness.DataDir + "/server/snapshots/upgrade-vm-20261124T070455Z.snapshot"
 	s.Exec(t, "mkdir", "-p", harness.DataDir+"/server/db", harness.DataDir+"/server/snapshots")
 	s.Exec(t, "sh", "-c", "echo 1 >"+harness.DataDir+"/version; echo snapshot >"+snapshot)

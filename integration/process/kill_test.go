@@ -14,8 +14,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestKill9 kills the server at twelve random moments: while it starts and imports images, while it makes sandboxes, and
-// in a rolling update. After each restart everything converges, what was running has not noticed, and nothing is lost.
+// TestKill9 kills the server at twelve random moments: while it starts and imports images, while it creates sandboxes,
+// and in a rolling update. After each restart everything converges, running containers do not notice, nothing is lost.
 func TestKill9(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, harness.Options{})
@@ -67,7 +67,7 @@ func TestKill9(t *testing.T) {
 		}
 		s.Kill9(t)
 		n++
-		for n < kills && dice.IntN(2) == 0 { // once more while it starts
+		for n < kills && dice.IntN(2) == 0 { // again while it starts
 			s.Launch(t)
 			moment(3 * time.Second)
 			if err := alive(s); err != nil {
@@ -128,7 +128,7 @@ func archive(t *testing.T, s *harness.Server, ref string) {
 	}
 }
 
-// keep makes an object that must survive.
+// keep creates an object that must survive.
 func keep(t *testing.T, s *harness.Server, ns, name string) {
 	t.Helper()
 	_, err := s.Client(t).CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})

@@ -1,5 +1,5 @@
-// Package process tests the process itself: its start, its ordered stop, being killed at any moment, what it
-// says to systemd, and the other commands of the executable. Containers must not notice any of it.
+// Package process tests the process itself: its start, its ordered stop, being killed at any moment, its
+// notifications to systemd, and the other commands of the executable. Containers must not notice any of it.
 package process
 
 import (
@@ -60,8 +60,8 @@ func rolledOut(s *harness.Server, t *testing.T, ns, name string) error {
 	return nil
 }
 
-// agree is nil when containerd runs exactly what the API's pods consist of: one sandbox for each pod and its containers,
-// and the bridge has one port for each pod with a network of its own.
+// agree is nil when containerd runs exactly what the API's pods consist of: one sandbox for each pod and its
+// containers, and the bridge has one port for each pod with its own network.
 func agree(ctx context.Context, t *testing.T, s *harness.Server) error {
 	pods, err := s.Client(t).CoreV1().Pods("").List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -110,7 +110,7 @@ func alive(s *harness.Server) error {
 	}
 }
 
-// exists says whether the sandbox has a file.
+// exists reports whether the sandbox has a file.
 func exists(s *harness.Server, path string) bool {
 	_, err := os.Lstat(s.Path(path))
 	return err == nil

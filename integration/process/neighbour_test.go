@@ -76,7 +76,7 @@ func TestResetBesideServer(t *testing.T) {
 	}
 }
 
-// TestUninstall: the configuration file says where the server's directories are; uninstall.sh leaves none of them.
+// TestUninstall: uninstall.sh removes all of the server's directories, whose paths are in the configuration file.
 func TestUninstall(t *testing.T) {
 	t.Parallel()
 	const config = "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\n" +

@@ -11,10 +11,10 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// openRCRoot names a directory with a Debian that has OpenRC: `make openrc-test` makes one.
+// openRCRoot names a directory with a Debian that has OpenRC: `make openrc-test` creates one.
 const openRCRoot = "KUBELITH_OPENRC_ROOT"
 
-// machine makes the directory in $1 the root of a mount namespace of its own, with the sandbox's network, cgroups, /run and
+// machine makes the directory in $1 the root of its own mount namespace, with the sandbox's network, cgroups, /run and
 // disk, and starts OpenRC there. Overlays cannot hold containerd's layers, so /var/lib is on the sandbox's disk.
 const machine = `set -eu
 at=/var/lib/openrc
@@ -50,7 +50,7 @@ func TestOpenRC(t *testing.T) {
 	in("cp /root/k/bin/kubelith /root/kubelith; mkdir -p /etc/kubelith\n" + write + "echo oops: yes >>/etc/kubelith/config.yaml")
 	// A server that ends again and again is not waited for.
 	if said := in("! READY_WITHIN=3000 timeout 60 sh /root/k/scripts/install.sh /root/kubelith"); !strings.Contains(said, "kubelith did not start: see /var/log/kubelith.log") {
-		t.Errorf("with a wrong configuration install.sh says\n%s", said)
+		t.Errorf("with a wrong configuration install.sh printed\n%s", said)
 	}
 	in(write)
 	if said := in("sh /root/k/scripts/install.sh /root/kubelith"); strings.Contains(strings.ToLower(said), "limit") {
@@ -110,15 +110,16 @@ func TestOpenRC(t *testing.T) {
 	replaced("an upgrade that failed", before)
 
 	before = server()
-	// Of the same length: another version of Kubernetes, and a program that is never ready for the one that waits for it.
+	// Of the same length: another version of Kubernetes, and a program that is never ready for the one that waits for
+	// it.
 	in("export LC_ALL=C; sed s/+kubelith/+kubelitH/g /usr/local/bin/kubelith >/root/next; sed s:/readyz:/readyX:g /root/next >/root/never")
 	if said := in("kubelith upgrade /root/next"); !strings.Contains(said, "the former program is /usr/local/bin/kubelith.previous") {
-		t.Errorf("kubelith upgrade says\n%s", said)
+		t.Errorf("kubelith upgrade printed\n%s", said)
 	}
 	replaced("kubelith upgrade", before)
 	before = server()
 	if said := in("! kubelith upgrade /root/never --within 40s"); !strings.Contains(said, "runs again with its data: it was not ready within 40s") {
-		t.Errorf("kubelith upgrade to a program that is never ready says\n%s", said)
+		t.Errorf("kubelith upgrade to a program that is never ready printed\n%s", said)
 	}
 	replaced("an upgrade that went back", before)
 	if got := in("kubelith version"); !strings.Contains(got, "+kubelitH") {

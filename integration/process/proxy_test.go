@@ -45,7 +45,7 @@ func TestProxy(t *testing.T) {
 	})
 	// The API server calls the kubelet as it does for logs.
 	if got := s.Kubectl(t, "get", "--raw", "/api/v1/nodes/"+s.Node(t).Name+"/proxy/healthz"); got != "ok" {
-		t.Errorf("the kubelet says %q", got)
+		t.Errorf("the kubelet answers %q", got)
 	}
 	for _, asked := range proxy.all() {
 		if asked != registry {

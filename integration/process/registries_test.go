@@ -67,7 +67,7 @@ type registry struct {
 	asked map[string]bool
 }
 
-// serveRegistry serves the test image with the file /etc/registry that says name, at an address of the host.
+// serveRegistry serves the test image with the name in the file /etc/registry, at an address of the host.
 func serveRegistry(t *testing.T, s *harness.Server, name string) *registry {
 	t.Helper()
 	r := &registry{name: name, blobs: map[string][]byte{}, asked: map[string]bool{}}

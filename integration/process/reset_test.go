@@ -104,7 +104,7 @@ func TestReset(t *testing.T) {
 		t.Errorf("left in the data directory: %q", left)
 	}
 	if want := "left in " + harness.DataDir + ": agent/images\n"; !strings.Contains(res.Stdout, want) {
-		t.Errorf("%q is not said:\n%s", want, res.Stdout)
+		t.Errorf("%q is not printed:\n%s", want, res.Stdout)
 	}
 	for _, pattern := range []string{"/var/log/pods/*", "/var/log/containers/*", "/run/netns/*", "/var/lib/cni/*/*"} {
 		if found, _ := filepath.Glob(s.Path(pattern)); len(found) > 0 {
@@ -118,7 +118,7 @@ func TestReset(t *testing.T) {
 		}
 	}
 	if !exists(s, "/etc/cni/net.d/mine.conflist.off") {
-		t.Error("a file of somebody else was removed")
+		t.Error("a third party's file was removed")
 	}
 	if res := s.RunBinary(t, "reset", "--yes", "--data"); res.Code != 0 {
 		t.Errorf("a second reset: exit code %d\n%s", res.Code, res.Stderr)

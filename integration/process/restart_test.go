@@ -28,8 +28,8 @@ const dnsGap = 3 * time.Second
 // dnsAddress is that of the Service of cluster DNS.
 const dnsAddress = "10.43.0.10"
 
-// TestRestart stops a server with pods and starts it again. It is serial, and so runs before the parallel ones: the time
-// that DNS is missed is the server's own only while nobody else starts clusters.
+// TestRestart stops a server with pods and starts it again. It is serial, and so runs before the parallel ones: the
+// time without DNS is the server's own only while no other test starts clusters.
 func TestRestart(t *testing.T) {
 	s := harness.Start(t, harness.Options{Args: []string{"--log-level=debug"}})
 	ns := s.Namespace(t)
@@ -96,7 +96,7 @@ func TestRestart(t *testing.T) {
 
 	gap = watchDNS(s.ContainerPID(t, pod, "main"))
 	s.Kill9(t)
-	// The rules of kube-proxy outlive the process; the next one makes the table its own, with what the last one left half done.
+	// The rules of kube-proxy outlive the process; the next one takes the table over, with what was left half done.
 	rules := func() string { return s.Exec(t, "nft", "list", "table", "ip", "kube-proxy") }
 	if !strings.Contains(rules(), dnsAddress) {
 		t.Errorf("after kill -9 no rule is about %s:\n%s", dnsAddress, rules())

@@ -25,8 +25,8 @@ nodeLabels: [example.org/shelf=top]
 nodeTaints: ["example.org/only=tests:NoSchedule"]
 `
 
-// TestSettingsFile: a file with settings of several kinds has its effect on a real cluster, which is IPv6 first and dual
-// stack: the apiserver's certificate, the Node, Services and pods.
+// TestSettingsFile: a file with settings of several kinds has its effect on a real cluster, which is IPv6 first and
+// dual stack: the apiserver's certificate, the Node, Services and pods.
 func TestSettingsFile(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, harness.Options{ConfigYAML: settings, IPv6: true})

@@ -14,8 +14,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestShimKilled: a shim that is killed takes its pod along, which is started again with nothing left of it before. Other pods do not
-// notice.
+// TestShimKilled: a shim that is killed takes its pod along, which is started again with nothing left of it before.
+// Other pods do not notice.
 func TestShimKilled(t *testing.T) {
 	s := harness.Start(t, harness.Options{})
 	ns := s.Namespace(t)

@@ -91,8 +91,8 @@ var slowSteps = []struct {
 	}},
 }
 
-// TestSlowDisk starts a new cluster on a disk that takes its time for each fsync and fdatasync: it gets there, and runs a pod, however
-// long that takes. What is written for the process alone is not synced.
+// TestSlowDisk starts a new cluster on a disk that takes its time for each fsync and fdatasync: it gets there, and runs
+// a pod, however long that takes. What is written for the process alone is not synced.
 func TestSlowDisk(t *testing.T) {
 	strace, err := exec.LookPath("strace")
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestSystemd is the service manager: it gets READY=1 when the API and the node are ready and not before, pings after that, and
-// STOPPING=1 when the stop begins.
+// TestSystemd is the service manager: it gets READY=1 when the API and the node are ready and not before, pings after
+// that, and STOPPING=1 when the stop begins.
 func TestSystemd(t *testing.T) {
 	t.Parallel()
 	s := harness.New(t, harness.Options{Env: []string{"NOTIFY_SOCKET=/run/notify.sock", "WATCHDOG_USEC=1000000"}})
@@ -51,8 +51,8 @@ func TestSystemd(t *testing.T) {
 	if err := healthy("http://127.0.0.1:10248/healthz"); err != nil {
 		t.Errorf("the kubelet: %v", err)
 	}
-	// Everything else is told when it comes, and not waited for.
-	harness.Eventually(t, 30*time.Second, "the status to say that all is ready", func() error {
+	// All other components are reported when they are ready; READY=1 does not wait for them.
+	harness.Eventually(t, 30*time.Second, "the status that all is ready", func() error {
 		if manager.count("STATUS=all components are ready") != 1 {
 			return errors.New(strings.Join(manager.all(), " "))
 		}
@@ -65,7 +65,7 @@ func TestSystemd(t *testing.T) {
 	harness.Eventually(t, 5*time.Second, "DNS at the cluster IP", func() error { return askDNS(t.Context(), s.HolderPID(), time.Second) })
 	s.Exec(t, s.BinaryPath(), "ctr", "version")
 	if pods := s.Kubectl(t, "get", "pods", "--all-namespaces", "-o=name"); pods != "" {
-		t.Errorf("a Ready cluster has pods of its own: %s", pods)
+		t.Errorf("a Ready cluster has its own pods: %s", pods)
 	}
 
 	harness.Eventually(t, 5*time.Second, "pings of the watchdog", func() error {
@@ -79,21 +79,21 @@ func TestSystemd(t *testing.T) {
 	}
 	s.Stop(t)
 	if n := manager.count("READY=1"); n != 1 {
-		t.Errorf("READY=1 was said %d times", n)
+		t.Errorf("READY=1 was sent %d times", n)
 	}
 	if manager.count("STOPPING=1") != 1 {
 		t.Errorf("the stop was not announced: %q", manager.all())
 	}
 }
 
-// manager keeps what was said.
+// manager keeps the notifications.
 type manager struct {
 	mu    sync.Mutex
 	lines []string
 	ready chan struct{}
 }
 
-// listen is where a server with NOTIFY_SOCKET=/run/notify.sock tells how it is.
+// listen receives the notifications of a server with NOTIFY_SOCKET=/run/notify.sock.
 func listen(t *testing.T, s *harness.Server) *manager {
 	t.Helper()
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: s.Path("/run/notify.sock"), Net: "unixgram"})
@@ -107,14 +107,14 @@ func listen(t *testing.T, s *harness.Server) *manager {
 	return m
 }
 
-// forget drops what was said until now.
+// forget drops the notifications so far.
 func (m *manager) forget() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.lines, m.ready = nil, make(chan struct{})
 }
 
-// isReady is closed when READY=1 has been said.
+// isReady is closed when READY=1 has been sent.
 func (m *manager) isReady() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()

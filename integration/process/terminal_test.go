@@ -41,8 +41,8 @@ func refusedOnTerminal(t *testing.T, cmd *exec.Cmd) string {
 	return stderr.text()
 }
 
-// TestTerminal: a person sees the start's progress and where the log is; a second server and a user who is not root get one line, and
-// the log of the server that runs is not touched by them.
+// TestTerminal: a user sees the start's progress and where the log is. A second server and a user who is not root get
+// one line, and do not touch the log of the running server.
 func TestTerminal(t *testing.T) {
 	t.Parallel()
 	s := harness.New(t, harness.Options{NoTestImage: true})

@@ -14,9 +14,9 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestUnservedWebhook: webhooks that must answer every request, and that nobody serves, do not keep a killed or a stopped
-// server from coming up: systemd hears that it is ready, pods run, and the webhooks can be deleted. Then what they
-// kept from being written is made up for.
+// TestUnservedWebhook: webhooks that must answer every request, and that no server serves, do not keep a killed or a
+// stopped server from starting: it notifies systemd that it is ready, pods run, and the webhooks can be deleted. Then
+// the server writes what they refused.
 func TestUnservedWebhook(t *testing.T) {
 	t.Parallel()
 	s := harness.New(t, harness.Options{Env: []string{"NOTIFY_SOCKET=/run/notify.sock"}})
@@ -86,7 +86,7 @@ func TestUnservedWebhook(t *testing.T) {
 	s.Run(t, harness.Pod(ns, "b", "/bin/probe", "sleep"))
 }
 
-// interceptAll adds a webhook for every request of every kind, which nobody serves.
+// interceptAll adds a webhook for every request of every kind, which no server serves.
 func interceptAll(t *testing.T, s *harness.Server, kind string) {
 	t.Helper()
 	everything := admissionregistrationv1.RuleWithOperations{

@@ -1,11 +1,11 @@
-// Package restart tests that a component is not the cluster: each that can be started again in place is broken, in each way, while
-// pods, Services, DNS and the API are in use.
+// Package restart tests that a component is not the cluster: each that can be started again in place is broken, in each
+// way, while pods, Services, DNS and the API are in use.
 //
-// The faults are set off through a socket that the server opens only when KUBELITH_TEST_FAULTS names it (components/node/faults.go).
-// Only who may set the environment of the server can have it opened, which is root, and the socket is root's: it gives nobody
-// anything that he has not. With it a hang is noticed within seconds and not minutes.
+// The faults are set off through a socket that the server opens only when KUBELITH_TEST_FAULTS names it
+// (components/node/faults.go). Only root may set the server's environment and so have it opened, and the socket is
+// root's: it gives no user new rights. With it a hang is noticed within seconds and not minutes.
 //
-// KUBELITH_RESTARTS says how many rounds are made, one by default: `KUBELITH_RESTARTS=20 go test ./integration/restart`.
+// KUBELITH_RESTARTS is the number of rounds, one by default: `KUBELITH_RESTARTS=20 go test ./integration/restart`.
 package restart
 
 import (
@@ -52,7 +52,7 @@ func rounds(t *testing.T) int {
 	return n
 }
 
-// breaks sets a fault off.
+// breaks triggers a fault.
 func breaks(t *testing.T, s *harness.Server, component, fault string) {
 	t.Helper()
 	if err := breakOne(s, component, fault); err != nil {

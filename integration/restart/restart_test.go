@@ -22,9 +22,9 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestEveryone breaks all components at once, by a panic of Run, by a panic of one of their goroutines and by a hang, round after round.
-// Meanwhile the API answers every request, containers run on and the Service is reached. Afterwards everything works, and what the
-// process holds is what it held.
+// TestEveryone breaks all components at once, by a panic of Run, by a panic of one of their goroutines and by a hang,
+// round after round. Meanwhile the API answers every request, containers run on and the Service is reached. Afterwards
+// everything works, and what the process holds is what it held.
 func TestEveryone(t *testing.T) {
 	s := cluster.Get(t)
 	ns := s.Namespace(t)
@@ -42,7 +42,7 @@ func TestEveryone(t *testing.T) {
 			again(t, s, before, everyone...)
 		}
 	}
-	round(ways[0]) // what the first start again makes for good is made
+	round(ways[0]) // the first restart has created what stays for good
 	goroutines, memory := held(t, s)
 	started := starters(t, s)
 	n := rounds(t)
@@ -55,12 +55,13 @@ func TestEveryone(t *testing.T) {
 	if grown := (moreGoroutines - goroutines) / float64(len(ways)*n); grown > leftPerRestart {
 		t.Errorf("starting all components again leaves %.1f goroutines behind, want at most %d", grown, leftPerRestart)
 	}
-	t.Logf("who has started more goroutines that run:%s", more(started, starters(t, s)))
+	t.Logf("functions that started more running goroutines:%s", more(started, starters(t, s)))
 	if s.PID() != pid {
 		t.Error("the server is another process")
 	}
 
-	// Controllers and scheduler make pods, the kubelet mounts a CSI volume, the proxy knows a new Service, DNS its name.
+	// Controllers and scheduler make pods, the kubelet mounts a CSI volume, the proxy knows a new Service, DNS its
+	// name.
 	name := "after"
 	before := metrics(t, s)
 	breaks(t, s, "storage", "panic") // its driver registers again, with what the controller-manager has left of CSI
@@ -69,7 +70,7 @@ func TestEveryone(t *testing.T) {
 	newAddress := web(t, s, ns, name)
 	reach(t, s, newAddress)
 	resolves(t, s, name+"."+ns+".svc.cluster.local.", newAddress)
-	harness.Eventually(t, 30*time.Second, "the Node to say that all is well", func() error {
+	harness.Eventually(t, 30*time.Second, "the Node to report that all is well", func() error {
 		c, err := condition(t, s)
 		if err == nil && c.Status != corev1.ConditionTrue {
 			err = fmt.Errorf("%s: %s", c.Reason, c.Message)
@@ -82,16 +83,16 @@ func TestEveryone(t *testing.T) {
 	}
 }
 
-// leftPerRestart is how many goroutines of upstream's may stay behind when all components are started again: those that upstream ends with
-// the process only.
+// leftPerRestart is how many goroutines of upstream's may stay behind when all components are started again: those that
+// upstream ends with the process only.
 const leftPerRestart = 25
 
-// TestStuck: a run that does not end is left behind and told of, where another may stand beside it.
+// TestStuck: a run that does not end is abandoned and reported, if another one may run beside it.
 func TestStuck(t *testing.T) {
 	s := cluster.Get(t)
 	before := metrics(t, s)
 	breaks(t, s, "dns", "stuck")
-	harness.Eventually(t, 30*time.Second, "the Node to say that dns hangs", func() error {
+	harness.Eventually(t, 30*time.Second, "the Node to report that dns hangs", func() error {
 		c, err := condition(t, s)
 		if err == nil && (c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, "dns: hangs")) {
 			err = fmt.Errorf("%s %s: %s", c.Status, c.Reason, c.Message)
@@ -112,7 +113,8 @@ func TestStuck(t *testing.T) {
 	})
 }
 
-// TestStuckAlone: of the schedulers there is never a second one: the process ends in order, for its supervisor to start it again.
+// TestStuckAlone: of the schedulers there is never a second one: the process ends in order, for its supervisor to start
+// it again.
 func TestStuckAlone(t *testing.T) {
 	t.Parallel()
 	o := options
@@ -123,12 +125,12 @@ func TestStuckAlone(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	if want := "a second run beside it is not safe"; !strings.Contains(s.Logs(), want) {
-		t.Errorf("the log does not say %q", want)
+		t.Errorf("the log does not have %q", want)
 	}
 }
 
-// TestCrashLoop: a panic that nothing catches ends the process, whoever restarts it. The component that does so for the third time is left
-// out of the next start, which says so, and comes back later.
+// TestCrashLoop: a panic that nothing catches ends the process, and its supervisor restarts it. A component that does
+// so for the third time is left out of the next start, which logs that, and comes back later.
 func TestCrashLoop(t *testing.T) {
 	t.Parallel()
 	o := options
@@ -143,7 +145,7 @@ func TestCrashLoop(t *testing.T) {
 		s.WaitReady(t)
 	}
 	if want := "held back, starting in"; strings.Count(s.Logs(), want) != 1 {
-		t.Errorf("the log does not say %q once", want)
+		t.Errorf("the log does not have %q once", want)
 	}
 	harness.Eventually(t, 60*time.Second, "an Event of it", func() error {
 		events, err := s.Client(t).CoreV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,reason=ComponentFailed"})
@@ -166,7 +168,7 @@ func TestCrashLoop(t *testing.T) {
 	resolves(t, s, "kubernetes.default.svc.cluster.local.", "10.43.0.1")
 }
 
-// web makes a Deployment of two pods that serve, and returns the address of its Service when they do.
+// web creates a Deployment of two pods that serve, and returns the address of its Service when they do.
 func web(t *testing.T, s *harness.Server, ns, name string) (address string) {
 	t.Helper()
 	pod := harness.Pod(ns, name, "/bin/probe", "serve")
@@ -191,7 +193,7 @@ func reach(t *testing.T, s *harness.Server, address string) {
 	})
 }
 
-// client dials from inside the server's namespace, anew for each request.
+// client dials from inside the server's namespace, with a new connection for each request.
 func client(s *harness.Server) *http.Client {
 	return &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DialContext: s.DialContext, DisableKeepAlives: true}}
 }
@@ -275,7 +277,7 @@ func starters(t *testing.T, s *harness.Server) map[string]int {
 	return out
 }
 
-// more lists who has started more goroutines than before, most first.
+// more lists the functions that have started more goroutines than before, most first.
 func more(before, after map[string]int) string {
 	var names []string
 	for name, n := range after {
@@ -348,7 +350,7 @@ func begin(t *testing.T, s *harness.Server, ns, address string) *load {
 	return l
 }
 
-// end stops the load, fails the test when somebody was turned away, and says how much it was.
+// end stops the load, fails the test if a client was refused, and returns how much the load was.
 func (l *load) end(t *testing.T) string {
 	t.Helper()
 	l.stop()

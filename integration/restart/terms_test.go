@@ -38,7 +38,7 @@ const (
 	ns        = metav1.NamespaceDefault
 )
 
-// twoServers starts two servers, each with an API of its own, on the etcd of the first.
+// twoServers starts two servers, each with its own API, on the etcd of the first.
 func twoServers(t *testing.T) (a, b *harness.Server) {
 	array := filepath.Join(t.TempDir(), "array")
 	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", array, "../plugins/array")
@@ -179,7 +179,7 @@ var jobs = []job{
 	}, func(ctx context.Context, c *api, term string) error {
 		all, err := c.CoreV1().Events(ns).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Service,involvedObject.name=" + term})
 		if err == nil && len(all.Items) == 0 {
-			err = errors.New("nobody says why the Service has no address")
+			err = errors.New("no Event has the reason why the Service has no address")
 		}
 		return err
 	}},
@@ -242,8 +242,8 @@ type term struct {
 	end    time.Time // when its writes are refused at the latest
 }
 
-// TestTerms: of two servers on one etcd, the one that leads does what a cluster has once, and nobody else, whatever a term before did. The
-// process goes on when its term is over, and has nothing left of it when the next one begins.
+// TestTerms: of two servers on one etcd, only the leading one runs the cluster's components, whatever a term before
+// did. The process goes on when its term is over, and has nothing left of it when the next one begins.
 func TestTerms(t *testing.T) {
 	a, b := twoServers(t)
 	c := &api{Interface: a.Client(t), config: a.RESTConfig(t)}
@@ -283,7 +283,7 @@ func TestTerms(t *testing.T) {
 		})
 		name := fmt.Sprintf("term-%d", i+2)
 		if next != nil {
-			begin(name, next) // while nobody leads
+			begin(name, next) // while no server leads
 		}
 		if before, ok := left[last.server]; ok {
 			harness.Eventually(t, 20*time.Second, "a term to leave what the one before did", func() error { return remainsOf(t, last.server).more(before) })
@@ -397,8 +397,8 @@ func audited(t *testing.T, s *harness.Server) (events []event) {
 	return events
 }
 
-// remains are what a server has while it does not lead: goroutines of elected components by label and stack (an event handler has two),
-// and the metrics of their queues.
+// remains are what a server has while it does not lead: goroutines of elected components by label and stack (an event
+// handler has two), and the metrics of their queues.
 type remains map[string]int
 
 func remainsOf(t *testing.T, s *harness.Server) remains {

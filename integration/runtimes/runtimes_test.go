@@ -1,5 +1,5 @@
-// Package runtimes tests pods whose containers a runtime of the host starts: crun, on a server whose default it is. youki is in no
-// Debian and is not tested.
+// Package runtimes tests pods whose containers a runtime of the host starts: crun, on a server whose default it is.
+// youki is in no Debian and is not tested.
 package runtimes
 
 import (
@@ -94,8 +94,8 @@ func pod(ns, name, class string) *corev1.Pod {
 	return p
 }
 
-// TestRuntimes: the runtime that a pod's class names starts its containers, and the default one those of other pods. Everything that a
-// user does with a container works, and a server that is killed finds them again.
+// TestRuntimes: the runtime that a pod's class names starts its containers, and the default one those of other pods.
+// Everything that a user does with a container works, and a server that is killed finds them again.
 func TestRuntimes(t *testing.T) {
 	s := get(t)
 	ns := s.Namespace(t)
@@ -180,8 +180,8 @@ func measured(t *testing.T, s *harness.Server, ns string, pods map[string]*corev
 	})
 }
 
-// TestCompiledFilters: our runc does not compile the seccomp filters that most containers have: that of pods which ask for nothing, and
-// of those that drop all capabilities. One of other system calls it compiles.
+// TestCompiledFilters: our runc does not compile the seccomp filters that most containers have: that of pods which ask
+// for nothing, and of those that drop all capabilities. One of other system calls it compiles.
 func TestCompiledFilters(t *testing.T) {
 	t.Parallel()
 	s := get(t)
@@ -286,7 +286,7 @@ func TestNodeWithoutRuntime(t *testing.T) {
 	})
 }
 
-// TestUninstalled: a node that has lost its crun says so, and keeps what runs.
+// TestUninstalled: a node that has lost its crun reports it, and keeps its containers running.
 func TestUninstalled(t *testing.T) {
 	harness.RequireProgram(t, "crun")
 	s := harness.Start(t, harness.Options{Prepare: forCrun})
@@ -315,7 +315,7 @@ func TestUninstalled(t *testing.T) {
 			want = "failed   crun: is the default runtime, but " + crun + " --version fails (exit status 1): install crun 1.8.1 or later, or set --default-runtime runc"
 		}
 		if !strings.Contains(r.Stdout, want+"\n") {
-			t.Errorf("%v does not say %q", args, want)
+			t.Errorf("%v does not print %q", args, want)
 		}
 	}
 	s.Exec(t, "umount", crun)

@@ -69,7 +69,7 @@ func put(s *harness.Server, name, text string) error {
 	return errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o644))
 }
 
-// nodes makes three: by default pods go to the emptiest one, which is the one without a disk.
+// nodes creates three: by default pods go to the emptiest one, which is the one without a disk.
 func nodes(t *testing.T, s *harness.Server) {
 	t.Helper()
 	for name, labels := range map[string]map[string]string{
@@ -122,14 +122,14 @@ func TestPolicyFile(t *testing.T) {
 	ns := s.Namespace(t)
 	on(t, s, "full", pod(ns, "old", "a"))
 	selective := pod(ns, "selective", "a")
-	selective.Spec.NodeSelector = map[string]string{"nowhere": "true"} // no predicate of the policy looks at it
+	selective.Spec.NodeSelector = map[string]string{"nowhere": "true"} // no predicate of the policy checks it
 	for _, p := range []*corev1.Pod{pod(ns, "packed", "a"), selective} {
 		if node := bound(t, s, s.Create(t, p)); node != "full" {
 			t.Errorf("with the policy, %s is on %s", p.Name, node)
 		}
 	}
 	if log := s.Logs(); strings.Count(log, "the scheduler follows a policy") != 1 || !strings.Contains(log, "kubelith scheduler-policy "+policyFile) {
-		t.Error("the log does not warn once of the policy, with the way to leave it")
+		t.Error("the log does not warn once of the policy, with the command that converts it")
 	}
 
 	printed := s.RunBinary(t, "scheduler-policy", policyFile)
@@ -158,7 +158,7 @@ func restart(t *testing.T, s *harness.Server, args ...string) {
 	s.WaitAPI(t)
 }
 
-// TestPolicyConfigMap: the scheduler waits for the ConfigMap of its policy, says what is wrong with it, and follows it.
+// TestPolicyConfigMap: the scheduler waits for the ConfigMap of its policy, logs its errors, and follows it.
 func TestPolicyConfigMap(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, options("policy-configmap=scheduler-policy"))
@@ -169,7 +169,7 @@ func TestPolicyConfigMap(t *testing.T) {
 		t.Helper()
 		harness.Eventually(t, 30*time.Second, "log: "+what, func() error {
 			if !strings.Contains(s.Logs(), what) {
-				return errors.New("not said")
+				return errors.New("not logged")
 			}
 			return nil
 		})

@@ -54,9 +54,10 @@ func (v keysInUse) only(key string, servers int) error {
 	return nil
 }
 
-// TestRotateEncryption: three servers get a new key for Secrets while clients write Secrets on each of them and read them
-// on another. Servers are killed on the way, first the only one that has the new key, and the rotation goes on. In the
-// end every Secret is encrypted with the new key, no server has the old one, and the new one has never been in etcd.
+// TestRotateEncryption: three servers get a new key for Secrets while clients write Secrets on each of them and read
+// them on another. Servers are killed on the way, first the only one that has the new key, and the rotation goes on. In
+// the end every Secret is encrypted with the new key, no server has the old one, and the new one has never been in
+// etcd.
 func TestRotateEncryption(t *testing.T) {
 	t.Parallel()
 	c := start(t, harness.Options{Args: []string{noNode}, NoWait: true})
@@ -159,8 +160,8 @@ func TestRotateEncryption(t *testing.T) {
 	})
 }
 
-// rotateAgain waits for a rotation, as the command does by default. A Secret that may not be written holds it up, and the
-// status names it.
+// rotateAgain waits for a rotation, as the command does by default. A Secret that may not be written holds it up, and
+// the status names it.
 func (c *cluster) rotateAgain(t *testing.T) {
 	t.Helper()
 	s := c.servers[2]
@@ -222,8 +223,8 @@ func writeSecret(ctx context.Context, cs kubernetes.Interface, name string) erro
 	return err
 }
 
-// useSecrets writes Secrets on each server in turn and reads each on the next one, until stop, which returns how many were
-// written. A server that is away is no failure; one that cannot decrypt is.
+// useSecrets writes Secrets on each server in turn and reads each on the next one, until stop, which returns how many
+// were written. A server that is away is no failure; one that cannot decrypt is.
 func (c *cluster) useSecrets(t *testing.T) (stop func() int) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var clients []kubernetes.Interface

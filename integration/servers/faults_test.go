@@ -27,7 +27,7 @@ type leaderFault struct {
 	inject      func(t *testing.T, c *cluster, s *harness.Server) (heal func())
 }
 
-// leaderFaults are what `make bench-ha` does to the leader. A clock that is wrong on one server only needs a machine of its own.
+// leaderFaults are what `make bench-ha` does to the leader. A wrong clock on one server alone needs a separate machine.
 var leaderFaults = []leaderFault{
 	{"killed", 0, true, true, func(t *testing.T, _ *cluster, s *harness.Server) func() {
 		s.Kill9(t)
@@ -95,11 +95,13 @@ func slowDisk(t *testing.T, _ *cluster, s *harness.Server) func() {
 	}
 }
 
-// killsPerHistory is how many servers are killed before what the clients saw is checked: the longer a history, the more orders there are.
+// killsPerHistory is how many servers are killed before what the clients saw is checked: the longer a history, the more
+// orders there are.
 const killsPerHistory = 25
 
-// TestFaults does each of leaderFaults while clients write, then kills servers at random. It needs minutes to hours: `make bench-ha`, with
-// KUBELITH_LEADER_KILLS as the number of leaders to kill, and KUBELITH_RANDOM_KILLS as that of servers.
+// TestFaults does each of leaderFaults while clients write, then kills servers at random. It needs minutes to hours:
+// `make bench-ha`, with KUBELITH_LEADER_KILLS as the number of leaders to kill, and KUBELITH_RANDOM_KILLS as that of
+// servers.
 func TestFaults(t *testing.T) {
 	leaderKills, randomKills := number(t, "KUBELITH_LEADER_KILLS"), number(t, "KUBELITH_RANDOM_KILLS")
 	c := threeOnSmallDisks(t)
@@ -160,7 +162,8 @@ func number(t *testing.T, variable string) int {
 	return n
 }
 
-// inHistories kills as many times, while clients write. After each killsPerHistory all servers must write again, and a new history begins.
+// inHistories kills as many times, while clients write. After each killsPerHistory all servers must write again, and a
+// new history begins.
 func inHistories(t *testing.T, c *cluster, name string, kills int, kill func(t *testing.T)) {
 	for done := 0; done < kills && !t.Failed(); {
 		last := min(done+killsPerHistory, kills)
@@ -194,8 +197,8 @@ func threeOnSmallDisks(t *testing.T) *cluster {
 	return c
 }
 
-// writesAgain returns how long it takes until one of the servers acknowledges a write. A request that is on its way to a leader
-// that dies takes longer, seven seconds: etcd waits for its answer.
+// writesAgain returns how long it takes until one of the servers acknowledges a write. A request that is on its way to
+// a leader that dies takes longer, seven seconds: etcd waits for its answer.
 func writesAgain(t *testing.T, servers []*harness.Server) time.Duration {
 	t.Helper()
 	began, n := time.Now(), rand.Int64N(1<<40)

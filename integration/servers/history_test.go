@@ -24,11 +24,12 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// history is what clients of the servers did to a few ConfigMaps, and what watches saw of it. check decides whether there is an
-// order in which all of it can have happened: whether the cluster was linearizable, and its watches complete.
+// history is what clients of the servers did to a few ConfigMaps, and what watches saw of it. check decides whether
+// there is an order in which all of it can have happened: whether the cluster was linearizable, and its watches
+// complete.
 //
-// etcd's own robustness tests check the same of an etcd that serves nobody else, which the one in a server does. So these go
-// through the API, and see its caches as well. Source: https://github.com/etcd-io/etcd/tree/main/tests/robustness.
+// etcd's own robustness tests check the same of an etcd without other clients; the one in a server has them. So these
+// go through the API, and see its caches as well. Source: https://github.com/etcd-io/etcd/tree/main/tests/robustness.
 type history struct {
 	names    []string // of the servers
 	clients  []kubernetes.Interface
@@ -49,14 +50,14 @@ type event struct {
 	Version    uint64
 }
 
-// stretch is what a watch saw until it had to begin again: a server that starts, or whose etcd had no leader, has forgotten older
-// versions, and clients list again.
+// stretch is what a watch saw until it had to begin again: a server that starts, or whose etcd had no leader, has
+// forgotten older versions, and clients list again.
 type stretch struct {
 	From   uint64 // the version that was listed
 	Events []event
 }
 
-// operation is what a client asks.
+// operation is what a client requests.
 type operation struct {
 	Kind  kind
 	Key   string
@@ -74,7 +75,7 @@ const (
 	replace kind = "replace" // whatever is there
 )
 
-// outcome is what the client was told. Value and Version are those of the object then.
+// outcome is the answer to the client. Value and Version are those of the object then.
 type outcome struct {
 	Value    string
 	Version  uint64
@@ -296,7 +297,8 @@ func (h *history) forget(t *testing.T) {
 	})
 }
 
-// possible returns what is wrong with a history. seen are the stretches of each watch, from before the first write to after the last.
+// possible returns the faults of a history. seen are the stretches of each watch, from before the first write to after
+// the last.
 func possible(operations []porcupine.Operation, seen [][]stretch) (faults []string, checked *porcupine.LinearizationInfo) {
 	all := map[uint64]event{}
 	for _, watch := range seen {

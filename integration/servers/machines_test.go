@@ -11,9 +11,9 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// TestMachines lets clients write to servers on other machines, and checks what they saw, while scripts/vm-servers-test.sh does
-// something to the machines: until the file KUBELITH_MACHINES_UNTIL exists. KUBELITH_MACHINES has a kubeconfig for each server,
-// separated by colons.
+// TestMachines lets clients write to servers on other machines, and checks what they saw, while
+// scripts/vm-servers-test.sh does something to the machines: until the file KUBELITH_MACHINES_UNTIL exists.
+// KUBELITH_MACHINES has a kubeconfig for each server, separated by colons.
 func TestMachines(t *testing.T) {
 	kubeconfigs, until := os.Getenv("KUBELITH_MACHINES"), os.Getenv("KUBELITH_MACHINES_UNTIL")
 	if kubeconfigs == "" || until == "" {

@@ -37,9 +37,9 @@ import (
 // shortLife is how long the certificates of this test are valid; agents' begin five minutes before they are signed.
 const shortLife = 150 * time.Second
 
-// TestRenewal: two servers and an agent whose certificates live for minutes. A connection of each kind is open while its
-// certificate is renewed and until the old one has ended, and new connections work after that; no process is started
-// again. It takes three minutes and runs with KUBELITH_TEST_RENEWAL=1 only: make certificates-test.
+// TestRenewal: two servers and an agent whose certificates live for minutes. A connection of each kind is open while
+// its certificate is renewed and until the old one has ended, and new connections work after that; no process is
+// started again. It takes three minutes and runs with KUBELITH_TEST_RENEWAL=1 only: make certificates-test.
 func TestRenewal(t *testing.T) {
 	if os.Getenv("KUBELITH_TEST_RENEWAL") == "" {
 		t.Skip("KUBELITH_TEST_RENEWAL is not set: make certificates-test sets it")
@@ -182,7 +182,7 @@ func TestRenewal(t *testing.T) {
 	second.WaitReady(t)
 	poke(t, second, ns, -2)
 
-	// What docs/certificates.md says of CAs that end.
+	// As docs/certificates.md describes for CAs that expire.
 	harness.RequireProgram(t, "openssl")
 	for _, s := range c.servers {
 		s.Kill9(t)
@@ -314,8 +314,8 @@ func inCluster(t *testing.T, s, node *harness.Server, pod *corev1.Pod, ns string
 	return client
 }
 
-// kubeletLogs follows a log on a connection to the kubelet itself: the API server ends its connections to kubelets when it
-// renews its own certificate for them.
+// kubeletLogs follows a log on a connection to the kubelet itself: the API server ends its connections to kubelets when
+// it renews its own certificate for them.
 func kubeletLogs(t *testing.T, s, node *harness.Server, pod *corev1.Pod) (io.ReadCloser, error) {
 	t.Helper()
 	admin := s.RESTConfig(t)

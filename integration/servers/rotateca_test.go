@@ -42,11 +42,11 @@ func caStatus(t *testing.T, s *harness.Server) (v caRotation, err error) {
 	return v, json.Unmarshal([]byte(r.Stdout), &v)
 }
 
-// TestRotateCA: two servers and an agent get new CAs while each credential is used all the time: the administrator's on both
-// servers, a service account's token with the CA that its pod has mounted, and logs and exec through each kubelet. The
-// server where it began is killed before others have the new CAs. No process and no container is started again otherwise,
-// and a watch stays open. Afterwards the former CA is worth nothing, and an agent joins.
-// It takes eight minutes and runs with KUBELITH_TEST_RENEWAL=1 only: make certificates-test.
+// TestRotateCA: two servers and an agent get new CAs while each credential is used all the time: the administrator's on
+// both servers, a service account's token with the CA that its pod has mounted, and logs and exec through each kubelet.
+// The server where it began is killed before others have the new CAs. No process and no container is started again
+// otherwise, and a watch stays open. Afterwards the former CA is worth nothing, and an agent joins. It takes eight
+// minutes and runs with KUBELITH_TEST_RENEWAL=1 only: make certificates-test.
 func TestRotateCA(t *testing.T) {
 	if os.Getenv("KUBELITH_TEST_RENEWAL") == "" {
 		t.Skip("KUBELITH_TEST_RENEWAL is not set: make certificates-test sets it")
@@ -87,7 +87,7 @@ func TestRotateCA(t *testing.T) {
 	}
 	former := first.RESTConfig(t)
 
-	// The first server dies when it has begun, and nobody else has the new CAs.
+	// The first server dies when it has begun, and no other server has the new CAs.
 	if r := first.RunBinary(t, "certificate", "rotate-ca", "--no-wait", "--grace="+grace.String()); r.Code != 0 || !strings.Contains(r.Stdout, "phase trust") {
 		t.Fatalf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
 	}
@@ -203,8 +203,9 @@ func TestRotateCA(t *testing.T) {
 	}
 }
 
-// TestRotateCAAway: an agent that is away holds up the rotation, is named, and catches up when it is back; meanwhile another
-// one joins. With --force the agent is left behind, and says so when it starts. It takes three minutes: make certificates-test.
+// TestRotateCAAway: an agent that is away holds up the rotation, is named, and catches up when it is back; meanwhile
+// another one joins. With --force the agent is left behind, and logs that when it starts. It takes three minutes: make
+// certificates-test.
 func TestRotateCAAway(t *testing.T) {
 	if os.Getenv("KUBELITH_TEST_RENEWAL") == "" {
 		t.Skip("KUBELITH_TEST_RENEWAL is not set: make certificates-test sets it")
@@ -267,7 +268,7 @@ func TestRotateCAAway(t *testing.T) {
 	late.WaitReady(t)
 }
 
-// fresh is a configuration whose clients open connections of their own: client-go shares those of equal configurations.
+// fresh returns a configuration whose clients open their own connections: client-go shares those of equal ones.
 func fresh(cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.Dial = (&net.Dialer{}).DialContext

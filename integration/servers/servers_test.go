@@ -130,7 +130,7 @@ func (c *cluster) leader(t *testing.T) *harness.Server {
 			}
 		}
 		if name == "" {
-			return errors.New("nobody leads")
+			return errors.New("no server leads")
 		}
 		return nil
 	})
@@ -152,7 +152,7 @@ func writeTo(ctx context.Context, maps corev1client.ConfigMapInterface, name str
 	return err
 }
 
-// writer writes ConfigMaps until stop, each for as long as its patience, and knows which were acknowledged.
+// writer writes ConfigMaps until stop, each with a timeout, and records which were acknowledged.
 type writer struct {
 	acknowledged []string
 	failed       []error
@@ -279,8 +279,8 @@ func TestThreeServers(t *testing.T) {
 	t.Logf("\n%s", first.RunBinary(t, "etcd", "status").Stdout)
 }
 
-// TestLostMajority: with one server of three nothing can be written, and it stops in order; --cluster-reset makes it the cluster, and the others
-// come back by themselves.
+// TestLostMajority: with one server of three nothing can be written, and it stops in order; --cluster-reset makes it
+// the cluster, and the others come back by themselves.
 func TestLostMajority(t *testing.T) {
 	c := start(t, harness.Options{})
 	c.join(t)
@@ -294,7 +294,7 @@ func TestLostMajority(t *testing.T) {
 	for _, s := range lost {
 		s.Kill9(t)
 	}
-	harness.Eventually(t, time.Minute, "the survivor to say who is missing", func() error {
+	harness.Eventually(t, time.Minute, "the survivor to report which are missing", func() error {
 		r := survivor.RunBinary(t, "etcd", "status")
 		if r.Code != 0 || !strings.Contains(r.Stdout, "Nothing can be written: 1 of 3 servers answer") || strings.Count(r.Stdout, "no, for") != 2 {
 			return fmt.Errorf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
@@ -318,13 +318,13 @@ func TestLostMajority(t *testing.T) {
 		t.Error(err)
 	}
 	for _, s := range lost {
-		// Its etcd hears that it was removed, and ends; as a service manager would, the test starts it again.
+		// Its etcd learns that it was removed, and exits; as a service manager would, the test starts it again.
 		s.Launch(t)
 		if code := s.WaitExit(t, time.Minute); code == 0 {
 			t.Errorf("%s: status 0", s.NodeName())
 		}
 		if !strings.Contains(s.Logs(), "this server was removed from the cluster") {
-			t.Errorf("%s did not say why it ended", s.NodeName())
+			t.Errorf("%s did not log why it ended", s.NodeName())
 		}
 		s.Launch(t)
 		s.WaitReady(t)
@@ -366,7 +366,7 @@ func TestLeave(t *testing.T) {
 	second.Launch(t)
 	second.WaitExit(t, time.Minute)
 	if !strings.Contains(second.Logs(), "was removed from the cluster: start it with --server and --token-file") {
-		t.Error("a server that has left does not say how to come back")
+		t.Error("a server that has left does not log how to rejoin")
 	}
 	c.servers = c.servers[:1]
 	for range 2 {
@@ -444,8 +444,8 @@ func refusedJoins(t *testing.T, c *cluster) {
 	}
 }
 
-// closedPorts: a machine that the servers cannot reach, or that cannot reach them, is told which port to open, and its
-// token stays good.
+// closedPorts: a machine that the servers cannot reach, or that cannot reach them, logs which port to open, and its
+// token stays valid.
 func closedPorts(t *testing.T, c *cluster) {
 	first, text := c.servers[0], c.token(t)
 	for name, tc := range map[string]struct {
@@ -527,7 +527,8 @@ func TestPartition(t *testing.T) {
 	t.Logf("%d writes acknowledged, %d failed, longest pause %s", len(w.acknowledged), len(w.failed), w.longest.Round(time.Millisecond))
 }
 
-// TestMoved: a server that comes back with another address is followed by the others, and has the settings of the cluster as before.
+// TestMoved: a server that comes back with another address is followed by the others, and has the settings of the
+// cluster as before.
 func TestMoved(t *testing.T) {
 	t.Parallel()
 	c := three(t, "--cluster-domain=moved.example")
@@ -579,7 +580,7 @@ func TestCorrupt(t *testing.T) {
 		t.Error("it ended with status 0")
 	}
 	if !strings.Contains(bad.Logs(), "the data is not that of the other servers: move this directory away and start again") {
-		t.Error("it does not say what is wrong")
+		t.Error("it does not log the reason")
 	}
 	bad.Exec(t, "mv", harness.DataDir+"/server/db", harness.DataDir+"/server/db-of-before")
 	bad.Launch(t)
@@ -609,7 +610,7 @@ func TestCorrupt(t *testing.T) {
 	if err := write(t.Context(), t, first, "corrupt"); err == nil {
 		t.Error("a write was acknowledged")
 	}
-	harness.Eventually(t, 2*time.Minute, "the servers to say whose data differs", func() error {
+	harness.Eventually(t, 2*time.Minute, "the servers to report whose data differs", func() error {
 		if !strings.Contains(first.Logs(), "the etcd of server "+bad.NodeName()+" has other data than that of the others") {
 			return errors.New("nothing in the log")
 		}
@@ -639,7 +640,8 @@ func falsify(t *testing.T, path string) {
 	}
 }
 
-// TestFull: when etcd's database is full, writes are refused, deletes are not, and writes go on by themselves once there is room.
+// TestFull: when etcd's database is full, writes are refused, deletes are not, and writes go on by themselves once
+// there is room.
 func TestFull(t *testing.T) {
 	t.Parallel()
 	c := start(t, harness.Options{Args: []string{noNode, "--etcd-arg=quota-backend-bytes=25165824"}, NoWait: true})
@@ -658,7 +660,7 @@ func TestFull(t *testing.T) {
 		t.Fatalf("the database has no limit: %v", full)
 	}
 	more := 0
-	harness.Eventually(t, 5*time.Minute, "the server to say that the database is full", func() error {
+	harness.Eventually(t, 5*time.Minute, "the server to report that the database is full", func() error {
 		more++
 		_ = big(fmt.Sprintf("more-%d", more)) // removing old revisions may have made room
 		if r := s.RunBinary(t, "etcd", "status"); !strings.Contains(r.Stdout, "Alarm: NOSPACE") || !strings.Contains(s.Logs(), "nearly full") || !strings.Contains(s.Logs(), "delete objects") {

@@ -14,8 +14,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestTunnels: each of two servers has a tunnel of its own to an agent that it cannot reach. When the one dies at which the agent joined,
-// the other goes on, and the first has a tunnel again when it is back. A witness keeps the majority.
+// TestTunnels: each of two servers has its own tunnel to an agent that it cannot reach. When the server dies at which
+// the agent joined, the other goes on, and the first has a tunnel again when it is back. A witness keeps the majority.
 func TestTunnels(t *testing.T) {
 	t.Parallel()
 	c := startTwo(t)

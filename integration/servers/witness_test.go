@@ -18,8 +18,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestWitness: two servers and a witness survive the loss of each of them, and the witness has no key but that of etcd's
-// members.
+// TestWitness: two servers and a witness survive the loss of each of them, and the witness has no key but that of
+// etcd's members.
 func TestWitness(t *testing.T) {
 	c := startTwo(t)
 	first := c.servers[0]
@@ -65,7 +65,7 @@ func TestWitness(t *testing.T) {
 	leader.WaitAPI(t)
 	load.check(t, leader)
 
-	// The witness dies: nobody waits for it. It catches up, and its vote is needed at once.
+	// The witness dies: no server waits for it. It catches up, and its vote is needed at once.
 	c.witnessVotes(t, w)
 	load = startWriter(t, "alone", 10*time.Second, func(i int) *harness.Server { return c.servers[i%2] })
 	time.Sleep(time.Second)
@@ -90,7 +90,7 @@ func TestWitness(t *testing.T) {
 	leader.Launch(t)
 	leader.WaitAPI(t)
 
-	// Refusals, and the way out and back.
+	// Refusals, and how it leaves and rejoins.
 	logMemory(t, w, "after writes")
 	w.Stop(t)
 	for want, args := range map[string][]string{

@@ -52,8 +52,9 @@ func save(t *testing.T, s *harness.Server, args ...string) string {
 	return path
 }
 
-// TestRestoreElsewhere: a machine with another name and address takes over from one that is lost, with a snapshot of the store. What the
-// cluster had when it was saved is there again. The agent, which knows the server by a name of DNS, goes on by itself: so do its pods.
+// TestRestoreElsewhere: a machine with another name and address takes over from one that is lost, with a snapshot of
+// the store. What the cluster had when it was saved is there again. The agent, which knows the server by a name of DNS,
+// goes on by itself: so do its pods.
 func TestRestoreElsewhere(t *testing.T) {
 	store := serveStore(t)
 	network := &sandbox.Network{}
@@ -230,8 +231,8 @@ func rejoined(t *testing.T, s *harness.Server, after time.Time) {
 	s.WaitReady(t)
 }
 
-// TestSchedule: a server saves snapshots by itself and says so, keeps as many as it is told, and saves one before another release uses
-// its data.
+// TestSchedule: a server saves snapshots by itself and reports them, keeps as many as configured, and saves one before
+// another release uses its data.
 func TestSchedule(t *testing.T) {
 	store := serveStore(t)
 	store.Away(true)
@@ -262,7 +263,7 @@ func TestSchedule(t *testing.T) {
 	})
 	metrics := s.Kubectl(t, "get", "--raw", "/metrics")
 	if !regexp.MustCompile(`(?m)^kubelith_snapshot_last_success_timestamp_seconds 1\.\d+e\+09$`).MatchString(metrics) || !strings.Contains(metrics, `kubelith_snapshots_total{result="saved"}`) {
-		t.Error("the metrics do not say when the snapshot was saved")
+		t.Error("the metrics do not have the time of the snapshot")
 	}
 	harness.Eventually(t, 10*time.Second, "an Event", func() error {
 		if events := s.Kubectl(t, "get", "events", "-A"); !strings.Contains(events, "SnapshotSaved") {
@@ -270,7 +271,7 @@ func TestSchedule(t *testing.T) {
 		}
 		return nil
 	})
-	// The store is away, which harms no snapshot, is told, and is over by itself.
+	// The store is away: that is reported, fails no snapshot, and recovers by itself.
 	harness.Eventually(t, 30*time.Second, "the failure to copy it", func() error {
 		metrics := s.Kubectl(t, "get", "--raw", "/metrics")
 		if events := s.Kubectl(t, "get", "events", "-A"); !strings.Contains(events, "SnapshotUploadFailed") || !strings.Contains(metrics, `kubelith_snapshot_uploads_total{result="failed"}`) {
@@ -294,7 +295,7 @@ func TestSchedule(t *testing.T) {
 		return nil
 	})
 	if log := s.Logs(); strings.Contains(log, buckettest.SecretKey) || !strings.Contains(log, "cannot copy snapshots to the store") {
-		t.Error("the log has the secret key of the store, or does not say that it was away")
+		t.Error("the log has the secret key of the store, or not that it was away")
 	}
 	harness.Eventually(t, time.Minute, "the next one instead of the first", func() error {
 		names := strings.Join(list(), " ")

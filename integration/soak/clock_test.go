@@ -18,8 +18,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// day is how old the server is when the faults begin, by its certificates: no jump goes further back. It refuses a clock that is before its
-// certificates or its program.
+// day is how old the server is when the faults begin, by its certificates: no jump goes further back. It refuses a
+// clock that is before its certificates or its program.
 const day = 24 * time.Hour
 
 // jumps are how wrong the clock gets, either way.
@@ -79,8 +79,8 @@ func (c *wallClock) jump(t *testing.T, s *harness.Server, random *rand.Rand) str
 	return c.wrong(t, s, random, offset)
 }
 
-// wrong makes the clock wrong for a while, during which the server may start again, or have its certificates dated by that clock. The
-// cluster works meanwhile and afterwards, its Leases are renewed, and what runs goes on.
+// wrong makes the clock wrong for a while, during which the server may start again, or have its certificates dated by
+// that clock. The cluster works meanwhile and afterwards, its Leases are renewed, and what runs goes on.
 func (c *wallClock) wrong(t *testing.T, s *harness.Server, random *rand.Rand, offset time.Duration) string {
 	what := fmt.Sprintf("a clock that is %s fast", offset)
 	if offset < 0 {
@@ -163,8 +163,8 @@ func (c *wallClock) leases(t *testing.T, s *harness.Server) map[string]coordinat
 	return out
 }
 
-// renewed waits until the Leases are not those of before any more. The node's must not have gone back: the controller for the lives of nodes
-// takes only a later time as a sign of life.
+// renewed waits until the Leases are not those of before any more. The node's must not have gone back: the controller
+// for the lives of nodes takes only a later time as a sign of life.
 func (c *wallClock) renewed(t *testing.T, s *harness.Server, when string, before map[string]coordinationv1.Lease) map[string]coordinationv1.Lease {
 	t.Helper()
 	var now map[string]coordinationv1.Lease
@@ -183,8 +183,8 @@ func (c *wallClock) renewed(t *testing.T, s *harness.Server, when string, before
 	return now
 }
 
-// works tries the ways by which the components show each other certificates and tokens: a pod starts, the kubelet is called, and the token
-// of the pod is good.
+// works tries the ways by which the components show each other certificates and tokens: a pod starts, the kubelet is
+// called, and the token of the pod is good.
 func (c *wallClock) works(t *testing.T, s *harness.Server, when string) {
 	t.Helper()
 	const name = "tries"

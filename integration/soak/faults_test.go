@@ -108,7 +108,8 @@ func removePods(t *testing.T, s *harness.Server) {
 	})
 }
 
-// failingWebhook refuses every write but those of the admission API itself, for a while; a restart happens meanwhile, or not.
+// failingWebhook refuses every write but those of the admission API itself, for a while; a restart happens meanwhile,
+// or not.
 func failingWebhook(t *testing.T, s *harness.Server, random *rand.Rand) string {
 	fail, none, url := admissionv1.Fail, admissionv1.SideEffectClassNone, "https://127.0.0.1:1/nobody"
 	hook := &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "soak"}, Webhooks: []admissionv1.ValidatingWebhook{{
@@ -121,7 +122,7 @@ func failingWebhook(t *testing.T, s *harness.Server, random *rand.Rand) string {
 		_, err := s.Client(t).AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(t.Context(), hook, metav1.CreateOptions{})
 		return unlessExists(err)
 	})
-	what := "a webhook that nobody serves"
+	what := "a webhook that no server serves"
 	if random.IntN(2) == 0 {
 		what += ", and kill -9"
 		s.Kill9(t)
@@ -151,7 +152,8 @@ func kill(t *testing.T, s *harness.Server, random *rand.Rand) string {
 	return "kill -9"
 }
 
-// killUnstaging kills the server when the kubelet has unmounted a volume from its pod, and has not unstaged it: the next kubelet does not know of it.
+// killUnstaging kills the server when the kubelet has unmounted a volume from its pod, and has not unstaged it: the
+// next kubelet does not know of it.
 func killUnstaging(t *testing.T, s *harness.Server, random *rand.Rand) string {
 	const what = "kill -9 before a volume is unstaged"
 	name := create(t, s, random, withVolume)

@@ -24,8 +24,8 @@ func (m measurement) String() string {
 		m.mounts, m.namespaces, m.rules, m.links, m.containers, m.goroutines, m.memory)
 }
 
-// settled measures until nothing changes any more for 15 seconds, for two minutes at most: pods that were deleted take a while to go, and what
-// a start makes last takes a while to come.
+// settled measures until nothing changes any more for 15 seconds, for two minutes at most: pods that were deleted take
+// a while to go, and what a start creates last takes a while to appear.
 func settled(t *testing.T, s *harness.Server) measurement {
 	t.Helper()
 	last, same := measure(t, s), 0
@@ -42,8 +42,8 @@ func settled(t *testing.T, s *harness.Server) measurement {
 	return last
 }
 
-// settledTo is settled, but waits up to four minutes for what is more than before: the kubelet removes ended sandboxes and their mounts once a
-// minute (ContainerGCPeriod), each in the round after that of its containers.
+// settledTo is settled, but waits up to four minutes for what is more than before: the kubelet removes ended sandboxes
+// and their mounts once a minute (ContainerGCPeriod), each in the round after that of its containers.
 func settledTo(t *testing.T, s *harness.Server, before measurement) measurement {
 	t.Helper()
 	now := settled(t, s)
@@ -57,7 +57,7 @@ func settledTo(t *testing.T, s *harness.Server, before measurement) measurement 
 	return now
 }
 
-// as tells whether nothing has changed but what varies.
+// as reports whether nothing has changed except what varies.
 func (m measurement) as(last measurement) bool {
 	return m.mounts == last.mounts && m.namespaces == last.namespaces && m.rules == last.rules && m.links == last.links &&
 		m.containers == last.containers && m.goroutines >= last.goroutines*0.98

@@ -1,5 +1,6 @@
-// Package soak does at random, for as long as asked, what happens to a server in years: pods come and go, webhooks fail, the disk fills
-// up, processes are killed. Afterwards everything that was acknowledged is there, and nothing is left over. `make soak` runs it.
+// Package soak does at random, for as long as asked, what happens to a server in years: pods come and go, webhooks
+// fail, the disk fills up, processes are killed. Afterwards everything that was acknowledged is there, and nothing is
+// left over. `make soak` runs it.
 package soak
 
 import (
@@ -42,12 +43,12 @@ func TestSoak(t *testing.T) {
 		faults = append(faults, clock.jump, clock.jump, clock.jump)
 		once = append(once, clock.fast, clock.slow)
 	} else {
-		t.Log("the clock is left alone, as it is the whole machine's: in a machine of its own, make soak CLOCK=yes sets it too")
+		t.Log("the clock is left alone, as it is the whole machine's: on a separate machine, make soak CLOCK=yes sets it too")
 		s = harness.Start(t, harness.Options{Prepare: harness.SmallDisk(3)})
 	}
 	w := startWriter(t, s)
 	for _, f := range once {
-		t.Logf("first: %s", f(t, s, random)) // what a first time makes for good is in the first measurement
+		t.Logf("first: %s", f(t, s, random)) // what a first time creates for good is in the first measurement
 	}
 	s.Kubectl(t, "-n", namespace, "wait", "--for=condition=Ready", "pods", "-l", "soak", fmt.Sprintf("--timeout=%v", harness.Patience(110*time.Second)))
 	removePods(t, s)
@@ -83,7 +84,8 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// exceeds lists what is more than before. What the kernel holds has to be the same; goroutines and memory of a process vary.
+// exceeds lists what is more than before. What the kernel holds has to be the same; goroutines and memory of a process
+// vary.
 func (m measurement) exceeds(before measurement) []string {
 	var out []string
 	check := func(what string, now, limit float64) {

@@ -1,5 +1,5 @@
-// Package suite keeps what tests of others need, and what takes minutes to build, in the user's cache: every clone of the same versions
-// has it.
+// Package suite keeps what tests of others need, and what takes minutes to build, in the user's cache: every clone of
+// the same versions has it.
 package suite
 
 import (
@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kept is how many suites of a name stay besides a new one, the newest: each takes hundreds of MB.
+// kept is how many suites of a name stay in addition to a new one, the newest: each takes hundreds of MB.
 const kept = 2
 
-// Main is the main function of a command that makes a suite: it prints the suite's directory, and calls build for a new one when there is none.
-// With the argument --where it builds nothing and exits with 1 when there is none. A suite is the same while its inputs, the release of
-// Go and the architecture are.
+// Main is the main function of a command that builds a suite: it prints the suite's directory, and calls build for a
+// new one when there is none. With the argument --where it builds nothing and exits with 1 when there is none. A suite
+// is the same while its inputs, the release of Go and the architecture are.
 func Main(name string, inputs func() ([]byte, error), build func(dir string) error) {
 	dir, err := where(name, inputs)
 	if err == nil && !exists(dir) {

@@ -45,7 +45,7 @@ func (l *Layer) Link(name, target string) {
 	l.add(&tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: target, Mode: 0o777}, nil)
 }
 
-// Busybox adds /bin/busybox and a link for each of its applets, but for those that are excepted.
+// Busybox adds /bin/busybox and a link for each of its applets, except those in except.
 func (l *Layer) Busybox(except ...string) error {
 	box, err := staticBusybox()
 	if err != nil {
@@ -96,7 +96,8 @@ func (l *Layer) Program(path, as string) error {
 	return l.Copy(path, as)
 }
 
-// librariesOf are the shared libraries of a program, the loader included, as ldd prints them: "name => path (address)" or "path (address)".
+// librariesOf are the shared libraries of a program, the loader included, as ldd prints them: "name => path (address)"
+// or "path (address)".
 func librariesOf(program string) ([]string, error) {
 	out, err := exec.Command("ldd", program).Output()
 	if err != nil {

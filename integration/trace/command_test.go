@@ -179,7 +179,7 @@ func serve(t *testing.T, s *harness.Server, ns string) {
 	line, err := bufio.NewReader(out).ReadString('\n')
 	url := strings.TrimSpace(line)
 	if err != nil || !strings.HasPrefix(url, "http://127.0.0.1:") {
-		t.Fatalf("it says %q, %v", line, err)
+		t.Fatalf("it printed %q, %v", line, err)
 	}
 	client := s.HTTPClient(30 * time.Second)
 	get := func(url, host string) (int, string) {

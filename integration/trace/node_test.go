@@ -30,8 +30,8 @@ import (
 	"kubelith.io/kubelith/trace/record"
 )
 
-// TestNode: what an agent does for its pods is on the server, at the collector and in the metrics, and is there again when
-// the server has restarted.
+// TestNode: what an agent does for its pods is on the server, at the collector and in the metrics, and is there again
+// when the server has restarted.
 func TestNode(t *testing.T) {
 	spans := &collector{}
 	c := harness.StartCluster(t, harness.ClusterOptions{Agents: 1, Server: harness.Options{
@@ -94,7 +94,7 @@ func TestNode(t *testing.T) {
 	}
 
 	s.Restart(t)
-	s.Kubectl(t, "-n", ns, "exec", "probed", "--", "rm", "/tmp/ready") // the next record is the first to tell the agent
+	s.Kubectl(t, "-n", ns, "exec", "probed", "--", "rm", "/tmp/ready") // the agent learns of it by the next record
 	harness.Eventually(t, harness.PodTimeout, "the agent's records on a server that has restarted", func() error {
 		if !strings.Contains(s.Kubectl(t, "get", "--raw", "/metrics"), `kubelith_stage_duration_seconds_count{stage="sandbox"} 2`) {
 			return errors.New("the sandboxes of two pods are not there")
@@ -154,8 +154,8 @@ func (c *collector) find(node string, is func(*tracepb.Span) bool) error {
 	return errors.New("it is not there")
 }
 
-// serveImage serves an image with random layers of some bytes on a node, as localhost:5000/NAME:1. containerd speaks HTTP
-// to localhost.
+// serveImage serves an image with random layers of some bytes on a node, as localhost:5000/NAME:1. containerd speaks
+// HTTP to localhost.
 func serveImage(t *testing.T, s *harness.Server, name string, layers, size int64) {
 	t.Helper()
 	made, err := random.Image(size, layers)

@@ -106,7 +106,7 @@ func (b *browser) quiet(t *testing.T, known ...string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.trouble) > 0 {
-		t.Errorf("the browser says: %q", b.trouble)
+		t.Errorf("the browser reports: %q", b.trouble)
 	}
 	for _, url := range b.requests {
 		if !strings.HasPrefix(url, "data:") && !slices.ContainsFunc(known, func(k string) bool { return strings.HasPrefix(url, k) }) {
@@ -280,7 +280,7 @@ func contrast(t *testing.T, b *browser) {
 	b.run(t, chromedp.KeyEvent(kb.Escape))
 }
 
-// picture keeps a screenshot, for whoever wants to look at it.
+// picture keeps a screenshot for developers.
 func picture(t *testing.T, b *browser, name string) {
 	t.Helper()
 	dir := os.Getenv("KUBELITH_TRACE_KEEP")
@@ -294,7 +294,7 @@ func picture(t *testing.T, b *browser, name string) {
 	}
 }
 
-// TestPageInjects: what users name and programs say stays text.
+// TestPageInjects: names from users and messages from programs stay text.
 func TestPageInjects(t *testing.T) {
 	const evil = `</script><script>alert(1)</script><img src="x" onerror="alert(2)">`
 	timeline := readTimeline(t, "failing")

@@ -47,8 +47,8 @@ func withPlugin(t *testing.T) harness.Options {
 	}
 }
 
-// app creates a claim and a Deployment with an init container, the claim's volume, a hook and the plugin's sidecar, on a
-// node.
+// app creates a claim and a Deployment with an init container, the claim's volume, a hook and the plugin's sidecar, on
+// a node.
 func app(t *testing.T, client kubernetes.Interface, ns, name, node string) {
 	t.Helper()
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeClaimSpec{
@@ -193,7 +193,7 @@ func inOrder(t *testing.T, got *trace.Timeline, pod record.Ref, node string, wan
 	}
 }
 
-// checkPath checks that the critical path has no gap to speak of.
+// checkPath checks that the critical path has no significant gap.
 func checkPath(t *testing.T, got *trace.Timeline) {
 	t.Helper()
 	if got.Covered < 0.95 {
@@ -226,7 +226,7 @@ func checkPath(t *testing.T, got *trace.Timeline) {
 	}
 }
 
-// deletion deletes a pod of a node, and checks the way of that.
+// deletion deletes a pod of a node, and checks the timeline of that.
 func deletion(t *testing.T, c *harness.Cluster, traces *api.Client, pod record.Ref, node string) {
 	t.Helper()
 	if err := c.Server.Client(t).CoreV1().Pods(pod.Namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
@@ -258,8 +258,8 @@ func deletion(t *testing.T, c *harness.Cluster, traces *api.Client, pod record.R
 	}
 }
 
-// TestRights: a timeline has what its reader may get, from a Secret nothing but its name, and says clearly what it is
-// not.
+// TestRights: a timeline has what its reader may get, from a Secret nothing but its name, and reports what it does not
+// show.
 func TestRights(t *testing.T) {
 	s := harness.Start(t, harness.Options{})
 	ns := s.Namespace(t)

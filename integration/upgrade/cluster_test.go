@@ -17,12 +17,14 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// withFailure makes TestCluster begin with a program that fails, and with a budget that allows no eviction: make upgrade-cluster-test sets it.
+// withFailure makes TestCluster begin with a program that fails, and with a budget that allows no eviction: make
+// upgrade-cluster-test sets it.
 const withFailure = "KUBELITH_UPGRADE_CLUSTER_FAILURE"
 
-// TestCluster: two servers and two agents. A good program reaches all nodes, the agents together and drained, and no container of those
-// that a drain leaves is restarted; run again, it changes nothing. With withFailure, a program that fails stops at the first node, and the
-// others are untouched; a budget that never allows an eviction stops at its agent, and the upgrade goes on when it is gone.
+// TestCluster: two servers and two agents. A good program reaches all nodes, the agents together and drained, and no
+// container of those that a drain leaves is restarted; run again, it changes nothing. With withFailure, a program that
+// fails stops at the first node, and the others are untouched; a budget that never allows an eviction stops at its
+// agent, and the upgrade goes on when it is gone.
 func TestCluster(t *testing.T) {
 	network := &sandbox.Network{}
 	first := harness.New(t, harness.Options{Network: network})
@@ -101,7 +103,7 @@ func TestCluster(t *testing.T) {
 	}
 	ok, said, _ := m.upgrade(t, good, "--cluster", "--within", "3m", "--batch", "2", "--drain")
 	if !ok || !strings.Contains(said, "all 4 nodes are upgraded") {
-		t.Fatalf("a good program says\n%s", said)
+		t.Fatalf("upgrade to a good program printed\n%s", said)
 	}
 	if os.Getenv(withFailure) == "" {
 		if gone := strings.Count(said, ": pod "+ns+"/web-"); gone != 4 { // none went from one agent to the other
@@ -125,7 +127,7 @@ func TestCluster(t *testing.T) {
 	first.Kubectl(t, "rollout", "status", "-n", ns, "deployment/web", "--timeout=60s")
 	before := pids()
 	if ok, said, _ := m.upgrade(t, good, "--cluster", "--batch", "2", "--drain"); !ok || strings.Contains(said, "draining") {
-		t.Errorf("the same upgrade again says\n%s", said)
+		t.Errorf("the same upgrade again printed\n%s", said)
 	}
 	if after := pids(); !slices.Equal(after, before) {
 		t.Errorf("the same upgrade again restarted nodes: processes %v, were %v", after, before)

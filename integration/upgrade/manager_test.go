@@ -25,8 +25,9 @@ const (
 	tools = "/run/tools"
 )
 
-// manager is a service manager in a sandbox that is controlled as OpenRC is: rc-service starts, stops and asks for a service of
-// /etc/init.d, whose program it starts again when that ends. `make openrc-test` does the same with OpenRC itself.
+// manager is a service manager in a sandbox that is controlled as OpenRC is: rc-service starts, stops and asks for a
+// service of /etc/init.d, whose program it starts again when that ends. `make openrc-test` does the same with OpenRC
+// itself.
 type manager struct {
 	s       *harness.Server
 	service string // kubelith or kubelith-agent
@@ -74,7 +75,7 @@ func install(t *testing.T, s *harness.Server, program string) *manager {
 	s.Exec(t, "mount", "--bind", "/var/lib/bin", "/usr/local/bin") // on the sandbox's disk
 	s.Exec(t, "cp", program, installed)
 	s.Exec(t, "ln", "-s", os.Args[0], tools+"/rc-service")
-	s.Exec(t, "ln", "-s", os.Args[0], "/usr/local/bin/rc-service") // for the node itself, which has no PATH of ours
+	s.Exec(t, "ln", "-s", os.Args[0], "/usr/local/bin/rc-service") // for the node itself, which does not have our PATH
 	script := fmt.Sprintf("command=%q\ncommand_args=%q\noutput_log=%q\n", installed, strings.Join(s.ServerArgs(), " "), m.log())
 	if err := os.WriteFile(s.Path("/etc/init.d/"+m.service), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
@@ -200,7 +201,7 @@ func (m *manager) command(args ...string) *exec.Cmd {
 	return m.s.Command("env", append([]string{"PATH=" + tools + ":/usr/local/bin:" + os.Getenv("PATH"), installed, "upgrade"}, args...)...)
 }
 
-// upgrade runs it, and returns what it says and its last line.
+// upgrade runs it, and returns its output and its last line.
 func (m *manager) upgrade(t *testing.T, args ...string) (ok bool, said, last string) {
 	t.Helper()
 	out, err := m.command(args...).CombinedOutput()

@@ -42,8 +42,8 @@ func withVote(t *testing.T, first *harness.Server, name string) {
 	})
 }
 
-// TestOneOfSeveralServers: the program of one of two servers goes back alone when it fails, and etcd keeps what was written meanwhile; a
-// good one is Ready with all of etcd there.
+// TestOneOfSeveralServers: the program of one of two servers goes back alone when it fails, and etcd keeps what was
+// written meanwhile; a good one is Ready with all of etcd there.
 func TestOneOfSeveralServers(t *testing.T) {
 	network := &sandbox.Network{}
 	first := harness.New(t, harness.Options{Network: network})

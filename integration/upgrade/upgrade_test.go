@@ -27,11 +27,12 @@ func TestMain(m *testing.M) {
 	harness.Main(m)
 }
 
-// from is an older program to begin with: `make upgrade-test` builds one from the repository's history. It may not know the command, which
-// the new one runs then.
+// from is an older program to begin with: `make upgrade-test` builds one from the repository's history. It may not know
+// the command, which the new one runs then.
 const from = "KUBELITH_UPGRADE_FROM"
 
-// variant writes a copy of the executable under test that calls itself another version of Kubernetes. Both versions have the same length.
+// variant writes a copy of the executable under test that calls itself another version of Kubernetes. Both versions
+// have the same length.
 func (m *manager) variant(t *testing.T, name, was, is string) string {
 	t.Helper()
 	content, err := os.ReadFile(m.s.BinaryPath())
@@ -102,8 +103,9 @@ func (m *manager) sign(t *testing.T, file string) (key, signature string) {
 	return key, signature
 }
 
-// TestServer: what may not be installed is refused; a program that changes the data and then fails is taken back with the data; an
-// upgrade that is killed while the new program starts is finished by the same command; and no pod notices any of it.
+// TestServer: what may not be installed is refused; a program that changes the data and then fails is taken back with
+// the data; an upgrade that is killed while the new program starts is finished by the same command; and no pod notices
+// any of it.
 func TestServer(t *testing.T) {
 	s := harness.New(t, harness.Options{Args: []string{"--apiserver-arg=runtime-config=resource.k8s.io/v1beta1=true"}})
 	m := install(t, s, s.BinaryPath())
@@ -207,7 +209,7 @@ func TestServer(t *testing.T) {
 	}
 	_ = killed.Wait()
 	if ok, said, _ := m.upgrade(t, args...); !ok || !strings.Contains(said, "was interrupted: going on") {
-		t.Errorf("an upgrade that goes on says\n%s", said)
+		t.Errorf("an upgrade that goes on printed\n%s", said)
 	}
 	if got := m.version(t, "kubernetes"); got != next {
 		t.Errorf("the program is of %s", got)
@@ -223,7 +225,7 @@ func TestServer(t *testing.T) {
 	}
 	unchanged("an upgrade")
 	if ok, said, _ := m.upgrade(t, args...); !ok || !strings.Contains(said, "nothing to do") {
-		t.Errorf("the same upgrade again says\n%s", said)
+		t.Errorf("the same upgrade again printed\n%s", said)
 	}
 }
 

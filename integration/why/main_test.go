@@ -1,7 +1,7 @@
-// Package why applies the cases below cases/ on a real server, and checks what `kubelith why` says about them.
+// Package why applies the cases below cases/ on a real server, and checks what `kubelith why` reports about them.
 //
-// A case is a folder: manifests that a user could apply, and case.yaml, which says what to ask and what the answer must
-// be. The manifests go into a namespace of the case's own. setup*.yaml is applied first.
+// A case is a folder: manifests that a user could apply, and case.yaml with the question and what the answer must be.
+// The manifests go into the case's own namespace. setup*.yaml is applied first.
 package why
 
 import (
@@ -55,9 +55,8 @@ type Case struct {
 	Chain string `json:"chain"`
 	// Describe is what a person would have to find in `kubectl describe` of the same object for the same cause.
 	Describe string `json:"describe"`
-	// Before and Then are kubectl command lines that run before and after the manifests are applied; one behind "! " must be
-	// refused. NODE in them is the
-	// server's node, NAMESPACE the case's own. After runs when the case is over.
+	// Before and Then are kubectl command lines that run before and after the manifests are applied; one behind "! "
+	// must be refused. NODE in them is the server's node, NAMESPACE the case's own. After runs when the case is over.
 	Before []string `json:"before"`
 	Then   []string `json:"then"`
 	After  []string `json:"after"`
@@ -70,8 +69,8 @@ type Case struct {
 		Prints  string `json:"prints"`
 		Because string `json:"because"`
 	} `json:"unless"`
-	// Files are written to the node before anything is applied, by their paths, and removed afterwards. Such a case runs
-	// after the others, alone.
+	// Files are written to the node before anything is applied, by their paths, and removed afterwards. Such a case
+	// runs after the others, alone.
 	Files map[string]string `json:"files"`
 	// Log is what the server logs when it has noticed the files; nothing is applied before.
 	Log string `json:"log"`
@@ -276,7 +275,7 @@ func (c Case) check(a answer) error {
 		}
 	}
 	if a.Status == "broken" && len(a.Remedy) == 0 {
-		return errors.New("it does not say what to do")
+		return errors.New("it has no remedy")
 	}
 	return nil
 }
@@ -296,7 +295,7 @@ func askWhy(t testing.TB, s *harness.Server, args []string) (a answer, err error
 	return a, nil
 }
 
-// describes reports whether `kubectl describe` of the same object alone says the cause.
+// describes reports whether `kubectl describe` of the same object alone shows the cause.
 func describes(t testing.TB, s *harness.Server, ns string, c Case, args []string) bool {
 	if c.Describe == "" {
 		return false
@@ -412,7 +411,8 @@ func newApplier(t *testing.T, s *harness.Server) *applier {
 	return &applier{s.Dynamic(t), restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d)), nodes.Items[0].Name, ""}
 }
 
-// file applies a manifest. NAMESPACE in it is the case's own, CABUNDLE the authority of the tests' webhook. Objects of the cluster are deleted with the test.
+// file applies a manifest. NAMESPACE in it is the case's own, CABUNDLE the authority of the tests' webhook. Objects of
+// the cluster are deleted with the test.
 func (a *applier) file(t testing.TB, ns, path string) {
 	t.Helper()
 	content, err := os.ReadFile(path)
@@ -482,7 +482,7 @@ func (s *scores) begin(name, code string) (end func(s *scores, why, describe boo
 	}
 }
 
-// drop removes a case that cannot be made on this machine.
+// drop removes a case that cannot be set up on this machine.
 func (s *scores) drop(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -504,6 +504,6 @@ func (s *scores) table() string {
 	for _, e := range s.all {
 		fmt.Fprintf(&b, "%-36s %-26s %-5s %s\n", e.name, e.code, yes(e.why, &why), yes(e.describe, &describe))
 	}
-	fmt.Fprintf(&b, "%d cases: kubelith why is right about %d, kubectl describe of the same object says the cause of %d\n", len(s.all), why, describe)
+	fmt.Fprintf(&b, "%d cases: kubelith why is right about %d, kubectl describe of the same object has the cause of %d\n", len(s.all), why, describe)
 	return b.String()
 }

@@ -20,8 +20,8 @@ import (
 const registryAddress = "127.0.0.1:5000"
 
 // serveRegistry serves a registry inside the sandbox, as localhost:5000. It has two images: private/web:1, for the user
-// puller with the password secret, and elsewhere/web:1, for an architecture that no node has. Below limited/, nobody may
-// pull now.
+// puller with the password secret, and elsewhere/web:1, for an architecture that no node has. Every pull below
+// limited/ is refused with 429.
 func serveRegistry(t *testing.T, s *harness.Server) {
 	t.Helper()
 	l, err := s.Listen(registryAddress)

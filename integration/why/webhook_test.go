@@ -17,8 +17,8 @@ import (
 // webhookAddress is where the API server finds the tests' admission webhook.
 const webhookAddress = "127.0.0.1:5001"
 
-// serveWebhook serves an admission webhook inside the sandbox, which refuses what is sent to /deny and allows the rest. It
-// returns the certificate for caBundle.
+// serveWebhook serves an admission webhook inside the sandbox, which refuses what is sent to /deny and allows the rest.
+// It returns the certificate for caBundle.
 func serveWebhook(t *testing.T, s *harness.Server) string {
 	t.Helper()
 	l, err := s.Listen(webhookAddress)
@@ -33,7 +33,7 @@ func serveWebhook(t *testing.T, s *harness.Server) string {
 		}
 		review.Response = &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: r.URL.Path != "/deny"}
 		if !review.Response.Allowed {
-			review.Response.Result = &metav1.Status{Message: "pods need an owner of their own"}
+			review.Response.Result = &metav1.Status{Message: "pods need an owner"}
 		}
 		review.Request = nil
 		w.Header().Set("Content-Type", "application/json")

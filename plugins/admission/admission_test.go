@@ -172,7 +172,7 @@ type recorder struct{ texts []string }
 
 func (r *recorder) AddWarning(_, text string) { r.texts = append(r.texts, text) }
 
-// TestMatching: who is asked is decided by the rules that the plugin described.
+// TestMatching: the rules that the plugin described decide which requests it gets.
 func TestMatching(t *testing.T) {
 	exec := &corev1.PodExecOptions{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodExecOptions"}, Command: []string{"sh"}}
 	connect := func() admission.Attributes { return request(exec, nil, "pods", "exec", admission.Connect, "me") }
@@ -262,7 +262,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestNeverRan: without any description a plugin holds requests back unless the operator says Ignore, but none that
+// TestNeverRan: a plugin without any description blocks requests unless the operator sets Ignore, but never those that
 // keep the cluster going.
 func TestNeverRan(t *testing.T) {
 	in := func(namespace string) admission.Attributes {

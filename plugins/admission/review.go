@@ -74,7 +74,7 @@ func explain(plugin string, err error) error {
 	}
 }
 
-// check returns what is wrong with an answer. Upstream checks most of it too, but applies patches after the failure
+// check returns the error in an answer, if any. Upstream checks most of it too, but applies patches after the failure
 // policy, where a bad one would fail the request.
 func (a *accessor) check(r *admissionv1.AdmissionRequest, answer *admissionv1.AdmissionResponse) error {
 	switch {

@@ -205,8 +205,8 @@ func short(name, plugin string) string { return strings.TrimSuffix(name, "."+plu
 // uid returns a key that is unique among all hooks and webhooks.
 func uid(list, name string) string { return "plugin/" + list + "/" + name }
 
-// Hook returns the plugin and its hook by the names of a webhook configuration and a webhook; ok is false if they are no
-// plugin's.
+// Hook returns the plugin and its hook by the names of a webhook configuration and a webhook; ok is false if they are
+// no plugin's.
 func Hook(configuration, webhook string) (plugin, hook string, ok bool) {
 	plugin, ok = strings.CutSuffix(configuration, domain)
 	return plugin, short(webhook, plugin), ok

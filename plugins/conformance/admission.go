@@ -29,7 +29,7 @@ import (
 // admissionChecks returns the checks of admission plugins.
 func admissionChecks() []Check {
 	return []Check{
-		{"has hooks, each with a name of its own", hasHooks},
+		{"has hooks, each with its own name", hasHooks},
 		{"reviews every operation of its rules, also as dry run", reviewsItsRules},
 		{"the encodings that it reads give the same answer", encodingsAgree},
 		{"an object of 1 MiB", bigObject},

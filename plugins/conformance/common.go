@@ -103,8 +103,7 @@ func atOnce(n int, call func(i int) error) error {
 	return nil
 }
 
-// refusesHands starts the executable without the host's cookie: a person who does so should be told, not be left
-// waiting.
+// refusesHands starts the executable without the host's cookie: a user who does so should get an explanation, not wait.
 func refusesHands(ctx context.Context, t *Target) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
@@ -125,7 +124,7 @@ func refusesHands(ctx context.Context, t *Target) (string, error) {
 	return "", nil
 }
 
-// endsWithItsHost starts it as a host does that then dies: the end of its standard input is all that it hears.
+// endsWithItsHost starts it as a host that then dies would: the end of its standard input is the only signal.
 func endsWithItsHost(ctx context.Context, t *Target) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()

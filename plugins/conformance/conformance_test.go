@@ -20,7 +20,7 @@ func build(t *testing.T, pkg string) string {
 	return file
 }
 
-// run returns what each check said.
+// run returns the result of each check.
 func run(t *testing.T, o Options) (map[string]Result, error) {
 	t.Helper()
 	o.Log = logrus.NewEntry(logrus.New())
@@ -68,7 +68,7 @@ func TestWrongPlugins(t *testing.T) {
 		"uid":   "reviews every operation of its rules, also as dry run",
 		"patch": "reviews every operation of its rules, also as dry run",
 		"crash": "garbage is an error, not a crash",
-		"score": "knows the nodes that it was told of",
+		"score": "knows the nodes that it was sent",
 		"epoch": "refuses an epoch that it does not know with FAILED_PRECONDITION",
 	} {
 		t.Run(rule, func(t *testing.T) {

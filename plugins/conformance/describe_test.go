@@ -9,7 +9,7 @@ import (
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// FuzzDescribe: whatever a plugin says of itself is accepted or refused with one line, by each kind.
+// FuzzDescribe: each kind accepts whatever a plugin declares, or refuses it with one line.
 func FuzzDescribe(f *testing.F) {
 	hook := `{"name":"a","rules":[{"operations":["CREATE"],"apiGroups":[""],"apiVersions":["v1"],"resources":["pods"]}],"sideEffects":"None"}`
 	for _, d := range []*pluginv1.Description{

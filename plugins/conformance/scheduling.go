@@ -19,7 +19,7 @@ import (
 // schedulingChecks returns the checks of scheduling plugins.
 func schedulingChecks() []Check {
 	return []Check{
-		{"knows the nodes that it was told of", knowsNodes},
+		{"knows the nodes that it was sent", knowsNodes},
 		{"equal pods get equal answers", answersTheSame},
 		{"refuses an epoch that it does not know with FAILED_PRECONDITION", refusesUnknownEpochs},
 		{"forgets the nodes of an earlier epoch", forgetsNodes},
@@ -84,7 +84,7 @@ type results struct {
 }
 
 // ask calls Filter and Score, as far as the plugin offers them, and checks that the answers are about these nodes. If
-// it offers both, the second call has an update of its own.
+// it offers both, the second call has its own update.
 func (t *Target) ask(ctx context.Context, p *testNodes, update *schedulingv1.Update) (v results, err error) {
 	d := t.Description().GetScheduling()
 	if d.Filter {

@@ -44,8 +44,8 @@ const ResultsFD = 3
 // Storage runs csi-sanity of kubernetes-csi/csi-test on a driver. Failed tests are in the results; an error means that
 // the suite could not run to its end.
 //
-// suite is the command that runs csisanity.Main in a process of its own, because the suite prints, handles signals, may
-// exit and works once per process. Mounting needs root.
+// suite is the command that runs csisanity.Main in its own process, because the suite prints, handles signals, may exit
+// and works once per process. Mounting needs root.
 func Storage(ctx context.Context, suite []string, t StorageTarget) ([]StorageResult, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("csi-sanity mounts volumes: run it as root")

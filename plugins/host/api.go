@@ -1,5 +1,5 @@
 // Package host keeps a set of plugins running: it decides when to start, check, replace and stop their processes, which
-// plugins/process runs, and hands calls to the process that serves. It knows nothing of what a plugin says beyond
+// plugins/process runs, and hands calls to the process that serves. It knows nothing of a plugin's messages beyond
 // Describe: plugins/{admission,storage,scheduling} call through plugins.Set.
 package host
 

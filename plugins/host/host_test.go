@@ -222,7 +222,7 @@ func install(t *testing.T, path, version string) (sum string) {
 	return hex.EncodeToString(hash[:])
 }
 
-// admissionSpec is a plugin made of the test binary itself.
+// admissionSpec is a plugin that the test binary itself serves.
 func admissionSpec(t *testing.T, name, mode string) Spec {
 	self, err := os.Executable()
 	if err != nil {

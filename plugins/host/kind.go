@@ -7,8 +7,8 @@ import (
 	"kubelith.io/kubelith/plugins/process"
 )
 
-// KindOf starts a plugin whose kind is not known, asks it, and stops it. Nothing else may use the directories of o at
-// the same time.
+// KindOf starts a plugin whose kind is not known, queries it, and stops it. Nothing else may use the directories of o
+// at the same time.
 func KindOf(ctx context.Context, o Options, spec Spec) (kind plugins.Kind, err error) {
 	h := New(o)
 	if err := h.createDirs(); err != nil {

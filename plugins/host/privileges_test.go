@@ -75,7 +75,7 @@ func TestPrivileges(t *testing.T) {
 	}
 }
 
-// A plugin with a user of its own cannot touch what root goes on writing for it, nor read what another plugin has.
+// A plugin with its own user cannot touch what root keeps writing for it, nor read what another plugin has.
 func TestCredentialsOfAnotherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root may start a process as another user")

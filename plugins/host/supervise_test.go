@@ -63,7 +63,8 @@ func TestStartsAgain(t *testing.T) {
 	}
 }
 
-// TestCallOnClosedConnection: a call that finds the connection of an ended process closed is not one that its caller canceled.
+// TestCallOnClosedConnection: a call that finds the connection of an ended process closed is not one that its caller
+// canceled.
 func TestCallOnClosedConnection(t *testing.T) {
 	h := startHost(t, admissionSpec(t, "weak", "serve"))
 	first := h.ready("weak")
@@ -261,8 +262,8 @@ func names(all []plugins.Plugin) string {
 	return strings.Join(out, " ")
 }
 
-// installScript makes a plugin in a directory: a program that is given no arguments finds its mode in no environment, a
-// script brings it.
+// installScript creates a plugin in a directory: a program that is given no arguments finds its mode in no environment,
+// a script brings it.
 func installScript(t *testing.T, dir, name string) (path string) {
 	t.Helper()
 	self, err := os.Executable()
@@ -304,7 +305,7 @@ func TestDirectory(t *testing.T) {
 	eventually(t, "the plugin is gone with its file", func() bool { return len(h.States()) == 1 })
 }
 
-// What a plugin said of itself is known after a restart, before it runs.
+// A plugin's description is known after a restart, before the plugin runs.
 func TestDescriptionIsKept(t *testing.T) {
 	h := &testHost{t: t, log: &logLines{}, events: newEvents(), dir: t.TempDir()}
 	spec := admissionSpec(t, "p", "serve")

@@ -162,7 +162,7 @@ func (s served) Review(ctx context.Context, r *admissionv1.ReviewRequest) (*admi
 		return &admissionv1.ReviewResponse{Review: make([]byte, n)}, nil
 	case "environment":
 		return &admissionv1.ReviewResponse{Review: []byte(strings.Join(os.Environ(), "\n"))}, nil
-	case "attack": // its directory, as root will write to it: all that works is told
+	case "attack": // its directory, as root will write to it: the answer lists all that works
 		const dir = "/proc/self/fd/4/"
 		var done []string
 		for what, try := range map[string]func() error{

@@ -11,8 +11,7 @@ import (
 	"kubelith.io/kubelith/plugins"
 )
 
-// TestDirectoryAppears: a directory that is made later, or again, is looked into at once, and not only when everything
-// is.
+// TestDirectoryAppears: a directory that is created later, or again, is read at once, and not only when everything is.
 func TestDirectoryAppears(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "opt", "plugins")
 	spec := admissionSpec(t, "configured", "serve")
@@ -61,7 +60,7 @@ func TestDirectoryAppears(t *testing.T) {
 	soon("moved")
 }
 
-// TestWatched: what is in a directory when its watch begins may be half of a file, so that the watcher says when one
+// TestWatched: what is in a directory when its watch begins may be half of a file, so the watcher reports when a watch
 // has begun.
 func TestWatched(t *testing.T) {
 	watcher, err := fsnotify.NewWatcher()

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What a plugin says of itself is not parsed when it could become much: 16 MiB of "a 1" were a gigabyte.
+// A plugin's metrics are not parsed when they could become large: 16 MiB of "a 1" took a gigabyte.
 func TestOwnMetricsAreBounded(t *testing.T) {
 	for name, tc := range map[string]struct {
 		text string
@@ -38,7 +38,7 @@ func TestOwnMetricsAreBounded(t *testing.T) {
 	}
 }
 
-// FuzzOwnMetrics: whatever a plugin says can be told beside the metrics of others, or is an error.
+// FuzzOwnMetrics: whatever a plugin writes can be exposed beside the metrics of others, or is an error.
 func FuzzOwnMetrics(f *testing.F) {
 	f.Add([]byte("# HELP x_total of a\n# TYPE x_total counter\nx_total{z=\"1\",plugin=\"liar\"} 4\n"))
 	f.Add([]byte("y 1\ny 2\n"))

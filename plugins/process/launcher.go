@@ -105,8 +105,8 @@ func (l *Launcher) parentCgroup() *cgroups.Parent {
 	return l.cgroup
 }
 
-// cgroupName returns the name of the parent cgroup. Servers in mount namespaces of their own may have data directories
-// of the same path, so device and inode of the directory are part of it.
+// cgroupName returns the name of the parent cgroup. Servers in their own mount namespaces may have data directories of
+// the same path, so device and inode of the directory are part of it.
 func cgroupName(dataDir string) string {
 	var st unix.Stat_t
 	unix.Stat(dataDir, &st) // zero without one
@@ -174,7 +174,7 @@ func (l *Launcher) confine(p *Process) (err error) {
 	return p.record.write()
 }
 
-// introduce shakes hands, checks the health, and asks for the description and checks it.
+// introduce shakes hands, checks the health, and requests the description and checks it.
 func (l *Launcher) introduce(ctx context.Context, p *Process) error {
 	protocol, err := p.client.Client()
 	if err != nil {

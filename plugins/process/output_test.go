@@ -53,7 +53,7 @@ func FuzzOutput(f *testing.F) {
 		o.read(strings.NewReader(string(text)))
 		o.writer().Write(text)
 		mustBePrintable(t, o.lastLine())
-		if lines > 3*linesPerSecond { // two seconds may have begun, and what was dropped is told
+		if lines > 3*linesPerSecond { // two seconds may have begun, and a line reports what was dropped
 			t.Errorf("%d lines", lines)
 		}
 	})

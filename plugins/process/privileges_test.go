@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Threads that gave up something are not used by anybody else, and end.
+// Threads that dropped privileges run nothing else, and end.
 func TestOwnThreads(t *testing.T) {
 	threads := map[int]bool{}
 	for range 50 {

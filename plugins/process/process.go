@@ -39,7 +39,7 @@ func (p *Process) Spec() *Spec { return p.spec }
 // Conn returns the connection on which the plugin serves its services.
 func (p *Process) Conn() *grpc.ClientConn { return p.conn }
 
-// Description returns what the plugin said of itself at its start.
+// Description returns how the plugin described itself at its start.
 func (p *Process) Description() *pluginv1.Description { return p.description }
 
 // Generation returns a number that no other process of the launcher has; never 0.
@@ -65,14 +65,14 @@ func (p *Process) Cgroup() string {
 // Done is closed when the process has ended, by itself or not.
 func (p *Process) Done() <-chan struct{} { return p.runner.process().done }
 
-// Health asks go-plugin's health service, which answers as long as the process serves anything. It returns within
+// Health queries go-plugin's health service, which answers as long as the process serves anything. It returns within
 // HealthTimeout.
 func (p *Process) Health(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, HealthTimeout)
 	defer cancel()
 	answer, err := grpc_health_v1.NewHealthClient(p.conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: goplugin.GRPCServiceName})
 	if err == nil && answer.Status != grpc_health_v1.HealthCheckResponse_SERVING {
-		err = fmt.Errorf("it says %s", answer.Status)
+		err = fmt.Errorf("it reports %s", answer.Status)
 	}
 	return err
 }

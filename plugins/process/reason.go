@@ -14,8 +14,8 @@ import (
 	"kubelith.io/kubelith/plugins/proto"
 )
 
-// exitError says why a process ended, or is no plugin. output is what it printed last: only the operator may read that,
-// as it may contain secrets.
+// exitError is why a process ended, or is not a plugin. output is what it printed last: only the operator may read
+// that, as it may contain secrets.
 type exitError struct{ reason, output string }
 
 func (e *exitError) Error() string {
@@ -63,7 +63,7 @@ func (p *Process) handshakeError(err error) error {
 	return p.ExitReason()
 }
 
-// handshakeLineError says what is wrong with a handshake, CORE-PROTOCOL|PROTOCOL|NETWORK|ADDRESS|TYPE|CERTIFICATE.
+// handshakeLineError returns the error in a handshake, CORE-PROTOCOL|PROTOCOL|NETWORK|ADDRESS|TYPE|CERTIFICATE.
 func handshakeLineError(line string, err error) error {
 	fields := strings.Split(strings.TrimSpace(line), "|")
 	if len(fields) < 4 {

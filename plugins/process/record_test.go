@@ -56,7 +56,7 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// Servers in mount namespaces of their own have directories of the same path.
+// Servers in their own mount namespaces have directories of the same path.
 func TestCgroupName(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 	var names []string

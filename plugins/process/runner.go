@@ -67,9 +67,9 @@ func (r *pluginRunner) prepare(cmd *exec.Cmd, temp string) error {
 	return nil
 }
 
-// share lets a plugin with a user of its own create its sockets in the temporary directory. The directory stays the
-// server's and gets the sticky bit: the server goes on writing to it, as root, and the plugin must not be able to put a
-// link in the place of any file.
+// share lets a plugin with its own user create its sockets in the temporary directory. The directory stays the server's
+// and gets the sticky bit: the server keeps writing to it, as root, and the plugin must not be able to replace any file
+// with a link.
 func (r *pluginRunner) share(temp string) error {
 	group := r.spec.Limits.Group()
 	if r.spec.Limits.UID == nil || group == nil {
@@ -81,8 +81,8 @@ func (r *pluginRunner) share(temp string) error {
 	return os.Chmod(temp, 0o770|os.ModeSticky)
 }
 
-// seen returns the path of the temporary directory for the plugin. With a user of its own it cannot pass the
-// directories above.
+// seen returns the path of the temporary directory for the plugin. With its own user it cannot pass the directories
+// above.
 func (r *pluginRunner) seen() string {
 	if r.spec.Limits.UID != nil {
 		return "/proc/self/fd/" + strconv.Itoa(tempFD)

@@ -119,7 +119,7 @@ func (c command) startBusy(p *child, pipes *pipes) error {
 	}
 }
 
-// startIn starts the process in a pid namespace of its own and in its cgroup, as far as the host allows it.
+// startIn starts the process in its own pid namespace and cgroup, as far as the host allows it.
 func (c command) startIn(p *child, pipes *pipes) error {
 	attr := &os.ProcAttr{
 		Dir:   "/",

@@ -1,6 +1,6 @@
 // Package process runs one process of a plugin at a time: it verifies the executable, starts it through
-// hashicorp/go-plugin, born in a cgroup, a pid namespace and a user of its own, shakes hands, carries its output into
-// the log, and ends it with everything it started.
+// hashicorp/go-plugin, born in its own cgroup, pid namespace and user, shakes hands, carries its output into the log,
+// and ends it with everything it started.
 //
 //	Verify -> Executable -> Launcher.Start -> Process: Conn, Health, Done, ExitReason, Stop
 //

@@ -49,8 +49,8 @@ func StatID(path string) FileID {
 }
 
 // Verify opens the program of a spec if it may be started: a regular file with the wanted checksum that only root or
-// this user can have written or put there. Directories above dataDir are trusted: whoever owns those has the cluster's
-// CA. The error says what to do.
+// this user can have written or put there. Directories above dataDir are trusted: a user who owns those has the
+// cluster's CA. The error says what to do.
 func Verify(spec *Spec, dataDir string) (_ *Executable, err error) {
 	// O_NONBLOCK: opening a fifo would wait for a writer.
 	fd, err := unix.Open(spec.Path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)

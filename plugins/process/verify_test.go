@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestCheckOwnership: who may write to any directory on the way to a file, or owns one, decides what the file is.
+// TestCheckOwnership: a user who may write to any directory on the path to a file, or owns one, decides what the file
+// is.
 func TestCheckOwnership(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(t *testing.T, root string) error
@@ -62,7 +63,7 @@ func TestCheckOwnership(t *testing.T) {
 			}
 		})
 	}
-	// What is above the data directory is not asked of what is in it.
+	// Directories above the data directory need not meet the rules for what is in it.
 	root := t.TempDir()
 	inside := filepath.Join(root, "data", "plugins")
 	if err := os.MkdirAll(inside, 0o700); err != nil {

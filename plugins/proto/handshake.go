@@ -11,7 +11,7 @@ const Version = 1
 // Name is the one go-plugin plugin that a process serves; its gRPC services depend on the kind.
 const Name = "kubelith"
 
-// Handshake tells a plugin that Kubelith started it, so that it can refuse to be started by hand.
+// Handshake shows a plugin that Kubelith started it, so that it can refuse to be started by hand.
 var Handshake = plugin.HandshakeConfig{
 	MagicCookieKey:   "KUBELITH_PLUGIN",
 	MagicCookieValue: "b4c1f7d2-started-by-kubelith",

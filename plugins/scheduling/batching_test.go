@@ -87,7 +87,7 @@ func batching(t *testing.T) []config.KubeSchedulerProfile {
 			return defaults.Profiles
 		}
 	}
-	t.Fatal("the default profile says nothing of spreading")
+	t.Fatal("the default profile does not configure spreading")
 	return nil
 }
 
@@ -147,7 +147,7 @@ func TestSignature(t *testing.T) {
 	}
 }
 
-// TestProfiles: the default profile has all plugins that it says nothing of; others have those that they name.
+// TestProfiles: the default profile has all plugins that it does not mention; others have those that they name.
 func TestProfiles(t *testing.T) {
 	log, _ := logrustest.NewNullLogger()
 	start := func(name string, weight int) *process {
@@ -195,7 +195,7 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// TestTwoProfiles: profiles share a plugin's process and what it has been told.
+// TestTwoProfiles: profiles share a plugin's process and what it has received.
 func TestTwoProfiles(t *testing.T) {
 	defaults, err := latest.Default()
 	if err != nil {

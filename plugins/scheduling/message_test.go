@@ -12,11 +12,12 @@ import (
 	schedulingv1 "kubelith.io/kubelith/plugins/proto/scheduling/v1"
 )
 
-// all is every field that a plugin may ask for.
+// all is every field that a plugin may request.
 var all = &pluginv1.NodeFields{Labels: true, Annotations: true, Taints: true, Allocatable: true, Requested: true, Pods: true}
 
 // TestInvalidUTF8: bytes that the API takes from clients that speak protobuf, as upstream checks no annotation, can be
-// sent. One annotation of a Node once kept all pods from being filtered, and one of its own let a pod pass by.
+// sent. One annotation of a Node once kept all pods from being filtered, and an annotation of a pod let that pod bypass
+// the filter.
 func TestInvalidUTF8(t *testing.T) {
 	const bad = "a\xff"
 	want := "a\uFFFD"

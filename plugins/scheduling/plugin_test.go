@@ -89,7 +89,7 @@ func TestFilterAndScore(t *testing.T) {
 	}
 }
 
-// TestWithdrawn: what a plugin does not do is not asked for, and of a plugin that the operator has removed nothing.
+// TestWithdrawn: what a plugin does not do is not requested, and nothing of a plugin that the operator has removed.
 func TestWithdrawn(t *testing.T) {
 	p := started(t, sdk.Scheduling{Score: byZone.Score})
 	r := newRig(t, p)
@@ -210,7 +210,7 @@ func TestNotRunning(t *testing.T) {
 	}
 }
 
-// TestHangs: a plugin that does not answer is not asked for each pod.
+// TestHangs: a plugin that does not answer is not called for each pod.
 func TestHangs(t *testing.T) {
 	p := started(t, byZone)
 	p.SetSettings(plugins.Settings{Timeout: 20 * time.Millisecond})
@@ -228,7 +228,7 @@ func TestHangs(t *testing.T) {
 	}
 	close(hang)
 	p.breakWith(nil)
-	// Once it answers again, it is asked again.
+	// Once it answers again, it is called again.
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		if _, _, err := r.schedule(st.MakePod().Name("p").UID("p").Obj()); err != nil {
 			t.Fatal(err)
@@ -277,7 +277,7 @@ func TestCancelled(t *testing.T) {
 	cancel()
 	_, result, _ := r.f.RunPreFilterPlugins(ctx, framework.NewCycleState(), st.MakePod().Name("p").UID("p").Obj())
 	if result.Code() != fwk.UnschedulableAndUnresolvable {
-		t.Errorf("status %v, want one that says nothing of the plugin", result)
+		t.Errorf("status %v, want one that does not mention the plugin", result)
 	}
 	if lines := r.lines.AllEntries(); len(lines) != 0 {
 		t.Errorf("lines about it: %v", lines)

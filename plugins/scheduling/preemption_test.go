@@ -60,7 +60,7 @@ func (r *rig) gone(want int) []string {
 	}
 }
 
-// TestPreemption: a plugin whose verdict depends on pods is asked what it says without some of them; upstream picks
+// TestPreemption: a plugin whose verdict depends on pods is asked for its verdict without some of them; upstream picks
 // node and victims.
 func TestPreemption(t *testing.T) {
 	for _, tc := range []struct {

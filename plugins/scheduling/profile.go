@@ -7,8 +7,8 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 )
 
-// profile has the plugins of one scheduler profile. The framework asks them one after the other; the first one to be
-// asked calls all of them at the same time, so that a pod waits for the slowest plugin, not for the sum.
+// profile has the plugins of one scheduler profile. The framework calls them one after the other; the first one called
+// calls all of them at the same time, so that a pod waits for the slowest plugin, not for the sum.
 type profile struct {
 	mu      sync.Mutex
 	members []*plugin
@@ -43,8 +43,8 @@ type answer[T any] struct {
 // Clone implements fwk.StateData.
 func (r *round[T]) Clone() fwk.StateData { return r }
 
-// serves reports whether the round has p's answer to the question. Each answer is used once: if asked again, the plugin
-// is called again.
+// serves reports whether the round has p's answer to the question. Each answer is used once: if the framework asks
+// again, the plugin is called again.
 func (r *round[T]) serves(p *plugin, pod *corev1.Pod, nodes []fwk.NodeInfo) bool {
 	a := r.answers[p]
 	return a != nil && !a.taken && r.pod == pod && len(r.nodes) == len(nodes) && len(nodes) > 0 && &r.nodes[0] == &nodes[0]

@@ -14,7 +14,7 @@ import (
 	"kubelith.io/kubelith/plugins/sdk"
 )
 
-// TestTogether: the plugins of a profile are asked at the same time, each once, and each answer is its own.
+// TestTogether: the plugins of a profile are called at the same time, each once, and each answer is its own.
 func TestTogether(t *testing.T) {
 	const count = 3
 	var mu sync.Mutex
@@ -74,7 +74,7 @@ func TestTogether(t *testing.T) {
 			}
 		}
 	}
-	// One that fails takes nobody with it.
+	// One that fails does not affect the others.
 	processes[2].breakWith(func(string, any) (any, error) { return nil, status.Error(codes.Unavailable, "crashed") })
 	waiting = 1 // for the one that does not come
 	got, _, err := r.schedule(st.MakePod().Name("p").UID("p").Obj())

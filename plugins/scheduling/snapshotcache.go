@@ -73,7 +73,7 @@ func (m *snapshotCache) all(infos []fwk.NodeInfo) delta {
 	return delta{update: u}
 }
 
-// some returns the delta for a request about some nodes. Other nodes may be unknown to the process. It is told of
+// some returns the delta for a request about some nodes. Other nodes may be unknown to the process. It learns of
 // removed nodes only if it would otherwise keep more nodes than exist.
 func (m *snapshotCache) some(infos, all []fwk.NodeInfo) delta {
 	u, ids := m.next(infos)

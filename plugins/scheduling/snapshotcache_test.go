@@ -69,7 +69,7 @@ func TestDeltas(t *testing.T) {
 	p.start(t, sdk.Scheduling{Filter: byZone.Filter, Needs: &sdk.NodeFields{Labels: true}})
 	expect("needs less", 4, 0, 1)
 	r.run(st.MakePod().Name("s").UID("s").Node("b").Obj())
-	expect("a pod runs, of which it need not hear", 0, 0, 2)
+	expect("a pod runs that it need not know", 0, 0, 2)
 	r.nodes(node("b", "other"))
 	u = expect("a label changed", 1, 0, 3)
 	if n := u.GetChanged()[0]; n.GetAllocatable() != nil || n.GetRequested() != nil || n.GetLabels()["zone"] != "other" {
@@ -195,8 +195,7 @@ func TestSnapshotCache(t *testing.T) {
 	}
 }
 
-// TestSomeNodes: a plugin that only scores hears of nodes when they are candidates, and does not keep more than there
-// are.
+// TestSomeNodes: a plugin that only scores learns of nodes when they are candidates, and does not keep more than exist.
 func TestSomeNodes(t *testing.T) {
 	p := started(t, sdk.Scheduling{Score: byZone.Score})
 	r := newRig(t, p)

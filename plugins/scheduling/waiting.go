@@ -12,9 +12,8 @@ import (
 // minSweep is the number of pods from which on those that no longer wait are removed.
 const minSweep = 1024
 
-// waiting has the pods that a plugin may have rejected, or could not be asked about. The scheduler retries them when
-// the cluster changes, but a change of the plugin is no change of the cluster. Some of the pods may have got a node
-// since.
+// waiting has the pods that a plugin may have rejected, or could not be called for. The scheduler retries them when the
+// cluster changes, but a change of the plugin is no change of the cluster. Some of the pods may have got a node since.
 type waiting struct {
 	known corelisters.PodLister
 

@@ -108,7 +108,7 @@ func TestTriedAgainInFlight(t *testing.T) {
 	r.expect("refused by a process that is gone", nil, []string{"p"})
 }
 
-// TestMustAnswer: a pod that could not be asked about does not wait for the end of its pause when the plugin is back.
+// TestMustAnswer: a pod that no call could be made for does not wait for the end of its pause when the plugin is back.
 func TestMustAnswer(t *testing.T) {
 	p := started(t, forbids("x"))
 	p.SetSettings(plugins.Settings{FailurePolicy: "Fail", Timeout: patient})

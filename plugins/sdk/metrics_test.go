@@ -17,7 +17,7 @@ import (
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// serveCounting is a plugin of a kind whose metrics count how often they were asked for, and fail at the third time.
+// serveCounting is a plugin of a kind whose metrics count how often they were requested, and fail at the third time.
 func serveCounting(kind string) {
 	asked := 0
 	count := func(w io.Writer) error {

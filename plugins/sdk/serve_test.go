@@ -129,7 +129,7 @@ func TestEndsWithItsHost(t *testing.T) {
 	}
 }
 
-// TestByHand: who starts a plugin by hand is told what it is.
+// TestByHand: a user who starts a plugin by hand learns what it is.
 func TestByHand(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), roleVariable+"=plugin")

@@ -78,7 +78,7 @@ func (s *Storage) register(server grpc.ServiceRegistrar) {
 	}
 }
 
-// storageIdentity is the Identity service of a plugin that has none of its own.
+// storageIdentity is the Identity service of a plugin that does not have its own.
 type storageIdentity struct {
 	csi.UnimplementedIdentityServer
 	plugin *Storage

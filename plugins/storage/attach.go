@@ -11,7 +11,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// reconcileEvery is how often a driver that can tell is asked where its volumes are attached.
+// reconcileEvery is how often a driver that can list its attached volumes is queried for them.
 const reconcileEvery = time.Minute
 
 // addAttaching adds what attaches volumes to nodes, as external-attacher's main does (cmd/csi-attacher).

@@ -21,8 +21,9 @@ import (
 const (
 	// callTimeout bounds a call of a controller; the libraries make a call that took longer again.
 	callTimeout = 30 * time.Second
-	// retryMin and retryMax bound the time until a controller tries again. The sidecars' 5 minutes would be what an operator waits who has
-	// fixed a driver. Its next process does not end the wait: a volume whose call ends the process would keep it from all others.
+	// retryMin and retryMax bound the time until a controller tries again. The sidecars' 5 minutes would be what an
+	// operator waits who has fixed a driver. Its next process does not end the wait: a volume whose call ends the
+	// process would keep it from all others.
 	retryMin, retryMax = time.Second, time.Minute
 	// workers is how many volumes a controller works on at a time.
 	workers = 10
@@ -31,7 +32,7 @@ const (
 // Clients call the API.
 type Clients struct {
 	Client kubernetes.Interface
-	// Snapshots reads VolumeSnapshots that a claim is made from.
+	// Snapshots reads VolumeSnapshots that a claim is created from.
 	Snapshots snapclientset.Interface
 }
 
@@ -50,8 +51,8 @@ func NewClients(c *rest.Config) (Clients, error) {
 	return Clients{client, snapshots}, nil
 }
 
-// Controllers are what sidecars run beside a driver in pods: for a node-local driver on each node, for another one in one place of
-// the cluster. All fields are required.
+// Controllers are what sidecars run beside a driver in pods: for a node-local driver on each node, for another one in
+// one place of the cluster. All fields are required.
 type Controllers struct {
 	// Clients have the rights of the sidecars.
 	Clients
@@ -74,7 +75,8 @@ type controllers struct {
 	ends   []func() // of what does not end by itself with the runs
 }
 
-// Start starts the controllers of a driver. The returned function waits for the end, after ctx has ended; nothing is left then.
+// Start starts the controllers of a driver. The returned function waits for the end, after ctx has ended; nothing is
+// left then.
 func (o Controllers) Start(ctx context.Context, d *Driver, now Facts) (wait func(), err error) {
 	view := sharedinformers.NewView(o.Informers, nil)
 	c := &controllers{Driver: d, Controllers: o, facts: now, view: view}
@@ -116,7 +118,7 @@ func (o Controllers) Start(ctx context.Context, d *Driver, now Facts) (wait func
 	return wait, nil
 }
 
-// followNode has the driver asked again when its Node is another one, or gone: what it owns is gone with it.
+// followNode has the driver queried again when its Node is another one, or gone: what it owns is gone with it.
 func (c *controllers) followNode(ctx context.Context) {
 	own := sharedinformers.One(c.Client, "", c.NodeName)
 	look := func(o any) {

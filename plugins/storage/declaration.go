@@ -13,14 +13,14 @@ import (
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
-// The label of the objects that Kubelith makes.
+// The label of the objects that Kubelith creates.
 const managedByLabel, managedBy = "app.kubernetes.io/managed-by", "kubelith"
 
 // Declaration is what a plugin declares in Describe. Its objects are marked as ours.
 type Declaration struct {
 	Driver  *storagev1.CSIDriver
 	Classes []*storagev1.StorageClass
-	// NodeLocal says that a volume is on one node, and that the plugin of that node makes it.
+	// NodeLocal reports that a volume is on one node, and that the plugin of that node creates it.
 	NodeLocal bool
 }
 
@@ -78,7 +78,7 @@ func decode(text []byte, into any) error {
 	return decoder.Decode(into)
 }
 
-// owned is the part of the metadata that a plugin says, marked as ours.
+// owned is the part of the metadata that a plugin declares, marked as ours.
 func owned(m metav1.ObjectMeta) metav1.ObjectMeta {
 	labels := map[string]string{}
 	for k, v := range m.Labels {
@@ -88,10 +88,10 @@ func owned(m metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: m.Name, Labels: labels, Annotations: m.Annotations}
 }
 
-// IsOurs reports whether Kubelith made the object.
+// IsOurs reports whether Kubelith created the object.
 func IsOurs(o metav1.Object) bool { return o.GetLabels()[managedByLabel] == managedBy }
 
-// ForeignError says that the CSIDriver of a plugin's name is not ours.
+// ForeignError reports that the CSIDriver of a plugin's name is not ours.
 type ForeignError struct{ Driver string }
 
 func (e *ForeignError) Error() string {

@@ -27,7 +27,7 @@ import (
 )
 
 const (
-	// askTimeout bounds what a driver is asked about itself.
+	// askTimeout bounds the queries to a driver about itself.
 	askTimeout = 30 * time.Second
 	// RetryDelay is the time after something that failed and nothing else brings on again.
 	RetryDelay = 2 * time.Second
@@ -39,7 +39,7 @@ const (
 //
 //	start --> asked --facts known--> served --+
 //	              ^                           |
-//	              +--- it says other facts ---+
+//	              +---- the facts change -----+
 type Driver struct {
 	// Plugin serves the driver, Declaration is what it declares.
 	Plugin plugins.Plugin
@@ -64,7 +64,7 @@ func (d *Driver) same(other *Driver) bool {
 	return d.Plugin == other.Plugin && reflect.DeepEqual(d.Declaration, other.Declaration)
 }
 
-// wake has the driver asked again what it is.
+// wake has the driver's facts queried again.
 func (d *Driver) wake() { d.changed.Send() }
 
 // start runs the driver until ctx ends or end is called.
@@ -87,12 +87,12 @@ func (d *Driver) end() {
 	<-d.ended
 }
 
-// Keep asks the driver, at its socket, what it is, and calls serve with the answer, until ctx ends. serve starts what the driver needs
-// and returns a function that waits for the end of that, after its context has ended. It is called again when the facts have changed,
-// and a little after it has failed.
+// Keep queries the driver's facts, at its socket, and calls serve with the answer, until ctx ends. serve starts what
+// the driver needs and returns a function that waits for the end of that, after its context has ended. It is called
+// again when the facts have changed, and a little after it has failed.
 func (d *Driver) Keep(ctx context.Context, serve func(context.Context, Facts) (wait func(), err error)) error {
 	conn, err := grpc.NewClient("unix:"+Socket(d.drivers.KubeletRootDir, d.Name()), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		// The socket may be made later than this.
+		// The socket may be created later than this.
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: grpcbackoff.Config{BaseDelay: firstDial, Multiplier: 1.6, MaxDelay: RetryDelay}}))
 	if err != nil {
@@ -115,7 +115,7 @@ func (d *Driver) Keep(ctx context.Context, serve func(context.Context, Facts) (w
 	return nil
 }
 
-// serve has the driver served until it says other facts about itself.
+// serve has the driver served until its facts change.
 func (d *Driver) serve(ctx context.Context, now Facts, serve func(context.Context, Facts) (func(), error)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -148,7 +148,7 @@ func (d *Driver) sleep(ctx context.Context) {
 	}
 }
 
-// complain says once what is wrong.
+// complain reports each error once.
 func (d *Driver) complain(err error) {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return
@@ -158,13 +158,13 @@ func (d *Driver) complain(err error) {
 	}
 }
 
-// Facts are what a driver says of itself, beyond what it declares.
+// Facts are what a driver reports about itself, beyond what it declares.
 type Facts struct {
 	// Identity and Controller are its capabilities, Info is its answer to NodeGetInfo.
 	Identity   rpc.PluginCapabilitySet
 	Controller rpc.ControllerCapabilitySet
 	Info       *csi.NodeGetInfoResponse
-	// NodeUID is of a node-local driver's Node; empty when there is none, or nobody asked.
+	// NodeUID is of a node-local driver's Node; empty when there is none, or it was not requested.
 	NodeUID types.UID
 }
 
@@ -181,7 +181,8 @@ func (f Facts) Attaches(d Declaration) bool {
 	return f.can(csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME) && !d.NodeLocal
 }
 
-// NodeKey is the topology key by whose value a driver names the node; empty when it names it in another way, or is not node-local.
+// NodeKey is the topology key by whose value a driver names the node; empty when it names it in another way, or is not
+// node-local.
 func (f Facts) NodeKey(d Declaration, node string) string {
 	segments := f.Info.GetAccessibleTopology().GetSegments()
 	for _, key := range slices.Sorted(maps.Keys(segments)) {
@@ -192,7 +193,7 @@ func (f Facts) NodeKey(d Declaration, node string) string {
 	return ""
 }
 
-// ask asks the driver what it is.
+// ask queries the driver's facts.
 func (d *Driver) ask(ctx context.Context) (Facts, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()

@@ -14,7 +14,7 @@ import (
 // Refused is the reason of Events about plugins that cannot be the driver that they want to be.
 const Refused = "StorageDriverRefused"
 
-// Complaints says, in the log and on the Node, why a plugin is no driver.
+// Complaints reports, in the log and on the Node, why a plugin is not a driver.
 type Complaints struct {
 	recorder record.EventRecorder
 	node     *corev1.ObjectReference
@@ -28,7 +28,7 @@ func NewComplaints(ctx context.Context, cs kubernetes.Interface, node string, lo
 	return &Complaints{recorder: recorder, node: events.Node(node), log: log, stop: stop}
 }
 
-// Complain says it of one plugin.
+// Complain reports it for one plugin.
 func (c *Complaints) Complain(plugin string, err error) {
 	c.log.WithField("plugin", plugin).Error(err)
 	c.recorder.Eventf(c.node, corev1.EventTypeWarning, Refused, "plugin %s: %v", plugin, err)

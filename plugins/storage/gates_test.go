@@ -11,7 +11,8 @@ import (
 	"k8s.io/kubernetes/pkg/features"
 )
 
-// TestGates: that it starts is most of it. Without package csigates, or with a path that sorts later, Kubernetes' init panics.
+// TestGates: that it starts is most of it. Without package csigates, or with a path that sorts later, Kubernetes' init
+// panics.
 func TestGates(t *testing.T) {
 	gates := utilfeature.DefaultMutableFeatureGate
 	for _, f := range []featuregate.Feature{provision.Topology, provision.CrossNamespaceVolumeDataSource, provision.VolumeAttributesClass,

@@ -28,14 +28,14 @@ import (
 )
 
 const (
-	// ownBaseDelay and ownMaxDelay bound how long a node waits before it takes a claim that is bound immediately and any
-	// node may have: less than the sidecar's 20 s to 60 s, as few nodes wait for the same.
+	// ownBaseDelay and ownMaxDelay bound how long a node waits before it takes a claim that is bound immediately and
+	// any node may have: less than the sidecar's 20 s to 60 s, as few nodes wait for the same.
 	ownBaseDelay, ownMaxDelay = 2 * time.Second, 30 * time.Second
-	// capacityEvery is how often free space is asked for; it is asked for after each volume too.
+	// capacityEvery is how often free space is queried; it is queried after each volume too.
 	capacityEvery = time.Minute
 )
 
-// addProvisioning adds what makes and deletes volumes, as external-provisioner's main does (cmd/csi-provisioner).
+// addProvisioning adds what creates and deletes volumes, as external-provisioner's main does (cmd/csi-provisioner).
 func (c *controllers) addProvisioning(ctx context.Context) error {
 	if !c.facts.can(csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME) {
 		return nil
@@ -87,7 +87,7 @@ func (c *controllers) addProvisioning(ctx context.Context) error {
 	provisioning.ControllerWaitGroup(&workers)
 	c.run(func(ctx context.Context) {
 		provisioning.Run(ctx)
-		workers.Wait() // a volume that is being made belongs to this run
+		workers.Wait() // a volume that is being created belongs to this run
 	})
 	// It returns nil for a driver that does not clone.
 	if cloning := ctrl.NewCloningProtectionController(c.Client, claims.Lister(), claims.Informer(), c.queue("claims"), c.facts.Controller); cloning != nil {
@@ -96,14 +96,14 @@ func (c *controllers) addProvisioning(ctx context.Context) error {
 	return nil
 }
 
-// tellsCapacity tells whether the scheduler is told of the space. That of a node without a Node nobody wants to know.
+// tellsCapacity reports whether the scheduler learns how much space is free. It needs none of a machine without a Node.
 func (c *controllers) tellsCapacity() bool {
 	wanted := c.Driver.Declaration.Driver.Spec.StorageCapacity
 	return wanted != nil && *wanted && c.facts.can(csi.ControllerServiceCapability_RPC_GET_CAPACITY) && (!c.NodeLocal || c.facts.NodeUID != "")
 }
 
-// topology has what the provisioner asks for the places of volumes: all nodes or, when the driver is node-local, this one
-// as the driver describes it.
+// topology has what the provisioner queries for the places of volumes: all nodes or, when the driver is node-local,
+// this one as the driver describes it.
 func (c *controllers) topology() (storagelisters.CSINodeLister, corelisters.NodeLister) {
 	if !ctrl.SupportsTopology(c.facts.Identity) {
 		return nil, nil
@@ -130,7 +130,7 @@ func (c *controllers) topology() (storagelisters.CSINodeLister, corelisters.Node
 	return storagelisters.NewCSINodeLister(csiNodes), corelisters.NewNodeLister(nodes)
 }
 
-// addCapacity adds what tells the scheduler how much space is left, in CSIStorageCapacity objects.
+// addCapacity adds what reports to the scheduler how much space is left, in CSIStorageCapacity objects.
 func (c *controllers) addCapacity() *capacity.Controller {
 	var places topology.Informer
 	var owner *metav1.OwnerReference

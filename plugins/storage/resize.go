@@ -17,7 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// addResizing adds what makes volumes larger, as external-resizer's main does (cmd/csi-resizer).
+// addResizing adds what expands volumes, as external-resizer's main does (cmd/csi-resizer).
 func (c *controllers) addResizing(context.Context) error {
 	if !c.facts.Identity[csi.PluginCapability_Service_CONTROLLER_SERVICE] {
 		return nil

@@ -8,8 +8,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// TestSharedScheme: while others look types up, the provisioner's library may register them. Without KeepScheme the runtime
-// ends this process.
+// TestSharedScheme: while others look types up, the provisioner's library may register them. Without KeepScheme the
+// runtime ends this process.
 func TestSharedScheme(t *testing.T) {
 	KeepScheme()
 	registered := make(chan struct{})

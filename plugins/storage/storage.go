@@ -41,15 +41,16 @@ type Drivers struct {
 	KubeletRootDir string
 	// Serve runs a driver until ctx ends. It is called again a little after it has returned before.
 	Serve func(ctx context.Context, d *Driver) error
-	// Gone is called when a driver has ended because its plugin is gone, or another driver now; nil: nobody wants to know.
+	// Gone is called when a driver has ended because its plugin is gone, or another driver now; may be nil.
 	Gone func(d *Driver)
 	// Fits refuses a driver by its name; nil: none.
 	Fits func(driver string) error
-	// NodeUID returns the UID of this node's Node, empty without one, for the Facts of node-local drivers; nil: they are without it.
+	// NodeUID returns the UID of this node's Node, empty without one, for the Facts of node-local drivers; nil: they
+	// are without it.
 	NodeUID func(context.Context) (types.UID, error)
 	// Complain is called when something is wrong with a plugin, once for each error.
 	Complain func(plugin string, err error)
-	// Quiet leaves to others what is wrong with a plugin itself: its declaration, and what it says when it is asked.
+	// Quiet leaves a plugin's own errors to others: those of its declaration, and of its answers.
 	Quiet bool
 	// Work is begun and ended with each change of plugins.
 	Work *lifecycle.Watchdog
@@ -86,7 +87,7 @@ func (s *Drivers) update(ctx context.Context) {
 	for _, p := range s.Plugins.Plugins(plugins.Storage) {
 		description := p.Description()
 		if description == nil {
-			continue // it has never run: it will say so, and its host says why not
+			continue // it has never run: its start will be a change, and its host reports why it does not run
 		}
 		declared, err := declarationOf(description)
 		if err == nil && s.Fits != nil {

@@ -12,7 +12,7 @@ import (
 
 // Memory is what the kernel counted of a group's memory.
 type Memory struct {
-	// Peak is how much it used at most, in bytes, without swap; 0: the kernel does not say (v2 before Linux 5.19).
+	// Peak is how much it used at most, in bytes, without swap; 0: not reported (v2 before Linux 5.19).
 	Peak int64
 	// Kills is how many processes the kernel killed because memory ran out.
 	Kills int64
@@ -24,7 +24,8 @@ func ContainerMemory(cgroupsPath string) (Memory, error) {
 	return containerMemory(mountpoint, DetectMode(), cgroupsPath)
 }
 
-// Source: https://docs.kernel.org/admin-guide/cgroup-v1/memory.html and https://docs.kernel.org/admin-guide/cgroup-v2.html.
+// Source: https://docs.kernel.org/admin-guide/cgroup-v1/memory.html and
+// https://docs.kernel.org/admin-guide/cgroup-v2.html.
 func containerMemory(mount string, mode Mode, cgroupsPath string) (m Memory, err error) {
 	group, peak, events := filepath.Join(mount, groupPath(cgroupsPath)), "memory.peak", "memory.events"
 	switch mode {

@@ -72,7 +72,7 @@ func This(ctx context.Context) Host {
 		Run: func(path string, args ...string) (string, error) {
 			ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 			defer cancel()
-			// crun makes the directory of its state even to print its version.
+			// crun creates the directory of its state even to print its version.
 			dir, err := os.MkdirTemp("", "kubelith-runtime-")
 			if err != nil {
 				return "", err
@@ -88,7 +88,8 @@ func This(ctx context.Context) Host {
 	}
 }
 
-// Find returns a runtime of OfHost. The error says why the host has none that works; it is ErrMissing, or says what to do.
+// Find returns a runtime of OfHost. The error says why the host has none that works; it is ErrMissing, or says what to
+// do.
 func (h Host) Find(name string) (Runtime, error) {
 	path, err := h.Look(name)
 	if errors.Is(err, exec.ErrNotFound) {
@@ -122,7 +123,7 @@ func (h Host) Find(name string) (Runtime, error) {
 // versionLine is the first line of the output: "crun version 1.8.1", "youki version: 0.5.7", "youki 0.3.3".
 var versionLine = regexp.MustCompile(`^(\w+) (?:version:? )?v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:[-.+~ ].*)?$`)
 
-// versionOf returns the version in what the runtime says about itself.
+// versionOf returns the version in the output of --version.
 func versionOf(name, output string) (v version, ok bool) {
 	line, _, _ := strings.Cut(output, "\n")
 	m := versionLine.FindStringSubmatch(strings.TrimSpace(line))
@@ -135,8 +136,8 @@ func versionOf(name, output string) (v version, ok bool) {
 	return v, true
 }
 
-// lacking returns what crun was built without and our containers need, as the last line of its output says
-// ("+SYSTEMD +SELINUX +CAP +SECCOMP"). Without seccomp it would start them without their filter, and not say so.
+// lacking returns what crun was built without and our containers need, as the last line of its output shows
+// ("+SYSTEMD +SELINUX +CAP +SECCOMP"). Without seccomp it would start them without their filter, and not report it.
 func (h Host) lacking(name, output string) string {
 	if name != Crun {
 		return ""

@@ -8,8 +8,8 @@ import (
 )
 
 // list is the content of the archive, so that an unpacked directory can be checked without reading the archive. Its
-// first line is the archive's digest ("sha256 <hex>"); each other line is "<size in bytes> <name>", followed by module and
-// version if the program's source is patched.
+// first line is the archive's digest ("sha256 <hex>"); each other line is "<size in bytes> <name>", followed by module
+// and version if the program's source is patched.
 type list struct {
 	digest string
 	files  []file

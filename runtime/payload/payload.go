@@ -51,8 +51,8 @@ func Unpack(dataDir string) (string, error) {
 	return binDir, nil
 }
 
-// Patched returns the modules, "PATH VERSION", of the programs whose source make has patched (patches). An executable without its payload
-// has none.
+// Patched returns the modules, "PATH VERSION", of the programs whose source make has patched (patches). An executable
+// without its payload has none.
 func Patched() []string {
 	archive, list, err := embedded()
 	if err != nil {

@@ -18,11 +18,12 @@ import (
 	"kubelith.io/kubelith/base/procstat"
 )
 
-// container is one that upstream's service has, with what this package needs to leave runc out when there is nothing for it to do.
+// container is one that upstream's service has, with what this package needs to leave runc out when there is nothing
+// for it to do.
 type container struct {
 	bundle string
-	// pidfd stands for its first process also after the pid is another's. -1: the process had ended, or the container shares
-	// process IDs with others.
+	// pidfd stands for its first process also after the pid is another's. -1: the process had ended, or the container
+	// shares process IDs with others.
 	pidfd int
 }
 
@@ -90,10 +91,10 @@ func (s *containers) signal(id string, signal unix.Signal) error {
 	return unix.PidfdSendSignal(c.pidfd, signal, nil, 0)
 }
 
-// killContainer signals a process of a container. To start runc only for that takes 6 ms of CPU. So a running container with process
-// IDs of its own gets its signal from here; one that has ended gets none, which containerd sends to whatever may be left of it. Where there
-// is more to do, runc does it: it kills a container that shares process IDs one by one, and on cgroup v1 it thaws what SIGKILL cannot
-// end while it is frozen.
+// killContainer signals a process of a container. To start runc only for that takes 6 ms of CPU. So a running container
+// with its own process IDs gets its signal from here; one that has ended gets none, which containerd sends to whatever
+// may be left of it. Where there is more to do, runc does it: it kills a container that shares process IDs one by one,
+// and on cgroup v1 it thaws what SIGKILL cannot end while it is frozen.
 //
 // Source: runc, libcontainer/container_linux.go: Container.Signal.
 func (s *service) killContainer(ctx context.Context, r *taskAPI.KillRequest) (*ptypes.Empty, error) {
@@ -113,7 +114,7 @@ func (s *service) killContainer(ctx context.Context, r *taskAPI.KillRequest) (*p
 	default:
 		return s.TTRPCTaskService.Kill(ctx, r)
 	}
-	if errors.Is(err, unix.ESRCH) { // as upstream's service says it
+	if errors.Is(err, unix.ESRCH) { // as upstream's service reports it
 		err = errgrpc.ToGRPCf(errdefs.ErrNotFound, "process already finished")
 	}
 	if err != nil {
@@ -122,13 +123,13 @@ func (s *service) killContainer(ctx context.Context, r *taskAPI.KillRequest) (*p
 	return &ptypes.Empty{}, nil
 }
 
-// deletedFile is in the bundle of a container, or of a sandbox, that its shim has deleted. containerd asks a new shim to clean up after each
-// one all the same, whose connection it has closed.
+// deletedFile is in the bundle of a container, or of a sandbox, that its shim has deleted. containerd asks a new shim
+// to clean up after each one all the same, whose connection it has closed.
 //
 // Source: containerd, core/runtime/v2/shim.go: cleanupAfterDeadShim.
 const deletedFile = "deleted"
 
-// markDeleted may fail: the cleaning up is done in vain then.
+// markDeleted may fail: the cleanup then runs for nothing.
 func markDeleted(bundle string) {
 	if bundle != "" {
 		_ = os.WriteFile(filepath.Join(bundle, deletedFile), nil, 0o600)

@@ -93,7 +93,7 @@ func TestKillByRunc(t *testing.T) {
 	}
 }
 
-// Cleaning up after what has been deleted asks neither runc nor the record of a sandbox.
+// Cleaning up after what has been deleted uses neither runc nor the record of a sandbox.
 func TestStopDeleted(t *testing.T) {
 	bundle := t.TempDir()
 	if err := runc.WriteExitStatus(bundle, runcC.Exit{Pid: 7, Status: 3, Timestamp: time.Unix(5, 0)}); err != nil {

@@ -31,9 +31,9 @@ const (
 	pauseName = "/pause"
 	// recordFile is in the bundle of a sandbox that this package started.
 	recordFile = "sandbox.json"
-	// pidFile is where the runc shim keeps the pid, for whoever looks at a bundle.
+	// pidFile is where the runc shim keeps the pid, for programs that read a bundle.
 	pidFile = "init.pid"
-	// setupTimeout is how long the sandbox's process may take to become what it is told.
+	// setupTimeout is how long the sandbox's process may take to set itself up.
 	setupTimeout = time.Minute
 	// killGrace is how long the kernel may take to end killed processes.
 	killGrace = 10 * time.Second
@@ -134,7 +134,7 @@ func (st *starter) launch(bundle string, s *specs.Spec, systemd bool) (_ *record
 	}
 	text, err := io.ReadAll(io.LimitReader(resultRead, 4096))
 	if err != nil {
-		return nil, nil, fmt.Errorf("the sandbox's process does not say that it is set up: %w", err)
+		return nil, nil, fmt.Errorf("the sandbox's process does not report that it is set up: %w", err)
 	}
 	if len(text) > 0 {
 		return nil, nil, fmt.Errorf("the sandbox's process could not %s", bytes.ToValidUTF8(text, nil))
@@ -216,7 +216,7 @@ func (r *record) write(bundle string) error {
 	return os.WriteFile(filepath.Join(bundle, pidFile), []byte(strconv.Itoa(r.PID)), 0o600)
 }
 
-// readRecord returns nil for a bundle that is not of a sandbox of ours.
+// readRecord returns nil for a bundle that is not of one of our sandboxes.
 func readRecord(bundle string) (*record, error) {
 	content, err := os.ReadFile(filepath.Join(bundle, recordFile))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -40,11 +40,11 @@ type service struct {
 	containers *containers
 	starter    *starter
 	shutdown   shutdown.Service
-	events     chan any // nil asks for flushed, which says that all before it are out
+	events     chan any // nil requests flushed, which confirms that all before it are out
 	flushed    chan struct{}
 
-	mu      sync.Mutex // held while the sandbox's process starts, so that its exit is told after its creation
-	sandbox *sandbox   // nil before it is made and after it is deleted
+	mu      sync.Mutex // held while the sandbox's process starts, so that its exit is reported after its creation
+	sandbox *sandbox   // nil before it is created and after it is deleted
 }
 
 // sandbox is a pod's, with its one process.
@@ -138,7 +138,7 @@ func (s *service) exited(b *sandbox, exit runcC.Exit) {
 	})
 }
 
-// get returns nil for what upstream's service has, or nobody.
+// get returns nil for what upstream's service has, and for unknown IDs.
 func (s *service) get(id string) *sandbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,7 +148,7 @@ func (s *service) get(id string) *sandbox {
 	return s.sandbox
 }
 
-// Create makes a sandbox, or a container.
+// Create sets up a sandbox, or a container.
 func (s *service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*taskAPI.CreateTaskResponse, error) {
 	spec, err := readSpec(r.Bundle)
 	if err != nil {
@@ -214,8 +214,8 @@ func (s *service) create(r *taskAPI.CreateTaskRequest, spec *specs.Spec, systemd
 	return s.sandbox, nil
 }
 
-// metricsOf loads the cgroup of a process as containerd's libraries know it, which write their own form of statistics. On
-// cgroup v1 it takes 2 ms. It returns nil where there is no cgroup, or no such process.
+// metricsOf loads the cgroup of a process as containerd's libraries know it, which write their own form of statistics.
+// On cgroup v1 it takes 2 ms. It returns nil where there is no cgroup, or no such process.
 func metricsOf(pid int) any {
 	if cgroups.Mode() == cgroups.Unified {
 		path, err := cgroup2.PidGroupPath(pid)
@@ -233,7 +233,7 @@ func metricsOf(pid int) any {
 	return nil
 }
 
-// Start reports a sandbox as running. Its process has been since Create, which nobody can tell.
+// Start reports a sandbox as running. Its process has been running since Create, which no client can see.
 func (s *service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.StartResponse, error) {
 	b := s.get(r.ID)
 	if b == nil || r.ExecID != "" {

@@ -85,7 +85,7 @@ func (s *service) add(t *testing.T, id string) (*sandbox, *exec.Cmd) {
 	return b, cmd
 }
 
-// A sandbox goes through its states as containerd expects, and its last one is told once.
+// A sandbox goes through its states as containerd expects, and its last one is reported once.
 func TestLifeOfASandbox(t *testing.T) {
 	s, u := testService(t)
 	b, cmd := s.add(t, "a")
@@ -166,7 +166,7 @@ func TestEarlyExit(t *testing.T) {
 	}
 }
 
-// The shim ends with its last container, and not before what it has to tell is told.
+// The shim ends with its last container, and not before its events are sent.
 func TestShutdown(t *testing.T) {
 	s, u := testService(t)
 	s.sandbox = &sandbox{}
@@ -204,7 +204,7 @@ func TestSignalsOnlyItsOwn(t *testing.T) {
 	other := *b.record
 	other.StartTime--
 	if n, err := other.signal(nil, unix.SIGKILL); n != 0 || err != nil {
-		t.Errorf("signal = %d, %v, want nobody", n, err)
+		t.Errorf("signal = %d, %v, want none", n, err)
 	}
 	if err := cmd.Process.Signal(unix.Signal(0)); err != nil {
 		t.Errorf("the other process has ended: %v", err)

@@ -1,5 +1,5 @@
 // Package shim is the program that holds the processes of a pod while the server restarts: containerd's shim for runc,
-// with sandboxes of our own.
+// with our own sandboxes.
 //
 // A pod's sandbox is one process that does nothing but hold its namespaces. runc starts itself three times for it, and
 // compiles a seccomp filter for a program that only waits. The shim starts that process itself (sandbox.go,
@@ -63,7 +63,8 @@ func Run(ctx context.Context) {
 	shim.RunShim(ctx, sandboxManager{manager.NewShimManager(runtimeName)})
 }
 
-// collectLater collects no garbage until the pod should have started, and then returns what was needed for that to the system.
+// collectLater collects no garbage until the pod should have started, and then returns what was needed for that to the
+// system.
 func collectLater() {
 	debug.SetGCPercent(startGCPercent)
 	time.AfterFunc(settleAfter, func() {

@@ -23,12 +23,12 @@ const kindAnnotation = "io.kubernetes.cri.container-type"
 // bundleSpec is what the shim wants to know of a bundle's OCI configuration.
 type bundleSpec struct {
 	sandbox *specs.Spec   // nil for a container
-	ownPIDs bool          // its first process has a process namespace of its own
+	ownPIDs bool          // its first process has its own process namespace
 	mounts  []specs.Mount // of a container
 }
 
-// readSpec reads the configuration of a bundle. It leaves out the seccomp filter, which is most of the file; a sandbox's
-// process brings its own.
+// readSpec reads the configuration of a bundle. It leaves out the seccomp filter, which is most of the file; a
+// sandbox's process brings its own.
 func readSpec(bundle string) (*bundleSpec, error) {
 	path := filepath.Join(bundle, "config.json")
 	content, err := os.ReadFile(path)
@@ -72,7 +72,8 @@ func readSpec(bundle string) (*bundleSpec, error) {
 const crunVersion = "1.0.2"
 
 // forCrun corrects the version in the bundle of a container that crun starts. Before 1.14.3 it takes only 1.0, and not
-// what containerd writes, though it does what the fields say. It then dropped the check: NEWS says that it has no value.
+// what containerd writes, though it does what the fields say. It then dropped the check: NEWS says that it has no
+// value.
 func forCrun(bundle, program string) error {
 	if filepath.Base(program) != "crun" {
 		return nil
@@ -95,7 +96,7 @@ func keepVolumeFlags(bundle string, mounts []specs.Mount, statfs func(string, *u
 		}
 		var fs unix.Statfs_t
 		if err := statfs(m.Source, &fs); err != nil {
-			continue // the runtime says why
+			continue // the runtime reports why
 		}
 		for option, flag := range volumeFlags {
 			if fs.Flags&flag != 0 && !slices.Contains(m.Options, option) {
@@ -131,8 +132,8 @@ func setField(bundle, name string, value any) error {
 }
 
 // forRunc returns why a bundle is for runc, or "" if it is of a sandbox that this package starts. What is not known
-// here is for runc, so that a new field of the specification is never ignored for a sandbox that has it. Capabilities are
-// not looked at: the sandbox's process gets none.
+// here is for runc, so that a new field of the specification is never ignored for a sandbox that has it. Capabilities
+// are not checked: the sandbox's process gets none.
 func forRunc(s *specs.Spec) string {
 	switch {
 	case s.Annotations[kindAnnotation] != "sandbox":
@@ -181,8 +182,8 @@ func forRunc(s *specs.Spec) string {
 	return ""
 }
 
-// namespaceFlags returns the flags of clone(2) for the namespaces that the sandbox gets, and the path of the one network
-// namespace that it joins, "" for none.
+// namespaceFlags returns the flags of clone(2) for the namespaces that the sandbox gets, and the path of the one
+// network namespace that it joins, "" for none.
 func namespaceFlags(s *specs.Spec) (flags uintptr, network string) {
 	of := map[specs.LinuxNamespaceType]uintptr{
 		specs.MountNamespace: unix.CLONE_NEWNS, specs.PIDNamespace: unix.CLONE_NEWPID,

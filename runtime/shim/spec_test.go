@@ -47,7 +47,7 @@ func TestForRunc(t *testing.T) {
 		"on the host's network":     {func(s *specs.Spec) { s.Linux.Namespaces = s.Linux.Namespaces[:4] }, ""},
 		"with the host's processes": {func(s *specs.Spec) { s.Linux.Namespaces = s.Linux.Namespaces[1:] }, ""},
 		"a container":               {func(s *specs.Spec) { s.Annotations[kindAnnotation] = "container" }, "a container"},
-		"of nobody":                 {func(s *specs.Spec) { s.Annotations = nil }, "a container"},
+		"without annotations":       {func(s *specs.Spec) { s.Annotations = nil }, "a container"},
 		"user namespace": {func(s *specs.Spec) {
 			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
 		}, "a user namespace"},
@@ -60,7 +60,7 @@ func TestForRunc(t *testing.T) {
 		"a quota":              {func(s *specs.Spec) { s.Linux.Resources.CPU.Quota = &memory }, "resources"},
 		"cgroup v2's own":      {func(s *specs.Spec) { s.Linux.Resources.Unified = map[string]string{"a": "b"} }, "resources"},
 		"no mount namespace":   {func(s *specs.Spec) { s.Linux.Namespaces = s.Linux.Namespaces[:3] }, "no mount namespace"},
-		"somebody's processes": {func(s *specs.Spec) { s.Linux.Namespaces[0].Path = "/proc/1/ns/pid" }, "a pid namespace of another process"},
+		"processes of another": {func(s *specs.Spec) { s.Linux.Namespaces[0].Path = "/proc/1/ns/pid" }, "a pid namespace of another process"},
 		"a time namespace": {func(s *specs.Spec) {
 			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.TimeNamespace})
 		}, "a time namespace"},
@@ -175,8 +175,8 @@ func TestForCrun(t *testing.T) {
 	}
 }
 
-// TestKeepVolumeFlags: a volume has the options in the container that it is mounted with; other mounts are as containerd wants
-// them.
+// TestKeepVolumeFlags: a volume has the options in the container that it is mounted with; other mounts are as
+// containerd wants them.
 func TestKeepVolumeFlags(t *testing.T) {
 	bundle := t.TempDir()
 	statfs := func(path string, fs *unix.Statfs_t) error {

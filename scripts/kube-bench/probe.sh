@@ -8,7 +8,7 @@ list() {
 	printf '%s=%s\n' "$1" "${found:-none}"
 }
 
-# existing prints those of the paths that exist; one that must exist and does not is said to be missing.
+# existing prints those of the paths that exist; one that must exist and does not is reported as missing.
 existing() {
 	for path; do
 		if [ -e "$path" ]; then printf '%s\n' "$path"; else printf 'missing:%s\n' "$path"; fi
@@ -30,7 +30,7 @@ owned) # owned PATH...: foreign=none unless a file at or below a PATH belongs to
 		case "$path" in missing:*) echo "$path" ;; *) find "$path" ! \( -user root -group root \) ;; esac
 	done | list foreign
 	;;
-private) # private DIRECTORY: private=yes when it belongs to root and nobody else can reach what is in it
+private) # private DIRECTORY: private=yes when it belongs to root and no other user can reach what is in it
 	[ -d "$1" ] && [ -z "$(find "$1" -maxdepth 0 \( -perm /077 -o ! -user root \))" ] && echo private=yes || echo private=no
 	;;
 absent) # absent PATH...: found=none unless a PATH exists

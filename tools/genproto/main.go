@@ -1,4 +1,5 @@
-// Genproto makes Go code of .proto files without protoc: it compiles them and hands the descriptors to the generators.
+// Genproto generates Go code from .proto files without protoc: it compiles them and hands the descriptors to the
+// generators.
 //
 //	genproto DIR GENERATOR... : every .proto below DIR; what the generators write goes beside it
 package main

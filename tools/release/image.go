@@ -25,7 +25,8 @@ const imageName = "kubelith.io/kubelith"
 // program is where the image has the executable.
 const program = "usr/local/bin/kubelith"
 
-// writeImage writes kubelith-oci.tar, an OCI image layout of one image for all architectures. It has the executable and nothing else.
+// writeImage writes kubelith-oci.tar, an OCI image layout of one image for all architectures. It has the executable and
+// nothing else.
 func writeImage(dist, version string, created time.Time, architectures []string) error {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, arch := range architectures {

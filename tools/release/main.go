@@ -1,5 +1,5 @@
-// Release makes what belongs to the executables of a release, from the executables alone, so that two runs on the same ones give the
-// same bytes: a bill of materials for each, an image, checksums and, with a key, signatures.
+// Release creates what belongs to the executables of a release, from the executables alone, so that two runs on the
+// same ones give the same bytes: a bill of materials for each, an image, checksums and, with a key, signatures.
 //
 //	release make -dist DIR -version VERSION -created TIME -payload DIR    what `make release` runs after `make dist`
 //	release sign -dist DIR -key FILE                                      on the machine that has the key
@@ -48,7 +48,7 @@ func run(args []string) error {
 	return fmt.Errorf("%q: make or sign", args[0])
 }
 
-// build makes everything but signatures.
+// build creates everything except signatures.
 func build(dist, payload, version string, created time.Time, architectures []string) error {
 	for _, arch := range architectures {
 		bill, err := billOfMaterials(filepath.Join(dist, "kubelith-"+arch), filepath.Join(payload, arch), version, created)

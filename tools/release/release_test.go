@@ -16,7 +16,8 @@ import (
 	"aead.dev/minisign"
 )
 
-// distribution is a directory with what `make dist` makes, and one with embedded programs: this test's own program stands for all.
+// distribution is a directory with what `make dist` builds, and one with embedded programs: this test's own program
+// stands for all.
 func distribution(t *testing.T) (dist, payload string) {
 	t.Helper()
 	self, err := os.Executable()

@@ -22,8 +22,8 @@ func inGo() []string {
 }
 func inC() []string { return []string{"kubelith-pause", "kubelith-cni", "pause"} }
 
-// billOfMaterials lists what an executable was made of, in CycloneDX's JSON: its modules as the linker has recorded them, and those of
-// the programs that it embeds, each with its SHA-256.
+// billOfMaterials lists what an executable was built from, in CycloneDX's JSON: its modules as the linker has recorded
+// them, and those of the programs that it embeds, each with its SHA-256.
 func billOfMaterials(file, payload, version string, created time.Time) ([]byte, error) {
 	bom := cyclonedx.NewBOM()
 	root, err := component(file, "kubelith", version)

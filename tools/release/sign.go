@@ -64,8 +64,9 @@ func sumsOf(dist string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// sign signs the executables, which `kubelith upgrade --sig` verifies, and SHA256SUMS, which stands for everything else. It signs
-// nothing when a file is not that of SHA256SUMS: who signs on another machine signs what was built.
+// sign signs the executables, which `kubelith upgrade --sig` verifies, and SHA256SUMS, which stands for everything
+// else. It signs nothing when a file is not that of SHA256SUMS: a maintainer who signs on another machine signs what
+// was built.
 func sign(dist, keyFile, password string) error {
 	text, err := os.ReadFile(keyFile)
 	if err != nil {

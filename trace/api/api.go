@@ -1,8 +1,8 @@
 // Package api serves timelines to those who may read their objects, and takes the records of agents.
 //
 // The paths are below /kubelith/v1/, behind the apiserver's authentication, flow control and authorization. Their roles
-// (components/controlplane/apiserver/bootstrap_traces.go) let every authenticated user ask; what is answered follows from
-// the rights to get each object.
+// (components/controlplane/apiserver/bootstrap_traces.go) let every authenticated user ask; what is answered follows
+// from the rights to get each object.
 package api
 
 import (

@@ -20,7 +20,7 @@ import (
 	"kubelith.io/kubelith/trace/record"
 )
 
-// namespaced lets users get objects in the namespace of their own name, and nodes their pod "mine".
+// namespaced lets users get objects in the namespace with their name, and nodes their pod "mine".
 func namespaced(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetVerb() == "get" && (a.GetNamespace() == a.GetUser().GetName() || a.GetUser().GetName() == "system:node:n1" && a.GetName() == "mine") {
 		return authorizer.DecisionAllow, "", nil
@@ -62,7 +62,7 @@ func TestRights(t *testing.T) {
 	}
 	for _, name := range []string{"web", "unknown"} { // the same answer, whether it exists or not
 		if _, err := c.Timeline(t.Context(), "pods", "bob", name, 0); !apierrors.IsForbidden(err) {
-			t.Errorf("somebody else's pod %s: %v", name, err)
+			t.Errorf("another user's pod %s: %v", name, err)
 		}
 	}
 	if _, err := c.Timeline(t.Context(), "pods", "alice", "unknown", 0); !apierrors.IsNotFound(err) || errors.Is(err, ErrNoRecorder) {
@@ -186,8 +186,8 @@ func TestEventOfNode(t *testing.T) {
 	}
 }
 
-// TestNodesAreHidden: who may get a pod, and no nodes, sees how many nodes a filter excluded and why, as upstream's Event
-// says it.
+// TestNodesAreHidden: a user who may get a pod, and no nodes, sees how many nodes a filter excluded and why, as in
+// upstream's Event.
 func TestNodesAreHidden(t *testing.T) {
 	store := record.NewStore(record.Options{})
 	web := pod("alice", "web")

@@ -20,7 +20,7 @@ import (
 // ErrNoRecorder: the server is not Kubelith, or one without a recorder.
 var ErrNoRecorder = errors.New("this server has no recorder")
 
-// Client asks a server for timelines, with the rights of its configuration.
+// Client reads timelines from a server, with the rights of its configuration.
 type Client struct{ rest rest.Interface }
 
 // NewClient returns a client; nothing is sent.
@@ -34,8 +34,8 @@ func NewClient(c *rest.Config) (*Client, error) {
 
 // Timeline returns the timeline of the newest object of that name; the resource is "pods" or "deployments.apps". With
 // after it waits until there is a record after that Seq, for Patience at most. An error of package
-// k8s.io/apimachinery/pkg/api/errors says that there is no record (IsNotFound), that the caller may not read the object,
-// or that the recorder is off (IsServiceUnavailable).
+// k8s.io/apimachinery/pkg/api/errors says that there is no record (IsNotFound), that the caller may not read the
+// object, or that the recorder is off (IsServiceUnavailable).
 func (c *Client) Timeline(ctx context.Context, resource, namespace, name string, after uint64) (*trace.Timeline, error) {
 	t := &trace.Timeline{}
 	return t, c.get(ctx, TracePath, url.Values{"resource": {resource}, "namespace": {namespace}, "name": {name}, "after": {text(after)}}, t)

@@ -37,7 +37,7 @@ type Handler struct {
 	next  http.Handler
 }
 
-// NewHandler returns a handler of a store; without one it says that the recorder is off.
+// NewHandler returns a handler of a store; without one it answers that the recorder is off.
 func NewHandler(store *record.Store, rules authorizer.Authorizer, next http.Handler) *Handler {
 	return &Handler{store: store, rules: rules, next: next}
 }
@@ -115,7 +115,7 @@ func (h *Handler) timeline(req *http.Request) (any, error) {
 		return nil, apierrors.NewBadRequest("resource and name are required")
 	}
 	may := h.may(req.Context())
-	if !may(ref) { // before the lookup: whether it exists is not for everybody
+	if !may(ref) { // before the lookup: not every user may know whether it exists
 		caller, _ := apirequest.UserFrom(req.Context())
 		return nil, apierrors.NewForbidden(schema.ParseGroupResource(ref.Resource), ref.Name, fmt.Errorf("user %q may not get it, so not its record", caller.GetName()))
 	}
@@ -157,7 +157,7 @@ func withoutNodes(t *trace.Timeline) {
 }
 
 // await calls see until it returns a Seq over after, whenever something was recorded, for Patience at most. It reports
-// whether see did. pending: time alone will change the answer, so it is asked again until that is over.
+// whether see did. pending: time alone will change the answer, so see is called again until that is over.
 func (h *Handler) await(ctx context.Context, after uint64, see func() (seq uint64, pending bool)) bool {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
@@ -197,7 +197,7 @@ func number(text, name string) (uint64, error) {
 	return n, nil
 }
 
-// count returns how many summaries a request asks for.
+// count returns how many summaries a request wants.
 func count(req *http.Request) (int, error) {
 	n, err := number(req.URL.Query().Get("n"), "n")
 	if n == 0 {
@@ -250,8 +250,8 @@ var nodeStages = []record.Stage{
 	record.Hook, record.Probe, record.Stop, record.StopSandbox,
 }
 
-// records takes the batch of a node: of the pods that are bound to it, and their volumes. What it may get, it may report
-// on. What a node knows of objects beside their records, the API knows better.
+// records takes the batch of a node: of the pods that are bound to it, and their volumes. What it may get, it may
+// report on. What a node knows of objects beside their records, the API knows better.
 func (h *Handler) records(req *http.Request) (any, error) {
 	caller, _ := apirequest.UserFrom(req.Context())
 	node, ok := strings.CutPrefix(caller.GetName(), "system:node:")
@@ -281,8 +281,9 @@ func (h *Handler) records(req *http.Request) (any, error) {
 	return record.Reply{Now: now, Store: h.store.ID()}, nil
 }
 
-// mayReport returns what reports whether a node may report on an object: one that it may get, as itself or, with a claim, as
-// the storage controllers on it; or a pod that ran there and may be gone by now. It remembers answers for the request.
+// mayReport returns what reports whether a node may report on an object: one that it may get, as itself or, with a
+// claim, as the storage controllers on it; or a pod that ran there and may be gone by now. It remembers answers for the
+// request.
 func (h *Handler) mayReport(ctx context.Context, node string) func(record.Ref) bool {
 	may := h.may(ctx)
 	storage := &user.DefaultInfo{Name: client.StorageNodePrefix + node, Groups: []string{client.StorageNodes, user.AllAuthenticated}}
@@ -307,7 +308,7 @@ func (h *Handler) mayReport(ctx context.Context, node string) func(record.Ref) b
 // ranOn reports whether an object was on a node.
 func ranOn(history record.History, node string) bool {
 	return slices.ContainsFunc(history.Records, func(r record.Record) bool {
-		// Whoever writes an Event names its node.
+		// The writer of an Event names its node.
 		return r.Node == node && slices.Contains(nodeStages, r.Stage) || r.Stage == record.Bind && r.Name == node && r.Error == ""
 	})
 }

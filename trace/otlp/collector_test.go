@@ -15,8 +15,8 @@ import (
 	"kubelith.io/kubelith/trace/record"
 )
 
-// TestCollectorReads: the decoders of the OpenTelemetry Collector, which are not made from the code that encodes here, read
-// what is exported and what is written to files. The times, IDs and parents are right there.
+// TestCollectorReads: the decoders of the OpenTelemetry Collector, which are not made from the code that encodes here,
+// read what is exported and what is written to files. The times, IDs and parents are right there.
 func TestCollectorReads(t *testing.T) {
 	store := record.NewStore(record.Options{})
 	deployment := record.Object{Ref: record.Ref{UID: "u-deployment", Resource: "deployments.apps", Namespace: "default", Name: "web"}}

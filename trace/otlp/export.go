@@ -21,8 +21,8 @@ const (
 	exportTimeout = 10 * time.Second
 )
 
-// Exporter exports what a store has to a collector. Its queue is the store: what a collector that is away does not take in
-// time goes with the store's bounds, and nothing waits for it.
+// Exporter exports what a store has to a collector. Its queue is the store: what a collector that is away does not take
+// in time goes with the store's bounds, and nothing waits for it.
 type Exporter struct {
 	from   *record.Store
 	url    string
@@ -30,7 +30,7 @@ type Exporter struct {
 	client otlptrace.Client // of a run
 
 	sent uint64 // the last Seq that the collector has
-	at   int64  // when the store was asked for it
+	at   int64  // when it was read from the store
 }
 
 // NewExporter returns an exporter to the collector of a URL: http://HOST:PORT or https://HOST:PORT, by gRPC.

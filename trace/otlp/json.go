@@ -10,8 +10,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 )
 
-// JSON returns spans in the form of OTLP's files: one message in JSON. It is Protobuf's, except that IDs are in hexadecimal
-// digits and enums are numbers.
+// JSON returns spans in the form of OTLP's files: one message in JSON. It is Protobuf's, except that IDs are in
+// hexadecimal digits and enums are numbers.
 //
 // Source: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding.
 func JSON(spans []*tracepb.ResourceSpans) ([]byte, error) {
@@ -27,7 +27,7 @@ func JSON(spans []*tracepb.ResourceSpans) ([]byte, error) {
 	return json.Marshal(message)
 }
 
-// hexadecimal writes the IDs of spans anew.
+// hexadecimal rewrites the IDs of spans in hexadecimal.
 func hexadecimal(value any) {
 	switch v := value.(type) {
 	case []any:

@@ -1,4 +1,5 @@
-// Package otlp turns what the flight recorder holds into spans of OpenTelemetry's protocol, and exports them to a collector.
+// Package otlp turns what the flight recorder holds into spans of OpenTelemetry's protocol, and exports them to a
+// collector.
 //
 // IDs follow from what they name, so that two exports of the same are the same, and servers and agents need not agree:
 //
@@ -28,8 +29,8 @@ import (
 // scope names this package in exported spans.
 const scope = "kubelith.io/kubelith/trace"
 
-// Spans returns the records of an object as spans, by the node on which they happened. root is the UID of its topmost owner
-// that is known; empty: it has none.
+// Spans returns the records of an object as spans, by the node on which they happened. root is the UID of its topmost
+// owner that is known; empty: it has none.
 func Spans(o record.Object, root string, records []record.Record) []*tracepb.ResourceSpans {
 	var b batch
 	id := TraceID(o, root)
@@ -40,7 +41,7 @@ func Spans(o record.Object, root string, records []record.Record) []*tracepb.Res
 	return b.resources
 }
 
-// Timeline returns a timeline as spans, by node. Its trace is that of the object that was asked for.
+// Timeline returns a timeline as spans, by node. Its trace is that of the requested object.
 func Timeline(t *trace.Timeline) []*tracepb.ResourceSpans {
 	var b batch
 	id := TraceID(record.Object{Ref: t.Object}, "")
@@ -114,7 +115,7 @@ func recordSpans(o record.Object, traceID, first []byte, r *record.Record) []*tr
 	return spans
 }
 
-// newSpan returns a span with what a record says.
+// newSpan returns the span of a record.
 func newSpan(traceID, id, parent []byte, r *record.Record, start int64, took time.Duration) *tracepb.Span {
 	name := string(r.Stage)
 	if r.Name != "" {
@@ -246,7 +247,7 @@ func list(key string, values []string) []*commonpb.KeyValue {
 // Root returns the UID of the topmost owner of an object that get knows, itself if it has none.
 func Root(o record.Object, get func(uid string) (record.Object, bool)) string {
 	root := o.UID
-	for range 10 { // owners do not form circles, unless somebody makes them
+	for range 10 { // owners form no cycle, unless a user creates one
 		if len(o.Owners) == 0 {
 			break
 		}

@@ -2,8 +2,8 @@ package record
 
 import "time"
 
-// Clock gives the times of records: the wall clock's at the start of the process, and from then on the monotonic clock, so
-// that records stay in order when somebody sets the clock.
+// Clock gives the times of records: the wall clock's at the start of the process, and from then on the monotonic clock,
+// so that records stay in order when the system clock is set.
 type Clock struct {
 	wall int64
 	base time.Time

@@ -12,8 +12,8 @@ const (
 	lastRetry  = 30 * time.Second
 )
 
-// Feed calls send whenever the store has records after those that sent returns, at most once a second and less often while
-// it fails, until ctx ends. It tells what send returned to result, which may be called with nil again and again.
+// Feed calls send whenever the store has records after those that sent returns, at most once a second and less often
+// while it fails, until ctx ends. It passes what send returned to result, which may be called with nil again and again.
 func (s *Store) Feed(ctx context.Context, sent func() uint64, send func(context.Context) error, result func(error)) {
 	retry := firstRetry
 	for ctx.Err() == nil {

@@ -1,9 +1,9 @@
 // Package record holds what happens to the objects of a cluster: the flight recorder's memory.
 //
 // A Record is one thing that happened to one object: an API request, an attempt to schedule it, a call to the container
-// runtime. A Store keeps records by object, bounded in bytes and age. Sources add them where they happen: the apiserver's
-// handler and admission chain, the scheduler's framework, and spans of upstream's kubelet and containerd (trace/spans).
-// Package trace puts the records of an object and its relatives in order.
+// runtime. A Store keeps records by object, bounded in bytes and age. Sources add them where they happen: the
+// apiserver's handler and admission chain, the scheduler's framework, and spans of upstream's kubelet and containerd
+// (trace/spans). Package trace puts the records of an object and its relatives in order.
 //
 // Records hold metadata, reasons and messages; never the content of an object, so never that of a Secret.
 package record
@@ -36,7 +36,7 @@ type Object struct {
 	// InitContainers and Containers are a pod's, in the order of its specification.
 	InitContainers []string `json:"initContainers,omitempty"`
 	Containers     []string `json:"containers,omitempty"`
-	// Replicas is how many pods a controller's specification asks for; nil where that is not a number.
+	// Replicas is how many pods a controller's specification requests; nil where that is not a number.
 	Replicas *int32 `json:"replicas,omitempty"`
 }
 
@@ -46,14 +46,14 @@ type Stage string
 // The stages that sources record. Package trace adds the waits between them.
 const (
 	// Request is a request to the API that writes, or one that was refused. Name is the verb, with the subresource:
-	// "create", "patch status". Its steps are authentication, authorization, flow-control, decode, one for each admission
-	// plugin and webhook, etcd, and response.
+	// "create", "patch status". Its steps are authentication, authorization, flow-control, decode, one for each
+	// admission plugin and webhook, etcd, and response.
 	Request Stage = "request"
 	// Condition is a moment: a condition of the object changed. Name is its type, Message its status and reason.
 	Condition Stage = "condition"
 	// Phase is a moment: the phase of a pod or claim changed. Name is the phase.
 	Phase Stage = "phase"
-	// Event is a moment: somebody wrote an Event about the object. Name is its reason, Actor who reported it.
+	// Event is a moment: a client wrote an Event about the object. Name is its reason, Actor its reporter.
 	Event Stage = "event"
 	// Schedule is one attempt of the scheduler to place a pod, up to its decision. Name is the node, empty if none
 	// fits. Its steps are the framework's extension points.
@@ -64,8 +64,8 @@ const (
 	Sync Stage = "sync"
 	// Terminate is the kubelet's work on a pod that ends (its spans syncTerminatingPod and syncTerminatedPod).
 	Terminate Stage = "terminate"
-	// Volume is a call to a CSI driver, or the kubelet's operation on a volume whose driver is in a pod. Name is the method or
-	// "MountDevice" or "SetUp", Message the volume.
+	// Volume is a call to a CSI driver, or the kubelet's operation on a volume whose driver is in a pod. Name is the
+	// method or "MountDevice" or "SetUp", Message the volume.
 	Volume Stage = "volume"
 	// Sandbox is the CRI's RunPodSandbox: the pause container and the pod's network.
 	Sandbox Stage = "sandbox"
@@ -108,7 +108,7 @@ type Record struct {
 	Agent string `json:"agent,omitempty"`
 	// Code is the HTTP status of a request, or the exit code of a container.
 	Code int `json:"code,omitempty"`
-	// Message says more; Error says why it failed, and is empty if it did not.
+	// Message has details; Error is why it failed, and is empty if it did not.
 	Message string `json:"message,omitempty"`
 	Error   string `json:"error,omitempty"`
 	// Version is the resource version that a request found, or wrote where that is known.

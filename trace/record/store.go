@@ -38,8 +38,8 @@ const (
 
 // Options bounds a store.
 type Options struct {
-	// Bytes is how much memory records take at most, and Age how long an object is kept after its last record. Zero: the
-	// defaults.
+	// Bytes is how much memory records take at most, and Age how long an object is kept after its last record. Zero:
+	// the defaults.
 	Bytes int64
 	Age   time.Duration
 }
@@ -57,7 +57,7 @@ type Store struct {
 	names   map[Ref]string    // the key of the newest object of a name; the Ref has no UID
 	owned   map[string]map[string]bool
 	recent  *list.List    // of *entry, the one with the newest record first
-	changed chan struct{} // closed at the next record; nil: nobody waits
+	changed chan struct{} // closed at the next record; nil: no reader waits
 	dropped uint64
 	observe []func(*Record)
 }
@@ -92,8 +92,8 @@ func (s *Store) Clock() Clock { return s.clock }
 // ID is another one for each store.
 func (s *Store) ID() string { return s.id }
 
-// Observe calls f with each record that is added, in order, until the process ends. f must not block or keep the record.
-// It is called before records are added.
+// Observe calls f with each record that is added, in order, until the process ends. f must not block or keep the
+// record. It is called before records are added.
 func (s *Store) Observe(f func(*Record)) { s.observe = append(s.observe, f) }
 
 // key identifies an object: by its UID or, for one that was never created, by its name.
@@ -158,8 +158,8 @@ func (e *entry) own() {
 	}
 }
 
-// repeated returns the record among the last ones that says the same, if r may be counted there: moments, probes and
-// syncs, which come again and again.
+// repeated returns the equal record among the last ones, if r may be counted there: moments, probes and syncs, which
+// come again and again.
 func (e *entry) repeated(r *Record) *Record {
 	switch r.Stage {
 	case Event, Probe, Sync, Request:
@@ -171,8 +171,8 @@ func (e *entry) repeated(r *Record) *Record {
 		if o.Stage != r.Stage || o.Name != r.Name || o.Node != r.Node {
 			continue
 		}
-		// The first success and the first failure of each kind have times of their own; so has each sync and request
-		// that another record follows.
+		// The first success and the first failure of each kind have their own times; so has each sync and request that
+		// another record follows.
 		if o.Error != r.Error || o.Message != r.Message || o.Code != r.Code || o.Actor != r.Actor || r.Spec || o.Spec {
 			return nil
 		}
@@ -184,8 +184,8 @@ func (e *entry) repeated(r *Record) *Record {
 	return nil
 }
 
-// repeat counts another record of the same kind. An agent sends a record again when its count has changed: then r is the
-// same one.
+// repeat counts another record of the same kind. An agent sends a record again when its count has changed: then r is
+// the same one.
 func (r *Record) repeat(again *Record) {
 	r.Seq = again.Seq
 	if r.Start == again.Start {
@@ -243,9 +243,9 @@ func keep(to *[]string, from []string) {
 	}
 }
 
-// entry returns the object's entry, and adds it if it is new. What a source knows less well, the name or the resource of
-// a UID, is completed by one that knows it. It returns nil for a UID that is none, or that of an object with another name:
-// whoever writes an Event names the UID.
+// entry returns the object's entry, and adds it if it is new. What a source knows less well, the name or the resource
+// of a UID, is completed by one that knows it. It returns nil for a UID that is none, or that of an object with another
+// name: the writer of an Event names the UID.
 func (s *Store) entry(r Ref) *entry {
 	if len(r.UID) > maxUID || strings.Contains(r.UID, "/") {
 		return nil
@@ -313,8 +313,8 @@ func (s *Store) Expire() {
 	}
 }
 
-// History is an object with its records, in the order of their ends. Nobody may change them: they are the store's, as they
-// were when it was asked.
+// History is an object with its records, in the order of their ends. Callers must not change them: they are the
+// store's, as of the call.
 type History struct {
 	Object  Object   `json:"object"`
 	Records []Record `json:"records"`
@@ -353,7 +353,8 @@ func (s *Store) history(key string) (History, bool) {
 	return e.history(), true
 }
 
-// history returns the entry without a copy of its records, which would take long for all of them: whoever adds one copies.
+// history returns the entry without a copy of its records, which would take long for all of them: the writer that adds
+// one copies.
 func (e *entry) history() History {
 	e.shared = true
 	return History{Object: e.object, Records: slices.Clip(e.records)}
@@ -488,7 +489,7 @@ func (s *Store) Usage() Usage {
 
 // size is an estimate of the memory that a record takes: itself, with room for the slice to grow, and its texts.
 func (r *Record) size() int64 {
-	// Names and users come again and again and are there once; but whoever makes them up must not fill the memory.
+	// Names and users come again and again and are there once; but a client that invents them must not fill the memory.
 	n := int64(unsafe.Sizeof(*r))*5/4 + int64(len(r.Name)+len(r.Actor)+len(r.Agent)+len(r.Message)+len(r.Error)+len(r.Version))
 	for i := range r.Steps {
 		n += int64(unsafe.Sizeof(r.Steps[i])) + int64(len(r.Steps[i].Detail)+len(r.Steps[i].Error))
@@ -512,7 +513,7 @@ func (o *Object) size() int64 {
 	return int64(n)
 }
 
-// bound cuts what a source, or whoever it listens to, may make long.
+// bound cuts what a source, or whatever it listens to, may make long.
 func (r *Record) bound() {
 	r.Message, r.Error = shorten(r.Message), shorten(r.Error)
 	r.Name, r.Node, r.Actor, r.Agent = intern(clip(r.Name)), intern(clip(r.Node)), intern(clip(r.Actor)), intern(clip(r.Agent))

@@ -224,7 +224,7 @@ func TestNameOnly(t *testing.T) {
 	}
 }
 
-// TestMadeUp: whatever names clients make up, their memory is counted and bounded.
+// TestMadeUp: whatever names clients invent, their memory is counted and bounded.
 func TestMadeUp(t *testing.T) {
 	s := NewStore(Options{Bytes: 300_000})
 	long := strings.Repeat("x", 100_000)
@@ -282,8 +282,8 @@ func TestAhead(t *testing.T) {
 	}
 }
 
-// start adds what the sources record of the start of a pod, with its Events, as on a server: the texts and steps are as long
-// as there.
+// start adds what the sources record of the start of a pod, with its Events, as on a server: the texts and steps are as
+// long as there.
 func start(s *Store, p Ref, now int64) {
 	at := now
 	add := func(stage Stage, name string, change func(*Record)) {
@@ -394,7 +394,7 @@ func TestHistoryStays(t *testing.T) {
 	}
 }
 
-// BenchmarkAll: what a reader of everything takes from a full store, during which nobody can write.
+// BenchmarkAll: what it costs to read all of a full store, which takes no writes meanwhile.
 func BenchmarkAll(b *testing.B) {
 	for _, bench := range []struct {
 		name string

@@ -19,9 +19,9 @@ type Batch struct {
 	Node string `json:"node"`
 	// Sent is when it was sent, in nanoseconds since 1970 on the node's clock (see Clock).
 	Sent int64 `json:"sent"`
-	// Offset is by how much the node's clock is behind the server's, as far as the node knows: Store.Merge adds it to the
-	// times of the records. Estimated: the node had an answer to estimate it from; else a server takes Sent as the time
-	// at which it received the batch.
+	// Offset is by how much the node's clock is behind the server's, as far as the node knows: Store.Merge adds it to
+	// the times of the records. Estimated: the node had an answer to estimate it from; else a server takes Sent as the
+	// time at which it received the batch.
 	Offset    time.Duration `json:"offset"`
 	Estimated bool          `json:"estimated,omitempty"`
 	Records   []Record      `json:"records,omitempty"`

@@ -24,11 +24,11 @@ func part(name string) string {
 	return string(text)
 }
 
-// HTML writes a page with timelines, which needs nothing else. With live it asks for timelines itself: the paths recent and
-// timeline beside its own (`kubelith trace --serve`).
+// HTML writes a page with timelines, which needs nothing else. With live it requests timelines itself: the paths recent
+// and timeline beside its own (`kubelith trace --serve`).
 //
-// Timelines are data in it, as JSON in which no character can end the script block; the page makes text of it. Its policy
-// lets the browser run the page's own script only, and load nothing.
+// Timelines are data in it, as JSON in which no character can end the script block; the page makes text of it. Its
+// policy lets the browser run the page's own script only, and load nothing.
 func HTML(w io.Writer, timelines []*trace.Timeline, live bool) error {
 	if timelines == nil {
 		timelines = []*trace.Timeline{}

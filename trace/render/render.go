@@ -22,12 +22,12 @@ func JSON(w io.Writer, t *trace.Timeline) error {
 	return e.Encode(t)
 }
 
-// Failed reports whether a timeline has ended otherwise than its request asked for.
+// Failed reports whether a timeline has ended otherwise than requested.
 func Failed(t *trace.Timeline) bool {
 	return t.Settled && (strings.HasPrefix(t.Outcome, "failed") || strings.HasPrefix(t.Outcome, "refused"))
 }
 
-// about says what a stage is, beside its name.
+// about describes a stage, beside its name.
 var about = map[record.Stage]string{
 	record.Request: "the API server", record.Schedule: "the scheduler chooses a node", record.Bind: "the scheduler binds the pod",
 	record.Volume: "the CSI driver", record.Sandbox: "pause container and network", record.CNI: "the pod's network",
@@ -40,7 +40,7 @@ var about = map[record.Stage]string{
 	trace.Grace: "until the containers have ended",
 }
 
-// About says what a stage is, beside its name: "the scheduler chooses a node"; empty for one of a request's steps.
+// About describes a stage, beside its name: "the scheduler chooses a node"; empty for one of a request's steps.
 func About(stage record.Stage) string { return about[stage] }
 
 // Took is a duration in three digits: 850µs, 9.2ms, 835ms, 1.89s, 12.3s, 1m 02s, 3h 07m.

@@ -14,7 +14,7 @@ import (
 	"kubelith.io/kubelith/trace/record"
 )
 
-// Options says how a timeline is written as text.
+// Options are how a timeline is written as text.
 type Options struct {
 	// Width is the number of columns; 0: 100.
 	Width int
@@ -103,7 +103,7 @@ func (p *sheet) wrap(first, rest, text, code string) {
 	p.line(p.paint(code, indent+line))
 }
 
-// head says what it is about, how it ended, how long it took and what took the longest.
+// head writes what it is about, how it ended, how long it took and what took the longest.
 func (p *sheet) head() {
 	t := p.t
 	outcome := "33"
@@ -345,7 +345,7 @@ func title(s *trace.Span) string {
 	return string(s.Stage) + " " + s.Name
 }
 
-// note says more of a stage, beside its bar.
+// note returns details of a stage, beside its bar.
 func note(t *trace.Timeline, s *trace.Span) string {
 	var notes []string
 	if s.Count > 1 {

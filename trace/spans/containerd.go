@@ -14,10 +14,10 @@ import (
 	"kubelith.io/kubelith/trace/record"
 )
 
-// What containerd says on the span in the context of a call. It starts its own spans with the provider of that one.
+// What containerd sets on the span in the context of a call. It starts its own spans with the provider of that one.
 //
-// Source: github.com/containerd/containerd/v2/internal/cri/server (sandbox_run.go, sandbox_stop.go, images/image_pull.go),
-// pkg/tracing and core/unpack.
+// Source: github.com/containerd/containerd/v2/internal/cri/server (sandbox_run.go, sandbox_stop.go,
+// images/image_pull.go), pkg/tracing and core/unpack.
 const (
 	setupNetwork    = "cni.setup_pod_network"
 	sandboxIP       = "sandbox.ip"
@@ -105,7 +105,7 @@ func (s *callSpan) networkRemoved(failure string) {
 		Start: c.source.clock.At(start), Duration: time.Since(start)})
 }
 
-// complete adds to the record of the call what containerd said.
+// complete adds to the record of the call what containerd set.
 func (s *callSpan) complete(r *record.Record) {
 	s.networkRemoved(r.Error) // it has begun and not ended: this is why
 	s.mu.Lock()

@@ -116,7 +116,8 @@ func (s *Source) Used(id string, peak int64, oom bool) {
 	}
 }
 
-// killed is the exit code of a program that SIGKILL ended, and oomKilled the reason of one that the kernel killed for memory.
+// killed is the exit code of a program that SIGKILL ended, and oomKilled the reason of one that the kernel killed for
+// memory.
 //
 // Source: github.com/containerd/containerd/v2/internal/cri/server/helpers.go (oomExitReason).
 const (
@@ -124,7 +125,7 @@ const (
 	oomKilled = "OOMKilled"
 )
 
-// ended records the life of a container that has ended, once: the kubelet asks for its status then.
+// ended records the life of a container that has ended, once: the kubelet requests its status then.
 func (s *Source) ended(status *criv1.ContainerStatus) {
 	if status.GetState() != criv1.ContainerState_CONTAINER_EXITED || status.GetStartedAt() == 0 {
 		return
@@ -159,9 +160,9 @@ func (s *Source) stopping(id string) {
 	}
 }
 
-// ran completes the record of a command in a container, and reports whether it says something new. The kubelet runs hooks
-// in syncs, and probes outside. Of a probe the first result counts, and each that differs from the one before; not what it
-// says each time, which may have the time of day in it, and not what fails because the container is being stopped.
+// ran completes the record of a command in a container, and reports whether the result is new. The kubelet runs hooks
+// in syncs, and probes outside. Of a probe the first result counts, and each that differs from the one before; not its
+// output each time, which may have the time of day in it, and not what fails because the container is being stopped.
 func (s *Source) ran(c *call) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -27,7 +27,7 @@ type callKey struct{}
 // call is a call to the CRI that concerns a pod, or answers which pods there are.
 type call struct {
 	source *Source
-	sync   *syncSpan // in which it is made; nil: none
+	sync   *syncSpan // in which it is sent; nil: none
 	method string
 	start  time.Time
 	record record.Record // Stage empty: nothing is recorded
@@ -89,7 +89,7 @@ func (h handler) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Con
 		c.sync.calls.Add(1)
 	}
 	switch stage {
-	case record.Sandbox, record.StopSandbox, record.Pull: // containerd says more of these
+	case record.Sandbox, record.StopSandbox, record.Pull: // containerd reports more about these
 		c.span = &callSpan{tracing: callTracing{call: c}, context: newContext()}
 		ctx = trace.ContextWithSpan(ctx, c.span)
 	}
@@ -124,7 +124,7 @@ func (h handler) HandleRPC(ctx context.Context, rs stats.RPCStats) {
 	}
 }
 
-// request notes what a request says. It keeps nothing of it but names.
+// request notes the content of a request. It keeps nothing of it except names.
 func (c *call) request(message any) {
 	r := &c.record
 	switch m := message.(type) {
@@ -190,7 +190,7 @@ func (c *call) ofContainer(id string) {
 	}
 }
 
-// answer notes what an answer says.
+// answer notes the content of an answer.
 func (c *call) answer(message any) {
 	switch m := message.(type) {
 	case *criv1.RunPodSandboxResponse:

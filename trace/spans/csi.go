@@ -22,8 +22,9 @@ const maxStaged = 8
 // maxVolumes is for how many volumes calls wait.
 const maxVolumes = 1000
 
-// volumes is what calls to CSI drivers say only once: a volume's ID stands for the claim that it was created for, and the
-// pod that used it last. Its calls NodeStageVolume name no pod, and wait for the one whose NodePublishVolume follows.
+// volumes is what calls to CSI drivers say only once: a volume's ID stands for the claim that it was created for, and
+// the pod that used it last. Its calls NodeStageVolume name no pod, and wait for the one whose NodePublishVolume
+// follows.
 type volumes struct {
 	claims map[string]record.Ref
 	pods   map[string]record.Ref
@@ -227,8 +228,8 @@ func (h csiHandler) end(c *csiCall, at time.Time, err error) {
 	}
 }
 
-// claimOf returns the claim for which a volume is created. The provisioner names the volume after its UID, and passes its
-// name on.
+// claimOf returns the claim for which a volume is created. The provisioner names the volume after its UID, and passes
+// its name on.
 //
 // Source: github.com/kubernetes-csi/external-provisioner/v6/pkg/controller (makeVolumeName, --extra-create-metadata).
 func claimOf(volume string, parameters map[string]string) record.Ref {

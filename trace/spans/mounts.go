@@ -10,8 +10,8 @@ import (
 	"kubelith.io/kubelith/trace/record"
 )
 
-// VolumePlugins returns the kubelet's volume plugins, of which the one for CSI records how it mounts the volumes of drivers
-// whose calls CSI does not see: those of drivers in pods, which have their own sockets.
+// VolumePlugins returns the kubelet's volume plugins, of which the one for CSI records how it mounts the volumes of
+// drivers whose calls CSI does not see: those of drivers in pods, which have their own sockets.
 func (s *Source) VolumePlugins(plugins []volume.VolumePlugin) []volume.VolumePlugin {
 	all := make([]volume.VolumePlugin, len(plugins))
 	for i, p := range plugins {
@@ -88,8 +88,8 @@ func (m *deviceMounter) MountDevice(spec *volume.Spec, device, path string, args
 	return err
 }
 
-// mounted records an operation of the kubelet on a volume. One for no pod waits for the SetUp of one, as NodeStageVolume
-// waits for NodePublishVolume.
+// mounted records an operation of the kubelet on a volume. One for no pod waits for the SetUp of one, as
+// NodeStageVolume waits for NodePublishVolume.
 func (s *Source) mounted(operation string, spec *volume.Spec, pod record.Ref, start time.Time, err error) {
 	driver, unknown := csi.GetCSIDriverName(spec)
 	if unknown != nil {

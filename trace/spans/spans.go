@@ -6,14 +6,14 @@
 //     the pod. Source.Provider records these, and passes everything on to the provider that the user configured, if any.
 //   - The CRI server takes a gRPC stats handler where it would put OpenTelemetry's. Source.Handler sees each request with
 //     its answer: the exit code of a probe is in no span. It puts a span into the context of a call, so that containerd's
-//     own spans and attributes say more: the CNI's share of a sandbox, the size of an image.
+//     own spans and attributes add details: the CNI's share of a sandbox, the size of an image.
 //
-// The calls to CSI drivers in plugin processes go through this process too, and Source.CSI sees them. Those to drivers in
-// pods do not: Source.VolumePlugins wraps the kubelet's volume plugin for CSI, which makes them.
+// The calls to CSI drivers in plugin processes go through this process too, and Source.CSI sees them. Those to drivers
+// in pods do not: Source.VolumePlugins wraps the kubelet's volume plugin for CSI, which makes them.
 //
-// The kubelet's CRI client sends the ID of a sync's trace along (W3C traceparent), so a call belongs to a sync, or to none:
-// a command that runs in a container is a hook in a sync, and else a probe. What concerns no pod, such as the lists that
-// the kubelet requests each second, costs a comparison.
+// The kubelet's CRI client sends the ID of a sync's trace along (W3C traceparent), so a call belongs to a sync, or to
+// none: a command that runs in a container is a hook in a sync, and else a probe. What concerns no pod, such as the
+// lists that the kubelet requests each second, costs a comparison.
 //
 // Records have names, results and messages only: never a command, an environment or a credential.
 package spans
@@ -62,7 +62,7 @@ type container struct {
 	probes   map[uint64]int // the last result of each command
 }
 
-// New returns a Source. clock is that of the store that sink leads to.
+// New returns a Source. clock is that of the store that sink writes to.
 func New(sink record.Sink, clock record.Clock) *Source {
 	return &Source{
 		sink: sink, clock: clock, seed: maphash.MakeSeed(),

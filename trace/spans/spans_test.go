@@ -93,7 +93,7 @@ func (n *node) sync(name, why string, failure error, f func(ctx context.Context)
 	span.End()
 }
 
-// rpc makes a call as a gRPC server does. work is what the runtime does; nil: nothing that it says.
+// rpc makes a call as a gRPC server does. work is what the runtime does; nil: nothing that it reports.
 func rpc(ctx context.Context, h stats.Handler, method string, request, answer any, err error, work func(ctx context.Context)) {
 	ctx = h.TagRPC(ctx, &stats.RPCTagInfo{FullMethodName: method})
 	start := time.Now()
@@ -363,7 +363,7 @@ func TestUsed(t *testing.T) {
 			n.source.Used("c-main", 64<<20, c.oom)
 			n.source.Used("pause", 1, false) // of no container
 			end := time.Now().UnixNano()
-			for range 2 { // the kubelet asks again
+			for range 2 { // the kubelet requests it again
 				n.cri(context.Background(), "ContainerStatus", &criv1.ContainerStatusRequest{ContainerId: "c-main"}, &criv1.ContainerStatusResponse{Status: &criv1.ContainerStatus{
 					Id: "c-main", State: criv1.ContainerState_CONTAINER_EXITED, StartedAt: end - 1000, FinishedAt: end, ExitCode: c.code, Reason: "Error"}}, nil, nil)
 			}

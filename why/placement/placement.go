@@ -1,7 +1,7 @@
-// Package placement says for each node why the scheduler would not put a pod there. It asks upstream's own filter
-// plugins, with their default arguments, about a snapshot of the nodes and pods that the caller may read.
+// Package placement reports for each node why the scheduler would not put a pod there. It calls upstream's own filter
+// plugins, with their default arguments, with a snapshot of the nodes and pods that the caller may read.
 //
-// Not asked: the plugins that need the cluster's volumes, devices and their drivers, whose verdict stands in the
+// Not called: the plugins that need the cluster's volumes, devices and their drivers, whose verdict stands in the
 // scheduler's message, and those of `kubelith server`, which only it can call.
 package placement
 

@@ -40,8 +40,8 @@ func main() {
 	}
 }
 
-// servePlugin asks for what pods request on a node, which the formula does not need: so there is something to send for each pod, as
-// for a plugin that packs.
+// servePlugin needs what pods request on a node, which the formula does not need: so there is something to send for
+// each pod, as for a plugin that packs.
 func servePlugin() {
 	number := 0
 	sdk.ServeScheduling(sdk.Scheduling{
@@ -54,14 +54,15 @@ func servePlugin() {
 			return formula(node.GetAllocatable().GetMemory(), number)
 		},
 		Needs:   &sdk.NodeFields{Allocatable: true, Requested: true},
-		Timeout: 5 * time.Second, // a failed call is no figure
+		Timeout: 5 * time.Second, // a failed call is no result
 	})
 }
 
 // memory of a hollow node.
 func memory(i int) int64 { return int64(32+i%101) << 30 }
 
-// serveExtender knows the nodes (nodeCacheCapable): it is sent their names only, and spends nothing on following changes.
+// serveExtender knows the nodes (nodeCacheCapable): it is sent their names only, and spends nothing on following
+// changes.
 func serveExtender(address string, nodes, number int) error {
 	scores := make(map[string]int64, nodes)
 	for i := range nodes {

@@ -21,16 +21,16 @@ import (
 	"kubelith.io/kubelith/base/names"
 )
 
-// newFor is how long after the creation of its Node an agent may say where it is reached from outside. The machine has just shown a
-// token; later it might be somebody else's, and an administrator has to allow it (names.ExternalIPLabel).
+// newFor is how long after the creation of its Node an agent may claim external addresses. The machine has just shown a
+// token; later it may have another owner, and an administrator has to allow it (names.ExternalIPLabel).
 const newFor = 10 * time.Minute
 
 // reasonExternalIP is that of the Event about an address that a Node does not get.
 const reasonExternalIP = "ExternalIPRefused"
 
-// addressed returns the addresses that a Node should have, and why it does not get others that it claims. Its kubelet leaves its
-// addresses to a cloud provider, and this is in its place: the kubelet's addresses, as it reports them there, and the external
-// ones. Without such a kubelet ok is false.
+// addressed returns the addresses that a Node should have, and why it does not get others that it claims. Its kubelet
+// leaves its addresses to a cloud provider, and this is in its place: the kubelet's addresses, as it reports them
+// there, and the external ones. Without such a kubelet ok is false.
 func (s *Server) addressed(node *corev1.Node, all []*corev1.Node) (want []corev1.NodeAddress, refused []string, ok bool) {
 	claims, claimed := node.Annotations[names.ExternalIPAnnotation]
 	provided, external := node.Annotations[cloudproviderapi.AnnotationAlphaProvidedIPAddr]
@@ -118,7 +118,7 @@ func (s *Server) address(ctx context.Context) {
 	}
 }
 
-// writeAddresses writes what differs. A Node that somebody else changes meanwhile gets them with its next event.
+// writeAddresses writes what differs. A Node that another client changes meanwhile gets them with its next event.
 func (s *Server) writeAddresses(ctx context.Context, node *corev1.Node, want []corev1.NodeAddress) error {
 	write := func(part string, content any, subresources ...string) (err error) {
 		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": node.ResourceVersion}, part: content})

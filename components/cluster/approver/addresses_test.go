@@ -34,7 +34,8 @@ func aged(n *corev1.Node, age time.Duration) *corev1.Node {
 	return n
 }
 
-// TestAddresses: a Node gets the external addresses that it claims, unless somebody else has them or an administrator has to agree.
+// TestAddresses: a Node gets the external addresses that it claims, unless another Node has them or an administrator
+// has to agree.
 func TestAddresses(t *testing.T) {
 	other := node("b", "192.0.2.13", "b")
 	for name, tc := range map[string]struct {

@@ -10,8 +10,8 @@
 // Upstream's csrsigning signs. Upstream's csrapproving would also approve the first two kinds, for any name and for
 // ever; the bindings that allow it (nodeclient, selfnodeclient) are not created.
 //
-// The component also knows which nodes are servers, and labels Nodes (labels.go). It gives Nodes the external addresses that they
-// claim (addresses.go).
+// The component also knows which nodes are servers, and labels Nodes (labels.go). It gives Nodes the external addresses
+// that they claim (addresses.go).
 package approver
 
 import (
@@ -177,7 +177,7 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 	controller := certificates.NewCertificateController(ctx, "kubelith-approver", s.client, requests, s.decide)
 	view.Start(ctx.Done())
 	if !cache.WaitFor(ctx, "", requests.Informer().HasSyncedChecker(), nodes.Informer().HasSyncedChecker(), configMaps.Informer().HasSyncedChecker(), gone.Synced()) {
-		return nil // asked to stop
+		return nil // stopped
 	}
 	ready()
 
@@ -194,7 +194,7 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 // verdict is the result of the rules for a request. The zero value approves it.
 type verdict struct {
 	reason  string // one word, why it is denied
-	message string // for the user: what is wrong and what to do
+	message string // for the user: the reason and what to do
 }
 
 func deny(reason, format string, args ...any) verdict {

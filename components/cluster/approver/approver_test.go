@@ -62,7 +62,7 @@ func subject(name string) pkix.Name {
 	return pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + name}
 }
 
-// made is when the objects of the tests came into being.
+// made is when the objects of the tests were created.
 
 var made = time.Now().Truncate(time.Second)
 
@@ -75,7 +75,7 @@ func csr(name, signer, user string, groups []string, usages []certificatesv1.Key
 	}
 }
 
-// joining is what a machine with a token asks for.
+// joining is the request of a machine with a token.
 
 func joining(t *testing.T, name, node string, key *ecdsa.PrivateKey) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
@@ -83,7 +83,7 @@ func joining(t *testing.T, name, node string, key *ecdsa.PrivateKey) *certificat
 		[]certificatesv1.KeyUsage{"digital signature", "client auth"}, request(t, key, x509.CertificateRequest{Subject: subject(node)}))
 }
 
-// serving is what the kubelet of a node asks for.
+// serving is the request of a node's kubelet.
 
 func serving(t *testing.T, node string, dns []string, ips ...string) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
@@ -126,7 +126,7 @@ func apiCert(t *testing.T) string {
 	return path
 }
 
-// cluster is a Server on a cluster in memory. Its caches are as when it was made.
+// cluster is a Server on a cluster in memory. Its caches stay as they were at its creation.
 
 type cluster struct {
 	*Server
@@ -213,7 +213,7 @@ func (c *cluster) reservedFor(t *testing.T, name string) string {
 
 // A name is that of the machine that came first, for as long as it has the key.
 
-// Of machines that ask at the same moment for one name exactly one gets it.
+// Of machines that request one name at the same moment exactly one gets it.
 
 // A token that is refused leaves no reservation of a new name, and does not take one away.
 
@@ -221,7 +221,7 @@ func (c *cluster) reservedFor(t *testing.T, name string) string {
 
 // name a; b has 192.0.2.12.
 
-// A kubelet asks as soon as it knows its addresses; the Node may have them a moment later, and the cache later still.
+// A kubelet sends its request once it knows its addresses; the Node may have them a moment later, the cache even later.
 
 // Without the certificate of the API server nothing is approved, and nothing is denied either.
 
@@ -250,7 +250,7 @@ func TestRun(t *testing.T) {
 	stop := make(chan struct{})
 	shared := processInformers{informers.NewSharedInformerFactory(c.client, 0), stop}
 	c.opts.Informers = func() informers.SharedInformerFactory { return shared }
-	// The fake cluster tells a watch only what comes after it.
+	// The fake cluster sends a watch only what comes after it.
 	watching := make(chan struct{}, 4)
 	c.client.PrependWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
 		w, err := c.client.Tracker().Watch(a.GetResource(), a.GetNamespace())

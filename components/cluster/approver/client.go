@@ -36,7 +36,7 @@ func (s *Server) joins(csr *certificatesv1.CertificateSigningRequest) bool {
 	return strings.HasPrefix(csr.Spec.Username, bootstrapapi.BootstrapUserPrefix) && slices.Contains(csr.Spec.Groups, s.opts.Group)
 }
 
-// judgeClient applies the rules for the certificate that makes a machine a node.
+// judgeClient applies the rules for a node's client certificate.
 func (s *Server) judgeClient(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, request *x509.CertificateRequest) (verdict, error) {
 	// Exactly what upstream's signer signs: organization system:nodes, a node's name, no further names.
 	if err := capihelper.ValidateKubeletClientCSR(request, usages(csr)); err != nil {

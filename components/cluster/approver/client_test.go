@@ -37,7 +37,7 @@ func TestClient(t *testing.T) {
 		"not a name":      {"A_b", none, `InvalidName: "A_b" cannot be a node's name: choose another --node-name`},
 		"a long name":     {strings.Repeat("a", 64), none, "InvalidName: "},
 		"a path":          {"../a", none, "InvalidName: "},
-		"an address of its own": {"a", func(r *certificatesv1.CertificateSigningRequest) {
+		"its own address": {"a", func(r *certificatesv1.CertificateSigningRequest) {
 			r.Annotations = map[string]string{"kubelith.io/node-ip": "192.0.2.12,2001:db8::12"}
 		}, "approved"},
 		"another node's address": {"a", func(r *certificatesv1.CertificateSigningRequest) {
@@ -96,7 +96,7 @@ func TestClient(t *testing.T) {
 			if tc.want == "" || name == "decided by a person" {
 				return
 			}
-			// One line in the log says whose request it was and what became of it.
+			// One log line names the requester and the result.
 			lines := c.log.AllEntries()
 			level := logrus.WarnLevel
 			if got == "approved" {
@@ -209,7 +209,7 @@ func TestTokenRefused(t *testing.T) {
 				}
 			}
 			if c.reservedFor(t, "a") != "" || c.reservedFor(t, "b") != had || had == "" {
-				t.Errorf("a is reserved for %q, b for %q, want nobody and %q", c.reservedFor(t, "a"), c.reservedFor(t, "b"), had)
+				t.Errorf("a is reserved for %q, b for %q, want no machine and %q", c.reservedFor(t, "a"), c.reservedFor(t, "b"), had)
 			}
 		})
 	}

@@ -41,8 +41,8 @@ func (s *Server) outdated(object any) map[string]any {
 	return out
 }
 
-// isServer reports whether a name is a server's: this one's, or that of a Node whose labels say so. Agents cannot set
-// them.
+// isServer reports whether a name is a server's: this one's, or that of a Node with a server's label. Agents cannot set
+// it.
 func (s *Server) isServer(name string, node *corev1.Node) bool {
 	return slices.Contains(s.opts.ServerNames(), name) || node != nil && node.Labels[names.RoleLabel] == names.RoleServer
 }

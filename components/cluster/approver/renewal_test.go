@@ -36,7 +36,7 @@ func (r removedAt) OlderThan(limit time.Time) []string {
 	return names
 }
 
-// renewing is what a node asks for when its certificate is about to expire.
+// renewing is the request of a node whose certificate is about to expire.
 func renewing(t *testing.T, node string, key *ecdsa.PrivateKey) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	r := joining(t, "csr", node, key)

@@ -19,7 +19,7 @@ import (
 	"kubelith.io/kubelith/base/names"
 )
 
-// A reservation is a ConfigMap that says which machine has a node's name.
+// A reservation is a ConfigMap that records which machine has a node's name.
 //
 //	(free) --a machine asks--> reserved --its Node is deleted-------------------> (free)
 //	                              |
@@ -36,8 +36,8 @@ const (
 // seconds, so many more can join at once, but the holder of a token cannot reserve every name.
 const maxPending = 100
 
-// isOf reports whether the Node says that it is this machine, identified by its keyHash or by the part of it that fits
-// into a label.
+// isOf reports whether the Node names this machine, identified by its keyHash or by the part of it that fits into a
+// label.
 func isOf(node *corev1.Node, machine string) bool {
 	return len(machine) >= validation.LabelValueMaxLength && node.Labels[names.MachineLabel] == machine[:validation.LabelValueMaxLength]
 }

@@ -55,8 +55,8 @@ func TestFreeGone(t *testing.T) {
 	}
 }
 
-// A machine that registered its Node again and then joined again has its name reserved later than the Node was made.
-// Whose the reservation is, the Node's label tells.
+// A machine that registered its Node again and then joined again has its name reserved after the Node was created. The
+// Node's label identifies the owner of the reservation.
 func TestFreeGoneByLabel(t *testing.T) {
 	hash := func(digit string) string { return strings.Repeat(digit, 64) }
 	for machine, want := range map[string]string{hash("a"): "", hash("b"): hash("b")} {
@@ -131,8 +131,8 @@ func TestRemoveDenied(t *testing.T) {
 	}
 }
 
-// Who has a token reserves no more names than machines may be on their way with it: neither other tokens nor machines
-// that have come are affected.
+// A token reserves no more names than machines may be joining with it: neither other tokens nor machines that have
+// joined are affected.
 func TestPendingIsBounded(t *testing.T) {
 	var objects []runtime.Object
 	for i := range maxPending {

@@ -100,7 +100,7 @@ func (s *Server) foreign(ctx context.Context, name string, request *x509.Certifi
 	return "", nil
 }
 
-// reserved returns which of the requested names no node can have, whatever its Node says: nodes write that themselves.
+// reserved returns which of the requested names no node can have, whatever its Node lists: nodes write that themselves.
 func (s *Server) reserved(name string, request *x509.CertificateRequest) (string, error) {
 	api, err := readCert(s.opts.ServerCert)
 	if err != nil {

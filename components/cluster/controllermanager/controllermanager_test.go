@@ -28,8 +28,8 @@ func TestVolumeControllers(t *testing.T) {
 	}
 }
 
-// TestJoinDefaults: bootstrap tokens are signed and removed, and certificates live for 90 days, unless the user says
-// otherwise.
+// TestJoinDefaults: bootstrap tokens are signed and removed, and certificates are valid for 90 days, unless the user
+// sets something else.
 func TestJoinDefaults(t *testing.T) {
 	for _, tc := range []struct {
 		args   []string
@@ -96,7 +96,7 @@ func TestOptions(t *testing.T) {
 		t.Error("nodes get no pod network")
 	}
 	if s.Upstream().SecureServing != nil {
-		t.Error("it serves on a port of its own")
+		t.Error("it serves on its own port")
 	}
 }
 
@@ -119,7 +119,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// asked notes whom a client is made for.
+// asked records the identities that clients are created for.
 type asked struct{ who []string }
 
 func (a *asked) Config(name string, _ ...string) *rest.Config {

@@ -65,7 +65,7 @@ func upstreamConfig(o Options) (*config.Config, error) {
 func Refused() args.Refused {
 	cloud := "cloud controllers run outside of the process"
 	owned := "Kubelith generates and renews it"
-	one := "kubelets have a CA of their own: use the flags of a signer, cluster-signing-kube-apiserver-client-... or cluster-signing-legacy-unknown-..."
+	one := "kubelets have their own CA: use the flags of a signer, cluster-signing-kube-apiserver-client-... or cluster-signing-legacy-unknown-..."
 	return args.Merge(args.Logging(), args.FeatureGates(), args.Clients(), args.Serving(), args.Election(), args.Refused{
 		"cluster-cidr":                              "use Kubelith's own --cluster-cidr",
 		"service-cluster-ip-range":                  "use Kubelith's own --service-cidr",

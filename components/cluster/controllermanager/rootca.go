@@ -16,15 +16,15 @@ import (
 	"kubelith.io/kubelith/base/watchdir"
 )
 
-// rootCAControllers read the root CA's file once, when they are built: rootCA builds them again when it changes. The tokens
-// controller is another one.
+// rootCAControllers read the root CA's file once, when they are built: rootCA builds them again when it changes. The
+// tokens controller is another one.
 func rootCAControllers() []string {
 	return []string{names.RootCACertificatePublisherController, names.KubeAPIServerClusterTrustBundlePublisherController}
 }
 
 const (
-	// rootCASettle is how long the directory of the root CA must be quiet before it is read again, and rootCAEvery how often
-	// it is read without a change.
+	// rootCASettle is how long the directory of the root CA must be quiet before it is read again, and rootCAEvery how
+	// often it is read without a change.
 	rootCASettle, rootCAEvery = 500 * time.Millisecond, time.Minute
 	// rootCARetry is the time after a failure.
 	rootCARetry = 5 * time.Second
@@ -119,7 +119,7 @@ func (r *rootCA) until(ctx context.Context, controllers []app.Controller, change
 	for _, c := range controllers {
 		all.Go(func() {
 			defer utilruntime.HandleCrash()
-			r.server.opts.Log.WithField("controller", c.Name()).Debug("Controller starting...") // as upstream says of the others
+			r.server.opts.Log.WithField("controller", c.Name()).Debug("Controller starting...") // as upstream for the others
 			c.Run(running)
 		})
 	}

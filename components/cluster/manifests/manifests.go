@@ -11,7 +11,7 @@
 //
 //	files.go: read, watched -> parse.go: documents -> pass.go: what to apply and to delete -> api.go: requests
 //	                                                       |
-//	                         fault.go, lines.go: what is wrong, in which line -> log and Event
+//	                         fault.go, lines.go: the error, in which line -> log and Event
 package manifests
 
 import (

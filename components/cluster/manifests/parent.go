@@ -23,9 +23,9 @@ const (
 
 	// tooling identifies Kubelith; other tools leave its sets alone.
 	tooling = "kubelith/v1"
-	// fileAnnotation tells the user which file a parent represents.
+	// fileAnnotation is the file that a parent represents, for the user.
 	fileAnnotation = "kubelith.io/file"
-	// directoryAnnotation says in which directory the file is.
+	// directoryAnnotation is the directory of the file.
 	directoryAnnotation = "kubelith.io/directory"
 	// parentNamespace is where the parents are.
 	parentNamespace = metav1.NamespaceSystem

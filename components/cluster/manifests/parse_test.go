@@ -67,7 +67,7 @@ items:
 	}
 }
 
-// TestParseValues: values are what kubectl makes of them.
+// TestParseValues: values are parsed as kubectl parses them.
 func TestParseValues(t *testing.T) {
 	got, wrong := parse([]byte("apiVersion: v1\nkind: A\nmetadata: {name: a}\nyes: yes\nmode: 0644\nbig: 9007199254740993\ntext: \"yes\"\n"))
 	if wrong != nil {
@@ -80,7 +80,7 @@ func TestParseValues(t *testing.T) {
 	}
 }
 
-// TestParseFaults: a mistake is told with its line, and no object of the file is returned.
+// TestParseFaults: a mistake is reported with its line, and no object of the file is returned.
 func TestParseFaults(t *testing.T) {
 	good := "apiVersion: v1\nkind: A\nmetadata: {name: a}\n---\n" // four lines
 	for name, c := range map[string]struct{ content, want string }{
@@ -121,8 +121,7 @@ func TestParseFaults(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever is in a file, it has objects or a mistake that can be told, and a line of any field can be asked
-// for.
+// FuzzParse: any file has objects or a mistake that can be reported, and the line of any field can be looked up.
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{
 		"apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: A, metadata: {name: a}}\n",

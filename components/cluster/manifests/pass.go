@@ -330,7 +330,7 @@ func defined(definition *unstructured.Unstructured) schema.GroupKind {
 }
 
 // partOf returns the set that an object joins. A namespace that exists without us, or that every cluster needs, joins
-// none: it would be deleted with everything in it. A file can ask for the deletion of one of the first kind.
+// none: it would be deleted with everything in it. A file can request the deletion of one of the first kind.
 func (k *keeper) partOf(ctx context.Context, s *set, d document, ours sets.Set[string]) (string, error) {
 	name := d.object.GetName()
 	if d.object.GroupVersionKind().GroupKind() != namespaceKind {

@@ -210,7 +210,7 @@ func newBench(t *testing.T) bench {
 	return bench{t, f, newKeeper(f, quiet())}
 }
 
-// pass makes a pass that must be complete or not, and must do this to the objects.
+// pass runs a pass that must be complete or not, and must do this to the objects.
 func (b bench) pass(complete bool, files []file, want ...string) {
 	b.Helper()
 	if got := b.keeper.pass(b.Context(), files); got != complete {
@@ -252,7 +252,7 @@ func TestPrune(t *testing.T) {
 	b.pass(true, []file{of("a", "ConfigMap a"), other}, "apply ConfigMap a",
 		"remove Secret x/s", "remove Thing t", "remove Namespace x", "remove CustomResourceDefinition things.example.com")
 	if kinds := b.saved["manifest-a"].annotations()[kindsAnnotation]; kinds != "ConfigMap" {
-		t.Errorf("the parent says that there are objects of kinds %s", kinds)
+		t.Errorf("the parent records objects of kinds %s", kinds)
 	}
 	b.restart()
 	b.pass(true, []file{other}, "apply ConfigMap b", "remove ConfigMap a", "drop manifest-a")
@@ -261,7 +261,7 @@ func TestPrune(t *testing.T) {
 	b.events()
 }
 
-// TestKept: what takes data with it outlives its file unless it says otherwise, and no set has it any more.
+// TestKept: an object whose deletion deletes data outlives its file by default, and leaves its set.
 func TestKept(t *testing.T) {
 	b := newBench(t)
 	a := of("a", "PersistentVolumeClaim data", "PersistentVolumeClaim! cache", "Namespace x", "CustomResourceDefinition things.example.com", "Thing t", "Secret? key", "Secret other")
@@ -345,7 +345,7 @@ func TestMove(t *testing.T) {
 	b.pass(true, []file{of("z", "ConfigMap b", "ConfigMap c", "ConfigMap a")}, "apply ConfigMap b", "apply ConfigMap c", "apply ConfigMap a", "drop manifest-a")
 }
 
-// TestNamespaces: those that somebody else has made and those of the cluster are never deleted, nor those in which a
+// TestNamespaces: those that another client created and those of the cluster are never deleted, nor those in which a
 // file has objects.
 func TestNamespaces(t *testing.T) {
 	b := newBench(t)
@@ -373,7 +373,7 @@ func TestDefinitions(t *testing.T) {
 	b.pass(true, nil, "remove CustomResourceDefinition things.example.com", "drop manifest-a", "remove Thing t", "drop manifest-b")
 }
 
-// TestTwice: an object belongs to the first file that has it; the others are told, and it outlives any of them.
+// TestTwice: an object belongs to the first file that has it; the others are reported, and it outlives any of them.
 func TestTwice(t *testing.T) {
 	b := newBench(t)
 	a, c := of("a", "ConfigMap a"), of("c", "ConfigMap b", "ConfigMap a", "ConfigMap b")
@@ -386,7 +386,7 @@ func TestTwice(t *testing.T) {
 	b.pass(true, []file{c})
 }
 
-// TestYield: an embedded object gives way to the same one in a file, and is there again when that goes.
+// TestYield: the same object in a file replaces an embedded one, which is back when that goes.
 func TestYield(t *testing.T) {
 	b := newBench(t)
 	ours := of("embedded", "ConfigMap a", "ConfigMap b")
@@ -403,8 +403,8 @@ func TestYield(t *testing.T) {
 	b.events()
 }
 
-// TestControlled: what a controller makes with the labels of its owner (EndpointSlices of a Service) goes with the
-// owner.
+// TestControlled: what a controller creates with the labels of its owner (EndpointSlices of a Service) is deleted with
+// the owner.
 func TestControlled(t *testing.T) {
 	b := newBench(t)
 	b.pass(true, []file{of("a", "Slice mine")}, "apply Slice mine")
@@ -454,7 +454,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestRunWithoutWatch: where the host has no inotify instance left, the files are applied all the same.
+// TestRunWithoutWatch: where the host has no inotify instance left, the files are still applied.
 func TestRunWithoutWatch(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	dir, f := t.TempDir(), newFake()

@@ -59,8 +59,8 @@ func TestArgs(t *testing.T) {
 	}
 }
 
-// TestHealth: a pod whose scheduling does not end is told, waiting for the next pod is not, and the next run begins
-// anew.
+// TestHealth: a pod whose scheduling does not end is reported, waiting for the next pod is not, and the next run starts
+// fresh.
 func TestHealth(t *testing.T) {
 	s := &Server{}
 	s.work.Limit = time.Nanosecond

@@ -88,8 +88,8 @@ func PolicyConfigMap(arguments []string) types.NamespacedName {
 // policyRetry is the time between attempts to read the ConfigMap.
 const policyRetry = time.Second
 
-// followed returns the configuration of this run. It waits until the policy's ConfigMap exists and can be used; nil: ctx has
-// ended.
+// followed returns the configuration of this run. It waits until the policy's ConfigMap exists and can be used; nil:
+// ctx has ended.
 func (s *Server) followed(ctx context.Context, cs kubernetes.Interface) *config.KubeSchedulerConfiguration {
 	p, said := &s.policy, ""
 	if p.translation != nil {

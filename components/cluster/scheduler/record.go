@@ -31,7 +31,7 @@ const (
 )
 
 // recorder records attempts to schedule pods and to bind them. It stands between upstream's scheduler and its profiles,
-// so it sees what the scheduler asks of the framework, but not what plugins ask: preemption, which runs filters on nodes
+// so it sees the scheduler's calls of the framework, but not those of plugins: preemption, which runs filters on nodes
 // without some of their pods, and the batches of opportunistic batching have the framework itself.
 type recorder struct {
 	to *record.Store

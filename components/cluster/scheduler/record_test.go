@@ -187,7 +187,7 @@ func TestRecordScheduled(t *testing.T) {
 	}
 }
 
-// TestRecordUnschedulable: a pod that fits nowhere, and one that is ruled out before any node is looked at.
+// TestRecordUnschedulable: a pod that fits nowhere, and one that is ruled out before any node is checked.
 func TestRecordUnschedulable(t *testing.T) {
 	r := newRig(t, true, node("a", "1"), node("b", "1"))
 	r.run()

@@ -45,7 +45,7 @@ const (
 	noAddress    = "NoAddress"
 )
 
-// decide returns the addresses of every Service of ours.
+// decide returns the addresses of each of our Services.
 //
 // A Service gets all its addresses or none: with half of them, only some clients would reach it. It gets none when one
 // of its ports is not free on one of its nodes. The order of precedence is: the Service that has the port in its status

@@ -37,12 +37,12 @@ func labelled(key, value string) func(*corev1.Node) {
 	return func(n *corev1.Node) { n.Labels[key] = value }
 }
 
-// hostListens has a program of the host listen on ports, as the node tells it.
+// hostListens has a program of the host listen on ports, as the node reports it.
 func hostListens(ports string) func(*corev1.Node) {
 	return func(n *corev1.Node) { n.Annotations[names.HostPortsAnnotation] = ports }
 }
 
-// silent is a node that has not told the ports of its host.
+// silent is a node that has not reported the ports of its host.
 func silent(n *corev1.Node) { n.Annotations = nil }
 
 func alsoAt(kind corev1.NodeAddressType, ip string) func(*corev1.Node) {

@@ -13,9 +13,9 @@ import (
 	"kubelith.io/kubelith/base/names"
 )
 
-// withoutHosts removes the addresses of nodes whose hosts listen on a port of the Service themselves, and says so. A
-// Service would take the port from them: SSH, for example. The ledger has Kubelith's own ports, and node ports. A node
-// that has not reported its ports is waited for; a Service keeps the addresses that it has there.
+// withoutHosts removes the addresses of nodes whose hosts listen on a port of the Service themselves, and returns the
+// reason. A Service would take the port from them: SSH, for example. The ledger has Kubelith's own ports, and node
+// ports. A Service waits for a node that has not reported its ports, and keeps the addresses that it has there.
 func (w world) withoutHosts(s *corev1.Service, all []address, ports ledger) (left []address, message string) {
 	nodes, silent := map[string]sets.Set[string]{}, sets.New[string]()
 	held := holding(s, all)

@@ -20,7 +20,7 @@ type claim struct {
 	port hostport.Port
 }
 
-// claims returns what a Service must have to itself to get addresses.
+// claims returns the ports that a Service needs exclusively to get addresses.
 func claims(s *corev1.Service, addresses []address) (all []claim) {
 	for _, a := range addresses {
 		for _, p := range s.Spec.Ports {
@@ -34,7 +34,7 @@ func claims(s *corev1.Service, addresses []address) (all []claim) {
 type ledger struct {
 	own       map[claim]bool                    // Kubelith's own
 	nodePorts map[hostport.Port]*corev1.Service // on every node
-	held      map[claim]*corev1.Service         // of Services of ours: reserved by status, or taken
+	held      map[claim]*corev1.Service         // of our Services: reserved by status, or taken
 }
 
 func newLedger(w world) ledger {
@@ -69,7 +69,7 @@ func newLedger(w world) ledger {
 	return l
 }
 
-// hasAPI reports whether the API is at an address of the node, whatever its label says.
+// hasAPI reports whether the API is at an address of the node, whatever its label.
 func (w world) hasAPI(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Status.Addresses, func(a corev1.NodeAddress) bool {
 		ip, err := netip.ParseAddr(a.Address)
@@ -122,7 +122,7 @@ func (l ledger) conflicts(s *corev1.Service, all []claim) string {
 	return strings.Join(lines, "; ")
 }
 
-// taker returns who other than s has a port, or "".
+// taker returns what other than s has a port, or "".
 func (l ledger) taker(s *corev1.Service, c claim) string {
 	holder, node := l.held[c], l.nodePorts[c.port]
 	switch {

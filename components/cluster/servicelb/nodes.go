@@ -59,8 +59,8 @@ func inPool(nodes []*corev1.Node, pool string) []*corev1.Node {
 	return others
 }
 
-// reports reports whether a node is reliable: it is Ready or, when the Service has its address already, has at least
-// been heard from. A restarted kubelet is not Ready for some seconds; the kernel's rules still work, and removing the
+// reports reports whether a node is reliable: it is Ready or, when the Service has its address already, its kubelet at
+// least reports. A restarted kubelet is not Ready for some seconds; the kernel's rules still work, and removing the
 // address would cut connections.
 func reports(n *corev1.Node, held bool) bool {
 	_, c := nodeutil.GetNodeCondition(&n.Status, corev1.NodeReady)

@@ -31,8 +31,8 @@ const (
 // has the node's name and the address. A node that reports the address of another machine cannot answer there.
 //
 // External addresses need no proof: an agent cannot set one (components/controlplane/apiserver/restriction,
-// components/cluster/approver), and its kubelet often cannot be reached there. Addresses of servers need none either: their kubelets are in trusted
-// processes.
+// components/cluster/approver), and its kubelet often cannot be reached there. Addresses of servers need none either:
+// their kubelets are in trusted processes.
 type prover struct {
 	rules nodeaddr.Rules
 	shake func(ctx context.Context, node string, at netip.AddrPort) error

@@ -193,7 +193,7 @@ func (w *writer) ourNode(obj any) bool {
 	return ok && node.Labels[names.RoleLabel] != ""
 }
 
-// ofOurService reports whether obj is an EndpointSlice of a Service of ours: the nodes of its pods may matter. Most
+// ofOurService reports whether obj is an EndpointSlice of one of our Services: the nodes of its pods may matter. Most
 // slices belong to other Services.
 func (w *writer) ofOurService(obj any) bool {
 	slice, ok := obj.(*discoveryv1.EndpointSlice)

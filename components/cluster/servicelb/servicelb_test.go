@@ -57,7 +57,7 @@ func start(t *testing.T, cs *fake.Clientset) {
 	}
 }
 
-// answers is the handshake with a kubelet that is where its node says.
+// answers is the handshake with a kubelet that is at its Node's address.
 func answers(context.Context, string, netip.AddrPort) error { return nil }
 
 // patches are the names of the Services that were patched, with the subresource, in order.
@@ -202,7 +202,7 @@ func TestWritesOnlyChanges(t *testing.T) {
 	}
 }
 
-// TestTriesAgain: a write that fails is tried again, without a change to make it.
+// TestTriesAgain: a write that fails is retried, without a change that triggers it.
 func TestTriesAgain(t *testing.T) {
 	cs := fake.NewClientset(node("n1"), lb("a"))
 	// By then the signals of the beginning are used up.

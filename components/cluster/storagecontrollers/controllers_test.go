@@ -77,7 +77,7 @@ func (s *server) lead(t *testing.T) (end func()) {
 	return end
 }
 
-// processInformers are informers that end with the process and not with who starts them.
+// processInformers are informers that end with the process and not with the component that starts them.
 type processInformers struct {
 	informers.SharedInformerFactory
 	t *testing.T
@@ -94,7 +94,7 @@ func TestCentral(t *testing.T) {
 	n.Ready(t)
 	claim := n.Claim(t, "c", "net", "")
 	var volume *corev1.PersistentVolume
-	storagetest.Eventually(t, "the volume is made", func() (ok bool) { volume, ok = n.Volume(t, claim); return ok })
+	storagetest.Eventually(t, "the volume is created", func() (ok bool) { volume, ok = n.Volume(t, claim); return ok })
 	if volume.Spec.NodeAffinity != nil {
 		t.Errorf("it is for some nodes only: %v", volume.Spec.NodeAffinity)
 	}
@@ -127,12 +127,12 @@ func TestObjects(t *testing.T) {
 	end()
 	for _, called := range p.Called() {
 		if called == "CreateVolume" {
-			t.Error("the server makes a volume that is its node's")
+			t.Error("the server creates a volume that is its node's")
 		}
 	}
 }
 
-// TestForeign: the objects of a foreign driver are left alone, and each node says so.
+// TestForeign: the objects of a foreign driver are left alone, and each node logs that.
 func TestForeign(t *testing.T) {
 	s := newServer(t, storagetest.Plugin(t, storagetest.NewDriver("", create), false, storagetest.Class("net", storagev1.VolumeBindingImmediate)),
 		&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: storagetest.DriverName}})
@@ -148,7 +148,7 @@ func TestForeign(t *testing.T) {
 		t.Errorf("a StorageClass of another driver: %v", err)
 	}
 	if s.Said("belongs to another driver") {
-		t.Error("it is said twice")
+		t.Error("it is logged twice")
 	}
 }
 
@@ -161,7 +161,7 @@ func TestTerms(t *testing.T) {
 		end := s.lead(t)
 		s.Ready(t)
 		claim := s.Claim(t, name, "net", "")
-		storagetest.Eventually(t, "a volume is made", func() bool { _, ok := s.Volume(t, claim); return ok })
+		storagetest.Eventually(t, "a volume is created", func() bool { _, ok := s.Volume(t, claim); return ok })
 		end()
 		if i == 0 { // what is started once for the process
 			first = goroutines(t)
@@ -184,7 +184,7 @@ func TestTerms(t *testing.T) {
 		return len(more) == 0
 	})
 	if d.Size("pvc-"+string(late.UID)) != 0 {
-		t.Error("a volume is made after the end of the term")
+		t.Error("a volume is created after the end of the term")
 	}
 }
 

@@ -59,7 +59,7 @@ func (m objects) make(ctx context.Context, d storage.Declaration, now storage.Fa
 	return nil
 }
 
-// csiDriver returns the wanted object: without an attacher, it must say that nothing waits for an attachment.
+// csiDriver returns the wanted object: without an attacher, attachRequired is false, so that pods do not wait for it.
 func (m objects) csiDriver(d storage.Declaration, now storage.Facts) *storagev1.CSIDriver {
 	o := d.Driver.DeepCopy()
 	if !now.Attaches(d) {

@@ -20,7 +20,7 @@ import (
 	"kubelith.io/kubelith/plugins/storage/storagetest"
 )
 
-// ours are the labels of what Kubelith made.
+// ours are the labels of what Kubelith created.
 var ours = map[string]string{"app.kubernetes.io/managed-by": "kubelith"}
 
 // declared is a declaration of the driver.
@@ -51,9 +51,9 @@ func TestDriverObject(t *testing.T) {
 		wrong     string
 	}{
 		{"created, no attacher", false, storage.Facts{}, nil, &no, ""},
-		{"made, the driver attaches", false, attaches, nil, nil, ""},
-		{"made, node-local", true, attaches, nil, &no, ""},
-		{"there, and as it was made", false, storage.Facts{}, of(ours, storagev1.CSIDriverSpec{StorageCapacity: &yes, AttachRequired: &no}), &no, ""},
+		{"created, the driver attaches", false, attaches, nil, nil, ""},
+		{"created, node-local", true, attaches, nil, &no, ""},
+		{"there, and as it was created", false, storage.Facts{}, of(ours, storagev1.CSIDriverSpec{StorageCapacity: &yes, AttachRequired: &no}), &no, ""},
 		{"there, and older", false, storage.Facts{}, of(ours, storagev1.CSIDriverSpec{AttachRequired: &yes, PodInfoOnMount: &yes}), &no, ""},
 		{"another driver's", false, storage.Facts{}, of(nil, storagev1.CSIDriverSpec{}), nil, "belongs to another driver"},
 	} {
@@ -82,7 +82,7 @@ func TestDriverObject(t *testing.T) {
 	}
 }
 
-// TestNodeLocalDriver: the CSIDriver says by which key volumes name their node, one of an older version as well.
+// TestNodeLocalDriver: the CSIDriver has the key by which volumes name their node, one of an older version as well.
 func TestNodeLocalDriver(t *testing.T) {
 	on := func(key, value string) storage.Facts {
 		return storage.Facts{Info: &csi.NodeGetInfoResponse{AccessibleTopology: &csi.Topology{Segments: map[string]string{"rack": "r7", key: value}}}}
@@ -95,7 +95,7 @@ func TestNodeLocalDriver(t *testing.T) {
 		have      []runtime.Object
 		want      string
 	}{
-		{"made", true, on(storagetest.TopologyKey, "n1"), nil, storagetest.TopologyKey},
+		{"created", true, on(storagetest.TopologyKey, "n1"), nil, storagetest.TopologyKey},
 		{"there, of an older version", true, on(storagetest.TopologyKey, "n1"), []runtime.Object{older}, storagetest.TopologyKey},
 		{"the node has another name in it", true, on(storagetest.TopologyKey, "id-1"), nil, ""},
 		{"not node-local", false, on(storagetest.TopologyKey, "n1"), nil, ""},
@@ -129,7 +129,7 @@ func TestDeclared(t *testing.T) {
 	}
 }
 
-// TestDriverObjectStays: what the API does not let change stays, and the operator hears of it.
+// TestDriverObjectStays: fields that the API does not let change stay, and a log line informs the operator.
 func TestDriverObjectStays(t *testing.T) {
 	have := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: storagetest.DriverName, Labels: ours}}
 	m, cs, lines := objectsOf(have)
@@ -159,8 +159,8 @@ func TestClasses(t *testing.T) {
 		parameters  int
 		says        string
 	}{
-		{"made", nil, true, storagetest.DriverName, 0, ""},
-		{"made beside another default", []runtime.Object{other}, false, storagetest.DriverName, 0, "theirs already is"},
+		{"created", nil, true, storagetest.DriverName, 0, ""},
+		{"created beside another default", []runtime.Object{other}, false, storagetest.DriverName, 0, "theirs already is"},
 		{"changed by a person", []runtime.Object{changed}, false, storagetest.DriverName, 1, ""},
 		{"name taken", []runtime.Object{taken}, false, "x", 0, "not created for"},
 	} {

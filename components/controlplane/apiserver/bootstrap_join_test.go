@@ -13,7 +13,7 @@ import (
 	"kubelith.io/kubelith/base/names"
 )
 
-// allowed asks the API server's authorizers as the client's user.
+// allowed queries the API server's authorizers as the client's user.
 func allowed(t *testing.T, cs kubernetes.Interface, verb, group, resource, namespace, name string) bool {
 	t.Helper()
 	resource, subresource, _ := strings.Cut(resource, "/")
@@ -28,7 +28,7 @@ func allowed(t *testing.T, cs kubernetes.Interface, verb, group, resource, names
 	return review.Status.Allowed
 }
 
-// TestRightsToJoin: what who joins, the node that it becomes and the components that let it in may do, and what not.
+// TestRightsToJoin: the rights of a machine that joins, of its node and of the components that admit it.
 func TestRightsToJoin(t *testing.T) {
 	c := serve(t)
 	machine := clientFor(t, c.Config("system:bootstrap:abc123", "system:bootstrappers", names.JoiningAgents))

@@ -34,7 +34,7 @@ func TestPluginsInMemory(t *testing.T) {
 		InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: name, UID: types.UID(name)},
 	}
 	if _, err := cs.CoreV1().Events(metav1.NamespaceDefault).Create(ctx, event, metav1.CreateOptions{}); err != nil {
-		t.Errorf("make an Event: %v", err)
+		t.Errorf("create an Event: %v", err)
 	}
 	for what, err := range map[string]error{
 		"changes the spec": patch(`{"spec":{"unschedulable":true}}`),

@@ -37,7 +37,7 @@ func TestServiceLBInMemory(t *testing.T) {
 		InvolvedObject: corev1.ObjectReference{Kind: "Service", Namespace: ns, Name: "web", UID: service.UID},
 	}
 	if _, err := cs.CoreV1().Events(ns).Create(ctx, event, metav1.CreateOptions{}); err != nil {
-		t.Errorf("make an Event: %v", err)
+		t.Errorf("create an Event: %v", err)
 	}
 	for what, err := range map[string]error{
 		"changes the spec":  patch(`{"spec":{"ports":[{"port":81}]}}`),

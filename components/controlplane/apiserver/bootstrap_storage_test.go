@@ -22,7 +22,7 @@ func TestStorageIdentity(t *testing.T) {
 	ctx, none := t.Context(), metav1.ListOptions{}
 	cs := clientFor(t, serve(t).Config(client.Storage))
 	volume := csiVolume("of-server", "a.example.com")
-	eventually(t, "make a volume", func() error {
+	eventually(t, "create a volume", func() error {
 		_, err := cs.CoreV1().PersistentVolumes().Create(ctx, volume, metav1.CreateOptions{})
 		return err
 	})
@@ -31,7 +31,7 @@ func TestStorageIdentity(t *testing.T) {
 		"read claims":   func() error { _, err := cs.CoreV1().PersistentVolumeClaims("").List(ctx, none); return err },
 		"delete it":     func() error { return cs.CoreV1().PersistentVolumes().Delete(ctx, volume.Name, metav1.DeleteOptions{}) },
 		"read CSINodes": func() error { _, err := cs.StorageV1().CSINodes().List(ctx, none); return err },
-		"make a CSIDriver": func() error {
+		"create a CSIDriver": func() error {
 			_, err := cs.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "server.example.com"}}, metav1.CreateOptions{})
 			return err
 		},
@@ -59,7 +59,7 @@ func TestStorageIdentityOfNodes(t *testing.T) {
 		return clientFor(t, c)
 	}
 	server, cs := clientFor(t, serve(t).Config(client.Storage)), acting(client.StorageNodePrefix+"of-storage", client.StorageNodes)
-	eventually(t, "make the driver and a class", func() error {
+	eventually(t, "create the driver and a class", func() error {
 		_, err := server.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driver, Annotations: map[string]string{names.NodeLocalAnnotation: key}}}, metav1.CreateOptions{})
 		return err
 	})
@@ -103,15 +103,15 @@ func TestStorageIdentityOfNodes(t *testing.T) {
 	hostPath := on("of-storage")
 	hostPath.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}
 	attacks := beyondStorage(t, cs, ns, driver)
-	attacks["makes a volume elsewhere"] = more("x", on("another"))
-	attacks["makes a hostPath volume"] = more("x", hostPath)
+	attacks["creates a volume elsewhere"] = more("x", on("another"))
+	attacks["creates a hostPath volume"] = more("x", hostPath)
 	attacks["deletes another node's volume"] = func() error { return cs.CoreV1().PersistentVolumes().Delete(ctx, "on-another", metav1.DeleteOptions{}) }
 	attacks["changes another node's volume"] = func() error {
 		_, err := cs.CoreV1().PersistentVolumes().Patch(ctx, "on-another", types.MergePatchType, []byte(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"},"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{})
 		return err
 	}
 	attacks["reads pods"] = func() error { _, err := cs.CoreV1().Pods("").List(ctx, none); return err }
-	attacks["makes a CSIDriver"] = func() error {
+	attacks["creates a CSIDriver"] = func() error {
 		_, err := cs.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "x.example.com"}}, metav1.CreateOptions{})
 		return err
 	}
@@ -119,7 +119,7 @@ func TestStorageIdentityOfNodes(t *testing.T) {
 		_, err := cs.StorageV1().CSIDrivers().Patch(ctx, driver, types.MergePatchType, []byte(`{"spec":{"attachRequired":true}}`), metav1.PatchOptions{})
 		return err
 	}
-	attacks["makes a StorageClass"] = func() error {
+	attacks["creates a StorageClass"] = func() error {
 		_, err := cs.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Provisioner: driver}, metav1.CreateOptions{})
 		return err
 	}
@@ -140,7 +140,7 @@ func TestStorageIdentityOfNodes(t *testing.T) {
 		"those of another node":            acting(client.StorageNodePrefix + "another"),
 		"itself in their group":            acting("system:node:of-storage", client.StorageNodes),
 		"a master":                         acting(client.StorageNodePrefix+"of-storage", "system:masters"),
-		"another identity of ours":         acting(client.Manifests),
+		"another of our identities":        acting(client.Manifests),
 	} {
 		if _, err := other.CoreV1().PersistentVolumes().List(ctx, none); !apierrors.IsForbidden(err) {
 			t.Errorf("a node acts as %s: %v", what, err)
@@ -162,11 +162,11 @@ func beyondStorage(t *testing.T, cs kubernetes.Interface, ns, driver string) map
 	ctx := t.Context()
 	return map[string]func() error{
 		"reads Secrets": func() error { _, err := cs.CoreV1().Secrets("").List(ctx, metav1.ListOptions{}); return err },
-		"makes a pod": func() error {
+		"creates a pod": func() error {
 			_, err := cs.CoreV1().Pods(ns).Create(ctx, pod("x", ""), metav1.CreateOptions{})
 			return err
 		},
-		"makes a claim": func() error {
+		"creates a claim": func() error {
 			_, err := cs.CoreV1().PersistentVolumeClaims(ns).Create(ctx, &corev1.PersistentVolumeClaim{}, metav1.CreateOptions{})
 			return err
 		},

@@ -11,8 +11,8 @@ import (
 	"kubelith.io/kubelith/trace/api"
 )
 
-// allowTraces lets every authenticated user ask for timelines: the answer has the objects that he may get. Nodes report
-// what happens to their pods.
+// allowTraces lets every authenticated user request timelines: the answer has the objects that the user may get. Nodes
+// report what happens to their pods.
 func allowTraces() []runtime.Object {
 	return append(
 		clusterRole("kubelith:traces", subject(rbacv1.GroupKind, user.AllAuthenticated),

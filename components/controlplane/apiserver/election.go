@@ -13,10 +13,10 @@ import (
 	"kubelith.io/kubelith/base/names"
 )
 
-// The servers of a cluster elect a leader with the Lease kube-system/kubelith (components/controlplane/election), and who
-// carries the virtual address with another one (components/controlplane/vip). Their
-// writes for it bypass RBAC and admission: controllers wait for the election, and every pod waits for them. A role that
-// cannot be written yet, or a webhook that fails closed while its pods are down, would keep the cluster down for ever.
+// The servers of a cluster elect a leader with the Lease kube-system/kubelith (components/controlplane/election), and
+// the server that carries the virtual address with another one (components/controlplane/vip). Their writes for it
+// bypass RBAC and admission: controllers wait for the election, and every pod waits for them. A role that cannot be
+// written yet, or a webhook that fails closed while its pods are down, would keep the cluster down for ever.
 
 // isLease reports whether a Lease in kube-system is one of an election.
 func isLease(name string) bool { return name == names.Lease || name == names.VIPLease }
@@ -44,7 +44,8 @@ func isElection(ctx context.Context, user string) bool {
 	return user == client.Election && client.IsInProcess(ctx)
 }
 
-// authorizeElection gives this process's elections access to their Leases. On a create, authorization does not see a name.
+// authorizeElection gives this process's elections access to their Leases. On a create, authorization does not see a
+// name.
 func authorizeElection(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetUser() != nil && isElection(ctx, a.GetUser().GetName()) && a.GetAPIGroup() == "coordination.k8s.io" && a.GetResource() == "leases" &&
 		a.GetSubresource() == "" && a.GetNamespace() == metav1.NamespaceSystem && (a.GetVerb() == "create" || isLease(a.GetName())) {

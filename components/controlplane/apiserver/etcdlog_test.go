@@ -17,7 +17,7 @@ import (
 //go:linkname etcd3ClientLogger k8s.io/apiserver/pkg/storage/storagebackend/factory.etcd3ClientLogger
 var etcd3ClientLogger *zap.Logger
 
-// Upstream made its logger after base/logging/etcdclient had changed the default that it is made from.
+// Upstream creates its logger after base/logging/etcdclient has changed the default that it derives it from.
 func TestEtcdClientLogsToUs(t *testing.T) {
 	var out bytes.Buffer
 	if _, err := logging.Setup(logging.Options{Format: "text", Level: "info", Out: &out}); err != nil {

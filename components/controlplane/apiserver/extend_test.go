@@ -27,7 +27,7 @@ import (
 // extendedNode is the node about which the test's extension knows something.
 const extendedNode = "extended"
 
-// testExtension is the resource metrics API with metrics made up by the test.
+// testExtension is the resource metrics API with fake metrics.
 func testExtension() *Extension {
 	return &Extension{Scheme: api.Scheme, Install: func(core *genericapiserver.GenericAPIServer, shared informers.SharedInformerFactory) error {
 		pods := cache.NewGenericLister(shared.Core().V1().Pods().Informer().GetIndexer(), corev1.Resource("pods"))
@@ -60,7 +60,7 @@ func TestExtension(t *testing.T) {
 		t.Fatal(err)
 	}
 	services := aggregator.ApiregistrationV1().APIServices()
-	eventually(t, "make the APIService", func() error {
+	eventually(t, "create the APIService", func() error {
 		_, err := services.Create(ctx, &apiregistrationv1.APIService{
 			ObjectMeta: metav1.ObjectMeta{Name: "v1beta1.metrics.k8s.io"},
 			Spec:       apiregistrationv1.APIServiceSpec{Group: "metrics.k8s.io", Version: "v1beta1", GroupPriorityMinimum: 100, VersionPriority: 100},
@@ -94,7 +94,7 @@ func TestExtension(t *testing.T) {
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "metrics for who may read them", func() error { return node(c.Config(viewer)) })
+	eventually(t, "metrics for a user who may read them", func() error { return node(c.Config(viewer)) })
 	overTLS := &rest.Config{Host: shared.url, TLSClientConfig: rest.TLSClientConfig{
 		CAFile: shared.pki.ClusterCA.Cert, CertFile: shared.pki.Admin.Cert, KeyFile: shared.pki.Admin.Key,
 	}}

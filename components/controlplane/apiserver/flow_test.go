@@ -10,8 +10,8 @@ import (
 	"kubelith.io/kubelith/base/client"
 )
 
-// TestComponentsAreRanked: the API puts requests of our components among those of the control plane, and a tenant's
-// not, nor those of a plugin with an identity of its own.
+// TestComponentsAreRanked: the API ranks requests of our components with those of the control plane, but not a tenant's
+// or those of a plugin with its own identity.
 func TestComponentsAreRanked(t *testing.T) {
 	ctx, c := t.Context(), serve(t)
 	schemaOf := func(user string) (string, error) {

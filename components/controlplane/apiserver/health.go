@@ -63,7 +63,7 @@ func awaitReady(ctx context.Context, cs kubernetes.Interface, every time.Duratio
 	}
 }
 
-// readyz asks once, without some checks; its error names those that fail.
+// readyz sends one request, without some checks; its error names those that fail.
 func readyz(ctx context.Context, cs kubernetes.Interface, without ...string) error {
 	request := cs.Discovery().RESTClient().Get().AbsPath("/readyz")
 	for _, check := range without {

@@ -17,7 +17,7 @@ import (
 	"kubelith.io/kubelith/base/client"
 )
 
-// TestReadyStays: /readyz does not fail again when a component starts an informer of a type that nobody had before.
+// TestReadyStays: /readyz does not fail again when a component starts the first informer of a type.
 func TestReadyStays(t *testing.T) {
 	c, err := kubernetes.NewForConfig(serve(t).Config(client.APIServer))
 	if err != nil {
@@ -39,8 +39,7 @@ func TestReadyStays(t *testing.T) {
 	}
 }
 
-// TestChecksOfUpstream: the checks by whose names others know that RBAC's policy and the priority classes exist are
-// there.
+// TestChecksOfUpstream: the checks exist by whose names clients know that RBAC's policy and the priority classes exist.
 func TestChecksOfUpstream(t *testing.T) {
 	c, err := kubernetes.NewForConfig(serve(t).Config(client.APIServer))
 	if err != nil {

@@ -82,8 +82,8 @@ const (
 	include            = "?includeUninitialized=true"
 )
 
-// configure creates a configuration, and deletes it at the end of the test. The type is being created when the server is
-// ready for the first time.
+// configure creates a configuration, and deletes it at the end of the test. The type is being created when the server
+// is ready for the first time.
 func configure(t *testing.T, name string, resources []string, initializerNames ...string) {
 	t.Helper()
 	c := call(t, master(t))
@@ -630,8 +630,8 @@ func TestBadConfigurations(t *testing.T) {
 	}
 }
 
-// TestInitializersWatches: 1,000 objects are initialized while watches come and go. Each watch resumes where the last one
-// ended, and together they see each object appear once, and nothing of it before.
+// TestInitializersWatches: 1,000 objects are initialized while watches come and go. Each watch resumes where the last
+// one ended, and together they see each object appear once, and nothing of it before.
 func TestInitializersWatches(t *testing.T) {
 	const objects = 1000
 	ns, cs, c := namespace(t, "initializers-watches"), clientFor(t, master(t)), call(t, master(t))
@@ -758,7 +758,8 @@ func TestInitializersWatches(t *testing.T) {
 	watchers.Wait()
 }
 
-// TestInitializersNever: the creator gets the name of an initializer that never comes. See sweep_test.go for the object.
+// TestInitializersNever: the creator gets the name of an initializer that never comes. See sweep_test.go for the
+// object.
 func TestInitializersNever(t *testing.T) {
 	ns := namespace(t, "initializers-never")
 	configure(t, "never", []string{"configmaps"}, "never.example.com")
@@ -774,8 +775,8 @@ func TestInitializersNever(t *testing.T) {
 	c.do(http.MethodDelete, mapsIn(ns)+"/a", asJSON, "")
 }
 
-// TestInitializersSweep: an object whose initializer never came is deleted after a day, with an Event, and one that is younger
-// stays.
+// TestInitializersSweep: an object whose initializer never came is deleted after a day, with an Event, and one that is
+// younger stays.
 func TestInitializersSweep(t *testing.T) {
 	ns, cs, c := namespace(t, "initializers-sweep"), admin(t), call(t, master(t))
 	configure(t, "sweep", []string{"configmaps"}, "never.example.com")
@@ -810,7 +811,7 @@ func TestInitializersSweep(t *testing.T) {
 	})
 }
 
-// TestInitializersChangePods: what is immutable later is not while a pod is hidden; what is invalid is refused all the same.
+// TestInitializersChangePods: what is immutable later is mutable while a pod is hidden; invalid changes are refused.
 func TestInitializersChangePods(t *testing.T) {
 	ns, cs, c := namespace(t, "initializers-pods"), admin(t), call(t, master(t))
 	configure(t, "pods", []string{"pods"}, "sidecar.example.com")
@@ -879,7 +880,7 @@ func TestInitializersOfCustomTypes(t *testing.T) {
 	}
 }
 
-// TestInitializersOfOurOwn: the apiserver's own objects have no initializers: nobody could act before it is ready.
+// TestInitializersOfOurOwn: the apiserver's own objects have no initializers: none could act before it is ready.
 func TestInitializersOfOurOwn(t *testing.T) {
 	ns := namespace(t, "initializers-own")
 	configure(t, "own", []string{"*"}, "never.example.com")
@@ -892,7 +893,8 @@ func TestInitializersOfOurOwn(t *testing.T) {
 	}
 }
 
-// TestPreferredVersion: the custom resource in upstream's group does not change which version of the group clients prefer.
+// TestPreferredVersion: the custom resource in upstream's group does not change which version of the group clients
+// prefer.
 func TestPreferredVersion(t *testing.T) {
 	c := call(t, master(t))
 	eventually(t, "both versions", func() error {

@@ -22,7 +22,7 @@ import (
 // reviews is a path of the apiserver under test that answers as a webhook.
 const reviews = "/test-review"
 
-// review refuses everything, and says for whom it was asked.
+// review refuses everything, and returns who called it.
 func review(w http.ResponseWriter, r *http.Request) {
 	var in admissionv1.AdmissionReview
 	if err := json.NewDecoder(r.Body).Decode(&in); err != nil || in.Request == nil {
@@ -40,7 +40,7 @@ func review(w http.ResponseWriter, r *http.Request) {
 }
 
 // TestWebhookAtTheAPI: a webhook may name the Service default/kubernetes, as those of aggregated API servers do, with
-// the CA that everybody knows the API by. It is called in memory, as the apiserver itself.
+// the API's well-known CA. It is called in memory, as the apiserver itself.
 func TestWebhookAtTheAPI(t *testing.T) {
 	ns := namespace(t, "webhook-at-the-api")
 	ctx, cs := t.Context(), admin(t)

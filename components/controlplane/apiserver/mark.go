@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// markLabel is on the objects that Kubelith creates. A later release removes the ones that it no longer has.
+// markLabel is on the objects that Kubelith creates. A later release removes those that it no longer has.
 const markLabel = "kubelith.io/bootstrapping"
 
 // mark marks an object as ours. Labels is not changed in place.

@@ -56,7 +56,7 @@ func (d *documents) index(w http.ResponseWriter, r *http.Request) {
 		all.Paths[name] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: "/openapi/v3/" + name}
 	}
 	w.Header().Set("Content-Type", "application/json")
-	// If the response cannot be written, there is no client left to tell.
+	// If the response cannot be written, the client is gone.
 	_ = json.NewEncoder(w).Encode(all)
 }
 

@@ -13,7 +13,7 @@ import (
 	"k8s.io/kube-openapi/pkg/handler3"
 )
 
-// TestDocuments: what clients ask for is there as soon as the apiserver is, in both versions.
+// TestDocuments: what clients request is there as soon as the apiserver is, in both versions.
 func TestDocuments(t *testing.T) {
 	cs := admin(t)
 	v2, err := cs.Discovery().OpenAPISchema()

@@ -141,7 +141,8 @@ func restrictAgents(a *genericoptions.AdmissionOptions) {
 		slices.Index(a.RecommendedPluginOrder, noderestriction.PluginName)+1, restriction.Name, heartbeat.Name)
 }
 
-// warnOfPolicies adds the warning about nodes that do not enforce network policies. It comes after all that may refuse them.
+// warnOfPolicies adds the warning about nodes that do not enforce network policies. It comes after all that may refuse
+// them.
 func warnOfPolicies(a *genericoptions.AdmissionOptions) {
 	policywarning.Register(a.Plugins)
 	a.RecommendedPluginOrder = append(slices.Clone(a.RecommendedPluginOrder), policywarning.Name)
@@ -156,8 +157,8 @@ func (srv *Server) keepVirtualAddress(a *genericoptions.AdmissionOptions) {
 	a.RecommendedPluginOrder = append(slices.Clone(a.RecommendedPluginOrder), virtualaddress.Name)
 }
 
-// initialize adds the admission plugin Initializers. It is the last one that changes objects: upstream had it before mutating
-// webhooks, but here it must know what an initializer's update becomes.
+// initialize adds the admission plugin Initializers. It is the last one that changes objects: upstream had it before
+// mutating webhooks, but here it must know what an initializer's update becomes.
 func (srv *Server) initialize(a *genericoptions.AdmissionOptions) {
 	srv.initializers.Register(a.Plugins)
 	a.RecommendedPluginOrder = slices.Insert(slices.Clone(a.RecommendedPluginOrder),

@@ -45,7 +45,7 @@ func only(namespace string) *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": namespace}}
 }
 
-// TestPluginBeforeWebhooks: in the real chain a plugin is asked before the webhooks of the API, and again when one of
+// TestPluginBeforeWebhooks: in the real chain a plugin is called before the webhooks of the API, and again when one of
 // them changed the object; the apiserver's own requests are not reviewed.
 func TestPluginBeforeWebhooks(t *testing.T) {
 	ns := namespace(t, "plugin-before-webhooks")

@@ -129,7 +129,7 @@ func isWrite(req *http.Request) bool {
 	return req.Method != http.MethodGet && req.Method != http.MethodHead && req.Method != http.MethodOptions
 }
 
-// isNoise reports whether nothing below a path is ever recorded: who asks whether he may, and Leases.
+// isNoise reports whether nothing below a path is ever recorded: access reviews, and Leases.
 func isNoise(path string) bool {
 	return strings.HasPrefix(path, "/apis/coordination.k8s.io/") || strings.HasPrefix(path, "/apis/authorization.k8s.io/") ||
 		strings.HasPrefix(path, "/apis/authentication.k8s.io/") || strings.HasPrefix(path, "/apis/events.k8s.io/") ||
@@ -138,7 +138,7 @@ func isNoise(path string) bool {
 
 var (
 	writeVerbs = sets.New("create", "update", "patch", "delete", "deletecollection")
-	// noTraces are resources whose requests say nothing of how an object came to be. Events are recorded from storage.
+	// noTraces are resources whose requests do not explain an object's history. Events are recorded from storage.
 	noTraces = sets.New("events", "endpoints", "endpointslices", "leases", "ipaddresses", "csistoragecapacities", "componentstatuses")
 	// connections are subresources that do not write.
 	connections = sets.New("exec", "attach", "portforward", "proxy", "log", "token")
@@ -216,7 +216,7 @@ func (p *pending) end(resolver apirequest.RequestInfoResolver, req *http.Request
 		return
 	}
 	if code == http.StatusUnauthorized || p.user == user.Anonymous {
-		return // whoever is nobody must not push out what others did
+		return // unauthenticated requests must not push out what others did
 	}
 	if p.info == nil { // refused before it was authorized
 		info, err := resolver.NewRequestInfo(req)

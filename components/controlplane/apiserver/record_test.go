@@ -27,7 +27,7 @@ import (
 	"kubelith.io/kubelith/trace/record"
 )
 
-// recordedAs is a client whose requests are recorded under a name of its own.
+// recordedAs is a client whose requests are recorded under its own name.
 func recordedAs(t *testing.T, user string) kubernetes.Interface {
 	t.Helper()
 	cfg := rest.CopyConfig(serve(t).Config(user, "system:masters"))
@@ -394,7 +394,7 @@ func TestRecordSecret(t *testing.T) {
 	}
 }
 
-// TestRecordHooks: calls of webhooks and plugins are steps of their own.
+// TestRecordHooks: calls of webhooks and plugins are separate steps.
 func TestRecordHooks(t *testing.T) {
 	ns := namespace(t, "record-hooks")
 	install(t, sdk.Admission{Validating: []sdk.ValidatingHook{{
@@ -483,7 +483,8 @@ func TestRecordTrace(t *testing.T) {
 	}
 }
 
-// TestRecordNoise: reads and heartbeats leave nothing, an Event is a moment of what it is about, and an eviction deletes.
+// TestRecordNoise: reads and heartbeats leave nothing, an Event is a moment of what it is about, and an eviction
+// deletes.
 func TestRecordNoise(t *testing.T) {
 	ns := namespace(t, "record-noise")
 	cs := recordedAs(t, "noise-writer")

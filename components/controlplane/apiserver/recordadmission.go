@@ -137,7 +137,7 @@ func (p *pending) admitted(detail string, began time.Time, took time.Duration, e
 			return
 		}
 	}
-	// The calls of webhooks are steps of their own; the rest of the time is none.
+	// The calls of webhooks are separate steps; the rest of the time is none.
 	if refused == "" && (took < minAdmission || called) {
 		p.small += took
 		return
@@ -146,7 +146,7 @@ func (p *pending) admitted(detail string, began time.Time, took time.Duration, e
 }
 
 // calls are those of webhooks and plugin processes. Upstream begins a span for each, with the provider of the span in
-// the context; so a span of ours is put there, which hands everything to the one that was there before.
+// the context; so our span replaces that one, and passes everything on to it.
 type calls struct {
 	embedded.TracerProvider
 	inner trace.TracerProvider

@@ -15,7 +15,8 @@ import (
 	"kubelith.io/kubelith/trace/record"
 )
 
-// TestUsersTraces: with --tracing-config-file, the spans of webhooks' calls go where they would go without the recorder.
+// TestUsersTraces: with --tracing-config-file, the spans of webhooks' calls go where they would go without the
+// recorder.
 func TestUsersTraces(t *testing.T) {
 	exported := tracetest.NewInMemoryExporter()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(exported))

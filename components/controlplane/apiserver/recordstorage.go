@@ -159,7 +159,8 @@ func (p *pending) begins() {
 	p.decoded()
 }
 
-// concerns reports whether the request is about this storage. One that evicts a pod writes its PodDisruptionBudget, too.
+// concerns reports whether the request is about this storage. One that evicts a pod writes its PodDisruptionBudget,
+// too.
 func (p *pending) concerns(s *recordedStorage) bool {
 	return p.info != nil && p.info.Resource == s.resource.Resource && p.info.APIGroup == s.resource.Group
 }

@@ -114,8 +114,8 @@ func TestRefusedTokensAreLimited(t *testing.T) {
 	}
 }
 
-// TestTurnedAway: a machine that refuses this server is heard, with our words and not too often; it is let in no more
-// than others.
+// TestTurnedAway: a report of a machine that refuses this server is logged, in our words and not too often; the machine
+// gets no more access than others.
 func TestTurnedAway(t *testing.T) {
 	for path, want := range map[string]string{
 		"/kubelith/refused/ca":      "a machine at 192.0.2.8:1234 reports that it cannot join: its token is for a cluster with another CA",
@@ -145,7 +145,7 @@ func TestTurnedAway(t *testing.T) {
 	}
 }
 
-// TestTokenReview: its token is asked about as a request that has nothing but a header.
+// TestTokenReview: its token is authenticated as a request that has only a header.
 func TestTokenReview(t *testing.T) {
 	a, _ := tokens(t, rate.NewLimiter(0, 3), tokenSecret(func(*corev1.Secret) {}))
 	request := &http.Request{Header: http.Header{"Authorization": {"Bearer of.no.one"}}}

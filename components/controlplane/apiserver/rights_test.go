@@ -73,7 +73,7 @@ func TestInMemoryIdentities(t *testing.T) {
 	}
 }
 
-// TestSchedulerInMemory: RBAC denies the scheduler what its role does not have, though it asks in memory.
+// TestSchedulerInMemory: RBAC denies the scheduler what its role does not have, though its requests are in memory.
 func TestSchedulerInMemory(t *testing.T) {
 	ns := namespace(t, "scheduler-in-memory")
 	ctx, scheduler := t.Context(), clientFor(t, serve(t).Config(client.Scheduler))
@@ -93,7 +93,7 @@ func TestSchedulerInMemory(t *testing.T) {
 		"watches Secrets":  func() error { _, err := scheduler.CoreV1().Secrets(ns).Watch(ctx, metav1.ListOptions{}); return err },
 		"deletes a Secret": func() error { return scheduler.CoreV1().Secrets(ns).Delete(ctx, "password", metav1.DeleteOptions{}) },
 		"changes a Role":   func() error { return scheduler.RbacV1().ClusterRoles().Delete(ctx, "view", metav1.DeleteOptions{}) },
-		"makes a pod": func() error {
+		"creates a pod": func() error {
 			_, err := scheduler.CoreV1().Pods(ns).Create(ctx, pod("x", "a"), metav1.CreateOptions{})
 			return err
 		},
@@ -126,7 +126,7 @@ func pod(name, node string) *corev1.Pod {
 	}
 }
 
-// TestNodesInMemory: a node that asks in memory has its own pods and what they use, and nothing of another node's.
+// TestNodesInMemory: a node with requests in memory gets its own pods and what they use, and nothing of another node's.
 func TestNodesInMemory(t *testing.T) {
 	ns := namespace(t, "nodes-in-memory")
 	ctx := t.Context()

@@ -22,8 +22,8 @@ import (
 	"kubelith.io/kubelith/base/client"
 )
 
-// What the tests of base/client show with handlers of their own is shown here with the apiserver's, whose
-// filters (audit, timeout, flow control, panic) wrap the response and end it in ways of their own.
+// These tests repeat those of base/client with the apiserver's handlers, whose filters (audit, timeout, flow control,
+// panic) wrap the response and end it in their own ways.
 
 // large is a ConfigMap of 200 KB: two are beyond the buffer of a response.
 func large(name string) *corev1.ConfigMap {
@@ -57,8 +57,8 @@ func TestLargeList(t *testing.T) {
 	}
 }
 
-// TestBlockedWatch: who does not read its watch keeps nobody else from reading and writing, and has no gap in what it
-// reads later. The apiserver may end its watch, as it does over the network.
+// TestBlockedWatch: a client that does not read its watch blocks no other client's reads and writes, and has no gap in
+// what it reads later. The apiserver may end its watch, as it does over the network.
 func TestBlockedWatch(t *testing.T) {
 	ns := namespace(t, "blocked-watch")
 	before := watches(t)
@@ -165,7 +165,7 @@ func TestPanicInTheApiserver(t *testing.T) {
 		t.Fatal(err)
 	}
 	overTLS := &http.Client{Transport: &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{
-		Certificates: []tls.Certificate{certificate}, InsecureSkipVerify: true, // who answers is of no interest here
+		Certificates: []tls.Certificate{certificate}, InsecureSkipVerify: true, // any server will do
 	}}}
 	defer overTLS.CloseIdleConnections()
 	for path, want := range map[string]struct {

@@ -24,7 +24,7 @@ import (
 	"kubelith.io/kubelith/components/controlplane/apiserver/passwordfile"
 )
 
-// claimed is an authenticator of the network: it believes what the header User says.
+// claimed is an authenticator of the network: it trusts the header User.
 func claimed(req *http.Request) (*authenticator.Response, bool, error) {
 	switch name := req.Header.Get("User"); name {
 	case "":
@@ -36,7 +36,7 @@ func claimed(req *http.Request) (*authenticator.Response, bool, error) {
 	}
 }
 
-// trusted is a handler with the authenticator and the authorizer that trustProcess makes of configured ones. It
+// trusted is a handler with the authenticator and the authorizer that trustProcess builds from configured ones. It
 // answers 401, 403 or 200, and the caller's name.
 func trusted(t *testing.T, c *client.InProcess, configured authorizer.Authorizer, anonymousHealth bool) http.HandlerFunc {
 	t.Helper()
@@ -82,8 +82,8 @@ func answer(t *testing.T, c *http.Client, url, claim string) string {
 	return fmt.Sprintf("%d %s", resp.StatusCode, body)
 }
 
-// TestTrustInMemory: an identity of the process is who it says, whatever else the request claims, and has the rights
-// that the configured authorizer gives it. The apiserver's own is the one exception.
+// TestTrustInMemory: an identity of the process is authenticated under its name, whatever else the request claims, and
+// has the rights that the configured authorizer gives it. The apiserver's own is the one exception.
 func TestTrustInMemory(t *testing.T) {
 	const url = "https://apiserver.test:6443"
 	for _, configured := range []struct {
@@ -130,7 +130,7 @@ func noOpinion(_ context.Context, _ authorizer.Attributes) (authorizer.Decision,
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// TestTrustNetwork: a name gives no rights to who comes over the network, not even the apiserver's own.
+// TestTrustNetwork: a name gives no rights to a client on the network, not even the apiserver's own.
 func TestTrustNetwork(t *testing.T) {
 	for _, c := range []struct {
 		name, path, claim string
@@ -165,8 +165,8 @@ func TestTrustNetwork(t *testing.T) {
 	}
 }
 
-// TestTrustReview: the token of a TokenReview comes as a request without a URL. No token at all is nobody's, and not
-// that of who may read the health.
+// TestTrustReview: the token of a TokenReview comes as a request without a URL. An empty token belongs to no user, not
+// even to the anonymous one that may read the health.
 func TestTrustReview(t *testing.T) {
 	for _, token := range []string{"", " ", " x", "x"} {
 		for _, anonymousHealth := range []bool{true, false} {

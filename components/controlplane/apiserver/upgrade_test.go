@@ -20,7 +20,7 @@ import (
 	"kubelith.io/kubelith/base/client"
 )
 
-// earlier are our objects as the release a342403 made them, by kind and name. It neither marked nor changed any.
+// earlier are our objects as the release a342403 created them, by kind and name. It neither marked nor changed any.
 func earlier(t *testing.T) map[string]runtime.Object {
 	t.Helper()
 	text, err := os.ReadFile("testdata/own-a342403.json")

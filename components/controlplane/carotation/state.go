@@ -37,7 +37,7 @@ func (st State) String() string {
 	return fmt.Sprintf("rotation %s of the CAs: %s", st.ID, st.described())
 }
 
-// described says to an administrator what the machines are doing.
+// described describes for an administrator what the machines are doing.
 func (st State) described() string {
 	switch st.Phase {
 	case pki.Trust:
@@ -55,7 +55,7 @@ func (st State) described() string {
 // Report is what a server has done.
 type Report struct {
 	pki.Rotation
-	Problem string `json:"problem,omitempty"` // why it does not do what the phase asks for
+	Problem string `json:"problem,omitempty"` // why it does not do what the phase requires
 }
 
 // lacks returns what a server has not done yet in the phase, else nothing.

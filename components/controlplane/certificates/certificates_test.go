@@ -11,7 +11,7 @@ import (
 	"github.com/sirupsen/logrus/hooks/test"
 )
 
-// TestRun: the certificates are looked at again and again, also after one time failed.
+// TestRun: the certificates are checked periodically, also after a failure.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, lines := test.NewNullLogger()

@@ -46,7 +46,7 @@ func (c elected) Run(ctx context.Context, ready func()) error {
 	for {
 		term, err := c.election.await(ctx, standby)
 		if err != nil {
-			return nil // asked to stop
+			return nil // stopped
 		}
 		over, err := runTerm(ctx, term, c.Component, ready)
 		if !over {

@@ -226,7 +226,7 @@ func (e *Election) renewed(at time.Time) {
 	left := time.Until(at.Add(timing.Lease))
 	if e.overdue != nil {
 		e.overdue.Stop()
-		if timing == e.opts.Timing { // with others: upstream's elector may still have the patience of one that is alone
+		if timing == e.opts.Timing { // with others: upstream's elector may still have the timeout of a lone server
 			e.overdue.Reset(time.Until(at.Add(timing.Renew + timing.Retry)))
 		}
 	}

@@ -287,7 +287,7 @@ func (s *sent) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
 }
 
-// request makes requests through the fence.
+// request sends requests through the fence.
 func request(t *testing.T, e *Election, to http.RoundTripper) func(method string) error {
 	t.Helper()
 	c := e.fence(&rest.Config{Transport: to})
@@ -358,8 +358,8 @@ func TestAlone(t *testing.T) {
 	}
 }
 
-// TestNotAloneAnyMore: a term that began when no other server could lead ends in the time of several, and the Lease says
-// how long that is, from the moment at which another server joins.
+// TestNotAloneAnyMore: a term that began when no other server could lead ends in the time of several servers, and the
+// Lease has that duration as soon as another server joins.
 func TestNotAloneAnyMore(t *testing.T) {
 	c := newCluster()
 	var others atomic.Bool

@@ -4,7 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// loadedMetric is where upstream says which file an API server uses.
+// loadedMetric is upstream's metric for the file that an API server uses.
 // Source: k8s.io/apiserver/pkg/server/options/encryptionconfig/metrics/metrics.go.
 const loadedMetric, hashLabel = "apiserver_encryption_config_controller_last_config_info", "hash"
 

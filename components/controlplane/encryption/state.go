@@ -10,7 +10,7 @@ import (
 	"kubelith.io/kubelith/base/rotation"
 )
 
-// Phase is what the servers are doing; each asks for what the one before did, too.
+// Phase is what the servers are doing; each also requires what the one before did.
 type Phase string
 
 // The phases, in their order. Without a rotation it is empty or phaseDone.
@@ -22,7 +22,7 @@ const (
 	phaseDone       Phase = "done"
 )
 
-// described says it to an administrator.
+// described describes it for an administrator.
 func (p Phase) described() string {
 	switch p {
 	case phaseDistribute:
@@ -76,7 +76,7 @@ func (st State) arrange(keys []pki.EncryptionKey) []pki.EncryptionKey {
 type Report struct {
 	Writes  string   `json:"writes,omitempty"`  // the key that encrypts
 	Reads   []string `json:"reads,omitempty"`   // all keys
-	Problem string   `json:"problem,omitempty"` // why it does not do what the phase asks for
+	Problem string   `json:"problem,omitempty"` // why it does not do what the phase requires
 }
 
 // lacks returns what a server has not done yet in the phase, else nothing.

@@ -46,7 +46,7 @@ func TestArrange(t *testing.T) {
 	}
 }
 
-// TestNext: a phase begins when every server has done what the one before asks for.
+// TestNext: a phase begins when every server has done what the one before requires.
 func TestNext(t *testing.T) {
 	reads := func(keys ...string) Report { return Report{Writes: keys[0], Reads: keys} }
 	for name, tc := range map[string]struct {
@@ -62,7 +62,7 @@ func TestNext(t *testing.T) {
 		"one never reported":    {phase: phaseDistribute, waiting: "server b: it has not reported"},
 		"one has a problem":     {phase: phaseDistribute, b: Report{Writes: "old", Reads: []string{"old", "new"}, Problem: "disk full"}, waiting: "server b: disk full"},
 		"one is joining":        {phase: phaseDistribute, b: reads("old", "new"), servers: []string{"a", "b", ""}, waiting: "a server that joins"},
-		"nobody is known":       {phase: phaseDistribute, b: reads("old", "new"), servers: []string{}, waiting: "the servers are not known"},
+		"no server is known":    {phase: phaseDistribute, b: reads("old", "new"), servers: []string{}, waiting: "the servers are not known"},
 		"all write with it":     {phase: phaseWrite, b: reads("new", "old"), want: phaseRewrite},
 		"one does not write so": {phase: phaseWrite, b: reads("old", "new"), waiting: "server b: it does not encrypt with the new key yet"},
 		"all is rewritten":      {phase: phaseRewrite, b: reads("new", "old"), want: phaseDrop},
@@ -89,8 +89,8 @@ func TestNext(t *testing.T) {
 	}
 }
 
-// TestReadable: whatever servers do when, and whenever they die or join, each can read every Secret that any of them has
-// written, and in the end only the new key is left.
+// TestReadable: whatever servers do when, and whenever they die or join, each can read every Secret that any of them
+// has written, and in the end only the new key is left.
 func TestReadable(t *testing.T) {
 	type server struct {
 		file, loaded []pki.EncryptionKey

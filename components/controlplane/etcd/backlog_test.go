@@ -35,23 +35,22 @@ func TestStartAfterManyWrites(t *testing.T) {
 		all.Wait()
 	})
 	if n := logs.FilterMessageSnippet("triggering snapshot").Len() + logs.FilterMessageSnippet("saved snapshot").Len(); n == 0 {
-		t.Errorf("no snapshot was made in %d writes: %v", writes, logs.All())
+		t.Errorf("no snapshot was taken in %d writes: %v", writes, logs.All())
 	}
 	logs = run(t, dir, func(c *clientv3.Client) {
 		if _, err := c.Get(t.Context(), "/0/0"); err != nil {
 			t.Error(err)
 		}
 	})
-	// Until its first entry is applied etcd takes the index for 0 and refuses its announcement all the same: how often
-	// is a matter of scheduling, and the log has it ten times at most (base/logging). What counts is how much there is
-	// to apply.
+	// Until its first entry is applied etcd takes the index for 0 and still refuses its announcement: how often depends
+	// on scheduling, and the log has it ten times at most (base/logging). What counts is how much there is to apply.
 	if commit, snapshot := field(logs, "restarting local member", "commit-index"), field(logs, "constructed a snapshot from WAL record", "snapshot-index"); commit < writes || commit-snapshot > 5000 {
 		t.Errorf("a start applies %d entries of %d", commit-snapshot, commit)
 	}
 }
 
-// TestRareCommits: what is acknowledged is in the log, however long the database does without it: a copy that is made
-// while the member runs, as a crash leaves it, has all of it.
+// TestRareCommits: what is acknowledged is in the log, however late the database commits it: a copy that is taken while
+// the member runs, as a crash leaves it, has all of it.
 func TestRareCommits(t *testing.T) {
 	const writes = 100
 	dir, copied := t.TempDir(), t.TempDir()

@@ -41,11 +41,12 @@ type Options struct {
 	Witness bool
 	// Reset makes this member the only one, whatever the others are: what only they have acknowledged is lost.
 	Reset bool
-	// Removed, unless it is nil, is called when the other members have removed this one. Run fails with ErrRemoved then.
+	// Removed, unless it is nil, is called when the other members have removed this one. Run fails with ErrRemoved
+	// then.
 	Removed func()
 	// Ending, unless it is nil, is closed when the process begins to stop.
 	Ending <-chan struct{}
-	// First, unless it is nil, is called when etcd answers and before it is ready: nobody writes yet.
+	// First, unless it is nil, is called when etcd answers and before it is ready: no client writes yet.
 	First func(context.Context)
 	// Zap receives etcd's log.
 	Zap *zap.Logger
@@ -123,7 +124,7 @@ func (s *Server) alone(cfg *embed.Config) {
 }
 
 // observed is etcd's log. It drops errors while etcd stops: etcd reports its own closed listeners as an error at every
-// stop. It notices that the member was removed, which etcd tells nobody else.
+// stop. It notices that the member was removed, which etcd reports only there.
 type observed struct {
 	zapcore.Core
 	server *Server
@@ -285,9 +286,9 @@ func (s *Server) makeRoom() error {
 	return nil
 }
 
-// serve waits for ctx, for OpenToPeers, which gives the next configuration, or for etcd to give up. It is ready when its
-// data is read and its socket open: it answers after it has elected itself, and earlier requests wait for that instead
-// of for a retry. With First it is ready later. A member that joins answers once it has all data and a vote.
+// serve waits for ctx, for OpenToPeers, which gives the next configuration, or for etcd to give up. It is ready when
+// its data is read and its socket open: it answers after it has elected itself, and earlier requests wait for that
+// instead of for a retry. With First it is ready later. A member that joins answers once it has all data and a vote.
 func (s *Server) serve(ctx context.Context, e *embed.Etcd, first bool, ready func()) (next *embed.Config, err error) {
 	if first && s.opts.First == nil {
 		ready()

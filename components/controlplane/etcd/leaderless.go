@@ -10,9 +10,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A member without a majority lets each request wait for seven seconds (see lost.go). When the process stops, the components and the API
-// server send several more, one after the other: their leases, their addresses. Nobody else is going to bring the majority back within the
-// time of a stop, so these fail at once, and the stop is an orderly one.
+// A member without a majority lets each request wait for seven seconds (see lost.go). When the process stops, the
+// components and the API server send several more, one after the other: their leases, their addresses. The majority
+// does not come back within the time of a stop, so these fail at once, and the stop is orderly.
 
 const (
 	// leaderlessAfter is how long there must have been no leader: an election takes less.
@@ -23,7 +23,8 @@ const (
 // errLeaderless ends the requests. With the code Unavailable etcd's client would repeat them.
 var errLeaderless = status.Error(codes.Aborted, "this server stops, and etcd has no leader: too few servers answer")
 
-// leaderless returns a context that ends with errLeaderless when, once ending is closed, there has been no leader for a while.
+// leaderless returns a context that ends with errLeaderless when, once ending is closed, there has been no leader for a
+// while.
 func leaderless(ctx context.Context, ending <-chan struct{}, hasLeader func() bool) context.Context {
 	over, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	go func() {

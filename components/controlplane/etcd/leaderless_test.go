@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// TestLeaderless: only a process that stops gives up on requests, and only when there has been no leader for longer than an election.
+// TestLeaderless: only a process that stops gives up on requests, and only when there has been no leader for longer
+// than an election.
 func TestLeaderless(t *testing.T) {
 	const never = time.Hour
 	for what, c := range map[string]struct {

@@ -9,14 +9,16 @@ import (
 	"google.golang.org/grpc"
 )
 
-// A member passes writes on to the leader. If that dies, they are lost, and etcd waits for them for five seconds and two election timeouts
-// (ReqTimeout, which has no setting). But once there is a new leader, what is not stored soon will not be.
+// A member passes writes on to the leader. If that dies, they are lost, and etcd waits for them for five seconds and
+// two election timeouts (ReqTimeout, which has no setting). But once there is a new leader, what is not stored soon
+// will not be.
 //
 //	write --> member --> leader, dies
 //	            |        new leader: a linearizable read returns, and so everything that it has of the former is applied here
 //	            +------- lostAfter: the same error as that of the timeout, also in what it leaves open: whether the write was stored
 
-// lostAfter is how long a write may take after that, as it may have waited for the new leader; and a few syncs of a slow disk longer.
+// lostAfter is how long a write may take after that, as it may have waited for the new leader; and a few syncs of a
+// slow disk longer.
 const lostAfter = time.Second
 
 // leadership is what a member knows of its leader: of an etcdserver.EtcdServer.

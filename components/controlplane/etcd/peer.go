@@ -24,7 +24,8 @@ type Peer struct {
 	URL string
 	// Cert, Key and CA are paths.
 	Cert, Key, CA string
-	// Initial is the cluster that this member joins, as "name=url,name=url" with its own; empty when it has data (Begun).
+	// Initial is the cluster that this member joins, as "name=url,name=url" with its own; empty when it has data
+	// (Begun).
 	Initial string
 }
 
@@ -47,10 +48,10 @@ func (p *Peer) configure(cfg *embed.Config) error {
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{listen}, []url.URL{*u}
 	cfg.PeerTLSInfo = transport.TLSInfo{
 		CertFile: p.Cert, KeyFile: p.Key, TrustedCAFile: p.CA, ClientCertAuth: true,
-		SkipClientSANVerify: true, // by whom it is signed is what counts: behind NAT, and after a move, the address differs
+		SkipClientSANVerify: true, // the signer counts: behind NAT, and after a move, the address differs
 	}
 	cfg.InitialCluster = cfg.Name + "=" + p.URL
-	cfg.ClusterState = embed.ClusterStateFlagExisting // one of several never begins a cluster of its own
+	cfg.ClusterState = embed.ClusterStateFlagExisting // one of several never starts its own cluster
 	if p.Initial != "" {
 		cfg.InitialCluster = p.Initial
 	}
@@ -63,11 +64,11 @@ func (p *Peer) configure(cfg *embed.Config) error {
 	return gate.SetFromMap(map[string]bool{string(features.InitialCorruptCheck): true, string(features.CompactHashCheck): true})
 }
 
-// permanentlyRemoved is how etcd says that the other members have removed this one.
+// permanentlyRemoved is etcd's message that the other members have removed this one.
 // Source: etcd/server/etcdserver/api/rafthttp/transport.go.
 const permanentlyRemoved = "the member has been permanently removed from the cluster"
 
-// ErrRemoved means that the other members have removed this one: its data is of no use any more.
+// ErrRemoved means that the other members have removed this one: its data is useless.
 var ErrRemoved = errors.New("this server was removed from the cluster of its etcd: it asks the others to take it back at its next start; kubelith reset --data removes what it still has")
 
 // Removed reports whether the other members have removed this one.
@@ -87,7 +88,7 @@ func (s *Server) ended(err error) error {
 	return err
 }
 
-// voteEvery is how often a member that joins looks whether it has a vote.
+// voteEvery is how often a member that joins checks whether it has a vote.
 const voteEvery = 100 * time.Millisecond
 
 // reopening is a request to Run.
@@ -138,12 +139,12 @@ type Member struct {
 	Learner bool   // it has no vote, and not yet all data
 	Leader  bool
 	Self    bool
-	// Witness means that it has a vote and the data, and no server beside it.
+	// Witness means that it has a vote and the data, but no server.
 	Witness bool
 }
 
-// witnessPath is the path of the unix socket that a witness advertises to clients, which is how all members know it: etcd
-// keeps it with the name. Nobody connects to it; clients use the socket of the member beside them.
+// witnessPath is the path of the unix socket that a witness advertises to clients, which is how all members know it:
+// etcd keeps it with the name. No client connects to it; clients use the socket of the member on their machine.
 const witnessPath = "/kubelith-witness"
 
 // Members returns the members as this one knows them, without asking the others. It returns none before etcd runs.

@@ -48,13 +48,13 @@ const answerTimeout = 30 * time.Second
 // maxAnswer is the size of the longest answer, in bytes.
 const maxAnswer = math.MaxInt32
 
-// revisionBump is how many revisions a restored cluster skips, as etcd's documentation advises: those that were given out after the
-// snapshot. Otherwise a client that knows them would take new objects for old ones.
+// revisionBump is how many revisions a restored cluster skips, as etcd's documentation advises: those that were given
+// out after the snapshot. Otherwise a client that knows them would take new objects for old ones.
 // Source: https://etcd.io/docs/v3.6/op-guide/recovery/#restoring-with-revision-bump.
 const revisionBump = 1_000_000_000
 
-// Restore makes the data directory of a new member, which must not exist, from the file of Copy. All revisions before are compacted: every
-// client lists anew.
+// Restore creates the data directory of a new member, which must not exist, from the file of Copy. All revisions before
+// are compacted: every client lists again.
 func Restore(file string, o Options) error {
 	s, err := New(o)
 	if err != nil {
@@ -76,8 +76,8 @@ func Restore(file string, o Options) error {
 	})
 }
 
-// Renew makes the data directory of a new lone member, which must not exist, from that of one which does not run. It has the same data, at
-// revisions that no client knows yet: see Restore. from may be written to.
+// Renew creates the data directory of a new lone member, which must not exist, from that of one which does not run. It
+// has the same data, at revisions that no client knows yet: see Restore. from may be written to.
 func Renew(ctx context.Context, from string, o Options) error {
 	file := from + ".copy"
 	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) { // of an interrupted run

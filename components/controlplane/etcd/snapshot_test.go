@@ -56,8 +56,8 @@ func TestCopyAndRestore(t *testing.T) {
 	}
 }
 
-// A renewed member has the keys of one that was copied while it did not run, also those that only its log has, at later revisions. It can be
-// open to others.
+// A renewed member has the keys of one that was copied while it did not run, also those that only its log has, at later
+// revisions. It can be open to others.
 func TestRenew(t *testing.T) {
 	former := options(t.TempDir())
 	err := With(t.Context(), former, func(c *clientv3.Client) error {

@@ -41,8 +41,9 @@ func verify(dataDir string) error {
 	return nil
 }
 
-// Begun reports whether a member has data. A new one makes its directory and an empty database first, asks the members of its cluster
-// then, and writes its log last: what was interrupted before that has not begun. A database with data whose log is lost has: Run says so.
+// Begun reports whether a member has data. A new one creates its directory and an empty database first, queries the
+// members of its cluster then, and writes its log last: what was interrupted before that has not begun. A database with
+// data whose log is lost has: Run reports that.
 // Source: bootstrap of etcd/server/etcdserver/bootstrap.go.
 func Begun(dataDir string) bool {
 	logs, _ := filepath.Glob(filepath.Join(dataDir, "member", "wal", "*.wal")) // the pattern is valid

@@ -11,7 +11,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// newData makes a directory as etcd does, with some hundred pages and the given applied index.
+// newData creates a directory as etcd does, with some hundred pages and the given applied index.
 func newData(t *testing.T, applied uint64) (dir, db, wal string) {
 	t.Helper()
 	dir = t.TempDir()

@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/metrics-server/pkg/storage"
 )
 
-// answer is what a kubelet of v1.37 says, shortened: pod "two" has two containers, of "young" nothing but the start is
-// known, "half" misses the memory of one container.
+// answer is the output of a kubelet of v1.37, shortened: pod "two" has two containers, "young" has only its start time,
+// "half" lacks the memory of one container.
 const answer = `# HELP container_cpu_usage_seconds_total [STABLE] Cumulative cpu time consumed by the container in core-seconds
 # TYPE container_cpu_usage_seconds_total counter
 container_cpu_usage_seconds_total{container="a",namespace="ns",pod="two"} 4.710169 1633253812125
@@ -103,7 +103,7 @@ func TestDecodeOddResponses(t *testing.T) {
 	}
 }
 
-// The pieces in which an answer is parsed are not to be seen in what comes of it.
+// The pieces in which an answer is parsed do not show in the result.
 func TestDecodeManyContainers(t *testing.T) {
 	var text strings.Builder
 	const n = 2000
@@ -126,7 +126,7 @@ func TestDecodeManyContainers(t *testing.T) {
 	}
 }
 
-// endless says a line again and again.
+// endless repeats a line forever.
 type endless struct {
 	line string
 	read int

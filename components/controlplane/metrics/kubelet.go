@@ -101,8 +101,8 @@ func dialKubelet(ctx context.Context, o Options, network, address string) (net.C
 	return secure, nil
 }
 
-// GetMetrics implements client.KubeletMetricsGetter. A failure is logged here, when it is no single one, and is no error to
-// metrics-server, which would log it in every round.
+// GetMetrics implements client.KubeletMetricsGetter. A failure is logged here, when it is no single one, and is no
+// error to metrics-server, which would log it in every round.
 func (k *kubelets) GetMetrics(ctx context.Context, node *corev1.Node) (*storage.MetricsBatch, error) {
 	from := resourceURL(node)
 	if from == "" {
@@ -110,7 +110,7 @@ func (k *kubelets) GetMetrics(ctx context.Context, node *corev1.Node) (*storage.
 	}
 	batch, err := k.get(ctx, from, node.Name)
 	if errors.Is(ctx.Err(), context.Canceled) {
-		return nil, nil // asked to stop
+		return nil, nil // stopped
 	}
 	k.note(node, err)
 	return batch, nil

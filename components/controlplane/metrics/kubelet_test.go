@@ -105,8 +105,7 @@ func TestRequestsToKubelet(t *testing.T) {
 	}
 }
 
-// TestLogsFailuresOnce: what is wrong with a node is logged when it begins and when it ends, and is no error to
-// metrics-server.
+// TestLogsFailuresOnce: a node's failure is logged when it begins and when it ends, and is no error to metrics-server.
 func TestLogsFailuresOnce(t *testing.T) {
 	b := certificates(t)
 	status := http.StatusInternalServerError
@@ -116,7 +115,7 @@ func TestLogsFailuresOnce(t *testing.T) {
 	})
 	node := testNode(port, loopback)
 	k, text := asker(t, b, node)
-	// said takes the line of the log that there is, with all the parts that are wanted; none wanted: there is no line.
+	// said checks that the log has one line with all the wanted parts, or no line if none is wanted.
 	said := func(what string, want ...string) {
 		t.Helper()
 		got := text.String()
@@ -150,7 +149,7 @@ func TestLogsFailuresOnce(t *testing.T) {
 	said("third failure")
 	status = http.StatusOK
 	if !ask(t.Context(), node) {
-		t.Error("no figures")
+		t.Error("no metrics")
 	}
 	said("the end", "node n1 serves metrics again")
 
@@ -163,7 +162,7 @@ func TestLogsFailuresOnce(t *testing.T) {
 	status = http.StatusFound
 	for range 2 {
 		if ask(t.Context(), node) {
-			t.Error("a redirection was followed, or taken for an answer")
+			t.Error("a redirect was followed, or taken for an answer")
 		}
 	}
 	said("a redirection", "302")
@@ -246,7 +245,7 @@ func TestResourceURL(t *testing.T) {
 	}
 	k, text := asker(t, certificates(t))
 	if batch, err := k.GetMetrics(t.Context(), testNode(0)); batch != nil || err != nil || text.Len() > 0 {
-		t.Errorf("a node that does not say where its kubelet is: %v, %v\n%s", batch, err, text)
+		t.Errorf("a node that does not report the address of its kubelet: %v, %v\n%s", batch, err, text)
 	}
 }
 

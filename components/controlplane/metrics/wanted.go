@@ -18,8 +18,8 @@ const (
 )
 
 // wanted reads a kubelet's answer and calls parse with the lines of the given families, whole lines and a piece at a
-// time: a kubelet may answer with anything, and what is made of an answer must not depend on it. Comments are left out,
-// so that metrics have no type.
+// time: a kubelet may answer with anything, which must not change how an answer is parsed. Comments are left out, so
+// that metrics have no type.
 func wanted(answer io.Reader, families map[string]bool, parse func(piece []byte) error) error {
 	left := &io.LimitedReader{R: answer, N: answerLimit + 1}
 	lines := bufio.NewReaderSize(left, lineLimit)

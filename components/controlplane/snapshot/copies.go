@@ -11,11 +11,12 @@ import (
 	"kubelith.io/kubelith/components/controlplane/snapshot/bucket"
 )
 
-// firstCopies is the time between a start and the first comparison with the store: a machine that has just started has other work.
+// firstCopies is the time between a start and the first comparison with the store: a machine that has just started has
+// other work.
 const firstCopies = time.Minute
 
-// copies keeps in the store what is in the directory. It compares both when a snapshot is saved, and again after a failure, until ctx ends.
-// It runs beside the schedule, which a store that is slow or away does not delay.
+// copies keeps in the store what is in the directory. It compares both when a snapshot is saved, and again after a
+// failure, until ctx ends. It runs beside the schedule, which a store that is slow or away does not delay.
 func (s *Server) copies(ctx context.Context, saved <-chan struct{}, event func(kind, reason, message string)) {
 	wait := time.After(firstCopies)
 	for {

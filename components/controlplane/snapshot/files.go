@@ -22,7 +22,7 @@ type File struct {
 	// Bytes is its size.
 	Bytes int64 `json:"bytes"`
 	Header
-	// Fault says why its header cannot be read.
+	// Fault is why its header cannot be read.
 	Fault string `json:"fault,omitempty"`
 }
 
@@ -31,7 +31,8 @@ func (f File) Name() string {
 	return strings.TrimSuffix(path.Base(cmp.Or(filepath.ToSlash(f.Path), f.Store)), Suffix)
 }
 
-// isOf reports whether it has this name and is of this node. What a node called web-2 saves begins with the name of the node web, too.
+// isOf reports whether it has this name and is of this node. What a node called web-2 saves begins with the name of the
+// node web, too.
 func (f File) isOf(name, node string) bool {
 	return (f.Fault != "" || f.Settings.NodeName == node) && strings.HasPrefix(f.Name(), name+"-"+node+"-")
 }
@@ -83,8 +84,8 @@ func escapeGlob(path string) string {
 	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(path)
 }
 
-// Prune deletes all but the newest keep snapshots of this name and node. The one in the file saved stays and counts, whatever the clock said
-// when the others were saved; saved may be empty.
+// Prune deletes all but the newest keep snapshots of this name and node. The one in the file saved stays and counts,
+// whatever the clock was when the others were saved; saved may be empty.
 func Prune(dir, name, node string, keep int, saved string) (deleted []File, err error) {
 	all, err := List(dir)
 	if err != nil {

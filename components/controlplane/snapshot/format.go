@@ -20,9 +20,9 @@ import (
 	"kubelith.io/kubelith/base/datadir"
 )
 
-// A snapshot begins with a line that says what it is (magic), and a line of JSON that says of what (Header). Both can be read without a key.
-// What follows is a tar archive, compressed by zstd and, if wanted, encrypted by age. Its first entry is the line of JSON again, so that
-// nobody can change it in an encrypted file.
+// A snapshot begins with a line that identifies the format (magic), and a line of JSON that describes the content
+// (Header). Both can be read without a key. What follows is a tar archive, compressed by zstd and, if wanted, encrypted
+// by age. Its first entry is the line of JSON again, so that a change of it in an encrypted file is detected.
 const (
 	magic = "kubelith snapshot 1\n"
 	// maxHeader bounds the two lines.
@@ -37,7 +37,7 @@ const (
 	filesEntry    = "data/"
 )
 
-// Header says what a snapshot is of.
+// Header describes a snapshot.
 type Header struct {
 	Created time.Time `json:"created"`
 	// Kubelith, Kubernetes and Etcd are the versions that wrote it.
@@ -179,8 +179,8 @@ func (w *writer) Close() error {
 	return err
 }
 
-// unpack writes the files of a snapshot below a directory that exists, with mode 0600 or, where they can be executed, 0700.
-// accept, if it is not nil, sees the header before.
+// unpack writes the files of a snapshot below a directory that exists, with mode 0600 or, where they can be executed,
+// 0700. accept, if it is not nil, sees the header before.
 func unpack(r io.Reader, keys []age.Identity, dir string, accept func(Header) error) (Header, error) {
 	in := bufio.NewReaderSize(r, 1<<20)
 	h, line, err := readHeader(in)

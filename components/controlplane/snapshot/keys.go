@@ -65,7 +65,8 @@ func (k Keys) recipients() ([]age.Recipient, error) {
 // minPassphrase is the least length of a passphrase, in bytes.
 const minPassphrase = 12
 
-// workFactor makes each try of a passphrase take 64 MiB, as much as a small machine has to spare; age's default takes 256.
+// workFactor makes each try of a passphrase take 64 MiB, as much as a small machine has to spare; age's default takes
+// 256.
 const workFactor = 16
 
 func readPassphrase(file string) (string, error) {
@@ -90,7 +91,8 @@ func readPassphrase(file string) (string, error) {
 	return phrase, nil
 }
 
-// Identities reads what decrypts snapshots: a passphrase, and a file of private keys as age-keygen writes it. Either may be empty.
+// Identities reads what decrypts snapshots: a passphrase, and a file of private keys as age-keygen writes it. Either
+// may be empty.
 func Identities(passphraseFile, identityFile string) ([]age.Identity, error) {
 	var all []age.Identity
 	if passphraseFile != "" {

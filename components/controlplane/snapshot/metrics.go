@@ -5,7 +5,8 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 )
 
-// meters are the metrics of the component. Nil, as in tests, counts nothing; and upstream's do nothing before they are registered.
+// meters are the metrics of the component. Nil, as in tests, counts nothing; and upstream's do nothing before they are
+// registered.
 type meters struct {
 	lastSuccess, lastBytes, lastUpload *metrics.Gauge
 	results, uploads                   *metrics.CounterVec

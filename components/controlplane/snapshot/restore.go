@@ -34,18 +34,19 @@ type Target struct {
 	Kubelith, Kubernetes string
 }
 
-// Restored is what Restore has made.
+// Restored is the result of Restore.
 type Restored struct {
 	Verified
 	// Kept are files of the data directory that existed, and stayed.
 	Kept []string
-	// ConfigWritten says that ConfigFile did not exist, and LeftOut are settings of the former machine that are not in it.
+	// ConfigWritten means that ConfigFile did not exist, and LeftOut are settings of the former machine that are not in
+	// it.
 	ConfigWritten bool
 	LeftOut       []string
 }
 
-// Restore makes the data directory of a server from a snapshot. It checks everything before it changes anything; a restore that was
-// interrupted is refused by the server, and can be run again.
+// Restore creates the data directory of a server from a snapshot. It checks everything before it changes anything; the
+// server refuses a restore that was interrupted, which can be run again.
 func Restore(ctx context.Context, r io.Reader, keys []age.Identity, t Target) (_ Restored, err error) {
 	if err := mayRestore(t.DataDir); err != nil {
 		return Restored{}, err
@@ -124,7 +125,8 @@ func Restore(ctx context.Context, r io.Reader, keys []age.Identity, t Target) (_
 	return out, atomicfile.SyncDir(filepath.Dir(staging))
 }
 
-// fits refuses a snapshot of another version: an API server reads what the minor release before it has stored, and its own.
+// fits refuses a snapshot of another version: an API server reads what the minor release before it has stored, and its
+// own.
 func fits(h Header, t Target) error {
 	theirs, err := version.ParseGeneric(h.Kubernetes)
 	if err != nil {
@@ -156,8 +158,8 @@ func mayRestore(dir string) error {
 	return nil
 }
 
-// cluster are the names by which a data directory has a cluster, in the order in which a restore places them: without the last the server
-// refuses to start.
+// cluster are the names by which a data directory has a cluster, in the order in which a restore places them: without
+// the last the server refuses to start.
 func cluster() []string { return []string{"server/cred", "server/token", "server/db", "server/tls"} }
 
 // takeBack removes what an interrupted restore has placed.
@@ -177,7 +179,8 @@ func takeBack(dir string) error {
 	return os.RemoveAll(staging)
 }
 
-// place moves what is in work to the data directory. While staging exists, which work becomes, the restore is not complete.
+// place moves what is in work to the data directory. While staging exists, which work becomes, the restore is not
+// complete.
 func place(work, staging, dataDir string) (kept []string, err error) {
 	if err := os.Rename(work, staging); err != nil {
 		return nil, err
@@ -229,8 +232,8 @@ func placeManifests(files, dataDir string) (kept []string, err error) {
 	return kept, err
 }
 
-// forget removes what would make others wait for the former server: the Lease with which it leads, its addresses of the API, and, where
-// the server gets another name, its node.
+// forget removes what would make others wait for the former server: the Lease with which it leads, its addresses of the
+// API, and, where the server gets another name, its node.
 func forget(ctx context.Context, c *clientv3.Client, former, now string) error {
 	const registry = "/registry/"
 	ops := []clientv3.Op{clientv3.OpDelete(registry+"masterleases/", clientv3.WithPrefix())}

@@ -1,8 +1,9 @@
 // Package snapshot saves and restores clusters, and is the component "snapshots", which saves them on a schedule.
 //
-// A snapshot is one file with all that a new machine needs: etcd's data, keys, manifests, settings and versions, encrypted if the
-// operator wants (format.go). It is complete only when it has been restored once: SaveFile starts etcd on what it has written. Only then it
-// is copied to an S3-compatible store, if there is one (copies.go, store.go; package bucket talks to it).
+// A snapshot is one file with all that a new machine needs: etcd's data, keys, manifests, settings and versions,
+// encrypted if the operator wants (format.go). It is complete only when it has been restored once: SaveFile starts etcd
+// on what it has written. Only then it is copied to an S3-compatible store, if there is one (copies.go, store.go;
+// package bucket talks to it).
 package snapshot
 
 import (
@@ -35,7 +36,8 @@ const (
 const (
 	// retry is the time after a snapshot that failed.
 	retry = 10 * time.Minute
-	// settle is the time between a start and a snapshot that is overdue: a machine that has just started has other work.
+	// settle is the time between a start and a snapshot that is overdue: a machine that has just started has other
+	// work.
 	settle = 10 * time.Minute
 	// look is how often the clock is read: it can be set.
 	look = 30 * time.Second
@@ -71,7 +73,7 @@ var (
 	_ lifecycle.Restarter = (*Server)(nil)
 )
 
-// New returns the component. It fails if the keys, or the files that say how to reach the store, cannot be used.
+// New returns the component. It fails if the keys, or the store's files (credentials, CA), cannot be used.
 func New(o Options) (*Server, error) {
 	if err := o.Source.Keys.Validate(); err != nil {
 		return nil, fmt.Errorf("snapshots: %w", err)
@@ -187,8 +189,8 @@ func (s *Server) last() time.Time {
 	return time.Now()
 }
 
-// BeforeUpgrade saves a snapshot of data that another release has used last, while nothing writes to it. A failure is logged: it does not
-// keep a cluster down.
+// BeforeUpgrade saves a snapshot of data that another release has used last, while nothing writes to it. A failure is
+// logged: it does not keep a cluster down.
 func BeforeUpgrade(ctx context.Context, s Source, dir, former string, log logrus.FieldLogger) {
 	began := time.Now()
 	f, err := SaveUpgrade(ctx, s, dir)
@@ -202,8 +204,8 @@ func BeforeUpgrade(ctx context.Context, s Source, dir, former string, log logrus
 	log.Infof("saved the snapshot %s before the upgrade from %s, in %s", f.Path, former, time.Since(began).Round(time.Millisecond))
 }
 
-// SaveUpgrade saves a snapshot before an upgrade, and deletes all but the last of earlier upgrades. If only that fails, it returns the
-// snapshot with the error.
+// SaveUpgrade saves a snapshot before an upgrade, and deletes all but the last of earlier upgrades. If only that fails,
+// it returns the snapshot with the error.
 func SaveUpgrade(ctx context.Context, s Source, dir string) (File, error) {
 	f, err := SaveFile(ctx, s, dir, Upgrade)
 	if err != nil {

@@ -327,7 +327,7 @@ func TestPrune(t *testing.T) {
 	if want := []string{"scheduled-a-b-1", "manual-a-1", "scheduled-b-1", "scheduled-a-3", "scheduled-a-2", "strange"}; err != nil || !slices.Equal(names, want) {
 		t.Errorf("listed %q, %v", names, err)
 	}
-	// The clock was ahead when the others were saved: the one that was just saved stays all the same.
+	// The clock was ahead when the others were saved: the one that was just saved still stays.
 	if deleted, err := Prune(dir, Scheduled, "a", 1, filepath.Join(dir, "scheduled-a-2"+Suffix)); err != nil || len(deleted) != 1 || deleted[0].Name() != "scheduled-a-3" {
 		t.Errorf("deleted %+v, %v", deleted, err)
 	}
@@ -356,7 +356,7 @@ func TestSchedule(t *testing.T) {
 		done := 0
 		s.loop(ctx, func(kind, reason, _ string) { events = append(events, kind+" "+reason) }, func() { done++ })
 		if done != 2 {
-			t.Errorf("told of %d snapshots", done)
+			t.Errorf("%d snapshots were reported", done)
 		}
 		if want := []string{"12h0m0s", "12h10m0s", "24h0m0s"}; !slices.Equal(at, want) {
 			t.Errorf("saved at %q, want %q", at, want)

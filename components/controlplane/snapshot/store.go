@@ -32,7 +32,7 @@ func Upload(ctx context.Context, b *bucket.Bucket, f File, progress func(step st
 	case err != nil && !isFault(err):
 		return err
 	case err == nil && there.Cluster != f.Cluster:
-		return fmt.Errorf("%s is %w: give each cluster a --snapshot-s3-folder of its own", b.URL(name), errForeignCluster)
+		return fmt.Errorf("%s is %w: give each cluster its own --snapshot-s3-folder", b.URL(name), errForeignCluster)
 	}
 	var report func(int64)
 	if progress != nil {
@@ -136,8 +136,9 @@ func (k kinds) limited(all []File, node string) (keep, rest []File) {
 	return keep, rest
 }
 
-// sync copies to the store what is in the directory and not there, the oldest first, and then deletes there what is too much. It touches
-// nothing of other clusters and other servers. uploaded is called with each; newest is the newest one that both have.
+// sync copies to the store what is in the directory and not there, the oldest first, and then deletes there what is too
+// much. It touches nothing of other clusters and other servers. uploaded is called with each; newest is the newest one
+// that both have.
 func (k kinds) sync(ctx context.Context, b *bucket.Bucket, dir, cluster, node string, uploaded func(File)) (newest File, err error) {
 	here, err := List(dir)
 	if err != nil {
@@ -176,7 +177,7 @@ func (k kinds) prune(ctx context.Context, b *bucket.Bucket, cluster, node string
 	if err != nil {
 		return err
 	}
-	// The names say which headers are worth a request.
+	// The names show which headers are worth a request.
 	objects = slices.DeleteFunc(objects, func(o bucket.Object) bool {
 		for name := range k {
 			if strings.HasPrefix(o.Name, name+"-"+node+"-") {

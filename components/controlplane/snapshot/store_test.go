@@ -43,7 +43,8 @@ func put(t *testing.T, dir, name, node, cluster string, day int) {
 	write(t, filepath.Join(dir, fmt.Sprintf("%s-%s-%d%s", name, node, day, Suffix)), magic+string(h)+"\n"+strings.Repeat("x", day))
 }
 
-// What is in the directory is in the store afterwards, and what is too much is not; nothing of other servers and clusters changes.
+// What is in the directory is in the store afterwards, and what is too much is not; nothing of other servers and
+// clusters changes.
 func TestSync(t *testing.T) {
 	s, o := serveStore(t)
 	b, err := bucket.Open(o)
@@ -105,11 +106,11 @@ func TestSync(t *testing.T) {
 		t.Errorf("copied again: %q, %v", told, err)
 	}
 
-	// The name is taken by another cluster: that is told, and does not keep the next one.
+	// The name is taken by another cluster: that is reported, and does not stop the next copy.
 	put(t, dir, Scheduled, "web", "ours", 4)
 	put(t, dir, Upgrade, "web", "ours", 5)
 	newest, err = sync(limit)
-	if err == nil || !strings.Contains(err.Error(), "of another cluster: give each cluster a --snapshot-s3-folder") || newest.Name() != "upgrade-web-5" {
+	if err == nil || !strings.Contains(err.Error(), "of another cluster: give each cluster its own --snapshot-s3-folder") || newest.Name() != "upgrade-web-5" {
 		t.Errorf("the newest %s, %v", newest.Name(), err)
 	}
 	if err := os.Remove(filepath.Join(dir, "scheduled-web-4"+Suffix)); err != nil {

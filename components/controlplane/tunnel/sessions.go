@@ -11,7 +11,7 @@ func (s *Server) add(node string, session *tunnel.Session, mode, reason string) 
 	s.changed = make(chan struct{})
 	news := s.said.News(node, mode+reason)
 	s.mu.Unlock()
-	if before != nil { // of an agent that was restarted, say
+	if before != nil { // for example of an agent that was restarted
 		before.Close()
 	}
 	if news {
@@ -42,7 +42,7 @@ func (s *Server) session(node string) *tunnel.Session {
 	return s.sessions[node]
 }
 
-// state returns what routes are made of.
+// state returns what routes are built from.
 func (s *Server) state() (cluster *view, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -19,8 +19,8 @@ import (
 	"kubelith.io/kubelith/base/nodeaddr"
 )
 
-// view answers which node an address belongs to. A node may lie about itself: its Node's addresses and its pods' are its
-// own to write. So a tunnel gets
+// view answers which node an address belongs to. A node may lie about itself: its Node's addresses and its pods' are
+// its own to write. So a tunnel gets
 //
 //   - the kubelet's port at an address of its Node, if the address can be a node's and no other Node has it;
 //   - ports of pods in the host's network there, as the pods' specs, which the node cannot write, have them;

@@ -70,8 +70,8 @@ func viewOf(t *testing.T, objects ...runtime.Object) *view {
 	return v
 }
 
-// TestOwner: a connection to a node or to its pods goes through that node's tunnel, and to what a node only claims to have
-// through none.
+// TestOwner: a connection to a node or to its pods goes through that node's tunnel, and to what a node only claims to
+// have through none.
 func TestOwner(t *testing.T) {
 	v := viewOf(t,
 		newNode("server", names.RoleServer, "10.42.0.0/24", "192.0.2.1"),

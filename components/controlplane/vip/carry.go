@@ -19,7 +19,7 @@ type carrier interface {
 	put(life time.Duration) error
 	// remove removes the address if it is there. It leaves one that put cannot have added.
 	remove() error
-	// announce tells the neighbours where the address is.
+	// announce announces the address to the neighbours.
 	announce() error
 	String() string
 }

@@ -23,7 +23,7 @@ func (t Taken) Error() string {
 }
 
 // Check returns why this machine cannot carry the address. With unused, no other server of the cluster can carry it:
-// who answers is a Taken.
+// any answer is a Taken.
 func Check(ctx context.Context, address netip.Addr, unused bool) error {
 	l, err := find(address)
 	if err != nil {

@@ -32,7 +32,7 @@ func (l *link) probe(ctx context.Context) (net.HardwareAddr, error) {
 		return nil, err
 	}
 	defer c.Close()
-	// From no address: nobody must learn anything from it.
+	// From no address: no neighbour must learn anything from it.
 	who, err := arp.NewPacket(arp.OperationRequest, l.ifi.HardwareAddr, netip.IPv4Unspecified(), make(net.HardwareAddr, 6), l.address)
 	if err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func (l *link) solicit(ctx context.Context) (net.HardwareAddr, error) {
 	})
 }
 
-// ask sends a question until somebody answers it: read returns neither an answer nor an error for other packets.
+// ask sends a question until a neighbour answers: read returns neither an answer nor an error for other packets.
 func ask(ctx context.Context, deadline func(time.Time) error, send func() error, read func() (net.HardwareAddr, error)) (net.HardwareAddr, error) {
 	for range probes {
 		if err := ctx.Err(); err != nil {
@@ -142,7 +142,8 @@ func (l *link) advertise() error {
 	}, nil, netip.IPv6LinkLocalAllNodes())
 }
 
-// icmp opens a socket for neighbour discovery. An interface that has just come up cannot use its link-local address yet.
+// icmp opens a socket for neighbour discovery. An interface that has just come up cannot use its link-local address
+// yet.
 func (l *link) icmp(ctx context.Context) (*ndp.Conn, error) {
 	for begin := time.Now(); ; {
 		c, _, err := ndp.Listen(l.ifi, ndp.LinkLocal)

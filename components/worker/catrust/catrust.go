@@ -1,6 +1,6 @@
 // Package catrust is the component "ca-trust" of an agent: it follows a rotation of the cluster's CAs
-// (components/controlplane/carotation). It stores which CAs to trust, has the node's certificates signed by the new ones,
-// and reports at its Node how far it is. What it trusts comes from an API server that it trusts already.
+// (components/controlplane/carotation). It stores which CAs to trust, has the node's certificates signed by the new
+// ones, and reports at its Node how far it is. What it trusts comes from an API server that it trusts already.
 package catrust
 
 import (
@@ -146,7 +146,7 @@ func (a *Agent) look(ctx context.Context, to pki.Rotation) (again time.Duration)
 	return 0
 }
 
-// step does what the server that answers says, and reports it. It returns the phase of that server.
+// step does what the server that answers requires, and reports it. It returns the phase of that server.
 func (a *Agent) step(ctx context.Context, id string) (pki.Phase, error) {
 	text, err := a.client.CoreV1().RESTClient().Get().AbsPath(names.CATrustPath).SetHeader("Accept", "application/json").DoRaw(ctx)
 	if err != nil {

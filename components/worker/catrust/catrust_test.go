@@ -88,8 +88,8 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestFollow: an agent trusts what the server trusts, has its certificates signed by the new CAs when they sign, once, and
-// reports each phase when it has done that.
+// TestFollow: an agent trusts what the server trusts, has its certificates signed by the new CAs when they sign, once,
+// and reports each phase when it has done that.
 func TestFollow(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "tls")
 	ensure := func() {
@@ -129,7 +129,7 @@ func TestFollow(t *testing.T) {
 		}
 		ensure()
 		if phase == pki.Sign {
-			kubelet.fails = errors.New("nobody signs")
+			kubelet.fails = errors.New("no server signs")
 			if look(phase) || server.annotation != "x trust" || connection.made != 1 {
 				t.Errorf("without the kubelet's certificate it reported %q", server.annotation)
 			}
@@ -157,7 +157,7 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// TestWanted: a state that says nothing to follow.
+// TestWanted: a rotation that is done, or cannot be read, is not followed.
 func TestWanted(t *testing.T) {
 	for text, want := range map[string]pki.Rotation{
 		`{"id":"x","phase":"sign","since":"2030-01-01T00:00:00Z","grace":600}`: {ID: "x", Phase: pki.Sign},

@@ -146,7 +146,7 @@ func TestInstall(t *testing.T) {
 	if changed, err := install(dir, noopConfig()); err != nil || changed {
 		t.Errorf("installing the same again: changed %v, %v", changed, err)
 	}
-	// A third party's may name its credentials, and who writes it decides what root executes.
+	// A third party's may name its credentials, and any user who can write it decides what root executes.
 	for _, c := range []config{noopConfig(), {file: "05-theirs.conflist", content: []byte(theirList)}} {
 		if _, err := install(dir, c); err != nil {
 			t.Fatal(err)
@@ -163,8 +163,8 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// TestReplaceWakesCRI checks the order of events that CRI depends on: it ignores Create, and must be told when
-// the file is there.
+// TestReplaceWakesCRI checks the order of events that CRI depends on: it ignores Create, and must get an event when the
+// file is there.
 func TestReplaceWakesCRI(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "net.d")
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -223,7 +223,7 @@ func TestRunFollowsThirdParty(t *testing.T) {
 			s := New(Options{Mode: mode, ConfDir: confDir, HostConfDir: hostDir, Log: quiet(), ThirdParty: func(yes bool) { theirs.Store(yes) }})
 			reported := func(want bool) {
 				t.Helper()
-				if got := theirs.Load(); got != want { // it is said before anything is written
+				if got := theirs.Load(); got != want { // it is reported before anything is written
 					t.Errorf("reported %v about a third party, want %t", got, want)
 				}
 			}
@@ -293,7 +293,7 @@ func TestRunWithoutInotify(t *testing.T) {
 				}
 			}
 			if said != 1 {
-				t.Errorf("said %d times: %v", said, lines.AllEntries())
+				t.Errorf("logged %d times: %v", said, lines.AllEntries())
 			}
 		})
 	}
@@ -325,7 +325,7 @@ func TestAbandoned(t *testing.T) {
 		want    bool
 	}{
 		"of a sandbox":      {"alive\r\neth0", time.Hour, false},
-		"of nobody":         {"gone\r\neth0", time.Hour, true},
+		"of no sandbox":     {"gone\r\neth0", time.Hour, true},
 		"cut by a crash":    {"", time.Hour, true},
 		"in the making":     {"gone\r\neth0", -time.Second, false},
 		"old style content": {"alive", time.Hour, false},

@@ -25,8 +25,8 @@ type object = map[string]any
 
 // bridgeConfig connects pods through a bridge, with addresses from the CIDRs (one per family).
 //
-// Its program hands each call over to components/worker/podlink, at the socket. It has a name of our own, so that the plugin
-// directory of a third party, which is searched first, cannot replace it.
+// Its program hands each call over to components/worker/podlink, at the socket. It has a name of our own, so that the
+// plugin directory of a third party, which is searched first, cannot replace it.
 func bridgeConfig(podCIDRs []string, dataDir, socket string, mtu int) (config, error) {
 	var ranges [][]object
 	var routes []object

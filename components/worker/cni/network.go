@@ -6,8 +6,8 @@
 // on the host's network can start. None: nothing is written. In every mode a third party's configuration in its usual
 // directory takes precedence, at any time.
 //
-// components/worker/podlink connects the pods, asked by containerd. components/worker/network routes to the pods of other nodes; this
-// component tells it when a third party's network is in use.
+// components/worker/podlink connects the pods when containerd requests it. components/worker/network routes to the pods
+// of other nodes; this component notifies it when a third party's network is in use.
 package cni
 
 import (

@@ -18,13 +18,13 @@ import (
 	"kubelith.io/kubelith/runtime/cgroups"
 )
 
-// Ended takes the ID of a container that has ended, and what its cgroup counted. It is called before CRI reports the end,
-// and must not block.
+// Ended takes the ID of a container that has ended, and what its cgroup counted. It is called before CRI reports the
+// end, and must not block.
 type Ended func(id string, m cgroups.Memory)
 
-// observeEnds lets ended know the memory of each container that has ended. Its cgroup goes with its task, so the service that
-// deletes tasks is wrapped: CRI calls it in this process, and whatever reads an event may come too late. containerd's list
-// of plugins is one per process.
+// observeEnds passes to ended the memory of each container that has ended. Its cgroup goes with its task, so the
+// service that deletes tasks is wrapped: CRI calls it in this process, and whatever reads an event may come too late.
+// containerd's list of plugins is one per process.
 func observeEnds(ended Ended) {
 	registry.Graph(func(r *plugin.Registration) bool {
 		if r.URI() == tasksPlugin {
@@ -55,7 +55,7 @@ type tasks struct {
 
 // Delete implements tasksapi.TasksClient: of a task that has ended.
 func (t *tasks) Delete(ctx context.Context, r *tasksapi.DeleteTaskRequest, opts ...grpc.CallOption) (*tasksapi.DeleteResponse, error) {
-	// Without an answer there is nothing to tell: the cgroup is gone, or the kernel does not count memory.
+	// Without an answer there is nothing to report: the cgroup is gone, or the kernel does not count memory.
 	if m, err := t.memory(ctx, r.ContainerID); err == nil {
 		t.ended(r.ContainerID, m)
 	}

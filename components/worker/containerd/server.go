@@ -2,8 +2,8 @@
 // "containerd": it provides the sandboxes, containers and images of the kubelet's pods.
 //
 // *Containers* do not run in this process: one shim per pod, a program from runtime/payload (runtime/shim), holds
-// them and survives a restart; the daemon finds the shims again through the state directory. components/worker/cni does the network
-// configuration, and runtime/images has the pause image.
+// them and survives a restart; the daemon finds the shims again through the state directory. components/worker/cni does
+// the network configuration, and runtime/images has the pause image.
 //
 // Everything here is wiring: containerd is upstream's, configured in config.go from the host and Options.
 package containerd
@@ -151,8 +151,8 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	return nil
 }
 
-// observeCalls puts h where containerd would put OpenTelemetry's handler: it takes one from the plugin of that name, and has
-// no option for another. Its list of plugins is one per process.
+// observeCalls puts h where containerd would put OpenTelemetry's handler: it takes one from the plugin of that name,
+// and has no option for another. Its list of plugins is one per process.
 func observeCalls(h stats.Handler) {
 	registry.Graph(func(r *plugin.Registration) bool {
 		if r.URI() == callsPlugin {

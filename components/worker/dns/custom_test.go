@@ -84,7 +84,7 @@ func FuzzParseCustom(f *testing.F) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// However it is written, each block listens where ours do and answers nobody else.
+			// However it is written, each block listens where ours do and answers no other clients.
 			blocks, err := parseBlocksOf(string(out))
 			if err != nil {
 				continue // CoreDNS refuses it, and the one before goes on
@@ -116,7 +116,7 @@ func parseBlocksOf(text string) (blocks []map[string][]string, err error) {
 	return blocks, err
 }
 
-// TestCustomizer: what is wrong is told once, and what served before goes on.
+// TestCustomizer: an error is reported once, and the previous configuration stays.
 func TestCustomizer(t *testing.T) {
 	configMap := func(text string) *corev1.ConfigMap {
 		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: customNamespace, Name: names.DNSCustom}, Data: map[string]string{"a.override": text}}
@@ -195,7 +195,7 @@ func TestFollow(t *testing.T) {
 	expect("no such address", follow(now, set("192.0.2.2", "192.0.2.53", "")), now.settings, true)
 }
 
-// TestUpstreams: resolvers that come late or change are found; a file that somebody is writing takes none away.
+// TestUpstreams: resolvers that come late or change are found; a file that is being written takes none away.
 func TestUpstreams(t *testing.T) {
 	dir := t.TempDir()
 	file, stub, behind := filepath.Join(dir, "resolv.conf"), filepath.Join(dir, "stub-resolv.conf"), filepath.Join(dir, "behind")

@@ -156,7 +156,7 @@ func TestBalancerRemovedServer(t *testing.T) {
 	}
 }
 
-// Only what is silent is closed: who was told something he does not like is connected all the same.
+// Only a silent connection is closed: one that gets an answer, even an unwelcome one, stays.
 func TestBalancerSilent(t *testing.T) {
 	ca := newAuthority(t)
 	server := newTLSServer(t, ca)
@@ -190,7 +190,7 @@ func TestBalancerSilent(t *testing.T) {
 func TestBalancerCancelled(t *testing.T) {
 	ca := newAuthority(t)
 	server := newTLSServer(t, ca)
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and never says a word
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and never sends a byte
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ const (
 	// settleFor is how long new settings must stand before this agent stores them, or restarts for them. The server
 	// reverts at once what it has not written itself (components/cluster/token).
 	settleFor = 5 * time.Second
-	// logEvery is how often the log says that the server refuses this node.
+	// logEvery is how often a refusal of this node by the server is logged.
 	logEvery = 10 * time.Minute
 	// apiService is the name, in the namespace default, of the Service and the EndpointSlice of the API servers.
 	apiService = "kubernetes"
@@ -67,15 +67,15 @@ func (c *Connection) OnChange(compare func(old, current []byte) string) { c.chan
 // Config returns a client configuration that acts as this node, for the component with that name.
 func (c *Connection) Config(component string) *rest.Config { return restConfig(c.way, component) }
 
-// Disconnect is for a client that waits for an answer in vain: it closes the silent connections. The next request opens
-// another, perhaps to another server.
+// Disconnect is for a client that gets no answer: it closes the silent connections. The next request opens another,
+// perhaps to another server.
 func (c *Connection) Disconnect() { c.way.balancer.closeSilent(silentFor) }
 
 // Servers returns the addresses, HOST:PORT, of the servers that the cluster lists, and the one that the user has given.
 func (c *Connection) Servers() (listed []string, given string) { return c.way.balancer.known() }
 
-// Dial connects to one server with the node's newest certificate, for HTTP/1.1. Unlike the connections of Config, this one
-// is the caller's to end.
+// Dial connects to one server with the node's newest certificate, for HTTP/1.1. Unlike the connections of Config, this
+// one is the caller's to end.
 func (c *Connection) Dial(ctx context.Context, server string) (net.Conn, error) {
 	return c.way.dialOne(ctx, server)
 }
@@ -139,7 +139,7 @@ func (c *Connection) Run(ctx context.Context, ready func()) error {
 	tick := time.NewTicker(retireEvery)
 	defer tick.Stop()
 	var newest []byte
-	var logged time.Time // when the log last said that the server refuses this node
+	var logged time.Time // when a refusal by the server was last logged
 	settled := time.NewTimer(c.settle)
 	defer settled.Stop()
 	for {

@@ -289,8 +289,8 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// Settings that the server takes back at once are no reason to start again, nor to be stored: somebody else has written
-// them.
+// Settings that the server takes back at once are no reason to start again, nor to be stored: another client has
+// written them.
 func TestSettingsSettle(t *testing.T) {
 	ca := newAuthority(t)
 	o := newAPI(t, ca).options(t)

@@ -21,9 +21,9 @@ const serverName = "kubernetes"
 
 // transport sends requests to the API with the newest certificate of the node.
 //
-// A new certificate, or other CAs of the API, start a new generation of connections. A connection of the old generation is closed after its last
-// request: the API server checks a certificate when a request begins, so a watch outlives the certificate that it began
-// with. (client-go and the kubelet close all connections instead, and with them every watch.)
+// A new certificate, or other CAs of the API, start a new generation of connections. A connection of the old generation
+// is closed after its last request: the API server checks a certificate when a request begins, so a watch outlives the
+// certificate that it began with. (client-go and the kubelet close all connections instead, and with them every watch.)
 type transport struct {
 	balancer *balancer
 

@@ -8,8 +8,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// TestReplacedCA: a running agent trusts another CA from one moment to the next, and the former one no longer. It is renewed at
-// once, and starts again with what it has, also with the token of then.
+// TestReplacedCA: a running agent trusts another CA from one moment to the next, and the former one no longer. It is
+// renewed at once, and starts again with what it has, also with the token of then.
 func TestReplacedCA(t *testing.T) {
 	former, next := newAuthority(t), newAuthority(t)
 	a := newAPI(t, former)

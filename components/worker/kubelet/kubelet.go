@@ -8,9 +8,9 @@
 // Upstream ends the process with os.Exit on a dozen conditions. Those that a user can cause are checked before anything
 // is started: the ports and the cgroups by host/preflight, the files that flags name by New.
 //
-// Upstream creates the CRI clients from the endpoint in setConfig (PreInitRuntimeService, which app.Run calls, overwrites
-// any in the dependencies): a layer between kubelet and containerd would have to be a CRI server on its own socket, whose
-// path is set there. To see the calls, components/worker/containerd takes a handler.
+// Upstream creates the CRI clients from the endpoint in setConfig (PreInitRuntimeService, which app.Run calls,
+// overwrites any in the dependencies): a layer between kubelet and containerd would have to be a CRI server on its own
+// socket, whose path is set there. To see the calls, components/worker/containerd takes a handler.
 package kubelet
 
 import (
@@ -48,8 +48,8 @@ type Options struct {
 	StaticPodDir string
 	NodeName     string
 	NodeIPs      []net.IP
-	// ExternalIPs: the Node has others too. The kubelet leaves all of them to components/cluster/approver, which is to it a cloud
-	// provider outside of the process.
+	// ExternalIPs: the Node has others too. The kubelet leaves all of them to components/cluster/approver, which is to
+	// it a cloud provider outside of the process.
 	ExternalIPs bool
 	// Labels ("key=value") and Taints ("key[=value]:effect") are set on the Node when it registers.
 	Labels, Taints []string
@@ -79,7 +79,7 @@ type Options struct {
 	// Disconnect is called after a heartbeat that failed again, to close silent connections; nil: Client is in-process
 	// and has none.
 	Disconnect func()
-	// Trace returns the kubelet's TracerProvider, given the one of its own configuration; nil: it has that one.
+	// Trace returns the kubelet's TracerProvider, given the one from its own configuration; nil: it has that one.
 	Trace func(trace.TracerProvider) trace.TracerProvider
 	// Volumes returns the kubelet's volume plugins, given upstream's; nil: it has these.
 	Volumes func([]volume.VolumePlugin) []volume.VolumePlugin

@@ -106,8 +106,9 @@ func baseConfig(file string, o Options) (*kubeletconfig.KubeletConfiguration, er
 		// Upstream's default is no profile for a pod that requests none.
 		c.SeccompDefault = true
 		if o.inProcess() {
-			// Upstream's default is a watch for each ConfigMap and Secret. A pod waits until its watch has begun, which takes over a
-			// second on a busy server, and then another half. A GET, once a minute and pod, takes a millisecond.
+			// Upstream's default is a watch for each ConfigMap and Secret. A pod waits until its watch has begun, which
+			// takes over a second on a busy server, and then another half. A GET, once a minute and pod, takes a
+			// millisecond.
 			c.ConfigMapAndSecretChangeDetectionStrategy = kubeletconfig.TTLCacheChangeDetectionStrategy
 		}
 		// Upstream's default is to end pods like the machine's other processes: all at once.

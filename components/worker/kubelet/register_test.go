@@ -30,8 +30,8 @@ import (
 	"kubelith.io/kubelith/base/pki"
 )
 
-// A Node that was deleted comes back with all that it registered with at first: what our settings, the kubelet's file
-// and its arguments say.
+// A Node that was deleted comes back with everything that it first registered with: what our settings, the kubelet's
+// file and its arguments set.
 func TestInitialNode(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kubelet.yaml")
 	text := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nregisterWithTaints: [{key: file, effect: NoExecute}]\n"

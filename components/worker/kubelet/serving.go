@@ -45,8 +45,8 @@ func (s *Server) Renew(ctx context.Context) error {
 	return m.Renew(ctx)
 }
 
-// requestServing gives the kubelet a serving certificate that is requested here. Upstream's kubelet would do the same, but
-// has no way to renew it at once. The returned function ends it and waits.
+// requestServing gives the kubelet a serving certificate that is requested here. Upstream's kubelet would do the same,
+// but has no way to renew it at once. The returned function ends it and waits.
 // Source: NewKubeletServerCertificateManager in pkg/kubelet/certificate, and NewMainKubelet.
 func (s *Server) requestServing(ctx context.Context, deps *kubelet.Dependencies) (end func(), err error) {
 	node := informers.One(deps.KubeClient, "", s.opts.NodeName)

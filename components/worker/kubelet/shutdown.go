@@ -50,8 +50,8 @@ func booted() bool {
 
 const (
 	logindRetry  = time.Second            // between two attempts to reach logind, as upstream's
-	statusPoll   = 200 * time.Millisecond // between two looks at the pods while the machine waits
-	statusAnswer = 10 * time.Second       // for one look: an agent's server may be down already
+	statusPoll   = 200 * time.Millisecond // between two checks of the pods while the machine waits
+	statusAnswer = 10 * time.Second       // for one check: an agent's server may be down already
 )
 
 // logind is upstream's connection to systemd-logind, or a test's.
@@ -67,9 +67,10 @@ func (s *Server) endsPods() bool {
 	return booted() && (s.upstream.ShutdownGracePeriod.Duration > 0 || len(s.upstream.ShutdownGracePeriodByPodPriority) > 0)
 }
 
-// holdShutdowns holds a delay lock of logind's until ctx ends, beside upstream's own. Upstream releases its lock when the
-// time of the last pods is over, which is the moment when a pod that ignores SIGTERM is killed: its status is not written
-// yet, and the API server or this process may be gone before it is. logind waits for both, up to InhibitDelayMaxSec.
+// holdShutdowns holds a delay lock of logind's until ctx ends, beside upstream's own. Upstream releases its lock when
+// the time of the last pods is over, which is the moment when a pod that ignores SIGTERM is killed: its status is not
+// written yet, and the API server or this process may be gone before it is. logind waits for both, up to
+// InhibitDelayMaxSec.
 // Source: pkg/kubelet/nodeshutdown, killPods and processShutdownEvent.
 func (s *Server) holdShutdowns(ctx context.Context, cs kubernetes.Interface, connect func() (logind, error)) {
 	var said string

@@ -57,13 +57,13 @@ func (l *fakeLogind) locks() (held, taken int) {
 	return len(l.held), l.taken
 }
 
-// shutdownTest is a node "one" whose pods are looked at when logind says so.
+// shutdownTest is a node "one" whose pods are checked when logind signals a shutdown.
 type shutdownTest struct {
 	*testing.T
 	cs     *fake.Clientset
 	logind *fakeLogind
-	listed chan struct{} // an item per look at the node's pods
-	refuse chan error    // what the next looks are answered with
+	listed chan struct{} // an item per check of the node's pods
+	refuse chan error    // the errors that the next checks get
 	end    context.CancelFunc
 	ended  chan error
 }
@@ -115,14 +115,14 @@ func (st *shutdownTest) await(held, taken int) {
 	}
 }
 
-// stillHeld looks at the lock after the pods were looked at twice: what the first look said was acted on.
+// stillHeld checks the lock after the pods were checked twice: the result of the first check has taken effect.
 func (st *shutdownTest) stillHeld() {
 	st.Helper()
 	for range 2 {
 		select {
 		case <-st.listed:
 		case <-time.After(20 * time.Second):
-			st.Fatal("nobody looks at the pods")
+			st.Fatal("the pods are not checked")
 		}
 	}
 	if held, _ := st.logind.locks(); held != 1 {
@@ -130,7 +130,7 @@ func (st *shutdownTest) stillHeld() {
 	}
 }
 
-// drain lets the pods be looked at without end.
+// drain lets the pods be checked without end.
 func (st *shutdownTest) drain() {
 	go func() {
 		for {

@@ -22,7 +22,8 @@ const (
 	wireGuardKind = "wireguard"
 )
 
-// device is a wanted device. WireGuard's has a name, a kind and an MTU only: the rest can be changed while it is in use (tunnel).
+// device is a wanted device. WireGuard's has a name, a kind and an MTU only: the rest can be changed while it is in use
+// (tunnel).
 type device struct {
 	name   string
 	kind   string

@@ -57,7 +57,7 @@ func TestEntriesOf(t *testing.T) {
 	}
 }
 
-// The kernel of a node as it may be found: what leads to a peer, what an earlier run left, and what is others'.
+// The kernel of a node as it may be found: entries for a peer, those that an earlier run left, and those of others.
 func TestDifference(t *testing.T) {
 	network := func(text string) *net.IPNet {
 		_, n, err := net.ParseCIDR(text)
@@ -85,7 +85,7 @@ func TestDifference(t *testing.T) {
 		route("10.42.1.0/24", "10.42.1.0", 7, unix.RTPROT_BOOT),       // b
 		route("10.42.8.0/24", "10.42.8.0", 7, unix.RTPROT_BOOT),       // a node that is gone
 		route("10.42.9.0/24", "192.0.2.9", 2, names.RouteProtocol),    // of host-gw before
-		route("10.42.5.0/24", "192.0.2.5", 2, unix.RTPROT_BOOT),       // somebody else's, in our network
+		route("10.42.5.0/24", "192.0.2.5", 2, unix.RTPROT_BOOT),       // another program's, in our network
 		route("198.51.100.0/24", "192.0.2.5", 2, names.RouteProtocol), // ours, of a cluster CIDR before
 		route("198.51.101.0/24", "192.0.2.5", 2, unix.RTPROT_STATIC),
 		{Dst: network("10.42.0.0/24"), LinkIndex: 5, Protocol: unix.RTPROT_KERNEL}, // cni0's

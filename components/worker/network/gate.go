@@ -11,8 +11,8 @@ import (
 	"kubelith.io/kubelith/base/names"
 )
 
-// gate is the nftables table that admits VXLAN packets from the other nodes only: VXLAN itself takes them from anyone. It is in
-// the kernel before a device is, and is removed after it; the end of the process changes nothing.
+// gate is the nftables table that admits VXLAN packets from the other nodes only: VXLAN itself takes them from anyone.
+// It is in the kernel before a device is, and is removed after it; the end of the process changes nothing.
 type gate struct {
 	nft     knftables.Interface
 	written bool // by this process: another release's rules may differ
@@ -86,7 +86,7 @@ func (g *gate) has(ctx context.Context, from []netip.Addr) bool {
 	return err == nil && len(rules) == len(gateRules()) && slices.Equal(now, from)
 }
 
-// gateRules are all rules. Packets that the node forwards may not pretend either: those of its own pods would leave with the node's
+// gateRules are all rules. Forwarded packets may not spoof either: those of the node's pods would leave with the node's
 // address.
 func gateRules() (out []*knftables.Rule) {
 	for _, f := range gateFamilies {

@@ -19,7 +19,7 @@ func (h *simHost) table() string {
 	return string(out)
 }
 
-// smuggle has the host send VXLAN packets for the pod of a: three times what is said.
+// smuggle has the host send VXLAN packets with the byte say to the pod of a, three times.
 func (h *simHost) smuggle(source, target string, device macFamily, say string) {
 	h.t.Helper()
 	for range 3 {
@@ -27,7 +27,7 @@ func (h *simHost) smuggle(source, target string, device macFamily, say string) {
 	}
 }
 
-// hears waits until the pod of the host has heard these, in any order, and nothing else.
+// hears waits until the pod of the host has received these, in any order, and nothing else.
 func (h *simHost) hears(when, want string) {
 	h.t.Helper()
 	var got string

@@ -101,9 +101,9 @@ func (m *manager) AcquireLease(_ context.Context, attrs *lease.LeaseAttrs) (*lea
 	return &l, nil
 }
 
-// GetNetworkConfig implements subnet.Manager. flannel's vxlan calls it to create a deleted device again, on a goroutine that replaces
-// the device while another one adds peers to it, without a lock (as of v0.28.10): their entries would go to the device that is gone.
-// The component begins another session then (ensureSession), so that goroutine ends here.
+// GetNetworkConfig implements subnet.Manager. flannel's vxlan calls it to create a deleted device again, on a goroutine
+// that replaces the device while another one adds peers to it, without a lock (as of v0.28.10): their entries would go
+// to the device that is gone. The component begins another session then (ensureSession), so that goroutine ends here.
 func (*manager) GetNetworkConfig(context.Context) (*subnet.Config, error) {
 	runtime.Goexit()
 	return nil, errUnused

@@ -75,7 +75,7 @@ func TestEndWithoutDeadlock(t *testing.T) {
 	}
 }
 
-// Each node arrives once, with what was last said about it, and never our own.
+// Each node arrives once, with what was last reported about it, and never our own.
 func TestAdditions(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	m := testManager(t)

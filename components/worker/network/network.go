@@ -1,14 +1,15 @@
 // Package network is the component "network": it connects the pods of this node to those of the others, with flannel's
 // backends vxlan or host-gw as a library, or with the kernel's WireGuard (tunnel).
 //
-// The wanted state is in the Nodes (their pod CIDRs and addresses): a Node object has all that other nodes must know. Only
-// for WireGuard the node adds something, its public key. The actual state is read from the kernel: routes and, for vxlan, a device
-// with neighbours, for WireGuard a device with peers. On each change of either, and twice a minute, the two are compared; flannel or
-// tunnel creates missing entries, and this package removes unwanted ones, whoever left them. So a restart cuts no traffic, and another backend finds
-// nothing of the previous one. Our entries have a mark in the kernel (names.LinkAlias, names.RouteProtocol), and no
-// others are touched.
+// The wanted state is in the Nodes (their pod CIDRs and addresses): a Node object has all that other nodes must know.
+// Only for WireGuard the node adds something, its public key. The actual state is read from the kernel: routes and, for
+// vxlan, a device with neighbours, for WireGuard a device with peers. On each change of either, and twice a minute, the
+// two are compared; flannel or tunnel creates missing entries, and this package removes unwanted ones, whoever left
+// them. So a restart cuts no traffic, and another backend finds nothing of the previous one. Our entries have a mark in
+// the kernel (names.LinkAlias, names.RouteProtocol), and no others are touched.
 //
-// While there is no other node, there is neither device nor route. VXLAN takes packets from the other nodes' addresses only (gate).
+// While there is no other node, there is neither device nor route. VXLAN takes packets from the other nodes' addresses
+// only (gate).
 //
 // A stop leaves everything: pods go on. A third party's network makes this one withdraw. components/worker/cni does the
 // pods' bridge, their addresses and the masquerading.

@@ -82,7 +82,8 @@ func (s *Server) wanted(nodes []*corev1.Node) (setup, error) {
 	return setup{s.opts.Backend, s.own, p}, checkMTU(s.opts.Backend, p, s.own.v6.on())
 }
 
-// ensureSession begins a session unless the running one is as wanted, with its devices. Before that, the packet filter must be there.
+// ensureSession begins a session unless the running one is as wanted, with its devices. Before that, the packet filter
+// must be there.
 func (s *Server) ensureSession(ctx context.Context, want setup, peers []node) (changed bool, err error) {
 	intact := false
 	if s.session != nil && s.session.setup == want {
@@ -162,7 +163,8 @@ func (s *Server) reachable(nodes []*corev1.Node, want setup) []node {
 	return list
 }
 
-// ensureEntries adds the entries that peers lack, with flannel as far as it is used, and removes entries that no peer needs.
+// ensureEntries adds the entries that peers lack, with flannel as far as it is used, and removes entries that no peer
+// needs.
 func (s *Server) ensureEntries(want setup, peers []node) (changed bool, err error) {
 	links, err := want.links()
 	if err != nil {

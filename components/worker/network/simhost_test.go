@@ -27,7 +27,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// The tests of this file run real components, each in a process with a network namespace of its own: the test binary
+// The tests of this file run real components, each in a process with its own network namespace: the test binary
 // executes itself. The namespaces are joined by a veth pair, and the processes see one list of Nodes, which the test
 // serves on a unix socket.
 
@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// hostSpec says how the component of one host is made.
+// hostSpec describes the component of one host.
 type hostSpec struct {
 	Name    string
 	Backend Backend
@@ -142,7 +142,7 @@ func hostMain(text string) {
 	}
 }
 
-// answer tells each caller its address, and what it sent.
+// answer sends each client its address, and how many bytes it sent.
 func answer(l net.Listener) {
 	for {
 		conn, err := l.Accept()
@@ -158,7 +158,7 @@ func answer(l net.Listener) {
 	}
 }
 
-// dial sends many full packets to another host and returns what that says.
+// dial sends many full packets to another host and returns its answer.
 func dial(address string) (string, error) {
 	conn, err := net.DialTimeout("tcp", net.JoinHostPort(address, "7000"), 2*time.Second)
 	if err != nil {
@@ -178,7 +178,7 @@ func dial(address string) (string, error) {
 	return string(said), err
 }
 
-// smuggledPort is where a host hears what came in by VXLAN from anyone.
+// smuggledPort is where a host receives what came in by VXLAN from any source.
 const smuggledPort = 7001
 
 // listen passes on what is in the packets, a byte each.
@@ -191,8 +191,8 @@ func listen(l net.PacketConn, heard chan<- byte) {
 	}
 }
 
-// smuggle sends one packet as VXLAN's devices do, from a program: args are the outer source and destination, the MAC address
-// of the device there, the pods' addresses inside, and the byte to say.
+// smuggle sends one packet as VXLAN's devices do, from a program: args are the outer source and destination, the MAC
+// address of the device there, the pods' addresses inside, and the byte to send.
 func smuggle(args []string) error {
 	from, to := netip.AddrPortFrom(netip.MustParseAddr(args[0]), 0), netip.AddrPortFrom(netip.MustParseAddr(args[1]), port)
 	mac, err := net.ParseMAC(args[2])
@@ -336,7 +336,7 @@ func startHost(t *testing.T, spec hostSpec) *simHost {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		if said, _ := os.ReadFile(log.Name()); t.Failed() || testing.Verbose() {
-			t.Logf("host %s said:\n%s", spec.Name, said)
+			t.Logf("the log of host %s:\n%s", spec.Name, said)
 		}
 		log.Close()
 	})
@@ -422,14 +422,14 @@ func (w *world) reach(ipv6 bool) {
 		eventually(w.t, from+" to the pod of "+to, func() error {
 			said, err := w.hosts[from].do("dial " + address[to])
 			if err == nil && !strings.HasSuffix(said, " 100000") {
-				err = fmt.Errorf("it said %q", said)
+				err = fmt.Errorf("it answered %q", said)
 			}
 			return err
 		})
 	}
 }
 
-// entries are the routes, neighbours and forwarding entries of our making, or what looks like it.
+// entries are our routes, neighbours and forwarding entries, or what looks like them.
 func (h *simHost) entries() string {
 	h.t.Helper()
 	var out []string

@@ -27,12 +27,12 @@ import (
 	"kubelith.io/kubelith/base/names"
 )
 
-// tunnel is the WireGuard device with a peer for each other node. The kernel keeps it without the process; an update changes only
-// what differs, while packets pass.
+// tunnel is the WireGuard device with a peer for each other node. The kernel keeps it without the process; an update
+// changes only what differs, while packets pass.
 type tunnel struct {
 	client kubernetes.Interface
 	key    wgtypes.Key // the private one
-	begun  setup       // which the log has told
+	begun  setup       // as it was last logged
 	// told is the endpoint that each peer was given by this process. WireGuard itself replaces it by the address from
 	// which the peer's packets come, and that stays.
 	told map[wgtypes.Key]netip.AddrPort
@@ -101,8 +101,8 @@ func keyOf(file string) (wgtypes.Key, error) {
 	return key, nil
 }
 
-// withKeys takes the key from nodes that claim this node's or an older one's. Nodes without a key stay in the list: their pods are
-// not reached otherwise either.
+// withKeys takes the key from nodes that claim this node's or an older one's. Nodes without a key stay in the list:
+// their pods are not reached otherwise either.
 func (t *tunnel) withKeys(list []node, refused map[string]string) []node {
 	taken := map[wgtypes.Key]string{t.key.PublicKey(): "this node"}
 	for i, n := range list {
@@ -190,7 +190,7 @@ func (t *tunnel) tell(peers []node) (changed bool, err error) {
 	return differs, nil
 }
 
-// changes returns what to tell a device so that it has the peers, and no others.
+// changes returns the configuration that gives a device these peers, and no others.
 func (t *tunnel) changes(now *wgtypes.Device, peers []node) (c wgtypes.Config, differs bool) {
 	if now.PrivateKey != t.key {
 		c.PrivateKey = &t.key
@@ -261,8 +261,8 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// dress gives the device its MTU, mark and addresses, and takes it up. As with flannel's devices, the address is the first of the
-// node's pods: what the node itself sends to other nodes' pods has it, and comes from where its pods are.
+// dress gives the device its MTU, mark and addresses, and takes it up. As with flannel's devices, the address is the
+// first of the node's pods: what the node itself sends to other nodes' pods has it, and comes from where its pods are.
 func (s setup) dress(link netlink.Link) (changed bool, err error) {
 	attrs := link.Attrs()
 	var steps []func() error
@@ -312,7 +312,7 @@ func occupied(err error) error {
 // refuseMetric is that of the routes that refuse: every other route precedes them.
 const refuseMetric = 1 << 20
 
-// refusals are routes for the addresses of all pods: what no tunnel leads to is refused, and leaves by no other route in plain text.
+// refusals are routes for all pods' addresses: packets without a tunnel are refused, not sent in plain text.
 func (s setup) refusals(cluster []netip.Prefix) (out []entry) {
 	for _, c := range cluster {
 		if s.own.half(c.Addr()).on() {

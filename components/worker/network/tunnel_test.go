@@ -57,7 +57,7 @@ func shown(c wgtypes.Config, peers map[wgtypes.Key]string) string {
 	return strings.Join(out, "; ")
 }
 
-// What a device is told, from what it may be found as.
+// How a device is configured, by the state in which it may be found.
 func TestTunnelChanges(t *testing.T) {
 	own, b, c := key("own"), key("b").PublicKey(), key("c").PublicKey()
 	called := map[wgtypes.Key]string{b: "b", c: "c"}
@@ -88,7 +88,7 @@ func TestTunnelChanges(t *testing.T) {
 			"key; port; +b at 192.0.2.2:51820 with 10.42.1.0/24,fd42:0:0:1::/64; +c at [2001:db8::3]:51820 with fd42:0:0:2::/64"},
 		"of an earlier run":        {device(fullC, fullB), []node{nodeB, nodeC}, nil, ""},
 		"another order of CIDRs":   {device(peer(b, "192.0.2.2:51820", "fd42:0:0:1::/64", "10.42.1.0/24")), []node{nodeB}, nil, ""},
-		"another key of ours":      {&wgtypes.Device{PrivateKey: b, ListenPort: 51820, Peers: []wgtypes.Peer{fullB}}, []node{nodeB}, nil, "key"},
+		"another of our keys":      {&wgtypes.Device{PrivateKey: b, ListenPort: 51820, Peers: []wgtypes.Peer{fullB}}, []node{nodeB}, nil, "key"},
 		"another port":             {&wgtypes.Device{PrivateKey: own, ListenPort: 7, Peers: []wgtypes.Peer{fullB}}, []node{nodeB}, nil, "port"},
 		"a node left":              {device(fullB, fullC), []node{nodeB}, nil, "-c"},
 		"a node has another key":   {device(peer(c, "192.0.2.2:51820", "10.42.1.0/24", "fd42:0:0:1::/64")), []node{nodeB}, nil, "-c; +b at 192.0.2.2:51820 with 10.42.1.0/24,fd42:0:0:1::/64"},

@@ -12,7 +12,8 @@ import (
 	"kubelith.io/kubelith/components/worker/policy"
 )
 
-// guard begins to write the rules for a pod that will have these addresses, at a port of the bridge; the result waits for them.
+// guard begins to write the rules for a pod that will have these addresses, at a port of the bridge; the result waits
+// for them.
 func (s *Server) guard(ctx context.Context, c *call, port string, addresses []*current.IPConfig) (wait func() error) {
 	if s.opts.Guard == nil {
 		return func() error { return nil }
@@ -38,7 +39,7 @@ func (s *Server) unguard(c *call) error {
 	return s.opts.Guard.Disconnect(c.container)
 }
 
-// arguments returns what the runtime says of the pod.
+// arguments returns what the runtime passes about the pod.
 //
 // Source: CNI, CONVENTIONS.md, CNI_ARGS; containerd's CRI names the pod in them.
 func (c *call) arguments() map[string]string {

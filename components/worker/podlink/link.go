@@ -58,8 +58,8 @@ const (
 	ofPod
 )
 
-// add connects a pod: a pair of interfaces, one at the bridge and one in the pod, with the pod's addresses and routes. What it has done
-// when it fails, it undoes.
+// add connects a pod: a pair of interfaces, one at the bridge and one in the pod, with the pod's addresses and routes.
+// What it has done when it fails, it undoes.
 //
 // Source: containernetworking/plugins, plugins/main/bridge: sysctls, order, and the wait for the bridge's port.
 func (s *Server) add(ctx context.Context, c *call, n *network) (_ types.Result, err error) {
@@ -128,7 +128,7 @@ func (s *Server) add(ctx context.Context, c *call, n *network) (_ types.Result, 
 	return result.GetAsVersion(n.CNIVersion)
 }
 
-// ensureBridge makes the bridge if it is missing, and gives it the gateways of the addresses.
+// ensureBridge creates the bridge if it is missing, and gives it the gateways of the addresses.
 func ensureBridge(n *network, addresses []*current.IPConfig) (netlink.Link, error) {
 	bridge, err := netlinksafe.LinkByName(n.Bridge)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -156,8 +156,8 @@ func ensureBridge(n *network, addresses []*current.IPConfig) (netlink.Link, erro
 	return bridge, nil
 }
 
-// filterBridged has the packet filter see what the bridge passes between pods, whatever the host's bridge-nf-call-iptables says: another
-// program may switch that off, and Services and network policies depend on it.
+// filterBridged has the packet filter see what the bridge passes between pods, whatever the host's
+// bridge-nf-call-iptables is: another program may switch that off, and Services and network policies depend on it.
 //
 // Source: linux/if_link.h.
 func filterBridged(bridge netlink.Link, addresses []*current.IPConfig) error {
@@ -185,7 +185,7 @@ func filterBridged(bridge netlink.Link, addresses []*current.IPConfig) error {
 func makeBridge(n *network) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = n.Bridge, n.MTU
-	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, fs.ErrExist) { // another call has made it
+	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, fs.ErrExist) { // another call created it
 		return nil, err
 	}
 	ignoreRouters(n.Bridge)
@@ -217,11 +217,12 @@ func ensureGateway(bridge netlink.Link, gateway *net.IPNet) error {
 	if err := netlink.AddrAdd(bridge, &netlink.Addr{IPNet: gateway}); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	// Set, it stays. Otherwise the bridge takes the lowest one of its ports, and pods lose their gateway when it changes.
+	// Set, it stays. Otherwise the bridge takes the lowest one of its ports, and pods lose their gateway when it
+	// changes.
 	return netlink.LinkSetHardwareAddr(bridge, bridge.Attrs().HardwareAddr)
 }
 
-// connect makes the pair of interfaces, of which it returns the host's.
+// connect creates the pair of interfaces, and returns the host's.
 func connect(c *call, n *network, port string, bridge netlink.Link, netns ns.NetNS) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = port
@@ -251,7 +252,7 @@ func ignoreRouters(name string) {
 
 // configure sets the pod's interface up, in its namespace.
 func configure(ifName string, result *current.Result) error {
-	// The address is nobody else's, so there is no need to wait for an objection. Neighbours learn when it moves here.
+	// No other pod has the address, so there is no need to wait for an objection. Neighbours learn when it moves here.
 	_, _ = sysctl.Sysctl("net/ipv6/conf/"+ifName+"/accept_dad", "0")
 	_, _ = sysctl.Sysctl("net/ipv4/conf/"+ifName+"/arp_notify", "1")
 	if err := ipam.ConfigureIface(ifName, result); err != nil {
@@ -290,7 +291,8 @@ func waitUp(ctx context.Context, name string) error {
 	}
 }
 
-// del disconnects a pod. It may be called any number of times, also when the namespace is gone, and with it the interfaces.
+// del disconnects a pod. It may be called any number of times, also when the namespace is gone, and with it the
+// interfaces.
 func (s *Server) del(ctx context.Context, c *call, n *network) error {
 	if len(n.RuntimeConfig.PortMappings) > 0 {
 		if err := s.closePorts(ctx, c, n); err != nil {
@@ -306,7 +308,7 @@ func (s *Server) del(ctx context.Context, c *call, n *network) error {
 	if err := s.unguard(c); err != nil {
 		return err
 	}
-	return s.giveBack(c, n) // last, when nobody uses them any more
+	return s.giveBack(c, n) // last, when nothing uses them any more
 }
 
 // check returns why a pod is not connected as the result of its ADD says.

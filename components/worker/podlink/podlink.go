@@ -1,10 +1,11 @@
-// Package podlink is the component "podlink": it connects a pod's network namespace to the node's bridge when containerd asks for that
-// by CNI, and takes the pod's address back.
+// Package podlink is the component "podlink": it connects a pod's network namespace to the node's bridge when
+// containerd asks for that by CNI, and takes the pod's address back.
 //
-// CNI executes a program for each call. Upstream's programs for a bridge, its addresses and ports of the host take 15 ms of CPU per
-// pod, most of it to start three times. Here the program is a small one in C (program/kubelith-cni.c) that hands the call over to
-// this component (docs/performance-log.md has both). Addresses are kept by upstream's host-local as a library, in the same files as
-// by its program; ports of the host are opened by upstream's program portmap, for the pods that have any.
+// CNI executes a program for each call. Upstream's programs for a bridge, its addresses and ports of the host take 15
+// ms of CPU per pod, most of it to start three times. Here the program is a small one in C (program/kubelith-cni.c)
+// that hands the call over to this component (docs/performance-log.md has both). Addresses are kept by upstream's
+// host-local as a library, in the same files as by its program; ports of the host are opened by upstream's program
+// portmap, for the pods that have any.
 //
 // components/worker/cni writes the configuration that names the program. See docs/adr/043-cni-by-a-call.md.
 package podlink

@@ -25,7 +25,7 @@ import (
 // insideEnv is set in the namespaces of the tests.
 const insideEnv = "KUBELITH_PODLINK_TEST_INSIDE"
 
-// TestMain runs the tests again in a network of their own, as its root.
+// TestMain runs the tests again in their own network namespace, as its root.
 func TestMain(m *testing.M) {
 	if os.Getenv(insideEnv) != "" {
 		os.Exit(m.Run())
@@ -237,7 +237,7 @@ func TestPods(t *testing.T) {
 		a.do(reach)
 		err := reach()
 		for deadline := time.Now().Add(20 * time.Second); err != nil && time.Now().Before(deadline); err = reach() {
-			time.Sleep(50 * time.Millisecond) // the kernel looks for others with the bridge's IPv6 address
+			time.Sleep(50 * time.Millisecond) // the kernel checks for duplicates of the bridge's IPv6 address
 		}
 		if err != nil {
 			t.Errorf("from the node: %v", err)
@@ -355,7 +355,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// The program hands calls over, prints the answers, and says what is wrong where there is none.
+// The program hands calls over, prints the answers, and reports the error where there is none.
 func TestProgram(t *testing.T) {
 	compiler, err := exec.LookPath("gcc")
 	if err != nil {

@@ -22,8 +22,8 @@ import (
 	"kubelith.io/kubelith/base/names"
 )
 
-// clusterPolicies returns an informer of ClusterNetworkPolicies. Their custom resource is the administrator's to install: without
-// it there are none.
+// clusterPolicies returns an informer of ClusterNetworkPolicies. Their custom resource is the administrator's to
+// install: without it there are none.
 func clusterPolicies(config *rest.Config) (cache.SharedIndexInformer, error) {
 	types := runtime.NewScheme()
 	if err := policyv1alpha2.Install(types); err != nil {
@@ -59,8 +59,8 @@ type definitions interface {
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// The time between attempts to watch a resource whose definition is established: the API server takes a moment to serve it. It
-// doubles from the first to the second.
+// The time between attempts to watch a resource whose definition is established: the API server takes a moment to serve
+// it. It doubles from the first to the second.
 const (
 	settling = 100 * time.Millisecond
 	settled  = 30 * time.Second

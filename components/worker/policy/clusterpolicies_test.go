@@ -77,8 +77,8 @@ func definition(version string, established apiextensionsv1.ConditionStatus) *ap
 	return d
 }
 
-// TestOptional: an informer of a custom resource that comes and goes is synced at once, asks nothing while there is none, and follows
-// it soon after its definition is established, although the API server serves it a moment later.
+// TestOptional: an informer of a custom resource that comes and goes is synced at once, requests nothing while there is
+// none, and follows it soon after its definition is established, although the API server serves it a moment later.
 func TestOptional(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()

@@ -45,7 +45,7 @@ func (r *run) logDrops(ctx context.Context) {
 	}
 }
 
-// dropLine says who was not allowed to send to whom, and why: "dropped default/web (10.42.0.5) to default/db (10.42.0.6) TCP port 8080:
+// dropLine describes a dropped packet: "dropped default/web (10.42.0.5) to default/db (10.42.0.6) TCP port 8080:
 // ingress, no rule of NetworkPolicy default/db matches". The compiler may be nil.
 func dropLine(c *rules.Compiler, d kernel.Drop) string {
 	if d.Reply { // the connection's view is the policies'
@@ -70,7 +70,7 @@ func dropLine(c *rules.Compiler, d kernel.Drop) string {
 	return fmt.Sprintf("dropped %s to %s %s: %s", named(d.From), named(d.To), what, reason(c, d, protocol))
 }
 
-// reason is what Explain says now; the policies may have changed since the packet was dropped.
+// reason is the present result of Explain; the policies may have changed since the packet was dropped.
 func reason(c *rules.Compiler, d kernel.Drop, protocol corev1.Protocol) string {
 	if d.Class == rules.Closed || c == nil {
 		return "the network policies of the pod are not known yet"

@@ -12,7 +12,7 @@ import (
 // drops are the metrics of a run: what the kernel has counted is read when they are asked for.
 type drops struct {
 	run   *run
-	table *kernel.Table // of its own: the run's is for its goroutine
+	table *kernel.Table // its own: the run's is for its goroutine
 }
 
 var _ prometheus.Collector = (*drops)(nil)

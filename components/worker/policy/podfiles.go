@@ -23,8 +23,8 @@ type Pod struct {
 	IPs       []netip.Addr `json:"ips"`
 }
 
-// podFiles are the pods of this node that are connected, as files: they outlive the process, as the pods do, and are right
-// before the API says anything.
+// podFiles are the pods of this node that are connected, as files: they outlive the process, as the pods do, and are
+// correct before the API answers.
 type podFiles struct {
 	dir string
 

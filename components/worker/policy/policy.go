@@ -1,8 +1,8 @@
 // Package policy is the component "network-policy": it enforces network policies for the pods of this node.
 //
-// Package rules turns the objects of the API into a table, package kernel writes it. This one follows the objects, and is asked
-// by podlink before a new pod is connected: the pod's rules are in the kernel before its first packet. While what applies to a
-// pod is not known, because the API is away, no connection of the pod is allowed.
+// Package rules turns the objects of the API into a table, package kernel writes it. This one follows the objects, and
+// podlink calls it before it connects a new pod: the pod's rules are in the kernel before its first packet. While what
+// applies to a pod is not known, because the API is away, no connection of the pod is allowed.
 //
 // Without policies there is no table, and only the policies are followed. A stop leaves the table: the kernel goes on.
 package policy
@@ -36,9 +36,9 @@ type Options struct {
 	ClusterDNS   []net.IP
 	// Dir has a file for each pod of this node that is connected. It is empty after the machine was restarted.
 	Dir string
-	// Objects come from the factory that the process shares (it is called when the apiserver is ready) or, if it is nil,
-	// from the API through Client, which may list and watch networkpolicies, namespaces, pods and nodes. ClusterNetworkPolicies
-	// always come from there.
+	// Objects come from the factory that the process shares (it is called when the apiserver is ready) or, if it is
+	// nil, from the API through Client, which may list and watch networkpolicies, namespaces, pods and nodes.
+	// ClusterNetworkPolicies always come from there.
 	Informers func() informers.SharedInformerFactory
 	Client    *rest.Config
 	// LogDrops is how many dropped packets are logged a second at most; 0: none.
@@ -46,7 +46,7 @@ type Options struct {
 	Log      logrus.FieldLogger
 }
 
-// mode is what the component can say of a pod.
+// mode is what the component knows about a pod's rules.
 type mode int
 
 const (
@@ -67,7 +67,7 @@ type Server struct {
 	pods     *podFiles
 	compiler *rules.Compiler // of the current run; nil outside one
 	moved    chan struct{}   // closed when mode or written changes
-	wanted   uint64          // counts the changes that somebody waits for
+	wanted   uint64          // counts the changes that Connect waits for
 	written  uint64          // of them, those that are in the kernel
 	failure  error           // why they are not
 }
@@ -101,7 +101,7 @@ func (s *Server) ThirdParty(theirs bool) {
 	}
 }
 
-// move wakes those who wait. The caller holds the lock.
+// move wakes the calls that wait. The caller holds the lock.
 func (s *Server) move() {
 	close(s.moved)
 	s.moved = make(chan struct{})
@@ -152,8 +152,8 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 // patience is how long a new pod waits for its rules.
 const patience = 3 * time.Second
 
-// Connect returns when the rules for a new pod of this node are in the kernel: its sandbox has these addresses, and nothing has
-// been sent yet. If they are not known in time it is closed, until they are.
+// Connect returns when the rules for a new pod of this node are in the kernel: its sandbox has these addresses, and
+// nothing has been sent yet. If they are not known in time it is closed, until they are.
 func (s *Server) Connect(ctx context.Context, pod Pod) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

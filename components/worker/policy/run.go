@@ -161,8 +161,8 @@ func follow[T metav1.Object](r *run, informer cache.SharedIndexInformer, set, go
 	return &follower{informer, handler}, nil
 }
 
-// followPeers follows pods and namespaces, and returns when all are known. Pods of this node that an earlier version has
-// connected are found by their status.
+// followPeers follows pods and namespaces, and returns when all are known. Pods of this node that an earlier version
+// has connected are found by their status.
 func (r *run) followPeers(ctx context.Context) error {
 	namespaces, err := follow(r, r.factory.Core().V1().Namespaces().Informer(),
 		func(n *corev1.Namespace) { r.compiler.SetNamespace(n.Name, n.Labels) },
@@ -232,7 +232,7 @@ func (r *run) streamPods(ctx context.Context, set func(*peers.Pod)) (synced func
 				func(uid types.UID) { locked(func() { r.deletePod(uid) }) },
 				func() { done.Store(true) })
 			if ctx.Err() == nil {
-				r.opts.Log.WithError(err).Debug("the connection that tells the pods of the cluster has ended")
+				r.opts.Log.WithError(err).Debug("the connection that sends the pods of the cluster has ended")
 			}
 			select {
 			case <-ctx.Done():
@@ -386,7 +386,7 @@ func (r *run) step(ctx context.Context) error {
 		err = r.table.Apply(ctx, changes)
 	}
 	if !whole || err != nil {
-		if err != nil { // somebody else has changed the table
+		if err != nil { // another program has changed the table
 			r.opts.Log.WithError(err).Warn("the rules of network policies are written again")
 			r.mu.Lock()
 			changes = r.compiler.All()
@@ -404,13 +404,13 @@ func (r *run) step(ctx context.Context) error {
 	return err
 }
 
-// missing reports whether somebody has removed a table.
+// missing reports whether another program has removed a table.
 func (r *run) missing(ctx context.Context) bool {
 	table, ports := r.table.Check(ctx), r.ports.Check(ctx)
 	return table || ports
 }
 
-// fail tells those who wait for the kernel.
+// fail passes an error to the calls that wait for the kernel.
 func (r *run) fail(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -147,7 +147,7 @@ func (a *families) OnServiceDelete(s *corev1.Service) {
 }
 
 func (a *families) OnServiceSynced() {
-	// The proxier is told in family.sync.
+	// family.sync notifies the proxier.
 	a.synced[0].Store(true)
 	a.do(func(*nftables.Proxier) {})
 }

@@ -1,8 +1,8 @@
-// Package recorder keeps the flight recorder (trace/record) of this process: it forgets what is too old and, on an agent,
-// sends what happened on the node to the server. With a collector it exports everything that is recorded here.
+// Package recorder keeps the flight recorder (trace/record) of this process: it forgets what is too old and, on an
+// agent, sends what happened on the node to the server. With a collector it exports everything that is recorded here.
 //
-// It records nothing itself: the sources do, in trace/spans and in the apiserver and the scheduler of a server. The server's
-// side of what agents send is trace/api.
+// It records nothing itself: the sources do, in trace/spans and in the apiserver and the scheduler of a server. The
+// server's side of what agents send is trace/api.
 package recorder
 
 import (

@@ -137,7 +137,7 @@ func TestSend(t *testing.T) {
 		add(store, 1)
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
-		if n := far.records(); n != 12 { // the one that said that the server is another, and all eleven
+		if n := far.records(); n != 12 { // the one that showed that the server is another, and all eleven
 			t.Errorf("another server has %d records, want 12", n)
 		}
 	})

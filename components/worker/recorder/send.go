@@ -16,8 +16,8 @@ import (
 const (
 	// sendTimeout bounds one request.
 	sendTimeout = 10 * time.Second
-	// trips is how many round trips the clock's offset is estimated from. Two clocks drift apart by some milliseconds in
-	// tripAge; a node that was idle for longer makes pings, without records, first.
+	// trips is how many round trips the clock's offset is estimated from. Two clocks drift apart by some milliseconds
+	// in tripAge; a node that was idle for longer makes pings, without records, first.
 	trips, tripAge, pings = 8, 2 * time.Minute, 3
 )
 
@@ -41,7 +41,7 @@ func (s *sender) run(ctx context.Context) {
 		if err == nil {
 			said.News("", "")
 		} else if said.News("", err.Error()) {
-			s.log.Debugf("cannot send records to the server, retrying: %v", err) // whether it is there says another component
+			s.log.Debugf("cannot send records to the server, retrying: %v", err) // another component reports whether it is up
 		}
 	})
 }
@@ -77,7 +77,7 @@ func (s *sender) send(ctx context.Context) error {
 	return nil
 }
 
-// exchange sends records, or none, and notes what the answer says of the server's clock.
+// exchange sends records, or none, and takes the server's clock from the answer.
 func (s *sender) exchange(ctx context.Context, records []record.Record) (record.Reply, error) {
 	clock := s.from.Clock()
 	b := record.Batch{Node: s.node, Sent: clock.Now(), Records: records}
@@ -90,7 +90,7 @@ func (s *sender) exchange(ctx context.Context, records []record.Record) (record.
 }
 
 // offset estimates by how much this clock is behind the server's, as NTP does: an answer with the server's time t to a
-// request that took d says that the offset is within d/2 of t minus the middle of the request. The shortest one says most.
+// request that took d puts the offset within d/2 of t minus the middle of the request. The shortest is the most exact.
 type offset struct{ trips []trip }
 
 type trip struct {

@@ -44,7 +44,7 @@ func (e *expiry) check(now time.Time, all []pki.Certificate) (texts []string) {
 	return texts
 }
 
-// expiring says when a certificate ends, and what to do.
+// expiring reports when a certificate ends, and what to do.
 func expiring(c pki.Certificate, now time.Time) string {
 	ends := fmt.Sprintf("ends at %s", c.NotAfter.UTC().Format(time.RFC3339))
 	if !now.Before(c.NotAfter) {

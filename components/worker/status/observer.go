@@ -78,7 +78,8 @@ func (o *Observer) Observe(e lifecycle.Event) {
 	}
 }
 
-// Policies reports whether network policies are enforced on this node, as a condition of the Node; an empty status removes it.
+// Policies reports whether network policies are enforced on this node, as a condition of the Node; an empty status
+// removes it.
 func (o *Observer) Policies(status corev1.ConditionStatus, reason, message string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

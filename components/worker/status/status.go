@@ -50,7 +50,8 @@ type Options struct {
 	NodeName string
 	External []string     // addresses at which the node is reached from outside
 	Client   *rest.Config // acts as the node
-	// Certificates returns those of this machine; nil: none are reported. With an error it returns those that it can read.
+	// Certificates returns those of this machine; nil: none are reported. With an error it returns those that it can
+	// read.
 	Certificates func() ([]pki.Certificate, error)
 	Log          logrus.FieldLogger
 }
@@ -145,7 +146,8 @@ func (s *Server) sync(ctx context.Context, cs kubernetes.Interface) error {
 	return err
 }
 
-// claims returns the annotation of a Node that is to be set, or removed if nil: its external addresses, about which the server decides.
+// claims returns the annotation of a Node that is to be set, or removed if nil: its external addresses, about which the
+// server decides.
 func claims(have map[string]string, external []string) map[string]any {
 	value, has := have[names.ExternalIPAnnotation]
 	switch want := strings.Join(external, ","); {

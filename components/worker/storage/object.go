@@ -17,8 +17,8 @@ import (
 // driverPatience is how long a node looks for a CSIDriver before it reports it missing.
 const driverPatience = 30 * time.Second
 
-// looks returns the times between two looks: the leading server creates the object when it starts, within a moment or
-// much later.
+// looks returns the times between two requests: the leading server creates the object when it starts, within a moment
+// or much later.
 func looks() wait.DelayFunc {
 	return wait.Backoff{Duration: 25 * time.Millisecond, Factor: 2, Cap: time.Second, Steps: 10}.DelayFunc()
 }

@@ -15,7 +15,7 @@ import (
 	"kubelith.io/kubelith/plugins/storage"
 )
 
-// TestAwaitDriver: no node makes objects; an agent looks whether those of the server let it make volumes, a server
+// TestAwaitDriver: no node creates objects; an agent checks whether those of the server let it create volumes, a server
 // whether they are ours.
 func TestAwaitDriver(t *testing.T) {
 	driver := func(key string) *storagev1.CSIDriver {
@@ -40,7 +40,7 @@ func TestAwaitDriver(t *testing.T) {
 		{"another key", true, true, here("n1"), driver("kubernetes.io/hostname"), "does not let agents create its volumes"},
 		{"the node has another name in it", true, true, here("id-1"), driver(topologyKey), "must be the node's name, n1"},
 		{"on a server", false, true, here("id-1"), ours, ""},
-		{"on a server, of somebody else", false, true, here("n1"), driver(topologyKey), "belongs to another driver"},
+		{"on a server, of another driver", false, true, here("n1"), driver(topologyKey), "belongs to another driver"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			cs := fake.NewClientset(tc.have)
@@ -59,7 +59,7 @@ func TestAwaitDriver(t *testing.T) {
 	}
 }
 
-// TestLateDriver: a node waits for a CSIDriver that the server has not made yet.
+// TestLateDriver: a node waits for a CSIDriver that the server has not created yet.
 func TestLateDriver(t *testing.T) {
 	cs := fake.NewClientset()
 	asked := make(chan struct{}, 100)

@@ -55,7 +55,7 @@ func TestRegister(t *testing.T) {
 	}
 	left, err := os.ReadDir(filepath.Join(root, registrations))
 	if err != nil || len(left) != 1 || left[0].Name() != "other-reg.sock" {
-		t.Errorf("left are %v, %v: want somebody else's only", left, err)
+		t.Errorf("left are %v, %v: want only the other driver's", left, err)
 	}
 }
 

@@ -70,7 +70,7 @@ func run(t *testing.T, agent bool, plugin *pluginstest.Plugin, objects ...runtim
 	return n
 }
 
-// declaredBy are the objects that a server has made of what the plugin declares.
+// declaredBy are the objects that a server has created from what the plugin declares.
 func declaredBy(plugin *pluginstest.Plugin) (objects []runtime.Object) {
 	description := plugin.Description().GetStorage()
 	driver := &storagev1.CSIDriver{}
@@ -97,7 +97,7 @@ func (n *node) registered() bool {
 	return err == nil
 }
 
-// TestNodeLocal: a volume is made, grown and deleted on the node that was chosen for it, and the scheduler is told of
+// TestNodeLocal: a volume is created, grown and deleted on the node that was chosen for it, and the scheduler learns of
 // the space.
 func TestNodeLocal(t *testing.T) {
 	d := storagetest.NewDriver("n1", create, expand, free)
@@ -116,7 +116,7 @@ func TestNodeLocal(t *testing.T) {
 		t.Errorf("it is for %+v", volume.Spec.NodeAffinity.Required)
 	}
 	if parameters := d.Made()[0].GetParameters(); parameters["csi.storage.k8s.io/pvc/name"] != "here" {
-		t.Errorf("the driver hears %v", parameters)
+		t.Errorf("the driver gets %v", parameters)
 	}
 	storagetest.Eventually(t, "the remaining capacity is published", func() bool {
 		all, err := n.StorageV1().CSIStorageCapacities(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{})
@@ -124,7 +124,7 @@ func TestNodeLocal(t *testing.T) {
 			all.Items[0].NodeTopology.MatchLabels[topologyKey] == "n1" && ownedBy(&all.Items[0], "first")
 	})
 
-	// What the API does when it is bound and somebody asks for more.
+	// What the API does when it is bound and a user requests more.
 	foreign := volume.DeepCopy()
 	foreign.Name, foreign.Spec.CSI.VolumeHandle = "of-n2", "of-n2"
 	foreign.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Values = []string{"n2"}
@@ -195,7 +195,7 @@ func ownedBy(c *storagev1.CSIStorageCapacity, uid types.UID) bool {
 		c.OwnerReferences[0].Name == "n1" && c.OwnerReferences[0].UID == uid
 }
 
-// TestCapacityOfNode: what the scheduler is told belongs to the Node, and to the next one when it was made again.
+// TestCapacityOfNode: what the scheduler gets belongs to the Node, and to the next one when it was created again.
 func TestCapacityOfNode(t *testing.T) {
 	n := run(t, true, storagetest.Plugin(t, storagetest.NewDriver("n1", create, free), true, storagetest.Class("local", storagev1.VolumeBindingWaitForFirstConsumer)))
 	capacities := n.StorageV1().CSIStorageCapacities(metav1.NamespaceSystem)
@@ -209,7 +209,7 @@ func TestCapacityOfNode(t *testing.T) {
 	if err := n.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	storagetest.Eventually(t, "the driver hears of it", func() bool { return n.Said("the driver " + driverName + " or its Node has changed") })
+	storagetest.Eventually(t, "the change is logged", func() bool { return n.Said("the driver " + driverName + " or its Node has changed") })
 	all, err := capacities.List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -245,7 +245,7 @@ func TestCentralElsewhere(t *testing.T) {
 	n.Claim(t, "c", "net", "")
 	n.stop()
 	if slices.Contains(p.Called(), "CreateVolume") {
-		t.Error("two nodes would make the volume")
+		t.Error("two nodes would create the volume")
 	}
 }
 
@@ -258,7 +258,7 @@ func TestReplaced(t *testing.T) {
 	n.Ready(t)
 	first := n.Claim(t, "first", "local", "n1")
 	storagetest.Eventually(t, "a volume is made", func() bool { _, ok := n.Volume(t, first); return ok })
-	// When the socket was made: an inode number may be used again.
+	// When the socket was created: an inode number may be used again.
 	made := func() (at time.Time) {
 		if info, err := os.Stat(registrationSocket(n.root, driverName)); err == nil {
 			at = info.ModTime()
@@ -270,7 +270,7 @@ func TestReplaced(t *testing.T) {
 	p.Serve(t, d.Register)
 	n.set.Replace(p)
 	second := n.Claim(t, "second", "local", "n1")
-	storagetest.Eventually(t, "the new process makes a volume", func() bool { _, ok := n.Volume(t, second); return ok })
+	storagetest.Eventually(t, "the new process creates one", func() bool { _, ok := n.Volume(t, second); return ok })
 	if !made().Equal(before) {
 		t.Error("the driver was registered again")
 	}
@@ -313,7 +313,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestRefused: what cannot work is said once, on the Node too, and leaves others alone.
+// TestRefused: what cannot work is reported once, on the Node too, and leaves others alone.
 func TestRefused(t *testing.T) {
 	wrongName := storagetest.NewDriver("n1", create)
 	wrongName.Name = "other.example.com"
@@ -331,14 +331,14 @@ func TestRefused(t *testing.T) {
 			return []*pluginstest.Plugin{storagetest.Plugin(t, storagetest.NewDriver("", create), true)}
 		}, nil,
 			"has no VOLUME_ACCESSIBILITY_CONSTRAINTS"},
-		{"somebody else's driver", func(t *testing.T) []*pluginstest.Plugin {
+		{"another owner's driver", func(t *testing.T) []*pluginstest.Plugin {
 			return []*pluginstest.Plugin{storagetest.Plugin(t, storagetest.NewDriver("n1", create), true)}
 		},
 			[]runtime.Object{&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName}}}, "belongs to another driver"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n := run(t, false, tc.plugins(t)[0], tc.have...)
-			storagetest.Eventually(t, "it is said", func() bool { return n.Said(tc.says) })
+			storagetest.Eventually(t, "a log line", func() bool { return n.Said(tc.says) })
 			storagetest.Eventually(t, "it is an Event", func() bool {
 				all, err := n.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
 				return err == nil && slices.ContainsFunc(all.Items, func(e corev1.Event) bool {
@@ -355,7 +355,7 @@ func TestRefused(t *testing.T) {
 		twin := storagetest.Described(t, "q", true)
 		twin.Serve(t, storagetest.NewDriver("n1", create).Register)
 		n.set.Replace(n.plugin, twin)
-		storagetest.Eventually(t, "it is said", func() bool { return n.Said("another plugin is the driver " + driverName) })
+		storagetest.Eventually(t, "a log line", func() bool { return n.Said("another plugin is the driver " + driverName) })
 		storagetest.Eventually(t, "the first works", n.registered)
 	})
 }
@@ -371,7 +371,7 @@ func TestSocketOfDriver(t *testing.T) {
 	defer conn.Close()
 	storagetest.Eventually(t, "the socket is there", func() bool { _, err := os.Stat(storage.Socket(n.root, driverName)); return err == nil })
 	if n.registered() {
-		t.Error("it is registered before it has said what it is")
+		t.Error("it is registered before it has reported what it is")
 	}
 	answered := make(chan error, 1)
 	go func() {
@@ -385,6 +385,6 @@ func TestSocketOfDriver(t *testing.T) {
 	n.set.Replace(p)
 	storagetest.Eventually(t, "it is registered", n.registered)
 	if n.Said("ended with status 2") {
-		t.Error("the log says what the host of plugins says already")
+		t.Error("the log repeats what the plugin host has logged")
 	}
 }

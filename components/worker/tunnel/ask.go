@@ -26,7 +26,7 @@ const (
 // maxText bounds what is read of a server's message, in bytes.
 const maxText = 1 << 10
 
-// ask asks the server at an address, and serves its tunnel until that ends.
+// ask queries the server at an address, and serves its tunnel until that ends.
 func (s *Server) ask(ctx context.Context, address string) outcome {
 	conn, err := s.opts.Dial(ctx, address)
 	if err != nil {

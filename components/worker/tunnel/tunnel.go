@@ -1,11 +1,11 @@
-// Package tunnel is an agent's side of connections that servers cannot make: it asks each server whether it reaches this
-// node, and serves connections to the node through a tunnel (base/tunnel) while one does not.
+// Package tunnel is an agent's side of connections that servers cannot make: it asks each server whether it reaches
+// this node, and serves connections to the node through a tunnel (base/tunnel) while one does not.
 //
 //	ask --204--> the server reaches the node: ask again later
 //	    --101--> serve, until the tunnel breaks: ask again
 //
-// The server decides which connections go through the tunnel; this side makes none to other addresses than the node's own
-// and those of pods on it.
+// The server decides which connections go through the tunnel; this side makes none to other addresses than the node's
+// own and those of pods on it.
 package tunnel
 
 import (
@@ -29,7 +29,7 @@ import (
 
 // The times of the component.
 type times struct {
-	round    time.Duration // between two looks at which servers there are
+	round    time.Duration // between two checks of which servers there are
 	again    time.Duration // until a server that reaches the node, or has no tunnels, is asked again
 	taken    time.Duration // until a server that has a tunnel at another address is asked again at this one
 	first    time.Duration // after a failure; it doubles,
@@ -47,8 +47,8 @@ func usual() times {
 type Options struct {
 	// Mode is tunnel.Auto or tunnel.Always.
 	Mode string
-	// Servers returns the servers that the cluster lists, HOST:PORT, and the address that the user has given, behind which
-	// any of them may be.
+	// Servers returns the servers that the cluster lists, HOST:PORT, and the address that the user has given, behind
+	// which any of them may be.
 	Servers func() (listed []string, given string)
 	// Dial connects to a server with the certificate of the node, for HTTP/1.1.
 	Dial func(ctx context.Context, server string) (net.Conn, error)
@@ -134,8 +134,8 @@ func (s *Server) rounds(ctx context.Context) {
 	}
 }
 
-// wanted returns the addresses at which servers are asked: those that the cluster lists, and the given one, as the listed
-// ones may not be reachable from here.
+// wanted returns the addresses at which servers are asked: those that the cluster lists, and the given one, as the
+// listed ones may not be reachable from here.
 func (s *Server) wanted() []string {
 	listed, given := s.opts.Servers()
 	if slices.Contains(listed, given) {
@@ -190,8 +190,8 @@ func podNetworks(ctx context.Context, client kubernetes.Interface, node string) 
 	return all, nil
 }
 
-// allow refuses connections to other addresses than this node's and its pods'. A server asks for none; but who can
-// create Endpoints can name any address in the node's network.
+// allow refuses connections to other addresses than this node's and its pods'. A server asks for none; but a user who
+// can create Endpoints can name any address in the node's network.
 func (s *Server) allow(ctx context.Context, at netip.AddrPort) error {
 	if slices.ContainsFunc(s.opts.NodeIPs, func(ip net.IP) bool {
 		own, ok := netip.AddrFromSlice(ip)

@@ -114,8 +114,8 @@ func (s *server) next(t *testing.T) *tunnel.Session {
 	}
 }
 
-// start runs the component against servers at these addresses, until end is called. again is when a server that reaches the
-// node is asked again; 0: at once.
+// start runs the component against servers at these addresses, until end is called. again is when a server that reaches
+// the node is asked again; 0: at once.
 func start(t *testing.T, again time.Duration, given string, listed ...string) (s *Server, end func()) {
 	t.Helper()
 	log := logrus.New()

@@ -1,14 +1,16 @@
-// Command suite builds upstream's e2e.test of the version in go.mod, with what running it needs, and prints the directory that has them:
+// Command suite builds upstream's e2e.test of the version in go.mod, with what running it needs, and prints the
+// directory that has them:
 //
 //	e2e.test    upstream's tests
 //	ginkgo      runs them, several at once
 //	images.tar  the images of their pods, for <data-dir>/agent/images
 //
-// It needs the Go module proxy, Debian's busybox-static, curl, bind9-dnsutils and netcat-openbsd, and no registry. The directory is
-// in the user's cache, so that every clone of the same versions has it. With --where it builds nothing and fails when there is none.
+// It needs the Go module proxy, Debian's busybox-static, curl, bind9-dnsutils and netcat-openbsd, and no registry. The
+// directory is in the user's cache, so that every clone of the same versions has it. With --where it builds nothing and
+// fails when there is none.
 //
-// The images do for the tests of integration/conformance/sample.txt: upstream's agnhost with a shell and the tools that tests call in
-// it. Others of the suite want more (a real nginx, etcd, set-user-id programs): see docs/conformance.md.
+// The images do for the tests of integration/conformance/sample.txt: upstream's agnhost with a shell and the tools that
+// tests call in it. Others of the suite want more (a real nginx, etcd, set-user-id programs): see docs/conformance.md.
 package main
 
 import (
@@ -50,8 +52,8 @@ func build(dir string) error {
 	return images(dir)
 }
 
-// programs builds in the module graph of go.mod: what the product is made of is compiled already. A copy of go.mod and go.sum gets the
-// checksums of what only the tests import.
+// programs builds in the module graph of go.mod: what the product is made of is compiled already. A copy of go.mod and
+// go.sum gets the checksums of what only the tests import.
 func programs(dir string) error {
 	mod := filepath.Join(dir, "suite.mod")
 	for from, to := range map[string]string{"go.mod": mod, "go.sum": filepath.Join(dir, "suite.sum")} {
@@ -113,8 +115,8 @@ func images(dir string) error {
 	return os.Remove(filepath.Join(dir, "agnhost"))
 }
 
-// rootfs is agnhost, busybox, and programs of this machine with their libraries: busybox' shell prefers its own nc, which knows
-// other options than the one that tests call.
+// rootfs is agnhost, busybox, and programs of this machine with their libraries: busybox' shell prefers its own nc,
+// which knows other options than the one that tests call.
 func rootfs(agnhost string) ([]byte, error) {
 	content, err := os.ReadFile(agnhost)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Command client does for the program juicefs, in the image of a mount pod and in that of the driver. It has the commands that JuiceFS'
-// CSI driver calls, and serves a directory of the node: metaurl is dir:///path. It is also umount there, by the name that it is
-// called by, as the driver expects the messages of util-linux.
+// Command client does for the program juicefs, in the image of a mount pod and in that of the driver. It has the
+// commands that JuiceFS' CSI driver calls, and serves a directory of the node: metaurl is dir:///path. It is also
+// umount there, by the name that it is called by, as the driver expects the messages of util-linux.
 package main
 
 import (
@@ -115,7 +115,7 @@ func mount(args []string) error {
 		return err
 	}
 	mountpoint := args[1]
-	if err := os.MkdirAll(mountpoint, 0o777); err != nil { // a sidecar has nobody else who makes it
+	if err := os.MkdirAll(mountpoint, 0o777); err != nil { // nothing else creates it for a sidecar
 		return err
 	}
 	// The driver knows a mounted file system by the inode of its root.

@@ -1,5 +1,5 @@
-// Command sidecar does for two sidecars of a CSI driver whose modules could not be had from the Go module proxy: node-driver-registrar, and
-// livenessprobe where it is given --health-port.
+// Command sidecar does for two sidecars of a CSI driver whose modules could not be had from the Go module proxy:
+// node-driver-registrar, and livenessprobe where it is given --health-port.
 package main
 
 import (
@@ -59,7 +59,7 @@ func probe(driver csi.IdentityClient, port string) error {
 	return http.ListenAndServe(":"+port, nil)
 }
 
-// register tells the kubelet of the driver.
+// register registers the driver with the kubelet.
 func register(driver csi.IdentityClient, socket string) error {
 	var name string
 	for name == "" {

@@ -1,12 +1,13 @@
-// Command suite builds JuiceFS' CSI driver and its sidecars from the sources of their authors, and prints the directory that has them:
+// Command suite builds JuiceFS' CSI driver and its sidecars from the sources of their authors, and prints the directory
+// that has them:
 //
 //	juicefs-csi-driver
 //	k8s.yaml            the manifest that its authors publish
 //	webhook.yaml        the one for its sidecar mode
 //	csi-provisioner, csi-resizer
 //
-// It needs the Go module proxy, and no registry. The directory is in the user's cache, so that every clone of the same versions has it.
-// With --where it builds nothing and fails when there is none.
+// It needs the Go module proxy, and no registry. The directory is in the user's cache, so that every clone of the same
+// versions has it. With --where it builds nothing and fails when there is none.
 package main
 
 import (
@@ -24,7 +25,7 @@ import (
 //go:embed main.go
 var source []byte
 
-// modules are what is built, each in the module graph of its own go.mod.
+// modules are built, each in the module graph of its own go.mod.
 var modules = []struct{ path, version, sum, pkg, ldflags string }{
 	// The checksum database of Go does not have this version: the checksum is here.
 	{driver, "v0.30.0", "h1:bWQhDvsHF2WgAnxEZ5hUk2x58kdth0LR9/9QHBqb6bY=", "./cmd", "-X " + driver + "/pkg/driver.driverVersion=v0.30.0"},
@@ -51,8 +52,8 @@ func build(dir string) error {
 	return nil
 }
 
-// buildModule builds a program in the directory of its module, which cannot be written to: go.mod and go.sum are copies. go.sum there has the
-// checksums of all that the program is made of.
+// buildModule builds a program in the directory of its module, which cannot be written to: go.mod and go.sum are
+// copies. go.sum there has the checksums of all that the program is made of.
 func buildModule(dir, path, version, sum, pkg, ldflags string) error {
 	scratch, err := os.MkdirTemp("", "kubelith-juicefs-")
 	if err != nil {

@@ -1,5 +1,6 @@
-// Command array is a storage plugin as a disk array's would be: one for the cluster, whose volumes are attached to a node before they can be
-// mounted there. Behind it are the built-in driver's volumes; what is attached where are files in <data>/attached.
+// Command array is a storage plugin as a disk array's would be: one for the cluster, whose volumes are attached to a
+// node before they can be mounted there. Behind it are the built-in driver's volumes; what is attached where are files
+// in <data>/attached.
 package main
 
 import (

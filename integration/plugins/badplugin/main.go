@@ -1,4 +1,4 @@
-// Badplugin is a plugin that goes wrong in the way that its first argument or a review asks for.
+// Badplugin is a plugin that fails as its first argument or a review requests.
 package main
 
 import (
@@ -84,7 +84,7 @@ func (nothing) GRPCClient(context.Context, *plugin.GRPCBroker, *grpc.ClientConn)
 	return nil, nil
 }
 
-// review goes wrong as the object's annotation "fault" says; without it the object gets an annotation of ours.
+// review fails as the object's annotation "fault" requests; without it the object gets our annotation.
 func review(_ context.Context, r *admissionv1.AdmissionRequest) sdk.Response {
 	object, err := sdk.Object[corev1.ConfigMap](r.Object)
 	if err != nil {
@@ -126,7 +126,7 @@ func review(_ context.Context, r *admissionv1.AdmissionRequest) sdk.Response {
 	return sdk.Patch(r, changed)
 }
 
-// attack tries to lead what root renews for this plugin elsewhere, and to read what other plugins have. It says what was possible.
+// attack tries to redirect what root renews for this plugin, and to read other plugins' files. It returns the results.
 func attack() string {
 	own := filepath.Dir(os.Getenv(proto.KubeconfigVariable))
 	if _, err := os.ReadFile(filepath.Join(own, "client.key")); err != nil {

@@ -1,5 +1,5 @@
-// Badscheduler is a scheduling plugin that answers wrongly where a pod's label "fault" asks for it. It speaks the protocol itself:
-// the SDK would not let such answers out. `config: {forbid: true}` makes it refuse every pod everywhere.
+// Badscheduler is a scheduling plugin that answers wrongly where a pod's label "fault" requests it. It implements the
+// protocol itself: the SDK would not send such answers. With `config: {forbid: true}` it refuses every pod everywhere.
 package main
 
 import (

@@ -1,4 +1,5 @@
-// Nothing is an admission plugin that is never asked: its hook is for objects that nobody makes. Its first argument is its version.
+// Nothing is an admission plugin that gets no requests: its hook is for objects that no client creates. Its first
+// argument is its version.
 package main
 
 import (

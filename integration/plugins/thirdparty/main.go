@@ -1,6 +1,6 @@
-// Command thirdparty is a CSI driver as others build them: it runs in a pod, knows nothing of Kubelith, and does itself what
-// the usual sidecars do, with their code: csi-provisioner, and node-driver-registrar's part, which is a protocol of the kubelet.
-// The volumes it makes are those of the built-in driver, under a name and in a directory of its own.
+// Command thirdparty is a CSI driver as others build them: it runs in a pod, knows nothing of Kubelith, and does the
+// work of the usual sidecars itself, with their code: csi-provisioner, and node-driver-registrar's part, which is a
+// protocol of the kubelet. It creates the volumes of the built-in driver, under its own name and in its own directory.
 package main
 
 import (
@@ -139,7 +139,7 @@ func provision(ctx context.Context, socket string) error {
 	return ctx.Err()
 }
 
-// driver is the built-in one as a driver that says nothing of places.
+// driver is the built-in one without its topology.
 type driver struct{ *local.Driver }
 
 // GetPluginInfo implements csi.IdentityServer.
@@ -172,7 +172,7 @@ func (d *driver) NodeGetInfo(ctx context.Context, r *csi.NodeGetInfoRequest) (*c
 	return info, err
 }
 
-// registration is what node-driver-registrar tells the kubelet.
+// registration answers the kubelet as node-driver-registrar does.
 type registration struct {
 	registerapi.UnimplementedRegistrationServer
 	socket string

@@ -1,5 +1,6 @@
-// Command zones is the scheduling plugin of the tests: it refuses nodes of the zone "no" to pods without the label anywhere, lets two pods
-// of a team on a node, prefers the zone "best", and ends in the middle of a call for pods with the label crash.
+// Command zones is the scheduling plugin of the tests: it refuses nodes of the zone "no" to pods without the label
+// anywhere, lets two pods of a team on a node, prefers the zone "best", and ends in the middle of a call for pods with
+// the label crash.
 package main
 
 import (

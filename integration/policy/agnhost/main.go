@@ -1,8 +1,9 @@
-// Command agnhost does what the conformance suite of network-policy-api has upstream's program of this name do: it answers on ports,
-// and connects to them. It speaks SCTP's handshake itself, so that a kernel without SCTP can be tested, too.
+// Command agnhost does what the conformance suite of network-policy-api has upstream's program of this name do: it
+// answers on ports, and connects to them. It implements SCTP's handshake itself, so that a kernel without SCTP can be
+// tested, too.
 //
-// As /bin/bash it runs itself with the words of a command: the pods need no shell. As /worker it is that of cyclonus, and makes all
-// connections of a batch at once.
+// As /bin/bash it runs itself with the words of a command: the pods need no shell. As /worker it is that of cyclonus,
+// and opens all connections of a batch at once.
 package main
 
 import (
@@ -116,7 +117,7 @@ func serveUDP(address string, port int) error {
 	}
 }
 
-// connect says what upstream's does: nothing when it works, otherwise how it failed.
+// connect returns what upstream's prints: nothing when it works, otherwise how it failed.
 func connect(protocol, address string, timeout time.Duration) error {
 	err := dial(protocol, address, timeout)
 	var late interface{ Timeout() bool }

@@ -24,7 +24,7 @@ type result struct {
 // tries is how often a connection is made until it works: a packet of UDP can get lost.
 const tries = 2
 
-// work makes the connections of a batch and prints what became of them.
+// work opens the connections of a batch and prints what became of them.
 func work(batch string) error {
 	var jobs struct{ Requests []*request }
 	if err := json.Unmarshal([]byte(batch), &jobs); err != nil {

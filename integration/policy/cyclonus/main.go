@@ -1,8 +1,9 @@
-// Command cyclonus runs the generated cases of github.com/mattfenwick/cyclonus: policies and changes of labels, and what they make of
-// connections between nine pods, by its own model of the specification. It is a module of its own: its dependencies are not the product's.
+// Command cyclonus runs the generated cases of github.com/mattfenwick/cyclonus: policies and changes of labels, and
+// their effect on connections between nine pods, by its own model of the specification. It is a separate module: its
+// dependencies are not the product's.
 //
-// It uses the cluster of $KUBECONFIG, and prints a JSON object for each case (Case). Its program has no way to probe from each pod at once,
-// which its packages have.
+// It uses the cluster of $KUBECONFIG, and prints a JSON object for each case (Case). Its program has no way to probe
+// from each pod at once, which its packages have.
 package main
 
 import (
@@ -22,8 +23,8 @@ type Case struct {
 	// Number counts from 1 to Of.
 	Number, Of int
 	Name       string
-	// Pairs of pods were tried, on each port and protocol, and Wrong of them were not as its model says. Those of a pod with itself do
-	// not count: the specification leaves them open.
+	// Pairs of pods were tried, on each port and protocol, and Wrong of them differed from its model. Those of a pod
+	// with itself do not count: the specification leaves them open.
 	Pairs, Wrong int
 	// Details are the pairs by step, if some were wrong, and Error what kept the case from running.
 	Details, Error string `json:",omitempty"`

@@ -1,5 +1,5 @@
-// Package suite runs the conformance tests of network-policy-api on the cluster of KUBECONFIG. It is a module of its own: they need
-// another release of client-go.
+// Package suite runs the conformance tests of network-policy-api on the cluster of KUBECONFIG. It is a separate module:
+// they need another release of client-go.
 package suite
 
 import (

@@ -1,7 +1,8 @@
-// Command oracle says what network policies make of connections, by the engine of sigs.k8s.io/kube-network-policies. It is a
-// module of its own: the engine's dependencies are not the product's.
+// Command oracle decides which connections network policies allow, by the engine of sigs.k8s.io/kube-network-policies.
+// It is a separate module: the engine's dependencies are not the product's.
 //
-// It reads cases from its standard input, one JSON object a line (Case), and answers each with a line (a list of Verdict).
+// It reads cases from its standard input, one JSON object a line (Case), and answers each with a line (a list of
+// Verdict).
 package main
 
 import (
@@ -47,7 +48,7 @@ type Question struct {
 	Port     int             `json:"port"`
 }
 
-// Verdict says whether each end's policies allow it.
+// Verdict reports whether each end's policies allow it.
 type Verdict struct {
 	Egress  bool `json:"egress"`
 	Ingress bool `json:"ingress"`
@@ -86,8 +87,8 @@ func answer(client kubernetes.Interface, c *Case) ([]Verdict, error) {
 	for _, o := range c.Pods {
 		err = add(err, pods.Informer(), o)
 	}
-	// NetworkPolicies of one direction for each: the engine lets any that selects a pod hide the baseline tier, also one that is
-	// about the other direction only.
+	// NetworkPolicies of one direction for each: the engine lets any that selects a pod hide the baseline tier, also
+	// one that is about the other direction only.
 	var directions [2]*networkpolicy.StandardNetworkPolicy
 	for i, direction := range []networkingv1.PolicyType{networkingv1.PolicyTypeEgress, networkingv1.PolicyTypeIngress} {
 		policies := informers.NewSharedInformerFactory(client, 0).Networking().V1().NetworkPolicies()

@@ -1,4 +1,5 @@
-// Command make prints where it has put an archive of the test image, for tests on a machine that cannot make it: make DIRECTORY.
+// Command make prints where it has put an archive of the test image, for tests on a machine that cannot make it: make
+// DIRECTORY.
 package main
 
 import (

@@ -48,7 +48,8 @@ func aggregated(args []string) error {
 		}
 		answer(w, http.StatusOK, stone(r, name))
 	})
-	// As aggregated API servers do it that bring their own admission: a webhook at the Service default/kubernetes leads here.
+	// As aggregated API servers do it that bring their own admission: a webhook at the Service default/kubernetes leads
+	// here.
 	mux.HandleFunc("/apis/"+gv+"/reviews", func(w http.ResponseWriter, r *http.Request) {
 		review(w, r, func(object) object { return deny("the stones say no to " + r.Header.Get("X-Remote-User")) })
 	})

@@ -59,7 +59,7 @@ func serve(args []string) error {
 	return http.ListenAndServe(*addr, mux)
 }
 
-// dial makes one request. Without an argument it asks the cluster's own API, as a pod does:
+// dial sends one request. Without an argument it queries the cluster's own API, as a pod does:
 // a URL that begins with / is taken on https://$KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT.
 func dial(args []string) error {
 	flags := flag.NewFlagSet("dial", flag.ExitOnError)

@@ -1,9 +1,9 @@
 // Command probe is the program inside the integration tests' image: small servers, clients and
-// misbehaviours whose outside can be looked at. It uses the standard library only.
+// misbehaviours whose effects can be observed. It uses the standard library only.
 //
 //	probe serve [--addr :8080]           HTTP: / says who asked and who answered; see http.go
 //	probe echo [--addr :9000]            TCP and UDP echo, each answer prefixed with the hostname
-//	probe sleep [--on-term DURATION]     waits for SIGTERM, says so, ends DURATION later with 0
+//	probe sleep [--on-term DURATION]     waits for SIGTERM, prints that, exits DURATION later with 0
 //	probe eat MiB                        allocates and touches memory, then sleeps
 //	probe exit CODE [AFTER]              ends with CODE after a duration
 //	probe print [--every D] [--count N] TEXT   numbered lines

@@ -88,8 +88,8 @@ func echoed(conn net.Conn, message []byte) (host string, err error) {
 	return host, nil
 }
 
-// mtu sends a datagram that fills eth0's MTU to `probe echo` and waits for it to come back; neither may be fragmented on its way (IPv4).
-// One byte more must be refused by the kernel. It prints the MTU.
+// mtu sends a datagram that fills eth0's MTU to `probe echo` and waits for it to come back; neither may be fragmented
+// on its way (IPv4). One byte more must be refused by the kernel. It prints the MTU.
 func mtu(args []string) error {
 	if len(args) != 1 {
 		return fmt.Errorf("mtu: want one IP:port")

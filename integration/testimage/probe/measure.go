@@ -98,8 +98,8 @@ func throughput(args []string) error {
 	return json.NewEncoder(os.Stdout).Encode(map[string]float64{"bitsPerSecond": float64(received) * 8 / seconds})
 }
 
-// latency sends one byte to and fro through one TCP connection and prints {"medianMicroseconds": N, "p99Microseconds": N} of the round trips.
-// With --connect each round trip has a connection of its own, whose set-up counts.
+// latency sends round trips of one byte through one TCP connection and prints {"medianMicroseconds": N,
+// "p99Microseconds": N}. With --connect each round trip has its own connection, whose set-up counts.
 func latency(args []string) error {
 	flags := flag.NewFlagSet("latency", flag.ExitOnError)
 	count := flags.Int("count", 10000, "round trips")

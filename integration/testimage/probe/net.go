@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// echo answers every datagram and every TCP chunk with "HOSTNAME REMOTE: " and what came. A datagram that begins with "=" comes back
-// as it is, so that the answer is as large.
+// echo answers every datagram and every TCP chunk with "HOSTNAME REMOTE: " and what came. A datagram that begins with
+// "=" comes back as it is, so that the answer is as large.
 func echo(args []string) error {
 	flags := flag.NewFlagSet("echo", flag.ExitOnError)
 	addr := flags.String("addr", ":9000", "address to listen on, TCP and UDP")

@@ -36,7 +36,7 @@ import (
 // Name of the driver: the provisioner of its StorageClass.
 const Name = "local.kubelith.io"
 
-// Version of the driver, for the operator. Volumes have a version of their own.
+// Version of the driver, for the operator. Volumes have their own version.
 const Version = "1.1.0"
 
 // topologyKey is the label by which the scheduler finds the node of a volume.

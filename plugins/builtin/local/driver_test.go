@@ -20,7 +20,7 @@ func newDriver(t *testing.T) *Driver {
 	return d
 }
 
-// request for a volume, as the provisioner makes it.
+// request for a volume, as the provisioner sends it.
 func request() *csi.CreateVolumeRequest {
 	return &csi.CreateVolumeRequest{
 		Name:          "pvc-1",

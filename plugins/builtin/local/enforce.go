@@ -34,7 +34,7 @@ func enforcementOf(parameter string) (enforcement, error) {
 	return e, nil
 }
 
-// way is a way to enforce sizes. why says why this node does not support it; nil: it does.
+// way is a way to enforce sizes. why is the reason why this node does not support it; nil: it does.
 type way struct {
 	enforcement
 	can func() error
@@ -52,7 +52,7 @@ func (s *store) ways() []way {
 }
 
 // enforcement returns how this node enforces the size of a new volume. Volumes without enforcement need a StorageClass
-// that says so: one pod could fill the disk for all others, and for etcd.
+// that requests this: one pod could fill the disk for all others, and for etcd.
 func (s *store) enforcement(asked enforcement, m mode) (enforcement, error) {
 	if m == block {
 		return "", nil

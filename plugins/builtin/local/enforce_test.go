@@ -54,7 +54,7 @@ func (f *fakeProjects) assign(dir string, project uint32) error {
 	return f.fails
 }
 
-// fakeImages makes empty ones.
+// fakeImages creates empty ones.
 type fakeImages struct{ off error }
 
 func (f fakeImages) usable() error { return f.off }
@@ -76,7 +76,7 @@ func enforced(name string, e enforcement) *volume {
 	return v
 }
 
-// TestEnforcement: auto takes the first that works; what a StorageClass asks for and the node cannot do is refused,
+// TestEnforcement: auto takes the first that works; what a StorageClass requests and the node cannot do is refused,
 // with the remedy.
 func TestEnforcement(t *testing.T) {
 	noQuota, noImage := errors.New("not mounted with prjquota"), errors.New("install e2fsprogs")
@@ -120,7 +120,7 @@ func TestEnforcement(t *testing.T) {
 	}
 }
 
-// TestEnforcementLost: a volume that was made is found again by whoever asks for it, whatever the node can do now.
+// TestEnforcementLost: a volume that exists is found again by each request for it, whatever the node can do now.
 func TestEnforcementLost(t *testing.T) {
 	s, p := newFakeStore(t)
 	if _, err := s.create(t.Context(), enforced("v", auto), sizes{min: 1 << 20}); err != nil {
@@ -135,12 +135,12 @@ func TestEnforcementLost(t *testing.T) {
 	}
 }
 
-// TestProjects: each volume has a project that nobody else uses, limited before anything is in it; the limit follows
+// TestProjects: each volume has a project that nothing else uses, limited before anything is in it; the limit follows
 // the size, and goes with the volume.
 func TestProjects(t *testing.T) {
 	s, p := newFakeStore(t)
-	p.of[firstProject] = projectUsage{files: 1}         // files of somebody else
-	p.of[firstProject+1] = projectUsage{maxBytes: 1024} // a limit of somebody else
+	p.of[firstProject] = projectUsage{files: 1}         // files of another program
+	p.of[firstProject+1] = projectUsage{maxBytes: 1024} // a limit of another program
 	var wg sync.WaitGroup
 	for _, name := range []string{"a", "b", "c", "d"} {
 		wg.Go(func() {
@@ -244,14 +244,14 @@ func TestImageSizes(t *testing.T) {
 	}
 }
 
-// TestImagePromise: what an image may take is promised, not only what its claim asked for.
+// TestImagePromise: what an image may take is promised, not only what its claim requests.
 func TestImagePromise(t *testing.T) {
 	s, _ := newFakeStore(t)
 	before, err := s.free()
 	if err != nil {
 		t.Fatal(err)
 	}
-	size := before.disk / 4 // the more an image takes besides, the less what others write meanwhile matters
+	size := before.disk / 4 // the larger the image's overhead, the less other programs' writes matter
 	v, err := s.create(t.Context(), enforced("v", file), sizes{min: size})
 	if err != nil {
 		t.Fatal(err)

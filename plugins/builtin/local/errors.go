@@ -36,7 +36,7 @@ func answer(err error) error {
 	return status.Error(code, err.Error())
 }
 
-// invalid returns an error that says what is wrong with a request.
+// invalid returns the error for an invalid request.
 func invalid(format string, args ...any) error {
 	return status.Errorf(codes.InvalidArgument, format, args...)
 }

@@ -205,8 +205,8 @@ func testFile(t *testing.T, e ext4) {
 	}
 }
 
-// TestGrownUnmountedKeepsSize: a volume whose file system has to be unmounted to grow has no more than its size as soon as it is staged,
-// though there is room: its journal stays as small as the volume was.
+// TestGrownUnmountedKeepsSize: a volume whose file system has to be unmounted to grow has no more than its size as soon
+// as it is staged, though there is room: its journal stays as small as the volume was.
 func TestGrownUnmountedKeepsSize(t *testing.T) {
 	needImages(t)
 	const size = 1 << 30
@@ -313,7 +313,7 @@ func TestFileDamaged(t *testing.T) {
 	h.noLoop(t, image)
 }
 
-// TestImageRoom: what mkfs.ext4 makes of an image has room for the size that was asked for.
+// TestImageRoom: what mkfs.ext4 makes of an image has room for the requested size.
 func TestImageRoom(t *testing.T) {
 	needImages(t)
 	h := newHost(t)

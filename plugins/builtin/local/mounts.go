@@ -129,7 +129,7 @@ func flagsOf(options []string, readonly bool) (flags uintptr, err error) {
 	return flags, nil
 }
 
-// bind mounts source at target, with flags of its own.
+// bind mounts source at target, with its own flags.
 func bind(source, target string, flags uintptr) error {
 	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
 		return &os.PathError{Op: "mount " + source + " at", Path: target, Err: err}

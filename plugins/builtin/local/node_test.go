@@ -72,7 +72,7 @@ func capability(m mode, access csi.VolumeCapability_AccessMode_Mode, flags ...st
 
 const multi, single = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 
-// make a volume that is a plain directory, or a device.
+// create a volume that is a plain directory, or a device.
 func (h *host) make(t *testing.T, name string, m mode) {
 	t.Helper()
 	h.makeEnforced(t, name, m, none, 4<<20)
@@ -125,8 +125,8 @@ func mountsAt(t *testing.T, target string) (n int) {
 	return n
 }
 
-// TestPublish: what one pod writes another one reads, read-only is, and a mount is made once however often and by
-// however many processes it is asked for.
+// TestPublish: what one pod writes another one reads, read-only is, and a mount is created once however often and by
+// however many processes it is requested.
 func TestPublish(t *testing.T) {
 	h := newHost(t)
 	h.make(t, "v", filesystem)

@@ -105,7 +105,7 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// declares checks what the host makes objects of.
+// declares checks what the host creates objects from.
 func declares(t *testing.T, d *pluginv1.Description) {
 	t.Helper()
 	var driver storagev1.CSIDriver

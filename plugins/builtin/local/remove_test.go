@@ -98,7 +98,8 @@ func TestRemoveStopsAtMounts(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			tree := filepath.Join(n.store.path("trash"), tc.name)
 			const mountPoint = "data/deep/mount"
-			// Built elsewhere: the sweep of the start may still run, and would remove the tree before anything is mounted in it.
+			// Built elsewhere: the sweep of the start may still run, and would remove the tree before anything is
+			// mounted in it.
 			before := h.target("before-" + tc.name)
 			if err := makeParent(filepath.Join(before, mountPoint), tc.name == "file"); err != nil {
 				t.Fatal(err)
@@ -139,7 +140,7 @@ func TestRemoveStopsAtMounts(t *testing.T) {
 	}
 }
 
-// makeParent makes what a test mounts at.
+// makeParent creates what a test mounts at.
 func makeParent(path string, file bool) error {
 	if !file {
 		return os.MkdirAll(path, 0o700)

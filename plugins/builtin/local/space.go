@@ -69,7 +69,7 @@ func imageUse(path string) int64 {
 	return st.Blocks * 512
 }
 
-// used caches the measured usage of directories. The kubelet asks once a minute for each mounted volume.
+// used caches the measured usage of directories. The kubelet requests it once a minute for each mounted volume.
 type used struct {
 	mu sync.Mutex
 	of map[string]measure

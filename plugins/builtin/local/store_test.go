@@ -72,7 +72,8 @@ func TestCreateTwice(t *testing.T) {
 	}
 }
 
-// TestPromises: no more than the limit is promised, whoever asks at once; what is given back counts again.
+// TestPromises: no more than the limit is promised, however many requests come at once; what is given back counts
+// again.
 func TestPromises(t *testing.T) {
 	const size = 1 << 20
 	s := newStore(t, 5*size)
@@ -129,7 +130,7 @@ func TestUsedOfPromise(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.usedBy(v) != 0 {
-		t.Error("something is used before anybody measured")
+		t.Error("something is used before the first measurement")
 	}
 	m, err := s.used.measure(t.Context(), v.ID, dir)
 	if err != nil || m.bytes < 8<<20 || m.bytes > 9<<20 {

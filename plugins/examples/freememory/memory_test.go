@@ -27,7 +27,7 @@ import (
 
 const gi = 1 << 30
 
-// measured is a memory that has asked an API for what nodes use.
+// measured is a memory that has read what nodes use from an API.
 func measured(t *testing.T, used map[string]int64) *memory {
 	t.Helper()
 	var list metricsv1beta1.NodeMetricsList
@@ -92,7 +92,7 @@ func whatIf(t *testing.T, m *memory, node *sdk.Node, pod *sdk.Pod) string {
 
 func pod(request int64) *sdk.Pod { return &sdk.Pod{Requests: &sdk.Resources{Memory: request}} }
 
-// TestByRealMemory: what counts is what a node uses, not what its pods have asked for.
+// TestByRealMemory: what counts is what a node uses, not what its pods request.
 func TestByRealMemory(t *testing.T) {
 	m := measured(t, map[string]int64{"busy": 7 * gi, "half": 4 * gi, "idle": 1 * gi})
 	ctx := t.Context()
@@ -150,7 +150,7 @@ func TestSinceMeasured(t *testing.T) {
 	}
 }
 
-// TestErrors: what is wrong with the configuration or the API is said, and old usage are kept.
+// TestErrors: errors in the configuration and of the API are reported, and old usage is kept.
 func TestErrors(t *testing.T) {
 	for text, says := range map[string]string{
 		`{"refresh":"soon"}`: `refresh: "soon" is not a duration`,

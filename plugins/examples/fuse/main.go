@@ -77,7 +77,7 @@ func serve() {
 			if err := c.Decode(&o.Config); err != nil {
 				return err
 			}
-			if config, err := cluster.Config(); err == nil { // not on an agent: the server makes its client pods
+			if config, err := cluster.Config(); err == nil { // not on an agent: the server creates its client pods
 				if o.Pods, err = kubernetes.NewForConfig(config); err != nil {
 					return err
 				}

@@ -38,8 +38,8 @@ func (p *plugin) fill(pod *corev1.Pod, namespace string, now time.Time) (set int
 	return set
 }
 
-// fillContainer returns the names of the requests that it has set. A resource that the pod as a whole requests or limits
-// is its owner's to divide.
+// fillContainer returns the names of the requests that it has set. A resource that the pod as a whole requests or
+// limits is its owner's to divide.
 func (p *plugin) fillContainer(c *corev1.Container, whole *corev1.ResourceRequirements, namespace string, now time.Time) (names []string) {
 	var missing []corev1.ResourceName
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {

@@ -43,8 +43,8 @@ func main() {
 	}
 }
 
-// saveEvery is how much the plugin may forget when it is killed, or replaced: the new process reads what the old one has
-// saved by then.
+// saveEvery is how much the plugin may forget when it is killed, or replaced: the new process reads what the old one
+// has saved by then.
 const saveEvery = time.Minute
 
 type plugin struct {

@@ -50,7 +50,8 @@ func container(name, image, resources string) corev1.Container {
 	return c
 }
 
-// requests is the text of what a container requests and is limited to. What was learnt is up to 5 % more: 104m and 67Mi.
+// requests is the text of what a container requests and is limited to. What was learnt is up to 5 % more: 104m and
+// 67Mi.
 func requests(c corev1.Container) string {
 	text, err := json.Marshal(c.Resources)
 	if err != nil {

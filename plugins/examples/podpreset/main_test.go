@@ -111,7 +111,7 @@ func TestWithoutPreset(t *testing.T) {
 	}
 }
 
-// TestConflict: as upstream, a pod that presets contradict is created without any of them; the user is told.
+// TestConflict: as upstream, a pod that presets contradict is created without any of them; the user gets a warning.
 func TestConflict(t *testing.T) {
 	conn := connectTo(t, map[string]string{"frontend": frontend})
 	for says, change := range map[string]func(*corev1.Pod){

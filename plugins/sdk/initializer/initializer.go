@@ -1,4 +1,4 @@
-// Package initializer makes initializers: programs that change new objects before anybody else sees them
+// Package initializer runs initializers: programs that change new objects before other clients see them
 // (docs/older-ways.md). It is separate so that plugins do not link client-go.
 package initializer
 
@@ -41,8 +41,8 @@ type Initializer struct {
 	Initialize func(ctx context.Context, object *unstructured.Unstructured) error
 }
 
-// For returns an initializer of objects that are a T, such as corev1.Pod. Initialize may change the object; an error of Refuse
-// deletes it, and any other is tried again.
+// For returns an initializer of objects that are a T, such as corev1.Pod. Initialize may change the object; an error of
+// Refuse deletes it, and any other is tried again.
 func For[T any](name string, resource schema.GroupVersionResource, initialize func(ctx context.Context, object *T) error) Initializer {
 	return Initializer{Name: name, Resource: resource, Initialize: func(ctx context.Context, o *unstructured.Unstructured) error {
 		convert := runtime.DefaultUnstructuredConverter
@@ -88,11 +88,12 @@ type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
-// Refuse is the error of an Initialize that does not want the object: it is deleted, and its creator gets the reason, as 403.
+// Refuse is the error of an Initialize that does not want the object: it is deleted, and its creator gets the reason,
+// as 403.
 func Refuse(format string, args ...any) error { return refusal(fmt.Sprintf(format, args...)) }
 
-// Main runs initializers until the process is told to stop. The program's flag --kubeconfig says where the cluster is; without
-// it the program runs in a pod.
+// Main runs initializers until SIGINT or SIGTERM. The program's flag --kubeconfig names the cluster; without it the
+// program runs in a pod.
 func Main(all ...Initializer) {
 	file := flag.String("kubeconfig", "", "the `FILE` that names the cluster; default: that of the pod's service account")
 	flag.Parse()
@@ -107,7 +108,7 @@ func Main(all ...Initializer) {
 	}
 }
 
-// Run runs initializers until ctx ends. It fails at once when a client cannot be made.
+// Run runs initializers until ctx ends. It fails at once when a client cannot be created.
 func Run(ctx context.Context, config *rest.Config, all ...Initializer) error {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return includer{next} })
@@ -123,7 +124,7 @@ func Run(ctx context.Context, config *rest.Config, all ...Initializer) error {
 	return nil
 }
 
-// includer asks for hidden objects.
+// includer requests hidden objects.
 type includer struct{ next http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
@@ -186,7 +187,7 @@ func (i Initializer) forget(o any) (any, error) {
 	return kept, nil
 }
 
-// next reports whether it is this initializer's turn.
+// next reports whether this initializer is next.
 func (i Initializer) next(o *unstructured.Unstructured) bool {
 	if _, failed, _ := unstructured.NestedMap(o.Object, "metadata", "initializers", "result"); failed {
 		return false

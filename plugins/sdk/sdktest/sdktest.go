@@ -44,7 +44,7 @@ func Connect(t testing.TB, register func(*grpc.Server), options ...grpc.ServerOp
 	return conn
 }
 
-// Describe asks a plugin for its description as the host does; config is the operator's `config:` as JSON.
+// Describe requests a plugin's description as the host does; config is the operator's `config:` as JSON.
 func Describe(t testing.TB, conn grpc.ClientConnInterface, name, config string) (*pluginv1.Description, error) {
 	t.Helper()
 	return pluginv1.NewPluginClient(conn).Describe(t.Context(), &pluginv1.DescribeRequest{

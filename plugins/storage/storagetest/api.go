@@ -21,7 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Eventually waits until what f says is true.
+// Eventually waits until f returns true.
 func Eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !f(); time.Sleep(10 * time.Millisecond) {
@@ -31,7 +31,7 @@ func Eventually(t *testing.T, what string, f func() bool) {
 	}
 }
 
-// API is one in memory, with a log for who uses it.
+// API is one in memory, with a log for its users.
 type API struct {
 	*fake.Clientset
 	Log   *logrus.Logger
@@ -88,7 +88,8 @@ func (a *API) Volume(t *testing.T, claim *corev1.PersistentVolumeClaim) (*corev1
 	return v, err == nil
 }
 
-// Claim creates a claim for 1 GiB as upstream's controllers leave it for a provisioner. No node was selected if the name is empty.
+// Claim creates a claim for 1 GiB as upstream's controllers leave it for a provisioner. No node was selected if the
+// name is empty.
 func (a *API) Claim(t *testing.T, name, class, selectedNode string) *corev1.PersistentVolumeClaim {
 	t.Helper()
 	c := &corev1.PersistentVolumeClaim{

@@ -79,7 +79,8 @@ func pack(args []string) (archive []byte, files string, err error) {
 	return buf.Bytes(), files, nil
 }
 
-// patched returns " MODULE VERSION" for a program of a module that was replaced by a directory when it was built: upstream's, patched.
+// patched returns " MODULE VERSION" for a program of a module that was replaced by a directory when it was built:
+// upstream's, patched.
 func patched(program []byte) string {
 	info, err := buildinfo.Read(bytes.NewReader(program))
 	if err != nil || info.Main.Replace == nil { // not written in Go, or as upstream has it

@@ -1,6 +1,6 @@
-// Command profiles prints the seccomp profiles that most containers have, as JSON of the OCI runtime specification: containerd's default for
-// its own architecture, with the capabilities that containers have by default and with none, which are the ones that make a difference.
-// payload.mk compiles them into runc.
+// Command profiles prints the seccomp profiles that most containers have, as JSON of the OCI runtime specification:
+// containerd's default for its own architecture, with the capabilities that containers have by default and with none,
+// which are the ones that make a difference. payload.mk compiles them into runc.
 package main
 
 import (

@@ -6,7 +6,7 @@
  * is of C because there is one in every pod, and because a Go program cannot give up its rights in all its threads.
  *
  * File descriptor 3 has the settings: strings that end with a NUL byte, a letter and a value each, until the end of
- * the file. File descriptor 4 takes an error as text; its end without text says that all is set up.
+ * the file. File descriptor 4 takes an error as text; its end without text means that all is set up.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -129,7 +129,7 @@ static void allow_what_is_left(void) {
 		fail("install the seccomp filter");
 }
 
-/* close_others closes what the server was started with: the files of whoever started it are not the pod's. */
+/* close_others closes what the server was started with: the files of the program that started it are not the pod's. */
 static void close_others(void) {
 	if (syscall(SYS_close_range, RESULT + 1, ~0U, 0) == 0)
 		return;

@@ -23,7 +23,7 @@ type Translation struct {
 	YAML []byte
 	// Config is what upstream reads from it.
 	Config *config.KubeSchedulerConfiguration
-	// Notes are what the policy asks for and does not get, a sentence each.
+	// Notes are what the policy requests and does not get, a sentence each.
 	Notes []string
 }
 

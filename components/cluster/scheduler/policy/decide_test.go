@@ -144,7 +144,7 @@ func pod(changes ...func(*corev1.Pod)) *corev1.Pod {
 	}, changes...)
 }
 
-// on makes a pod one that runs on a node.
+// on assigns a pod to a node.
 func on(node string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Name, p.UID, p.Spec.NodeName = "on-"+node, types.UID("on-"+node), node
@@ -312,7 +312,8 @@ func filterDecisions() []decision {
 	}
 }
 
-// TestPredicates: each name excludes what it should, and without it nothing is excluded, except by those that are always on.
+// TestPredicates: each name excludes what it should, and without it nothing is excluded, except by those that are
+// always on.
 func TestPredicates(t *testing.T) {
 	missing := predicates()
 	for i, d := range filterDecisions() {
@@ -459,7 +460,8 @@ func TestSeveralLabels(t *testing.T) {
 	}
 }
 
-// TestSpreadTogether: SelectorSpreadPriority alone brings default constraints, and EvenPodsSpreadPriority alone does not.
+// TestSpreadTogether: SelectorSpreadPriority alone brings default constraints, and EvenPodsSpreadPriority alone does
+// not.
 func TestSpreadTogether(t *testing.T) {
 	for list, same := range map[string]bool{
 		"{name: EvenPodsSpreadPriority, weight: 1}":                                            true,
@@ -473,7 +475,7 @@ func TestSpreadTogether(t *testing.T) {
 	}
 }
 
-// TestHardAffinity: a pod that requires the new one beside it counts as much as the policy says.
+// TestHardAffinity: a pod that requires the new one beside it counts with the weight in the policy.
 func TestHardAffinity(t *testing.T) {
 	requires := func(p *corev1.Pod) {
 		p.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term("x")}}}
@@ -487,7 +489,7 @@ func TestHardAffinity(t *testing.T) {
 	}
 }
 
-// TestServiceAffinityWithoutVictims: preemption sees what the filter says without a pod, and with it again.
+// TestServiceAffinityWithoutVictims: preemption sees the filter's result without a pod, and with it again.
 func TestServiceAffinityWithoutVictims(t *testing.T) {
 	other := pod(on("third"))
 	r := newRig(t, "predicates: [{name: Z, argument: {serviceAffinity: {labels: [zone]}}}]\npriorities: []\n",

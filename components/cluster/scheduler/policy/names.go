@@ -87,7 +87,7 @@ func defaultPriorities() []Priority {
 	}
 }
 
-// gone says what to do about names that Kubernetes removed before 1.22.
+// gone returns what to do about names that Kubernetes removed before 1.22.
 func gone() map[string]string {
 	const tainted = "remove it: a node with this condition has a taint, and PodToleratesNodeTaints, which is always on, checks it"
 	return map[string]string{

@@ -68,7 +68,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestRefused: what is wrong is said in one line, with the number of the line.
+// TestRefused: an error is one line, with the number of the line in the file.
 func TestRefused(t *testing.T) {
 	predicate := func(text string) string { return head + "predicates:\n- name: HostName\n- " + text + "\n" }
 	priority := func(text string) string {

@@ -1,5 +1,6 @@
-// Package policy reads the scheduler's policy files (kind: Policy, apiVersion: v1), which Kubernetes removed in 1.23, and
-// translates them into the configuration that kube-scheduler has today. What each name means is what it meant in 1.22.
+// Package policy reads the scheduler's policy files (kind: Policy, apiVersion: v1), which Kubernetes removed in 1.23,
+// and translates them into the configuration that kube-scheduler has today. What each name means is what it meant in
+// 1.22.
 //
 // Parse reads a file, strictly: each error names the line. Translate does the rest: the filters and scores of the
 // profile are those that the policy names, and no others. Where today's Kubernetes has no plugin for a name, it is one
@@ -10,8 +11,8 @@ package policy
 
 import "fmt"
 
-// Policy is a policy as its file has it. A list that is nil is not in the file: it means the default. An empty one means
-// none.
+// Policy is a policy as its file has it. A list that is nil is not in the file: it means the default. An empty one
+// means none.
 type Policy struct {
 	Kind                           string      `json:"kind"`
 	APIVersion                     string      `json:"apiVersion"`
@@ -90,8 +91,8 @@ type ResourceSpec struct {
 	Weight int64  `json:"weight"`
 }
 
-// Extender is an HTTP server that the scheduler asks. The names of its fields, and of those below it, may be in upper or
-// lower case, as they always were.
+// Extender is an HTTP server that the scheduler calls. The names of its fields, and of those below it, may be in upper
+// or lower case, as they always were.
 type Extender struct {
 	URLPrefix        string            `json:"urlPrefix"`
 	FilterVerb       string            `json:"filterVerb"`

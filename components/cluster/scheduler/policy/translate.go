@@ -21,7 +21,7 @@ import (
 // maxWeight is the largest weight that a plugin can have today.
 const maxWeight = math.MaxInt32
 
-// translation is what the policy asks for, so far.
+// translation is what the policy requests, so far.
 type translation struct {
 	filters map[string]bool
 	weights map[string]int64 // of the plugins that score
@@ -133,7 +133,7 @@ func (t *translation) predicate(p *Predicate) error {
 	return labelKeys(a.Labels, wrong)
 }
 
-// unknown is what to say about a name without an argument.
+// unknown is the error for an unknown name without an argument.
 func unknown(name string, known []string, arguments string) string {
 	if advice := gone()[name]; advice != "" {
 		return "Kubernetes has no counterpart: " + advice
@@ -244,7 +244,7 @@ func (t *translation) custom(p *Priority, earlier map[string]*Priority, wrong fu
 	return checkRatio(t.ratio, wrong)
 }
 
-// checkRatio says in one line what upstream would refuse later.
+// checkRatio returns in one line what upstream would refuse later.
 func checkRatio(r *RequestedToCapacityRatioArguments, wrong func(string, ...any) error) error {
 	if len(r.Shape) == 0 {
 		return wrong("the shape needs at least one point")
@@ -316,8 +316,8 @@ func (t *translation) labelsPresence() error {
 	return nil
 }
 
-// capacity gives one of the three priorities for a node's free capacity to NodeResourcesFit, which has one strategy. The
-// others stay with the plugins that do nothing else.
+// capacity gives one of the three priorities for a node's free capacity to NodeResourcesFit, which has one strategy.
+// The others stay with the plugins that do nothing else.
 func (t *translation) capacity() {
 	fit := true
 	for _, plugin := range []string{removed.NodeResourcesLeastAllocated, removed.NodeResourcesMostAllocated, removed.RequestedToCapacityRatio} {

@@ -69,7 +69,7 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// TestNotes: what a policy asks for and does not get is said.
+// TestNotes: what a policy requests and does not get is reported.
 func TestNotes(t *testing.T) {
 	for text, want := range map[string]string{
 		"alwaysCheckAllPredicates: true\n":                                                          "alwaysCheckAllPredicates has no effect",

@@ -1,9 +1,9 @@
 // Package removed has the scheduler's plugins that Kubernetes removed after 1.22 and that its other plugins do not
-// replace. They have the names and arguments of the configuration kubescheduler.config.k8s.io/v1beta1, and take part only
-// where a profile names them: policies do (package policy), and a file of --scheduler-arg=config may.
+// replace. They have the names and arguments of the configuration kubescheduler.config.k8s.io/v1beta1, and take part
+// only where a profile names them: policies do (package policy), and a file of --scheduler-arg=config may.
 //
-// Their rules are those of pkg/scheduler/framework/plugins/{nodelabel,serviceaffinity,nodepreferavoidpods,noderesources}
-// of Kubernetes 1.22.
+// Their rules are those of
+// pkg/scheduler/framework/plugins/{nodelabel,serviceaffinity,nodepreferavoidpods,noderesources} of Kubernetes 1.22.
 package removed
 
 import (

@@ -14,7 +14,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/names"
 )
 
-// resources scores as NodeResourcesFit does, with a strategy of its own: a profile can have that plugin only once.
+// resources scores as NodeResourcesFit does, with its own strategy: a profile can have that plugin only once.
 type resources struct {
 	name string
 	fit  interface {

@@ -111,8 +111,8 @@ func read(state fwk.CycleState) (*like, *fwk.Status) {
 	return data.(*like), nil
 }
 
-// Filter implements fwk.FilterPlugin. The wanted values are those of the pod's node selector and, where it has none, those
-// of the node of another pod of the Service.
+// Filter implements fwk.FilterPlugin. The wanted values are those of the pod's node selector and, where it has none,
+// those of the node of another pod of the Service.
 func (p *serviceAffinity) Filter(_ context.Context, state fwk.CycleState, pod *corev1.Pod, info fwk.NodeInfo) *fwk.Status {
 	l, status := read(state)
 	if status != nil {
@@ -198,8 +198,8 @@ func (p *serviceAffinity) NormalizeScore(_ context.Context, _ fwk.CycleState, _ 
 	return nil
 }
 
-// EventsToRegister implements fwk.EnqueueExtensions. Services are not among upstream's events: after a change of one, a pod
-// is tried again when all are, --scheduler-arg=pod-max-in-unschedulable-pods-duration.
+// EventsToRegister implements fwk.EnqueueExtensions. Services are not among upstream's events: after a change of one, a
+// pod is tried again when all are, --scheduler-arg=pod-max-in-unschedulable-pods-duration.
 func (*serviceAffinity) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
 	return []fwk.ClusterEventWithHint{
 		{Event: fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.UpdatePodLabel | fwk.Delete}},

@@ -76,8 +76,8 @@ func (p *plugin) Admit(ctx context.Context, a admission.Attributes, _ admission.
 	return p.update(ctx, a, r)
 }
 
-// reserved refuses the annotations in requests that began while there were no initializers: nobody may hide an object without
-// the right to.
+// reserved refuses the annotations in requests that began while there were no initializers: a client needs the right to
+// hide an object.
 func reserved(a admission.Attributes) error {
 	for _, name := range []string{Annotation, changeAnnotation} {
 		if _, has := annotation(a.GetObject(), name); has {
@@ -219,7 +219,8 @@ type change struct {
 	Patch json.RawMessage `json:"patch"`
 }
 
-// changed returns the state that a request wants: what the object's annotation says or, with a patch, what that makes of old.
+// changed returns the state that a request wants: that of the object's annotation or, with a patch, old with the patch
+// applied.
 func changed(o runtime.Object, old *State) (*State, error) {
 	text, ok := annotation(o, changeAnnotation)
 	if !ok {

@@ -12,13 +12,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// In JSON and YAML the state is in metadata.initializers: here it moves there and back.
+// In JSON and YAML the state is in metadata.initializers: this file converts both ways.
 
 // mentions finds out cheaply that a body has nothing to move.
 var mentions = []byte("initializers")
 
-// incoming moves metadata.initializers of a request's body into an annotation. The body is returned as it is when it has
-// none, or is of a format that has no place for it.
+// incoming moves metadata.initializers of a request's body into an annotation. The body is returned as it is when it
+// has none, or is of a format that has no place for it.
 func incoming(body []byte, contentType string) ([]byte, error) {
 	if !bytes.Contains(body, mentions) {
 		return body, nil
@@ -43,7 +43,7 @@ func incomingObject(body []byte, kind string) ([]byte, error) {
 	if kind != "" && kind != "application/json" {
 		var err error
 		if text, err = yaml.YAMLToJSON(body); err != nil {
-			return body, nil // the API server says what is wrong
+			return body, nil // the API server returns the error
 		}
 	}
 	object, metadata := metadataOf(text)
@@ -80,7 +80,8 @@ func incomingPatch(body []byte, kind types.PatchType) ([]byte, error) {
 	return encode(object)
 }
 
-// incomingOperations takes the operations on metadata.initializers out of a JSON patch. A hidden object has annotations.
+// incomingOperations takes the operations on metadata.initializers out of a JSON patch. A hidden object has
+// annotations.
 func incomingOperations(body []byte) ([]byte, error) {
 	const at = "/metadata/initializers"
 	var operations []map[string]any
@@ -168,8 +169,8 @@ func encode(v any) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// outgoing moves the annotation of each object in a JSON response to metadata.initializers: of an object, of the items of a
-// list, of the rows of a table, of a watch event.
+// outgoing moves the annotation of each object in a JSON response to metadata.initializers: of an object, of the items
+// of a list, of the rows of a table, of a watch event.
 func outgoing(body []byte) []byte {
 	if !bytes.Contains(body, []byte(Annotation)) {
 		return body

@@ -6,8 +6,9 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// APIService keeps the version of the custom resource behind upstream's in its group. Upstream's own for a custom resource comes
-// before: clients would prefer it. Source: apiVersionPriorities in k8s.io/kubernetes/pkg/controlplane/apiserver.
+// APIService keeps the version of the custom resource behind upstream's in its group. Upstream's own for a custom
+// resource comes before: clients would prefer it. Source: apiVersionPriorities in
+// k8s.io/kubernetes/pkg/controlplane/apiserver.
 func APIService() *apiregistrationv1.APIService {
 	return &apiregistrationv1.APIService{
 		ObjectMeta: metav1.ObjectMeta{Name: configurationVersion.Version + "." + configurationVersion.Group},

@@ -64,7 +64,7 @@ func (i *Initializers) handler(api http.Handler) http.Handler {
 				next = *extensions
 			}
 		}
-		if i.off || i.idle() && !asksForHidden(r.URL) { // a watch that asks goes on when objects are hidden
+		if i.off || i.idle() && !asksForHidden(r.URL) { // a watch that requests them goes on when objects are hidden
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -108,7 +108,7 @@ func asksForHidden(u *url.URL) bool {
 	return ok && len(values) > 0 && values[0] != "0" && !strings.EqualFold(values[0], "false")
 }
 
-// plain asks for an answer that is not compressed.
+// plain requests an uncompressed answer.
 func plain(r *http.Request) *http.Request {
 	if r.Header.Get("Accept-Encoding") == "" {
 		return r
@@ -161,8 +161,8 @@ func (i *Initializers) write(next http.Handler, w http.ResponseWriter, r *http.R
 	created.send()
 }
 
-// read turns a request that created an object into one that gets it: as its creator may see what it has created, this is
-// below authorization.
+// read turns a request that created an object into one that gets it: as its creator may see what it has created, this
+// is below authorization.
 func read(r *http.Request, info *apirequest.RequestInfo, name string) *http.Request {
 	path := r.URL.Path
 	if info.Verb == "create" {
@@ -189,7 +189,7 @@ func fail(w http.ResponseWriter, r *http.Request, info *apirequest.RequestInfo, 
 // wait returns when the object is initialized, or the reason why it is not.
 func (c *created) wait(ctx context.Context) error {
 	patience := creatorPatience
-	if deadline, ok := ctx.Deadline(); ok { // then upstream answers, without saying who is waited for
+	if deadline, ok := ctx.Deadline(); ok { // then upstream answers, without the initializer's name
 		patience = min(patience, time.Until(deadline)-answerTime)
 	}
 	ctx, cancel := context.WithTimeout(withRequest(ctx, &request{includes: true}), patience)
@@ -240,11 +240,11 @@ func (c *created) wait(ctx context.Context) error {
 	}
 }
 
-// look reads the state as it is now, which says who is waited for.
+// look reads the current state, which names the initializer that the object waits for.
 func (c *created) look(ctx context.Context) (*State, error) {
 	object := c.store.newFunc()
 	switch err := c.store.Get(ctx, c.key, storage.GetOptions{}, object); {
-	case storage.IsNotFound(err): // the watch says why
+	case storage.IsNotFound(err): // the watch has the reason
 		return &State{}, nil
 	case err != nil:
 		return nil, err
@@ -259,7 +259,7 @@ func (c *created) look(ctx context.Context) (*State, error) {
 // held keeps an answer until it is sent.
 type held struct {
 	http.ResponseWriter
-	header http.Header // of its own; nil: the answer's
+	header http.Header // its own; nil: the answer's
 	code   int
 	body   bytes.Buffer
 }
@@ -346,5 +346,6 @@ func (l *lines) Write(p []byte) (int, error) {
 
 func (l *lines) end() { _, _ = l.ResponseWriter.Write(l.rest) }
 
-// Unwrap implements responsewriter.UserProvidedDecorator: each event is written at once, so that only the inner writer flushes.
+// Unwrap implements responsewriter.UserProvidedDecorator: each event is written at once, so that only the inner writer
+// flushes.
 func (l *lines) Unwrap() http.ResponseWriter { return l.ResponseWriter }

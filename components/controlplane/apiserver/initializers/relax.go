@@ -12,9 +12,10 @@ import (
 	"k8s.io/kubernetes/pkg/apis/core/helper/qos"
 )
 
-// Nobody acts on a hidden object, so an initializer may change what nobody may change later: the containers of a pod, the
-// template of a Job. Upstream compares an update with the object that storage returned. When the comparison finds nothing wrong
-// but such changes, the update is made once more, and admission gives the stored object the new content before it is compared.
+// No controller acts on a hidden object, so an initializer may change what is immutable later: the containers of a pod,
+// the template of a Job. Upstream compares an update with the object that storage returned. If the comparison refuses
+// only such changes, storage repeats the update, and admission gives the stored object the new content before it is
+// compared.
 
 // onlyImmutable reports whether an update is invalid for no other reason than that fields are immutable.
 func onlyImmutable(err error) bool {
@@ -32,8 +33,8 @@ func onlyImmutable(err error) bool {
 	return len(causes) > 0
 }
 
-// relax gives the stored object the content of the new one; metadata and status stay. Custom resources have rules of their own
-// for changes, which hold.
+// relax gives the stored object the content of the new one; metadata and status stay. Custom resources keep their own
+// rules for changes.
 func relax(stored, next runtime.Object) {
 	into, from := reflect.ValueOf(stored), reflect.ValueOf(next.DeepCopyObject())
 	if into.Type() != from.Type() || into.Kind() != reflect.Pointer || into.Elem().Kind() != reflect.Struct {

@@ -50,7 +50,7 @@ func pending(names ...string) *State {
 // ends reports whether nothing is left to do: the object becomes visible.
 func (s *State) ends() bool { return len(s.Pending) == 0 && s.Result == nil }
 
-// head is the initializer whose turn it is.
+// head is the next initializer.
 func (s *State) head() string {
 	if s == nil || len(s.Pending) == 0 {
 		return ""

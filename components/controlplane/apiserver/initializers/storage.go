@@ -147,7 +147,7 @@ func (s *store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 }
 
 // GetList implements storage.Interface. The predicate is narrowed only where objects may be hidden: with a selector, a
-// page does not tell how many objects follow.
+// page has no count of the remaining objects.
 func (s *store) GetList(ctx context.Context, key string, opts storage.ListOptions, list runtime.Object) error {
 	if includes(ctx) {
 		return s.Interface.GetList(ctx, key, opts, list)
@@ -267,8 +267,8 @@ func (s *store) update(ctx context.Context, update storage.UpdateFunc, found run
 	return update(again, response)
 }
 
-// over reports whether a hidden object is to be deleted: its initialization failed, or somebody has deleted it. In the
-// latter case it has finalizers or a grace period. Nobody sees the object, so nobody would end them.
+// over reports whether a hidden object is to be deleted: its initialization failed, or a client has deleted it. In the
+// latter case it has finalizers or a grace period. No controller sees the object, so none would end them.
 func over(o runtime.Object) bool {
 	a, err := meta.Accessor(o)
 	if err != nil {

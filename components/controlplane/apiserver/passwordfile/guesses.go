@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// A client has so many wrong passwords for a user at once, then one a second. More are refused without a comparison, right
-// ones too: their answer would tell which one is right. Other users, and the same user from elsewhere, are not affected.
+// A client has so many wrong passwords for a user at once, then one a second. More are refused without a comparison,
+// right ones too: their answer would show which is right. Other users, and the same user from elsewhere, are not
+// affected.
 const (
 	wrongAtOnce = 10
 	maxGuesses  = 4096 // that are remembered
@@ -54,7 +55,7 @@ func (c *count) left(now time.Time) float64 {
 	return max(0, c.wrong-now.Sub(c.at).Seconds())
 }
 
-// add makes room for one more by forgetting those that are over or, if none is, any.
+// add makes room for another one: it drops those that are over or, if none is, any.
 func (g *guesses) add(who guess, now time.Time) *count {
 	if g.wrong == nil {
 		g.wrong = map[guess]*count{}

@@ -42,7 +42,7 @@ func load(path string) ([]byte, error) {
 	return text, nil
 }
 
-// private refuses a file that somebody else can read or change. The bits of the group cover access control lists too.
+// private refuses a file that other users can read or change. The bits of the group cover access control lists too.
 func private(path string, info fs.FileInfo, self int) error {
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("%s: it is not a regular file", path)

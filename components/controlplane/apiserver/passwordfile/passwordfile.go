@@ -61,7 +61,7 @@ func (f *File) digest(password string) (sum [sha256.Size]byte) {
 }
 
 // AuthenticateRequest implements authenticator.Request. A user that does not exist takes as long as one that does. The
-// errors, which are logged, name neither the user nor the password: people type one in the place of the other.
+// errors, which are logged, name neither the user nor the password: people type one in place of the other.
 func (f *File) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
 	name, password, ok := req.BasicAuth()
 	if !ok {

@@ -85,7 +85,8 @@ func TestLogin(t *testing.T) {
 	}
 }
 
-// TestSameWork: every attempt is one comparison in constant time of values of one length, whether the user exists or not.
+// TestSameWork: every attempt is one comparison in constant time of values of one length, whether the user exists or
+// not.
 func TestSameWork(t *testing.T) {
 	f := open(t, "secret,alice,1\n"+strings.Repeat("x", 300)+",bob,2\n")
 	var compared []string
@@ -153,7 +154,7 @@ func TestGuesses(t *testing.T) {
 	if got := login(f, "alice", "secret"); got != "alice 1 []" {
 		t.Errorf("two seconds later: %s", got)
 	}
-	// Users that do not exist share one count, so that an answer does not tell which do.
+	// Users that do not exist share one count, so that an answer does not show which do.
 	for i := range wrongAtOnce {
 		login(f, fmt.Sprint("nobody", i), "x")
 	}

@@ -1,4 +1,4 @@
-// Package policywarning warns who writes a network policy while some nodes do not enforce it.
+// Package policywarning warns a client that writes a network policy while some nodes do not enforce it.
 //
 // Each node reports in a condition whether it does (names.PolicyCondition).
 package policywarning

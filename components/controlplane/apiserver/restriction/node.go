@@ -16,8 +16,8 @@ import (
 	"kubelith.io/kubelith/base/names"
 )
 
-// node checks what a node writes into its own Node; NodeRestriction checks that the Node is its own. Labels, annotations and
-// addresses can be written through every subresource.
+// node checks what a node writes into its own Node; NodeRestriction checks that the Node is its own. Labels,
+// annotations and addresses can be written through every subresource.
 func (p *Plugin) node(ctx context.Context, name string, a admission.Attributes) (string, error) {
 	if a.GetOperation() == admission.Delete {
 		return "", nil
@@ -47,7 +47,7 @@ func (p *Plugin) node(ctx context.Context, name string, a admission.Attributes) 
 		}
 	}
 	for _, address := range node.Status.Addresses {
-		// Addresses of its interfaces are internal. Of others it may only say that it has them (names.ExternalIPAnnotation).
+		// Addresses of its interfaces are internal. Others it may only claim (names.ExternalIPAnnotation).
 		if (address.Type == core.NodeExternalIP || address.Type == core.NodeExternalDNS) && !slices.Contains(old.Status.Addresses, address) {
 			return fmt.Sprintf("a node may not set the %s %s on itself", address.Type, address.Address), nil
 		}
@@ -55,7 +55,8 @@ func (p *Plugin) node(ctx context.Context, name string, a admission.Attributes) 
 	return p.wireGuardKey(ctx, name, old.Annotations[names.WireGuardKeyAnnotation], node.Annotations[names.WireGuardKeyAnnotation])
 }
 
-// wireGuardKey refuses a node the key of another Node: keys are public, and of two that claim one the younger loses its tunnels.
+// wireGuardKey refuses a node the key of another Node: keys are public, and of two that claim one the younger loses its
+// tunnels.
 func (p *Plugin) wireGuardKey(ctx context.Context, name, before, after string) (string, error) {
 	if after == before || after == "" {
 		return "", nil

@@ -63,7 +63,7 @@ func plugin(objects ...runtime.Object) *Plugin {
 	return p
 }
 
-// request is one of the storage controllers on n1, unless by says otherwise.
+// request is one of the storage controllers on n1, unless by is set.
 type request struct {
 	name        string
 	resource    schema.GroupVersionResource
@@ -91,7 +91,7 @@ func check(t *testing.T, p *Plugin, requests []request) {
 	}
 }
 
-// volume is one that the provisioner of n1 makes.
+// volume is one that the provisioner of n1 creates.
 func volume(changes ...func(*core.PersistentVolume)) *core.PersistentVolume {
 	v := &core.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-1"}, Spec: core.PersistentVolumeSpec{
 		Capacity:                      core.ResourceList{core.ResourceStorage: resource.MustParse("1Gi")},
@@ -135,7 +135,7 @@ func TestVolumes(t *testing.T) {
 		change  func(*core.PersistentVolume)
 		refused string
 	}{
-		{"as the provisioner makes it", func(*core.PersistentVolume) {}, ""},
+		{"as the provisioner creates it", func(*core.PersistentVolume) {}, ""},
 		{"hostPath", source(core.PersistentVolumeSource{HostPath: &core.HostPathVolumeSource{Path: "/"}}), "has no CSI driver"},
 		{"local", source(core.PersistentVolumeSource{Local: &core.LocalVolumeSource{Path: "/"}}), "has no CSI driver"},
 		{"NFS", source(core.PersistentVolumeSource{NFS: &core.NFSVolumeSource{}}), "has no CSI driver"},
@@ -167,7 +167,7 @@ func TestVolumes(t *testing.T) {
 			v.Spec.CSI.NodeStageSecretRef = &core.SecretReference{Namespace: "kube-system", Name: "x"}
 		}, "cannot have Secrets"},
 	} {
-		requests = append(requests, request{name: "make: " + r.name, resource: resource, op: admission.Create, now: volume(r.change), refused: r.refused})
+		requests = append(requests, request{name: "create: " + r.name, resource: resource, op: admission.Create, now: volume(r.change), refused: r.refused})
 	}
 	check(t, plugin(), append(requests, []request{
 		{name: "grow", resource: resource, op: admission.Update, old: volume(), now: volume(func(v *core.PersistentVolume) { v.Spec.Capacity = nil })},
@@ -239,7 +239,7 @@ func TestClaims(t *testing.T) {
 		status("grown, of another node", claim("local", "n1", "pv-of-n2"), claim("local", "n1", "pv-of-n2", grown), "not on node n1 alone"),
 		status("grown, waiting elsewhere", claim("local", "n2", ""), claim("local", "n2", "", grown), "not for a volume on node n1"),
 		status("the phase", claim("local", "n1", "pv-of-n1"), claim("local", "n1", "pv-of-n1", func(c *core.PersistentVolumeClaim) { c.Status.Phase = core.ClaimLost }), "only size and conditions"),
-		{name: "make one", resource: resource, op: admission.Create, now: claim("local", "n1", ""), refused: "only update"},
+		{name: "create one", resource: resource, op: admission.Create, now: claim("local", "n1", ""), refused: "only update"},
 		{name: "delete one", resource: resource, op: admission.Delete, old: claim("local", "n1", ""), refused: "only update"},
 		{name: "the user", resource: resource, op: admission.Delete, old: claim("local", "n2", ""), by: &user.DefaultInfo{Name: "alice"}},
 	})

@@ -7,7 +7,8 @@ import (
 	"k8s.io/apiserver/pkg/registry/generic"
 )
 
-// Options returns options whose storage is what wrap makes of upstream's. Types that have no storage of this kind stay.
+// Options returns options whose storage is upstream's, wrapped by wrap. Types without storage of this kind stay as they
+// are.
 func Options(options generic.RESTOptionsGetter, wrap func(schema.GroupResource, generic.StorageDecorator) generic.StorageDecorator) generic.RESTOptionsGetter {
 	if options == nil {
 		return nil

@@ -1,5 +1,5 @@
-// Package bucket keeps files in a folder of a bucket of an S3-compatible store: it is where the component "snapshots" copies what it has
-// saved and verified. It knows nothing of snapshots. The client is minio-go.
+// Package bucket keeps files in a folder of a bucket of an S3-compatible store: it is where the component "snapshots"
+// copies what it has saved and verified. It knows nothing of snapshots. The client is minio-go.
 package bucket
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/minio/minio-go/v7"
 )
 
-// Options say where the bucket is, and with which keys it is asked.
+// Options are the location of the bucket and the credentials for it.
 type Options struct {
 	// Endpoint is HOST[:PORT], Folder empty or names with a slash between them.
 	Endpoint, Bucket, Folder, Region string
@@ -49,7 +49,7 @@ type Object struct {
 	Bytes int64
 }
 
-// tries is how often a request is made before it fails.
+// tries is how often a request is sent before it fails.
 const tries = 3
 
 // Open reads the files that the options name. It does not connect.
@@ -98,8 +98,8 @@ func (b *Bucket) List(ctx context.Context, suffix string) ([]Object, error) {
 	return all, nil
 }
 
-// Put writes a file. It exists when Put has returned, with this content: the store compares checksums. progress, if it is not nil, is told
-// the bytes that were sent.
+// Put writes a file. It exists when Put has returned, with this content: the store compares checksums. progress, if it
+// is not nil, gets the number of bytes that were sent.
 func (b *Bucket) Put(ctx context.Context, name string, content io.ReaderAt, size int64, progress func(done int64)) error {
 	_, err := b.client.PutObject(ctx, b.name, b.prefix+name, io.NewSectionReader(content, 0, size), size, minio.PutObjectOptions{
 		ContentType: "application/octet-stream", SendContentMd5: true, Progress: &meter{report: progress},

@@ -65,7 +65,7 @@ func TestFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		if told != int64(size) {
-			t.Errorf("%s: told of %d bytes of %d", name, told, size)
+			t.Errorf("%s: progress reported %d bytes of %d", name, told, size)
 		}
 		r, err := b.Get(t.Context(), name, 0)
 		if err != nil {

@@ -76,7 +76,8 @@ func (o Options) transport() (*http.Transport, error) {
 	return t, nil
 }
 
-// watched is a connection that ends when nothing has passed for a time, in either direction: a large upload takes as long as it takes.
+// watched is a connection that ends when nothing has passed for a time, in either direction: a large upload takes as
+// long as it takes.
 type watched struct {
 	net.Conn
 	idle time.Duration

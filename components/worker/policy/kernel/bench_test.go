@@ -14,7 +14,8 @@ import (
 	"kubelith.io/kubelith/components/worker/policy/rules"
 )
 
-// The benchmarks say what one node spends on a large cluster. In a network namespace of their own they can write to the kernel, too:
+// The benchmarks measure what one node spends on a large cluster. In their own network namespace they can write to the
+// kernel, too:
 //
 //	go test -c -o policy.test ./components/worker/policy/kernel
 //	KUBELITH_KERNEL=1 unshare -n ./policy.test -test.run=- -test.bench=.

@@ -11,9 +11,9 @@ import (
 	"kubelith.io/kubelith/base/names"
 )
 
-// Ports are a table of the bridge: what comes from the port of a pod has the pod's address as its source. Otherwise a pod with
-// the right to send raw packets, which pods have by default, could send as another one, or by link-local addresses, which
-// no policy knows.
+// Ports are a table of the bridge: what comes from the port of a pod has the pod's address as its source. Otherwise a
+// pod with the right to send raw packets, which pods have by default, could send as another one, or by link-local
+// addresses, which no policy knows.
 type Ports struct {
 	nft     knftables.Interface
 	whole   bool
@@ -40,7 +40,7 @@ const (
 	sourceSet6 = "sources-ip6"
 )
 
-// Write makes the table have these ports, by the names of interfaces.
+// Write gives the table these ports, by the names of interfaces.
 func (p *Ports) Write(ctx context.Context, wanted map[string][]netip.Addr) error {
 	tx := p.nft.NewTransaction()
 	present := p.present
@@ -127,7 +127,7 @@ func (p *Ports) Remove(ctx context.Context) error {
 	return nil
 }
 
-// Check notices that somebody has removed the table or rules of it: Write makes it again.
+// Check notices that another program has removed the table or rules of it: Write creates it again.
 func (p *Ports) Check(ctx context.Context) (removed bool) {
 	if !p.whole {
 		return false

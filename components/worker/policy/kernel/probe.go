@@ -15,8 +15,8 @@ import (
 	"kubelith.io/kubelith/components/worker/policy/rules"
 )
 
-// Probe returns commands of nft that write both tables with each kind of rule, map and element that they can have: a kernel that
-// accepts them can enforce every policy.
+// Probe returns commands of nft that write both tables with each kind of rule, map and element that they can have: a
+// kernel that accepts them can enforce every policy.
 func Probe() string {
 	// A Fake only collects what is written.
 	table := newTable(knftables.NewFake(knftables.InetFamily, names.PolicyTable), true, true)
@@ -33,7 +33,8 @@ func Probe() string {
 
 var probeIPs = []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
 
-// probePolicies decide about a pod by selectors and blocks, with and without ports, and allow another everything, in both directions.
+// probePolicies decide about a pod by selectors and blocks, with and without ports, and allow another everything, in
+// both directions.
 func probePolicies() *rules.Compiler {
 	port := func(n int32) *intstr.IntOrString { return &intstr.IntOrString{IntVal: n} }
 	last := int32(200)

@@ -1,10 +1,11 @@
-// Package kernel writes the tables of network policies to the kernel: one nftables table, in which the cost of a packet does
-// not depend on how many pods and policies there are.
+// Package kernel writes the tables of network policies to the kernel: one nftables table, in which the cost of a packet
+// does not depend on how many pods and policies there are.
 //
-// The chains forward and input look up the classes of the connection's source (egress) and destination (ingress); what a class
-// allows returns to them. All look at the connection as conntrack knows it, after the DNAT of Services and before any SNAT, and
-// at packets of both directions: so a change ends connections that it forbids. Of what the node sends (chain output), only answers
-// to pods are looked at: its own connections to pods are always allowed. Nothing is removed when the process ends.
+// The chains forward and input look up the classes of the connection's source (egress) and destination (ingress); what
+// a class allows returns to them. All check the connection as conntrack knows it, after the DNAT of Services and before
+// any SNAT, and packets of both directions: so a change ends connections that it forbids. Of what the node sends (chain
+// output), only answers to pods are checked: its own connections to pods are always allowed. Nothing is removed when
+// the process ends.
 package kernel
 
 import (
@@ -70,7 +71,8 @@ func newTable(nft knftables.Interface, ipv4, ipv6 bool) *Table {
 	return t
 }
 
-// LogDrops has the next table that Replace writes report dropped packets to ReadDrops, at most that many a second of each class.
+// LogDrops has the next table that Replace writes report dropped packets to ReadDrops, at most that many a second of
+// each class.
 func (t *Table) LogDrops(perSecond int) { t.log = perSecond }
 
 // Remove removes the table.
@@ -205,7 +207,7 @@ func (t *Table) frame(tx *knftables.Transaction) {
 		tx.Add(&knftables.Set{Name: selfSet(f), Type: f.address + " . " + f.address})
 	}
 	tx.Add(&knftables.Chain{Name: related})
-	// Errors about a connection follow it: they have no ports of their own.
+	// Errors about a connection follow it: they have no ports themselves.
 	add(related, "meta l4proto { icmp, ipv6-icmp } accept")
 	for chain, without := range map[string]string{forward: untracked, input: untrackedInput} {
 		// One lookup, not a rule for each state: every packet comes by here.
@@ -444,7 +446,7 @@ func (t *Table) setPeer(tx *knftables.Transaction, c *rules.Class, ip netip.Addr
 func peerElements(c *rules.Class, f family, ip netip.Addr, d *rules.Decision) []*knftables.Element {
 	elements := portElements(c, ports, ranges, f, ip.String(), d)
 	if len(elements) > 0 && c.Elsewhere(ip).Uniform() && c.Elsewhere(ip).Other == d.Other {
-		return elements // for everything else the lookups that follow say the same
+		return elements // for everything else the lookups that follow give the same verdict
 	}
 	return append(elements, &knftables.Element{Map: classMap(c, peers, f), Key: []string{ip.String()}, Value: []string{verdict(c, d.Other)}})
 }

@@ -33,8 +33,8 @@ var specs = []string{
 	"podSelector: {matchLabels: {app: c}}\ningress: [{}]\negress: [{}]\npolicyTypes: [Ingress, Egress]",
 }
 
-// TestApply: a table that follows random changes is the one that is written at once. The fake refuses what refers to something
-// that is not there, and to remove what is referred to.
+// TestApply: a table that follows random changes is the one that is written at once. The fake refuses what refers to
+// something that is not there, and to remove what is referred to.
 func TestApply(t *testing.T) {
 	for seed := range uint64(30) {
 		random := rand.New(rand.NewPCG(seed, 0))
@@ -158,7 +158,7 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// TestCheck: a table is as written until somebody removes it, or rules of it.
+// TestCheck: a table is as written until another program removes it, or rules of it.
 func TestCheck(t *testing.T) {
 	table, ports := fake(t), &Ports{nft: knftables.NewFake(knftables.BridgeFamily, names.PolicyTable)}
 	c := rules.NewCompiler()
@@ -173,7 +173,7 @@ func TestCheck(t *testing.T) {
 		"bridge": {ports.nft, func() error { return ports.Write(t.Context(), nil) }, ports.Check, "prerouting"},
 	} {
 		for what, change := range map[string]func(*knftables.Transaction){
-			"nobody":  nil,
+			"nothing": nil,
 			"removes": func(tx *knftables.Transaction) { tx.Delete(&knftables.Table{}) },
 			"flushes": func(tx *knftables.Transaction) { tx.Flush(&knftables.Chain{Name: tc.chain}) },
 		} {

@@ -13,8 +13,8 @@ import (
 	"kubelith.io/kubelith/base/names"
 )
 
-// Watch calls removed when a table of network policies, or a rule of those that are always there, may have been removed, by this
-// process too, until ctx ends. There is at least one call after each removal.
+// Watch calls removed when a table of network policies, or a rule of those that are always there, may have been
+// removed, by this process too, until ctx ends. There is at least one call after each removal.
 //
 // Source: linux/netfilter/nf_tables.h and nfnetlink.h.
 func Watch(ctx context.Context, removed func()) error {
@@ -76,7 +76,7 @@ func isRemoval(m netlink.Message) bool {
 	return false
 }
 
-// Check notices that somebody has removed the table, or a rule of those that are always there, and reports it: Replace writes it again.
+// Check reports whether another program has removed the table, or one of its fixed rules: Replace writes it again.
 func (t *Table) Check(ctx context.Context) (removed bool) {
 	if !t.whole {
 		return false

@@ -135,8 +135,9 @@ func (c *Class) endpoint(s *Service, ip netip.Addr) *Decision {
 	return nil
 }
 
-// views are how rules see an endpoint of a Service: as the node's address that it is; on the Service's port also as the pod that
-// would be behind it, and as the Service's address, since there is no pod that a rule could have named instead.
+// views are how rules see an endpoint of a Service: as the node's address that it is; on the Service's port also as the
+// pod that would be behind it, and as the Service's address, since there is no pod that a rule could have named
+// instead.
 func (c *Class) views(s *Service, ip netip.Addr) []view {
 	here := c.in(c.rangeOf(ip).rules)
 	views := []view{{has: here}}

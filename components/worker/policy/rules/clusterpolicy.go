@@ -55,8 +55,8 @@ func (p *clusterPolicy) compare(o *clusterPolicy) int {
 // errUnknown is about a field of a later version of the API.
 var errUnknown = errors.New("a field of an unknown version")
 
-// newClusterPolicy translates a ClusterNetworkPolicy. The errors are about rules that it cannot understand. They fail closed, as
-// the API says: Accept matches nothing, the others deny everything. Without a subject nobody is selected.
+// newClusterPolicy translates a ClusterNetworkPolicy. The errors are about rules that it cannot understand. They fail
+// closed, as the API says: Accept matches nothing, the others deny everything. Without a subject it selects no pod.
 func newClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) (*clusterPolicy, []error) {
 	var errs []error
 	title := "ClusterNetworkPolicy " + p.Name
@@ -190,8 +190,8 @@ func (r *rule) addProtocol(p policyv1alpha2.ClusterNetworkPolicyProtocol) error 
 	return nil
 }
 
-// setNodes gives the rules about nodes their addresses, and reports whether they have changed. A changed rule is another one: classes
-// keep the old one.
+// setNodes gives the rules about nodes their addresses, and reports whether they have changed. A changed rule is
+// another one: classes keep the old one.
 func (p *clusterPolicy) setNodes(nodes map[string]*Node) (changed bool) {
 	for i, about := range p.nodes {
 		var all []addresses

@@ -59,7 +59,7 @@ func policyOf(t *testing.T, spec string) *networkingv1.NetworkPolicy {
 	return p
 }
 
-// verdict is what the tables say of a connection, both directions together.
+// verdict is that of the tables on a connection, both directions together.
 func (c *cluster) verdict(t *testing.T, from, to string, protocol corev1.Protocol, port uint16) Verdict {
 	t.Helper()
 	address := func(name string) netip.Addr {

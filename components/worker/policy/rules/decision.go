@@ -36,7 +36,7 @@ type Range struct {
 	Verdict     Verdict
 }
 
-// Decision is what a class says of one peer. Two that say the same are equal in form.
+// Decision is what a class decides about one peer. Two with the same result are equal in form.
 type Decision struct {
 	// Other is for protocols without ports.
 	Other Verdict
@@ -52,7 +52,7 @@ func undecided() *Decision {
 	return d
 }
 
-// ports says which connections a rule is about.
+// ports are the connections that a rule is about.
 type ports struct {
 	protocol int // index of protocols
 	first    uint16
@@ -142,7 +142,7 @@ func (d *Decision) at(protocol corev1.Protocol, port uint16) Verdict {
 	return d.Other
 }
 
-// equal reports whether two decisions say the same.
+// equal reports whether two decisions are the same.
 func (d *Decision) equal(o *Decision) bool {
 	return d == o || d.Other == o.Other && slices.EqualFunc(d.Ports[:], o.Ports[:], slices.Equal[[]Range])
 }

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Reason says why a connection is allowed or denied in one direction.
+// Reason is why a connection is allowed or denied in one direction.
 type Reason struct {
 	Direction Direction
 	Verdict   Verdict
@@ -52,8 +52,8 @@ func join(names []string) string {
 	return out
 }
 
-// Explain says what policies of the pod with that UID make of a connection with an address, which may be a pod's. The result
-// is what a node's table says; it does not depend on where the pod is.
+// Explain returns what policies of the pod with that UID decide about a connection with an address, which may be a
+// pod's. The result is that of a node's table; it does not depend on where the pod is.
 func (c *Compiler) Explain(uid types.UID, d Direction, other netip.Addr, protocol corev1.Protocol, port uint16) (Reason, error) {
 	c.moveNodes()
 	pod := c.pods[uid]

@@ -12,7 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Pod is what policies know of a pod of the pod network. A pod with the host's network is none: its address is the node's.
+// Pod is what policies know of a pod of the pod network. A pod with the host's network is none: its address is the
+// node's.
 type Pod struct {
 	Namespace, Name string
 	UID             types.UID
@@ -28,8 +29,8 @@ type NamedPort struct {
 	Port     uint16
 }
 
-// PodOf reads a pod. It returns nil for those that policies do not know: with the host's network, or ended, when its address
-// is somebody else's.
+// PodOf reads a pod. It returns nil for those that policies do not know: with the host's network, or ended, when its
+// address is another pod's.
 func PodOf(pod *corev1.Pod) *Pod {
 	if pod.Spec.HostNetwork || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return nil

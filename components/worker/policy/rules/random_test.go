@@ -55,7 +55,7 @@ func (r randomRule) matches(from, to, protocol string, port int, peer string) bo
 	}))
 }
 
-// allows is what the API says, read rule by rule.
+// allows is what the API specifies, read rule by rule.
 func allows(policies []randomPolicy, isolated bool, d Direction, from, to, protocol string, port int) bool {
 	subject, peer := from, to
 	if d == Ingress {
@@ -139,7 +139,7 @@ func (p randomPolicy) spec(t *testing.T) string {
 	return string(b)
 }
 
-// TestRandomClusterPolicies: the tables say of every connection what the API says.
+// TestRandomClusterPolicies: the tables decide about every connection as the API specifies.
 func TestRandomClusterPolicies(t *testing.T) {
 	const cases = 100
 	for seed := range uint64(cases) {

@@ -45,7 +45,7 @@ type namedPort struct {
 	protocol corev1.Protocol
 }
 
-// matches reports whether a rule is about a peer: nil is no pod; in says whether its address is among the rule's.
+// matches reports whether a rule is about a peer: nil is no pod; in reports whether its address is among the rule's.
 func (r *rule) matches(peer *profile, in bool) bool {
 	return r.everybody || in || peer != nil && slices.ContainsFunc(r.pods, func(s podSelector) bool { return s.matches(peer) })
 }
@@ -156,7 +156,7 @@ type policy struct {
 	rules      [2][]*rule
 }
 
-// newPolicy translates a NetworkPolicy. What cannot be understood allows nothing, and is told.
+// newPolicy translates a NetworkPolicy. What cannot be understood allows nothing, and is returned as an error.
 func newPolicy(p *networkingv1.NetworkPolicy) (*policy, []error) {
 	var errs []error
 	fail := func(err error) { errs = append(errs, fmt.Errorf("NetworkPolicy %s/%s: %w", p.Namespace, p.Name, err)) }

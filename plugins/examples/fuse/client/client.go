@@ -1,9 +1,10 @@
 // Package client is the process that serves the files of one volume on one node, wherever it runs: beside the node
-// plugin, in a pod of its own, or in the pod that uses the volume.
+// plugin, in its own pod, or in the pod that uses the volume.
 //
-// It needs no rights. The driver mounts, and hands the connection to the kernel, an open /dev/fuse, over a socket in the
-// directory of the client. The driver keeps a copy: when the client dies, the next one continues with the same
-// connection, and the programs that use the volume wait that long. The client keeps a copy too, for when the driver dies.
+// It needs no rights. The driver mounts, and hands the connection to the kernel, an open /dev/fuse, over a socket in
+// the directory of the client. The driver keeps a copy: when the client dies, the next one continues with the same
+// connection, and the programs that use the volume wait that long. The client keeps a copy too, for when the driver
+// dies.
 package client
 
 import (
@@ -32,14 +33,14 @@ const (
 	checkTimeout = 10 * time.Second
 	// attachTimeout bounds the start of the service: objects are counted, and those of an earlier mount uploaded.
 	attachTimeout = 5 * time.Minute
-	// endTimeout is how long buffers are uploaded when the client is told to end.
+	// endTimeout is how long buffers are uploaded when the client has to end.
 	endTimeout = 20 * time.Second
 )
 
 // mountsDir has a directory for each mount, in the directory of a client.
 const mountsDir = "mounts"
 
-// Config is the file that tells a client about its volume.
+// Config is the file that describes its volume to a client.
 type Config struct {
 	// Store has the files of the volume.
 	Store store.Config `json:"store"`
@@ -141,7 +142,7 @@ func (c *Client) setReason(reason string) {
 	}
 }
 
-// configured returns what a configuration file says.
+// configured returns the content of a configuration file, and the store that it names.
 func configured(configFile string) (config Config, s store.Store, err error) {
 	text, err := os.ReadFile(configFile)
 	if errors.Is(err, fs.ErrNotExist) {

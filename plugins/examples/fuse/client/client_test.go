@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// rig is a mounted volume with a store, as the driver makes it.
+// rig is a mounted volume with a store, as the driver creates it.
 type rig struct {
 	t      *testing.T
 	store  *storetest.Server
@@ -70,8 +70,8 @@ func newRig(t *testing.T, capacity int64) *rig {
 		t.Fatal(err)
 	}
 	r.newMount("first")
-	// Whoever waits for a client that hangs cannot be killed, and holds up each process that looks at it in /proc. A forced
-	// unmount ends the connection.
+	// A process that waits for a hanging client cannot be killed, and blocks each process that reads about it in /proc.
+	// A forced unmount ends the connection.
 	hang := time.AfterFunc(2*time.Minute, func() { unix.Unmount(r.path, unix.MNT_FORCE) })
 	t.Cleanup(func() {
 		hang.Stop()
@@ -306,7 +306,8 @@ func TestLargeFile(t *testing.T) {
 	}
 }
 
-// TestCapacity: a full volume says so, and again has room when a file is deleted or the volume is expanded.
+// TestCapacity: a full volume reports that it is full, and has room again when a file is deleted or the volume is
+// expanded.
 func TestCapacity(t *testing.T) {
 	const mib = 1 << 20
 	r := newRig(t, 2*mib)
@@ -493,7 +494,7 @@ func TestUnmount(t *testing.T) {
 	r.wantFile("a", "1")
 }
 
-// TestStoreAwayAtStart: the client says why it is not ready.
+// TestStoreAwayAtStart: the client reports why it is not ready.
 func TestStoreAwayAtStart(t *testing.T) {
 	dir := t.TempDir()
 	config := filepath.Join(dir, "config.json")

@@ -68,8 +68,8 @@ type Usage struct {
 // Hello is the first message on a connection that a sidecar opens to the driver: what the connection is for.
 type Hello struct {
 	// Op is volumes: the driver answers with Volumes; or serve or work: the driver makes its requests. It has one of
-	// each for a volume, and waits on serve for the end of the client. Or end: the sidecar was told to end, and has done
-	// so when the connection ends.
+	// each for a volume, and waits on serve for the end of the client. Or end: the sidecar was asked to end, and has
+	// done so when the connection ends.
 	Op     string `json:"op"`
 	Volume string `json:"volume,omitempty"`
 }
@@ -154,7 +154,7 @@ func (c *Conn) AnswerVolumes(v Volumes) error { return send(c.conn, v, -1) }
 // Close closes the connection.
 func (c *Conn) Close() error { return c.conn.Close() }
 
-// Do makes a request, with a file descriptor for attach, and returns the answer, with one for device; -1: none.
+// Do sends a request, with a file descriptor for attach, and returns the answer, with one for device; -1: none.
 func (c *Conn) Do(ctx context.Context, r Request, with int) (a Answer, fd int, err error) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -190,12 +190,12 @@ func isDevice(fd int) bool {
 	return fd >= 0 && unix.Fstat(fd, &have) == nil && unix.Stat("/dev/fuse", &want) == nil && have.Mode&unix.S_IFMT == unix.S_IFCHR && have.Rdev == want.Rdev
 }
 
-// Wait waits until the client has ended, or ctx ends. No request may be made meanwhile.
+// Wait waits until the client has ended, or ctx ends. No request may be sent meanwhile.
 func (c *Conn) Wait(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() { c.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	var a Answer
-	fd, _ := receive(c.conn, &a) // it says nothing without being asked
+	fd, _ := receive(c.conn, &a) // it sends nothing without a request
 	closeFD(fd)
 }
 

@@ -38,7 +38,8 @@ const (
 //
 // A request is read from the kernel into a slot: memory that is a file. Its answer is written beside it before it is
 // given, and then the slot is emptied. So what a killed process had taken is there for the next one, which does it, or
-// gives the answer if it was done: no program waits for an answer forever, and nothing is done twice. Slot 0 keeps the kernel's first request, INIT, by which each process learns what the kernel can do.
+// gives the answer if it was done: no program waits for an answer forever, and nothing is done twice. Slot 0 keeps the
+// kernel's first request, INIT, by which each process learns what the kernel can do.
 type session struct {
 	device *os.File
 	file   *os.File // of the slots; locked
@@ -150,7 +151,7 @@ func (s *session) read(request []byte) error {
 			read(fd)
 			return !errors.Is(failed, unix.EAGAIN)
 		})
-		if err != nil { // it cannot be waited for: usually it is unmounted, which the device says
+		if err != nil { // it cannot be waited for: usually it is unmounted, as the device reports
 			if err := raw.Control(read); err != nil {
 				return err
 			}
@@ -171,8 +172,8 @@ func (s *session) read(request []byte) error {
 	}
 }
 
-// handle a request and return the length of its answer; 0: it needs none. again: an earlier process may have done a part
-// of it.
+// handle a request and return the length of its answer; 0: it needs none. again: an earlier process may have done a
+// part of it.
 func (s *session) handle(request, answer []byte, again bool) uint32 {
 	opcode := binary.NativeEndian.Uint32(request[4:])
 	if opcode == opInit {

@@ -28,8 +28,8 @@ const readyWait = 3 * time.Second
 // busyWait is how long a sidecar that is ended still serves a program that is being killed at the same time.
 const busyWait = 1500 * time.Millisecond
 
-// RunSidecar serves all volumes of the pod that it runs in, until ctx ends; then it returns when all is uploaded. run is
-// the directory with the driver's sockets, dir one of its own.
+// RunSidecar serves all volumes of the pod that it runs in, until ctx ends; then it returns when all is uploaded. run
+// is the directory with the driver's sockets, dir its own.
 //
 // It has no credentials and mounts nothing: the driver mounts the pod's volumes before the pod starts, hands over the
 // connections to the kernel, and serves the objects of these volumes.
@@ -111,7 +111,7 @@ func (s *sidecar) tell(status string) error {
 	return os.Rename(path+".new", path)
 }
 
-// volumes returns those of the pod, as soon as the driver tells.
+// volumes returns those of the pod, as soon as the driver sends them.
 func (s *sidecar) volumes(ctx context.Context) []Volume {
 	for ctx.Err() == nil {
 		v, err := s.ask()
@@ -191,7 +191,7 @@ func (s *sidecar) converse(ctx context.Context, c *Client, h Hello) {
 	}
 }
 
-// watch tells the status until ctx ends.
+// watch writes the status until ctx ends.
 func (s *sidecar) watch(ctx context.Context, volumes []Volume, all []*Client) {
 	for ctx.Err() == nil {
 		status := strings.TrimSpace(statusReady)

@@ -215,7 +215,7 @@ func (d *Driver) ControllerExpandVolume(ctx context.Context, r *csi.ControllerEx
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Size, NodeExpansionRequired: true}, nil
 }
 
-// ControllerPublishVolume implements csi.ControllerServer. In the mode mountpod it makes the client pod.
+// ControllerPublishVolume implements csi.ControllerServer. In the mode mountpod it creates the client pod.
 func (d *Driver) ControllerPublishVolume(ctx context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
 	n, err := d.node()
 	if err == nil {

@@ -1,5 +1,5 @@
-// Package driver is the CSI driver fuse.kubelith.io: volumes whose files are objects of a store, served by a FUSE client
-// per volume and node (package client).
+// Package driver is the CSI driver fuse.kubelith.io: volumes whose files are objects of a store, served by a FUSE
+// client per volume and node (package client).
 //
 //	controller.go  volumes in the store: create, expand, delete; who uses which
 //	pods.go        client pods, one per volume and node
@@ -49,7 +49,7 @@ type mode string
 
 const (
 	process  mode = "process"  // beside the plugin
-	mountPod mode = "mountpod" // in a pod of its own
+	mountPod mode = "mountpod" // in its own pod
 	inPod    mode = "sidecar"  // in the pod that uses the volume
 )
 
@@ -112,7 +112,7 @@ type node struct {
 	name    string
 	config  Config
 	dir     string // of mounts
-	pods    *pods  // nil: this node cannot make any
+	pods    *pods  // nil: this node cannot create any
 	log     hclog.Logger
 	program []string // that is the client
 
@@ -134,7 +134,7 @@ type Options struct {
 	Name string // of the node
 	Dir  string // of the plugin
 	Config
-	// Pods makes client pods; nil: this node cannot.
+	// Pods creates client pods; nil: this node cannot.
 	Pods PodClient
 	// Program is the command that is a client, in the mode process; nil: this executable.
 	Program []string
@@ -276,8 +276,8 @@ func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, 
 
 // CSIDriver tells Kubernetes how to treat the driver.
 func CSIDriver() *storagev1.CSIDriver {
-	// Attaching makes the client pod. The kubelet does not change the owner of files: in a store that is a copy of each.
-	// The inline volume of a sidecar needs to know its pod.
+	// Attaching creates the client pod. The kubelet does not change the owner of files: in a store that is a copy of
+	// each. The inline volume of a sidecar needs to know its pod.
 	attach, podInfo, policy := true, true, storagev1.NoneFSGroupPolicy
 	return &storagev1.CSIDriver{
 		ObjectMeta: metav1.ObjectMeta{Name: Name},
@@ -288,5 +288,6 @@ func CSIDriver() *storagev1.CSIDriver {
 	}
 }
 
-// retryLater is how long a call waits for what another process does before it returns the reason; Kubernetes calls again.
+// retryLater is how long a call waits for what another process does before it returns the reason; Kubernetes calls
+// again.
 const retryLater = 20 * time.Second

@@ -47,7 +47,7 @@ type mount struct {
 
 	// The connections that a client in a pod has opened: the next one to wait on, and one for requests.
 	serving, working chan *client.Conn
-	told             atomic.Bool // the last one was told to end, and has
+	told             atomic.Bool // the last one was asked to end, and has
 
 	cancel context.CancelFunc
 	ended  chan struct{}
@@ -207,7 +207,7 @@ func (m *mount) connect(ctx context.Context) (*client.Conn, error) {
 
 func (m *mount) explain(err error) string {
 	if m.Mode == inPod {
-		return "the sidecar of the pod does not serve it" // and not what it says: it is the pod's
+		return "the sidecar of the pod does not serve it" // not its own reason: the sidecar is the pod's
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
 		if m.Mode == mountPod {
@@ -273,7 +273,7 @@ func (m *mount) set(attached, ready bool, reason string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.attached, m.ready = attached, ready
-	if reason != "" && reason != m.reason && m.Mode != inPod { // there the pod says it
+	if reason != "" && reason != m.reason && m.Mode != inPod { // there the pod reports it
 		m.n.log.Info("a volume waits", "volume", m.Volume, "mount", m.key, "reason", reason)
 	}
 	if reason != "" || attached {
@@ -346,7 +346,8 @@ func (m *mount) recover() error {
 	return nil
 }
 
-// giveUp ends the connection to the kernel, so that no program waits any more. A client that comes later gets a new one.
+// giveUp ends the connection to the kernel, so that no program waits any more. A client that comes later gets a new
+// one.
 func (m *mount) giveUp() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -380,7 +381,7 @@ func (m *mount) unmountLocked() error {
 	return nil
 }
 
-// do makes a request of the client, if it serves this mount.
+// do sends a request to the client, if it serves this mount.
 func (m *mount) do(ctx context.Context, r client.Request) (client.Answer, error) {
 	if m.Mode == inPod {
 		return m.doInPod(ctx, r)

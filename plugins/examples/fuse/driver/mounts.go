@@ -74,7 +74,7 @@ func mountFUSE(volume, path string, flags uintptr) (fd int, err error) {
 	return fd, nil
 }
 
-// bind mounts source at target, with flags of its own.
+// bind mounts source at target, with its own flags.
 func bind(source, target string, flags uintptr) error {
 	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
 		return &os.PathError{Op: "mount " + source + " at", Path: target, Err: err}
@@ -88,7 +88,7 @@ func bind(source, target string, flags uintptr) error {
 	return nil
 }
 
-// mountsAt returns how many mounts are at a path, one on the other, and whether the topmost is one of ours.
+// mountsAt returns how many mounts are at a path, one on the other, and whether the topmost is ours.
 func mountsAt(path string) (count int, ours bool, err error) {
 	_, err = mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
 		if m.Mountpoint == path {
@@ -103,7 +103,8 @@ func mountsAt(path string) (count int, ours bool, err error) {
 // unmount all that is mounted at a path. Programs that still use it do not keep it there.
 func unmount(path string) error { return unmountWith(path, 0) }
 
-// unmountNow unmounts all that is mounted at a path, and ends the connection to the client, whoever still has it.
+// unmountNow unmounts all that is mounted at a path, and ends the connection to the client, whatever process still has
+// it.
 func unmountNow(path string) error { return unmountWith(path, unix.MNT_FORCE) }
 
 func unmountWith(path string, flags int) error {

@@ -77,7 +77,7 @@ func (n *node) stage(ctx context.Context, r *csi.NodeStageVolumeRequest) error {
 	if m := n.mount(id); m != nil && m.isMounted() {
 		return m.attachedWithin(ctx)
 	}
-	if md == inPod { // each pod has a mount of its own
+	if md == inPod { // each pod has its own mount
 		dir := filepath.Join(n.config.Clients, id)
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
@@ -413,7 +413,7 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, r *csi.NodeExpandVolumeRe
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: size}, nil
 }
 
-// resize tells the client the capacity, and the next one, too.
+// resize sends the client the capacity, and the next one, too.
 func (m *mount) resize(ctx context.Context, size int64) error {
 	config, err := readConfig(m.Client)
 	if err == nil {
@@ -464,7 +464,7 @@ func (d *Driver) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolumeSta
 	}}, nil
 }
 
-// usage asks the client in a pod. The file system is not asked: nothing forces that client to answer the kernel.
+// usage queries the client in a pod, not the file system: nothing forces that client to answer the kernel.
 func (m *mount) usage(ctx context.Context) (*csi.NodeGetVolumeStatsResponse, error) {
 	a, err := m.do(ctx, client.Request{Op: "usage"})
 	if err != nil {

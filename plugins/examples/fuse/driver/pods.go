@@ -45,14 +45,14 @@ const (
 // PodClient is the API as client pods need it.
 type PodClient = kubernetes.Interface
 
-// pods makes client pods: for each volume and node that it is attached to, a Secret, which is the record that the pod is
-// wanted, and the pod. Kubernetes counts who uses a volume on a node: the first one attaches it, the last one detaches
-// it. So nothing is lost when the plugin ends.
+// pods creates client pods: for each volume and node that it is attached to, a Secret, which is the record that the pod
+// is wanted, and the pod. Kubernetes counts who uses a volume on a node: the first one attaches it, the last one
+// detaches it. So nothing is lost when the plugin ends.
 type pods struct {
 	client    PodClient
 	config    Config
 	log       hclog.Logger
-	said      map[string]string // by Secret: what was wrong
+	said      map[string]string // by Secret: the last error
 	unusedFor time.Duration
 }
 
@@ -74,7 +74,7 @@ func labelValue(id string) string {
 	return id[:min(len(id), 63)]
 }
 
-// want makes the client of a volume on a node, and waits a little until it runs.
+// want creates the client of a volume on a node, and waits a little until it runs.
 func (p *pods) want(ctx context.Context, volume, node string, config client.Config) error {
 	secret, err := p.secret(volume, node, config)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"kubelith.io/kubelith/plugins/examples/fuse/store"
 )
 
-// TestPods: a client pod comes with the first use of a volume on a node, is made again when it ends or its image changes,
-// and goes after the last use; all that also with a plugin that has just started.
+// TestPods: a client pod comes with the first use of a volume on a node, is created again when it ends or its image
+// changes, and goes after the last use; all that also with a plugin that has just started.
 func TestPods(t *testing.T) {
 	api := fake.NewClientset()
 	p := newPods(api, Config{Image: "old", Namespace: "ns", Clients: "/clients"}, hclog.NewNullLogger())

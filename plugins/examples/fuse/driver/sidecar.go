@@ -26,7 +26,7 @@ import (
 // The client of a pod with volumes of the mode sidecar is in the pod, whose author decides what it is. So it gets what
 // the pod has anyway, and nothing else: the connections to the kernel of this pod's mounts, and the objects of its
 // volumes, which the driver serves; no credentials, and no path that the driver uses. The pod has the sockets by an
-// inline volume of this driver, read-only, so that nobody in the pod can put something else in their place.
+// inline volume of this driver, read-only, so that nothing in the pod can replace them.
 
 const (
 	// SidecarVolume is the name of the inline volume, and of the container, in pods.
@@ -35,14 +35,15 @@ const (
 	sidecarsDir = "_pods"
 	// helloTimeout bounds the first message on a connection, sidecarTimeout a request of a sidecar.
 	helloTimeout, sidecarTimeout = 10 * time.Second, 10 * time.Second
-	// greetings is how many connections of a pod to the driver may have said nothing yet; storeConnections is how many
+	// greetings is how many connections of a pod to the driver may have sent nothing yet; storeConnections is how many
 	// it may have to the objects.
 	greetings, storeConnections = 16, 10
-	// endedWait is how long a mount keeps the requests of programs for the next client after one that was told to end,
+	// endedWait is how long a mount keeps the requests of programs for the next client after one that was asked to end,
 	// and goneWait after one that was not: the kubelet starts that again, after five minutes at most. Then programs get
 	// errors. In a pod that is being deleted there is no next client, and programs that wait for it cannot be killed.
 	endedWait, goneWait = 5 * time.Second, 6 * time.Minute
-	// sidecarWait is how long a mount waits for the inline volume of its pod, which the kubelet mounts at the same time.
+	// sidecarWait is how long a mount waits for the inline volume of its pod, which the kubelet mounts at the same
+	// time.
 	sidecarWait = 5 * time.Second
 )
 

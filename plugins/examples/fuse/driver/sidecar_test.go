@@ -24,7 +24,7 @@ import (
 	"kubelith.io/kubelith/plugins/examples/fuse/store/storetest"
 )
 
-// sidecarRig is a pod with a volume of the mode sidecar, as the kubelet makes it.
+// sidecarRig is a pod with a volume of the mode sidecar, as the kubelet creates it.
 type sidecarRig struct {
 	t       *testing.T
 	d       *Driver
@@ -99,7 +99,7 @@ func (r *sidecarRig) use(readOnly bool) {
 	if _, err := r.d.NodePublishVolume(ctx, r.inline()); err != nil {
 		t.Fatal(err)
 	}
-	hang := time.AfterFunc(2*time.Minute, func() { unix.Unmount(r.path, unix.MNT_FORCE) }) // who waits for it cannot be killed
+	hang := time.AfterFunc(2*time.Minute, func() { unix.Unmount(r.path, unix.MNT_FORCE) }) // its waiters cannot be killed
 	t.Cleanup(func() { hang.Stop() })
 	t.Cleanup(r.end)
 	if err := r.publish(ctx, readOnly); err != nil {
@@ -160,7 +160,7 @@ func (r *sidecarRig) write(name, content string) {
 	}
 }
 
-// program has a file open, in a process of its own: one that starts the client would wait for it, to close the file.
+// program has a file open, in its own process: one that starts the client would wait for it, to close the file.
 func (r *sidecarRig) program(name string) (more func(text, after string)) {
 	t := r.t
 	t.Helper()
@@ -289,8 +289,8 @@ func TestSidecarHasNoSecret(t *testing.T) {
 	}
 }
 
-// TestSidecarEnds: a program that waits for a client that was told to end gets an error, and so can end. Otherwise its pod
-// could not: a process in this state cannot be killed.
+// TestSidecarEnds: a program that waits for a client that was asked to end gets an error, and so can end. Otherwise its
+// pod could not: a process in this state cannot be killed.
 func TestSidecarEnds(t *testing.T) {
 	r := newSidecarRig(t)
 	r.use(false)

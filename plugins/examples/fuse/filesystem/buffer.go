@@ -18,7 +18,7 @@ import (
 const (
 	// fetchSize is how much of an object is read at once.
 	fetchSize = 4 << 20
-	// marker is the end of the name of a file that says that the buffer beside it has to be uploaded.
+	// marker is the suffix of a file that marks the buffer beside it for upload.
 	marker = ".dirty"
 )
 
@@ -32,7 +32,7 @@ type buffer struct {
 	meta  store.Meta
 }
 
-// mark is what the marker of a buffer says: where it belongs, for when the mount is gone.
+// mark is the content of a buffer's marker: where the buffer belongs, for when the mount is gone.
 type mark struct {
 	Key  string     `json:"key"`
 	Meta store.Meta `json:"meta"`

@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	// validFor is how long the kernel, and this package, believe what the store said: another node may change files.
+	// validFor is how long the kernel, and this package, cache the store's answers: another node may change files.
 	validFor = time.Second
 	// requestTimeout bounds what a program waits for a request of the store, apart from uploads.
 	requestTimeout = 30 * time.Second

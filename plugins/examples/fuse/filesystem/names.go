@@ -302,7 +302,7 @@ func (f *FS) unlink(ctx context.Context, parent *node, name string) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if f.isOpen(n) { // who has it open still reads it
+	if f.isOpen(n) { // a program that has it open still reads it
 		if err := f.refresh(ctx, n); err == nil {
 			if _, err := f.fetch(ctx, n, 0, n.info.Size); err != nil {
 				return err
@@ -384,7 +384,8 @@ func (f *FS) local(dir *node) (names []string) {
 	return names
 }
 
-// Rename implements fuse.RawFileSystem. The store has no such thing: objects are copied and deleted, one after the other.
+// Rename implements fuse.RawFileSystem. The store has no such thing: objects are copied and deleted, one after the
+// other.
 func (f *FS) Rename(_ <-chan struct{}, in *fuse.RenameIn, from, to string) fuse.Status {
 	if in.Flags&^unix.RENAME_NOREPLACE != 0 {
 		return fuse.EINVAL
@@ -438,8 +439,8 @@ func (f *FS) rename(parent, target *node, from, to string, replace bool) error {
 	return nil
 }
 
-// renamed notes the new place of a node that an earlier process has renamed, when it was killed before it could note that.
-// The error is ErrNotExist if it has not.
+// renamed notes the new place of a node that an earlier process has renamed, when it was killed before it could note
+// that. The error is ErrNotExist if it has not.
 func (f *FS) renamed(ctx context.Context, n, target *node, to string) error {
 	key, err := f.keyIn(target, to)
 	if err != nil {

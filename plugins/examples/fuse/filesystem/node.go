@@ -36,7 +36,7 @@ type node struct {
 
 	mu   sync.Mutex // taken before FS.mu
 	info store.Info
-	read time.Time // when the store said so
+	read time.Time // when the store reported it
 	buf  *buffer
 }
 
@@ -261,7 +261,7 @@ func (f *FS) Forget(id, count uint64) {
 	f.write(record{ID: id, Forget: true})
 }
 
-// refresh asks the store for a node, unless it is known. The node is locked. It has its own answer for what is not
+// refresh queries the store for a node, unless it is known. The node is locked. It has its own answer for what is not
 // uploaded yet.
 func (f *FS) refresh(ctx context.Context, n *node) error {
 	if n.buf != nil && n.buf.dirty || time.Since(n.read) < validFor {
@@ -285,7 +285,7 @@ func (f *FS) refresh(ctx context.Context, n *node) error {
 	return nil
 }
 
-// learn takes over what the store says of a node. A buffer of other content is dropped.
+// learn takes over what the store reports of a node. It drops a buffer of other content.
 func (f *FS) learn(n *node, i store.Info) {
 	if n.buf != nil && n.buf.dirty {
 		return

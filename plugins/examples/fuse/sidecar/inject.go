@@ -60,7 +60,7 @@ func (i *injector) needs(ctx context.Context, namespace string, pod *corev1.Pod)
 		case v.PersistentVolumeClaim != nil:
 			claim, err := i.client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, v.PersistentVolumeClaim.ClaimName, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
-				continue // nobody knows yet; the driver says so to a pod that needed it
+				continue // not known yet; a pod that needed it gets the driver's error
 			}
 			if err != nil {
 				return false, err

@@ -103,7 +103,7 @@ func patched(t *testing.T, pod *corev1.Pod, text []byte) *corev1.Pod {
 	return &got
 }
 
-// TestGuard: no other container has the volumes of the client, whoever wrote the pod.
+// TestGuard: no other container has the volumes of the client, whatever the pod's author writes.
 func TestGuard(t *testing.T) {
 	i := injector{settings: settings{Image: "client:1"}}
 	good := podOf()

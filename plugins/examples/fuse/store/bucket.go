@@ -15,7 +15,7 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// retries is how often a request is made before it fails: programs wait for the answer.
+// retries is how often a request is sent before it fails: programs wait for the answer.
 const retries = 3
 
 // partSize is that of uploads in parts.
@@ -86,7 +86,7 @@ func (b *bucket) Check(ctx context.Context) error {
 	return nil
 }
 
-// Stat implements Store. A directory exists if it has an object of its own, or one below it.
+// Stat implements Store. A directory exists if it has its own object, or one below it.
 func (b *bucket) Stat(ctx context.Context, key string) (Info, error) {
 	o, err := b.client.StatObject(ctx, b.name, b.prefix+key, minio.StatObjectOptions{})
 	if err == nil {

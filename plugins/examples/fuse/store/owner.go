@@ -5,7 +5,7 @@ import (
 	"syscall"
 )
 
-// ownerOf returns the owner of a file from what the system says of it, and a tag that changes with its content.
+// ownerOf returns the owner of a file, from its stat data, and a tag that changes with its content.
 func ownerOf(sys any) (uid, gid uint32, tag string) {
 	st, ok := sys.(*syscall.Stat_t)
 	if !ok {

@@ -8,9 +8,9 @@ import (
 	"syscall"
 )
 
-// A store can be used over a socket, by a client that has no credentials: Handler serves it, Remote uses it. Each method
-// of Store is a POST of its name. The arguments are in the query, and content in the body. An answer with another status
-// than 200 has a failure.
+// A store can be used over a socket, by a client that has no credentials: Handler serves it, Remote uses it. Each
+// method of Store is a POST of its name. The arguments are in the query, and content in the body. An answer with
+// another status than 200 has a failure.
 
 // The arguments.
 const (

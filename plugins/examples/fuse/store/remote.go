@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// patience is how long a request is tried again when nobody serves the socket: the plugin is being replaced.
+	// patience is how long a request is retried when no process serves the socket: the plugin is being replaced.
 	patience = 25 * time.Second
 	tryEvery = 200 * time.Millisecond
 	// connections at a time. Handler's server has more.
@@ -38,7 +38,7 @@ func Remote(volume string, dial func(context.Context) (net.Conn, error)) Store {
 	}}}
 }
 
-// do makes a request, and answers an error for one that is not 200.
+// do sends a request, and returns an error for one that is not 200.
 func (s *remote) do(ctx context.Context, op, key string, args url.Values, content io.Reader, size int64) (io.ReadCloser, error) {
 	if args == nil {
 		args = url.Values{}
@@ -92,7 +92,7 @@ func (s *remote) once(ctx context.Context, target string, content io.Reader, siz
 	return nil, f
 }
 
-// info makes a request whose answer is an object.
+// info sends a request whose answer is an object.
 func (s *remote) info(ctx context.Context, op, key string, args url.Values, content io.Reader, size int64) (i Info, err error) {
 	body, err := s.do(ctx, op, key, args, content, size)
 	if err != nil {
@@ -104,7 +104,7 @@ func (s *remote) info(ctx context.Context, op, key string, args url.Values, cont
 	return i, err
 }
 
-// none makes a request whose answer is nothing.
+// none sends a request whose answer is empty.
 func (s *remote) none(ctx context.Context, op, key string) error {
 	body, err := s.do(ctx, op, key, nil, nil, 0)
 	if err != nil {

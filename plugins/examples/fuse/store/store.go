@@ -61,7 +61,7 @@ var (
 	ErrFull = errors.New("the store is full")
 )
 
-// Config says where objects are.
+// Config is where the objects are.
 type Config struct {
 	// Endpoint is the URL of the store: https://s3.example.com.
 	Endpoint  string `json:"endpoint,omitempty"`

@@ -1,5 +1,5 @@
-// The initializer certificate.example.com mounts the Secret test-certificate into the containers of each new pod with the label
-// test-certificate=wanted.
+// The initializer certificate.example.com mounts the Secret test-certificate into the containers of each new pod with
+// the label test-certificate=wanted.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// The initializer sidecar.example.com puts a container beside those of each new pod that asks for it with the annotation
-// sidecar.example.com/image.
+// The initializer sidecar.example.com puts a container beside those of each new pod that requests it with the
+// annotation sidecar.example.com/image.
 package main
 
 import (

@@ -1,7 +1,7 @@
 //go:build seccomp
 
-// Command seccomp compiles seccomp profiles to the programs that runc is built with (patches/runc/runc-seccomp.patch). It has to run on
-// the architecture that they are for.
+// Command seccomp compiles seccomp profiles to the programs that runc is built with (patches/runc/runc-seccomp.patch).
+// It has to run on the architecture that they are for.
 //
 //	profiles | seccomp DIR
 package main

@@ -1,5 +1,5 @@
-// Package buckettest runs an S3-compatible store for tests: gofakes3, the one behind `rclone serve s3`, which checks the signature of each
-// request, in memory, with faults on request.
+// Package buckettest runs an S3-compatible store for tests: gofakes3, the one behind `rclone serve s3`, which checks
+// the signature of each request, in memory, with faults on request.
 package buckettest
 
 import (
@@ -35,7 +35,7 @@ func New() (*Server, error) {
 	return s, s.backend.CreateBucket(context.Background(), Bucket)
 }
 
-// Away makes every connection break, until it is called with false.
+// Away breaks every connection, until it is called with false.
 func (s *Server) Away(away bool) { s.away.Store(away) }
 
 // Break ends each answer with an object after that many bytes; 0: never.

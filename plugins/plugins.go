@@ -41,6 +41,8 @@ type Plugin interface {
 	Description() *pluginv1.Description
 	// Generation of the process that serves now, as in Instance; 0: none serves.
 	Generation() uint64
+	// Next returns a channel that is closed when a process begins to serve, or to serve again.
+	Next() <-chan struct{}
 	// Call runs f with the process that serves now and counts the call under the method's short name. f's ctx ends at
 	// the earlier of ctx's deadline and the settings' timeout. If no process serves, Call returns a *NotRunningError at
 	// once.

@@ -35,8 +35,9 @@ type plugin struct {
 	ended   chan struct{}    // closed when its supervisor has ended
 
 	mu      sync.Mutex
-	state   State // phase, messages, since and starts; State fills in the rest
-	restart bool  // requested
+	next    chan struct{} // closed and replaced when a process begins to serve
+	state   State         // phase, messages, since and starts; State fills in the rest
+	restart bool          // requested
 }
 
 var _ plugins.Plugin = (*plugin)(nil)
@@ -45,6 +46,7 @@ func newPlugin(h *Host, spec *Spec) *plugin {
 	p := &plugin{host: h, name: spec.Name, kind: spec.Kind,
 		wake: reconcile.NewSignal(), suspect: reconcile.NewSignal(),
 		gone: make(chan struct{}), settled: make(chan struct{}), ended: make(chan struct{}),
+		next:  make(chan struct{}),
 		state: State{Phase: string(Starting), Since: time.Now()}}
 	p.spec.Store(spec)
 	p.description.Store(h.descriptions.load(&spec.Spec))
@@ -69,6 +71,21 @@ func (p *plugin) Generation() uint64 {
 		return i.Generation()
 	}
 	return 0
+}
+
+// Next implements plugins.Plugin.
+func (p *plugin) Next() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.next
+}
+
+// serves wakes those that wait for a process.
+func (p *plugin) serves() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	close(p.next)
+	p.next = make(chan struct{})
 }
 
 // Call implements plugins.Plugin.
@@ -109,7 +126,8 @@ func (p *plugin) call(ctx context.Context, f func(context.Context, plugins.Insta
 	}
 	err := f(ctx, plugins.Instance{Conn: i.Conn(), Generation: i.Generation()})
 	if i.Conn().GetState() == connectivity.Shutdown && ctx.Err() == nil && codeOf(err) == codes.Canceled {
-		// gRPC says so of calls on a connection that is closed, as it is when its process has ended. The caller gave up nothing.
+		// gRPC answers Canceled on a closed connection, as it is when its process has ended. The caller cancelled
+		// nothing.
 		return status.Error(codes.Unavailable, "the process of the plugin ended during the call")
 	}
 	return err

@@ -36,13 +36,30 @@ func (h *testHost) another(name string, before State) State {
 	return h.state(name, "another process", func(s State) bool { return isReady(s) && s.Generation != before.Generation })
 }
 
+// woken fails the test unless callers that wait for a process are woken.
+func woken(t *testing.T, next <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-next:
+	case <-time.After(20 * time.Second):
+		t.Error("callers still wait for a process")
+	}
+}
+
 func TestStartsAgain(t *testing.T) {
 	h := startHost(t, admissionSpec(t, "weak", "serve"), admissionSpec(t, "good", "serve"))
 	first, good := h.ready("weak"), h.ready("good")
+	next := h.plugin("weak").Next()
 	if _, err := h.review(context.Background(), "weak", "exit 3"); status.Code(err) != codes.Unavailable {
 		t.Errorf("a call in which the plugin ends: %v, want Unavailable", err)
 	}
+	select {
+	case <-next:
+		t.Error("a process serves at once")
+	default:
+	}
 	second := h.another("weak", first)
+	woken(t, next)
 	if _, err := h.review(context.Background(), "weak", "panic oh dear"); status.Code(err) != codes.Unavailable {
 		t.Errorf("a call in which the plugin panics: %v, want Unavailable", err)
 	}
@@ -112,9 +129,10 @@ func TestHangs(t *testing.T) {
 func TestHangsShortly(t *testing.T) {
 	h := startHost(t, admissionSpec(t, "stuck", "serve"))
 	first := h.ready("stuck")
-	i := h.plugin("stuck").current.Load()
+	i, next := h.plugin("stuck").current.Load(), h.plugin("stuck").Next()
 	i.unhealthy.Store(true) // as after one miss
 	eventually(t, "it is well again", func() bool { return !i.unhealthy.Load() })
+	woken(t, next)
 	if s := h.ready("stuck"); s.PID != first.PID {
 		t.Error("it was started again")
 	}

@@ -77,6 +77,7 @@ type Plugin struct {
 	description *pluginv1.Description
 	conn        *grpc.ClientConn // nil: it is not running
 	generation  uint64
+	next        chan struct{} // nil: no caller waits for a process
 	called      []string
 	last        error
 }
@@ -123,6 +124,16 @@ func (p *Plugin) Generation() uint64 {
 	return p.generation
 }
 
+// Next implements plugins.Plugin.
+func (p *Plugin) Next() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.next == nil {
+		p.next = make(chan struct{})
+	}
+	return p.next
+}
+
 // SetDescription sets the description, as a process does.
 func (p *Plugin) SetDescription(d *pluginv1.Description) {
 	p.mu.Lock()
@@ -138,9 +149,13 @@ func (p *Plugin) Serve(t testing.TB, register func(*grpc.Server), options ...grp
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.conn, p.generation = conn, p.generation+1
+	if p.next != nil {
+		close(p.next)
+		p.next = nil
+	}
 }
 
-// Introduce asks the process for its description, as the host does.
+// Introduce requests the description of the process, as the host does.
 func (p *Plugin) Introduce(t testing.TB) {
 	t.Helper()
 	err := p.Call(t.Context(), "Describe", func(_ context.Context, i plugins.Instance) error {

@@ -18,20 +18,16 @@ import (
 	"kubelith.io/kubelith/plugins"
 )
 
-const (
-	// patience is how long a call waits for a process: as long as a replacement or a quick restart takes. Who calls
-	// a driver tries again anyway.
-	patience = 5 * time.Second
-	// lookEvery is how often it looks.
-	lookEvery = 50 * time.Millisecond
-)
+// processTimeout is how long a call waits for a process: as long as a replacement or a quick restart takes. Callers of
+// a driver retry anyway.
+const processTimeout = 5 * time.Second
 
 // forwarder hands calls to whatever process serves a plugin now. It knows no message: bytes go through as they are,
 // so that a driver may speak a newer CSI than Kubelith.
 type forwarder struct{ plugin plugins.Plugin }
 
-// NewForwarder returns a server without services of its own, which hands every call to the plugin. calls sees them, with
-// each message as a *mem.BufferSlice; nil: nothing does.
+// NewForwarder returns a server without its own services, which forwards every call to the plugin. calls sees them,
+// with each message as a *mem.BufferSlice; nil: nothing does.
 func NewForwarder(p plugins.Plugin, calls stats.Handler) *grpc.Server {
 	options := []grpc.ServerOption{grpc.ForceServerCodecV2(raw{}), grpc.UnknownServiceHandler(forwarder{p}.handle)}
 	if calls != nil {
@@ -49,20 +45,20 @@ func (f forwarder) handle(_ any, caller grpc.ServerStream) error {
 
 // call is Plugin.Call that waits a little for a process.
 func (f forwarder) call(ctx context.Context, method string, do func(context.Context, plugins.Instance) error) error {
-	deadline := time.Now().Add(patience)
+	timeout := time.After(processTimeout)
 	for {
+		next := f.plugin.Next()
 		err := f.plugin.Call(ctx, method, do)
 		var none *plugins.NotRunningError
 		if !errors.As(err, &none) {
 			return err
 		}
-		if time.Now().After(deadline) {
-			return status.Error(codes.Unavailable, none.Error())
-		}
 		select {
+		case <-next:
+		case <-timeout:
+			return status.Error(codes.Unavailable, none.Error())
 		case <-ctx.Done():
 			return status.FromContextError(ctx.Err()).Err()
-		case <-time.After(lookEvery):
 		}
 	}
 }
@@ -96,12 +92,12 @@ func relay(ctx context.Context, conn grpc.ClientConnInterface, method string, ca
 	return err
 }
 
-// send hands over what the caller says until it has said all, or the call has ended.
+// send forwards the caller's messages until it has sent all, or the call has ended.
 func send(caller grpc.ServerStream, driver grpc.ClientStream) {
 	for {
 		var message mem.BufferSlice
 		if err := caller.RecvMsg(&message); err != nil {
-			_ = driver.CloseSend() // what failed, if it did, is what the other direction says
+			_ = driver.CloseSend() // the other direction reports what failed, if anything
 			return
 		}
 		if driver.SendMsg(&message) != nil {
@@ -110,7 +106,7 @@ func send(caller grpc.ServerStream, driver grpc.ClientStream) {
 	}
 }
 
-// raw is the codec of messages that nobody looks into. It has the name of the real one, which both ends speak.
+// raw is the codec of messages that are not decoded. It has the name of the real one, which both ends use.
 type raw struct{}
 
 var _ encoding.CodecV2 = raw{}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -46,6 +47,9 @@ type store struct {
 	mounts   func() ([]mount, error)
 	projects projects
 	images   images
+	// deleting are the goroutines that delete files, which may take minutes. They end with the process: the next one
+	// deletes the rest.
+	deleting sync.WaitGroup
 }
 
 func openStore(dir string, limit int64, log hclog.Logger) (*store, error) {
@@ -64,7 +68,7 @@ func openStore(dir string, limit int64, log hclog.Logger) (*store, error) {
 		}
 	}
 	s.logUnenforced()
-	go s.sweep()
+	s.deleting.Go(s.sweep)
 	return s, nil
 }
 
@@ -313,7 +317,7 @@ func (s *store) remove(ctx context.Context, id string) error {
 	if err := errors.Join(atomicfile.SyncDir(s.path("trash")), atomicfile.SyncDir(s.path("volumes"))); err != nil {
 		return err
 	}
-	go s.discard(trash)
+	s.deleting.Go(func() { s.discard(trash) })
 	return nil
 }
 

@@ -20,6 +20,7 @@ func newStore(t *testing.T, limit int64) *store {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(s.deleting.Wait)
 	return s
 }
 

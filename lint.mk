@@ -4,11 +4,13 @@ STATICCHECK := .cache/staticcheck
 shell_files = $(shell git ls-files --cached --others --exclude-standard '*.sh' .ci/run)
 
 .PHONY: lint lint-format lint-proto lint-vet lint-staticcheck lint-shell proto
-lint: lint-format lint-proto lint-vet lint-staticcheck lint-shell ## gofmt, generated code, go vet, staticcheck, shellcheck
+lint: lint-format lint-proto lint-vet lint-staticcheck lint-shell ## gofmt, width of comments, generated code, go vet, staticcheck, shellcheck
 
 lint-format:
 	@out=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs ls 2>/dev/null | xargs gofmt -l); \
 	[ -z "$$out" ] || { echo "gofmt: run gofmt -w on:"; echo "$$out"; exit 1; }
+	@git ls-files --cached --others --exclude-standard '*.go' | grep -v '\.pb\.go$$' | xargs ls 2>/dev/null | xargs awk '{ line = $$0; gsub(/\t/, "    ", line) } \
+		length(line) > 120 && line ~ /^ *\/\/ [^ ]/ && line !~ /https?:/ { print "lint: " FILENAME ":" FNR ": wrap comments at 120 columns"; bad = 1 } END { exit bad }'
 
 lint-vet:
 	$(GO) vet ./... $(library)

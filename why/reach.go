@@ -11,6 +11,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"kubelith.io/kubelith/base/names"
 )
 
 // Reach is the question whether a pod reaches a Service or another pod.
@@ -23,9 +25,9 @@ type Reach struct {
 // maxConnects bounds the connections that an answer takes.
 const maxConnects = 4
 
-// ExplainReach says what stands between a pod and a Service or another pod, as far as the API shows it: the two
-// objects, names, nodes, and whether something listens. It lets the API server connect to the ports of the
-// destination, with a GET request for /, unless the caller may not.
+// ExplainReach reports what stands between a pod and a Service or another pod, as far as the API shows it: the two
+// objects, names, nodes, and whether something listens. It lets the API server connect to the ports of the destination,
+// with a GET request for /, unless the caller may not.
 func ExplainReach(ctx context.Context, r *Reader, q Reach) (*Answer, error) {
 	a := &Answer{APIVersion: Version, Object: q.From.Object()}
 	f, err := r.reach(ctx, q)
@@ -68,7 +70,7 @@ func (r *Reader) reach(ctx context.Context, q Reach) (*Finding, error) {
 	return r.reachService(ctx, q, from, service)
 }
 
-// end reads a pod that is one end of the way; a finding says why it cannot be.
+// end reads a pod that is one end of the connection; a finding explains why it cannot be.
 func (r *Reader) end(ctx context.Context, t Target) (*corev1.Pod, *Finding, error) {
 	pod, err := r.Pod(ctx, t.Namespace, t.Name)
 	if apierrors.IsNotFound(err) {
@@ -117,7 +119,7 @@ func (r *Reader) reachService(ctx context.Context, q Reach, from *corev1.Pod, s 
 	return r.path(ctx, q, from, to), nil
 }
 
-// onlyPort returns a Service with only the port that is asked about, if it has it: another one may lead nowhere.
+// onlyPort returns a Service with only the requested port, if it has it: another one may lead nowhere.
 func onlyPort(s *corev1.Service, port int32) *corev1.Service {
 	for _, p := range s.Spec.Ports {
 		if p.Port == port {
@@ -166,7 +168,7 @@ func (r *Reader) names(ctx context.Context, q Reach, from *corev1.Pod, o Object)
 		f.saw(pod.String()+" .spec.dnsPolicy", string(policy))
 		return f.do(recreate(from, "Set dnsPolicy: ClusterFirstWithHostNet"))
 	}
-	dns, err := r.Service(ctx, metav1.NamespaceSystem, "kube-dns")
+	dns, err := r.Service(ctx, metav1.NamespaceSystem, names.DNSService)
 	if err != nil || policy == corev1.DNSNone {
 		return nil
 	}

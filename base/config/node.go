@@ -47,7 +47,8 @@ type Node struct {
 	LogLevel  string `json:"logLevel" flag:"log-level" usage:"error, warn, info, debug or trace; for some components as in info,kubelet=debug"`
 	LogFile   string `json:"logFile" flag:"log-file" usage:"file of the log, rotated at 10 MiB (default: standard error; on a terminal a file in the run directory)"`
 
-	// The flight recorder, see docs/trace.md. TraceAge is a duration as Go writes it; OTLPEndpoint is the URL of a collector.
+	// The flight recorder, see docs/trace.md. TraceAge is a duration as Go writes it; OTLPEndpoint is the URL of a
+	// collector.
 	TraceMemory  int    `json:"traceMemory" flag:"trace-memory" usage:"memory of the flight recorder in MiB, from 1; 0 switches it off"`
 	TraceAge     string `json:"traceAge" flag:"trace-age" usage:"how long the flight recorder keeps what happened, as in 90m or 24h"`
 	OTLPEndpoint string `json:"otlpEndpoint" flag:"otlp-endpoint" usage:"collector to which the flight recorder exports spans by OTLP: http://HOST:4317 (gRPC without TLS) or https://HOST:4317"`
@@ -103,14 +104,19 @@ func parsed(addresses []string) []net.IP {
 	return ips
 }
 
-// SocketDir is the run directory under a name that is short enough for unix sockets, and simple enough for the program of CNI to find
-// one in JSON: itself, or a symbolic link to it in /run, which the node creates when it starts. The name follows from the path, so that
-// every command finds it.
+// SocketDir is the run directory under a name that is short enough for unix sockets, and simple enough for the program
+// of CNI to find one in JSON: itself, or a symbolic link to it in /run, which the node creates when it starts. The name
+// follows from the path, so that every command finds it.
 func (n *Node) SocketDir() string {
 	if len(n.RunDir) <= maxRunDir && !strings.ContainsFunc(n.RunDir, escapedInJSON) {
 		return n.RunDir
 	}
 	return fmt.Sprintf("/run/kubelith-%x", sha256.Sum256([]byte(filepath.Clean(n.RunDir))))[:maxRunDir]
+}
+
+// ContainerdSocket is where containerd serves its clients.
+func (n *Node) ContainerdSocket() string {
+	return filepath.Join(n.SocketDir(), "containerd", "containerd.sock")
 }
 
 // escapedInJSON reports whether encoding/json may write a character in another form.

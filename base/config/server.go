@@ -9,7 +9,10 @@
 // The flow is Load or LoadAgent (defaults <- file <- flags), Validate, and DetectNodeIPs when no node IP was given.
 package config
 
-import "net/netip"
+import (
+	"net/netip"
+	"path/filepath"
+)
 
 // Server is the configuration of a server: the newest version of kind ServerConfig, and the table from which flags,
 // file keys, defaults and help come. Each field, and each of Node, is one flag (tag "flag", help in "usage", also set
@@ -32,8 +35,8 @@ type Server struct {
 	AdvertiseAddress string `json:"advertiseAddress" flag:"advertise-address" usage:"address at which others reach the API (default: the first node IP)"`
 	HTTPSPort        int    `json:"httpsPort" flag:"https-port" usage:"port on which the API is served"`
 
-	// VIP is an address, VIPNone, or empty: that of the other servers. VIPAdopted: it was the cluster's when this server
-	// joined.
+	// VIP is an address, VIPNone, or empty: that of the other servers. VIPAdopted: it was the cluster's when this
+	// server joined.
 	VIP        string `json:"vip" flag:"vip" usage:"virtual address of the API, which one of the servers carries: an unused address of the network that they share; or none (default: that of the other servers)"`
 	VIPAdopted bool   `json:"-"`
 
@@ -94,6 +97,9 @@ func Default() *Server {
 		S3:                defaultS3(),
 	}
 }
+
+// EtcdSocket is where etcd serves clients, without TLS: its directory is root's.
+func (s *Server) EtcdSocket() string { return filepath.Join(s.SocketDir(), "etcd", "etcd.sock") }
 
 // kind implements settings.
 func (s *Server) kind() string { return "ServerConfig" }

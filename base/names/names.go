@@ -15,21 +15,22 @@ const (
 	RoleAgent  = "agent"
 	// MachineLabel is on an agent's Node: the beginning of the SHA-256 of its machine's key, as long as a label may be.
 	MachineLabel = "kubelith.io/machine"
-	// RuntimeLabel plus a name of runtime/oci is a label of the nodes that have this runtime: the RuntimeClass selects it.
+	// RuntimeLabel plus a name of runtime/oci is a label of the nodes that have this runtime: the RuntimeClass selects
+	// it.
 	RuntimeLabel = "kubelith.io/runtime-"
 	// NodeIPAnnotation is on an agent's certificate request: the addresses that its Node will have.
 	NodeIPAnnotation = "kubelith.io/node-ip"
 	// HostPortsAnnotation has the ports on which a node's host listens, as "22/TCP,111/UDP". The node writes it itself:
 	// a wrong one takes Services away from that node alone.
 	HostPortsAnnotation = "kubelith.io/host-ports"
-	// ExternalIPAnnotation has the addresses at which the node says it is reached from outside, separated by commas. The node
-	// writes it itself; components/cluster/approver decides whether they become its ExternalIPs. ExternalIPLabel with the value
-	// ExternalIPAllowed is an administrator's permission.
+	// ExternalIPAnnotation has the addresses at which the node claims to be reachable from outside, separated by
+	// commas. The node writes it itself; components/cluster/approver decides whether they become its ExternalIPs.
+	// ExternalIPLabel with the value ExternalIPAllowed is an administrator's permission.
 	ExternalIPAnnotation = "kubelith.io/external-ip"
 	ExternalIPLabel      = "kubelith.io/external-ip"
 	ExternalIPAllowed    = "allowed"
-	// WireGuardKeyAnnotation has the node's public key, in base64. The node writes it itself; the apiserver refuses an agent
-	// the key of another Node.
+	// WireGuardKeyAnnotation has the node's public key, in base64. The node writes it itself; the apiserver refuses an
+	// agent the key of another Node.
 	WireGuardKeyAnnotation = "kubelith.io/wireguard-key"
 	// CAAnnotation has the rotation of the CAs that an agent follows, and the phase that it has reached, as
 	// "20261124-10a393 trust". The node writes it itself: a wrong one harms that node alone.
@@ -39,8 +40,8 @@ const (
 // ClusterPolicies is the CustomResourceDefinition of ClusterNetworkPolicies.
 const ClusterPolicies = "clusternetworkpolicies.policy.networking.k8s.io"
 
-// PolicyCondition is a condition of Nodes: False where network policies are not enforced. A node whose pod network is a third
-// party's has none.
+// PolicyCondition is a condition of Nodes: False where network policies are not enforced. A node whose pod network is a
+// third party's has none.
 const PolicyCondition = "KubelithNetworkPolicies"
 
 // Objects of storage drivers.
@@ -60,9 +61,20 @@ const (
 	JoiningAgents = "system:bootstrappers:kubelith:agents"
 	// JoiningServers is the group of machines that present a token with which they become servers.
 	JoiningServers = "system:bootstrappers:kubelith:servers"
-	// Servers is the group of the cluster's servers towards each other; ServerUserPrefix plus a server's name is its user.
+	// Servers is the group of the cluster's servers towards each other; ServerUserPrefix plus a server's name is its
+	// user.
 	Servers          = "system:kubelith:servers"
 	ServerUserPrefix = "system:kubelith:server:"
+	// KubeletClient is the user as which the API server calls kubelets; upstream's name.
+	KubeletClient = "kube-apiserver-kubelet-client"
+)
+
+const (
+	// MetricsAPIService is the APIService that every installation of metrics-server has. Without a Service in it, the
+	// aggregator serves the group from its own process.
+	MetricsAPIService = "v1beta1.metrics.k8s.io"
+	// DNSService is the cluster DNS' Service in kube-system, and its label k8s-app: upstream's tools look for it.
+	DNSService = "kube-dns"
 )
 
 // ConfigMaps and Secrets in kube-system.
@@ -87,8 +99,28 @@ const (
 	VIPLease = "kubelith-vip"
 )
 
-// CATrustPath is a path of the API where a node reads which CAs to trust (a pki.Trusted).
-const CATrustPath = "/kubelith/v1/ca/trust"
+// Paths of the API that components serve. A component's handler has its own below them.
+const (
+	// ServersPath has the servers: GET lists them, POST admits one, DELETE removes one.
+	ServersPath = "/kubelith/v1/servers"
+	// CAPath has the rotation of the CAs, CAKeyPath its keys, for the other servers, and CATrustPath the CAs that a
+	// node trusts (a pki.Trusted).
+	CAPath      = "/kubelith/v1/ca"
+	CAKeyPath   = "/kubelith/v1/ca/next"
+	CATrustPath = "/kubelith/v1/ca/trust"
+	// EncryptionPath has the rotation of the key for Secrets, EncryptionKeyPath that key, for the other servers.
+	EncryptionPath    = "/kubelith/v1/encryption"
+	EncryptionKeyPath = "/kubelith/v1/encryption/key"
+	// PolicyPodsPath sends a node what its network policies need of the cluster's pods.
+	PolicyPodsPath = "/kubelith/v1/network-policy/pods"
+	// UpgradesPath plus the SHA-256 of a program is that program.
+	UpgradesPath = "/kubelith/v1/upgrades/"
+	// RefusedCA and the next two do not exist: a machine requests the one that says why it refuses the server, which
+	// logs that.
+	RefusedCA      = "/kubelith/refused/ca"
+	RefusedClock   = "/kubelith/refused/clock"
+	RefusedVersion = "/kubelith/refused/version"
+)
 
 // Names in a node's kernel.
 const (

@@ -6,7 +6,7 @@
 // that a crash never leaves a mismatched pair. It never overwrites a damaged or mismatched file: the error names it and
 // says what to do.
 //
-// It opens no connection and knows no component; Bundle says what each pair is for.
+// It opens no connection and knows no component; Bundle documents what each pair is for.
 package pki
 
 import (
@@ -53,14 +53,14 @@ type Bundle struct {
 	ClusterCA    Pair // signs certificates that prove an identity to the apiserver or the kubelet, and the API's serving certificate
 	KubeletCA    Pair // signs only kubelets' serving certificates: they cannot pass for the apiserver, whatever address they report
 	FrontProxyCA Pair // signs FrontProxyClient only
-	PeerCA       Pair // signs Peer only: etcd members trust nobody else
+	PeerCA       Pair // signs Peer only: etcd members trust no other certificate
 
-	// ClusterSigner and KubeletSigner have ClusterCA and KubeletCA, certificate and key in one file: a client that follows it, as upstream's
-	// signers do, never sees the one of a pair and the other of the next.
+	// ClusterSigner and KubeletSigner have ClusterCA and KubeletCA, certificate and key in one file: a client that
+	// follows it, as upstream's signers do, never sees the one of a pair and the other of the next.
 	ClusterSigner, KubeletSigner string
 
-	// ClusterTrust and FrontProxyTrust have the CAs that are trusted: ClusterCA and FrontProxyCA and, during a Rotation,
-	// those of the other generation.
+	// ClusterTrust and FrontProxyTrust have the CAs that are trusted: ClusterCA and FrontProxyCA and, during a
+	// Rotation, those of the other generation.
 	ClusterTrust, FrontProxyTrust string
 	KubeletTrust                  string // the CAs that kubelets are verified against: KubeletCA and, after an upgrade, ClusterCA (constrained)
 
@@ -118,8 +118,8 @@ func Ensure(opts Options) (*Bundle, error) {
 	return b, s.dropUnused()
 }
 
-// EnsurePeer is Ensure for a witness, which has the keys that Place has written ForWitness: the Bundle has PeerCA and Peer only.
-// It never creates the CA, which is the cluster's.
+// EnsurePeer is Ensure for a witness, which has the keys that Place has written ForWitness: the Bundle has PeerCA and
+// Peer only. It never creates the CA, which is the cluster's.
 func EnsurePeer(opts Options) (*Bundle, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
@@ -216,7 +216,7 @@ func (s *store) ensureLeaves(b *Bundle, opts Options) error {
 
 	for _, l := range []leaf{
 		{pair: b.APIServer, ca: api, cn: "kube-apiserver", usage: server, names: everywhere},
-		{pair: b.KubeletClient, ca: cluster, cn: "kube-apiserver-kubelet-client", usage: client},
+		{pair: b.KubeletClient, ca: cluster, cn: names.KubeletClient, usage: client},
 		{pair: b.FrontProxyClient, ca: frontProxy, cn: "front-proxy-client", usage: client},
 		{pair: b.KubeletServer, ca: kubelet, cn: NodeUserPrefix + opts.NodeName, org: []string{"system:nodes"}, usage: server, names: node},
 		peerLeaf(b.Peer, peer, opts),

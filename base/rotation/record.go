@@ -60,7 +60,7 @@ func (s *Server[S, R]) publish(ctx context.Context, report R) error {
 	if err != nil {
 		return err
 	}
-	data := map[string]string{ReportPrefix + s.opts.Name: string(text)}
+	data := map[string]string{ReportPrefix + s.opts.NodeName: string(text)}
 	body, err := json.Marshal(map[string]any{"data": data})
 	if err != nil {
 		return err
@@ -95,7 +95,7 @@ func (s *Server[S, R]) create(ctx context.Context, data map[string]string) error
 	return err
 }
 
-// follow looks again when another server has changed the ConfigMap. The returned function ends it and waits.
+// follow wakes the loop when another server has changed the ConfigMap. The returned function ends it and waits.
 func (s *Server[S, R]) follow(ctx context.Context) (stop func()) {
 	f := informers.One(s.Client, metav1.NamespaceSystem, s.kind.ConfigMap)
 	_, _ = f.Core().V1().ConfigMaps().Informer().AddEventHandler(informers.OnEvent(s.wake.Send)) // fails only on a stopped informer

@@ -1,9 +1,10 @@
-// Package rotation is how all servers of a cluster replace a secret that they share, such as the CAs, while they serve: in
-// phases. A phase begins when every server has reported that it has done what the phase before asks for; one that is
+// Package rotation is how all servers of a cluster replace a secret that they share, such as the CAs, while they serve:
+// in phases. A phase begins when every server has reported that it has done what the phase before asks for; one that is
 // missing holds up the rotation.
 //
-// The phase and the reports are in a ConfigMap. The secret is not: it is in files of each server, and travels from server
-// to server encrypted (base/sealed). Every step can be repeated, so that a server that dies goes on where it was.
+// The phase and the reports are in a ConfigMap. The secret is not: it is in files of each server, and travels from
+// server to server encrypted (base/sealed). Every step can be repeated, so that a server that dies goes on where it
+// was.
 //
 // What the phases are, and what a server does in each, is up to the component that embeds a Server.
 package rotation
@@ -28,7 +29,7 @@ import (
 )
 
 const (
-	// stepEvery is how often a rotation looks for its next step, and checkEvery how often a server looks without one.
+	// stepEvery is how often a rotation looks for its next step, and checkEvery how often a server checks without one.
 	stepEvery, checkEvery = time.Second, time.Minute
 	// stepTimeout bounds one step: requests to the API and to other servers.
 	stepTimeout = 30 * time.Second
@@ -36,8 +37,8 @@ const (
 
 // Options is what every rotation needs to know of this server and the others.
 type Options struct {
-	// Name of this server.
-	Name string
+	// NodeName is this server's.
+	NodeName string
 	// Servers returns the names of all servers; one that joins may have none yet.
 	Servers func() []string
 	// Leads reports whether this server's etcd leads: the next phase begins there.
@@ -58,8 +59,8 @@ type State interface {
 	String() string
 }
 
-// Kind is what a component rotates, and how. S is its State, and R is what a server reports, both as they are stored, in
-// JSON.
+// Kind is what a component rotates, and how. S is its State, and R is what a server reports, both as they are stored,
+// in JSON.
 type Kind[S State, R any] struct {
 	// What is rotated, as "the CAs".
 	What string
@@ -67,14 +68,16 @@ type Kind[S State, R any] struct {
 	Command string
 	// ConfigMap of kube-system has the State and the reports.
 	ConfigMap string
-	// Path is where administrators see (GET) and begin (POST) a rotation; KeyPath is where servers get the secret (POST).
+	// Path is where administrators see (GET) and begin (POST) a rotation; KeyPath is where servers get the secret
+	// (POST).
 	Path, KeyPath string
 
 	// Arrange brings this server in line with the phase. It is called without a rotation, too.
 	Arrange func(ctx context.Context, st S) error
 	// Report returns what this server has done; problem is Arrange's error.
 	Report func(ctx context.Context, r Record[S, R], problem error) R
-	// Next returns the State that follows when all servers have done what the phase asks for; the same one: they have not.
+	// Next returns the State that follows when all servers have done what the phase asks for; the same one: they have
+	// not.
 	Next func(ctx context.Context, r Record[S, R]) (S, error)
 	// Begin returns the State of the rotation that a request with this body asks for; the same one: it is under way.
 	// It is called again when another server has changed the Record.
@@ -146,8 +149,8 @@ func (s *Server[S, R]) look(ctx context.Context) time.Duration {
 	return checkEvery
 }
 
-// Step brings this server in line with the phase, reports what it has done and, where etcd leads, begins the next phase. It
-// reports whether a rotation is under way. Run calls it.
+// Step brings this server in line with the phase, reports what it has done and, where etcd leads, begins the next
+// phase. It reports whether a rotation is under way. Run calls it.
 func (s *Server[S, R]) Step(ctx context.Context) (active bool, err error) {
 	record, err := s.Read(ctx)
 	if err != nil {
@@ -156,11 +159,11 @@ func (s *Server[S, R]) Step(ctx context.Context) (active bool, err error) {
 	st := record.State
 	problem := s.kind.Arrange(ctx, st)
 	report := s.kind.Report(ctx, record, problem)
-	if !reflect.DeepEqual(report, record.Reports[s.opts.Name]) {
+	if !reflect.DeepEqual(report, record.Reports[s.opts.NodeName]) {
 		if err := s.publish(ctx, report); err != nil {
 			return st.Active(), err
 		}
-		record.Reports[s.opts.Name] = report
+		record.Reports[s.opts.NodeName] = report
 	}
 	if problem != nil || !st.Active() || !s.opts.Leads() {
 		return st.Active(), problem

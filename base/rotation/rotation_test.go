@@ -44,7 +44,7 @@ func newWheel(t *testing.T, name string, cs *fake.Clientset, leads bool) *wheel 
 	log, _ := logtest.NewNullLogger()
 	servers := []string{"a", "b"}
 	w := &wheel{}
-	s, err := New(Options{Name: name, Servers: func() []string { return servers }, Leads: func() bool { return leads }, Client: &rest.Config{}, Log: log}, Kind[turn, report]{
+	s, err := New(Options{NodeName: name, Servers: func() []string { return servers }, Leads: func() bool { return leads }, Client: &rest.Config{}, Log: log}, Kind[turn, report]{
 		What: "the wheel", Command: "kubelith turn", ConfigMap: "wheel", Path: "/wheel",
 		Arrange: func(_ context.Context, st turn) error {
 			if w.stuck == nil {
@@ -112,7 +112,8 @@ func (w *wheel) step(t *testing.T, want int) {
 	}
 }
 
-// TestStep: a phase begins on the leading server when all have reported; one that is stuck reports why, and holds it up.
+// TestStep: a phase begins on the leading server when all have reported; one that is stuck reports why, and holds it
+// up.
 func TestStep(t *testing.T) {
 	cs := fake.NewClientset()
 	a, b := newWheel(t, "a", cs, true), newWheel(t, "b", cs, false)
@@ -139,8 +140,8 @@ func TestStep(t *testing.T) {
 	}
 }
 
-// TestBegin: what another server writes meanwhile is kept, a rotation that is under way goes on as it is wanted now, and
-// what is refused changes nothing.
+// TestBegin: what another server writes meanwhile is kept, a rotation that is under way goes on as it is wanted now,
+// and what is refused changes nothing.
 func TestBegin(t *testing.T) {
 	cs := fake.NewClientset()
 	a, b := newWheel(t, "a", cs, true), newWheel(t, "b", cs, false)
@@ -162,8 +163,8 @@ func TestBegin(t *testing.T) {
 	}
 }
 
-// TestRead: what an earlier release stored is read; a report that cannot be read counts as none, and a State is an error
-// that says what to do.
+// TestRead: what an earlier release stored is read; a report that cannot be read counts as none, and a State is an
+// error that says what to do.
 func TestRead(t *testing.T) {
 	cm := &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "wheel"},

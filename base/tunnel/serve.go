@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"kubelith.io/kubelith/base/lifecycle"
 )
 
 const (
@@ -19,11 +21,11 @@ const (
 	copyBuffer = 16 << 10
 )
 
-// Serve is the node's end of a tunnel: it makes the connections that the server asks for, if allow returns nil, until the
-// tunnel breaks or ctx ends. It owns the connection, and returns when all connections that it has made are closed.
+// Serve is the node's end of a tunnel: it makes the connections that the server asks for, if allow returns nil, until
+// the tunnel breaks or ctx ends. It owns the connection, and returns when all connections that it has made are closed.
 func Serve(ctx context.Context, c net.Conn, allow func(context.Context, netip.AddrPort) error) error {
 	raw := watch(c)
-	var running connections
+	var running lifecycle.Goroutines // the connections that are served
 	server := &http.Server{
 		Protocols: only(),
 		HTTP2: &http.HTTP2Config{
@@ -33,7 +35,7 @@ func Serve(ctx context.Context, c net.Conn, allow func(context.Context, netip.Ad
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ErrorLog:    log.New(io.Discard, "", 0), // of a connection that breaks
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if running.begin() {
+			if running.Begin() {
 				defer running.Done()
 				connect(w, r, allow)
 			}
@@ -44,7 +46,7 @@ func Serve(ctx context.Context, c net.Conn, allow func(context.Context, netip.Ad
 	err := server.Serve(&single{conn: raw})
 	server.Close()
 	raw.Close()
-	running.end()
+	running.End()
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -52,31 +54,6 @@ func Serve(ctx context.Context, c net.Conn, allow func(context.Context, netip.Ad
 		return errors.New("the tunnel was closed")
 	}
 	return err
-}
-
-// connections counts those that are served.
-type connections struct {
-	sync.WaitGroup
-	mu   sync.Mutex
-	over bool
-}
-
-// begin reports whether another one may begin.
-func (c *connections) begin() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.over {
-		c.Add(1)
-	}
-	return !c.over
-}
-
-// end waits for all of them.
-func (c *connections) end() {
-	c.mu.Lock()
-	c.over = true
-	c.mu.Unlock()
-	c.Wait()
 }
 
 // connect serves one connection.

@@ -28,7 +28,7 @@ func certificateCommand() *cli.Command {
 		Subcommands: []*cli.Command{{
 			Name:  "list",
 			Usage: "list the certificates of the server or agent on this machine, whether it runs or not: for whom, by whom, until when",
-			Flags: append(config.DirFlags(), &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "text or json", Value: "text"}),
+			Flags: append(config.DirFlags(), outputFlag("json")),
 			OnUsageError: func(_ *cli.Context, err error, _ bool) error {
 				return fmt.Errorf("%w: see kubelith certificate list --help", err)
 			},
@@ -41,10 +41,6 @@ func listCertificates(c *cli.Context) error {
 	if err := noArguments(c); err != nil {
 		return err
 	}
-	output := c.String("output")
-	if output != "text" && output != "json" {
-		return fmt.Errorf("--output %q is not known: use text or json", output)
-	}
 	cfg, err := config.LoadDirs(c)
 	if err != nil {
 		return err
@@ -56,7 +52,7 @@ func listCertificates(c *cli.Context) error {
 	if len(all) == 0 && err != nil {
 		return err
 	}
-	return errors.Join(printCertificates(c.App.Writer, all, output == "json", time.Now()), err)
+	return errors.Join(printCertificates(c.App.Writer, all, wantsJSON(c), time.Now()), err)
 }
 
 // listed is a certificate in JSON.

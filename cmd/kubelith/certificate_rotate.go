@@ -13,6 +13,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"k8s.io/client-go/kubernetes"
 
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/components/controlplane/carotation"
 )
 
@@ -22,7 +23,7 @@ func rotateCACommand() *cli.Command {
 		&cli.DurationFlag{Name: "grace", Usage: "how long pods and other clients have to read the new CA before it is used", Value: carotation.DefaultGrace},
 		&cli.BoolFlag{Name: "force", Usage: "leave agents behind that are not Ready: they have to join again"},
 		&cli.BoolFlag{Name: "no-wait", Usage: "only begin: the servers finish it by themselves"},
-		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "text or json, of --status", Value: "text"})
+		outputFlag("json"))
 }
 
 // caView asks the server of the kubeconfig, with a GET or, with wanted, a POST.
@@ -35,7 +36,7 @@ func caView(ctx context.Context, cs kubernetes.Interface, wanted *carotation.Wan
 		}
 		request = cs.CoreV1().RESTClient().Post().SetHeader("Content-Type", "application/json").Body(body)
 	}
-	return viewOf[carotation.View](ctx, request.AbsPath(carotation.Path))
+	return viewOf[carotation.View](ctx, request.AbsPath(names.CAPath))
 }
 
 const (
@@ -50,7 +51,7 @@ func rotateCA(c *cli.Context, cs kubernetes.Interface) error {
 		if err != nil {
 			return err
 		}
-		if c.String("output") == "json" {
+		if wantsJSON(c) {
 			return writeJSON(c.App.Writer, v)
 		}
 		return printRotation(c.App.Writer, v)
@@ -110,7 +111,7 @@ func printRotation(out io.Writer, v *carotation.View) error {
 	return err
 }
 
-// rotationProgress says in a sentence how far a rotation is.
+// rotationProgress describes in a sentence how far a rotation has got.
 func rotationProgress(v *carotation.View) string {
 	r := v.Rotation
 	if v.Doing == "" {

@@ -14,11 +14,12 @@ import (
 	"github.com/urfave/cli/v2"
 	"k8s.io/client-go/kubernetes"
 
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/components/controlplane/encryption"
 )
 
 func encryptionCommand() *cli.Command {
-	output := &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "text or json", Value: "text"}
+	output := outputFlag("json")
 	return &cli.Command{
 		Name:            "encryption",
 		Usage:           "show and replace the key that encrypts Secrets in etcd",
@@ -35,7 +36,7 @@ func encryptionCommand() *cli.Command {
 
 // encryptionView asks the server of the kubeconfig, with a GET or, to begin a rotation, a POST.
 func encryptionView(ctx context.Context, cs kubernetes.Interface, verb string) (*encryption.View, error) {
-	return viewOf[encryption.View](ctx, cs.CoreV1().RESTClient().Verb(verb).AbsPath(encryption.Path))
+	return viewOf[encryption.View](ctx, cs.CoreV1().RESTClient().Verb(verb).AbsPath(names.EncryptionPath))
 }
 
 func encryptionStatus(c *cli.Context, cs kubernetes.Interface) error {
@@ -43,7 +44,7 @@ func encryptionStatus(c *cli.Context, cs kubernetes.Interface) error {
 	if err != nil {
 		return err
 	}
-	if c.String("output") == "json" {
+	if wantsJSON(c) {
 		return writeJSON(c.App.Writer, v)
 	}
 	return printEncryption(c.App.Writer, v)
@@ -70,7 +71,7 @@ func printEncryption(out io.Writer, v *encryption.View) error {
 	return err
 }
 
-// progressOf says in a sentence how far a rotation is.
+// progressOf describes in a sentence how far a rotation has got.
 func progressOf(v *encryption.View) string {
 	if v.Doing == "" {
 		if v.Rotation.Key == "" {

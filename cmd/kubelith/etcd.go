@@ -14,11 +14,12 @@ import (
 	"github.com/urfave/cli/v2"
 	"k8s.io/client-go/kubernetes"
 
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/components/controlplane/servers"
 )
 
 func etcdCommand() *cli.Command {
-	output := &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "text or json", Value: "text"}
+	output := outputFlag("json")
 	return &cli.Command{
 		Name:            "etcd",
 		Usage:           "show and maintain the servers' etcd",
@@ -37,7 +38,7 @@ func etcdCommand() *cli.Command {
 
 // serversView asks the server of the kubeconfig.
 func serversView(ctx context.Context, cs kubernetes.Interface) (*servers.View, error) {
-	return viewOf[servers.View](ctx, cs.CoreV1().RESTClient().Get().AbsPath(servers.Path))
+	return viewOf[servers.View](ctx, cs.CoreV1().RESTClient().Get().AbsPath(names.ServersPath))
 }
 
 func etcdStatus(c *cli.Context, cs kubernetes.Interface) error {
@@ -45,7 +46,7 @@ func etcdStatus(c *cli.Context, cs kubernetes.Interface) error {
 	if err != nil {
 		return err
 	}
-	if c.String("output") == "json" {
+	if wantsJSON(c) {
 		return writeJSON(c.App.Writer, v)
 	}
 	return printServers(c.App.Writer, v, time.Now())
@@ -87,7 +88,7 @@ func etcdMembers(c *cli.Context, cs kubernetes.Interface) error {
 	if err != nil {
 		return err
 	}
-	if c.String("output") == "json" {
+	if wantsJSON(c) {
 		return writeJSON(c.App.Writer, v.Servers)
 	}
 	for _, s := range v.Servers {
@@ -117,7 +118,7 @@ func etcdRemove(c *cli.Context, cs kubernetes.Interface) error {
 }
 
 func removeServer(ctx context.Context, cs kubernetes.Interface, name string) error {
-	return cs.CoreV1().RESTClient().Verb(http.MethodDelete).AbsPath(servers.Path).Param("name", name).Do(ctx).Error()
+	return cs.CoreV1().RESTClient().Verb(http.MethodDelete).AbsPath(names.ServersPath).Param("name", name).Do(ctx).Error()
 }
 
 func etcdDo(path, result string) func(*cli.Context, kubernetes.Interface) error {

@@ -20,7 +20,7 @@ import (
 const restartTimeout = 30 * time.Second
 
 func pluginCommand() *cli.Command {
-	output := &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "json for programs (default: text)"}
+	output := outputFlag("json")
 	command := func(name, args, usage string, action func(*cli.Context, *pluginadmin.Client) error, flags ...cli.Flag) *cli.Command {
 		return &cli.Command{
 			Name: name, ArgsUsage: args, Usage: usage, Flags: append(config.DirFlags(), flags...), OnUsageError: pluginUsageError,
@@ -30,8 +30,6 @@ func pluginCommand() *cli.Command {
 					return fmt.Errorf("plugin %s takes no arguments, got %q: see kubelith plugin %s --help", name, c.Args().First(), name)
 				case args != "" && !c.Args().Present():
 					return fmt.Errorf("plugin %s needs the name of a plugin: kubelith plugin list shows them", name)
-				case c.String("output") != "" && c.String("output") != "json":
-					return fmt.Errorf("--output %q is not known: use json, or leave it out", c.String("output"))
 				}
 				cfg, err := config.LoadDirs(c)
 				if err != nil {
@@ -71,7 +69,7 @@ func listPlugins(c *cli.Context, client *pluginadmin.Client) error {
 	if err != nil {
 		return err
 	}
-	if c.String("output") == "json" {
+	if wantsJSON(c) {
 		return writeJSON(c.App.Writer, append([]pluginadmin.Plugin{}, all...))
 	}
 	return printPlugins(c.App.Writer, all, time.Now())
@@ -107,7 +105,7 @@ func describePlugins(c *cli.Context, client *pluginadmin.Client) error {
 		}
 		all = append(all, p)
 	}
-	if c.String("output") == "json" {
+	if wantsJSON(c) {
 		return writeJSON(c.App.Writer, append([]pluginadmin.Plugin{}, all...))
 	}
 	for i, p := range all {

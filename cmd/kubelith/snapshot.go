@@ -53,7 +53,7 @@ func snapshotCommand() *cli.Command {
 			command("save", "[NAME|-]", "save the cluster of the running server, and test that it restores",
 				"The snapshot is NAME-NODE-TIME.snapshot in the directory of snapshots and, with --snapshot-s3-bucket, in the store; - writes it to standard output.\nIt has everything that a new machine needs, the cluster's keys, too: encrypt it before it leaves the machine.", saveSnapshot),
 			command("list", "", "list the snapshots in the directory and the store", "", listSnapshots,
-				&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "text or json", Value: "text"}),
+				outputFlag("json")),
 			command("verify", "NAME|FILE|-", "restore a snapshot to a scratch directory and start etcd on it", whereFound, verifySnapshot, passphrase, identity),
 			command("delete", "NAME ...", "delete snapshots in the directory and the store", "s3:NAME is deleted in the store only.", deleteSnapshots),
 			command("restore", "NAME|FILE|-", "create the data directory of a server from a snapshot",
@@ -75,7 +75,7 @@ func sourceOf(cfg *config.Server) (snapshot.Source, error) {
 }
 
 func sourceWith(cfg *config.Server, settings datadir.Settings) (snapshot.Source, error) {
-	socket := filepath.Join(cfg.SocketDir(), "etcd", "etcd.sock")
+	socket := cfg.EtcdSocket()
 	if _, err := os.Stat(socket); err != nil {
 		return snapshot.Source{}, fmt.Errorf("no server runs on %s (%w): start it, or give its --data-dir and --run-dir", cfg.DataDir, err)
 	}
@@ -171,7 +171,7 @@ func restoreSnapshot(c *cli.Context, cfg *config.Server) error {
 	}
 	defer in.Close()
 	restored, err := snapshot.Restore(c.Context, in, in.keys, snapshot.Target{
-		DataDir: cfg.DataDir, NodeName: cfg.NodeName, Socket: filepath.Join(cfg.SocketDir(), "etcd", "etcd.sock"), ConfigFile: cfg.File,
+		DataDir: cfg.DataDir, NodeName: cfg.NodeName, Socket: cfg.EtcdSocket(), ConfigFile: cfg.File,
 		Kubelith: Version, Kubernetes: version.Get().GitVersion,
 	})
 	in.bar.end()

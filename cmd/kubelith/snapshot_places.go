@@ -62,10 +62,6 @@ func listSnapshots(c *cli.Context, cfg *config.Server) error {
 	if err := noArguments(c); err != nil {
 		return err
 	}
-	out := c.String("output")
-	if out != "json" && out != "text" {
-		return fmt.Errorf("-o %s: use text or json", out)
-	}
 	all, err := snapshot.List(cfg.SnapshotDir)
 	if err != nil {
 		return err
@@ -76,7 +72,7 @@ func listSnapshots(c *cli.Context, cfg *config.Server) error {
 		there, away = listStore(c, cfg)
 		all = snapshot.Merge(all, there)
 	}
-	if out == "json" {
+	if wantsJSON(c) {
 		return errors.Join(writeJSON(c.App.Writer, append([]snapshot.File{}, all...)), away)
 	}
 	return errors.Join(listText(c.App.Writer, all, hasStore(cfg) && away == nil), away)
@@ -91,7 +87,7 @@ func listStore(c *cli.Context, cfg *config.Server) ([]snapshot.File, error) {
 	return snapshot.ListStore(c.Context, store)
 }
 
-// listText writes a table. With a store it has a column that says where each is.
+// listText writes a table. With a store it has a column that shows where each is.
 func listText(out io.Writer, all []snapshot.File, withStore bool) error {
 	w := tabwriter.NewWriter(out, 0, 8, 3, ' ', 0)
 	line := func(columns ...string) { fmt.Fprintln(w, strings.Join(columns, "\t")) }

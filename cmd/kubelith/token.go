@@ -12,7 +12,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"k8s.io/client-go/kubernetes"
 
-	"kubelith.io/kubelith/components/cluster/token"
+	"kubelith.io/kubelith/base/jointoken"
 )
 
 // signedTimeout bounds the wait for the signature of a new token, which takes some milliseconds.
@@ -31,7 +31,7 @@ func tokenCommand() *cli.Command {
 		Subcommands: []*cli.Command{
 			command("create", "", "create a token and print it", createToken,
 				&cli.DurationFlag{Name: "ttl", Usage: "lifetime of the token; 0 means no expiry", Value: 24 * time.Hour, DefaultText: "24h0m0s, for a server 1h0m0s"},
-				&cli.StringFlag{Name: "usages", Usage: "what the token may be used for: authentication and signing to join as an agent, or server to join as a server", Value: token.UsageAuthentication + "," + token.UsageSigning},
+				&cli.StringFlag{Name: "usages", Usage: "what the token may be used for: authentication and signing to join as an agent, or server to join as a server", Value: jointoken.UsageAuthentication + "," + jointoken.UsageSigning},
 				&cli.StringFlag{Name: "description", Usage: "a description, shown by token list"},
 				&cli.BoolFlag{Name: "once", Usage: "valid for one machine only"}),
 			command("list", "", "list the tokens, without their secrets", listTokens),
@@ -41,14 +41,14 @@ func tokenCommand() *cli.Command {
 }
 
 func createToken(c *cli.Context, cs kubernetes.Interface) error {
-	spec := token.Spec{TTL: c.Duration("ttl"), Description: c.String("description"), Once: c.Bool("once")}
+	spec := jointoken.Spec{TTL: c.Duration("ttl"), Description: c.String("description"), Once: c.Bool("once")}
 	for _, u := range strings.Split(c.String("usages"), ",") {
 		if u = strings.TrimSpace(u); u != "" {
 			spec.Usages = append(spec.Usages, u)
 		}
 	}
-	if slices.Contains(spec.Usages, token.UsageServer) && !c.IsSet("ttl") {
-		spec.TTL = token.ServerTTL
+	if slices.Contains(spec.Usages, jointoken.UsageServer) && !c.IsSet("ttl") {
+		spec.TTL = jointoken.ServerTTL
 	}
 	if len(spec.Usages) == 0 {
 		return errors.New("--usages is empty: use authentication, signing or both, or server")
@@ -56,30 +56,30 @@ func createToken(c *cli.Context, cs kubernetes.Interface) error {
 	if err := spec.Validate(); err != nil {
 		return err
 	}
-	hash, err := token.CAHash(c.Context, cs)
+	hash, err := jointoken.CAHash(c.Context, cs)
 	if err != nil {
 		return err
 	}
-	t, err := token.Create(c.Context, cs, hash, spec)
+	t, err := jointoken.Create(c.Context, cs, hash, spec)
 	if err != nil {
 		return err
 	}
 	fmt.Fprintln(c.App.Writer, t)
-	if slices.Contains(spec.Usages, token.UsageSigning) || slices.Contains(spec.Usages, token.UsageServer) {
-		return token.WaitSigned(c.Context, cs, t.ID, spec.TTL, signedTimeout)
+	if slices.Contains(spec.Usages, jointoken.UsageSigning) || slices.Contains(spec.Usages, jointoken.UsageServer) {
+		return jointoken.WaitSigned(c.Context, cs, t.ID, spec.TTL, signedTimeout)
 	}
 	return nil
 }
 
 func listTokens(c *cli.Context, cs kubernetes.Interface) error {
-	all, err := token.List(c.Context, cs)
+	all, err := jointoken.List(c.Context, cs)
 	if err != nil {
 		return err
 	}
 	return printTokens(c.App.Writer, all, time.Now())
 }
 
-func printTokens(out io.Writer, all []token.Info, now time.Time) error {
+func printTokens(out io.Writer, all []jointoken.Info, now time.Time) error {
 	w := tabwriter.NewWriter(out, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(w, "ID\tEXPIRES\tUSAGES\tMACHINES\tDESCRIPTION")
 	for _, t := range all {
@@ -109,9 +109,9 @@ func deleteTokens(c *cli.Context, cs kubernetes.Interface) error {
 	}
 	var errs []error
 	for _, arg := range c.Args().Slice() {
-		id, err := token.IDOf(arg)
+		id, err := jointoken.IDOf(arg)
 		if err == nil {
-			err = token.Delete(c.Context, cs, id)
+			err = jointoken.Delete(c.Context, cs, id)
 		}
 		if err == nil {
 			fmt.Fprintf(c.App.Writer, "token %s deleted\n", id)

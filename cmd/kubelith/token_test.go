@@ -6,13 +6,13 @@ import (
 	"testing"
 	"time"
 
-	"kubelith.io/kubelith/components/cluster/token"
+	"kubelith.io/kubelith/base/jointoken"
 )
 
 func TestPrintTokens(t *testing.T) {
 	now := time.Now()
 	var out strings.Builder
-	err := printTokens(&out, []token.Info{
+	err := printTokens(&out, []jointoken.Info{
 		{ID: "aaaaaa", Expires: now.Add(-time.Second), Usages: []string{"authentication", "signing"}},
 		{ID: "bbbbbb", Expires: now.Add(90 * time.Minute), Usages: []string{"signing"}, Description: "for the rack", Once: true},
 		{ID: "cccccc", Once: true, Used: true},

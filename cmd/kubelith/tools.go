@@ -117,7 +117,7 @@ func ctrCommand() *cli.Command {
 				if err != nil {
 					return err
 				}
-				return ctr.Run(c.Context, filepath.Join(cfg.SocketDir(), "containerd", "containerd.sock"), theirs)
+				return ctr.Run(c.Context, cfg.ContainerdSocket(), theirs)
 			}
 			return app.Run(append([]string{"ctr"}, ours...))
 		},

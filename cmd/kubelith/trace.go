@@ -48,7 +48,7 @@ func traceCommand() *cli.Command {
 			&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "namespace of the object (default: that of the kubeconfig's context)"},
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "keep updating until the object has settled"},
 			&cli.DurationFlag{Name: "timeout", Usage: "with --follow: give up after this time", Value: 10 * time.Minute},
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "text, json, html or otlp", Value: "text"},
+			outputFlag("json", "html", "otlp"),
 			&cli.BoolFlag{Name: "all", Aliases: []string{"a"}, Usage: "show every object and step; without it, many that are alike become one line"},
 			&cli.BoolFlag{Name: "slowest", Usage: "list the slowest pod starts and requests; N of each, 10 by default"},
 			&cli.BoolFlag{Name: "stats", Usage: "show percentiles of each stage of pod starts, and how full the recorder is"},
@@ -86,8 +86,6 @@ func traceQuestion(c *cli.Context, args []string) (*question, error) {
 	switch out := c.String("output"); {
 	case modes > 1:
 		return nil, errors.New("--slowest, --stats and --serve are different questions: ask one after the other")
-	case out != "text" && out != "json" && out != "html" && out != "otlp":
-		return nil, fmt.Errorf("-o %s: use text, json, html or otlp", out)
 	case modes > 0 && (c.Bool("follow") || c.Bool("all")):
 		return nil, errors.New("--follow and --all go with TYPE/NAME")
 	case modes > 0 && out != "text" && (out != "json" || c.Bool("serve")):
@@ -173,7 +171,7 @@ func (q *question) trace(c *cli.Context, client recorder, ref record.Ref) error 
 	var t *trace.Timeline
 	var err error
 	if c.Bool("follow") {
-		// While it follows, text goes to where the answer will, and nothing else is said.
+		// While it follows, text goes to where the answer will, and nothing else is printed.
 		f := &follower{client: client, out: out, options: options, quiet: format != "text" || file != nil}
 		ctx, cancel := context.WithTimeout(c.Context, c.Duration("timeout"))
 		defer cancel()
@@ -264,7 +262,7 @@ func printSlowest(c *cli.Context, client recorder, n int) error {
 	if err != nil {
 		return err
 	}
-	if c.String("output") == "json" {
+	if wantsJSON(c) {
 		return writeJSON(c.App.Writer, s)
 	}
 	fmt.Fprintln(c.App.Writer, "Pod starts")
@@ -280,7 +278,7 @@ func printStats(c *cli.Context, client recorder) error {
 	if err != nil {
 		return err
 	}
-	if c.String("output") == "json" {
+	if wantsJSON(c) {
 		return writeJSON(c.App.Writer, s)
 	}
 	if err := render.Stats(c.App.Writer, s.Stages); err != nil {

@@ -29,7 +29,7 @@ func TestTraceRefuses(t *testing.T) {
 	for line, want := range map[string]string{
 		"":                                 "trace needs the type and the name of one object",
 		"pod/a pod/b c":                    "trace needs the type and the name of one object",
-		"pod/web -o yaml":                  "-o yaml: use text, json, html or otlp",
+		"pod/web -o yaml":                  `invalid value "yaml" for flag -o: use text, json, html or otlp: see kubelith trace --help`,
 		"pod/web --timeout 5s":             "--timeout goes with --follow",
 		"pod/web -f --timeout 0s":          "--timeout 0s: use a time above 0",
 		"--slowest --stats":                "--slowest, --stats and --serve are different questions",
@@ -57,7 +57,7 @@ type fakeRecorder struct {
 	timelines []*trace.Timeline
 	err       error
 	asked     []uint64
-	again     *trace.Timeline // for who asks without waiting, when the others are over
+	again     *trace.Timeline // for requests that do not wait, when the others are over
 }
 
 func (f *fakeRecorder) Timeline(ctx context.Context, _, _, _ string, after uint64) (*trace.Timeline, error) {

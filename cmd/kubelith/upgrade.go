@@ -17,6 +17,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -32,7 +34,7 @@ import (
 	"kubelith.io/kubelith/host/upgrade"
 )
 
-// releaseKey is where the public key of the files' maker is looked for.
+// releaseKey is where the public key of the files' publisher is expected.
 const releaseKey = "/etc/kubelith/release.pub"
 
 // allowRemoved is the flag that lets an upgrade remove APIs that are in use.
@@ -163,8 +165,13 @@ func upgradeServer(o *upgrade.Options, flags []string, allowRemoved bool) error 
 	return nil
 }
 
-// askTimeout bounds a request to an API that may have just started, or be ending.
-const askTimeout = 20 * time.Second
+const (
+	// askTimeout bounds a request to an API that may have just started, or be ending.
+	askTimeout = 20 * time.Second
+	// busyTimeout is how long a server that does not answer may be busy, and busyRetry the time between two requests.
+	busyTimeout = time.Minute
+	busyRetry   = 2 * time.Second
+)
 
 func (u *serverUpgrade) client() (kubernetes.Interface, error) {
 	return administrator(u.cfg.WriteKubeconfig)
@@ -184,6 +191,16 @@ func serversOf(ctx context.Context, cs kubernetes.Interface) ([]servers.Status, 
 	return v.Servers, nil
 }
 
+// awaitServersOf is serversOf, repeated while a busy server does not answer: an upgrade that one slow moment refuses
+// has to be started again by the user.
+func awaitServersOf(ctx context.Context, cs kubernetes.Interface) (all []servers.Status, err error) {
+	_ = wait.PollUntilContextTimeout(ctx, busyRetry, busyTimeout, true, func(ctx context.Context) (bool, error) {
+		all, err = serversOf(ctx, cs)
+		return err == nil || utilnet.IsConnectionRefused(err), nil // refused: it does not run
+	})
+	return all, err
+}
+
 // settings are those with which the cluster began. A release that does not store them has what is configured.
 func (u *serverUpgrade) settings() (datadir.Settings, error) {
 	s, err := datadir.ReadSettings(u.cfg.DataDir)
@@ -196,14 +213,14 @@ func (u *serverUpgrade) settings() (datadir.Settings, error) {
 // versionFile is of the data directory's format; an older program refuses a newer one.
 const versionFile = "version"
 
-// data returns what comes back with the former program. Of a server among others that is not etcd's data: the others have it too, and a
-// member must not forget what it has acknowledged.
+// data returns what comes back with the former program. Of a server among others that is not etcd's data: the others
+// have it too, and a member must not forget what it has acknowledged.
 func (u *serverUpgrade) data(ctx context.Context) ([]string, error) {
 	cs, err := u.client()
 	if err != nil {
 		return nil, err
 	}
-	all, err := serversOf(ctx, cs)
+	all, err := awaitServersOf(ctx, cs)
 	if err != nil {
 		return nil, fmt.Errorf("the server does not answer: %w", err)
 	}
@@ -223,7 +240,7 @@ func (u *serverUpgrade) check(ctx context.Context, from, to upgrade.Program) err
 	if err != nil {
 		return err
 	}
-	all, err := serversOf(ctx, cs)
+	all, err := awaitServersOf(ctx, cs)
 	if err != nil {
 		return err
 	}
@@ -282,7 +299,7 @@ func (u *serverUpgrade) renew(ctx context.Context, from, to string) error {
 	if err != nil {
 		return err
 	}
-	o := etcd.Options{Name: settings.NodeName, DataDir: to, Socket: filepath.Join(u.cfg.SocketDir(), "etcd", "etcd.sock"), Zap: zap.NewNop()}
+	o := etcd.Options{Name: settings.NodeName, DataDir: to, Socket: u.cfg.EtcdSocket(), Zap: zap.NewNop()}
 	stored, err := servers.Load(u.cfg.DataDir)
 	if err != nil {
 		return err
@@ -323,8 +340,8 @@ func (u *serverUpgrade) ready(ctx context.Context, p upgrade.Program, since time
 	return nil
 }
 
-// nodeReady returns why a node has not reported since a time that it is Ready, with the version of the program. A server without a
-// kubelet has no node.
+// nodeReady returns why a node has not reported since a time that it is Ready, with the version of the program. A
+// server without a kubelet has no node.
 func nodeReady(ctx context.Context, cs kubernetes.Interface, name string, p upgrade.Program, since time.Time) error {
 	node, err := cs.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -370,7 +387,7 @@ func (u *agentUpgrade) check(ctx context.Context, _, to upgrade.Program) error {
 			return err
 		}
 		v, err := cs.Discovery().ServerVersion()
-		if err != nil { // one that is away is upgraded before it can be asked again
+		if err != nil { // one that is away is upgraded before it answers again
 			failed = errors.Join(failed, err)
 			continue
 		}
@@ -391,7 +408,7 @@ func (u *agentUpgrade) client(server string) (kubernetes.Interface, error) {
 	return kubernetes.NewForConfig(rest.AddUserAgent(cfg, "kubelith-upgrade"))
 }
 
-// ready implements upgrade.Options.Ready: a server has heard of the node.
+// ready implements upgrade.Options.Ready: a server reports the node Ready.
 func (u *agentUpgrade) ready(ctx context.Context, p upgrade.Program, since time.Time) error {
 	var last error
 	for _, server := range join.Servers(u.cfg.DataDir, u.cfg.Server) {

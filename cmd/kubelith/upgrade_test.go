@@ -1,13 +1,19 @@
 package kubelith
 
 import (
+	"io"
+	"net/http"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/urfave/cli/v2"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 )
 
 // TestFileBeforeFlags: flags may stand before and after the file.
@@ -80,4 +86,38 @@ func TestRemovedKinds(t *testing.T) {
 			t.Errorf("%v", kind)
 		}
 	}
+}
+
+// TestAwaitServersOf: a busy server is asked again, one that does not run is not.
+func TestAwaitServersOf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answers := []string{`{"servers":[{"name":"a"}]}`, `{"servers":[{"name":"a"}],"space":{}}`}
+		asked := 0
+		cs := clientOf(t, func(*http.Request) (*http.Response, error) {
+			asked++
+			return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(answers[min(asked, 2)-1]))}, nil
+		})
+		all, err := awaitServersOf(t.Context(), cs)
+		if err != nil || asked != 2 || len(all) != 1 || all[0].Name != "a" {
+			t.Errorf("%+v, %v after %d requests", all, err, asked)
+		}
+		began := time.Now()
+		cs = clientOf(t, func(*http.Request) (*http.Response, error) { return nil, syscall.ECONNREFUSED })
+		if _, err := awaitServersOf(t.Context(), cs); err == nil || time.Since(began) > busyRetry {
+			t.Errorf("a server that does not run: %v after %s", err, time.Since(began))
+		}
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func clientOf(t *testing.T, f roundTripper) kubernetes.Interface {
+	t.Helper()
+	cs, err := kubernetes.NewForConfig(&rest.Config{Host: "http://server", Transport: f})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cs
 }

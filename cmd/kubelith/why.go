@@ -23,7 +23,7 @@ import (
 	"kubelith.io/kubelith/why/placement"
 )
 
-// The exit codes of `kubelith why` besides 0, healthy, and 1, an error. 2 is what a Go program that crashes ends with.
+// The exit codes of `kubelith why` other than 0, healthy, and 1, an error. A Go program that crashes ends with 2.
 const (
 	exitBroken      = 3
 	exitProgressing = 4
@@ -39,27 +39,24 @@ func (a answered) ExitCode() int { return int(a) }
 func whyCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "why",
-		Usage:     "say why an object is not as it should be: the cause, the evidence, what to do",
+		Usage:     "explain why an object is not as it should be: the cause, the evidence, what to do",
 		ArgsUsage: "TYPE/NAME | --as USER VERB TYPE[/NAME] | --cannot-reach pod/NAME service/NAME[:PORT]",
 		Description: "The type is as kubectl takes it: pod, po, deployments.apps, or that of a custom resource. It reads with your rights.\n" +
-			"With --as it says whether a user may do something and, if not, which rule is missing: why --as ann delete pods -n shop.\n" +
-			"With --cannot-reach it says what stands between a pod and a Service or another pod: why --cannot-reach pod/shop service/db:5432.\n" +
+			"--as reports whether a user may do something and, if not, which rule is missing: why --as ann delete pods -n shop.\n" +
+			"--cannot-reach reports what stands between a pod and a Service or another pod: why --cannot-reach pod/shop service/db:5432.\n" +
 			"Exit codes: 0 healthy, 1 no answer, 3 broken, 4 progressing, 5 the object does not exist.",
 		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "namespace of the object (default: that of the kubeconfig's context)"},
 			&cli.StringFlag{Name: "as", Usage: "explain the rights of this user; a ServiceAccount is system:serviceaccount:NAMESPACE:NAME"},
-			&cli.StringFlag{Name: "as-group", Usage: "with --as: groups of the user besides those that the API server adds, separated by commas"},
+			&cli.StringFlag{Name: "as-group", Usage: "with --as: groups of the user in addition to the API server's, separated by commas"},
 			&cli.StringFlag{Name: "subresource", Usage: "with --as: subresource of the type, such as log"},
 			&cli.BoolFlag{Name: "all-namespaces", Aliases: []string{"A"}, Usage: "with --as: the right in all namespaces"},
 			&cli.BoolFlag{Name: "cannot-reach", Usage: "explain the connection from a pod to a Service or another pod"},
 			&cli.StringFlag{Name: "to-namespace", Usage: "with --cannot-reach: namespace of the destination (default: the pod's)"},
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "text or json", Value: "text"},
+			outputFlag("json"),
 		}, accessFlags()...),
 		OnUsageError: usageError,
 		Action: asking(func(c *cli.Context, args []string) error {
-			if out := c.String("output"); out != "text" && out != "json" {
-				return fmt.Errorf("-o %s: use text or json", out)
-			}
 			a, err := askWhy(c, args)
 			if err != nil {
 				return err
@@ -147,7 +144,8 @@ func objectOf(access *genericclioptions.ConfigFlags, object string) (why.Target,
 	return targetOf(access, kind, name)
 }
 
-// reachOf returns the question that --cannot-reach is about: pod/NAME, and service/NAME or pod/NAME, with :PORT or without.
+// reachOf returns the question that --cannot-reach is about: pod/NAME, and service/NAME or pod/NAME, with :PORT or
+// without.
 func reachOf(c *cli.Context, access *genericclioptions.ConfigFlags, from, to string) (why.Reach, error) {
 	q := why.Reach{}
 	var err error
@@ -252,7 +250,7 @@ func nearestType(access *genericclioptions.ConfigFlags, kind string) string {
 }
 
 func printAnswer(c *cli.Context, a *why.Answer) error {
-	if c.String("output") == "json" {
+	if wantsJSON(c) {
 		return a.WriteJSON(c.App.Writer)
 	}
 	style := why.Style{Now: time.Now()}

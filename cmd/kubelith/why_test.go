@@ -40,7 +40,7 @@ func TestWhyRefuses(t *testing.T) {
 	for line, want := range map[string]string{
 		"":                               "why needs the type and the name of one object",
 		"pod/a pod/b":                    "why needs the type and the name of one object",
-		"pod/web -o yaml":                "-o yaml: use text or json",
+		"pod/web -o yaml":                `invalid value "yaml" for flag -o: use text or json: see kubelith why --help`,
 		"pod/web --moon":                 "flag provided but not defined: -moon: see kubelith why --help",
 		"pod/web --kubeconfig=/no/where": "--kubeconfig: stat /no/where: no such file or directory",
 	} {

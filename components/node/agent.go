@@ -19,6 +19,7 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/jointoken"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/names"
@@ -78,7 +79,7 @@ type agent struct {
 
 // prepareAgent joins the cluster at the first start, and does everything else that must be done before a component is
 // built. It writes nothing before it has found the cluster. The join is the last step: a refused start removes what it
-// created on this machine, and the server has not heard of it.
+// created on this machine, and leaves nothing on the server.
 func prepareAgent(ctx context.Context, cfg *config.Agent, release string, log logrus.FieldLogger) (_ *agent, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("kubelith agent needs root: run it with sudo")
@@ -176,7 +177,7 @@ func wayToServer(cfg *config.Agent) []preflight.Result {
 	if err != nil {
 		return nil
 	}
-	way, err := net.Dial("udp", server.Host) // sends nothing: it asks for the route
+	way, err := net.Dial("udp", server.Host) // sends nothing: it looks up the route
 	if err != nil {
 		return nil
 	}
@@ -287,7 +288,7 @@ func PreflightAgent(ctx context.Context, cfg *config.Agent) []preflight.Result {
 	found, err := find(ctx, cfg, silent())
 	if err != nil {
 		results := preflight.Check(ctx, agentCheckOptions(cfg, &config.ClusterInfo{}, nil))
-		if join.IsClock(err) { // being past the build time proves nothing now
+		if jointoken.IsClock(err) { // being past the build time proves nothing now
 			results = slices.DeleteFunc(results, func(r preflight.Result) bool { return r.Name == "clock" && r.Status == preflight.OK })
 		}
 		return append([]preflight.Result{{Name: check, Status: preflight.Fail, Message: err.Error()}}, append(results, directoryResult(&cfg.Node))...)

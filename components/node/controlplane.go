@@ -69,7 +69,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		Log:   p.logFor("certificates"),
 	}))
 
-	socket := etcdSocket(cfg)
+	socket := cfg.EtcdSocket()
 	shared := sharedEtcd()
 	store, err := etcd.New(etcd.Options{
 		DataDir: filepath.Join(cfg.DataDir, "server", "db"),
@@ -117,7 +117,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 	}
 
 	p.api, err = apiserver.New(apiserver.Options{
-		Name:             cfg.NodeName,
+		NodeName:         cfg.NodeName,
 		BindAddress:      cfg.BindAddress,
 		Port:             cfg.HTTPSPort,
 		AdvertiseAddress: cfg.AdvertiseAddress,

@@ -52,7 +52,7 @@ func rotationOfCAs(p *plane, store *etcd.Server) (*carotation.Server, error) {
 // rotation returns what a component needs to take part in a rotation.
 func (p *plane) rotation(store *etcd.Server, identity, component string) rotation.Options {
 	return rotation.Options{
-		Name:     p.cfg.NodeName,
+		NodeName: p.cfg.NodeName,
 		Servers:  membersOf(store),
 		Leads:    leads(store),
 		Identity: p.identity,
@@ -66,7 +66,8 @@ func (p *plane) identity() (tls.Certificate, *x509.CertPool, error) {
 	return pki.ServerClient(tlsDir(p.cfg), p.cfg.NodeName, time.Now())
 }
 
-// membersOf returns a function that names all servers; one that joins may have no name yet. A witness has no keys that rotate.
+// membersOf returns a function that names all servers; one that joins may have no name yet. A witness has no keys that
+// rotate.
 func membersOf(store *etcd.Server) func() []string {
 	return func() (names []string) {
 		for _, m := range store.Members() {

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 
 	"kubelith.io/kubelith/base/config"
-	"kubelith.io/kubelith/components/cluster/token"
+	"kubelith.io/kubelith/base/jointoken"
 )
 
 // tokenFile returns the file in which a server keeps a valid token.
@@ -23,5 +23,5 @@ func joinURL(cfg *config.Server) string {
 
 // joinHint is shown to the user at the terminal.
 func joinHint(cfg *config.Server) string {
-	return fmt.Sprintf("to join a machine, create a token here:\n  %s\nthen run there, with that file:\n  %s\n", token.MakeCommand, token.Command(joinURL(cfg)))
+	return fmt.Sprintf("to join a machine, create a token here:\n  %s\nthen run there, with that file:\n  %s\n", jointoken.MakeCommand, jointoken.Command(joinURL(cfg)))
 }

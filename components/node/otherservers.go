@@ -52,7 +52,7 @@ func findServers(ctx context.Context, cfg *config.Server, log logrus.FieldLogger
 	case stored == nil && cfg.Server == "":
 		return m, nil
 	case stored == nil && (hasData || noToken == nil):
-		return nil, fmt.Errorf("data directory %s has a cluster of its own: leave out --server, or run kubelith reset --data to give that cluster up and join another", cfg.DataDir)
+		return nil, fmt.Errorf("data directory %s has its own cluster: leave out --server, or run kubelith reset --data to give that cluster up and join another", cfg.DataDir)
 	case stored == nil:
 		if err := findByToken(ctx, cfg, n); err != nil {
 			return nil, err
@@ -106,15 +106,15 @@ func adopt(cfg *config.Server, settings json.RawMessage) error {
 		if cfg.NodeIP, err = config.DetectNodeIPs(cfg.ClusterCIDR); err != nil {
 			return err
 		}
-		if cfg.AdvertiseAddress == before[0] { // nobody has set it
+		if cfg.AdvertiseAddress == before[0] { // the user has not set it
 			cfg.AdvertiseAddress = cfg.NodeIP[0]
 		}
 	}
 	return cfg.Validate()
 }
 
-// join makes this machine a server of the cluster, if it is about to be. It changes the data directory. A server that
-// comes back does so with its own identity or, if that was taken from it, with the token that it was given.
+// join joins this machine to the cluster as a server, if it is about to be one. It changes the data directory. A server
+// that comes back does so with its own identity or, if that was revoked, with the configured token.
 func (m *membership) join(ctx context.Context, cfg *config.Server) (err error) {
 	if m.newcomer == nil {
 		return nil
@@ -162,7 +162,7 @@ func otherServers(p *plane, store *etcd.Server, socket string) (*servers.Server,
 		return nil, err
 	}
 	return servers.New(servers.Options{
-		Name:             p.cfg.NodeName,
+		NodeName:         p.cfg.NodeName,
 		Etcd:             store,
 		Socket:           socket,
 		Peer:             p.machine.peer(p.cfg),
@@ -212,7 +212,7 @@ func ResetCluster(ctx context.Context, cfg *config.Server, release string, out i
 	}
 	peer := h.peer(cfg)
 	err = etcd.With(ctx, etcd.Options{
-		Name: cfg.NodeName, DataDir: filepath.Join(cfg.DataDir, "server", "db"), Socket: etcdSocket(cfg), Peer: &peer, Reset: true, Zap: zap.NewNop(),
+		Name: cfg.NodeName, DataDir: filepath.Join(cfg.DataDir, "server", "db"), Socket: cfg.EtcdSocket(), Peer: &peer, Reset: true, Zap: zap.NewNop(),
 	}, func(c *clientv3.Client) error {
 		// What others would wait for: the address of each API, and the leader.
 		_, err := c.Txn(ctx).Then(clientv3.OpDelete("/registry/masterleases/", clientv3.WithPrefix()), clientv3.OpDelete("/registry/leases/kube-system/"+names.Lease)).Commit()
@@ -229,9 +229,4 @@ func ResetCluster(ctx context.Context, cfg *config.Server, release string, out i
 	}
 	_, err = fmt.Fprintf(out, "this server is the only one of its cluster: start it, then the others, which come back by themselves\n")
 	return err
-}
-
-// etcdSocket is where etcd serves clients, without TLS: its directory is root's.
-func etcdSocket(cfg *config.Server) string {
-	return filepath.Join(cfg.SocketDir(), "etcd", "etcd.sock")
 }

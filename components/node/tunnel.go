@@ -28,7 +28,7 @@ type dialers struct {
 func (p *plane) tunnels(b *builder) dialers {
 	rules := nodeAddresses(p.cfg)
 	s := tunnel.New(tunnel.Options{
-		Name:         p.cfg.NodeName,
+		NodeName:     p.cfg.NodeName,
 		Addresses:    rules,
 		ServiceCIDRs: p.cfg.ServiceCIDR,
 		ClusterCIDRs: p.cfg.ClusterCIDR,

@@ -12,21 +12,21 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubelith.io/kubelith/base/client"
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/sealed"
-	"kubelith.io/kubelith/components/worker/upgrader"
 )
 
 const (
 	// upgradeTimeout bounds the transfer of a program from one server.
 	upgradeTimeout = 10 * time.Minute
-	// askFor is how long the servers are asked for it: one that is busy leaves the addresses of the API for some seconds.
+	// askFor is how long the servers are tried: one that is busy leaves the addresses of the API for some seconds.
 	askFor, askEvery = 2 * time.Minute, 5 * time.Second
 )
 
 // fetchProgram writes the program with a checksum, from another server that has it.
 func (p *plane) fetchProgram(ctx context.Context, sum string, to io.Writer) error {
 	var last error
-	_ = wait.PollUntilContextTimeout(ctx, askEvery, askFor, true, func(context.Context) (bool, error) { // last says why
+	_ = wait.PollUntilContextTimeout(ctx, askEvery, askFor, true, func(context.Context) (bool, error) { // last: the reason
 		var begun bool
 		begun, last = p.fetchOnce(ctx, sum, to)
 		return begun || last == nil, nil
@@ -34,7 +34,7 @@ func (p *plane) fetchProgram(ctx context.Context, sum string, to io.Writer) erro
 	return last
 }
 
-// fetchOnce asks each server once. begun means that a part may be written, which another try cannot mend.
+// fetchOnce tries each server once. begun means that a part may be written, which another try cannot repair.
 func (p *plane) fetchOnce(ctx context.Context, sum string, to io.Writer) (begun bool, err error) {
 	cs, err := kubernetes.NewForConfig(p.clients.Config(client.Servers))
 	if err != nil {
@@ -54,9 +54,9 @@ func (p *plane) fetchOnce(ctx context.Context, sum string, to io.Writer) (begun 
 	return begun, errors.Join(asked, written)
 }
 
-// program asks the server at an address.
+// program requests it from the server at an address.
 func program(ctx context.Context, from *http.Client, address, sum string) (io.ReadCloser, error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address+upgrader.Path+sum, nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address+names.UpgradesPath+sum, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -24,7 +24,7 @@ type liveCertificates struct {
 	vip netip.Addr
 }
 
-// certify renews the certificates of a running server, and makes the API's cover the virtual address if it is valid. It
+// certify renews the certificates of a running server, and adds the virtual address to the API's if it is valid. It
 // returns the names of changed files.
 func (h *machine) certify(cfg *config.Server, vip netip.Addr) ([]string, error) {
 	c := &h.certificates
@@ -36,8 +36,8 @@ func (h *machine) certify(cfg *config.Server, vip netip.Addr) ([]string, error) 
 	return h.certifyLocked(cfg)
 }
 
-// rotate calls do, which may change the rotation of the CAs, and brings the certificates of a running server in line. It
-// returns the names of changed files.
+// rotate calls do, which may change the rotation of the CAs, and brings the certificates of a running server in line.
+// It returns the names of changed files.
 func (h *machine) rotate(cfg *config.Server, do func() error) ([]string, error) {
 	c := &h.certificates
 	c.mu.Lock()
@@ -75,9 +75,9 @@ func (h *machine) virtualAddress(cfg *config.Server) netip.Addr {
 // virtualAddress returns the component that carries the virtual address.
 func virtualAddress(p *plane, alone func() bool, slowSync func() time.Duration) *vip.Server {
 	log := p.logFor("vip")
-	api, _ := url.Parse(p.cfg.URL()) // made by us
+	api, _ := url.Parse(p.cfg.URL()) // our own, valid
 	return vip.New(vip.Options{
-		Name:     p.cfg.NodeName,
+		NodeName: p.cfg.NodeName,
 		Address:  p.cfg.VirtualAddress(),
 		Follow:   p.cfg.VIPAdopted,
 		Client:   p.clients.Config(client.Election),
@@ -95,8 +95,8 @@ func virtualAddress(p *plane, alone func() bool, slowSync func() time.Duration) 
 	})
 }
 
-// checkVirtualAddress refuses an address that this machine was given and cannot carry, and of a server without others one
-// that another machine has.
+// checkVirtualAddress refuses an address that this machine was given and cannot carry, and of a server without others
+// one that another machine has.
 func checkVirtualAddress(ctx context.Context, cfg *config.Server, others *membership) error {
 	address := cfg.VirtualAddress()
 	if !address.IsValid() || cfg.VIPAdopted {
@@ -105,8 +105,8 @@ func checkVirtualAddress(ctx context.Context, cfg *config.Server, others *member
 	return vip.Check(ctx, address, others.stored == nil && others.newcomer == nil)
 }
 
-// virtualAddressResults reports whether this machine can carry the virtual address that it was given; nothing without one.
-// What needs root is left out without root, which is a line of its own.
+// virtualAddressResults reports whether this machine can carry the virtual address that it was given; nothing without
+// one. Without root it checks nothing; the missing root is a separate line.
 func virtualAddressResults(ctx context.Context, cfg *config.Server) []preflight.Result {
 	stored, err := servers.Load(cfg.DataDir)
 	if !cfg.VirtualAddress().IsValid() || cfg.VIPAdopted || err != nil || os.Geteuid() != 0 {

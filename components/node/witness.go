@@ -22,8 +22,8 @@ import (
 	"kubelith.io/kubelith/host/preflight"
 )
 
-// serveWitness runs a witness: a member of the servers' etcd with a vote, and nothing else. It is ready when its etcd has
-// all data and a vote.
+// serveWitness runs a witness: a member of the servers' etcd with a vote, and nothing else. It is ready when its etcd
+// has all data and a vote.
 func serveWitness(ctx context.Context, cfg *config.Server, release string, out Output) error {
 	cfg.Disable = withoutNode()
 	p, err := newProcess(ctx, &cfg.Node, out)
@@ -78,7 +78,7 @@ func witness(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecy
 		Every: testedLife() / 20,
 		Log:   logFor("certificates"),
 	}))
-	socket := etcdSocket(cfg)
+	socket := cfg.EtcdSocket()
 	store, err := etcd.New(etcd.Options{
 		DataDir: filepath.Join(cfg.DataDir, "server", "db"),
 		Socket:  socket,
@@ -93,20 +93,20 @@ func witness(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecy
 	b.add(store, err)
 	if err == nil {
 		b.add(servers.New(servers.Options{
-			Name:    cfg.NodeName,
-			Etcd:    store,
-			Socket:  socket,
-			Peer:    machine.peer(cfg),
-			DataDir: cfg.DataDir,
-			TLSDir:  tlsDir(cfg),
-			Log:     logFor("servers"),
+			NodeName: cfg.NodeName,
+			Etcd:     store,
+			Socket:   socket,
+			Peer:     machine.peer(cfg),
+			DataDir:  cfg.DataDir,
+			TLSDir:   tlsDir(cfg),
+			Log:      logFor("servers"),
 		}))
 	}
 	return b.enabled(nil)
 }
 
-// prepareWitness does everything that must be done before a component is built. A refused start leaves the machine as it
-// was.
+// prepareWitness does everything that must be done before a component is built. A refused start leaves the machine as
+// it was.
 func prepareWitness(ctx context.Context, cfg *config.Server, others *membership, release string) (_ *machine, err error) {
 	h := &machine{release: release, status: componentstatus.NewObserver(), ending: make(chan struct{}), membership: others, args: upstreamArgs{etcd: cfg.EtcdArgs}}
 	if err := planWitness(cfg); err != nil {
@@ -153,8 +153,8 @@ func ensurePeer(cfg *config.Server) (*pki.Bundle, error) {
 	})
 }
 
-// findForWitness is findServers for a witness. It has no key to prove with who it is, so that it joins, or comes back when
-// its data is gone or it was removed, with a token only.
+// findForWitness is findServers for a witness. It has no key to prove its identity with, so that it joins, or comes
+// back when its data is gone or it was removed, with a token only.
 func findForWitness(ctx context.Context, cfg *config.Server, m *membership, n *servers.Newcomer, hasData, hasToken bool) error {
 	stored := m.stored
 	switch {
@@ -171,7 +171,7 @@ func findForWitness(ctx context.Context, cfg *config.Server, m *membership, n *s
 		why := "its data is gone"
 		switch {
 		case stored == nil:
-			return findByToken(ctx, cfg, n) // which says what it lacks
+			return findByToken(ctx, cfg, n) // its error names what is missing
 		case stored.Removed:
 			why = "it was removed from the cluster"
 		}

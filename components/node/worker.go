@@ -51,7 +51,7 @@ type workerOptions struct {
 	// plugins are those of this machine.
 	plugins plugins.Set
 
-	// The kubelet's: the CA of its clients, and its certificate; without one it asks the server.
+	// The kubelet's: the CA of its clients, and its certificate; without one it requests it from the server.
 	clientCA string
 	serving  pki.Pair
 
@@ -65,14 +65,14 @@ type workerOptions struct {
 // asNode is no identity: a component that calls the API as its node.
 const asNode = ""
 
-// worker adds the components that run pods on a machine: a server's own node, or an agent. It returns the kubelet; nil when
-// its options were refused.
+// worker adds the components that run pods on a machine: a server's own node, or an agent. It returns the kubelet; nil
+// when its options were refused.
 func worker(b *builder, w workerOptions) *kubelet.Server {
 	logFor := func(component string) logrus.FieldLogger { return logging.Component(w.log, component) }
 	recording := w.machine.nodeRecords(w.cfg.NodeName)
 	cfg, nodeIPs, clusterDNS := w.cfg, w.cfg.NodeIPs(), addresses(w.cluster.ClusterDNS)
 
-	socket := filepath.Join(cfg.SocketDir(), "containerd", "containerd.sock")
+	socket := cfg.ContainerdSocket()
 	cniConfDir, cniSocket := filepath.Join(cfg.SocketDir(), "cni", "net.d"), filepath.Join(cfg.SocketDir(), "cni", "podlink.sock")
 	b.add(containerd.New(containerd.Options{
 		Root:           filepath.Join(cfg.DataDir, "agent", "containerd"),

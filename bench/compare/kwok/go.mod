@@ -1,5 +1,5 @@
-// kwok, which plays the hollow nodes of bench/compare, is a module of its own: its dependencies must not take part in the version choice of
-// the executable.
+// kwok, which plays the hollow nodes of bench/compare, is a separate module: its dependencies must not take part in the
+// version choice of the executable.
 module kubelith.io/kubelith/bench/compare/kwok
 
 go 1.26.6

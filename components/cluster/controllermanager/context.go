@@ -3,6 +3,7 @@ package controllermanager
 import (
 	"context"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -43,7 +44,8 @@ func (s *Server) controllerContext(ctx context.Context) (_ controllerContext, en
 		return controllerContext{}, nil, err
 	}
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(discoveryClient))
-	go wait.Until(mapper.Reset, mapperReset, ctx.Done())
+	var resetting sync.WaitGroup
+	resetting.Go(func() { wait.Until(mapper.Reset, mapperReset, ctx.Done()) })
 
 	shared := informers.NewView(s.opts.Informers(), nil)
 	ofMetadata := metadatainformer.NewSharedInformerFactoryWithOptions(metadataClient, s.resync(), metadatainformer.WithTransform(informers.Trim))
@@ -67,7 +69,7 @@ func (s *Server) controllerContext(ctx context.Context) (_ controllerContext, en
 			cc.ObjectOrMetadataInformerFactory, cc.InformersStarted)
 	}
 	controllersmetrics.Register()
-	return controllerContext{cc}, func() { shared.Close(); ofMetadata.Shutdown() }, nil
+	return controllerContext{cc}, func() { shared.Close(); ofMetadata.Shutdown(); resetting.Wait() }, nil
 }
 
 // resync is between one and two times --min-resync-period, as in upstream.

@@ -1,5 +1,5 @@
-// Package dnspublisher is the component "dns-publisher": it keeps the Service kube-dns and the EndpointSlices through
-// which the pods of each node reach the DNS server of their own node.
+// Package dnspublisher is the component "dns-publisher": it maintains the Service kube-dns and the EndpointSlices that
+// route the pods of each node to the DNS server on that node.
 package dnspublisher
 
 import (
@@ -38,7 +38,6 @@ import (
 
 const (
 	namespace    = metav1.NamespaceSystem
-	serviceName  = "kube-dns" // the name that upstream's tools and conformance tests look for
 	fieldManager = "kubelith-dns"
 	managedBy    = "kubelith"
 )
@@ -147,10 +146,10 @@ func (p *publisher) run(ctx context.Context, published func()) {
 // returned function ends them and waits.
 func (p *publisher) watch(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	services := sharedinformers.One(p.client, namespace, serviceName)
+	services := sharedinformers.One(p.client, namespace, names.DNSService)
 	ours := informers.NewSharedInformerFactoryWithOptions(p.client, 0, informers.WithNamespace(namespace),
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) {
-			l.LabelSelector = discoveryv1.LabelServiceName + "=" + serviceName
+			l.LabelSelector = discoveryv1.LabelServiceName + "=" + names.DNSService
 		}))
 	nodes := sharedinformers.NewView(p.opts.Informers(), nil)
 	p.nodes = nodes.Core().V1().Nodes().Lister()
@@ -192,7 +191,7 @@ type endpoint struct {
 }
 
 func (e endpoint) name() string {
-	return serviceName + "-" + e.node + "-" + strings.ToLower(string(e.family))
+	return names.DNSService + "-" + e.node + "-" + strings.ToLower(string(e.family))
 }
 
 // wanted returns an endpoint for each of our nodes and each family of the cluster DNS in which the node has an address.
@@ -261,9 +260,9 @@ func (p *publisher) applyService(ctx context.Context) error {
 		return applycorev1.ServicePort().WithName(name).WithProtocol(protocol).WithPort(53).
 			WithTargetPort(intstr.FromInt32(int32(p.opts.Port)))
 	}
-	service := applycorev1.Service(serviceName, namespace).
+	service := applycorev1.Service(names.DNSService, namespace).
 		WithLabels(map[string]string{
-			"k8s-app":                       serviceName,
+			"k8s-app":                       names.DNSService,
 			"kubernetes.io/cluster-service": "true",
 			"kubernetes.io/name":            "CoreDNS",
 			"app.kubernetes.io/managed-by":  managedBy,
@@ -280,17 +279,17 @@ func (p *publisher) applyService(ctx context.Context) error {
 	_, err := p.client.CoreV1().Services(namespace).Apply(ctx, service, applyOptions())
 	if apierrors.IsInvalid(err) {
 		// The cluster IP of a Service cannot be changed: the cluster DNS address has a new value in the configuration.
-		if err := p.client.CoreV1().Services(namespace).Delete(ctx, serviceName, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("delete Service %s/%s of another cluster DNS address: %w", namespace, serviceName, err)
+		if err := p.client.CoreV1().Services(namespace).Delete(ctx, names.DNSService, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete Service %s/%s of another cluster DNS address: %w", namespace, names.DNSService, err)
 		}
 		_, err = p.client.CoreV1().Services(namespace).Apply(ctx, service, applyOptions())
 		if err != nil {
-			return fmt.Errorf("recreate Service %s/%s: %w", namespace, serviceName, err)
+			return fmt.Errorf("recreate Service %s/%s: %w", namespace, names.DNSService, err)
 		}
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("apply Service %s/%s: %w", namespace, serviceName, err)
+		return fmt.Errorf("apply Service %s/%s: %w", namespace, names.DNSService, err)
 	}
 	return nil
 }
@@ -302,7 +301,7 @@ func (p *publisher) applySlice(ctx context.Context, e endpoint) error {
 	}
 	slice := applydiscoveryv1.EndpointSlice(e.name(), namespace).
 		WithLabels(map[string]string{
-			discoveryv1.LabelServiceName: serviceName,
+			discoveryv1.LabelServiceName: names.DNSService,
 			discoveryv1.LabelManagedBy:   managedBy,
 		}).
 		WithAddressType(e.family).

@@ -76,10 +76,11 @@ func publish(t *testing.T, p *publisher) {
 	}
 }
 
-// The Service and a slice of each family for each node of ours are made; nodes that do not run Kubelith have none.
+// The publisher creates the Service, and a slice of each family for each of our nodes; nodes that do not run Kubelith
+// have none.
 func TestPublish(t *testing.T) {
 	client := published(t, testNode("one", "server", "192.0.2.7"), testNode("two", "agent", "192.0.2.2", "2001:db8::2"), testNode("hollow", "", "192.0.2.3"))
-	service, err := client.CoreV1().Services(namespace).Get(t.Context(), serviceName, metav1.GetOptions{})
+	service, err := client.CoreV1().Services(namespace).Get(t.Context(), names.DNSService, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,8 +102,8 @@ func TestPublish(t *testing.T) {
 	}
 }
 
-// What a node says of itself does not keep the others from DNS: an address that no pod can reach has no slice, and a
-// slice that the API refuses is the trouble of its node alone.
+// What a node claims does not cut off the others from DNS: an address that no pod can reach has no slice, and a slice
+// that the API refuses affects its own node only.
 func TestPublishDespiteOthers(t *testing.T) {
 	client, p := newTestPublisher(t, testNode("one", "server", "192.0.2.1"),
 		testNode("loop", "agent", "127.0.0.1", "::1"), testNode("link", "agent", "169.254.1.1", "fe80::1"), testNode("none", "agent", "0.0.0.0", "::"),

@@ -19,15 +19,11 @@ import (
 	"k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/names"
 )
 
-const (
-	// apiService is the name of the object that every installation of metrics-server has. Without a Service in it, the
-	// aggregator serves the group from its own process.
-	apiService = "v1beta1.metrics.k8s.io"
-	// lookEvery is how often it is read, and the time between retries.
-	lookEvery = 15 * time.Second
-)
+// lookEvery is how often the APIService is read, and the time between retries.
+const lookEvery = 15 * time.Second
 
 // Options configures the components. All fields are required.
 type Options struct {
@@ -80,7 +76,7 @@ func (p *Publisher) keep(ctx context.Context, c typedv1.APIServiceInterface) {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		defer p.work.Begin("publishing the APIService")()
 		if err := publish(ctx, c); err != nil && ctx.Err() == nil {
-			p.opts.Log.Warnf("cannot publish APIService %s, retrying in %s: %v", apiService, lookEvery, err)
+			p.opts.Log.Warnf("cannot publish APIService %s, retrying in %s: %v", names.MetricsAPIService, lookEvery, err)
 		}
 	}, lookEvery)
 }
@@ -88,12 +84,12 @@ func (p *Publisher) keep(ctx context.Context, c typedv1.APIServiceInterface) {
 // publish creates the APIService when it is missing. The APIService of a user's own metrics-server names its Service,
 // and takes precedence.
 func publish(ctx context.Context, c typedv1.APIServiceInterface) error {
-	_, err := c.Get(ctx, apiService, metav1.GetOptions{ResourceVersion: "0"}) // from the watch cache
+	_, err := c.Get(ctx, names.MetricsAPIService, metav1.GetOptions{ResourceVersion: "0"}) // from the watch cache
 	if !apierrors.IsNotFound(err) {
 		return err
 	}
 	_, err = c.Create(ctx, &apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Name: apiService, Labels: map[string]string{"app.kubernetes.io/managed-by": "kubelith"}},
+		ObjectMeta: metav1.ObjectMeta{Name: names.MetricsAPIService, Labels: map[string]string{"app.kubernetes.io/managed-by": "kubelith"}},
 		Spec: apiregistrationv1.APIServiceSpec{
 			Group:                v1beta1.SchemeGroupVersion.Group,
 			Version:              v1beta1.SchemeGroupVersion.Version,
@@ -106,9 +102,9 @@ func publish(ctx context.Context, c typedv1.APIServiceInterface) error {
 
 // withdraw deletes the APIService if it is ours.
 func withdraw(ctx context.Context, c typedv1.APIServiceInterface) error {
-	got, err := c.Get(ctx, apiService, metav1.GetOptions{})
+	got, err := c.Get(ctx, names.MetricsAPIService, metav1.GetOptions{})
 	if err == nil && got.Spec.Service == nil {
-		err = c.Delete(ctx, apiService, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &got.ResourceVersion}})
+		err = c.Delete(ctx, names.MetricsAPIService, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &got.ResourceVersion}})
 	}
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -119,7 +115,7 @@ func withdraw(ctx context.Context, c typedv1.APIServiceInterface) error {
 // NewCleaner returns the component that removes the APIService that an earlier run created: it would announce an API
 // that is not served. It is for a cluster without metrics-server.
 func NewCleaner(o Options) lifecycle.Component {
-	return &lifecycle.Task{Called: "metrics-cleaner", Subject: "delete the APIService " + apiService, Retry: lookEvery, Log: o.Log, Do: func(ctx context.Context) error {
+	return &lifecycle.Task{Called: "metrics-cleaner", Subject: "delete the APIService " + names.MetricsAPIService, Retry: lookEvery, Log: o.Log, Do: func(ctx context.Context) error {
 		cs, err := clientset.NewForConfig(o.Client)
 		if err != nil {
 			return err

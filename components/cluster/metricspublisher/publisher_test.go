@@ -7,12 +7,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/fake"
+
+	"kubelith.io/kubelith/base/names"
 )
 
 // theirs is the APIService of a metrics-server that a user has installed.
 func theirs() *apiregistrationv1.APIService {
 	return &apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Name: apiService},
+		ObjectMeta: metav1.ObjectMeta{Name: names.MetricsAPIService},
 		Spec:       apiregistrationv1.APIServiceSpec{Service: &apiregistrationv1.ServiceReference{Namespace: "kube-system", Name: "metrics-server"}},
 	}
 }
@@ -20,7 +22,7 @@ func theirs() *apiregistrationv1.APIService {
 func TestPublishAndWithdraw(t *testing.T) {
 	ctx := t.Context()
 	c := fake.NewSimpleClientset().ApiregistrationV1().APIServices()
-	for range 2 { // made, and found
+	for range 2 { // created, and found
 		if err := publish(ctx, c); err != nil {
 			t.Fatal(err)
 		}
@@ -34,7 +36,7 @@ func TestPublishAndWithdraw(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := c.Get(ctx, apiService, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+	if _, err := c.Get(ctx, names.MetricsAPIService, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("it is still there: %v", err)
 	}
 
@@ -45,7 +47,7 @@ func TestPublishAndWithdraw(t *testing.T) {
 	if err := withdraw(ctx, c); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := c.Get(ctx, apiService, metav1.GetOptions{}); err != nil || got.Spec.Service == nil {
+	if got, err := c.Get(ctx, names.MetricsAPIService, metav1.GetOptions{}); err != nil || got.Spec.Service == nil {
 		t.Errorf("another client's: %v, %v", got, err)
 	}
 }

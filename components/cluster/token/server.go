@@ -1,3 +1,5 @@
+// Package token is the component that publishes what a machine reads before and after it trusts the server, and that
+// keeps a valid token in a file, if there is to be one. base/jointoken has the tokens.
 package token
 
 import (
@@ -23,6 +25,7 @@ import (
 	bootstrap "k8s.io/cluster-bootstrap/token/util"
 
 	"kubelith.io/kubelith/base/atomicfile"
+	"kubelith.io/kubelith/base/jointoken"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/base/watchdir"
@@ -59,7 +62,7 @@ type Server struct {
 	opts   Options
 	client kubernetes.Interface
 	work   *lifecycle.Watchdog
-	made   Token // of one run: the token in the file, once it exists in the cluster; zero before, and without one
+	made   jointoken.Token // of one run: the token in the file, once it exists in the cluster; zero before, and without one
 
 	mu        sync.Mutex
 	published map[string]map[string]string // the wanted content of our ConfigMaps, by namespace/name
@@ -149,7 +152,7 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 			return 0
 		case err == nil:
 			if !announced {
-				s.opts.Log.Infof("to join a machine, create a token here: %s; then run there, with that file: %s", MakeCommand, Command(s.opts.Server))
+				s.opts.Log.Infof("to join a machine, create a token here: %s; then run there, with that file: %s", jointoken.MakeCommand, jointoken.Command(s.opts.Server))
 				announced = true
 				ready()
 			}
@@ -243,7 +246,7 @@ func (s *Server) keep(ctx context.Context) error {
 		return err
 	}
 	if s.opts.Reusable {
-		err = s.ensure(ctx, SPKIHash(certs[0]))
+		err = s.ensure(ctx, jointoken.SPKIHash(certs[0]))
 	} else {
 		err = s.retire(ctx)
 	}
@@ -272,24 +275,24 @@ func (s *Server) keep(ctx context.Context) error {
 // ensure provides a valid token: the existing one, or a new one.
 func (s *Server) ensure(ctx context.Context, caHash string) error {
 	t := s.made
-	if t == (Token{}) {
+	if t == (jointoken.Token{}) {
 		text, err := os.ReadFile(s.opts.File)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		t, _ = Parse(string(text)) // an unreadable one, after a crash, is replaced
+		t, _ = jointoken.Parse(string(text)) // an unreadable one, after a crash, is replaced
 	}
 	if t.CAHash == caHash { // otherwise the file belongs to a cluster with another CA
 		secret, err := s.client.CoreV1().Secrets(metav1.NamespaceSystem).Get(ctx, bootstrap.BootstrapTokenSecretName(t.ID), metav1.GetOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("read the token %s: %w", t.ID, err)
 		}
-		if err == nil && secret.DeletionTimestamp == nil && t.valid(secret, time.Now(), renewBefore) {
+		if err == nil && secret.DeletionTimestamp == nil && t.Valid(secret, time.Now(), renewBefore) {
 			s.made = t
 			return nil
 		}
 	}
-	t, err := Create(ctx, s.client, caHash, Spec{TTL: ttl, Description: "of kubelith server, in " + s.opts.File})
+	t, err := jointoken.Create(ctx, s.client, caHash, jointoken.Spec{TTL: ttl, Description: "of kubelith server, in " + s.opts.File})
 	if err == nil {
 		s.made = t
 	}
@@ -305,10 +308,15 @@ func (s *Server) retire(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if t, err := Parse(string(text)); err == nil {
-		if err := expire(ctx, s.client, t.ID, time.Now()); err != nil {
+	if t, err := jointoken.Parse(string(text)); err == nil {
+		if err := jointoken.Expire(ctx, s.client, t.ID, time.Now()); err != nil {
 			return err
 		}
 	}
 	return os.Remove(s.opts.File)
+}
+
+// Spend is jointoken.Spend with the component's client.
+func (s *Server) Spend(ctx context.Context, id, machine string) (refusal string, err error) {
+	return jointoken.Spend(ctx, s.client, id, machine)
 }

@@ -2,7 +2,10 @@ package token
 
 import (
 	"context"
-	"fmt"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"encoding/pem"
 	"maps"
 	"os"
 	"path/filepath"
@@ -20,13 +23,30 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/clientcmd"
+	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/cluster-bootstrap/token/jws"
+
+	"kubelith.io/kubelith/base/jointoken"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// example has the form of a token.
+const example = "kl1_0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef_abc123_0123456789abcdef"
+
+// secrets returns those of the tokens.
+func secrets(t *testing.T, cs kubernetes.Interface) []corev1.Secret {
+	t.Helper()
+	list, err := cs.CoreV1().Secrets("kube-system").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list.Items
+}
 
 // node is a data directory with a CA, and the cluster that it belongs to.
 type node struct {
@@ -43,7 +63,7 @@ func newNode(t *testing.T, objects ...runtime.Object) *node {
 	return n
 }
 
-// watches returns a function that waits for the two watches of the component: the fake cluster tells a watch only what
+// watches returns a function that waits for the two watches of the component: the fake cluster sends a watch only what
 // comes after it.
 func (n *node) watches() (await func()) {
 	watching := make(chan struct{}, 2)
@@ -65,8 +85,15 @@ func (p processInformers) Start(<-chan struct{}) { p.SharedInformerFactory.Start
 
 func (n *node) newCA(t *testing.T) {
 	t.Helper()
-	_, ca := authority(t, newKey(t))
-	if err := os.WriteFile(filepath.Join(n.dir, "ca.crt"), ca, 0o600); err != nil {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: "ca"}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := certutil.WriteCert(filepath.Join(n.dir, "ca.crt"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -103,13 +130,13 @@ func (n *node) run(t *testing.T, f func()) {
 	shared.Shutdown()
 }
 
-func (n *node) token(t *testing.T) Token {
+func (n *node) token(t *testing.T) jointoken.Token {
 	t.Helper()
 	text, err := os.ReadFile(n.file())
 	if err != nil {
 		t.Fatal(err)
 	}
-	parsed, err := Parse(string(text))
+	parsed, err := jointoken.Parse(string(text))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +171,7 @@ func TestPublished(t *testing.T) {
 			t.Errorf("the file has mode %v, %v", mode.Mode(), err)
 		}
 		all := secrets(t, n.cluster)
-		if len(all) != 1 || !made.valid(&all[0], time.Now(), 23*time.Hour) {
+		if len(all) != 1 || !made.Valid(&all[0], time.Now(), 23*time.Hour) {
 			t.Errorf("Secrets %v", all)
 		}
 		info := n.data(t, "kube-public", "cluster-info")
@@ -155,7 +182,7 @@ func TestPublished(t *testing.T) {
 		if err != nil || len(config.AuthInfos) != 0 || config.Clusters[""].Server != "https://192.0.2.1:6443" {
 			t.Errorf("%v: %s", err, info["kubeconfig"])
 		}
-		if got, err := CAHash(t.Context(), n.cluster); err != nil || got != made.CAHash {
+		if got, err := jointoken.CAHash(t.Context(), n.cluster); err != nil || got != made.CAHash {
 			t.Errorf("the CA's hash is %s, %v; the token has %s", got, err, made.CAHash)
 		}
 		if got := n.data(t, "kube-system", "kubelith-cluster"); !maps.Equal(got, map[string]string{"cluster.json": `{"kind":"ClusterInfo"}`}) {
@@ -191,27 +218,31 @@ func TestKept(t *testing.T) {
 		between func(*testing.T, *node)
 		kept    bool
 	}{
-		"nothing":     {func(*testing.T, *node) {}, true},
-		"an hour":     {change(func(s *corev1.Secret) { s.Data["expiration"] = []byte(stamp(time.Now().Add(62 * time.Minute))) }), true},
-		"nearly over": {change(func(s *corev1.Secret) { s.Data["expiration"] = []byte(stamp(time.Now().Add(58 * time.Minute))) }), false},
-		"no signing":  {change(func(s *corev1.Secret) { delete(s.Data, "usage-bootstrap-signing") }), false},
-		"another CA":  {func(t *testing.T, n *node) { n.newCA(t) }, false},
-		"crash":       {content(""), false},
-		"by hand":     {content(example.String()), false},
+		"nothing": {func(*testing.T, *node) {}, true},
+		"an hour": {change(func(s *corev1.Secret) {
+			s.Data["expiration"] = []byte(time.Now().Add(62 * time.Minute).UTC().Format(time.RFC3339))
+		}), true},
+		"nearly over": {change(func(s *corev1.Secret) {
+			s.Data["expiration"] = []byte(time.Now().Add(58 * time.Minute).UTC().Format(time.RFC3339))
+		}), false},
+		"no signing": {change(func(s *corev1.Secret) { delete(s.Data, "usage-bootstrap-signing") }), false},
+		"another CA": {func(t *testing.T, n *node) { n.newCA(t) }, false},
+		"crash":      {content(""), false},
+		"by hand":    {content(example), false},
 		"no file": {func(t *testing.T, n *node) {
 			if err := os.Remove(n.file()); err != nil {
 				t.Fatal(err)
 			}
 		}, false},
 		"deleted": {func(t *testing.T, n *node) {
-			if err := Delete(t.Context(), n.cluster, n.token(t).ID); err != nil {
+			if err := jointoken.Delete(t.Context(), n.cluster, n.token(t).ID); err != nil {
 				t.Fatal(err)
 			}
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			var first Token
+			var first jointoken.Token
 			n.run(t, func() { first = n.token(t) })
 			tc.between(t, n)
 			n.run(t, func() {
@@ -239,11 +270,11 @@ func TestMadeAgain(t *testing.T) {
 	n.run(t, func() {
 		awaitWatches()
 		first := n.token(t)
-		if err := Delete(t.Context(), n.cluster, first.ID); err != nil {
+		if err := jointoken.Delete(t.Context(), n.cluster, first.ID); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "another token in the file", func() bool { return n.token(t) != first })
-		if all := secrets(t, n.cluster); len(all) != 1 || !n.token(t).valid(&all[0], time.Now(), time.Hour) {
+		if all := secrets(t, n.cluster); len(all) != 1 || !n.token(t).Valid(&all[0], time.Now(), time.Hour) {
 			t.Errorf("%d Secrets", len(all))
 		}
 		for namespace, name := range map[string]string{"kube-public": "cluster-info", "kube-system": "kubelith-cluster"} {
@@ -258,8 +289,8 @@ func TestMadeAgain(t *testing.T) {
 	})
 }
 
-// What somebody changes while the server runs is as before at once: agents would do as it says. What others have beside
-// it stays.
+// The server reverts another client's change of its data at once, because agents would follow it. Other clients' keys
+// stay.
 func TestRestored(t *testing.T) {
 	n := newNode(t)
 	awaitWatches := n.watches()
@@ -294,11 +325,11 @@ func TestRestored(t *testing.T) {
 	})
 }
 
-// Without a reusable token there is no file and no valid Secret, also when an earlier start has made them; machines
-// find the server all the same.
+// Without a reusable token there is no file and no valid Secret, even if an earlier start created them; machines still
+// find the server.
 func TestNoReusableToken(t *testing.T) {
 	n := newNode(t)
-	var before Token
+	var before jointoken.Token
 	n.run(t, func() { before = n.token(t) })
 	n.noToken = true
 	n.run(t, func() {
@@ -306,16 +337,16 @@ func TestNoReusableToken(t *testing.T) {
 			t.Errorf("the file: %v", err)
 		}
 		for _, s := range secrets(t, n.cluster) {
-			if before.valid(&s, time.Now(), 0) {
-				t.Errorf("the token %s is valid until %s", before.ID, expiry(&s))
+			if before.Valid(&s, time.Now(), 0) {
+				t.Errorf("the token %s is valid until %s", before.ID, s.Data["expiration"])
 			}
 		}
 		info := n.data(t, "kube-public", "cluster-info")
 		if info["kubeconfig"] == "" || info["jws-kubeconfig-"+before.ID] != "" || n.data(t, "kube-system", "kubelith-cluster")["cluster.json"] == "" {
 			t.Errorf("published: %v", info)
 		}
-		if _, err := CAHash(t.Context(), n.cluster); err != nil {
-			t.Errorf("no token can be made: %v", err)
+		if _, err := jointoken.CAHash(t.Context(), n.cluster); err != nil {
+			t.Errorf("no token can be created: %v", err)
 		}
 	})
 	n.noToken = false
@@ -337,7 +368,7 @@ func TestOthersSignatures(t *testing.T) {
 	})
 }
 
-// The first moments of a cluster, in which its namespaces are made: one token is made, not one at each try.
+// While a new cluster creates its namespaces, the server creates one token, not one at each try.
 func TestNamespaceLater(t *testing.T) {
 	n := newNode(t)
 	left := 3
@@ -358,25 +389,4 @@ func TestNamespaceLater(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestWaitSigned(t *testing.T) {
-	cs := fake.NewClientset()
-	err := WaitSigned(t.Context(), cs, "abc123", 0, 10*time.Millisecond)
-	if want := fmt.Sprintf("token abc123 was created but not signed within %s", 10*time.Millisecond); err == nil || !strings.HasPrefix(err.Error(), want) {
-		t.Errorf("error %v, want %s", err, want)
-	}
-	err = WaitSigned(t.Context(), cs, "abc123", 10*time.Millisecond, time.Hour)
-	if want := "token abc123 expired after 10ms, before"; err == nil || !strings.HasPrefix(err.Error(), want) {
-		t.Errorf("error %v, want %s", err, want)
-	}
-	if err := publish(t.Context(), cs, "kube-public", "cluster-info", map[string]string{"jws-kubeconfig-abc123": "x"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := WaitSigned(t.Context(), cs, "abc123", time.Hour, 20*time.Second); err != nil {
-		t.Error(err)
-	}
-	if _, err := CAHash(t.Context(), fake.NewClientset()); err == nil || !strings.Contains(err.Error(), "wait until kubelith server is ready") {
-		t.Errorf("a server that has not published anything: %v", err)
-	}
 }

@@ -37,8 +37,8 @@ import (
 
 // Options configures the component.
 type Options struct {
-	// Name of this server, unique in the cluster.
-	Name string
+	// NodeName is this server's, unique in the cluster.
+	NodeName string
 	// BindAddress and Port are where the TLS port listens.
 	BindAddress string
 	Port        int
@@ -65,8 +65,8 @@ type Options struct {
 	// DialKubelet connects to kubelets, for logs and exec: a Node may name any address. nil: every address is allowed.
 	// A user's egress selector takes precedence.
 	DialKubelet func(ctx context.Context, network, address string) (net.Conn, error)
-	// DialCluster connects to Services, pods and other ports of nodes: for webhooks, aggregated APIs and the proxy of the
-	// API. nil: directly. A user's egress selector takes precedence.
+	// DialCluster connects to Services, pods and other ports of nodes: for webhooks, aggregated APIs and the proxy of
+	// the API. nil: directly. A user's egress selector takes precedence.
 	DialCluster func(ctx context.Context, network, address string) (net.Conn, error)
 	// Client is opened with the finished handler.
 	Client *client.InProcess
@@ -78,10 +78,11 @@ type Options struct {
 	Plugins plugins.Set
 	// SchedulerPolicy is the ConfigMap that the scheduler may read for its policy; without a name: none.
 	SchedulerPolicy types.NamespacedName
-	// Record is the flight recorder. It gets the requests that write or are refused, and changes of objects' states; its
-	// timelines are served. Nil: it is off.
+	// Record is the flight recorder. It gets the requests that write or are refused, and changes of objects' states;
+	// its timelines are served. Nil: it is off.
 	Record *record.Store
-	// VirtualAddress returns the API's, which no Service may have; the zero Addr while there is none. Nil: there is none.
+	// VirtualAddress returns the API's, which no Service may have; the zero Addr while there is none. Nil: there is
+	// none.
 	VirtualAddress func() netip.Addr
 	// Handle, when set, wraps the handler behind authentication and authorization.
 	Handle func(http.Handler) http.Handler
@@ -91,13 +92,14 @@ type Options struct {
 type Server struct {
 	opts     Options
 	upstream *options.ServerRunOptions
-	// anonymousHealth: only the health endpoints, and what a machine reads before it joins (discoveryPath), answer
-	// without credentials. The user's --apiserver-arg=anonymous-auth replaces it.
+	// anonymousHealth: only the health endpoints, and what a machine reads before it joins (jointoken.ClusterInfoPath),
+	// answer without credentials. The user's --apiserver-arg=anonymous-auth replaces it.
 	anonymousHealth bool
-	// ownEgress: no egress selector of the user's says how to connect to nodes and Services.
+	// ownEgress: the user has not configured an egress selector for connections to nodes and Services.
 	ownEgress bool
-	// shared holds the informers of the process; set when ready.
-	shared informers.SharedInformerFactory
+	// shared holds the informers of the process; created is closed when it is set.
+	shared  informers.SharedInformerFactory
+	created chan struct{}
 	// served is set before the component is ready.
 	served atomic.Bool
 	// removals refuses nodes that were removed; set with shared.
@@ -108,13 +110,16 @@ type Server struct {
 	// passwordFile is the user's --apiserver-arg=basic-auth-file, passwords its content. Empty and nil: there is none.
 	passwordFile string
 	passwords    *passwordfile.File
+	// hooks are the goroutines that post-start hooks leave running.
+	hooks lifecycle.Goroutines
 }
 
 var _ lifecycle.Component = (*Server)(nil)
 
 // New checks the options against upstream's flags; nothing is started.
 func New(o Options) (*Server, error) {
-	s := &Server{opts: o, recorder: newFlight(o.Record), initializers: initializers.New(o.Log)}
+	s := &Server{opts: o, recorder: newFlight(o.Record), created: make(chan struct{})}
+	s.initializers = initializers.New(o.Log, &s.hooks)
 	if err := s.complete(); err != nil {
 		return nil, err
 	}
@@ -126,11 +131,14 @@ func (s *Server) Ports() []lifecycle.Port {
 	return []lifecycle.Port{{Network: "tcp", Address: s.opts.BindAddress, Number: s.opts.Port, Setting: "--https-port"}}
 }
 
-// Informers returns the factory that the apiserver, the controllers and other components in the process share. It is
-// nil before the component is ready, so other components are given this method and call it in Run. The factory cannot
-// be a plain value: components are built once to check their arguments and again to run, but a process has one factory
-// of that name (cache.NewInformerName), which ends with the server that Run builds.
-func (s *Server) Informers() informers.SharedInformerFactory { return s.shared }
+// Informers returns the factory that the apiserver, the controllers and other components in the process share. It waits
+// until Run has created it: components that need this one call it in their Run, and do not wait. The factory cannot be
+// a plain value: components are built once to check their arguments and again to run, but a process has one factory of
+// that name (cache.NewInformerName), which ends with the server that Run builds.
+func (s *Server) Informers() informers.SharedInformerFactory {
+	<-s.created
+	return s.shared
+}
 
 // Upstream returns the options that upstream's apiserver is built from.
 func (s *Server) Upstream() *options.ServerRunOptions { return s.upstream }
@@ -146,7 +154,7 @@ func (s *Server) Needs() []string {
 	return []string{"etcd", "plugins"}
 }
 
-// Run implements lifecycle.Component. It is ready when /readyz says ok.
+// Run implements lifecycle.Component. It is ready when /readyz returns ok.
 func (s *Server) Run(ctx context.Context, ready func()) error {
 	chain, documents, err := s.build(ctx)
 	if err != nil {
@@ -164,14 +172,14 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	s.opts.Client.Open(chain.GenericAPIServer.Handler)
 	defer s.opts.Client.Close()
 
-	waiting, stop := context.WithCancel(ctx)
+	running, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup
-	defer func() { stop(); group.Wait() }()
-	group.Go(func() { s.announceReady(waiting, own, ready) })
+	defer func() { stop(); group.Wait(); s.hooks.End() }()
+	group.Go(func() { s.announceReady(running, own, ready) })
 	if s.passwords != nil {
-		group.Go(func() { s.passwords.Follow(waiting, s.opts.Log) })
+		group.Go(func() { s.passwords.Follow(running, s.opts.Log) })
 	}
-	return prepared.Run(ctx)
+	return prepared.Run(running)
 }
 
 // build creates the chain of the three servers from completed options.

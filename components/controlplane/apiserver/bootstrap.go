@@ -19,6 +19,7 @@ import (
 	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
 	schedulingrest "k8s.io/kubernetes/pkg/registry/scheduling/rest"
 
+	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/reconcile"
 )
 
@@ -39,7 +40,9 @@ const (
 // when it cannot write within some time. An admission webhook in a pod may be the cause, and without the apiserver no
 // pod starts. Here a failed write waits: the API is served without it.
 // Source: PostStartHook in pkg/registry/{rbac,scheduling,flowcontrol}/rest.
-func addBootstrap(c *genericapiserver.Config, shared informers.SharedInformerFactory, o *Options, rbac bool) error {
+//
+// hooks owns what they leave running.
+func addBootstrap(c *genericapiserver.Config, shared informers.SharedInformerFactory, o *Options, rbac bool, hooks *lifecycle.Goroutines) error {
 	c.DisabledPostStartHooks.Insert(rbacrest.PostStartHookName, schedulingrest.PostStartHookName, flowcontrolrest.PostStartHookName)
 	_, flowControl, err := flowcontrolrest.RESTStorageProvider{InformerFactory: shared}.PostStartHook()
 	if err != nil {
@@ -66,12 +69,12 @@ func addBootstrap(c *genericapiserver.Config, shared informers.SharedInformerFac
 			if err != nil {
 				return err
 			}
-			b := &bootstrap{log: log, compare: func(ctx context.Context) ([]change, []error) { return compare(ctx, cs, wanted) }}
+			b := &bootstrap{log: log, hooks: hooks, compare: func(ctx context.Context) ([]change, []error) { return compare(ctx, cs, wanted) }}
 			b.start(hook)
 			written.Store(true)
 			return nil
 		}),
-		c.AddPostStartHook("kubelith-flow-control", patient(flowControl, log)))
+		c.AddPostStartHook("kubelith-flow-control", patient(flowControl, log, hooks)))
 }
 
 // bootstrap creates and updates the wanted objects.
@@ -79,6 +82,7 @@ type bootstrap struct {
 	// compare returns what has to be written now, and an error for each kind that could not be read.
 	compare func(context.Context) ([]change, []error)
 	log     logrus.FieldLogger
+	hooks   *lifecycle.Goroutines
 }
 
 // start returns when every object is right, or when the rest must wait for others. It retries the rest in the
@@ -87,10 +91,10 @@ func (b *bootstrap) start(ctx context.Context) {
 	settled := make(chan struct{})
 	settle := sync.OnceFunc(func() { close(settled) })
 	progress := reconcile.NewSignal()
-	go func() {
+	b.hooks.Go(func() {
 		defer settle()
 		b.keep(ctx, progress, settle)
-	}()
+	})
 	for {
 		select {
 		case <-progress:
@@ -172,10 +176,10 @@ func namespacesMissing(failed []error) bool {
 }
 
 // patient runs an upstream hook until it succeeds. The server waits for it only for a limited time.
-func patient(upstream genericapiserver.PostStartHookFunc, log logrus.FieldLogger) genericapiserver.PostStartHookFunc {
+func patient(upstream genericapiserver.PostStartHookFunc, log logrus.FieldLogger, hooks *lifecycle.Goroutines) genericapiserver.PostStartHookFunc {
 	return func(hook genericapiserver.PostStartHookContext) error {
 		done := make(chan struct{})
-		go func() {
+		hooks.Go(func() {
 			defer close(done)
 			for {
 				err := upstream(hook)
@@ -189,7 +193,7 @@ func patient(upstream genericapiserver.PostStartHookFunc, log logrus.FieldLogger
 					return
 				}
 			}
-		}()
+		})
 		select {
 		case <-done:
 		case <-time.After(bootstrapPatience):

@@ -10,11 +10,11 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/names"
-	"kubelith.io/kubelith/components/controlplane/carotation"
 )
 
-// allowCARotation lets the rotation of the CAs keep its state, read what agents report and correct what upstream publishes.
-// Servers get the new CAs from each other; the handler checks which server asks. Agents read which CAs to trust.
+// allowCARotation lets the rotation of the CAs keep its state, read what agents report and correct what upstream
+// publishes. Servers get the new CAs from each other; the handler checks which server calls. Agents read which CAs to
+// trust.
 func allowCARotation() []runtime.Object {
 	self, nodes := subject(rbacv1.UserKind, client.CARotation), subject(rbacv1.GroupKind, user.NodesGroup)
 	maps := func(names []string, verbs ...string) rbacv1.PolicyRule {
@@ -34,5 +34,5 @@ func allowCARotation() []runtime.Object {
 		clusterRole("kubelith:ca-trust", nodes,
 			rbacv1.PolicyRule{NonResourceURLs: []string{names.CATrustPath}, Verbs: []string{"get"}}),
 		clusterRole("kubelith:ca-keys", subject(rbacv1.GroupKind, names.Servers),
-			rbacv1.PolicyRule{NonResourceURLs: []string{carotation.KeyPath}, Verbs: []string{"post"}}))
+			rbacv1.PolicyRule{NonResourceURLs: []string{names.CAKeyPath}, Verbs: []string{"post"}}))
 }

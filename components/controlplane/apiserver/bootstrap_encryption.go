@@ -9,11 +9,10 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/names"
-	"kubelith.io/kubelith/components/controlplane/encryption"
 )
 
 // allowEncryption lets the rotation of keys write Secrets again, and keep its state. Servers get keys from each other;
-// the handler checks which server asks.
+// the handler checks which server calls.
 func allowEncryption() []runtime.Object {
 	self := subject(rbacv1.UserKind, client.Encryption)
 	maps := func(names []string, verbs ...string) rbacv1.PolicyRule {
@@ -27,5 +26,5 @@ func allowEncryption() []runtime.Object {
 			maps([]string{names.EncryptionState}, "get", "list", "watch", "patch", "update"),
 			maps(nil, "create")),
 		clusterRole("kubelith:encryption-keys", subject(rbacv1.GroupKind, names.Servers),
-			rbacv1.PolicyRule{NonResourceURLs: []string{encryption.KeyPath}, Verbs: []string{"post"}}))
+			rbacv1.PolicyRule{NonResourceURLs: []string{names.EncryptionKeyPath}, Verbs: []string{"post"}}))
 }

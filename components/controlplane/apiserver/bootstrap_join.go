@@ -11,9 +11,6 @@ import (
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/tunnel"
-	"kubelith.io/kubelith/components/controlplane/servers"
-	"kubelith.io/kubelith/components/worker/policy/peers"
-	"kubelith.io/kubelith/components/worker/upgrader"
 )
 
 // joining returns the rights of machines that join, of the nodes that they become, and of the components that admit
@@ -41,10 +38,10 @@ func joining() []runtime.Object {
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"nodes"}, Verbs: read},
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"services", "namespaces"}, Verbs: follow},
 			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: follow},
-			// Network policies select pods of all nodes, by what this path tells of them.
-			rbacv1.PolicyRule{NonResourceURLs: []string{peers.Path}, Verbs: []string{"get"}},
+			// Network policies select pods of all nodes, by what this path returns about them.
+			rbacv1.PolicyRule{NonResourceURLs: []string{names.PolicyPodsPath}, Verbs: []string{"get"}},
 			rbacv1.PolicyRule{NonResourceURLs: []string{tunnel.Path}, Verbs: []string{"get"}},
-			rbacv1.PolicyRule{NonResourceURLs: []string{upgrader.Path + "*"}, Verbs: []string{"get"}},
+			rbacv1.PolicyRule{NonResourceURLs: []string{names.UpgradesPath + "*"}, Verbs: []string{"get"}},
 			rbacv1.PolicyRule{APIGroups: []string{"policy.networking.k8s.io"}, Resources: []string{"clusternetworkpolicies"}, Verbs: follow},
 			rbacv1.PolicyRule{APIGroups: []string{"apiextensions.k8s.io"}, Resources: []string{"customresourcedefinitions"},
 				ResourceNames: []string{names.ClusterPolicies}, Verbs: follow}, // whether there are any
@@ -56,13 +53,14 @@ func joining() []runtime.Object {
 		role(metav1.NamespaceSystem, "kubelith:dns-custom", []rbacv1.Subject{nodes, subject(rbacv1.UserKind, client.DNS)},
 			configMap(names.DNSCustom, read...)),
 
-		// A machine becomes a server, and one that lost its data comes back. The handler decides (components/controlplane/servers).
+		// A machine becomes a server, and one that lost its data comes back. The handler decides
+		// (components/controlplane/servers).
 		clusterRole("kubelith:join-servers", newServers,
-			rbacv1.PolicyRule{NonResourceURLs: []string{servers.Path}, Verbs: []string{"post"}}),
+			rbacv1.PolicyRule{NonResourceURLs: []string{names.ServersPath}, Verbs: []string{"post"}}),
 		bindCluster("kubelith:rejoin-servers", "kubelith:join-servers", known),
 		// A server gets the program of an upgrade from the one whose administrator has put it there.
 		clusterRole("kubelith:upgrade-servers", known,
-			rbacv1.PolicyRule{NonResourceURLs: []string{upgrader.Path + "*"}, Verbs: []string{"get"}}),
+			rbacv1.PolicyRule{NonResourceURLs: []string{names.UpgradesPath + "*"}, Verbs: []string{"get"}}),
 		clusterRole(client.Servers, admission,
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"nodes"}, Verbs: []string{"get"}},
 			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"get"}},

@@ -6,6 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"kubelith.io/kubelith/base/client"
+	"kubelith.io/kubelith/base/names"
 )
 
 // allowMetrics lets the component create its APIService.
@@ -13,7 +14,7 @@ func allowMetrics() []runtime.Object {
 	services := []string{"apiservices"}
 	return clusterRole(client.Metrics, subject(rbacv1.UserKind, client.Metrics),
 		rbacv1.PolicyRule{APIGroups: []string{"apiregistration.k8s.io"}, Resources: services, Verbs: []string{"create"}}, // a create request has no name yet
-		rbacv1.PolicyRule{APIGroups: []string{"apiregistration.k8s.io"}, Resources: services, ResourceNames: []string{"v1beta1.metrics.k8s.io"}, Verbs: []string{"get", "delete"}})
+		rbacv1.PolicyRule{APIGroups: []string{"apiregistration.k8s.io"}, Resources: services, ResourceNames: []string{names.MetricsAPIService}, Verbs: []string{"get", "delete"}})
 }
 
 // metricsReader lets any user who may view a namespace see its metrics, as metrics-server's own manifests do. It uses

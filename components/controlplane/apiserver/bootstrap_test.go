@@ -26,9 +26,10 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 
 	"kubelith.io/kubelith/base/client"
+	"kubelith.io/kubelith/base/lifecycle"
 )
 
-// bootstrapped is a cluster as the bootstrap leaves it, with the requests that it made before forgotten.
+// bootstrapped is a cluster as the bootstrap leaves it, without the record of the requests so far.
 func bootstrapped(t *testing.T) *fake.Clientset {
 	t.Helper()
 	cs := fake.NewClientset()
@@ -39,11 +40,11 @@ func bootstrapped(t *testing.T) *fake.Clientset {
 	return cs
 }
 
-// bootstrapOf brings all objects about in a cluster; the log is in out.
+// bootstrapOf creates all objects in a cluster; the log is in out.
 func bootstrapOf(cs kubernetes.Interface) (b *bootstrap, out *bytes.Buffer) {
 	log, out := logrus.New(), &bytes.Buffer{}
 	log.SetOutput(out)
-	return &bootstrap{log: log, compare: func(ctx context.Context) ([]change, []error) {
+	return &bootstrap{log: log, hooks: new(lifecycle.Goroutines), compare: func(ctx context.Context) ([]change, []error) {
 		return compare(ctx, clientsOf(cs), wantedObjects(&Options{}, true))
 	}}, out
 }
@@ -111,7 +112,7 @@ func TestBootstrapWritesWhatDiffers(t *testing.T) {
 	}
 }
 
-// refuseWrites makes a fake cluster refuse all writes, as an admission webhook does that nobody serves, until it is
+// refuseWrites makes a fake cluster refuse all writes, as an admission webhook without a server does, until it is
 // deleted.
 func refuseWrites(cs *fake.Clientset) (remove func()) {
 	var mu sync.Mutex
@@ -190,7 +191,7 @@ func TestBootstrapPatience(t *testing.T) {
 						return ctx.Err()
 					}
 				}}
-				b := &bootstrap{log: log, compare: func(context.Context) ([]change, []error) {
+				b := &bootstrap{log: log, hooks: new(lifecycle.Goroutines), compare: func(context.Context) ([]change, []error) {
 					return slices.Repeat([]change{write}, 4*bootstrapWrites), nil
 				}}
 				began := time.Now()
@@ -216,7 +217,7 @@ func TestPatientHook(t *testing.T) {
 				return errors.New("unable to initialize: webhook")
 			}
 			return nil
-		}, log)
+		}, log, new(lifecycle.Goroutines))
 		began := time.Now()
 		if err := hook(genericapiserver.PostStartHookContext{Context: ctx}); err != nil {
 			t.Fatalf("%v: upstream ends the process", err)
@@ -231,7 +232,7 @@ func TestPatientHook(t *testing.T) {
 	})
 }
 
-// TestBootstrapObjects: a ready apiserver has upstream's policy and what the composition needs; a later start makes
+// TestBootstrapObjects: a ready apiserver has upstream's policy and what the composition needs; a later start creates
 // what is missing, and nothing else.
 func TestBootstrapObjects(t *testing.T) {
 	ctx, cs := t.Context(), clientsFor(t, serve(t).Config(client.APIServer))

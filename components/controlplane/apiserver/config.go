@@ -41,9 +41,8 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/informers"
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/tunnel"
-	"kubelith.io/kubelith/components/worker/policy/peers"
-	"kubelith.io/kubelith/components/worker/upgrader"
 )
 
 // newConfig is upstream's app.NewConfig, recomposed from the same exported parts for one reason: upstream builds the
@@ -113,8 +112,8 @@ func withTLSOptions(c *rest.Config) *rest.Config {
 	return c
 }
 
-// serverID is unique among the servers of a cluster, and the same after a restart. Upstream takes the host's name, which
-// is not unique.
+// serverID is unique among the servers of a cluster, and the same after a restart. Upstream takes the host's name,
+// which is not unique.
 // Source: k8s.io/apiserver/pkg/server/config.go.
 func serverID(name string) string {
 	hash := sha256.Sum256([]byte(name))
@@ -130,7 +129,7 @@ func (s *Server) genericConfig(ctx context.Context, o options.CompletedOptions) 
 		codecs = serializer.NewCodecFactory(legacyscheme.Scheme, serializer.WithSerializer(cbor.NewSerializerInfo))
 	}
 	c := genericapiserver.NewConfig(codecs)
-	c.APIServerID = serverID(s.opts.Name)
+	c.APIServerID = serverID(s.opts.NodeName)
 	c.Flagz = o.Flagz
 	c.MergedResourceConfig = controlplane.DefaultAPIResourceConfigSource()
 	if err := o.GenericServerRunOptions.ApplyTo(c); err != nil {
@@ -150,6 +149,7 @@ func (s *Server) genericConfig(ctx context.Context, o options.CompletedOptions) 
 	if s.shared, err = informers.NewShared(own, c.DrainedNotify()); err != nil {
 		return nil, nil, err
 	}
+	close(s.created)
 	if err := s.followRemovals(); err != nil {
 		return nil, nil, err
 	}
@@ -163,7 +163,7 @@ func (s *Server) genericConfig(ctx context.Context, o options.CompletedOptions) 
 		return nil, nil, err
 	}
 	s.ownEgress = c.EgressSelector == nil
-	if s.opts.DialCluster != nil && s.ownEgress { // other connections have no dialer of ours
+	if s.opts.DialCluster != nil && s.ownEgress { // other connections do not use our dialer
 		c.EgressSelector = egressselector.NewEgressSelectorWithMap(map[egressselector.EgressType]utilnet.DialFunc{egressselector.Cluster: s.opts.DialCluster})
 	}
 	// Tracer provider: the place to add spans of the whole process.
@@ -176,7 +176,7 @@ func (s *Server) genericConfig(ctx context.Context, o options.CompletedOptions) 
 		sets.NewString("attach", "exec", "proxy", "log", "portforward"),
 	)
 	c.LongRunningFunc = func(req *http.Request, info *apirequest.RequestInfo) bool {
-		return info.Path == peers.Path || info.Path == tunnel.Path || strings.HasPrefix(info.Path, upgrader.Path) || longRunning(req, info)
+		return info.Path == names.PolicyPodsPath || info.Path == tunnel.Path || strings.HasPrefix(info.Path, names.UpgradesPath) || longRunning(req, info)
 	}
 
 	if s.opts.EtcdAnswers != nil {
@@ -209,7 +209,7 @@ func (s *Server) genericConfig(ctx context.Context, o options.CompletedOptions) 
 	if err := c.AddPostStartHook("kubelith-initializers", s.initializers.Start); err != nil {
 		return nil, nil, err
 	}
-	return c, storage, addBootstrap(c, s.shared, &s.opts, rbac)
+	return c, storage, addBootstrap(c, s.shared, &s.opts, rbac, &s.hooks)
 }
 
 // documentAPI sets the OpenAPI documents; more are schemes in addition to upstream's.

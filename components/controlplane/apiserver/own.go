@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"kubelith.io/kubelith/base/client"
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/components/controlplane/apiserver/initializers"
 )
 
@@ -109,7 +110,7 @@ func allowLoopback() []runtime.Object {
 // allowKubeletClient lets the certificate with which the apiserver calls kubelets (pki.Bundle.KubeletClient) do what
 // logs, exec and metrics need.
 func allowKubeletClient() []runtime.Object {
-	return bindCluster("kubelith:apiserver-kubelet-client", "system:kubelet-api-admin", subject(rbacv1.UserKind, "kube-apiserver-kubelet-client"))
+	return bindCluster("kubelith:apiserver-kubelet-client", "system:kubelet-api-admin", subject(rbacv1.UserKind, names.KubeletClient))
 }
 
 // allowDNS lets the DNS component read what CoreDNS reads, and write the objects through which pods find it.

@@ -16,24 +16,23 @@ import (
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	bootstrapsecret "k8s.io/cluster-bootstrap/util/secrets"
 	bootstraptoken "k8s.io/cluster-bootstrap/util/tokens"
-)
 
-// discoveryPath is read by a machine before it trusts the server, and therefore without credentials.
-const discoveryPath = "/api/v1/namespaces/" + metav1.NamespacePublic + "/configmaps/" + bootstrapapi.ConfigMapClusterInfo
+	"kubelith.io/kubelith/base/names"
+)
 
 // refusals is how many refused joins are logged at once; then it is one per second, because any client can cause them.
 const refusals = 10
 
 // joinRefusal returns the reason of a machine that does not join: it refuses this server before or after it shows a
-// token, and requests one of these paths, which do not exist (components/worker/join). It returns "" for every other
+// token, and requests one of these paths, which do not exist (base/jointoken). It returns "" for every other
 // path. Any client can send such a request; therefore the log has only our own words.
 func joinRefusal(path string) string {
 	switch path {
-	case "/kubelith/refused/ca":
+	case names.RefusedCA:
 		return "its token is for a cluster with another CA"
-	case "/kubelith/refused/clock":
+	case names.RefusedClock:
 		return "its clock and the server's are more than five minutes apart"
-	case "/kubelith/refused/version":
+	case names.RefusedVersion:
 		return "its Kubernetes is newer than the server's"
 	}
 	return ""

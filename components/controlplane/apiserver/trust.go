@@ -13,6 +13,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 
 	"kubelith.io/kubelith/base/client"
+	"kubelith.io/kubelith/base/jointoken"
 	"kubelith.io/kubelith/components/controlplane/apiserver/restriction"
 )
 
@@ -26,7 +27,7 @@ func (s *Server) trustProcess(c *genericapiserver.Config) error {
 	chain = append(chain, s.logRefusedTokens(c.Authentication.Authenticator))
 	if s.anonymousHealth && s.upstream.Authentication.AuthenticationConfigFile == "" {
 		chain = append(chain, anonymous.NewAuthenticator([]apiserver.AnonymousAuthCondition{
-			{Path: "/livez"}, {Path: "/readyz"}, {Path: "/healthz"}, {Path: discoveryPath},
+			{Path: "/livez"}, {Path: "/readyz"}, {Path: "/healthz"}, {Path: jointoken.ClusterInfoPath},
 		}))
 	}
 	// As upstream does: a request with wrong credentials fails; it does not become anonymous.

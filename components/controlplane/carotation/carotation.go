@@ -1,13 +1,13 @@
-// Package carotation is the component "ca-rotation" of each server: it replaces the CAs of the cluster with new ones, on all
-// servers and agents and without restarting one, in phases:
+// Package carotation is the component "ca-rotation" of each server: it replaces the CAs of the cluster with new ones,
+// on all servers and agents and without restarting one, in phases:
 //
 //	trust   every machine trusts the new CAs, too; this lasts until pods have read the new one
 //	sign    the new CAs sign everything, except the API's serving certificate
 //	serve   the API serves with a certificate of the new CA
 //	drop    every machine forgets the former CAs
 //
-// It is a rotation (base/rotation) for which agents report, too, at their Nodes (components/worker/catrust). A server has
-// done what a phase asks for when its API server has loaded the files (base/pki).
+// It is a rotation (base/rotation) for which agents report, too, at their Nodes (components/worker/catrust). A server
+// has done what a phase requires when its API server has loaded the files (base/pki).
 package carotation
 
 import (
@@ -76,7 +76,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{opts: o}
 	var err error
 	s.Server, err = rotation.New(o.Options, rotation.Kind[State, Report]{
-		What: "the CAs", Command: "kubelith certificate rotate-ca", ConfigMap: names.CARotation, Path: Path, KeyPath: KeyPath,
+		What: "the CAs", Command: "kubelith certificate rotate-ca", ConfigMap: names.CARotation, Path: names.CAPath, KeyPath: names.CAKeyPath,
 		Arrange: s.arrange, Report: s.report, Next: s.next, Begin: s.begin, View: s.view, Find: s.find,
 	})
 	return s, err
@@ -140,7 +140,7 @@ func (s *Server) change(do func() error) error {
 // report returns what this server has done for the rotation that is under way.
 func (s *Server) report(ctx context.Context, r record, problem error) Report {
 	if !r.State.Active() {
-		return r.Reports[s.opts.Name]
+		return r.Reports[s.opts.NodeName]
 	}
 	now := Report{Rotation: s.prove(ctx)}
 	if problem != nil {
@@ -170,8 +170,8 @@ func (s *Server) next(ctx context.Context, r record) (State, error) {
 	return next, err
 }
 
-// prove returns the phase of this server whose certificates its API server is known to use: the one before, until it has
-// loaded the files.
+// prove returns the phase of this server whose certificates its API server is known to use: the one before, until it
+// has loaded the files.
 func (s *Server) prove(ctx context.Context) pki.Rotation {
 	local, err := pki.ReadRotation(s.opts.Dir)
 	if err != nil || local == nil {
@@ -200,7 +200,8 @@ const (
 )
 
 // refresh calls a kubelet through the API. The API server's client for kubelets reads their CAs again when it sends a
-// request, at most every five minutes; but it opens connections for exec and port-forward with the CAs that it has read.
+// request, at most every five minutes; but it opens connections for exec and port-forward with the CAs that it has
+// read.
 func (s *Server) refresh(ctx context.Context) {
 	if time.Since(s.called) < refreshEvery {
 		return
@@ -212,7 +213,7 @@ func (s *Server) refresh(ctx context.Context) {
 	}
 	name := ""
 	for i := range nodes {
-		if n := &nodes[i]; n.Labels[names.RoleLabel] != "" && (name == "" || n.Name == s.opts.Name) {
+		if n := &nodes[i]; n.Labels[names.RoleLabel] != "" && (name == "" || n.Name == s.opts.NodeName) {
 			name = n.Name
 		}
 	}

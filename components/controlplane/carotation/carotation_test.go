@@ -71,14 +71,14 @@ func newCluster(t *testing.T, all ...string) *cluster {
 	return c
 }
 
-// start makes a server of a name, as after its process has ended.
+// start creates a server with a name, as a restarted process does.
 func (c *cluster) start(t *testing.T, name, url string) {
 	t.Helper()
 	log, _ := logtest.NewNullLogger()
 	opts := c.opts[name]
 	s, err := New(Options{
 		Options: rotation.Options{
-			Name: name, Client: &rest.Config{}, Log: log,
+			NodeName: name, Client: &rest.Config{}, Log: log,
 			Servers:  func() []string { return c.names },
 			Leads:    func() bool { return name == c.names[0] },
 			Identity: func() (tls.Certificate, *x509.CertPool, error) { return pki.ServerClient(opts.Dir, name, time.Now()) },
@@ -99,7 +99,8 @@ func (c *cluster) start(t *testing.T, name, url string) {
 	c.servers[name] = s
 }
 
-// serve is the API of a server: it reads its files for each connection, and knows who has a certificate of a trusted CA.
+// serve is the API of a server: it reads its files for each connection, and knows clients with a certificate of a
+// trusted CA.
 func (c *cluster) serve(t *testing.T, name string) (host string) {
 	t.Helper()
 	dir := c.opts[name].Dir
@@ -131,7 +132,7 @@ func (c *cluster) serve(t *testing.T, name string) (host string) {
 func (c *cluster) begin(t *testing.T, name, wanted string) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
-	c.servers[name].Handler(http.NotFoundHandler()).ServeHTTP(w, httptest.NewRequest(http.MethodPost, Path, strings.NewReader(wanted)))
+	c.servers[name].Handler(http.NotFoundHandler()).ServeHTTP(w, httptest.NewRequest(http.MethodPost, names.CAPath, strings.NewReader(wanted)))
 	return w
 }
 
@@ -144,7 +145,8 @@ func (c *cluster) state(t *testing.T) State {
 	return r.State
 }
 
-// hurry lets the time pass that a phase lasts at least, by the clock of each server: that of the one that began it may be another.
+// hurry lets the time pass that a phase lasts at least, by the clock of each server: that of the one that began it may
+// be another.
 func (c *cluster) hurry(t *testing.T) {
 	t.Helper()
 	st := c.state(t)
@@ -153,8 +155,8 @@ func (c *cluster) hurry(t *testing.T) {
 	}
 }
 
-// TestRotation: two servers go through all phases; each of them may die and forget what it did at any moment. A phase waits for
-// both. In the end both have the same CAs, which are new, and the API publishes them only.
+// TestRotation: two servers go through all phases; each of them may die and forget what it did at any moment. A phase
+// waits for both. In the end both have the same CAs, which are new, and the API publishes them only.
 func TestRotation(t *testing.T) {
 	c := newCluster(t, "a", "b")
 	former, err := os.ReadFile(filepath.Join(c.opts["a"].Dir, "cluster-ca.crt"))
@@ -266,8 +268,8 @@ func objects(t *testing.T, cs kubernetes.Interface) (all []string) {
 	return all
 }
 
-// TestBegin: a second rotate-ca goes on with the first, with its own grace and force; one whose state was deleted goes on
-// with the CAs that are there, and one whose CAs are lost begins with others.
+// TestBegin: a second rotate-ca goes on with the first, with its own grace and force; one whose state was deleted goes
+// on with the CAs that are there, and one whose CAs are lost begins with others.
 func TestBegin(t *testing.T) {
 	c := newCluster(t, "a", "b")
 	for _, wrong := range []string{"", "{", `{"grace":-1}`} {
@@ -316,7 +318,7 @@ func TestBegin(t *testing.T) {
 	}
 }
 
-// TestKeysForServersOnly: a server of the cluster gets the new CAs, and nobody else.
+// TestKeysForServersOnly: only a server of the cluster gets the new CAs.
 func TestKeysForServersOnly(t *testing.T) {
 	c := newCluster(t, "a", "b")
 	c.begin(t, "a", `{"grace":600}`)
@@ -328,7 +330,7 @@ func TestKeysForServersOnly(t *testing.T) {
 		{Name: names.ServerUserPrefix + "b"},
 	} {
 		w := httptest.NewRecorder()
-		r := httptest.NewRequest(http.MethodPost, KeyPath, strings.NewReader(`{"key":"`+id+`","recipient":"age1"}`))
+		r := httptest.NewRequest(http.MethodPost, names.CAKeyPath, strings.NewReader(`{"key":"`+id+`","recipient":"age1"}`))
 		c.servers["a"].Handler(http.NotFoundHandler()).ServeHTTP(w, r.WithContext(apirequest.WithUser(context.Background(), who)))
 		if w.Code == http.StatusOK || strings.Contains(w.Body.String(), "sealed") {
 			t.Errorf("%s: %d %s", who.Name, w.Code, w.Body)

@@ -17,15 +17,8 @@ import (
 	"kubelith.io/kubelith/base/sealed"
 )
 
-// Path is where administrators see a rotation (GET), and begin one (POST). KeyPath is where a server gets the new CAs from
-// another one (POST). An agent reads which CAs to trust at names.CATrustPath.
-const (
-	Path    = "/kubelith/v1/ca"
-	KeyPath = Path + "/next"
-)
-
-// DefaultGrace is how long the first phase lasts. Kubelets write a new CA into pods within two minutes, and client-go reads
-// it again every five.
+// DefaultGrace is how long the first phase lasts. Kubelets write a new CA into pods within two minutes, and client-go
+// reads it again every five.
 const DefaultGrace = 10 * time.Minute
 
 // Wanted is how an administrator wants a rotation.
@@ -36,7 +29,7 @@ type Wanted struct {
 	Force bool `json:"force"`
 }
 
-// Handler serves Path and those below, and passes on other requests. Requests have been authorized.
+// Handler serves names.CAPath and those below, and passes on other requests. Requests have been authorized.
 func (s *Server) Handler(next http.Handler) http.Handler {
 	next = s.Server.Handler(next)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -53,18 +46,18 @@ func (s *Server) Handler(next http.Handler) http.Handler {
 func (s *Server) find(id string) (any, error) {
 	next, err := pki.NextCAs(s.opts.Dir, id)
 	if err != nil {
-		return nil, sealed.Refusal(fmt.Sprintf("server %s: %v", s.opts.Name, err))
+		return nil, sealed.Refusal(fmt.Sprintf("server %s: %v", s.opts.NodeName, err))
 	}
 	return next, nil
 }
 
-// View is what Path shows to administrators.
+// View is what names.CAPath shows to administrators.
 type View struct {
 	// Asked is the server that answers.
 	Asked string `json:"asked"`
 	// Rotation is the current one, or the last.
 	Rotation State `json:"rotation"`
-	// Doing says what the machines are doing; empty: no rotation is under way.
+	// Doing is what the machines are doing; empty: no rotation is under way.
 	Doing string `json:"doing,omitempty"`
 	// Waiting names what holds up the phase, with the reason.
 	Waiting string `json:"waiting,omitempty"`
@@ -90,7 +83,7 @@ func (s *Server) view(ctx context.Context) (any, error) {
 		return nil, err
 	}
 	st, servers := record.State, s.opts.Servers()
-	v := &View{Asked: s.opts.Name, Rotation: st}
+	v := &View{Asked: s.opts.NodeName, Rotation: st}
 	if st.Active() {
 		v.Doing, v.Waiting = st.described(), st.waiting(servers, record.Reports, nodes, time.Now())
 	}
@@ -117,8 +110,8 @@ func (s *Server) view(ctx context.Context) (any, error) {
 	return v, nil
 }
 
-// begin starts a rotation; one that is under way goes on, as it is wanted now. The CAs are in this server's files before
-// others know of them.
+// begin starts a rotation; one that is under way goes on, as it is wanted now. The CAs are in this server's files
+// before others know of them.
 func (s *Server) begin(body []byte) (func(record) (State, error), error) {
 	var wanted Wanted
 	if err := json.Unmarshal(body, &wanted); err != nil || wanted.Grace < 0 {

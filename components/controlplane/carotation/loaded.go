@@ -13,7 +13,7 @@ import (
 // probeTimeout bounds a request to this server's own API.
 const probeTimeout = 5 * time.Second
 
-// loaded reports whether the API server of this process does what the phase asks for: it reads its files a moment after
+// loaded reports whether the API server of this process does what the phase requires: it reads its files a moment after
 // they were written.
 func (s *Server) loaded(ctx context.Context, phase pki.Phase) bool {
 	switch phase {
@@ -40,17 +40,17 @@ func (s *Server) loaded(ctx context.Context, phase pki.Phase) bool {
 	return false
 }
 
-// probe sends a request to the API of this server, with a certificate that signed makes. It returns the status and the
+// probe sends a request to the API of this server, with a certificate that signed issues. It returns the status and the
 // certificate of the API; 0 and nil without an answer.
 func (s *Server) probe(ctx context.Context, signed func(dir, name string, now time.Time) (tls.Certificate, *x509.CertPool, error)) (status int, leaf *x509.Certificate) {
-	cert, roots, err := signed(s.opts.Dir, s.opts.Name, time.Now())
+	cert, roots, err := signed(s.opts.Dir, s.opts.NodeName, time.Now())
 	if err != nil {
 		return 0, nil
 	}
 	client := http.Client{Timeout: probeTimeout, Transport: &http.Transport{ // no proxy
 		TLSClientConfig: &tls.Config{
 			RootCAs: roots, ServerName: "kubernetes", MinVersion: tls.VersionTLS12,
-			// Shown whatever CAs the server names: it has to say whether it accepts the certificate.
+			// Sent whatever CAs the server names: the server has to report whether it accepts the certificate.
 			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &cert, nil },
 		},
 		DisableKeepAlives: true,

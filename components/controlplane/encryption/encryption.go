@@ -1,13 +1,13 @@
-// Package encryption is the component "encryption" of each server: it replaces the key that encrypts Secrets at rest, on
-// all servers and without restarting one, in the phases of a rotation (base/rotation).
+// Package encryption is the component "encryption" of each server: it replaces the key that encrypts Secrets at rest,
+// on all servers and without restarting one, in the phases of a rotation (base/rotation).
 //
 //	distribute   every server gets the new key, and reads with it
 //	write        every server encrypts with it, and still reads with the old ones
 //	rewrite      the server whose etcd leads has each Secret written again
 //	drop         every server forgets the old keys
 //
-// A server has done what a phase asks for when its API server has loaded the file. So each server can read what any other
-// writes, at any time.
+// A server has done what a phase requires when its API server has loaded the file. So each server can read what any
+// other writes, at any time.
 package encryption
 
 import (
@@ -34,7 +34,7 @@ type Options struct {
 	rotation.Options
 	// File is the API server's EncryptionConfiguration.
 	File string
-	// Foreign is why the API server does not use File, if an argument says so; else empty.
+	// Foreign is why the API server does not use File, if an argument prevents it; else empty.
 	Foreign string
 	// Socket is where etcd serves clients, and Prefix begins the keys of all objects in it.
 	Socket, Prefix string
@@ -64,7 +64,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{opts: o}
 	var err error
 	s.Server, err = rotation.New(o.Options, rotation.Kind[State, Report]{
-		What: "the key for Secrets", Command: "kubelith encryption rotate", ConfigMap: names.EncryptionState, Path: Path, KeyPath: KeyPath,
+		What: "the key for Secrets", Command: "kubelith encryption rotate", ConfigMap: names.EncryptionState, Path: names.EncryptionPath, KeyPath: names.EncryptionKeyPath,
 		Arrange: s.arrange, Report: s.report, Next: s.next, Begin: s.begin, View: s.view, Find: s.find,
 	})
 	return s, err
@@ -160,7 +160,7 @@ func (s *Server) report(_ context.Context, r record, problem error) Report {
 	if s.opts.Foreign != "" {
 		problem = errors.New(s.opts.Foreign)
 	}
-	before := r.Reports[s.opts.Name]
+	before := r.Reports[s.opts.NodeName]
 	if problem = cmp.Or(problem, s.stuck); problem != nil {
 		before.Problem = sealed.OneLine(problem)
 		return before

@@ -11,20 +11,13 @@ import (
 	"kubelith.io/kubelith/base/sealed"
 )
 
-// Path is where administrators see the keys in use (GET) and begin a rotation (POST). KeyPath is where a server gets a
-// key from another one (POST).
-const (
-	Path    = "/kubelith/v1/encryption"
-	KeyPath = Path + "/key"
-)
-
-// View is what Path shows to administrators.
+// View is what names.EncryptionPath shows to administrators.
 type View struct {
 	// Asked is the server that answers.
 	Asked string `json:"asked"`
 	// Rotation is the current one, or the last.
 	Rotation State `json:"rotation"`
-	// Doing says what the servers are doing; empty: no rotation is under way.
+	// Doing is what the servers are doing; empty: no rotation is under way.
 	Doing string `json:"doing,omitempty"`
 	// Waiting names the servers that hold up the phase, with the reason.
 	Waiting string `json:"waiting,omitempty"`
@@ -49,7 +42,7 @@ func (s *Server) view(ctx context.Context) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &View{Asked: s.opts.Name, Rotation: record.State, Secrets: counts}
+	v := &View{Asked: s.opts.NodeName, Rotation: record.State, Secrets: counts}
 	servers := s.opts.Servers()
 	if record.State.Active() {
 		v.Doing, v.Waiting = record.State.Phase.described(), record.State.waiting(servers, record.Reports)
@@ -103,7 +96,7 @@ func (s *Server) find(name string) (any, error) {
 	}
 	i := slices.IndexFunc(keys, func(k pki.EncryptionKey) bool { return k.Name == name })
 	if i < 0 {
-		return nil, sealed.Refusal(fmt.Sprintf("server %s does not have the key %s", s.opts.Name, name))
+		return nil, sealed.Refusal(fmt.Sprintf("server %s does not have the key %s", s.opts.NodeName, name))
 	}
 	return keys[i], nil
 }

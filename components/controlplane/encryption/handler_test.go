@@ -31,7 +31,7 @@ func newServer(t *testing.T, name string, keys ...string) *Server {
 	log, _ := logtest.NewNullLogger()
 	s, err := New(Options{
 		Options: rotation.Options{
-			Name: name, Client: &rest.Config{}, Log: log,
+			NodeName: name, Client: &rest.Config{}, Log: log,
 			Servers: func() []string { return []string{"a", "b"} }, Leads: func() bool { return false },
 		},
 		File: filepath.Join(t.TempDir(), "encryption.yaml"), Loaded: func(string) bool { return true },
@@ -52,7 +52,7 @@ func as(who user.Info, next http.Handler) http.Handler {
 	})
 }
 
-// TestKeyOfAnotherServer: a server gets a key, encrypted; nobody else does.
+// TestKeyOfAnotherServer: only a server gets a key, encrypted.
 func TestKeyOfAnotherServer(t *testing.T) {
 	s := newServer(t, "a", "old", "new")
 	var who user.DefaultInfo
@@ -71,7 +71,7 @@ func TestKeyOfAnotherServer(t *testing.T) {
 
 	who = user.DefaultInfo{Name: names.ServerUserPrefix + "b", Groups: []string{names.Servers}}
 	ask := func(key string) (got pki.EncryptionKey, err error) {
-		err = sealed.Ask(t.Context(), client, address, KeyPath, key, &got)
+		err = sealed.Ask(t.Context(), client, address, names.EncryptionKeyPath, key, &got)
 		return got, err
 	}
 	got, err := ask("new")
@@ -97,7 +97,7 @@ func TestKeyOfAnotherServer(t *testing.T) {
 	}
 	who = user.DefaultInfo{Name: names.ServerUserPrefix + "b", Groups: []string{names.Servers}}
 	for _, wrong := range []string{"", "{", `{"key":"new","recipient":"age1"}`, `{"key":"new"}`} {
-		r, err := client.Post(api.URL+KeyPath, "application/json", strings.NewReader(wrong))
+		r, err := client.Post(api.URL+names.EncryptionKeyPath, "application/json", strings.NewReader(wrong))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -111,7 +111,7 @@ func TestKeyOfAnotherServer(t *testing.T) {
 // post is what an administrator does to begin a rotation.
 func post(ctx context.Context, s *Server) (answer string) {
 	w := httptest.NewRecorder()
-	s.Handler(http.NotFoundHandler()).ServeHTTP(w, httptest.NewRequest(http.MethodPost, Path, nil).WithContext(ctx))
+	s.Handler(http.NotFoundHandler()).ServeHTTP(w, httptest.NewRequest(http.MethodPost, names.EncryptionPath, nil).WithContext(ctx))
 	return w.Body.String()
 }
 

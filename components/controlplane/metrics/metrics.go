@@ -33,13 +33,14 @@ import (
 	"sigs.k8s.io/metrics-server/pkg/storage"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
 )
 
 const (
 	// resolution is the time between two rounds, as in metrics-server's manifests. Kubelets measure every 10 s.
 	resolution = 15 * time.Second
-	// patience bounds one round, so that it is over before the next one.
+	// patience is the timeout of one round: it ends before the next one.
 	patience = 10 * time.Second
 )
 
@@ -125,7 +126,7 @@ func (s *Server) rounds(ctx context.Context, apiServices typedv1.APIServiceInter
 		done := s.work.Begin("scraping the kubelets")
 		ours, err := isOurs(ctx, apiServices)
 		if err != nil && ctx.Err() == nil {
-			s.opts.Log.Warnf("cannot read APIService %s, retrying in %s: %v", apiService, resolution, err)
+			s.opts.Log.Warnf("cannot read APIService %s, retrying in %s: %v", names.MetricsAPIService, resolution, err)
 		}
 		// When a user's own metrics-server serves the API, no request comes to us.
 		if ours {
@@ -140,13 +141,10 @@ func (s *Server) rounds(ctx context.Context, apiServices typedv1.APIServiceInter
 	}
 }
 
-// apiService is the name of the object that every installation of metrics-server has.
-const apiService = "v1beta1.metrics.k8s.io"
-
 // isOurs reports whether requests come to this process: not when a user's own metrics-server has an APIService, which
 // names its Service. One that is missing will be ours.
 func isOurs(ctx context.Context, c typedv1.APIServiceInterface) (bool, error) {
-	got, err := c.Get(ctx, apiService, metav1.GetOptions{ResourceVersion: "0"}) // from the watch cache
+	got, err := c.Get(ctx, names.MetricsAPIService, metav1.GetOptions{ResourceVersion: "0"}) // from the watch cache
 	if apierrors.IsNotFound(err) {
 		return true, nil
 	}

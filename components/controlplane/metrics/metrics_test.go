@@ -20,22 +20,24 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/fake"
 	"sigs.k8s.io/metrics-server/pkg/storage"
+
+	"kubelith.io/kubelith/base/names"
 )
 
 // theirs is the APIService of a metrics-server that a user has installed.
 func theirs() *apiregistrationv1.APIService {
 	return &apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Name: apiService},
+		ObjectMeta: metav1.ObjectMeta{Name: names.MetricsAPIService},
 		Spec:       apiregistrationv1.APIServiceSpec{Service: &apiregistrationv1.ServiceReference{Namespace: "kube-system", Name: "metrics-server"}},
 	}
 }
 
 // ours is the APIService that Kubelith creates.
 func ours() *apiregistrationv1.APIService {
-	return &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: apiService}}
+	return &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: names.MetricsAPIService}}
 }
 
-// counter counts how often kubelets are asked, and answers what it is told.
+// counter counts the requests to kubelets, and returns batch.
 type counter struct {
 	asked chan string
 	batch *storage.MetricsBatch
@@ -46,16 +48,16 @@ func (c counter) GetMetrics(_ context.Context, n *corev1.Node) (*storage.Metrics
 	return c.batch, nil
 }
 
-// TestRounds: kubelets are asked when the API is ours to serve, and not otherwise.
+// TestRounds: kubelets are scraped only when the APIService is ours.
 func TestRounds(t *testing.T) {
 	for name, c := range map[string]struct {
 		object runtime.Object // the APIService that is there
 		fails  bool
 		asks   bool
 	}{
-		"not made yet":          {nil, false, true},
+		"not created yet":       {nil, false, true},
 		"ours":                  {ours(), false, true},
-		"somebody else's":       {theirs(), false, false},
+		"not ours":              {theirs(), false, false},
 		"the API does not work": {nil, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -15,10 +15,11 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"kubelith.io/kubelith/components/cluster/token"
+	"kubelith.io/kubelith/base/jointoken"
 )
 
-// TestFindClock: a server whose clock is off does not join. It is told by how much, before it sends its token or writes anything.
+// TestFindClock: a server whose clock is off does not join. The error has the difference, and comes before the server
+// sends its token or writes anything.
 func TestFindClock(t *testing.T) {
 	for name, tc := range map[string]struct {
 		off  time.Duration // of the cluster's clock
@@ -50,7 +51,7 @@ func TestFindClock(t *testing.T) {
 			}
 			dir := t.TempDir()
 			n := &Newcomer{DataDir: dir, TLSDir: filepath.Join(dir, "tls"), Log: logrus.New()}
-			err = n.Find(t.Context(), api.URL, token.Token{CAHash: token.SPKIHash(ca), ID: "abc123", Secret: "0123456789abcdef"}.String())
+			err = n.Find(t.Context(), api.URL, jointoken.Token{CAHash: jointoken.SPKIHash(ca), ID: "abc123", Secret: "0123456789abcdef"}.String())
 			if err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("error %v, want one line with %q", err, tc.want)
 			}

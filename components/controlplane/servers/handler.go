@@ -27,17 +27,13 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 
+	"kubelith.io/kubelith/base/jointoken"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/base/removed"
 	"kubelith.io/kubelith/base/sealed"
-	"kubelith.io/kubelith/components/cluster/token"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 )
-
-// Path is where machines become servers (POST), and where administrators see the servers (GET). Who may do either is up
-// to the authorizer of the API server.
-const Path = "/kubelith/v1/servers"
 
 // maxRequest bounds a request, in bytes.
 const maxRequest = 64 << 10
@@ -46,7 +42,7 @@ const maxRequest = 64 << 10
 type request struct {
 	Name       string    `json:"name"`
 	PeerURL    string    `json:"peerURL"`
-	Recipient  string    `json:"recipient"` // a public key of age, made for this request
+	Recipient  string    `json:"recipient"` // a public key of age, generated for this request
 	Kubernetes string    `json:"kubernetes"`
 	Joined     time.Time `json:"joined,omitzero"` // of a server that was in the cluster
 	// Listens means that it accepts connections at PeerURL, and wants to know which addresses it has to reach itself.
@@ -59,11 +55,11 @@ type request struct {
 type answer struct {
 	// Sealed is a bundle in JSON, encrypted for the Recipient.
 	Sealed []byte `json:"sealed,omitempty"`
-	// Reach are the servers that it must reach before it asks again, by name.
+	// Reach are the servers that it must reach before it retries, by name.
 	Reach map[string]string `json:"reach,omitempty"`
 	// Witnesses means that the server knows witnesses: an older one would give it all keys.
 	Witnesses bool `json:"witnesses,omitempty"`
-	// Wait is why it must ask again later, and Refused why it cannot join.
+	// Wait is why it must retry later, and Refused why it cannot join.
 	Wait    string `json:"wait,omitempty"`
 	Refused string `json:"refused,omitempty"`
 }
@@ -88,23 +84,24 @@ func (w wait) Error() string    { return string(w) }
 
 func refuse(format string, args ...any) error { return Refusal(fmt.Sprintf(format, args...)) }
 
-// Paths below Path, for POST requests of administrators: they concern the etcd of the server that is asked.
+// Paths below names.ServersPath, for POST requests of administrators: they concern the etcd of the server that gets
+// them.
 const (
-	DefragPath = Path + "/defrag"
-	DisarmPath = Path + "/disarm"
+	DefragPath = names.ServersPath + "/defrag"
+	DisarmPath = names.ServersPath + "/disarm"
 )
 
-// Handler serves Path and those below, and passes on other requests. Requests have been authorized.
+// Handler serves names.ServersPath and those below, and passes on other requests. Requests have been authorized.
 func (s *Server) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		switch ctx := req.Context(); {
-		case req.URL.Path != Path && !strings.HasPrefix(req.URL.Path, Path+"/"):
+		case req.URL.Path != names.ServersPath && !strings.HasPrefix(req.URL.Path, names.ServersPath+"/"):
 			next.ServeHTTP(w, req)
-		case req.URL.Path == Path && req.Method == http.MethodGet:
+		case req.URL.Path == names.ServersPath && req.Method == http.MethodGet:
 			reply(w, http.StatusOK, s.view(ctx))
-		case req.URL.Path == Path && req.Method == http.MethodPost:
+		case req.URL.Path == names.ServersPath && req.Method == http.MethodPost:
 			s.serveJoin(w, req)
-		case req.URL.Path == Path && req.Method == http.MethodDelete:
+		case req.URL.Path == names.ServersPath && req.Method == http.MethodDelete:
 			done(w, s.remove(ctx, req.URL.Query().Get("name")))
 		case req.URL.Path == DefragPath && req.Method == http.MethodPost:
 			done(w, s.Defragment(ctx))
@@ -340,7 +337,7 @@ func (s *Server) open(ctx context.Context) error {
 // those that are not missing.
 func (s *Server) rehearse(ctx context.Context, r request) (map[string]string, error) {
 	if err := dial(ctx, r.PeerURL); err != nil {
-		return nil, refuse("server %s cannot reach this machine at %s (%v): open its port %d/tcp for the servers, or set --advertise-address", s.opts.Name, r.PeerURL, err, names.PeerPort)
+		return nil, refuse("server %s cannot reach this machine at %s (%v): open its port %d/tcp for the servers, or set --advertise-address", s.opts.NodeName, r.PeerURL, err, names.PeerPort)
 	}
 	if err := s.open(ctx); err != nil {
 		return nil, err
@@ -477,7 +474,7 @@ func (s *Server) entitled(ctx context.Context, who user.Info, r request) error {
 	if !ok || !slices.Contains(who.GetGroups(), names.JoiningServers) {
 		return refuse("%s cannot become a server: create a token with kubelith token create --usages server", who.GetName())
 	}
-	why, err := token.Spend(ctx, s.client, id, strings.ToLower(r.Recipient))
+	why, err := jointoken.Spend(ctx, s.client, id, strings.ToLower(r.Recipient))
 	if err != nil {
 		return err
 	}

@@ -24,10 +24,9 @@ import (
 	"k8s.io/client-go/rest"
 
 	"kubelith.io/kubelith/base/atomicfile"
+	"kubelith.io/kubelith/base/jointoken"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
-	"kubelith.io/kubelith/components/cluster/token"
-	"kubelith.io/kubelith/components/worker/join"
 )
 
 const (
@@ -36,9 +35,9 @@ const (
 	// admitTimeout bounds one request to join, and joinTimeout all of them: other servers may be joining.
 	admitTimeout = 30 * time.Second
 	joinTimeout  = 10 * time.Minute
-	// retryEvery is how long to wait before asking again.
+	// retryEvery is the time between two requests.
 	retryEvery = time.Second
-	// remindEvery is how often the log says what a join waits for.
+	// remindEvery is how often a join logs what it waits for.
 	remindEvery = 30 * time.Second
 	// maxAnswer bounds an answer, in bytes.
 	maxAnswer = 4 << 20
@@ -53,8 +52,8 @@ type Newcomer struct {
 	Name, PeerURL, Kubernetes string
 	// DataDir is the data directory; TLSDir and EncryptionConfig receive the keys.
 	DataDir, TLSDir, EncryptionConfig string
-	// Witness means that it will run etcd and nothing else: it receives the keys for that only. It comes back with a token
-	// only: it has no key to sign itself an identity with.
+	// Witness means that it will run etcd and nothing else: it receives the keys for that only. It comes back with a
+	// token only: it has no key to sign itself an identity with.
 	Witness bool
 	Log     logrus.FieldLogger
 
@@ -63,19 +62,19 @@ type Newcomer struct {
 
 	ca      *x509.Certificate
 	servers []string // URLs; one of them has to answer
-	token   *token.Token
+	token   *jointoken.Token
 	former  *Membership // of a server that was in the cluster
 }
 
 // Find finds the cluster by a token. It writes nothing, and sends the token only to the cluster that it names.
 func (n *Newcomer) Find(ctx context.Context, server, tokenText string) error {
-	t, err := token.Parse(tokenText)
+	t, err := jointoken.Parse(tokenText)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, findTimeout)
 	defer cancel()
-	ca, doubt, err := join.Discover(ctx, server, t)
+	ca, doubt, err := jointoken.Discover(ctx, server, t)
 	if err != nil {
 		return err
 	}
@@ -87,7 +86,7 @@ func (n *Newcomer) Find(ctx context.Context, server, tokenText string) error {
 	return err
 }
 
-// Return prepares a server that was in the cluster, and whose data is gone or of no use any more, to come back.
+// Return prepares a server that was in the cluster, and whose data is gone or useless, to come back.
 func (n *Newcomer) Return(former *Membership) { n.former, n.servers = former, former.Servers }
 
 // client verifies the server as one of the cluster, and has this machine's credentials.
@@ -200,7 +199,7 @@ func (n *Newcomer) Join(ctx context.Context) (m *Membership, initial string, err
 	}
 }
 
-// ask asks each server until one gives an answer that counts.
+// ask tries each server until one gives an answer that counts.
 func (n *Newcomer) ask(ctx context.Context, client *http.Client, r request) (*answer, error) {
 	body, err := json.Marshal(r)
 	if err != nil {
@@ -219,7 +218,7 @@ func (n *Newcomer) ask(ctx context.Context, client *http.Client, r request) (*an
 }
 
 func (n *Newcomer) askOne(ctx context.Context, client *http.Client, server string, body []byte) (*answer, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, server+Path, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, server+names.ServersPath, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}

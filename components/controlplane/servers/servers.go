@@ -1,4 +1,4 @@
-// Package servers makes one cluster of several servers: who joins, who has a vote, who is missing.
+// Package servers forms one cluster of several servers: which ones join, have a vote, or are missing.
 //
 //	machine that joins                             server of the cluster
 //	Find    ----- cluster-info, settings ------->
@@ -8,8 +8,8 @@
 //	starts everything else
 //
 // The servers of a cluster share its private keys. They travel once, over TLS and encrypted for a key that the joining
-// machine has just made; they are never in a token, nor in etcd. etcd's membership is the list of servers: a member has
-// its Node's name. A server is removed by an administrator only (Remove), never because its Node is gone.
+// machine has just generated; they are never in a token, nor in etcd. etcd's membership is the list of servers: a
+// member has its Node's name. A server is removed by an administrator only (Remove), never because its Node is gone.
 package servers
 
 import (
@@ -68,8 +68,8 @@ var _ Member = (*etcd.Server)(nil)
 
 // Options configures the component.
 type Options struct {
-	// Name of this server.
-	Name string
+	// NodeName is this server's.
+	NodeName string
 	// Etcd is this server's member, and Socket where it serves clients.
 	Etcd   Member
 	Socket string
@@ -201,7 +201,7 @@ func leads(members []etcd.Member) bool {
 	return slices.ContainsFunc(members, func(m etcd.Member) bool { return m.Self && m.Leader })
 }
 
-// look asks the etcd of each other server whether it answers, and logs changes.
+// look checks whether the etcd of each other server answers, and logs changes.
 func (s *Server) look(ctx context.Context, members []etcd.Member) {
 	var wg sync.WaitGroup
 	now := time.Now()
@@ -328,7 +328,7 @@ func count(members []etcd.Member) (votes, witnesses int) {
 	return votes, witnesses
 }
 
-// described says what a number of votes means, of which some are witnesses'.
+// described describes a number of votes, of which some are witnesses'.
 func described(votes, witnesses int) string {
 	who := fmt.Sprintf("%d servers", votes-witnesses)
 	if votes-witnesses == 1 {
@@ -346,7 +346,7 @@ func described(votes, witnesses int) string {
 	return fmt.Sprintf("%s, and can lose %d of them", who, (votes-1)/2)
 }
 
-// keepAddress tells the others this server's address when it has changed.
+// keepAddress publishes this server's address to the others when it has changed.
 func (s *Server) keepAddress(ctx context.Context, members []etcd.Member) {
 	i := slices.IndexFunc(members, func(m etcd.Member) bool { return m.Self })
 	if i < 0 || members[i].URL == s.opts.Peer.URL {
@@ -376,7 +376,7 @@ func (s *Server) change(ctx context.Context, do func(context.Context, *clientv3.
 	return do(ctx, c)
 }
 
-// storeAddresses stores where the API is served, for the time when this server must ask the others to take it back.
+// storeAddresses stores where the API is served, for the time when this server must ask the others to readmit it.
 func (s *Server) storeAddresses(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
@@ -399,7 +399,7 @@ func (s *Server) storeAddresses(ctx context.Context) bool {
 	}) == nil
 }
 
-// View is what Path shows to administrators.
+// View is what names.ServersPath shows to administrators.
 type View struct {
 	// Asked is the server that answers.
 	Asked string `json:"asked"`
@@ -430,7 +430,7 @@ type Status struct {
 
 // view returns what this server knows.
 func (s *Server) view(ctx context.Context) View {
-	v := View{Asked: s.opts.Name}
+	v := View{Asked: s.opts.NodeName}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	if room, err := s.space(ctx); err == nil {
@@ -463,7 +463,7 @@ func Names(e Member) []string {
 	return names
 }
 
-// Verdict says in a sentence what the state of the servers means.
+// Verdict sums up the state of the servers in a sentence.
 func Verdict(all []Status) string {
 	votes, witnesses, missing := 0, 0, 0
 	for _, s := range all {

@@ -23,13 +23,13 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"kubelith.io/kubelith/base/jointoken"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/sealed"
-	"kubelith.io/kubelith/components/cluster/token"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 )
 
-// member is etcd with these members; it answers nobody.
+// member is etcd with these members; it answers no requests.
 type member []etcd.Member
 
 func (m member) Members() []etcd.Member                       { return m }
@@ -40,7 +40,7 @@ func server(t *testing.T, members member, objects ...runtime.Object) *Server {
 	log := logrus.New()
 	log.SetOutput(t.Output())
 	return &Server{
-		opts: Options{Name: "a", Etcd: members, Kubernetes: "v1.37.1", DataDir: t.TempDir(), Log: log,
+		opts: Options{NodeName: "a", Etcd: members, Kubernetes: "v1.37.1", DataDir: t.TempDir(), Log: log,
 			Removed: func(name string, joined time.Time) bool { return name == "gone" }},
 		client: fake.NewClientset(objects...), missing: map[uint64]time.Time{}, probe: http.Client{Timeout: time.Second, Transport: http.DefaultTransport},
 	}
@@ -145,10 +145,10 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// TestEntitled: who has a token for servers joins once; who was a server comes back unless it was removed.
+// TestEntitled: a machine with a token for servers joins once; a former server comes back unless it was removed.
 func TestEntitled(t *testing.T) {
 	cs := fake.NewClientset()
-	forServer, err := token.Create(t.Context(), cs, strings.Repeat("0", 64), token.Spec{Usages: []string{token.UsageServer}, TTL: time.Hour})
+	forServer, err := jointoken.Create(t.Context(), cs, strings.Repeat("0", 64), jointoken.Spec{Usages: []string{jointoken.UsageServer}, TTL: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -237,8 +237,8 @@ func absent(path string) bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// TestWitnessIsNoServer: it is not among the names of servers, does not keep the last server from being the only one, and
-// is removed without a record.
+// TestWitnessIsNoServer: it is not among the names of servers, does not keep the last server from being the only one,
+// and is removed without a record.
 func TestWitnessIsNoServer(t *testing.T) {
 	s := server(t, member{{ID: 1, Name: "a", Self: true, Leader: true}, {ID: 2, Name: "w", Witness: true}})
 	if got := Names(s.opts.Etcd); !slices.Equal(got, []string{"a"}) {
@@ -254,8 +254,8 @@ func TestWitnessIsNoServer(t *testing.T) {
 	}
 }
 
-// TestRemoveNeeded: nothing is recorded if those that answer would be no majority, as they answer now: c was missing when
-// the servers were looked after, and has come back since.
+// TestRemoveNeeded: nothing is recorded if those that answer would be no majority, as they answer now: c was missing
+// when the servers were looked after, and has come back since.
 func TestRemoveNeeded(t *testing.T) {
 	var down atomic.Bool
 	answers := func(always bool) string {
@@ -284,7 +284,7 @@ func TestRemoveNeeded(t *testing.T) {
 	}
 }
 
-// TestSealed: the keys are readable with the key of the machine that asked, and the data of an earlier membership stays.
+// TestSealed: the keys are readable with the requesting machine's key, and the data of an earlier membership stays.
 func TestSealed(t *testing.T) {
 	identity, _ := age.GenerateX25519Identity()
 	other, _ := age.GenerateX25519Identity()

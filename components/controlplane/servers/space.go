@@ -19,7 +19,7 @@ import (
 const (
 	// spaceEvery is how often the size of etcd's database is checked, and fullEvery while it is nearly full.
 	spaceEvery, fullEvery = time.Minute, 5 * time.Second
-	// nearlyFull is the part of its quota that etcd's database may have before it is made smaller.
+	// nearlyFull is the part of its quota that etcd's database may reach before it is shrunk.
 	nearlyFull = 0.8
 	// worthwhile is the part of the quota that a defragmentation must give back.
 	worthwhile = 0.02
@@ -41,13 +41,13 @@ type Space struct {
 // space keeps the database of this server below its quota.
 type space struct {
 	checked time.Time
-	// tight: it was nearly full at the last check. full: making it smaller did not help then.
+	// tight: it was nearly full at the last check. full: shrinking it did not help then.
 	tight, full bool
 	corrupt     string
 }
 
-// keep makes the database smaller when it is nearly full, and takes the alarm back when that has helped. Without it,
-// etcd refuses all writes from then on, until an operator does these three steps on every server.
+// keep shrinks the database when it is nearly full, and clears the alarm when that has helped. Without it, etcd refuses
+// all writes from then on, until an operator does these three steps on every server.
 // Source: https://etcd.io/docs/v3.6/op-guide/maintenance/#space-quota.
 func (k *space) keep(ctx context.Context, s *Server) {
 	every := spaceEvery
@@ -82,7 +82,7 @@ func (k *space) keep(ctx context.Context, s *Server) {
 	}
 	k.tight = true
 	if err := s.shrink(ctx); err != nil {
-		s.opts.Log.Warnf("cannot make etcd's database smaller: %v", err)
+		s.opts.Log.Warnf("cannot shrink etcd's database: %v", err)
 		return
 	}
 	if now, err = s.space(ctx); err != nil {
@@ -109,7 +109,7 @@ func isTight(s Space) bool { return s.Bytes >= int64(nearlyFull*float64(s.Quota)
 
 func mib(bytes int64) string { return fmt.Sprintf("%d MiB", bytes>>20) }
 
-// space asks this server's member.
+// space queries this server's member.
 func (s *Server) space(ctx context.Context) (Space, error) {
 	var out Space
 	err := s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
@@ -135,7 +135,8 @@ func (s *Server) space(ctx context.Context) (Space, error) {
 	return out, err
 }
 
-// shrink compacts, and defragments if that is worthwhile. A member that leads gives that to another one first: it does not answer meanwhile.
+// shrink compacts, and defragments if that is worthwhile. A member that leads gives that to another one first: it does
+// not answer meanwhile.
 func (s *Server) shrink(ctx context.Context) error {
 	err := s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
 		now, err := c.Get(ctx, "compact_rev_key") // any key: it has the revision
@@ -170,7 +171,7 @@ func (s *Server) Defragment(ctx context.Context) error {
 	return err
 }
 
-// Disarm takes back the alarm that this server has no space, and those that the data of a server differs: etcd answers
+// Disarm clears the alarm that this server has no space, and those that the data of a server differs: etcd answers
 // nothing on any server until then.
 func (s *Server) Disarm(ctx context.Context) error {
 	return s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
@@ -224,7 +225,7 @@ func (s *Server) handOver(ctx context.Context) {
 	}
 }
 
-// tell logs, and leaves an Event at this server's Node, if the API can write one. A witness has no Node.
+// tell logs, and creates an Event for this server's Node, if the API can write one. A witness has no Node.
 func (s *Server) tell(ctx context.Context, kind, reason, message string) {
 	if kind == corev1.EventTypeWarning {
 		s.opts.Log.Warn(message)
@@ -240,9 +241,9 @@ func (s *Server) tell(ctx context.Context, kind, reason, message string) {
 	// kubectl describe finds the Events of a Node by its name as UID, as the kubelet writes them. Without space this
 	// fails, and the log has it.
 	_, _ = s.client.CoreV1().Events(metav1.NamespaceDefault).Create(ctx, &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{GenerateName: s.opts.Name + "-etcd-"},
-		InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: s.opts.Name, UID: types.UID(s.opts.Name)},
-		Type:           kind, Reason: reason, Message: message, Source: corev1.EventSource{Component: "kubelith", Host: s.opts.Name},
+		ObjectMeta:     metav1.ObjectMeta{GenerateName: s.opts.NodeName + "-etcd-"},
+		InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: s.opts.NodeName, UID: types.UID(s.opts.NodeName)},
+		Type:           kind, Reason: reason, Message: message, Source: corev1.EventSource{Component: "kubelith", Host: s.opts.NodeName},
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,
 	}, metav1.CreateOptions{})
 }

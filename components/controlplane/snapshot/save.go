@@ -22,8 +22,8 @@ import (
 
 	"kubelith.io/kubelith/base/atomicfile"
 	"kubelith.io/kubelith/base/datadir"
+	"kubelith.io/kubelith/base/jointoken"
 	"kubelith.io/kubelith/base/pki"
-	"kubelith.io/kubelith/components/cluster/token"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 )
 
@@ -39,12 +39,12 @@ type Source struct {
 	Kubelith, Kubernetes string
 	// Keys encrypt the snapshot.
 	Keys Keys
-	// Progress, if it is not nil, is told how many bytes of a step are done.
+	// Progress, if it is not nil, gets how many bytes of a step are done.
 	Progress func(step string, done, total int64)
 }
 
-// kept are the files and directories of the data directory that a snapshot has. The cluster's settings are in its header; the rest of
-// the data directory is made again.
+// kept are the files and directories of the data directory that a snapshot has. The cluster's settings are in its
+// header; the rest of the data directory is created again.
 func kept() []string {
 	return []string{"server/tls", "server/cred", "server/token", "server/manifests"}
 }
@@ -172,13 +172,14 @@ func clusterOf(tlsDir string) (string, error) {
 			return "", fmt.Errorf("the CA %s: %w", ca, err)
 		}
 		if ca == "cluster-ca" {
-			return token.SPKIHash(pair.Leaf), nil
+			return jointoken.SPKIHash(pair.Leaf), nil
 		}
 	}
 	panic("unreachable")
 }
 
-// SaveFile saves a snapshot as a file of dir, which is created, and verifies it before it gets its name: NAME-NODE-TIME.snapshot.
+// SaveFile saves a snapshot as a file of dir, which is created, and verifies it before it gets its name:
+// NAME-NODE-TIME.snapshot.
 func SaveFile(ctx context.Context, s Source, dir, name string) (File, error) {
 	if err := checkName(name); err != nil {
 		return File{}, err
@@ -192,7 +193,7 @@ func SaveFile(ctx context.Context, s Source, dir, name string) (File, error) {
 		return File{}, err
 	}
 	if len(s.Keys.Recipients) > 0 {
-		// The private keys are elsewhere. One more, which nobody keeps, reads it back.
+		// The private keys are elsewhere. A temporary one reads it back.
 		own, err := age.GenerateX25519Identity()
 		if err != nil {
 			return File{}, err
@@ -300,7 +301,8 @@ type steps struct {
 	change func(Header, *clientv3.Client) error // the restored database
 }
 
-// unpackAndRestore unpacks a snapshot to dir, restores its database to dir/db for a member with these options, and returns what it has.
+// unpackAndRestore unpacks a snapshot to dir, restores its database to dir/db for a member with these options, and
+// returns what it has.
 func unpackAndRestore(ctx context.Context, r io.Reader, keys []age.Identity, dir string, member etcd.Options, do steps) (Verified, error) {
 	h, err := unpack(r, keys, dir, do.accept)
 	if err != nil {
@@ -338,7 +340,7 @@ func unpackAndRestore(ctx context.Context, r io.Reader, keys []age.Identity, dir
 	return v, err
 }
 
-// Unfinished begins the names of directories of snapshots that are being made.
+// Unfinished begins the names of directories of snapshots that are being taken.
 const Unfinished = ".Unfinished-"
 
 // removeUnfinished removes what killed processes have left.

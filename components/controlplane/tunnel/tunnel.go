@@ -1,5 +1,5 @@
-// Package tunnel lets a server reach agents that it cannot connect to: agents behind NAT or a firewall, which open a tunnel
-// to the API (base/tunnel) and serve connections to their kubelet and their pods through it.
+// Package tunnel lets a server reach agents that it cannot connect to: agents behind NAT or a firewall, which open a
+// tunnel to the API (base/tunnel) and serve connections to their kubelet and their pods through it.
 //
 //	agent --GET /kubelith/v1/tunnel--> Handler --reach?--> 204: no tunnel
 //	                                       \-------------> 101: a session, as long as the server does not reach the node
@@ -7,7 +7,7 @@
 //	webhooks, aggregated APIs, proxy --> Cluster(direct) --> route --> session or direct
 //
 // The component decides by measurement whether a node needs a tunnel, and by what it knows of the cluster which
-// connections may go through the tunnel of a node (view.go): those to the node and to its pods, whatever the node says.
+// connections may go through a node's tunnel (view.go): those to the node and to its pods, whatever the node claims.
 package tunnel
 
 import (
@@ -43,8 +43,8 @@ const (
 
 // Options configures the component.
 type Options struct {
-	// Name is the server's.
-	Name string
+	// NodeName is the server's.
+	NodeName string
 	// Addresses decides which addresses can be a node's.
 	Addresses nodeaddr.Rules
 	// ServiceCIDRs and ClusterCIDRs are the networks of Services and of pods.
@@ -152,8 +152,8 @@ func (s *Server) serve(life context.Context, cluster *view, w http.ResponseWrite
 		http.Error(w, "not a request for a tunnel", http.StatusBadRequest)
 		return
 	}
-	w.Header().Set(tunnel.ServerHeader, s.opts.Name)
-	if slices.Contains(strings.Split(r.Header.Get(tunnel.HaveHeader), ","), s.opts.Name) && s.has(node) {
+	w.Header().Set(tunnel.ServerHeader, s.opts.NodeName)
+	if slices.Contains(strings.Split(r.Header.Get(tunnel.HaveHeader), ","), s.opts.NodeName) && s.has(node) {
 		http.Error(w, "the node has a tunnel of this server", http.StatusConflict)
 		return
 	}
@@ -161,7 +161,7 @@ func (s *Server) serve(life context.Context, cluster *view, w http.ResponseWrite
 	if mode == tunnel.Auto {
 		kubelet, err := cluster.kubeletOf(node)
 		if err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable) // the agent asks again soon
+			http.Error(w, err.Error(), http.StatusServiceUnavailable) // the agent retries soon
 			return
 		}
 		if err = s.shake(r.Context(), node, kubelet); err == nil {
@@ -174,7 +174,7 @@ func (s *Server) serve(life context.Context, cluster *view, w http.ResponseWrite
 		http.Error(w, "upgrade to "+tunnel.Protocol+" with HTTP/1.1", http.StatusUpgradeRequired)
 		return
 	}
-	conn, err := upgrade(w, s.opts.Name, reason)
+	conn, err := upgrade(w, s.opts.NodeName, reason)
 	if err != nil {
 		s.opts.Log.Warnf("a tunnel for node %s could not begin: %v", node, err)
 		return

@@ -54,7 +54,7 @@ func start(t *testing.T) *running {
 	log.SetOutput(io.Discard)
 	r := &running{kubelet: l.Addr().String()}
 	r.caller.Store(&user.DefaultInfo{Name: "system:node:a", Groups: []string{user.NodesGroup}})
-	r.Server = &Server{opts: Options{Name: "one", Log: log}, every: 10 * time.Millisecond, sessions: map[string]*tunnel.Session{}, changed: make(chan struct{})}
+	r.Server = &Server{opts: Options{NodeName: "one", Log: log}, every: 10 * time.Millisecond, sessions: map[string]*tunnel.Session{}, changed: make(chan struct{})}
 	r.shake = func(context.Context, string, netip.AddrPort) error {
 		if r.reached.Load() {
 			return nil
@@ -124,7 +124,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// TestAnswers: who gets a tunnel, and when.
+// TestAnswers: which clients get a tunnel, and when.
 func TestAnswers(t *testing.T) {
 	r := start(t)
 	as := func(name string, groups ...string) user.Info { return &user.DefaultInfo{Name: name, Groups: groups} }
@@ -139,7 +139,7 @@ func TestAnswers(t *testing.T) {
 		{"a node that is not reached", as("system:node:a", user.NodesGroup), false, []string{"Upgrade", "websocket"}, 426},
 		{"a node that is not registered", as("system:node:b", user.NodesGroup), false, nil, 503},
 		{"an administrator", as("kubelith-admin", "kubelith:admins"), false, nil, 403},
-		{"somebody named as a node", as("system:node:a"), false, nil, 403},
+		{"a user named as a node", as("system:node:a"), false, nil, 403},
 		{"a node that wants nothing", as("system:node:a", user.NodesGroup), false, []string{tunnel.ModeHeader, tunnel.Never}, 400},
 	} {
 		r.caller.Store(c.caller)
@@ -190,8 +190,8 @@ func (r *running) through(t *testing.T) net.Conn {
 	return c
 }
 
-// TestTunnel: the tunnel carries connections, is replaced by a newer one, and ends when the server reaches the node, but
-// not while it is in use.
+// TestTunnel: the tunnel carries connections, is replaced by a newer one, and ends when the server reaches the node,
+// but not while it is in use.
 func TestTunnel(t *testing.T) {
 	r := start(t)
 	answer, first := r.serve(t)

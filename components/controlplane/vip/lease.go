@@ -38,8 +38,8 @@ func (t timing) on(sync time.Duration) timing {
 	return t
 }
 
-// lease is the Lease: its holder is NAME/ADDRESS. A Lease that was given back has the holder /ADDRESS, from which others
-// learn the address.
+// lease is the Lease: its holder is NAME/ADDRESS. A Lease that was given back has the holder /ADDRESS, from which
+// others learn the address.
 type lease struct {
 	resourcelock.Interface
 	server  *Server
@@ -52,7 +52,7 @@ func (s *Server) lock(cs kubernetes.Interface, address netip.Addr) *lease {
 	return &lease{server: s, address: address, Interface: &resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: names.VIPLease},
 		Client:     cs.CoordinationV1(),
-		LockConfig: resourcelock.ResourceLockConfig{Identity: s.opts.Name + "/" + address.String()},
+		LockConfig: resourcelock.ResourceLockConfig{Identity: s.opts.NodeName + "/" + address.String()},
 	}}
 }
 

@@ -12,7 +12,7 @@
 // advertisements (IPv6).
 //
 // The Lease names the address, so that a server without the setting carries the one of the others, with a certificate
-// for it. Who leads the cluster (components/controlplane/election) has nothing to do with it: that Lease lasts longer.
+// for it. The leader of the cluster (components/controlplane/election) is independent of it: that Lease lasts longer.
 package vip
 
 import (
@@ -38,8 +38,8 @@ const followEvery = 10 * time.Second
 
 // Options configures the component. All fields without a stated default are required.
 type Options struct {
-	// Name is this server's, unique in the cluster.
-	Name string
+	// NodeName is this server's, unique in the cluster.
+	NodeName string
 	// Address is the one to carry; invalid: that of the other servers, once they have one.
 	Address netip.Addr
 	// Follow makes the server carry another address once the others do. It is implied without an Address.
@@ -198,7 +198,7 @@ func (s *Server) certify(ctx context.Context, address netip.Addr) error {
 func serves(ctx context.Context, api string, address netip.Addr) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	// Who signed it is not the question, and this server trusts itself.
+	// The signer does not matter, and this server trusts itself.
 	d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}}
 	c, err := d.DialContext(ctx, "tcp", api)
 	if err != nil {
@@ -208,9 +208,9 @@ func serves(ctx context.Context, api string, address netip.Addr) error {
 	return c.(*tls.Conn).ConnectionState().PeerCertificates[0].VerifyHostname(address.String())
 }
 
-// compete tries to get the Lease, and carries the address meanwhile whenever it has it. It returns when ctx ends, when the
-// Lease names an address that this server follows, or when it cannot carry the address; then it does not carry it any
-// more, and leaves the Lease to others.
+// compete tries to get the Lease, and carries the address meanwhile whenever it has it. It returns when ctx ends, when
+// the Lease names an address that this server follows, or when it cannot carry the address; then it does not carry it
+// any more, and leaves the Lease to others.
 func (s *Server) compete(ctx context.Context, cs kubernetes.Interface, at carrier, address netip.Addr) error {
 	ctx, end := context.WithCancel(ctx)
 	defer end()

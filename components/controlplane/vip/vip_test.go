@@ -68,7 +68,7 @@ func (n *network) take() []string {
 func newServer(alone bool) (*Server, *network, *test.Hook) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	s := New(Options{Name: "a", Alone: func() bool { return alone }, Log: log})
+	s := New(Options{NodeName: "a", Alone: func() bool { return alone }, Log: log})
 	return s, &network{}, test.NewLocal(log)
 }
 

@@ -10,12 +10,13 @@ import (
 	"strings"
 
 	"github.com/coredns/caddy/caddyfile"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // The ConfigMap with the administrator's additions to CoreDNS's configuration, in a common form: the keys *.override
 // hold directives for the default server block, the keys *.server separate server blocks.
 const (
-	customNamespace = "kube-system"
+	customNamespace = metav1.NamespaceSystem
 	overrideSuffix  = ".override"
 	serverSuffix    = ".server"
 )

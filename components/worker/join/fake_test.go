@@ -37,8 +37,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/cluster-bootstrap/token/jws"
 
+	"kubelith.io/kubelith/base/jointoken"
 	"kubelith.io/kubelith/base/pki"
-	"kubelith.io/kubelith/components/cluster/token"
 )
 
 // What client-go and Go keep for the rest of a process.
@@ -120,7 +120,7 @@ type api struct {
 	*httptest.Server
 	t     *testing.T
 	ca    *authority
-	token token.Token
+	token jointoken.Token
 
 	mu       sync.Mutex
 	version  string
@@ -133,7 +133,7 @@ type api struct {
 	silent   bool          // they are not answered
 	refuse   bool          // every token
 	removed  *big.Int      // the serial number of a certificate that the server refuses
-	seen     []string      // who asked for what: "bearer|cn PATH"
+	seen     []string      // requests with their identity: "bearer|cn PATH"
 	csrs     map[string]*certificatesv1.CertificateSigningRequest
 	events   chan metav1.WatchEvent // of the watch of EndpointSlices
 }
@@ -147,7 +147,7 @@ func newAPIAt(t *testing.T, ca *authority, address string) *api {
 	t.Helper()
 	a := &api{t: t, ca: ca, version: "v1.37.1", settings: `{"one": 1}`, life: time.Hour, infoCode: http.StatusOK,
 		info: func(map[string]string) {}, csrs: map[string]*certificatesv1.CertificateSigningRequest{}, events: make(chan metav1.WatchEvent, 10),
-		token: token.Token{CAHash: token.SPKIHash(ca.cert), ID: "abc123", Secret: "0123456789abcdef"}}
+		token: jointoken.Token{CAHash: jointoken.SPKIHash(ca.cert), ID: "abc123", Secret: "0123456789abcdef"}}
 	a.Server = httptest.NewUnstartedServer(a)
 	a.Listener.Close()
 	var err error
@@ -187,11 +187,11 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	skew, code := a.skew, a.infoCode
 	removed := a.removed != nil && len(r.TLS.PeerCertificates) > 0 && r.TLS.PeerCertificates[0].SerialNumber.Cmp(a.removed) == 0
 	a.mu.Unlock()
-	if r.ProtoMajor != 2 && r.URL.Path != clusterInfoPath && !strings.HasPrefix(r.URL.Path, "/kubelith/") {
+	if r.ProtoMajor != 2 && r.URL.Path != jointoken.ClusterInfoPath && !strings.HasPrefix(r.URL.Path, "/kubelith/") {
 		a.t.Errorf("%s came over %s: watches need HTTP/2, with its pings", r.URL.Path, r.Proto)
 	}
 	w.Header().Set("Date", time.Now().Add(skew).UTC().Format(http.TimeFormat))
-	if r.URL.Path == clusterInfoPath {
+	if r.URL.Path == jointoken.ClusterInfoPath {
 		if code != http.StatusOK {
 			w.WriteHeader(code)
 			return

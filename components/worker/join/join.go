@@ -3,7 +3,7 @@
 //
 //	Find ----> Cluster --Join--> Connection --Run--> (component "connection")
 //
-// Find takes the cluster from the files of an earlier join, or finds it with a token (discover.go): the public
+// Find takes the cluster from the files of an earlier join, or finds it with a token (base/jointoken): the public
 // cluster-info has the cluster's CA, which must be the one that the token names. Only then the token is sent, over a
 // connection that the CA verifies. Find writes nothing. Join requests the node's certificate with a key that stays on
 // this machine (enroll.go) and stores what a later start needs (store.go). A Connection has the client configurations
@@ -31,8 +31,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"kubelith.io/kubelith/base/jointoken"
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
-	"kubelith.io/kubelith/components/cluster/token"
 )
 
 const (
@@ -67,7 +68,7 @@ type ConfigMapKey struct{ Namespace, Name, Key string }
 type Cluster struct {
 	opts     Options
 	store    store
-	token    *token.Token // nil when this machine has a valid certificate
+	token    *jointoken.Token // nil when this machine has a valid certificate
 	settings []byte
 	way      *transport
 }
@@ -129,9 +130,9 @@ func Find(ctx context.Context, o Options) (*Cluster, error) {
 	if c.store.exists(filepath.Join(o.DataDir, "server", "db")) {
 		return nil, fmt.Errorf("%s has a server's data: an agent needs its own directory, use another --data-dir", o.DataDir)
 	}
-	var given *token.Token
+	var given *jointoken.Token
 	if o.Token != "" {
-		t, err := token.Parse(o.Token)
+		t, err := jointoken.Parse(o.Token)
 		if err != nil {
 			return nil, err
 		}
@@ -164,8 +165,8 @@ func Find(ctx context.Context, o Options) (*Cluster, error) {
 }
 
 // fits checks the stored cluster against the options.
-func (c *Cluster) fits(known *membership, given *token.Token) error {
-	ofToken := func(ca *x509.Certificate) bool { return token.SPKIHash(ca) == given.CAHash }
+func (c *Cluster) fits(known *membership, given *jointoken.Token) error {
+	ofToken := func(ca *x509.Certificate) bool { return jointoken.SPKIHash(ca) == given.CAHash }
 	if given != nil && !slices.ContainsFunc(known.cas, ofToken) && !slices.Contains(known.former, given.CAHash) {
 		return fmt.Errorf("%s belongs to a node of another cluster than the token: run kubelith reset --data first, or use another --data-dir", c.opts.DataDir)
 	}
@@ -179,17 +180,17 @@ func (c *Cluster) fits(known *membership, given *token.Token) error {
 func (c *Cluster) Settings() []byte { return c.settings }
 
 // discover finds the cluster with a token. If this machine refuses the server, it reports that to the server.
-func (c *Cluster) discover(ctx context.Context, t *token.Token) error {
+func (c *Cluster) discover(ctx context.Context, t *jointoken.Token) error {
 	ctx, cancel := context.WithTimeout(ctx, findTimeout)
 	defer cancel()
 	err := c.contact(ctx, t)
-	reportRefusal(ctx, c.opts.Server, err)
+	jointoken.ReportRefusal(ctx, c.opts.Server, err)
 	return err
 }
 
 // contact fetches what the server publishes, and checks that it is the server that the token names.
-func (c *Cluster) contact(ctx context.Context, t *token.Token) error {
-	ca, doubt, err := discover(ctx, c.opts.Server, *t)
+func (c *Cluster) contact(ctx context.Context, t *jointoken.Token) error {
+	ca, doubt, err := jointoken.Discover(ctx, c.opts.Server, *t)
 	if err != nil {
 		return err
 	}
@@ -231,7 +232,7 @@ func (c *Cluster) checkVersion(client kubernetes.Interface, doubt error) error {
 		return err
 	}
 	if newer {
-		return refusal{fmt.Errorf("this kubelith has Kubernetes %s and the server %s: upgrade the server first, or install the server's version here", c.opts.Version, server.GitVersion), olderServer}
+		return jointoken.NewRefusal(fmt.Errorf("this kubelith has Kubernetes %s and the server %s: upgrade the server first, or install the server's version here", c.opts.Version, server.GitVersion), names.RefusedVersion)
 	}
 	return nil
 }
@@ -270,7 +271,7 @@ func (c *Cluster) readSettings(ctx context.Context, client kubernetes.Interface)
 
 // refresh reads the newer settings from the server if it answers, otherwise it uses the stored ones: a node works
 // without the server. A removed node joins again if it was given a token.
-func (c *Cluster) refresh(parent context.Context, known *membership, given *token.Token) error {
+func (c *Cluster) refresh(parent context.Context, known *membership, given *jointoken.Token) error {
 	c.settings = known.settings
 	c.way = newTransport(newBalancer(host(c.opts.Server), known.servers, c.opts.Log), known.cas, known.cert)
 	ctx, cancel := context.WithTimeout(parent, refreshTimeout)

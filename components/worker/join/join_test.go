@@ -21,7 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"kubelith.io/kubelith/components/cluster/token"
+	"kubelith.io/kubelith/base/jointoken"
 )
 
 // A machine joins with a token; later it needs none, and no server either.
@@ -96,7 +96,7 @@ func TestJoin(t *testing.T) {
 	third.way.close()
 }
 
-// Every refused join says why in one line, before anything is written, and before the token's secret is sent to a
+// Every refused join reports why in one line, before anything is written, and before the token's secret is sent to a
 // server that is not the token's.
 func TestRefused(t *testing.T) {
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
@@ -122,12 +122,15 @@ func TestRefused(t *testing.T) {
 		want   string
 		sent   bool // the secret: only to a server with the token's CA
 	}{
-		"no token":             {func(a *api, o *Options) { o.Token = "" }, "a token is needed to join", false},
-		"not a token":          {func(a *api, o *Options) { o.Token = "abc.def" }, "not a kubelith token", false},
-		"a newer token":        {func(a *api, o *Options) { o.Token = "kl2" + o.Token[3:] }, "newer kubelith", false},
-		"nobody there":         {func(a *api, o *Options) { o.Server = "https://" + closed.Addr().String() }, "does not answer (dial tcp", false},
-		"no TLS there":         {func(a *api, o *Options) { o.Server = "https://" + listener.Addr().String() }, "does not answer", false},
-		"another CA":           {func(a *api, o *Options) { a.token.CAHash = token.SPKIHash(other.cert); o.Token = a.token.String() }, "the server's CA is not the token's", false},
+		"no token":        {func(a *api, o *Options) { o.Token = "" }, "a token is needed to join", false},
+		"not a token":     {func(a *api, o *Options) { o.Token = "abc.def" }, "not a kubelith token", false},
+		"a newer token":   {func(a *api, o *Options) { o.Token = "kl2" + o.Token[3:] }, "newer kubelith", false},
+		"no server there": {func(a *api, o *Options) { o.Server = "https://" + closed.Addr().String() }, "does not answer (dial tcp", false},
+		"no TLS there":    {func(a *api, o *Options) { o.Server = "https://" + listener.Addr().String() }, "does not answer", false},
+		"another CA": {func(a *api, o *Options) {
+			a.token.CAHash = jointoken.SPKIHash(other.cert)
+			o.Token = a.token.String()
+		}, "the server's CA is not the token's", false},
 		"unknown token":        {func(a *api, o *Options) { a.token.ID = "other1" }, "does not know token abc123", true},
 		"wrong secret":         {func(a *api, o *Options) { o.Token = o.Token[:len(o.Token)-1] + "0" }, "secret of token abc123 is wrong", true},
 		"signed, not for this": {func(a *api, o *Options) { a.refuse = true }, "refuses token abc123: it has just expired, or was created without the usage authentication", true},
@@ -143,7 +146,7 @@ func TestRefused(t *testing.T) {
 		"a server's directory": {func(a *api, o *Options) { mkdir(t, o.DataDir, "server/db") }, "has a server's data", false},
 		"signed by another CA": {func(a *api, o *Options) {
 			a.ca = other
-			a.token.CAHash = token.SPKIHash(other.cert)
+			a.token.CAHash = jointoken.SPKIHash(other.cert)
 			o.Token = a.token.String()
 		}, "certificate signed by unknown authority", false},
 	} {
@@ -151,7 +154,7 @@ func TestRefused(t *testing.T) {
 			a := newAPI(t, newAuthority(t))
 			o := a.options(t)
 			test.change(a, &o)
-			given, _ := token.Parse(o.Token) // wrong in some
+			given, _ := jointoken.Parse(o.Token) // wrong in some
 			before := files(t, o.DataDir)
 			c, err := Find(t.Context(), o)
 			if now := files(t, o.DataDir); len(now) != len(before) {
@@ -173,7 +176,7 @@ func TestRefused(t *testing.T) {
 			if sent != test.sent {
 				t.Errorf("secret sent: %v, want %v: %q", sent, test.sent, a.requests())
 			}
-			// The server hears of it, by the reason and nothing else, where it could not know.
+			// The server gets the reason, and nothing else, where it could not know of the refusal.
 			reported := slices.DeleteFunc(a.requests(), func(r string) bool { return !strings.Contains(r, "/kubelith/") })
 			if want := refusalPaths[name]; want == "" && len(reported) > 0 || want != "" && !slices.Equal(reported, []string{" GET " + want}) {
 				t.Errorf("the server received %q, want %q", reported, want)
@@ -197,7 +200,7 @@ func TestJoinUnsigned(t *testing.T) {
 	joined(t, a.options(t))
 }
 
-// Proxies of the environment have no say, whoever is asked.
+// Proxies of the environment are ignored, whichever server gets the request.
 func TestNoProxy(t *testing.T) {
 	t.Setenv("HTTPS_PROXY", "http://127.0.0.1:1")
 	t.Setenv("https_proxy", "http://127.0.0.1:1")

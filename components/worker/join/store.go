@@ -21,7 +21,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubelith.io/kubelith/base/atomicfile"
-	"kubelith.io/kubelith/components/cluster/token"
+	"kubelith.io/kubelith/base/jointoken"
 )
 
 // store is what an agent keeps in its data directory:
@@ -118,7 +118,7 @@ func (s store) trust(pem []byte, before []*x509.Certificate) error {
 	}
 	known := s.former()
 	for _, ca := range before {
-		if hash := token.SPKIHash(ca); !slices.ContainsFunc(after, ca.Equal) && !slices.Contains(known, hash) {
+		if hash := jointoken.SPKIHash(ca); !slices.ContainsFunc(after, ca.Equal) && !slices.Contains(known, hash) {
 			known = append(known, hash)
 		}
 	}

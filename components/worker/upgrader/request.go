@@ -1,11 +1,12 @@
 // Package upgrader is the component "upgrader": it upgrades this node when `kubelith upgrade --cluster` asks for it.
 //
-//	command --annotation Request--> Node --> Server --GET Path/SHA256--> a server
+//	command --annotation Request--> Node --> Server --GET names.UpgradesPath/SHA256--> a server
 //	                                           |
-//	                                           +-- kubelith upgrade FILE, a process of its own, which restarts the service
+//	                                           +-- kubelith upgrade FILE, a separate process, which restarts the service
 //	command <--annotation Status--- Node <-----+-- its result, a file
 //
-// Who may write the annotation decides when a node is upgraded, and not to what: the file must be one that root of a server has put there.
+// Users who may write the annotation decide when a node is upgraded, but not to what: the file must be one that root on
+// a server has put there.
 package upgrader
 
 import (
@@ -15,11 +16,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-)
 
-// Path plus a SHA-256 in hexadecimal is where nodes get the file with that checksum, from a server that has it. Who may get it is up to the
-// authorizer of the API server.
-const Path = "/kubelith/v1/upgrades/"
+	"kubelith.io/kubelith/base/names"
+)
 
 const (
 	// RequestAnnotation has a Request in JSON, StatusAnnotation the node's Status.
@@ -34,11 +33,12 @@ type Request struct {
 	SHA256 string `json:"sha256"`
 	// Within is how long the node may take to become Ready, as a Go duration.
 	Within string `json:"within"`
-	// Ask only asks whether the node has the program: Status.Has. There is no Within then: a release that does not know Ask refuses it.
+	// Ask only asks whether the node has the program: Status.Has. There is no Within then: a release that does not know
+	// Ask refuses it.
 	Ask bool `json:"ask,omitempty"`
 }
 
-// Status is what a node says of itself.
+// Status is what a node reports about itself.
 type Status struct {
 	// Cannot is why it cannot be upgraded; empty if it can.
 	Cannot string `json:"cannot,omitempty"`
@@ -75,10 +75,10 @@ func Dir(dataDir string) string { return filepath.Join(dataDir, "upgrades") }
 // File is the program with a checksum.
 func File(dataDir, sum string) string { return filepath.Join(Dir(dataDir), sum) }
 
-// Handler serves Path from a data directory, and passes on other requests. Requests have been authorized.
+// Handler serves names.UpgradesPath from a data directory, and passes on other requests. Requests have been authorized.
 func Handler(dataDir string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		sum, ours := strings.CutPrefix(r.URL.Path, Path)
+		sum, ours := strings.CutPrefix(r.URL.Path, names.UpgradesPath)
 		switch {
 		case !ours:
 			next.ServeHTTP(w, r)

@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"kubelith.io/kubelith/base/names"
 )
 
 // TestHandler: only files that are named by a checksum are served, and none beside them.
@@ -25,13 +27,13 @@ func TestHandler(t *testing.T) {
 		code         int
 		body         string
 	}{
-		{http.MethodGet, Path + sum, http.StatusOK, "program"},
-		{http.MethodGet, Path + strings.Repeat("0b", 32), http.StatusNotFound, ""},
-		{http.MethodGet, Path + strings.ToUpper(sum), http.StatusNotFound, ""},
-		{http.MethodGet, Path + "result.json", http.StatusNotFound, ""},
-		{http.MethodGet, Path + "../upgrades/" + sum, http.StatusNotFound, ""},
-		{http.MethodGet, Path, http.StatusNotFound, ""},
-		{http.MethodPost, Path + sum, http.StatusMethodNotAllowed, ""},
+		{http.MethodGet, names.UpgradesPath + sum, http.StatusOK, "program"},
+		{http.MethodGet, names.UpgradesPath + strings.Repeat("0b", 32), http.StatusNotFound, ""},
+		{http.MethodGet, names.UpgradesPath + strings.ToUpper(sum), http.StatusNotFound, ""},
+		{http.MethodGet, names.UpgradesPath + "result.json", http.StatusNotFound, ""},
+		{http.MethodGet, names.UpgradesPath + "../upgrades/" + sum, http.StatusNotFound, ""},
+		{http.MethodGet, names.UpgradesPath, http.StatusNotFound, ""},
+		{http.MethodPost, names.UpgradesPath + sum, http.StatusMethodNotAllowed, ""},
 		{http.MethodGet, "/api", http.StatusTeapot, ""},
 	} {
 		w := httptest.NewRecorder()

@@ -24,12 +24,13 @@ import (
 	"kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/host/upgrade"
 )
 
 const (
-	// lookEvery is the time between two looks at a process that upgrades the node: it is no child after the restart.
+	// lookEvery is the time between two checks of a process that upgrades the node: it is no child after the restart.
 	lookEvery = time.Second
 	// startsWithin is how long the process may take to take its lock: a slow machine reads 200 MB for it first.
 	startsWithin = 2 * time.Minute
@@ -232,7 +233,7 @@ func (n *node) get(ctx context.Context, file, sum string) (err error) {
 
 // fetch gets the file over the connection to the API.
 func (n *node) fetch(ctx context.Context, sum string, to io.Writer) error {
-	body, err := n.client.CoreV1().RESTClient().Get().AbsPath(Path + sum).Stream(ctx)
+	body, err := n.client.CoreV1().RESTClient().Get().AbsPath(names.UpgradesPath + sum).Stream(ctx)
 	if err != nil {
 		return err
 	}

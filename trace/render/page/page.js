@@ -4,7 +4,7 @@
   const data = JSON.parse(document.getElementById('data').textContent);
   const $ = (id) => document.getElementById(id);
 
-  // el makes an element: attributes by name, class and text apart, then its children.
+  // el creates an element: attributes by name, class and text apart, then its children.
   function el(tag, attributes, ...children) {
     const e = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes || {})) {

@@ -13,12 +13,13 @@ import (
 	core "k8s.io/kubernetes/pkg/apis/core"
 
 	"github.com/sirupsen/logrus"
+
+	"kubelith.io/kubelith/base/lifecycle"
 )
 
-// TestHiding: setting the annotation is no way around the right to hide an object, neither before there are Initializers nor with
-// them.
+// TestHiding: the annotation does not bypass the right to hide an object, before there are Initializers and with them.
 func TestHiding(t *testing.T) {
-	i := New(logrus.New())
+	i := New(logrus.New(), new(lifecycle.Goroutines))
 	i.configurations.setReady()
 	may := authorizer.DecisionDeny
 	p := &plugin{all: i, rights: authorizer.AuthorizerFunc(func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) { return may, "", nil })}

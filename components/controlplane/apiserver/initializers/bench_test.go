@@ -10,13 +10,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+
+	"kubelith.io/kubelith/base/lifecycle"
 )
 
-// What each request, each event for each watch, and each list costs while nothing is configured. docs/older-ways.md has the
-// figures.
+// What each request, each event for each watch, and each list costs while nothing is configured. docs/older-ways.md has
+// the results.
 
 func BenchmarkIdleRequest(b *testing.B) {
-	i := New(logrus.New())
+	i := New(logrus.New(), new(lifecycle.Goroutines))
 	i.configurations.setReady()
 	h := i.handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/api/v1/namespaces/default/pods/a", nil)

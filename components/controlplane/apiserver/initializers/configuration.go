@@ -195,22 +195,21 @@ func (c *configurations) follow(s storage.Interface, prefix string, newListFunc 
 			DeleteFunc: func(any) { update() },
 		},
 	})
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	var running sync.WaitGroup
+	running.Go(func() {
 		// An informer's first attempt fails before the watch cache is filled, and the next comes a second later.
 		wait.PollUntilContextCancel(ctx, 5*time.Millisecond, true, func(context.Context) (bool, error) { return s.ReadinessCheck() == nil, nil })
 		informer.RunWithContext(ctx)
-	}()
-	go func() {
+	})
+	running.Go(func() {
 		if cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
 			update()
 			c.setReady()
 		}
-	}()
+	})
 	return func() {
 		cancel()
-		<-done
+		running.Wait()
 	}
 }
 

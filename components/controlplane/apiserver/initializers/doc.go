@@ -1,5 +1,5 @@
-// Package initializers gives back the Initializers of Kubernetes 1.7 to 1.13: a new object of a configured type is stored, but
-// nobody sees it until programs outside the API server, its initializers, have changed it one after the other.
+// Package initializers restores the Initializers of Kubernetes 1.7 to 1.13: a new object of a configured type is stored
+// but hidden until programs outside the API server, its initializers, have changed it one after the other.
 //
 // A request passes these parts, in this order:
 //
@@ -27,6 +27,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"kubelith.io/kubelith/base/lifecycle"
 )
 
 const (
@@ -42,6 +44,7 @@ const (
 // Initializers is the state that the parts share: one for each API server.
 type Initializers struct {
 	log            logrus.FieldLogger
+	hooks          *lifecycle.Goroutines
 	off            bool
 	configurations configurations
 	// hiding is set with the first hidden object of any type, and stays.
@@ -53,23 +56,23 @@ type Initializers struct {
 	stores map[*store]bool // that may have hidden objects
 }
 
-// New returns Initializers without configurations.
-func New(log logrus.FieldLogger) *Initializers {
-	i := &Initializers{log: log, stores: map[*store]bool{}}
+// New returns Initializers without configurations. hooks owns what Start leaves running.
+func New(log logrus.FieldLogger, hooks *lifecycle.Goroutines) *Initializers {
+	i := &Initializers{log: log, hooks: hooks, stores: map[*store]bool{}}
 	i.configurations.init()
 	return i
 }
 
-// TurnOff is for an API server without the admission plugin: no object is hidden, and objects that were become visible. It is
-// called before the others.
+// TurnOff is for an API server without the admission plugin: no object is hidden, and objects that were become visible.
+// It is called before the others.
 func (i *Initializers) TurnOff() { i.off = true }
 
-// idle reports whether no request can concern an initializer, except those that ask for hidden objects.
+// idle reports whether no request can concern an initializer, except those that request hidden objects.
 func (i *Initializers) idle() bool {
 	return !i.hiding.Load() && i.configurations.none()
 }
 
-// request is what the parts tell each other about one request.
+// request is the state of one request that the parts share.
 type request struct {
 	// includes: the request sees hidden objects.
 	includes bool
@@ -92,7 +95,8 @@ func withRequest(ctx context.Context, r *request) context.Context {
 	return context.WithValue(ctx, requestKey{}, r)
 }
 
-// requestFrom returns nil for requests that began while Initializers were idle, and for those that do not come from a client.
+// requestFrom returns nil for requests that began while Initializers were idle, and for those that do not come from a
+// client.
 func requestFrom(ctx context.Context) *request {
 	r, _ := ctx.Value(requestKey{}).(*request)
 	return r
@@ -120,7 +124,7 @@ func (r *request) setRelaxed(stored runtime.Object) {
 	r.relaxed = stored
 }
 
-// relax lets the request's update change immutable fields, if storage has asked for that.
+// relax lets the request's update change immutable fields, if storage has requested that.
 func (r *request) relax(next runtime.Object) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

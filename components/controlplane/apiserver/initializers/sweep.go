@@ -33,14 +33,14 @@ func (i *Initializers) Start(hook genericapiserver.PostStartHookContext) error {
 	if err != nil {
 		return err
 	}
-	go i.read(hook, s.events.Discovery().RESTClient())
-	go s.run(hook)
+	i.hooks.Go(func() { i.read(hook, s.events.Discovery().RESTClient()) })
+	i.hooks.Go(func() { s.run(hook) })
 	i.started(hook)
 	return nil
 }
 
-// started returns when the configurations have been read, however long that takes on a slow machine: a post-start hook that fails ends the
-// process.
+// started returns when the configurations have been read, however long that takes on a slow machine: a post-start hook
+// that fails ends the process.
 func (i *Initializers) started(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := i.configurations.wait(ctx)
@@ -53,9 +53,9 @@ func (i *Initializers) started(ctx context.Context) {
 	}
 }
 
-// read sends the first request for the configurations: upstream creates the storage of a custom resource with it. A server
-// that does not know all its paths yet says that in five seconds it will, which it does in milliseconds: the client's own
-// retries are off.
+// read sends the first request for the configurations: upstream creates the storage of a custom resource with it. A
+// server that does not know all its paths yet asks for a retry in five seconds, but is ready in milliseconds: the
+// client's own retries are off.
 func (i *Initializers) read(ctx context.Context, client rest.Interface) {
 	for {
 		err := client.Get().AbsPath("/apis", configurationVersion.String(), configurationResource.Resource).Param("limit", "1").MaxRetries(0).Do(ctx).Error()
@@ -167,8 +167,8 @@ func (s *sweeper) sweepStore(ctx context.Context, from *store, now time.Time) er
 	})
 }
 
-// remove deletes an object as any client does, so that the API server gives back what belongs to it, such as the address of
-// a Service.
+// remove deletes an object as any client does, so that the API server gives back what belongs to it, such as the
+// address of a Service.
 func (s *sweeper) remove(ctx context.Context, from *store, o metav1.Object) error {
 	resource, err := s.mapper.ResourceFor(from.resource.WithVersion(""))
 	if err != nil {
@@ -181,7 +181,7 @@ func (s *sweeper) remove(ctx context.Context, from *store, o metav1.Object) erro
 	return err
 }
 
-// tell writes an Event. Without one the object is gone all the same.
+// tell writes an Event. The object is gone even if that fails.
 func (s *sweeper) tell(ctx context.Context, from *store, object runtime.Object, o metav1.Object, state *State) {
 	text := fmt.Sprintf("initializer %q did not finish within %s: the object was deleted", state.head(), maxAge)
 	s.all.log.Warnf("%s %s/%s: %s", from.resource, o.GetNamespace(), o.GetName(), text)

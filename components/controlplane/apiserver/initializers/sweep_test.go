@@ -8,9 +8,11 @@ import (
 
 	"github.com/sirupsen/logrus"
 	logtest "github.com/sirupsen/logrus/hooks/test"
+
+	"kubelith.io/kubelith/base/lifecycle"
 )
 
-// TestStarted: the start waits for the configurations for as long as they take, and says so; it ends with the server.
+// TestStarted: the start waits for the configurations for as long as they take, and logs that; it ends with the server.
 func TestStarted(t *testing.T) {
 	const slow = 3*startPatience + time.Second
 	for name, end := range map[string]func(i *Initializers, stop func()){
@@ -20,7 +22,7 @@ func TestStarted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				log, logged := logtest.NewNullLogger()
-				i := New(log)
+				i := New(log, new(lifecycle.Goroutines))
 				ctx, stop := context.WithCancel(t.Context())
 				defer stop()
 				time.AfterFunc(slow, func() { end(i, stop) })

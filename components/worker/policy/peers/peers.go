@@ -1,7 +1,8 @@
-// Package peers tells agents what network policies must know of pods: namespace, labels, named ports, node and addresses. Agents may
-// not read other nodes' pods, whose specs have more than that.
+// Package peers sends agents what network policies must know about pods: namespace, labels, named ports, node and
+// addresses. Agents may not read other nodes' pods, whose specs have more than that.
 //
-// A GET request for Path is answered line by line, in JSON, for as long as it lasts: first all pods, then Synced, then changes.
+// A GET request for names.PolicyPodsPath is answered line by line, in JSON, for as long as it lasts: first all pods,
+// then Synced, then changes.
 package peers
 
 import (
@@ -20,11 +21,9 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/components/worker/policy/rules"
 )
-
-// Path is that of the request. Who may get it is up to the authorizer of the API server.
-const Path = "/kubelith/v1/network-policy/pods"
 
 const (
 	// writeTimeout is how long an agent may take to read a line.
@@ -48,7 +47,7 @@ type Pod struct {
 	Node string
 }
 
-// Of returns what is told of a pod; nil if policies do not know it (rules.PodOf).
+// Of returns what agents get about a pod; nil if policies do not know it (rules.PodOf).
 func Of(pod *corev1.Pod) *Pod {
 	p := rules.PodOf(pod)
 	if p == nil {
@@ -66,10 +65,11 @@ func UID(pod *corev1.Pod) types.UID {
 	return pod.UID
 }
 
-// Handler serves Path from the informers of the process, and passes on other requests. Requests have been authorized.
+// Handler serves names.PolicyPodsPath from the informers of the process, and passes on other requests. Requests have
+// been authorized.
 func Handler(shared func() informers.SharedInformerFactory, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if req.URL.Path != Path {
+		if req.URL.Path != names.PolicyPodsPath {
 			next.ServeHTTP(w, req)
 			return
 		}
@@ -138,7 +138,7 @@ func serve(w http.ResponseWriter, req *http.Request, pods cache.SharedIndexInfor
 	defer func() {
 		cancel()
 		_ = pods.RemoveEventHandler(handler) // fails only for a handler that does not exist
-		mu.Lock()                            // nobody writes to w any more
+		mu.Lock()                            // nothing writes to w any more
 		defer mu.Unlock()
 	}()
 	if !cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
@@ -162,10 +162,10 @@ func same(a, b *corev1.Pod) bool {
 	return errX == nil && errY == nil && a.UID == b.UID && string(x) == string(y)
 }
 
-// Follow reads the pods from an API server until the connection ends, with an error that says why. Pods that are not told
-// before Synced are gone: known are those from an earlier connection.
+// Follow reads the pods from an API server until the connection ends, with an error that says why. Pods that are not
+// sent before Synced are gone: known are those from an earlier connection.
 func Follow(ctx context.Context, client rest.Interface, known map[types.UID]bool, set func(*Pod), gone func(types.UID), synced func()) error {
-	body, err := client.Get().AbsPath(Path).Stream(ctx)
+	body, err := client.Get().AbsPath(names.PolicyPodsPath).Stream(ctx)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
@@ -24,15 +25,15 @@ type Compiler struct {
 	cluster    []*clusterPolicy              // in the order in which they count
 	nodes      map[string]*Node
 	pods       map[types.UID]*peer
-	addresses  map[netip.Addr]*peer // the last who got it
+	addresses  map[netip.Addr]*peer // the last that got it
 	profiles   map[string]*profile
 	locals     map[types.UID]*local
 	services   []*Service
 	classes    map[string]*Class
 	numbers    int
 
-	moved   bool // the nodes have changed: rules about them must be looked at
-	stale   bool // the policies have changed: all locals must be looked at
+	moved   bool // the nodes have changed: rules about them must be checked
+	stale   bool // the policies have changed: all locals must be checked
 	changes *Changes
 }
 
@@ -49,7 +50,8 @@ type local struct {
 	names   [2]string // of the classes; "" is not selected
 }
 
-// Service is one that the nodes themselves answer, such as cluster DNS. Policies see it as a pod with these labels and ports.
+// Service is one that the nodes themselves answer, such as cluster DNS. Policies see it as a pod with these labels and
+// ports.
 type Service struct {
 	Namespace string
 	Labels    map[string]string
@@ -64,8 +66,8 @@ type Service struct {
 // ClusterDNS is the DNS of nodes with these addresses; service are the Service's.
 func ClusterDNS(nodes, service []netip.Addr) Service {
 	return Service{
-		Namespace: "kube-system",
-		Labels:    map[string]string{"k8s-app": "kube-dns"},
+		Namespace: metav1.NamespaceSystem,
+		Labels:    map[string]string{"k8s-app": names.DNSService},
 		Ports:     []NamedPort{{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53}, {Name: "dns-tcp", Protocol: corev1.ProtocolTCP, Port: 53}},
 		Target:    names.DNSPort,
 		Endpoints: nodes,
@@ -78,7 +80,7 @@ const Closed = "closed"
 
 // Changes are what has changed since the last ones.
 type Changes struct {
-	// New classes, and those that nobody has any more.
+	// New classes, and those that no pod has any more.
 	New, Gone []*Class
 	// Peers are decisions about addresses by who has them, before the class' Blocks and Final; nil for none any more.
 	Peers map[*Class]map[netip.Addr]*Decision
@@ -180,7 +182,7 @@ func (c *Compiler) DeleteClusterPolicy(name string) {
 	c.stale = true
 }
 
-// NeedsNodes reports whether a rule is about nodes. Those without SetNode are nobody's peers.
+// NeedsNodes reports whether a rule is about nodes. Those without SetNode are no rule's peers.
 func (c *Compiler) NeedsNodes() bool {
 	return slices.ContainsFunc(c.cluster, func(p *clusterPolicy) bool { return len(p.nodes) > 0 })
 }
@@ -222,7 +224,7 @@ func (c *Compiler) SetPod(p *Pod) {
 		known = &peer{}
 		c.pods[p.UID] = known
 	}
-	if l := c.locals[p.UID]; l != nil { // its status may not say it yet
+	if l := c.locals[p.UID]; l != nil { // its status may not have them yet
 		with := *p
 		for _, ip := range l.ips {
 			if !slices.Contains(with.IPs, ip) {
@@ -249,7 +251,7 @@ func (c *Compiler) DeletePod(uid types.UID) {
 	}
 }
 
-// setPeer gives a pod its content, and tells the classes.
+// setPeer gives a pod its content, and updates the classes.
 func (c *Compiler) setPeer(known *peer, p *Pod) {
 	old := known.Pod
 	known.Pod = p
@@ -274,7 +276,7 @@ func (c *Compiler) setPeer(known *peer, p *Pod) {
 	}
 }
 
-// leave takes an address from a pod; somebody else may have had it before.
+// leave takes an address from a pod; another pod may have had it before.
 func (c *Compiler) leave(known *peer, ip netip.Addr) {
 	if c.addresses[ip] != known {
 		return
@@ -316,7 +318,7 @@ func (c *Compiler) forget() {
 	}
 }
 
-// SetServices says which Services the nodes answer. Whether there are any is said before anything else.
+// SetServices sets which Services the nodes answer. If there are any, it is called before anything else.
 func (c *Compiler) SetServices(all []Service) {
 	old := c.services
 	c.services = nil
@@ -378,8 +380,8 @@ func (c *Compiler) setDecision(class *Class, ip netip.Addr, d *Decision) {
 	c.changes.Peers[class][ip] = d
 }
 
-// AddLocal says that a pod of this node has these addresses, before its status does. While the pod is not known (SetPod), it
-// is closed.
+// AddLocal records that a pod of this node has these addresses, before its status does. While the pod is not known
+// (SetPod), it is closed.
 func (c *Compiler) AddLocal(uid types.UID, ips []netip.Addr) {
 	c.DeleteLocal(uid)
 	c.locals[uid] = &local{ips: ips}
@@ -390,7 +392,7 @@ func (c *Compiler) AddLocal(uid types.UID, ips []netip.Addr) {
 	c.assign(uid, c.locals[uid])
 }
 
-// DeleteLocal says that a pod of this node has no addresses any more.
+// DeleteLocal records that a pod of this node has no addresses any more.
 func (c *Compiler) DeleteLocal(uid types.UID) {
 	l := c.locals[uid]
 	if l == nil {

@@ -1,4 +1,4 @@
-package token
+package jointoken
 
 import (
 	"crypto/ecdsa"

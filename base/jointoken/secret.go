@@ -1,4 +1,4 @@
-package token
+package jointoken
 
 import (
 	"context"
@@ -29,7 +29,8 @@ const (
 const (
 	UsageAuthentication = "authentication"
 	UsageSigning        = "signing"
-	// UsageServer is for a machine that becomes a server, which gets the cluster's keys. It implies the others, and Once.
+	// UsageServer is for a machine that becomes a server, which gets the cluster's keys. It implies the others, and
+	// Once.
 	UsageServer = "server"
 )
 
@@ -195,8 +196,8 @@ func Delete(ctx context.Context, cs kubernetes.Interface, id string) error {
 	return nil
 }
 
-// expire expires a token, if it exists; upstream's token-cleaner removes it.
-func expire(ctx context.Context, cs kubernetes.Interface, id string, now time.Time) error {
+// Expire expires a token, if it exists; upstream's token-cleaner removes it.
+func Expire(ctx context.Context, cs kubernetes.Interface, id string, now time.Time) error {
 	secrets := cs.CoreV1().Secrets(metav1.NamespaceSystem)
 	secret, err := secrets.Get(ctx, bootstrap.BootstrapTokenSecretName(id), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -212,8 +213,8 @@ func expire(ctx context.Context, cs kubernetes.Interface, id string, now time.Ti
 	return nil
 }
 
-// valid reports whether the Secret lets a machine join with t for at least this long.
-func (t Token) valid(s *corev1.Secret, now time.Time, left time.Duration) bool {
+// Valid reports whether the Secret lets a machine join with t for at least this long.
+func (t Token) Valid(s *corev1.Secret, now time.Time, left time.Duration) bool {
 	i := info(s)
 	return i.ID == t.ID &&
 		subtle.ConstantTimeCompare(s.Data[bootstrapapi.BootstrapTokenSecretKey], []byte(t.Secret)) == 1 &&

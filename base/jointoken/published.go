@@ -1,4 +1,4 @@
-package token
+package jointoken
 
 import (
 	"context"
@@ -9,47 +9,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	certutil "k8s.io/client-go/util/cert"
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
-	"k8s.io/cluster-bootstrap/token/jws"
 )
-
-const fieldManager = "kubelith"
-
-// discovery returns the kubeconfig that any client may read, in kubeadm's form: it names the server and its CA, and has
-// no credentials.
-func discovery(server string, ca []byte) (string, error) {
-	text, err := clientcmd.Write(clientcmdapi.Config{
-		Clusters: map[string]*clientcmdapi.Cluster{"": {Server: server, CertificateAuthorityData: ca}},
-	})
-	return string(text), err
-}
-
-// clusterInfo returns it with the signature of a token, if there is one. The controller bootstrap-signer would sign it
-// too, but later, or never when it does not run; it writes the same.
-func clusterInfo(kubeconfig string, t Token) (map[string]string, error) {
-	info := map[string]string{bootstrapapi.KubeConfigKey: kubeconfig}
-	if t == (Token{}) {
-		return info, nil
-	}
-	signature, err := jws.ComputeDetachedSignature(kubeconfig, t.ID, t.Secret)
-	info[bootstrapapi.JWSSignatureKeyPrefix+t.ID] = signature
-	return info, err
-}
-
-// publish leaves other keys alone: the signatures of other tokens belong to the bootstrap-signer.
-func publish(ctx context.Context, cs kubernetes.Interface, namespace, name string, data map[string]string) error {
-	_, err := cs.CoreV1().ConfigMaps(namespace).Apply(ctx, applycorev1.ConfigMap(name, namespace).WithData(data),
-		metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
-	if err != nil {
-		return fmt.Errorf("apply ConfigMap %s/%s: %w", namespace, name, err)
-	}
-	return nil
-}
 
 // CAHash returns the hash of the CA that the server publishes, which new tokens must name.
 func CAHash(ctx context.Context, cs kubernetes.Interface) (string, error) {
@@ -72,8 +36,8 @@ func CAHash(ctx context.Context, cs kubernetes.Interface) (string, error) {
 	return "", errors.New("ConfigMap kube-public/cluster-info contains no CA: restart kubelith server, which writes it again")
 }
 
-// WaitSigned waits until the signature of a token that was just created is published, not longer than the token is valid (ttl; 0 is for
-// ever). Without the signature an agent takes the token for unknown.
+// WaitSigned waits until the signature of a token that was just created is published, not longer than the token is
+// valid (ttl; 0 is for ever). Without the signature an agent takes the token for unknown.
 func WaitSigned(ctx context.Context, cs kubernetes.Interface, id string, ttl, timeout time.Duration) error {
 	expires := ttl > 0 && ttl < timeout
 	if expires {

@@ -1,11 +1,11 @@
-// Package token admits machines to the cluster: it has the tokens, which are bootstrap tokens of Kubernetes preceded by
-// the hash of the cluster's CA, and the component "token" of a server, which keeps a valid one in a file and publishes
-// what an agent reads before and after it trusts the server.
+// Package jointoken has the tokens with which machines join: bootstrap tokens of Kubernetes, preceded by the hash of
+// the cluster's CA.
 //
-// The flow is: an agent gets kube-public/cluster-info without credentials, finds the CA by Token.CAHash, checks the
-// signature that upstream's bootstrap-signer (or the component, for its own token) has added, and only then shows
-// Token.Bearer. components/cluster/approver decides which machine may have which name.
-package token
+// The flow is: a machine gets kube-public/cluster-info without credentials, finds the CA by Token.CAHash, checks the
+// signature that upstream's bootstrap-signer (or the component token, for its own token) has added (Discover), and only
+// then shows Token.Bearer. components/cluster/token publishes what it reads, components/cluster/approver decides which
+// machine may have which name.
+package jointoken
 
 import (
 	"crypto/sha256"
@@ -38,7 +38,7 @@ var (
 	otherForm = regexp.MustCompile(`\Akl([2-9]|[1-9][0-9]+)_`)
 )
 
-// Parse reads the output of String; it ignores white space around it. An error is one line, says what to do, and does
+// Parse reads the output of String; it ignores white space around it. An error is one line with what to do, and does
 // not contain the secret.
 func Parse(text string) (Token, error) {
 	text = strings.TrimSpace(text)

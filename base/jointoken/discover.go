@@ -1,4 +1,4 @@
-package join
+package jointoken
 
 import (
 	"context"
@@ -18,11 +18,12 @@ import (
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	"k8s.io/cluster-bootstrap/token/jws"
 
-	"kubelith.io/kubelith/components/cluster/token"
+	"kubelith.io/kubelith/base/names"
 )
 
 const (
-	clusterInfoPath = "/api/v1/namespaces/kube-public/configmaps/" + bootstrapapi.ConfigMapClusterInfo
+	// ClusterInfoPath is read by a machine before it trusts the server, and therefore without credentials.
+	ClusterInfoPath = "/api/v1/namespaces/kube-public/configmaps/" + bootstrapapi.ConfigMapClusterInfo
 	// maxAnswer is more than a ConfigMap can hold.
 	maxAnswer = 2 << 20
 	// maxSkew is how far the clocks may be apart: certificates are valid from five minutes before they are signed.
@@ -35,14 +36,9 @@ type clusterInfo struct {
 	date time.Time         // the server's clock; zero when unknown
 }
 
-// Discover is for machines that join as servers: see discover.
-func Discover(ctx context.Context, server string, t token.Token) (ca *x509.Certificate, doubt, err error) {
-	return discover(ctx, server, t)
-}
-
-// discover returns the CA of the cluster at server, if it is the one that the token names and the clocks agree. doubt
-// is the reason why the server will refuse the token; the server itself does not say. discover sends nothing secret.
-func discover(ctx context.Context, server string, t token.Token) (ca *x509.Certificate, doubt, err error) {
+// Discover returns the CA of the cluster at server, if it is the one that the token names and the clocks agree. doubt
+// is the reason why the server will refuse the token; the server itself gives none. It sends nothing secret.
+func Discover(ctx context.Context, server string, t Token) (ca *x509.Certificate, doubt, err error) {
 	info, err := readClusterInfo(ctx, server)
 	if err != nil {
 		return nil, nil, err
@@ -51,13 +47,13 @@ func discover(ctx context.Context, server string, t token.Token) (ca *x509.Certi
 		return nil, nil, fmt.Errorf("%s: %w", server, err)
 	}
 	if err := checkClock(info.date, time.Now()); err != nil {
-		return nil, nil, refusal{err, otherClock}
+		return nil, nil, Refusal{err, names.RefusedClock}
 	}
 	return ca, checkSignature(info.data, t), nil
 }
 
 // checkSignature compares the signatures with the token: the server signs with each token that it knows.
-func checkSignature(data map[string]string, t token.Token) error {
+func checkSignature(data map[string]string, t Token) error {
 	signature, ok := data[bootstrapapi.JWSSignatureKeyPrefix+t.ID]
 	if !ok {
 		return fmt.Errorf("the server does not know token %s: it has expired or was deleted, create another with kubelith token create on the server", t.ID)
@@ -68,9 +64,9 @@ func checkSignature(data map[string]string, t token.Token) error {
 	return nil
 }
 
-// readClusterInfo does not verify the server: the answer is checked against the token, and the request says nothing.
+// readClusterInfo does not verify the server: the answer is checked against the token, and the request reveals nothing.
 func readClusterInfo(ctx context.Context, server string) (*clusterInfo, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(server, "/")+clusterInfoPath, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(server, "/")+ClusterInfoPath, nil)
 	if err != nil {
 		return nil, fmt.Errorf("server %s: %w", server, err)
 	}
@@ -125,12 +121,12 @@ func pinned(kubeconfig, hash string) (*x509.Certificate, error) {
 			continue
 		}
 		for _, ca := range certs {
-			if token.SPKIHash(ca) == hash {
+			if SPKIHash(ca) == hash {
 				return ca, nil
 			}
 		}
 	}
-	return nil, refusal{errors.New("the server's CA is not the token's: the token is for another cluster or from before the CA was replaced, or the connection is intercepted; check --server and the token"), otherCA}
+	return nil, Refusal{errors.New("the server's CA is not the token's: the token is for another cluster or from before the CA was replaced, or the connection is intercepted; check --server and the token"), names.RefusedCA}
 }
 
 // checkClock compares the clocks: with a different time certificates would not be valid yet, or no longer.

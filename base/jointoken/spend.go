@@ -1,4 +1,4 @@
-package token
+package jointoken
 
 import (
 	"context"
@@ -18,14 +18,11 @@ const spentFor = time.Minute
 
 // Spend records that a machine, identified by something that only it has, joins with the token. For a token for one
 // machine it does so before the machine is admitted, so that only one of two concurrent machines is. A refusal gives
-// the reason and says what to do; an error means: try again.
+// the reason and what to do; an error means: try again.
 //
 // It always checks that the token exists: the apiserver accepts a deleted one for some seconds.
-func (s *Server) Spend(ctx context.Context, id, machine string) (refusal string, err error) {
-	return Spend(ctx, s.client, id, machine)
-}
-
-// Spend is Server.Spend with a client that reads and updates the tokens' Secrets.
+//
+// cs reads and updates the tokens' Secrets.
 func Spend(ctx context.Context, cs kubernetes.Interface, id, machine string) (refusal string, err error) {
 	return spend(ctx, cs, id, machine, time.Now())
 }

@@ -1,4 +1,4 @@
-package token
+package jointoken
 
 import (
 	"slices"
@@ -29,7 +29,7 @@ func secrets(t *testing.T, cs kubernetes.Interface) []corev1.Secret {
 	return list.Items
 }
 
-// accepted is what upstream's authenticator of the API server makes of a token: the groups, or nothing.
+// accepted returns what upstream's authenticator of the API server reads from a token: the groups, or nothing.
 func accepted(t *testing.T, s *corev1.Secret, bearer string) (name string, groups []string) {
 	t.Helper()
 	index := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
@@ -97,7 +97,7 @@ func TestSpec(t *testing.T) {
 		}
 	}
 	if n := len(secrets(t, cs)); n != 1 {
-		t.Errorf("%d Secrets, the wrong ones were made too", n)
+		t.Errorf("%d Secrets, the wrong ones were created too", n)
 	}
 	made, err = Create(t.Context(), cs, hash, Spec{Usages: []string{UsageServer}, TTL: ServerTTL})
 	if err != nil {
@@ -170,7 +170,7 @@ func TestValid(t *testing.T) {
 	} {
 		s := example.secret(tc.spec, now)
 		tc.change(s)
-		if got := example.valid(s, now, time.Hour); got != tc.want {
+		if got := example.Valid(s, now, time.Hour); got != tc.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -217,7 +217,7 @@ func TestSpend(t *testing.T) {
 	}
 }
 
-// Of two machines at the same moment the one whose write comes second is not let in: it has to ask again.
+// Of two machines at the same moment the one whose write comes second is not admitted: it has to try again.
 func TestSpendAtOnce(t *testing.T) {
 	cs := fake.NewClientset(example.secret(Spec{Once: true}, time.Now()))
 	cs.PrependReactor("update", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {

@@ -47,7 +47,7 @@ func Discover(ctx context.Context, server string, t Token) (ca *x509.Certificate
 		return nil, nil, fmt.Errorf("%s: %w", server, err)
 	}
 	if err := checkClock(info.date, time.Now()); err != nil {
-		return nil, nil, Refusal{err, names.RefusedClock}
+		return nil, nil, NewRefusal(err, names.RefusedClock)
 	}
 	return ca, checkSignature(info.data, t), nil
 }
@@ -126,7 +126,7 @@ func pinned(kubeconfig, hash string) (*x509.Certificate, error) {
 			}
 		}
 	}
-	return nil, Refusal{errors.New("the server's CA is not the token's: the token is for another cluster or from before the CA was replaced, or the connection is intercepted; check --server and the token"), names.RefusedCA}
+	return nil, NewRefusal(errors.New("the server's CA is not the token's: the token is for another cluster or from before the CA was replaced, or the connection is intercepted; check --server and the token"), names.RefusedCA)
 }
 
 // checkClock compares the clocks: with a different time certificates would not be valid yet, or no longer.

@@ -69,6 +69,7 @@ const (
 	KubeletClient = "kube-apiserver-kubelet-client"
 )
 
+// Objects that upstream's tools know by these names.
 const (
 	// MetricsAPIService is the APIService that every installation of metrics-server has. Without a Service in it, the
 	// aggregator serves the group from its own process.
@@ -99,7 +100,7 @@ const (
 	VIPLease = "kubelith-vip"
 )
 
-// Paths of the API that components serve. A component's handler has its own below them.
+// Paths of the API that components serve. Those that only one component uses stay in its handler.
 const (
 	// ServersPath has the servers: GET lists them, POST admits one, DELETE removes one.
 	ServersPath = "/kubelith/v1/servers"

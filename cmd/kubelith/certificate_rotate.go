@@ -18,12 +18,14 @@ import (
 )
 
 func rotateCACommand() *cli.Command {
+	output := outputFlag("json")
+	output.Usage += ", of --status"
 	return administratorCommand("certificate", "rotate-ca", "", "replace the CAs of the cluster on all servers and agents while they run; a rotation that was interrupted goes on", rotateCA,
 		&cli.BoolFlag{Name: "status", Usage: "only show how far the rotation is, on which machines, and what it waits for"},
 		&cli.DurationFlag{Name: "grace", Usage: "how long pods and other clients have to read the new CA before it is used", Value: carotation.DefaultGrace},
 		&cli.BoolFlag{Name: "force", Usage: "leave agents behind that are not Ready: they have to join again"},
 		&cli.BoolFlag{Name: "no-wait", Usage: "only begin: the servers finish it by themselves"},
-		outputFlag("json"))
+		output)
 }
 
 // caView asks the server of the kubeconfig, with a GET or, with wanted, a POST.

@@ -9,7 +9,7 @@ import (
 )
 
 // outputFlag is -o of the commands that print text for people, and other formats for programs.
-func outputFlag(others ...string) cli.Flag {
+func outputFlag(others ...string) *cli.GenericFlag {
 	o := &outputFormat{"text", append([]string{"text"}, others...)}
 	return &cli.GenericFlag{Name: "output", Aliases: []string{"o"}, Usage: o.choice(), Value: o}
 }

@@ -14,7 +14,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -110,8 +109,8 @@ type Server struct {
 	// passwordFile is the user's --apiserver-arg=basic-auth-file, passwords its content. Empty and nil: there is none.
 	passwordFile string
 	passwords    *passwordfile.File
-	// hooks are the goroutines that post-start hooks leave running.
-	hooks lifecycle.Goroutines
+	// goroutines are those of Run, and those that post-start hooks leave running.
+	goroutines lifecycle.Goroutines
 }
 
 var _ lifecycle.Component = (*Server)(nil)
@@ -119,7 +118,7 @@ var _ lifecycle.Component = (*Server)(nil)
 // New checks the options against upstream's flags; nothing is started.
 func New(o Options) (*Server, error) {
 	s := &Server{opts: o, recorder: newFlight(o.Record), created: make(chan struct{})}
-	s.initializers = initializers.New(o.Log, &s.hooks)
+	s.initializers = initializers.New(o.Log, &s.goroutines)
 	if err := s.complete(); err != nil {
 		return nil, err
 	}
@@ -173,11 +172,10 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	defer s.opts.Client.Close()
 
 	running, stop := context.WithCancel(ctx)
-	var group sync.WaitGroup
-	defer func() { stop(); group.Wait(); s.hooks.End() }()
-	group.Go(func() { s.announceReady(running, own, ready) })
+	defer func() { stop(); s.goroutines.End() }()
+	s.goroutines.Go(func() { s.announceReady(running, own, ready) })
 	if s.passwords != nil {
-		group.Go(func() { s.passwords.Follow(running, s.opts.Log) })
+		s.goroutines.Go(func() { s.passwords.Follow(running, s.opts.Log) })
 	}
 	return prepared.Run(running)
 }

@@ -209,7 +209,7 @@ func (s *Server) genericConfig(ctx context.Context, o options.CompletedOptions) 
 	if err := c.AddPostStartHook("kubelith-initializers", s.initializers.Start); err != nil {
 		return nil, nil, err
 	}
-	return c, storage, addBootstrap(c, s.shared, &s.opts, rbac, &s.hooks)
+	return c, storage, addBootstrap(c, s.shared, &s.opts, rbac, &s.goroutines)
 }
 
 // documentAPI sets the OpenAPI documents; more are schemes in addition to upstream's.

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"kubelith.io/kubelith/plugins"
+	"kubelith.io/kubelith/plugins/pluginstest"
 	"kubelith.io/kubelith/plugins/process"
 	admissionv1 "kubelith.io/kubelith/plugins/proto/admission/v1"
 )
@@ -104,9 +105,7 @@ func TestCallOnClosedConnection(t *testing.T) {
 func TestHangs(t *testing.T) {
 	h := startHost(t, admissionSpec(t, "stuck", "serve"))
 	first := h.ready("stuck")
-	if err := syscall.Kill(first.PID, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	pluginstest.Pause(t, first.PID)
 	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
 	if _, err := h.review(ctx, "stuck", ""); status.Code(err) != codes.DeadlineExceeded {

@@ -3,9 +3,14 @@ package pluginstest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/go-plugin"
@@ -38,6 +43,42 @@ func Start(t testing.TB, cmd *exec.Cmd) *grpc.ClientConn {
 		t.Fatal(err)
 	}
 	return conn.(*grpc.ClientConn)
+}
+
+// Pause stops a process (SIGSTOP) and waits until none of its threads runs: the signal is not there at once, and a thread
+// that still runs may answer a call.
+func Pause(t testing.TB, pid int) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for begin := time.Now(); !paused(t, pid); time.Sleep(time.Millisecond) {
+		if time.Since(begin) > 10*time.Second {
+			t.Fatalf("process %d still runs", pid)
+		}
+	}
+}
+
+// paused reports whether no thread of the process runs (proc(5), the state in stat).
+func paused(t testing.TB, pid int) bool {
+	t.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(threads) == 0 {
+		t.Fatalf("the threads of process %d: %v, %v", pid, threads, err)
+	}
+	for _, thread := range threads {
+		stat, err := os.ReadFile(thread)
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) { // it has ended
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, after, _ := strings.Cut(string(stat), ") "); !strings.HasPrefix(after, "T") {
+			return false
+		}
+	}
+	return true
 }
 
 // connection is the host's side of a plugin.

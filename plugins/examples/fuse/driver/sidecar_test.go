@@ -22,6 +22,7 @@ import (
 	"kubelith.io/kubelith/plugins/examples/fuse/client"
 	"kubelith.io/kubelith/plugins/examples/fuse/store"
 	"kubelith.io/kubelith/plugins/examples/fuse/store/storetest"
+	"kubelith.io/kubelith/plugins/pluginstest"
 )
 
 // sidecarRig is a pod with a volume of the mode sidecar, as the kubelet creates it.
@@ -317,9 +318,7 @@ func TestSidecarHangs(t *testing.T) {
 	r := newSidecarRig(t)
 	r.use(false)
 	r.start()
-	if err := r.process.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	pluginstest.Pause(t, r.process.Process.Pid)
 	waits := make(chan error, 1)
 	go func() {
 		_, err := os.ReadDir(r.path)

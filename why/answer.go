@@ -7,6 +7,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/base/oneline"
 )
 
 // Version is the value of apiVersion in the JSON of an answer.
@@ -138,7 +140,7 @@ func (f *Finding) under(above, below Object) *Finding {
 
 // oneLine makes one sentence of a text that may have line breaks.
 func oneLine(text string) string {
-	return strings.TrimSuffix(strings.Join(strings.Fields(text), " "), ".")
+	return strings.TrimSuffix(oneline.Of(text), ".")
 }
 
 // shorten cuts a text to n bytes.

@@ -38,26 +38,27 @@ func DetectNodeIPs(clusterCIDRs []string) ([]string, error) {
 	return out, nil
 }
 
-// MovedNodeIPs returns the addresses that replaced had, which DetectNodeIPs found before; none while all of them are
-// still on an interface, or when nothing replaced them: an unplugged cable is no move. Only addresses of an interface
-// with a default route count: bridges of other software have addresses too.
-func MovedNodeIPs(clusterCIDRs, had []string) ([]string, error) {
+// MovedNodeIPs returns the addresses that replaced had, which DetectNodeIPs found before, and whether any of those is
+// missing: while all of them are on an interface, nothing replaces them. When nothing has replaced a missing one, there
+// are none either: an unplugged cable is no move. Only addresses of an interface with a default route count: bridges of
+// other software have addresses too.
+func MovedNodeIPs(clusterCIDRs, had []string) (now []string, missing bool, err error) {
 	present, err := net.InterfaceAddrs()
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return nil, false, fmt.Errorf("list addresses: %w", err)
 	}
 	var pods []netip.Prefix
 	for _, c := range clusterCIDRs {
 		prefix, err := netip.ParsePrefix(c)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		pods = append(pods, prefix)
 	}
 	return moved(pods, had, present, readHost)
 }
 
-func moved(pods []netip.Prefix, had []string, present []net.Addr, read func(v6 bool) (host, error)) ([]string, error) {
+func moved(pods []netip.Prefix, had []string, present []net.Addr, read func(v6 bool) (host, error)) (now []string, missing bool, err error) {
 	there := func(address string) bool {
 		return slices.ContainsFunc(present, func(a net.Addr) bool {
 			ip, ok := a.(*net.IPNet)
@@ -65,9 +66,8 @@ func moved(pods []netip.Prefix, had []string, present []net.Addr, read func(v6 b
 		})
 	}
 	if !slices.ContainsFunc(had, func(address string) bool { return !there(address) }) {
-		return nil, nil
+		return nil, false, nil
 	}
-	var now []string
 	for _, address := range had {
 		if there(address) {
 			now = append(now, address)
@@ -75,19 +75,19 @@ func moved(pods []netip.Prefix, had []string, present []net.Addr, read func(v6 b
 		}
 		old, err := netip.ParseAddr(address)
 		if err != nil {
-			return nil, err
+			return nil, true, err
 		}
 		h, err := read(old.Is6())
 		if err != nil {
-			return nil, err
+			return nil, true, err
 		}
 		ip := h.nodeIP(pods)
 		if !ip.IsValid() || !h.leadsOut(ip) {
-			return nil, nil
+			return nil, true, nil
 		}
 		now = append(now, ip.String())
 	}
-	return now, nil
+	return now, true, nil
 }
 
 // leadsOut reports whether the address is on an interface with a default route.

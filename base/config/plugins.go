@@ -14,6 +14,8 @@ import (
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"kubelith.io/kubelith/base/oneline"
 )
 
 // Plugin is one entry of `plugins:`: an executable that extends the cluster, and how to run it.
@@ -249,7 +251,7 @@ func plainDates(n *yaml.Node) {
 // oneLine returns the message of a YAML decoder error: "yaml: unmarshal errors:\n  line 3: ...".
 func oneLine(err error) string {
 	text := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "yaml: "), "unmarshal errors:")
-	return strings.Join(strings.Fields(text), " ")
+	return oneline.Of(text)
 }
 
 // validatePlugins checks what can be known without the executables.

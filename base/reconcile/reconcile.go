@@ -6,6 +6,7 @@ package reconcile
 
 import (
 	"context"
+	"sync"
 	"time"
 )
 
@@ -21,6 +22,34 @@ func (s Signal) Send() {
 	select {
 	case s <- struct{}{}:
 	default:
+	}
+}
+
+// Broadcast wakes all who wait for a change, as a Signal wakes one. The zero value is ready for use, and a Send costs
+// nothing while nobody waits. A Broadcast must not be copied.
+type Broadcast struct {
+	mu   sync.Mutex
+	next chan struct{} // nil: nobody waits
+}
+
+// Next returns a channel that is closed by the next Send. Take it before you look at what may change, then wait: no
+// change is missed.
+func (b *Broadcast) Next() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.next == nil {
+		b.next = make(chan struct{})
+	}
+	return b.next
+}
+
+// Send wakes all who wait.
+func (b *Broadcast) Send() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.next != nil {
+		close(b.next)
+		b.next = nil
 	}
 }
 

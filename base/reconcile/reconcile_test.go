@@ -72,6 +72,31 @@ func TestSignal(t *testing.T) {
 	}
 }
 
+// TestBroadcast: a Send wakes all who wait, and none who comes later; a change after Next is not missed.
+func TestBroadcast(t *testing.T) {
+	var b Broadcast
+	b.Send() // nobody waits
+	one, two := b.Next(), b.Next()
+	select {
+	case <-one:
+		t.Fatal("woken before the change")
+	default:
+	}
+	b.Send()
+	for _, next := range []<-chan struct{}{one, two} {
+		select {
+		case <-next:
+		default:
+			t.Error("not woken")
+		}
+	}
+	select {
+	case <-b.Next():
+		t.Error("woken by a change of before")
+	default:
+	}
+}
+
 // TestLoopEnds: a call that is due when ctx has ended is not made.
 func TestLoopEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())

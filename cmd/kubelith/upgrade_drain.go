@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kubectl/pkg/drain"
+
+	"kubelith.io/kubelith/base/oneline"
 )
 
 // cordoned is the annotation of a Node that an upgrade has cordoned: it uncordons no other.
@@ -54,8 +56,8 @@ func (r *rollout) drain(ctx context.Context, name string) error {
 	if why := r.budgets(ctx, h, name); why != "" {
 		return fmt.Errorf("it cannot be drained within %s: %s", r.o.Within, why)
 	}
-	text := strings.ReplaceAll(err.Error(), " (use --force to override)", "")              // a flag of kubectl's
-	return fmt.Errorf("it cannot be drained: %s", strings.Join(strings.Fields(text), " ")) // the library writes several lines
+	text := strings.ReplaceAll(err.Error(), " (use --force to override)", "") // a flag of kubectl's
+	return fmt.Errorf("it cannot be drained: %s", oneline.Of(text))           // the library writes several lines
 }
 
 // budgets names the PodDisruptionBudgets that keep pods on a node; empty if they are not the reason, or cannot be read.

@@ -5,14 +5,22 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/netevents"
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 const (
-	// lookEvery is how often the node's addresses are checked. A check is one question to the kernel.
+	// lookEvery is how long after a change on the host the node's addresses are looked at, and how often while one is
+	// missing.
 	lookEvery = 5 * time.Second
+	// lookAnyway is how often they are looked at without a change, in case the kernel's events cannot be had.
+	lookAnyway = time.Minute
 	// lookTimes is how often in a row new addresses must be seen: DHCP removes the old address before it adds the new
 	// one.
 	lookTimes = 3
@@ -24,16 +32,23 @@ const (
 type addressWatch struct {
 	had   []string
 	every time.Duration
-	// now returns the addresses that replaced had; none when nothing has changed.
-	now func(had []string) ([]string, error)
+	// follow calls changed when an address of the host may have changed, until ctx ends.
+	follow func(ctx context.Context, changed func())
+	// now returns the addresses that replaced had, and whether any of had is missing.
+	now func(had []string) (now []string, missing bool, err error)
 }
 
 // follow watches the addresses that were found on the host.
 func (p *process) follow(cfg *config.Node, clusterCIDRs []string) {
 	if cfg.NodeIPDetected {
-		p.addresses = &addressWatch{had: cfg.NodeIP, every: lookEvery, now: func(had []string) ([]string, error) {
-			return config.MovedNodeIPs(clusterCIDRs, had)
-		}}
+		p.addresses = &addressWatch{
+			had:   cfg.NodeIP,
+			every: lookEvery,
+			follow: func(ctx context.Context, changed func()) {
+				netevents.Follow(ctx, netlink.AddrSubscribe, changed, func(netlink.AddrUpdate) { changed() })
+			},
+			now: func(had []string) ([]string, bool, error) { return config.MovedNodeIPs(clusterCIDRs, had) },
+		}
 	}
 }
 
@@ -42,28 +57,32 @@ func (w *addressWatch) run(ctx context.Context, end func(error)) {
 	if w == nil {
 		return
 	}
-	tick := time.NewTicker(w.every)
-	defer tick.Stop()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	changed := reconcile.NewSignal()
+	var following sync.WaitGroup
+	following.Go(func() { w.follow(ctx, changed.Send) })
 	var last []string
-	for times := 0; ; {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		now, err := w.now(w.had)
-		if err != nil || len(now) == 0 {
+	times := 0
+	reconcile.Loop(ctx, changed, w.every, func() (again time.Duration) {
+		now, missing, err := w.now(w.had)
+		if err == nil && !missing {
 			last, times = nil, 0
-			continue
+			return lookAnyway
 		}
-		if !slices.Equal(now, last) {
+		if err != nil || !slices.Equal(now, last) {
 			last, times = now, 0
 		}
-		if times++; times == lookTimes {
-			end(moved{w.had, now})
-			return
+		if len(now) > 0 {
+			times++
 		}
-	}
+		if times == lookTimes {
+			end(moved{w.had, now})
+			stop()
+		}
+		return w.every
+	})
+	following.Wait()
 }
 
 // moved is the error of a process whose node has other addresses now.

@@ -9,6 +9,11 @@ import (
 
 // An address that has changed ends the process when it was seen often enough in a row, and nothing else does.
 func TestAddressWatch(t *testing.T) {
+	signals := func(ctx context.Context, changed func()) {
+		for ; ctx.Err() == nil; time.Sleep(time.Microsecond) {
+			changed()
+		}
+	}
 	had := []string{"192.0.2.1"}
 	next, other := []string{"192.0.2.2"}, []string{"192.0.2.3"}
 	for name, c := range map[string]struct {
@@ -25,16 +30,16 @@ func TestAddressWatch(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			looked := 0
-			w := &addressWatch{had: had, every: time.Microsecond, now: func([]string) ([]string, error) {
+			w := &addressWatch{had: had, every: time.Microsecond, follow: signals, now: func([]string) ([]string, bool, error) {
 				if looked++; looked > len(c.seen) {
 					cancel()
-					return nil, nil
+					return nil, false, nil
 				}
 				now := c.seen[looked-1]
 				if now != nil && len(now) == 0 {
-					return nil, errors.New("netlink")
+					return nil, false, errors.New("netlink")
 				}
-				return now, nil
+				return now, now != nil, nil
 			}}
 			var cause error
 			w.run(ctx, func(err error) { cause = err })
@@ -44,6 +49,34 @@ func TestAddressWatch(t *testing.T) {
 			}
 		})
 	}
+	t.Run("missing", func(t *testing.T) { // looks again without a signal, until there is a new one
+		looked := 0
+		silent := func(ctx context.Context, _ func()) { <-ctx.Done() }
+		w := &addressWatch{had: had, every: time.Microsecond, follow: silent, now: func([]string) ([]string, bool, error) {
+			if looked++; looked < 5 {
+				return nil, true, nil
+			}
+			return next, true, nil
+		}}
+		var cause error
+		w.run(t.Context(), func(err error) { cause = err })
+		if looked != 5+lookTimes-1 || cause == nil {
+			t.Errorf("ended with %v after %d looks", cause, looked)
+		}
+	})
+	t.Run("as it was, and no signal", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		looked := 0
+		silent := func(ctx context.Context, _ func()) { <-ctx.Done() }
+		w := &addressWatch{had: had, every: time.Microsecond, follow: silent, now: func([]string) ([]string, bool, error) {
+			looked++
+			return nil, false, nil
+		}}
+		if w.run(ctx, func(err error) { t.Error(err) }); looked != 1 {
+			t.Errorf("%d looks, want one", looked)
+		}
+	})
 	var none *addressWatch
 	none.run(t.Context(), nil) // an address that was set
 }

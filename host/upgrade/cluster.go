@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubelith.io/kubelith/base/atomicfile"
+	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/host"
 )
 
@@ -54,19 +55,36 @@ func WriteResult(dir string, r Result) error {
 
 // Reporting runs an upgrade and stores its result. Until then UnderWay is true.
 func Reporting(dir, id string, run func() error) error {
-	f, err := os.OpenFile(lockFile(dir), os.O_CREATE|os.O_RDWR, 0o600)
+	release, err := hold(lockFile(dir))
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return fmt.Errorf("another upgrade is under way in %s: %w", dir, err)
-	}
+	defer release()
 	r, failed := Result{ID: id}, run()
 	if failed != nil {
-		r.Error = oneLine(failed)
+		r.Error = oneline.Of(failed.Error())
 	}
 	return errors.Join(failed, WriteResult(dir, r))
+}
+
+// HoldCluster makes this process the only one on this machine that upgrades the cluster, until release or its end.
+func HoldCluster(dataDir string) (release func(), err error) {
+	return hold(filepath.Join(dataDir, "upgrade-cluster.lock")) // the directory of upgrades goes with a request
+}
+
+// hold locks a file, unless another process holds it. The kernel frees it however the process ends.
+func hold(file string) (release func(), err error) {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return nil, errors.Join(fmt.Errorf("another upgrade is under way in %s: wait until it has ended", filepath.Dir(file)), f.Close())
+	case err != nil:
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", file, err), f.Close())
+	}
+	return func() { _ = f.Close() }, nil
 }
 
 func lockFile(dir string) string { return filepath.Join(dir, "lock") }

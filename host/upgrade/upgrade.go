@@ -33,6 +33,7 @@ import (
 
 	"kubelith.io/kubelith/base/atomicfile"
 	"kubelith.io/kubelith/base/datadir"
+	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/host"
 	"kubelith.io/kubelith/host/preflight"
 )
@@ -401,7 +402,7 @@ func (o Options) try(ctx context.Context, s *state) error {
 		return fmt.Errorf("interrupted while %s starts: the same command goes on; %s does too, if the new program does not run", s.New, previous(s.Installed)+" upgrade "+s.File)
 	}
 	if err != nil {
-		s.Why = oneLine(err)
+		s.Why = oneline.Of(err.Error())
 		return o.back(ctx, s)
 	}
 	if err := forget(o.DataDir); err != nil {
@@ -459,9 +460,6 @@ func (o Options) because(ctx context.Context, since time.Time, err error) error 
 	}
 	return err
 }
-
-// oneLine is for texts that other programs and servers write.
-func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 // runs returns an error unless the process that uses the data directory is this program.
 func (o Options) runs(installed string) error {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/plugins/storage"
 )
 
@@ -37,7 +38,7 @@ func sanity(ctx context.Context, t *Target) (string, error) {
 	for _, r := range results {
 		switch {
 		case r.Failure != "":
-			failed = append(failed, fmt.Sprintf("%s: %s", r.Name, oneLine(r.Failure)))
+			failed = append(failed, fmt.Sprintf("%s: %s", r.Name, oneline.Of(r.Failure)))
 		case r.Skipped != "":
 			skipped++
 		default:
@@ -52,6 +53,3 @@ func sanity(ctx context.Context, t *Target) (string, error) {
 	}
 	return fmt.Sprintf("%d tests passed, %d skipped, as the driver lacks the capability", passed, skipped), nil
 }
-
-// oneLine joins the lines of a matcher's output.
-func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }

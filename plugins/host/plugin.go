@@ -34,10 +34,11 @@ type plugin struct {
 	settled chan struct{}    // closed when the first start has succeeded or failed
 	ended   chan struct{}    // closed when its supervisor has ended
 
+	next reconcile.Broadcast // when a process begins to serve
+
 	mu      sync.Mutex
-	next    chan struct{} // closed and replaced when a process begins to serve
-	state   State         // phase, messages, since and starts; State fills in the rest
-	restart bool          // requested
+	state   State // phase, messages, since and starts; State fills in the rest
+	restart bool  // requested
 }
 
 var _ plugins.Plugin = (*plugin)(nil)
@@ -46,7 +47,6 @@ func newPlugin(h *Host, spec *Spec) *plugin {
 	p := &plugin{host: h, name: spec.Name, kind: spec.Kind,
 		wake: reconcile.NewSignal(), suspect: reconcile.NewSignal(),
 		gone: make(chan struct{}), settled: make(chan struct{}), ended: make(chan struct{}),
-		next:  make(chan struct{}),
 		state: State{Phase: string(Starting), Since: time.Now()}}
 	p.spec.Store(spec)
 	p.description.Store(h.descriptions.load(&spec.Spec))
@@ -74,19 +74,7 @@ func (p *plugin) Generation() uint64 {
 }
 
 // Next implements plugins.Plugin.
-func (p *plugin) Next() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.next
-}
-
-// serves wakes those that wait for a process.
-func (p *plugin) serves() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	close(p.next)
-	p.next = make(chan struct{})
-}
+func (p *plugin) Next() <-chan struct{} { return p.next.Next() }
 
 // Call implements plugins.Plugin.
 func (p *plugin) Call(ctx context.Context, method string, f func(context.Context, plugins.Instance) error) error {

@@ -246,7 +246,7 @@ func (s *supervisor) serve(ctx context.Context, i *instance) {
 	s.served, s.lastError, s.misses = true, "", 0
 	before := s.current.Swap(i)
 	s.set(Ready, note{})
-	s.serves()
+	s.next.Send()
 	log := s.log().WithField("pid", i.PID())
 	if before == nil {
 		log.Infof("ready: version %q, sha256 %s", i.Description().GetVersion(), process.ShortSHA256(i.SHA256()))
@@ -338,7 +338,7 @@ func (s *supervisor) handleCheck(ctx context.Context, v checkResult) {
 	if v.err == nil {
 		if s.misses = 0; v.i.unhealthy.Swap(false) {
 			s.set(Ready, note{})
-			s.serves()
+			s.next.Send()
 			s.log().Info("answers again")
 			s.changed(PluginReady)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/plugins"
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 	"kubelith.io/kubelith/plugins/sdk/sdktest"
@@ -77,7 +78,7 @@ type Plugin struct {
 	description *pluginv1.Description
 	conn        *grpc.ClientConn // nil: it is not running
 	generation  uint64
-	next        chan struct{} // nil: no caller waits for a process
+	next        reconcile.Broadcast // a process serves
 	called      []string
 	last        error
 }
@@ -125,14 +126,7 @@ func (p *Plugin) Generation() uint64 {
 }
 
 // Next implements plugins.Plugin.
-func (p *Plugin) Next() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.next == nil {
-		p.next = make(chan struct{})
-	}
-	return p.next
-}
+func (p *Plugin) Next() <-chan struct{} { return p.next.Next() }
 
 // SetDescription sets the description, as a process does.
 func (p *Plugin) SetDescription(d *pluginv1.Description) {
@@ -149,10 +143,7 @@ func (p *Plugin) Serve(t testing.TB, register func(*grpc.Server), options ...grp
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.conn, p.generation = conn, p.generation+1
-	if p.next != nil {
-		close(p.next)
-		p.next = nil
-	}
+	p.next.Send()
 }
 
 // Introduce requests the description of the process, as the host does.

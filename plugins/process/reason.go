@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/plugins/proto"
 )
 
@@ -98,5 +99,5 @@ func (p *Process) callError(what string, err error) error {
 
 // oneLine returns the text of an error of another library, or of the plugin, as one printable line.
 func oneLine(err error) string {
-	return Printable(strings.Join(strings.Fields(err.Error()), " "))
+	return Printable(oneline.Of(err.Error()))
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 	"unique"
 	"unsafe"
+
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // Defaults of Options.
@@ -50,14 +52,15 @@ type Store struct {
 	clock Clock
 	id    string
 
+	changed reconcile.Broadcast // at each record
+
 	mu      sync.Mutex
 	seq     uint64
 	bytes   int64
 	objects map[string]*entry // by key
 	names   map[Ref]string    // the key of the newest object of a name; the Ref has no UID
 	owned   map[string]map[string]bool
-	recent  *list.List    // of *entry, the one with the newest record first
-	changed chan struct{} // closed at the next record; nil: no reader waits
+	recent  *list.List // of *entry, the one with the newest record first
 	dropped uint64
 	observe []func(*Record)
 }
@@ -286,10 +289,7 @@ func (s *Store) touch(e *entry, t int64) {
 	for s.bytes > s.opts.Bytes && s.recent.Len() > 1 {
 		s.evict(s.recent.Back().Value.(*entry))
 	}
-	if s.changed != nil {
-		close(s.changed)
-		s.changed = nil
-	}
+	s.changed.Send()
 }
 
 func (s *Store) evict(e *entry) {
@@ -449,12 +449,8 @@ func (s *Store) Merge(node string, offset time.Duration, records []Record) {
 // Wait returns when something was recorded after seq, or ctx ends, with the last Seq.
 func (s *Store) Wait(ctx context.Context, seq uint64) uint64 {
 	for {
-		s.mu.Lock()
-		if s.changed == nil {
-			s.changed = make(chan struct{})
-		}
-		last, changed := s.seq, s.changed
-		s.mu.Unlock()
+		changed := s.changed.Next()
+		last := s.Last()
 		if last > seq {
 			return last
 		}

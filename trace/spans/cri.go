@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/trace/record"
 )
 
@@ -227,7 +228,7 @@ func output(m *criv1.ExecSyncResponse) string {
 	if len(text) > maxOutput {
 		text = text[len(text)-maxOutput:]
 	}
-	if said := strings.Join(strings.Fields(strings.ToValidUTF8(string(text), "")), " "); said != "" {
+	if said := oneline.Of(strings.ToValidUTF8(string(text), "")); said != "" {
 		return ": " + said
 	}
 	return ""

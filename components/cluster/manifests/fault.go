@@ -8,6 +8,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+
+	"kubelith.io/kubelith/base/oneline"
 )
 
 // fault is an error in a file, and its line: line 0 is the file as a whole.
@@ -36,7 +38,7 @@ func explain(d document, err error) []fault {
 	var status apierrors.APIStatus
 	if apierrors.IsInvalid(err) && errors.As(err, &status) && status.Status().Details != nil {
 		for _, cause := range status.Status().Details.Causes {
-			add(cause.Field, strings.TrimPrefix(cause.Field+": "+oneLine(cause.Message), ": "))
+			add(cause.Field, strings.TrimPrefix(cause.Field+": "+oneline.Of(cause.Message), ": "))
 		}
 	}
 	if m := typedPatch.FindStringSubmatch(err.Error()); m != nil {
@@ -55,7 +57,7 @@ func explain(d document, err error) []fault {
 		add(m[1], "unknown field "+m[1])
 	}
 	if len(faults) == 0 {
-		return []fault{{d.line, what + oneLine(err.Error())}}
+		return []fault{{d.line, what + oneline.Of(err.Error())}}
 	}
 	return faults
 }

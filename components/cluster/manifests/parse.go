@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/json"
 	sigsyaml "sigs.k8s.io/yaml"
+
+	"kubelith.io/kubelith/base/oneline"
 )
 
 // document is one object of a file.
@@ -94,7 +96,7 @@ var separator = regexp.MustCompile(`^---(\s|$)`)
 func parseSafely(text string) (documents []document, wrong *fault) {
 	defer func() {
 		if r := recover(); r != nil {
-			documents, wrong = nil, &fault{text: fmt.Sprintf("cannot be parsed: simplify it (%s)", oneLine(fmt.Sprint(r)))}
+			documents, wrong = nil, &fault{text: fmt.Sprintf("cannot be parsed: simplify it (%s)", oneline.Of(fmt.Sprint(r)))}
 		}
 	}()
 	return parseOne(text)
@@ -126,7 +128,7 @@ func parseOne(text string) ([]document, *fault) {
 	}
 	object := &unstructured.Unstructured{}
 	if err := json.Unmarshal(data, &object.Object); err != nil {
-		return nil, &fault{top.Line, "not an object: " + oneLine(err.Error())}
+		return nil, &fault{top.Line, "not an object: " + oneline.Of(err.Error())}
 	}
 	return objects(object, top)
 }
@@ -184,7 +186,7 @@ func (d document) check() *fault {
 
 // syntax finds the line in an error of a YAML parser; 0 if there is none.
 func syntax(err error) *fault {
-	text := oneLine(strings.TrimPrefix(err.Error(), "yaml: "))
+	text := oneline.Of(strings.TrimPrefix(err.Error(), "yaml: "))
 	m := regexp.MustCompile(`^(.*?)\bline (\d+): (.*)$`).FindStringSubmatch(text)
 	if m == nil {
 		return &fault{text: "not valid YAML: " + text}
@@ -195,6 +197,3 @@ func syntax(err error) *fault {
 	}
 	return &fault{line, "not valid YAML: " + m[3]}
 }
-
-// oneLine is a text without line breaks.
-func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/base/oneline"
 )
 
 // cluster is how a pass uses the API.
@@ -109,7 +110,7 @@ func (k *keeper) pass(ctx context.Context, files []file) bool {
 	k.complete = false
 	parents, err := k.cluster.parents(ctx)
 	if err != nil {
-		k.logOnce("parents", "list the files applied before: "+oneLine(err.Error()))
+		k.logOnce("parents", "list the files applied before: "+oneline.Of(err.Error()))
 		return false
 	}
 	k.logged.News("parents", "")
@@ -362,7 +363,7 @@ func (k *keeper) made(all []*set) sets.Set[types.UID] {
 func (k *keeper) prune(ctx context.Context, s *set, made sets.Set[types.UID], wanted sets.Set[key]) {
 	members, err := k.cluster.members(ctx, s.parent)
 	if err != nil {
-		s.fail(0, "list the objects that are no longer in it: %s", oneLine(err.Error()))
+		s.fail(0, "list the objects that are no longer in it: %s", oneline.Of(err.Error()))
 		return
 	}
 	slices.SortStableFunc(members, func(a, b member) int { return rank(b.object) - rank(a.object) })
@@ -374,7 +375,7 @@ func (k *keeper) prune(ctx context.Context, s *set, made sets.Set[types.UID], wa
 			awaited = true
 		default:
 			if err := k.discard(ctx, s, m, wanted); err != nil {
-				s.fail(0, "cannot delete %s, which is no longer in it: %s", describe(m.object), oneLine(err.Error()))
+				s.fail(0, "cannot delete %s, which is no longer in it: %s", describe(m.object), oneline.Of(err.Error()))
 			}
 		}
 	}

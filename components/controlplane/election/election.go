@@ -26,6 +26,7 @@ import (
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // Name is the component's.
@@ -79,8 +80,9 @@ type Options struct {
 type Election struct {
 	opts Options
 
+	changed reconcile.Broadcast // when term or other has changed
+
 	mu      sync.Mutex
-	changed chan struct{}   // closed, and replaced, when a field below has changed
 	term    context.Context // of the last term; nil before the first
 	other   bool            // another server was seen to lead
 	valid   context.Context // ends when others may lead; nil before the first term
@@ -95,7 +97,7 @@ func New(o Options) *Election {
 	if o.Timing == (Timing{}) {
 		o.Timing = DefaultTiming()
 	}
-	return &Election{opts: o, changed: make(chan struct{})}
+	return &Election{opts: o}
 }
 
 // Name implements lifecycle.Component.
@@ -179,7 +181,7 @@ func (e *Election) begin(term context.Context) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.term, e.other = term, false
-	e.notify()
+	e.changed.Send()
 }
 
 // follow is called when another server leads.
@@ -188,21 +190,16 @@ func (e *Election) follow(leader string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.other = true
-	e.notify()
-}
-
-// notify wakes the waiters; e.mu is held.
-func (e *Election) notify() {
-	close(e.changed)
-	e.changed = make(chan struct{})
+	e.changed.Send()
 }
 
 // await returns the context of this server's term once it has one, or the error of ctx. It calls standby when another
 // server leads.
 func (e *Election) await(ctx context.Context, standby func()) (context.Context, error) {
 	for {
+		changed := e.changed.Next()
 		e.mu.Lock()
-		term, other, changed := e.term, e.other, e.changed
+		term, other := e.term, e.other
 		e.mu.Unlock()
 		if term != nil && term.Err() == nil {
 			return term, nil

@@ -7,8 +7,7 @@ func (s *Server) add(node string, session *tunnel.Session, mode, reason string) 
 	s.mu.Lock()
 	before := s.sessions[node]
 	s.sessions[node] = session
-	close(s.changed)
-	s.changed = make(chan struct{})
+	s.changed.Send()
 	news := s.said.News(node, mode+reason)
 	s.mu.Unlock()
 	if before != nil { // for example of an agent that was restarted
@@ -46,7 +45,7 @@ func (s *Server) session(node string) *tunnel.Session {
 func (s *Server) state() (cluster *view, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.cluster, s.changed
+	return s.cluster, s.changed.Next()
 }
 
 // has reports whether a node has a tunnel.

@@ -30,7 +30,9 @@ import (
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/nodeaddr"
+	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/base/tunnel"
 )
 
@@ -67,7 +69,7 @@ type Server struct {
 	life     context.Context // of Run; nil: it does not run
 	handlers sync.WaitGroup
 	sessions map[string]*tunnel.Session // by name of the node
-	changed  chan struct{}              // closed when another node has a session
+	changed  reconcile.Broadcast        // when another node has a session
 	cluster  *view                      // nil until the informers have synced
 	said     logging.Once
 }
@@ -76,7 +78,7 @@ var _ lifecycle.Component = (*Server)(nil)
 
 // New returns the component; nothing is started.
 func New(o Options) *Server {
-	s := &Server{opts: o, every: measureEvery, sessions: map[string]*tunnel.Session{}, changed: make(chan struct{})}
+	s := &Server{opts: o, every: measureEvery, sessions: map[string]*tunnel.Session{}}
 	s.shake = nodeaddr.Handshake(o.KubeletCA, o.Addresses.Dialer())
 	return s
 }
@@ -214,7 +216,7 @@ func upgrade(w http.ResponseWriter, name, reason string) (net.Conn, error) {
 		return nil, fmt.Errorf("the agent has sent %d bytes before the upgrade", n)
 	}
 	_, err = fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n%s: %s\r\n%s: %s\r\n\r\n",
-		tunnel.Protocol, tunnel.ServerHeader, name, tunnel.ReasonHeader, strings.Join(strings.Fields(reason), " "))
+		tunnel.Protocol, tunnel.ServerHeader, name, tunnel.ReasonHeader, oneline.Of(reason))
 	if err != nil {
 		conn.Close()
 		return nil, err

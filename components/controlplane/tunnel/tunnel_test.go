@@ -54,7 +54,7 @@ func start(t *testing.T) *running {
 	log.SetOutput(io.Discard)
 	r := &running{kubelet: l.Addr().String()}
 	r.caller.Store(&user.DefaultInfo{Name: "system:node:a", Groups: []string{user.NodesGroup}})
-	r.Server = &Server{opts: Options{NodeName: "one", Log: log}, every: 10 * time.Millisecond, sessions: map[string]*tunnel.Session{}, changed: make(chan struct{})}
+	r.Server = &Server{opts: Options{NodeName: "one", Log: log}, every: 10 * time.Millisecond, sessions: map[string]*tunnel.Session{}}
 	r.shake = func(context.Context, string, netip.AddrPort) error {
 		if r.reached.Load() {
 			return nil

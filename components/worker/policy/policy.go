@@ -60,13 +60,13 @@ const (
 type Server struct {
 	opts    Options
 	changed reconcile.Signal
+	moved   reconcile.Broadcast // mode or written has changed
 
 	mu       sync.Mutex
 	mode     mode
 	third    bool
 	pods     *podFiles
 	compiler *rules.Compiler // of the current run; nil outside one
-	moved    chan struct{}   // closed when mode or written changes
 	wanted   uint64          // counts the changes that Connect waits for
 	written  uint64          // of them, those that are in the kernel
 	failure  error           // why they are not
@@ -79,7 +79,7 @@ var (
 
 // New returns the component; nothing is started.
 func New(o Options) *Server {
-	return &Server{opts: o, changed: reconcile.NewSignal(), pods: &podFiles{dir: o.Dir}, moved: make(chan struct{})}
+	return &Server{opts: o, changed: reconcile.NewSignal(), pods: &podFiles{dir: o.Dir}}
 }
 
 // Name implements lifecycle.Component.
@@ -101,17 +101,11 @@ func (s *Server) ThirdParty(theirs bool) {
 	}
 }
 
-// move wakes the calls that wait. The caller holds the lock.
-func (s *Server) move() {
-	close(s.moved)
-	s.moved = make(chan struct{})
-}
-
 func (s *Server) setMode(m mode) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mode = m
-	s.move()
+	s.moved.Send()
 }
 
 // families returns of which families the pods' addresses are.
@@ -197,7 +191,7 @@ func (s *Server) Connect(ctx context.Context, pod Pod) error {
 
 // wait waits for a change, or some milliseconds, without the lock. It reports false when ctx has ended.
 func (s *Server) wait(ctx context.Context) bool {
-	moved := s.moved
+	moved := s.moved.Next()
 	s.mu.Unlock()
 	defer s.mu.Lock()
 	select {

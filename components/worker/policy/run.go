@@ -86,7 +86,7 @@ func (s *Server) begin(ctx context.Context, table *kernel.Table) (*run, error) {
 	for uid, p := range s.pods.byUID {
 		s.compiler.AddLocal(uid, p.IPs)
 	}
-	s.move()
+	s.moved.Send()
 	own, err := clusterPolicies(s.opts.Client)
 	if err != nil {
 		return nil, err
@@ -130,7 +130,7 @@ func (r *run) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.mode, r.compiler = starting, nil
-	r.move()
+	r.moved.Send()
 }
 
 // follow calls set and gone with the component's lock.
@@ -400,7 +400,7 @@ func (r *run) step(ctx context.Context) error {
 	if r.failure = err; err == nil {
 		r.mode, r.written = enforcing, wanted
 	}
-	r.move()
+	r.moved.Send()
 	return err
 }
 
@@ -415,7 +415,7 @@ func (r *run) fail(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.failure = err
-	r.move()
+	r.moved.Send()
 }
 
 // trim keeps what is read of pods, namespaces and nodes: an agent has all of the cluster.

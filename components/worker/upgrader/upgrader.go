@@ -25,6 +25,7 @@ import (
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/host/upgrade"
 )
@@ -128,7 +129,7 @@ func (n *node) look(ctx context.Context) (time.Duration, error) {
 	if !n.asked {
 		n.asked = true
 		if n.service, err = upgrade.OwnService(ctx); err != nil {
-			n.cannot = oneLine(err)
+			n.cannot = oneline.Of(err.Error())
 		}
 	}
 	status := Status{Cannot: n.cannot}
@@ -157,7 +158,7 @@ func (n *node) look(ctx context.Context) (time.Duration, error) {
 			} else if ctx.Err() != nil {
 				return 0, nil
 			} else {
-				result = upgrade.Result{ID: request.ID, Error: oneLine(err)}
+				result = upgrade.Result{ID: request.ID, Error: oneline.Of(err.Error())}
 			}
 			if err := upgrade.WriteResult(Dir(n.opts.DataDir), result); err != nil {
 				return 0, err
@@ -274,6 +275,3 @@ func (n *node) report(ctx context.Context, object *corev1.Node, s Status) error 
 	}
 	return err
 }
-
-// oneLine is for annotations, which commands print.
-func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

@@ -22,6 +22,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/cacher"
 	"k8s.io/client-go/tools/cache"
+
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 var (
@@ -115,12 +117,12 @@ type configurations struct {
 	ready     chan struct{}
 	readyOnce sync.Once
 
-	mu      sync.Mutex
-	changed chan struct{} // closed, and replaced, with each change
+	mu      sync.Mutex          // one set at a time
+	changed reconcile.Broadcast // with each change
 }
 
 func (c *configurations) init() {
-	c.ready, c.changed = make(chan struct{}), make(chan struct{})
+	c.ready = make(chan struct{})
 	c.current.Store(&[]Configuration{})
 }
 
@@ -233,8 +235,7 @@ func (c *configurations) set(objects []any) {
 	}
 	slices.SortFunc(all, func(a, b Configuration) int { return cmp.Compare(a.Name, b.Name) })
 	c.current.Store(&all)
-	close(c.changed)
-	c.changed = make(chan struct{})
+	c.changed.Send()
 }
 
 func configurationOf(o *unstructured.Unstructured) (*Configuration, error) {
@@ -267,9 +268,7 @@ func (c *configurations) leave(ctx context.Context, deleted runtime.Object) {
 func (c *configurations) until(ctx context.Context, holds func([]Configuration) bool) {
 	patience := time.After(configurationPatience)
 	for {
-		c.mu.Lock()
-		changed := c.changed
-		c.mu.Unlock()
+		changed := c.changed.Next()
 		if holds(*c.current.Load()) {
 			return
 		}

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/minio/minio-go/v7"
+
+	"kubelith.io/kubelith/base/oneline"
 )
 
 // Options are the location of the bucket and the credentials for it.
@@ -154,7 +156,7 @@ func (b *Bucket) explain(err error) error {
 	case r.Code == "SignatureDoesNotMatch" || r.Code == "InvalidAccessKeyId" || r.Code == "InvalidToken" || r.Code == "ExpiredToken":
 		return fmt.Errorf("store %s refuses the keys of the account (%s): check them, and the clock of this machine", b.endpoint, r.Code)
 	case r.Code == minio.AccessDenied || r.StatusCode == http.StatusForbidden:
-		return fmt.Errorf("store %s denies access to bucket %s (%s): check the keys, and that the account may list it, and read, write and delete in it", b.endpoint, b.name, strings.TrimSuffix(oneLine(err), "."))
+		return fmt.Errorf("store %s denies access to bucket %s (%s): check the keys, and that the account may list it, and read, write and delete in it", b.endpoint, b.name, strings.TrimSuffix(oneline.Of(err.Error()), "."))
 	}
 	var timed net.Error
 	if errors.As(err, &timed) && timed.Timeout() {
@@ -164,10 +166,8 @@ func (b *Bucket) explain(err error) error {
 	if errors.As(err, &request) {
 		err = request.Err // without the URL, which repeats the rest
 	}
-	return fmt.Errorf("store %s, bucket %s: %s", b.endpoint, b.name, oneLine(err))
+	return fmt.Errorf("store %s, bucket %s: %s", b.endpoint, b.name, oneline.Of(err.Error()))
 }
-
-func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 // content explains errors.
 type content struct {

@@ -98,6 +98,8 @@ const (
 	Lease = "kubelith"
 	// VIPLease is held by the server that carries the virtual address.
 	VIPLease = "kubelith-vip"
+	// UpgradeLease is held by the server on which kubelith upgrade --cluster runs.
+	UpgradeLease = "kubelith-upgrade"
 )
 
 // Paths of the API that components serve. Those that only one component uses stay in its handler.

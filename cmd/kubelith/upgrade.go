@@ -195,6 +195,8 @@ func serversOf(ctx context.Context, cs kubernetes.Interface) ([]servers.Status, 
 // has to be started again by the user.
 func awaitServersOf(ctx context.Context, cs kubernetes.Interface) (all []servers.Status, err error) {
 	_ = wait.PollUntilContextTimeout(ctx, busyRetry, busyTimeout, true, func(ctx context.Context) (bool, error) {
+		ctx, cancel := context.WithTimeout(ctx, askTimeout) // one that hangs is not all there is time for
+		defer cancel()
 		all, err = serversOf(ctx, cs)
 		return err == nil || utilnet.IsConnectionRefused(err), nil // refused: it does not run
 	})

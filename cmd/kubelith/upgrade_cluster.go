@@ -53,7 +53,7 @@ func upgradeCluster(ctx context.Context, o upgrade.Options, role string, batch i
 	if batch < 1 {
 		return fmt.Errorf("--batch %d: give the number of agents to upgrade at the same time", batch)
 	}
-	if upgrade.Interrupted(o.DataDir) { // its API may be away
+	if upgrade.Interrupted(o.DataDir) { // before the claim: its API may be away
 		if err := upgrade.Run(ctx, o); err != nil {
 			return err
 		}
@@ -67,10 +67,26 @@ func upgradeCluster(ctx context.Context, o upgrade.Options, role string, batch i
 		return err
 	}
 	r := &rollout{o: o, self: settings.NodeName, client: cs, drained: drained, id: strconv.FormatInt(time.Now().UnixNano(), 36)}
-	servers, agents, err := r.preflight(ctx)
+	held, release, err := r.claim(ctx)
 	if err != nil {
 		return err
 	}
+	defer release()
+	err = r.run(ctx, held, batch)
+	if lost := context.Cause(held); err != nil && lost != nil && ctx.Err() == nil {
+		return fmt.Errorf("%w: this upgrade has stopped (%w)", lost, err)
+	}
+	return err
+}
+
+// run upgrades the other servers, this one and the agents, as long as held, the context of the claim. Only the end of
+// ctx interrupts the upgrade of this server: it needs its way back.
+func (r *rollout) run(ctx, held context.Context, batch int) error {
+	servers, agents, err := r.preflight(held)
+	if err != nil {
+		return err
+	}
+	o := r.o
 	if o.Proof.SHA256 == "" && o.Proof.Signature == "" {
 		r.say("warning: %s is not verified: give --sha256 or --sig", o.File)
 	}
@@ -79,7 +95,7 @@ func upgradeCluster(ctx context.Context, o upgrade.Options, role string, batch i
 	}
 	r.o.Proof = upgrade.Proof{SHA256: r.checksum}
 	for _, name := range servers {
-		if err := r.node(ctx, name); err != nil {
+		if err := r.node(held, name); err != nil {
 			return err
 		}
 	}
@@ -87,13 +103,16 @@ func upgradeCluster(ctx context.Context, o upgrade.Options, role string, batch i
 	if err := upgrade.Run(ctx, r.o); err != nil {
 		return r.stopped(r.self, err)
 	}
+	if held.Err() != nil {
+		return held.Err()
+	}
 	for some := range slices.Chunk(agents, batch) {
-		if err := r.together(ctx, some); err != nil {
+		if err := r.together(held, some); err != nil {
 			return err
 		}
 	}
 	for _, name := range servers { // which have kept the program for agents
-		if err := r.request(ctx, name, nil); err != nil {
+		if err := r.request(held, name, nil); err != nil {
 			return err
 		}
 	}

@@ -101,6 +101,15 @@ func TestAwaitServersOf(t *testing.T) {
 		if err != nil || asked != 2 || len(all) != 1 || all[0].Name != "a" {
 			t.Errorf("%+v, %v after %d requests", all, err, asked)
 		}
+		asked = 0
+		cs = clientOf(t, func(r *http.Request) (*http.Response, error) {
+			asked++
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		})
+		if _, err := awaitServersOf(t.Context(), cs); err == nil || asked < 3 {
+			t.Errorf("a server that hangs: %v after %d requests", err, asked)
+		}
 		began := time.Now()
 		cs = clientOf(t, func(*http.Request) (*http.Response, error) { return nil, syscall.ECONNREFUSED })
 		if _, err := awaitServersOf(t.Context(), cs); err == nil || time.Since(began) > busyRetry {

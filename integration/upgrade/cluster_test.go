@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/host/sandbox"
 	"kubelith.io/kubelith/integration/harness"
 )
@@ -101,6 +103,13 @@ func TestCluster(t *testing.T) {
 		}
 		first.Kubectl(t, "delete", "poddisruptionbudget", "-n", ns, "stuck")
 	}
+	before := pids()
+	first.KubectlInput(t, fmt.Sprintf("{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {name: %s, namespace: kube-system}, spec: {holderIdentity: %s, leaseDurationSeconds: 600, renewTime: %q}}",
+		names.UpgradeLease, second.s.NodeName(), time.Now().UTC().Format(metav1.RFC3339Micro)), "create", "-f", "-")
+	if ok, _, last := m.upgrade(t, good, "--cluster"); ok || !strings.Contains(last, "another upgrade of the cluster is under way, on "+second.s.NodeName()) || !slices.Equal(pids(), before) {
+		t.Errorf("while another server upgrades the cluster: %s", last)
+	}
+	first.Kubectl(t, "delete", "lease", "-n", metav1.NamespaceSystem, names.UpgradeLease)
 	ok, said, _ := m.upgrade(t, good, "--cluster", "--within", "3m", "--batch", "2", "--drain")
 	if !ok || !strings.Contains(said, "all 4 nodes are upgraded") {
 		t.Fatalf("upgrade to a good program printed\n%s", said)
@@ -125,7 +134,7 @@ func TestCluster(t *testing.T) {
 		}
 	}
 	first.Kubectl(t, "rollout", "status", "-n", ns, "deployment/web", "--timeout=60s")
-	before := pids()
+	before = pids()
 	if ok, said, _ := m.upgrade(t, good, "--cluster", "--batch", "2", "--drain"); !ok || strings.Contains(said, "draining") {
 		t.Errorf("the same upgrade again printed\n%s", said)
 	}

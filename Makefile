@@ -214,7 +214,7 @@ vm-policy-test: build ## the tests of network policies in a VM: make vm-policy-t
 vm-nodes-test: build ## a server and an agent in two VMs, with a cut cable and a power cut: make vm-nodes-test VM=.../vm
 	scripts/vm-nodes-test.sh $(VM)
 
-vm-servers-test: build ## three servers in three VMs: clocks off, plugs pulled, an upgrade, under load: make vm-servers-test VM=.../vm [PULLS=20]
+vm-servers-test: build ## three servers in three VMs: faults, clocks off, plugs pulled, an upgrade, under load: make vm-servers-test VM=.../vm [PULLS=20]
 	$(GO) build -ldflags '$(subst .Version=$(KUBELITH),.Version=$(KUBELITH)-next,$(LDFLAGS))' -o .cache/vm-servers-test/kubelith-next .
 	NEXT=.cache/vm-servers-test/kubelith-next PULLS=$(PULLS) scripts/vm-servers-test.sh $(VM)
 

@@ -3,33 +3,36 @@
 # whose clients write to them meanwhile (TestMachines of integration/servers): no acknowledged write may be lost.
 #
 # VM is a program that makes virtual machines, as for vm-nodes-test.sh. NEXT is a second build of Kubelith, for the step upgrade. All steps
-# run in the order below, one line each; with STEPs, only these. CLOCKS are how far a clock is set off (`date -s`); PULLS is how often a plug
-# is pulled: a random one, and each third time all at once. What the machines said is in .cache/vm-servers-test/. KEEP=yes leaves them
-# running; MEMORY is the MiB of a server.
+# run in the order below, one line each; with STEPs, only these. FAULTS is what is done to the server that leads; CLOCKS are how far a clock
+# is set off (`date -s`); PULLS is how often a plug is pulled: a random one, and each third time (ALL) all at once. What the machines said is in
+# .cache/vm-servers-test/. KEEP=yes leaves them running; MEMORY is the MiB of a server.
 # shellcheck disable=SC2317,SC2329 # the steps are called by name
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-STEPS="boot first join clock plugs upgrade"
+STEPS="boot first join faults clock plugs upgrade"
 . scripts/vm-steps.sh
-PREFIX=${NAME:-kubelith} MEMORY=${MEMORY:-2560} PULLS=${PULLS:-20}
+PREFIX=${NAME:-kubelith} MEMORY=${MEMORY:-2560} PULLS=${PULLS:-20} ALL=${ALL:-3} FAULTS=${FAULTS:-kill pause deaf mute cut slow full}
 SERVERS=("$PREFIX-1" "$PREFIX-2" "$PREFIX-3") CLIENT=$PREFIX-client
 
 # on MACHINE: runs the script on stdin there, after the functions of vm-guest.sh and this test; the last line it prints is the result.
 on() {
-	{ cat scripts/vm-guest.sh; functions; cat; } | "$VM" ssh "$1" 'cat >step.sh; bash step.sh </dev/null'
+	{ cat scripts/vm-guest.sh; functions; cat; } | "$VM" ssh "$1" 'cat >/run/step.sh && bash /run/step.sh </dev/null'
 }
 functions() {
 	echo "first=$("$VM" ip "${SERVERS[0]}")"
 	cat <<'GUEST'
 all_ready() { [ "$($k get nodes -o jsonpath='{range .items[*]}{.status.conditions[?(@.type=="Ready")].status} {end}')" = "True True True " ]; }
 all_answer() { kubelith etcd status >status && [ "$(grep -c ' yes$' status)" = 3 ] && [ "$(grep -c 'leader' status)" = 1 ]; }
+write() { $k create configmap "written-$(date +%s%N)" --from-literal=a=b; } # by another name each time: an answer may be lost
 main_pid() { systemctl show -p MainPID --value kubelith; }
 GUEST
 }
-# power MACHINE: it may take more time to boot than VM waits.
+# power MACHINE: one whose plug was pulled may not have ended yet, and then takes more time to boot than VM waits.
 power() {
-	"$VM" start "$1" "$MEMORY" && return
-	for _ in $(seq 60); do reachable "$1" && return; sleep 5; done
+	for _ in $(seq 60); do
+		{ "$VM" start "$1" "$MEMORY" || reachable "$1"; } && return
+		sleep 5
+	done
 	return 1
 }
 # up MACHINE: boots it, with all that is needed in /root/k.
@@ -103,6 +106,66 @@ leader() {
 	done
 	return 1
 }
+# The faults of step_faults: fault_NAME prints what begins it on the machine, and the function `end` that ends it.
+# shellcheck disable=SC2016 # the guest expands it
+fault_kill() { echo 'systemctl kill --kill-whom=main -s KILL kubelith'; echo 'end() { :; }'; }
+# shellcheck disable=SC2016
+fault_pause() { echo 'kill -STOP $(main_pid)'; echo 'end() { kill -CONT $(main_pid); }'; }
+# deaf: it does not hear the others, and they hear it. mute: the reverse.
+fault_deaf() {
+	echo 'nft "add table inet fault; add chain inet fault in { type filter hook input priority -300; }; add rule inet fault in iifname eth1 drop"'
+	echo 'end() { nft delete table inet fault; }'
+}
+fault_mute() {
+	echo 'nft "add table inet fault; add chain inet fault out { type filter hook output priority 300; }; add rule inet fault out oifname eth1 drop"'
+	echo 'end() { nft delete table inet fault; }'
+}
+fault_slow() {
+	echo 'systemctl set-property --runtime kubelith "IOWriteIOPSMax=/var/lib/kubelith 5"'
+	echo 'end() { systemctl set-property --runtime kubelith IOWriteIOPSMax=; }'
+}
+# shellcheck disable=SC2016
+fault_full() {
+	echo 'dd if=/dev/zero of=/fill bs=1M 2>/dev/null || true; df / | tail -n 1'
+	echo 'end() { rm -f /fill; }'
+}
+# faults: one after the other, on the machine that leads, for a minute each; cut takes its network away for 70 s. The others go on meanwhile, and
+# all three afterwards. Only a killed server, and one whose disk was full, may have another process then.
+step_faults() {
+	local fault leader other s result=0
+	record || return
+	for fault in $FAULTS; do
+		leader=$(leader) || { echo "$fault: no server leads"; result=1; break; }
+		for s in "${SERVERS[@]}"; do [ "$s" = "$leader" ] || other=$s; done
+		echo 'main_pid >pid' | on "$leader" || result=1
+		if [ "$fault" = cut ]; then "$VM" cut "$leader"; else "fault_$fault" | grep -v '^end()' | on "$leader"; fi || result=1
+		on "$other" <<'E' || result=1
+t=$(uptime_s); POLL=0.2 until_true 300 write || fail "nothing can be written"
+echo "written after $(since $t)"
+E
+		[ "$fault" = kill ] || sleep 60
+		if [ "$fault" = cut ]; then
+			sleep 10
+			"$VM" join "$leader" || result=1
+		else
+			{ "fault_$fault" | grep '^end()'; echo end; } | on "$leader" || result=1
+		fi
+		on "$other" <<'E' || result=1
+t=$(uptime_s); until_true 600 all_answer || fail "$(cat status)"
+until_true 600 all_ready || fail "$($k get nodes)"
+echo "all there after $(since $t)"
+E
+		if [ "$fault" != kill ] && [ "$fault" != full ]; then
+			on "$leader" <<'E' || result=1
+[ "$(main_pid)" = "$(cat pid)" ] || fail "the process has ended: $(journalctl -u kubelith -o cat --no-pager | tail -n 20)"
+E
+		fi
+		echo "$leader: $fault, $(date +%T)"
+	done
+	check || result=1
+	echo "$FAULTS: $(history)"
+	return $result
+}
 # clock: that of a follower, then that of the leader, is off for a minute. Its process goes on, and no node is lost for the others. (Programs on the
 # machine itself may refuse certificates that are younger than its clock.)
 step_clock() {
@@ -136,7 +199,7 @@ step_plugs() {
 	local n s pulled all=0 result=0
 	record || return
 	for n in $(seq "$PULLS"); do
-		if [ $((n % 3)) = 0 ]; then pulled=("${SERVERS[@]}") all=$((all + 1)); else pulled=("${SERVERS[RANDOM % 3]}"); fi
+		if [ $((n % ALL)) = 0 ]; then pulled=("${SERVERS[@]}") all=$((all + 1)); else pulled=("${SERVERS[RANDOM % 3]}"); fi
 		sleep $((RANDOM % 10))
 		for s in "${pulled[@]}"; do "$VM" kill "$s" & done
 		wait
@@ -148,7 +211,7 @@ until_true 900 all_answer || fail "$(cat status; journalctl -u kubelith -o cat -
 E
 		for s in "${SERVERS[@]}"; do
 			on "$s" <<'E' || result=1
-until_true 600 $k create configmap "plug-$(date +%s%N)" --from-literal=a=b || fail "$(hostname) does not write"
+until_true 600 write || fail "$(hostname) does not write"
 E
 		done
 		echo "pull $n: ${pulled[*]}, $(date +%T)"

@@ -34,6 +34,7 @@ type history struct {
 	names    []string // of the servers
 	clients  []kubernetes.Interface
 	patience time.Duration // bounds one request
+	pause    time.Duration // of a client after a request, on average
 	began    time.Time
 	start    string // the resource version of the list before the first write
 
@@ -94,7 +95,7 @@ const (
 // record starts clients and watches of the servers.
 func record(t *testing.T, servers ...*harness.Server) *history {
 	t.Helper()
-	h := &history{patience: 3 * time.Second}
+	h := &history{patience: 3 * time.Second, pause: 20 * time.Millisecond}
 	for _, s := range servers {
 		h.names, h.clients = append(h.names, s.NodeName()), append(h.clients, s.Client(t))
 	}
@@ -150,7 +151,7 @@ func (h *history) work(ctx context.Context, client kubernetes.Interface, id int)
 		} else {
 			delete(known, o.Key)
 		}
-		time.Sleep(time.Duration(10+rand.IntN(20)) * time.Millisecond)
+		time.Sleep(h.pause/2 + rand.N(h.pause))
 	}
 }
 

@@ -19,7 +19,7 @@ func TestMachines(t *testing.T) {
 	if kubeconfigs == "" || until == "" {
 		t.Skip("KUBELITH_MACHINES and KUBELITH_MACHINES_UNTIL are not set: see scripts/vm-servers-test.sh")
 	}
-	h := &history{patience: 20 * time.Second} // machines under emulation are slow
+	h := &history{patience: 20 * time.Second, pause: 300 * time.Millisecond} // machines under emulation are slow
 	for _, path := range strings.Split(kubeconfigs, ":") {
 		config, err := clientcmd.BuildConfigFromFlags("", path)
 		if err != nil {

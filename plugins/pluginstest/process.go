@@ -45,8 +45,8 @@ func Start(t testing.TB, cmd *exec.Cmd) *grpc.ClientConn {
 	return conn.(*grpc.ClientConn)
 }
 
-// Pause stops a process (SIGSTOP) and waits until none of its threads runs: the signal is not there at once, and a thread
-// that still runs may answer a call.
+// Pause stops a process (SIGSTOP) and waits until none of its threads runs: the signal is not there at once, and a
+// thread that still runs may answer a call.
 func Pause(t testing.TB, pid int) {
 	t.Helper()
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {

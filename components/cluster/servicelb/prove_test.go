@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,9 +15,12 @@ import (
 )
 
 func TestProver(t *testing.T) {
+	var mu sync.Mutex // a round runs handshakes side by side
 	var handshakes []string
 	up := map[string]bool{"10.0.0.1:10250": true}
 	p := newProver(Options{Addresses: nodeaddr.Parse(nil, nil)}, func(_ context.Context, node string, at netip.AddrPort) error {
+		mu.Lock()
+		defer mu.Unlock()
 		handshakes = append(handshakes, node+" "+at.String())
 		if !up[at.String()] {
 			return errors.New("no answer")

@@ -7,8 +7,11 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"sync"
+	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/certificate"
 )
 
@@ -61,7 +64,10 @@ func (m *Manager) Leaf() *x509.Certificate {
 	return nil
 }
 
-// Renew requests another certificate, with another key, and waits until it is stored. Until then, and after an error,
+// inUseWithin bounds the time between the storing of a certificate and its use.
+const inUseWithin = 20 * time.Second
+
+// Renew requests another certificate, with another key, and waits until it is in use. Until then, and after an error,
 // the one before is used. When ctx ends first, the request goes on.
 func (m *Manager) Renew(ctx context.Context) error {
 	m.renew.Lock()
@@ -83,6 +89,10 @@ func (m *Manager) Renew(ctx context.Context) error {
 	next.Start()
 	select {
 	case <-fresh.stored:
+		// The manager uses what it has stored a moment later, and tells nobody.
+		if err := wait.PollUntilContextTimeout(ctx, time.Millisecond, inUseWithin, true, func(context.Context) (bool, error) { return next.Current() != nil, nil }); err != nil {
+			return fmt.Errorf("the certificate was signed, but is not in use: %w", err)
+		}
 		return nil
 	case <-ctx.Done():
 		return errors.New("the certificate was not signed in time: kubectl get csr shows why")

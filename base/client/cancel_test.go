@@ -123,7 +123,7 @@ func TestClientTimeout(t *testing.T) {
 			}, func(t *testing.T, c *http.Client, url string) {
 				ended = make(chan struct{})
 				do(t, c, t.Context(), "GET", url+"/connect", nil).Body.Close()
-				c.Timeout = 300 * time.Millisecond
+				c.Timeout = 2 * time.Second
 				r, err := c.Get(url)
 				if err == nil {
 					defer r.Body.Close()

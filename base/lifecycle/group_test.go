@@ -267,7 +267,7 @@ func TestStopTimeout(t *testing.T) {
 	if err == nil || err.Error() != want {
 		t.Errorf("error %v, want %q", err, want)
 	}
-	if d := time.Since(start); d > 5*time.Second {
+	if d := time.Since(start); d > time.Minute {
 		t.Errorf("took %s", d)
 	}
 	close(release) // a component that ends after the group gave up must not block: goleak checks

@@ -41,7 +41,7 @@ func TestNobodyReads(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if took := time.Since(began); took > 5*time.Second {
+	if took := time.Since(began); took > time.Minute {
 		t.Fatalf("%d lines took %s", lines, took)
 	}
 	began = time.Now()

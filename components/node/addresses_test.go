@@ -65,7 +65,7 @@ func TestAddressWatch(t *testing.T) {
 		}
 	})
 	t.Run("as it was, and no signal", func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
 		looked := 0
 		silent := func(ctx context.Context, _ func()) { <-ctx.Done() }

@@ -250,7 +250,7 @@ func (n *node) Output(context.Context, time.Time) string {
 
 func (n *node) options(file string, out io.Writer) Options {
 	return Options{
-		File: file, DataDir: n.data, Service: n, Within: time.Second, Out: out,
+		File: file, DataDir: n.data, Service: n, Within: time.Minute, Out: out,
 		Data: func(context.Context) ([]string, error) { return []string{"version", Database, "server/token"}, nil },
 		Ready: func(_ context.Context, p Program, _ time.Time) error {
 			n.call()
@@ -336,7 +336,7 @@ func TestUpgrade(t *testing.T) {
 			o.Data = func(context.Context) ([]string, error) { return []string{"version"}, nil }
 		}, back, "Kubelith v1 (Kubernetes v1.37.1) runs again: it ended 5 times: broken on purpose", false},
 		"spoils":      {"v1.37.2", spoils, nil, back, "it ended 5 times: spoilt", true},
-		"silent":      {"v1.37.2", silent, nil, back, `it was not ready within 1s (it is "")`, false},
+		"silent":      {"v1.37.2", silent, func(o *Options) { o.Within = 5 * time.Second }, back, `it was not ready within 5s (it is "")`, false},
 		"refuses":     {"v1.37.2", refuses, nil, untouched, "the new program cannot run here: kernel: is too old: upgrade it", false},
 		"older":       {"v1.36.9", good, nil, untouched, "Kubernetes would go back from v1.37.1 to v1.36.9", false},
 		"too new":     {"v1.39.0", good, nil, untouched, "upgrade to the next minor release first", false},
@@ -456,6 +456,7 @@ func TestInterruptedBeforeReplacing(t *testing.T) {
 func TestOtherFile(t *testing.T) {
 	n := newNode(t)
 	o := n.options(n.program("v2", "v1.38.0", silent), t.Output())
+	o.Within = 5 * time.Second
 	n.calls.Store(0)
 	n.killAt = 8
 	if _, killed := n.run(o); !killed {

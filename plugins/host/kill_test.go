@@ -32,6 +32,9 @@ func runHost(dir string) {
 	h := New(Options{DataDir: filepath.Join(dir, "data"), RunDir: filepath.Join(dir, "run"), Log: logrus.NewEntry(log),
 		Specs: []Spec{{Spec: process.Spec{Name: "p", Kind: plugins.Admission, Path: self, Env: []string{modeVariable + "=serve"}}}}})
 	go h.Run(context.Background(), func() {
+		for h.States()[0].Phase != string(Ready) { // the host does not wait for ever
+			time.Sleep(10 * time.Millisecond)
+		}
 		p := h.Plugins(plugins.Admission)[0]
 		err := p.Call(context.Background(), "Review", func(ctx context.Context, i plugins.Instance) error {
 			_, err := admissionv1.NewAdmissionClient(i.Conn).Review(ctx, &admissionv1.ReviewRequest{Hook: "fork " + os.Getenv("TEST_PLUGIN_SLEEP")})

@@ -159,8 +159,8 @@ func (c *creating) result(t *testing.T) (int, map[string]any) {
 	t.Helper()
 	select {
 	case <-c.done:
-	case <-time.After(20 * time.Second):
-		t.Fatal("the creator waits for more than 20 s")
+	case <-time.After(time.Minute):
+		t.Fatal("the creator waits for more than a minute")
 	}
 	return c.code, c.answer
 }
@@ -179,14 +179,17 @@ func (c caller) appear(path string) (object map[string]any) {
 	return object
 }
 
-// events are what a watch sends, as TYPE NAME.
-func events(t *testing.T, c rest.Interface, ns, version string) (next func() string, stop func()) {
+// comes is how long an event may take that has to come, and silence how long none comes where there should be none.
+const comes, silence = 20 * time.Second, 300 * time.Millisecond
+
+// events are what a watch sends, as TYPE NAME; none within patience is empty.
+func events(t *testing.T, c rest.Interface, ns, version string) (next func(patience time.Duration) string, stop func()) {
 	t.Helper()
 	w, err := c.Get().Namespace(ns).Resource("configmaps").VersionedParams(&metav1.ListOptions{Watch: true, ResourceVersion: version, FieldSelector: "metadata.name!=kube-root-ca.crt"}, metav1.ParameterCodec).Watch(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func() string {
+	return func(patience time.Duration) string {
 		select {
 		case e, ok := <-w.ResultChan():
 			if !ok {
@@ -196,7 +199,7 @@ func events(t *testing.T, c rest.Interface, ns, version string) (next func() str
 				return string(e.Type) + " " + o.GetName()
 			}
 			return fmt.Sprint(e)
-		case <-time.After(300 * time.Millisecond):
+		case <-time.After(patience):
 			return ""
 		}
 	}, w.Stop
@@ -250,7 +253,7 @@ func TestInitializers(t *testing.T) {
 	if !creator.waits() {
 		t.Fatal("the creator did not wait for the second")
 	}
-	if e := next(); e != "" {
+	if e := next(silence); e != "" {
 		t.Errorf("a watch sees %s", e)
 	}
 	if code, answer := patch("application/json-patch+json", `[{"op":"test","path":"/metadata/initializers/pending/0/name","value":"second.example.com"},{"op":"remove","path":"/metadata/initializers/pending/0"}]`); code != http.StatusOK || stateIn(answer) != nil {
@@ -260,10 +263,10 @@ func TestInitializers(t *testing.T) {
 	if code != http.StatusCreated || text(answer["data"]) != `{"by":"first"}` || stateIn(answer) != nil {
 		t.Errorf("the creator gets %d %v", code, answer)
 	}
-	if e := next(); e != "ADDED a" {
+	if e := next(comes); e != "ADDED a" {
 		t.Errorf("a watch sees %q", e)
 	}
-	if e := next(); e != "" {
+	if e := next(silence); e != "" {
 		t.Errorf("a watch sees %s, too", e)
 	}
 	if code, answer := patch(strategic, `{"metadata":{"initializers":{"pending":[{"name":"third.example.com"}]}}}`); code != http.StatusUnprocessableEntity {
@@ -272,7 +275,7 @@ func TestInitializers(t *testing.T) {
 	// A watch that resumes before the object appeared sees it appear, too.
 	again, stopAgain := events(t, cs.CoreV1().RESTClient(), ns, before.ResourceVersion)
 	defer stopAgain()
-	if first, second := again(), again(); first != "ADDED a" || second != "" {
+	if first, second := again(comes), again(silence); first != "ADDED a" || second != "" {
 		t.Errorf("a watch that resumes sees %q, %q", first, second)
 	}
 }
@@ -401,7 +404,7 @@ func TestInitializersOfAllForms(t *testing.T) {
 		}
 	})
 	t.Run("a watch that includes it", func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+mapsIn(ns)+include+"&watch=true&fieldSelector=metadata.name%3Dwatched", nil)
 		if err != nil {
@@ -644,7 +647,7 @@ func TestInitializersWatches(t *testing.T) {
 	for _, pause := range []time.Duration{3 * time.Millisecond, 20 * time.Millisecond, 200 * time.Millisecond, time.Hour} {
 		watchers.Go(func() {
 			seen, version := map[string]int{}, list.ResourceVersion
-			for deadline := time.Now().Add(2 * time.Minute); len(seen) < objects && time.Now().Before(deadline); {
+			for deadline := time.Now().Add(8 * time.Minute); len(seen) < objects && time.Now().Before(deadline); {
 				w, err := cs.CoreV1().ConfigMaps(ns).Watch(t.Context(), metav1.ListOptions{ResourceVersion: version, AllowWatchBookmarks: true})
 				if err != nil {
 					t.Error(err)

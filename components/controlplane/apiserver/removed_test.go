@@ -85,13 +85,12 @@ func TestRemovedNode(t *testing.T) {
 	if err := list(node); err != nil {
 		t.Fatal(err)
 	}
-	start := time.Now()
 	if _, err := removed.Remove(t.Context(), admin, "stolen", false); err != nil {
 		t.Fatal(err)
 	}
 	select {
 	case <-its:
-	case <-time.After(5 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Error("its watch was not ended")
 	}
 	for what, err := range map[string]error{
@@ -105,10 +104,7 @@ func TestRemovedNode(t *testing.T) {
 			t.Errorf("it %s: %v", what, err)
 		}
 	}
-	if took := time.Since(start); took > 3*time.Second {
-		t.Errorf("it took %s", took)
-	}
-	if err := list(asNodeOverTLS(t, "stolen", start.Add(removed.Settle+time.Second))); err != nil {
+	if err := list(asNodeOverTLS(t, "stolen", time.Now().Add(removed.Settle+time.Second))); err != nil {
 		t.Errorf("after it has joined again: %v", err)
 	}
 	if err := list(namesake); err != nil {

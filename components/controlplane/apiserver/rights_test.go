@@ -36,7 +36,7 @@ func namespace(t *testing.T, name string) string {
 func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
 	err := f()
-	for deadline := time.Now().Add(20 * time.Second); err != nil && time.Now().Before(deadline); err = f() {
+	for deadline := time.Now().Add(time.Minute); err != nil && time.Now().Before(deadline); err = f() {
 		time.Sleep(20 * time.Millisecond)
 	}
 	if err != nil {

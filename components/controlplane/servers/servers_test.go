@@ -42,7 +42,7 @@ func server(t *testing.T, members member, objects ...runtime.Object) *Server {
 	return &Server{
 		opts: Options{NodeName: "a", Etcd: members, Kubernetes: "v1.37.1", DataDir: t.TempDir(), Log: log,
 			Removed: func(name string, joined time.Time) bool { return name == "gone" }},
-		client: fake.NewClientset(objects...), missing: map[uint64]time.Time{}, probe: http.Client{Timeout: time.Second, Transport: http.DefaultTransport},
+		client: fake.NewClientset(objects...), missing: map[uint64]time.Time{}, probe: http.Client{Timeout: 20 * time.Second, Transport: http.DefaultTransport},
 	}
 }
 

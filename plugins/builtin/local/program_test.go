@@ -76,6 +76,11 @@ func TestProgram(t *testing.T) {
 			})
 		}
 		time.Sleep(time.Duration(20+30*round) * time.Millisecond) // somewhere in the middle of it
+		for enough := false; !enough && !t.Failed(); time.Sleep(time.Millisecond) {
+			mu.Lock()
+			enough = len(made) >= 2*(round+1)
+			mu.Unlock()
+		}
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}

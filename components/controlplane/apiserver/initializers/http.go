@@ -202,20 +202,29 @@ func (c *created) wait(ctx context.Context) error {
 	if err != nil || state == nil {
 		return err
 	}
-	w, err := c.store.Watch(ctx, c.key, storage.ListOptions{ResourceVersion: c.version, Predicate: storage.SelectionPredicate{
+	from := storage.ListOptions{ResourceVersion: c.version, Predicate: storage.SelectionPredicate{
 		Label: labels.Everything(), Field: fields.Everything(), GetAttrs: storage.DefaultClusterScopedAttr,
-	}})
+	}}
+	w, err := c.store.Watch(ctx, c.key, from)
 	if err != nil {
 		return err
 	}
-	defer w.Stop()
+	defer func() { w.Stop() }()
 	for {
 		select {
 		case <-ctx.Done():
 			return timeout(state)
 		case event, ok := <-w.ResultChan():
 			if !ok {
-				return timeout(state)
+				if ctx.Err() != nil {
+					return timeout(state)
+				}
+				next, err := c.store.Watch(ctx, c.key, from) // the watch cache ends one that is slow
+				if err != nil {
+					return err
+				}
+				w = next
+				continue
 			}
 			switch event.Type {
 			case watch.Added, watch.Modified, watch.Deleted:

@@ -65,7 +65,7 @@ func TestFollow(t *testing.T) {
 	}
 	eventually := func(what string, f func() bool) {
 		t.Helper()
-		for range 500 {
+		for range 3000 {
 			mu.Lock()
 			ok := f()
 			mu.Unlock()

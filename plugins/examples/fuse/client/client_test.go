@@ -415,7 +415,7 @@ echo written after all >&3 || exit 3
 		select {
 		case <-ended:
 			running = false
-		case <-time.After(150 * time.Millisecond):
+		case <-time.After(time.Duration(1+kills) * 150 * time.Millisecond): // the program must get on between two kills
 			r.kill()
 			r.start()
 			r.attach()

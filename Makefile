@@ -85,7 +85,7 @@ unit: ## unit tests: no root, no network
 
 # The tests of these do many things at once and link little of upstream, which would all be compiled again for the detector.
 race: ## unit tests of what does many things at once, under the race detector
-	CGO_ENABLED=1 $(GO) test -race $(addprefix ./base/,jointoken lifecycle client config logging pki) $(addprefix ./components/,cluster/approver cluster/token worker/join worker/network worker/podlink) ./plugins/host ./plugins/process ./runtime/shim ./trace/record ./trace/spans
+	CGO_ENABLED=1 $(GO) test -race $(addprefix ./base/,jointoken lifecycle client config logging pki) $(addprefix ./components/,cluster/approver cluster/servicelb cluster/token worker/join worker/network worker/podlink) ./plugins/host ./plugins/process ./runtime/shim ./trace/record ./trace/spans
 
 # Two packages at a time use both cores; those that measure how long something is away, or make load, run alone.
 alone := $(addprefix ./integration/,certificates nodes plugins policy policyfuzz process restart servers upgrade)

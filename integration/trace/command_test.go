@@ -147,7 +147,7 @@ func TestCommand(t *testing.T) {
 			"node/moon":     "kubelith: no record of node/moon: ",
 			"deployment":    "kubelith: ",
 			"pod/web/main":  "kubelith: ",
-			"pod/x -o moon": "kubelith: -o moon: use text, json, html or otlp",
+			"pod/x -o moon": `kubelith: invalid value "moon" for flag -o: use text, json, html or otlp: see kubelith trace --help`,
 		} {
 			r := s.RunBinary(t, append([]string{"trace", "-n", ns}, strings.Fields(line)...)...)
 			if r.Code != 1 || !strings.HasPrefix(r.Stderr, want) || strings.Count(r.Stderr, "\n") != 1 {

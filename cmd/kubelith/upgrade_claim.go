@@ -103,6 +103,11 @@ func (c *claim) isOthers(l *coordinationv1.Lease) bool {
 	return holder != "" && holder != c.holder
 }
 
+// isOurs reports whether it is still the Lease that take has taken.
+func (c *claim) isOurs(l *coordinationv1.Lease) bool {
+	return l.UID == c.lease.UID && ptr.Deref(l.Spec.HolderIdentity, "") == c.holder
+}
+
 // beaten returns err, in words for the user when another server took the claim at the same time.
 func (c *claim) beaten(err error) error {
 	if apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) {
@@ -141,7 +146,7 @@ func (c *claim) renew(ctx context.Context) error {
 		return fmt.Errorf("the Lease %s/%s was deleted", metav1.NamespaceSystem, names.UpgradeLease)
 	case err != nil:
 		return nil
-	case lease.UID != c.lease.UID || ptr.Deref(lease.Spec.HolderIdentity, "") != c.holder:
+	case !c.isOurs(lease):
 		return fmt.Errorf("another upgrade of the cluster has begun, on %s", ptr.Deref(lease.Spec.HolderIdentity, ""))
 	}
 	lease.Spec.RenewTime = ptr.To(metav1.NowMicro())
@@ -155,8 +160,8 @@ func (c *claim) renew(ctx context.Context) error {
 func (c *claim) giveBack() {
 	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
 	defer cancel()
-	lease, err := c.leases.Get(ctx, names.UpgradeLease, metav1.GetOptions{})
-	if err != nil || lease.UID != c.lease.UID || ptr.Deref(lease.Spec.HolderIdentity, "") != c.holder {
+	lease, err := c.read(ctx)
+	if err != nil || !c.isOurs(lease) {
 		return
 	}
 	_ = c.leases.Delete(ctx, lease.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &lease.UID, ResourceVersion: &lease.ResourceVersion}})

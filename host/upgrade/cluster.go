@@ -78,13 +78,21 @@ func hold(file string) (release func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
-	case errors.Is(err, unix.EWOULDBLOCK):
-		return nil, errors.Join(fmt.Errorf("another upgrade is under way in %s: wait until it has ended", filepath.Dir(file)), f.Close())
-	case err != nil:
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", file, err), f.Close())
+	if err := lock(f, filepath.Dir(file)); err != nil {
+		return nil, err
 	}
 	return func() { _ = f.Close() }, nil
+}
+
+// lock locks an open file for an upgrade in dir, or closes it.
+func lock(f *os.File, dir string) error {
+	switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return errors.Join(fmt.Errorf("another upgrade is under way in %s: wait until it has ended", dir), f.Close())
+	case err != nil:
+		return errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
+	}
+	return nil
 }
 
 func lockFile(dir string) string { return filepath.Join(dir, "lock") }

@@ -131,8 +131,8 @@ func takeLock(dataDir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("no node runs on %s (%w): start it, or give its --data-dir", dataDir, err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("another upgrade is under way in %s: wait until it has ended", dataDir), f.Close())
+	if err := lock(f, dataDir); err != nil {
+		return nil, err
 	}
 	return f, nil
 }

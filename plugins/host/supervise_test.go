@@ -54,6 +54,11 @@ func TestStartsAgain(t *testing.T) {
 	if _, err := h.review(context.Background(), "weak", "exit 3"); status.Code(err) != codes.Unavailable {
 		t.Errorf("a call in which the plugin ends: %v, want Unavailable", err)
 	}
+	select {
+	case <-next:
+		t.Error("a process serves at once")
+	default:
+	}
 	second := h.another("weak", first)
 	woken(t, next)
 	if _, err := h.review(context.Background(), "weak", "panic oh dear"); status.Code(err) != codes.Unavailable {
@@ -177,6 +182,9 @@ func TestReplacedFile(t *testing.T) {
 	second := h.another("p", first)
 	if second.SHA256 != sum {
 		t.Errorf("sha256 %s runs, want %s", second.SHA256, sum)
+	}
+	if !alive(first.PID) {
+		t.Error("the former process ended with a call under way")
 	}
 	if err := <-long; err != nil {
 		t.Errorf("the call that was under way: %v", err)

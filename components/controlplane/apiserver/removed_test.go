@@ -85,6 +85,7 @@ func TestRemovedNode(t *testing.T) {
 	if err := list(node); err != nil {
 		t.Fatal(err)
 	}
+	start := time.Now()
 	if _, err := removed.Remove(t.Context(), admin, "stolen", false); err != nil {
 		t.Fatal(err)
 	}
@@ -103,6 +104,9 @@ func TestRemovedNode(t *testing.T) {
 		if !apierrors.IsUnauthorized(err) {
 			t.Errorf("it %s: %v", what, err)
 		}
+	}
+	if took := time.Since(start); took > 30*time.Second {
+		t.Errorf("it took %s", took)
 	}
 	if err := list(asNodeOverTLS(t, "stolen", time.Now().Add(removed.Settle+time.Second))); err != nil {
 		t.Errorf("after it has joined again: %v", err)

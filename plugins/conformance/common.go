@@ -28,7 +28,7 @@ import (
 const memoryGoal = 15 << 20
 
 // endTimeout is how long a plugin may take to exit after its host has died.
-const endTimeout = 10 * time.Second
+const endTimeout = 3 * time.Second
 
 // common returns the checks of all plugins.
 func common() []Check {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -85,22 +86,20 @@ func TestArchives(t *testing.T) {
 	}
 }
 
-// hold takes a lease on a file: a process that opens it waits until release is called.
+// hold makes each process that opens a file wait until release is called. It asks for fanotify's permission events,
+// which wait for ever: the kernel breaks a lease after 45 s (fs.lease-break-time), and a busy machine takes longer.
 func hold(t *testing.T, path string) (release func()) {
 	t.Helper()
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	fd, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC, unix.O_RDONLY)
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("fanotify: %v", err)
 	}
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
-		t.Fatalf("take a lease on %s: %v", path, err)
+	release = sync.OnceFunc(func() { unix.Close(fd) }) // which allows what waits
+	t.Cleanup(release)
+	if err := unix.FanotifyMark(fd, unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM, unix.AT_FDCWD, path); err != nil {
+		t.Fatalf("hold back those who open %s: %v", path, err)
 	}
-	t.Cleanup(func() { f.Close() })
-	return func() {
-		if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK); err != nil {
-			t.Errorf("release the lease on %s: %v", path, err)
-		}
-	}
+	return release
 }
 
 // randomArchive writes an image whose layers cannot be compressed.

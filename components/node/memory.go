@@ -6,6 +6,8 @@ import (
 	"runtime/debug"
 	"runtime/metrics"
 	"time"
+
+	"github.com/sirupsen/logrus"
 )
 
 const (
@@ -62,7 +64,7 @@ func (l *load) percent(allocated, live uint64) int {
 
 // followLoad lowers the memory of the process once it has started, and collects less often while much is allocated,
 // until ctx ends; see docs/performance-log.md. It returns memory to the system after the start and after each load.
-func followLoad(ctx context.Context, started <-chan struct{}) {
+func followLoad(ctx context.Context, started <-chan struct{}, log logrus.FieldLogger) {
 	select {
 	case <-started:
 	case <-ctx.Done():
@@ -88,6 +90,9 @@ func followLoad(ctx context.Context, started <-chan struct{}) {
 		}
 		if quiet++; quiet == settleAfter && now == gcPercent {
 			debug.FreeOSMemory()
+			if err := dropProgram(); err != nil {
+				log.WithError(err).Debug("the pages of the program that only its start needed stay in memory")
+			}
 		}
 	}
 }

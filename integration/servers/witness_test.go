@@ -78,7 +78,6 @@ func TestWitness(t *testing.T) {
 	}
 	w.Launch(t)
 	c.witnessVotes(t, w)
-	logMemory(t, w, "after a restart")
 	leader = c.leadingServer(t)
 	rest = c.others(leader)[0]
 	leader.Stop(t)
@@ -91,6 +90,12 @@ func TestWitness(t *testing.T) {
 	leader.WaitAPI(t)
 
 	// Refusals, and how it leaves and rejoins.
+	harness.Eventually(t, 90*time.Second, "the witness to do with 100 MB", func() error {
+		if kib := resident(t, w); kib*1024 > 100e6 {
+			return fmt.Errorf("%d KiB are resident", kib)
+		}
+		return nil
+	})
 	logMemory(t, w, "after writes")
 	w.Stop(t)
 	for want, args := range map[string][]string{
@@ -123,7 +128,16 @@ func TestWitness(t *testing.T) {
 
 func logMemory(t *testing.T, w *harness.Server, when string) {
 	t.Helper()
-	t.Logf("witness %s: resident %s, of which anonymous %.0f MB; the rest are pages of the program and of etcd's database", when, harness.ProcStatus(t, w.PID(), "VmRSS"), harness.AnonymousMB(t, w.PID()))
+	t.Logf("witness %s: %.0f MB resident, of which %.0f MB anonymous; the rest are pages of the program and of etcd's database", when, float64(resident(t, w))*1024/1e6, harness.AnonymousMB(t, w.PID()))
+}
+
+// resident returns KiB: all pages in memory that the process has mapped.
+func resident(t *testing.T, s *harness.Server) (kib int) {
+	t.Helper()
+	if _, err := fmt.Sscan(harness.ProcStatus(t, s.PID(), "VmRSS"), &kib); err != nil {
+		t.Fatal(err)
+	}
+	return kib
 }
 
 func (c *cluster) giveToken(t *testing.T, w *harness.Server) {

@@ -97,12 +97,15 @@ check() {
 	return $result
 }
 history() { sed -n 's/^.*history: //p' "$LOGS/history.log"; }
-# The machine whose etcd leads.
+# The machine whose etcd leads. An election may be under way, or a busy machine late with its answer.
 leader() {
 	local role s
-	for s in "${SERVERS[@]}"; do
-		role=$("$VM" ssh "$s" "kubelith etcd status | awk -v ip=$("$VM" ip "$s") '\$2 ~ ip { print \$3 }'" 2>/dev/null)
-		[ "$role" != leader ] || { echo "$s"; return; }
+	for _ in $(seq 60); do
+		for s in "${SERVERS[@]}"; do
+			role=$("$VM" ssh "$s" "kubelith etcd status | awk -v ip=$("$VM" ip "$s") '\$2 ~ ip { print \$3 }'" 2>/dev/null)
+			[ "$role" != leader ] || { echo "$s"; return; }
+		done
+		sleep 2
 	done
 	return 1
 }

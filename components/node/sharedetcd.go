@@ -25,5 +25,5 @@ func sharedEtcd() etcdOfTest {
 	if socket == "" {
 		return etcdOfTest{}
 	}
-	return etcdOfTest{socket, election.Timing{Lease: 6 * time.Second, Renew: 4 * time.Second, Retry: 500 * time.Millisecond}}
+	return etcdOfTest{socket, election.Timing{Lease: 10 * time.Second, Renew: 7 * time.Second, Retry: 500 * time.Millisecond}}
 }

@@ -3,6 +3,7 @@ package api
 import (
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -44,6 +45,10 @@ func tlsServer(t *testing.T, s *harness.Server, ns, name string, command ...stri
 
 // webhookConfig is a webhook configuration for ConfigMaps of one namespace.
 func webhookConfig(kind, name, ns, path, policy, ca string) string {
+	timeout := 10
+	if path == "/hang" {
+		timeout = 2
+	}
 	return fmt.Sprintf(`apiVersion: admissionregistration.k8s.io/v1
 kind: %s
 metadata: {name: %s}
@@ -55,8 +60,8 @@ webhooks:
   admissionReviewVersions: [v1]
   sideEffects: None
   failurePolicy: %s
-  timeoutSeconds: 2
-`, kind, name, ns, path, ca, ns, policy)
+  timeoutSeconds: %d
+`, kind, name, ns, path, ca, ns, policy, timeout)
 }
 
 func TestWebhooks(t *testing.T) {
@@ -84,9 +89,12 @@ func TestWebhooks(t *testing.T) {
 		}
 		return nil
 	})
-	if log := s.PodLogs(t, pod, "main"); !strings.Contains(log, fmt.Sprintf("review /mutate CREATE configmaps %s/m-%d", ns, n)) {
-		t.Errorf("the webhook was not asked:\n%s", log)
-	}
+	harness.Eventually(t, 20*time.Second, "the webhook's log to have the question", func() error {
+		if log := s.PodLogs(t, pod, "main"); !strings.Contains(log, fmt.Sprintf("review /mutate CREATE configmaps %s/m-%d", ns, n)) {
+			return errors.New(log)
+		}
+		return nil
+	})
 
 	apply(t, s, "", webhookConfig("ValidatingWebhookConfiguration", validating, ns, "/deny-label", "Fail", ca))
 	mustRefuse(t, s, configMap("v", "forbidden: really", ""), "the label forbidden is forbidden", "-n", ns, "create")

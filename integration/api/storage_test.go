@@ -133,7 +133,7 @@ func TestWatch(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 	defer cancel()
 	// A bookmark comes about once a minute, and shortly before the time of a watch is over.
-	yes, seconds := true, int64(10)
+	yes, seconds := true, int64(30)
 	w, err := client.Watch(ctx, metav1.ListOptions{TimeoutSeconds: &seconds, AllowWatchBookmarks: true, SendInitialEvents: &yes, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan})
 	if err != nil {
 		t.Fatal(err)
@@ -161,9 +161,17 @@ func TestWatch(t *testing.T) {
 			break
 		}
 	}
-	s.Kubectl(t, "-n", ns, "create", "configmap", "a")
-	s.Kubectl(t, "-n", ns, "label", "configmap", "a", "b=c")
-	s.Kubectl(t, "-n", ns, "delete", "configmap", "a")
+	a := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	if a, err = client.Create(ctx, a, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	a.Labels = map[string]string{"b": "c"}
+	if _, err = client.Update(ctx, a, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err = client.Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	var got []string
 	for len(got) < 3 {
 		if e := next(); e.Type != watch.Bookmark {

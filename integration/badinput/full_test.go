@@ -55,7 +55,7 @@ func TestDiskFills(t *testing.T) {
 	var err error
 	select {
 	case err = <-ended:
-	case <-time.After(60 * time.Second):
+	case <-time.After(harness.Patience(60 * time.Second)):
 		t.Fatalf("still running on a full disk; stderr ends with:\n%s", tail(stderr.String()))
 	}
 	var exit *exec.ExitError

@@ -38,11 +38,12 @@ func refusal(t *testing.T, s *harness.Server, cmd *exec.Cmd, quiet bool) string 
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	timer := time.AfterFunc(refusalTimeout, func() { cmd.Process.Kill() })
+	timeout := harness.Patience(refusalTimeout)
+	timer := time.AfterFunc(timeout, func() { cmd.Process.Kill() })
 	err := cmd.Wait()
 	took := time.Since(began)
 	if !timer.Stop() {
-		t.Fatalf("still running after %s; stderr ends with:\n%s", refusalTimeout, tail(stderr.String()))
+		t.Fatalf("still running after %s; stderr ends with:\n%s", timeout, tail(stderr.String()))
 	}
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() < 1 {

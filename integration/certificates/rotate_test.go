@@ -67,7 +67,7 @@ func TestRotateCA(t *testing.T) {
 	}
 
 	began := time.Now()
-	r := s.RunBinary(t, "certificate", "rotate-ca", "--grace=3s", "--no-wait")
+	r := s.RunBinary(t, "certificate", "rotate-ca", "--grace=15s", "--no-wait")
 	if r.Code != 0 || !strings.Contains(r.Stdout, "phase trust: every machine trusts the new CAs, too") {
 		t.Fatalf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
 	}

@@ -101,12 +101,12 @@ func run(t *testing.T, s *harness.Server, suite, focus string) (map[string]resul
 	if err := os.Symlink(s.BinaryPath(), kubectl); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 12*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 25*time.Minute)
 	defer cancel()
-	cmd := s.Command(filepath.Join(suite, "ginkgo"), "run", "--procs=4", "--no-color", "--timeout=10m", "--silence-skips", "--focus="+focus,
+	cmd := s.Command(filepath.Join(suite, "ginkgo"), "run", "--procs=4", "--no-color", "--timeout=22m", "--silence-skips", "--focus="+focus,
 		"--output-dir="+out, "--junit-report=junit.xml", filepath.Join(suite, "e2e.test"), "--",
 		"--kubeconfig="+harness.AdminKubeconfig, "--kubectl-path="+kubectl, "--provider=skeleton", "--disable-log-dump", "--prepull-images=false",
-		"--node-schedulable-timeout=1m", "--system-pods-startup-timeout=1m", "--e2e-output-dir="+out)
+		"--node-schedulable-timeout=3m", "--system-pods-startup-timeout=3m", "--e2e-output-dir="+out)
 	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
 	context.AfterFunc(ctx, func() {
 		if cmd.Process != nil {

@@ -45,16 +45,17 @@ func Ask(client *http.Client, url string) (a Answer, err error) {
 	return a, json.Unmarshal(body, &a)
 }
 
-// QueryDNS sends one question to host:port, through dial, over UDP or TCP, and waits three seconds for the answer.
+// QueryDNS sends one question to host:port, through dial, over UDP or TCP, and waits three seconds for the answer (see
+// Patience).
 func QueryDNS(dial func(ctx context.Context, network, address string) (net.Conn, error), network, server, name string, kind uint16) (*dns.Msg, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), Patience(3*time.Second))
 	defer cancel()
 	conn, err := dial(ctx, network, server)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(3 * time.Second))
+	conn.SetDeadline(time.Now().Add(Patience(3 * time.Second)))
 	c := &dns.Conn{Conn: conn}
 	m := new(dns.Msg)
 	m.SetQuestion(name, kind)

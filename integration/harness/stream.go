@@ -30,7 +30,7 @@ func (a API) TryPodExec(t testing.TB, pod *corev1.Pod, container string, command
 		container = pod.Spec.Containers[0].Name
 	}
 	var out, errOut bytes.Buffer
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), Patience(time.Minute))
 	defer cancel()
 	err = a.Executor(t, pod, &corev1.PodExecOptions{
 		Container: container, Command: command, Stdout: true, Stderr: true,

@@ -139,7 +139,7 @@ func TestPods(t *testing.T) {
 
 	// Without the initializer, a creator learns which one is missing. Without the configuration, no creator waits.
 	stop()
-	r := s.TryKubectl(t, "-n", ns, "create", "--request-timeout=3s", "--raw", "/api/v1/namespaces/"+ns+"/pods?timeout=2s", "-f", podFile(t, s, ns))
+	r := s.TryKubectl(t, "-n", ns, "create", "--request-timeout=60s", "--raw", "/api/v1/namespaces/"+ns+"/pods?timeout=10s", "-f", podFile(t, s, ns))
 	if r.Code == 0 || !strings.Contains(r.Stderr, `initializer "podimage.example.com" has not finished within`) {
 		t.Errorf("kubectl printed %s%s", r.Stdout, r.Stderr)
 	}
@@ -150,6 +150,7 @@ func TestPods(t *testing.T) {
 	// A namespace goes with what is hidden in it.
 	s.KubectlInput(t, asWrittenThen, "create", "-f", "-")
 	s.Kubectl(t, "create", "namespace", "gone")
+	s.Kubectl(t, "-n", "gone", "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
 	if r := s.TryKubectl(t, "create", "--raw", "/api/v1/namespaces/gone/pods?includeUninitialized=true", "-f", podFile(t, s, "gone")); r.Code != 0 {
 		t.Errorf("%s", r.Stderr)
 	}

@@ -262,7 +262,7 @@ func ask(t *testing.T, cs kubernetes.Interface, signer string, key crypto.Signer
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience(40*time.Second))
 	defer cancel()
 	request := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 	name, uid, err := csr.RequestCertificateWithContext(ctx, cs, request, "", signer, nil, []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, usage}, key)
@@ -298,7 +298,7 @@ func refusedWith(t *testing.T, s *harness.Server, err error, reason, message str
 func inLog(t *testing.T, s *harness.Server, pattern string) {
 	t.Helper()
 	line := regexp.MustCompile(`(?m)^.*` + pattern + `.*$`)
-	for deadline := time.Now().Add(10 * time.Second); !line.MatchString(s.Logs()); time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(harness.Patience(10 * time.Second)); !line.MatchString(s.Logs()); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Errorf("no line of the server's log matches %s", line)
 			return

@@ -57,8 +57,8 @@ func TestNode(t *testing.T) {
 	// A kubelet that starts again is not ready for a moment: the address stays, and answers.
 	before := len(s.Logs())
 	s.Stop(t)
-	if a, err := harness.Ask(outside(), url(s.NodeIP, 80)); err != nil || a.Hostname != "web" {
-		t.Errorf("while the server is away: %q, %v", a.Hostname, err)
+	if a := mustAsk(t, outside(), url(s.NodeIP, 80)); a.Hostname != "web" {
+		t.Errorf("while the server is away: %q", a.Hostname)
 	}
 	s.Launch(t)
 	s.WaitReady(t)

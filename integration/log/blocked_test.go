@@ -61,7 +61,7 @@ func TestBlocked(t *testing.T) {
 			if _, err := s.Client(t).CoreV1().ConfigMaps("default").Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			if took := time.Since(began); took > 3*time.Second {
+			if took := time.Since(began); took > harness.Patience(3*time.Second) {
 				t.Errorf("write %d took %s", i, took)
 			}
 		}
@@ -85,7 +85,7 @@ func TestBlocked(t *testing.T) {
 		if !regexp.MustCompile(`warn +component=kubelith \d+ lines of the log were lost: the reader is too slow$`).MatchString(line) {
 			t.Errorf("it logged %q", line)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(harness.Patience(20 * time.Second)):
 		t.Error("lost lines are not logged")
 	}
 
@@ -99,7 +99,7 @@ func TestBlocked(t *testing.T) {
 		if err != nil {
 			t.Errorf("the stop: %v", err)
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(harness.Patience(30 * time.Second)):
 		t.Fatal("it does not stop")
 	}
 }

@@ -78,6 +78,10 @@ var toActOn = []*regexp.Regexp{
 	regexp.MustCompile(` error component=kubelet Failed to ensure process in container with oom score err="failed to find pid namespace of init process"`),
 	// A slow disk. One line a minute.
 	regexp.MustCompile(` warn +component=etcd apply request took too long`),
+	// A slow machine: how long the start, a pass of the kubelet and a sync of the disk took.
+	regexp.MustCompile(` warn +component=(kubelith|apiserver) not ready after `),
+	regexp.MustCompile(` error component=kubelet Housekeeping took longer than expected`),
+	regexp.MustCompile(` warn +component=etcd (the disk is slow|slow fdatasync)`),
 	// The harness switches it on.
 	regexp.MustCompile(` warn +component=\S+ Mutation detector is enabled`),
 }

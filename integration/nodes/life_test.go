@@ -65,7 +65,7 @@ func notified(t *testing.T, a *harness.Server) (started func(when string)) {
 	t.Cleanup(func() { socket.Close() })
 	return func(when string) {
 		t.Helper()
-		if err := socket.SetReadDeadline(time.Now().Add(60 * time.Second)); err != nil {
+		if err := socket.SetReadDeadline(time.Now().Add(harness.Patience(60 * time.Second))); err != nil {
 			t.Fatal(err)
 		}
 		buffer := make([]byte, 4096)

@@ -35,9 +35,12 @@ func testStreams(t *testing.T, c *harness.Cluster) {
 			pod.Spec.Containers = append(pod.Spec.Containers, harness.Container("serves", "/bin/probe", "serve"))
 			pod = s.Run(t, pod)
 
-			if got := s.Kubectl(t, "-n", ns, "logs", pod.Name, "-c", "main"); got != "started\n" {
-				t.Errorf("logs: %q", got)
-			}
+			harness.Eventually(t, 20*time.Second, "its log", func() error {
+				if got := s.Kubectl(t, "-n", ns, "logs", pod.Name, "-c", "main"); got != "started\n" {
+					return fmt.Errorf("%q", got)
+				}
+				return nil
+			})
 			if got := s.KubectlInput(t, "through", "-n", ns, "exec", "-i", pod.Name, "-c", "main", "--", "cat"); got != "through" {
 				t.Errorf("exec: %q", got)
 			}

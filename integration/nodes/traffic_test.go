@@ -21,9 +21,7 @@ import (
 func testTraffic(backend string) func(*testing.T, *harness.Cluster) {
 	return func(t *testing.T, c *harness.Cluster) {
 		for _, n := range c.Nodes() {
-			if err := routesAre(t, c, n, backend); err != nil {
-				t.Error(err)
-			}
+			harness.Eventually(t, 30*time.Second, "the routes of "+n.NodeName(), func() error { return routesAre(t, c, n, backend) })
 		}
 		noPods(t, c) // those of another backend have another MTU, and the bridge of a node has the least of its pods
 		ns := c.Namespace(t)

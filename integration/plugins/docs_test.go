@@ -1,11 +1,13 @@
 package plugins
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"kubelith.io/kubelith/integration/harness"
 )
@@ -79,9 +81,12 @@ func TestDocumentation(t *testing.T) {
 	install(t, s, team, harness.DataDir+"/plugins/admission/team")
 	wait(t, s, "team", "is replaced", func(p pluginState) bool { return ready(p) && p.Version == "2" })
 	s.TryKubectl(t, "run", "more", "--image=kubelith/hello:1")
-	if text := s.Kubectl(t, "get", "--raw=/metrics"); !strings.Contains(text, "\nkubelith_plugin_own_denied_total{plugin=\"team\"} 1\n") {
-		t.Error("what the plugin counts is not in /metrics")
-	}
+	harness.Eventually(t, 30*time.Second, "what the plugin counts to be in /metrics", func() error { // a plugin that answers late is left out
+		if text := s.Kubectl(t, "get", "--raw=/metrics"); !strings.Contains(text, "\nkubelith_plugin_own_denied_total{plugin=\"team\"} 1\n") {
+			return errors.New("it is not")
+		}
+		return nil
+	})
 }
 
 // TestCheckStorage runs `kubelith plugin check` on the storage plugin that comes with Kubelith, csi-sanity included.

@@ -184,6 +184,7 @@ func TestEverythingFails(t *testing.T) {
 		install(t, s, harness.BuildProgram(t, "./everything"), path)
 		return nil
 	}})
+	wait(t, s, "everything", "is ready", ready)
 	create := func() harness.Result {
 		return s.TryKubectl(t, "-n", "kube-public", "create", "configmap", "a", "--dry-run=server")
 	}

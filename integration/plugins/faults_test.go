@@ -24,8 +24,12 @@ const badPath = "/opt/kubelith/bad/badplugin"
 
 // entry is one plugin of the configuration.
 func entry(name, policy string, more ...string) string {
-	return fmt.Sprintf("  - {name: %s, kind: admission, path: %s, failurePolicy: %s, timeout: 1s%s}\n",
-		name, badPath, policy, strings.Join(append([]string{""}, more...), ", "))
+	timeout := "1s"
+	if name == "good" { // it must not miss one
+		timeout = "20s"
+	}
+	return fmt.Sprintf("  - {name: %s, kind: admission, path: %s, failurePolicy: %s, timeout: %s%s}\n",
+		name, badPath, policy, timeout, strings.Join(append([]string{""}, more...), ", "))
 }
 
 // faultyServer has the executable of badplugin, and a configuration with these plugins; it is not started.
@@ -98,8 +102,10 @@ func TestStartFaults(t *testing.T) {
 	s.WaitReady(t)
 	waitPhase(t, s, "good", "ready")
 	for name, c := range cases {
-		state := waitPhase(t, s, name, "backoff", "failed")
-		if !strings.Contains(state.Message, c.want) || strings.Contains(state.Message, "\n") || strings.ContainsRune(state.Message, 0) {
+		state := wait(t, s, name, "has failed with "+c.want, func(p pluginState) bool {
+			return (p.Phase == "backoff" || p.Phase == "failed") && strings.Contains(p.Message, c.want)
+		})
+		if strings.Contains(state.Message, "\n") || strings.ContainsRune(state.Message, 0) {
 			t.Errorf("%s: the message is %q, want one line with %q", name, state.Message, c.want)
 		}
 		if !strings.Contains(s.Logs(), "plugin="+name) {

@@ -90,7 +90,7 @@ func testFUSESidecar(t *testing.T, s *harness.Server, store *fuseStore) {
 	program := s.ContainerPID(t, pod, "main")
 	store.Away(true)
 	t.Cleanup(func() { store.Away(false) })
-	s.Kubectl(t, "-n", ns, "delete", "pod", pod.Name, "--wait=false", "--grace-period=20")
+	s.Kubectl(t, "-n", ns, "delete", "pod", pod.Name, "--wait=false", "--grace-period=120")
 	harness.Eventually(t, harness.PodTimeout, "its program to end", func() error { // the API shows it once all ended
 		if _, err := os.Stat(fmt.Sprint("/proc/", program)); err == nil {
 			return errors.New("it runs")

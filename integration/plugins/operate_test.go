@@ -135,7 +135,7 @@ func listAndDescribe(t *testing.T, s *harness.Server, p pluginState) {
 	if target, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.PID)); err != nil || filepath.Base(target) != "nothing" {
 		t.Errorf("process %d is %s, %v", p.PID, target, err)
 	}
-	if res := s.RunBinary(t, "plugin", "list"); res.Code != 0 || !regexp.MustCompile(`(?m)^one +admission +ready +\d+s +1 +1\.0 *$`).MatchString(res.Stdout) {
+	if res := s.RunBinary(t, "plugin", "list"); res.Code != 0 || !regexp.MustCompile(`(?m)^one +admission +ready +(\d+m)?\d+s +1 +1\.0 *$`).MatchString(res.Stdout) {
 		t.Errorf("code %d\n%s%s", res.Code, res.Stdout, res.Stderr)
 	}
 	res := s.RunBinary(t, "plugin", "describe", "one")
@@ -233,8 +233,10 @@ func reload(t *testing.T, s *harness.Server, one string) {
 
 	// A configuration that the plugin refuses: the process that runs stays.
 	configure(t, s, one+strings.Replace(two, "\"2.0\"", "\"3.0\"", 1)+"  config: {moon: full}\n")
-	kept := wait(t, s, "two", "keeps running", func(p pluginState) bool { return p.Phase == "ready" && strings.Contains(p.Message, "keeps running") })
-	if kept.PID != second.PID || !strings.Contains(kept.Message, `unknown field "moon"`) {
+	kept := wait(t, s, "two", "keeps running", func(p pluginState) bool {
+		return p.Phase == "ready" && strings.Contains(p.Message, "keeps running") && strings.Contains(p.Message, `unknown field "moon"`)
+	})
+	if kept.PID != second.PID {
 		t.Errorf("%+v", kept)
 	}
 	event(t, s, "PluginFailed", "admission plugin two: its replacement ")

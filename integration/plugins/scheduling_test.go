@@ -41,6 +41,7 @@ profiles:
 func TestScheduling(t *testing.T) {
 	t.Parallel()
 	s := schedulingServer(t, "", schedulerProfiles, map[string]string{zones: harness.BuildProgram(t, "./zones")})
+	wait(t, s, "zones", "is ready", ready)
 	for _, tc := range []struct {
 		name string
 		run  func(*testing.T, *harness.Server)

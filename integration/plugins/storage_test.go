@@ -172,9 +172,12 @@ func testDefaultClass(t *testing.T, s *harness.Server) {
 	if len(terms) != 1 || terms[0].MatchExpressions[0].Values[0] != pod.Spec.NodeName {
 		t.Errorf("the volume leads to %+v", terms)
 	}
-	if got, err := os.ReadFile(filepath.Join(volumeDir(s, v), "data/file")); err != nil || string(got) != "kept\n" {
-		t.Errorf("on the node: %q, %v", got, err)
-	}
+	harness.Eventually(t, 20*time.Second, "its file to be on the node", func() error {
+		if got, err := os.ReadFile(filepath.Join(volumeDir(s, v), "data/file")); err != nil || string(got) != "kept\n" {
+			return fmt.Errorf("%q, %v", got, err)
+		}
+		return nil
+	})
 	deletePod(t, s, pod)
 	pod = s.Run(t, podWith(ns, "reader", "data", "", "sleep", "1000"))
 	if got := s.PodExec(t, pod, "main", "cat", "/data/file"); got != "kept\n" {

@@ -65,7 +65,7 @@ func TestExecBulk(t *testing.T) {
 	pod := s.Run(t, harness.Pod(ns, "cat", "/bin/probe", "sleep"))
 	sent := bytes.Repeat([]byte("0123456789abcdef"), 8<<20/16)
 	var got bytes.Buffer
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience(time.Minute))
 	defer cancel()
 	err := s.Executor(t, pod, &corev1.PodExecOptions{Command: []string{"cat"}, Stdin: true, Stdout: true}).
 		StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: bytes.NewReader(sent), Stdout: &got})
@@ -112,7 +112,7 @@ func TestExecTerminal(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), harness.Patience(time.Minute))
 			defer cancel()
 			keys, keyboard := io.Pipe()
 			screen, output := io.Pipe()

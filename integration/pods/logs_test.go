@@ -26,7 +26,7 @@ func TestLogsFollow(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	watchdog := time.AfterFunc(time.Minute, func() { cmd.Process.Kill() })
+	watchdog := time.AfterFunc(harness.Patience(time.Minute), func() { cmd.Process.Kill() })
 	lines := bufio.NewScanner(out)
 	for i := 1; i <= 5; i++ {
 		if !lines.Scan() || lines.Text() != fmt.Sprint("line ", i) {
@@ -56,7 +56,10 @@ func TestLogsPrevious(t *testing.T) {
 		}
 		return harness.PodReady(p)
 	})
-	if now, before := s.Kubectl(t, "-n", ns, "logs", "twice"), s.Kubectl(t, "-n", ns, "logs", "--previous", "twice"); now != "second\n" || before != "first\n" {
-		t.Errorf("now %q, before %q", now, before)
-	}
+	harness.Eventually(t, 20*time.Second, "the logs", func() error {
+		if now, before := s.Kubectl(t, "-n", ns, "logs", "twice"), s.Kubectl(t, "-n", ns, "logs", "--previous", "twice"); now != "second\n" || before != "first\n" {
+			return fmt.Errorf("now %q, before %q", now, before)
+		}
+		return nil
+	})
 }

@@ -67,7 +67,7 @@ func TestManyBlocks(t *testing.T) {
 	denied := func(pod *corev1.Pod) {
 		t.Helper()
 		harness.Eventually(t, long, pod.Name+" to be denied", func() error {
-			if ask(t.Context(), inA, "tcp", echo(pod)) == nil {
+			if ask(t.Context(), inA, "tcp", echo(pod), patience) == nil {
 				return fmt.Errorf("it is reached")
 			}
 			return nil

@@ -30,8 +30,11 @@ func TestMain(m *testing.M) { harness.Main(m) }
 // applies is how long a change may take until it is enforced.
 const applies = time.Second
 
-// patience is the timeout of connections, allowed and denied ones.
-const patience = 700 * time.Millisecond
+// patience is the timeout of denied connections, allowance that of allowed ones.
+const (
+	patience  = 700 * time.Millisecond
+	allowance = 10 * time.Second
+)
 
 // server runs echo on port 9000 (named "echo") and serve on 8080.
 func server(ns, name string) *corev1.Pod {
@@ -62,19 +65,19 @@ func unpolicy(t *testing.T, s *harness.Server, ns, name string) {
 }
 
 // ask exchanges a line with echo, from a process' network namespace.
-func ask(ctx context.Context, pid int, network, address string) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func ask(ctx context.Context, pid int, network, address string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	conn, err := harness.DialFrom(ctx, pid, network, address)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	return exchange(conn)
+	return exchange(conn, timeout)
 }
 
-func exchange(conn net.Conn) error {
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+func exchange(conn net.Conn, timeout time.Duration) error {
+	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return err
 	}
 	if _, err := io.WriteString(conn, "hello\n"); err != nil {
@@ -97,7 +100,11 @@ type probe struct {
 func check(t *testing.T, when string, probes ...probe) {
 	t.Helper()
 	one := func(p probe) error {
-		err := ask(t.Context(), p.pid, p.network, p.address)
+		timeout := patience
+		if p.works {
+			timeout = allowance
+		}
+		err := ask(t.Context(), p.pid, p.network, p.address, timeout)
 		switch {
 		case p.works && err != nil:
 			return fmt.Errorf("%s: %s (%s %s): %w", when, p.what, p.network, p.address, err)
@@ -141,7 +148,7 @@ func TestPolicies(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer open.Close()
-	if err := exchange(open); err != nil {
+	if err := exchange(open, allowance); err != nil {
 		t.Fatal(err)
 	}
 	kept, err := harness.DialFrom(t.Context(), inB, "tcp", echo(a))
@@ -155,7 +162,7 @@ func TestPolicies(t *testing.T) {
 		probe{"c to a", inC, "tcp", echo(a), false}, probe{"c to a", inC, "udp", echo(a), false}, probe{"b to a", inB, "tcp", echo(a), false},
 		probe{"a to c", inA, "tcp", echo(c), true}, probe{"the node to a", node, "tcp", echo(a), true}, probe{"the node to a", node, "udp", echo(a), true},
 		probe{"a to itself", inA, "tcp", echo(a), true})
-	if err := exchange(open); err == nil {
+	if err := exchange(open, patience); err == nil {
 		t.Error("a connection that the policy forbids goes on")
 	}
 	policy(t, s, ns, "allow", `
@@ -164,7 +171,7 @@ ingress: [{from: [{podSelector: {matchLabels: {app: b}}}], ports: [{port: echo}]
 	check(t, "with b allowed", probe{"b to a", inB, "tcp", echo(a), true}, probe{"b to a", inB, "udp", echo(a), false},
 		probe{"b to a's other port", inB, "tcp", net.JoinHostPort(a.Status.PodIP, "8080"), false}, probe{"c to a", inC, "tcp", echo(a), false},
 		probe{"a to b", inA, "tcp", echo(b), false})
-	if err := exchange(kept); err != nil {
+	if err := exchange(kept, allowance); err != nil {
 		t.Errorf("a connection that the policies allow does not: %v", err)
 	}
 	s.Kubectl(t, "-n", other, "label", "pod", "c", "app=b", "--overwrite")
@@ -187,7 +194,7 @@ ingress: [{from: [{podSelector: {matchLabels: {app: b}}}], ports: [{port: echo}]
 		ip := s.Kubectl(t, "-n", other, "get", "service", "c", "-o", "jsonpath={.spec.clusterIP}")
 		return net.JoinHostPort(ip, "9000")
 	}()
-	harness.Eventually(t, 20*time.Second, "the Service", func() error { return ask(t.Context(), inA, "tcp", service) })
+	harness.Eventually(t, 20*time.Second, "the Service", func() error { return ask(t.Context(), inA, "tcp", service, allowance) })
 	policy(t, s, ns, "egress", `
 podSelector: {matchLabels: {app: a}}
 policyTypes: [Egress]`)
@@ -303,10 +310,11 @@ ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
 	go func() {
 		var r result
 		for ctx.Err() == nil {
-			if ask(ctx, inC, "udp", address) == nil {
+			if ask(ctx, inC, "udp", address, patience) == nil {
 				r.through++
 			}
-			if err := ask(ctx, inB, "tcp", address); err != nil && ctx.Err() == nil {
+			// Over UDP: TCP would send a packet again that was dropped.
+			if err := ask(ctx, inB, "udp", address, allowance); err != nil && ctx.Err() == nil {
 				r.refused++
 			}
 		}
@@ -315,12 +323,12 @@ ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
 	kills := number(t, "POLICY_KILLS", 3)
 	for range kills {
 		s.Kill9(t)
-		if err := exchange(kept); err != nil {
+		if err := exchange(kept, allowance); err != nil {
 			t.Errorf("an allowed connection, while the server is dead: %v", err)
 		}
 		s.Launch(t)
 		s.WaitReady(t)
-		if err := exchange(kept); err != nil {
+		if err := exchange(kept, allowance); err != nil {
 			t.Errorf("an allowed connection, after the next start: %v", err)
 		}
 	}
@@ -353,7 +361,7 @@ func TestSources(t *testing.T) {
 		t.Fatal("a pod has no link-local address")
 	}
 	direct := net.JoinHostPort(local[1]+"%"+strings.TrimSuffix(index, ":"), "9000")
-	harness.Eventually(t, 10*time.Second, "the link-local address", func() error { return ask(t.Context(), inC, "tcp", direct) })
+	harness.Eventually(t, 10*time.Second, "the link-local address", func() error { return ask(t.Context(), inC, "tcp", direct, allowance) })
 	// c gets b's address, too.
 	inPod(inC, "ip", "addr", "add", b.Status.PodIP+"/32", "dev", "eth0")
 	inPod(inC, "ip", "route", "add", a.Status.PodIP+"/32", "dev", "eth0", "src", b.Status.PodIP)
@@ -373,12 +381,15 @@ func TestSources(t *testing.T) {
 			}
 			conn.Close()
 		}
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(time.Second)
 		return received() != before
 	}
-	if !forge() {
-		t.Error("without policies no forged packet arrives: the test proves nothing")
-	}
+	harness.Eventually(t, 10*time.Second, "a forged packet to arrive without policies, else the test proves nothing", func() error {
+		if !forge() {
+			return errors.New("none does")
+		}
+		return nil
+	})
 	policy(t, s, ns, "all", `
 podSelector: {matchLabels: {app: a}}
 ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
@@ -426,7 +437,7 @@ ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
 	s.Launch(t)
 	s.WaitReady(t)
 	s.Kubectl(t, "-n", ns, "label", "pod", "d", "app=b", "--overwrite")
-	harness.Eventually(t, 20*time.Second, "the agent to follow the server again", func() error { return ask(t.Context(), inD, "tcp", address) })
+	harness.Eventually(t, 20*time.Second, "the agent to follow the server again", func() error { return ask(t.Context(), inD, "tcp", address, allowance) })
 	if out := s.TryKubectl(t, "auth", "can-i", "list", "pods", "-A", "--as=system:node:"+agent.NodeName(), "--as-group=system:nodes"); !strings.Contains(out.Stdout, "no") {
 		t.Errorf("may the agent read all pods? %s", out.Stdout)
 	}
@@ -465,7 +476,7 @@ func staticPod(t *testing.T, agent *harness.Server, ns string) (pid int, address
 			if pid, err = agent.TaskPID(connected.Sandbox); err != nil {
 				return err
 			}
-			return ask(t.Context(), agent.PID(), "tcp", address)
+			return ask(t.Context(), agent.PID(), "tcp", address, allowance)
 		}
 		return fmt.Errorf("it is none of %d pods", len(files))
 	})

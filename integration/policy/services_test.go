@@ -28,7 +28,7 @@ func TestServices(t *testing.T) {
 	clusterIP := net.JoinHostPort(service(".spec.clusterIP"), "9000")
 	nodePort := net.JoinHostPort(s.NodeIP, service(".spec.ports[0].nodePort"))
 	for what, at := range map[string]probe{"the Service": {pid: inB, address: clusterIP}, "the node port": {pid: outside, address: nodePort}} {
-		harness.Eventually(t, 20*time.Second, what, func() error { return ask(t.Context(), at.pid, "tcp", at.address) })
+		harness.Eventually(t, 20*time.Second, what, func() error { return ask(t.Context(), at.pid, "tcp", at.address, allowance) })
 	}
 
 	// Names may be that long.

@@ -194,7 +194,6 @@ func TestFuzzFindsFaults(t *testing.T) {
 	deny.Policies[0].Namespace, deny.Policies[0].Name = namespaces[0], "closed"
 	deny.Policies[0].Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}
 
-	f.w.patience = time.Second
 	for _, fault := range []struct {
 		name, nft string
 		found     func(difference) bool

@@ -131,7 +131,7 @@ func TestSlowDisk(t *testing.T) {
 		}
 	})
 	steps := slowSteps
-	harness.Eventually(t, time.Minute+600*delay, "everything to work", func() error {
+	harness.Eventually(t, 2*time.Minute+600*delay, "everything to work", func() error {
 		select {
 		case err := <-ended:
 			t.Fatalf("the server has ended: %v", err)

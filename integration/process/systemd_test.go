@@ -27,8 +27,8 @@ func TestSystemd(t *testing.T) {
 	case <-manager.isReady():
 	case <-s.Exited():
 		t.Fatal("the server has ended")
-	case <-time.After(60 * time.Second):
-		t.Fatalf("no READY=1 within 60 s, only %q", manager.all())
+	case <-time.After(harness.Patience(60 * time.Second)):
+		t.Fatalf("no READY=1, only %q", manager.all())
 	}
 	// The API and the node answer at this moment, without waiting.
 	if _, err := s.Client(t).Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(t.Context()); err != nil {
@@ -38,7 +38,7 @@ func TestSystemd(t *testing.T) {
 		t.Errorf("the RBAC policy: %v", err)
 	}
 	healthy := func(url string) error {
-		resp, err := s.HTTPClient(time.Second).Get(url)
+		resp, err := s.HTTPClient(20 * time.Second).Get(url)
 		if err != nil {
 			return err
 		}
@@ -62,7 +62,7 @@ func TestSystemd(t *testing.T) {
 		t.Errorf("the proxy: %v", err)
 	}
 	// CoreDNS answers; at a first start kube-proxy may still be about to write the rules for its new Service.
-	harness.Eventually(t, 5*time.Second, "DNS at the cluster IP", func() error { return askDNS(t.Context(), s.HolderPID(), time.Second) })
+	harness.Eventually(t, 30*time.Second, "DNS at the cluster IP", func() error { return askDNS(t.Context(), s.HolderPID(), time.Second) })
 	s.Exec(t, s.BinaryPath(), "ctr", "version")
 	if pods := s.Kubectl(t, "get", "pods", "--all-namespaces", "-o=name"); pods != "" {
 		t.Errorf("a Ready cluster has its own pods: %s", pods)

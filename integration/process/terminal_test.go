@@ -33,7 +33,7 @@ func refusedOnTerminal(t *testing.T, cmd *exec.Cmd) string {
 	stderr := &output{}
 	cmd.Stderr = stderr
 	onTerminal(t, cmd)
-	timer := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
+	timer := time.AfterFunc(harness.Patience(20*time.Second), func() { cmd.Process.Kill() })
 	defer timer.Stop()
 	if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() < 1 {
 		t.Errorf("ended with %v", err)
@@ -97,9 +97,12 @@ func TestTerminal(t *testing.T) {
 	if err := first.Wait(); err != nil || errors.text() != "" {
 		t.Errorf("the stop: %v, %s", err, errors.text())
 	}
-	if !regexp.MustCompile(`(?m)^etcd +stopped`).MatchString(screen()) {
-		t.Errorf("the terminal shows %q", screen())
-	}
+	harness.Eventually(t, 10*time.Second, "the terminal to show that etcd has stopped", func() error {
+		if !regexp.MustCompile(`(?m)^etcd +stopped`).MatchString(screen()) {
+			return fmt.Errorf("it shows %q", screen())
+		}
+		return nil
+	})
 	second := server()
 	screen = onTerminal(t, second)
 	harness.Eventually(t, 60*time.Second, "a second start", func() error {

@@ -60,8 +60,8 @@ func TestUnservedWebhook(t *testing.T) {
 		case <-heard.isReady():
 		case <-s.Exited():
 			t.Fatalf("after the %s the server has ended", end.name)
-		case <-time.After(90 * time.Second):
-			t.Fatalf("after the %s no READY=1 within 90 s, only %q", end.name, heard.all())
+		case <-time.After(harness.Patience(90 * time.Second)):
+			t.Fatalf("after the %s no READY=1, only %q", end.name, heard.all())
 		}
 		t.Logf("after the %s ready in %s", end.name, time.Since(began).Round(100*time.Millisecond))
 		before.same(t, "after the "+end.name)

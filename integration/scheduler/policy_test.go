@@ -181,16 +181,16 @@ func TestPolicyConfigMap(t *testing.T) {
 		t.Fatal(err)
 	}
 	said(`policy.cfg: line 13: policy has no field "wieght"`)
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "a"}, Ports: []corev1.ServicePort{{Port: 80}}}}
+	if _, err := s.Client(t).CoreV1().Services(ns).Create(t.Context(), service, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	m.Data["policy.cfg"] = zones
 	if _, err := maps.Update(t.Context(), m, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	said("the scheduler follows a policy")
 
-	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "a"}, Ports: []corev1.ServicePort{{Port: 80}}}}
-	if _, err := s.Client(t).CoreV1().Services(ns).Create(t.Context(), service, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
 	on(t, s, "full", pod(ns, "first", "a"))
 	if node := bound(t, s, s.Create(t, pod(ns, "second", "a"))); node != "full" {
 		t.Errorf("the second pod of the Service is on %s, in the other zone", node)

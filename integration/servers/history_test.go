@@ -114,12 +114,15 @@ func (h *history) record(t *testing.T) {
 		t.Fatal("there is a history already")
 	}
 	h.start = list.ResourceVersion
+	patience := h.patience
+	h.patience = harness.Patience(30 * time.Second) // the first ones must be there
 	for i := range registers {
 		o := operation{Kind: create, Key: fmt.Sprintf("%s-%d", historic, i), Value: fmt.Sprintf("first-%d", i)}
 		if out := h.do(t.Context(), h.clients[0], -1, o); out.Unknown {
 			t.Fatalf("%s was not created", o.Key)
 		}
 	}
+	h.patience = patience
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	for i, client := range h.clients {
@@ -354,7 +357,7 @@ func possible(operations []porcupine.Operation, seen [][]stretch) (faults []stri
 		}
 		known = append(known, o)
 	}
-	result, info := porcupine.CheckOperationsVerbose(model, known, time.Minute)
+	result, info := porcupine.CheckOperationsVerbose(model, known, harness.Patience(time.Minute))
 	if result != porcupine.Ok {
 		faults = append(faults, fmt.Sprintf("the history of %d operations is not linearizable: %s", len(known), result))
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,7 +25,11 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-func TestMain(m *testing.M) { harness.Main(m) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	flag.Set("test.parallel", "3") // each has three servers
+	harness.Main(m)
+}
 
 // cluster is several servers on one network.
 type cluster struct {
@@ -260,9 +265,10 @@ func TestThreeServers(t *testing.T) {
 	time.Sleep(time.Second)
 	leader.Kill9(t)
 	harness.Eventually(t, time.Minute, "writes to go on", func() error { return write(t.Context(), t, rest[0], "after") })
-	if _, err := rest[1].Client(t).AppsV1().Deployments(ns).Patch(t.Context(), "app", "application/merge-patch+json", []byte(`{"spec":{"replicas":3}}`), metav1.PatchOptions{}); err != nil {
-		t.Error(err)
-	}
+	harness.Eventually(t, time.Minute, "a write by the other server", func() error {
+		_, err := rest[1].Client(t).AppsV1().Deployments(ns).Patch(t.Context(), "app", "application/merge-patch+json", []byte(`{"spec":{"replicas":3}}`), metav1.PatchOptions{})
+		return err
+	})
 	harness.Eventually(t, 2*time.Minute, "the controllers of another server to scale", func() error {
 		d, err := rest[1].Client(t).AppsV1().Deployments(ns).Get(t.Context(), "app", metav1.GetOptions{})
 		if err == nil && d.Status.Replicas != 3 {

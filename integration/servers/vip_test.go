@@ -135,13 +135,19 @@ func TestVirtualAddress(t *testing.T) {
 			t.Errorf("%s was started again", s.NodeName())
 		}
 	}
-	_, err := cs.CoreV1().Services(metav1.NamespaceDefault).Create(t.Context(), &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "thief"},
-		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 6443}}, ExternalIPs: []string{vip}},
-	}, metav1.CreateOptions{})
-	if err == nil || !strings.Contains(err.Error(), vip+" is the virtual address of the API") {
-		t.Errorf("a Service may have the virtual address: %v", err)
-	}
+	harness.Eventually(t, time.Minute, "a Service with the virtual address to be refused", func() error {
+		_, err := cs.CoreV1().Services(metav1.NamespaceDefault).Create(t.Context(), &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: "thief"},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 6443}}, ExternalIPs: []string{vip}},
+		}, metav1.CreateOptions{})
+		switch {
+		case err == nil:
+			return harness.Permanent(errors.New("it was created"))
+		case !strings.Contains(err.Error(), vip+" is the virtual address of the API"):
+			return err
+		}
+		return nil
+	})
 
 	agent := harness.Start(t, harness.Options{Network: c.network, NoTestImage: true, Agent: &harness.AgentOptions{
 		Of: first, URL: "https://" + net.JoinHostPort(vip, "6443"), Token: first.Token(t),

@@ -86,7 +86,7 @@ snapshotS3Insecure: true
 		t.Fatal(err)
 	}
 	first.Deploy(t, harness.Pod(ns, "web", "/bin/probe", "sleep"), 3)
-	first.Kubectl(t, "-n", ns, "rollout", "status", "deployment/web", "--timeout=60s")
+	first.Kubectl(t, "-n", ns, "rollout", "status", "deployment/web", fmt.Sprint("--timeout=", harness.Patience(110*time.Second)))
 	pod := harness.Pod(ns, "kept", "/bin/probe", "sleep")
 	pod.Spec.NodeName = agent.NodeName()
 	kept := first.Run(t, pod)
@@ -237,7 +237,7 @@ func TestSchedule(t *testing.T) {
 	store := serveStore(t)
 	store.Away(true)
 	s := harness.Start(t, harness.Options{Prepare: withStore, Env: []string{"AWS_ACCESS_KEY_ID=" + buckettest.AccessKey, "AWS_SECRET_ACCESS_KEY=" + buckettest.SecretKey},
-		Args: []string{"--etcd-snapshot-schedule-cron=@every 10s", "--snapshot-retention=1",
+		Args: []string{"--etcd-snapshot-schedule-cron=@every 40s", "--snapshot-retention=1",
 			"--etcd-s3", "--etcd-s3-endpoint=" + store.endpoint, "--etcd-s3-bucket=" + buckettest.Bucket, "--etcd-s3-insecure"}})
 	list := func() (names []string) {
 		t.Helper()
@@ -254,7 +254,7 @@ func TestSchedule(t *testing.T) {
 		return names
 	}
 	var first string
-	harness.Eventually(t, time.Minute, "a snapshot", func() error {
+	harness.Eventually(t, 3*time.Minute, "a snapshot", func() error {
 		if names := list(); len(names) == 1 && strings.HasPrefix(names[0], "scheduled-") {
 			first = names[0]
 			return nil
@@ -265,14 +265,14 @@ func TestSchedule(t *testing.T) {
 	if !regexp.MustCompile(`(?m)^kubelith_snapshot_last_success_timestamp_seconds 1\.\d+e\+09$`).MatchString(metrics) || !strings.Contains(metrics, `kubelith_snapshots_total{result="saved"}`) {
 		t.Error("the metrics do not have the time of the snapshot")
 	}
-	harness.Eventually(t, 10*time.Second, "an Event", func() error {
+	harness.Eventually(t, time.Minute, "an Event", func() error {
 		if events := s.Kubectl(t, "get", "events", "-A"); !strings.Contains(events, "SnapshotSaved") {
 			return fmt.Errorf("%s", events)
 		}
 		return nil
 	})
 	// The store is away: that is reported, fails no snapshot, and recovers by itself.
-	harness.Eventually(t, 30*time.Second, "the failure to copy it", func() error {
+	harness.Eventually(t, 2*time.Minute, "the failure to copy it", func() error {
 		metrics := s.Kubectl(t, "get", "--raw", "/metrics")
 		if events := s.Kubectl(t, "get", "events", "-A"); !strings.Contains(events, "SnapshotUploadFailed") || !strings.Contains(metrics, `kubelith_snapshot_uploads_total{result="failed"}`) {
 			return fmt.Errorf("%s", events)
@@ -284,7 +284,7 @@ func TestSchedule(t *testing.T) {
 	}
 	store.Away(false)
 	save(t, s, "mine") // without the settings of the store: the server copies it
-	harness.Eventually(t, time.Minute, "the copies", func() error {
+	harness.Eventually(t, 3*time.Minute, "the copies", func() error {
 		keys, err := store.Keys()
 		stored := strings.Join(keys, " ")
 		metrics := s.Kubectl(t, "get", "--raw", "/metrics")
@@ -297,7 +297,7 @@ func TestSchedule(t *testing.T) {
 	if log := s.Logs(); strings.Contains(log, buckettest.SecretKey) || !strings.Contains(log, "cannot copy snapshots to the store") {
 		t.Error("the log has the secret key of the store, or not that it was away")
 	}
-	harness.Eventually(t, time.Minute, "the next one instead of the first", func() error {
+	harness.Eventually(t, 3*time.Minute, "the next one instead of the first", func() error {
 		names := strings.Join(list(), " ")
 		if strings.Contains(names, first) || !strings.Contains(names, "scheduled-") || !strings.Contains(names, "mine-") {
 			return fmt.Errorf("%s", names)

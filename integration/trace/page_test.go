@@ -25,6 +25,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
+	"kubelith.io/kubelith/integration/harness"
 	"kubelith.io/kubelith/trace"
 	"kubelith.io/kubelith/trace/api"
 	"kubelith.io/kubelith/trace/render"
@@ -47,8 +48,8 @@ func openBrowser(t *testing.T) *browser {
 		t.Skip("the page is not tested: no chromium (scripts/deps.sh chromium installs it)")
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.NoSandbox, chromedp.WindowSize(1280, 900),
-		chromedp.WSURLReadTimeout(time.Minute))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		chromedp.WSURLReadTimeout(harness.Patience(time.Minute)))
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience(2*time.Minute))
 	t.Cleanup(cancel)
 	ctx, cancel = chromedp.NewExecAllocator(ctx, options...)
 	t.Cleanup(cancel)
@@ -95,7 +96,7 @@ func js[T any](t *testing.T, b *browser, expression string) (value T) {
 func (b *browser) holds(t *testing.T, expression string) {
 	t.Helper()
 	var ok bool
-	if err := chromedp.Run(b.ctx, chromedp.Poll("Boolean("+expression+")", &ok, chromedp.WithPollingTimeout(20*time.Second))); err != nil || !ok {
+	if err := chromedp.Run(b.ctx, chromedp.Poll("Boolean("+expression+")", &ok, chromedp.WithPollingTimeout(harness.Patience(20*time.Second)))); err != nil || !ok {
 		t.Errorf("not true: %s: %v", expression, err)
 	}
 }

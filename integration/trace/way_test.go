@@ -316,6 +316,7 @@ func TestRights(t *testing.T) {
 func refused(t *testing.T, s *harness.Server, ns string) {
 	t.Helper()
 	s.Kubectl(t, "create", "quota", "none", "-n", ns, "--hard=configmaps=0")
+	s.Kubectl(t, "wait", "-n", ns, "--for=jsonpath={.status.hard.configmaps}=0", "quota/none", "--timeout=100s") // a quota counts from then on
 	if r := s.TryKubectl(t, "create", "configmap", "settings", "-n", ns); r.Code == 0 {
 		t.Fatal("created beyond the quota")
 	}

@@ -172,7 +172,7 @@ func first(all []string) string {
 }
 
 // spareTimeout bounds the attempt to have one server lead; one that is away does not take over.
-const spareTimeout = 2 * time.Second
+const spareTimeout = 5 * time.Second
 
 // spareWitness has a server lead before a member that leads ends, if one of the others is a witness: etcd itself would
 // choose the one that has been connected for longest.

@@ -18,7 +18,7 @@ func main() {
 		Weight:         100, // above all of upstream's together
 		Needs:          &sdk.NodeFields{Labels: true, Pods: true},
 		FilterUsesPods: true,
-		Timeout:        2 * time.Second, // machines of tests are slow
+		Timeout:        10 * time.Second, // machines of tests are slow
 	})
 }
 

@@ -87,7 +87,7 @@ unit: ## unit tests: no root, no network
 race: ## unit tests of what does many things at once, under the race detector
 	CGO_ENABLED=1 $(GO) test -race $(addprefix ./base/,jointoken lifecycle client config logging pki) $(addprefix ./components/,cluster/approver cluster/servicelb cluster/token worker/join worker/network worker/podlink) ./plugins/host ./plugins/process ./runtime/shim ./trace/record ./trace/spans
 
-# A busy machine gets four times as long; no test passes sooner for less (KUBELITH_TEST_PATIENCE).
+# Limits are four times as long (KUBELITH_TEST_PATIENCE), for a busy machine; a test that passes takes no longer for it.
 # Two packages at a time use both cores; those that measure how long something is away, or make load, run alone.
 alone := $(addprefix ./integration/,certificates nodes plugins policy policyfuzz process restart servers upgrade)
 together = $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(alone)),$(shell $(GO) list ./integration/...))

@@ -58,7 +58,7 @@ func (f *faults) timing() lifecycle.Timing {
 		return lifecycle.Timing{}
 	}
 	return lifecycle.Timing{First: 200 * time.Millisecond, Longest: time.Second,
-		AskEvery: 500 * time.Millisecond, HangAfter: 3 * time.Second, EndWithin: 15 * time.Second}
+		AskEvery: 500 * time.Millisecond, HangAfter: 3 * time.Second, EndWithin: 10 * time.Second}
 }
 
 // firstHold brings back a component that was left out within seconds.

@@ -11,8 +11,8 @@ import (
 )
 
 // dropProgram takes the pages of this program out of the process's memory: the initialisation of its packages reads
-// most of them, and the running process needs few of those again. The kernel keeps them in its cache, and maps one that
-// is needed with its neighbours by a page fault, without reading the disk.
+// most of them, and the running process needs few of those again. The kernel keeps them in its cache as long as it has
+// room, and maps one that is needed with its neighbours by a page fault.
 func dropProgram() error {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
@@ -33,14 +33,16 @@ func dropProgram() error {
 
 type pageRange struct{ start, end uintptr }
 
-// cleanPages returns the mappings of a file that the process can only read, and of which no page differs from the file
-// (a debugger's breakpoints do). smaps has the format of proc_pid_smaps(5).
+// cleanPages returns the mappings of a file that the process can only read, and of which no page differs from the file,
+// in memory or in swap space (a debugger's breakpoints do). smaps has the format of proc_pid_smaps(5).
 func cleanPages(smaps []byte, file string) (found []pageRange) {
-	var of *pageRange // the mapping that the current line describes, unless it may be changed
+	var of *pageRange // the mapping that the current line describes, unless it may differ
 	for line := range bytes.Lines(smaps) {
 		fields := strings.Fields(string(line))
 		switch {
-		case len(fields) == 3 && fields[0] == "Anonymous:" && fields[1] == "0" && of != nil:
+		case len(fields) == 3 && fields[0] == "Anonymous:" && fields[1] != "0":
+			of = nil
+		case len(fields) == 3 && fields[0] == "Swap:" && fields[1] == "0" && of != nil:
 			found = append(found, *of)
 		case len(fields) >= 5 && !strings.HasSuffix(fields[0], ":"):
 			of = nil

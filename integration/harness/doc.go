@@ -69,5 +69,6 @@
 // removes what an interrupted run has left. KUBELITH_TEST_DIR (default /var/tmp/kubelith-test) must be on a disk that
 // overlayfs can use; KUBELITH_TEST_LOGS names a directory that receives the log of every server. KUBELITH_TEST_IMAGE is
 // an archive of the test image, built by integration/testimage/make, for a machine without Go and the sources.
-// KUBELITH_TEST_PATIENCE=5 makes every wait five times as long, for an emulated machine.
+// KUBELITH_TEST_PATIENCE=5 makes waits five times as long (see Patience), for a busy or an emulated machine; make sets
+// 4.
 package harness

@@ -108,13 +108,13 @@ func staysAfterRemoval(t *testing.T, s *harness.Server) {
 	if out := s.Exec(t, s.BinaryPath(), "node", "remove", c.name); out != fmt.Sprintf(said, c.token.id) {
 		t.Errorf("kubelith node remove printed %q", out)
 	}
-	took := unauthorized(t, 10*time.Second, "its certificate", func() error {
+	took := unauthorized(t, 3*time.Second, "its certificate", func() error {
 		_, err := c.node.CoreV1().Nodes().Get(t.Context(), c.name, metav1.GetOptions{})
 		return err
 	})
 	select {
 	case <-ended:
-	case <-time.After(harness.Patience(10 * time.Second)):
+	case <-time.After(harness.Patience(3 * time.Second)):
 		t.Error("its watch goes on")
 	}
 	t.Logf("refused %s after the command", took)
@@ -133,7 +133,7 @@ func staysAfterRemoval(t *testing.T, s *harness.Server) {
 		t.Errorf("its Node: %v", err)
 	}
 	// The API server remembers for 10 s that a token was good.
-	unauthorized(t, 30*time.Second, "the token of its pod", func() error {
+	unauthorized(t, 15*time.Second, "the token of its pod", func() error {
 		return second(bound.AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{}))
 	})
 	if res := s.RunBinary(t, "node", "remove", c.name); res.Code == 0 || res.Stderr != "kubelith: there is no node stays: kubelith kubectl get nodes shows them; kubelith node remove --force stays refuses its credentials all the same\n" {
@@ -260,7 +260,7 @@ func changesSettings(t *testing.T, s *harness.Server) {
 	if err := patch(s.Client(t)); err != nil {
 		t.Fatal(err)
 	}
-	harness.Eventually(t, 20*time.Second, "the settings to be restored", func() error {
+	harness.Eventually(t, 5*time.Second, "the settings to be restored", func() error {
 		now, err := read()
 		if err == nil && now != before {
 			err = fmt.Errorf("they are %s", now)

@@ -26,7 +26,7 @@ const badPath = "/opt/kubelith/bad/badplugin"
 func entry(name, policy string, more ...string) string {
 	timeout := "1s"
 	if name == "good" { // it must not miss one
-		timeout = "20s"
+		timeout = "5s"
 	}
 	return fmt.Sprintf("  - {name: %s, kind: admission, path: %s, failurePolicy: %s, timeout: %s%s}\n",
 		name, badPath, policy, timeout, strings.Join(append([]string{""}, more...), ", "))

@@ -99,7 +99,7 @@ type probe struct {
 // check waits until the first probe is as expected, for as long as a change may take, and then expects it of all.
 func check(t *testing.T, when string, probes ...probe) {
 	t.Helper()
-	one := func(p probe) error {
+	one := func(p probe, allowance time.Duration) error {
 		timeout := patience
 		if p.works {
 			timeout = allowance
@@ -115,10 +115,10 @@ func check(t *testing.T, when string, probes ...probe) {
 	}
 	for i, p := range probes {
 		if i == 0 {
-			harness.Eventually(t, applies, when, func() error { return one(p) })
+			harness.Eventually(t, applies, when, func() error { return one(p, harness.Patience(patience)) })
 			continue
 		}
-		if err := one(p); err != nil {
+		if err := one(p, allowance); err != nil {
 			t.Error(err)
 		}
 	}

@@ -15,8 +15,6 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
-
-	"kubelith.io/kubelith/integration/harness"
 )
 
 // probe is a connection that is tried: a number goes to an endpoint, and comes back.
@@ -300,7 +298,7 @@ func (w *world) try(probes []probe, expected []bool, kept flows) ([]outcome, err
 	}
 	stop, polled := make(chan struct{}), make(chan error, 1)
 	go func() { polled <- poll(sockets, x, stop) }()
-	end := time.After(harness.Patience(w.patience))
+	end := time.After(w.patience)
 	for !x.all(expected) {
 		select {
 		case <-x.changed:

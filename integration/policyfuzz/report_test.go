@@ -10,6 +10,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 	"sigs.k8s.io/yaml"
+
+	"kubelith.io/kubelith/integration/harness"
 )
 
 // report makes the case of a difference as small as it can, and describes it.
@@ -26,7 +28,7 @@ func (f *fuzz) report(before, now *state, order uint64, found []difference, fail
 		fmt.Fprintf(&b, "\n  %v", failure)
 	}
 	f.w.patience = patience / 6 // whatever differs here differs again
-	defer func() { f.w.patience = patience }()
+	defer func() { f.w.patience = harness.Patience(patience) }()
 	var probes []probe
 	if len(found) > 0 {
 		d := found[0]

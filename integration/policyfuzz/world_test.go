@@ -74,7 +74,7 @@ func serviceIPs(i int) [2]netip.Addr {
 // newWorld builds it. Nothing of it has a name on this machine: it ends with the test, however that ends.
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{patience: patience}
+	w := &world{patience: harness.Patience(patience)}
 	must := func(err error) {
 		t.Helper()
 		if err != nil {

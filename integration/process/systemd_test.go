@@ -30,7 +30,7 @@ func TestSystemd(t *testing.T) {
 	case <-time.After(harness.Patience(60 * time.Second)):
 		t.Fatalf("no READY=1, only %q", manager.all())
 	}
-	// The API and the node answer at this moment, without waiting.
+	// The API and the node answer now, at the first attempt.
 	if _, err := s.Client(t).Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(t.Context()); err != nil {
 		t.Errorf("the API: %v", err)
 	}

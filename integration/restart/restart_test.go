@@ -199,7 +199,7 @@ func reach(t *testing.T, s *harness.Server, address string) {
 
 // client dials from inside the server's namespace, with a new connection for each request.
 func client(s *harness.Server) *http.Client {
-	return &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DialContext: s.DialContext, DisableKeepAlives: true}}
+	return &http.Client{Timeout: 15 * time.Second, Transport: &http.Transport{DialContext: s.DialContext, DisableKeepAlives: true}}
 }
 
 // resolves waits until the cluster DNS knows a name.

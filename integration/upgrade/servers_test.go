@@ -53,7 +53,7 @@ func TestOneOfSeveralServers(t *testing.T) {
 	second := joinServer(t, first, network)
 	withVote(t, first, second.s.NodeName())
 
-	spec := harness.Pod(first.Namespace(t), "a", "sleep", "1000")
+	spec := harness.Pod(first.Namespace(t), "a", "sleep", "100000")
 	spec.Spec.NodeName = first.NodeName()
 	pod := first.Run(t, spec)
 	container, other := first.ContainerPID(t, pod, "main"), second.pid()

@@ -113,7 +113,7 @@ func TestServer(t *testing.T) {
 	m.do("start")
 	s.WaitReady(t)
 	ns := s.Namespace(t)
-	pod := s.Run(t, harness.Pod(ns, "a", "sleep", "1000"))
+	pod := s.Run(t, harness.Pod(ns, "a", "sleep", "100000"))
 	container := s.ContainerPID(t, pod, "main")
 	kubernetes := m.version(t, "kubernetes") // v1.37.1+kubelith
 	next := strings.TrimSuffix(kubernetes, "h") + "H"
@@ -267,7 +267,7 @@ func TestAgent(t *testing.T) {
 	c.Agents = append(c.Agents, a)
 	c.WaitReady(t)
 	ns := c.Server.Namespace(t)
-	spec := harness.Pod(ns, "a", "sleep", "1000")
+	spec := harness.Pod(ns, "a", "sleep", "100000")
 	spec.Spec.NodeName = a.NodeName()
 	pod := c.Server.Run(t, spec)
 	container := a.ContainerPID(t, pod, "main")
@@ -307,7 +307,7 @@ func TestFrom(t *testing.T) {
 	m.do("start")
 	s.WaitReady(t)
 	ns := s.Namespace(t)
-	pod := s.Run(t, harness.Pod(ns, "a", "sleep", "1000"))
+	pod := s.Run(t, harness.Pod(ns, "a", "sleep", "100000"))
 	container := s.ContainerPID(t, pod, "main")
 	s.Kubectl(t, "create", "configmap", "kept")
 	upgrade := func(file string) (string, error) {

@@ -171,7 +171,7 @@ func first(all []string) string {
 	return all[0]
 }
 
-// spareTimeout bounds the attempt to have one server lead; one that is away does not take over.
+// spareTimeout bounds the attempts to have a server lead; one that is away does not take over.
 const spareTimeout = 5 * time.Second
 
 // spareWitness has a server lead before a member that leads ends, if one of the others is a witness: etcd itself would
@@ -181,11 +181,9 @@ func (s *Server) spareWitness(e *embed.Etcd) {
 	if e.Server.Leader() != e.Server.MemberID() || !slices.ContainsFunc(members, func(m Member) bool { return m.Witness }) {
 		return
 	}
-	for _, m := range members {
-		if m.Self || m.Learner || m.Witness {
-			continue
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), spareTimeout)
+	candidates := slices.DeleteFunc(members, func(m Member) bool { return m.Self || m.Learner || m.Witness })
+	for _, m := range candidates {
+		ctx, cancel := context.WithTimeout(context.Background(), spareTimeout/time.Duration(len(candidates)))
 		err := e.Server.MoveLeader(ctx, uint64(e.Server.MemberID()), m.ID)
 		cancel()
 		if err == nil {

@@ -111,7 +111,7 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 	others.Go(func() { p.faults.serve(running) })
 	others.Go(func() { p.addresses.run(running, end) })
 	others.Go(func() { progress.remind(running, logging.Component(p.log, "kubelith"), p.systemd) })
-	others.Go(func() { followLoad(running, isStarted, p.log) })
+	others.Go(func() { followLoad(running, isStarted, logging.Component(p.log, "kubelith")) })
 	others.Go(func() { p.systemd.ping(running) })
 	others.Go(func() { keepBallast(running, machine.dir, logging.Component(p.log, "kubelith")) })
 	err = group.Run(ctx)

@@ -104,6 +104,12 @@ func (a API) Deploy(t *testing.T, pod *corev1.Pod, replicas int32) {
 	}
 }
 
+// WaitRollout waits until what has pods, such as deployment/NAME, has rolled out.
+func (a API) WaitRollout(t testing.TB, ns, object string) {
+	t.Helper()
+	a.Kubectl(t, "-n", ns, "rollout", "status", object, fmt.Sprint("--timeout=", Patience(programTimeout-10*time.Second)))
+}
+
 // PodReady returns nil when the pod has the Ready condition.
 func PodReady(pod *corev1.Pod) error {
 	for _, c := range pod.Status.Conditions {

@@ -104,3 +104,23 @@ func nodeReady(node *corev1.Node) error {
 	}
 	return fmt.Errorf("node %s has no Ready condition", node.Name)
 }
+
+// AllUp returns an error that names the components that are not ready, by the metrics of their process.
+func AllUp(metrics string) error {
+	var known, down []string
+	for line := range strings.Lines(metrics) {
+		if name, value, _ := strings.Cut(strings.TrimSpace(line), " "); strings.HasPrefix(name, "kubelith_component_up{") {
+			known = append(known, name)
+			if value != "1" {
+				down = append(down, name)
+			}
+		}
+	}
+	if len(known) == 0 {
+		return errors.New("there is no kubelith_component_up")
+	}
+	if len(down) > 0 {
+		return errors.New(strings.Join(down, ", "))
+	}
+	return nil
+}

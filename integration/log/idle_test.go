@@ -29,6 +29,11 @@ func TestIdle(t *testing.T) {
 	for _, port := range []string{"6443", "10250"} {
 		strangers(t, c.Server, port)
 	}
+	for _, n := range c.Nodes() { // a start may be slow, but has an end
+		harness.Eventually(t, 2*time.Minute, "all components of "+n.NodeName(), func() error {
+			return harness.AllUp(c.Server.Kubectl(t, "get", "--raw", "/api/v1/nodes/"+n.NodeName()+"/proxy/metrics"))
+		})
+	}
 	time.Sleep(idle)
 	for _, s := range c.Nodes() {
 		lines := strings.Split(strings.TrimSpace(s.Logs()), "\n")

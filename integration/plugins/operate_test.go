@@ -253,7 +253,7 @@ func reload(t *testing.T, s *harness.Server, one string) {
 
 	// A missing executable: one line, and it is started when it is there.
 	configure(t, s, one+"- {name: three, kind: admission, path: /opt/kubelith/three}\n")
-	missing := wait(t, s, "three", "waits", func(p pluginState) bool { return p.Phase == "backoff" || p.Phase == "failed" })
+	missing := waitPhase(t, s, "three", "backoff", "failed")
 	if !strings.Contains(missing.Message, "/opt/kubelith/three") {
 		t.Errorf("%+v", missing)
 	}

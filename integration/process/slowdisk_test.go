@@ -47,16 +47,7 @@ var slowSteps = []struct {
 		if err != nil {
 			return err
 		}
-		var missing []string
-		for line := range strings.Lines(string(text)) {
-			if name, down := strings.CutSuffix(line, " 0\n"); down && strings.HasPrefix(name, "kubelith_component_up{") {
-				missing = append(missing, name)
-			}
-		}
-		if len(missing) > 0 {
-			return errors.New(strings.Join(missing, ", "))
-		}
-		return nil
+		return harness.AllUp(string(text))
 	}},
 	{"default/kubernetes has an endpoint", func(ctx context.Context, c kubernetes.Interface) error {
 		slice, err := c.DiscoveryV1().EndpointSlices("default").Get(ctx, "kubernetes", metav1.GetOptions{})

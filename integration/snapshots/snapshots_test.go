@@ -86,7 +86,7 @@ snapshotS3Insecure: true
 		t.Fatal(err)
 	}
 	first.Deploy(t, harness.Pod(ns, "web", "/bin/probe", "sleep"), 3)
-	first.Kubectl(t, "-n", ns, "rollout", "status", "deployment/web", fmt.Sprint("--timeout=", harness.Patience(110*time.Second)))
+	first.WaitRollout(t, ns, "deployment/web")
 	pod := harness.Pod(ns, "kept", "/bin/probe", "sleep")
 	pod.Spec.NodeName = agent.NodeName()
 	kept := first.Run(t, pod)

@@ -133,7 +133,7 @@ func TestCluster(t *testing.T) {
 			t.Errorf("the node %s is cordoned: %v, want %v", node.Name, node.Spec.Unschedulable, want)
 		}
 	}
-	first.Kubectl(t, "rollout", "status", "-n", ns, "deployment/web", fmt.Sprint("--timeout=", harness.Patience(110*time.Second)))
+	first.WaitRollout(t, ns, "deployment/web")
 	before = pids()
 	if ok, said, _ := m.upgrade(t, good, "--cluster", "--batch", "2", "--drain"); !ok || strings.Contains(said, "draining") {
 		t.Errorf("the same upgrade again printed\n%s", said)
@@ -154,7 +154,7 @@ func onEach(t *testing.T, s *harness.Server, ns string) func(node string) *corev
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Kubectl(t, "rollout", "status", "-n", ns, "daemonset/"+pod.Name, fmt.Sprint("--timeout=", harness.Patience(110*time.Second)))
+	s.WaitRollout(t, ns, "daemonset/"+pod.Name)
 	return func(node string) *corev1.Pod {
 		list, err := s.Client(t).CoreV1().Pods(ns).List(t.Context(), metav1.ListOptions{LabelSelector: "app=each", FieldSelector: "spec.nodeName=" + node})
 		if err != nil || len(list.Items) != 1 {
@@ -175,5 +175,5 @@ func deploy(t *testing.T, s *harness.Server, ns, name string, replicas int32, av
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Kubectl(t, "rollout", "status", "-n", ns, "deployment/"+name, fmt.Sprint("--timeout=", harness.Patience(110*time.Second)))
+	s.WaitRollout(t, ns, "deployment/"+name)
 }

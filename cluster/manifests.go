@@ -21,11 +21,13 @@ func (c *Cluster) apply(deadline time.Time) error {
 		}
 		_, err := c.kubectl(deadline, args...)
 		// Objects beside their definition are refused until that is established, and for a moment after it.
-		for end := time.Now().Add(discovery); early(err) && time.Now().Before(end); {
+		if early(err) {
 			if err := c.established(deadline); err != nil {
 				return err
 			}
-			_, err = c.kubectl(deadline, args...)
+			for end := time.Now().Add(discovery); early(err) && time.Now().Before(end); {
+				_, err = c.kubectl(deadline, args...)
+			}
 		}
 		if err != nil {
 			return fmt.Errorf("apply %s: %w", path, err)

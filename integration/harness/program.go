@@ -8,23 +8,30 @@ import (
 	"testing"
 )
 
-// building keeps tests from writing one executable at the same time.
-var building sync.Mutex
+// programs are the executables that this process has built, by package.
+var programs = struct {
+	sync.Mutex
+	paths map[string]string
+}{paths: map[string]string{}}
 
 // BuildProgram builds the program of a package, given relative to the test's directory, which is two levels below the
 // repository's root, and returns its path.
 func BuildProgram(t testing.TB, pkg string) string {
 	t.Helper()
-	building.Lock()
-	defer building.Unlock()
-	program, err := filepath.Abs(filepath.Join("../../.cache/plugins", filepath.Base(pkg)))
+	programs.Lock()
+	defer programs.Unlock()
+	if path, ok := programs.paths[pkg]; ok {
+		return path
+	}
+	path, err := filepath.Abs(filepath.Join("../../.cache/plugins", filepath.Base(pkg)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", program, pkg)
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", path, pkg)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build %s: %v\n%s", pkg, err, out)
 	}
-	return program
+	programs.paths[pkg] = path
+	return path
 }

@@ -9,11 +9,12 @@ import (
 	"kubelith.io/kubelith/host/sandbox"
 )
 
-// pollInterval is the time between two polls. Long waits poll less often, up to maxInterval: many polls start a
-// program, and what they wait for needs the same CPUs.
+// pollInterval is the time between two polls. Long waits poll less often, up to maxInterval, and so do polls that take
+// long themselves, up to slowInterval: many start a program, and what they wait for needs the same CPUs.
 const (
 	pollInterval = 100 * time.Millisecond
 	maxInterval  = 500 * time.Millisecond
+	slowInterval = 1500 * time.Millisecond
 )
 
 // Patience returns how long to wait for what takes at most timeout on a real processor, see sandbox.Patience.
@@ -45,7 +46,9 @@ type permanent struct{ error }
 func poll(timeout time.Duration, what string, f func() error) error {
 	began, timeout := time.Now(), Patience(timeout)
 	for {
+		asked := time.Now()
 		err := f()
+		took := time.Since(asked)
 		if err == nil {
 			return nil
 		}
@@ -53,6 +56,7 @@ func poll(timeout time.Duration, what string, f func() error) error {
 		if errors.As(err, &p) || time.Since(began) > timeout {
 			return fmt.Errorf("waited %s for %s: %w", time.Since(began).Round(time.Millisecond), what, err)
 		}
-		time.Sleep(min(max(pollInterval, time.Since(began)/20), maxInterval))
+		longer := min(max(pollInterval, time.Since(began)/20), maxInterval)
+		time.Sleep(max(longer, min(took, slowInterval, timeout/20)))
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kubelith.io/kubelith/integration/harness"
+	"kubelith.io/kubelith/plugins/pluginadmin"
 )
 
 // TestDocumentation follows docs/plugins.md as a plugin's author does: creates a module, builds and checks it, puts the
@@ -79,7 +80,7 @@ func TestDocumentation(t *testing.T) {
 	).Replace(source)
 	build(source, "go mod tidy ")
 	install(t, s, team, harness.DataDir+"/plugins/admission/team")
-	wait(t, s, "team", "is replaced", func(p pluginState) bool { return ready(p) && p.Version == "2" })
+	wait(t, s, "team", "is replaced", func(p pluginadmin.Plugin) bool { return ready(p) && p.Version == "2" })
 	s.TryKubectl(t, "run", "more", "--image=kubelith/hello:1")
 	harness.Eventually(t, 30*time.Second, "what the plugin counts to be in /metrics", func() error { // a plugin that answers late is left out
 		if text := s.Kubectl(t, "get", "--raw=/metrics"); !strings.Contains(text, "\nkubelith_plugin_own_denied_total{plugin=\"team\"} 1\n") {

@@ -19,7 +19,7 @@ import (
 
 const (
 	freeMemory        = "/opt/kubelith/examples/freememory"
-	freeMemoryPlugin  = "plugins:\n- {name: freememory, kind: scheduling, path: " + freeMemory + ", timeout: 2s, config: {refresh: 1s}}\n"
+	freeMemoryPlugin  = "plugins:\n- {name: freememory, kind: scheduling, path: " + freeMemory + ", timeout: 10s, config: {refresh: 1s}}\n"
 	freeMemoryProfile = schedulerHead + "- schedulerName: plain\n"
 )
 

@@ -146,9 +146,7 @@ func testServerKilled(t *testing.T, s *harness.Server, store *fuseStore) {
 		})
 		worksOn(t, s, store, pod, key, "server killed")
 		openWorks(t, s, store, pod, key, "server killed")
-		if got := s.PodExec(t, pod, "main", "cat", "/data/open"); got != "begun\nnext\n" {
-			t.Errorf("the open file has %q", got)
-		}
+		openHas(t, s, pod, 1)
 		endPod(t, s, pod)
 	}
 }
@@ -199,9 +197,7 @@ func testMountPod(t *testing.T, s *harness.Server, store *fuseStore) {
 	worksOn(t, s, store, pod, key, "store back")
 	openWorks(t, s, store, pod, key, "store back")
 
-	if got := s.PodExec(t, second, "main", "cat", "/data/open"); got != "begun\n"+strings.Repeat("next\n", 5) {
-		t.Errorf("the open file has %q", got)
-	}
+	openHas(t, s, second, 5)
 	endPod(t, s, pod)
 	if len(clientPods(t, s)) != 1 {
 		t.Error("the client pod is gone while a pod uses the volume")
@@ -292,6 +288,18 @@ func openWorks(t *testing.T, s *harness.Server, store *fuseStore, pod *corev1.Po
 	harness.Eventually(t, harness.PodTimeout, step+": the program with an open file to write", func() error {
 		if _, found := store.Get(key + "next"); found {
 			return errors.New("it has not seen the file")
+		}
+		return nil
+	})
+}
+
+// openHas waits until the open file has what openWorks made the program write, so many times.
+func openHas(t *testing.T, s *harness.Server, pod *corev1.Pod, times int) {
+	t.Helper()
+	want := "begun\n" + strings.Repeat("next\n", times)
+	harness.Eventually(t, 10*time.Second, "the open file to have it all", func() error {
+		if got := s.PodExec(t, pod, "main", "cat", "/data/open"); got != want {
+			return fmt.Errorf("it has %q", got)
 		}
 		return nil
 	})

@@ -2,8 +2,6 @@
 package plugins
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,6 +12,7 @@ import (
 	"time"
 
 	"kubelith.io/kubelith/integration/harness"
+	"kubelith.io/kubelith/plugins/pluginadmin"
 )
 
 func TestMain(m *testing.M) { harness.Main(m) }
@@ -37,13 +36,8 @@ func install(t *testing.T, s *harness.Server, program, path string, more ...byte
 	}
 }
 
-// pluginState is what `kubelith plugin list -o json` prints of a plugin.
-type pluginState struct {
-	Name, Kind, Phase, Message, Version, Path, SHA256, Source string
-	PID, Starts                                               int
-}
-
-func list(t *testing.T, s *harness.Server) map[string]pluginState {
+// list asks the server's socket, as `kubelith plugin list` does: the program itself would cost more than the answer.
+func list(t *testing.T, s *harness.Server) map[string]pluginadmin.Plugin {
 	t.Helper()
 	out, err := tryList(t, s)
 	if err != nil {
@@ -52,27 +46,27 @@ func list(t *testing.T, s *harness.Server) map[string]pluginState {
 	return out
 }
 
-func tryList(t *testing.T, s *harness.Server) (map[string]pluginState, error) {
+func tryList(t *testing.T, s *harness.Server) (map[string]pluginadmin.Plugin, error) {
 	t.Helper()
-	res := s.RunBinary(t, "plugin", "list", "-o=json")
-	if res.Code != 0 {
-		return nil, errors.New(res.Stderr)
-	}
-	var all []pluginState
-	if err := json.Unmarshal([]byte(res.Stdout), &all); err != nil {
+	all, err := pluginadmin.NewClient(s.Path(harness.RunDir + "/" + pluginadmin.SocketName)).List(t.Context())
+	if err != nil {
 		return nil, err
 	}
-	out := map[string]pluginState{}
+	return byName(all), nil
+}
+
+func byName(all []pluginadmin.Plugin) map[string]pluginadmin.Plugin {
+	out := map[string]pluginadmin.Plugin{}
 	for _, p := range all {
 		if p.Phase != "draining" {
 			out[p.Name] = p
 		}
 	}
-	return out, nil
+	return out
 }
 
 // wait waits until the plugin is as wanted, and returns it. One that has failed often may pause for a minute.
-func wait(t *testing.T, s *harness.Server, name, what string, wanted func(pluginState) bool) (p pluginState) {
+func wait(t *testing.T, s *harness.Server, name, what string, wanted func(pluginadmin.Plugin) bool) (p pluginadmin.Plugin) {
 	t.Helper()
 	harness.Eventually(t, 90*time.Second, "plugin "+name+" "+what, func() error {
 		all, err := tryList(t, s)
@@ -87,11 +81,11 @@ func wait(t *testing.T, s *harness.Server, name, what string, wanted func(plugin
 	return p
 }
 
-func ready(p pluginState) bool { return p.Phase == "ready" && p.Message == "" }
+func ready(p pluginadmin.Plugin) bool { return p.Phase == "ready" && p.Message == "" }
 
-func waitPhase(t *testing.T, s *harness.Server, name string, phases ...string) pluginState {
+func waitPhase(t *testing.T, s *harness.Server, name string, phases ...string) pluginadmin.Plugin {
 	t.Helper()
-	return wait(t, s, name, "is "+strings.Join(phases, " or "), func(p pluginState) bool { return slices.Contains(phases, p.Phase) })
+	return wait(t, s, name, "is "+strings.Join(phases, " or "), func(p pluginadmin.Plugin) bool { return slices.Contains(phases, p.Phase) })
 }
 
 // processes are those of a program in the sandbox of the server, by the name of its file, with or without the

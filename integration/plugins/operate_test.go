@@ -1,6 +1,7 @@
 package plugins
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -16,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"kubelith.io/kubelith/integration/harness"
+	"kubelith.io/kubelith/plugins/pluginadmin"
 )
 
 const (
@@ -128,7 +130,7 @@ func TestOperate(t *testing.T) {
 	})
 }
 
-func listAndDescribe(t *testing.T, s *harness.Server, p pluginState) {
+func listAndDescribe(t *testing.T, s *harness.Server, p pluginadmin.Plugin) {
 	if p.Kind != "admission" || p.Version != "1.0" || p.Path != nothing || p.Source != "/etc/kubelith/config.yaml:4" || p.Starts != 1 || len(p.SHA256) != 64 {
 		t.Errorf("%+v", p)
 	}
@@ -138,7 +140,12 @@ func listAndDescribe(t *testing.T, s *harness.Server, p pluginState) {
 	if res := s.RunBinary(t, "plugin", "list"); res.Code != 0 || !regexp.MustCompile(`(?m)^one +admission +ready +(\d+m)?\d+s +1 +1\.0 *$`).MatchString(res.Stdout) {
 		t.Errorf("code %d\n%s%s", res.Code, res.Stdout, res.Stderr)
 	}
-	res := s.RunBinary(t, "plugin", "describe", "one")
+	res := s.RunBinary(t, "plugin", "list", "-o=json")
+	var printed []pluginadmin.Plugin
+	if err := json.Unmarshal([]byte(res.Stdout), &printed); err != nil || byName(printed)["one"].PID != p.PID {
+		t.Errorf("code %d, %v\n%s%s", res.Code, err, res.Stdout, res.Stderr)
+	}
+	res = s.RunBinary(t, "plugin", "describe", "one")
 	for _, want := range []string{"Name:              one\n", "SHA-256:           " + p.SHA256, "Wanted by:         /etc/kubelith/config.yaml:4\n", "validating hook nothing: CREATE of nothings.nothing.example.com"} {
 		if res.Code != 0 || !strings.Contains(res.Stdout, want) {
 			t.Errorf("code %d: no %q in\n%s%s", res.Code, want, res.Stdout, res.Stderr)
@@ -175,7 +182,7 @@ func metrics(t *testing.T, s *harness.Server) {
 }
 
 // identity: the plugin's kubeconfig is for its own user, without rights.
-func identity(t *testing.T, s *harness.Server, p pluginState) {
+func identity(t *testing.T, s *harness.Server, p pluginadmin.Plugin) {
 	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.PID))
 	if err != nil {
 		t.Fatal(err)
@@ -233,7 +240,7 @@ func reload(t *testing.T, s *harness.Server, one string) {
 
 	// A configuration that the plugin refuses: the process that runs stays.
 	configure(t, s, one+strings.Replace(two, "\"2.0\"", "\"3.0\"", 1)+"  config: {moon: full}\n")
-	kept := wait(t, s, "two", "keeps running", func(p pluginState) bool {
+	kept := wait(t, s, "two", "keeps running", func(p pluginadmin.Plugin) bool {
 		return p.Phase == "ready" && strings.Contains(p.Message, "keeps running") && strings.Contains(p.Message, `unknown field "moon"`)
 	})
 	if kept.PID != second.PID {
@@ -245,7 +252,7 @@ func reload(t *testing.T, s *harness.Server, one string) {
 	}
 
 	configure(t, s, "logLevel: debug\n"+one+strings.Replace(two, "\"2.0\"", "\"3.0\"", 1)+"  config: {text: x}\n")
-	third := wait(t, s, "two", "is replaced", func(p pluginState) bool { return ready(p) && p.Version == "3.0" })
+	third := wait(t, s, "two", "is replaced", func(p pluginadmin.Plugin) bool { return ready(p) && p.Version == "3.0" })
 	if third.PID == second.PID {
 		t.Errorf("%+v", third)
 	}
@@ -316,5 +323,5 @@ func directory(t *testing.T, s *harness.Server, program string) {
 	if err := os.Remove(s.Path(dir + "dropped")); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, s, "dropped", "is gone", func(p pluginState) bool { return p.Name == "" })
+	wait(t, s, "dropped", "is gone", func(p pluginadmin.Plugin) bool { return p.Name == "" })
 }

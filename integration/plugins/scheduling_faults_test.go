@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubelith.io/kubelith/integration/harness"
+	"kubelith.io/kubelith/plugins/pluginadmin"
 )
 
 const (
@@ -109,13 +110,13 @@ func testDown(t *testing.T, s *harness.Server) {
 	if err := os.Chmod(s.Path(strictPath), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, s, "strict", "keeps running", func(p pluginState) bool {
+	wait(t, s, "strict", "keeps running", func(p pluginadmin.Plugin) bool {
 		return p.Phase == "ready" && strings.Contains(p.Message, "is not executable")
 	})
 	if err := syscall.Kill(list(t, s)["strict"].PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, s, "strict", "has no process", func(p pluginState) bool { return p.PID == 0 && strings.Contains(p.Message, "is not executable") })
+	wait(t, s, "strict", "has no process", func(p pluginadmin.Plugin) bool { return p.PID == 0 && strings.Contains(p.Message, "is not executable") })
 	pod := s.Create(t, by("strict", unbound(ns, "strict")))
 	failedScheduling(t, s, pod, "plugin strict: it is not running: "+strictPath+" is not executable")
 	for _, profile := range []string{"default-scheduler", "lenient"} {
@@ -160,7 +161,7 @@ func testChangesItsMind(t *testing.T, s *harness.Server) {
 
 	before := list(t, s)["choosy"]
 	configure(t, s, faultyPlugins)
-	wait(t, s, "choosy", "is replaced", func(p pluginState) bool { return ready(p) && p.PID != before.PID })
+	wait(t, s, "choosy", "is replaced", func(p pluginadmin.Plugin) bool { return ready(p) && p.PID != before.PID })
 	second := s.Create(t, by("choosy", unbound(ns, "second")))
 	refused(t, s, second, "3 forbidden for now")
 	configure(t, s, strings.TrimSuffix(faultyPlugins, choosyPlugin))

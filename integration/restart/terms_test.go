@@ -40,12 +40,7 @@ const (
 
 // twoServers starts two servers, each with its own API, on the etcd of the first.
 func twoServers(t *testing.T) (a, b *harness.Server) {
-	array := filepath.Join(t.TempDir(), "array")
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", array, "../plugins/array")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	array := harness.BuildProgram(t, "../plugins/array")
 	start := func(name, socket string, from *harness.Server) *harness.Server {
 		s := harness.Start(t, harness.Options{
 			NodeName: name,

@@ -117,7 +117,7 @@ type Target struct {
 }
 
 // startTimeout bounds the start of a plugin; the host bounds the handshake to less.
-const startTimeout = 20 * time.Second
+const startTimeout = 25 * time.Second
 
 // validators return an error for descriptions that a kind cannot work with.
 func validators() map[plugins.Kind]func(string, *pluginv1.Description) error {

@@ -120,7 +120,7 @@ func TestHangs(t *testing.T) {
 	if alive(first.PID) {
 		t.Error("the process that hung is there")
 	}
-	if !strings.Contains(h.log.String(), "error plugin=stuck did not answer two health checks of 2s: killed; retrying in") || !h.events.has("stuck "+PluginUnhealthy) {
+	if !strings.Contains(h.log.String(), "error plugin=stuck did not answer two health checks of 5s: killed; retrying in") || !h.events.has("stuck "+PluginUnhealthy) {
 		t.Error("no line in the log, or no Event")
 	}
 }

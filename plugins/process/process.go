@@ -16,7 +16,7 @@ import (
 
 const (
 	// HealthTimeout is the deadline of a health check.
-	HealthTimeout = 2 * time.Second
+	HealthTimeout = 5 * time.Second
 	exitTimeout   = 3 * time.Second // for a process to exit by itself when asked
 )
 

@@ -31,7 +31,7 @@ const (
 	// requestTimeout bounds one request: webhooks may hang.
 	requestTimeout = 30 * time.Second
 	// servedWithin is how long the API may take to serve a newly defined kind.
-	servedWithin = 10 * time.Second
+	servedWithin = 20 * time.Second
 	servedPoll   = 100 * time.Millisecond
 	// maxMessage is the maximum length of an Event's message.
 	maxMessage = 1024

@@ -74,7 +74,7 @@ test: deps build lint unit race integration ## everything CI checks: lint, unit 
 		echo "test: all passed, but upstream's conformance tests were not run: there is no suite (make conformance-suite says why)"
 
 unit: ## unit tests: no root, no network
-	$(GO) test $(packages)
+	$(GO) test -vet=off $(packages) # make lint vets all of it, with more analyzers
 	@# Upstream's tests of what patches/kubernetes changes. In those with 10 and 20 pods, as many goroutines overwrite each other's reports of volumes in
 	@# use, so that a volume may wait for minutes.
 	$(GO) test k8s.io/kubernetes/pkg/kubelet/volumemanager/... -skip 'TestWaitForAllPodsUnmount/timeout_errors'
@@ -92,7 +92,7 @@ race: ## unit tests of what does many things at once, under the race detector
 alone := $(addprefix ./integration/,certificates nodes plugins policy policyfuzz process restart servers upgrade)
 together = $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(alone)),$(shell $(GO) list ./integration/...))
 integration_test = KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_TEST_PATIENCE=4 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_KUBE_BENCH=$(CURDIR)/$(KUBE_BENCH) \
-	KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -count=1 -timeout 1h
+	KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -vet=off -count=1 -timeout 1h
 integration: build kube-bench cni-plugins ## tests on real clusters, each in namespaces of its own (root)
 	-$(MAKE) --no-print-directory conformance-suite
 	-@scripts/deps.sh chromium # for the page of kubelith trace; its test says so where there is none

@@ -19,10 +19,13 @@ import (
 func (s *Server) WaitAPI(t testing.TB) {
 	t.Helper()
 	Eventually(t, readyTimeout, "the server to be ready", func() error {
-		if r := s.TryKubectl(t, "get", "--raw", "/readyz"); r.Code != 0 {
-			return errors.New(r.Stderr)
+		client, err := s.client()
+		if err != nil {
+			return err
 		}
-		return nil
+		ctx, cancel := context.WithTimeout(t.Context(), Patience(5*time.Second))
+		defer cancel()
+		return isReady(ctx, client)
 	})
 }
 
@@ -51,7 +54,7 @@ func (s *Server) ready(timeout time.Duration) error {
 		if _, err := client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{}); err != nil {
 			return err
 		}
-		if _, err := client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx); err != nil {
+		if err := isReady(ctx, client); err != nil {
 			return err
 		}
 		node, err := s.node(ctx, client)
@@ -70,6 +73,12 @@ func (s *Server) ready(timeout time.Duration) error {
 		}
 		return nil
 	})
+}
+
+// isReady returns an error unless /readyz returns ok.
+func isReady(ctx context.Context, client kubernetes.Interface) error {
+	_, err := client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+	return err
 }
 
 // node returns the Node of this server.

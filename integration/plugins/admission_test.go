@@ -3,10 +3,8 @@ package plugins
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,26 +33,3 @@ func shortSecretDenied(t *testing.T, s *harness.Server) error {
 }
 
 var errShortSecret = errors.New("a short Secret is allowed")
-
-// TestDirectory: an executable that is put into the directory of admission plugins of a running server reviews, and
-// does no more when it is taken away. The server may be killed meanwhile.
-func TestDirectory(t *testing.T) {
-	t.Parallel()
-	const dir = harness.DataDir + "/plugins/admission"
-	s := harness.Start(t, harness.Options{NoTestImage: true})
-	putExample(t, s, dir, "short-secrets")
-	harness.Eventually(t, 60*time.Second, "the plugin to review", func() error { return shortSecretDenied(t, s) })
-	s.Kill9(t)
-	s.Launch(t)
-	s.WaitReady(t)
-	harness.Eventually(t, 60*time.Second, "the plugin to review after kill -9", func() error { return shortSecretDenied(t, s) })
-	if err := os.Remove(s.Path(dir + "/short-secrets")); err != nil {
-		t.Fatal(err)
-	}
-	harness.Eventually(t, 60*time.Second, "the plugin to be gone", func() error {
-		if err := shortSecretDenied(t, s); err != errShortSecret {
-			return fmt.Errorf("it is not allowed: %v", err)
-		}
-		return nil
-	})
-}

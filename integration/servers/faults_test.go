@@ -107,7 +107,7 @@ func TestFaults(t *testing.T) {
 	c := threeOnSmallDisks(t)
 	for _, f := range leaderFaults {
 		t.Run(f.name, func(t *testing.T) {
-			h := record(t, c.servers...)
+			h := record(t, 20*time.Millisecond, c.servers...)
 			defer h.forget(t)
 			leader := c.leader(t)
 			pid, rest := leader.PID(), c.others(leader)
@@ -168,7 +168,7 @@ func inHistories(t *testing.T, c *cluster, name string, kills int, kill func(t *
 	for done := 0; done < kills && !t.Failed(); {
 		last := min(done+killsPerHistory, kills)
 		t.Run(fmt.Sprintf("%s, %d to %d", name, done+1, last), func(t *testing.T) {
-			h := record(t, c.servers...)
+			h := record(t, 20*time.Millisecond, c.servers...)
 			defer h.forget(t)
 			for ; done < last; done++ {
 				kill(t)

@@ -92,10 +92,10 @@ const (
 	clientsPerServer = 2
 )
 
-// record starts clients and watches of the servers.
-func record(t *testing.T, servers ...*harness.Server) *history {
+// record starts clients and watches of the servers. A client pauses between two requests.
+func record(t *testing.T, pause time.Duration, servers ...*harness.Server) *history {
 	t.Helper()
-	h := &history{patience: 3 * time.Second, pause: 20 * time.Millisecond}
+	h := &history{patience: 3 * time.Second, pause: pause}
 	for _, s := range servers {
 		h.names, h.clients = append(h.names, s.NodeName()), append(h.clients, s.Client(t))
 	}

@@ -185,7 +185,7 @@ func startWriter(t *testing.T, prefix string, patience time.Duration, to func(i 
 			default:
 				w.failed = append(w.failed, err)
 			}
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(50 * time.Millisecond)
 		}
 	}()
 	w.stop = func() { cancel(); <-done }
@@ -221,7 +221,7 @@ func TestThreeServers(t *testing.T) {
 	c := start(t, harness.Options{})
 	first := c.servers[0]
 	pid := first.PID()
-	w := startWriter(t, "grow", 30*time.Second, func(int) *harness.Server { return first })
+	w := startWriter(t, "grow", harness.Patience(30*time.Second), func(int) *harness.Server { return first })
 	for range 2 {
 		began := time.Now()
 		s := c.join(t)
@@ -288,6 +288,7 @@ func TestThreeServers(t *testing.T) {
 // TestLostMajority: with one server of three nothing can be written, and it stops in order; --cluster-reset makes it
 // the cluster, and the others come back by themselves.
 func TestLostMajority(t *testing.T) {
+	t.Parallel()
 	c := start(t, harness.Options{})
 	c.join(t)
 	c.join(t)
@@ -503,7 +504,7 @@ func TestPartition(t *testing.T) {
 	pid := leader.PID()
 	rest := c.others(leader)
 	w := startWriter(t, "majority", 2*time.Second, func(i int) *harness.Server { return rest[i%2] })
-	h := record(t, c.servers...)
+	h := record(t, 100*time.Millisecond, c.servers...)
 	time.Sleep(time.Second)
 	leader.Isolate(t)
 	cut := time.Now()
@@ -551,7 +552,7 @@ func TestMoved(t *testing.T) {
 	third.Launch(t)
 	third.WaitAPI(t)
 	third.Stop(t)
-	other := "10.123.0.99"
+	other := third.NodeIP[:strings.LastIndex(third.NodeIP, ".")] + ".99"
 	third.AddAddress(t, other)
 	put("nodeIP: [" + other + "]\n")
 	third.Launch(t)
@@ -669,7 +670,10 @@ func TestFull(t *testing.T) {
 	harness.Eventually(t, 5*time.Minute, "the server to report that the database is full", func() error {
 		more++
 		_ = big(fmt.Sprintf("more-%d", more)) // removing old revisions may have made room
-		if r := s.RunBinary(t, "etcd", "status"); !strings.Contains(r.Stdout, "Alarm: NOSPACE") || !strings.Contains(s.Logs(), "nearly full") || !strings.Contains(s.Logs(), "delete objects") {
+		if log := s.Logs(); !strings.Contains(log, "nearly full") || !strings.Contains(log, "delete objects") {
+			return errors.New("the log does not say so")
+		}
+		if r := s.RunBinary(t, "etcd", "status"); !strings.Contains(r.Stdout, "Alarm: NOSPACE") {
 			return fmt.Errorf("%s%s", r.Stdout, r.Stderr)
 		}
 		return nil

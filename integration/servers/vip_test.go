@@ -103,6 +103,7 @@ func (w *traffic) since(at time.Time) bool {
 // TestVirtualAddress: three servers have an address that one of them was given; clients reach the API there while its
 // holder is stopped, paused and killed. make vip-faults repeats that, and also cuts the holder off.
 func TestVirtualAddress(t *testing.T) {
+	t.Parallel()
 	c := start(t, harness.Options{ConfigYAML: emptyConfig})
 	first := c.servers[0]
 	c.join(t)
@@ -227,7 +228,8 @@ type fault struct {
 // TestVirtualAddressIPv6: neighbours learn the new place of an IPv6 address from its announcement, and an address that
 // another machine has is refused.
 func TestVirtualAddressIPv6(t *testing.T) {
-	s := harness.New(t, harness.Options{IPv6: true, ConfigYAML: emptyConfig})
+	t.Parallel()
+	s := harness.New(t, harness.Options{IPv6: true, NoTestImage: true, ConfigYAML: emptyConfig})
 	for _, taken := range []string{s.HostIP, netip.MustParseAddr(s.HostIP6).String()} {
 		r := s.RunBinary(t, "server", "--vip="+taken)
 		if r.Code == 0 || !strings.Contains(r.Stderr, "another machine of the network (") || !strings.Contains(r.Stderr, "has the virtual address "+taken+": give --vip an address that nothing else uses") {

@@ -134,7 +134,7 @@ spec:
   caBundle: %s
 `, ns, ca))
 	t.Cleanup(func() { s.TryKubectl(t, "delete", "apiservice", "v1.probe.kubelith.io") })
-	s.Kubectl(t, "wait", "--for=condition=Available", "apiservice/v1.probe.kubelith.io", "--timeout=60s")
+	s.Kubectl(t, "wait", "--for=condition=Available", "apiservice/v1.probe.kubelith.io", "--timeout="+harness.Patience(60*time.Second).String())
 	stones := schema.GroupVersionResource{Group: "probe.kubelith.io", Version: "v1", Resource: "stones"}
 	got, err := s.Dynamic(t).Resource(stones).Get(t.Context(), "granite", metav1.GetOptions{})
 	if err != nil {
@@ -144,9 +144,12 @@ spec:
 	if spec["user"] != "kubelith-admin" || !strings.Contains(fmt.Sprint(spec["groups"]), "kubelith:admins") {
 		t.Errorf("the aggregated server got the user %v", spec)
 	}
-	if out := s.Kubectl(t, "get", "stones", "-o", "name"); out != "stone.probe.kubelith.io/granite\nstone.probe.kubelith.io/basalt\n" {
-		t.Errorf("kubectl get stones: %q", out)
-	}
+	harness.Eventually(t, 20*time.Second, "kubectl to know stones", func() error {
+		if res := s.TryKubectl(t, "get", "stones", "-o", "name"); res.Code != 0 || res.Stdout != "stone.probe.kubelith.io/granite\nstone.probe.kubelith.io/basalt\n" {
+			return fmt.Errorf("kubectl get stones: %q %s", res.Stdout, res.Stderr)
+		}
+		return nil
+	})
 	if _, err := s.Dynamic(t).Resource(stones).Get(t.Context(), "marble", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("an object that does not exist: %v", err)
 	}
@@ -202,7 +205,7 @@ func TestCustomResources(t *testing.T) {
 	ns := s.Namespace(t)
 	apply(t, s, "", fmt.Sprintf(crd, "widget", "Widget"))
 	t.Cleanup(func() { s.TryKubectl(t, "delete", "crd", "widgets.test.kubelith.io", "--timeout=30s") })
-	s.Kubectl(t, "wait", "--for=condition=Established", "crd/widgets.test.kubelith.io", "--timeout=30s")
+	s.Kubectl(t, "wait", "--for=condition=Established", "crd/widgets.test.kubelith.io", "--timeout="+harness.Patience(30*time.Second).String())
 	widget := func(version, name, spec string) string {
 		return fmt.Sprintf("apiVersion: test.kubelith.io/%s\nkind: Widget\nmetadata: {name: %s}\nspec: {%s}\n", version, name, spec)
 	}
@@ -234,7 +237,7 @@ func TestCustomResources(t *testing.T) {
 	if out := s.Kubectl(t, "explain", "widget.spec"); !strings.Contains(out, "colour") {
 		t.Errorf("kubectl explain:\n%s", out)
 	}
-	s.Kubectl(t, "delete", "crd", "widgets.test.kubelith.io", "--timeout=30s")
+	s.Kubectl(t, "delete", "crd", "widgets.test.kubelith.io", "--timeout="+harness.Patience(30*time.Second).String())
 	harness.Eventually(t, 20*time.Second, "the resource to go", func() error {
 		if res := s.TryKubectl(t, "-n", ns, "get", "widgets"); res.Code == 0 {
 			return fmt.Errorf("%s", res.Stdout)

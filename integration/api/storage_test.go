@@ -130,7 +130,7 @@ func TestWatch(t *testing.T) {
 	s := cluster.Get(t)
 	ns := s.Namespace(t)
 	client := s.Client(t).CoreV1().ConfigMaps(ns)
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience(100*time.Second))
 	defer cancel()
 	// A bookmark comes about once a minute, and shortly before the time of a watch is over.
 	yes, seconds := true, int64(30)
@@ -197,7 +197,7 @@ func TestWatch(t *testing.T) {
 func TestOldVersion(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience(60*time.Second))
 	defer cancel()
 	apply(t, s, "default", `apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition

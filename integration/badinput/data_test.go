@@ -150,7 +150,7 @@ func startAndStop(t *testing.T, s *harness.Server, dir string) {
 				text, _ := os.ReadFile(log.Name())
 				t.Errorf("stop: %v\n%s", err, tail(string(text)))
 			}
-		case <-time.After(30 * time.Second):
+		case <-time.After(harness.Patience(30 * time.Second)):
 			cmd.Process.Kill()
 			t.Error("the server does not stop")
 		}

@@ -100,7 +100,7 @@ func create(t *testing.T, s *harness.Server, args ...string) token {
 // clusterInfo gets what any client may read, as a machine that trusts no CA yet.
 func clusterInfo(t *testing.T, s *harness.Server) map[string]string {
 	t.Helper()
-	c := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	c := http.Client{Timeout: harness.Patience(10 * time.Second), Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	defer c.CloseIdleConnections()
 	resp, err := c.Get(s.URL() + "/api/v1/namespaces/kube-public/configmaps/cluster-info")
 	if err != nil {

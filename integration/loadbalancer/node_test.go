@@ -27,7 +27,8 @@ func settings(t *testing.T, s *harness.Server, text string) {
 // TestNode follows one node through its labels, a restart and a server without the load balancer.
 func TestNode(t *testing.T) {
 	t.Parallel()
-	s := harness.Start(t, harness.Options{ConfigYAML: enabled})
+	// A restart may take longer than the 50 s after which a node is Unknown by default.
+	s := harness.Start(t, harness.Options{ConfigYAML: enabled, Args: []string{"--controller-manager-arg=node-monitor-grace-period=10m"}})
 	ns := s.Namespace(t)
 	web(t, s, ns, "web")
 	balanced(t, s, ns, "web", "web", 80)

@@ -66,7 +66,7 @@ func TestHostPort(t *testing.T) {
 	if a := mustAskOutside(t, url); a.Hostname != "web" || a.From() != s.HostIP {
 		t.Errorf("%s answered and saw %s; the client is %s", a.Hostname, a.Remote, s.HostIP)
 	}
-	if a, err := harness.Ask(s.HTTPClient(3*time.Second), url); err != nil || a.Hostname != "web" {
+	if a, err := harness.Ask(s.HTTPClient(harness.Patience(3*time.Second)), url); err != nil || a.Hostname != "web" {
 		t.Errorf("from the node itself: %v, %v", a, err)
 	}
 	s.Kubectl(t, "-n", ns, "delete", "pod", "web", "--now")

@@ -18,6 +18,7 @@ import (
 // TestExternalIPs: a server and an agent have the external addresses of their settings: in their Nodes, in their
 // certificates and in Services. The setting may go and come back.
 func TestExternalIPs(t *testing.T) {
+	t.Parallel()
 	const settings = "apiVersion: kubelith.io/v1alpha1\nkind: AgentConfig\n"
 	const external = "nodeExternalIP: [203.0.113.2]\n"
 	c := harness.StartCluster(t, harness.ClusterOptions{Server: harness.Options{Args: []string{"--node-external-ip=203.0.113.1"}}})

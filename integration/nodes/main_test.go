@@ -105,7 +105,7 @@ type answer = harness.Answer
 
 // ask sends one HTTP request on its own connection to host:port.
 func (dial dialer) ask(ip string, port int) (a answer, err error) {
-	client := http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
+	client := http.Client{Timeout: harness.Patience(3 * time.Second), Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
 	return harness.Ask(&client, "http://"+net.JoinHostPort(ip, fmt.Sprint(port))+"/")
 }
 

@@ -17,7 +17,7 @@ import (
 )
 
 // TestSecondNode: VXLAN's device and its packet filter exist while there is another node. Its coming and going does not
-// interrupt connections of this node's pods.
+// interrupt connections of this node's pods. At the end, nodes come and go under the same name.
 func TestSecondNode(t *testing.T) {
 	t.Parallel()
 	c := harness.StartCluster(t, harness.ClusterOptions{})
@@ -44,7 +44,7 @@ func TestSecondNode(t *testing.T) {
 	answers := bufio.NewReader(conn)
 	echoes := func(when string) {
 		t.Helper()
-		if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		if err := conn.SetDeadline(time.Now().Add(harness.Patience(10 * time.Second))); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := fmt.Fprintln(conn, when); err != nil {
@@ -101,4 +101,6 @@ func TestSecondNode(t *testing.T) {
 	again := s.Create(t, on(a, web(ns, "again", "web")))
 	again = s.WaitRunning(t, again)
 	within(t, c, client).mustAsk(t, "the agent's pod again", again.Status.PodIP, 8080)
+
+	t.Run("names", func(t *testing.T) { testNames(t, c) })
 }

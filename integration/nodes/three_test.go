@@ -165,7 +165,8 @@ func testServerAddress(t *testing.T, c *harness.Cluster) {
 	if after := startTimes(t, c, pods[1]); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("the containers of an agent were started again: %v, before %v", after, before)
 	}
-	if _, _, err := c.Server.TryPodExec(t, pods[1], "main", "/bin/true"); err != nil {
-		t.Errorf("exec on an agent: %v", err)
-	}
+	harness.Eventually(t, 30*time.Second, "exec on an agent", func() error {
+		_, _, err := c.Server.TryPodExec(t, pods[1], "main", "/bin/true")
+		return err
+	})
 }

@@ -23,6 +23,7 @@ const volumeData = "/var/lib/kubelith/plugins/data/local/volumes"
 
 // TestVolumesOnAgents: each node creates, expands and deletes its own volumes, and the others leave them alone.
 func TestVolumesOnAgents(t *testing.T) {
+	t.Parallel()
 	c := harness.StartCluster(t, harness.ClusterOptions{Agents: 1})
 	ns, client, agent := c.Namespace(t), c.Server.Client(t), c.Agents[0]
 	harness.Eventually(t, harness.PodTimeout, "both kubelets to have the driver, and the scheduler to know the space of both", func() error {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -82,7 +83,7 @@ func scheduled(want corev1.ConditionStatus, text string) func(*corev1.Pod) error
 // waitGone waits until a pod does not exist any more.
 func waitGone(t testing.TB, s *harness.Server, pod *corev1.Pod) {
 	t.Helper()
-	s.Kubectl(t, "-n", pod.Namespace, "wait", "--for=delete", "pod/"+pod.Name, "--timeout=60s")
+	s.Kubectl(t, "-n", pod.Namespace, "wait", "--for=delete", "pod/"+pod.Name, "--timeout="+harness.Patience(60*time.Second).String())
 }
 
 // event waits for an event about an object whose message contains a text.

@@ -71,6 +71,7 @@ func TestStartupProbe(t *testing.T) {
 	c.LivenessProbe.FailureThreshold = 1
 	c.StartupProbe = httpProbe("/healthz")
 	c.StartupProbe.FailureThreshold = 30
+	c.LivenessProbe.TimeoutSeconds, c.StartupProbe.TimeoutSeconds = 30, 30 // a late answer is no failure
 	pod = s.Run(t, pod)
 	st := harness.Status(pod, "main")
 	if st.RestartCount != 0 || st.Started == nil || !*st.Started {

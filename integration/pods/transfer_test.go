@@ -54,7 +54,7 @@ func TestPortForwardLongLived(t *testing.T) {
 		return err
 	})
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(30 * time.Second))
+	conn.SetDeadline(time.Now().Add(harness.Patience(30 * time.Second)))
 	buf := make([]byte, 1024)
 	for i := range 20 {
 		text := fmt.Sprintf("message %d", i)

@@ -49,6 +49,9 @@ func TestDisable(t *testing.T) {
 					t.Errorf("%s works", component)
 				}
 			}
+			harness.Eventually(t, 60*time.Second, "all components, also those without a sign", func() error {
+				return harness.AllUp(s.Kubectl(t, "get", "--raw", "/metrics"))
+			})
 			s.Stop(t)
 			for _, c := range []string{"etcd", "apiserver", "controller-manager", "scheduler", "containerd", "images", "cni", "network", "kubelet", "proxy", "dns", "manifests", "servicelb", "metrics-server"} {
 				if ran := strings.Contains(s.Logs(), "component="+c+" stopped"); ran == off[c] {

@@ -17,7 +17,7 @@ import (
 // TestShimKilled: a shim that is killed takes its pod along, which is started again with nothing left of it before.
 // Other pods do not notice.
 func TestShimKilled(t *testing.T) {
-	s := harness.Start(t, harness.Options{})
+	s := cluster.Get(t)
 	ns := s.Namespace(t)
 	run := func(name string, change func(*corev1.PodSpec)) (sandbox, container int) {
 		pod := harness.Pod(ns, name, "/bin/probe", "sleep")
@@ -74,5 +74,5 @@ func TestShimKilled(t *testing.T) {
 	if !harness.Alive(other) || !harness.Alive(otherContainer) {
 		t.Error("the pod whose shim was not killed has ended")
 	}
-	s.Kubectl(t, "delete", "pods", "-n", ns, "--all", "--timeout="+time.Minute.String())
+	s.Kubectl(t, "delete", "pods", "-n", ns, "--all", "--timeout="+harness.Patience(time.Minute).String())
 }

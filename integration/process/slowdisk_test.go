@@ -85,6 +85,7 @@ var slowSteps = []struct {
 // TestSlowDisk starts a new cluster on a disk that takes its time for each fsync and fdatasync: it gets there, and runs
 // a pod, however long that takes. What is written for the process alone is not synced.
 func TestSlowDisk(t *testing.T) {
+	t.Parallel()
 	strace, err := exec.LookPath("strace")
 	if err != nil {
 		t.Skip("strace, which delays the system calls, is not installed")

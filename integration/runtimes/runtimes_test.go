@@ -121,9 +121,12 @@ func TestRuntimes(t *testing.T) {
 			if got := s.PodExec(t, p, "main", harness.Shell("cat /proc/sys/kernel/hostname")...); got != name+"\n" {
 				t.Errorf("pod %s: exec prints %q", name, got)
 			}
-			if got := s.PodLogs(t, p, "main"); !strings.HasPrefix(got, "from "+name+"\n") {
-				t.Errorf("pod %s: the log is %q", name, got)
-			}
+			harness.Eventually(t, 30*time.Second, "the log of pod "+name, func() error {
+				if got := s.PodLogs(t, p, "main"); !strings.HasPrefix(got, "from "+name+"\n") {
+					return fmt.Errorf("it is %q", got)
+				}
+				return nil
+			})
 			for field, want := range map[string]string{"Seccomp": "2", "CapEff": harness.ProcStatus(t, containers["other"].pid, "CapEff")} {
 				if got := harness.ProcStatus(t, c.pid, field); got != want {
 					t.Errorf("pod %s: %s = %s, want %s", name, field, got, want)
@@ -148,7 +151,7 @@ func TestRuntimes(t *testing.T) {
 	})
 	works()
 
-	s.Kubectl(t, "delete", "pods", "-n", ns, "--all", "--timeout="+time.Minute.String())
+	s.Kubectl(t, "delete", "pods", "-n", ns, "--all", "--timeout="+harness.Patience(time.Minute).String())
 	gone(t, s, containers["default"], containers["named"], containers["other"])
 }
 

@@ -56,6 +56,7 @@ func save(t *testing.T, s *harness.Server, args ...string) string {
 // the store. What the cluster had when it was saved is there again. The agent, which knows the server by a name of DNS,
 // goes on by itself: so do its pods.
 func TestRestoreElsewhere(t *testing.T) {
+	t.Parallel()
 	store := serveStore(t)
 	network := &sandbox.Network{}
 	first := harness.Start(t, harness.Options{Network: network, Prepare: func(s *harness.Server) error {
@@ -234,10 +235,11 @@ func rejoined(t *testing.T, s *harness.Server, after time.Time) {
 // TestSchedule: a server saves snapshots by itself and reports them, keeps as many as configured, and saves one before
 // another release uses its data.
 func TestSchedule(t *testing.T) {
+	t.Parallel()
 	store := serveStore(t)
 	store.Away(true)
-	s := harness.Start(t, harness.Options{Prepare: withStore, Env: []string{"AWS_ACCESS_KEY_ID=" + buckettest.AccessKey, "AWS_SECRET_ACCESS_KEY=" + buckettest.SecretKey},
-		Args: []string{"--etcd-snapshot-schedule-cron=@every 40s", "--snapshot-retention=1",
+	s := harness.Start(t, harness.Options{NoTestImage: true, Prepare: withStore, Env: []string{"AWS_ACCESS_KEY_ID=" + buckettest.AccessKey, "AWS_SECRET_ACCESS_KEY=" + buckettest.SecretKey},
+		Args: []string{"--etcd-snapshot-schedule-cron=@every 20s", "--snapshot-retention=1",
 			"--etcd-s3", "--etcd-s3-endpoint=" + store.endpoint, "--etcd-s3-bucket=" + buckettest.Bucket, "--etcd-s3-insecure"}})
 	list := func() (names []string) {
 		t.Helper()
@@ -255,11 +257,12 @@ func TestSchedule(t *testing.T) {
 	}
 	var first string
 	harness.Eventually(t, 3*time.Minute, "a snapshot", func() error {
-		if names := list(); len(names) == 1 && strings.HasPrefix(names[0], "scheduled-") {
-			first = names[0]
-			return nil
+		names := list()
+		if len(names) != 1 || !strings.HasPrefix(names[0], "scheduled-") {
+			return fmt.Errorf("%q", names)
 		}
-		return fmt.Errorf("%q", list())
+		first = names[0]
+		return nil
 	})
 	metrics := s.Kubectl(t, "get", "--raw", "/metrics")
 	if !regexp.MustCompile(`(?m)^kubelith_snapshot_last_success_timestamp_seconds 1\.\d+e\+09$`).MatchString(metrics) || !strings.Contains(metrics, `kubelith_snapshots_total{result="saved"}`) {
@@ -330,7 +333,8 @@ func TestSchedule(t *testing.T) {
 
 // TestCommands: pipes, names, and what is refused in one line, with nothing changed.
 func TestCommands(t *testing.T) {
-	s := harness.Start(t, harness.Options{Prepare: withPassphrase})
+	t.Parallel()
+	s := harness.Start(t, harness.Options{NoTestImage: true, Prepare: withPassphrase})
 	command := func(want string, args ...string) {
 		t.Helper()
 		r := s.RunBinary(t, append([]string{"snapshot"}, args...)...)

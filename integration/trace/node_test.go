@@ -61,7 +61,7 @@ func TestNode(t *testing.T) {
 	probed := harness.Pod(ns, "probed", "sleep", "1000")
 	pulls.Spec.NodeName, probed.Spec.NodeName = agent.NodeName(), agent.NodeName()
 	pulls.Spec.Containers[0].Image, pulls.Spec.Containers[0].ImagePullPolicy = image, corev1.PullIfNotPresent
-	probed.Spec.Containers[0].ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, FailureThreshold: 1, ProbeHandler: corev1.ProbeHandler{
+	probed.Spec.Containers[0].ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, FailureThreshold: 1, TimeoutSeconds: 30, ProbeHandler: corev1.ProbeHandler{
 		Exec: &corev1.ExecAction{Command: []string{"sh", "-c", "test -e /tmp/ready || { echo not yet; exit 3; }"}}}}
 	pulls, probed = s.Create(t, pulls), s.Create(t, probed)
 

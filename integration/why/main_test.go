@@ -202,6 +202,11 @@ func runCase(t testing.TB, s *harness.Server, apply *applier, dir string, score 
 	run := func(lines []string) {
 		for _, line := range lines {
 			line, refused := strings.CutPrefix(strings.NewReplacer("NODE", apply.node, "NAMESPACE", ns).Replace(line), "! ")
+			if !refused { // what is refused may be a wait, until its end
+				line = limits.ReplaceAllStringFunc(line, func(flag string) string {
+					return "--timeout=" + harness.Patience(duration(t, strings.TrimPrefix(flag, "--timeout="), 0)).String()
+				})
+			}
 			if r := s.TryKubectl(t, append([]string{"-n", ns}, words(line)...)...); (r.Code != 0) != refused {
 				t.Fatalf("kubectl %s: exit code %d\n%s%s", line, r.Code, r.Stdout, r.Stderr)
 			}
@@ -295,14 +300,14 @@ func askWhy(t testing.TB, s *harness.Server, args []string) (a answer, err error
 	return a, nil
 }
 
-// describes reports whether `kubectl describe` of the same object alone shows the cause.
+// describes reports whether `kubectl describe` of the same object alone shows the cause. Only the score is made of it.
 func describes(t testing.TB, s *harness.Server, ns string, c Case, args []string) bool {
-	if c.Describe == "" {
-		return false
-	}
 	expr, err := regexp.Compile(c.Describe)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if c.Describe == "" || os.Getenv("KUBELITH_WHY_SCORE") == "" {
+		return false
 	}
 	for _, arg := range args {
 		if kind, name, ok := strings.Cut(arg, "/"); ok {
@@ -312,7 +317,10 @@ func describes(t testing.TB, s *harness.Server, ns string, c Case, args []string
 	return false
 }
 
-var braces = regexp.MustCompile(`\{([^}]*)\}`)
+var (
+	braces = regexp.MustCompile(`\{([^}]*)\}`)
+	limits = regexp.MustCompile(`--timeout=\d+s`) // kubectl's own
+)
 
 // whyArgs returns why's arguments, with the namespace, which NAMESPACE stands for.
 func whyArgs(t testing.TB, s *harness.Server, ns, line string) []string {

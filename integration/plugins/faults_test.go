@@ -40,7 +40,7 @@ func entry(name, policy string, more ...string) string {
 // faultyServer has the executable of badplugin, and a configuration with these plugins; it is not started.
 func faultyServer(t *testing.T, entries ...string) *harness.Server {
 	t.Helper()
-	s := harness.New(t, harness.Options{NoTestImage: true, ConfigYAML: configWith(entries...)})
+	s := harness.New(t, harness.Options{NoTestImage: true, ConfigYAML: configWith(entries...), Disable: withoutNode})
 	install(t, s, harness.BuildProgram(t, "./badplugin"), badPath)
 	return s
 }
@@ -104,7 +104,7 @@ func TestStartFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Launch(t)
-	s.WaitReady(t)
+	s.WaitAPI(t)
 	waitPhase(t, s, "good", "ready")
 	for name, c := range cases {
 		state := wait(t, s, name, "has failed with "+c.want, func(p pluginadmin.Plugin) bool {
@@ -132,7 +132,7 @@ func TestCallFaults(t *testing.T) {
 	t.Parallel()
 	s := faultyServer(t, entry("good", "Fail"), entry("strict", "Fail", "limits: {memory: 64Mi, uid: auto}"), entry("lenient", "Ignore", "limits: {memory: 64Mi, uid: auto}"))
 	s.Launch(t)
-	s.WaitReady(t)
+	s.WaitAPI(t)
 	client := s.Client(t)
 	for _, name := range []string{"good", "strict", "lenient"} {
 		waitPhase(t, s, name, "ready")
@@ -232,7 +232,7 @@ func TestRandomKills(t *testing.T) {
 	}
 	s := faultyServer(t, entries...)
 	s.Launch(t)
-	s.WaitReady(t)
+	s.WaitAPI(t)
 	client := s.Client(t)
 	waitPhase(t, s, "good", "ready")
 	for i := range victims {

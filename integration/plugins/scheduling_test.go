@@ -52,12 +52,15 @@ func TestScheduling(t *testing.T) {
 	}
 }
 
+// withoutNode switches off what only a server's own node needs.
+var withoutNode = []string{"containerd", "dns", "kubelet", "local-storage", "metrics-server", "network", "proxy", "servicelb"}
+
 // schedulingServer schedules for three nodes that are objects only. The plugins' programs are put to the paths.
 func schedulingServer(t *testing.T, config, profiles string, programs map[string]string) *harness.Server {
 	t.Helper()
 	s := harness.Start(t, harness.Options{
 		NoWait: true, NoTestImage: true, ConfigYAML: config,
-		Disable: []string{"containerd", "dns", "kubelet", "local-storage", "metrics-server", "network", "proxy", "servicelb"},
+		Disable: withoutNode,
 		Args: []string{"--scheduler-arg=config=" + schedulerFile,
 			"--controller-manager-arg=controllers=*,-node-lifecycle-controller,-pod-garbage-collector-controller"},
 		Prepare: func(s *harness.Server) error {

@@ -555,6 +555,7 @@ func TestMoved(t *testing.T) {
 	other := third.NodeIP[:strings.LastIndex(third.NodeIP, ".")] + ".99"
 	third.AddAddress(t, other)
 	put("nodeIP: [" + other + "]\n")
+	third.NodeIP = other
 	third.Launch(t)
 	third.WaitAPI(t)
 	harness.Eventually(t, time.Minute, "the others to know the new address", func() error {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -55,7 +56,11 @@ func Main(m *testing.M, shared ...*Shared) {
 	if path, err := binary(); err == nil {
 		os.Setenv("KUBELITH_BIN", path) // for kubelith.io/kubelith/cluster
 	}
-	allowParallel()
+	if len(shared) > 0 {
+		Parallel(8)
+	} else {
+		Parallel(4) // a server uses some of a core while its test waits
+	}
 	code := m.Run()
 	for _, sh := range shared {
 		if sh.server == nil {
@@ -69,13 +74,14 @@ func Main(m *testing.M, shared ...*Shared) {
 	os.Exit(code)
 }
 
-// allowParallel lets more tests wait at once than there are CPUs, unless -parallel sets another number.
-func allowParallel() {
+// Parallel lets so many tests run at once, unless -parallel or a call before sets another number. Tests wait most of the
+// time, so more than there are CPUs.
+func Parallel(tests int) {
 	flag.Parse()
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
 	if !given {
-		flag.Set("test.parallel", "8")
+		flag.Set("test.parallel", strconv.Itoa(tests))
 	}
 }
 

@@ -23,7 +23,10 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-func TestMain(m *testing.M) { harness.Main(m) }
+func TestMain(m *testing.M) {
+	harness.Parallel(3) // each has several nodes
+	harness.Main(m)
+}
 
 // clusterDNS is the address of cluster DNS with the default service CIDR.
 const clusterDNS = "10.43.0.10"

@@ -2,7 +2,6 @@
 package plugins
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,11 +15,7 @@ import (
 	"kubelith.io/kubelith/plugins/pluginadmin"
 )
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	flag.Set("test.parallel", "4") // each has a server of its own, which costs something while it waits too
-	harness.Main(m)
-}
+func TestMain(m *testing.M) { harness.Main(m) }
 
 // install puts an executable where the server may run it; more bytes at its end make it another file.
 func install(t *testing.T, s *harness.Server, program, path string, more ...byte) {

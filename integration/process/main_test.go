@@ -19,7 +19,10 @@ import (
 
 var cluster = harness.NewShared(harness.Options{})
 
-func TestMain(m *testing.M) { harness.Main(m, cluster) }
+func TestMain(m *testing.M) {
+	harness.Parallel(4) // most have servers of their own
+	harness.Main(m, cluster)
+}
 
 // controlPlane switches off what needs containers.
 var controlPlane = []string{"kubelet", "containerd", "proxy", "dns"}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,8 +25,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	flag.Parse()
-	flag.Set("test.parallel", "3") // each has three servers
+	harness.Parallel(3) // each has three servers
 	harness.Main(m)
 }
 

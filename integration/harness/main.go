@@ -74,8 +74,8 @@ func Main(m *testing.M, shared ...*Shared) {
 	os.Exit(code)
 }
 
-// Parallel lets so many tests run at once, unless -parallel or a call before sets another number. Tests wait most of the
-// time, so more than there are CPUs.
+// Parallel lets so many tests run at once, unless -parallel or a call before sets another number: more than there are
+// CPUs, as tests wait most of the time.
 func Parallel(tests int) {
 	flag.Parse()
 	given := false

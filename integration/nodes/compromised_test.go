@@ -22,15 +22,9 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestCompromisedAgent: an attacker has an agent's credentials, and tries to reach beyond its node: other nodes'
-// volumes, the traffic of load balancers. Before that, a Service leaves the ports of hosts alone.
-func TestCompromisedAgent(t *testing.T) {
-	t.Parallel()
-	c := harness.StartCluster(t, harness.ClusterOptions{
-		Agents: 1,
-		// By default a node that is gone is Unknown after 50 s, and its addresses leave the Services.
-		Server: harness.Options{Args: []string{"--controller-manager-arg=node-monitor-grace-period=10m"}},
-	})
+// testCompromised: an attacker has an agent's credentials, and tries to reach beyond its node: other nodes' volumes,
+// the traffic of load balancers. Before that, a Service leaves the ports of hosts alone.
+func testCompromised(t *testing.T, c *harness.Cluster) {
 	ns, agent := c.Namespace(t), c.Agents[0]
 	t.Run("ports of the host", func(t *testing.T) { testHostPorts(t, c, ns) })
 	t.Run("volumes", func(t *testing.T) { testVolumesOfOthers(t, c, ns) })

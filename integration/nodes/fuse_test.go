@@ -17,11 +17,9 @@ import (
 	"kubelith.io/kubelith/plugins/examples/fuse/store/storetest"
 )
 
-// TestFUSEVolumeOnTwoNodes: pods of two nodes use a volume at the same time, each node with its own client pod, and
-// read what the other writes. The volume is a PersistentVolume of objects that exist.
-func TestFUSEVolumeOnTwoNodes(t *testing.T) {
-	t.Parallel()
-	c := harness.StartCluster(t, harness.ClusterOptions{Agents: 1})
+// testFUSEVolume: pods of two nodes use a volume at the same time, each node with its own client pod, and read what the
+// other writes. The volume is a PersistentVolume of objects that exist.
+func testFUSEVolume(t *testing.T, c *harness.Cluster) {
 	s := c.Server
 	listener, err := net.Listen("tcp", net.JoinHostPort(s.HostIP, "0"))
 	if err != nil {
@@ -114,4 +112,12 @@ func TestFUSEVolumeOnTwoNodes(t *testing.T) {
 	if got, _ := objects.Get("pictures/new"); got != "from pod-1\n" {
 		t.Errorf("the object has %q", got)
 	}
+	// The store ends with this test, and the next one kills the agent.
+	harness.Eventually(t, harness.PodTimeout, "both nodes to have unmounted the volume", func() error {
+		left, err := s.Client(t).StorageV1().VolumeAttachments().List(t.Context(), metav1.ListOptions{})
+		if err == nil && len(left.Items) > 0 {
+			err = fmt.Errorf("%d VolumeAttachments are left", len(left.Items))
+		}
+		return err
+	})
 }

@@ -13,7 +13,9 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"kubelith.io/kubelith/integration/harness"
 )
@@ -58,7 +60,7 @@ func TestJoin(t *testing.T) {
 	// Alone: a kubelet that lacks CPU closes its watches.
 	t.Run("rotation", func(t *testing.T) { testRotation(t, c, first) })
 	t.Run("then", func(t *testing.T) {
-		t.Run("once", func(t *testing.T) { t.Parallel(); testOnce(t, c) })
+		t.Run("expired", func(t *testing.T) { t.Parallel(); testExpired(t, c) })
 		for _, tc := range slices.Concat(refusals(c), refusedServers(t, c), refusedMachines(c)) {
 			t.Run(tc.name, func(t *testing.T) {
 				t.Parallel()
@@ -86,8 +88,8 @@ func TestJoin(t *testing.T) {
 	t.Run("removed", func(t *testing.T) { testRemoved(t, c, first) })
 }
 
-// testRemoved shuts an agent out that does not know of it, and lets it join again. (integration/join plays one that is
-// not honest.)
+// testRemoved shuts an agent out that does not know of it, and lets it join again, with a token for one machine that no
+// other can use. (integration/join plays one that is not honest.)
 func testRemoved(t *testing.T, c *harness.Cluster, a *harness.Server) {
 	if res := c.Server.RunBinary(t, "node", "remove", c.Server.NodeName()); res.Code != 1 || !strings.Contains(res.Stderr, " is the only server: a cluster needs one") {
 		t.Errorf("the server's own node: exit code %d, %s%s", res.Code, res.Stdout, res.Stderr)
@@ -117,6 +119,7 @@ func testRemoved(t *testing.T, c *harness.Cluster, a *harness.Server) {
 	if got := c.Server.Kubectl(t, "-n", ns, "exec", pod.Name, "--", "echo", "here"); got != "here\n" {
 		t.Errorf("exec: %q", got)
 	}
+	refused(t, c, refusal{token: a.Agent.Token, agent: `is valid for one machine|does not know token`, server: `is valid for one machine|refused token`})
 }
 
 // testFirst checks what a join creates, on both sides.
@@ -179,6 +182,8 @@ type refusal struct {
 	spoil    func(t *testing.T, a *harness.Server) // does to the machine what makes the join fail
 }
 
+// refusals have a bad token, name or address. TestRefused of components/worker/join has the agent's other errors,
+// TestRefusedTokens of integration/join what the server logs about deleted and expired tokens.
 func refusals(c *harness.Cluster) []refusal {
 	fresh := func(args ...string) func(*testing.T) string {
 		return func(t *testing.T) string { return c.Server.Token(t, args...) }
@@ -199,31 +204,11 @@ func refusals(c *harness.Cluster) []refusal {
 		}, text)
 	}
 	return []refusal{
-		{name: "no-token", make: func(*testing.T) string { return "" }, agent: `token`},
 		{name: "malformed", make: func(*testing.T) string { return "K10abc::server:def" }, agent: `token`},
-		{name: "newer-version", make: part(0, func(string) string { return "kl2" }), agent: `newer`},
 		{name: "wrong-ca-hash", make: part(1, other), agent: `the server's CA is not the token's`,
 			server: `a machine at 10\.123\.\d+\.\d+:\d+ reports that it cannot join: its token is for a cluster with another CA`, unnamed: true},
 		{name: "wrong-id", make: part(2, other), agent: `does not know token`, server: `refused token .* does not exist`},
 		{name: "wrong-secret", make: part(3, other), agent: `secret of token \S+ is wrong`, server: `refused token .* secret is wrong`},
-		{name: "deleted", agent: `does not know token`, server: `refused token`, make: func(t *testing.T) string {
-			token := c.Server.Token(t)
-			if res := c.Server.RunBinary(t, "token", "delete", strings.Split(token, "_")[2]); res.Code != 0 {
-				t.Fatalf("kubelith token delete: %s", res.Stderr)
-			}
-			return token
-		}},
-		{name: "expired", agent: `does not know token`, server: `refused token`, make: func(t *testing.T) string {
-			token := c.Server.Token(t, "--ttl=6s")
-			created := time.Now()
-			harness.Eventually(t, 30*time.Second, "the token to expire", func() error {
-				if age := time.Since(created); age < 7*time.Second {
-					return fmt.Errorf("it is %s old", age)
-				}
-				return nil
-			})
-			return token
-		}},
 		{name: "name-of-server", make: fresh(), nodeName: c.Server.NodeName(), agent: `belongs to another machine`, server: `NameTaken`},
 		{name: "name-of-agent", make: fresh(), nodeName: c.Agents[0].NodeName(), agent: `belongs to another machine`, server: `NameTaken`},
 		{name: "address-of-server", make: fresh(), agent: `address \S+ already belongs to node \S+: set this machine's own with --node-ip`, server: `AddressTaken`,
@@ -291,10 +276,16 @@ func refused(t *testing.T, c *harness.Cluster, tc refusal) {
 // noTrace: the server has nothing of a machine that it refused.
 func noTrace(t *testing.T, c *harness.Cluster, name string) {
 	t.Helper()
-	out := c.Server.Kubectl(t, "get", "nodes,leases,configmaps,secrets", "--all-namespaces", "--output=name")
-	for line := range strings.Lines(out) {
-		if _, object, _ := strings.Cut(strings.TrimSpace(line), "/"); object == name || strings.HasSuffix(object, "."+name) {
-			t.Errorf("%s remains", strings.TrimSpace(line))
+	client := c.Server.Dynamic(t)
+	for resource, group := range map[string]string{"nodes": "", "leases": "coordination.k8s.io", "configmaps": "", "secrets": ""} {
+		all, err := client.Resource(schema.GroupVersionResource{Group: group, Version: "v1", Resource: resource}).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatalf("%s: %v", resource, err)
+		}
+		for _, o := range all.Items {
+			if o.GetName() == name || strings.HasSuffix(o.GetName(), "."+name) {
+				t.Errorf("%s is among the %s", o.GetName(), resource)
+			}
 		}
 	}
 }
@@ -318,29 +309,24 @@ ip -o link | cut -d: -f2; ip route; nft list ruleset`))
 	return b.String()
 }
 
-// testOnce: a token for one machine is good for one machine.
-func testOnce(t *testing.T, c *harness.Cluster) {
-	token := c.Server.Token(t, "--once")
-	a := c.Prepare(t, harness.Options{NoTestImage: true}, harness.AgentOptions{Token: token})
-	a.Launch(t)
-	a.WaitReady(t)
-	refused(t, c, refusal{token: token, agent: `is valid for one machine|does not know token`, server: `is valid for one machine|refused token`})
-	a.Stop(t)
-	remove(t, c, a.NodeName())
+// testExpired: an expired token goes, and with it the signature without which agents do not know it.
+func testExpired(t *testing.T, c *harness.Cluster) {
+	id := strings.Split(c.Server.Token(t, "--ttl=2s"), "_")[2]
+	client := c.Server.Client(t).CoreV1()
+	harness.Eventually(t, 10*time.Second, "the token and its signature to go", func() error {
+		if _, err := client.Secrets(metav1.NamespaceSystem).Get(t.Context(), "bootstrap-token-"+id, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("its Secret: %v", err)
+		}
+		info, err := client.ConfigMaps(metav1.NamespacePublic).Get(t.Context(), "cluster-info", metav1.GetOptions{})
+		if err == nil && info.Data["jws-kubeconfig-"+id] != "" {
+			err = errors.New("the signature is there")
+		}
+		return err
+	})
 }
 
-// testNames: a machine may come again under its own name, also when its Node was deleted and it has registered again;
-// another one may have it when the Node was deleted.
-func testNames(t *testing.T, c *harness.Cluster) {
-	token := c.Server.Token(t)
-	a := c.Prepare(t, harness.Options{NoTestImage: true}, harness.AgentOptions{Token: token})
-	a.Launch(t)
-	a.WaitReady(t)
-	a.Stop(t)
-	remove(t, c, a.NodeName())
-	a.Agent.Token = ""
-	a.Launch(t)
-	a.WaitReady(t)
+// testSameMachine: a machine whose Node was deleted, and which has registered again, may join again under its own name.
+func testSameMachine(t *testing.T, c *harness.Cluster, a *harness.Server, token string) {
 	a.Stop(t)
 	a.Agent.Token = token
 	if err := os.RemoveAll(a.Path(harness.DataDir + "/agent/pki")); err != nil { // as when its certificate has expired
@@ -350,27 +336,19 @@ func testNames(t *testing.T, c *harness.Cluster) {
 	a.Launch(t)
 	renewed(t, a, again)
 	a.WaitReady(t)
-	a.Stop(t)
-
-	remove(t, c, a.NodeName())
-	b := c.Prepare(t, harness.Options{NoTestImage: true, NodeName: a.NodeName()}, harness.AgentOptions{Token: token})
-	b.Launch(t)
-	b.WaitReady(t)
-	if got := b.Node(t).Status.Addresses[0].Address; got != b.NodeIP {
-		t.Errorf("the node has the address %s, not %s", got, b.NodeIP)
-	}
-	b.Stop(t)
-	remove(t, c, b.NodeName())
 }
 
 // remove deletes the node of a machine that is off and waits until its name is free, also for the next sandbox that
 // gets it.
 func remove(t *testing.T, c *harness.Cluster, name string) {
 	t.Helper()
-	c.Server.Kubectl(t, "delete", "node", name)
+	client := c.Server.Client(t).CoreV1()
+	if err := client.Nodes().Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	harness.Eventually(t, 30*time.Second, "the name "+name+" to be free", func() error {
-		if out := c.Server.Kubectl(t, "-n", "kube-system", "get", "configmap", "kubelith-node."+name, "--ignore-not-found"); out != "" {
-			return errors.New("it is reserved")
+		if _, err := client.ConfigMaps(metav1.NamespaceSystem).Get(t.Context(), "kubelith-node."+name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("its reservation: %v", err)
 		}
 		return nil
 	})

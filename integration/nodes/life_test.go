@@ -10,12 +10,11 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestAgentsLife: before it joins, check reports whether it can and leaves nothing; it notifies systemd that it has
-// started, even when the server is away; and reset removes all of it from its machine, except what users put there.
-func TestAgentsLife(t *testing.T) {
-	t.Parallel()
-	c := harness.StartCluster(t, harness.ClusterOptions{})
-	a := c.Prepare(t, harness.Options{Env: []string{"NOTIFY_SOCKET=/run/notify"}}, harness.AgentOptions{Token: c.Server.Token(t)})
+// testLife takes an agent through its life, on a machine that gets the name of a deleted Node: before it joins, check
+// reports whether it can and leaves nothing; it notifies systemd that it has started, even when the server is away; and
+// reset removes all of it from its machine, except what users put there. At the end the server is off.
+func testLife(t *testing.T, c *harness.Cluster, name, token string) {
+	a := c.Prepare(t, harness.Options{NodeName: name, Env: []string{"NOTIFY_SOCKET=/run/notify"}}, harness.AgentOptions{Token: token})
 	started := notified(t, a)
 	before := traces(t, a)
 	args := append([]string{"check"}, a.ServerArgs()...)
@@ -37,6 +36,9 @@ func TestAgentsLife(t *testing.T) {
 	a.Launch(t)
 	started("with the server")
 	a.WaitReady(t)
+	if got := a.Node(t).Status.Addresses[0].Address; got != a.NodeIP {
+		t.Errorf("the node has the address %s, not %s", got, a.NodeIP)
+	}
 	c.Server.Run(t, on(a, web(c.Server.Namespace(t), "web", "web")))
 
 	c.Server.Kill9(t)

@@ -48,7 +48,7 @@ add rule inet klt_nat in iifname eth0 meta l4proto { tcp, udp, icmp } ct state n
 	c.Agents = append(c.Agents, agent)
 	agent.WaitReady(t)
 
-	t.Run("streams", func(t *testing.T) { testStreams(t, c) })
+	t.Run("streams", func(t *testing.T) { testStreams(t, c, agent) })
 	ns := c.Namespace(t)
 	pod := web(ns, "far", "far")
 	pod = c.Server.Run(t, on(agent, pod))

@@ -11,10 +11,8 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// An operator sees the plugins of an agent there, and in the cluster as conditions of its Node.
-func TestPluginsOfAgents(t *testing.T) {
-	t.Parallel()
-	c := harness.StartCluster(t, harness.ClusterOptions{Server: harness.Options{NoTestImage: true}, Agent: harness.Options{NoTestImage: true}, Agents: 1})
+// testPlugins: an operator sees the plugins of an agent there, and in the cluster as conditions of its Node.
+func testPlugins(t *testing.T, c *harness.Cluster) {
 	agent := c.Agents[0]
 	harness.Eventually(t, 30*time.Second, "the agent's plugin local ready", func() error {
 		res := agent.RunBinary(t, "plugin", "list", "-o=json")

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubelith.io/kubelith/integration/harness"
 )
@@ -122,10 +123,21 @@ func refusedMachines(c *harness.Cluster) []refusal {
 // unheard: the server was asked for no certificate with the token, which is as good as new.
 func unheard(t *testing.T, c *harness.Cluster, id string) {
 	t.Helper()
-	if users := c.Server.Kubectl(t, "get", "csr", "--output=jsonpath={.items[*].spec.username}"); strings.Contains(users, "system:bootstrap:"+id) {
-		t.Errorf("a certificate was asked for with the token %s: %s", id, users)
+	client := c.Server.Client(t)
+	requests, err := client.CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
 	}
-	if secret := c.Server.Kubectl(t, "-n", "kube-system", "get", "secret", "bootstrap-token-"+id, "--output=yaml"); strings.Contains(secret, "kubelith.io/used") {
-		t.Errorf("the token %s is spent", id)
+	for _, csr := range requests.Items {
+		if csr.Spec.Username == "system:bootstrap:"+id {
+			t.Errorf("a certificate was asked for with the token %s: %s", id, csr.Name)
+		}
+	}
+	secret, err := client.CoreV1().Secrets(metav1.NamespaceSystem).Get(t.Context(), "bootstrap-token-"+id, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if machine, spent := secret.Annotations["kubelith.io/used"]; spent {
+		t.Errorf("the token %s is spent, by %s", id, machine)
 	}
 }

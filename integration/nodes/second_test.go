@@ -2,7 +2,6 @@ package nodes
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -17,7 +16,8 @@ import (
 )
 
 // TestSecondNode: VXLAN's device and its packet filter exist while there is another node. Its coming and going does not
-// interrupt connections of this node's pods. At the end, nodes come and go under the same name.
+// interrupt connections of this node's pods. Its Node is deleted, and it registers again; it joins again; another
+// machine gets its name.
 func TestSecondNode(t *testing.T) {
 	t.Parallel()
 	c := harness.StartCluster(t, harness.ClusterOptions{})
@@ -56,7 +56,10 @@ func TestSecondNode(t *testing.T) {
 	}
 	echoes("alone")
 
-	a := c.Join(t, harness.Options{})
+	token := s.Token(t)
+	a := c.Prepare(t, harness.Options{}, harness.AgentOptions{Token: token})
+	c.Agents = append(c.Agents, a)
+	a.Launch(t)
 	c.WaitReady(t)
 	connected(s, true)
 	connected(a, true)
@@ -89,11 +92,10 @@ func TestSecondNode(t *testing.T) {
 
 	a.Stop(t) // it would register again
 	connected(a, true)
-	if err := s.Client(t).CoreV1().Nodes().Delete(context.Background(), a.NodeName(), metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	remove(t, c, a.NodeName())
 	connected(s, false)
 	echoes("without the second node")
+	a.Agent.Token = "" // it has its certificate
 	a.Launch(t)
 	a.WaitReady(t)
 	connected(s, true)
@@ -102,5 +104,16 @@ func TestSecondNode(t *testing.T) {
 	again = s.WaitRunning(t, again)
 	within(t, c, client).mustAsk(t, "the agent's pod again", again.Status.PodIP, 8080)
 
-	t.Run("names", func(t *testing.T) { testNames(t, c) })
+	if !t.Run("same machine", func(t *testing.T) { testSameMachine(t, c, a, token) }) {
+		return
+	}
+	a.Stop(t)
+	remove(t, c, a.NodeName())
+	// The next node of that name would run its pods.
+	now := int64(0)
+	if err := s.Client(t).CoreV1().Pods(ns).DeleteCollection(t.Context(), metav1.DeleteOptions{GracePeriodSeconds: &now},
+		metav1.ListOptions{FieldSelector: "spec.nodeName=" + a.NodeName()}); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("another machine", func(t *testing.T) { testLife(t, c, a.NodeName(), token) })
 }

@@ -10,9 +10,9 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// testStreams: logs, exec, attach, port-forward and top work on every node, though the names of all nodes resolve to
+// testStreams: logs, exec, attach, port-forward and top work on these nodes, though the names of all nodes resolve to
 // addresses that lead nowhere.
-func testStreams(t *testing.T, c *harness.Cluster) {
+func testStreams(t *testing.T, c *harness.Cluster, nodes ...*harness.Server) {
 	for i, n := range c.Nodes() {
 		hosts, err := os.OpenFile(c.Server.Path("/etc/hosts"), os.O_APPEND|os.O_WRONLY|os.O_CREATE, 0o644)
 		if err != nil {
@@ -25,8 +25,8 @@ func testStreams(t *testing.T, c *harness.Cluster) {
 		}
 	}
 	ns := c.Namespace(t)
-	t.Run("top", func(t *testing.T) { t.Parallel(); testTop(t, c, ns) })
-	for _, n := range c.Nodes() {
+	t.Run("top", func(t *testing.T) { t.Parallel(); testTop(t, c, ns, nodes) })
+	for _, n := range nodes {
 		t.Run(n.NodeName(), func(t *testing.T) {
 			t.Parallel()
 			s := c.Server

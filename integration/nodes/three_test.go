@@ -25,7 +25,7 @@ func TestThreeNodes(t *testing.T) {
 		run  func(*testing.T, *harness.Cluster)
 	}{
 		{"vxlan", testTraffic("vxlan")},
-		{"streams", testStreams},
+		{"streams", func(t *testing.T, c *harness.Cluster) { testStreams(t, c, c.Nodes()...) }},
 		{"drain", testDrain},
 		{"partition", testPartition},
 		{"server-away", testServerAway},

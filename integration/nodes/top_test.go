@@ -10,16 +10,16 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// testTop: kubectl top knows the use of every node, and of a pod on each.
-func testTop(t *testing.T, c *harness.Cluster, ns string) {
-	for _, n := range c.Nodes() {
+// testTop: kubectl top knows the use of each of the nodes, and of a pod there.
+func testTop(t *testing.T, c *harness.Cluster, ns string, nodes []*harness.Server) {
+	for _, n := range nodes {
 		c.Server.Create(t, on(n, web(ns, "used-"+n.NodeName(), "used")))
 	}
 	harness.Eventually(t, 2*time.Minute, "kubectl top to know all", func() error {
 		var errs []error
-		nodes, pods := c.Server.TryKubectl(t, "top", "nodes", "--no-headers"), c.Server.TryKubectl(t, "-n", ns, "top", "pods", "--no-headers")
-		for _, n := range c.Nodes() {
-			errs = append(errs, used(nodes, n.NodeName()), used(pods, "used-"+n.NodeName()))
+		ofNodes, ofPods := c.Server.TryKubectl(t, "top", "nodes", "--no-headers"), c.Server.TryKubectl(t, "-n", ns, "top", "pods", "--no-headers")
+		for _, n := range nodes {
+			errs = append(errs, used(ofNodes, n.NodeName()), used(ofPods, "used-"+n.NodeName()))
 		}
 		return errors.Join(errs...)
 	})

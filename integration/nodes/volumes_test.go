@@ -21,11 +21,9 @@ import (
 // volumeData is where the driver that comes with Kubelith keeps a volume on its node.
 const volumeData = "/var/lib/kubelith/plugins/data/local/volumes"
 
-// TestVolumesOnAgents: each node creates, expands and deletes its own volumes, and the others leave them alone.
-func TestVolumesOnAgents(t *testing.T) {
-	t.Parallel()
-	c := harness.StartCluster(t, harness.ClusterOptions{Agents: 1})
-	ns, client, agent := c.Namespace(t), c.Server.Client(t), c.Agents[0]
+// testVolumes: each node creates and expands its own volumes.
+func testVolumes(t *testing.T, c *harness.Cluster, ns string) {
+	client := c.Server.Client(t)
 	harness.Eventually(t, harness.PodTimeout, "both kubelets to have the driver, and the scheduler to know the space of both", func() error {
 		for _, n := range c.Nodes() {
 			known, err := client.StorageV1().CSINodes().Get(t.Context(), n.NodeName(), metav1.GetOptions{})
@@ -75,9 +73,12 @@ func TestVolumesOnAgents(t *testing.T) {
 			return err
 		})
 	}
+}
 
-	// An agent with the same claims after a restart, and a volume deleted that is on it.
-	agent.Restart(t)
+// testVolumesAfterRestart: an agent that was killed and started again deletes a volume that it has. Both nodes have
+// left each other's alone.
+func testVolumesAfterRestart(t *testing.T, c *harness.Cluster, ns string) {
+	client, agent := c.Server.Client(t), c.Agents[0]
 	name := "on-" + agent.NodeName()
 	volume := boundTo(t, c.Server, ns, name)
 	directory := agent.Path(filepath.Join(volumeData, volume.Spec.CSI.VolumeHandle))
@@ -101,8 +102,11 @@ func TestVolumesOnAgents(t *testing.T) {
 		*class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
 		t.Errorf("%+v, %v", class, err)
 	}
+}
 
-	// What the scheduler knows of a node goes with its Node.
+// testSpaceOfDeleted: what the scheduler knows of a node goes with its Node.
+func testSpaceOfDeleted(t *testing.T, c *harness.Cluster) {
+	client, agent := c.Server.Client(t), c.Agents[0]
 	agent.Stop(t)
 	if err := client.CoreV1().Nodes().Delete(t.Context(), agent.NodeName(), metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)

@@ -58,7 +58,12 @@ func clusterPolicy(t *testing.T, s *harness.Server, name, spec string) {
 
 // TestClusterPolicies goes through tiers, priorities and nodes on one node.
 func TestClusterPolicies(t *testing.T) {
-	s := harness.Start(t, harness.Options{})
+	s := shared(t)
+	t.Cleanup(func() {
+		if t.Failed() {
+			s.Kubectl(t, "delete", "crd", "clusternetworkpolicies.policy.networking.k8s.io", "--ignore-not-found")
+		}
+	})
 	ns, other := s.Namespace(t), s.Namespace(t)
 	a, b := s.Run(t, server(ns, "a")), s.Run(t, server(other, "b"))
 	inA, inB := s.ContainerPID(t, a, "main"), s.ContainerPID(t, b, "main")

@@ -11,11 +11,9 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestDropLog: with the setting, on a server and on an agent, each node logs who was not allowed to send to whom, and
-// by which policy.
-func TestDropLog(t *testing.T) {
-	on := harness.Options{Args: []string{"--network-policy-log=10"}}
-	c := harness.StartCluster(t, harness.ClusterOptions{Server: on, Agent: on, Agents: 1})
+// testDropLog: with --network-policy-log, on a server and on an agent, each node logs who was not allowed to send to
+// whom, and by which policy.
+func testDropLog(t *testing.T, c *harness.Cluster) {
 	s := c.Server
 	ns := c.Namespace(t)
 	policy(t, s, ns, "closed", "podSelector: {matchExpressions: [{key: app, operator: In, values: [a, b]}]}\npolicyTypes: [Ingress]")

@@ -29,12 +29,12 @@ printf '%s\n' "$rules" | exec `+nft+` "$@"
 `), 0o755)
 }
 
-// TestNotEnforced: writing a policy returns a warning while any node does not enforce it, and the Node has the reason.
-func TestNotEnforced(t *testing.T) {
-	c := harness.StartCluster(t, harness.ClusterOptions{})
+// testNotEnforced: writing a policy returns a warning while any node does not enforce it, and the Node has the reason.
+// No pod runs on the two nodes that join.
+func testNotEnforced(t *testing.T, c *harness.Cluster) {
 	s := c.Server
-	disabled := c.Join(t, harness.Options{Disable: []string{"network-policy"}})
-	old := c.Join(t, harness.Options{Prepare: oldKernel, Env: []string{"PATH=/opt/old-kernel:" + os.Getenv("PATH")}})
+	disabled := c.Join(t, harness.Options{Disable: []string{"network-policy"}, NoTestImage: true})
+	old := c.Join(t, harness.Options{Prepare: oldKernel, Env: []string{"PATH=/opt/old-kernel:" + os.Getenv("PATH")}, NoTestImage: true})
 	c.WaitReady(t)
 	ns := c.Namespace(t)
 	condition := func(node, want string) {

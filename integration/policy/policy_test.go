@@ -3,14 +3,12 @@ package policy
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -19,13 +17,44 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"kubelith.io/kubelith/integration/harness"
 )
 
-func TestMain(m *testing.M) { harness.Main(m) }
+// settings is the configuration of the shared server.
+const settings = "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\n"
+
+// cluster is the server of the tests on one node. They are serial, in the order of their files' names: TestPolicies is
+// the first, because it wants no table on a new node, and TestLeaves the last, because it disables network-policy.
+var cluster = harness.NewShared(harness.Options{ConfigYAML: settings, Args: []string{"--log-level=info,network-policy=debug"}})
+
+func TestMain(m *testing.M) { harness.Main(m, cluster) }
+
+// shared returns the shared server. At the end of the test it deletes all NetworkPolicies, and waits until there is no
+// table.
+func shared(t *testing.T) *harness.Server {
+	t.Helper()
+	s := cluster.Get(t)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), harness.Patience(20*time.Second))
+		defer cancel()
+		client := s.Client(t).NetworkingV1()
+		left, err := client.NetworkPolicies("").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range left.Items { // a namespace that is being deleted keeps them until its pods have ended
+			if err := client.NetworkPolicies(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+				t.Error(err)
+			}
+		}
+		tables(t, s, false)
+	})
+	return s
+}
 
 // applies is how long a change may take until it is enforced.
 const applies = time.Second
@@ -129,114 +158,14 @@ func table(t *testing.T, s *harness.Server) string {
 	return s.TryExec(t, "nft", "list", "table", "inet", "kubelith_policy").Stdout
 }
 
-// TestPolicies goes through the life of policies on one node.
-func TestPolicies(t *testing.T) {
-	s := harness.Start(t, harness.Options{Args: []string{"--log-level=info,network-policy=debug"}})
-	if rules := table(t, s); rules != "" {
-		t.Errorf("without policies there is a table:\n%s", rules)
-	}
-	ns, other := s.Namespace(t), s.Namespace(t)
-	a, b := s.Run(t, server(ns, "a")), s.Run(t, server(ns, "b"))
-	c := s.Run(t, server(other, "c"))
-	pid := func(pod *corev1.Pod) int { return s.ContainerPID(t, pod, "main") }
-	echo := func(pod *corev1.Pod) string { return net.JoinHostPort(pod.Status.PodIP, "9000") }
-	inA, inB, inC, node := pid(a), pid(b), pid(c), s.PID()
-	check(t, "without policies", probe{"c to a", inC, "tcp", echo(a), true})
-
-	open, err := harness.DialFrom(t.Context(), inC, "tcp", echo(a))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer open.Close()
-	if err := exchange(open, allowance); err != nil {
-		t.Fatal(err)
-	}
-	kept, err := harness.DialFrom(t.Context(), inB, "tcp", echo(a))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer kept.Close()
-
-	policy(t, s, ns, "deny", "podSelector: {}\npolicyTypes: [Ingress]")
-	check(t, "with ingress denied",
-		probe{"c to a", inC, "tcp", echo(a), false}, probe{"c to a", inC, "udp", echo(a), false}, probe{"b to a", inB, "tcp", echo(a), false},
-		probe{"a to c", inA, "tcp", echo(c), true}, probe{"the node to a", node, "tcp", echo(a), true}, probe{"the node to a", node, "udp", echo(a), true},
-		probe{"a to itself", inA, "tcp", echo(a), true})
-	if err := exchange(open, patience); err == nil {
-		t.Error("a connection that the policy forbids goes on")
-	}
-	policy(t, s, ns, "allow", `
-podSelector: {matchLabels: {app: a}}
-ingress: [{from: [{podSelector: {matchLabels: {app: b}}}], ports: [{port: echo}]}]`)
-	check(t, "with b allowed", probe{"b to a", inB, "tcp", echo(a), true}, probe{"b to a", inB, "udp", echo(a), false},
-		probe{"b to a's other port", inB, "tcp", net.JoinHostPort(a.Status.PodIP, "8080"), false}, probe{"c to a", inC, "tcp", echo(a), false},
-		probe{"a to b", inA, "tcp", echo(b), false})
-	if err := exchange(kept, allowance); err != nil {
-		t.Errorf("a connection that the policies allow does not: %v", err)
-	}
-	s.Kubectl(t, "-n", other, "label", "pod", "c", "app=b", "--overwrite")
-	check(t, "with the label, but in another namespace", probe{"b to a", inB, "tcp", echo(a), true}, probe{"c to a", inC, "tcp", echo(a), false})
-	s.Kubectl(t, "-n", ns, "label", "pod", "b", "app=z", "--overwrite")
-	check(t, "without the label", probe{"b to a", inB, "tcp", echo(a), false})
-	unpolicy(t, s, ns, "allow")
-	unpolicy(t, s, ns, "deny")
-	check(t, "without policies again", probe{"c to a", inC, "tcp", echo(a), true}, probe{"c to a", inC, "udp", echo(a), true})
-	harness.Eventually(t, applies, "no table", func() error {
-		if rules := table(t, s); rules != "" {
-			return errors.New(rules)
-		}
-		return nil
-	})
-
-	// Egress: after the DNAT of Services, and DNS by the usual rule although it has no pod.
-	s.Kubectl(t, "-n", other, "expose", "pod", "c", "--port=9000")
-	service := func() string {
-		ip := s.Kubectl(t, "-n", other, "get", "service", "c", "-o", "jsonpath={.spec.clusterIP}")
-		return net.JoinHostPort(ip, "9000")
-	}()
-	harness.Eventually(t, 20*time.Second, "the Service", func() error { return ask(t.Context(), inA, "tcp", service, allowance) })
-	policy(t, s, ns, "egress", `
-podSelector: {matchLabels: {app: a}}
-policyTypes: [Egress]`)
-	lookup := func() error {
-		_, _, err := s.TryPodExec(t, a, "main", "/bin/probe", "lookup", "A", "kubernetes.default.svc.cluster.local")
-		return err
-	}
-	check(t, "with egress denied", probe{"a to c", inA, "tcp", echo(c), false}, probe{"a to the Service of c", inA, "tcp", service, false},
-		probe{"a to the node", inA, "tcp", s.NodeIP + ":10250", false}, probe{"c to a", inC, "tcp", echo(a), true})
-	if lookup() == nil {
-		t.Error("a denied pod reaches DNS")
-	}
-	policy(t, s, ns, "dns", `
-podSelector: {}
-policyTypes: [Egress]
-egress:
-- to: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: kube-system}}, podSelector: {matchLabels: {k8s-app: kube-dns}}}]
-  ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
-- to: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: `+other+`}}}]
-  ports: [{port: 9000}]`)
-	check(t, "with DNS and c allowed", probe{"a to the Service of c", inA, "tcp", service, true}, probe{"a to c", inA, "udp", echo(c), false},
-		probe{"a to b", inA, "tcp", echo(b), false})
-	if err := lookup(); err != nil {
-		t.Errorf("DNS, which a policy allows: %v", err)
-	}
-
-	// Another program stops the host from filtering bridged packets.
-	s.Exec(t, "sysctl", "-w", "net.bridge.bridge-nf-call-iptables=0")
-	check(t, "with bridge-nf-call-iptables off", probe{"a to the Service of c", inA, "tcp", service, true}, probe{"a to b", inA, "tcp", echo(b), false})
-
-	// Another program removes the table.
-	s.Exec(t, "nft", "delete", "table", "inet", "kubelith_policy")
-	harness.Eventually(t, applies, "the table to come back", func() error {
-		if !strings.Contains(table(t, s), "egress-") {
-			return errors.New("no table")
-		}
-		return nil
-	})
-	check(t, "after the table was removed", probe{"a to b", inA, "tcp", echo(b), false}, probe{"a to the Service of c", inA, "tcp", service, true})
-	harness.Eventually(t, 10*time.Second, "an Event", func() error {
-		if out := s.Kubectl(t, "events", "-A"); !strings.Contains(out, "NetworkPolicyTableRemoved") {
-			return errors.New(out)
+// tables waits until the node has both tables of network policies, or none.
+func tables(t *testing.T, s *harness.Server, want bool) {
+	t.Helper()
+	harness.Eventually(t, 20*time.Second, "the tables", func() error {
+		for _, family := range []string{"inet", "bridge"} {
+			if there := s.TryExec(t, "nft", "list", "table", family, "kubelith_policy").Code == 0; there != want {
+				return fmt.Errorf("there is a table of family %s: %v", family, there)
+			}
 		}
 		return nil
 	})
@@ -258,7 +187,7 @@ func number(t *testing.T, variable string, otherwise int) int {
 
 // TestFirstPacket: pods whose first instruction connects to what is forbidden, or to what only a policy allows.
 func TestFirstPacket(t *testing.T) {
-	s := harness.Start(t, harness.Options{})
+	s := shared(t)
 	ns, other := s.Namespace(t), s.Namespace(t)
 	target := server(other, "target")
 	target.Spec.Containers = append(target.Spec.Containers, harness.Container("forbidden", "/bin/probe", "serve", "--addr=:8081"))
@@ -269,7 +198,7 @@ policyTypes: [Egress]
 egress: [{to: [{namespaceSelector: {}}], ports: [{port: 8080}]}]`)
 	url := func(port string) string { return "http://" + net.JoinHostPort(target.Status.PodIP, port) + "/" }
 	const each = 10
-	for round := range number(t, "POLICY_PODS", 40) / each {
+	for round := range number(t, "POLICY_PODS", 20) / each {
 		var pods []*corev1.Pod
 		for i := range each {
 			// Init containers come first; they are guarded too.
@@ -287,62 +216,9 @@ egress: [{to: [{namespaceSelector: {}}], ports: [{port: 8080}]}]`)
 	}
 }
 
-// TestDead: rules stay while the process is dead, and over its next start.
-func TestDead(t *testing.T) {
-	s := harness.Start(t, harness.Options{})
-	ns := s.Namespace(t)
-	a, b, c := s.Run(t, server(ns, "a")), s.Run(t, server(ns, "b")), s.Run(t, server(ns, "c"))
-	inB, inC := s.ContainerPID(t, b, "main"), s.ContainerPID(t, c, "main")
-	address := net.JoinHostPort(a.Status.PodIP, "9000")
-	policy(t, s, ns, "some", `
-podSelector: {matchLabels: {app: a}}
-ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
-	check(t, "before", probe{"c to a", inC, "tcp", address, false}, probe{"b to a", inB, "tcp", address, true})
-	kept, err := harness.DialFrom(t.Context(), inB, "tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer kept.Close()
-
-	ctx, stop := context.WithCancel(t.Context())
-	type result struct{ through, refused int }
-	done := make(chan result, 1)
-	go func() {
-		var r result
-		for ctx.Err() == nil {
-			if ask(ctx, inC, "udp", address, patience) == nil {
-				r.through++
-			}
-			// Over UDP: TCP would send a packet again that was dropped.
-			if err := ask(ctx, inB, "udp", address, allowance); err != nil && ctx.Err() == nil {
-				r.refused++
-			}
-		}
-		done <- r
-	}()
-	kills := number(t, "POLICY_KILLS", 3)
-	for range kills {
-		s.Kill9(t)
-		if err := exchange(kept, allowance); err != nil {
-			t.Errorf("an allowed connection, while the server is dead: %v", err)
-		}
-		s.Launch(t)
-		s.WaitReady(t)
-		if err := exchange(kept, allowance); err != nil {
-			t.Errorf("an allowed connection, after the next start: %v", err)
-		}
-	}
-	stop()
-	if r := <-done; r.through > 0 || r.refused > 0 {
-		t.Errorf("over %d kill -9, %d forbidden packets passed and %d allowed connections failed", kills, r.through, r.refused)
-	}
-	s.Restart(t)
-	check(t, "after a restart", probe{"c to a", inC, "tcp", address, false}, probe{"b to a", inB, "tcp", address, true})
-}
-
 // TestSources: what a pod sends is judged by who it is, whatever address it puts into a packet.
 func TestSources(t *testing.T) {
-	s := harness.Start(t, harness.Options{})
+	s := shared(t)
 	ns := s.Namespace(t)
 	a, b, c := s.Run(t, server(ns, "a")), s.Run(t, server(ns, "b")), s.Run(t, server(ns, "c"))
 	inC, address := s.ContainerPID(t, c, "main"), net.JoinHostPort(a.Status.PodIP, "9000")
@@ -398,87 +274,4 @@ ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
 	if forge() {
 		t.Error("packets with another pod's address arrive")
 	}
-}
-
-// TestAgent: an agent enforces policies by what other nodes' pods are, before a pod's first packet too, and while the
-// server is dead. It may not read those pods.
-func TestAgent(t *testing.T) {
-	c := harness.StartCluster(t, harness.ClusterOptions{Agents: 1})
-	s, agent := c.Server, c.Agents[0]
-	ns := c.Namespace(t)
-	on := func(pod *corev1.Pod, n *harness.Server) *corev1.Pod {
-		pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: n.NodeName()}
-		return pod
-	}
-	a := s.Run(t, on(server(ns, "a"), agent))
-	b, d := s.Run(t, on(server(ns, "b"), s)), s.Run(t, on(server(ns, "d"), s))
-	inB, inD, address := c.ContainerPID(t, b, "main"), c.ContainerPID(t, d, "main"), net.JoinHostPort(a.Status.PodIP, "9000")
-	policy(t, s, ns, "some", `
-podSelector: {matchLabels: {app: a}}
-ingress: [{from: [{podSelector: {matchLabels: {app: b}}}]}]`)
-	check(t, "on the agent", probe{"d to a", inD, "tcp", address, false}, probe{"b to a", inB, "tcp", address, true},
-		probe{"the agent to a", agent.PID(), "tcp", address, true}, probe{"the server to a", s.PID(), "tcp", address, false})
-	// A pod of the host's network does not have its own address: its node's does not become a pod's.
-	host := harness.Pod(ns, "host", "/bin/probe", "sleep")
-	host.Labels, host.Spec.HostNetwork = map[string]string{"app": "b"}, true
-	s.Run(t, on(host, s))
-	s.Kubectl(t, "-n", ns, "label", "pod", "d", "app=b", "--overwrite")
-	check(t, "with the label", probe{"d to a", inD, "tcp", address, true}, probe{"the server, where a pod of the host's network has the label, to a", s.PID(), "tcp", address, false}, probe{"b to a", inB, "tcp", address, true})
-	s.Kubectl(t, "-n", ns, "label", "pod", "d", "app=d", "--overwrite")
-	check(t, "without the label", probe{"d to a", inD, "tcp", address, false})
-
-	s.Kill9(t)
-	check(t, "while the server is dead", probe{"d to a", inD, "tcp", address, false}, probe{"b to a", inB, "tcp", address, true})
-	// No policy selects this pod, but no server can inform the agent of that: it is closed.
-	inStatic, toStatic := staticPod(t, agent, ns)
-	inA, toB := c.ContainerPID(t, a, "main"), net.JoinHostPort(b.Status.PodIP, "9000")
-	check(t, "a pod that the server has not heard of", probe{"the agent to it", agent.PID(), "tcp", toStatic, true},
-		probe{"a to it", inA, "tcp", toStatic, false}, probe{"it to b", inStatic, "tcp", toB, false}, probe{"a to b", inA, "tcp", toB, true})
-	s.Launch(t)
-	s.WaitReady(t)
-	s.Kubectl(t, "-n", ns, "label", "pod", "d", "app=b", "--overwrite")
-	harness.Eventually(t, 20*time.Second, "the agent to follow the server again", func() error { return ask(t.Context(), inD, "tcp", address, allowance) })
-	if out := s.TryKubectl(t, "auth", "can-i", "list", "pods", "-A", "--as=system:node:"+agent.NodeName(), "--as-group=system:nodes"); !strings.Contains(out.Stdout, "no") {
-		t.Errorf("may the agent read all pods? %s", out.Stdout)
-	}
-}
-
-// staticPod starts a pod from a file of the agent, without the API, and returns a process in its network and where it
-// serves.
-func staticPod(t *testing.T, agent *harness.Server, ns string) (pid int, address string) {
-	t.Helper()
-	pod := server(ns, "static")
-	pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
-	manifest, err := yaml.Marshal(pod)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := agent.Path(harness.DataDir + "/agent/static-pods/static.yaml")
-	if err := os.WriteFile(file, manifest, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.Remove(file) })
-	harness.Eventually(t, time.Minute, "the static pod", func() error {
-		files, err := filepath.Glob(agent.Path(harness.RunDir + "/network-policy/*"))
-		if err != nil {
-			return err
-		}
-		for _, f := range files {
-			var connected struct {
-				Sandbox, Name string
-				IPs           []string
-			}
-			content, err := os.ReadFile(f)
-			if err != nil || json.Unmarshal(content, &connected) != nil || !strings.HasPrefix(connected.Name, "static-") {
-				continue
-			}
-			address = net.JoinHostPort(connected.IPs[0], "9000")
-			if pid, err = agent.TaskPID(connected.Sandbox); err != nil {
-				return err
-			}
-			return ask(t.Context(), agent.PID(), "tcp", address, allowance)
-		}
-		return fmt.Errorf("it is none of %d pods", len(files))
-	})
-	return pid, address
 }

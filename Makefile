@@ -88,9 +88,10 @@ race: ## unit tests of what does many things at once, under the race detector
 	CGO_ENABLED=1 $(GO) test -race $(addprefix ./base/,jointoken lifecycle client config logging pki) $(addprefix ./components/,cluster/approver cluster/servicelb cluster/token worker/join worker/network worker/podlink) ./plugins/host ./plugins/process ./runtime/shim ./trace/record ./trace/spans
 
 # Limits are four times as long (KUBELITH_TEST_PATIENCE), for a busy machine; a test that passes takes no longer for it.
-# Two packages at a time use both cores; those that measure how long something is away, or make load, run alone.
-alone := $(addprefix ./integration/,certificates nodes plugins policy policyfuzz process restart servers upgrade)
-together = $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(alone)),$(shell $(GO) list ./integration/...))
+# Two packages at a time use both cores, the longest first; those that measure how long something is away, or make load, run alone.
+alone := $(addprefix ./integration/,certificates policy policyfuzz process restart servers upgrade)
+longest := $(addprefix ./integration/,nodes plugins why)
+together = $(longest) $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(alone) $(longest)),$(shell $(GO) list ./integration/...))
 integration_test = KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_TEST_PATIENCE=4 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_KUBE_BENCH=$(CURDIR)/$(KUBE_BENCH) \
 	KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -vet=off -count=1 -timeout 1h
 integration: build kube-bench cni-plugins ## tests on real clusters, each in namespaces of its own (root)
@@ -167,7 +168,7 @@ upgrade-test: build $(upgrade_from)/bin/kubelith ## upgrade from an older commit
 .PHONY: upgrade-cluster-test
 upgrade-cluster-test: build ## upgrade two servers and two agents with one command, also to a program that fails, and past a budget that allows no eviction (root, 5 minutes)
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_UPGRADE_CLUSTER_FAILURE=1 \
-		$(GO) test -count=1 -v -timeout 30m ./integration/upgrade -run 'TestCluster$$'
+		$(GO) test -count=1 -v -timeout 30m ./integration/upgrade -run 'TestCluster$$/all_nodes'
 
 # Without this Makefile's settings: that commit has its own.
 $(upgrade_from)/bin/kubelith:

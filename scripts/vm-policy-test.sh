@@ -21,7 +21,7 @@ step_boot() {
 }
 # The last line is how many tests passed.
 step_policies() {
-	"$VM" ssh "$NAME" "cd k && KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=\$PWD/kubelith KUBELITH_TEST_IMAGE=\$PWD/image.tar KUBELITH_TEST_LOGS=\$PWD/logs KUBELITH_TEST_PATIENCE=6 \
+	"$VM" ssh "$NAME" "cd k && KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=\$PWD/kubelith KUBELITH_TEST_IMAGE=\$PWD/image.tar KUBELITH_TEST_LOGS=\$PWD/logs KUBELITH_TEST_PATIENCE=6 POLICY_PODS=40 POLICY_KILLS=3 \
 		./policy.test -test.v -test.timeout 2h -test.run '$RUN'" | tee "$LOGS/policies.out"
 	local result=$?
 	echo "$(grep -c '^--- PASS' "$LOGS/policies.out") tests passed, $(grep -c '^--- FAIL' "$LOGS/policies.out") failed"

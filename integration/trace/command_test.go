@@ -37,9 +37,8 @@ spec:
       - {name: web, image: IMAGE, command: [sleep, "1000"]}
 `
 
-// TestCommand: kubelith trace and kubectl --trace on a real server.
-func TestCommand(t *testing.T) {
-	s := harness.Start(t, harness.Options{})
+// testCommand: kubelith trace and kubectl --trace on a real server.
+func testCommand(t *testing.T, s *harness.Server) {
 	ns := s.Namespace(t)
 	file := filepath.Join(t.TempDir(), "web.yaml")
 	text := strings.ReplaceAll(manifest, "IMAGE", harness.Container("x").Image)

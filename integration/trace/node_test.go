@@ -30,24 +30,9 @@ import (
 	"kubelith.io/kubelith/trace/record"
 )
 
-// TestNode: what an agent does for its pods is on the server, at the collector and in the metrics, and is there again
+// testNode: what an agent does for its pods is on the server, at the collector and in the metrics, and is there again
 // when the server has restarted.
-func TestNode(t *testing.T) {
-	spans := &collector{}
-	c := harness.StartCluster(t, harness.ClusterOptions{Agents: 1, Server: harness.Options{
-		Args: []string{"--otlp-endpoint=http://127.0.0.1:4317"},
-		Prepare: func(s *harness.Server) error {
-			l, err := s.Listen("127.0.0.1:4317")
-			if err != nil {
-				return err
-			}
-			server := grpc.NewServer()
-			collectorpb.RegisterTraceServiceServer(server, spans)
-			t.Cleanup(server.Stop)
-			go func() { _ = server.Serve(l) }()
-			return nil
-		},
-	}})
+func testNode(t *testing.T, c *harness.Cluster, spans *collector) {
 	s, agent := c.Server, c.Agents[0]
 	ns := c.Namespace(t)
 	traces, err := api.NewClient(s.RESTConfig(t))
@@ -129,6 +114,21 @@ type collector struct {
 	collectorpb.UnimplementedTraceServiceServer
 	mu    sync.Mutex
 	spans []*tracepb.ResourceSpans
+}
+
+const collectorAddress = "127.0.0.1:4317"
+
+// serve receives until the test ends.
+func (c *collector) serve(t *testing.T, s *harness.Server) error {
+	l, err := s.Listen(collectorAddress)
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer()
+	collectorpb.RegisterTraceServiceServer(server, c)
+	t.Cleanup(server.Stop)
+	go func() { _ = server.Serve(l) }()
+	return nil
 }
 
 // Export implements collectorpb.TraceServiceServer.

@@ -31,7 +31,10 @@ import (
 	"kubelith.io/kubelith/trace/render"
 )
 
-// browser is a headless Chromium, and what it complained about.
+// chromium is a headless Chromium.
+type chromium struct{ ctx context.Context }
+
+// browser is a tab of Chromium, and what it complained about.
 type browser struct {
 	ctx context.Context
 
@@ -40,8 +43,8 @@ type browser struct {
 	requests []string // addresses that it asked
 }
 
-// openBrowser starts Chromium. It is Debian's package chromium, which `make integration` installs.
-func openBrowser(t *testing.T) *browser {
+// startChromium starts Chromium. It is Debian's package chromium, which `make integration` installs.
+func startChromium(t *testing.T) *chromium {
 	t.Helper()
 	program, err := exec.LookPath("chromium")
 	if err != nil {
@@ -49,15 +52,31 @@ func openBrowser(t *testing.T) *browser {
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.NoSandbox, chromedp.WindowSize(1280, 900),
 		chromedp.WSURLReadTimeout(harness.Patience(time.Minute)))
-	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience(2*time.Minute))
+	ctx, end := context.WithCancel(t.Context())
+	t.Cleanup(end)
+	ctx, cancel := chromedp.NewExecAllocator(ctx, options...)
 	t.Cleanup(cancel)
-	ctx, cancel = chromedp.NewExecAllocator(ctx, options...)
+	ctx, cancel = chromedp.NewContext(ctx)
+	t.Cleanup(cancel)
+	// The context of the first Run is Chromium's, so it cannot have this limit itself.
+	late := time.AfterFunc(harness.Patience(2*time.Minute), end)
+	defer late.Stop()
+	if err := chromedp.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return &chromium{ctx}
+}
+
+// open opens a tab, in front of the others: Chromium draws that one only.
+func (c *chromium) open(t *testing.T) *browser {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(c.ctx, harness.Patience(2*time.Minute))
 	t.Cleanup(cancel)
 	b := &browser{}
 	b.ctx, cancel = chromedp.NewContext(ctx)
 	t.Cleanup(cancel)
 	chromedp.ListenTarget(b.ctx, b.note)
-	b.run(t, network.Enable(), log.Enable(), runtime.Enable())
+	b.run(t, network.Enable(), log.Enable(), runtime.Enable(), page.BringToFront())
 	return b
 }
 
@@ -160,9 +179,17 @@ func center(t *testing.T, b *browser, element string) (x, y float64) {
 	return at[0], at[1]
 }
 
-// TestPage opens the page from a file, and uses it with keyboard and mouse.
+// TestPage: the page in a browser. Each part has its own tab.
 func TestPage(t *testing.T) {
-	b := openBrowser(t)
+	c := startChromium(t)
+	t.Run("use", func(t *testing.T) { testUse(t, c) })
+	t.Run("injects", func(t *testing.T) { testInjects(t, c) })
+	t.Run("lives", func(t *testing.T) { testLives(t, c) })
+}
+
+// testUse opens the page from a file, and uses it with keyboard and mouse.
+func testUse(t *testing.T, c *chromium) {
+	b := c.open(t)
 	url := pageFile(t, readTimeline(t, "deployment"))
 	b.run(t, chromedp.Navigate(url), chromedp.WaitVisible(".row", chromedp.ByQuery))
 
@@ -295,8 +322,8 @@ func picture(t *testing.T, b *browser, name string) {
 	}
 }
 
-// TestPageInjects: names from users and messages from programs stay text.
-func TestPageInjects(t *testing.T) {
+// testInjects: names from users and messages from programs stay text.
+func testInjects(t *testing.T, c *chromium) {
 	const evil = `</script><script>alert(1)</script><img src="x" onerror="alert(2)">`
 	timeline := readTimeline(t, "failing")
 	timeline.Outcome, timeline.SetOff, timeline.Object.Name, timeline.Notices = evil, evil, evil, []string{evil}
@@ -307,7 +334,7 @@ func TestPageInjects(t *testing.T) {
 			s.Verdicts[j].Reason = evil
 		}
 	}
-	b := openBrowser(t)
+	b := c.open(t)
 	url := pageFile(t, timeline, timeline)
 	b.run(t, chromedp.Navigate(url), chromedp.WaitVisible(".row", chromedp.ByQuery), chromedp.Evaluate(`document.querySelectorAll('.row').forEach((r) => r.click())`, nil))
 	b.holds(t, "document.images.length === 0 && document.scripts.length === 2")
@@ -315,8 +342,8 @@ func TestPageInjects(t *testing.T) {
 	b.quiet(t, url)
 }
 
-// TestPageLives: with a server behind it the page follows what happens.
-func TestPageLives(t *testing.T) {
+// testLives: with a server behind it the page follows what happens.
+func testLives(t *testing.T, c *chromium) {
 	whole := readTimeline(t, "deployment")
 	part := *whole
 	part.Settled, part.Outcome, part.Seq, part.Spans, part.End = false, "0 of 2 pods are ready", 40, whole.Spans[:60], whole.Spans[59].End
@@ -357,7 +384,7 @@ func TestPageLives(t *testing.T) {
 	})
 	server := httptest.NewServer(site)
 	t.Cleanup(server.Close)
-	b := openBrowser(t)
+	b := c.open(t)
 	t.Cleanup(server.CloseClientConnections)
 	b.run(t, chromedp.Navigate(server.URL+"/secret/"))
 	b.holds(t, `document.getElementById('list').textContent.includes('Nothing yet')`)

@@ -1,12 +1,8 @@
-// Package trace tests the flight recorder and `kubelith trace` on real servers: what happens between a request and a
-// running container is recorded where it happens, and shown.
 package trace
 
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -24,28 +20,6 @@ import (
 	"kubelith.io/kubelith/trace/api"
 	"kubelith.io/kubelith/trace/record"
 )
-
-func TestMain(m *testing.M) { harness.Main(m) }
-
-// plugin is an admission plugin that reviews Secrets and pods, in the sandbox.
-const plugin = "/opt/kubelith/examples/sidecar-by-label"
-
-// withPlugin are the options of a server with an admission plugin that adds a container to pods with a label.
-func withPlugin(t *testing.T) harness.Options {
-	t.Helper()
-	program := harness.BuildProgram(t, "../../plugins/examples/"+filepath.Base(plugin))
-	return harness.Options{
-		ConfigYAML: "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\nplugins:\n- name: sidecar\n  kind: admission\n  path: " + plugin +
-			"\n  config:\n    label: sidecar\n    container: {name: sidecar, image: " + harness.Container("x").Image + ", command: [sleep, \"1000\"]}\n",
-		Prepare: func(s *harness.Server) error {
-			content, err := os.ReadFile(program)
-			if err != nil {
-				return err
-			}
-			return errors.Join(os.MkdirAll(filepath.Dir(s.Path(plugin)), 0o755), os.WriteFile(s.Path(plugin), content, 0o755))
-		},
-	}
-}
 
 // app creates a claim and a Deployment with an init container, the claim's volume, a hook and the plugin's sidecar, on
 // a node.
@@ -117,17 +91,17 @@ var once = []string{
 // answered.
 var waits = []string{"queue", "deliver", "settle", "reconcile replicaset-controller"}
 
-// TestWay: each stage of a Deployment's start and end is there once, in causal order, on the server's node and on an
+// testWay: each stage of a Deployment's start and end is there once, in causal order, on the server's node and on an
 // agent; and the critical path explains where the time went.
-func TestWay(t *testing.T) {
-	c := harness.StartCluster(t, harness.ClusterOptions{Agents: 2, Server: withPlugin(t)})
+func testWay(t *testing.T, c *harness.Cluster) {
+	c.Agents[0].WaitReady(t) // its server may have restarted
 	ns := c.Namespace(t)
 	client := c.Server.Client(t)
 	traces, err := api.NewClient(c.Server.RESTConfig(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, node := range []*harness.Server{c.Server, c.Agents[1]} {
+	for _, node := range []*harness.Server{c.Server, c.Agents[0]} {
 		t.Run(node.NodeName(), func(t *testing.T) {
 			name := "on-" + node.NodeName()
 			app(t, client, ns, name, node.NodeName())
@@ -271,10 +245,9 @@ func deletion(t *testing.T, c *harness.Cluster, traces *api.Client, pod record.R
 	}
 }
 
-// TestRights: a timeline has what its reader may get, from a Secret nothing but its name, and reports what it does not
+// testRights: a timeline has what its reader may get, from a Secret nothing but its name, and reports what it does not
 // show.
-func TestRights(t *testing.T) {
-	s := harness.Start(t, harness.Options{})
+func testRights(t *testing.T, s *harness.Server) {
 	ns := s.Namespace(t)
 	const value = "correct-horse-battery"
 	s.Kubectl(t, "create", "secret", "generic", "key", "-n", ns, "--from-literal=password="+value)
@@ -351,7 +324,15 @@ func refused(t *testing.T, s *harness.Server, ns string) {
 
 // TestManyPods: the recorder stays in its bound, and the newest starts are there.
 func TestManyPods(t *testing.T) {
-	s := harness.Start(t, harness.Options{Args: []string{"--trace-memory=1"}})
+	s := harness.Start(t, harness.Options{
+		Args: []string{"--trace-memory=1"}, Disable: []string{"kubelet", "containerd", "proxy", "dns"}, NoWait: true, NoTestImage: true,
+	})
+	s.WaitAPI(t)
+	// A Node without a machine: without any, the scheduler tries each pod again and again, and the oldest one has new
+	// records.
+	if _, err := s.Client(t).CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "none"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	ns := s.Namespace(t)
 	traces, err := api.NewClient(s.RESTConfig(t))
 	if err != nil {

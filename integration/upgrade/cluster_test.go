@@ -19,33 +19,69 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// withFailure makes TestCluster begin with a program that fails, and with a budget that allows no eviction: make
-// upgrade-cluster-test sets it.
-const withFailure = "KUBELITH_UPGRADE_CLUSTER_FAILURE"
-
-// TestCluster: two servers and two agents. A good program reaches all nodes, the agents together and drained, and no
-// container of those that a drain leaves is restarted; run again, it changes nothing. With withFailure, a program that
-// fails stops at the first node, and the others are untouched; a budget that never allows an eviction stops at its
-// agent, and the upgrade goes on when it is gone.
+// TestCluster upgrades nodes of one cluster. A step goes on with the versions that the ones before it have installed,
+// and runs without them too: -run TestCluster/agent.
 func TestCluster(t *testing.T) {
-	network := &sandbox.Network{}
-	first := harness.New(t, harness.Options{Network: network})
+	c := startServers(t)
+	c.step(t, "one of several servers", testOneOfSeveralServers)
+	c.joinAgents(t)
+	c.step(t, "agent", testAgent)
+	c.step(t, "all nodes", testAllNodes)
+}
+
+// cluster are two servers and two agents, which are services.
+type cluster struct {
+	network         *sandbox.Network
+	servers, agents []*manager
+}
+
+// startServers starts both servers.
+func startServers(t *testing.T) *cluster {
+	t.Helper()
+	c := &cluster{network: &sandbox.Network{}}
+	first := harness.New(t, harness.Options{Network: c.network})
 	m := install(t, first, first.BinaryPath())
 	m.do("start")
 	first.WaitReady(t)
-	second := joinServer(t, first, network)
-	withVote(t, first, second.s.NodeName())
-	all := []*manager{m, second}
+	c.servers = []*manager{m, joinServer(t, first, c.network)}
+	withVote(t, first, c.servers[1].s.NodeName())
+	return c
+}
+
+// joinAgents starts both agents, which join the first server.
+func (c *cluster) joinAgents(t *testing.T) {
+	t.Helper()
+	first := c.servers[0].s
 	for range 2 {
-		a := harness.New(t, harness.Options{Network: network, Agent: &harness.AgentOptions{Of: first, Token: first.Token(t)}})
+		a := harness.New(t, harness.Options{Network: c.network, Agent: &harness.AgentOptions{Of: first, Token: first.Token(t)}})
 		agent := install(t, a, a.BinaryPath())
 		agent.do("start")
-		all = append(all, agent)
+		c.agents = append(c.agents, agent)
 	}
-	agents := all[2:]
-	for _, a := range agents {
+	for _, a := range c.agents {
 		a.s.WaitReady(t)
 	}
+}
+
+// step runs a part of the test. The first one that fails is the last one.
+func (c *cluster) step(t *testing.T, name string, run func(*testing.T, *cluster)) {
+	t.Helper()
+	if !t.Run(name, func(t *testing.T) { run(t, c) }) {
+		t.FailNow()
+	}
+}
+
+// withFailure makes testAllNodes begin with a program that fails, and with a budget that allows no eviction: make
+// upgrade-cluster-test sets it.
+const withFailure = "KUBELITH_UPGRADE_CLUSTER_FAILURE"
+
+// testAllNodes: a good program reaches all nodes, the agents together and drained, and no container of those that a
+// drain leaves is restarted; run again, it changes nothing. With withFailure, a program that fails stops at the first
+// node, and the others are untouched; a budget that never allows an eviction stops at its agent, and the upgrade goes
+// on when it is gone.
+func testAllNodes(t *testing.T, c *cluster) {
+	m, second, agents := c.servers[0], c.servers[1], c.agents
+	first, all := m.s, slices.Concat(c.servers, c.agents)
 
 	ns := first.Namespace(t)
 	stay := onEach(t, first, ns)
@@ -54,7 +90,7 @@ func TestCluster(t *testing.T) {
 		containers = append(containers, n.s.ContainerPID(t, stay(n.s.NodeName()), "main"))
 	}
 	kubernetes := m.version(t, "kubernetes")
-	next := strings.TrimSuffix(kubernetes, "h") + "H"
+	next := successor(kubernetes)
 	pids := func() (out []int) {
 		for _, n := range all {
 			out = append(out, n.pid())
@@ -63,12 +99,13 @@ func TestCluster(t *testing.T) {
 	}
 
 	if os.Getenv(withFailure) != "" {
-		before := pids()
+		first.Kubectl(t, "delete", "configmap", "spoilt", "--ignore-not-found") // which the program creates
+		before, was := pids(), second.version(t, "kubernetes")
 		ok, _, last := m.upgrade(t, m.spoils(t), "--cluster", "--within", "3m")
 		if ok || !strings.Contains(last, "the node "+second.s.NodeName()+" is not upgraded") || !endedOften(last, "runs again", "spoilt on purpose") {
 			t.Errorf("a program that fails: %s", last)
 		}
-		if got := second.version(t, "kubernetes"); got != kubernetes {
+		if got := second.version(t, "kubernetes"); got != was {
 			t.Errorf("the program that failed is of %s", got)
 		}
 		if after := pids(); after[0] != before[0] || !slices.Equal(after[2:], before[2:]) {

@@ -42,17 +42,11 @@ func withVote(t *testing.T, first *harness.Server, name string) {
 	})
 }
 
-// TestOneOfSeveralServers: the program of one of two servers goes back alone when it fails, and etcd keeps what was
+// testOneOfSeveralServers: the program of one of two servers goes back alone when it fails, and etcd keeps what was
 // written meanwhile; a good one is Ready with all of etcd there.
-func TestOneOfSeveralServers(t *testing.T) {
-	network := &sandbox.Network{}
-	first := harness.New(t, harness.Options{Network: network})
-	m := install(t, first, first.BinaryPath())
-	m.do("start")
-	first.WaitReady(t)
-	second := joinServer(t, first, network)
-	withVote(t, first, second.s.NodeName())
-
+func testOneOfSeveralServers(t *testing.T, c *cluster) {
+	m, second := c.servers[0], c.servers[1]
+	first := m.s
 	spec := harness.Pod(first.Namespace(t), "a", "sleep", "100000")
 	spec.Spec.NodeName = first.NodeName()
 	pod := first.Run(t, spec)
@@ -76,7 +70,7 @@ func TestOneOfSeveralServers(t *testing.T) {
 		}
 	}
 
-	next := strings.TrimSuffix(kubernetes, "h") + "H"
+	next := successor(kubernetes)
 	if ok, _, last := m.upgrade(t, m.variant(t, "next", kubernetes, next)); !ok {
 		t.Errorf("a good program: %s", last)
 	}

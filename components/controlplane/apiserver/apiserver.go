@@ -155,7 +155,7 @@ func (s *Server) Needs() []string {
 
 // Run implements lifecycle.Component. It is ready when /readyz returns ok.
 func (s *Server) Run(ctx context.Context, ready func()) error {
-	chain, documents, err := s.build(ctx)
+	chain, err := s.build(ctx)
 	if err != nil {
 		return err
 	}
@@ -167,7 +167,6 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
-	documents.prepared.Store(true)
 	s.opts.Client.Open(chain.GenericAPIServer.Handler)
 	defer s.opts.Client.Close()
 
@@ -181,32 +180,31 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 }
 
 // build creates the chain of the three servers from completed options.
-func (s *Server) build(ctx context.Context) (*aggregator.APIAggregator, *documents, error) {
+func (s *Server) build(ctx context.Context) (*aggregator.APIAggregator, error) {
 	completed, err := s.upstream.Complete(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if errs := completed.Validate(); len(errs) > 0 {
-		return nil, nil, fmt.Errorf("invalid options: %w", errs[0])
+		return nil, fmt.Errorf("invalid options: %w", errs[0])
 	}
 	config, err := s.newConfig(ctx, completed)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	complete, err := config.Complete()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	chain, err := app.CreateServerChain(complete)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if err := s.serveConfigurations(chain); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if err := s.extend(chain); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	documents, err := documentOnDemand(chain, config.KubeAPIs.ControlPlane.Generic)
-	return chain, documents, err
+	return chain, documentOnDemand(chain, config.KubeAPIs.ControlPlane.Generic)
 }

@@ -15,19 +15,20 @@ import (
 )
 
 // documents serves the OpenAPI documents of the built-in API. Upstream's PrepareRun builds all of them before anything
-// is served, a large part of a start on one core; here the first request for a document builds it.
+// is served, a large part of a start on one core; here the first request for a document builds it, and many servers get
+// none.
 type documents struct {
 	container *restful.Container
 	v3        http.Handler
-	prepared  atomic.Bool // PrepareRun has ended
+	requested atomic.Bool // a client has requested a document of version 3
 }
 
 // documentOnDemand gives kube-apiserver its documents. The configuration has SkipOpenAPIInstallation for it (newConfig)
 // and must be completed.
-func documentOnDemand(chain *apiserver.APIAggregator, config *genericapiserver.Config) (*documents, error) {
+func documentOnDemand(chain *apiserver.APIAggregator, config *genericapiserver.Config) error {
 	core, err := coreOf(chain)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	d := &documents{container: core.Handler.GoRestfulContainer}
 	v2 := onDemand(func(m *mux.PathRecorderMux) {
@@ -39,14 +40,21 @@ func documentOnDemand(chain *apiserver.APIAggregator, config *genericapiserver.C
 	paths := core.Handler.NonGoRestfulMux
 	paths.Handle("/openapi/v2", v2)
 	paths.HandleFunc("/openapi/v3", d.index)
-	paths.HandlePrefix("/openapi/v3/", d.v3)
-	return d, nil
+	paths.HandlePrefix("/openapi/v3/", http.HandlerFunc(d.document))
+	return nil
 }
 
-// index lists the documents of version 3. The aggregator reads it in PrepareRun, where the list has no hashes (clients
-// cache the documents by hash), and then every second, where it gets the real one.
+// document serves a document of version 3.
+func (d *documents) document(w http.ResponseWriter, r *http.Request) {
+	d.requested.Store(true)
+	d.v3.ServeHTTP(w, r)
+}
+
+// index lists the documents of version 3. The aggregator reads it in PrepareRun and every second, and clients get what
+// it has read. The list has no hashes, by which clients cache the documents, until one of them requests a document: all
+// are built for their hashes.
 func (d *documents) index(w http.ResponseWriter, r *http.Request) {
-	if d.prepared.Load() {
+	if d.requested.Load() {
 		d.v3.ServeHTTP(w, r)
 		return
 	}

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"encoding/json"
 	"maps"
+	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
@@ -50,22 +51,34 @@ func TestDocuments(t *testing.T) {
 	}
 }
 
-// TestIndex: the index of the start names the same documents as the real one.
+// TestIndex: the index before a client requests a document names the same ones as the real one, which has their hashes.
 func TestIndex(t *testing.T) {
 	serve(t)
-	index := func(prepared bool) []string {
-		d := &documents{container: shared.documents.container, v3: shared.documents.v3}
-		d.prepared.Store(prepared)
+	get := func(h http.Handler, path string) []byte {
 		answer := httptest.NewRecorder()
-		d.index(answer, httptest.NewRequest("GET", "/openapi/v3", nil))
+		h.ServeHTTP(answer, httptest.NewRequest("GET", path, nil))
+		if answer.Code != http.StatusOK {
+			t.Fatalf("%s: %d %s", path, answer.Code, answer.Body)
+		}
+		return answer.Body.Bytes()
+	}
+	names := func(index []byte, hashes bool) []string {
 		var all handler3.OpenAPIV3Discovery
-		if err := json.Unmarshal(answer.Body.Bytes(), &all); err != nil {
-			t.Fatalf("%v: %s", err, answer.Body)
+		if err := json.Unmarshal(index, &all); err != nil {
+			t.Fatalf("%v: %s", err, index)
+		}
+		for name, d := range all.Paths {
+			if strings.Contains(d.ServerRelativeURL, "?hash=") != hashes {
+				t.Errorf("%s is at %s", name, d.ServerRelativeURL)
+			}
 		}
 		return slices.Sorted(maps.Keys(all.Paths))
 	}
-	start, later := index(false), index(true)
-	if len(later) < 20 || !slices.Equal(start, later) {
-		t.Errorf("at the start %v, later %v", start, later)
+	fresh, paths := &documents{container: shared.core.Handler.GoRestfulContainer}, shared.core.Handler.NonGoRestfulMux
+	before := names(get(http.HandlerFunc(fresh.index), "/openapi/v3"), false)
+	get(paths, "/openapi/v3/apis/apps/v1")
+	after := names(get(paths, "/openapi/v3"), true)
+	if len(after) < 20 || !slices.Equal(before, after) {
+		t.Errorf("before %v, after %v", before, after)
 	}
 }

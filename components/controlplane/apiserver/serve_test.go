@@ -13,6 +13,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/pflag"
+	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/util/compatibility"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/kubernetes"
@@ -31,13 +32,13 @@ const panics = "/test-panic"
 
 // process is an etcd and an apiserver in the process of the test, for all tests of the package.
 type process struct {
-	client    *client.InProcess
-	server    *Server
-	pki       *pki.Bundle
-	url       string
-	documents *documents
-	recorded  *record.Store
-	undo      []func() // the last one first
+	client   *client.InProcess
+	server   *Server
+	core     *genericapiserver.GenericAPIServer // kube-apiserver's part
+	pki      *pki.Bundle
+	url      string
+	recorded *record.Store
+	undo     []func() // the last one first
 }
 
 var shared struct {
@@ -116,8 +117,11 @@ func (p *process) start() error {
 
 // serveWithPanic is Server.Run with one path more, whose handler panics below all filters of the apiserver.
 func (p *process) serveWithPanic(ctx context.Context, ready func()) error {
-	chain, documents, err := p.server.build(ctx)
+	chain, err := p.server.build(ctx)
 	if err != nil {
+		return err
+	}
+	if p.core, err = coreOf(chain); err != nil {
 		return err
 	}
 	chain.GenericAPIServer.Handler.NonGoRestfulMux.HandlePrefix(panics+"/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -132,8 +136,6 @@ func (p *process) serveWithPanic(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
-	p.documents = documents
-	documents.prepared.Store(true)
 	p.client.Open(chain.GenericAPIServer.Handler)
 	defer p.client.Close()
 	own, err := kubernetes.NewForConfig(p.client.Config(client.APIServer))

@@ -74,7 +74,8 @@ test: deps build lint unit race integration ## everything CI checks: lint, unit 
 		echo "test: all passed, but upstream's conformance tests were not run: there is no suite (make conformance-suite says why)"
 
 unit: ## unit tests: no root, no network
-	$(GO) test -vet=off $(packages) # make lint vets all of it, with more analyzers
+	@# make lint vets all of it, with more analyzers.
+	$(GO) test -vet=off $(packages)
 	@# Upstream's tests of what patches/kubernetes changes. In those with 10 and 20 pods, as many goroutines overwrite each other's reports of volumes in
 	@# use, so that a volume may wait for minutes.
 	$(GO) test k8s.io/kubernetes/pkg/kubelet/volumemanager/... -skip 'TestWaitForAllPodsUnmount/timeout_errors'
@@ -88,16 +89,16 @@ race: ## unit tests of what does many things at once, under the race detector
 	CGO_ENABLED=1 $(GO) test -race $(addprefix ./base/,jointoken lifecycle client config logging pki) $(addprefix ./components/,cluster/approver cluster/servicelb cluster/token worker/join worker/network worker/podlink) ./plugins/host ./plugins/process ./runtime/shim ./trace/record ./trace/spans
 
 # Limits are four times as long (KUBELITH_TEST_PATIENCE), for a busy machine; a test that passes takes no longer for it.
-# Two packages at a time use both cores, the longest first; those that measure how long something is away, or make load, run alone.
+# Two packages at a time use both cores, the longest first; those that measure how long something is away run alone.
 alone := $(addprefix ./integration/,certificates policy policyfuzz process restart servers upgrade)
 longest := $(addprefix ./integration/,nodes plugins why)
-together = $(longest) $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(alone) $(longest)),$(shell $(GO) list ./integration/...))
+together = $(longest) $(library) $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(alone) $(longest)),$(shell $(GO) list ./integration/...))
 integration_test = KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_TEST_PATIENCE=4 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_KUBE_BENCH=$(CURDIR)/$(KUBE_BENCH) \
 	KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -vet=off -count=1 -timeout 1h
 integration: build kube-bench cni-plugins ## tests on real clusters, each in namespaces of its own (root)
 	-$(MAKE) --no-print-directory conformance-suite
 	-@scripts/deps.sh chromium # for the page of kubelith trace; its test says so where there is none
-	$(integration_test) -p 2 $(library) $(together); status=$$?; $(integration_test) -p 1 $(alone) && exit $$status
+	$(integration_test) -p 2 $(together); status=$$?; $(integration_test) -p 1 $(alone) && exit $$status
 
 .PHONY: why-score
 why-score: build ## how many of the broken manifests in integration/why/cases `kubelith why` is right about, beside kubectl describe (root)

@@ -26,6 +26,7 @@ func (c *Cluster) apply(deadline time.Time) error {
 				return err
 			}
 			for end := time.Now().Add(discovery); early(err) && time.Now().Before(end); {
+				time.Sleep(200 * time.Millisecond)
 				_, err = c.kubectl(deadline, args...)
 			}
 		}

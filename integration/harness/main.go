@@ -74,8 +74,16 @@ func Main(m *testing.M, shared ...*Shared) {
 	os.Exit(code)
 }
 
-// Parallel lets so many tests run at once, unless -parallel or a call before sets another number: more than there are
-// CPUs, as tests wait most of the time.
+// Step runs a part of a test that the parts after it depend on: if it fails, they do not run.
+func Step(t *testing.T, name string, run func(*testing.T)) {
+	t.Helper()
+	if !t.Run(name, run) {
+		t.FailNow()
+	}
+}
+
+// Parallel lets this many tests run at once, unless -parallel or an earlier call has set the number. It is more than
+// there are CPUs: tests wait most of the time.
 func Parallel(tests int) {
 	flag.Parse()
 	given := false

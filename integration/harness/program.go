@@ -4,15 +4,18 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
-// programs are the executables that this process has built, by package.
+// programs are the executables that this process has built, by their paths.
 var programs = struct {
 	sync.Mutex
-	paths map[string]string
-}{paths: map[string]string{}}
+	built map[string]bool
+}{built: map[string]bool{}}
 
 // BuildProgram builds the program of a package, given relative to the test's directory, which is two levels below the
 // repository's root, and returns its path.
@@ -20,18 +23,44 @@ func BuildProgram(t testing.TB, pkg string) string {
 	t.Helper()
 	programs.Lock()
 	defer programs.Unlock()
-	if path, ok := programs.paths[pkg]; ok {
-		return path
-	}
-	path, err := filepath.Abs(filepath.Join("../../.cache/plugins", filepath.Base(pkg)))
+	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
+	source, err := filepath.Abs(pkg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(root, ".cache/plugins", strings.TrimPrefix(source, root), filepath.Base(source))
+	if programs.built[path] {
+		return path
+	}
+	unlock, err := lockFile(filepath.Join(root, ".cache/plugins/lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
 	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", path, pkg)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build %s: %v\n%s", pkg, err, out)
 	}
-	programs.paths[pkg] = path
+	programs.built[path] = true
 	return path
+}
+
+// lockFile waits for a lock that other processes take too: go build leaves a program alone that another one has built.
+func lockFile(path string) (unlock func(), err error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return func() { f.Close() }, nil
 }

@@ -16,20 +16,12 @@ func TestAgent(t *testing.T) {
 		Server: harness.Options{Args: []string{"--controller-manager-arg=node-monitor-grace-period=10m"}},
 	})
 	ns := c.Namespace(t) // of the volumes
-	for _, part := range []struct {
-		name string
-		run  func(*testing.T)
-	}{
-		// These two want the plugin that comes with Kubelith, and no other.
-		{"plugins", func(t *testing.T) { testPlugins(t, c) }},
-		{"volumes", func(t *testing.T) { testVolumes(t, c, ns) }},
-		{"FUSE volume", func(t *testing.T) { testFUSEVolume(t, c) }},
-		{"compromised", func(t *testing.T) { testCompromised(t, c) }}, // it kills the agent and starts it again
-		{"volumes after a restart", func(t *testing.T) { testVolumesAfterRestart(t, c, ns) }},
-		{"space of a deleted node", func(t *testing.T) { testSpaceOfDeleted(t, c) }},
-	} {
-		if !t.Run(part.name, part.run) {
-			return // the next part depends on it
-		}
-	}
+	// These two want the plugin that comes with Kubelith, and no other.
+	harness.Step(t, "plugins", func(t *testing.T) { testPlugins(t, c) })
+	harness.Step(t, "volumes", func(t *testing.T) { testVolumes(t, c, ns) })
+	harness.Step(t, "FUSE volume", func(t *testing.T) { testFUSEVolume(t, c) })
+	harness.Step(t, "compromised", func(t *testing.T) { testCompromised(t, c) })
+	c.Agents[0].Restart(t)
+	harness.Step(t, "volumes after a restart", func(t *testing.T) { testVolumesAfterRestart(t, c, ns) })
+	harness.Step(t, "space of a deleted node", func(t *testing.T) { testSpaceOfDeleted(t, c) })
 }

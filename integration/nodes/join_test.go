@@ -57,7 +57,7 @@ func TestJoin(t *testing.T) {
 	c.Agents = append(c.Agents, first)
 
 	t.Run("first", func(t *testing.T) { testFirst(t, c, first) })
-	// Alone: a kubelet that lacks CPU closes its watches.
+	// Before the other joins: a kubelet that lacks CPU closes its watches.
 	t.Run("rotation", func(t *testing.T) { testRotation(t, c, first) })
 	t.Run("then", func(t *testing.T) {
 		t.Run("expired", func(t *testing.T) { t.Parallel(); testExpired(t, c) })
@@ -311,9 +311,9 @@ ip -o link | cut -d: -f2; ip route; nft list ruleset`))
 
 // testExpired: an expired token goes, and with it the signature without which agents do not know it.
 func testExpired(t *testing.T, c *harness.Cluster) {
-	id := strings.Split(c.Server.Token(t, "--ttl=2s"), "_")[2]
+	id := strings.Split(c.Server.Token(t, "--ttl=20s"), "_")[2]
 	client := c.Server.Client(t).CoreV1()
-	harness.Eventually(t, 10*time.Second, "the token and its signature to go", func() error {
+	harness.Eventually(t, time.Minute, "the token and its signature to go", func() error {
 		if _, err := client.Secrets(metav1.NamespaceSystem).Get(t.Context(), "bootstrap-token-"+id, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("its Secret: %v", err)
 		}

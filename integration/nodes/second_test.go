@@ -16,8 +16,8 @@ import (
 )
 
 // TestSecondNode: VXLAN's device and its packet filter exist while there is another node. Its coming and going does not
-// interrupt connections of this node's pods. Its Node is deleted, and it registers again; it joins again; another
-// machine gets its name.
+// interrupt connections of this node's pods. The second node's Node is deleted and it registers again; the machine
+// joins again; another machine takes its name.
 func TestSecondNode(t *testing.T) {
 	t.Parallel()
 	c := harness.StartCluster(t, harness.ClusterOptions{})

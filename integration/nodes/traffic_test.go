@@ -34,7 +34,7 @@ func testTraffic(backend string) func(*testing.T, *harness.Cluster) {
 			"pod-ip": testPodIPs, "cluster-ip": testClusterIP, "node-port": testNodePort, "load-balancer": testLoadBalancer,
 			"connections": testConnections,
 		}
-		if backend == "vxlan" { // it has no traffic between nodes
+		if backend == "vxlan" { // once: it does not depend on the backend
 			tests["daemon-set"] = testDaemonSet
 		}
 		for name, test := range tests {

@@ -269,7 +269,7 @@ func TestRandomKills(t *testing.T) {
 					}
 				}
 				bad.Add(1)
-				time.Sleep(victims * pause)
+				time.Sleep(3 * pause)
 			}
 		})
 	}

@@ -293,7 +293,7 @@ func openWorks(t *testing.T, s *harness.Server, store *fuseStore, pod *corev1.Po
 	})
 }
 
-// openHas waits until the open file has what openWorks made the program write, so many times.
+// openHas waits until the open file has what openWorks made the program write, that many times.
 func openHas(t *testing.T, s *harness.Server, pod *corev1.Pod, times int) {
 	t.Helper()
 	want := "begun\n" + strings.Repeat("next\n", times)

@@ -141,9 +141,16 @@ func listAndDescribe(t *testing.T, s *harness.Server, p pluginadmin.Plugin) {
 		t.Errorf("code %d\n%s%s", res.Code, res.Stdout, res.Stderr)
 	}
 	res := s.RunBinary(t, "plugin", "list", "-o=json")
-	var printed []pluginadmin.Plugin
-	if err := json.Unmarshal([]byte(res.Stdout), &printed); err != nil || byName(printed)["one"].PID != p.PID {
-		t.Errorf("code %d, %v\n%s%s", res.Code, err, res.Stdout, res.Stderr)
+	var printed []map[string]any
+	if err := json.Unmarshal([]byte(res.Stdout), &printed); err != nil || res.Code != 0 {
+		t.Fatalf("code %d, %v\n%s%s", res.Code, err, res.Stdout, res.Stderr)
+	}
+	one := printed[slices.IndexFunc(printed, func(p map[string]any) bool { return p["name"] == "one" })]
+	for key, want := range map[string]any{"kind": "admission", "phase": "ready", "version": "1.0", "path": nothing, "source": "/etc/kubelith/config.yaml:4",
+		"sha256": p.SHA256, "pid": float64(p.PID), "starts": 1.0} {
+		if one[key] != want {
+			t.Errorf("plugin list -o=json: %s is %v, want %v", key, one[key], want)
+		}
 	}
 	res = s.RunBinary(t, "plugin", "describe", "one")
 	for _, want := range []string{"Name:              one\n", "SHA-256:           " + p.SHA256, "Wanted by:         /etc/kubelith/config.yaml:4\n", "validating hook nothing: CREATE of nothings.nothing.example.com"} {

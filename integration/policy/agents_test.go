@@ -17,18 +17,13 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestAgents has the tests with agents, in one cluster, up to the first that fails.
+// TestAgents runs the tests that need an agent, in one cluster.
 func TestAgents(t *testing.T) {
 	node := harness.Options{Args: []string{"--network-policy-log=10"}}
 	c := harness.StartCluster(t, harness.ClusterOptions{Server: node, Agent: node, Agents: 1})
-	for _, test := range []struct {
-		name string
-		run  func(*testing.T, *harness.Cluster)
-	}{{"DropLog", testDropLog}, {"Agent", testAgent}, {"NotEnforced", testNotEnforced}} {
-		if !t.Run(test.name, func(t *testing.T) { test.run(t, c) }) {
-			return
-		}
-	}
+	harness.Step(t, "DropLog", func(t *testing.T) { testDropLog(t, c) })
+	harness.Step(t, "Agent", func(t *testing.T) { testAgent(t, c) })
+	harness.Step(t, "NotEnforced", func(t *testing.T) { testNotEnforced(t, c) })
 }
 
 // testAgent: an agent enforces policies by what other nodes' pods are, before a pod's first packet too, and while the

@@ -104,10 +104,14 @@ func TestLeaves(t *testing.T) {
 	tables(t, s, true)
 	check(t, "with our own again", denied)
 
-	if err := os.WriteFile(s.Path("/etc/kubelith/config.yaml"), []byte(settings+"disable: [network-policy]\n"), 0o600); err != nil {
-		t.Fatal(err)
+	configure := func(text string) {
+		if err := os.WriteFile(s.Path("/etc/kubelith/config.yaml"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s.Restart(t)
 	}
-	s.Restart(t)
+	t.Cleanup(func() { configure(settings) })
+	configure(settings + "disable: [network-policy]\n")
 	tables(t, s, false)
 	check(t, "with network-policy disabled", allowed)
 }

@@ -27,8 +27,8 @@ import (
 // settings is the configuration of the shared server.
 const settings = "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\n"
 
-// cluster is the server of the tests on one node. They are serial, in the order of their files' names: TestPolicies is
-// the first, because it wants no table on a new node, and TestLeaves the last, because it disables network-policy.
+// cluster is the server of the tests on one node. They are serial. TestPolicies, the first by the names of
+// the files, sees a new node.
 var cluster = harness.NewShared(harness.Options{ConfigYAML: settings, Args: []string{"--log-level=info,network-policy=debug"}})
 
 func TestMain(m *testing.M) { harness.Main(m, cluster) }
@@ -203,7 +203,7 @@ egress: [{to: [{namespaceSelector: {}}], ports: [{port: 8080}]}]`)
 		for i := range each {
 			// Init containers come first; they are guarded too.
 			first := harness.Container("first", harness.Shell("if /bin/probe dial --timeout=700ms "+url("8081")+"; then exit 1; fi")...)
-			pod := harness.Pod(ns, fmt.Sprintf("forbidden-%d-%d", round, i), "/bin/probe", "dial", "--timeout=10s", url("8080"))
+			pod := harness.Pod(ns, fmt.Sprintf("forbidden-%d-%d", round, i), "/bin/probe", "dial", "--timeout="+harness.Patience(time.Second).String(), url("8080"))
 			pod.Spec.InitContainers = []corev1.Container{first}
 			pods = append(pods, s.Create(t, pod))
 		}

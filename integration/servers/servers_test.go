@@ -20,6 +20,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"kubelith.io/kubelith/components/controlplane/etcd"
+	"kubelith.io/kubelith/components/controlplane/servers"
 	"kubelith.io/kubelith/host/sandbox"
 	"kubelith.io/kubelith/integration/harness"
 )
@@ -219,7 +220,7 @@ func TestThreeServers(t *testing.T) {
 	c := start(t, harness.Options{})
 	first := c.servers[0]
 	pid := first.PID()
-	w := startWriter(t, "grow", harness.Patience(30*time.Second), func(int) *harness.Server { return first })
+	w := startWriter(t, "grow", 30*time.Second, func(int) *harness.Server { return first })
 	for range 2 {
 		began := time.Now()
 		s := c.join(t)
@@ -295,7 +296,15 @@ func TestLostMajority(t *testing.T) {
 	ns := survivor.Namespace(t)
 	pod := survivor.Run(t, harness.Pod(ns, "stays", "sleep", "100000"))
 	pid := c.pid(t, pod)
-	time.Sleep(11 * time.Second) // the addresses of all are stored
+	for _, s := range c.servers {
+		harness.Eventually(t, 30*time.Second, s.NodeName()+" to have stored the addresses of all", func() error {
+			known, err := servers.Load(s.Path(harness.DataDir))
+			if err == nil && len(known.Servers) != 3 {
+				err = fmt.Errorf("it knows %v", known.Servers)
+			}
+			return err
+		})
+	}
 	for _, s := range lost {
 		s.Kill9(t)
 	}

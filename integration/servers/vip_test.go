@@ -40,7 +40,7 @@ func client(t *testing.T, of *harness.Server, address string) kubernetes.Interfa
 		t.Fatal(err)
 	}
 	cs, err := kubernetes.NewForConfigAndClient(config, &http.Client{
-		Timeout:   3 * time.Second,
+		Timeout:   harness.Patience(3 * time.Second),
 		Transport: &http.Transport{TLSClientConfig: trust, DisableKeepAlives: true},
 	})
 	if err != nil {

@@ -67,7 +67,7 @@ func TestWitness(t *testing.T) {
 
 	// The witness dies: no server waits for it. It catches up, and its vote is needed at once.
 	c.witnessVotes(t, w)
-	load = startWriter(t, "alone", harness.Patience(30*time.Second), func(i int) *harness.Server { return c.servers[i%2] })
+	load = startWriter(t, "alone", 30*time.Second, func(i int) *harness.Server { return c.servers[i%2] })
 	time.Sleep(time.Second)
 	w.Kill9(t)
 	time.Sleep(3 * time.Second)

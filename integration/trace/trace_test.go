@@ -18,19 +18,11 @@ func TestMain(m *testing.M) { harness.Main(m) }
 func TestTrace(t *testing.T) {
 	spans := &collector{}
 	c := harness.StartCluster(t, harness.ClusterOptions{Agents: 1, Server: recording(t, spans)})
-	step(t, "node", func(t *testing.T) { testNode(t, c, spans) }) // the first: it counts what the agent has done
-	step(t, "way", func(t *testing.T) { testWay(t, c) })
+	harness.Step(t, "node", func(t *testing.T) { testNode(t, c, spans) }) // the first: it counts what the agent has done
+	harness.Step(t, "way", func(t *testing.T) { testWay(t, c) })
 	c.Server.Kubectl(t, "cordon", c.Agents[0].NodeName()) // whose records come later
-	step(t, "rights", func(t *testing.T) { testRights(t, c.Server) })
-	step(t, "command", func(t *testing.T) { testCommand(t, c.Server) })
-}
-
-// step runs a part of a test. The first one that fails is the last one.
-func step(t *testing.T, name string, run func(*testing.T)) {
-	t.Helper()
-	if !t.Run(name, run) {
-		t.FailNow()
-	}
+	harness.Step(t, "rights", func(t *testing.T) { testRights(t, c.Server) })
+	harness.Step(t, "command", func(t *testing.T) { testCommand(t, c.Server) })
 }
 
 // plugin is an admission plugin that reviews pods, in the sandbox.

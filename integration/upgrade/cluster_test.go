@@ -23,13 +23,13 @@ import (
 // and runs without them too: -run TestCluster/agent.
 func TestCluster(t *testing.T) {
 	c := startServers(t)
-	c.step(t, "one of several servers", testOneOfSeveralServers)
+	harness.Step(t, "one of several servers", func(t *testing.T) { testOneOfSeveralServers(t, c) })
 	c.joinAgents(t)
-	c.step(t, "agent", testAgent)
-	c.step(t, "all nodes", testAllNodes)
+	harness.Step(t, "agent", func(t *testing.T) { testAgent(t, c) })
+	harness.Step(t, "all nodes", func(t *testing.T) { testAllNodes(t, c) })
 }
 
-// cluster are two servers and two agents, which are services.
+// cluster is two servers and two agents, each run as a service.
 type cluster struct {
 	network         *sandbox.Network
 	servers, agents []*manager
@@ -60,14 +60,6 @@ func (c *cluster) joinAgents(t *testing.T) {
 	}
 	for _, a := range c.agents {
 		a.s.WaitReady(t)
-	}
-}
-
-// step runs a part of the test. The first one that fails is the last one.
-func (c *cluster) step(t *testing.T, name string, run func(*testing.T, *cluster)) {
-	t.Helper()
-	if !t.Run(name, func(t *testing.T) { run(t, c) }) {
-		t.FailNow()
 	}
 }
 

@@ -70,8 +70,8 @@ func (m *manager) spoils(t *testing.T) string {
 	return path
 }
 
-// spoilt are the programs that this process has built, by their flags.
-var spoilt = struct {
+// builtSpoils is what buildSpoils has built, by linker flags.
+var builtSpoils = struct {
 	sync.Mutex
 	programs map[string][]byte
 }{programs: map[string][]byte{}}
@@ -79,10 +79,10 @@ var spoilt = struct {
 // buildSpoils builds the program of testdata/spoils.go.txt as an executable of Kubelith, once for the same versions.
 func buildSpoils(t *testing.T, kubernetes, etcd string) []byte {
 	t.Helper()
-	spoilt.Lock()
-	defer spoilt.Unlock()
+	builtSpoils.Lock()
+	defer builtSpoils.Unlock()
 	flags := fmt.Sprintf("-X main.kubernetes=%s -X main.etcd=%s", kubernetes, etcd)
-	if program := spoilt.programs[flags]; program != nil {
+	if program := builtSpoils.programs[flags]; program != nil {
 		return program
 	}
 	root, err := filepath.Abs("../..")
@@ -107,7 +107,7 @@ func buildSpoils(t *testing.T, kubernetes, etcd string) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	spoilt.programs[flags] = program
+	builtSpoils.programs[flags] = program
 	return program
 }
 

@@ -116,8 +116,8 @@ type Target struct {
 	restarted bool // a check restarted it: another process is expected
 }
 
-// startTimeout bounds the start of a plugin; the host bounds the handshake to less.
-const startTimeout = 25 * time.Second
+// startTimeout bounds the start of a plugin: the host's own limit, and a moment for its message.
+const startTimeout = process.StartTimeout + 5*time.Second
 
 // validators return an error for descriptions that a kind cannot work with.
 func validators() map[plugins.Kind]func(string, *pluginv1.Description) error {

@@ -30,7 +30,8 @@ const (
 	window           = 1 << 20          // of flow control, in bytes
 	handshakeTimeout = 10 * time.Second // from the start to the handshake
 	describeTimeout  = 5 * time.Second
-	startTimeout     = handshakeTimeout + HealthTimeout + describeTimeout
+	// StartTimeout is how long a process has until it has described itself.
+	StartTimeout = handshakeTimeout + HealthTimeout + describeTimeout
 )
 
 // socketDirName is the directory in the run directory for sockets and records. It is short, as paths of sockets must
@@ -145,12 +146,12 @@ func (l *Launcher) Start(ctx context.Context, spec *Spec, exe *Executable) (*Pro
 		},
 	})
 	// go-plugin takes no contexts: killing the process ends its calls.
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	ctx, cancel := context.WithTimeout(ctx, StartTimeout)
 	defer cancel()
 	stop := context.AfterFunc(ctx, p.Kill)
 	err := l.introduce(ctx, p)
 	if !stop() { // it was killed
-		err = fmt.Errorf("did not get ready within %v", startTimeout)
+		err = fmt.Errorf("did not get ready within %v", StartTimeout)
 	}
 	if err != nil {
 		return nil, errors.Join(err, p.Stop())

@@ -69,29 +69,33 @@ library := kubelith.io/kubelith/cluster
 packages := $(library) $(shell $(GO) list ./... 2>/dev/null | grep -v -e /integration -e /bench/compare -e /bench/requests -e /bench/network)
 
 .PHONY: test unit race integration vet
-test: deps build lint unit race integration ## everything CI checks: lint, unit tests, real clusters, a sample of upstream's conformance tests
+test: deps build lint unit integration ## everything CI checks: lint, unit tests, real clusters, a sample of upstream's conformance tests
 	@$(conformance_suite) --where >/dev/null 2>&1 && echo "test: all passed" || \
 		echo "test: all passed, but upstream's conformance tests were not run: there is no suite (make conformance-suite says why)"
 
-unit: ## unit tests: no root, no network
+# The tests of these do many things at once and link little of upstream, which would all be compiled again for the race detector.
+raced := $(addprefix ./base/,jointoken lifecycle client config logging pki) \
+	$(addprefix ./components/,cluster/approver cluster/servicelb cluster/token worker/join worker/network worker/podlink) \
+	./plugins/host ./plugins/process ./runtime/shim ./trace/record ./trace/spans
+
+unit: race ## unit tests: no root, no network
 	@# make lint vets all of it, with more analyzers.
-	$(GO) test -vet=off $(packages)
+	$(GO) test -vet=off $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(raced)),$(packages))
 	@# Upstream's tests of what patches/kubernetes changes. In those with 10 and 20 pods, as many goroutines overwrite each other's reports of volumes in
 	@# use, so that a volume may wait for minutes.
-	$(GO) test k8s.io/kubernetes/pkg/kubelet/volumemanager/... -skip 'TestWaitForAllPodsUnmount/timeout_errors'
-	$(GO) test k8s.io/kubernetes/pkg/kubelet -run 'UpdatePod|CompleteWork|TerminalPhase|SyncKnownPods|TerminatedWorker|KillPodNow|EffectiveGracePeriod'
+	$(GO) test -vet=off k8s.io/kubernetes/pkg/kubelet/volumemanager/... -skip 'TestWaitForAllPodsUnmount/timeout_errors'
+	$(GO) test -vet=off k8s.io/kubernetes/pkg/kubelet -run 'UpdatePod|CompleteWork|TerminalPhase|SyncKnownPods|TerminatedWorker|KillPodNow|EffectiveGracePeriod'
 	$(MAKE) --no-print-directory payload-test
 	GOFLAGS=-trimpath $(GO) -C cluster build . # with the client-go that it asks of other modules
 	GOFLAGS=-trimpath $(GO) -C tools test ./release
 
-# The tests of these do many things at once and link little of upstream, which would all be compiled again for the detector.
-race: ## unit tests of what does many things at once, under the race detector
-	CGO_ENABLED=1 $(GO) test -race $(addprefix ./base/,jointoken lifecycle client config logging pki) $(addprefix ./components/,cluster/approver cluster/servicelb cluster/token worker/join worker/network worker/podlink) ./plugins/host ./plugins/process ./runtime/shim ./trace/record ./trace/spans
+race: ## the unit tests of what does many things at once, under the race detector
+	CGO_ENABLED=1 $(GO) test -vet=off -race $(raced)
 
 # Limits are four times as long (KUBELITH_TEST_PATIENCE), for a busy machine; a test that passes takes no longer for it.
-# Two packages at a time use both cores, the longest first; those that measure how long something is away run alone.
-alone := $(addprefix ./integration/,certificates policy policyfuzz process restart servers upgrade)
-longest := $(addprefix ./integration/,nodes plugins why)
+# Two packages at a time use both cores, the longest first. Those that use them by themselves, or measure how long something is away, run alone.
+alone := $(addprefix ./integration/,certificates nodes plugins policy policyfuzz process restart servers upgrade)
+longest := ./integration/why
 together = $(longest) $(library) $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(alone) $(longest)),$(shell $(GO) list ./integration/...))
 integration_test = KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_TEST_PATIENCE=4 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_KUBE_BENCH=$(CURDIR)/$(KUBE_BENCH) \
 	KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -vet=off -count=1 -timeout 1h

@@ -93,16 +93,14 @@ race: ## the unit tests of what does many things at once, under the race detecto
 	CGO_ENABLED=1 $(GO) test -vet=off -race $(raced)
 
 # Limits are four times as long (KUBELITH_TEST_PATIENCE), for a busy machine; a test that passes takes no longer for it.
-# Two packages at a time use both cores, the longest first. Those that use them by themselves, or measure how long something is away, run alone.
-alone := $(addprefix ./integration/,certificates nodes plugins policy policyfuzz process restart servers upgrade)
-longest := ./integration/why
-together = $(longest) $(library) $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(alone) $(longest)),$(shell $(GO) list ./integration/...))
+# One package at a time: each uses both cores, and servers that share them with others take more than their part. Two of them took longer
+# beside each other than one after the other, and the tests that measure how long something is away would measure the others.
 integration_test = KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_TEST_PATIENCE=4 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_KUBE_BENCH=$(CURDIR)/$(KUBE_BENCH) \
 	KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -vet=off -count=1 -timeout 1h
 integration: build kube-bench cni-plugins ## tests on real clusters, each in namespaces of its own (root)
 	-$(MAKE) --no-print-directory conformance-suite
 	-@scripts/deps.sh chromium # for the page of kubelith trace; its test says so where there is none
-	$(integration_test) -p 2 $(together); status=$$?; $(integration_test) -p 1 $(alone) && exit $$status
+	$(integration_test) -p 1 $(library) ./integration/...
 
 .PHONY: why-score
 why-score: build ## how many of the broken manifests in integration/why/cases `kubelith why` is right about, beside kubectl describe (root)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -241,4 +242,42 @@ func askDNS(ctx context.Context, pid int, timeout time.Duration) error {
 		err = fmt.Errorf("the answer is %s", m)
 	}
 	return err
+}
+
+// TestStoppedWhileStarting: a server that is stopped at any moment of its start leaves the containers alone.
+func TestStoppedWhileStarting(t *testing.T) {
+	t.Parallel()
+	s := harness.Start(t, harness.Options{})
+	ns := s.Namespace(t)
+	before := map[string]process{}
+	for i := range 5 {
+		pod := harness.Pod(ns, fmt.Sprintf("old-%d", i), "/bin/probe", "sleep")
+		before[pod.Name] = processOf(t, s, s.Run(t, pod))
+	}
+	s.Stop(t)
+	began := time.Now()
+	s.Launch(t)
+	s.WaitReady(t)
+	ready := time.Since(began)
+	s.Stop(t)
+	const stops = 8
+	for i := range stops {
+		s.Launch(t)
+		time.Sleep(ready * time.Duration(i) / stops)
+		if err := unix.Kill(s.PID(), unix.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		s.WaitExit(t, 30*time.Second)
+		for name, p := range before {
+			p.same(t, fmt.Sprintf("stopped after %d eighths of a start, %s", i, name))
+		}
+	}
+	s.Launch(t)
+	s.WaitReady(t)
+	for name, p := range before {
+		pod := s.WaitRunning(t, harness.Pod(ns, name))
+		if processOf(t, s, pod) != p {
+			t.Errorf("pod %s has been restarted", name)
+		}
+	}
 }

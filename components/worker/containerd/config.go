@@ -30,8 +30,14 @@ func config(o Options, h host) *srvconfig.Config {
 		DisabledPlugins: disabled(o),
 		// Without these, containerd would start and serve nothing useful.
 		RequiredPlugins: []string{"io.containerd.grpc.v1.cri", "io.containerd.snapshotter.v1." + h.snapshotter},
-		// Otherwise opening the database waits for its lock without limit, for example when another process uses Root.
-		Timeouts: map[string]string{"io.containerd.timeout.bolt.open": "10s"},
+		Timeouts: map[string]string{
+			// Otherwise opening the database waits for its lock without limit, for example when another process uses
+			// Root.
+			"io.containerd.timeout.bolt.open": "10s",
+			// A shim that does not answer in this time counts as dead, and its containers are killed. The default of
+			// 5 s is too little for a machine that is short of CPU.
+			"io.containerd.timeout.shim.load": "30s",
+		},
 		Plugins: table{
 			"io.containerd.server.v1.grpc":  table{"address": o.Socket},
 			"io.containerd.server.v1.ttrpc": table{"address": o.Socket + ".ttrpc"},

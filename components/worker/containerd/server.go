@@ -109,7 +109,10 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	started := make(chan result, 1)
 	go func() { // not all of its plugins respect ctx
 		restore := keepKlogFlags()
-		srv, err := server.New(ctx, cfg)
+		// A shim whose loading is cut short counts as dead, and containerd kills its containers.
+		loading, end := context.WithCancel(context.WithoutCancel(ctx))
+		srv, err := server.New(loading, cfg)
+		context.AfterFunc(ctx, end)
 		restore()
 		if err == nil {
 			err = srv.Start(ctx)

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	"kubelith.io/kubelith/integration/lockfile"
 )
 
 // programs are the executables that this process has built, by their paths.
@@ -35,7 +35,8 @@ func BuildProgram(t testing.TB, pkg string) string {
 	if programs.built[path] {
 		return path
 	}
-	unlock, err := lockFile(filepath.Join(root, ".cache/plugins/lock"))
+	// go build leaves a program alone that another process has built.
+	unlock, err := lockfile.Lock(filepath.Join(root, ".cache/plugins/lock"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,20 +48,4 @@ func BuildProgram(t testing.TB, pkg string) string {
 	}
 	programs.built[path] = true
 	return path
-}
-
-// lockFile waits for a lock that other processes take too: go build leaves a program alone that another one has built.
-func lockFile(path string) (unlock func(), err error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return func() { f.Close() }, nil
 }

@@ -14,7 +14,7 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"kubelith.io/kubelith/integration/lockfile"
 )
 
 // kept is how many suites of a name stay in addition to a new one, the newest: each takes hundreds of MB.
@@ -58,17 +58,11 @@ func exists(path string) bool {
 // create builds a suite beside its directory and moves it there when it is whole.
 func create(dir string, build func(dir string) error) error {
 	parent := filepath.Dir(dir)
-	if err := os.MkdirAll(parent, 0o755); err != nil {
-		return err
-	}
-	lock, err := os.OpenFile(filepath.Join(parent, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	unlock, err := lockfile.Lock(filepath.Join(parent, "lock"))
 	if err != nil {
 		return err
 	}
-	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return err
-	}
+	defer unlock()
 	if exists(dir) {
 		return nil // another one was quicker
 	}

@@ -12,7 +12,8 @@ import (
 	"path/filepath"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"golang.org/x/sys/unix"
+
+	"kubelith.io/kubelith/integration/lockfile"
 )
 
 // Ref is the image's name in pods.
@@ -21,17 +22,11 @@ const Ref = "docker.io/kubelith/test:1"
 // Archive returns an OCI archive of the image, built from the module at repoRoot and kept in cacheDir
 // under the hash of its content: packages that test at the same time share it.
 func Archive(repoRoot, cacheDir string) (string, error) {
-	if err := os.MkdirAll(cacheDir, 0o755); err != nil {
-		return "", err
-	}
-	lock, err := os.OpenFile(filepath.Join(cacheDir, "image.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	unlock, err := lockfile.Lock(filepath.Join(cacheDir, "image.lock"))
 	if err != nil {
 		return "", err
 	}
-	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return "", err
-	}
+	defer unlock()
 	probe, err := buildProbe(repoRoot)
 	if err != nil {
 		return "", err

@@ -134,7 +134,7 @@ spec:
   caBundle: %s
 `, ns, ca))
 	t.Cleanup(func() { s.TryKubectl(t, "delete", "apiservice", "v1.probe.kubelith.io") })
-	s.Kubectl(t, "wait", "--for=condition=Available", "apiservice/v1.probe.kubelith.io", "--timeout="+harness.Patience(60*time.Second).String())
+	s.Kubectl(t, "wait", "--for=condition=Available", "apiservice/v1.probe.kubelith.io", harness.Timeout(60*time.Second))
 	stones := schema.GroupVersionResource{Group: "probe.kubelith.io", Version: "v1", Resource: "stones"}
 	got, err := s.Dynamic(t).Resource(stones).Get(t.Context(), "granite", metav1.GetOptions{})
 	if err != nil {
@@ -205,7 +205,7 @@ func TestCustomResources(t *testing.T) {
 	ns := s.Namespace(t)
 	apply(t, s, "", fmt.Sprintf(crd, "widget", "Widget"))
 	t.Cleanup(func() { s.TryKubectl(t, "delete", "crd", "widgets.test.kubelith.io", "--timeout=30s") })
-	s.Kubectl(t, "wait", "--for=condition=Established", "crd/widgets.test.kubelith.io", "--timeout="+harness.Patience(30*time.Second).String())
+	s.Kubectl(t, "wait", "--for=condition=Established", "crd/widgets.test.kubelith.io", harness.Timeout(30*time.Second))
 	widget := func(version, name, spec string) string {
 		return fmt.Sprintf("apiVersion: test.kubelith.io/%s\nkind: Widget\nmetadata: {name: %s}\nspec: {%s}\n", version, name, spec)
 	}
@@ -237,7 +237,7 @@ func TestCustomResources(t *testing.T) {
 	if out := s.Kubectl(t, "explain", "widget.spec"); !strings.Contains(out, "colour") {
 		t.Errorf("kubectl explain:\n%s", out)
 	}
-	s.Kubectl(t, "delete", "crd", "widgets.test.kubelith.io", "--timeout="+harness.Patience(30*time.Second).String())
+	s.Kubectl(t, "delete", "crd", "widgets.test.kubelith.io", harness.Timeout(30*time.Second))
 	harness.Eventually(t, 20*time.Second, "the resource to go", func() error {
 		if res := s.TryKubectl(t, "-n", ns, "get", "widgets"); res.Code == 0 {
 			return fmt.Errorf("%s", res.Stdout)

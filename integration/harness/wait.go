@@ -20,6 +20,9 @@ const (
 // Patience returns how long to wait for what takes at most timeout on a real processor, see sandbox.Patience.
 func Patience(timeout time.Duration) time.Duration { return sandbox.Patience(timeout) }
 
+// Timeout returns the flag by which a program, such as kubectl, waits that long with Patience.
+func Timeout(timeout time.Duration) string { return "--timeout=" + Patience(timeout).String() }
+
 // Eventually polls f until it returns nil, and fails the test with f's last error after timeout and Patience.
 func Eventually(t testing.TB, timeout time.Duration, what string, f func() error) {
 	t.Helper()

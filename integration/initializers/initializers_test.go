@@ -134,7 +134,7 @@ func TestPods(t *testing.T) {
 	if running.Spec.Containers[0].Image != image || running.Annotations != nil {
 		t.Errorf("it runs as %v", running)
 	}
-	s.Kubectl(t, "-n", ns, "rollout", "status", "deployment/web", "--timeout="+harness.Patience(60*time.Second).String())
+	s.Kubectl(t, "-n", ns, "rollout", "status", "deployment/web", harness.Timeout(60*time.Second))
 	s.Run(t, harness.Pod(ns, "b", "sleep", "1000"))
 
 	// Without the initializer, a creator learns which one is missing. Without the configuration, no creator waits.
@@ -150,11 +150,11 @@ func TestPods(t *testing.T) {
 	// A namespace goes with what is hidden in it.
 	s.KubectlInput(t, asWrittenThen, "create", "-f", "-")
 	s.Kubectl(t, "create", "namespace", "gone")
-	s.Kubectl(t, "-n", "gone", "wait", "--for=create", "serviceaccount/default", "--timeout="+harness.Patience(60*time.Second).String())
+	s.Kubectl(t, "-n", "gone", "wait", "--for=create", "serviceaccount/default", harness.Timeout(60*time.Second))
 	if r := s.TryKubectl(t, "create", "--raw", "/api/v1/namespaces/gone/pods?includeUninitialized=true", "-f", podFile(t, s, "gone")); r.Code != 0 {
 		t.Errorf("%s", r.Stderr)
 	}
-	s.Kubectl(t, "delete", "namespace", "gone", "--timeout="+harness.Patience(60*time.Second).String())
+	s.Kubectl(t, "delete", "namespace", "gone", harness.Timeout(60*time.Second))
 }
 
 // podFile is a manifest in the server's sandbox.

@@ -39,7 +39,7 @@ func TestFiles(t *testing.T) {
 	if kept.Labels[partOf] == "" || kept.Labels[partOf] != dropped.Labels[partOf] {
 		t.Errorf("the objects have the sets %q and %q", kept.Labels[partOf], dropped.Labels[partOf])
 	}
-	s.Kubectl(t, "-n=demo", "wait", "--for=condition=Available", "deployment/hello", "--timeout="+harness.Patience(90*time.Second).String())
+	s.Kubectl(t, "-n=demo", "wait", "--for=condition=Available", "deployment/hello", harness.Timeout(90*time.Second))
 	pod := s.Kubectl(t, "-n=demo", "get", "pods", "-o=name")
 
 	// One value changes and one document goes. The value that another client has set stays.
@@ -120,7 +120,7 @@ spec:
 	value(t, s, ns, "dropped", "1")
 
 	put(t, s, "fault.yaml", before+fmt.Sprintf(service, "targetPort: web"))
-	s.Kubectl(t, "-n="+ns, "wait", "--for=create", "service/web", "--timeout="+harness.Patience(60*time.Second).String())
+	s.Kubectl(t, "-n="+ns, "wait", "--for=create", "service/web", harness.Timeout(60*time.Second))
 	gone(t, s, "-n="+ns, "configmap/dropped", "configmap/new")
 	value(t, s, ns, "kept", "1")
 }
@@ -151,7 +151,7 @@ func TestCustomResource(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
 	put(t, s, "things.yaml", fmt.Sprintf(things, "color: red"))
-	s.Kubectl(t, "wait", "--for=create", "customresourcedefinition/things.example.com", "--timeout="+harness.Patience(60*time.Second).String())
+	s.Kubectl(t, "wait", "--for=create", "customresourcedefinition/things.example.com", harness.Timeout(60*time.Second))
 	harness.Eventually(t, soon, "a thing", func() error {
 		if res := s.TryKubectl(t, "get", "things.example.com", "one", "-o=jsonpath={.spec.color}"); res.Stdout != "red" {
 			return errors.New(res.Stdout + res.Stderr)
@@ -333,7 +333,7 @@ func TestRestart(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, harness.Options{NoTestImage: true})
 	const role = "system:aggregated-metrics-reader"
-	s.Kubectl(t, "wait", "--for=create", "clusterrole/"+role, "--timeout="+harness.Patience(60*time.Second).String())
+	s.Kubectl(t, "wait", "--for=create", "clusterrole/"+role, harness.Timeout(60*time.Second))
 	put(t, s, "a.yaml", configMap("default", "a", "1")+configMap("default", "b", "1")+configMap("default", "by-hand", "1"))
 	put(t, s, "gone.yaml", "apiVersion: v1\nkind: Namespace\nmetadata: {name: gone, annotations: {kubelith.io/prune: \"true\"}}\n"+configMap("gone", "c", "1"))
 	a := value(t, s, "default", "a", "1")

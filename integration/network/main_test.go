@@ -80,7 +80,7 @@ type answer = harness.Answer
 // ask sends one request from inside a pod.
 func ask(t *testing.T, s *harness.Server, pod *corev1.Pod, url string) (answer, error) {
 	t.Helper()
-	out, errOut, err := s.TryPodExec(t, pod, "main", "/bin/probe", "dial", "--timeout="+harness.Patience(3*time.Second).String(), url)
+	out, errOut, err := s.TryPodExec(t, pod, "main", "/bin/probe", "dial", harness.Timeout(3*time.Second), url)
 	if err != nil {
 		return answer{}, fmt.Errorf("%s from pod %s: %w: %s%s", url, pod.Name, err, out, errOut)
 	}

@@ -22,7 +22,7 @@ func testDrain(t *testing.T, c *harness.Cluster) {
 	away := c.Agents[0]
 	daemonSet(t, c, ns, "daemon")
 	deployment(t, c, ns, "app", 3)
-	c.Server.Kubectl(t, "drain", away.NodeName(), "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout="+harness.Patience(90*time.Second).String())
+	c.Server.Kubectl(t, "drain", away.NodeName(), "--ignore-daemonsets", "--delete-emptydir-data", "--force", harness.Timeout(90*time.Second))
 	readyPods(t, c, ns, "app", 3, away)
 	if n := len(podsOf(t, c, ns, "daemon")); n != len(c.Nodes()) {
 		t.Errorf("%d pods of the DaemonSet are left", n)

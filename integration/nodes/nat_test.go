@@ -199,7 +199,7 @@ kind: APIService
 metadata: {name: v1.far.kubelith.io}
 spec: {group: far.kubelith.io, version: v1, groupPriorityMinimum: 1000, versionPriority: 10, service: {namespace: %s, name: stones}, caBundle: %s}
 `, ns, ca), "apply", "-f", "-")
-	c.Server.Kubectl(t, "wait", "--for=condition=Available", "apiservice/v1.far.kubelith.io", "--timeout="+harness.Patience(60*time.Second).String())
+	c.Server.Kubectl(t, "wait", "--for=condition=Available", "apiservice/v1.far.kubelith.io", harness.Timeout(60*time.Second))
 	if out := c.Server.Kubectl(t, "get", "--raw", "/apis/far.kubelith.io/v1/stones/granite"); !strings.Contains(out, `"user":"kubelith-admin"`) {
 		t.Errorf("the API on the agent: %q", out)
 	}

@@ -83,7 +83,7 @@ func scheduled(want corev1.ConditionStatus, text string) func(*corev1.Pod) error
 // waitGone waits until a pod does not exist any more.
 func waitGone(t testing.TB, s *harness.Server, pod *corev1.Pod) {
 	t.Helper()
-	s.Kubectl(t, "-n", pod.Namespace, "wait", "--for=delete", "pod/"+pod.Name, "--timeout="+harness.Patience(60*time.Second).String())
+	s.Kubectl(t, "-n", pod.Namespace, "wait", "--for=delete", "pod/"+pod.Name, harness.Timeout(60*time.Second))
 }
 
 // event waits for an event about an object whose message contains a text.

@@ -36,7 +36,7 @@ func define(t *testing.T, nodes ...*harness.Server) {
 	t.Helper()
 	s := nodes[0]
 	s.KubectlInput(t, definition(t), "apply", "--server-side", "-f", "-")
-	s.Kubectl(t, "wait", "--for=condition=Established", "crd/clusternetworkpolicies.policy.networking.k8s.io", "--timeout="+harness.Patience(20*time.Second).String())
+	s.Kubectl(t, "wait", "--for=condition=Established", "crd/clusternetworkpolicies.policy.networking.k8s.io", harness.Timeout(20*time.Second))
 	clusterPolicy(t, s, "first", "{tier: Baseline, priority: 1000, subject: {namespaces: {}}, egress: [{action: Deny, to: [{networks: [192.0.2.0/24]}]}]}")
 	begun := time.Now()
 	for _, n := range nodes {

@@ -56,7 +56,7 @@ func testNotEnforced(t *testing.T, c *harness.Cluster) {
 	}
 
 	s.KubectlInput(t, definition(t), "apply", "--server-side", "-f", "-")
-	s.Kubectl(t, "wait", "--for=condition=Established", "crd/clusternetworkpolicies.policy.networking.k8s.io", "--timeout="+harness.Patience(20*time.Second).String())
+	s.Kubectl(t, "wait", "--for=condition=Established", "crd/clusternetworkpolicies.policy.networking.k8s.io", harness.Timeout(20*time.Second))
 	kinds := map[string]string{
 		"networkpolicy":        "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p, namespace: " + ns + "}, spec: {podSelector: {}}}",
 		"clusternetworkpolicy": "{apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metadata: {name: p}, spec: {tier: Baseline, priority: 1, subject: {namespaces: {}}, egress: [{action: Deny, to: [{networks: [192.0.2.0/24]}]}]}}",

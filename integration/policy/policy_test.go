@@ -203,7 +203,7 @@ egress: [{to: [{namespaceSelector: {}}], ports: [{port: 8080}]}]`)
 		for i := range each {
 			// Init containers come first; they are guarded too.
 			first := harness.Container("first", harness.Shell("if /bin/probe dial --timeout=700ms "+url("8081")+"; then exit 1; fi")...)
-			pod := harness.Pod(ns, fmt.Sprintf("forbidden-%d-%d", round, i), "/bin/probe", "dial", "--timeout="+harness.Patience(time.Second).String(), url("8080"))
+			pod := harness.Pod(ns, fmt.Sprintf("forbidden-%d-%d", round, i), "/bin/probe", "dial", harness.Timeout(time.Second), url("8080"))
 			pod.Spec.InitContainers = []corev1.Container{first}
 			pods = append(pods, s.Create(t, pod))
 		}

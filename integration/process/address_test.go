@@ -17,7 +17,7 @@ func TestAddressChanges(t *testing.T) {
 	t.Parallel()
 	s := harness.Start(t, harness.Options{NoTestImage: true})
 	s.Kubectl(t, "run", "web", "--image=kubelith/hello:1")
-	s.Kubectl(t, "wait", "--for=condition=Ready", "pod/web", "--timeout="+harness.Patience(60*time.Second).String())
+	s.Kubectl(t, "wait", "--for=condition=Ready", "pod/web", harness.Timeout(60*time.Second))
 	pids := tasks(t, s.Exec(t, s.BinaryPath(), "ctr", "tasks", "list"))
 
 	old := s.NodeIP

@@ -24,7 +24,7 @@ func TestDirectories(t *testing.T) {
 	waitNode(t, s, kubeconfig)
 	kubectl := []string{"kubectl", "--kubeconfig=" + kubeconfig}
 	s.Exec(t, s.BinaryPath(), append(kubectl, "run", "web", "--image=kubelith/hello:1")...)
-	s.Exec(t, s.BinaryPath(), append(kubectl, "wait", "--for=condition=Ready", "pod/web", "--timeout="+harness.Patience(60*time.Second).String())...)
+	s.Exec(t, s.BinaryPath(), append(kubectl, "wait", "--for=condition=Ready", "pod/web", harness.Timeout(60*time.Second))...)
 	usual := []string{harness.DataDir, harness.RunDir, harness.AdminKubeconfig}
 	for _, path := range usual {
 		if exists(s, path) {

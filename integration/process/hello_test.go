@@ -21,8 +21,8 @@ func TestHello(t *testing.T) {
 	}
 	s.KubectlInput(t, string(manifest), "apply", "-f", "-")
 	defer s.KubectlInput(t, string(manifest), "delete", "--wait=false", "-f", "-")
-	s.Kubectl(t, "rollout", "status", "deployment/hello", "--timeout="+harness.Patience(90*time.Second).String())
-	s.Kubectl(t, "wait", "--for=condition=complete", "job/hello-by-name", "--timeout="+harness.Patience(90*time.Second).String())
+	s.Kubectl(t, "rollout", "status", "deployment/hello", harness.Timeout(90*time.Second))
+	s.Kubectl(t, "wait", "--for=condition=complete", "job/hello-by-name", harness.Timeout(90*time.Second))
 
 	const greeting = "Hello from Kubelith\nhostname: hello-"
 	if log := s.Kubectl(t, "logs", "job/hello-by-name"); !strings.Contains(log, greeting) {

@@ -74,5 +74,5 @@ func TestShimKilled(t *testing.T) {
 	if !harness.Alive(other) || !harness.Alive(otherContainer) {
 		t.Error("the pod whose shim was not killed has ended")
 	}
-	s.Kubectl(t, "delete", "pods", "-n", ns, "--all", "--timeout="+harness.Patience(time.Minute).String())
+	s.Kubectl(t, "delete", "pods", "-n", ns, "--all", harness.Timeout(time.Minute))
 }

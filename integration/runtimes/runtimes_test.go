@@ -151,7 +151,7 @@ func TestRuntimes(t *testing.T) {
 	})
 	works()
 
-	s.Kubectl(t, "delete", "pods", "-n", ns, "--all", "--timeout="+harness.Patience(time.Minute).String())
+	s.Kubectl(t, "delete", "pods", "-n", ns, "--all", harness.Timeout(time.Minute))
 	gone(t, s, containers["default"], containers["named"], containers["other"])
 }
 

@@ -310,7 +310,7 @@ func testRights(t *testing.T, s *harness.Server) {
 func refused(t *testing.T, s *harness.Server, ns string) {
 	t.Helper()
 	s.Kubectl(t, "create", "quota", "none", "-n", ns, "--hard=configmaps=0")
-	s.Kubectl(t, "wait", "-n", ns, "--for=jsonpath={.status.hard.configmaps}=0", "quota/none", "--timeout="+harness.Patience(100*time.Second).String())
+	s.Kubectl(t, "wait", "-n", ns, "--for=jsonpath={.status.hard.configmaps}=0", "quota/none", harness.Timeout(100*time.Second))
 	harness.Eventually(t, 10*time.Second, "admission to know the quota", func() error { // by its own watch
 		if r := s.TryKubectl(t, "create", "configmap", "probe", "-n", ns, "--dry-run=server"); r.Code == 0 || !strings.Contains(r.Stderr, "exceeded quota") {
 			return fmt.Errorf("a ConfigMap beyond it: exit code %d, %s", r.Code, r.Stderr)

@@ -204,7 +204,7 @@ func runCase(t testing.TB, s *harness.Server, apply *applier, dir string, score 
 			line, refused := strings.CutPrefix(strings.NewReplacer("NODE", apply.node, "NAMESPACE", ns).Replace(line), "! ")
 			if !refused { // what is refused may be a wait, until its end
 				line = limits.ReplaceAllStringFunc(line, func(flag string) string {
-					return "--timeout=" + harness.Patience(duration(t, strings.TrimPrefix(flag, "--timeout="), 0)).String()
+					return harness.Timeout(duration(t, strings.TrimPrefix(flag, "--timeout="), 0))
 				})
 			}
 			if r := s.TryKubectl(t, append([]string{"-n", ns}, words(line)...)...); (r.Code != 0) != refused {

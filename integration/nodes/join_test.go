@@ -60,32 +60,57 @@ func TestJoin(t *testing.T) {
 	// Before the other joins: a kubelet that lacks CPU closes its watches.
 	t.Run("rotation", func(t *testing.T) { testRotation(t, c, first) })
 	t.Run("then", func(t *testing.T) {
-		t.Run("expired", func(t *testing.T) { t.Parallel(); testExpired(t, c) })
+		parts := []part{{"expired", func(t *testing.T) { testExpired(t, c) }}}
 		for _, tc := range slices.Concat(refusals(c), refusedServers(t, c), refusedMachines(c)) {
-			t.Run(tc.name, func(t *testing.T) {
-				t.Parallel()
+			parts = append(parts, part{tc.name, func(t *testing.T) {
 				tc.token = tc.make(t)
 				refused(t, c, tc)
-			})
+			}})
 		}
+		together(t, parts...)
 	})
-	t.Run("denied-requests-go", func(t *testing.T) {
-		harness.Eventually(t, 2*time.Minute, "denied requests to be deleted", func() error {
-			list, err := c.Server.Client(t).CertificatesV1().CertificateSigningRequests().List(context.Background(), metav1.ListOptions{})
-			if err != nil {
-				return err
+	before, err := denied(t, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	together(t,
+		part{"denied-requests-go", func(t *testing.T) { testDeniedGo(t, c, before) }}, // they stay for a minute
+		part{"removed", func(t *testing.T) { testRemoved(t, c, first) }},
+	)
+}
+
+// denied returns the requests for certificates that were denied: why, by name.
+func denied(t *testing.T, c *harness.Cluster) (map[string]string, error) {
+	t.Helper()
+	list, err := c.Server.Client(t).CertificatesV1().CertificateSigningRequests().List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	why := map[string]string{}
+	for _, csr := range list.Items {
+		for _, cond := range csr.Status.Conditions {
+			if cond.Type == certificatesv1.CertificateDenied {
+				why[csr.Name] = cond.Message
 			}
-			for _, csr := range list.Items {
-				for _, cond := range csr.Status.Conditions {
-					if cond.Type == certificatesv1.CertificateDenied {
-						return fmt.Errorf("%s is there: %s", csr.Name, cond.Message)
-					}
-				}
+		}
+	}
+	return why, nil
+}
+
+// testDeniedGo waits until requests that were denied before are deleted.
+func testDeniedGo(t *testing.T, c *harness.Cluster, before map[string]string) {
+	harness.Eventually(t, 2*time.Minute, "denied requests to be deleted", func() error {
+		now, err := denied(t, c)
+		if err != nil {
+			return err
+		}
+		for name, why := range now {
+			if _, known := before[name]; known {
+				return fmt.Errorf("%s is there: %s", name, why)
 			}
-			return nil
-		})
+		}
+		return nil
 	})
-	t.Run("removed", func(t *testing.T) { testRemoved(t, c, first) })
 }
 
 // testRemoved shuts an agent out that does not know of it, and lets it join again, with a token for one machine that no

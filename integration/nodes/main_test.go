@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -26,6 +27,41 @@ import (
 func TestMain(m *testing.M) {
 	harness.Parallel(3) // each has several nodes
 	harness.Main(m)
+}
+
+// part is a part of a test that others run beside.
+type part struct {
+	name string
+	run  func(*testing.T)
+}
+
+// together runs parts of a test, three at a time, in this order. With t.Parallel they would queue behind the package's
+// tests that have not begun, while their own nodes run.
+func together(t *testing.T, parts ...part) {
+	t.Helper()
+	queue := make(chan part, len(parts))
+	for _, p := range parts {
+		queue <- p
+	}
+	close(queue)
+	var running sync.WaitGroup
+	for range 3 {
+		running.Go(func() {
+			for p := range queue {
+				t.Run(p.name, p.run)
+			}
+		})
+	}
+	running.Wait()
+}
+
+// raw asks the API for a path, as kubectl get --raw does.
+func raw(t *testing.T, c *harness.Cluster, path string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	body, err := c.Server.Client(t).Discovery().RESTClient().Get().RequestURI(path).DoRaw(ctx)
+	return string(body), err
 }
 
 // clusterDNS is the address of cluster DNS with the default service CIDR.

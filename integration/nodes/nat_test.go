@@ -64,10 +64,11 @@ add rule inet klt_nat in iifname eth0 meta l4proto { tcp, udp, icmp } ct state n
 		} {
 			want := map[bool]string{true: "ok", false: pod.Name}[what == "a node"]
 			harness.Eventually(t, 60*time.Second, what+" through the proxy of the API", func() error {
-				if res := c.Server.TryKubectl(t, "get", "--raw", path, "--request-timeout=10s"); res.Stdout != want {
-					return fmt.Errorf("the answer is %q %s", res.Stdout, res.Stderr)
+				got, err := raw(t, c, path)
+				if err == nil && got != want {
+					err = fmt.Errorf("the answer is %q", got)
 				}
-				return nil
+				return err
 			})
 		}
 		harness.Eventually(t, 30*time.Second, "exec", func() error { // a kubelet that has just started does not know its pods yet
@@ -306,18 +307,16 @@ func testCompromisedTunnel(t *testing.T, c *harness.Cluster, ns string, agent *h
 	if _, err := stolen(t, agent, rest.ImpersonationConfig{}).CoreV1().Nodes().Patch(t.Context(), agent.NodeName(), types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
 		t.Fatal(err)
 	}
-	get := func(path string) harness.Result {
-		return c.Server.TryKubectl(t, "get", "--raw", path, "--request-timeout=10s")
-	}
 	// Its own, so that there is a tunnel.
 	harness.Eventually(t, 30*time.Second, "connections to the agent's pod in its tunnel", func() error {
-		if res := get("/api/v1/namespaces/" + ns + "/pods/" + far.Name + ":8080/proxy/hostname"); res.Stdout != "stolen" {
-			return fmt.Errorf("the answer is %q %s", res.Stdout, res.Stderr)
+		got, err := raw(t, c, "/api/v1/namespaces/"+ns+"/pods/"+far.Name+":8080/proxy/hostname")
+		if err == nil && got != "stolen" {
+			err = fmt.Errorf("the answer is %q", got)
 		}
-		return nil
+		return err
 	})
 	harness.Eventually(t, 30*time.Second, "a connection to the agent's kubelet in its tunnel", func() error {
-		get("/api/v1/nodes/" + agent.NodeName() + "/proxy/healthz") // it has no certificate for that
+		raw(t, c, "/api/v1/nodes/"+agent.NodeName()+"/proxy/healthz") // it has no certificate for that
 		for _, to := range asked() {
 			if to == agent.NodeIP+":10250" {
 				return nil
@@ -326,11 +325,11 @@ func testCompromisedTunnel(t *testing.T, c *harness.Cluster, ns string, agent *h
 		return errors.New("there was none")
 	})
 	// Those of others.
-	if res := get("/api/v1/nodes/" + c.Server.NodeName() + "/proxy/healthz"); res.Stdout != "ok" {
-		t.Errorf("the server's kubelet: %q %s", res.Stdout, res.Stderr)
+	if got, err := raw(t, c, "/api/v1/nodes/"+c.Server.NodeName()+"/proxy/healthz"); err != nil || got != "ok" {
+		t.Errorf("the server's kubelet: %q, %v", got, err)
 	}
-	if res := get("/api/v1/namespaces/" + ns + "/pods/" + near.Name + ":8080/proxy/hostname"); res.Stdout != near.Name {
-		t.Errorf("the pod on the server: %q %s", res.Stdout, res.Stderr)
+	if got, err := raw(t, c, "/api/v1/namespaces/"+ns+"/pods/"+near.Name+":8080/proxy/hostname"); err != nil || got != near.Name {
+		t.Errorf("the pod on the server: %q, %v", got, err)
 	}
 	own := map[string]bool{agent.NodeIP: true}
 	pods, err := c.Server.Client(t).CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + agent.NodeName()})

@@ -25,10 +25,9 @@ func testStreams(t *testing.T, c *harness.Cluster, nodes ...*harness.Server) {
 		}
 	}
 	ns := c.Namespace(t)
-	t.Run("top", func(t *testing.T) { t.Parallel(); testTop(t, c, ns, nodes) })
+	parts := []part{{"top", func(t *testing.T) { testTop(t, c, ns, nodes) }}}
 	for _, n := range nodes {
-		t.Run(n.NodeName(), func(t *testing.T) {
-			t.Parallel()
+		parts = append(parts, part{n.NodeName(), func(t *testing.T) {
 			s := c.Server
 			pod := on(n, harness.Pod(ns, "talks-"+n.NodeName(), harness.Shell("echo started; while read line; do echo heard $line; [ $line = end ] && exit 0; done")...))
 			pod.Spec.Containers[0].Stdin, pod.Spec.Containers[0].StdinOnce = true, true
@@ -60,6 +59,7 @@ func testStreams(t *testing.T, c *harness.Cluster, nodes ...*harness.Server) {
 			if out, err := attach.Output(); err != nil || !strings.Contains(string(out), "heard one\nheard end\n") {
 				t.Errorf("attach: %v, %q", err, out)
 			}
-		})
+		}})
 	}
+	together(t, parts...)
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"kubelith.io/kubelith/integration/harness"
 )
 
@@ -24,8 +26,10 @@ func TestThreeNodes(t *testing.T) {
 		name string
 		run  func(*testing.T, *harness.Cluster)
 	}{
-		{"vxlan", testTraffic("vxlan")},
-		{"streams", func(t *testing.T, c *harness.Cluster) { testStreams(t, c, c.Nodes()...) }},
+		{"vxlan", testTraffic("vxlan",
+			trafficPart{"streams", func(t *testing.T, c *harness.Cluster, _ string, _ []*corev1.Pod) { testStreams(t, c, c.Nodes()...) }},
+			trafficPart{"daemon-set", testDaemonSet},
+		)},
 		{"drain", testDrain},
 		{"partition", testPartition},
 		{"server-away", testServerAway},

@@ -16,6 +16,19 @@ func testTop(t *testing.T, c *harness.Cluster, ns string, nodes []*harness.Serve
 		c.Server.Create(t, on(n, web(ns, "used-"+n.NodeName(), "used")))
 	}
 	harness.Eventually(t, 2*time.Minute, "kubectl top to know all", func() error {
+		// A start of kubectl costs 0.3 s of CPU: the API must have the metrics first.
+		const metrics = "/apis/metrics.k8s.io/v1beta1/"
+		for path, prefix := range map[string]string{metrics + "nodes": "", metrics + "namespaces/" + ns + "/pods": "used-"} {
+			known, err := raw(t, c, path)
+			if err != nil {
+				return err
+			}
+			for _, n := range nodes {
+				if !strings.Contains(known, `"`+prefix+n.NodeName()+`"`) {
+					return fmt.Errorf("%s lacks %s%s", path, prefix, n.NodeName())
+				}
+			}
+		}
 		var errs []error
 		ofNodes, ofPods := c.Server.TryKubectl(t, "top", "nodes", "--no-headers"), c.Server.TryKubectl(t, "-n", ns, "top", "pods", "--no-headers")
 		for _, n := range nodes {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -17,8 +18,15 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// testTraffic lets pods of three nodes reach each other in every way that there is, with one of the backends.
-func testTraffic(backend string) func(*testing.T, *harness.Cluster) {
+// trafficPart is a part of testTraffic. Its pods, one on each node, have the label app=web.
+type trafficPart struct {
+	name string
+	run  func(t *testing.T, c *harness.Cluster, ns string, pods []*corev1.Pod)
+}
+
+// testTraffic lets pods of three nodes reach each other in every way that there is, with one of the backends. What does
+// not depend on the backend is tested with one of them: more, with the parts that take long first.
+func testTraffic(backend string, more ...trafficPart) func(*testing.T, *harness.Cluster) {
 	return func(t *testing.T, c *harness.Cluster) {
 		for _, n := range c.Nodes() {
 			harness.Eventually(t, 30*time.Second, "the routes of "+n.NodeName(), func() error { return routesAre(t, c, n, backend) })
@@ -30,19 +38,14 @@ func testTraffic(backend string) func(*testing.T, *harness.Cluster) {
 		t.Run("path", func(t *testing.T) { testPath(t, c, backend, pods) })
 		t.Run("dns", func(t *testing.T) { testDNS(t, c, ns, pods) })
 		t.Run("mtu", func(t *testing.T) { testMTU(t, c, backend, pods) })
-		tests := map[string]func(*testing.T, *harness.Cluster, string, []*corev1.Pod){
-			"pod-ip": testPodIPs, "cluster-ip": testClusterIP, "node-port": testNodePort, "load-balancer": testLoadBalancer,
-			"connections": testConnections,
+		var parts []part
+		for _, p := range slices.Concat(more, []trafficPart{
+			{"pod-ip", testPodIPs}, {"cluster-ip", testClusterIP}, {"node-port", testNodePort}, {"load-balancer", testLoadBalancer},
+			{"connections", testConnections},
+		}) {
+			parts = append(parts, part{p.name, func(t *testing.T) { p.run(t, c, ns, pods) }})
 		}
-		if backend == "vxlan" { // once: it does not depend on the backend
-			tests["daemon-set"] = testDaemonSet
-		}
-		for name, test := range tests {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				test(t, c, ns, pods)
-			})
-		}
+		together(t, parts...)
 	}
 }
 

@@ -63,7 +63,7 @@ func testAttach(t *testing.T, s *harness.Server) {
 		t.Errorf("the next pod reads %q", got)
 	}
 	deletePod(t, s, reader)
-	s.Kubectl(t, "-n", ns, "delete", "pvc", "data")
+	deleteClaims(t, s, ns, "data")
 	harness.Eventually(t, harness.PodTimeout, "the volume to be gone", func() error {
 		left, _ := filepath.Glob(s.Path("/var/lib/kubelith/plugins/data/array/volumes/" + v.Spec.CSI.VolumeHandle))
 		if _, err := os.Stat(record); err == nil || len(left) > 0 {

@@ -1,36 +1,36 @@
 package plugins
 
 import (
-	"fmt"
+	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestDiskByLabel is the trial of a scheduling plugin that docs/plugins.md describes, step by step.
-func TestDiskByLabel(t *testing.T) {
-	t.Parallel()
-	s := harness.Start(t, harness.Options{})
+// putDiskByLabel begins the trial of a scheduling plugin that docs/plugins.md describes, step by step: it joins the
+// scheduler at the server's next start. testDiskByLabel has the steps after that.
+func putDiskByLabel(t *testing.T, s *harness.Server) {
+	t.Helper()
 	install(t, s, harness.BuildProgram(t, "../../plugins/examples/disk-by-label"), harness.DataDir+"/plugins/scheduling/disk-by-label")
-	harness.Eventually(t, 30*time.Second, "the plugin to be ready", func() error {
-		list := s.RunBinary(t, "plugin", "list").Stdout
-		for line := range strings.Lines(list) {
-			if f := strings.Fields(line); len(f) > 2 && f[0] == "disk-by-label" && f[2] == "ready" {
-				return nil
-			}
-		}
-		return fmt.Errorf("%s", list)
-	})
-	s.Restart(t)
+	wait(t, s, "disk-by-label", "is ready", ready)
+	if list := s.RunBinary(t, "plugin", "list").Stdout; !regexp.MustCompile(`(?m)^disk-by-label +scheduling +ready `).MatchString(list) {
+		t.Errorf("kubelith plugin list printed\n%s", list)
+	}
+}
+
+func testDiskByLabel(t *testing.T, s *harness.Server) {
 	ns := s.Namespace(t)
 	pod := harness.Pod(ns, "quick", "sleep", "1000")
 	pod.Labels = map[string]string{"disk": "fast"}
 	refused(t, s, s.Create(t, pod), "1 no disk of the kind that the pod wants")
 	s.Kubectl(t, "label", "node", "--all", "disk=fast")
 	s.WaitRunning(t, pod)
-	if metrics := s.Kubectl(t, "get", "--raw", "/metrics"); !strings.Contains(metrics, `kubelith_plugin_calls_total{code="OK",kind="scheduling",method="Filter",plugin="disk-by-label"}`) {
+	metrics, err := metricsOf(t, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(metrics, `kubelith_plugin_calls_total{code="OK",kind="scheduling",method="Filter",plugin="disk-by-label"}`) {
 		t.Error("the metrics do not count its calls")
 	}
 }

@@ -31,7 +31,8 @@ func TestDocumentation(t *testing.T) {
 		t.Fatal("docs/plugins.md has no Go program")
 	}
 	dir := t.TempDir()
-	build := func(source, begin string) { // by the lines of what to type that begin so
+	// build runs the lines of what to type that begin like this, each without a part that it begins with.
+	build := func(source, begin, without string) {
 		t.Helper()
 		if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(source+"\n"), 0o644); err != nil {
 			t.Fatal(err)
@@ -41,14 +42,14 @@ func TestDocumentation(t *testing.T) {
 			if !strings.HasPrefix(line, begin) {
 				continue
 			}
-			cmd := exec.Command("sh", "-ec", strings.ReplaceAll(line, "/path/to/kubelith", root))
+			cmd := exec.Command("sh", "-ec", strings.ReplaceAll(strings.TrimPrefix(line, without), "/path/to/kubelith", root))
 			cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOFLAGS=")
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Fatalf("%s: %v\n%s", line, err, out)
 			}
 		}
 	}
-	build(source, "go mod ")
+	build(source, "go mod ", "")
 	team := filepath.Join(dir, "team")
 
 	s := harness.Start(t, harness.Options{NoTestImage: true})
@@ -84,12 +85,12 @@ func TestDocumentation(t *testing.T) {
 		"Version: \"1\",", "Version: \"2\",\n"+counting,
 		"return sdk.Deny(", "denied.Add(1)\n\t\treturn sdk.Deny(",
 	).Replace(source)
-	build(source, "go mod tidy ")
+	build(source, "go mod tidy && ", "go mod tidy && ") // what it imports now comes with Go
 	install(t, s, team, harness.DataDir+"/plugins/admission/team")
 	wait(t, s, "team", "is replaced", func(p pluginadmin.Plugin) bool { return ready(p) && p.Version == "2" })
 	s.TryKubectl(t, "run", "more", "--image=kubelith/hello:1")
-	harness.Eventually(t, 30*time.Second, "what the plugin counts to be in /metrics", func() error { // a plugin that answers late is left out
-		if text := s.Kubectl(t, "get", "--raw=/metrics"); !strings.Contains(text, "\nkubelith_plugin_own_denied_total{plugin=\"team\"} 1\n") {
+	waitMetrics(t, s, 30*time.Second, "what the plugin counts to be in /metrics", func(text string) error { // a plugin that answers late is left out
+		if !strings.Contains(text, "\nkubelith_plugin_own_denied_total{plugin=\"team\"} 1\n") {
 			return errors.New("it is not")
 		}
 		return nil

@@ -2,7 +2,6 @@ package plugins
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"kubelith.io/kubelith/integration/harness"
@@ -28,11 +28,12 @@ func example(name string, more ...string) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// TestAdmissionExamples: the examples do what they are there for.
-func TestAdmissionExamples(t *testing.T) {
+// TestExamples: the examples do what they are there for, on one server. It restarts once: then initialresources knows
+// what it has measured before, and disk-by-label, which came meanwhile, takes part in scheduling.
+func TestExamples(t *testing.T) {
 	t.Parallel()
-	names := []string{"sidecar-by-label", "short-secrets", "podpreset", "denyescalatingexec", "securitycontextdeny"}
-	config := pluginsHeader +
+	names := []string{"initialresources", "sidecar-by-label", "short-secrets", "podpreset", "denyescalatingexec", "securitycontextdeny"}
+	config := pluginsHeader + example("initialresources", "  config: {minSamples: 3, refresh: 1s}") +
 		example("sidecar-by-label", "  config:", "    label: sidecar", "    container: {name: sidecar, image: "+harness.Container("x").Image+", command: [sleep, \"1000\"]}") +
 		example("short-secrets", "  config: {length: 8}") + example("podpreset", "  limits: {uid: auto}") + example("denyescalatingexec") + example("securitycontextdeny")
 	s := harness.Start(t, harness.Options{ConfigYAML: config, Prepare: func(s *harness.Server) error {
@@ -41,24 +42,43 @@ func TestAdmissionExamples(t *testing.T) {
 		}
 		return nil
 	}})
-	for _, file := range []string{"podpreset/crd.yaml", "denyescalatingexec/rbac.yaml"} {
+	var manifests []string
+	for _, file := range []string{"podpreset/crd.yaml", "denyescalatingexec/rbac.yaml", "initialresources/rbac.yaml"} {
 		text, err := os.ReadFile(filepath.Join("../../plugins/examples", file))
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.KubectlInput(t, string(text), "apply", "-f", "-")
+		manifests = append(manifests, string(text))
 	}
-	for _, tc := range []struct {
-		name string
-		run  func(*testing.T, *harness.Server)
-	}{
-		{"sidecar", testSidecar}, {"secrets", testSecrets}, {"preset", testPreset}, {"exec", testExec}, {"security context", testSecurityContext},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			tc.run(t, s)
-		})
+	s.KubectlInput(t, strings.Join(manifests, "\n---\n"), "apply", "-f", "-")
+	waitPodPresets(t, s)
+
+	// The pods of the others come later: initialresources would measure them too.
+	ns := s.Namespace(t)
+	learnt := t.Run("initialresources learns", func(t *testing.T) { testLearns(t, s, ns) })
+	putDiskByLabel(t, s)
+	s.Restart(t)
+	for _, name := range append(names, "disk-by-label") {
+		wait(t, s, name, "is ready after the restart", ready)
 	}
+	waitPodPresets(t, s)
+	t.Run("initialresources has learnt", func(t *testing.T) {
+		if !learnt {
+			t.Skip("nothing to check: initialresources has failed before the restart")
+		}
+		testHasLearnt(t, s, ns)
+	})
+	together(t, s, part{"sidecar", testSidecar}, part{"secrets", testSecrets}, part{"preset", testPreset}, part{"exec", testExec},
+		part{"security context", testSecurityContext}, part{"disk by label", testDiskByLabel})
+}
+
+// waitPodPresets waits until PodPresets are served: podpreset refuses pods when it cannot read them.
+func waitPodPresets(t *testing.T, s *harness.Server) {
+	t.Helper()
+	harness.Eventually(t, 30*time.Second, "PodPresets to be served", func() error {
+		_, err := s.Client(t).CoreV1().RESTClient().Get().AbsPath("/apis/settings.kubelith.io/v1alpha1/podpresets").DoRaw(t.Context())
+		return err
+	})
 }
 
 func testSidecar(t *testing.T, s *harness.Server) {
@@ -72,19 +92,22 @@ func testSidecar(t *testing.T, s *harness.Server) {
 
 func testSecrets(t *testing.T, s *harness.Server) {
 	ns := s.Namespace(t)
-	create := func(name, value string, options ...string) harness.Result {
-		return s.TryKubectl(t, append([]string{"-n", ns, "create", "secret", "generic", name, "--from-literal=password=" + value}, options...)...)
+	secrets := s.Client(t).CoreV1().Secrets(ns)
+	create := func(name, value string, dryRun ...string) error {
+		_, err := secrets.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string][]byte{"password": []byte(value)}},
+			metav1.CreateOptions{DryRun: dryRun})
+		return err
 	}
-	for _, options := range [][]string{nil, {"--dry-run=server"}} {
-		r := create("short", "1234567", options...)
-		if want := `admission webhook "length.short-secrets.plugin.kubelith.io" denied the request: password has 7 characters: give it 8 or more`; r.Code == 0 || !strings.Contains(r.Stderr, want) {
-			t.Errorf("kubectl printed %q, want %q", r.Stderr, want)
+	for _, dryRun := range [][]string{nil, {metav1.DryRunAll}} {
+		err := create("short", "1234567", dryRun...)
+		if want := `admission webhook "length.short-secrets.plugin.kubelith.io" denied the request: password has 7 characters: give it 8 or more`; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("a short one, dry run %q: %v, want %q", dryRun, err, want)
 		}
 	}
-	if r := create("long", "12345678"); r.Code != 0 {
-		t.Errorf("a long one: %s", r.Stderr)
+	if err := create("long", "12345678"); err != nil {
+		t.Errorf("a long one: %v", err)
 	}
-	if r := s.TryKubectl(t, "-n", ns, "patch", "secret", "long", "--type=merge", "-p", `{"stringData":{"password":"1"}}`); r.Code == 0 {
+	if _, err := secrets.Patch(t.Context(), "long", types.MergePatchType, []byte(`{"stringData":{"password":"1"}}`), metav1.PatchOptions{}); err == nil {
 		t.Error("an update makes it short")
 	}
 }
@@ -135,81 +158,5 @@ func testSecurityContext(t *testing.T, s *harness.Server) {
 	_, err := s.Client(t).CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{})
 	if err == nil || !strings.Contains(err.Error(), "spec.securityContext.runAsUser is forbidden") {
 		t.Errorf("%v", err)
-	}
-}
-
-// TestMissingAtStart: without its executable, a plugin that may not fail keeps requests back, but neither the server's
-// start nor kube-system nor the node; it reviews as soon as it is there.
-func TestMissingAtStart(t *testing.T) {
-	t.Parallel()
-	s := harness.Start(t, harness.Options{NoTestImage: true, NoWait: true, ConfigYAML: pluginsHeader + example("short-secrets"),
-		Prepare: func(s *harness.Server) error { return os.MkdirAll(s.Path(examplesDir), 0o755) }}) // a directory that is there is watched
-	harness.Eventually(t, 60*time.Second, "the node to be Ready", func() error {
-		cmd := s.KubectlCommand("get", "nodes", "--no-headers")
-		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), " Ready ") {
-			return fmt.Errorf("%s, %w", out, err)
-		}
-		return nil
-	})
-	configMap := func(ns string) error {
-		_, err := s.Client(t).CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "a-"}}, metav1.CreateOptions{})
-		return err
-	}
-	if err := configMap(metav1.NamespaceSystem); err != nil {
-		t.Errorf("in kube-system: %v", err)
-	}
-	if err := configMap(metav1.NamespaceDefault); err == nil || !strings.Contains(err.Error(), "plugin short-secrets is not running") {
-		t.Errorf("while nothing is known of the plugin: %v", err)
-	}
-	if _, err := s.Client(t).CoreV1().Events(metav1.NamespaceDefault).Create(t.Context(), &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "a-"}, InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: "a", Namespace: metav1.NamespaceDefault},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Errorf("an Event, which would report it: %v", err)
-	}
-	putExample(t, s, examplesDir, "short-secrets")
-	harness.Eventually(t, 60*time.Second, "the plugin to review", func() error {
-		if err := configMap(metav1.NamespaceDefault); err != nil {
-			return fmt.Errorf("a ConfigMap, which it does not review: %w", err)
-		}
-		return shortSecretDenied(t, s)
-	})
-}
-
-// TestEverythingFails: a plugin that reviews every request and may not fail is gone when the server starts again. Other
-// requests are held back, as with a webhook, but the server starts and the node stays alive.
-func TestEverythingFails(t *testing.T) {
-	t.Parallel()
-	path := examplesDir + "/everything"
-	s := harness.Start(t, harness.Options{NoTestImage: true, ConfigYAML: pluginsHeader + example("everything"), Prepare: func(s *harness.Server) error {
-		install(t, s, harness.BuildProgram(t, "./everything"), path)
-		return nil
-	}})
-	wait(t, s, "everything", "is ready", ready)
-	create := func() harness.Result {
-		return s.TryKubectl(t, "-n", "kube-public", "create", "configmap", "a", "--dry-run=server")
-	}
-	if r := create(); r.Code != 0 || !strings.Contains(r.Stderr, "everything was here") {
-		t.Fatalf("it does not review: %+v", r)
-	}
-	s.Stop(t)
-	if err := os.Remove(s.Path(path)); err != nil {
-		t.Fatal(err)
-	}
-	s.Launch(t)
-	began := time.Now()
-	harness.Eventually(t, 90*time.Second, "the node to be Ready, with a heartbeat of the new server", func() error {
-		nodes, err := s.Client(t).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-		if err != nil || len(nodes.Items) != 1 {
-			return fmt.Errorf("%v, %w", nodes, err)
-		}
-		for _, c := range nodes.Items[0].Status.Conditions {
-			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && c.LastHeartbeatTime.After(began) {
-				return nil
-			}
-		}
-		return fmt.Errorf("conditions %+v", nodes.Items[0].Status.Conditions)
-	})
-	if r := create(); r.Code == 0 || !strings.Contains(r.Stderr, "plugin everything is not running") {
-		t.Errorf("without the plugin: %+v", r)
 	}
 }

@@ -40,13 +40,9 @@ func entry(name, policy string, more ...string) string {
 // faultyServer has the executable of badplugin, and a configuration with these plugins; it is not started.
 func faultyServer(t *testing.T, entries ...string) *harness.Server {
 	t.Helper()
-	s := harness.New(t, harness.Options{NoTestImage: true, ConfigYAML: configWith(entries...), Disable: withoutNode})
+	s := harness.New(t, harness.Options{NoTestImage: true, ConfigYAML: pluginsHeader + strings.Join(entries, ""), Disable: withoutNode})
 	install(t, s, harness.BuildProgram(t, "./badplugin"), badPath)
 	return s
-}
-
-func configWith(entries ...string) string {
-	return header + "plugins:\n" + strings.Join(entries, "")
 }
 
 // create asks for a ConfigMap that the named plugin reviews, as a dry run. It returns it as it would be.
@@ -67,21 +63,26 @@ func reviewed(ctx context.Context, client kubernetes.Interface, plugin string) e
 	return err
 }
 
-// TestStartFaults: plugins that cannot start, side by side with a good one. Each failure is logged in one line, the
-// plugin's requests follow its failure policy, and nothing else is affected.
-func TestStartFaults(t *testing.T) {
+const (
+	missingPath = "/opt/kubelith/bad/missing" // where no executable is
+	plainPath   = "/opt/kubelith/bad/plain"   // where one lies that is not executable
+)
+
+// startFault is a plugin that cannot start.
+type startFault struct {
+	more []string // of the entry
+	path string
+	want string // in the message
+}
+
+// TestFaults: plugins that go wrong, side by side with a good one, first those that cannot start, then others that go
+// wrong in a call.
+func TestFaults(t *testing.T) {
 	t.Parallel()
-	other := "/opt/kubelith/bad/other"
-	missing := "/opt/kubelith/bad/missing"
-	plain := "/opt/kubelith/bad/plain"
 	wrongSum := strings.Repeat("ab", 32)
-	cases := map[string]struct {
-		more []string // of the entry
-		path string
-		want string // in the message
-	}{
-		"missing":  {path: missing, want: missing + " does not exist"},
-		"plain":    {path: plain, want: "chmod"},
+	cases := map[string]startFault{
+		"missing":  {path: missingPath, want: missingPath + " does not exist"},
+		"plain":    {path: plainPath, want: "chmod"},
 		"checksum": {more: []string{"sha256: " + wrongSum}, want: wrongSum[:12]},
 		"exits":    {more: []string{"args: [exits]"}, want: "cannot open the database: no such file"},
 		"garbage":  {more: []string{"args: [garbage]"}, want: "I am no plugin"},
@@ -98,14 +99,29 @@ func TestStartFaults(t *testing.T) {
 		entries = append(entries, e)
 	}
 	s := faultyServer(t, entries...)
-	install(t, s, harness.BuildProgram(t, "./badplugin"), other)
-	install(t, s, harness.BuildProgram(t, "./badplugin"), plain)
-	if err := os.Chmod(s.Path(plain), 0o644); err != nil {
+	install(t, s, harness.BuildProgram(t, "./badplugin"), plainPath)
+	if err := os.Chmod(s.Path(plainPath), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	s.Launch(t)
 	s.WaitAPI(t)
 	waitPhase(t, s, "good", "ready")
+	t.Run("at the start", func(t *testing.T) { testStartFaults(t, s, cases) })
+
+	// The same good plugin goes on, beside others: the bad ones would be started again and again.
+	configure(t, s, "plugins:\n"+entries[0]+entry("strict", "Fail", "limits: {memory: 64Mi, uid: auto}")+entry("lenient", "Ignore", "limits: {memory: 64Mi, uid: auto}"))
+	harness.Eventually(t, soon, "the bad plugins to be gone", func() error {
+		if all, err := tryList(t, s); err != nil || len(all) != 3 {
+			return fmt.Errorf("%+v, %w", all, err)
+		}
+		return nil
+	})
+	t.Run("in a call", func(t *testing.T) { testCallFaults(t, s) })
+}
+
+// testStartFaults: each failure is logged in one line, the plugin's requests follow its failure policy, and nothing
+// else is affected.
+func testStartFaults(t *testing.T, s *harness.Server, cases map[string]startFault) {
 	for name, c := range cases {
 		state := wait(t, s, name, "has failed with "+c.want, func(p pluginadmin.Plugin) bool {
 			return (p.Phase == "backoff" || p.Phase == "failed") && strings.Contains(p.Message, c.want)
@@ -121,21 +137,18 @@ func TestStartFaults(t *testing.T) {
 		t.Error(err)
 	}
 	// What was missing is started as soon as it is there.
-	install(t, s, harness.BuildProgram(t, "./badplugin"), missing)
+	install(t, s, harness.BuildProgram(t, "./badplugin"), missingPath)
 	waitPhase(t, s, "missing", "ready")
 	harness.Eventually(t, 30*time.Second, "it to review", func() error { return reviewed(t.Context(), s.Client(t), "missing") })
 }
 
-// TestCallFaults: plugins that go wrong in a call. The request follows the failure policy, the good plugin beside goes
-// on, and the bad one is back afterwards.
-func TestCallFaults(t *testing.T) {
-	t.Parallel()
-	s := faultyServer(t, entry("good", "Fail"), entry("strict", "Fail", "limits: {memory: 64Mi, uid: auto}"), entry("lenient", "Ignore", "limits: {memory: 64Mi, uid: auto}"))
-	s.Launch(t)
-	s.WaitAPI(t)
+// testCallFaults: the request follows the failure policy, the good plugin beside goes on, and the bad one is back
+// afterwards.
+func testCallFaults(t *testing.T, s *harness.Server) {
 	client := s.Client(t)
 	for _, name := range []string{"good", "strict", "lenient"} {
 		waitPhase(t, s, name, "ready")
+		harness.Eventually(t, 30*time.Second, name+" to review", func() error { return reviewed(t.Context(), client, name) })
 	}
 	// A plugin with its own user cannot redirect what root renews for it, nor read another plugin's.
 	harness.Eventually(t, 30*time.Second, "the plugin to report of its attack", func() error {
@@ -292,8 +305,8 @@ func TestRandomKills(t *testing.T) {
 	}
 	for i := range victims {
 		name := fmt.Sprintf("bad%d", i)
-		if res := s.RunBinary(t, "plugin", "restart", name); res.Code != 0 { // does not wait for the backoff
-			t.Logf("restart %s: %s", name, res.Stderr)
+		if err := restartPlugin(t, s, name); err != nil { // does not wait for the backoff
+			t.Logf("restart %s: %v", name, err)
 		}
 		p := waitPhase(t, s, name, "ready")
 		delete(seen, p.PID)

@@ -73,8 +73,8 @@ func TestFreeMemory(t *testing.T) {
 func measuredBy(t *testing.T, s *harness.Server, node string) (used int64) {
 	t.Helper()
 	line := regexp.MustCompile(`(?m)^kubelith_plugin_own_freememory_used_bytes\{node="` + regexp.QuoteMeta(node) + `",plugin="freememory"\} (\S+)$`)
-	harness.Eventually(t, 90*time.Second, "the plugin to know what the node uses", func() error {
-		found := line.FindStringSubmatch(s.Kubectl(t, "get", "--raw=/metrics"))
+	waitMetrics(t, s, 90*time.Second, "the plugin to know what the node uses", func(text string) error {
+		found := line.FindStringSubmatch(text)
 		if found == nil {
 			return errors.New("it does not report it")
 		}

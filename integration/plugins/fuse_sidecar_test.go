@@ -90,7 +90,9 @@ func testFUSESidecar(t *testing.T, s *harness.Server, store *fuseStore) {
 	program := s.ContainerPID(t, pod, "main")
 	store.Away(true)
 	t.Cleanup(func() { store.Away(false) })
-	s.Kubectl(t, "-n", ns, "delete", "pod", pod.Name, "--wait=false", "--grace-period=120")
+	if err := client.CoreV1().Pods(ns).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](120)}); err != nil {
+		t.Fatal(err)
+	}
 	harness.Eventually(t, harness.PodTimeout, "its program to end", func() error { // the API shows it once all ended
 		if _, err := os.Stat(fmt.Sprint("/proc/", program)); err == nil {
 			return errors.New("it runs")

@@ -51,15 +51,16 @@ func TestFUSEVolumes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.KubectlInput(t, string(manifest), "apply", "-f", "-")
 	class := string(manifest[strings.LastIndex(string(manifest), "---"):])
+	objects := []string{string(manifest)}
 	for _, mode := range []string{"process", "sidecar"} {
-		s.KubectlInput(t, strings.NewReplacer("{name: fuse}", "{name: fuse-"+mode+"}", "mode: mountpod", "mode: "+mode).Replace(class), "apply", "-f", "-")
+		objects = append(objects, strings.NewReplacer("{name: fuse}", "{name: fuse-"+mode+"}", "mode: mountpod", "mode: "+mode).Replace(class))
 	}
 	without, _, _ := strings.Cut(class, "  csi.storage") // Secrets: in the directory
 	for _, mode := range []string{"mountpod", "sidecar"} {
-		s.KubectlInput(t, strings.NewReplacer("{name: fuse}", "{name: directory-"+mode+"}", "mode: mountpod", "mode: "+mode).Replace(without), "apply", "-f", "-")
+		objects = append(objects, strings.NewReplacer("{name: fuse}", "{name: directory-"+mode+"}", "mode: mountpod", "mode: "+mode).Replace(without))
 	}
+	s.KubectlInput(t, strings.Join(objects, "\n"), "apply", "-f", "-")
 	s.Kubectl(t, "-n", fuseNamespace, "create", "secret", "generic", "store", "--from-literal=endpoint="+store.url, "--from-literal=bucket="+storetest.Bucket,
 		"--from-literal=access-key=a", "--from-literal=secret-key=b")
 	install(t, s, harness.BuildProgram(t, "../../plugins/examples/fuse/sidecar"), "/var/lib/kubelith/plugins/admission/fuse-sidecar")
@@ -162,7 +163,7 @@ func testMountPod(t *testing.T, s *harness.Server, store *fuseStore) {
 	s.Exec(t, "kill", "-9", fmt.Sprint(s.ContainerPID(t, &clients[0], "client")))
 	worksOn(t, s, store, pod, key, "client killed")
 	openWorks(t, s, store, pod, key, "client killed")
-	s.Kubectl(t, "-n", fuseNamespace, "delete", "pod", clients[0].Name, "--grace-period=1")
+	endPod(t, s, &clients[0])
 	worksOn(t, s, store, pod, key, "client pod deleted")
 	openWorks(t, s, store, pod, key, "client pod deleted")
 	kill(t, s, "fuse")
@@ -221,7 +222,7 @@ func testMountPod(t *testing.T, s *harness.Server, store *fuseStore) {
 // endPod deletes a pod, whose program ignores SIGTERM.
 func endPod(t *testing.T, s *harness.Server, pod *corev1.Pod) {
 	t.Helper()
-	s.Kubectl(t, "-n", pod.Namespace, "delete", "pod", pod.Name, "--grace-period=1")
+	deletePod(t, s, pod, 1)
 }
 
 // fuseStore is the store of the test.

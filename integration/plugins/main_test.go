@@ -2,12 +2,14 @@
 package plugins
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,6 +18,28 @@ import (
 )
 
 func TestMain(m *testing.M) { harness.Main(m) }
+
+// part is a part of a test, on the server of the test.
+type part struct {
+	name string
+	run  func(*testing.T, *harness.Server)
+}
+
+// together runs parts of a test at the same time, four of them at once. With t.Parallel they would wait until every
+// other test has begun, each with its own server, while theirs does nothing.
+func together(t *testing.T, s *harness.Server, parts ...part) {
+	t.Helper()
+	var running sync.WaitGroup
+	places := make(chan struct{}, 4)
+	for _, p := range parts {
+		running.Go(func() {
+			places <- struct{}{}
+			defer func() { <-places }()
+			t.Run(p.name, func(t *testing.T) { p.run(t, s) })
+		})
+	}
+	running.Wait()
+}
 
 // install puts an executable where the server may run it; more bytes at its end make it another file.
 func install(t *testing.T, s *harness.Server, program, path string, more ...byte) {
@@ -36,7 +60,21 @@ func install(t *testing.T, s *harness.Server, program, path string, more ...byte
 	}
 }
 
-// list asks the server's socket, as `kubelith plugin list` does: the program itself would cost more than the answer.
+// admin calls the server's socket, as `kubelith plugin` does: the program itself would cost more than the answer.
+func admin(s *harness.Server) *pluginadmin.Client {
+	return pluginadmin.NewClient(s.Path(harness.RunDir + "/" + pluginadmin.SocketName))
+}
+
+// restartPlugin replaces the process of a plugin, and returns when the new one is ready or has failed.
+func restartPlugin(t *testing.T, s *harness.Server, name string) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience(30*time.Second))
+	defer cancel()
+	_, err := admin(s).Restart(ctx, name)
+	return err
+}
+
+// list returns the plugins that are not draining, by name.
 func list(t *testing.T, s *harness.Server) map[string]pluginadmin.Plugin {
 	t.Helper()
 	out, err := tryList(t, s)
@@ -48,7 +86,7 @@ func list(t *testing.T, s *harness.Server) map[string]pluginadmin.Plugin {
 
 func tryList(t *testing.T, s *harness.Server) (map[string]pluginadmin.Plugin, error) {
 	t.Helper()
-	all, err := pluginadmin.NewClient(s.Path(harness.RunDir + "/" + pluginadmin.SocketName)).List(t.Context())
+	all, err := admin(s).List(t.Context())
 	if err != nil {
 		return nil, err
 	}
@@ -86,6 +124,29 @@ func ready(p pluginadmin.Plugin) bool { return p.Phase == "ready" && p.Message =
 func waitPhase(t *testing.T, s *harness.Server, name string, phases ...string) pluginadmin.Plugin {
 	t.Helper()
 	return wait(t, s, name, "is "+strings.Join(phases, " or "), func(p pluginadmin.Plugin) bool { return slices.Contains(phases, p.Phase) })
+}
+
+// metricsOf returns the server's metrics, which `kubectl get --raw=/metrics` prints.
+func metricsOf(t *testing.T, s *harness.Server) (string, error) {
+	t.Helper()
+	text, err := s.Client(t).CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
+	return string(text), err
+}
+
+// waitMetrics waits until the server's metrics are as wanted. It asks every two seconds: they are large, and usage is
+// measured every 15 s.
+func waitMetrics(t *testing.T, s *harness.Server, timeout time.Duration, what string, wanted func(text string) error) {
+	t.Helper()
+	harness.Eventually(t, timeout, what, func() error {
+		text, err := metricsOf(t, s)
+		if err == nil {
+			err = wanted(text)
+		}
+		if err != nil {
+			time.Sleep(time.Second) // and Eventually waits for as long as this has taken
+		}
+		return err
+	})
 }
 
 // processes are those of a program in the sandbox of the server, by the name of its file, with or without the

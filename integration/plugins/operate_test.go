@@ -173,7 +173,10 @@ func event(t *testing.T, s *harness.Server, reason, message string) {
 }
 
 func metrics(t *testing.T, s *harness.Server) {
-	text := s.Kubectl(t, "get", "--raw=/metrics")
+	text, err := metricsOf(t, s)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, pattern := range []string{
 		`kubelith_plugin_up\{kind="admission",plugin="one"\} 1`,
 		`kubelith_plugin_starts_total\{kind="admission",plugin="one"\} 1`,
@@ -286,8 +289,8 @@ func reload(t *testing.T, s *harness.Server, one string) {
 		}
 		return nil
 	})
-	if text := s.Kubectl(t, "get", "--raw=/metrics"); strings.Contains(text, "kubelith_plugin_up{") {
-		t.Error("/metrics has plugins that are gone")
+	if text, err := metricsOf(t, s); err != nil || strings.Contains(text, "kubelith_plugin_up{") {
+		t.Errorf("/metrics has plugins that are gone, or %v", err)
 	}
 	configure(t, s, one)
 	wait(t, s, "one", "is ready", ready)

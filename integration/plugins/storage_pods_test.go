@@ -53,7 +53,7 @@ func testDriverInPods(t *testing.T, s *harness.Server) {
 	})
 	checkMounts(t, s, pod, volumeOf(t, s, ns, "theirs").Name, volumeOf(t, s, ns, "ours").Name)
 	deletePod(t, s, pod)
-	s.Kubectl(t, "-n", ns, "delete", "pvc", "theirs", "ours")
+	deleteClaims(t, s, ns, "theirs", "ours")
 	harness.Eventually(t, harness.PodTimeout, "its volume to be gone", func() error {
 		if _, err := os.Stat(directory); err == nil {
 			return os.ErrExist

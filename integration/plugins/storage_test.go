@@ -42,19 +42,9 @@ func TestLocalStorage(t *testing.T) {
 	})
 	mayHave(t, s, wait(t, s, "local", "is ready", ready).PID, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_SYS_ADMIN, unix.CAP_SYS_RESOURCE)
 	t.Run("calm", func(t *testing.T) {
-		for _, tc := range []struct {
-			name string
-			run  func(*testing.T, *harness.Server)
-		}{
-			{"default class", testDefaultClass}, {"size", testSize}, {"fsGroup", testFSGroup}, {"expansion", testExpansion}, {"block", testBlock},
-			{"reclaim", testReclaim}, {"mount options", testMountOptions}, {"no room", testNoRoom}, {"a driver in pods", testDriverInPods},
-			{"attach", testAttach},
-		} {
-			t.Run(tc.name, func(t *testing.T) {
-				t.Parallel()
-				tc.run(t, s)
-			})
-		}
+		together(t, s, part{"default class", testDefaultClass}, part{"size", testSize}, part{"fsGroup", testFSGroup}, part{"expansion", testExpansion},
+			part{"block", testBlock}, part{"reclaim", testReclaim}, part{"mount options", testMountOptions}, part{"no room", testNoRoom},
+			part{"a driver in pods", testDriverInPods}, part{"attach", testAttach})
 	})
 	t.Run("plugin killed", func(t *testing.T) { testPluginKilled(t, s) })
 	t.Run("server restarted and killed", func(t *testing.T) { testServerRestarts(t, s) })
@@ -120,9 +110,50 @@ func podWith(ns, name, claim string, mode corev1.PersistentVolumeMode, command .
 	return pod
 }
 
-func deletePod(t *testing.T, s *harness.Server, pod *corev1.Pod) {
+// deletePod deletes a pod, with a grace period if one is given, and waits until it is gone.
+func deletePod(t *testing.T, s *harness.Server, pod *corev1.Pod, grace ...int64) {
 	t.Helper()
-	s.Kubectl(t, "-n", pod.Namespace, "delete", "pod", pod.Name, "--wait=true")
+	options := metav1.DeleteOptions{}
+	if len(grace) > 0 {
+		options.GracePeriodSeconds = &grace[0]
+	}
+	pods := s.Client(t).CoreV1().Pods(pod.Namespace)
+	if err := pods.Delete(t.Context(), pod.Name, options); err != nil {
+		t.Fatal(err)
+	}
+	harness.Eventually(t, 2*time.Minute, "pod "+pod.Name+" to be gone", func() error {
+		now, err := pods.Get(t.Context(), pod.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err), err == nil && now.UID != pod.UID: // another one of its name
+			return nil
+		case err != nil:
+			return err
+		}
+		return errors.New("it is there")
+	})
+}
+
+// deleteClaims deletes claims and waits until they are gone.
+func deleteClaims(t *testing.T, s *harness.Server, ns string, names ...string) {
+	t.Helper()
+	claims := s.Client(t).CoreV1().PersistentVolumeClaims(ns)
+	for _, name := range names {
+		if err := claims.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range names {
+		harness.Eventually(t, 2*time.Minute, "claim "+name+" to be gone", func() error {
+			_, err := claims.Get(t.Context(), name, metav1.GetOptions{})
+			switch {
+			case apierrors.IsNotFound(err):
+				return nil
+			case err != nil:
+				return err
+			}
+			return errors.New("it is there")
+		})
+	}
 }
 
 // volumeDir is the directory of a volume on the node, seen from the test.
@@ -363,7 +394,7 @@ func testBlock(t *testing.T, s *harness.Server) {
 		}
 		return nil
 	})
-	s.Kubectl(t, "-n", ns, "delete", "pvc", "data")
+	deleteClaims(t, s, ns, "data")
 	harness.Eventually(t, harness.PodTimeout, "the image to be gone", func() error {
 		if _, err := os.Stat(path); err == nil {
 			return errors.New("it is there")
@@ -418,7 +449,7 @@ func testReclaim(t *testing.T, s *harness.Server) {
 		pod := s.RunToEnd(t, podWith(ns, name, name, "", harness.Shell("echo x >/data/file")...))
 		volumes[name] = volumeOf(t, s, ns, name)
 		deletePod(t, s, pod)
-		s.Kubectl(t, "-n", ns, "delete", "pvc", name)
+		deleteClaims(t, s, ns, name)
 	}
 	harness.Eventually(t, harness.PodTimeout, "the volume of a deleted claim to be gone", func() error {
 		_, err := s.Client(t).CoreV1().PersistentVolumes().Get(t.Context(), volumes["deleted"].Name, metav1.GetOptions{})
@@ -518,7 +549,7 @@ func testServerRestarts(t *testing.T, s *harness.Server) {
 	}
 	v := volumeOf(t, s, ns, "data")
 	deletePod(t, s, pod)
-	s.Kubectl(t, "-n", ns, "delete", "pvc", "data")
+	deleteClaims(t, s, ns, "data")
 	harness.Eventually(t, harness.PodTimeout, "the volume to be gone", func() error {
 		if _, err := os.Stat(volumeDir(s, v)); err == nil {
 			return errors.New("its directory is there")

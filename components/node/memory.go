@@ -21,6 +21,9 @@ const (
 	// settleAfter is how many times measureLoad without load pass before the memory that the start, or the load, needed
 	// is returned to the system. The runtime alone keeps it for two collections more: minutes of an idle process.
 	settleAfter = 30
+	// dropEvery is how many times measureLoad pass without load between two times that the pages of the program are
+	// dropped: an election or a refused request maps some again, and nothing else would ever drop them.
+	dropEvery = 300
 )
 
 func setGCPercent(percent int) {
@@ -88,8 +91,13 @@ func followLoad(ctx context.Context, started <-chan struct{}, log logrus.FieldLo
 			now = percent
 			quiet = 0
 		}
-		if quiet++; quiet == settleAfter && now == gcPercent {
+		if quiet++; now != gcPercent {
+			continue
+		}
+		if quiet == settleAfter {
 			debug.FreeOSMemory()
+		}
+		if quiet%dropEvery == settleAfter {
 			if err := dropProgram(); err != nil {
 				log.WithError(err).Debug("the pages of the program that only its start needed stay in memory")
 			}

@@ -31,7 +31,9 @@ func Preflight(ctx context.Context, cfg *config.Server) []preflight.Result {
 	if err != nil {
 		components = planWithoutWrong(cfg)
 	}
-	results := slices.Concat(argumentResults(err), preflight.Check(ctx, checkOptions(cfg, components)), pluginResults(cfg), virtualAddressResults(ctx, cfg))
+	opts := checkOptions(cfg, components)
+	opts.Syncs = true // here only: a start takes no longer for it
+	results := slices.Concat(argumentResults(err), preflight.Check(ctx, opts), pluginResults(cfg), virtualAddressResults(ctx, cfg))
 	return append(results, directoryResult(&cfg.Node, wrong, datadir.CheckCluster(cfg.DataDir), datadir.CheckSettings(cfg.DataDir, fixedSettings(cfg))))
 }
 

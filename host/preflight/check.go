@@ -66,6 +66,8 @@ type Options struct {
 	DataDir  string
 	NodeName string
 	Ports    []Port
+	// Syncs: etcd will store its data below DataDir. It is measured how fast that is, which may take three seconds.
+	Syncs bool
 	// Memory is how many bytes should be available; 0: what an idle server and a few small pods need.
 	Memory uint64
 	// AnyUser: nothing that will run needs root.
@@ -101,6 +103,7 @@ func Check(ctx context.Context, opts Options) []Result {
 		files:     host.Tree{},
 		uid:       os.Geteuid(),
 		now:       time.Now(),
+		clock:     time.Now,
 		look:      exec.LookPath,
 		run:       func(stdin, name string, args ...string) (string, error) { return host.Run(ctx, stdin, name, args...) },
 		isolated:  isolated,
@@ -108,6 +111,7 @@ func Check(ctx context.Context, opts Options) []Result {
 		statfs:    unix.Statfs,
 		writable:  func(path string) error { return unix.Access(path, unix.W_OK) },
 		overlayOn: overlayOn,
+		syncs:     syncedFile,
 		route:     func(to net.IP) error { _, err := netlink.RouteGet(to); return err },
 		runtimes:  oci.This(ctx),
 	})
@@ -129,6 +133,7 @@ type probe struct {
 	files     host.Tree
 	uid       int
 	now       time.Time
+	clock     func() time.Time // for measurements
 	look      func(program string) (string, error)
 	run       func(stdin, program string, args ...string) (output string, err error)
 	isolated  func(work func() error) error // in new network and mount namespaces
@@ -136,7 +141,8 @@ type probe struct {
 	statfs    func(path string, st *unix.Statfs_t) error
 	writable  func(path string) error
 	overlayOn func(dir string) error
-	route     func(to net.IP) error // the kernel's choice: an error when there is no route
+	syncs     func(dir string) (write func() error, end func(), err error) // write writes a little and syncs it
+	route     func(to net.IP) error                                        // the kernel's choice: an error when there is no route
 	runtimes  oci.Host
 }
 
@@ -185,7 +191,11 @@ func check(opts Options, p probe) []Result {
 	if opts.Proxy {
 		many(func() []Result { return checkServiceRoutes(p, opts.ServiceIPs) })
 	}
-	return together(checks)
+	results := together(checks)
+	if opts.Syncs { // the other checks write to the disk, too
+		results = append(results, checkSyncs(p, opts.DataDir))
+	}
+	return results
 }
 
 func checkUser(p probe) Result {

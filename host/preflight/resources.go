@@ -91,10 +91,7 @@ func checkOpenFiles(p probe) Result {
 
 // checkDataDir checks the directory or its nearest existing parent.
 func checkDataDir(p probe, opts Options) []Result {
-	dir := filepath.Clean(opts.DataDir)
-	for !p.files.Exists(dir) && dir != "/" && dir != "." {
-		dir = filepath.Dir(dir)
-	}
+	dir := nearest(p.files, opts.DataDir)
 	if err := p.writable(dir); err != nil {
 		return []Result{{"data directory", Fail, fmt.Sprintf("cannot write to %s: %v", dir, err), "mount it writable or use another --data-dir"}}
 	}
@@ -124,6 +121,15 @@ func checkDataDir(p probe, opts Options) []Result {
 		out = append(out, checkOverlay(p, dir))
 	}
 	return out
+}
+
+// nearest returns the directory or its nearest existing parent.
+func nearest(files host.Tree, dir string) string {
+	dir = filepath.Clean(dir)
+	for !files.Exists(dir) && dir != "/" && dir != "." {
+		dir = filepath.Dir(dir)
+	}
+	return dir
 }
 
 // hasNode reports whether a server or an agent has run from the data directory before.

@@ -142,7 +142,7 @@ func TestCheck(t *testing.T) {
 			t.Errorf("not the form of a check: %q", line)
 		}
 	}
-	for _, what := range []string{"cgroups", "overlayfs", "nft", "clock", "port 6443", "port 10250", "data directory"} {
+	for _, what := range []string{"cgroups", "overlayfs", "nft", "clock", "port 6443", "port 10250", "data directory", "disk: 99 of 100 syncs"} {
 		if !strings.Contains(res.Stdout, " "+what) {
 			t.Errorf("nothing is reported about %s:\n%s", what, res.Stdout)
 		}

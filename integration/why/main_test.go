@@ -2,6 +2,9 @@
 //
 // A case is a folder: manifests that a user could apply, and case.yaml with the question and what the answer must be.
 // The manifests go into the case's own namespace. setup*.yaml is applied first.
+//
+// Until the answer is right, the tests ask the library of `kubelith why`, in this process; then the program must give
+// the right answer as well.
 package why
 
 import (
@@ -10,6 +13,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,6 +24,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -37,7 +42,13 @@ var cluster = harness.NewShared(harness.Options{
 	Args: []string{"--kubelet-arg=sync-frequency=5s"},
 })
 
-func TestMain(m *testing.M) { harness.Main(m, cluster) }
+func TestMain(m *testing.M) {
+	harness.Parallel(12) // cases, which wait most of the time: the longest for upstream's timers
+	harness.Main(m, cluster)
+}
+
+// pause is the least time between two questions of a case: each takes a dozen requests.
+const pause = 500 * time.Millisecond
 
 // Case is case.yaml.
 type Case struct {
@@ -114,21 +125,32 @@ func TestCases(t *testing.T) {
 	var score scores
 	var alone []string
 	var again retries
-	// Those that may take long begin first, so that the others run meanwhile.
+	// Those that may take long begin first, so that the others run meanwhile. t.Parallel guarantees no order: the last
+	// ones of many begin early.
 	wait := func(file string) time.Duration { return duration(t, readCase(t, file).Wait, 0) }
 	slices.SortStableFunc(files, func(a, b string) int { return cmp.Compare(wait(b), wait(a)) })
+	queue := make(chan string, len(files))
+	for _, file := range files {
+		dir := filepath.Dir(file)
+		if c := readCase(t, file); c.Alone || len(c.Files) > 0 {
+			alone = append(alone, dir)
+			continue
+		}
+		queue <- dir
+	}
+	close(queue)
 	t.Run("all", func(t *testing.T) {
-		for _, file := range files {
-			dir := filepath.Dir(file)
-			if c := readCase(t, file); c.Alone || len(c.Files) > 0 {
-				alone = append(alone, dir)
-				continue
-			}
-			t.Run(filepath.Base(dir), func(t *testing.T) {
-				t.Parallel()
-				runCase(firstTry{t, dir, &again}, s, apply, dir, &score)
+		var running sync.WaitGroup
+		for range flag.Lookup("test.parallel").Value.(flag.Getter).Get().(int) {
+			running.Go(func() {
+				for dir := range queue {
+					t.Run(filepath.Base(dir), func(t *testing.T) {
+						runCase(firstTry{t, dir, &again}, s, apply, dir, &score)
+					})
+				}
 			})
 		}
+		running.Wait()
 	})
 	for _, dir := range again.dirs {
 		score.drop(filepath.Base(dir))
@@ -220,15 +242,25 @@ func runCase(t testing.TB, s *harness.Server, apply *applier, dir string, score 
 	run(c.Then)
 	c.Why = strings.ReplaceAll(c.Why, "NODE", apply.node)
 	args := whyArgs(t, s, ns, c.Why)
-	ask := func() (answer, error) {
-		a, err := askWhy(t, s, args)
+	// The cheapest first: the next is asked only when the answer is right.
+	askers := []asker{func() (answer, error) { return askWhy(t, s, args) }}
+	if library := libraryFor(t, s, apply.types, ns, args); library != nil {
+		askers = []asker{library, askers[0]}
+	}
+	right := func(a answer, err error) error {
 		if err == nil && slices.Contains(c.Not, a.Code) {
-			return a, harness.Permanent(fmt.Errorf("%s must not be given: %s", a.Code, a.Cause))
+			return harness.Permanent(fmt.Errorf("%s must not be given: %s", a.Code, a.Cause))
 		}
-		return a, errors.Join(err, c.check(a))
+		return errors.Join(err, c.check(a))
 	}
 	harness.Eventually(t, duration(t, c.Wait, time.Minute), "the right answer", func() error {
-		_, err := ask()
+		time.Sleep(pause)
+		var err error
+		for _, ask := range askers {
+			if err = right(ask()); err != nil {
+				break
+			}
+		}
 		if u := c.Unless; err != nil && u.Kubectl != "" && strings.TrimSpace(s.TryKubectl(t, append([]string{"-n", ns}, words(u.Kubectl)...)...).Stdout) == u.Prints {
 			score.drop(filepath.Base(dir))
 			t.Skip(u.Because)
@@ -237,7 +269,7 @@ func runCase(t testing.TB, s *harness.Server, apply *applier, dir string, score 
 	})
 	time.Sleep(duration(t, c.Keep, 2*time.Second))
 	// Not all of the evidence has to stay: a log moves on with the container.
-	a, err := askWhy(t, s, args)
+	a, err := askers[0]()
 	if err != nil || a.Status != c.Status || a.Code != c.Code {
 		t.Fatalf("the answer does not stay: %s %s: %s (%v)", a.Status, a.Code, a.Cause, err)
 	}
@@ -402,7 +434,9 @@ func duration(t testing.TB, text string, otherwise time.Duration) time.Duration 
 type applier struct {
 	client dynamic.Interface
 	mapper *restmapper.DeferredDiscoveryRESTMapper
-	node   string
+	// types is mapper with kubectl's short names.
+	types meta.RESTMapper
+	node  string
 	// authority is that of the tests' webhook, as a caBundle.
 	authority string
 }
@@ -416,7 +450,9 @@ func newApplier(t *testing.T, s *harness.Server) *applier {
 	if err != nil || len(nodes.Items) != 1 {
 		t.Fatalf("want one node, got %+v, %v", nodes, err)
 	}
-	return &applier{s.Dynamic(t), restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d)), nodes.Items[0].Name, ""}
+	cached := memory.NewMemCacheClient(d)
+	mapper := restmapper.NewDeferredDiscoveryRESTMapper(cached)
+	return &applier{client: s.Dynamic(t), mapper: mapper, types: restmapper.NewShortcutExpander(mapper, cached, nil), node: nodes.Items[0].Name}
 }
 
 // file applies a manifest. NAMESPACE in it is the case's own, CABUNDLE the authority of the tests' webhook. Objects of

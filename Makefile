@@ -139,7 +139,7 @@ policy-race: build ## 500 pods whose first instruction is forbidden, and 20 kill
 .PHONY: vip-faults
 vip-faults: build ## the server that carries the virtual address is stopped, paused, cut off and killed, 5 times each (root, 6 minutes)
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith VIP_ROUNDS=5 \
-		$(GO) test -count=1 -v -timeout 30m ./integration/servers -run 'TestVirtualAddress$$'
+		$(GO) test -count=1 -v -timeout 30m ./integration/servers -run 'TestLostServers$$/VirtualAddress$$'
 
 .PHONY: policy-scale
 policy-scale: build ## how long changes of policies take with 5,000 pods and 500 policies (root, 2 minutes)

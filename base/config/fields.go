@@ -71,12 +71,26 @@ func label(key string) string {
 // configFlag names the file; it is the one flag without a field.
 const configFlag = "config"
 
-// k3sS3 is k3s' switch of its copies in a store. Here a bucket is enough, so this flag only checks that there is one.
-const k3sS3 = "etcd-s3"
+// Switches of k3s for which there is no field.
+const (
+	// k3sS3 switches on its copies in a store. Here a bucket is enough, so this flag only checks that there is one.
+	k3sS3 = "etcd-s3"
+	// k3sCompress compresses its snapshots. Here all are compressed, so this flag cannot be false.
+	k3sCompress = "etcd-snapshot-compress"
+	// k3sNoSnapshots is SnapshotsNever as the schedule.
+	k3sNoSnapshots = "etcd-disable-snapshots"
+)
 
-// Flags returns the flags of `kubelith server`: --config and one for each field of Server.
+// k3sSnapshotFlags are those of k3s' switches that all commands about snapshots have.
+func k3sSnapshotFlags() []cli.Flag {
+	return []cli.Flag{&cli.BoolFlag{Name: k3sS3, Hidden: true},
+		&cli.BoolFlag{Name: k3sCompress, Value: true, Usage: "k3s' name, without effect: snapshots are always compressed"}}
+}
+
+// Flags returns the flags of `kubelith server`: --config, one for each field of Server, and switches of k3s.
 func Flags() []cli.Flag {
-	return append(flags(Default(), func(field) bool { return true }), &cli.BoolFlag{Name: k3sS3, Hidden: true})
+	all := append(flags(Default(), func(field) bool { return true }), k3sSnapshotFlags()...)
+	return append(all, &cli.BoolFlag{Name: k3sNoSnapshots, Usage: "k3s' name for --snapshot-schedule never"})
 }
 
 // AgentFlags returns the flags of `kubelith agent`: --config and one for each field of Agent.
@@ -91,8 +105,8 @@ func DirFlags(more ...string) []cli.Flag {
 
 // SnapshotFlags are DirFlags for the commands about snapshots.
 func SnapshotFlags() []cli.Flag {
-	all := DirFlags(append(s3Keys(), "nodeName", "snapshotDir", "snapshotPassphraseFile", "snapshotRecipients")...)
-	return append(all, &cli.BoolFlag{Name: k3sS3, Hidden: true})
+	all := DirFlags(append(s3Keys(), "nodeName", "snapshotDir", "snapshotRetention", "snapshotPassphraseFile", "snapshotRecipients")...)
+	return append(all, k3sSnapshotFlags()...)
 }
 
 func flags(def settings, want func(field) bool) []cli.Flag {

@@ -33,10 +33,24 @@ func Load(c *cli.Context) (*Server, error) {
 	for i := range s.Plugins {
 		s.Plugins[i].File = s.File // as in Reload
 	}
-	if c.Bool(k3sS3) && s.SnapshotS3Bucket == "" {
-		wrong = errors.Join(wrong, fmt.Errorf("--%s: the store has no bucket: set %s", k3sS3, label("snapshotS3Bucket")))
+	if err := s.fromK3s(c); err != nil {
+		wrong = errors.Join(wrong, err)
 	}
 	return s, wrong
+}
+
+// fromK3s applies k3s' switches.
+func (s *Server) fromK3s(c *cli.Context) (wrong error) {
+	if c.Bool(k3sNoSnapshots) {
+		s.SnapshotSchedule = SnapshotsNever
+	}
+	if c.Bool(k3sS3) && s.SnapshotS3Bucket == "" {
+		wrong = fmt.Errorf("--%s: the store has no bucket: set %s", k3sS3, label("snapshotS3Bucket"))
+	}
+	if c.IsSet(k3sCompress) && !c.Bool(k3sCompress) {
+		wrong = errors.Join(wrong, fmt.Errorf("--%s=false: snapshots are always compressed: leave it out", k3sCompress))
+	}
+	return wrong
 }
 
 // Reload reads the file of a running server again. Only its plugins take effect before the next start; changed are the

@@ -70,7 +70,7 @@ func TestFieldsAndFlags(t *testing.T) {
 		t.Run(command, func(t *testing.T) {
 			names := map[string]cli.Flag{}
 			for _, f := range k.flags() {
-				if f.Names()[0] != k3sS3 {
+				if !slices.Contains([]string{k3sS3, k3sCompress, k3sNoSnapshots}, f.Names()[0]) {
 					names[f.Names()[0]] = f
 				}
 			}
@@ -178,6 +178,30 @@ func TestS3(t *testing.T) {
 	for _, line := range []string{"snapshotS3SecretKey: s", "snapshot-s3-secret-key: s", `"": s`, `"-": s`, "snapshotS3Insecure: yes please", `snapshotS3Insecure: "true"`} {
 		if err := decode("f", []byte(header+line+"\n"), Default()); err == nil {
 			t.Errorf("%s is taken", line)
+		}
+	}
+}
+
+// TestK3sSwitches: k3s' switches of snapshots mean the same here, or are refused.
+func TestK3sSwitches(t *testing.T) {
+	file := writeFile(t, header+"snapshotSchedule: '@daily'\n")
+	for want, args := range map[string][]string{
+		"@daily":       {"--etcd-snapshot-compress"},
+		"@hourly":      {"--etcd-snapshot-schedule-cron=@hourly", "--etcd-disable-snapshots=false"},
+		SnapshotsNever: {"--etcd-snapshot-schedule-cron=@hourly", "--etcd-disable-snapshots"},
+	} {
+		s, err := run(t, Flags(), Load, append([]string{"--config", file}, args...)...)
+		if err != nil || s.SnapshotSchedule != want {
+			t.Errorf("%q: %+v, %v", args, s, err)
+		}
+	}
+	for command, flags := range map[string]func() []cli.Flag{"server": Flags, "snapshot": SnapshotFlags} {
+		s, err := run(t, flags(), Load, "--config", file, "--etcd-snapshot-compress", "--etcd-snapshot-retention=3")
+		if err != nil || s.SnapshotRetention != 3 {
+			t.Errorf("%s: %+v, %v", command, s, err)
+		}
+		if _, err := run(t, flags(), Load, "--config", file, "--etcd-snapshot-compress=false"); err == nil || !strings.Contains(err.Error(), "always compressed: leave it out") || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: without compression: %v", command, err)
 		}
 	}
 }

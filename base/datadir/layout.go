@@ -15,7 +15,7 @@ func Made() []string {
 	return []string{
 		"server/db", "server/former", "server/member.json", "server/tls", "server/cred", "server/token", "server/profile", "server/manifests/.directory", Restoring,
 		"agent/containerd", "agent/cni", "agent/images/.imported.json", "agent/pki", "agent/identity.key", "agent/cluster.json", "agent/servers.json", "agent/former-cas.json", "agent/wireguard.key",
-		"plugins/state", "plugins/data", "data", settingsFile, ballastFile, Upgrading, "upgrades",
+		"plugins/state", "plugins/data", "data", settingsFile, ballastFile, Upgrading, "upgrades", "upgrade-cluster.lock",
 	}
 }
 

@@ -33,6 +33,7 @@ func TestDataDirectoryOfOthers(t *testing.T) {
 		"plugins only":                     {files: []string{"plugins/state/x"}, want: "a cluster's plugins/state, but"},
 		"database gone":                    {files: []string{"version=1\nkubelith v1\n", ca, "server/token"}, want: "server/db/member) is missing"},
 		"keys gone":                        {files: []string{"version=1\nkubelith v1\n", member}, want: "its CA ("},
+		"reset after an upgrade":           {files: []string{"upgrade-cluster.lock"}},
 		"an upgrade":                       {files: []string{"version=1\nkubelith v1\n", ca, member, "upgrade/state.json"}},
 		"an upgrade that was going back":   {files: []string{"version=1\nkubelith v1\n", ca, member, "upgrade/returning"}, want: "run the same kubelith upgrade again"},
 		"a cluster, and what is beside it": {files: []string{"version=1\nkubelith v1\n", ca, member, "notes"}},

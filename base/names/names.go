@@ -44,6 +44,9 @@ const ClusterPolicies = "clusternetworkpolicies.policy.networking.k8s.io"
 // third party's has none.
 const PolicyCondition = "KubelithNetworkPolicies"
 
+// EtcdSpaceCondition is a condition of servers' Nodes: True where etcd's database is nearly full or full.
+const EtcdSpaceCondition = "EtcdSpacePressure"
+
 // Objects of storage drivers.
 const (
 	// NodeLocalAnnotation, on a CSIDriver, means that each of its volumes is on one node. Its value is the topology key

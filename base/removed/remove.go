@@ -80,7 +80,7 @@ func remove(ctx context.Context, cs kubernetes.Interface, name string, force boo
 			return fmt.Errorf("the node %s is a server: take it out of the servers first, with kubelith etcd remove %[1]s", name)
 		}
 	}
-	if err := Record(ctx, cs, name); err != nil {
+	if _, err := Record(ctx, cs, name); err != nil {
 		return err
 	}
 	for _, step := range []struct {
@@ -113,12 +113,16 @@ func isRecorded(ctx context.Context, cs kubernetes.Interface, name string) (bool
 	return slices.ContainsFunc(all.Items, func(s corev1.Secret) bool { return s.Type == secretType && string(s.Data[nodeKey]) == name }), nil
 }
 
-// Record shuts the node out: from now on, what proved its identity before is refused.
-func Record(ctx context.Context, cs kubernetes.Interface, name string) error {
-	if _, err := cs.CoreV1().Secrets(namespace).Create(ctx, record(name), metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("revoke the credentials of node %s: %w", name, err)
+// Record shuts the node out: from now on, what proved its identity before is refused. It returns what withdraws that, for
+// a removal that fails.
+func Record(ctx context.Context, cs kubernetes.Interface, name string) (withdraw func(context.Context) error, err error) {
+	created, err := cs.CoreV1().Secrets(namespace).Create(ctx, record(name), metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("revoke the credentials of node %s: %w", name, err)
 	}
-	return nil
+	return func(ctx context.Context) error {
+		return cs.CoreV1().Secrets(namespace).Delete(ctx, created.Name, metav1.DeleteOptions{})
+	}, nil
 }
 
 func record(node string) *corev1.Secret {

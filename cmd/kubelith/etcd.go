@@ -20,6 +20,12 @@ import (
 
 func etcdCommand() *cli.Command {
 	output := outputFlag("json")
+	const disarmUsage = "clear the alarms of all servers; one without space raises its alarm again at the next write"
+	alarm := administratorCommand("etcd", "alarm", "", "list the alarms of all servers: NOSPACE stops writes, CORRUPT reads, too", etcdAlarms, output)
+	alarm.HideHelpCommand = true
+	alarm.Subcommands = []*cli.Command{administratorCommand("etcd alarm", "disarm", "", disarmUsage, etcdDisarm)}
+	former := administratorCommand("etcd", "disarm", "", disarmUsage, etcdDisarm) // its name in earlier releases
+	former.Hidden = true
 	return &cli.Command{
 		Name:            "etcd",
 		Usage:           "show and maintain the servers' etcd",
@@ -27,11 +33,12 @@ func etcdCommand() *cli.Command {
 		OnUsageError:    usageError,
 		Action:          subcommandHelp,
 		Subcommands: []*cli.Command{
-			administratorCommand("etcd", "status", "", "show the servers, which of them are missing since when, and the size of the database", etcdStatus, output),
+			administratorCommand("etcd", "status", "", "show the servers, which of them are missing since when, the size of the database, and alarms", etcdStatus, output),
 			administratorCommand("etcd", "members", "", "list the servers", etcdMembers, output),
 			administratorCommand("etcd", "remove", "NAME", "remove a server from the cluster; it can come back with a token only", etcdRemove),
-			administratorCommand("etcd", "defrag", "", "return what the database of the server does not use to the file system", etcdDo(servers.DefragPath, "the database is defragmented")),
-			administratorCommand("etcd", "disarm", "", "clear the alarm that the database of the server is full", etcdDo(servers.DisarmPath, "the alarm is cleared, if there was one")),
+			administratorCommand("etcd", "defrag", "", "return what the database of the server does not use to the file system", etcdDefrag),
+			alarm,
+			former,
 		},
 	}
 }
@@ -75,10 +82,69 @@ func printServers(out io.Writer, v *servers.View, now time.Time) error {
 		return err
 	}
 	_, err := fmt.Fprintf(out, "The database of %s has %.1f MiB, of which %.1f MiB are in use; the limit is %d MiB.\n", v.Asked, float64(v.Space.Bytes)/(1<<20), float64(v.Space.InUse)/(1<<20), v.Space.Quota>>20)
-	for _, a := range v.Space.Alarms {
+	if v.Space.SlowSync > 0 {
+		fmt.Fprintf(out, "99 of 100 syncs to its disk took %s or less.\n", time.Duration(v.Space.SlowSync*float64(time.Second)).Round(time.Millisecond))
+	}
+	printAlarms(out, v.Space.Alarms)
+	return err
+}
+
+func printAlarms(out io.Writer, all []servers.Alarm) {
+	for _, a := range all {
 		fmt.Fprintf(out, "Alarm: %s\n", a)
 	}
-	return err
+}
+
+func etcdAlarms(c *cli.Context, cs kubernetes.Interface) error {
+	v, err := serversView(c.Context, cs)
+	if err != nil {
+		return err
+	}
+	if v.Space == nil {
+		return fmt.Errorf("the etcd of %s does not answer: kubelith etcd status shows which servers are missing", v.Asked)
+	}
+	out := c.App.Writer
+	if wantsJSON(c) {
+		return writeJSON(out, append([]servers.Alarm{}, v.Space.Alarms...))
+	}
+	if len(v.Space.Alarms) == 0 {
+		_, err := fmt.Fprintln(out, "there is no alarm")
+		return err
+	}
+	printAlarms(out, v.Space.Alarms)
+	return nil
+}
+
+// etcdDisarm clears all alarms, and prints what they were and what remains to be done.
+func etcdDisarm(c *cli.Context, cs kubernetes.Interface) error {
+	v, err := serversView(c.Context, cs)
+	if err != nil {
+		return err
+	}
+	if err := cs.CoreV1().RESTClient().Post().AbsPath(servers.DisarmPath).Do(c.Context).Error(); err != nil {
+		return err
+	}
+	return printDisarmed(c.App.Writer, v)
+}
+
+func printDisarmed(out io.Writer, v *servers.View) error {
+	if v.Space == nil || len(v.Space.Alarms) == 0 {
+		_, err := fmt.Fprintln(out, "there was no alarm")
+		return err
+	}
+	for _, a := range v.Space.Alarms {
+		next := "if its database is still full, delete objects, or start the servers with a larger --etcd-arg quota-backend-bytes=N"
+		if a.Kind == servers.Corrupt {
+			next = "its data still differs from that of the others: stop it, move its server/db away and start it: it takes a copy from the others"
+		}
+		if a.Gone {
+			next = "nothing remains to be done"
+		}
+		if _, err := fmt.Fprintf(out, "cleared the alarm %s; %s\n", a, next); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func orNone(name string) string { return cmp.Or(name, "-") }
@@ -121,12 +187,10 @@ func removeServer(ctx context.Context, cs kubernetes.Interface, name string) err
 	return cs.CoreV1().RESTClient().Verb(http.MethodDelete).AbsPath(names.ServersPath).Param("name", name).Do(ctx).Error()
 }
 
-func etcdDo(path, result string) func(*cli.Context, kubernetes.Interface) error {
-	return func(c *cli.Context, cs kubernetes.Interface) error {
-		if err := cs.CoreV1().RESTClient().Post().AbsPath(path).Do(c.Context).Error(); err != nil {
-			return err
-		}
-		_, err := fmt.Fprintln(c.App.Writer, result)
+func etcdDefrag(c *cli.Context, cs kubernetes.Interface) error {
+	if err := cs.CoreV1().RESTClient().Post().AbsPath(servers.DefragPath).Do(c.Context).Error(); err != nil {
 		return err
 	}
+	_, err := fmt.Fprintln(c.App.Writer, "the database is defragmented")
+	return err
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/components/controlplane/snapshot"
 	"kubelith.io/kubelith/components/node"
 )
 
@@ -22,6 +23,8 @@ func serverCommand() *cli.Command {
 		Usage: "run a cluster: control plane and node",
 		Flags: append(config.Flags(),
 			&cli.BoolFlag{Name: clusterReset, Usage: "disaster recovery, when most servers are lost: with this server stopped, make it the only one of its cluster; then start it without this flag"},
+			&cli.BoolFlag{Name: clusterResetForce, Usage: "with --cluster-reset: do so although others of its servers answer and have a majority; what only they have is moved aside when they come back"},
+			&cli.StringFlag{Name: clusterResetRestorePath, Usage: "with --cluster-reset: create the data directory from this snapshot instead, as kubelith snapshot restore does; the name is k3s'"},
 			&cli.BoolFlag{Name: stopWithStdin, Usage: "stop when standard input ends, as it does when the program that started this server ends"}),
 		Subcommands: []*cli.Command{
 			administratorCommand("server", "leave", "", "take this server out of its cluster of several", leaveServers),
@@ -37,7 +40,12 @@ func serverCommand() *cli.Command {
 			}
 			ctx := c.Context
 			if c.Bool(clusterReset) {
-				return node.ResetCluster(ctx, cfg, Version, c.App.Writer)
+				return resetCluster(c, cfg)
+			}
+			for _, flag := range []string{clusterResetForce, clusterResetRestorePath} {
+				if c.IsSet(flag) {
+					return fmt.Errorf("--%s does nothing alone: add --%s, or leave it out", flag, clusterReset)
+				}
 			}
 			if c.Bool(stopWithStdin) {
 				ctx = untilEnd(ctx, c.App.Reader)
@@ -47,8 +55,30 @@ func serverCommand() *cli.Command {
 	}
 }
 
-// clusterReset is a flag only: in a file it would take effect at every start.
-const clusterReset = "cluster-reset"
+// These are flags only: in a file they would take effect at every start.
+const (
+	clusterReset            = "cluster-reset"
+	clusterResetForce       = clusterReset + "-force"
+	clusterResetRestorePath = clusterReset + "-restore-path"
+)
+
+// resetCluster makes this server the only one of its cluster, with its data or, on a machine without any, with those
+// of a snapshot.
+func resetCluster(c *cli.Context, cfg *config.Server) error {
+	if !c.IsSet(clusterResetRestorePath) {
+		return node.ResetCluster(c.Context, cfg, Version, c.Bool(clusterResetForce), c.App.Writer)
+	}
+	if c.Bool(clusterResetForce) {
+		return fmt.Errorf("--%s is for the data that this server has: leave it out with --%s", clusterResetForce, clusterResetRestorePath)
+	}
+	if cfg.Witness {
+		return errors.New("a witness is not restored from a snapshot, as it has no keys: restore a server, and let the witness join it")
+	}
+	if cfg.SnapshotDir == "" {
+		cfg.SnapshotDir = snapshot.Dir(cfg.DataDir)
+	}
+	return restoreNamed(c, cfg, c.String(clusterResetRestorePath))
+}
 
 // leaveServers takes the server of this machine out of the cluster.
 func leaveServers(c *cli.Context, cs kubernetes.Interface) error {

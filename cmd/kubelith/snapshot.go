@@ -1,6 +1,7 @@
 package kubelith
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -42,6 +43,8 @@ func snapshotCommand() *cli.Command {
 			},
 		}
 	}
+	list := command("list", "", "list the snapshots in the directory and the store", "", listSnapshots, outputFlag("json"))
+	list.Aliases = []string{"ls"} // k3s' name
 	return &cli.Command{
 		Name:            "snapshot",
 		Aliases:         []string{"etcd-snapshot"},
@@ -52,9 +55,9 @@ func snapshotCommand() *cli.Command {
 		Subcommands: []*cli.Command{
 			command("save", "[NAME|-]", "save the cluster of the running server, and test that it restores",
 				"The snapshot is NAME-NODE-TIME.snapshot in the directory of snapshots and, with --snapshot-s3-bucket, in the store; - writes it to standard output.\nIt has everything that a new machine needs, the cluster's keys, too: encrypt it before it leaves the machine.", saveSnapshot),
-			command("list", "", "list the snapshots in the directory and the store", "", listSnapshots,
-				outputFlag("json")),
+			list,
 			command("verify", "NAME|FILE|-", "restore a snapshot to a scratch directory and start etcd on it", whereFound, verifySnapshot, passphrase, identity),
+			command("prune", "", "delete the scheduled snapshots of this server that are more than --snapshot-retention says", "The newest stay, in the directory and in the store, and so do those that were saved by hand. The server does the same after each scheduled one.", pruneSnapshots),
 			command("delete", "NAME ...", "delete snapshots in the directory and the store", "s3:NAME is deleted in the store only.", deleteSnapshots),
 			command("restore", "NAME|FILE|-", "create the data directory of a server from a snapshot",
 				whereFound+"\nIt is for a machine without a cluster, which may have another name and address. Start kubelith server afterwards.", restoreSnapshot, passphrase, identity),
@@ -145,12 +148,16 @@ func unencrypted(h snapshot.Header) string {
 }
 
 func verifySnapshot(c *cli.Context, cfg *config.Server) error {
-	in, err := openSnapshot(c, cfg, "verifying")
+	name, err := oneSnapshot(c)
+	if err != nil {
+		return err
+	}
+	in, err := openSnapshot(c, cfg, name, "verifying")
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	scratch, err := os.MkdirTemp("", "kubelith-verify-")
+	scratch, err := scratchDir(cfg.SnapshotDir)
 	if err != nil {
 		return err
 	}
@@ -164,8 +171,28 @@ func verifySnapshot(c *cli.Context, cfg *config.Server) error {
 	return nil
 }
 
+// scratchDir creates a directory for a database: among the snapshots, if there are any, else on a disk, which /tmp may
+// not be.
+func scratchDir(snapshots string) (string, error) {
+	for _, parent := range []string{snapshots, cmp.Or(os.Getenv("TMPDIR"), "/var/tmp")} {
+		if dir, err := os.MkdirTemp(parent, snapshot.Unfinished); err == nil {
+			return dir, nil
+		}
+	}
+	return os.MkdirTemp("", snapshot.Unfinished)
+}
+
 func restoreSnapshot(c *cli.Context, cfg *config.Server) error {
-	in, err := openSnapshot(c, cfg, "restoring")
+	name, err := oneSnapshot(c)
+	if err != nil {
+		return err
+	}
+	return restoreNamed(c, cfg, name)
+}
+
+// restoreNamed restores a snapshot by its name, its path, or as -.
+func restoreNamed(c *cli.Context, cfg *config.Server, name string) error {
+	in, err := openSnapshot(c, cfg, name, "restoring")
 	if err != nil {
 		return err
 	}

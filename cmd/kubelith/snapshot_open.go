@@ -77,11 +77,16 @@ func (o *opened) explain(err error) error {
 	return fmt.Errorf("%s: %w", o.name, err)
 }
 
-// openSnapshot opens the one that the arguments name.
-func openSnapshot(c *cli.Context, cfg *config.Server, doing string) (_ *opened, err error) {
+// oneSnapshot returns the name that is the only argument.
+func oneSnapshot(c *cli.Context) (string, error) {
 	if c.NArg() != 1 {
-		return nil, fmt.Errorf("snapshot %s needs one snapshot, after its flags: its name, a file, or - for standard input", c.Command.Name)
+		return "", fmt.Errorf("snapshot %s needs one snapshot, after its flags: its name, a file, or - for standard input", c.Command.Name)
 	}
+	return c.Args().First(), nil
+}
+
+// openSnapshot opens a snapshot by its name, its path, or as -.
+func openSnapshot(c *cli.Context, cfg *config.Server, name, doing string) (_ *opened, err error) {
 	passphrase := c.String("passphrase-file")
 	if passphrase == "" {
 		passphrase = cfg.SnapshotPassphraseFile
@@ -91,7 +96,7 @@ func openSnapshot(c *cli.Context, cfg *config.Server, doing string) (_ *opened, 
 		return nil, err
 	}
 	o := &opened{keys: keys, bar: progressOn(c.App.ErrWriter)}
-	if c.Args().First() == "-" {
+	if name == "-" {
 		o.name, o.Reader = "the snapshot on standard input", c.App.Reader
 		return o, nil
 	}
@@ -102,12 +107,12 @@ func openSnapshot(c *cli.Context, cfg *config.Server, doing string) (_ *opened, 
 	}()
 	var content io.ReadCloser
 	var size int64
-	o.name, err = findFile(cfg, c.Args().First())
+	o.name, err = findFile(cfg, name)
 	switch {
 	case err == nil:
 		content, size, err = openFile(o.name)
 	case hasStore(cfg):
-		content, size, err = o.openObject(c, cfg)
+		content, size, err = o.openObject(c, cfg, name)
 	}
 	if err != nil {
 		return nil, err
@@ -130,13 +135,13 @@ func openFile(path string) (io.ReadCloser, int64, error) {
 	return f, info.Size(), nil
 }
 
-func (o *opened) openObject(c *cli.Context, cfg *config.Server) (io.ReadCloser, int64, error) {
+func (o *opened) openObject(c *cli.Context, cfg *config.Server, name string) (io.ReadCloser, int64, error) {
 	store, err := openStore(cfg)
 	if err != nil {
 		return nil, 0, err
 	}
 	o.close = append(o.close, store.Close)
-	object, size, err := findObject(c, cfg, store, c.Args().First())
+	object, size, err := findObject(c, cfg, store, name)
 	if err != nil {
 		return nil, 0, err
 	}

@@ -1,6 +1,7 @@
 package kubelith
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/components/controlplane/snapshot"
 	"kubelith.io/kubelith/components/controlplane/snapshot/bucket"
 	"kubelith.io/kubelith/components/node"
@@ -178,4 +180,44 @@ func deleteSnapshot(c *cli.Context, cfg *config.Server, store *bucket.Bucket, na
 		}
 	}
 	return os.Remove(file)
+}
+
+// pruneSnapshots deletes in the store first: while that is away, nothing is deleted.
+func pruneSnapshots(c *cli.Context, cfg *config.Server) error {
+	if err := noArguments(c); err != nil {
+		return err
+	}
+	if cfg.SnapshotRetention < 1 {
+		return fmt.Errorf("--snapshot-retention %d: give how many scheduled snapshots stay, 1 or more", cfg.SnapshotRetention)
+	}
+	settings, err := datadir.ReadSettings(cfg.DataDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%s has no cluster whose snapshots to delete: give the server's --data-dir", cfg.DataDir)
+	}
+	if err != nil {
+		return err
+	}
+	if hasStore(cfg) {
+		if err := pruneStore(c, cfg, settings.NodeName); err != nil {
+			return err
+		}
+	}
+	deleted, err := snapshot.Prune(cfg.SnapshotDir, snapshot.Scheduled, settings.NodeName, cfg.SnapshotRetention, "")
+	for _, f := range deleted {
+		fmt.Fprintf(c.App.Writer, "snapshot %s deleted\n", f.Name())
+	}
+	return err
+}
+
+func pruneStore(c *cli.Context, cfg *config.Server, node string) error {
+	store, err := openStore(cfg)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	deleted, err := snapshot.PruneStore(c.Context, store, cfg.DataDir, node, cmp.Or(cfg.SnapshotS3Retention, cfg.SnapshotRetention))
+	for _, f := range deleted {
+		fmt.Fprintf(c.App.Writer, "snapshot %s deleted in the store\n", f.Name())
+	}
+	return err
 }

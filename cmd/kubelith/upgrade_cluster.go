@@ -21,6 +21,7 @@ import (
 
 	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/components/controlplane/servers"
 	"kubelith.io/kubelith/components/worker/upgrader"
 	"kubelith.io/kubelith/host/upgrade"
 )
@@ -160,10 +161,30 @@ func (r *rollout) preflight(ctx context.Context) (servers, agents []string, err 
 			agents = append(agents, n.Name)
 		}
 	}
+	all, err := awaitServersOf(ctx, r.client)
+	if err != nil {
+		return nil, nil, err
+	}
+	cannot = append(cannot, withoutNode(all, append(servers, r.self))...)
 	if len(cannot) > 0 {
 		return nil, nil, fmt.Errorf("nothing is upgraded: %s", strings.Join(cannot, "; "))
 	}
 	return servers, agents, nil
+}
+
+// withoutNode returns which servers cannot be told to upgrade, as they have no Node. It knows those that have one. A
+// witness is none, and is upgraded otherwise.
+func withoutNode(all []servers.Status, known []string) (cannot []string) {
+	for _, s := range all {
+		switch {
+		case s.Witness || slices.Contains(known, s.Name):
+		case s.Role == servers.RoleJoining:
+			cannot = append(cannot, fmt.Sprintf("the server %s is joining: wait until it has a vote (kubelith etcd status)", orNone(s.Name)))
+		default:
+			cannot = append(cannot, fmt.Sprintf("the server %s has no node (--disable kubelet), by which it would be told: upgrade this cluster machine by machine, with kubelith upgrade FILE, servers first", s.Name))
+		}
+	}
+	return cannot
 }
 
 // unfit returns why a node cannot be upgraded from here.

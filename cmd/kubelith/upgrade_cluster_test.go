@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/kubectl/pkg/drain"
 
+	"kubelith.io/kubelith/components/controlplane/servers"
 	"kubelith.io/kubelith/components/worker/upgrader"
 	"kubelith.io/kubelith/host/upgrade"
 )
@@ -38,6 +39,29 @@ func TestUnfit(t *testing.T) {
 		}
 		if got := unfit(n, "arm64"); got == "" {
 			t.Errorf("%s, %s: it is fit for a program of another processor", c.status, c.ready)
+		}
+	}
+}
+
+// TestWithoutNode: a server that has no Node is named, as it would be left out; a witness is not.
+func TestWithoutNode(t *testing.T) {
+	server := func(name, role string, witness bool) servers.Status {
+		return servers.Status{Name: name, Role: role, Witness: witness}
+	}
+	for what, c := range map[string]struct {
+		all  []servers.Status
+		want string // empty: none
+	}{
+		"an older release":         {nil, ""},
+		"all have nodes":           {[]servers.Status{server("a", servers.RoleLeader, false), server("b", servers.RoleFollower, false)}, ""},
+		"a witness":                {[]servers.Status{server("a", servers.RoleLeader, false), server("w", servers.RoleFollower, true)}, ""},
+		"one without a kubelet":    {[]servers.Status{server("a", servers.RoleLeader, false), server("c", servers.RoleFollower, false)}, "the server c has no node"},
+		"one that begins to join":  {[]servers.Status{server("a", servers.RoleLeader, false), server("", servers.RoleJoining, false)}, "the server - is joining"},
+		"one that joins, and runs": {[]servers.Status{server("b", servers.RoleJoining, false)}, ""}, // its own check refuses
+	} {
+		got := withoutNode(c.all, []string{"b", "a"})
+		if (len(got) == 0) != (c.want == "") || len(got) > 0 && (len(got) != 1 || !strings.HasPrefix(got[0], c.want) || strings.Contains(got[0], "\n")) {
+			t.Errorf("%s: %q, want %q", what, got, c.want)
 		}
 	}
 }

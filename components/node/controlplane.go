@@ -9,6 +9,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/rest"
+	"k8s.io/component-base/metrics/legacyregistry"
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/config"
@@ -80,6 +81,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		Removed: func() { _ = servers.Update(cfg.DataDir, func(m *servers.Membership) { m.Removed = true }) }, // else the next start finds it out again
 		Ending:  machine.ending,
 		First:   beforeUpgrade(cfg, machine, socket, p.logFor("snapshots")),
+		Metrics: legacyregistry.Registerer(),
 		Zap:     logging.Zap(logging.Component(log, "etcd")),
 	})
 	b.add(store, err)
@@ -148,6 +150,9 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 	if store != nil && p.api != nil {
 		others, err = otherServers(p, store, socket)
 		b.add(others, err)
+		if others != nil {
+			others.ReportSpace(machine.status.EtcdSpace)
+		}
 		rotation, err = rotationOfKeys(p, store, socket)
 		b.add(rotation, err)
 		cas, err = rotationOfCAs(p, store)

@@ -5,20 +5,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 
 	"github.com/sirupsen/logrus"
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	"k8s.io/component-base/version"
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/config"
-	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 	"kubelith.io/kubelith/components/controlplane/servers"
@@ -175,58 +171,4 @@ func otherServers(p *plane, store *etcd.Server, socket string) (*servers.Server,
 		Removed:          p.api.Removed,
 		Log:              p.logFor("servers"),
 	})
-}
-
-// ResetCluster makes this server, which must not run, the only member of its cluster, with the data that it has. The
-// others come back by themselves when they are started, with their data moved aside.
-func ResetCluster(ctx context.Context, cfg *config.Server, release string, out io.Writer) error {
-	stored, err := servers.Load(cfg.DataDir)
-	if err != nil {
-		return err
-	}
-	if cfg.Witness || stored != nil && stored.Witness {
-		return errors.New("a witness cannot be the only member of a cluster, as it has no keys: run kubelith server --cluster-reset on a server")
-	}
-	if stored == nil {
-		return fmt.Errorf("the server of %s has no others: start it without --cluster-reset", cfg.DataDir)
-	}
-	if !etcd.Begun(filepath.Join(cfg.DataDir, "server", "db")) || stored.Removed {
-		return fmt.Errorf("%s has no data of the cluster: run kubelith server --cluster-reset on a server that has", cfg.DataDir)
-	}
-	if len(stored.Settings) > 0 {
-		if err := adopt(cfg, stored.Settings); err != nil {
-			return err
-		}
-	}
-	if err := datadir.CheckSettings(cfg.DataDir, fixedSettings(cfg)); err != nil {
-		return err
-	}
-	dir, err := datadir.Open(cfg.DataDir, release)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	h := &machine{dir: dir}
-	if err := h.credentials(cfg); err != nil {
-		return err
-	}
-	peer := h.peer(cfg)
-	err = etcd.With(ctx, etcd.Options{
-		Name: cfg.NodeName, DataDir: filepath.Join(cfg.DataDir, "server", "db"), Socket: cfg.EtcdSocket(), Peer: &peer, Reset: true, Zap: zap.NewNop(),
-	}, func(c *clientv3.Client) error {
-		// What others would wait for: the address of each API, and the leader.
-		_, err := c.Txn(ctx).Then(clientv3.OpDelete("/registry/masterleases/", clientv3.WithPrefix()), clientv3.OpDelete("/registry/leases/kube-system/"+names.Lease)).Commit()
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("make this server the only one: %w", err)
-	}
-	err = servers.Update(cfg.DataDir, func(m *servers.Membership) {
-		m.PeerURL, m.Servers = peerURL(cfg), nil
-	})
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(out, "this server is the only one of its cluster: start it, then the others, which come back by themselves\n")
-	return err
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/sirupsen/logrus"
 
@@ -148,7 +149,7 @@ func ensurePeer(cfg *config.Server) (*pki.Bundle, error) {
 		Dir:      tlsDir(cfg),
 		NodeName: cfg.NodeName,
 		NodeIPs:  append(cfg.NodeIPs(), cfg.ExternalIPs()...),
-		SANs:     cfg.TLSSAN,
+		SANs:     slices.Concat(cfg.APIAddresses(), cfg.TLSSAN), // the others reach it at --advertise-address
 		Life:     testedLife(),
 	})
 }
@@ -206,6 +207,8 @@ func witnessCheckOptions(cfg *config.Server) preflight.Options {
 // preflightWitness is Preflight for a witness. wrong is an error in its settings.
 func preflightWitness(ctx context.Context, cfg *config.Server, wrong error) []preflight.Result {
 	cfg.Disable = withoutNode()
-	results := append(argumentResults(planWitness(cfg)), preflight.Check(ctx, witnessCheckOptions(cfg))...)
+	opts := witnessCheckOptions(cfg)
+	opts.Syncs = true // see Preflight
+	results := append(argumentResults(planWitness(cfg)), preflight.Check(ctx, opts)...)
 	return append(results, directoryResult(&cfg.Node, wrong, datadir.CheckSettings(cfg.DataDir, fixedSettings(cfg))))
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"crypto/tls"
 	"os"
 	"path/filepath"
 	"slices"
@@ -77,7 +78,7 @@ func TestWitnessPreflight(t *testing.T) {
 			t.Errorf("a wrong argument: %s", r)
 		}
 	}
-	for _, name := range []string{"arguments", "clock", "port 2380/tcp", "directories"} {
+	for _, name := range []string{"arguments", "clock", "port 2380/tcp", "disk", "directories"} {
 		if !slices.Contains(names, name) {
 			t.Errorf("no check %s in %v", name, names)
 		}
@@ -85,6 +86,39 @@ func TestWitnessPreflight(t *testing.T) {
 	for _, name := range []string{"cgroups", "nft", "port 6443/tcp", "sysctls"} {
 		if slices.Contains(names, name) {
 			t.Errorf("a check of %s", name)
+		}
+	}
+}
+
+// TestWitnessCertificate: the certificate of a witness is for the address at which the others reach it, too.
+func TestWitnessCertificate(t *testing.T) {
+	const advertised = "198.51.100.7"
+	of := filepath.Join(t.TempDir(), "tls")
+	if _, err := pki.Ensure(pki.Options{Dir: of, NodeName: "server", ClusterDomain: "cluster.local"}); err != nil {
+		t.Fatal(err)
+	}
+	files, err := pki.Shared(of, pki.ForWitness)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := planned(t, func(c *config.Server) { c.Witness, c.AdvertiseAddress = true, advertised })
+	if err := pki.Place(tlsDir(cfg), files, pki.ForWitness); err != nil {
+		t.Fatal(err)
+	}
+	bundle, err := ensurePeer(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.LoadX509KeyPair(bundle.Peer.Cert, bundle.Peer.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if url := peerURL(cfg); !strings.Contains(url, advertised) {
+		t.Errorf("the others reach it at %s", url)
+	}
+	for _, name := range []string{advertised, cfg.NodeIP[0], cfg.NodeName} {
+		if err := pair.Leaf.VerifyHostname(name); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -145,7 +145,7 @@ func TestRunRemovesOnlyOwned(t *testing.T) {
 	r, out := newTestReset(h, nets)
 	r.opts.Data = true
 	for path, text := range map[string]string{
-		"/d/version": "1", "/k/.kubelith": "/d", "/r/data-dir": "/d", "/d/agent/cni/kubelith/last_reserved_ip.0": "10.42.0.9",
+		"/d/version": "1", "/d/upgrade-cluster.lock": "", "/k/.kubelith": "/d", "/r/data-dir": "/d", "/d/agent/cni/kubelith/last_reserved_ip.0": "10.42.0.9",
 		"/d/agent/cni/kubelith/10.42.0.9": containerID + "\r\neth0", "/var/lib/cni/results/kubelith-another-eth0": "", "/k/pods/uid-1/x": "", "/r/containerd/x": "",
 		"/etc/kubelith/kubelith.yaml": "certificate-authority-data: Q0EK", "/d/server/tls/cluster-ca.crt": "CA\n", "/var/log/pods/ns_a_uid-1/c/0.log": "", "/var/log/pods/ns_b_uid-2/c/0.log": "",
 		"/var/lib/cni/results/kubelith-" + containerID + "-eth0": "", "/var/lib/cni/results/podman-1-eth0": "",

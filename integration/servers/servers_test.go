@@ -167,13 +167,18 @@ type writer struct {
 func startWriter(t *testing.T, prefix string, patience time.Duration, to func(i int) *harness.Server) *writer {
 	ctx, cancel := context.WithCancel(t.Context())
 	w, done := &writer{}, make(chan struct{})
+	maps := map[*harness.Server]corev1client.ConfigMapInterface{} // a new client costs more than a write
 	go func() {
 		defer close(done)
 		last := time.Now()
 		for i := 0; ctx.Err() == nil; i++ {
 			name := fmt.Sprintf("%s-%d", prefix, i)
+			s := to(i)
+			if maps[s] == nil {
+				maps[s] = s.Client(t).CoreV1().ConfigMaps(metav1.NamespaceDefault)
+			}
 			one, end := context.WithTimeout(ctx, patience)
-			err := write(one, t, to(i), name)
+			err := writeTo(one, maps[s], name)
 			end()
 			switch {
 			case ctx.Err() != nil:
@@ -215,7 +220,7 @@ func (w *writer) check(t *testing.T, servers ...*harness.Server) {
 	}
 }
 
-// TestThreeServers: one server becomes three while clients write, and any of them may die.
+// TestThreeServers: one server becomes three while clients write. It runs alone: no write may fail.
 func TestThreeServers(t *testing.T) {
 	c := start(t, harness.Options{})
 	first := c.servers[0]
@@ -241,7 +246,23 @@ func TestThreeServers(t *testing.T) {
 			t.Errorf("%s has labels %v", s.NodeName(), node.Labels)
 		}
 	}
+}
 
+// TestLostServers: any of three servers may die, and also two of them. In the end they have a virtual address, and the
+// server that carries it dies.
+func TestLostServers(t *testing.T) {
+	t.Parallel()
+	c := start(t, harness.Options{ConfigYAML: emptyConfig})
+	c.join(t)
+	c.join(t)
+	harness.Step(t, "LostLeader", func(t *testing.T) { testLostLeader(t, c) })
+	harness.Step(t, "LostMajority", func(t *testing.T) { testLostMajority(t, c) })
+	harness.Step(t, "VirtualAddress", func(t *testing.T) { testVirtualAddress(t, c) }) // make vip-faults runs this one
+}
+
+// testLostLeader: the others write and scale a Deployment without the server that leads, and it comes back.
+func testLostLeader(t *testing.T, c *cluster) {
+	first := c.servers[0]
 	ns := first.Namespace(t)
 	pod := harness.Pod(ns, "app", "sleep", "100000")
 	pod.Labels = map[string]string{"app": "app"}
@@ -260,7 +281,7 @@ func TestThreeServers(t *testing.T) {
 	// The leader of etcd, and perhaps of the controllers, dies.
 	leader := c.leader(t)
 	rest := c.others(leader)
-	w = startWriter(t, "lost", 2*time.Second, func(i int) *harness.Server { return rest[i%2] })
+	w := startWriter(t, "lost", 2*time.Second, func(i int) *harness.Server { return rest[i%2] })
 	time.Sleep(time.Second)
 	leader.Kill9(t)
 	harness.Eventually(t, time.Minute, "writes to go on", func() error { return write(t.Context(), t, rest[0], "after") })
@@ -284,13 +305,9 @@ func TestThreeServers(t *testing.T) {
 	t.Logf("\n%s", first.RunBinary(t, "etcd", "status").Stdout)
 }
 
-// TestLostMajority: with one server of three nothing can be written, and it stops in order; --cluster-reset makes it
+// testLostMajority: with one server of three nothing can be written, and it stops in order; --cluster-reset makes it
 // the cluster, and the others come back by themselves.
-func TestLostMajority(t *testing.T) {
-	t.Parallel()
-	c := start(t, harness.Options{})
-	c.join(t)
-	c.join(t)
+func testLostMajority(t *testing.T, c *cluster) {
 	c.leader(t)
 	survivor, lost := c.servers[0], c.servers[1:]
 	ns := survivor.Namespace(t)
@@ -323,8 +340,10 @@ func TestLostMajority(t *testing.T) {
 	}
 	t.Logf("it stopped within %s", survivor.Stop(t).Round(time.Millisecond))
 	args := append([]string{"server"}, "--cluster-reset", "--node-name="+survivor.NodeName())
-	if r := survivor.RunBinary(t, args...); r.Code != 0 || !strings.Contains(r.Stdout, "only one of its cluster") {
-		t.Fatalf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
+	for range 2 { // it can be repeated
+		if r := survivor.RunBinary(t, args...); r.Code != 0 || !strings.Contains(r.Stdout, "only one of its cluster") {
+			t.Fatalf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
+		}
 	}
 	survivor.Launch(t)
 	survivor.WaitReady(t)
@@ -357,11 +376,11 @@ func (c *cluster) pid(t *testing.T, pod *corev1.Pod) int {
 	return c.servers[i].ContainerPID(t, pod, pod.Spec.Containers[0].Name)
 }
 
-// TestLeave: a server that is removed stays out until it has a token, also with its old data; one that lost its disk
-// comes back by the command with which it joined.
-func TestLeave(t *testing.T) {
+// TestLeaveAndMove: a server that is removed stays out until it has a token, also with its old data; one that lost its
+// disk comes back by the command with which it joined; and one may move to another address.
+func TestLeaveAndMove(t *testing.T) {
 	t.Parallel()
-	c := start(t, harness.Options{Args: []string{noNode}, NoWait: true})
+	c := start(t, harness.Options{Args: []string{noNode, "--cluster-domain=moved.example"}, NoWait: true})
 	c.servers[0].WaitAPI(t)
 	t.Run("bad input", func(t *testing.T) { refusedJoins(t, c) })
 	t.Run("closed ports", func(t *testing.T) { closedPorts(t, c) })
@@ -407,6 +426,7 @@ func TestLeave(t *testing.T) {
 		}
 		c.leader(t)
 	}
+	harness.Step(t, "Moved", func(t *testing.T) { testMoved(t, c) })
 }
 
 func emptyDatabase(t *testing.T, path string) {
@@ -490,9 +510,9 @@ func closedPorts(t *testing.T, c *cluster) {
 // noNode are the components of a node: without them a server starts faster.
 const noNode = "--disable=kubelet,containerd,proxy,dns"
 
-// three starts three servers without nodes. args are of the first one only.
-func three(t *testing.T, args ...string) *cluster {
-	c := start(t, harness.Options{Args: append(args, noNode), NoWait: true})
+// three starts three servers without nodes.
+func three(t *testing.T) *cluster {
+	c := start(t, harness.Options{Args: []string{noNode}, NoWait: true})
 	c.servers[0].WaitAPI(t)
 	for range 2 {
 		s := c.prepare(t, "--token="+c.token(t), noNode)
@@ -503,10 +523,18 @@ func three(t *testing.T, args ...string) *cluster {
 	return c
 }
 
-// TestPartition: a leader that is cut off for 70 s is not started again, and neither loses writes nor accepts any.
-func TestPartition(t *testing.T) {
+// TestCorruptAndPartition: of three servers, one has other data than the others; later the leader is cut off.
+func TestCorruptAndPartition(t *testing.T) {
 	t.Parallel()
 	c := three(t)
+	// The first: at its start, a server compares its data with that of others only if they were compacted to the same
+	// revision. They are compacted every five minutes.
+	harness.Step(t, "Corrupt", func(t *testing.T) { testCorrupt(t, c) })
+	harness.Step(t, "Partition", func(t *testing.T) { testPartition(t, c) })
+}
+
+// testPartition: a leader that is cut off for 70 s is not started again, and neither loses writes nor accepts any.
+func testPartition(t *testing.T, c *cluster) {
 	leader := c.leader(t)
 	pid := leader.PID()
 	rest := c.others(leader)
@@ -541,30 +569,28 @@ func TestPartition(t *testing.T) {
 	t.Logf("%d writes acknowledged, %d failed, longest pause %s", len(w.acknowledged), len(w.failed), w.longest.Round(time.Millisecond))
 }
 
-// TestMoved: a server that comes back with another address is followed by the others, and has the settings of the
+// testMoved: a server that comes back with another address is followed by the others, and has the settings of the
 // cluster as before.
-func TestMoved(t *testing.T) {
-	t.Parallel()
-	c := three(t, "--cluster-domain=moved.example")
-	third := c.prepare(t, "--token="+c.token(t), noNode, "--config=/etc/kubelith/moved.yaml")
+func testMoved(t *testing.T, c *cluster) {
+	another := c.prepare(t, "--token="+c.token(t), noNode, "--config=/etc/kubelith/moved.yaml")
 	put := func(text string) {
-		if err := os.MkdirAll(filepath.Dir(third.Path("/etc/kubelith/moved.yaml")), 0o755); err != nil {
+		if err := os.MkdirAll(filepath.Dir(another.Path("/etc/kubelith/moved.yaml")), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(third.Path("/etc/kubelith/moved.yaml"), []byte("apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\n"+text), 0o600); err != nil {
+		if err := os.WriteFile(another.Path("/etc/kubelith/moved.yaml"), []byte("apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\n"+text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	put("")
-	third.Launch(t)
-	third.WaitAPI(t)
-	third.Stop(t)
-	other := third.NodeIP[:strings.LastIndex(third.NodeIP, ".")] + ".99"
-	third.AddAddress(t, other)
+	another.Launch(t)
+	another.WaitAPI(t)
+	another.Stop(t)
+	other := another.NodeIP[:strings.LastIndex(another.NodeIP, ".")] + ".99"
+	another.AddAddress(t, other)
 	put("nodeIP: [" + other + "]\n")
-	third.NodeIP = other
-	third.Launch(t)
-	third.WaitAPI(t)
+	another.NodeIP = other
+	another.Launch(t)
+	another.WaitAPI(t)
 	harness.Eventually(t, time.Minute, "the others to know the new address", func() error {
 		r := c.servers[0].RunBinary(t, "etcd", "status")
 		if r.Code != 0 || !strings.Contains(r.Stdout, "https://"+other+":2380") {
@@ -572,17 +598,15 @@ func TestMoved(t *testing.T) {
 		}
 		return nil
 	})
-	third.Kubectl(t, "create", "configmap", "moved")
-	if r := third.RunBinary(t, "check", noNode); strings.Contains(r.Stdout+r.Stderr, "cluster's domain") {
+	another.Kubectl(t, "create", "configmap", "moved")
+	if r := another.RunBinary(t, "check", noNode); strings.Contains(r.Stdout+r.Stderr, "cluster's domain") {
 		t.Errorf("check does not know the settings of the cluster:\n%s%s", r.Stdout, r.Stderr)
 	}
 }
 
-// TestCorrupt: a server whose data is not that of the others does not start, and one that etcd finds while it runs is
+// testCorrupt: a server whose data is not that of the others does not start, and one that etcd finds while it runs is
 // named. Each has its way out.
-func TestCorrupt(t *testing.T) {
-	t.Parallel()
-	c := three(t)
+func testCorrupt(t *testing.T, c *cluster) {
 	c.leader(t)
 	if err := write(t.Context(), t, c.servers[0], "before"); err != nil {
 		t.Fatal(err)
@@ -634,7 +658,11 @@ func TestCorrupt(t *testing.T) {
 	if r := first.RunBinary(t, "etcd", "disarm"); r.Code != 0 {
 		t.Error(r.Stderr)
 	}
-	harness.Eventually(t, time.Minute, "writes to go on", func() error { return write(t.Context(), t, first, "whole") })
+	for _, s := range c.servers {
+		harness.Eventually(t, time.Minute, "writes to go on through "+s.NodeName(), func() error {
+			return write(t.Context(), t, s, fmt.Sprintf("whole-%d", time.Now().UnixNano()))
+		})
+	}
 }
 
 // falsify changes a value in the database of an etcd that does not run.
@@ -652,55 +680,5 @@ func falsify(t *testing.T, path string) {
 	})
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-// TestFull: when etcd's database is full, writes are refused, deletes are not, and writes go on by themselves once
-// there is room.
-func TestFull(t *testing.T) {
-	t.Parallel()
-	c := start(t, harness.Options{Args: []string{noNode, "--etcd-arg=quota-backend-bytes=25165824"}, NoWait: true})
-	s := c.servers[0]
-	s.WaitAPI(t)
-	maps := s.Client(t).CoreV1().ConfigMaps(metav1.NamespaceDefault)
-	big := func(name string) error {
-		_, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"big": "yes"}}, Data: map[string]string{"x": strings.Repeat("x", 700<<10)}}, metav1.CreateOptions{})
-		return err
-	}
-	var full error
-	for i := 0; i < 60 && full == nil; i++ {
-		full = big(fmt.Sprintf("big-%d", i))
-	}
-	if full == nil || !strings.Contains(full.Error(), "space") {
-		t.Fatalf("the database has no limit: %v", full)
-	}
-	more := 0
-	harness.Eventually(t, 5*time.Minute, "the server to report that the database is full", func() error {
-		more++
-		_ = big(fmt.Sprintf("more-%d", more)) // removing old revisions may have made room
-		if log := s.Logs(); !strings.Contains(log, "nearly full") || !strings.Contains(log, "delete objects") {
-			return errors.New("the log does not say so")
-		}
-		if r := s.RunBinary(t, "etcd", "status"); !strings.Contains(r.Stdout, "Alarm: NOSPACE") {
-			return fmt.Errorf("%s%s", r.Stdout, r.Stderr)
-		}
-		return nil
-	})
-	if err := write(t.Context(), t, s, "too-much"); err == nil {
-		t.Error("a full database accepted a write, though objects still fill it")
-	}
-	harness.Eventually(t, time.Minute, "objects to be deleted", func() error { // the server may be defragmenting
-		return maps.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "big=yes"})
-	})
-	harness.Eventually(t, time.Minute, "writes to go on", func() error { return write(t.Context(), t, s, "room") })
-	r := s.RunBinary(t, "etcd", "status")
-	if strings.Contains(r.Stdout, "Alarm") {
-		t.Error("the alarm stands")
-	}
-	t.Logf("\n%s", r.Stdout)
-	for _, command := range []string{"defrag", "disarm"} {
-		if r := s.RunBinary(t, "etcd", command); r.Code != 0 {
-			t.Errorf("etcd %s: %s", command, r.Stderr)
-		}
 	}
 }

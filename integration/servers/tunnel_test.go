@@ -14,17 +14,11 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestTunnels: each of two servers has its own tunnel to an agent that it cannot reach. When the server dies at which
+// testTunnels: each of two servers has its own tunnel to an agent that it cannot reach. When the server dies at which
 // the agent joined, the other goes on, and the first has a tunnel again when it is back. A witness keeps the majority.
-func TestTunnels(t *testing.T) {
-	t.Parallel()
-	c := startTwo(t)
-	first, second := c.servers[0], c.servers[1]
-	w := c.prepare(t, "--witness", "--token-file=/etc/kubelith/token")
-	c.giveToken(t, w)
-	w.Launch(t)
+func testTunnels(t *testing.T, c *cluster, w *harness.Server) {
 	c.witnessVotes(t, w)
-
+	first, second := c.servers[0], c.servers[1]
 	agent := harness.New(t, harness.Options{Network: c.network, Agent: &harness.AgentOptions{Of: first, Token: first.Token(t)}})
 	agent.Exec(t, "nft", `add table inet klt_nat
 add chain inet klt_nat in { type filter hook prerouting priority -150; }
@@ -62,9 +56,14 @@ add rule inet klt_nat in iifname eth0 meta l4proto { tcp, udp, icmp } ct state n
 	through("after "+second.NodeName()+" was killed", first)
 }
 
-// streams returns what does not work through a server.
+// streams returns what does not work through a server. It starts programs only once the server has a tunnel.
 func streams(t *testing.T, s *harness.Server, pod *corev1.Pod) error {
 	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // as in says
+	defer cancel()
+	if _, err := s.Client(t).CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{}).DoRaw(ctx); err != nil {
+		return err
+	}
 	err := errors.Join(
 		says(t, s, "started\n", "-n", pod.Namespace, "logs", pod.Name),
 		says(t, s, pod.Name+"\n", "-n", pod.Namespace, "exec", pod.Name, "--", "hostname"))
@@ -78,9 +77,17 @@ func streams(t *testing.T, s *harness.Server, pod *corev1.Pod) error {
 	return err
 }
 
-// tops returns why a server does not know the use of the node and of the pod.
+// tops returns why a server does not know the use of the node and of the pod. It starts programs only once the API has
+// both.
 func tops(t *testing.T, s *harness.Server, node string, pod *corev1.Pod) error {
 	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // as in says
+	defer cancel()
+	for _, path := range []string{"nodes/" + node, "namespaces/" + pod.Namespace + "/pods/" + pod.Name} {
+		if _, err := s.Client(t).CoreV1().RESTClient().Get().AbsPath("/apis/metrics.k8s.io/v1beta1/" + path).DoRaw(ctx); err != nil {
+			return err
+		}
+	}
 	return errors.Join(
 		says(t, s, node, "top", "node", node, "--no-headers"),
 		says(t, s, pod.Name, "-n", pod.Namespace, "top", "pod", pod.Name, "--no-headers"))

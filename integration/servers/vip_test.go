@@ -100,14 +100,11 @@ func (w *traffic) since(at time.Time) bool {
 	return w.last.After(at.Add(time.Second)) // it may have begun before
 }
 
-// TestVirtualAddress: three servers have an address that one of them was given; clients reach the API there while its
-// holder is stopped, paused and killed. make vip-faults repeats that, and also cuts the holder off.
-func TestVirtualAddress(t *testing.T) {
-	t.Parallel()
-	c := start(t, harness.Options{ConfigYAML: emptyConfig})
+// testVirtualAddress: three servers have an address that the first was given, which was started with emptyConfig.
+// Clients reach the API there while its holder is stopped, paused and killed. make vip-faults repeats that, and also
+// cuts the holder off.
+func testVirtualAddress(t *testing.T, c *cluster) {
 	first := c.servers[0]
-	c.join(t)
-	c.join(t)
 	c.leader(t)
 	vip := strings.TrimSuffix(first.HostIP, ".1") + ".200"
 	pids := map[*harness.Server]int{}
@@ -229,7 +226,7 @@ type fault struct {
 // another machine has is refused.
 func TestVirtualAddressIPv6(t *testing.T) {
 	t.Parallel()
-	s := harness.New(t, harness.Options{IPv6: true, NoTestImage: true, ConfigYAML: emptyConfig})
+	s := harness.New(t, harness.Options{IPv6: true, NoTestImage: true, Args: []string{noNode}, ConfigYAML: emptyConfig})
 	for _, taken := range []string{s.HostIP, netip.MustParseAddr(s.HostIP6).String()} {
 		r := s.RunBinary(t, "server", "--vip="+taken)
 		if r.Code == 0 || !strings.Contains(r.Stderr, "another machine of the network (") || !strings.Contains(r.Stderr, "has the virtual address "+taken+": give --vip an address that nothing else uses") {

@@ -19,7 +19,7 @@ import (
 )
 
 // TestWitness: two servers and a witness survive the loss of each of them, and the witness has no key but that of
-// etcd's members.
+// etcd's members. Then the servers have tunnels to an agent.
 func TestWitness(t *testing.T) {
 	c := startTwo(t)
 	first := c.servers[0]
@@ -89,7 +89,6 @@ func TestWitness(t *testing.T) {
 	leader.Launch(t)
 	leader.WaitAPI(t)
 
-	// Refusals, and how it leaves and rejoins.
 	harness.Eventually(t, 90*time.Second, "the witness to do with 100 MB", func() error {
 		if kib := resident(t, w); kib*1024 > 100e6 {
 			return fmt.Errorf("%d KiB are resident", kib)
@@ -97,6 +96,9 @@ func TestWitness(t *testing.T) {
 		return nil
 	})
 	logMemory(t, w, "after writes")
+
+	// Refusals, and how it leaves and rejoins. From here on other tests may run beside it: no failed write is an error.
+	t.Parallel()
 	w.Stop(t)
 	for want, args := range map[string][]string{
 		"is a witness': start it with --witness":           {"server"},
@@ -123,7 +125,7 @@ func TestWitness(t *testing.T) {
 	}
 	c.giveToken(t, w)
 	w.Launch(t)
-	c.witnessVotes(t, w)
+	harness.Step(t, "Tunnels", func(t *testing.T) { testTunnels(t, c, w) })
 }
 
 func logMemory(t *testing.T, w *harness.Server, when string) {

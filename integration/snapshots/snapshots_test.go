@@ -355,6 +355,35 @@ func TestCommands(t *testing.T) {
 	if out, err := piped.CombinedOutput(); err != nil || !strings.Contains(string(out), "good") || strings.Contains(string(out), "not encrypted") {
 		t.Errorf("verify of a pipe: %v\n%s", err, out)
 	}
+	fromPipe := func(dir, content string) (string, error) {
+		restore := s.BinaryCommand("snapshot", "restore", "--config=", "--data-dir="+dir, "--passphrase-file="+passphrase, "-")
+		restore.Stdin = strings.NewReader(content)
+		out, err := restore.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := fromPipe("/var/lib/cut", r.Stdout[:len(r.Stdout)-10]); err == nil || !strings.Contains(out, "the snapshot on standard input: it is truncated or damaged") {
+		t.Errorf("restore of half a pipe: %v\n%s", err, out)
+	}
+	if left := filesIn(t, s.Path("/var/lib/cut")); len(left) > 0 {
+		t.Errorf("restore of half a pipe has left %q", left)
+	}
+	if out, err := fromPipe("/var/lib/piped", r.Stdout); err != nil || !strings.Contains(out, "start the cluster with kubelith server") {
+		t.Errorf("restore of a pipe: %v\n%s", err, out)
+	}
+	if left := filesIn(t, s.Path("/var/lib/piped/server/db")); len(left) == 0 {
+		t.Error("restore of a pipe has created no database")
+	}
+	// k3s' way to restore.
+	k3s := func(want string, args ...string) {
+		t.Helper()
+		r := s.RunBinary(t, append([]string{"server", "--config=", "--cluster-reset-restore-path=" + path}, args...)...)
+		if !strings.Contains(r.Stdout+r.Stderr, want) || r.Code != 0 && strings.Count(r.Stderr, "\n") != 1 {
+			t.Errorf("server %q, want %q: %+v", args, want, r)
+		}
+	}
+	k3s("--cluster-reset-restore-path does nothing alone: add --cluster-reset")
+	k3s("has a cluster (server/cred)", "--cluster-reset")
+	k3s("start the cluster with kubelith server", "--cluster-reset", "--data-dir=/var/lib/reset")
 	plain, err := os.ReadFile(s.Path(path))
 	if err != nil {
 		t.Fatal(err)
@@ -408,6 +437,23 @@ func TestCommands(t *testing.T) {
 		}
 		return nil
 	})
+	// Scheduled ones are pruned, and no others.
+	scheduled := "scheduled" + strings.TrimPrefix(name[:strings.LastIndex(name, "-")], "one") // and the node
+	for _, at := range []string{"20260101T000000Z", "20260102T000000Z"} {
+		if err := os.WriteFile(s.Path(dir+"/"+scheduled+"-"+at+".snapshot"), plain, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	command("give how many scheduled snapshots stay", "prune", "--snapshot-retention=0")
+	command("snapshot "+scheduled+"-2026010", "prune", "--etcd-snapshot-retention=1")
+	if out := s.RunBinary(t, "etcd-snapshot", "ls").Stdout; strings.Count(out, "scheduled-") != 1 || !strings.Contains(out, name) {
+		t.Errorf("etcd-snapshot ls after prune:\n%s", out)
+	}
+	for _, path := range filesIn(t, s.Path(dir)) {
+		if base := filepath.Base(path); strings.HasPrefix(base, scheduled) {
+			command("deleted", "delete", strings.TrimSuffix(base, ".snapshot"))
+		}
+	}
 	command("deleted", "delete", name)
 	command("ENCRYPTED", "list")
 	if left, err := fs.ReadDir(os.DirFS(s.Path(dir)), "."); err != nil || len(left) != 0 {

@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -48,6 +49,8 @@ type Options struct {
 	Ending <-chan struct{}
 	// First, unless it is nil, is called when etcd answers and before it is ready: no client writes yet.
 	First func(context.Context)
+	// Metrics, unless it is nil, receives etcd's own metrics.
+	Metrics prometheus.Registerer
 	// Zap receives etcd's log.
 	Zap *zap.Logger
 }
@@ -197,6 +200,11 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		s.slowSync = took
 		s.opts.Zap.Warn("the disk is slow: raising the timeouts of requests", zap.Duration("sync-took", took))
 	}
+	if s.opts.Metrics != nil {
+		if err := s.opts.Metrics.Register(metrics{prometheus.DefaultGatherer}); err != nil {
+			return fmt.Errorf("metrics of etcd: %w", err)
+		}
+	}
 	for first := true; ; first = false {
 		e, err := s.start()
 		if err != nil {
@@ -215,12 +223,18 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		if next == nil {
 			return nil
 		}
-		s.cfg = next
+		s.replace(next)
 		s.stopping.Store(false)
 		if err := s.makeRoom(); err != nil {
 			return err
 		}
 	}
+}
+
+// replace gives the next run of etcd its configuration, and the time that the disk needs.
+func (s *Server) replace(next *embed.Config) {
+	s.cfg = next
+	s.giveTime(s.slowSync)
 }
 
 // slowSync is how long a sync to disk may take before etcd's requests get more time than usual.

@@ -94,6 +94,12 @@ const voteEvery = 100 * time.Millisecond
 // reopening is a request to Run.
 type reopening struct{ config *embed.Config }
 
+// Open reports whether the member can have others.
+func (s *Server) Open() bool {
+	e := s.running.Load()
+	return e != nil && e.Config().AdvertisePeerUrls[0].Scheme == "https"
+}
+
 // OpenToPeers lets a member that runs alone have others. It ends the member and starts it again, in place and within a
 // second; its clients connect again by themselves. It returns when the member answers. It does nothing when the member
 // is open.

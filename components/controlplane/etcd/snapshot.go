@@ -116,8 +116,14 @@ func With(ctx context.Context, o Options, do func(*clientv3.Client) error) error
 		return errors.Join(err, ctx.Err())
 	}
 	c, err := Dial(o.Socket)
+	if err == nil && o.Reset { // the alarms of the others would stay for ever
+		err = ClearAlarms(ctx, c)
+	}
 	if err == nil {
-		err = errors.Join(do(c), c.Close())
+		err = do(c)
+	}
+	if c != nil {
+		err = errors.Join(err, c.Close())
 	}
 	cancel()
 	return errors.Join(err, <-ended)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -154,8 +153,12 @@ func (s *Server) remove(ctx context.Context, name string) error {
 	if s.needed(members, members[i]) { // before it is recorded as removed
 		return refuse(majority, name)
 	}
+	// Recorded first: a server comes back at once when it notices its removal, and one that removes itself cannot write
+	// any more.
+	withdraw := func(context.Context) error { return nil }
 	if !members[i].Witness { // it has no credentials that must be refused
-		if err := removed.Record(ctx, s.client, name); err != nil {
+		var err error
+		if withdraw, err = removed.Record(ctx, s.client, name); err != nil {
 			return err
 		}
 	}
@@ -163,29 +166,45 @@ func (s *Server) remove(ctx context.Context, name string) error {
 		s.handOver(ctx)
 	}
 	err := s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
-		for {
+		return whileUnhealthy(ctx, func() error {
 			_, err := c.MemberRemove(ctx, members[i].ID)
-			// Members that have just started must have been connected for some seconds (HealthInterval).
-			if !errors.Is(err, rpctypes.ErrUnhealthy) || ctx.Err() != nil {
-				return err
-			}
-			select {
-			case <-time.After(retryEvery):
-			case <-ctx.Done():
-				return err
-			}
-		}
+			return err
+		})
 	})
-	if errors.Is(err, rpctypes.ErrUnhealthy) || errors.Is(err, rpctypes.ErrMemberNotEnoughStarted) {
-		return refuse(majority, name)
-	}
 	if members[i].Self && s.opts.Etcd.Removed() { // it may have ended before it could answer
 		err = nil
 	}
 	if err == nil {
 		s.opts.Log.Infof("removed %s %s (%s): the cluster has %s", kind(members[i]), name, members[i].URL, described(count(s.opts.Etcd.Members())))
+		return nil
 	}
-	return err
+	// What etcd refuses has not happened; another failure may still take effect, and then the record must stand.
+	if !errors.Is(err, rpctypes.ErrUnhealthy) && !errors.Is(err, rpctypes.ErrMemberNotEnoughStarted) {
+		if members[i].Witness {
+			return err
+		}
+		return fmt.Errorf("%s is still in the cluster, but its node is shut out (%w): start the servers that are missing, and run this again", name, err)
+	}
+	if gone := withdraw(ctx); gone != nil {
+		return fmt.Errorf("%s is still in the cluster, but its node is shut out (%w): start the servers that are missing, and run this again", name, gone)
+	}
+	return refuse(majority, name)
+}
+
+// whileUnhealthy repeats a change of etcd's members until they are connected: those that have just started must have
+// been for some seconds. Source: HealthInterval in etcd/server/etcdserver/server.go.
+func whileUnhealthy(ctx context.Context, change func() error) error {
+	for {
+		err := change()
+		if !errors.Is(err, rpctypes.ErrUnhealthy) || ctx.Err() != nil {
+			return err
+		}
+		select {
+		case <-time.After(retryEvery):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 // needed reports whether without a member those that answer would be no majority: etcd refuses to remove it then.
@@ -248,6 +267,7 @@ func (s *Server) admit(req *http.Request) (bundled []byte, reach map[string]stri
 	if !ok {
 		return nil, nil, refuse("the request has no user")
 	}
+	s.look(ctx, s.opts.Etcd.Members()) // what follows is of this moment
 	if s.noMajority() {
 		return nil, nil, wait("the servers that answer are no majority: start the missing ones, or run kubelith server --cluster-reset on one that has the data")
 	}
@@ -258,7 +278,11 @@ func (s *Server) admit(req *http.Request) (bundled []byte, reach map[string]stri
 	if err != nil {
 		return nil, nil, err
 	}
-	if r.Listens { // before it uses up its token
+	// Before it uses up its token.
+	if err := s.disconnected(s.opts.Etcd.Members(), stale); err != nil {
+		return nil, nil, err
+	}
+	if r.Listens {
 		reach, err = s.rehearse(ctx, r)
 		return nil, reach, err
 	}
@@ -269,16 +293,22 @@ func (s *Server) admit(req *http.Request) (bundled []byte, reach map[string]stri
 		return nil, nil, err
 	}
 	b := bundle{Settings: s.opts.Settings, Time: time.Now().UTC()}
+	var newcomer uint64
 	err = s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
 		for _, id := range stale {
 			if _, err := c.MemberRemove(ctx, id); err != nil && !errors.Is(err, rpctypes.ErrMemberNotFound) {
 				return err
 			}
 		}
-		added, err := c.MemberAddAsLearner(ctx, []string{r.PeerURL})
+		var added *clientv3.MemberAddResponse
+		err := whileUnhealthy(ctx, func() (err error) {
+			added, err = c.MemberAddAsLearner(ctx, []string{r.PeerURL})
+			return err
+		})
 		if err != nil {
 			return err
 		}
+		newcomer = added.Member.ID
 		var initial []string
 		for _, m := range added.Members {
 			name := m.Name
@@ -296,8 +326,11 @@ func (s *Server) admit(req *http.Request) (bundled []byte, reach map[string]stri
 	case errors.Is(err, rpctypes.ErrTooManyLearners):
 		return nil, nil, wait("another server is joining")
 	case errors.Is(err, rpctypes.ErrUnhealthy), errors.Is(err, rpctypes.ErrMemberNotEnoughStarted):
-		return nil, nil, wait("the servers that the cluster has are not all connected")
+		return nil, nil, wait("the servers that the cluster has are not all connected: kubelith etcd status shows which do not answer")
 	case err != nil:
+		return nil, nil, err
+	}
+	if err := s.learned(ctx, newcomer); err != nil {
 		return nil, nil, err
 	}
 	s.opts.Log.Infof("%s %s (%s) joins: it copies the data", kind(etcd.Member{Witness: r.Witness}), r.Name, r.PeerURL)
@@ -319,56 +352,6 @@ func (s *Server) giveKeys(b *bundle, r request) (err error) {
 	}
 	b.Encryption, err = os.ReadFile(s.opts.EncryptionConfig)
 	return err
-}
-
-// open lets etcd have other members.
-func (s *Server) open(ctx context.Context) error {
-	if err := Update(s.opts.DataDir, func(m *Membership) { m.PeerURL = s.opts.Peer.URL }); err != nil {
-		return err
-	}
-	if err := s.opts.Etcd.OpenToPeers(ctx, s.opts.Peer); err != nil {
-		return err
-	}
-	s.keepAddress(ctx, s.opts.Etcd.Members())
-	return nil
-}
-
-// rehearse tries whether this server reaches the machine, and returns the servers that the machine must reach, by name:
-// those that are not missing.
-func (s *Server) rehearse(ctx context.Context, r request) (map[string]string, error) {
-	if err := dial(ctx, r.PeerURL); err != nil {
-		return nil, refuse("server %s cannot reach this machine at %s (%v): open its port %d/tcp for the servers, or set --advertise-address", s.opts.NodeName, r.PeerURL, err, names.PeerPort)
-	}
-	if err := s.open(ctx); err != nil {
-		return nil, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	reach := map[string]string{}
-	for _, m := range s.opts.Etcd.Members() {
-		if _, missing := s.missing[m.ID]; !missing && !m.Learner {
-			reach[nameOf(m)] = m.URL
-		}
-	}
-	return reach, nil
-}
-
-// dial returns why nothing accepts connections at the address of a server's etcd.
-func dial(ctx context.Context, peerURL string) error {
-	u, err := url.Parse(peerURL)
-	if err != nil {
-		return err
-	}
-	d := net.Dialer{Timeout: probeTimeout}
-	c, err := d.DialContext(ctx, "tcp", u.Host)
-	var why *net.OpError
-	if errors.As(err, &why) {
-		return why.Err
-	}
-	if err != nil {
-		return err
-	}
-	return c.Close()
 }
 
 // noMajority reports whether so many servers are missing that nothing can be written.
@@ -437,26 +420,6 @@ func (s *Server) checkNode(ctx context.Context, r request) error {
 		return refuse("the cluster has a node %s, which is no server: use another --node-name, or remove it with kubelith node remove %[1]s", r.Name)
 	}
 	return nil
-}
-
-// stale returns the members that this machine was before: one of its name that has lost its data, or an earlier try.
-func (s *Server) stale(ctx context.Context, r request) ([]uint64, error) {
-	var ids []uint64
-	for _, m := range s.opts.Etcd.Members() {
-		switch {
-		case m.Name == r.Name && (m.Self || s.ask(ctx, m) == nil):
-			return nil, refuse("a %s %s is in the cluster, and runs: use another --node-name", kind(m), r.Name)
-		case r.Witness && m.Witness && m.Name != r.Name:
-			return nil, refuse("the cluster has the witness %s, and one is enough: add a server, or remove that witness with kubelith etcd remove %[1]s", m.Name)
-		case m.Name == r.Name, m.Learner && m.URL == r.PeerURL:
-			ids = append(ids, m.ID)
-		case m.URL == r.PeerURL:
-			return nil, refuse("%s %s of the cluster has the address %s: use another --advertise-address, or remove that %[1]s with kubelith etcd remove %[2]s", kind(m), m.Name, r.PeerURL)
-		case m.Learner:
-			return nil, wait(fmt.Sprintf("server %s (%s) is joining", nameOf(m), m.URL))
-		}
-	}
-	return ids, nil
 }
 
 // entitled uses up the token of a machine; a server of the cluster needs none, unless it was removed.

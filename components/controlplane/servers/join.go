@@ -9,12 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"filippo.io/age"
@@ -156,11 +157,11 @@ func (n *Newcomer) Join(ctx context.Context) (m *Membership, initial string, err
 	if err != nil {
 		return nil, "", err
 	}
-	listener, err := n.listen(ctx)
+	port, err := acceptAt(ctx, n.PeerURL) // the servers try whether they reach it
 	if err != nil {
-		return nil, "", err
+		return nil, "", fmt.Errorf("cannot listen for the other servers: %w: stop what uses port %d", err, names.PeerPort)
 	}
-	defer listener.Close()
+	defer port.Close()
 	r := request{Name: n.Name, PeerURL: n.PeerURL, Recipient: identity.Recipient().String(), Kubernetes: n.Kubernetes, Listens: true, Witness: n.Witness}
 	if n.former != nil {
 		r.Joined = n.former.Joined
@@ -168,6 +169,7 @@ func (n *Newcomer) Join(ctx context.Context) (m *Membership, initial string, err
 	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
 	defer cancel()
 	var reminded time.Time
+	var waited error // what the servers let it wait for
 	for {
 		a, err := n.ask(ctx, client, r)
 		if err == nil && len(a.Sealed) > 0 {
@@ -184,8 +186,15 @@ func (n *Newcomer) Join(ctx context.Context) (m *Membership, initial string, err
 			continue
 		}
 		var no Refusal
-		if errors.As(err, &no) {
+		if errors.As(err, &no) && waited != nil && slices.ContainsFunc(n.servers, func(server string) bool { return no == noAccess(server) }) {
+			no = Refusal(fmt.Sprintf("its token has ended while it waited (%v): create another with kubelith token create --usages server", waited))
+		}
+		if no != "" {
 			return nil, "", fmt.Errorf("the cluster refuses this server: %w", no)
+		}
+		var later wait
+		if errors.As(err, &later) {
+			waited = later
 		}
 		if time.Since(reminded) > remindEvery {
 			reminded = time.Now()
@@ -254,38 +263,29 @@ func (n *Newcomer) askOne(ctx context.Context, client *http.Client, server strin
 	case response.StatusCode == http.StatusNotFound:
 		return nil, Refusal(fmt.Sprintf("the server %s has no support for several servers: upgrade it", server))
 	case response.StatusCode == http.StatusUnauthorized || response.StatusCode == http.StatusForbidden:
-		return nil, Refusal(fmt.Sprintf("the server %s does not let this machine join as a server: use a token from kubelith token create --usages server", server))
+		return nil, noAccess(server)
 	}
 	return nil, fmt.Errorf("the server %s is not ready (HTTP %d)", server, response.StatusCode)
 }
 
-// listen accepts connections where this machine's etcd will, so that the servers can try whether they reach it.
-func (n *Newcomer) listen(ctx context.Context) (io.Closer, error) {
-	u, err := url.Parse(n.PeerURL)
-	if err != nil {
-		return nil, err
-	}
-	var config net.ListenConfig
-	l, err := config.Listen(ctx, "tcp", ":"+u.Port())
-	if err != nil {
-		return nil, fmt.Errorf("cannot listen for the other servers: %w: stop what uses port %s", err, u.Port())
-	}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_ = c.Close() // that it was accepted is all
-		}
-	}()
-	return l, nil
+// noAccess is the refusal of the API: the token is for agents, or has ended.
+func noAccess(server string) Refusal {
+	return Refusal(fmt.Sprintf("the server %s does not let this machine join as a server: use a token from kubelith token create --usages server", server))
 }
+
+// openingTime is how long a server may refuse connections because its etcd opens just now, for another machine.
+const openingTime = 5 * time.Second
 
 // reachAll returns which server this machine cannot reach.
 func reachAll(ctx context.Context, servers map[string]string) error {
+	until := time.Now().Add(openingTime)
 	for name, peerURL := range servers {
-		if err := dial(ctx, peerURL); err != nil {
+		err := dial(ctx, peerURL)
+		for errors.Is(err, syscall.ECONNREFUSED) && time.Now().Before(until) && ctx.Err() == nil {
+			time.Sleep(retryEvery / 2)
+			err = dial(ctx, peerURL)
+		}
+		if err != nil {
 			return fmt.Errorf("this machine cannot reach the etcd of server %s at %s (%w): open its port %d/tcp for the servers", name, peerURL, err, names.PeerPort)
 		}
 	}

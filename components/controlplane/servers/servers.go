@@ -36,6 +36,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 )
 
@@ -46,6 +47,8 @@ const (
 	probeTimeout = 3 * time.Second
 	// orphanAfter is how long a server that joins may be away before it has to join again: meanwhile no other can join.
 	orphanAfter = 2 * time.Minute
+	// absentAfter is how long a server must have been missing before another machine may take its place.
+	absentAfter = 30 * time.Second
 	// changeTimeout bounds a change of etcd's members.
 	changeTimeout = 10 * time.Second
 	// addressesEvery is how often the addresses of the API are stored.
@@ -58,7 +61,8 @@ const (
 type Member interface {
 	// Members returns all members as this one knows them, without asking the others.
 	Members() []etcd.Member
-	// OpenToPeers lets it have others.
+	// Open reports whether it can have others, and OpenToPeers lets it have some.
+	Open() bool
 	OpenToPeers(context.Context, etcd.Peer) error
 	// Removed reports whether the others have removed it.
 	Removed() bool
@@ -95,8 +99,14 @@ type Server struct {
 	opts   Options
 	client kubernetes.Interface // nil for a witness
 	work   lifecycle.Watchdog
+	long   lifecycle.Watchdog // of defragmentations
 	probe  http.Client
 	join   sync.Mutex // one join at a time
+	trial  trial
+
+	reportSpace func(status corev1.ConditionStatus, reason, message string) // or nil
+
+	orphanAfter, absentFor time.Duration // see the constants
 
 	mu      sync.Mutex
 	missing map[uint64]time.Time // since when
@@ -105,6 +115,7 @@ type Server struct {
 var (
 	_ lifecycle.Component = (*Server)(nil)
 	_ lifecycle.Health    = (*Server)(nil)
+	_ lifecycle.Listener  = (*Server)(nil)
 )
 
 // New returns the component; nothing is touched before Run.
@@ -112,7 +123,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{opts: o, missing: map[uint64]time.Time{}, probe: http.Client{
 		Timeout:   probeTimeout,
 		Transport: &http.Transport{DialTLSContext: dialPeer(o.Peer), MaxIdleConnsPerHost: 1},
-	}}
+	}, long: lifecycle.Watchdog{Limit: defragTimeout + lifecycle.WorkLimit}, orphanAfter: tested(orphanAfter), absentFor: tested(absentAfter)}
 	if o.Client == nil {
 		return s, nil
 	}
@@ -148,13 +159,25 @@ func (s *Server) Needs() []string { return []string{"etcd"} }
 // RestartPolicy implements lifecycle.Restarter.
 func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside }
 
+// Ports implements lifecycle.Listener: etcd listens there, once there are or were other servers.
+func (s *Server) Ports() []lifecycle.Port {
+	if m, err := Load(s.opts.DataDir); m == nil || err != nil { // the start reports the error
+		return nil
+	}
+	return []lifecycle.Port{{Network: "tcp", Number: names.PeerPort}}
+}
+
 // Healthy implements lifecycle.Health: no change of the members takes too long.
-func (s *Server) Healthy(ctx context.Context) error { return s.work.Healthy(ctx) }
+func (s *Server) Healthy(ctx context.Context) error {
+	return errors.Join(s.work.Healthy(ctx), s.long.Healthy(ctx))
+}
 
 // Run implements lifecycle.Component. It is ready at once.
 func (s *Server) Run(ctx context.Context, ready func()) error {
 	s.work.Reset()
+	s.long.Reset()
 	defer s.probe.CloseIdleConnections()
+	defer s.trial.stop()
 	ready()
 	var probed, stored time.Time
 	orphans := map[uint64]time.Time{} // learners, and since when they do not answer
@@ -184,6 +207,8 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 			if !s.isWitness() && time.Since(stored) >= addressesEvery && s.storeAddresses(ctx) {
 				stored = time.Now()
 			}
+		} else if s.opts.Etcd.Open() { // the others are gone: a machine may join with its former address
+			s.keepAddress(ctx, members)
 		}
 		select {
 		case <-time.After(every):
@@ -299,7 +324,7 @@ func (s *Server) settle(ctx context.Context, m etcd.Member, orphans map[uint64]t
 		orphans[m.ID] = time.Now()
 		return
 	}
-	if time.Since(since) < orphanAfter {
+	if time.Since(since) < s.orphanAfter {
 		return
 	}
 	err = s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
@@ -311,7 +336,7 @@ func (s *Server) settle(ctx context.Context, m etcd.Member, orphans map[uint64]t
 		return
 	}
 	delete(orphans, m.ID)
-	s.opts.Log.Warnf("removed the server at %s: it began to join, and has not answered for %s", m.URL, orphanAfter)
+	s.opts.Log.Warnf("removed the server at %s: it began to join, and has not answered for %s", m.URL, s.orphanAfter)
 }
 
 // count returns the number of members with a vote, and how many of them are witnesses.
@@ -361,17 +386,22 @@ func (s *Server) keepAddress(ctx context.Context, members []etcd.Member) {
 		s.opts.Log.Warnf("cannot tell the other servers that this one has moved from %s to %s: %v", members[i].URL, s.opts.Peer.URL, err)
 		return
 	}
-	s.opts.Log.Infof("the other servers know that this one has moved from %s to %s", members[i].URL, s.opts.Peer.URL)
+	s.opts.Log.Infof("the cluster knows that this server has moved from %s to %s", members[i].URL, s.opts.Peer.URL)
 }
 
 // change changes etcd's members.
 func (s *Server) change(ctx context.Context, do func(context.Context, *clientv3.Client) error) error {
+	return s.use(ctx, changeTimeout, do)
+}
+
+// use has do use this server's etcd, for as long as timeout.
+func (s *Server) use(ctx context.Context, timeout time.Duration, do func(context.Context, *clientv3.Client) error) error {
 	c, err := etcd.Dial(s.opts.Socket)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return do(ctx, c)
 }
@@ -405,7 +435,7 @@ type View struct {
 	Asked string `json:"asked"`
 	// Servers are all, by name, as that one knows them.
 	Servers []Status `json:"servers"`
-	// Space is the size of its database; nil: its etcd does not answer.
+	// Space is the size of its database, with the alarms of all servers; nil: its etcd does not answer.
 	Space *Space `json:"space,omitempty"`
 }
 
@@ -434,6 +464,7 @@ func (s *Server) view(ctx context.Context) View {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	if room, err := s.space(ctx); err == nil {
+		room.SlowSync = etcd.SlowSyncs().Seconds()
 		v.Space = &room
 	}
 	s.mu.Lock()

@@ -33,6 +33,7 @@ import (
 type member []etcd.Member
 
 func (m member) Members() []etcd.Member                       { return m }
+func (m member) Open() bool                                   { return len(m) > 1 }
 func (m member) OpenToPeers(context.Context, etcd.Peer) error { return nil }
 func (m member) Removed() bool                                { return false }
 
@@ -43,6 +44,7 @@ func server(t *testing.T, members member, objects ...runtime.Object) *Server {
 		opts: Options{NodeName: "a", Etcd: members, Kubernetes: "v1.37.1", DataDir: t.TempDir(), Log: log,
 			Removed: func(name string, joined time.Time) bool { return name == "gone" }},
 		client: fake.NewClientset(objects...), missing: map[uint64]time.Time{}, probe: http.Client{Timeout: 20 * time.Second, Transport: http.DefaultTransport},
+		orphanAfter: orphanAfter, absentFor: absentAfter,
 	}
 }
 
@@ -110,39 +112,6 @@ func TestCheck(t *testing.T) {
 func refusedWith(err error, text string) bool {
 	var no Refusal
 	return text == "" && err == nil || text != "" && errors.As(err, &no) && strings.Contains(err.Error(), text) && !strings.Contains(err.Error(), "\n")
-}
-
-// TestStale: a machine takes the place of a member that does not answer, and of no other.
-func TestStale(t *testing.T) {
-	alive := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	defer alive.Close()
-	dead := "http://127.0.0.1:1"
-	self := etcd.Member{ID: 1, Name: "a", URL: alive.URL, Self: true, Leader: true}
-	for name, tc := range map[string]struct {
-		others []etcd.Member
-		r      request
-		stale  []uint64
-		want   string // refusal
-		waits  bool
-	}{
-		"a new machine":                   {nil, request{Name: "b", PeerURL: dead}, nil, "", false},
-		"this server's name":              {nil, request{Name: "a", PeerURL: dead}, nil, "a server a is in the cluster, and runs", false},
-		"a name of one that runs":         {[]etcd.Member{{ID: 2, Name: "b", URL: alive.URL}}, request{Name: "b", PeerURL: dead}, nil, "a server b is in the cluster, and runs", false},
-		"a name of one that does not run": {[]etcd.Member{{ID: 2, Name: "b", URL: dead}}, request{Name: "b", PeerURL: dead}, []uint64{2}, "", false},
-		"its own earlier try":             {[]etcd.Member{{ID: 2, URL: dead, Learner: true}}, request{Name: "b", PeerURL: dead}, []uint64{2}, "", false},
-		"another one joins":               {[]etcd.Member{{ID: 2, URL: dead + "2", Learner: true}}, request{Name: "b", PeerURL: dead}, nil, "", true},
-		"the address of another server":   {[]etcd.Member{{ID: 2, Name: "c", URL: dead}}, request{Name: "b", PeerURL: dead}, nil, "server c of the cluster has the address", false},
-		"the name of a witness that runs": {[]etcd.Member{{ID: 2, Name: "b", URL: alive.URL, Witness: true}}, request{Name: "b", PeerURL: dead}, nil, "a witness b is in the cluster, and runs", false},
-		"a second witness":                {[]etcd.Member{{ID: 2, Name: "b", URL: dead, Witness: true}}, request{Name: "c", PeerURL: dead + "2", Witness: true}, nil, "the cluster has the witness b, and one is enough", false},
-		"the same witness again":          {[]etcd.Member{{ID: 2, Name: "b", URL: dead, Witness: true}}, request{Name: "b", PeerURL: dead, Witness: true}, []uint64{2}, "", false},
-	} {
-		s := server(t, append(member{self}, tc.others...))
-		ids, err := s.stale(t.Context(), tc.r)
-		var later wait
-		if errors.As(err, &later) != tc.waits || !tc.waits && !refusedWith(err, tc.want) || !slices.Equal(ids, tc.stale) {
-			t.Errorf("%s: %v, %v", name, ids, err)
-		}
-	}
 }
 
 // TestEntitled: a machine with a token for servers joins once; a former server comes back unless it was removed.

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
@@ -17,14 +17,25 @@ import (
 )
 
 const (
-	// spaceEvery is how often the size of etcd's database is checked, and fullEvery while it is nearly full.
-	spaceEvery, fullEvery = time.Minute, 5 * time.Second
+	// spaceEvery is how often the size of etcd's database is checked, and tightEvery while it is nearly full.
+	spaceEvery, tightEvery = time.Minute, 5 * time.Second
 	// nearlyFull is the part of its quota that etcd's database may reach before it is shrunk.
 	nearlyFull = 0.8
 	// worthwhile is the part of the quota that a defragmentation must give back.
 	worthwhile = 0.02
-	// defragTimeout bounds a defragmentation. It rewrites the database: some seconds for 4 GiB on a fast disk.
-	defragTimeout = 5 * time.Minute
+	// keptFor is for how long old revisions stay while etcd accepts writes: clients that read a list page by page, or
+	// resume a watch, need them. The API server removes older ones, too.
+	keptFor = 5 * time.Minute
+	// compactTimeout bounds the removal of old revisions.
+	compactTimeout = time.Minute
+)
+
+// Events of the Node, and reasons of its condition.
+const (
+	reasonRoom       = "EtcdSpace"
+	reasonNearlyFull = "EtcdNearlyFull"
+	reasonFull       = "EtcdFull"
+	reasonCorrupt    = "EtcdCorrupt"
 )
 
 // Space is the size of one server's database.
@@ -32,18 +43,40 @@ type Space struct {
 	// Bytes is the size of the file, InUse of what is in it; without defragmentation the rest is used again, but never
 	// returned. Quota is the size at which etcd refuses writes.
 	Bytes, InUse, Quota int64
-	// Alarms of this server: NOSPACE and CORRUPT.
-	Alarms []string `json:",omitempty"`
-	// Corrupt is the server whose data differs from that of the others, if etcd has found one.
-	Corrupt string `json:",omitempty"`
+	// Alarms are those of all servers.
+	Alarms []Alarm `json:",omitempty"`
+	// SlowSync is how long 99 of 100 syncs of etcd's log to the disk took at most, in seconds; 0: there was none yet.
+	SlowSync float64 `json:",omitempty"`
+
+	revision int64
+}
+
+// tight reports whether a database is nearly full.
+func (s Space) tight() bool { return s.Bytes >= int64(nearlyFull*float64(s.Quota)) }
+
+// shrinkable reports whether a defragmentation would give the database room.
+func (s Space) shrinkable() bool {
+	return s.tight() && s.InUse < int64(nearlyFull*float64(s.Quota)) && float64(s.Bytes-s.InUse) >= worthwhile*float64(s.Quota)
 }
 
 // space keeps the database of this server below its quota.
 type space struct {
 	checked time.Time
-	// tight: it was nearly full at the last check. full: shrinking it did not help then.
-	tight, full bool
-	corrupt     string
+	// tightSince is when it was found nearly full; zero: it has room. full: writes are refused, and only deletes help.
+	tightSince time.Time
+	full       bool
+	corrupt    string
+	// revisions are those of the last minutes, oldest first, and compacted is the last one that was removed.
+	revisions []revisionAt
+	compacted int64
+	// defragmented is when it was defragmented last.
+	defragmented time.Time
+}
+
+// revisionAt is a revision of etcd at a time.
+type revisionAt struct {
+	at       time.Time
+	revision int64
 }
 
 // keep shrinks the database when it is nearly full, and clears the alarm when that has helped. Without it, etcd refuses
@@ -51,8 +84,8 @@ type space struct {
 // Source: https://etcd.io/docs/v3.6/op-guide/maintenance/#space-quota.
 func (k *space) keep(ctx context.Context, s *Server) {
 	every := spaceEvery
-	if k.tight {
-		every = fullEvery
+	if !k.tightSince.IsZero() {
+		every = tightEvery
 	}
 	if time.Since(k.checked) < every {
 		return
@@ -62,54 +95,132 @@ func (k *space) keep(ctx context.Context, s *Server) {
 	if err != nil {
 		return // etcd's own log has the reason
 	}
-	if now.Corrupt != "" {
-		if k.corrupt != now.Corrupt {
-			s.tell(ctx, corev1.EventTypeWarning, "EtcdCorrupt", fmt.Sprintf("the etcd of server %[1]s has other data than that of the others, and nothing can be read or written: stop %[1]s, run kubelith etcd disarm on another server, move %[1]s's server/db away and start it: it takes a copy from the others", now.Corrupt))
+	k.remember(k.checked, now.revision)
+	if name := corrupt(now.Alarms); name != "" {
+		if k.corrupt != name {
+			s.tell(ctx, corev1.EventTypeWarning, reasonCorrupt, fmt.Sprintf("the etcd of server %[1]s has other data than that of the others, and nothing can be read or written: stop %[1]s, run kubelith etcd alarm disarm on another server, move %[1]s's server/db away and start it: it takes a copy from the others", name))
 		}
-		k.corrupt = now.Corrupt
+		k.corrupt = name
 		return // a compaction would take away what shows the difference
 	}
 	k.corrupt = ""
-	if !isTight(now) && len(now.Alarms) == 0 {
-		if k.tight {
-			s.tell(ctx, corev1.EventTypeNormal, "EtcdSpace", fmt.Sprintf("etcd's database has room again: %s of %s", mib(now.Bytes), mib(now.Quota)))
+	if now.tight() {
+		k.becomesTight(ctx, s, now)
+		if now, err = k.shrink(ctx, s, now); err != nil {
+			s.opts.Log.Warnf("cannot shrink etcd's database: %v", err)
+			return
 		}
-		k.tight, k.full = false, false
-		return
 	}
-	if !k.tight {
-		s.tell(ctx, corev1.EventTypeWarning, "EtcdNearlyFull", fmt.Sprintf("etcd's database is nearly full: %s of %s; removing old revisions and defragmenting", mib(now.Bytes), mib(now.Quota)))
+	if now.tight() {
+		k.staysTight(ctx, s, now)
+	} else {
+		k.hasRoom(ctx, s, now)
 	}
-	k.tight = true
-	if err := s.shrink(ctx); err != nil {
-		s.opts.Log.Warnf("cannot shrink etcd's database: %v", err)
-		return
-	}
-	if now, err = s.space(ctx); err != nil {
-		return
-	}
-	if isTight(now) {
-		if !k.full {
-			s.tell(ctx, corev1.EventTypeWarning, "EtcdFull", fmt.Sprintf("etcd's database has %s in use of %s: delete objects, or start the servers with a larger --etcd-arg quota-backend-bytes=N", mib(now.InUse), mib(now.Quota)))
+	for _, a := range s.outdated(now) {
+		if err := s.disarm(ctx, a); err != nil {
+			s.opts.Log.Warnf("cannot clear etcd's alarm %s: %v", a, err)
+			return
 		}
-		k.full = true
-		return
-	}
-	k.full = false
-	if len(now.Alarms) == 0 {
-		return
-	}
-	if err := s.Disarm(ctx); err != nil { // only NOSPACE is left
-		s.opts.Log.Warnf("cannot clear the alarm of etcd: %v", err)
+		s.opts.Log.Infof("cleared etcd's alarm %s", a)
 	}
 }
 
-// isTight reports whether a database is nearly full.
-func isTight(s Space) bool { return s.Bytes >= int64(nearlyFull*float64(s.Quota)) }
+func (k *space) becomesTight(ctx context.Context, s *Server, now Space) {
+	if !k.tightSince.IsZero() {
+		return
+	}
+	k.tightSince = k.checked
+	message := fmt.Sprintf("etcd's database is nearly full: %s of %s; removing old revisions and defragmenting", mib(now.Bytes), mib(now.Quota))
+	s.tell(ctx, corev1.EventTypeWarning, reasonNearlyFull, message)
+	s.report(corev1.ConditionTrue, reasonNearlyFull, message)
+}
+
+// staysTight warns when etcd refuses writes and nothing but deletes helps.
+func (k *space) staysTight(ctx context.Context, s *Server, now Space) {
+	if !now.refusesWrites() || now.shrinkable() { // its turn to defragment comes
+		k.full = false
+		return
+	}
+	message := fmt.Sprintf("etcd's database has %s in use of %s: delete objects, or start the servers with a larger --etcd-arg quota-backend-bytes=N", mib(now.InUse), mib(now.Quota))
+	if !k.full {
+		s.tell(ctx, corev1.EventTypeWarning, reasonFull, message)
+		s.report(corev1.ConditionTrue, reasonFull, message)
+	}
+	k.full = true
+}
+
+func (k *space) hasRoom(ctx context.Context, s *Server, now Space) {
+	if !k.tightSince.IsZero() {
+		s.tell(ctx, corev1.EventTypeNormal, reasonRoom, fmt.Sprintf("etcd's database has room again: %s of %s", mib(now.Bytes), mib(now.Quota)))
+	}
+	k.tightSince, k.full = time.Time{}, false
+	s.report(corev1.ConditionFalse, reasonRoom, fmt.Sprintf("etcd's database is below %.0f %% of %s", 100*nearlyFull, mib(now.Quota)))
+}
 
 func mib(bytes int64) string { return fmt.Sprintf("%d MiB", bytes>>20) }
 
-// space queries this server's member.
+// remember keeps one revision for each minute that may still be compacted to.
+func (k *space) remember(at time.Time, revision int64) {
+	if n := len(k.revisions); n > 0 && at.Sub(k.revisions[n-1].at) < spaceEvery {
+		return
+	}
+	k.revisions = append(k.revisions, revisionAt{at, revision})
+	for len(k.revisions) > 1 && at.Sub(k.revisions[1].at) >= keptFor {
+		k.revisions = slices.Delete(k.revisions, 0, 1)
+	}
+}
+
+// compactTo returns the revision up to which old ones are to be removed: all while etcd refuses writes, else those that
+// are old enough. While etcd refuses writes, only deletes make a new revision, so that each removal gives room.
+func (k *space) compactTo(at time.Time, now Space) int64 {
+	switch {
+	case now.refusesWrites():
+		return now.revision
+	case len(k.revisions) > 0 && at.Sub(k.revisions[0].at) >= keptFor:
+		return k.revisions[0].revision
+	}
+	return 0
+}
+
+// shrink removes old revisions and defragments, as far as each helps, and returns the size of the database after that.
+func (k *space) shrink(ctx context.Context, s *Server, now Space) (Space, error) {
+	if to := k.compactTo(k.checked, now); to > k.compacted {
+		if err := s.compact(ctx, to); err != nil {
+			return now, err
+		}
+		k.compacted = to
+		var err error
+		if now, err = s.space(ctx); err != nil {
+			return now, err
+		}
+	}
+	if !now.shrinkable() || !k.mayDefragment(s.opts.Etcd.Members(), now.refusesWrites(), time.Now()) {
+		return now, nil
+	}
+	err := s.defragment(ctx)
+	if errors.Is(err, errOtherDefragments) {
+		return now, nil
+	}
+	if err != nil {
+		return now, err
+	}
+	k.defragmented = time.Now()
+	return s.space(ctx)
+}
+
+// compact removes revisions. Those that are gone already are no error.
+func (s *Server) compact(ctx context.Context, to int64) error {
+	err := s.use(ctx, compactTimeout, func(ctx context.Context, c *clientv3.Client) error {
+		_, err := c.Compact(ctx, to, clientv3.WithCompactPhysical())
+		return err
+	})
+	if errors.Is(err, rpctypes.ErrCompacted) {
+		return nil
+	}
+	return err
+}
+
+// space queries this server's member. Without a majority it fails: the alarms are those of the cluster.
 func (s *Server) space(ctx context.Context) (Space, error) {
 	var out Space
 	err := s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
@@ -117,111 +228,21 @@ func (s *Server) space(ctx context.Context) (Space, error) {
 		if err != nil {
 			return err
 		}
-		out = Space{Bytes: st.DbSize, InUse: st.DbSizeInUse, Quota: st.DbSizeQuota}
-		alarms, err := c.AlarmList(ctx)
-		if err != nil {
-			return err
-		}
-		for _, a := range alarms.Alarms {
-			if a.MemberID == st.Header.MemberId {
-				out.Alarms = append(out.Alarms, a.Alarm.String())
-			}
-			if a.Alarm == pb.AlarmType_CORRUPT {
-				out.Corrupt = s.named(a.MemberID)
-			}
-		}
-		return nil
+		out = Space{Bytes: st.DbSize, InUse: st.DbSizeInUse, Quota: st.DbSizeQuota, revision: st.Header.Revision}
+		out.Alarms, err = s.alarms(ctx, c)
+		return err
 	})
 	return out, err
 }
 
-// shrink compacts, and defragments if that is worthwhile. A member that leads gives that to another one first: it does
-// not answer meanwhile.
-func (s *Server) shrink(ctx context.Context) error {
-	err := s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
-		now, err := c.Get(ctx, "compact_rev_key") // any key: it has the revision
-		if err != nil {
-			return err
-		}
-		_, err = c.Compact(ctx, now.Header.Revision, clientv3.WithCompactPhysical())
-		return err
-	})
-	if err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
-		return err
-	}
-	now, err := s.space(ctx)
-	if err != nil || float64(now.Bytes-now.InUse) < worthwhile*float64(now.Quota) {
-		return err
-	}
-	return s.Defragment(ctx)
+// ReportSpace has report called with the Node's condition names.EtcdSpaceCondition, after checks. Call it before Run.
+func (s *Server) ReportSpace(report func(status corev1.ConditionStatus, reason, message string)) {
+	s.reportSpace = report
 }
 
-// Defragment gives the file system what the database of this server does not use.
-func (s *Server) Defragment(ctx context.Context) error {
-	defer s.work.Begin("defragmenting etcd's database")()
-	s.handOver(ctx)
-	c, err := etcd.Dial(s.opts.Socket)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	ctx, cancel := context.WithTimeout(ctx, defragTimeout)
-	defer cancel()
-	_, err = c.Defragment(ctx, etcd.Endpoint(s.opts.Socket))
-	return err
-}
-
-// Disarm clears the alarm that this server has no space, and those that the data of a server differs: etcd answers
-// nothing on any server until then.
-func (s *Server) Disarm(ctx context.Context) error {
-	return s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
-		st, err := c.Status(ctx, etcd.Endpoint(s.opts.Socket))
-		if err != nil {
-			return err
-		}
-		alarms, err := c.AlarmList(ctx)
-		if err != nil {
-			return err
-		}
-		for _, a := range alarms.Alarms {
-			if a.Alarm != pb.AlarmType_CORRUPT && a.MemberID != st.Header.MemberId {
-				continue
-			}
-			if _, err := c.AlarmDisarm(ctx, (*clientv3.AlarmMember)(a)); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// named returns the name of a member.
-func (s *Server) named(id uint64) string {
-	for _, m := range s.opts.Etcd.Members() {
-		if m.ID == id {
-			return nameOf(m)
-		}
-	}
-	return fmt.Sprintf("%x", id)
-}
-
-// handOver lets another server that answers lead, if this one does: never a witness, which would give it back.
-func (s *Server) handOver(ctx context.Context) {
-	members := s.opts.Etcd.Members()
-	if !leads(members) {
-		return
-	}
-	for _, m := range members {
-		if m.Self || m.Learner || m.Witness || s.ask(ctx, m) != nil {
-			continue
-		}
-		err := s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {
-			_, err := c.MoveLeader(ctx, m.ID)
-			return err
-		})
-		if err == nil {
-			return
-		}
+func (s *Server) report(status corev1.ConditionStatus, reason, message string) {
+	if s.reportSpace != nil {
+		s.reportSpace(status, reason, message)
 	}
 }
 

@@ -20,8 +20,8 @@ func newMeters() *meters {
 		return metrics.NewCounterVec(&metrics.CounterOpts{Name: name, Help: help, StabilityLevel: metrics.ALPHA}, []string{"result"})
 	}
 	return &meters{
-		lastSuccess: gauge("kubelith_snapshot_last_success_timestamp_seconds", "When the last snapshot was saved and verified, as a Unix time; 0 without one."),
-		lastBytes:   gauge("kubelith_snapshot_bytes", "Size of the last snapshot."),
+		lastSuccess: gauge("kubelith_snapshot_last_success_timestamp_seconds", "When the newest snapshot of this server that is in its directory was saved and verified, as a Unix time; 0 without one."),
+		lastBytes:   gauge("kubelith_snapshot_bytes", "Size of that snapshot."),
 		lastUpload:  gauge("kubelith_snapshot_last_upload_timestamp_seconds", "When the newest snapshot that is also in the store was saved, as a Unix time; 0 without one."),
 		results:     counter("kubelith_snapshots_total", "Scheduled snapshots since the start, by result: saved or failed."),
 		uploads:     counter("kubelith_snapshot_uploads_total", "Copies to the store since the start, by result: uploaded, or failed, which is tried again."),
@@ -35,12 +35,17 @@ func (m *meters) register() {
 	}
 }
 
-// newest is called with the newest snapshot.
+// newest is called with the newest snapshot; the zero File if there is none.
 func (m *meters) newest(f File) {
-	if m != nil {
-		m.lastSuccess.Set(float64(f.Created.Unix()))
-		m.lastBytes.Set(float64(f.Bytes))
+	if m == nil {
+		return
 	}
+	at := 0.0
+	if !f.Created.IsZero() {
+		at = float64(f.Created.Unix())
+	}
+	m.lastSuccess.Set(at)
+	m.lastBytes.Set(float64(f.Bytes))
 }
 
 // newestCopy is called with the newest snapshot that is in the store.

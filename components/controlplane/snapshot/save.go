@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"path/filepath"
@@ -267,15 +268,41 @@ func enoughSpace(dataDir, dir string) error {
 	if err != nil {
 		return fmt.Errorf("the data of etcd: %w", err)
 	}
-	var disk unix.Statfs_t
-	if err := unix.Statfs(dir, &disk); err != nil {
-		return fmt.Errorf("%s: %w", dir, err)
+	free, err := freeIn(dir)
+	if err != nil {
+		return err
 	}
-	const log = 64 << 20 // of the restored member
-	if free, want := disk.Bavail*uint64(disk.Bsize), uint64(4*database.Size()+2*log); free < want {
+	if want := uint64(4*database.Size() + 2*logBytes); free < want {
 		return fmt.Errorf("%s has %d MiB free, and a snapshot and its test take up to %d: free space, or use another --snapshot-dir", dir, free>>20, want>>20)
 	}
 	return nil
+}
+
+// logBytes is the size of the log of a restored member.
+const logBytes = 64 << 20
+
+// enoughToUnpack refuses to fill a disk, or the memory behind it: the database as it is in the snapshot, and restored.
+func enoughToUnpack(h Header, dir string) error {
+	if h.DatabaseBytes < 0 || h.DatabaseBytes > math.MaxInt64/4 {
+		return errDamaged
+	}
+	free, err := freeIn(dir)
+	if err != nil {
+		return err
+	}
+	if want := uint64(2*h.DatabaseBytes + logBytes); free < want {
+		return fmt.Errorf("%s has %d MiB free, and the snapshot takes %d when it is unpacked: free space there, or use another --snapshot-dir or, to restore, another --data-dir", filepath.Dir(dir), free>>20, want>>20)
+	}
+	return nil
+}
+
+// freeIn returns how many bytes may be written to the file system of a directory.
+func freeIn(dir string) (uint64, error) {
+	var disk unix.Statfs_t
+	if err := unix.Statfs(dir, &disk); err != nil {
+		return 0, fmt.Errorf("%s: %w", dir, err)
+	}
+	return disk.Bavail * uint64(disk.Bsize), nil
 }
 
 // Verified is what a snapshot restores to.
@@ -304,7 +331,14 @@ type steps struct {
 // unpackAndRestore unpacks a snapshot to dir, restores its database to dir/db for a member with these options, and
 // returns what it has.
 func unpackAndRestore(ctx context.Context, r io.Reader, keys []age.Identity, dir string, member etcd.Options, do steps) (Verified, error) {
-	h, err := unpack(r, keys, dir, do.accept)
+	h, err := unpack(r, keys, dir, func(h Header) error {
+		if do.accept != nil {
+			if err := do.accept(h); err != nil {
+				return err
+			}
+		}
+		return enoughToUnpack(h, dir)
+	})
 	if err != nil {
 		return Verified{Header: h}, err
 	}
@@ -317,6 +351,9 @@ func unpackAndRestore(ctx context.Context, r io.Reader, keys []age.Identity, dir
 	if err := etcd.Restore(filepath.Join(dir, databaseEntry), member); err != nil {
 		return v, fmt.Errorf("%w: its database: %v", errDamaged, err)
 	}
+	if err := os.Remove(filepath.Join(dir, databaseEntry)); err != nil { // etcd has its own copy
+		return v, err
+	}
 	run, err := os.MkdirTemp("", "kubelith-snapshot-") // short enough for a socket
 	if err != nil {
 		return v, err
@@ -324,6 +361,9 @@ func unpackAndRestore(ctx context.Context, r io.Reader, keys []age.Identity, dir
 	defer os.RemoveAll(run)
 	member.Socket = filepath.Join(run, "etcd.sock")
 	err = etcd.With(ctx, member, func(c *clientv3.Client) error {
+		if err := etcd.ClearAlarms(ctx, c); err != nil { // of the members that the cluster had
+			return err
+		}
 		var revision int64
 		var err error
 		if v.Keys, revision, err = etcd.Keys(ctx, c); err != nil {

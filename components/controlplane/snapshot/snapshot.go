@@ -113,10 +113,11 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	event := func(kind, reason, message string) { recorder.Event(events.Node(node), kind, reason, message) }
 	ready()
 	saved := make(chan struct{}, 1)
-	var copying sync.WaitGroup
-	defer copying.Wait()
+	var working sync.WaitGroup
+	defer working.Wait()
+	working.Go(func() { s.measure(ctx) })
 	if s.opts.Store != nil {
-		copying.Go(func() { s.copies(ctx, saved, event) })
+		working.Go(func() { s.copies(ctx, saved, event) })
 	}
 	if s.opts.Schedule == nil {
 		<-ctx.Done()
@@ -143,6 +144,9 @@ func (s *Server) loop(ctx context.Context, event func(kind, reason, message stri
 			case <-ctx.Done():
 				return
 			case <-time.After(min(look, time.Until(next))):
+			}
+			if again := s.opts.Schedule.Next(time.Now()); again.Before(next) { // the clock was set back
+				next = again
 			}
 		}
 		now := time.Now()
@@ -171,22 +175,49 @@ func (s *Server) loop(ctx context.Context, event func(kind, reason, message stri
 	}
 }
 
-// last returns when the last scheduled snapshot was saved or, where there is none, when the cluster was created.
+// last returns when the last scheduled snapshot was saved or, where there is none, when the cluster was created. A time
+// that is to come is no reason to wait for it: the clock was ahead.
 func (s *Server) last() time.Time {
 	all, err := List(s.opts.Dir)
 	if err != nil {
 		s.opts.Log.Errorf("cannot read the snapshots: %v", err)
 	}
-	for _, f := range all {
-		if f.Fault == "" {
-			s.meters.newest(f)
-			return f.Created.Local()
-		}
+	node := s.opts.Source.Settings.NodeName
+	if f, ok := newestOf(all, node, func(f File) bool { return f.isOf(Scheduled, node) }); ok {
+		return f.Created.Local()
 	}
-	if info, err := os.Stat(filepath.Join(pki.Dir(s.opts.Source.DataDir), "cluster-ca.crt")); err == nil {
+	info, err := os.Stat(filepath.Join(pki.Dir(s.opts.Source.DataDir), "cluster-ca.crt"))
+	if err == nil && !info.ModTime().After(time.Now()) {
 		return info.ModTime()
 	}
 	return time.Now()
+}
+
+// newestOf returns the newest snapshot of a node that can be read, was saved in the past and is wanted. all are the
+// newest first.
+func newestOf(all []File, node string, wanted func(File) bool) (File, bool) {
+	now := time.Now()
+	for _, f := range all {
+		if f.Fault == "" && f.Settings.NodeName == node && !f.Created.After(now) && wanted(f) {
+			return f, true
+		}
+	}
+	return File{}, false
+}
+
+// measure keeps the metrics of the newest snapshot of this server, however it is saved or deleted, until ctx ends.
+func (s *Server) measure(ctx context.Context) {
+	for {
+		if all, err := List(s.opts.Dir); err == nil { // else the schedule reports it
+			f, _ := newestOf(all, s.opts.Source.Settings.NodeName, func(File) bool { return true })
+			s.meters.newest(f)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(look):
+		}
+	}
 }
 
 // BeforeUpgrade saves a snapshot of data that another release has used last, while nothing writes to it. A failure is

@@ -333,6 +333,60 @@ func TestPrune(t *testing.T) {
 	}
 }
 
+// TestLast: the schedule goes on from this server's last scheduled snapshot, whatever was saved by hand or by another
+// server, and whenever the clock was ahead. The metrics are about the newest one of this server.
+func TestLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log, _ := test.NewNullLogger()
+		hour := func(n int) string { return time.Now().Add(time.Duration(n) * time.Hour).UTC().Format(time.RFC3339) }
+		for name, c := range map[string]struct {
+			files       map[string]string // name: node and time
+			last, newer int               // hours from now
+			none        bool
+		}{
+			"none":              {nil, 0, 0, true},
+			"one":               {map[string]string{"scheduled-a-1": "a " + hour(-5)}, -5, -5, false},
+			"one saved by hand": {map[string]string{"scheduled-a-1": "a " + hour(-5), "manual-a-1": "a " + hour(-1)}, -5, -1, false},
+			"only by hand":      {map[string]string{"manual-a-1": "a " + hour(-1)}, 0, -1, false},
+			"another server's":  {map[string]string{"scheduled-a-1": "a " + hour(-5), "scheduled-a-b-1": "a-b " + hour(-1)}, -5, -5, false},
+			"of the future":     {map[string]string{"scheduled-a-1": "a " + hour(-5), "scheduled-a-2": "a " + hour(9000)}, -5, -5, false},
+			"damaged":           {map[string]string{"scheduled-a-1": "a " + hour(-5), "scheduled-a-2": ""}, -5, -5, false},
+		} {
+			dir := t.TempDir()
+			for file, of := range c.files {
+				node, created, _ := strings.Cut(of, " ")
+				write(t, filepath.Join(dir, file+Suffix), fmt.Sprintf("%s{\"created\":%q,\"settings\":{\"nodeName\":%q}}\n", magic, created, node))
+			}
+			s := &Server{opts: Options{Dir: dir, Log: log, Source: Source{DataDir: "/nonexistent", Settings: datadir.Settings{NodeName: "a"}}}}
+			if got := time.Until(s.last()); got != time.Duration(c.last)*time.Hour {
+				t.Errorf("%s: the last scheduled one %s from now, want %d h", name, got, c.last)
+			}
+			all, err := List(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, ok := newestOf(all, "a", func(File) bool { return true })
+			if ok == c.none || ok && time.Until(f.Created) != time.Duration(c.newer)*time.Hour {
+				t.Errorf("%s: the newest is %s, %v, want %d h from now", name, f.Created, ok, c.newer)
+			}
+		}
+	})
+}
+
+// TestEnoughToUnpack: a snapshot that does not fit is refused before it is unpacked.
+func TestEnoughToUnpack(t *testing.T) {
+	dir := t.TempDir()
+	if err := enoughToUnpack(Header{DatabaseBytes: 1 << 20}, dir); err != nil {
+		t.Error(err)
+	}
+	if err := enoughToUnpack(Header{DatabaseBytes: 1 << 60}, dir); err == nil || !strings.Contains(err.Error(), "free space there") || strings.Contains(err.Error(), "\n") {
+		t.Errorf("larger than any disk: %v", err)
+	}
+	if err := enoughToUnpack(Header{DatabaseBytes: -1}, dir); !errors.Is(err, errDamaged) {
+		t.Errorf("less than nothing: %v", err)
+	}
+}
+
 // TestSchedule: one that failed is tried again, one that is overdue waits until the start is over.
 func TestSchedule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/components/controlplane/snapshot/bucket"
 )
 
@@ -168,14 +169,24 @@ func (k kinds) sync(ctx context.Context, b *bucket.Bucket, dir, cluster, node st
 		}
 		newest = f
 	}
-	return newest, cmp.Or(k.prune(ctx, b, cluster, node), taken)
+	_, err = k.prune(ctx, b, cluster, node)
+	return newest, cmp.Or(err, taken)
+}
+
+// PruneStore deletes in a store all but the newest keep scheduled snapshots of a node, those of other clusters excepted.
+func PruneStore(ctx context.Context, b *bucket.Bucket, dataDir, node string, keep int) (deleted []File, err error) {
+	cluster, err := clusterOf(pki.Dir(dataDir))
+	if err != nil {
+		return nil, err
+	}
+	return kinds{Scheduled: keep}.prune(ctx, b, cluster, node)
 }
 
 // prune deletes what is too much in the store.
-func (k kinds) prune(ctx context.Context, b *bucket.Bucket, cluster, node string) error {
+func (k kinds) prune(ctx context.Context, b *bucket.Bucket, cluster, node string) (deleted []File, err error) {
 	objects, err := b.List(ctx, Suffix)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// The names show which headers are worth a request.
 	objects = slices.DeleteFunc(objects, func(o bucket.Object) bool {
@@ -187,18 +198,19 @@ func (k kinds) prune(ctx context.Context, b *bucket.Bucket, cluster, node string
 		return true
 	})
 	if len(objects) <= slices.Min(slices.Collect(maps.Values(k))) {
-		return nil
+		return nil, nil
 	}
 	files, err := filesIn(ctx, b, objects)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	files = slices.DeleteFunc(files, func(f File) bool { return f.Fault != "" || f.Cluster != cluster })
 	_, rest := k.limited(files, node)
 	for _, f := range rest {
 		if err := b.Delete(ctx, f.Name()+Suffix); err != nil {
-			return err
+			return deleted, err
 		}
+		deleted = append(deleted, f)
 	}
-	return nil
+	return deleted, nil
 }

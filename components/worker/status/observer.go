@@ -25,7 +25,7 @@ type Observer struct {
 	components map[string]*component
 	pending    []news
 	changed    reconcile.Signal
-	policies   corev1.NodeCondition // names.PolicyCondition; without a status the Node has none
+	others     map[corev1.NodeConditionType]corev1.NodeCondition // that others report; without a status the Node has none
 }
 
 // component is the state of one component.
@@ -44,7 +44,10 @@ var _ prometheus.Collector = (*Observer)(nil)
 
 // NewObserver returns an Observer without events.
 func NewObserver() *Observer {
-	return &Observer{components: map[string]*component{}, changed: reconcile.NewSignal()}
+	return &Observer{
+		components: map[string]*component{}, changed: reconcile.NewSignal(),
+		others: map[corev1.NodeConditionType]corev1.NodeCondition{names.PolicyCondition: {}, names.EtcdSpaceCondition: {}},
+	}
 }
 
 // Observe takes an event of the Group. It does not block.
@@ -81,11 +84,20 @@ func (o *Observer) Observe(e lifecycle.Event) {
 // Policies reports whether network policies are enforced on this node, as a condition of the Node; an empty status
 // removes it.
 func (o *Observer) Policies(status corev1.ConditionStatus, reason, message string) {
+	o.report(names.PolicyCondition, status, reason, message)
+}
+
+// EtcdSpace reports whether the database of this server's etcd is nearly full, as a condition of the Node.
+func (o *Observer) EtcdSpace(status corev1.ConditionStatus, reason, message string) {
+	o.report(names.EtcdSpaceCondition, status, reason, message)
+}
+
+func (o *Observer) report(t corev1.NodeConditionType, status corev1.ConditionStatus, reason, message string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	now := corev1.NodeCondition{Type: names.PolicyCondition, Status: status, Reason: reason, Message: message}
-	if o.policies != now {
-		o.policies = now
+	now := corev1.NodeCondition{Type: t, Status: status, Reason: reason, Message: message}
+	if o.others[t] != now {
+		o.others[t] = now
 		o.notify()
 	}
 }
@@ -95,12 +107,16 @@ func (o *Observer) conditions(now metav1.Time) (wanted []corev1.NodeCondition, u
 	wanted = append(wanted, o.condition(now))
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.policies.Status == "" {
-		return wanted, append(unwanted, names.PolicyCondition)
+	for _, t := range slices.Sorted(maps.Keys(o.others)) {
+		c := o.others[t]
+		if c.Status == "" {
+			unwanted = append(unwanted, t)
+			continue
+		}
+		c.LastHeartbeatTime, c.LastTransitionTime = now, now
+		wanted = append(wanted, c)
 	}
-	c := o.policies
-	c.LastHeartbeatTime, c.LastTransitionTime = now, now
-	return append(wanted, c), nil
+	return wanted, unwanted
 }
 
 // tell adds an Event.

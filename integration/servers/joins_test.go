@@ -54,7 +54,7 @@ func TestJoins(t *testing.T) {
 	}{
 		{"Refused", testRefusedUnopened},
 		{"PortTaken", testPortTaken},
-		{"TwoAtOnce", testTwoAtOnce},
+		{"TwoAtOnce", func(step *testing.T, c *cluster) { testTwoAtOnce(step, t, c) }},
 		{"AliveElsewhere", testAliveElsewhere},
 		{"Missing", testMissing},
 		{"NodeRemoved", testNodeRemoved},
@@ -123,11 +123,12 @@ func testPortTaken(t *testing.T, c *cluster) {
 	alone(t, first, first.PID())
 }
 
-// testTwoAtOnce: two machines that join at the same time do so one after the other, and the second one says so.
-func testTwoAtOnce(t *testing.T, c *cluster) {
+// testTwoAtOnce: two machines that join at the same time do so one after the other, and the second one says so. They
+// stay for the steps that follow: they end with the whole test.
+func testTwoAtOnce(t, whole *testing.T, c *cluster) {
 	first := c.servers[0]
 	pid := first.PID()
-	two := []*harness.Server{c.newcomer(t, first, ""), c.newcomer(t, first, "")}
+	two := []*harness.Server{c.newcomer(whole, first, ""), c.newcomer(whole, first, "")}
 	for _, s := range two {
 		s.Launch(t)
 	}

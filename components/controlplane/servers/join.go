@@ -214,16 +214,18 @@ func (n *Newcomer) ask(ctx context.Context, client *http.Client, r request) (*an
 	if err != nil {
 		return nil, err
 	}
-	var last error
+	var why error // what a server says, rather than that another one does not answer
 	for _, server := range n.servers {
 		var no Refusal
 		a, err := n.askOne(ctx, client, server, body)
 		if err == nil || errors.As(err, &no) {
 			return a, err
 		}
-		last = err
+		if said := wait(""); why == nil || errors.As(err, &said) {
+			why = err
+		}
 	}
-	return nil, last
+	return nil, why
 }
 
 func (n *Newcomer) askOne(ctx context.Context, client *http.Client, server string, body []byte) (*answer, error) {

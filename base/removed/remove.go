@@ -113,8 +113,8 @@ func isRecorded(ctx context.Context, cs kubernetes.Interface, name string) (bool
 	return slices.ContainsFunc(all.Items, func(s corev1.Secret) bool { return s.Type == secretType && string(s.Data[nodeKey]) == name }), nil
 }
 
-// Record shuts the node out: from now on, what proved its identity before is refused. It returns what withdraws that, for
-// a removal that fails.
+// Record shuts the node out: from now on, what proved its identity before is refused. It returns what withdraws that,
+// for a removal that fails.
 func Record(ctx context.Context, cs kubernetes.Interface, name string) (withdraw func(context.Context) error, err error) {
 	created, err := cs.CoreV1().Secrets(namespace).Create(ctx, record(name), metav1.CreateOptions{})
 	if err != nil {

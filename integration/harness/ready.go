@@ -70,7 +70,8 @@ func (s *Server) ready(timeout time.Duration) error {
 	})
 }
 
-// testImageThere returns an error unless the test image is in the record of imported archives (components/worker/images).
+// testImageThere returns an error unless the test image is in the record of imported archives. Source:
+// components/worker/images.
 func (s *Server) testImageThere() error {
 	record, err := os.ReadFile(s.Path(filepath.Dir(TestImageArchive) + "/.imported.json"))
 	if err != nil {

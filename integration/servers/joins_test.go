@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -345,24 +346,30 @@ func testReadsWithoutMajority(t *testing.T, c *cluster) {
 	for _, s := range lost {
 		logs(t, survivor, time.Minute, "server "+s.NodeName()+" (https://"+s.NodeIP+":2380) does not answer")
 	}
+	var asked sync.WaitGroup
 	for what, options := range map[string]metav1.ListOptions{"from memory": {ResourceVersion: "0"}, "of the newest": {}} {
-		ctx, cancel := context.WithTimeout(t.Context(), harness.Patience(time.Minute))
-		began := time.Now()
-		list, err := maps.List(ctx, options)
-		if ctx.Err() != nil {
-			t.Errorf("a read %s has no answer for %s", what, time.Since(began).Round(time.Second))
-		}
-		cancel()
-		t.Logf("a read %s ends after %s: %v", what, time.Since(began).Round(time.Millisecond), err)
-		if err == nil && !slices.ContainsFunc(list.Items, func(m corev1.ConfigMap) bool { return m.Name == "back" }) {
-			t.Errorf("a read %s lacks what was written before", what)
-		}
+		asked.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), harness.Patience(time.Minute))
+			defer cancel()
+			began := time.Now()
+			list, err := maps.List(ctx, options)
+			if ctx.Err() != nil {
+				t.Errorf("a read %s has no answer for %s", what, time.Since(began).Round(time.Second))
+			}
+			t.Logf("a read %s ends after %s: %v", what, time.Since(began).Round(time.Millisecond), err)
+			if err == nil && !slices.ContainsFunc(list.Items, func(m corev1.ConfigMap) bool { return m.Name == "back" }) {
+				t.Errorf("a read %s lacks what was written before", what)
+			}
+		})
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience(30*time.Second))
-	defer cancel()
-	if err := write(ctx, t, survivor, "without-majority"); err == nil {
-		t.Error("a write was acknowledged without a majority")
-	}
+	asked.Go(func() {
+		ctx, cancel := context.WithTimeout(t.Context(), harness.Patience(30*time.Second))
+		defer cancel()
+		if err := write(ctx, t, survivor, "without-majority"); err == nil {
+			t.Error("a write was acknowledged without a majority")
+		}
+	})
+	asked.Wait()
 	for _, s := range lost {
 		s.Launch(t)
 	}

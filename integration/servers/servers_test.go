@@ -26,7 +26,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	harness.Parallel(3) // each has three servers
+	harness.Parallel(4) // each has three servers, which wait most of the time
 	harness.Main(m)
 }
 

@@ -173,7 +173,7 @@ func (k kinds) sync(ctx context.Context, b *bucket.Bucket, dir, cluster, node st
 	return newest, cmp.Or(err, taken)
 }
 
-// PruneStore deletes in a store all but the newest keep scheduled snapshots of a node, those of other clusters excepted.
+// PruneStore deletes in a store all but the newest keep scheduled snapshots of a node. Those of other clusters stay.
 func PruneStore(ctx context.Context, b *bucket.Bucket, dataDir, node string, keep int) (deleted []File, err error) {
 	cluster, err := clusterOf(pki.Dir(dataDir))
 	if err != nil {

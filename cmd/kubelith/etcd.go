@@ -83,7 +83,7 @@ func printServers(out io.Writer, v *servers.View, now time.Time) error {
 	}
 	_, err := fmt.Fprintf(out, "The database of %s has %.1f MiB, of which %.1f MiB are in use; the limit is %d MiB.\n", v.Asked, float64(v.Space.Bytes)/(1<<20), float64(v.Space.InUse)/(1<<20), v.Space.Quota>>20)
 	if v.Space.SlowSync > 0 {
-		fmt.Fprintf(out, "99 of 100 syncs to its disk took %s or less.\n", time.Duration(v.Space.SlowSync*float64(time.Second)).Round(time.Millisecond))
+		fmt.Fprintf(out, "99 of 100 syncs to its disk (p99 of fsync) took %s or less.\n", time.Duration(v.Space.SlowSync*float64(time.Second)).Round(time.Millisecond))
 	}
 	printAlarms(out, v.Space.Alarms)
 	return err
@@ -128,7 +128,11 @@ func etcdDisarm(c *cli.Context, cs kubernetes.Interface) error {
 }
 
 func printDisarmed(out io.Writer, v *servers.View) error {
-	if v.Space == nil || len(v.Space.Alarms) == 0 {
+	if v.Space == nil {
+		_, err := fmt.Fprintln(out, "cleared the alarms, if there were any")
+		return err
+	}
+	if len(v.Space.Alarms) == 0 {
 		_, err := fmt.Fprintln(out, "there was no alarm")
 		return err
 	}

@@ -23,7 +23,7 @@ func TestPrintServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"has 3.0 MiB, of which 2.0 MiB are in use; the limit is 4 MiB.\n", "99 of 100 syncs to its disk took 8ms or less.\n",
+		"has 3.0 MiB, of which 2.0 MiB are in use; the limit is 4 MiB.\n", "99 of 100 syncs to its disk (p99 of fsync) took 8ms or less.\n",
 		"Alarm: CORRUPT of server b\n", "Alarm: NOSPACE of server c\n", "Alarm: NOSPACE of a server that is no longer in the cluster (8e9e05c52164694d)\n",
 	} {
 		if !strings.Contains(out.String(), want) {
@@ -46,7 +46,7 @@ func TestPrintDisarmed(t *testing.T) {
 		space *servers.Space
 		want  string
 	}{
-		"no answer": {nil, "there was no alarm\n"},
+		"no answer": {nil, "cleared the alarms, if there were any\n"},
 		"none":      {&servers.Space{}, "there was no alarm\n"},
 		"full":      {&servers.Space{Alarms: []servers.Alarm{{Kind: servers.NoSpace, Server: "b"}}}, "NOSPACE of server b; if its database is still full, delete objects"},
 		"gone":      {&servers.Space{Alarms: []servers.Alarm{{Kind: servers.NoSpace, Server: "1f", Gone: true}}}, "(1f); nothing remains to be done"},

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -101,7 +102,7 @@ func refuseIfAlive(ctx context.Context, cfg *config.Server, peer etcd.Peer) erro
 		return nil
 	}
 	return fmt.Errorf("nothing is reset: server %s (%s) answers and has a majority: start this server without --cluster-reset, and it catches up; if its data is unusable, run kubelith reset --data and join again with a token; --cluster-reset-force makes it the only server all the same",
-		alive.Name, alive.PeerURLs[0])
+		cmp.Or(alive.Name, "that joins"), alive.PeerURLs[0])
 }
 
 // otherMembers returns those of the members in the directory of an etcd, which does not run, that have another name and

@@ -62,7 +62,7 @@ func TestFull(t *testing.T) {
 	if n := strings.Count(string(metrics), "\netcd_disk_wal_fsync_duration_seconds_count "); n != 1 {
 		t.Errorf("/metrics has etcd's time of syncs %d times", n)
 	}
-	if r := s.RunBinary(t, "etcd", "status"); !strings.Contains(r.Stdout, "99 of 100 syncs to its disk took ") {
+	if r := s.RunBinary(t, "etcd", "status"); !strings.Contains(r.Stdout, "99 of 100 syncs to its disk (p99 of fsync) took ") {
 		t.Errorf("etcd status:\n%s%s", r.Stdout, r.Stderr)
 	}
 	pressure := func(want corev1.ConditionStatus) {

@@ -2,6 +2,7 @@ package servers
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -40,6 +41,16 @@ func (a Alarm) String() string {
 		return fmt.Sprintf("%s of a server that is no longer in the cluster (%s)", a.Kind, a.Server)
 	}
 	return fmt.Sprintf("%s of server %s", a.Kind, a.Server)
+}
+
+// UnmarshalJSON also reads what earlier releases answer: the kind alone, of the server that was asked.
+func (a *Alarm) UnmarshalJSON(data []byte) error {
+	if json.Unmarshal(data, &a.Kind) == nil {
+		a.Server = "that was asked"
+		return nil
+	}
+	type plain Alarm
+	return json.Unmarshal(data, (*plain)(a))
 }
 
 // alarms returns those of all servers, by server.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -25,6 +26,9 @@ const (
 	// defragEvery is how often a server defragments while etcd accepts writes: a database that fills again so soon
 	// uses the space.
 	defragEvery = time.Hour
+	// defragRetry is the time after a defragmentation that failed, as for lack of space on the disk: each try copies the
+	// database, and nothing is answered meanwhile.
+	defragRetry = 10 * time.Minute
 	// leaderWaits is how long the leader leaves to the others to defragment first.
 	leaderWaits = 10 * time.Minute
 	// defragLease is the ID of etcd's lease that a server has while it defragments ("kubelith"), and defragLeaseTTL the
@@ -34,8 +38,11 @@ const (
 	turn = 30 * time.Second
 )
 
-// errOtherDefragments means that another server has the lease.
-const errOtherDefragments = Refusal("another server defragments its database: wait until it has finished, and run this again")
+// errOtherDefragments means that a server has the lease: another one, or this one since an earlier request.
+const errOtherDefragments = Refusal("a server of the cluster defragments its database just now: run this again in a minute")
+
+// errDefragment means that etcd tried it in vain.
+var errDefragment = errors.New("etcd cannot defragment its database, for which its disk needs as much free space as is in use of the database")
 
 // mayDefragment reports whether it is this server's turn, as far as it is known without the lease.
 func (k *space) mayDefragment(members []etcd.Member, refusesWrites bool, now time.Time) bool {
@@ -81,8 +88,10 @@ func (s *Server) defragment(ctx context.Context) error {
 		}
 		defer release()
 		s.handOver(ctx)
-		_, err = c.Defragment(ctx, etcd.Endpoint(s.opts.Socket))
-		return err
+		if _, err := c.Defragment(ctx, etcd.Endpoint(s.opts.Socket)); err != nil {
+			return fmt.Errorf("%w: %w", errDefragment, err)
+		}
+		return nil
 	})
 }
 
@@ -116,7 +125,7 @@ func (s *Server) handOver(ctx context.Context) {
 		return
 	}
 	for _, m := range members {
-		if m.Self || m.Learner || m.Witness || s.ask(ctx, m) != nil {
+		if m.Self || m.Learner || m.Witness || s.get(ctx, m, "/version") != nil { // which one that defragments does not answer
 			continue
 		}
 		err := s.change(ctx, func(ctx context.Context, c *clientv3.Client) error {

@@ -162,6 +162,7 @@ func (s *Server) remove(ctx context.Context, name string) error {
 			return err
 		}
 	}
+	ctx = context.WithoutCancel(ctx) // what is recorded is also done, or withdrawn, when the client is gone
 	if members[i].Self {
 		s.handOver(ctx)
 	}
@@ -171,6 +172,9 @@ func (s *Server) remove(ctx context.Context, name string) error {
 			return err
 		})
 	})
+	if errors.Is(err, rpctypes.ErrMemberNotFound) { // somebody else has removed it meanwhile
+		err = nil
+	}
 	if members[i].Self && s.opts.Etcd.Removed() { // it may have ended before it could answer
 		err = nil
 	}
@@ -186,7 +190,7 @@ func (s *Server) remove(ctx context.Context, name string) error {
 		return fmt.Errorf("%s is still in the cluster, but its node is shut out (%w): start the servers that are missing, and run this again", name, err)
 	}
 	if gone := withdraw(ctx); gone != nil {
-		return fmt.Errorf("%s is still in the cluster, but its node is shut out (%w): start the servers that are missing, and run this again", name, gone)
+		return fmt.Errorf("%s is still in the cluster, but its node is shut out, which could not be taken back (%w): start the servers that are missing, and run this again", name, gone)
 	}
 	return refuse(majority, name)
 }

@@ -65,7 +65,7 @@ func (s *Server) absent(ctx context.Context, m etcd.Member) error {
 }
 
 // announced reports whether the API of a server is an endpoint of the Service kubernetes. Each server renews its own in
-// etcd every ten seconds, for 25; a witness has none.
+// etcd every ten seconds, for 15, and for longer on a slow disk; a witness has none.
 func (s *Server) announced(ctx context.Context, m etcd.Member) (bool, error) {
 	u, err := url.Parse(m.URL)
 	if err != nil {

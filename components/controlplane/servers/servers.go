@@ -282,9 +282,12 @@ func kind(m etcd.Member) string {
 	return "server"
 }
 
-// ask returns why the etcd of another server does not answer.
-func (s *Server) ask(ctx context.Context, m etcd.Member) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, m.URL+"/version", nil)
+// ask returns why the etcd of another server does not answer. One that defragments answers this, from memory.
+func (s *Server) ask(ctx context.Context, m etcd.Member) error { return s.get(ctx, m, "/members") }
+
+// get returns why the etcd of another server does not answer a request.
+func (s *Server) get(ctx context.Context, m etcd.Member, path string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, m.URL+path, nil)
 	if err != nil {
 		return err
 	}

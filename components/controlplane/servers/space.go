@@ -54,6 +54,9 @@ type Space struct {
 // tight reports whether a database is nearly full.
 func (s Space) tight() bool { return s.Bytes >= int64(nearlyFull*float64(s.Quota)) }
 
+// enough is a quota of which the database is not nearly full, bytes.
+func (s Space) enough() int64 { return int64(float64(s.Bytes)/nearlyFull) + 1<<20 }
+
 // shrinkable reports whether a defragmentation would give the database room.
 func (s Space) shrinkable() bool {
 	return s.tight() && s.InUse < int64(nearlyFull*float64(s.Quota)) && float64(s.Bytes-s.InUse) >= worthwhile*float64(s.Quota)
@@ -69,8 +72,8 @@ type space struct {
 	// revisions are those of the last minutes, oldest first, and compacted is the last one that was removed.
 	revisions []revisionAt
 	compacted int64
-	// defragmented is when it was defragmented last.
-	defragmented time.Time
+	// defragmented is when it was defragmented last, and failed when that failed.
+	defragmented, failed time.Time
 }
 
 // revisionAt is a revision of etcd at a time.
@@ -141,7 +144,7 @@ func (k *space) staysTight(ctx context.Context, s *Server, now Space) {
 		k.full = false
 		return
 	}
-	message := fmt.Sprintf("etcd's database has %s in use of %s: delete objects, or start the servers with a larger --etcd-arg quota-backend-bytes=N", mib(now.InUse), mib(now.Quota))
+	message := fmt.Sprintf("etcd's database has %s in use of %s: delete objects, or start the servers with --etcd-arg quota-backend-bytes=%d or more", mib(now.InUse), mib(now.Quota), now.enough())
 	if !k.full {
 		s.tell(ctx, corev1.EventTypeWarning, reasonFull, message)
 		s.report(corev1.ConditionTrue, reasonFull, message)
@@ -194,12 +197,15 @@ func (k *space) shrink(ctx context.Context, s *Server, now Space) (Space, error)
 			return now, err
 		}
 	}
-	if !now.shrinkable() || !k.mayDefragment(s.opts.Etcd.Members(), now.refusesWrites(), time.Now()) {
+	if !now.shrinkable() || time.Since(k.failed) < defragRetry || !k.mayDefragment(s.opts.Etcd.Members(), now.refusesWrites(), time.Now()) {
 		return now, nil
 	}
 	err := s.defragment(ctx)
 	if errors.Is(err, errOtherDefragments) {
 		return now, nil
+	}
+	if errors.Is(err, errDefragment) {
+		k.failed = time.Now()
 	}
 	if err != nil {
 		return now, err

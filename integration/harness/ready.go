@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	images "github.com/containerd/containerd/api/services/images/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -66,19 +68,20 @@ func (s *Server) ready(timeout time.Duration) error {
 		if err := nodeReady(node); err != nil || s.opts.NoTestImage {
 			return err
 		}
-		return s.testImageThere()
+		return s.testImageThere(ctx)
 	})
 }
 
-// testImageThere returns an error unless the test image is in the record of imported archives. Source:
-// components/worker/images.
-func (s *Server) testImageThere() error {
-	record, err := os.ReadFile(s.Path(filepath.Dir(TestImageArchive) + "/.imported.json"))
+// testImageThere returns an error unless this server's containerd, as it runs now, has the test image.
+func (s *Server) testImageThere(ctx context.Context) error {
+	conn, err := grpc.NewClient("unix://"+s.Path(RunDir+"/containerd/containerd.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
-	if !strings.Contains(string(record), `"`+testimage.Ref+`"`) {
-		return fmt.Errorf("%s is not imported", testimage.Ref)
+	defer conn.Close()
+	ctx = metadata.AppendToOutgoingContext(ctx, "containerd-namespace", "k8s.io")
+	if _, err := images.NewImagesClient(conn).Get(ctx, &images.GetImageRequest{Name: testimage.Ref}); err != nil {
+		return fmt.Errorf("%s is not imported: %w", testimage.Ref, err)
 	}
 	return nil
 }

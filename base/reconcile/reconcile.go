@@ -25,14 +25,14 @@ func (s Signal) Send() {
 	}
 }
 
-// Broadcast wakes all who wait for a change, as a Signal wakes one. The zero value is ready for use, and a Send costs
-// nothing while nobody waits. A Broadcast must not be copied.
+// Broadcast wakes all goroutines that wait for a change, as a Signal wakes one. The zero value is ready for use, and a
+// Send costs nothing while none waits. A Broadcast must not be copied.
 type Broadcast struct {
 	mu   sync.Mutex
-	next chan struct{} // nil: nobody waits
+	next chan struct{} // nil: no goroutine waits
 }
 
-// Next returns a channel that is closed by the next Send. Take it before you look at what may change, then wait: no
+// Next returns a channel that is closed by the next Send. Take it before you read what may change, then wait: no
 // change is missed.
 func (b *Broadcast) Next() <-chan struct{} {
 	b.mu.Lock()
@@ -43,7 +43,7 @@ func (b *Broadcast) Next() <-chan struct{} {
 	return b.next
 }
 
-// Send wakes all who wait.
+// Send wakes all goroutines that wait.
 func (b *Broadcast) Send() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -89,7 +89,7 @@ func (m *Manager) Renew(ctx context.Context) error {
 	next.Start()
 	select {
 	case <-fresh.stored:
-		// The manager uses what it has stored a moment later, and tells nobody.
+		// The manager uses what it has stored a moment later, without a notification.
 		if err := wait.PollUntilContextTimeout(ctx, time.Millisecond, inUseWithin, true, func(context.Context) (bool, error) { return next.Current() != nil, nil }); err != nil {
 			return fmt.Errorf("the certificate was signed, but is not in use: %w", err)
 		}

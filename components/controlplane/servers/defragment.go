@@ -26,8 +26,8 @@ const (
 	// defragEvery is how often a server defragments while etcd accepts writes: a database that fills again so soon
 	// uses the space.
 	defragEvery = time.Hour
-	// defragRetry is the time after a defragmentation that failed, as for lack of space on the disk: each try copies the
-	// database, and nothing is answered meanwhile.
+	// defragRetry is the time after a defragmentation that failed, as for lack of space on the disk: each try copies
+	// the database, and nothing is answered meanwhile.
 	defragRetry = 10 * time.Minute
 	// leaderWaits is how long the leader leaves to the others to defragment first.
 	leaderWaits = 10 * time.Minute

@@ -172,7 +172,7 @@ func (s *Server) remove(ctx context.Context, name string) error {
 			return err
 		})
 	})
-	if errors.Is(err, rpctypes.ErrMemberNotFound) { // somebody else has removed it meanwhile
+	if errors.Is(err, rpctypes.ErrMemberNotFound) { // another request has removed it meanwhile
 		err = nil
 	}
 	if members[i].Self && s.opts.Etcd.Removed() { // it may have ended before it could answer

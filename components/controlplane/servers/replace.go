@@ -87,8 +87,8 @@ func (s *Server) announced(ctx context.Context, m etcd.Member) (bool, error) {
 	return false, nil
 }
 
-// disconnected returns why etcd would add no member besides those that remain without some: it must be connected to a
-// majority of the voters and one more. Source: mayAddMember in etcd/server/etcdserver/server.go.
+// disconnected returns why etcd would not add a member when those in without are left out: it must be connected to a
+// majority of the other voters and one more. Source: mayAddMember in etcd/server/etcdserver/server.go.
 func (s *Server) disconnected(members []etcd.Member, without []uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,7 +15,7 @@ func Made() []string {
 	return []string{
 		"server/db", "server/former", "server/member.json", "server/tls", "server/cred", "server/token", "server/profile", "server/manifests/.directory", Restoring,
 		"agent/containerd", "agent/cni", "agent/images/.imported.json", "agent/pki", "agent/identity.key", "agent/cluster.json", "agent/servers.json", "agent/former-cas.json", "agent/wireguard.key",
-		"plugins/state", "plugins/data", "data", settingsFile, ballastFile, Upgrading, "upgrades", "upgrade-cluster.lock",
+		"plugins/state", "plugins/data", "data", settingsFile, ballastFile, Upgrading, "upgrades", UpgradeLock,
 	}
 }
 
@@ -24,6 +24,9 @@ func Identity() []string { return []string{"lock", idFile, "version"} }
 
 // Restoring exists while a snapshot is being restored.
 const Restoring = "server/.restoring"
+
+// UpgradeLock is locked by the process that upgrades the cluster from this machine.
+const UpgradeLock = "upgrade-cluster.lock"
 
 // Upgrading exists while kubelith upgrade replaces the program. In it are Saved once a snapshot is saved, and Returning
 // while the data of before is put back.

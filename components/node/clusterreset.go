@@ -173,18 +173,6 @@ func askPeer(peer etcd.Peer) (func(ctx context.Context, url string) error, error
 	}
 	client := http.Client{Transport: &http.Transport{TLSClientConfig: trust, DisableKeepAlives: true}}
 	return func(ctx context.Context, url string) error {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+etcdserver.DowngradeEnabledPath, nil)
-		if err != nil {
-			return err
-		}
-		response, err := client.Do(request)
-		if err != nil {
-			return err
-		}
-		defer response.Body.Close()
-		if response.StatusCode != http.StatusOK {
-			return errors.New(response.Status)
-		}
-		return nil
+		return servers.Ask(ctx, &client, url+etcdserver.DowngradeEnabledPath)
 	}, nil
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubelith.io/kubelith/base/atomicfile"
+	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/host"
 )
@@ -69,7 +70,7 @@ func Reporting(dir, id string, run func() error) error {
 
 // HoldCluster makes this process the only one on this machine that upgrades the cluster, until release or its end.
 func HoldCluster(dataDir string) (release func(), err error) {
-	return hold(filepath.Join(dataDir, "upgrade-cluster.lock")) // the directory of upgrades goes with a request
+	return hold(filepath.Join(dataDir, datadir.UpgradeLock)) // the directory of upgrades goes with a request
 }
 
 // hold locks a file, unless another process holds it. The kernel frees it however the process ends.

@@ -82,6 +82,32 @@ func Step(t *testing.T, name string, run func(*testing.T)) {
 	}
 }
 
+// Part is a part of a test that others run beside.
+type Part struct {
+	Name string
+	Run  func(*testing.T)
+}
+
+// Together runs parts of a test, atOnce of them at a time, in this order. With t.Parallel they would queue behind the
+// package's tests that have not begun, while their own servers idle.
+func Together(t *testing.T, atOnce int, parts ...Part) {
+	t.Helper()
+	queue := make(chan Part, len(parts))
+	for _, p := range parts {
+		queue <- p
+	}
+	close(queue)
+	var running sync.WaitGroup
+	for range atOnce {
+		running.Go(func() {
+			for p := range queue {
+				t.Run(p.Name, p.Run)
+			}
+		})
+	}
+	running.Wait()
+}
+
 // Parallel lets this many tests run at once, unless -parallel or an earlier call has set the number. It is more than
 // there are CPUs: tests wait most of the time.
 func Parallel(tests int) {

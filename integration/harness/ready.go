@@ -72,9 +72,14 @@ func (s *Server) ready(timeout time.Duration) error {
 	})
 }
 
+// Containerd returns a connection to the server's containerd, to be closed by the caller.
+func (s *Server) Containerd() (*grpc.ClientConn, error) {
+	return grpc.NewClient("unix://"+s.Path(RunDir+"/containerd/containerd.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+}
+
 // testImageThere returns an error unless this server's containerd, as it runs now, has the test image.
 func (s *Server) testImageThere(ctx context.Context) error {
-	conn, err := grpc.NewClient("unix://"+s.Path(RunDir+"/containerd/containerd.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := s.Containerd()
 	if err != nil {
 		return err
 	}

@@ -60,9 +60,9 @@ func TestJoin(t *testing.T) {
 	// Before the other joins: a kubelet that lacks CPU closes its watches.
 	t.Run("rotation", func(t *testing.T) { testRotation(t, c, first) })
 	t.Run("then", func(t *testing.T) {
-		parts := []part{{"expired", func(t *testing.T) { testExpired(t, c) }}}
+		parts := []harness.Part{{Name: "expired", Run: func(t *testing.T) { testExpired(t, c) }}}
 		for _, tc := range slices.Concat(refusals(c), refusedServers(t, c), refusedMachines(c)) {
-			parts = append(parts, part{tc.name, func(t *testing.T) {
+			parts = append(parts, harness.Part{Name: tc.name, Run: func(t *testing.T) {
 				tc.token = tc.make(t)
 				refused(t, c, tc)
 			}})
@@ -74,8 +74,8 @@ func TestJoin(t *testing.T) {
 		t.Fatal(err)
 	}
 	together(t,
-		part{"denied-requests-go", func(t *testing.T) { testDeniedGo(t, c, before) }}, // they stay for a minute
-		part{"removed", func(t *testing.T) { testRemoved(t, c, first) }},
+		harness.Part{Name: "denied-requests-go", Run: func(t *testing.T) { testDeniedGo(t, c, before) }}, // they stay for a minute
+		harness.Part{Name: "removed", Run: func(t *testing.T) { testRemoved(t, c, first) }},
 	)
 }
 

@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -29,30 +28,10 @@ func TestMain(m *testing.M) {
 	harness.Main(m)
 }
 
-// part is a part of a test that others run beside.
-type part struct {
-	name string
-	run  func(*testing.T)
-}
-
-// together runs parts of a test, three at a time, in this order. With t.Parallel they would queue behind the package's
-// tests that have not begun, while their own nodes run.
-func together(t *testing.T, parts ...part) {
+// together runs parts of a test that has nodes of its own.
+func together(t *testing.T, parts ...harness.Part) {
 	t.Helper()
-	queue := make(chan part, len(parts))
-	for _, p := range parts {
-		queue <- p
-	}
-	close(queue)
-	var running sync.WaitGroup
-	for range 3 {
-		running.Go(func() {
-			for p := range queue {
-				t.Run(p.name, p.run)
-			}
-		})
-	}
-	running.Wait()
+	harness.Together(t, 3, parts...)
 }
 
 // raw asks the API for a path, as kubectl get --raw does.

@@ -25,9 +25,9 @@ func testStreams(t *testing.T, c *harness.Cluster, nodes ...*harness.Server) {
 		}
 	}
 	ns := c.Namespace(t)
-	parts := []part{{"top", func(t *testing.T) { testTop(t, c, ns, nodes) }}}
+	parts := []harness.Part{{Name: "top", Run: func(t *testing.T) { testTop(t, c, ns, nodes) }}}
 	for _, n := range nodes {
-		parts = append(parts, part{n.NodeName(), func(t *testing.T) {
+		parts = append(parts, harness.Part{Name: n.NodeName(), Run: func(t *testing.T) {
 			s := c.Server
 			pod := on(n, harness.Pod(ns, "talks-"+n.NodeName(), harness.Shell("echo started; while read line; do echo heard $line; [ $line = end ] && exit 0; done")...))
 			pod.Spec.Containers[0].Stdin, pod.Spec.Containers[0].StdinOnce = true, true

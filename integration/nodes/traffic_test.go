@@ -38,12 +38,12 @@ func testTraffic(backend string, more ...trafficPart) func(*testing.T, *harness.
 		t.Run("path", func(t *testing.T) { testPath(t, c, backend, pods) })
 		t.Run("dns", func(t *testing.T) { testDNS(t, c, ns, pods) })
 		t.Run("mtu", func(t *testing.T) { testMTU(t, c, backend, pods) })
-		var parts []part
+		var parts []harness.Part
 		for _, p := range slices.Concat(more, []trafficPart{
 			{"pod-ip", testPodIPs}, {"cluster-ip", testClusterIP}, {"node-port", testNodePort}, {"load-balancer", testLoadBalancer},
 			{"connections", testConnections},
 		}) {
-			parts = append(parts, part{p.name, func(t *testing.T) { p.run(t, c, ns, pods) }})
+			parts = append(parts, harness.Part{Name: p.name, Run: func(t *testing.T) { p.run(t, c, ns, pods) }})
 		}
 		together(t, parts...)
 	}

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -25,20 +24,14 @@ type part struct {
 	run  func(*testing.T, *harness.Server)
 }
 
-// together runs parts of a test at the same time, four of them at once. With t.Parallel they would wait until every
-// other test has begun, each with its own server, while theirs does nothing.
+// together runs parts of a test beside each other.
 func together(t *testing.T, s *harness.Server, parts ...part) {
 	t.Helper()
-	var running sync.WaitGroup
-	places := make(chan struct{}, 4)
+	var all []harness.Part
 	for _, p := range parts {
-		running.Go(func() {
-			places <- struct{}{}
-			defer func() { <-places }()
-			t.Run(p.name, func(t *testing.T) { p.run(t, s) })
-		})
+		all = append(all, harness.Part{Name: p.name, Run: func(t *testing.T) { p.run(t, s) }})
 	}
-	running.Wait()
+	harness.Together(t, 4, all...)
 }
 
 // install puts an executable where the server may run it; more bytes at its end make it another file.

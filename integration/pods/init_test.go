@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -62,7 +60,7 @@ func TestInitContainersOnce(t *testing.T) {
 	shared(pod, dir)
 	pod = s.Run(t, pod)
 
-	conn, err := grpc.NewClient("unix://"+s.Path(harness.RunDir+"/containerd/containerd.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := s.Containerd()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -129,28 +129,19 @@ func TestCases(t *testing.T) {
 	// ones of many begin early.
 	wait := func(file string) time.Duration { return duration(t, readCase(t, file).Wait, 0) }
 	slices.SortStableFunc(files, func(a, b string) int { return cmp.Compare(wait(b), wait(a)) })
-	queue := make(chan string, len(files))
+	var beside []harness.Part
 	for _, file := range files {
 		dir := filepath.Dir(file)
 		if c := readCase(t, file); c.Alone || len(c.Files) > 0 {
 			alone = append(alone, dir)
 			continue
 		}
-		queue <- dir
+		beside = append(beside, harness.Part{Name: filepath.Base(dir), Run: func(t *testing.T) {
+			runCase(firstTry{t, dir, &again}, s, apply, dir, &score)
+		}})
 	}
-	close(queue)
 	t.Run("all", func(t *testing.T) {
-		var running sync.WaitGroup
-		for range flag.Lookup("test.parallel").Value.(flag.Getter).Get().(int) {
-			running.Go(func() {
-				for dir := range queue {
-					t.Run(filepath.Base(dir), func(t *testing.T) {
-						runCase(firstTry{t, dir, &again}, s, apply, dir, &score)
-					})
-				}
-			})
-		}
-		running.Wait()
+		harness.Together(t, flag.Lookup("test.parallel").Value.(flag.Getter).Get().(int), beside...)
 	})
 	for _, dir := range again.dirs {
 		score.drop(filepath.Base(dir))

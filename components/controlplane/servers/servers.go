@@ -287,11 +287,16 @@ func (s *Server) ask(ctx context.Context, m etcd.Member) error { return s.get(ct
 
 // get returns why the etcd of another server does not answer a request.
 func (s *Server) get(ctx context.Context, m etcd.Member, path string) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, m.URL+path, nil)
+	return Ask(ctx, &s.probe, m.URL+path)
+}
+
+// Ask returns why the etcd of a server does not answer a GET with success.
+func Ask(ctx context.Context, c *http.Client, address string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return err
 	}
-	response, err := s.probe.Do(request)
+	response, err := c.Do(request)
 	if err != nil {
 		var why *url.Error
 		if errors.As(err, &why) {

@@ -24,7 +24,7 @@ func TestAgent(t *testing.T) {
 	if store.Rounds("agent", results.Agent) >= rounds {
 		t.Skip("done in an earlier run")
 	}
-	c := harness.StartCluster(t, harness.ClusterOptions{Server: harness.Options{Env: undisturbed, NoTestImage: true}})
+	c := harness.StartCluster(t, harness.ClusterOptions{Server: harness.Options{NoTestImage: true}})
 	token := c.Server.Token(t)
 	time.Sleep(10 * time.Second) // what follows a start has ended
 	for round := 1; round <= rounds; round++ {
@@ -32,7 +32,7 @@ func TestAgent(t *testing.T) {
 			continue
 		}
 		t.Run(fmt.Sprint("round-", round), func(t *testing.T) {
-			a := c.Prepare(t, harness.Options{Env: undisturbed, NoTestImage: true}, harness.AgentOptions{Token: token})
+			a := c.Prepare(t, harness.Options{NoTestImage: true}, harness.AgentOptions{Token: token})
 			samples := agentRound(t, c, a)
 			for _, s := range samples {
 				t.Logf("%s: %.3f", s.Figure, s.Value)

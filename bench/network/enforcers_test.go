@@ -57,7 +57,7 @@ type enforcer struct {
 }
 
 func (e *enforcer) measure(t *testing.T) {
-	opts := harness.Options{Env: undisturbed}
+	opts := harness.Options{}
 	if e.command != "" {
 		opts.Disable = []string{"network-policy"}
 	}

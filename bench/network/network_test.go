@@ -23,9 +23,6 @@ func TestMain(m *testing.M) { harness.Main(m) }
 // port of probe sink.
 const port = 9100
 
-// undisturbed switches off what the harness switches on to find bugs.
-var undisturbed = []string{"KUBE_CACHE_MUTATION_DETECTOR=false"}
-
 // TestWays measures each way ROUNDS times, one after the other, so that what changes on the machine falls on all alike.
 func TestWays(t *testing.T) {
 	store, rounds := results.OpenRun(t, "bench-network")
@@ -36,8 +33,7 @@ func TestWays(t *testing.T) {
 			}
 			c := harness.StartCluster(t, harness.ClusterOptions{
 				Agents: 2,
-				Server: harness.Options{Env: undisturbed, Args: []string{"--network=" + backend}},
-				Agent:  harness.Options{Env: undisturbed},
+				Server: harness.Options{Args: []string{"--network=" + backend}},
 			})
 			ways := ways(t, c, backend)
 			time.Sleep(10 * time.Second) // what follows a start has ended

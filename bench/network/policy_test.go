@@ -25,7 +25,7 @@ func TestPolicies(t *testing.T) {
 	if store.Rounds("policies", results.NoPolicies) >= rounds {
 		t.Skip("done in an earlier run")
 	}
-	s := harness.Start(t, harness.Options{Env: undisturbed})
+	s := harness.Start(t, harness.Options{})
 	ns := s.Namespace(t)
 	client := s.Run(t, harness.Pod(ns, "client", "/bin/probe", "sleep"))
 	near := s.Run(t, harness.Pod(ns, "near", "/bin/probe", "sink"))

@@ -124,7 +124,6 @@ func options(way, program string) harness.Options {
 	o := harness.Options{
 		NoWait: true, NoTestImage: true,
 		Disable: []string{"containerd", "dns", "kubelet", "local-storage", "metrics-server", "network", "proxy", "servicelb"},
-		Env:     []string{"KUBE_CACHE_MUTATION_DETECTOR=false"},
 		Args:    []string{"--controller-manager-arg=controllers=*,-node-lifecycle-controller,-node-ipam-controller,-pod-garbage-collector-controller"},
 	}
 	content := must(os.ReadFile(program))

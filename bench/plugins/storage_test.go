@@ -26,7 +26,7 @@ func TestStorage(t *testing.T) {
 	if store.Rounds("storage", results.EmptyDirs) >= rounds {
 		t.Skip("done in an earlier run")
 	}
-	s := harness.Start(t, harness.Options{Env: []string{"KUBE_CACHE_MUTATION_DETECTOR=false"}})
+	s := harness.Start(t, harness.Options{})
 	harness.Eventually(t, time.Minute, "the default class", func() error {
 		_, err := s.Client(t).StorageV1().StorageClasses().Get(t.Context(), "local", metav1.GetOptions{})
 		return err

@@ -124,8 +124,8 @@ func TestMutationDetector(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
 	environ := readEnviron(t, s.PID())
-	if !strings.Contains(environ, "\x00KUBE_CACHE_MUTATION_DETECTOR=true\x00") {
-		t.Errorf("the server's environment has no KUBE_CACHE_MUTATION_DETECTOR=true")
+	if !strings.Contains(environ, "\x00"+harness.DetectMutations+"\x00") {
+		t.Errorf("the server's environment has no %s", harness.DetectMutations)
 	}
 	if !strings.Contains(s.Logs(), "Mutation detector is enabled") {
 		t.Error("the server's log does not say that the mutation detector is on")

@@ -35,7 +35,7 @@ func TestSample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	node := harness.Options{NoTestImage: true, Prepare: func(s *harness.Server) error {
+	node := harness.Options{NoTestImage: true, Env: []string{harness.DetectMutations}, Prepare: func(s *harness.Server) error {
 		path := s.Path(harness.DataDir + "/agent/images/conformance.tar")
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			return err

@@ -22,8 +22,15 @@ type Shared struct {
 	err    error
 }
 
-// NewShared describes the server; nothing starts yet.
-func NewShared(opts Options) *Shared { return &Shared{opts: opts} }
+// DetectMutations makes a server panic when one of its components changes an object of a shared cache. It compares all
+// of them each second, so servers that do what others do run without it. An element of Options.Env.
+const DetectMutations = "KUBE_CACHE_MUTATION_DETECTOR=true"
+
+// NewShared describes the server, which has DetectMutations; nothing starts yet.
+func NewShared(opts Options) *Shared {
+	opts.Env = append([]string{DetectMutations}, opts.Env...)
+	return &Shared{opts: opts}
+}
 
 // Get returns the running server. It skips the test when the host cannot run it, and fails it when the server could not
 // start or has died since.

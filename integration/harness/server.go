@@ -153,8 +153,7 @@ func (s *Server) launch() error {
 	}
 	defer log.Close()
 	cmd := s.Command(s.binary, s.ServerArgs()...)
-	cmd.Env = append(os.Environ(), "KUBE_CACHE_MUTATION_DETECTOR=true")
-	cmd.Env = append(cmd.Env, s.opts.Env...)
+	cmd.Env = append(os.Environ(), s.opts.Env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	// Its own group: a Ctrl-C on the terminal is for the tests.
 	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}

@@ -35,7 +35,7 @@ func TestScale(t *testing.T) {
 	if os.Getenv("KUBELITH_POLICY_SCALE") == "" {
 		t.Skip("make policy-scale runs it")
 	}
-	s := harness.Start(t, harness.Options{Env: []string{"KUBE_CACHE_MUTATION_DETECTOR=false"}})
+	s := harness.Start(t, harness.Options{})
 	config := s.RESTConfig(t)
 	config.QPS, config.Burst = 2000, 2000
 	cs, err := kubernetes.NewForConfig(config)

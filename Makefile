@@ -87,7 +87,7 @@ unit: race ## unit tests: no root, no network
 	$(GO) test -vet=off k8s.io/kubernetes/pkg/kubelet -run 'UpdatePod|CompleteWork|TerminalPhase|SyncKnownPods|TerminatedWorker|KillPodNow|EffectiveGracePeriod'
 	$(MAKE) --no-print-directory payload-test
 	GOFLAGS=-trimpath $(GO) -C cluster build . # with the client-go that it asks of other modules
-	GOFLAGS=-trimpath $(GO) -C tools test ./release
+	GOFLAGS=-trimpath $(GO) -C tools test ./release ./robustness
 
 race: ## the unit tests of what does many things at once, under the race detector
 	CGO_ENABLED=1 $(GO) test -vet=off -race $(raced)
@@ -96,8 +96,9 @@ race: ## the unit tests of what does many things at once, under the race detecto
 # One package at a time: each uses both cores, and servers that share them with others take more than their part. Two of them took longer
 # beside each other than one after the other, and the tests that measure how long something is away would measure the others.
 integration_test = KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_TEST_PATIENCE=4 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_KUBE_BENCH=$(CURDIR)/$(KUBE_BENCH) \
+	KUBELITH_ROBUSTNESS=$(CURDIR)/$(ROBUSTNESS) \
 	KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -vet=off -count=1 -timeout 1h
-integration: build kube-bench cni-plugins ## tests on real clusters, each in namespaces of its own (root)
+integration: build kube-bench robustness cni-plugins ## tests on real clusters, each in namespaces of its own (root)
 	-$(MAKE) --no-print-directory conformance-suite
 	-@scripts/deps.sh chromium # for the page of kubelith trace; its test says so where there is none
 	$(integration_test) -p 1 $(library) ./integration/...
@@ -186,6 +187,13 @@ kube-bench: $(KUBE_BENCH) ## build kube-bench, for the CIS benchmark (scripts/ci
 
 $(KUBE_BENCH): tools/go.mod tools/go.sum
 	GOARCH= GOFLAGS=-trimpath $(GO) -C tools build -o $(CURDIR)/$@ github.com/aquasecurity/kube-bench
+
+.PHONY: robustness
+ROBUSTNESS := .cache/tools/robustness
+robustness: $(ROBUSTNESS) ## build what checks a cluster's etcd with the validators of etcd's own robustness tests
+
+$(ROBUSTNESS): tools/go.mod tools/go.sum $(wildcard tools/robustness/*.go)
+	GOARCH= GOFLAGS=-trimpath $(GO) -C tools build -o $(CURDIR)/$@ ./robustness
 
 .PHONY: conformance-suite conformance-suite-there
 conformance_suite := $(GO) run ./integration/conformance/suite

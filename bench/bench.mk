@@ -20,7 +20,7 @@ ROUNDS ?= 7
 IDLE_ROUNDS ?= 2
 IDLE_SECONDS ?= 300
 BENCH_RESULTS ?= .cache/bench/results.jsonl
-# PEER_GOGC: Kubelith's own setting (components/node/memory.go), for the processes of the composition.
+# PEER_GOGC: Kubelith's own setting (components/node/memory), for the processes of the composition.
 PEER_GOGC ?= 50
 # PEER_START: "ordered" starts the peers' clients only when the apiserver is ready, instead of all at once.
 PEER_START ?=
@@ -85,7 +85,7 @@ bench_network_env = BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-
 # So many leaders are killed one after the other, and servers at random. A random kill takes 5 s.
 KILLS ?= 50
 RANDOM_KILLS ?= $(KILLS)
-bench-ha: bin/kubelith ## three servers: faults under load, checked for lost and reordered writes; what they cost beside one (root, about 40 minutes)
+bench-ha: bin/kubelith robustness ## three servers: faults under load, checked for lost and reordered writes; what they cost beside one (root, about 40 minutes)
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_LEADER_KILLS=$(KILLS) KUBELITH_RANDOM_KILLS=$(RANDOM_KILLS) \
 		$(GO) test -count=1 -v -timeout 0 ./integration/servers -run 'TestFaults$$|TestCost$$'
 

@@ -28,8 +28,8 @@ import (
 // there is an order in which all of it can have happened: whether the cluster was linearizable, and its watches
 // complete.
 //
-// etcd's own robustness tests check the same of an etcd without other clients; the one in a server has them. So these
-// go through the API, and see its caches as well. Source: https://github.com/etcd-io/etcd/tree/main/tests/robustness.
+// These clients go through the API, and see its caches as well. Where the members can be reached, etcd's own robustness
+// tests check the same of etcd alone (validators).
 type history struct {
 	names    []string // of the servers
 	clients  []kubernetes.Interface
@@ -43,6 +43,7 @@ type history struct {
 	seen       [][]stretch // by server
 
 	quit func()
+	etcd *validators // nil for servers on other machines
 }
 
 // event is one version of an object.
@@ -99,6 +100,7 @@ func record(t *testing.T, pause time.Duration, servers ...*harness.Server) *hist
 	for _, s := range servers {
 		h.names, h.clients = append(h.names, s.NodeName()), append(h.clients, s.Client(t))
 	}
+	h.etcd = validate(t, servers)
 	h.record(t)
 	return h
 }
@@ -268,6 +270,9 @@ func (h *history) check(t *testing.T) {
 		return nil
 	})
 	h.quit()
+	if h.etcd != nil {
+		h.etcd.check(t)
+	}
 	faults, checked := possible(h.operations, h.seen)
 	for _, f := range faults {
 		t.Error(f)

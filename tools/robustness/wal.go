@@ -1,0 +1,178 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/tests/v3/robustness/model"
+	"go.etcd.io/etcd/tests/v3/robustness/report"
+	"go.etcd.io/raft/v3/raftpb"
+	"go.uber.org/zap"
+	"google.golang.org/protobuf/proto"
+)
+
+type entry = raftpb.Entry
+
+// isLast finds the last write of a recorder, which may be written more than once.
+func isLast(prefix string) func(*entry) bool {
+	return func(e *entry) bool {
+		last, err := requests([]*entry{e}, prefix+"last", nil)
+		return err == nil && len(last) > 0
+	}
+}
+
+// logs reads the raft logs of the members, which go on writing them.
+func logs(members []member) ([][]*entry, error) {
+	var all [][]*entry
+	for _, m := range members {
+		var entries []*entry
+		var err error
+		for range 20 { // the last record may be half written
+			if _, entries, err = report.ReadAllWALEntries(zap.NewNop(), filepath.Join(m.directory, "member", "wal")); err == nil {
+				break
+			}
+			time.Sleep(200 * time.Millisecond)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("the log in %s: %w", m.directory, err)
+		}
+		all = append(all, entries)
+	}
+	return all, nil
+}
+
+// committed merges the logs up to the entry in which done finds the last write. All members have it, so their logs must
+// be equal up to there. The first entries of a log may be gone.
+func committed(logs [][]*entry, done func(*entry) bool) ([]*entry, error) {
+	byIndex := map[uint64]*entry{}
+	var last uint64
+	for _, entries := range logs {
+		for _, e := range entries {
+			if done(e) {
+				last = max(last, e.GetIndex())
+			}
+		}
+	}
+	for i, entries := range logs {
+		for j, e := range entries {
+			if e.GetIndex() > last {
+				break
+			}
+			if j > 0 && e.GetIndex() != entries[j-1].GetIndex()+1 {
+				return nil, fmt.Errorf("the log of member %d has entry %d after %d", i, e.GetIndex(), entries[j-1].GetIndex())
+			}
+			other, ok := byIndex[e.GetIndex()]
+			if ok && (other.GetTerm() != e.GetTerm() || other.GetType() != e.GetType() || !bytes.Equal(other.GetData(), e.GetData())) {
+				return nil, fmt.Errorf("the logs of the members differ in entry %d", e.GetIndex())
+			}
+			byIndex[e.GetIndex()] = e
+		}
+		if n := len(entries); n == 0 || entries[n-1].GetIndex() < last {
+			return nil, fmt.Errorf("the log of member %d ends before the last write, entry %d", i, last)
+		}
+	}
+	var merged []*entry
+	for index := last; ; index-- {
+		e, ok := byIndex[index]
+		if !ok {
+			break
+		}
+		merged = append(merged, e)
+	}
+	slices.Reverse(merged)
+	return merged, nil
+}
+
+// requests returns what the entries change of the keys with the prefix, and of the leases.
+func requests(entries []*entry, prefix string, leases map[int64]bool) ([]model.EtcdRequest, error) {
+	var all []model.EtcdRequest
+	for _, e := range entries {
+		if e.GetType() != raftpb.EntryNormal || len(e.GetData()) == 0 {
+			continue
+		}
+		var r etcdserverpb.InternalRaftRequest
+		if err := proto.Unmarshal(e.GetData(), &r); err != nil {
+			return nil, fmt.Errorf("entry %d: %w", e.GetIndex(), err)
+		}
+		switch {
+		case r.Put != nil && strings.HasPrefix(string(r.Put.Key), prefix):
+			all = append(all, write(model.EtcdOperation{Type: model.PutOperation, Put: put(r.Put)}))
+		case r.DeleteRange != nil && strings.HasPrefix(string(r.DeleteRange.Key), prefix):
+			all = append(all, write(model.EtcdOperation{Type: model.DeleteOperation, Delete: model.DeleteOptions{Key: string(r.DeleteRange.Key)}}))
+		case r.LeaseGrant != nil && leases[r.LeaseGrant.ID]:
+			all = append(all, model.EtcdRequest{Type: model.LeaseGrant, LeaseGrant: &model.LeaseGrantRequest{LeaseID: r.LeaseGrant.ID}})
+		case r.LeaseRevoke != nil && leases[r.LeaseRevoke.ID]:
+			all = append(all, model.EtcdRequest{Type: model.LeaseRevoke, LeaseRevoke: &model.LeaseRevokeRequest{LeaseID: r.LeaseRevoke.ID}})
+		case r.Txn != nil:
+			txn, ours, err := transaction(r.Txn, prefix)
+			if err != nil {
+				return nil, fmt.Errorf("entry %d: %w", e.GetIndex(), err)
+			}
+			if ours {
+				all = append(all, model.EtcdRequest{Type: model.Txn, Txn: txn})
+			}
+		}
+	}
+	return all, nil
+}
+
+func write(o model.EtcdOperation) model.EtcdRequest {
+	return model.EtcdRequest{Type: model.Txn, Txn: &model.TxnRequest{OperationsOnSuccess: []model.EtcdOperation{o}}}
+}
+
+func put(r *etcdserverpb.PutRequest) model.PutOptions {
+	return model.PutOptions{Key: string(r.Key), Value: model.ToValueOrHash(string(r.Value)), LeaseID: r.Lease}
+}
+
+// transaction returns a transaction of the clients; not ours: of somebody else.
+func transaction(r *etcdserverpb.TxnRequest, prefix string) (txn *model.TxnRequest, ours bool, err error) {
+	success, err := operations(r.Success, prefix)
+	if err != nil || success == nil {
+		return nil, false, err
+	}
+	failure, err := operations(r.Failure, prefix)
+	if err != nil {
+		return nil, false, err
+	}
+	txn = &model.TxnRequest{OperationsOnSuccess: success, OperationsOnFailure: failure}
+	for _, c := range r.Compare {
+		if c.Result != etcdserverpb.Compare_EQUAL || c.Target != etcdserverpb.Compare_MOD {
+			return nil, false, fmt.Errorf("a condition that no client sets: %s", c)
+		}
+		txn.Conditions = append(txn.Conditions, model.EtcdCondition{Key: string(c.Key), ExpectedRevision: c.GetModRevision()})
+	}
+	return txn, true, nil
+}
+
+// operations returns nil if they are of keys without the prefix.
+func operations(all []*etcdserverpb.RequestOp, prefix string) ([]model.EtcdOperation, error) {
+	var ops []model.EtcdOperation
+	for _, o := range all {
+		var key []byte
+		var op model.EtcdOperation
+		switch {
+		case o.GetRequestPut() != nil:
+			key = o.GetRequestPut().Key
+			op = model.EtcdOperation{Type: model.PutOperation, Put: put(o.GetRequestPut())}
+		case o.GetRequestDeleteRange() != nil:
+			key = o.GetRequestDeleteRange().Key
+			op = model.EtcdOperation{Type: model.DeleteOperation, Delete: model.DeleteOptions{Key: string(key)}}
+		case o.GetRequestRange() != nil:
+			key = o.GetRequestRange().Key
+			op = model.EtcdOperation{Type: model.RangeOperation, Range: model.RangeOptions{Start: string(key), End: string(o.GetRequestRange().RangeEnd)}}
+		}
+		if !strings.HasPrefix(string(key), prefix) {
+			if ops != nil {
+				return nil, fmt.Errorf("a transaction of the clients has the key %q", key)
+			}
+			return nil, nil
+		}
+		ops = append(ops, op)
+	}
+	return ops, nil
+}

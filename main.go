@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/cmd/kubelith"
 	"kubelith.io/kubelith/components/node/startup"
 )
@@ -24,11 +24,11 @@ func main() {
 	startup.Done()
 	// Under the name kubectl the executable is kubectl.
 	if filepath.Base(os.Args[0]) == "kubectl" {
-		exit(kubelith.Kubectl(os.Args[1:]))
+		exit(kubelith.Kubectl(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	// kubectl and ctr parse their own flags, and do not need ours first.
 	if len(os.Args) > 1 && os.Args[1] == "kubectl" {
-		exit(kubelith.Kubectl(os.Args[2:]))
+		exit(kubelith.Kubectl(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := kubelith.App(os.Stdin, os.Stdout, os.Stderr).RunContext(ctx, os.Args)
@@ -60,7 +60,7 @@ func say(err error) {
 		defer close(said)
 		if text := strings.TrimSpace(err.Error()); text != "" {
 			for _, line := range strings.Split(text, "\n") {
-				fmt.Fprintln(os.Stderr, "kubelith: "+logging.Printable(line))
+				fmt.Fprintln(os.Stderr, "kubelith: "+oneline.Escape(line))
 			}
 		}
 	}()

@@ -100,9 +100,9 @@ func TestExecutable(t *testing.T) {
 		{"", variable, "bin", variable, ""},
 		{"", "variable", "bin", variable, ""},
 		{"", "", filepath.Dir(onPath), onPath, ""},
-		{"", "", "/nowhere", "", "set KUBELITH_BIN to its path, or put it into PATH"},
-		{"missing", variable, "bin", "", `Options.Executable is "missing", which is no executable (no such file or directory): give the absolute path of kubelith`},
-		{"", text, "bin", "", "KUBELITH_BIN is \"" + text + "\", which is no executable (permission denied)"},
+		{"", "", "/nowhere", "", "kubelith is not in PATH: put it there, or set KUBELITH_BIN to its path"},
+		{"missing", variable, "bin", "", `Options.Executable is "missing", which is not an executable (no such file or directory): give the absolute path of kubelith`},
+		{"", text, "bin", "", "KUBELITH_BIN is \"" + text + "\", which is not an executable (permission denied)"},
 	} {
 		t.Setenv("KUBELITH_BIN", c.variable)
 		t.Setenv("PATH", c.path)

@@ -42,7 +42,7 @@ func newDirectory(name string) (*directory, error) {
 	for {
 		base, err := os.MkdirTemp(parent, prefix)
 		if err != nil {
-			return nil, fmt.Errorf("a directory for the cluster cannot be made: %w", err)
+			return nil, fmt.Errorf("create a directory for the cluster: %w", err)
 		}
 		lock, err := tryLock(base, os.O_CREATE)
 		if errors.Is(err, errInUse) { // another process's sweep was as quick, and removes it

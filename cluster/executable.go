@@ -25,13 +25,13 @@ func executable(option string) (string, error) {
 			for cause := err; cause != nil; cause = errors.Unwrap(cause) {
 				err = cause // the message has the path already
 			}
-			return "", fmt.Errorf("%s is %q, which is no executable (%w): give the absolute path of kubelith", given.name, given.path, err)
+			return "", fmt.Errorf("%s is %q, which is not an executable (%w): give the absolute path of kubelith", given.name, given.path, err)
 		}
 		return path, nil
 	}
 	path, err := exec.LookPath("kubelith")
 	if err != nil {
-		return "", errors.New("there is no kubelith to start: set KUBELITH_BIN to its path, or put it into PATH")
+		return "", errors.New("kubelith is not in PATH: put it there, or set KUBELITH_BIN to its path")
 	}
 	return filepath.Abs(path)
 }

@@ -52,7 +52,8 @@ func (c *Cluster) established(deadline time.Time) error {
 	if err != nil || names == "" { // without any, the wait would be an error
 		return err
 	}
-	_, err = c.kubectl(deadline, "wait", "--for=condition=Established", "--all", fmt.Sprintf("--timeout=%.0fs", max(1, time.Until(deadline).Seconds())), definitions)
+	timeout := fmt.Sprintf("--timeout=%.0fs", max(1, time.Until(deadline).Seconds()))
+	_, err = c.kubectl(deadline, "wait", "--for=condition=Established", "--all", timeout, definitions)
 	return err
 }
 
@@ -71,7 +72,7 @@ func run(deadline time.Time, cmd *exec.Cmd) (string, error) {
 	timer := time.AfterFunc(time.Until(deadline), func() { cmd.Process.Kill() })
 	err := cmd.Wait()
 	if !timer.Stop() {
-		return "", errors.New("not done within Options.StartTimeout")
+		return "", errors.New("did not finish within Options.StartTimeout")
 	}
 	if err != nil {
 		return "", fmt.Errorf("%w: %s", err, strings.Join(strings.Split(strings.TrimSpace(stderr.String()), "\n"), "; "))

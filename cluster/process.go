@@ -87,7 +87,7 @@ func (p *process) end() error {
 	}
 	if !p.running() {
 		p.stopped = true
-		return fmt.Errorf("the server ended unasked (%s)", p.cmd.ProcessState)
+		return fmt.Errorf("the server ended unexpectedly (%s)", p.cmd.ProcessState)
 	}
 	return p.stop()
 }

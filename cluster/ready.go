@@ -30,7 +30,7 @@ func listenNotices(path string) (*notices, error) {
 	return &notices{conn, path}, nil
 }
 
-// allReady is the status of a server that has started all of its components (components/node/systemd.go).
+// allReady is the status of a server that has started all of its components (components/node/progress).
 const allReady = "all components are ready"
 
 // wait returns when all components are ready.

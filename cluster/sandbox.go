@@ -60,7 +60,7 @@ func newSandbox(binary string, dir *directory) (*sandbox, error) {
 		err = json.Unmarshal(line, s)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("no sandbox for the node: %s", lastLines(dir.log, 1)), s.close())
+		return nil, errors.Join(fmt.Errorf("create the sandbox of the node: %s", lastLines(dir.log, 1)), s.close())
 	}
 	return s, nil
 }
@@ -69,7 +69,7 @@ func newSandbox(binary string, dir *directory) (*sandbox, error) {
 func visible(program string) error {
 	for _, hidden := range []string{"/run/", "/var/lib/", "/var/log/"} {
 		if strings.HasPrefix(program, hidden) {
-			return fmt.Errorf("a node does not see %s, as it has its own %s: put kubelith elsewhere", program, strings.TrimSuffix(hidden, "/"))
+			return fmt.Errorf("the node cannot see %s, because it has its own %s: put kubelith elsewhere", program, strings.TrimSuffix(hidden, "/"))
 		}
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/trace/record"
 )
 
@@ -451,10 +452,13 @@ func (a *assembly) settlePods(root *member, now int64) {
 // newest returns the ReplicaSet that a Deployment created last since the beginning: it has the pods that count, and
 // those of the others are of an older template. Nil: it created none.
 func (a *assembly) newest() *member {
+	created := func(r *record.Record) bool { return verbOf(r) == "create" }
 	var newest *member
 	for _, m := range a.members {
-		if m.Object.Resource == "replicasets.apps" && m.owner == a.members[0] && m.setOff != nil && slices.ContainsFunc(m.main, func(r *record.Record) bool { return verbOf(r) == "create" }) &&
-			(newest == nil || m.setOff.Start > newest.setOff.Start) {
+		if m.Object.Resource != "replicasets.apps" || m.owner != a.members[0] || m.setOff == nil || !slices.ContainsFunc(m.main, created) {
+			continue
+		}
+		if newest == nil || m.setOff.Start > newest.setOff.Start {
 			newest = m
 		}
 	}
@@ -624,7 +628,7 @@ func (a *assembly) wait(m *member, next *record.Record, from int64, first bool) 
 	switch {
 	case next != nil && next.Stage == record.Request:
 		stage, name := Settle, ""
-		if first || m.Object.Resource != pods || setsOff(next) && !strings.HasPrefix(next.Actor, "system:node:") {
+		if first || m.Object.Resource != pods || setsOff(next) && !strings.HasPrefix(next.Actor, names.NodeUserPrefix) {
 			stage, name = Reconcile, by(next)
 		}
 		a.addWait(m, stage, name, from, to)

@@ -65,7 +65,11 @@ func SlowestRequests(all []record.History, may func(record.Ref) bool, n int) []S
 			s := Summary{Object: h.Object.Ref, What: r.Name, By: by(r), Begin: at(r.Start), Took: r.Duration, Settled: true}
 			for _, step := range r.Steps {
 				if step.Duration > s.Slowest.Took {
-					s.Slowest = Total{Stage: record.Stage(strings.TrimSpace(step.Name + " " + step.Detail)), Took: step.Duration, Share: float64(step.Duration) / float64(max(r.Duration, 1))}
+					s.Slowest = Total{
+						Stage: record.Stage(strings.TrimSpace(step.Name + " " + step.Detail)),
+						Took:  step.Duration,
+						Share: float64(step.Duration) / float64(max(r.Duration, 1)),
+					}
 				}
 			}
 			requests = append(requests, s)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/base/oneline"
 )
 
 // refusal is how a message of the API server says that it refused to create an object.
@@ -26,28 +28,34 @@ var refusals = [...]refusal{
 	{QuotaExceeded, regexp.MustCompile(`exceeded quota: (\S+), (requested: .*)`), "the ResourceQuota %s is used up: %s",
 		"Delete what is not needed, lower the requests, or raise the ResourceQuota."},
 	// Source: the same
-	{QuotaNeedsRequests, regexp.MustCompile(`failed quota: (\S+): must specify (.*)`), "the ResourceQuota %s counts %s, which the pod template does not set",
+	{QuotaNeedsRequests, regexp.MustCompile(`failed quota: (\S+): must specify (.*)`),
+		"the ResourceQuota %s counts %s, which the pod template does not set",
 		"Set these requests and limits in the pod template, or create a LimitRange with defaults."},
 	// Source: k8s.io/kubernetes/plugin/pkg/admission/limitranger/admission.go (minConstraint, maxConstraint, ...)
-	{LimitRangeDenied, regexp.MustCompile(`((?:minimum|maximum) \S+ usage per .*|\S+ max limit to request ratio per .*)`), "a LimitRange of the namespace refuses: %s",
+	{LimitRangeDenied, regexp.MustCompile(`((?:minimum|maximum) \S+ usage per .*|\S+ max limit to request ratio per .*)`),
+		"a LimitRange of the namespace refuses: %s",
 		"Change the requests or limits in the pod template, or the LimitRange."},
 	// Source: k8s.io/pod-security-admission/admission/admission.go (EvaluatePod)
 	{PodSecurityDenied, regexp.MustCompile(`violates PodSecurity "([^"]+)": (.*)`), "the namespace enforces the Pod Security level %s: %s",
 		"Change the securityContext in the pod template as the message says, or the namespace's label pod-security.kubernetes.io/enforce."},
 	// Source: k8s.io/apiserver/pkg/admission/plugin/webhook/errors/statuserror.go (ToStatusErr)
-	{WebhookDenied, regexp.MustCompile(`admission webhook "([^"]+)" denied the request(?:: (.*)| without explanation)`), "the admission webhook %s refuses: %s",
+	{WebhookDenied, regexp.MustCompile(`admission webhook "([^"]+)" denied the request(?:: (.*)| without explanation)`),
+		"the admission webhook %s refuses: %s",
 		"The rule is the webhook's: change the pod template as it says, or ask who runs the webhook."},
 	// Source: k8s.io/apiserver/pkg/util/webhook/error.go (ErrCallingWebhook)
-	{WebhookUnreachable, regexp.MustCompile(`failed calling webhook "([^"]+)"[:;] (.*)`), "the admission webhook %s cannot be called, and its failurePolicy is Fail: %s",
+	{WebhookUnreachable, regexp.MustCompile(`failed calling webhook "([^"]+)"[:;] (.*)`),
+		"the admission webhook %s cannot be called, and its failurePolicy is Fail: %s",
 		"Start what serves the webhook, or correct or delete its ValidatingWebhookConfiguration or MutatingWebhookConfiguration."},
 	// Source: k8s.io/apiserver/pkg/admission/plugin/policy/validating/dispatcher.go (Dispatch)
-	{PolicyDenied, regexp.MustCompile(`ValidatingAdmissionPolicy '([^']+)'(?: with binding '[^']+')? denied request: (.*)`), "the ValidatingAdmissionPolicy %s refuses: %s",
+	{PolicyDenied, regexp.MustCompile(`ValidatingAdmissionPolicy '([^']+)'(?: with binding '[^']+')? denied request: (.*)`),
+		"the ValidatingAdmissionPolicy %s refuses: %s",
 		"Change the pod template as the policy wants, or the policy."},
 	// Source: k8s.io/apiserver/pkg/endpoints/handlers/responsewriters/errors.go (forbiddenMessage)
 	{AccessDenied, regexp.MustCompile(`User "([^"]+)" (cannot .*)`), "%s %s",
 		"Ask `kubelith why --as USER VERB TYPE` which rule is missing, and bind a role that has it."},
 	// Source: k8s.io/kubernetes/plugin/pkg/admission/serviceaccount/admission.go (Validate)
-	{ServiceAccountMissing, regexp.MustCompile(`error looking up service account (\S+)/(\S+): serviceaccount .* not found`), "the namespace %s has no ServiceAccount %s",
+	{ServiceAccountMissing, regexp.MustCompile(`error looking up service account (\S+)/(\S+): serviceaccount .* not found`),
+		"the namespace %s has no ServiceAccount %s",
 		"Create the ServiceAccount, or correct serviceAccountName in the pod template."},
 	// Source: k8s.io/kubernetes/plugin/pkg/admission/priority/admission.go (admitPod)
 	{PriorityClassMissing, regexp.MustCompile(`no PriorityClass with name (\S+) was found()`), "the PriorityClass %s does not exist%s",
@@ -62,14 +70,15 @@ func refusedBy(o Object, what, message string) *Finding {
 
 // refusedFor returns the cause for which the API server refuses an object with a message, and what to do.
 func refusedFor(message string) (code Code, cause, remedy string) {
-	message = oneLine(message)
+	message = sentence(message)
 	for _, r := range refusals {
 		if m := r.message.FindStringSubmatch(message); m != nil {
 			text := strings.TrimRight(strings.TrimSuffix(fmt.Sprintf(r.cause, m[1], lastGroup(m)), ": "), " ")
-			return r.code, shorten(text, 400), r.remedy
+			return r.code, oneline.Shorten(text, 400), r.remedy
 		}
 	}
-	return CreateRefused, shorten(message, 400), "The message is the API server's: change what it names. The controller tries again by itself."
+	remedy = "The message is the API server's: change what it names. The controller tries again by itself."
+	return CreateRefused, oneline.Shorten(message, 400), remedy
 }
 
 func lastGroup(m []string) any {

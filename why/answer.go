@@ -84,7 +84,7 @@ const maxRuledOut = 5
 
 // found returns a finding; its cause is a sentence.
 func found(status Status, code Code, cause string) *Finding {
-	return &Finding{Status: status, Code: code, Cause: oneLine(cause)}
+	return &Finding{Status: status, Code: code, Cause: sentence(cause)}
 }
 
 func broken(code Code, cause string) *Finding { return found(Broken, code, cause) }
@@ -138,17 +138,9 @@ func (f *Finding) under(above, below Object) *Finding {
 	return f
 }
 
-// oneLine makes one sentence of a text that may have line breaks.
-func oneLine(text string) string {
+// sentence returns a text as one line without a full stop.
+func sentence(text string) string {
 	return strings.TrimSuffix(oneline.Of(text), ".")
-}
-
-// shorten cuts a text to n bytes.
-func shorten(text string, n int) string {
-	if len(text) <= n {
-		return text
-	}
-	return strings.ToValidUTF8(text[:n], "") + "..."
 }
 
 // ago formats a duration as a person writes it: 12s, 1m30s, 45m, 3h20m, 5d.

@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
+
+	"kubelith.io/kubelith/base/oneline"
 )
 
 // protection keeps a claim that a pod uses.
@@ -35,7 +37,8 @@ func explainClaim(ctx context.Context, r *Reader, claim *corev1.PersistentVolume
 	case claim.DeletionTimestamp != nil:
 		return r.claimDeleted(ctx, claim), nil
 	case claim.Status.Phase == corev1.ClaimLost:
-		f := broken(ClaimLost, fmt.Sprintf("%s has lost its volume %s: the PersistentVolume was deleted, or is bound to another claim", o, claim.Spec.VolumeName))
+		f := broken(ClaimLost, fmt.Sprintf("%s has lost its volume %s: the PersistentVolume was deleted, or is bound to another claim",
+			o, claim.Spec.VolumeName))
 		f.saw(o.String()+" .status.phase", "Lost").saw(o.String()+" .spec.volumeName", claim.Spec.VolumeName)
 		return f.do("Restore the PersistentVolume from a backup of its manifest, or delete the claim and restore the data into a new one."), nil
 	case claim.Status.Phase == corev1.ClaimBound:
@@ -70,14 +73,17 @@ func (r *Reader) claimDeleted(ctx context.Context, claim *corev1.PersistentVolum
 	if !slices.Contains(claim.Finalizers, protection) || len(users) == 0 {
 		return deletion(r, o, claim)
 	}
-	f := broken(ClaimInUse, fmt.Sprintf("%s was deleted %s ago, and stays until the pods that use it have ended: %s", o, ago(r.age(*claim.DeletionTimestamp)), podNames(users)))
-	f.since(*claim.DeletionTimestamp).sawAt(o.String()+" .metadata.deletionTimestamp", "deletion was requested", *claim.DeletionTimestamp)
+	at := *claim.DeletionTimestamp
+	f := broken(ClaimInUse, fmt.Sprintf("%s was deleted %s ago, but stays until the pods that use it have ended: %s",
+		o, ago(r.age(at)), podNames(users)))
+	f.since(at).sawAt(o.String()+" .metadata.deletionTimestamp", "deletion was requested", at)
 	f.saw(o.String()+" .metadata.finalizers", strings.Join(claim.Finalizers, ", "))
 	for _, pod := range users[:min(len(users), 3)] {
 		f.saw("pod/"+pod.Name+" .spec.volumes", "uses the claim "+claim.Name)
 	}
 	return f.not(FinalizerHolds, "a finalizer was left behind", "pods use the claim; its finalizer goes when they have ended").
-		do("Delete the pods, or what made them. A deletion cannot be taken back; without these pods the claim and, by its reclaim policy, the data go.")
+		do("Delete the pods, or their controllers. The deletion of the claim cannot be undone: " +
+			"once these pods are gone, so are the claim and, depending on the reclaim policy, its data.")
 }
 
 // podNames lists up to three pods.
@@ -124,7 +130,8 @@ func (r *Reader) claimResizing(ctx context.Context, claim *corev1.PersistentVolu
 	failed := state == corev1.PersistentVolumeClaimControllerResizeInfeasible || state == corev1.PersistentVolumeClaimNodeResizeInfeasible
 	var message string
 	for _, c := range claim.Status.Conditions {
-		if c.Status == corev1.ConditionTrue && (c.Type == corev1.PersistentVolumeClaimControllerResizeError || c.Type == corev1.PersistentVolumeClaimNodeResizeError) {
+		isError := c.Type == corev1.PersistentVolumeClaimControllerResizeError || c.Type == corev1.PersistentVolumeClaimNodeResizeError
+		if isError && c.Status == corev1.ConditionTrue {
 			failed, message = true, c.Message
 		}
 	}
@@ -133,8 +140,8 @@ func (r *Reader) claimResizing(ctx context.Context, claim *corev1.PersistentVolu
 	}
 	switch {
 	case failed:
-		f = broken(ResizeFailing, fmt.Sprintf("%s cannot grow: %s", o, shorten(firstOf(after(message, "desc = "), string(state)), 300)))
-		f.do("The error is the driver's. Make room for the volume, or lower the request to a size that is not below what the claim has.")
+		f = broken(ResizeFailing, fmt.Sprintf("%s cannot grow: %s", o, oneline.Shorten(firstOf(after(message, "desc = "), string(state)), 300)))
+		f.do("The error is the driver's. Make room for the volume, or lower the request, but not below the claim's capacity.")
 	case slices.ContainsFunc(claim.Status.Conditions, func(c corev1.PersistentVolumeClaimCondition) bool {
 		return c.Type == corev1.PersistentVolumeClaimFileSystemResizePending && c.Status == corev1.ConditionTrue
 	}) && len(r.users(ctx, claim)) == 0:
@@ -180,8 +187,10 @@ func (r *Reader) claimPending(ctx context.Context, claim *corev1.PersistentVolum
 		}
 		f := broken(StorageClassMissing, fmt.Sprintf("%s asks for the StorageClass %s, which does not exist", o, name))
 		f.since(claim.CreationTimestamp).saw(o.String()+" .spec.storageClassName", name)
-		return f.saw("LIST storageclasses", r.classNames(ctx)).not(NoDefaultClass, "there is no default class", "the claim names a class, so the default does not count").
-			do("A claim's class cannot be changed: delete the claim and create it with a class that exists, or create the class "+name+".", kubectl("", "get storageclasses"))
+		return f.saw("LIST storageclasses", r.classNames(ctx)).
+			not(NoDefaultClass, "there is no default class", "the claim names a class, so the default does not count").
+			do("A claim's class cannot be changed: delete the claim and create it with a class that exists, or create the class "+name+".",
+				kubectl("", "get storageclasses"))
 	}
 	if err != nil {
 		return broken(ClaimUnbound, fmt.Sprintf("%s is not bound to a volume", o)).do(kubectl(claim.Namespace, "describe pvc %s", claim.Name))
@@ -209,7 +218,8 @@ func (r *Reader) classNames(ctx context.Context) string {
 //
 // Source: https://kubernetes.io/docs/concepts/storage/storage-classes/#default-storageclass
 func isDefault(c *storagev1.StorageClass) bool {
-	return c.Annotations["storageclass.kubernetes.io/is-default-class"] == "true" || c.Annotations["storageclass.beta.kubernetes.io/is-default-class"] == "true"
+	return c.Annotations["storageclass.kubernetes.io/is-default-class"] == "true" ||
+		c.Annotations["storageclass.beta.kubernetes.io/is-default-class"] == "true"
 }
 
 // noClass explains a claim without a class; static is the finding for volumes created by hand.
@@ -221,7 +231,7 @@ func (r *Reader) noClass(ctx context.Context, claim *corev1.PersistentVolumeClai
 	}
 	for _, c := range l.Items {
 		if isDefault(&c) {
-			return found(Progressing, InProgress, fmt.Sprintf("in progress: %s is about to be given the default class %s", o, c.Name)).
+			return found(Progressing, InProgress, fmt.Sprintf("in progress: %s is about to get the default class %s", o, c.Name)).
 				saw("storageclass/"+c.Name, "is the default")
 		}
 	}
@@ -229,7 +239,7 @@ func (r *Reader) noClass(ctx context.Context, claim *corev1.PersistentVolumeClai
 	f.saw(o.String()+" .spec.storageClassName", "not set").saw("LIST storageclasses", r.classNames(ctx))
 	f.Evidence = append(f.Evidence, static.Evidence...)
 	return f.not(NoVolumeFits, "a volume created by hand would do", "none fits").
-		do("Mark a class as the default; claims without one are given it then:",
+		do("Mark a class as the default; claims without a class then get it:",
 			kubectl("", "annotate storageclass NAME storageclass.kubernetes.io/is-default-class=true"))
 }
 
@@ -279,7 +289,7 @@ func (r *Reader) noVolumeFits(claim *corev1.PersistentVolumeClaim, volumes []cor
 		all = append(all, near{pv.Name, unfit(claim, &pv, class)})
 	}
 	slices.SortStableFunc(all, func(a, b near) int { return strings.Count(a.why, ", ") - strings.Count(b.why, ", ") })
-	cause := fmt.Sprintf("no PersistentVolume fits %s, and nothing makes one", o)
+	cause := fmt.Sprintf("no PersistentVolume fits %s, and no provisioner creates one", o)
 	if len(all) == 1 {
 		cause = fmt.Sprintf("no PersistentVolume fits %s: the only one, %s, %s", o, all[0].name, firstOf(all[0].why, "fits, and was not taken"))
 	}
@@ -316,10 +326,14 @@ func (r *Reader) claimOfVolume(ctx context.Context, claim *corev1.PersistentVolu
 }
 
 // claimOfClass explains a claim of a class that exists.
-func (r *Reader) claimOfClass(ctx context.Context, claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, volumes []corev1.PersistentVolume, volumesErr error) *Finding {
+func (r *Reader) claimOfClass(
+	ctx context.Context, claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass,
+	volumes []corev1.PersistentVolume, volumesErr error,
+) *Finding {
 	o := claimObject(claim)
 	node := claim.Annotations[storagehelpers.AnnSelectedNode]
-	waits := class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer && node == ""
+	mode := class.VolumeBindingMode
+	waits := mode != nil && *mode == storagev1.VolumeBindingWaitForFirstConsumer && node == ""
 	if f := r.provisioning(ctx, claim, class); f != nil {
 		return f
 	}
@@ -330,9 +344,10 @@ func (r *Reader) claimOfClass(ctx context.Context, claim *corev1.PersistentVolum
 	if waits {
 		users := r.users(ctx, claim)
 		if len(users) == 0 {
-			f := found(Progressing, ClaimWaits, fmt.Sprintf("%s waits for a pod that uses it: its class %s makes a volume when the pod has a node", o, class.Name))
-			return f.saw("storageclass/"+class.Name+" .volumeBindingMode", string(*class.VolumeBindingMode)).saw("LIST pods", "none uses the claim").
-				do("Nothing: this is no fault. Create the pod.")
+			f := found(Progressing, ClaimWaits, fmt.Sprintf("%s waits for a pod that uses it: its class %s creates a volume once the pod has a node",
+				o, class.Name))
+			return f.saw("storageclass/"+class.Name+" .volumeBindingMode", string(*mode)).saw("LIST pods", "none uses the claim").
+				do("Create the pod: the claim has no fault.")
 		}
 		if f := r.noProvisioner(ctx, claim, class); f != nil {
 			return f
@@ -346,7 +361,7 @@ func (r *Reader) claimOfClass(ctx context.Context, claim *corev1.PersistentVolum
 			}
 		}
 		return found(Progressing, InProgress, fmt.Sprintf("in progress: %s waits until %s has a node", o, podNames(users))).
-			saw("storageclass/"+class.Name+" .volumeBindingMode", string(*class.VolumeBindingMode))
+			saw("storageclass/"+class.Name+" .volumeBindingMode", string(*mode))
 	}
 	if f := r.noProvisioner(ctx, claim, class); f != nil {
 		return f
@@ -355,12 +370,14 @@ func (r *Reader) claimOfClass(ctx context.Context, claim *corev1.PersistentVolum
 		return found(Progressing, InProgress, fmt.Sprintf("in progress: the provisioner %s was asked for a volume for %s", class.Provisioner, o)).
 			saw(provisioner, class.Provisioner).saw(o.String()+" .metadata.annotations["+storagehelpers.AnnSelectedNode+"]", node)
 	}
-	f := broken(ClaimUnbound, fmt.Sprintf("%s is not bound to a volume: the provisioner %s was asked %s ago, and reports nothing", o, class.Provisioner, ago(r.age(claim.CreationTimestamp))))
-	return f.since(claim.CreationTimestamp).saw(provisioner, class.Provisioner).sawEvent(r.LastEvent(ctx, claim, claim.CreationTimestamp, "ExternalProvisioning", "Provisioning")).
+	f := broken(ClaimUnbound, fmt.Sprintf("%s is not bound to a volume: the provisioner %s was asked %s ago, but reports nothing",
+		o, class.Provisioner, ago(r.age(claim.CreationTimestamp))))
+	return f.since(claim.CreationTimestamp).saw(provisioner, class.Provisioner).
+		sawEvent(r.LastEvent(ctx, claim, claim.CreationTimestamp, "ExternalProvisioning", "Provisioning")).
 		do("Read the log of the provisioner; kubelith plugin list shows the state of a plugin of kubelith.")
 }
 
-// podCause explains a pod, unless that is being done already: a pod leads to its claim, and a claim to its pod.
+// podCause explains a pod, unless that is being done already: a pod is explained by its claim, and a claim by its pod.
 func (r *Reader) podCause(ctx context.Context, pod *corev1.Pod) *Finding {
 	if r.busy[podObject(pod)] {
 		return nil
@@ -381,7 +398,7 @@ func (r *Reader) provisioning(ctx context.Context, claim *corev1.PersistentVolum
 	if e == nil || e.Reason != "ProvisioningFailed" || e.Last.Before(&claim.CreationTimestamp) {
 		return nil
 	}
-	o, code, remedy := claimObject(claim), ProvisioningFailing, "The error is the driver's; its log says more. It is called again by itself."
+	o, code, remedy := claimObject(claim), ProvisioningFailing, "The error is the driver's: read its log. The driver is called again by itself."
 	text := after(e.Message, "desc = ")
 	if strings.Contains(e.Message, "code = ResourceExhausted") {
 		code, remedy = NoCapacity, "Free space, add a node or a disk, or delete the claim and create it with a smaller request."
@@ -389,9 +406,10 @@ func (r *Reader) provisioning(ctx context.Context, claim *corev1.PersistentVolum
 	if _, rest, ok := strings.Cut(text, fmt.Sprintf("with StorageClass %q: ", class.Name)); ok {
 		text = rest
 	}
-	f := broken(code, fmt.Sprintf("no volume can be made for %s: %s", o, shorten(oneLine(text), 300))).since(e.FirstTimestamp).sawEvent(e)
-	f.saw("storageclass/"+class.Name+" .provisioner", class.Provisioner).saw(o.String()+" .spec.resources.requests", sizeOf(claim.Spec.Resources.Requests))
-	return f.not(ProvisionerMissing, "the provisioner is missing", "it answered: the error is its own").
+	f := broken(code, fmt.Sprintf("no volume can be created for %s: %s", o, oneline.Shorten(sentence(text), 300)))
+	f.since(e.FirstTimestamp).sawEvent(e).saw("storageclass/"+class.Name+" .provisioner", class.Provisioner).
+		saw(o.String()+" .spec.resources.requests", sizeOf(claim.Spec.Resources.Requests))
+	return f.not(ProvisionerMissing, "the provisioner is missing", "it answered: the error is the provisioner's").
 		not(StorageClassMissing, "the class is missing", "it exists").do(remedy)
 }
 
@@ -422,12 +440,14 @@ func (r *Reader) noProvisioner(ctx context.Context, claim *corev1.PersistentVolu
 		driver = "does not exist"
 	}
 	o := claimObject(claim)
-	f := broken(ProvisionerMissing, fmt.Sprintf("the provisioner %s of the StorageClass %s, which must make the volume of %s, does not run: no node has a driver of that name", class.Provisioner, class.Name, o))
+	f := broken(ProvisionerMissing, fmt.Sprintf("the provisioner %s of the StorageClass %s, which must create the volume of %s, does not run: "+
+		"no node has a driver of that name", class.Provisioner, class.Name, o))
 	f.since(claim.CreationTimestamp).saw("storageclass/"+class.Name+" .provisioner", class.Provisioner)
 	f.saw("csidriver/"+class.Provisioner, driver).saw("LIST csinodes", fmt.Sprintf("none of %d nodes has registered the driver", len(nodes.Items)))
 	f.sawEvent(r.LastEvent(ctx, claim, claim.CreationTimestamp, "ExternalProvisioning"))
 	return f.not(StorageClassMissing, "the class is missing", "it exists").not(ProvisioningFailing, "the driver fails", "there is no Event of a call").
-		do("Install the driver, or check that it runs: kubelith plugin list. Else delete the claim and create it with a class whose provisioner runs.")
+		do("Install the driver, or check that it runs: kubelith plugin list. " +
+			"Otherwise delete the claim and create it with a class whose provisioner runs.")
 }
 
 // noCapacity explains a claim for which no place reports enough space.
@@ -443,7 +463,8 @@ func (r *Reader) noCapacity(ctx context.Context, claim *corev1.PersistentVolumeC
 		return nil
 	}
 	want := claim.Spec.Resources.Requests[corev1.ResourceStorage]
-	f := broken(NoCapacity, fmt.Sprintf("%s asks for %s, and no place of the StorageClass %s has that much free", claimObject(claim), want.String(), class.Name))
+	f := broken(NoCapacity, fmt.Sprintf("%s asks for %s, but no place of the StorageClass %s has that much free",
+		claimObject(claim), want.String(), class.Name))
 	places := 0
 	for _, c := range l.Items {
 		if c.StorageClassName != class.Name {

@@ -76,7 +76,7 @@ const (
 	ExecutableNotFound  Code = "ExecutableNotFound"  // the image has not the program that the container runs
 	PermissionDenied    Code = "PermissionDenied"    // the program may not be executed
 	InitContainerFailed Code = "InitContainerFailed" // an init container ends with an error
-	CrashLoop           Code = "CrashLoop"           // a container ends again and again
+	CrashLoop           Code = "CrashLoop"           // a container keeps exiting
 	ContainerFailed     Code = "ContainerFailed"     // a container has failed and is not started again, or cannot be started
 	OOMKilled           Code = "OOMKilled"           // a container reached its memory limit
 	LivenessKills       Code = "LivenessKills"       // the kubelet kills a container whose liveness probe fails
@@ -122,9 +122,9 @@ const (
 	ScaledToZero        Code = "ScaledToZero"        // it wants no pods: no fault
 	RolloutPaused       Code = "RolloutPaused"       // the Deployment is paused, and a change waits
 	ProgressDeadline    Code = "ProgressDeadline"    // the rollout made no progress within its deadline
-	RolloutNoRoom       Code = "RolloutNoRoom"       // maxSurge and maxUnavailable both round to zero; only ruled out, as the controller then replaces one pod at a time
+	RolloutNoRoom       Code = "RolloutNoRoom"       // maxSurge and maxUnavailable both round to zero; ruled out only: pods are then replaced one by one
 	PredecessorNotReady Code = "PredecessorNotReady" // a pod of a StatefulSet waits for the one before it
-	PartitionHolds      Code = "PartitionHolds"      // the update strategy of the StatefulSet keeps pods on the template before: no fault
+	PartitionHolds      Code = "PartitionHolds"      // the update strategy of the StatefulSet keeps pods on the previous template: no fault
 	NoNodeMatches       Code = "NoNodeMatches"       // no node matches the DaemonSet
 
 	// Jobs.

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/trace"
 )
 
@@ -140,13 +141,16 @@ func (r *Reader) waits(ctx context.Context, pod *corev1.Pod, c container) *Findi
 	case "CreateContainerConfigError":
 		return r.configMissing(ctx, pod, c)
 	case "CreateContainerError", "RunContainerError", "PreCreateHookError", "PreStartHookError":
-		return r.notStarted(pod, c, waiting.Reason, waiting.Message, metav1.Time{}).saw(c.path()+"state.waiting", waiting.Reason+": "+waiting.Message)
+		return r.notStarted(pod, c, waiting.Reason, waiting.Message, metav1.Time{}).
+			saw(c.path()+"state.waiting", waiting.Reason+": "+waiting.Message)
 	}
 	if e := r.LastEvent(ctx, pod, pod.CreationTimestamp, "FailedPostStartHook"); c.spec.Lifecycle != nil && c.spec.Lifecycle.PostStart != nil &&
 		(e != nil && about(e, c) || waiting.Reason == "PostStartHookError") {
-		f := broken(PostStartFailed, fmt.Sprintf("the postStart hook of %s fails, so the kubelet ends the container: %s", c, hookFailure(firstOf(textOf(e), waiting.Message))))
+		f := broken(PostStartFailed, fmt.Sprintf("the postStart hook of %s fails, so the kubelet ends the container: %s",
+			c, hookFailure(firstOf(textOf(e), waiting.Message))))
 		f.saw(c.path()+"state.waiting", waiting.Reason+": "+waiting.Message).sawEvent(e)
-		return f.not(CrashLoop, "the container fails by itself", "the kubelet killed it after the hook had failed").do(recreate(pod, "Correct lifecycle.postStart"))
+		return f.not(CrashLoop, "the container fails by itself", "the kubelet killed it after the hook had failed").
+			do(recreate(pod, "Correct lifecycle.postStart"))
 	}
 	if last := c.status.LastTerminationState.Terminated; last != nil {
 		return r.crashed(ctx, pod, c, last, true)
@@ -170,7 +174,8 @@ func about(e *Event, c container) bool {
 
 // starts is the answer for a container that is being created: what the kubelet does for it now.
 func (r *Reader) starts(ctx context.Context, pod *corev1.Pod, c container) *Finding {
-	f := found(Progressing, InProgress, fmt.Sprintf("in progress: node %s is starting %s", pod.Spec.NodeName, c)).saw(c.path()+"state.waiting", c.status.State.Waiting.Reason)
+	f := found(Progressing, InProgress, fmt.Sprintf("in progress: node %s is starting %s", pod.Spec.NodeName, c))
+	f.saw(c.path()+"state.waiting", c.status.State.Waiting.Reason)
 	if at := pod.Status.StartTime; at != nil {
 		f.since(*at).sawAt("pod/"+pod.Name+" .status.startTime", "the kubelet took the pod", *at)
 	}
@@ -179,7 +184,7 @@ func (r *Reader) starts(ctx context.Context, pod *corev1.Pod, c container) *Find
 			continue
 		}
 		if e.Reason == "Pulling" {
-			f.Cause = fmt.Sprintf("in progress: node %s is pulling the image %s, for %s so far", pod.Spec.NodeName, c.spec.Image, ago(r.age(e.Last)))
+			f.Cause = fmt.Sprintf("in progress: node %s has been pulling the image %s for %s", pod.Spec.NodeName, c.spec.Image, ago(r.age(e.Last)))
 			f.sawEvent(&e)
 		}
 		break // only the last one
@@ -189,7 +194,8 @@ func (r *Reader) starts(ctx context.Context, pod *corev1.Pod, c container) *Find
 	}
 	for _, other := range containersOf(pod) {
 		if other.init && other.status != nil && other.status.State.Running != nil && !other.sidecar() {
-			f.Cause = fmt.Sprintf("in progress: %s runs, for %s so far; the containers start when it has ended", other, ago(r.age(other.status.State.Running.StartedAt)))
+			f.Cause = fmt.Sprintf("in progress: %s has been running for %s; the containers start when it has ended",
+				other, ago(r.age(other.status.State.Running.StartedAt)))
 			f.sawAt(other.path()+"state.running", "started", other.status.State.Running.StartedAt)
 		}
 	}
@@ -203,7 +209,7 @@ func (r *Reader) notStarted(pod *corev1.Pod, c container, reason, message string
 	if program := executable.FindStringSubmatch(message); program != nil {
 		what = program[1]
 	} else if command == "" {
-		what = "the image's own command"
+		what = "the command of the image"
 	}
 	runs := func(f *Finding) *Finding {
 		f.since(at)
@@ -219,10 +225,10 @@ func (r *Reader) notStarted(pod *corev1.Pod, c container, reason, message string
 			do("Check that mountPath and the volume are both a file or both a directory.")
 	case strings.Contains(text, "subpath"):
 		return broken(SubPathFailed, fmt.Sprintf("%s cannot be started: a subPath of its volumes cannot be mounted: %s", c, lastPart(message))).since(at).
-			do("Check that the path exists in the volume and is of the kind (file or directory) that the mount expects.")
+			do("Check that the path exists in the volume and is a file or a directory, as the mount expects.")
 	case strings.Contains(text, "executable file not found") || strings.Contains(text, "no such file or directory"):
 		return runs(broken(ExecutableNotFound, fmt.Sprintf("%s cannot be started: its image %s has no program %s", c, c.spec.Image, what))).
-			not(ImageNotFound, "the image is missing", "it was pulled: the runtime looked for the program in it").
+			not(ImageNotFound, "the image is missing", "it was pulled: the runtime searched it for the program").
 			not(PermissionDenied, "the program is not executable", "the runtime's message says that there is none").
 			do(recreate(pod, "Correct the command: the path in the image, or a program in its PATH,"))
 	case strings.Contains(text, "is a directory"):
@@ -231,7 +237,8 @@ func (r *Reader) notStarted(pod *corev1.Pod, c container, reason, message string
 	case strings.Contains(text, "permission denied"):
 		return runs(broken(PermissionDenied, fmt.Sprintf("%s cannot be started: %s may not be executed: permission denied", c, what))).
 			not(ExecutableNotFound, "the image has no such program", "the message says permission denied, not that there is none").
-			do("Build the image with the executable bit on that file (chmod +x), or run a program: a directory or a plain file gives the same error.")
+			do("Build the image with the executable bit on that file (chmod +x), or run another program: " +
+				"a directory or a plain file gives the same error.")
 	case strings.Contains(text, "exec format error"):
 		return runs(wrongArchitecture(pod, c))
 	}
@@ -240,8 +247,9 @@ func (r *Reader) notStarted(pod *corev1.Pod, c container, reason, message string
 }
 
 func wrongArchitecture(pod *corev1.Pod, c container) *Finding {
-	return broken(ImageArchitecture, fmt.Sprintf("%s cannot be started: the program in its image %s is for another architecture than node %s", c, c.spec.Image, pod.Spec.NodeName)).
-		do("Build the image for this architecture too, or select nodes that it is for: nodeSelector kubernetes.io/arch.")
+	return broken(ImageArchitecture, fmt.Sprintf("%s cannot be started: the program in its image %s is for another architecture than node %s",
+		c, c.spec.Image, pod.Spec.NodeName)).
+		do("Build the image for this architecture too, or select nodes of its architecture: nodeSelector kubernetes.io/arch.")
 }
 
 // executable finds the program in the message of runc.
@@ -264,7 +272,7 @@ func (r *Reader) crashed(ctx context.Context, pod *corev1.Pod, c container, end 
 	}
 	done := func(f *Finding) *Finding {
 		if again && !c.recurs() {
-			f.Status, f.Cause = Progressing, "in progress: it is started again: "+f.Cause
+			f.Status, f.Cause = Progressing, "in progress: it is being restarted: "+f.Cause
 		}
 		f.since(end.FinishedAt).sawAt(where, firstOf(fmt.Sprintf("%s, exit code %d", end.Reason, end.ExitCode)), end.FinishedAt)
 		f.saw(where+".message", end.Message)
@@ -292,7 +300,7 @@ func (r *Reader) crashed(ctx context.Context, pod *corev1.Pod, c container, end 
 	}
 	lines := r.lastLines(ctx, pod, c, end)
 	ran := end.FinishedAt.Sub(end.StartedAt.Time)
-	code, verb := CrashLoop, "ends again and again"
+	code, verb := CrashLoop, "keeps exiting"
 	switch {
 	case c.init:
 		code, verb = InitContainerFailed, "fails, and the containers wait for it"
@@ -306,7 +314,7 @@ func (r *Reader) crashed(ctx context.Context, pod *corev1.Pod, c container, end 
 		f = wrongArchitecture(pod, c)
 	}
 	if i := strings.LastIndex(lines, "\n"); lines != "" && f.Code != ImageArchitecture {
-		f.Cause += fmt.Sprintf("; the last line of its log: %s", oneLine(shorten(lines[i+1:], 200)))
+		f.Cause += fmt.Sprintf("; the last line of its log: %s", sentence(oneline.Shorten(lines[i+1:], 200)))
 	}
 	done(f)
 	if lines != "" {
@@ -314,7 +322,8 @@ func (r *Reader) crashed(ctx context.Context, pod *corev1.Pod, c container, end 
 	}
 	if limit, ok := c.spec.Resources.Limits[corev1.ResourceMemory]; ok && end.ExitCode == 137 {
 		f.saw(c.specPath()+".resources.limits.memory", limit.String())
-		f.do("SIGKILL came neither from the kubelet nor, as far as the runtime has seen, for memory: compare what it uses with its limit all the same (kubelith kubectl top pod).")
+		f.do("SIGKILL came neither from the kubelet nor, as far as the runtime has seen, for memory: " +
+			"compare its memory with its limit anyway (kubelith kubectl top pod).")
 	}
 	f.not(OOMKilled, "it was killed for its memory limit", fmt.Sprintf("its reason is %s, not OOMKilled", firstOf(end.Reason, "empty")))
 	if c.spec.LivenessProbe != nil {
@@ -325,9 +334,11 @@ func (r *Reader) crashed(ctx context.Context, pod *corev1.Pod, c container, end 
 		previous = " --previous"
 	}
 	if end.ExitCode == 0 {
-		return f.do(recreate(pod, "A container of this pod must not end: run a server in the foreground, or use a Job,"), kubectl(pod.Namespace, "logs %s -c %s%s", pod.Name, c.spec.Name, previous))
+		f.do(recreate(pod, "A container of this pod must not end: run a server in the foreground, or use a Job,"))
+	} else {
+		f.do("Its log says why it ended:")
 	}
-	return f.do("Its own log says why it ended:", kubectl(pod.Namespace, "logs %s -c %s%s", pod.Name, c.spec.Name, previous))
+	return f.do(kubectl(pod.Namespace, "logs %s -c %s%s", pod.Name, c.spec.Name, previous))
 }
 
 // meaning is what an exit code means by convention.
@@ -369,23 +380,25 @@ func (r *Reader) oomKilled(pod *corev1.Pod, c container, end *corev1.ContainerSt
 			f.sawAt("record: "+string(run.Stage)+" "+run.Name, "the cgroup's peak of memory was "+peak, metav1.NewTime(run.End))
 		}
 		if end.Reason != oomKilled {
-			f.sawAt("record: "+string(run.Stage)+" "+run.Name, "the kernel counted a kill for memory in its cgroup, which the container runtime did not report", metav1.NewTime(run.End))
+			f.sawAt("record: "+string(run.Stage)+" "+run.Name,
+				"the kernel counted a kill for memory in its cgroup, which the container runtime did not report", metav1.NewTime(run.End))
 		}
 		return f
 	}
 	if !ok {
-		f := broken(OOMKilled, fmt.Sprintf("%s was killed for memory, without its own limit: the node, or the pod as a whole, had no more", c))
+		f := broken(OOMKilled, fmt.Sprintf("%s was killed for memory, though it has no limit: the node, or the pod as a whole, had none left", c))
 		return measured(f.saw(c.specPath()+".resources.limits.memory", "not set")).
-			do(recreate(pod, "Set requests and a limit for its memory"), "Look at what else uses the memory of node "+pod.Spec.NodeName+".")
+			do(recreate(pod, "Set requests and a limit for its memory"), "Check what else uses the memory of node "+pod.Spec.NodeName+".")
 	}
 	used := ""
 	if peak != "" {
 		used = " (peak " + peak + ")"
 	}
-	f := broken(OOMKilled, fmt.Sprintf("%s was killed when it reached its memory limit of %s%s, %s after its start", c, limit.String(), used, ago(end.FinishedAt.Sub(end.StartedAt.Time))))
+	f := broken(OOMKilled, fmt.Sprintf("%s was killed when it reached its memory limit of %s%s, %s after its start",
+		c, limit.String(), used, ago(end.FinishedAt.Sub(end.StartedAt.Time))))
 	measured(f.saw(c.specPath()+".resources.limits.memory", limit.String()))
 	return f.not(CrashLoop, "it fails by itself", "the kernel ended it, for memory").
-		not(Evicted, "the node was short of memory", "the pod was not evicted; the limit is the container's own").
+		not(Evicted, "the node was short of memory", "the pod was not evicted; the limit is the container's").
 		do(recreate(pod, "Raise resources.limits.memory, or find out why it needs so much,"))
 }
 
@@ -403,21 +416,26 @@ func (r *Reader) killedBy(ctx context.Context, pod *corev1.Pod, c container, end
 		if e.Reason != "Killing" || !about(&e, c) || e.Last.Before(&end.StartedAt) {
 			continue
 		}
-		code, probe, name, fix := Code(""), "", "", ""
+		var code Code
+		var probe, name, fix string
 		switch {
 		case strings.Contains(e.Message, "failed liveness probe"):
-			code, probe, name, fix = LivenessKills, "liveness probe", "Liveness", "Correct the probe or what it asks, or give it more time (failureThreshold, timeoutSeconds),"
+			code, probe, name = LivenessKills, "liveness probe", "Liveness"
+			fix = "Correct the probe or what it asks, or give it more time (failureThreshold, timeoutSeconds),"
 		case strings.Contains(e.Message, "failed startup probe"):
-			code, probe, name, fix = StartupProbeKills, "startup probe", "Startup", "Give the start more time (startupProbe.failureThreshold x periodSeconds), or correct the probe,"
+			code, probe, name = StartupProbeKills, "startup probe", "Startup"
+			fix = "Give the start more time (startupProbe.failureThreshold x periodSeconds), or correct the probe,"
 		case strings.Contains(e.Message, "PostStartHook"):
-			f := broken(PostStartFailed, fmt.Sprintf("the postStart hook of %s failed, so the kubelet ended the container: %s", c, firstOf(textOf(r.LastEvent(ctx, pod, end.StartedAt, "FailedPostStartHook")), e.Message)))
+			hook := r.LastEvent(ctx, pod, end.StartedAt, "FailedPostStartHook")
+			f := broken(PostStartFailed, fmt.Sprintf("the postStart hook of %s failed, so the kubelet ended the container: %s",
+				c, firstOf(textOf(hook), e.Message)))
 			return f.sawEvent(&e).do(recreate(pod, "Correct lifecycle.postStart"))
 		default:
 			continue
 		}
-		f := broken(code, fmt.Sprintf("the kubelet kills %s again and again: its %s fails", c, probe))
+		f := broken(code, fmt.Sprintf("the kubelet keeps killing %s: its %s fails", c, probe))
 		if answer := r.probeFailure(ctx, pod, c, name, end.StartedAt); answer != nil {
-			f.Cause += ": " + oneLine(probeAnswer(answer.Message))
+			f.Cause += ": " + sentence(probeAnswer(answer.Message))
 			f.sawEvent(answer)
 		}
 		return f.sawEvent(&e).not(CrashLoop, "it ends by itself", "the kubelet's Event Killing says which probe failed").
@@ -453,7 +471,8 @@ func probeAnswer(message string) string {
 func (r *Reader) runs(ctx context.Context, pod *corev1.Pod, c container) *Finding {
 	running, last := c.status.State.Running, c.status.LastTerminationState.Terminated
 	if c.init && !c.sidecar() {
-		return found(Progressing, InProgress, fmt.Sprintf("in progress: %s runs, for %s so far; the containers start when it has ended", c, ago(r.age(running.StartedAt)))).
+		return found(Progressing, InProgress, fmt.Sprintf("in progress: %s has been running for %s; the containers start when it has ended",
+			c, ago(r.age(running.StartedAt)))).
 			since(running.StartedAt).sawAt(c.path()+"state.running", "started", running.StartedAt)
 	}
 	if last != nil && !c.init && r.fragile(c, running.StartedAt, last) {
@@ -461,7 +480,7 @@ func (r *Reader) runs(ctx context.Context, pod *corev1.Pod, c container) *Findin
 		return f.sawAt(c.path()+"state.running", "started again; this run is not longer than the last one yet", running.StartedAt)
 	}
 	if c.status.Started != nil && !*c.status.Started {
-		return r.probing(ctx, pod, c, c.spec.StartupProbe, "Startup", StartupProbeFailing, "it is not started before its startup probe succeeds")
+		return r.probing(ctx, pod, c, c.spec.StartupProbe, "Startup", StartupProbeFailing, "so it does not count as started")
 	}
 	if !c.status.Ready {
 		return r.probing(ctx, pod, c, c.spec.ReadinessProbe, "Readiness", ReadinessFailing, "so it gets no traffic from Services")
@@ -476,7 +495,8 @@ func (r *Reader) runs(ctx context.Context, pod *corev1.Pod, c container) *Findin
 // that)
 func (r *Reader) fragile(c container, started metav1.Time, last *corev1.ContainerStateTerminated) bool {
 	lasted := last.FinishedAt.Sub(last.StartedAt.Time)
-	if last.ExitCode == 0 && c.pod.Spec.RestartPolicy != corev1.RestartPolicyAlways || lasted > 10*time.Minute || c.spec.ReadinessProbe != nil && c.status.Ready {
+	complete := last.ExitCode == 0 && c.pod.Spec.RestartPolicy != corev1.RestartPolicyAlways
+	if complete || lasted > 10*time.Minute || c.spec.ReadinessProbe != nil && c.status.Ready {
 		return false
 	}
 	return r.age(started) < lasted+fresh
@@ -487,22 +507,26 @@ func (r *Reader) probing(ctx context.Context, pod *corev1.Pod, c container, prob
 	running, kind := c.status.State.Running.StartedAt, strings.ToLower(name)
 	e := r.probeFailure(ctx, pod, c, name, running)
 	if e == nil || probe == nil {
-		f := found(Progressing, InProgress, fmt.Sprintf("in progress: %s runs since %s; its %s probe has not succeeded yet", c, ago(r.age(running)), kind))
+		f := found(Progressing, InProgress, fmt.Sprintf("in progress: %s has been running for %s; its %s probe has not succeeded yet",
+			c, ago(r.age(running)), kind))
 		return f.since(running).sawAt(c.path()+"state.running", "started", running)
 	}
 	// The kubelet counts a probe as failed after failureThreshold times; before that, a start may just take its time.
-	patience := time.Duration(probe.InitialDelaySeconds)*time.Second + time.Duration(max(probe.FailureThreshold, 1)*max(probe.PeriodSeconds, 1))*time.Second
-	f := broken(code, fmt.Sprintf("the %s probe of %s fails, %s: %s", kind, c, effect, oneLine(shorten(probeAnswer(e.Message), 300))))
+	failures := time.Duration(max(probe.FailureThreshold, 1)*max(probe.PeriodSeconds, 1)) * time.Second
+	patience := time.Duration(probe.InitialDelaySeconds)*time.Second + failures
+	answer := sentence(oneline.Shorten(probeAnswer(e.Message), 300))
+	f := broken(code, fmt.Sprintf("the %s probe of %s fails, %s: %s", kind, c, effect, answer))
 	if r.age(running) < patience {
 		f.Status, f.Code = Progressing, InProgress
-		f.Cause = fmt.Sprintf("in progress: %s runs for %s; its %s probe has not succeeded yet: %s", c, ago(r.age(running)), kind, oneLine(shorten(probeAnswer(e.Message), 300)))
+		f.Cause = fmt.Sprintf("in progress: %s has been running for %s; its %s probe has not succeeded yet: %s",
+			c, ago(r.age(running)), kind, answer)
 	}
 	f.sawEvent(e).saw(c.specPath()+"."+kind+"Probe", describeProbe(probe)).since(running)
 	if code == ReadinessFailing {
 		f.sawAt(c.path()+"ready", "false", metav1.Time{})
-		f.not(CrashLoop, "the container fails", fmt.Sprintf("it runs since %s, restart count %d", clock(running), c.status.RestartCount))
+		f.not(CrashLoop, "the container fails", fmt.Sprintf("it has been running since %s, restart count %d", clock(running), c.status.RestartCount))
 	}
-	return f.do(fmt.Sprintf("Make the %s probe's question answerable: is the port, path or command right, does the program listen on all addresses?", kind),
+	return f.do(fmt.Sprintf("Check the %s probe: is the port, path or command right, does the program listen on all addresses?", kind),
 		kubectl(pod.Namespace, "logs %s -c %s", pod.Name, c.spec.Name))
 }
 

@@ -71,12 +71,12 @@ func deletion(r *Reader, o Object, object metav1.Object) *Finding {
 		}
 		return f
 	}
-	f := broken(FinalizerHolds, fmt.Sprintf("%s was deleted %s ago, but its finalizer %s keeps it: what owns the finalizer has not removed it",
+	f := broken(FinalizerHolds, fmt.Sprintf("%s was deleted %s ago, but its finalizer %s keeps it: its owner has not removed the finalizer",
 		o, ago(r.age(at)), strings.Join(finalizers, ", "))).since(at)
 	f.sawAt(o.String()+" .metadata.deletionTimestamp", "deletion was requested", at)
 	f.saw(o.String()+" .metadata.finalizers", strings.Join(finalizers, ", "))
-	return f.do("Find the controller that set the finalizer and read its log; it must do its clean-up and then remove the finalizer.",
-		"Only if that controller is gone for good, and with what it would have cleaned up left behind:",
+	return f.do("Find the controller that set the finalizer and read its log: it must clean up and then remove the finalizer.",
+		"Only if that controller is gone for good; what it would have cleaned up is left behind:",
 		kubectl(o.Namespace, `patch %s --type=json -p '[{"op":"remove","path":"/metadata/finalizers"}]'`, o))
 }
 
@@ -114,7 +114,7 @@ func generic(ctx context.Context, r *Reader, o Object, object *unstructured.Unst
 	all := conditions(object)
 	f := r.byConditions(ctx, o, object, all)
 	if owner := metav1.GetControllerOf(object); owner != nil {
-		f.saw(o.String()+" .metadata.ownerReferences", "made by "+strings.ToLower(owner.Kind)+"/"+owner.Name)
+		f.saw(o.String()+" .metadata.ownerReferences", "created by "+strings.ToLower(owner.Kind)+"/"+owner.Name)
 	}
 	return f
 }
@@ -160,7 +160,7 @@ func (r *Reader) byConditions(ctx context.Context, o Object, object *unstructure
 			since(object.GetCreationTimestamp()).
 			sawAt(o.String()+" .metadata.creationTimestamp", "created", object.GetCreationTimestamp())
 	}
-	return found(Healthy, OK, fmt.Sprintf("%s is %s since %s", o, good.kind, clock(good.since))).since(good.since).
+	return found(Healthy, OK, fmt.Sprintf("%s has been %s since %s", o, good.kind, clock(good.since))).since(good.since).
 		sawAt(fmt.Sprintf("%s .status.conditions[%s]", o, good.kind), strings.TrimSuffix("True, "+good.reason, ", "), good.since)
 }
 
@@ -178,7 +178,7 @@ func (r *Reader) warnings(ctx context.Context, object metav1.Object, since metav
 // firstOf is the first text that is not empty.
 func firstOf(texts ...string) string {
 	for _, t := range texts {
-		if t = oneLine(t); t != "" {
+		if t = sentence(t); t != "" {
 			return t
 		}
 	}

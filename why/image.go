@@ -70,10 +70,11 @@ func (r *Reader) imageMissing(ctx context.Context, pod *corev1.Pod, c container)
 	switch waiting.Reason {
 	case "InvalidImageName":
 		return done(broken(ImageNameInvalid, fmt.Sprintf("%q, the image of %s, is not a valid name", image, c))).
-			not(ImageNotFound, "the registry does not have it", "nothing was asked: the name cannot be parsed").
+			not(ImageNotFound, "the registry does not have it", "no registry was asked: the name cannot be parsed").
 			do(recreate(pod, "Correct the image's name (lower case, no blanks: REGISTRY/PATH:TAG)"))
 	case "ErrImageNeverPull":
-		return done(broken(ImageNeverPulled, fmt.Sprintf("%s may not pull its image %s (imagePullPolicy: Never), and node %s does not have it", c, image, pod.Spec.NodeName))).
+		return done(broken(ImageNeverPulled, fmt.Sprintf("%s may not pull its image %s (imagePullPolicy: Never), but node %s does not have it",
+			c, image, pod.Spec.NodeName))).
 			saw(c.specPath()+".imagePullPolicy", string(c.spec.ImagePullPolicy)).
 			not(ImageNotFound, "the registry does not have it", "no registry was asked: the policy is Never").
 			do(recreate(pod, "Set imagePullPolicy: IfNotPresent"), "Or import the image on that node:", "kubelith ctr -n k8s.io images import FILE.tar")
@@ -97,7 +98,7 @@ func (r *Reader) imageMissing(ctx context.Context, pod *corev1.Pod, c container)
 			f.saw("node/"+node.Name+" .status.nodeInfo", node.Status.NodeInfo.OperatingSystem+"/"+node.Status.NodeInfo.Architecture)
 		}
 		return f.not(ImageNotFound, "the image does not exist", "the registry has an index for it, without this platform").
-			do("Build and push the image for this architecture too, or select nodes that it is for: nodeSelector kubernetes.io/arch.")
+			do("Build and push the image for this architecture too, or select nodes of its architecture: nodeSelector kubernetes.io/arch.")
 	case RegistryUnreachable:
 		return done(broken(code, fmt.Sprintf("node %s cannot reach the registry %s: %s", pod.Spec.NodeName, registry, lastPart(message)))).
 			not(ImageNotFound, "the image does not exist", "the registry gave no answer about it").
@@ -116,7 +117,7 @@ func (r *Reader) imageMissing(ctx context.Context, pod *corev1.Pod, c container)
 func (r *Reader) pullDenied(ctx context.Context, pod *corev1.Pod, c container, registry string) *Finding {
 	image := c.spec.Image
 	create := kubectl(pod.Namespace, "create secret docker-registry NAME --docker-server=%s --docker-username=USER --docker-password=PASSWORD", registry)
-	f := found(Broken, PullSecretMissing, fmt.Sprintf("the registry %s wants credentials for %s, and the pod has no imagePullSecrets", registry, image))
+	f := found(Broken, PullSecretMissing, fmt.Sprintf("the registry %s requires credentials for %s, but the pod has no imagePullSecrets", registry, image))
 	f.not(RegistryUnreachable, "the registry cannot be reached", "it answered: it refuses")
 	if len(pod.Spec.ImagePullSecrets) == 0 {
 		return f.saw("pod/"+pod.Name+" .spec.imagePullSecrets", "empty").do(create, recreate(pod, "Then name it in imagePullSecrets,"),
@@ -128,13 +129,15 @@ func (r *Reader) pullDenied(ctx context.Context, pod *corev1.Pod, c container, r
 		where := "secret/" + ref.Name
 		switch {
 		case apierrors.IsNotFound(err):
-			f.Cause = fmt.Sprintf("the registry %s wants credentials for %s, and the pull secret %s does not exist in namespace %s", registry, image, ref.Name, pod.Namespace)
+			f.Cause = fmt.Sprintf("the registry %s requires credentials for %s, but the pull secret %s does not exist in namespace %s",
+				registry, image, ref.Name, pod.Namespace)
 			f.saw(where, "does not exist")
 		case err != nil:
 			there = append(there, ref.Name)
 			f.saw(where, "you may not read whether it exists")
 		case secret.Type != corev1.SecretTypeDockerConfigJson && secret.Type != corev1.SecretTypeDockercfg:
-			f.Cause = fmt.Sprintf("the pull secret %s is of type %s, which the kubelet does not use; it must be %s", ref.Name, secret.Type, corev1.SecretTypeDockerConfigJson)
+			f.Cause = fmt.Sprintf("the pull secret %s is of type %s, which the kubelet does not use; it must be %s",
+				ref.Name, secret.Type, corev1.SecretTypeDockerConfigJson)
 			f.saw(where+" .type", string(secret.Type))
 		default:
 			there = append(there, ref.Name)
@@ -153,6 +156,6 @@ func (r *Reader) pullDenied(ctx context.Context, pod *corev1.Pod, c container, r
 
 // lastPart is the end of a chain of wrapped errors, where the cause stands.
 func lastPart(message string) string {
-	parts := strings.Split(oneLine(message), ": ")
+	parts := strings.Split(sentence(message), ": ")
 	return strings.Join(parts[max(0, len(parts)-2):], ": ")
 }

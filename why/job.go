@@ -20,7 +20,7 @@ func explainJob(ctx context.Context, r *Reader, job *batchv1.Job) (*Finding, err
 	o, s := objectAs("job", job), job.Status
 	counts := fmt.Sprintf("%d active, %d succeeded, %d failed", s.Active, s.Succeeded, s.Failed)
 	if c := jobCondition(job, batchv1.JobComplete); c != nil {
-		return found(Healthy, Completed, fmt.Sprintf("%s is complete since %s", o, clock(c.LastTransitionTime))).since(c.LastTransitionTime).
+		return found(Healthy, Completed, fmt.Sprintf("%s has been complete since %s", o, clock(c.LastTransitionTime))).since(c.LastTransitionTime).
 			sawAt(o.String()+" .status.conditions[Complete]", "True", c.LastTransitionTime).saw(o.String()+" .status", counts), nil
 	}
 	var pods []corev1.Pod
@@ -67,14 +67,17 @@ func (r *Reader) jobFailed(ctx context.Context, job *batchv1.Job, c *batchv1.Job
 	switch c.Reason {
 	case batchv1.JobReasonBackoffLimitExceeded:
 		f = broken(JobBackoffLimit, fmt.Sprintf("%s has failed: its pods failed more often than backoffLimit (%d) allows%s", o, limit, lastExit(pods)))
-		f.saw(o.String()+" .spec.backoffLimit", fmt.Sprint(limit)).not(JobDeadline, "it took too long", "the condition's reason is BackoffLimitExceeded")
+		f.saw(o.String()+" .spec.backoffLimit", fmt.Sprint(limit)).
+			not(JobDeadline, "it took too long", "the condition's reason is BackoffLimitExceeded")
 	case batchv1.JobReasonDeadlineExceeded:
 		seconds := int64(0)
 		if job.Spec.ActiveDeadlineSeconds != nil {
 			seconds = *job.Spec.ActiveDeadlineSeconds
 		}
 		f = broken(JobDeadline, fmt.Sprintf("%s has failed: it was not complete after activeDeadlineSeconds (%d s)", o, seconds))
-		f.saw(o.String()+" .spec.activeDeadlineSeconds", fmt.Sprint(seconds)).not(JobBackoffLimit, "its pods failed too often", fmt.Sprintf("%d of them failed; the condition's reason is DeadlineExceeded", job.Status.Failed))
+		f.saw(o.String()+" .spec.activeDeadlineSeconds", fmt.Sprint(seconds)).
+			not(JobBackoffLimit, "its pods failed too often",
+				fmt.Sprintf("%d of them failed; the condition's reason is DeadlineExceeded", job.Status.Failed))
 	case batchv1.JobReasonPodFailurePolicy:
 		f = broken(JobFailurePolicy, fmt.Sprintf("%s has failed: its podFailurePolicy ends it: %s", o, c.Message))
 		f.not(JobBackoffLimit, "its pods failed too often", "a rule of podFailurePolicy ended the job at once")
@@ -86,7 +89,9 @@ func (r *Reader) jobFailed(ctx context.Context, job *batchv1.Job, c *batchv1.Job
 	default:
 		f = broken(ConditionNotTrue, fmt.Sprintf("%s has failed: %s", o, firstOf(c.Message, c.Reason)))
 	}
-	f.since(c.LastTransitionTime).sawAt(o.String()+" .status.conditions["+string(c.Type)+"]", c.Reason+": "+c.Message, c.LastTransitionTime).sawLastRun(pods)
+	f.since(c.LastTransitionTime).
+		sawAt(o.String()+" .status.conditions["+string(c.Type)+"]", c.Reason+": "+c.Message, c.LastTransitionTime).
+		sawLastRun(pods)
 	// The evidence of the pod that failed last, with its log.
 	if pod := lastFailed(pods); pod != nil {
 		if p := r.podCause(ctx, pod); p != nil && p.Status == Broken {
@@ -123,7 +128,7 @@ func failedRun(pod *corev1.Pod) (string, *corev1.ContainerStateTerminated) {
 
 func lastExit(pods []corev1.Pod) string {
 	if name, t := failedRun(lastFailed(pods)); t != nil {
-		return fmt.Sprintf("; container %s ended with exit code %d, %s, the last time", name, t.ExitCode, t.Reason)
+		return fmt.Sprintf("; the last time, container %s ended with exit code %d, %s", name, t.ExitCode, t.Reason)
 	}
 	return ""
 }
@@ -131,7 +136,8 @@ func lastExit(pods []corev1.Pod) string {
 func (f *Finding) sawLastRun(pods []corev1.Pod) *Finding {
 	pod := lastFailed(pods)
 	if name, t := failedRun(pod); t != nil {
-		f.sawAt(fmt.Sprintf("pod/%s .status.containerStatuses[%s].state.terminated", pod.Name, name), fmt.Sprintf("exit code %d, %s", t.ExitCode, t.Reason), t.FinishedAt)
+		f.sawAt(fmt.Sprintf("pod/%s .status.containerStatuses[%s].state.terminated", pod.Name, name),
+			fmt.Sprintf("exit code %d, %s", t.ExitCode, t.Reason), t.FinishedAt)
 	}
 	return f
 }
@@ -146,7 +152,8 @@ func explainCronJob(ctx context.Context, r *Reader, c *batchv1.CronJob) (*Findin
 		// This program may lack time zones that the controller has: its Event confirms.
 		if e := r.LastEvent(ctx, c, c.CreationTimestamp, "UnknownTimeZone"); e != nil {
 			if _, err := time.LoadLocation(*zone); err != nil {
-				return broken(TimeZoneInvalid, fmt.Sprintf("%s starts no jobs: its time zone %q does not exist", o, *zone)).saw(o.String()+" .spec.timeZone", *zone).sawEvent(e).
+				return broken(TimeZoneInvalid, fmt.Sprintf("%s starts no jobs: its time zone %q does not exist", o, *zone)).
+					saw(o.String()+" .spec.timeZone", *zone).sawEvent(e).
 					do("Set spec.timeZone to a name of the tz database, such as Europe/Berlin, or remove it."), nil
 			}
 		}
@@ -154,7 +161,8 @@ func explainCronJob(ctx context.Context, r *Reader, c *batchv1.CronJob) (*Findin
 	}
 	times, err := cron.ParseStandard(schedule)
 	if err != nil {
-		return broken(ScheduleInvalid, fmt.Sprintf("%s starts no jobs: its schedule %q cannot be parsed: %v", o, c.Spec.Schedule, err)).saw(o.String()+" .spec.schedule", c.Spec.Schedule).
+		return broken(ScheduleInvalid, fmt.Sprintf("%s starts no jobs: its schedule %q cannot be parsed: %v", o, c.Spec.Schedule, err)).
+			saw(o.String()+" .spec.schedule", c.Spec.Schedule).
 			do("Correct spec.schedule: minute, hour, day of month, month, day of week."), nil
 	}
 	last := c.CreationTimestamp
@@ -173,32 +181,36 @@ func explainCronJob(ctx context.Context, r *Reader, c *batchv1.CronJob) (*Findin
 			return f.under(o, objectAs("job", active)), nil
 		}
 		if late && c.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent {
-			f := found(Progressing, RunForbidden, fmt.Sprintf("%s skips the run due at %s: job/%s still runs, and concurrencyPolicy is Forbid", o, clock(metav1.NewTime(due)), active.Name))
-			f.saw(o.String()+" .spec.concurrencyPolicy", "Forbid").sawAt(o.String()+" .status.active", "job/"+active.Name, active.CreationTimestamp)
+			f := found(Progressing, RunForbidden, fmt.Sprintf("%s skips the run due at %s: job/%s still runs, and concurrencyPolicy is Forbid",
+				o, clock(metav1.NewTime(due)), active.Name))
+			f.saw(o.String()+" .spec.concurrencyPolicy", "Forbid").
+				sawAt(o.String()+" .status.active", "job/"+active.Name, active.CreationTimestamp)
 			return f.not(ScheduleMissed, "the controller missed the time", "it waits for the job that runs").
 				do("Nothing, if the job ends. To end a stuck run: set activeDeadlineSeconds in the job template, or delete the job."), nil
 		}
-		return found(Progressing, InProgress, fmt.Sprintf("in progress: job/%s of %s runs", active.Name, o)).sawAt(o.String()+" .status.active", "job/"+active.Name, active.CreationTimestamp), nil
+		return found(Progressing, InProgress, fmt.Sprintf("in progress: job/%s of %s runs", active.Name, o)).
+			sawAt(o.String()+" .status.active", "job/"+active.Name, active.CreationTimestamp), nil
 	}
 	if late {
 		if f := r.notCreated(ctx, o, c, "job"); f != nil {
 			return f, nil
 		}
-		f := broken(ScheduleMissed, fmt.Sprintf("%s was due at %s and has started no job", o, clock(metav1.NewTime(due)))).since(metav1.NewTime(due))
+		f := broken(ScheduleMissed, fmt.Sprintf("%s was due at %s, but has started no job", o, clock(metav1.NewTime(due)))).since(metav1.NewTime(due))
 		f.saw(o.String()+" .spec.schedule", c.Spec.Schedule).sawAt(o.String()+" .status.lastScheduleTime", clock(last), last)
 		if d := c.Spec.StartingDeadlineSeconds; d != nil {
 			f.saw(o.String()+" .spec.startingDeadlineSeconds", fmt.Sprint(*d))
-			f.do("The controller looks every 10 s: startingDeadlineSeconds below that misses runs. Raise it.")
+			f.do("The controller checks every 10 s: with a lower startingDeadlineSeconds it misses runs. Raise it.")
 		}
 		f.sawEvent(r.LastEvent(ctx, c, last, "MissSchedule", "TooManyMissedTimes", "JobAlreadyActive"))
-		return f.do("The controller starts the last run that was missed when it runs again, within startingDeadlineSeconds."), nil
+		return f.do("The controller starts the last missed run when it runs again, within startingDeadlineSeconds."), nil
 	}
 	if job := r.newest(ctx, c); job != nil {
 		if f, err := explainJob(ctx, r, job); err == nil && f.Status == Broken {
 			return f.under(o, objectAs("job", job)), nil
 		}
 	}
-	f := found(Healthy, OK, fmt.Sprintf("%s is on schedule: its next run is due at %s", o, clock(metav1.NewTime(due)))).saw(o.String()+" .spec.schedule", c.Spec.Schedule)
+	f := found(Healthy, OK, fmt.Sprintf("%s is on schedule: its next run is due at %s", o, clock(metav1.NewTime(due))))
+	f.saw(o.String()+" .spec.schedule", c.Spec.Schedule)
 	if c.Status.LastScheduleTime != nil {
 		f.sawAt(o.String()+" .status.lastScheduleTime", clock(last), last)
 	}

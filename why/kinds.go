@@ -45,7 +45,9 @@ func of[T metav1.Object](get func(r *Reader, ctx context.Context, namespace, nam
 }
 
 // clusterScoped reads an object that has no namespace.
-func clusterScoped[T any](get func(r *Reader, ctx context.Context, name string) (T, error)) func(r *Reader, ctx context.Context, namespace, name string) (T, error) {
+func clusterScoped[T any](
+	get func(r *Reader, ctx context.Context, name string) (T, error),
+) func(r *Reader, ctx context.Context, namespace, name string) (T, error) {
 	return func(r *Reader, ctx context.Context, _, name string) (T, error) { return get(r, ctx, name) }
 }
 

@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"kubelith.io/kubelith/base/oneline"
 )
 
 func namespaceCondition(ns *corev1.Namespace, kind corev1.NamespaceConditionType) *corev1.NamespaceCondition {
@@ -20,7 +22,7 @@ func namespaceCondition(ns *corev1.Namespace, kind corev1.NamespaceConditionType
 func explainNamespace(ctx context.Context, r *Reader, ns *corev1.Namespace) (*Finding, error) {
 	o := objectAs("namespace", ns)
 	if ns.DeletionTimestamp == nil {
-		return found(Healthy, OK, fmt.Sprintf("%s is active, since %s", o, clock(ns.CreationTimestamp))).since(ns.CreationTimestamp).
+		return found(Healthy, OK, fmt.Sprintf("%s has been active since %s", o, clock(ns.CreationTimestamp))).since(ns.CreationTimestamp).
 			saw(o.String()+" .status.phase", string(ns.Status.Phase)), nil
 	}
 	at := *ns.DeletionTimestamp
@@ -41,26 +43,30 @@ func explainNamespace(ctx context.Context, r *Reader, ns *corev1.Namespace) (*Fi
 func (r *Reader) terminating(ctx context.Context, ns *corev1.Namespace) *Finding {
 	o, age := objectAs("namespace", ns), ago(r.age(*ns.DeletionTimestamp))
 	if c := namespaceCondition(ns, corev1.NamespaceDeletionDiscoveryFailure); c != nil {
-		return broken(APIUnavailable, fmt.Sprintf("%s was deleted %s ago, and what is left in it cannot be listed: an API group does not answer: %s", o, age, shorten(groupOf(c.Message), 200))).
-			not(NamespaceRemains, "objects in it hold it", "the controller looks for them when all API groups answer").
+		return broken(APIUnavailable, fmt.Sprintf("%s was deleted %s ago, but its contents cannot be listed: an API group does not answer: %s",
+			o, age, oneline.Shorten(groupOf(c.Message), 200))).
+			not(NamespaceRemains, "objects in it hold it", "the controller searches for them once all API groups answer").
 			do("Start what serves the API group, or delete its APIService if it is gone for good:", kubectl("", "get apiservices"))
 	}
 	if c := namespaceCondition(ns, corev1.NamespaceFinalizersRemaining); c != nil && r.age(*ns.DeletionTimestamp) >= fresh {
 		finalizers := after(c.Message, "finalizers remaining: ")
-		f := broken(NamespaceRemains, fmt.Sprintf("%s was deleted %s ago, and objects in it still have finalizers: %s", o, age, finalizers))
+		f := broken(NamespaceRemains, fmt.Sprintf("%s was deleted %s ago, but objects in it still have finalizers: %s", o, age, finalizers))
 		r.sawRemaining(ctx, f, ns)
 		return f.not(APIUnavailable, "an API group does not answer", "all resources were discovered").
-			do("Find the controller that owns the finalizer, and read its log; its clean-up must end before the object goes. Ask about the object: kubelith why TYPE/NAME -n " + ns.Name + ".")
+			do("Find the controller that owns the finalizer, and read its log: it must clean up before the object goes. " +
+				"Ask about the object: kubelith why TYPE/NAME -n " + ns.Name + ".")
 	}
 	if c := namespaceCondition(ns, corev1.NamespaceDeletionContentFailure); c != nil {
-		return broken(NamespaceRemains, fmt.Sprintf("%s was deleted %s ago, and the deletion of what is in it fails: %s", o, age, shorten(after(c.Message, "remaining: "), 300))).
+		return broken(NamespaceRemains, fmt.Sprintf("%s was deleted %s ago, but the deletion of its contents fails: %s",
+			o, age, oneline.Shorten(after(c.Message, "remaining: "), 300))).
 			do("The message is the API server's: correct what it names, such as a webhook that refuses deletions.")
 	}
-	if len(ns.Spec.Finalizers) > 0 && !slices.Contains(ns.Spec.Finalizers, corev1.FinalizerKubernetes) || len(ns.Finalizers) > 0 && r.age(*ns.DeletionTimestamp) >= fresh && len(ns.Spec.Finalizers) == 0 {
-		return deletion(r, objectAs("namespace", ns), ns)
+	others := len(ns.Spec.Finalizers) > 0 && !slices.Contains(ns.Spec.Finalizers, corev1.FinalizerKubernetes)
+	object := len(ns.Spec.Finalizers) == 0 && len(ns.Finalizers) > 0 && r.age(*ns.DeletionTimestamp) >= fresh
+	if others || object {
+		return deletion(r, o, ns)
 	}
-	f := found(Progressing, Deleting, fmt.Sprintf("%s is being deleted, with all that is in it", o))
-	return f
+	return found(Progressing, Deleting, fmt.Sprintf("%s is being deleted, with everything in it", o))
 }
 
 // unavailable finds the group in the text of a failed discovery.

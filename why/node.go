@@ -20,7 +20,9 @@ func explainNode(ctx context.Context, r *Reader, node *corev1.Node) (*Finding, e
 		return f, nil
 	}
 	o := nodeObject(node)
-	for _, kind := range []corev1.NodeConditionType{corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure, corev1.NodeNetworkUnavailable} {
+	for _, kind := range []corev1.NodeConditionType{
+		corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure, corev1.NodeNetworkUnavailable,
+	} {
 		if c := nodeCondition(node, kind); c != nil && c.Status == corev1.ConditionTrue {
 			return broken(NodePressure, fmt.Sprintf("%s reports %s: %s", o, kind, firstOf(c.Message, c.Reason))).since(c.LastTransitionTime).
 				sawAt(fmt.Sprintf("%s .status.conditions[%s]", o, kind), "True, "+c.Reason, c.LastTransitionTime).
@@ -28,10 +30,10 @@ func explainNode(ctx context.Context, r *Reader, node *corev1.Node) (*Finding, e
 		}
 	}
 	c := nodeCondition(node, corev1.NodeReady)
-	f := found(Healthy, OK, fmt.Sprintf("%s is Ready since %s", o, clock(c.LastTransitionTime))).since(c.LastTransitionTime)
+	f := found(Healthy, OK, fmt.Sprintf("%s has been Ready since %s", o, clock(c.LastTransitionTime))).since(c.LastTransitionTime)
 	f.sawAt(o.String()+" .status.conditions[Ready]", "True, "+c.Message, c.LastTransitionTime)
 	if node.Spec.Unschedulable {
-		f.Code, f.Cause = NodeCordoned, fmt.Sprintf("%s is Ready, and cordoned: its pods run, and no new ones are put there", o)
+		f.Code, f.Cause = NodeCordoned, fmt.Sprintf("%s is Ready and cordoned: its pods run, but it gets no new ones", o)
 		f.saw(o.String()+" .spec.unschedulable", "true").do("When the maintenance is done:", kubectl("", "uncordon %s", node.Name))
 	}
 	return f, nil
@@ -53,14 +55,17 @@ func nodeNotReady(ctx context.Context, r *Reader, node *corev1.Node) *Finding {
 	}
 	where := o.String() + " .status.conditions[Ready]"
 	if c.Status == corev1.ConditionUnknown {
-		f := broken(NodeNotReady, fmt.Sprintf("node %s does not report any more: the machine, its network or its kubelet is down", node.Name)).since(c.LastTransitionTime)
-		f.sawAt(where, fmt.Sprintf("Unknown, %s: %s", c.Reason, c.Message), c.LastTransitionTime)
-		lease, err := get(ctx, r, "leases.coordination.k8s.io", corev1.NamespaceNodeLease, node.Name, r.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get)
+		f := broken(NodeNotReady, fmt.Sprintf("node %s does not report any more: the machine, its network or its kubelet is down", node.Name))
+		f.since(c.LastTransitionTime).sawAt(where, fmt.Sprintf("Unknown, %s: %s", c.Reason, c.Message), c.LastTransitionTime)
+		leases := r.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+		lease, err := get(ctx, r, "leases.coordination.k8s.io", corev1.NamespaceNodeLease, node.Name, leases.Get)
 		if err == nil && lease.Spec.RenewTime != nil {
-			f.sawAt("lease/"+node.Name+" in kube-node-lease .spec.renewTime", "the kubelet's last sign of life", metav1.Time{Time: lease.Spec.RenewTime.Time})
+			f.sawAt("lease/"+node.Name+" in kube-node-lease .spec.renewTime", "the kubelet's last sign of life",
+				metav1.Time{Time: lease.Spec.RenewTime.Time})
 		}
 		return f.not(NodePressure, "the node is short of memory or disk", "nothing is known of it: all its conditions are Unknown").
-			do("Reach the machine: is it up, is kubelith running there, can it reach the API server?", "If it will not come back:", "kubelith node remove "+node.Name)
+			do("Check the machine: is it up, does kubelith run there, can it reach the API server?",
+				"If it will not come back:", "kubelith node remove "+node.Name)
 	}
 	f := broken(NodeNotReady, fmt.Sprintf("node %s is not Ready: %s", node.Name, firstOf(c.Message, c.Reason))).since(c.LastTransitionTime)
 	if r.age(node.CreationTimestamp) < fresh {
@@ -68,5 +73,5 @@ func nodeNotReady(ctx context.Context, r *Reader, node *corev1.Node) *Finding {
 	}
 	return f.sawAt(where, fmt.Sprintf("False, %s: %s", c.Reason, c.Message), c.LastTransitionTime).
 		not(NodeGone, "the machine does not answer", "its kubelet reports: the condition is False, not Unknown").
-		do("On that machine, the kubelet's log says more; kubelith check tests what the host lacks.")
+		do("On that machine, read the kubelet's log, and run kubelith check.")
 }

@@ -88,7 +88,7 @@ func kubectl(namespace, format string, args ...any) string {
 // recreate is how to change what a pod's spec does not let change.
 func recreate(pod *corev1.Pod, change string) string {
 	if owner := metav1.GetControllerOf(pod); owner != nil {
-		return fmt.Sprintf("%s in the pod template: this pod is of %s/%s.", change, strings.ToLower(owner.Kind), owner.Name)
+		return fmt.Sprintf("%s in the pod template: this pod belongs to %s/%s.", change, strings.ToLower(owner.Kind), owner.Name)
 	}
 	return change + " and create the pod again."
 }
@@ -99,11 +99,12 @@ func podPreempted(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 	if c == nil || c.Status != corev1.ConditionTrue || c.Reason != corev1.PodReasonPreemptionByScheduler {
 		return nil
 	}
-	f := broken(Preempted, fmt.Sprintf("pod/%s had to give way to a pod of higher priority", pod.Name)).since(c.LastTransitionTime)
+	f := broken(Preempted, fmt.Sprintf("pod/%s was preempted by a pod of higher priority", pod.Name)).since(c.LastTransitionTime)
 	f.sawCondition(pod, corev1.DisruptionTarget).sawEvent(r.LastEvent(ctx, pod, c.LastTransitionTime, "Preempted"))
 	f.saw("pod/"+pod.Name+" .spec.priority", fmt.Sprint(priorityOf(pod)))
 	return f.not(Evicted, "the node was short of something", "the condition's reason is PreemptionByScheduler, not TerminationByKubelet").
-		do("Add a node or lower what the pods of higher priority request.", recreate(pod, "If this pod matters more, give it a higher priorityClassName"))
+		do("Add a node, or lower the requests of the pods of higher priority.",
+			recreate(pod, "If this pod matters more, give it a higher priorityClassName"))
 }
 
 func priorityOf(pod *corev1.Pod) int32 {
@@ -125,22 +126,28 @@ func podDeleted(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 	asked := metav1.NewTime(pod.DeletionTimestamp.Add(-time.Duration(grace) * time.Second))
 	ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 	if node := podNode(ctx, r, pod); node != nil && !ended {
-		node.sawAt("pod/"+pod.Name+" .metadata.deletionTimestamp", "deletion was requested; only its kubelet can confirm that it has ended", asked)
+		node.sawAt("pod/"+pod.Name+" .metadata.deletionTimestamp",
+			"deletion was requested; only its kubelet can confirm that it has ended", asked)
 		return node
 	}
 	if len(pod.Finalizers) > 0 && (ended || r.age(*pod.DeletionTimestamp) > fresh) {
 		return deletion(r, o, pod)
 	}
-	f := found(Progressing, Deleting, fmt.Sprintf("pod/%s is being deleted; its containers have until %s to end", pod.Name, clock(*pod.DeletionTimestamp)))
+	f := found(Progressing, Deleting, fmt.Sprintf("pod/%s is being deleted; its containers have until %s to end",
+		pod.Name, clock(*pod.DeletionTimestamp)))
 	if e := r.LastEvent(ctx, pod, asked, "FailedPreStopHook"); e != nil {
-		f = broken(PreStopFailed, fmt.Sprintf("the preStop hook of pod/%s failed while the pod was being deleted: %s", pod.Name, hookFailure(e.Message)))
-		f.sawEvent(e).do(recreate(pod, "Correct the preStop hook"), "The deletion goes on: the containers got SIGTERM right after the hook had failed.")
+		f = broken(PreStopFailed, fmt.Sprintf("the preStop hook of pod/%s failed while the pod was being deleted: %s",
+			pod.Name, hookFailure(e.Message)))
+		f.sawEvent(e).do(recreate(pod, "Correct the preStop hook"),
+			"The deletion goes on: the containers got SIGTERM right after the hook had failed.")
 	} else if r.age(*pod.DeletionTimestamp) > time.Minute {
-		f = broken(KillFailing, fmt.Sprintf("pod/%s should have ended %s ago, and its node has not reported that it has", pod.Name, ago(r.age(*pod.DeletionTimestamp))))
+		f = broken(KillFailing, fmt.Sprintf("pod/%s should have ended %s ago, but its node has not reported its end",
+			pod.Name, ago(r.age(*pod.DeletionTimestamp))))
 		f.sawEvent(r.LastEvent(ctx, pod, asked, "FailedKillPod", "ExceededGracePeriod")).
-			do("Look for a process that cannot be killed, and at the log of the kubelet on node " + pod.Spec.NodeName + ".")
+			do("Find the process that cannot be killed, and read the kubelet's log on node " + pod.Spec.NodeName + ".")
 	}
-	return f.since(asked).sawAt("pod/"+pod.Name+" .metadata.deletionTimestamp", fmt.Sprintf("deletion was requested with %d s to end", grace), asked).
+	return f.since(asked).
+		sawAt("pod/"+pod.Name+" .metadata.deletionTimestamp", fmt.Sprintf("deletion was requested with %d s to end", grace), asked).
 		not(FinalizerHolds, "a finalizer keeps it", ".metadata.finalizers is empty")
 }
 
@@ -172,7 +179,8 @@ func podEnded(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 		return nil
 	}
 	phase := func(f *Finding) *Finding {
-		return f.saw(o.String()+" .status.phase", strings.TrimSuffix("Failed, "+pod.Status.Reason, ", ")).saw(o.String()+" .status.message", pod.Status.Message)
+		return f.saw(o.String()+" .status.phase", strings.TrimSuffix("Failed, "+pod.Status.Reason, ", ")).
+			saw(o.String()+" .status.message", pod.Status.Message)
 	}
 	switch pod.Status.Reason {
 	case "Evicted":
@@ -184,7 +192,7 @@ func podEnded(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 		return f.do(recreate(pod, "Request what the pod really uses (requests protect from eviction), or raise the limit that the message names,"),
 			"If the node itself is short: free space or memory on it, or add a node.")
 	case "DeadlineExceeded":
-		f := broken(DeadlineExceeded, fmt.Sprintf("%s ran longer than its activeDeadlineSeconds allow", o))
+		f := broken(DeadlineExceeded, fmt.Sprintf("%s ran longer than its activeDeadlineSeconds", o))
 		if pod.Spec.ActiveDeadlineSeconds != nil {
 			f.saw(o.String()+" .spec.activeDeadlineSeconds", fmt.Sprint(*pod.Spec.ActiveDeadlineSeconds))
 		}
@@ -200,8 +208,9 @@ func podEnded(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 		}
 	}
 	if pod.Status.Reason != "" {
-		return phase(broken(NodeRefused, fmt.Sprintf("the kubelet on %s refused %s: %s", pod.Spec.NodeName, o, firstOf(pod.Status.Message, pod.Status.Reason)))).
-			do("Create the pod again: the scheduler may find another node. A pod with spec.nodeName set bypasses the scheduler and its checks.")
+		return phase(broken(NodeRefused, fmt.Sprintf("the kubelet on %s refused %s: %s",
+			pod.Spec.NodeName, o, firstOf(pod.Status.Message, pod.Status.Reason)))).
+			do("Create the pod again: the scheduler may find another node. A pod with spec.nodeName bypasses the scheduler and its checks.")
 	}
 	return phase(broken(ContainerFailed, fmt.Sprintf("%s has failed; its status does not say which container did", o))).
 		do(kubectl(pod.Namespace, "describe pod %s", pod.Name))
@@ -250,7 +259,8 @@ func podGates(_ context.Context, r *Reader, pod *corev1.Pod) *Finding {
 	}
 	for _, gate := range pod.Spec.ReadinessGates {
 		if !podTrue(pod, gate.ConditionType) {
-			f := broken(ReadinessGate, fmt.Sprintf("the containers of pod/%s are ready, but its readiness gate %s is not True: what sets this condition has not done so", pod.Name, gate.ConditionType))
+			f := broken(ReadinessGate, fmt.Sprintf("the containers of pod/%s are ready, but its readiness gate %s is not True: "+
+				"no controller has set this condition", pod.Name, gate.ConditionType))
 			if c := podCondition(pod, corev1.ContainersReady); r.age(c.LastTransitionTime) < fresh {
 				f.Status, f.Code, f.Cause = Progressing, InProgress, "in progress: "+f.Cause
 			}
@@ -284,11 +294,12 @@ func podHealthy(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 	o, ready := podObject(pod), podCondition(pod, corev1.PodReady)
 	if ready == nil || ready.Status != corev1.ConditionTrue {
 		f := found(Progressing, InProgress, fmt.Sprintf("in progress: %s has no fault and is not Ready yet", o)).since(pod.CreationTimestamp)
-		return f.sawCondition(pod, corev1.PodReady).sawAt(o.String()+" .metadata.creationTimestamp", "created", pod.CreationTimestamp)
+		return f.sawCondition(pod, corev1.PodReady).
+			sawAt(o.String()+" .metadata.creationTimestamp", "created", pod.CreationTimestamp)
 	}
 	took := ready.LastTransitionTime.Sub(pod.CreationTimestamp.Time)
-	f := found(Healthy, OK, fmt.Sprintf("%s is Ready since %s, %s after its creation", o, clock(ready.LastTransitionTime), ago(took))).since(ready.LastTransitionTime)
-	f.sawCondition(pod, corev1.PodReady)
+	f := found(Healthy, OK, fmt.Sprintf("%s has been Ready since %s, %s after its creation", o, clock(ready.LastTransitionTime), ago(took)))
+	f.since(ready.LastTransitionTime).sawCondition(pod, corev1.PodReady)
 	var pulling time.Duration
 	for _, e := range r.Events(ctx, pod) {
 		if d := pullTime(e); d > 0 && !e.Last.After(ready.LastTransitionTime.Time) {
@@ -304,7 +315,8 @@ func podHealthy(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 			text := fmt.Sprintf("%d", c.status.RestartCount)
 			at := metav1.Time{}
 			if last := c.status.LastTerminationState.Terminated; last != nil {
-				text, at = fmt.Sprintf("%d; the last run ended with exit code %d, %s", c.status.RestartCount, last.ExitCode, last.Reason), last.FinishedAt
+				text = fmt.Sprintf("%d; the last run ended with exit code %d, %s", c.status.RestartCount, last.ExitCode, last.Reason)
+				at = last.FinishedAt
 			}
 			f.sawAt(c.path()+"restartCount", text, at)
 		}

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 	rbacv1helpers "k8s.io/kubernetes/pkg/apis/rbac/v1"
+
+	"kubelith.io/kubelith/base/oneline"
 )
 
 // Access is a request that a user makes, or would make.
@@ -79,7 +81,7 @@ func ExplainAccess(ctx context.Context, r *Reader, a Access) (*Answer, error) {
 	}
 	review, err := r.Client.AuthorizationV1().SubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
 	if apierrors.IsForbidden(err) {
-		return nil, fmt.Errorf("you may not ask for the rights of others, an administrator may: %w", err)
+		return nil, fmt.Errorf("you may not review the access of other users, an administrator may: %w", err)
 	}
 	if err != nil {
 		return nil, err
@@ -122,8 +124,8 @@ func (g grant) role() string { return strings.ToLower(g.ref.Kind) + "/" + g.ref.
 func (r *Reader) missingRule(ctx context.Context, a Access) *Finding {
 	all, err := r.grants(ctx)
 	if err != nil {
-		return broken(AccessDenied, fmt.Sprintf("%s may not %s; which rules there are cannot be read", a.User, a)).
-			do("Ask someone who may list the roles and bindings of the cluster.")
+		return broken(AccessDenied, fmt.Sprintf("%s may not %s; the rules cannot be read", a.User, a)).
+			do("Ask a user who may list the roles and bindings of the cluster.")
 	}
 	groups := a.allGroups()
 	var bound, near []grant // of the user in the request's scope; of a subject that is nearly the user
@@ -197,7 +199,7 @@ func (r *Reader) nearest(a Access, bound, near, elsewhere []grant) *Finding {
 				if why := try.differently(rule); why != "" {
 					return broken(try.code, fmt.Sprintf("%s: %s of %s allows %s", denied, g.role(), g, why)).
 						saw(g.role(), "has the rule "+rbacv1helpers.CompactString(rule)).
-						do("Add the rule to " + g.role() + ", if all that it is bound to may have it, or give the user its own role:").
+						do("Add the rule to " + g.role() + ", if all its subjects may have it, or give the user its own role:").
 						do(a.remedy()...)
 				}
 			}
@@ -216,7 +218,7 @@ func (r *Reader) nearest(a Access, bound, near, elsewhere []grant) *Finding {
 			if a.Namespace != "" {
 				where = "in namespace " + a.Namespace
 			}
-			return broken(OtherNamespace, fmt.Sprintf("%s: %s allows it there only, and the request is %s", denied, g, where)).
+			return broken(OtherNamespace, fmt.Sprintf("%s: %s allows it there only, but the request is %s", denied, g, where)).
 				saw(g.String(), g.role()+" allows "+allows(g.rules)).
 				do("Bind the role where it is needed:").do(a.remedy()...)
 		}
@@ -368,5 +370,5 @@ func allows(rules []rbacv1.PolicyRule) string {
 	if len(all) == 0 {
 		return "nothing"
 	}
-	return shorten(strings.Join(all, "; "), 300)
+	return oneline.Shorten(strings.Join(all, "; "), 300)
 }

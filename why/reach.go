@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/oneline"
 )
 
 // Reach is the question whether a pod reaches a Service or another pod.
@@ -25,9 +26,9 @@ type Reach struct {
 // maxConnects bounds the connections that an answer takes.
 const maxConnects = 4
 
-// ExplainReach reports what stands between a pod and a Service or another pod, as far as the API shows it: the two
-// objects, names, nodes, and whether something listens. It lets the API server connect to the ports of the destination,
-// with a GET request for /, unless the caller may not.
+// ExplainReach reports why a pod does not reach a Service or another pod, as far as the API shows it: the two objects,
+// names, nodes, and whether something listens. It lets the API server connect to the ports of the destination, with a
+// GET request for /, unless the caller may not.
 func ExplainReach(ctx context.Context, r *Reader, q Reach) (*Answer, error) {
 	a := &Answer{APIVersion: Version, Object: q.From.Object()}
 	f, err := r.reach(ctx, q)
@@ -88,7 +89,7 @@ func (r *Reader) end(ctx context.Context, t Target) (*corev1.Pod, *Finding, erro
 	f, err := explainPod(ctx, r, pod)
 	if err == nil && f.Status == Healthy { // it has ended as it should
 		f = broken(PodNotRunning, fmt.Sprintf("%s does not run", podObject(pod))).saw(podObject(pod).String()+" .status.phase", string(pod.Status.Phase)).
-			do("Start a pod that stays.")
+			do("Start a pod that keeps running.")
 	}
 	return pod, f, err
 }
@@ -96,7 +97,8 @@ func (r *Reader) end(ctx context.Context, t Target) (*corev1.Pod, *Finding, erro
 func (r *Reader) reachService(ctx context.Context, q Reach, from *corev1.Pod, s *corev1.Service) (*Finding, error) {
 	o := objectAs("service", s)
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
-		return found(Healthy, OutsideCluster, fmt.Sprintf("%s is a DNS alias of %s; whether that answers is decided outside the cluster", o, s.Spec.ExternalName)).
+		return found(Healthy, OutsideCluster, fmt.Sprintf("%s is a DNS alias of %s; whether that answers depends on what is outside the cluster",
+			o, s.Spec.ExternalName)).
 			saw(o.String()+" .spec.externalName", s.Spec.ExternalName), nil
 	}
 	f, err := explainService(ctx, r, onlyPort(s, q.Port))
@@ -114,7 +116,7 @@ func (r *Reader) reachService(ctx context.Context, q Reach, from *corev1.Pod, s 
 	}
 	to, err := r.destinations(ctx, q, s)
 	if err != nil {
-		return found(Healthy, Reachable, fmt.Sprintf("%s has ready endpoints; which pods they are cannot be read", o)).do(err.Error()), nil
+		return found(Healthy, Reachable, fmt.Sprintf("%s has ready endpoints; their pods cannot be read", o)).do(err.Error()), nil
 	}
 	return r.path(ctx, q, from, to), nil
 }
@@ -164,7 +166,8 @@ func (r *Reader) names(ctx context.Context, q Reach, from *corev1.Pod, o Object)
 			// Source: pkg/kubelet/network/dns, getPodDNSType
 			why = "hostNetwork, with which dnsPolicy ClusterFirst means Default"
 		}
-		f := broken(NoClusterDNS, fmt.Sprintf("%s does not ask the cluster's DNS (%s), so it knows no name of %s; its address works", pod, why, o))
+		f := broken(NoClusterDNS, fmt.Sprintf("%s does not use the cluster's DNS (%s), so it cannot resolve the name of %s; its address works",
+			pod, why, o))
 		f.saw(pod.String()+" .spec.dnsPolicy", string(policy))
 		return f.do(recreate(from, "Set dnsPolicy: ClusterFirstWithHostNet"))
 	}
@@ -173,9 +176,9 @@ func (r *Reader) names(ctx context.Context, q Reach, from *corev1.Pod, o Object)
 		return nil
 	}
 	if ready, _, err := r.endpoints(ctx, dns); err == nil && ready == 0 {
-		return broken(ClusterDNSDown, fmt.Sprintf("the cluster's DNS has no ready endpoint, so no name of %s can be resolved", o)).
+		return broken(ClusterDNSDown, fmt.Sprintf("the cluster's DNS has no ready endpoint, so the name of %s cannot be resolved", o)).
 			saw("endpointslices of service/kube-dns in namespace kube-system", "none is ready").
-			do("Is dns disabled on all nodes? Then a DNS server of your own must serve kube-dns.")
+			do("Is the component dns disabled on all nodes? Then your DNS server must serve kube-dns.")
 	}
 	return nil
 }
@@ -239,11 +242,14 @@ func (r *Reader) path(ctx context.Context, q Reach, from *corev1.Pod, to []desti
 			continue
 		}
 		if c := nodeCondition(node, corev1.NodeNetworkUnavailable); c != nil && c.Status == corev1.ConditionTrue {
-			return broken(NodeNetworkDown, fmt.Sprintf("node %s has no network for pods: %s", name, firstOf(c.Message, c.Reason))).since(c.LastTransitionTime).
-				sawAt("node/"+name+" .status.conditions[NetworkUnavailable]", "True, "+c.Reason, c.LastTransitionTime).under(q.From.Object(), nodeObject(node)).
+			return broken(NodeNetworkDown, fmt.Sprintf("node %s has no network for pods: %s", name, firstOf(c.Message, c.Reason))).
+				since(c.LastTransitionTime).
+				sawAt("node/"+name+" .status.conditions[NetworkUnavailable]", "True, "+c.Reason, c.LastTransitionTime).
+				under(q.From.Object(), nodeObject(node)).
 				do("The network component of that node, or the cluster's CNI, sets the condition: its log says why.")
 		}
-		f.saw("node/"+name, "Ready; addresses of its pods: "+firstOf(strings.Join(node.Spec.PodCIDRs, ", "), "not from this cluster's CIDRs"))
+		addresses := firstOf(strings.Join(node.Spec.PodCIDRs, ", "), "not from this cluster's CIDRs")
+		f.saw("node/"+name, "Ready; addresses of its pods: "+addresses)
 	}
 	if broken := r.policies(ctx, f, q, from, to); broken != nil {
 		return broken
@@ -263,7 +269,7 @@ func (r *Reader) path(ctx context.Context, q Reach, from *corev1.Pod, to []desti
 		f.do(fmt.Sprintf("From namespace %s its name is %s.%s.", q.From.Namespace, q.To.Name, q.To.Namespace))
 	}
 	if len(nodes) > 1 {
-		f.do("The API does not show packets: if small answers come and large ones hang, compare the MTU of the nodes (docs/networking.md).")
+		f.do("The API does not show packets: if small answers arrive and large ones hang, compare the MTU of the nodes (docs/networking.md).")
 	}
 	return f
 }
@@ -282,7 +288,8 @@ func (r *Reader) connect(ctx context.Context, f *Finding, q Reach, pod *corev1.P
 	}
 	switch {
 	case apierrors.IsForbidden(err) && strings.Contains(text, "pods/proxy"):
-		r.unread = append(r.unread, fmt.Sprintf("you may not let the API server connect to pods in namespace %s (get pods/proxy), so it is not known whether something listens", pod.Namespace))
+		r.unread = append(r.unread, fmt.Sprintf("you may not let the API server connect to pods in namespace %s (get pods/proxy), "+
+			"so it is unknown whether a program listens", pod.Namespace))
 		return nil
 	case strings.Contains(text, "error trying to reach service") && strings.Contains(text, "connection refused"):
 		refused := broken(NobodyListens, fmt.Sprintf("nothing listens at port %d of %s: it refuses connections", port, o)).saw(source, text)
@@ -292,20 +299,26 @@ func (r *Reader) connect(ctx context.Context, f *Finding, q Reach, pod *corev1.P
 			refused.saw(q.To.Object().String()+" .spec.ports[].targetPort", fmt.Sprint(port))
 		}
 		return refused.not(PodsNotReady, "the pod is not ready", "it is").
-			do("The program must listen at this port on all addresses of the pod (0.0.0.0 or ::, not 127.0.0.1), or the port must be corrected.").
+			do("Make the program listen at this port on all addresses of the pod (0.0.0.0 or ::, not 127.0.0.1), or correct the port.").
 			under(q.From.Object(), o)
-	case strings.Contains(text, "error trying to reach service") && (strings.Contains(text, "timeout") || strings.Contains(text, "no route") || strings.Contains(text, "unreachable")):
-		return broken(PodUnreachable, fmt.Sprintf("%s on node %s does not answer at port %d, not even the API server", o, pod.Spec.NodeName, port)).saw(source, text).
-			do("Packets get lost between the nodes: is a firewall in the way of the pod network, and do all nodes have a way to that one (docs/networking.md)?").
+	case strings.Contains(text, "error trying to reach service") && lost(text):
+		return broken(PodUnreachable, fmt.Sprintf("%s on node %s does not answer at port %d, not even the API server", o, pod.Spec.NodeName, port)).
+			saw(source, text).
+			do("Packets get lost between the nodes: does a firewall block the pod network, and do all nodes have a route to that one (docs/networking.md)?").
 			under(q.From.Object(), o)
 	case status != nil && !strings.Contains(text, "error trying to reach service"):
 		f.saw(source, fmt.Sprintf("something listens: HTTP %d", status.Status().Code))
 	case err != nil:
-		f.saw(source, "something listens, and does not speak HTTP: "+shorten(firstOf(text, err.Error()), 200))
+		f.saw(source, "something listens, but does not speak HTTP: "+oneline.Shorten(firstOf(text, err.Error()), 200))
 	default:
 		f.saw(source, "something listens")
 	}
 	return nil
+}
+
+// lost reports whether a connection failed because packets did not arrive.
+func lost(text string) bool {
+	return strings.Contains(text, "timeout") || strings.Contains(text, "no route") || strings.Contains(text, "unreachable")
 }
 
 // declaredPorts are the ports that a pod's containers declare.

@@ -77,7 +77,8 @@ func (r *Reader) took(ctx context.Context, t Target, f *Finding) {
 	if timeline.Verb != "create" {
 		what = "its last change"
 	}
-	f.Cause += fmt.Sprintf("; %s took %s, %.0f %% of it %s (%s)", what, render.Took(timeline.End.Sub(timeline.Begin)), 100*most.Share, most.Stage, render.About(most.Stage))
+	f.Cause += fmt.Sprintf("; %s took %s, %.0f %% of it %s (%s)",
+		what, render.Took(timeline.End.Sub(timeline.Begin)), 100*most.Share, most.Stage, render.About(most.Stage))
 	f.sawAt("record: "+timeline.SetOff, timeline.Outcome, metav1.NewTime(timeline.End))
 }
 

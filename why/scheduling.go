@@ -26,15 +26,22 @@ type plugin struct {
 // Source: k8s.io/kubernetes/pkg/scheduler/framework/plugins/names
 func plugins() map[string]plugin {
 	return map[string]plugin{
-		"NodeUnschedulable": {NodesCordoned, "cordoned", "the nodes are cordoned", "When the maintenance is done: kubelith kubectl uncordon NODE."},
-		"NodeName":          {NodeSelectorMismatch, "not the node of spec.nodeName", "", "Correct nodeName."},
-		"NodeAffinity":      {NodeSelectorMismatch, "without the labels that it asks for", "no node has the labels that it asks for", "Label a node, or change nodeSelector or affinity.nodeAffinity."},
-		"TaintToleration":   {TaintNotTolerated, "tainted", "a taint keeps it away", "Add a toleration to the pod, or remove the taint: kubelith kubectl taint node NODE KEY-."},
-		"NodePorts":         {HostPortTaken, "host port in use", "", "Use a Service instead of hostPort, another port, or another node."},
-		"NodeResourcesFit":  {InsufficientResources, "not enough room", "the nodes are full", "Request less, scale down what uses the nodes, or add a node."},
-		"InterPodAffinity":  {PodAntiAffinity, "against a pod affinity", "", "Change affinity.podAffinity or podAntiAffinity (preferred instead of required), or add a node."},
-		"PodTopologySpread": {TopologySpread, "against its topologySpreadConstraints", "", "Raise maxSkew, use whenUnsatisfiable: ScheduleAnyway, or add nodes in other domains."},
-		"VolumeBinding":     {VolumePlacement, "out of reach of its volumes", "", "The volume is on another node: make room there, or move the data."},
+		"NodeUnschedulable": {NodesCordoned, "cordoned", "the nodes are cordoned",
+			"When the maintenance is done: kubelith kubectl uncordon NODE."},
+		"NodeName": {NodeSelectorMismatch, "not the node of spec.nodeName", "", "Correct nodeName."},
+		"NodeAffinity": {NodeSelectorMismatch, "without the labels that it asks for", "no node has the labels that it asks for",
+			"Label a node, or change nodeSelector or affinity.nodeAffinity."},
+		"TaintToleration": {TaintNotTolerated, "tainted", "a taint keeps it away",
+			"Add a toleration to the pod, or remove the taint: kubelith kubectl taint node NODE KEY-."},
+		"NodePorts": {HostPortTaken, "host port in use", "", "Use a Service instead of hostPort, another port, or another node."},
+		"NodeResourcesFit": {InsufficientResources, "not enough room", "the nodes are full",
+			"Request less, scale down what uses the nodes, or add a node."},
+		"InterPodAffinity": {PodAntiAffinity, "against a pod affinity", "",
+			"Change affinity.podAffinity or podAntiAffinity (preferred instead of required), or add a node."},
+		"PodTopologySpread": {TopologySpread, "against its topologySpreadConstraints", "",
+			"Raise maxSkew, use whenUnsatisfiable: ScheduleAnyway, or add nodes in other domains."},
+		"VolumeBinding": {VolumePlacement, "out of reach of its volumes", "",
+			"The volume is on another node: make room there, or move the data."},
 	}
 }
 
@@ -50,10 +57,11 @@ func podUnscheduled(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 			gates = append(gates, g.Name)
 		}
 		names := strings.Join(gates, ", ")
-		return broken(SchedulingGated, fmt.Sprintf("%s is held back by its scheduling gate %s: what set it has not removed it", o, names)).since(pod.CreationTimestamp).
+		return broken(SchedulingGated, fmt.Sprintf("%s is held back by its scheduling gate %s: its owner has not removed it", o, names)).
+			since(pod.CreationTimestamp).
 			saw(o.String()+" .spec.schedulingGates", names).sawCondition(pod, corev1.PodScheduled).
-			not(InsufficientResources, "no node has room", "the scheduler does not look at a pod with a gate").
-			do("Find the controller that owns the gate, and read its log. To let the pod go without it:",
+			not(InsufficientResources, "no node has room", "the scheduler ignores a pod with a gate").
+			do("Find the controller that owns the gate, and read its log. To schedule the pod without it:",
 				kubectl(pod.Namespace, `patch pod %s --type=json -p '[{"op":"remove","path":"/spec/schedulingGates"}]'`, pod.Name))
 	}
 	if f := podClaims(ctx, r, pod); f != nil {
@@ -63,7 +71,7 @@ func podUnscheduled(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 		return r.notLookedAt(pod)
 	}
 	if node := pod.Status.NominatedNodeName; node != "" {
-		return found(Progressing, InProgress, fmt.Sprintf("in progress: pods of lower priority are being ended on node %s to make room for %s", node, o)).
+		return found(Progressing, InProgress, fmt.Sprintf("in progress: pods of lower priority are being preempted on node %s for %s", node, o)).
 			since(c.LastTransitionTime).saw(o.String()+" .status.nominatedNodeName", node).sawCondition(pod, corev1.PodScheduled)
 	}
 	f := r.placed(ctx, pod, c)
@@ -80,13 +88,15 @@ func (r *Reader) notLookedAt(pod *corev1.Pod) *Finding {
 	}
 	f := broken(SchedulerUnknown, fmt.Sprintf("no scheduler named %s takes %s: it does not run, or the name is wrong", name, o))
 	if name == corev1.DefaultSchedulerName {
-		f = broken(SchedulerSilent, fmt.Sprintf("the scheduler has not handled %s for %s: it does not run, or hangs", o, ago(r.age(pod.CreationTimestamp))))
+		f = broken(SchedulerSilent, fmt.Sprintf("the scheduler has not handled %s for %s: it does not run, or hangs",
+			o, ago(r.age(pod.CreationTimestamp))))
 		f.do("kube-scheduler runs in kubelith server: its log has the lines of the component scheduler.")
 	} else {
 		f.do(recreate(pod, fmt.Sprintf("Correct schedulerName (the built-in one is %s)", corev1.DefaultSchedulerName)))
 	}
+	untried := fmt.Sprintf("no PodScheduled: no scheduler has tried it in the %s since its creation", ago(r.age(pod.CreationTimestamp)))
 	return f.since(pod.CreationTimestamp).saw(where, name).
-		sawAt(o.String()+" .status.conditions", fmt.Sprintf("no PodScheduled: no scheduler has tried it in the %s since its creation", ago(r.age(pod.CreationTimestamp))), pod.CreationTimestamp).
+		sawAt(o.String()+" .status.conditions", untried, pod.CreationTimestamp).
 		not(InsufficientResources, "no node has room", "no scheduler has tried to place the pod")
 }
 
@@ -111,7 +121,8 @@ func (r *Reader) placed(ctx context.Context, pod *corev1.Pod, c *corev1.PodCondi
 	}
 	verdicts, err := r.Placement(ctx, r.Client, pod, nodes, pods)
 	if err != nil {
-		return said(broken(codeOfMessage(c.Message), fmt.Sprintf("no node takes %s: %s", o, schedulerSays(c.Message)))).saw("the nodes", "not compared: "+err.Error())
+		return said(broken(codeOfMessage(c.Message), fmt.Sprintf("no node takes %s: %s", o, schedulerSays(c.Message)))).
+			saw("the nodes", "not compared: "+err.Error())
 	}
 	verdicts = r.addVolumes(ctx, pod, nodes, verdicts)
 	return r.byVerdicts(pod, c, nodes, pods, verdicts)
@@ -125,8 +136,10 @@ func (r *Reader) byVerdicts(pod *corev1.Pod, c *corev1.PodCondition, nodes []cor
 	for _, v := range verdicts {
 		if v.Plugin == "" {
 			f := broken(SchedulerRefuses, fmt.Sprintf("the scheduler refuses %s: %s", o, schedulerSays(c.Message)))
-			return f.saw("node/"+v.Node, "would take the pod by the rules of upstream's scheduler: the refusal is of a scheduling plugin, an extender or another configuration, or things have changed since").
-				do("If the message names a plugin: kubelith plugin list, and the plugin's log.", "If it does not: the scheduler tries again soon, ask again.")
+			return f.saw("node/"+v.Node, "would take the pod by the rules of upstream's scheduler: "+
+				"a scheduling plugin, an extender or another configuration refuses it, or things have changed since").
+				do("If the message names a plugin: run kubelith plugin list, and read the plugin's log.",
+					"If it does not: the scheduler tries again soon, ask again.")
 		}
 		byNode[v.Node] = append(byNode[v.Node], v)
 	}
@@ -177,7 +190,8 @@ func (r *Reader) byVerdicts(pod *corev1.Pod, c *corev1.PodCondition, nodes []cor
 	}
 	for _, name := range []string{"NodeResourcesFit", "TaintToleration", "NodeAffinity", "NodeUnschedulable"} {
 		if near[name] == 0 {
-			f.not(plugins()[name].code, plugins()[name].suspicion, fmt.Sprintf("the scheduler's plugin %s refuses none of the nodes that come nearest", name))
+			f.not(plugins()[name].code, plugins()[name].suspicion,
+				fmt.Sprintf("the scheduler's plugin %s refuses none of the nodes that come nearest", name))
 		}
 	}
 	return f
@@ -340,7 +354,8 @@ func taints(pod *corev1.Pod, nodes []corev1.Node) []string {
 	var all []string
 	for _, n := range nodes {
 		for _, t := range n.Spec.Taints {
-			if t.Effect == corev1.TaintEffectPreferNoSchedule || slices.ContainsFunc(pod.Spec.Tolerations, func(tol corev1.Toleration) bool { return tolerates(tol, t) }) {
+			tolerated := slices.ContainsFunc(pod.Spec.Tolerations, func(tol corev1.Toleration) bool { return tolerates(tol, t) })
+			if tolerated || t.Effect == corev1.TaintEffectPreferNoSchedule {
 				continue
 			}
 			if text := t.ToString(); !slices.Contains(all, text) {
@@ -411,7 +426,8 @@ func (r *Reader) addVolumes(ctx context.Context, pod *corev1.Pod, nodes []corev1
 				continue
 			}
 			verdicts = slices.DeleteFunc(verdicts, func(v Verdict) bool { return v.Node == n.Name && v.Plugin == "" })
-			verdicts = append(verdicts, Verdict{Node: n.Name, Plugin: "VolumeBinding", Reasons: []string{fmt.Sprintf("persistentvolume/%s of the claim %s is not for this node", pv.Name, claim.Name)}})
+			why := fmt.Sprintf("persistentvolume/%s of the claim %s is not for this node", pv.Name, claim.Name)
+			verdicts = append(verdicts, Verdict{Node: n.Name, Plugin: "VolumeBinding", Reasons: []string{why}})
 		}
 	}
 	return verdicts
@@ -422,7 +438,7 @@ func (r *Reader) addVolumes(ctx context.Context, pod *corev1.Pod, nodes []corev1
 // Source: FitError in k8s.io/kubernetes/pkg/scheduler/framework/types.go
 func schedulerSays(message string) string {
 	before, _, _ := strings.Cut(message, " preemption:")
-	return strings.TrimSuffix(oneLine(before), ".")
+	return sentence(before)
 }
 
 // codeOfMessage is the code of the scheduler's message when the nodes cannot be compared: by the one reason it has,

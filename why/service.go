@@ -15,12 +15,12 @@ import (
 func explainService(ctx context.Context, r *Reader, s *corev1.Service) (*Finding, error) {
 	o := objectAs("service", s)
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
-		return found(Healthy, OK, fmt.Sprintf("%s is a DNS alias of %s: it has no endpoints of its own", o, s.Spec.ExternalName)).
+		return found(Healthy, OK, fmt.Sprintf("%s is a DNS alias of %s: it has no endpoints", o, s.Spec.ExternalName)).
 			saw(o.String()+" .spec.externalName", s.Spec.ExternalName), nil
 	}
 	ready, unready, err := r.endpoints(ctx, s)
 	if err != nil {
-		return found(Healthy, OK, fmt.Sprintf("%s exists; whether it has endpoints cannot be read", o)).
+		return found(Healthy, OK, fmt.Sprintf("%s exists; its endpoints cannot be read", o)).
 			saw("LIST endpointslices", err.Error()), nil
 	}
 	counts := fmt.Sprintf("%d ready, %d not ready", ready, unready)
@@ -65,7 +65,7 @@ func endpointReady(e discoveryv1.Endpoint) bool {
 	return e.Conditions.Ready == nil || *e.Conditions.Ready
 }
 
-// withoutEndpoints explains a Service, or a port of it, that leads nowhere; nil: all lead somewhere.
+// withoutEndpoints explains a Service, or a port of it, that routes to nothing; nil: all route somewhere.
 func (r *Reader) withoutEndpoints(ctx context.Context, s *corev1.Service, ready int) *Finding {
 	o := objectAs("service", s)
 	if len(s.Spec.Selector) == 0 {
@@ -85,12 +85,13 @@ func (r *Reader) withoutEndpoints(ctx context.Context, s *corev1.Service, ready 
 		return broken(NoEndpoints, fmt.Sprintf("%s has no ready endpoint", o)).do(kubectl(s.Namespace, "get pods -l %s", selector))
 	}
 	if len(pods) == 0 {
-		f := broken(SelectorMatchesNothing, fmt.Sprintf("%s leads nowhere: no pod in namespace %s has the labels %s", o, s.Namespace, selector))
+		f := broken(SelectorMatchesNothing, fmt.Sprintf("%s routes to nothing: no pod in namespace %s has the labels %s", o, s.Namespace, selector))
 		f.saw(o.String()+" .spec.selector", selector)
 		if !r.nearLabels(ctx, f, s) {
 			f.saw("LIST pods", "none with any of these labels")
 		}
-		return f.not(PodsNotReady, "the pods are not ready", "there are none").do("Correct the selector or the labels of the pods; they must be the same.", kubectl(s.Namespace, "get pods --show-labels"))
+		return f.not(PodsNotReady, "the pods are not ready", "there are none").
+			do("Correct the selector or the labels of the pods: they must match.", kubectl(s.Namespace, "get pods --show-labels"))
 	}
 	alive := running(pods)
 	if f := portMissing(o, s, alive); f != nil {
@@ -108,10 +109,13 @@ func (r *Reader) withoutEndpoints(ctx context.Context, s *corev1.Service, ready 
 		c := podCondition(&p, corev1.PodReady)
 		return c != nil && r.age(c.LastTransitionTime) < fresh
 	}); i >= 0 {
-		return found(Progressing, InProgress, fmt.Sprintf("in progress: pod/%s became Ready, and its endpoint of %s is about to appear", alive[i].Name, o)).sawCondition(&alive[i], corev1.PodReady)
+		f := found(Progressing, InProgress, fmt.Sprintf("in progress: pod/%s became Ready, and its endpoint of %s is about to appear", alive[i].Name, o))
+		return f.sawCondition(&alive[i], corev1.PodReady)
 	}
-	return broken(NoEndpoints, fmt.Sprintf("%s has no ready endpoint, though %s are without a fault", o, podNames(alive))).saw(o.String()+" .spec.selector", selector).
-		do("The controller of EndpointSlices may not run, or the pods have no address of the Service's family.", kubectl(s.Namespace, "get endpointslices -l %s=%s -o yaml", discoveryv1.LabelServiceName, s.Name))
+	return broken(NoEndpoints, fmt.Sprintf("%s has no ready endpoint, though %s have no fault", o, podNames(alive))).
+		saw(o.String()+" .spec.selector", selector).
+		do("The controller of EndpointSlices may not run, or the pods have no address of the Service's family.",
+			kubectl(s.Namespace, "get endpointslices -l %s=%s -o yaml", discoveryv1.LabelServiceName, s.Name))
 }
 
 // running returns the pods that have neither ended nor are being deleted.
@@ -181,7 +185,8 @@ func portMissing(o Object, s *corev1.Service, pods []corev1.Pod) *Finding {
 		}
 		slices.Sort(have)
 		have = slices.Compact(have)
-		return broken(TargetPortMissing, fmt.Sprintf("port %d of %s leads nowhere: its targetPort is named %s, and no container port of its pods has that name", port.Port, o, port.TargetPort.StrVal)).
+		return broken(TargetPortMissing, fmt.Sprintf("port %d of %s routes to nothing: its targetPort is named %s, "+
+			"but no container port of its pods has that name", port.Port, o, port.TargetPort.StrVal)).
 			saw(fmt.Sprintf("%s .spec.ports[%d].targetPort", o, port.Port), port.TargetPort.StrVal).
 			saw("pod/"+pods[0].Name+" .spec.containers[].ports", firstOf(strings.Join(have, ", "), "none")).
 			not(SelectorMatchesNothing, "the selector matches nothing", fmt.Sprintf("it matches %s", podNames(pods))).
@@ -195,18 +200,22 @@ func (r *Reader) withoutAddress(ctx context.Context, s *corev1.Service) *Finding
 	o := objectAs("service", s)
 	e := r.LastEvent(ctx, s, s.CreationTimestamp, "PortConflict", "HostPort", "NoAddress", "LoadBalancerReady", "SyncLoadBalancerFailed")
 	if e != nil && e.Type == corev1.EventTypeWarning {
-		return broken(LoadBalancerPending, fmt.Sprintf("%s has no address of a load balancer: %s", o, firstOf(e.Message))).since(e.FirstTimestamp).sawEvent(e).
+		return broken(LoadBalancerPending, fmt.Sprintf("%s has no address of a load balancer: %s", o, firstOf(e.Message))).
+			since(e.FirstTimestamp).sawEvent(e).
 			saw(o.String()+" .status.loadBalancer", "no ingress").not(NoEndpoints, "it has no endpoints", "it has").
 			do("Free what the message names, or change the Service's port. Inside the cluster the Service works.")
 	}
 	if class := s.Spec.LoadBalancerClass; class != nil && r.age(s.CreationTimestamp) > fresh {
 		return broken(LoadBalancerPending, fmt.Sprintf("%s has no address: no load balancer has answered for its loadBalancerClass %s", o, *class)).
 			saw(o.String()+" .spec.loadBalancerClass", *class).saw(o.String()+" .status.loadBalancer", "no ingress").
-			do("Install the load balancer of that class. A Service's class cannot be changed: create it again without one to use the cluster's own.")
+			do("Install the load balancer of that class. A Service's class cannot be changed: " +
+				"to use the cluster's load balancer, create the Service again without a class.")
 	}
 	if r.age(s.CreationTimestamp) > retried {
-		return broken(LoadBalancerPending, fmt.Sprintf("%s has no address: no load balancer has answered", o)).saw(o.String()+" .status.loadBalancer", "no ingress").
+		return broken(LoadBalancerPending, fmt.Sprintf("%s has no address: no load balancer has answered", o)).
+			saw(o.String()+" .status.loadBalancer", "no ingress").
 			do("Enable the component servicelb, or install a load balancer.")
 	}
-	return found(Progressing, InProgress, fmt.Sprintf("in progress: %s waits for the address of its load balancer", o)).saw(o.String()+" .status.loadBalancer", "no ingress")
+	return found(Progressing, InProgress, fmt.Sprintf("in progress: %s waits for the address of its load balancer", o)).
+		saw(o.String()+" .status.loadBalancer", "no ingress")
 }

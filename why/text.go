@@ -4,12 +4,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/base/oneline"
 )
 
 // minWidth is the least width that text is wrapped to.
@@ -64,7 +65,7 @@ func (a *Answer) WriteText(out io.Writer, style Style) error {
 	p.section("What to do", len(a.Remedy) > 0)
 	for _, step := range a.Remedy {
 		if strings.HasPrefix(step, "kubelith ") {
-			p.line("    "+printable(step), "") // whole, so that it can be copied
+			p.line("    "+oneline.Mask(step), "") // whole, so that it can be copied
 			continue
 		}
 		p.wrap("  ", "  ", step, "")
@@ -112,9 +113,9 @@ func (p *page) section(title string, any bool) {
 
 // item writes an entry: the text behind its head where both fit, else below it. Lines of the text stay lines.
 func (p *page) item(head, text string) {
-	head, text = printable(head), strings.TrimSpace(text)
+	head, text = oneline.Of(head), strings.TrimSpace(text)
 	if !strings.Contains(text, "\n") && 5+utf8.RuneCountInString(head)+utf8.RuneCountInString(text) <= p.width {
-		p.line("  - "+head+" "+printable(text), "")
+		p.line("  - "+head+" "+oneline.Of(text), "")
 		return
 	}
 	p.wrap("  - ", "    ", head, "")
@@ -126,7 +127,7 @@ func (p *page) item(head, text string) {
 // wrap writes text in lines of the page's width; a word that is longer stays whole.
 func (p *page) wrap(first, next, text, colour string) {
 	line, empty := first, true
-	for _, word := range strings.Fields(printable(text)) {
+	for _, word := range strings.Fields(oneline.Of(text)) {
 		if !empty && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > p.width {
 			p.line(line, colour)
 			line, empty = next, true
@@ -137,17 +138,4 @@ func (p *page) wrap(first, next, text, colour string) {
 		line, empty = line+word, false
 	}
 	p.line(line, colour)
-}
-
-// printable replaces what would move a terminal's cursor or change its state: texts come from the cluster's users.
-func printable(text string) string {
-	return strings.Map(func(c rune) rune {
-		if c == '\t' {
-			return ' '
-		}
-		if c < ' ' || c == 0x7f || (c >= 0x80 && c < 0xa0) || slices.Contains([]rune{0x202a, 0x202b, 0x202c, 0x202d, 0x202e, 0x2066, 0x2067, 0x2068, 0x2069}, c) {
-			return '?'
-		}
-		return c
-	}, text)
 }

@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/base/oneline"
 )
 
 // A mount that fails is tried again, after two minutes at the latest: an Event that is older is not about now.
@@ -107,7 +109,8 @@ func (r *Reader) missing(ctx context.Context, pod *corev1.Pod, all []needed) *Fi
 			code, kind, create = SecretMissing, "Secret", "create secret generic %s --from-literal=KEY=VALUE"
 		}
 		if apierrors.IsNotFound(err) {
-			f := broken(code, fmt.Sprintf("pod/%s needs the %s %s, which does not exist in namespace %s", pod.Name, kind, n.name, pod.Namespace))
+			f := broken(code, fmt.Sprintf("pod/%s needs the %s %s, which does not exist in namespace %s",
+				pod.Name, kind, n.name, pod.Namespace))
 			f.saw(n.where, "names "+n.name).saw(n.String(), "does not exist")
 			return f.do(kubectl(pod.Namespace, create, n.name), recreate(pod, "Or correct the name, or set optional: true,"))
 		}
@@ -161,12 +164,12 @@ func (r *Reader) configMissing(ctx context.Context, pod *corev1.Pod, c container
 	switch {
 	case f != nil:
 	case strings.Contains(waiting.Message, "runAsNonRoot"):
-		f = broken(RunAsRootRefused, fmt.Sprintf("%s must not run as root (runAsNonRoot), and its image %s would", c, c.spec.Image)).
+		f = broken(RunAsRootRefused, fmt.Sprintf("%s must not run as root (runAsNonRoot), but its image %s does", c, c.spec.Image)).
 			do(recreate(pod, "Set runAsUser to a number other than 0, or build the image with a numeric USER,"))
 	case strings.Contains(strings.ToLower(waiting.Message), "subpath"):
 		f = r.notStarted(pod, c, waiting.Reason, waiting.Message, metav1.Time{})
 	default:
-		f = broken(ContainerFailed, fmt.Sprintf("the kubelet cannot make the configuration of %s: %s", c, firstOf(waiting.Message, waiting.Reason))).
+		f = broken(ContainerFailed, fmt.Sprintf("the kubelet cannot create the configuration of %s: %s", c, firstOf(waiting.Message, waiting.Reason))).
 			do("If it names an object that exists by now: wait, the kubelet tries again within a minute.")
 	}
 	return f.saw(c.path()+"state.waiting", waiting.Reason+": "+waiting.Message)
@@ -222,21 +225,26 @@ func podVolumes(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 		if volume.HostPath.Type != nil {
 			want = string(*volume.HostPath.Type)
 		}
-		f = broken(HostPathType, fmt.Sprintf("the volume %s of pod/%s wants %s to be a %s on node %s, and it is missing or something else there", name, pod.Name, volume.HostPath.Path, want, pod.Spec.NodeName))
-		f.saw(fmt.Sprintf("pod/%s .spec.volumes[%s].hostPath", pod.Name, name), fmt.Sprintf("path %s, type %s", volume.HostPath.Path, want))
-		f.do(fmt.Sprintf("Create %s on node %s, correct the path, or use type DirectoryOrCreate or FileOrCreate.", volume.HostPath.Path, pod.Spec.NodeName))
+		path := volume.HostPath.Path
+		f = broken(HostPathType, fmt.Sprintf("the volume %s of pod/%s needs %s to be a %s on node %s, but it is missing or of another type there",
+			name, pod.Name, path, want, pod.Spec.NodeName))
+		f.saw(fmt.Sprintf("pod/%s .spec.volumes[%s].hostPath", pod.Name, name), fmt.Sprintf("path %s, type %s", path, want))
+		f.do(fmt.Sprintf("Create %s on node %s, correct the path, or use type DirectoryOrCreate or FileOrCreate.", path, pod.Spec.NodeName))
 	// Source: k8s.io/kubernetes/pkg/volume/csi/csi_client.go (newCsiDriverClient)
 	case strings.Contains(message, "not found in the list of registered CSI drivers"):
-		f = broken(DriverMissing, fmt.Sprintf("node %s has no CSI driver %s, which the volume %s of pod/%s needs", pod.Spec.NodeName, r.driver(ctx, pod, volume), name, pod.Name))
+		f = broken(DriverMissing, fmt.Sprintf("node %s has no CSI driver %s, which the volume %s of pod/%s needs",
+			pod.Spec.NodeName, r.driver(ctx, pod, volume), name, pod.Name))
 		r.sawDrivers(ctx, f, pod.Spec.NodeName)
 		f.not(DriverFailing, "the driver fails", "it was not called: it is not registered on the node").
 			do("Install the driver on this node, or check that its plugin runs there: kubelith plugin list.")
 	// Source: k8s.io/kubernetes/pkg/volume/csi: errors of the driver are gRPC statuses
 	case strings.Contains(message, "rpc error: code ="):
-		f = broken(DriverFailing, fmt.Sprintf("the CSI driver %s fails for the volume %s of pod/%s: %s", r.driver(ctx, pod, volume), name, pod.Name, shorten(after(message, "desc = "), 300)))
-		f.not(DriverMissing, "the driver is missing", "it answered: the error is its own").do("The log of the driver says more; the kubelet calls it again by itself.")
+		f = broken(DriverFailing, fmt.Sprintf("the CSI driver %s fails for the volume %s of pod/%s: %s",
+			r.driver(ctx, pod, volume), name, pod.Name, oneline.Shorten(after(message, "desc = "), 300)))
+		f.not(DriverMissing, "the driver is missing", "it answered: the error is the driver's").
+			do("Read the driver's log; the kubelet calls it again by itself.")
 	default:
-		f = broken(VolumeFailing, fmt.Sprintf("the volume %s of pod/%s cannot be mounted: %s", name, pod.Name, shorten(lastPart(message), 300))).
+		f = broken(VolumeFailing, fmt.Sprintf("the volume %s of pod/%s cannot be mounted: %s", name, pod.Name, oneline.Shorten(lastPart(message), 300))).
 			do("The message is the volume plugin's; the kubelet tries again by itself.")
 	}
 	return r.unlessFirst(f, e).sawEvent(e).sawCondition(pod, corev1.PodReadyToStartContainers)
@@ -378,7 +386,8 @@ func podSandbox(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 	e := r.LastEvent(ctx, pod, metav1.NewTime(r.now().Add(-retried)), noSandbox, "NetworkNotReady")
 	if e == nil {
 		if len(pod.Status.ContainerStatuses) == 0 {
-			f := found(Progressing, InProgress, fmt.Sprintf("in progress: pod/%s was given to node %s, whose kubelet has not reported on it yet", pod.Name, pod.Spec.NodeName))
+			f := found(Progressing, InProgress, fmt.Sprintf("in progress: pod/%s was assigned to node %s, whose kubelet has not reported on it yet",
+				pod.Name, pod.Spec.NodeName))
 			return f.sawCondition(pod, corev1.PodScheduled)
 		}
 		return nil
@@ -393,10 +402,12 @@ func podSandbox(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 			plugin, _, _ = strings.Cut(rest, `"`)
 			plugin = " " + plugin
 		}
-		f = broken(NetworkFailing, fmt.Sprintf("the network of pod/%s cannot be set up on node %s: the CNI program%s fails: %s", pod.Name, pod.Spec.NodeName, plugin, shorten(lastPart(message), 300)))
+		f = broken(NetworkFailing, fmt.Sprintf("the network of pod/%s cannot be set up on node %s: the CNI program%s fails: %s",
+			pod.Name, pod.Spec.NodeName, plugin, oneline.Shorten(lastPart(message), 300)))
 	default:
-		f = broken(SandboxFailing, fmt.Sprintf("the sandbox of pod/%s cannot be created on node %s: %s", pod.Name, pod.Spec.NodeName, shorten(lastPart(message), 300))).
-			do("The message is the container runtime's; kubelith's log on that node says more. The kubelet tries again by itself.")
+		f = broken(SandboxFailing, fmt.Sprintf("the sandbox of pod/%s cannot be created on node %s: %s",
+			pod.Name, pod.Spec.NodeName, oneline.Shorten(lastPart(message), 300))).
+			do("The message is the container runtime's: read kubelith's log on that node. The kubelet tries again by itself.")
 	}
 	first := *e
 	for _, other := range r.Events(ctx, pod) { // each attempt has its own Event: the sandbox's ID is in the message
@@ -409,5 +420,5 @@ func podSandbox(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 		return f
 	}
 	return f.not(ImageNotFound, "an image is missing", "no image is pulled before the network is there").
-		do("On that node: is the configuration in /etc/cni/net.d right, do its programs exist, are addresses left in the node's pod CIDR?")
+		do("On that node: is the configuration in /etc/cni/net.d right, do its programs exist, does the node's pod CIDR have free addresses?")
 }

@@ -83,9 +83,9 @@ func behind(o Object, observed int64, object metav1.Object) *Finding {
 	if observed >= object.GetGeneration() {
 		return nil
 	}
-	return found(Progressing, ObservationBehind, fmt.Sprintf("%s was changed, and its controller has not acted on that yet", o)).
+	return found(Progressing, ObservationBehind, fmt.Sprintf("%s was changed, but its controller has not acted on that yet", o)).
 		saw(o.String()+" .status.observedGeneration", fmt.Sprintf("%d; .metadata.generation is %d", observed, object.GetGeneration())).
-		do("If this stays, the controller of this type does not run: look at its pods and its log.")
+		do("If this persists, the controller of this type does not run: check its pods and its log.")
 }
 
 func deploymentCondition(d *appsv1.Deployment, kind appsv1.DeploymentConditionType) appsv1.DeploymentCondition {
@@ -109,22 +109,24 @@ func explainDeployment(ctx context.Context, r *Reader, d *appsv1.Deployment) (*F
 	sum := func(f *Finding) *Finding {
 		f.saw(o.String()+" .status", counts)
 		if progressing.Reason == "ProgressDeadlineExceeded" {
-			f.sawAt(o.String()+" .status.conditions[Progressing]", "False, "+progressing.Reason+": "+progressing.Message, progressing.LastTransitionTime)
+			f.sawAt(o.String()+" .status.conditions[Progressing]",
+				"False, "+progressing.Reason+": "+progressing.Message, progressing.LastTransitionTime)
 		}
 		serving := int32(0)
 		for _, rs := range older {
 			serving += rs.Status.ReadyReplicas
 		}
 		if serving > 0 && f.Status == Broken {
-			f.saw(o.String(), fmt.Sprintf("the rollout has stopped; %d pods of the template before are ready and serve", serving))
-			f.do("To go back to the template before:", kubectl(d.Namespace, "rollout undo deployment/%s", d.Name))
+			f.saw(o.String(), fmt.Sprintf("the rollout has stopped; %d pods of the previous template are ready and serve", serving))
+			f.do("To go back to the previous template:", kubectl(d.Namespace, "rollout undo deployment/%s", d.Name))
 		}
 		return f.roomToRoll(o, d)
 	}
 	if d.Spec.Paused && s.UpdatedReplicas < want {
 		f := broken(RolloutPaused, fmt.Sprintf("%s is paused: a change of its template or scale waits until it is resumed", o)).
 			since(progressing.LastTransitionTime).saw(o.String()+" .spec.paused", "true")
-		return sum(f.not(ProgressDeadline, "the rollout takes too long", "it is not under way").do(kubectl(d.Namespace, "rollout resume deployment/%s", d.Name))), nil
+		return sum(f.not(ProgressDeadline, "the rollout takes too long", "it is not under way").
+			do(kubectl(d.Namespace, "rollout resume deployment/%s", d.Name))), nil
 	}
 	if want == 0 && s.Replicas == 0 {
 		return found(Healthy, ScaledToZero, fmt.Sprintf("%s is scaled to zero: it wants no pods", o)).saw(o.String()+" .spec.replicas", "0").
@@ -146,14 +148,17 @@ func explainDeployment(ctx context.Context, r *Reader, d *appsv1.Deployment) (*F
 	}
 	switch {
 	case s.AvailableReplicas >= want && s.UpdatedReplicas >= want && s.Replicas == want:
-		f := found(Healthy, OK, fmt.Sprintf("%s has all its %d pods available, since %s", o, want, clock(available.LastTransitionTime))).since(available.LastTransitionTime)
-		return f.saw(o.String()+" .status", counts).sawAt(o.String()+" .status.conditions[Available]", firstOf(string(available.Status), "not set"), available.LastTransitionTime), nil
+		since := available.LastTransitionTime
+		f := found(Healthy, OK, fmt.Sprintf("%s has all its %d pods available, since %s", o, want, clock(since))).since(since)
+		return f.saw(o.String()+" .status", counts).
+			sawAt(o.String()+" .status.conditions[Available]", firstOf(string(available.Status), "not set"), since), nil
 	case progressing.Reason == "ReplicaSetCreateError" || progressing.Reason == "FailedCreate":
 		return sum(refusedBy(o, "ReplicaSet", progressing.Message).since(progressing.LastTransitionTime)), nil
 	case progressing.Reason == "ProgressDeadlineExceeded":
 		f := broken(ProgressDeadline, fmt.Sprintf("the rollout of %s made no progress for longer than progressDeadlineSeconds (%d s)", o, deadlineOf(d))).
 			since(progressing.LastTransitionTime)
-		return sum(f.do("No pod shows a fault: look at minReadySeconds and at pods that come and go.", kubectl(d.Namespace, "rollout status deployment/%s", d.Name))), nil
+		return sum(f.do("No pod shows a fault: check minReadySeconds, and whether pods come and go.",
+			kubectl(d.Namespace, "rollout status deployment/%s", d.Name))), nil
 	case slow != nil:
 		return sum(slow), nil
 	}
@@ -181,12 +186,14 @@ func (f *Finding) roomToRoll(o Object, d *appsv1.Deployment) *Finding {
 		return f
 	}
 	return f.not(RolloutNoRoom, "maxSurge and maxUnavailable both round to zero",
-		fmt.Sprintf("%s .spec.strategy.rollingUpdate: %s and %s of %d pods are 0, and the controller then replaces one pod at a time", o, u.MaxSurge, u.MaxUnavailable, number(d.Spec.Replicas)))
+		fmt.Sprintf("%s .spec.strategy.rollingUpdate: %s and %s of %d pods are 0, but the controller then replaces one pod at a time",
+			o, u.MaxSurge, u.MaxUnavailable, number(d.Spec.Replicas)))
 }
 
 // replicaSets are those of a Deployment with its newest template, at most one, and the older ones that have pods.
 func (r *Reader) replicaSets(ctx context.Context, d *appsv1.Deployment) (newest, older []*appsv1.ReplicaSet) {
-	l, err := list(ctx, r, "replicasets.apps", d.Namespace, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(d.Spec.Selector)}, r.Client.AppsV1().ReplicaSets(d.Namespace).List)
+	selected := metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(d.Spec.Selector)}
+	l, err := list(ctx, r, "replicasets.apps", d.Namespace, selected, r.Client.AppsV1().ReplicaSets(d.Namespace).List)
 	if err != nil {
 		return nil, nil
 	}
@@ -272,13 +279,16 @@ func explainStatefulSet(ctx context.Context, r *Reader, set *appsv1.StatefulSet)
 		f.saw(o.String()+" .status", counts)
 		next := ordinal(set.Name, pod.Name) + 1
 		if set.Spec.PodManagementPolicy != appsv1.ParallelPodManagement && int(s.Replicas) < int(want) && f.Status == Broken {
-			f.saw(o.String()+" .spec.podManagementPolicy", fmt.Sprintf("OrderedReady: %s-%d waits until its predecessor %s is Ready", set.Name, next, pod.Name))
+			f.saw(o.String()+" .spec.podManagementPolicy",
+				fmt.Sprintf("OrderedReady: %s-%d waits until its predecessor %s is Ready", set.Name, next, pod.Name))
 			f.not(PredecessorNotReady, fmt.Sprintf("pod/%s-%d is at fault", set.Name, next), "it does not exist yet: it waits for "+pod.Name)
 		}
 		// Source: https://kubernetes.io/docs/concepts/workloads/controllers/statefulset/#forced-rollback
 		if rev := pod.Labels[appsv1.StatefulSetRevisionLabel]; rev != "" && s.UpdateRevision != "" && rev != s.UpdateRevision && f.Status == Broken {
-			f.saw("pod/"+pod.Name+" .metadata.labels["+appsv1.StatefulSetRevisionLabel+"]", fmt.Sprintf("%s; the newest template is %s", rev, s.UpdateRevision))
-			f.do("The pod has an older template, and is not replaced while it is not Ready. Delete it:", kubectl(set.Namespace, "delete pod %s", pod.Name))
+			f.saw("pod/"+pod.Name+" .metadata.labels["+appsv1.StatefulSetRevisionLabel+"]",
+				fmt.Sprintf("%s; the newest template is %s", rev, s.UpdateRevision))
+			f.do("The pod has an older template, and is not replaced while it is not Ready. Delete it:",
+				kubectl(set.Namespace, "delete pod %s", pod.Name))
 		}
 		return f.under(o, podObject(pod)), nil
 	}
@@ -293,11 +303,14 @@ func explainStatefulSet(ctx context.Context, r *Reader, set *appsv1.StatefulSet)
 	case s.AvailableReplicas < want:
 		return found(Progressing, InProgress, fmt.Sprintf("in progress: %s: %s", o, counts)).saw(o.String()+" .status", counts), nil
 	case held && u.RollingUpdate != nil && u.RollingUpdate.Partition != nil && *u.RollingUpdate.Partition > 0:
-		f := found(Healthy, PartitionHolds, fmt.Sprintf("%s has all its %d pods available; its partition keeps those below ordinal %d on the template before", o, want, *u.RollingUpdate.Partition))
-		return f.saw(o.String()+" .spec.updateStrategy.rollingUpdate.partition", fmt.Sprint(*u.RollingUpdate.Partition)).saw(o.String()+" .status", counts).
+		partition := *u.RollingUpdate.Partition
+		f := found(Healthy, PartitionHolds, fmt.Sprintf("%s has all its %d pods available; "+
+			"its partition keeps those below ordinal %d on the previous template", o, want, partition))
+		return f.saw(o.String()+" .spec.updateStrategy.rollingUpdate.partition", fmt.Sprint(partition)).saw(o.String()+" .status", counts).
 			do("To update them too: set the partition to 0."), nil
 	case held && u.Type == appsv1.OnDeleteStatefulSetStrategyType:
-		f := found(Healthy, PartitionHolds, fmt.Sprintf("%s has all its %d pods available; those of the template before are replaced when they are deleted", o, want))
+		f := found(Healthy, PartitionHolds, fmt.Sprintf("%s has all its %d pods available; "+
+			"those of the previous template are replaced when they are deleted", o, want))
 		return f.saw(o.String()+" .spec.updateStrategy.type", "OnDelete").saw(o.String()+" .status", counts).do("To update a pod: delete it."), nil
 	}
 	return found(Healthy, OK, fmt.Sprintf("%s has all its %d pods available", o, want)).saw(o.String()+" .status", counts), nil
@@ -317,7 +330,8 @@ func explainDaemonSet(ctx context.Context, r *Reader, d *appsv1.DaemonSet) (*Fin
 	if f := behind(o, s.ObservedGeneration, d); f != nil {
 		return f, nil
 	}
-	counts := fmt.Sprintf("%d nodes want a pod, %d have one, %d available, %d of the newest template", s.DesiredNumberScheduled, s.CurrentNumberScheduled, s.NumberAvailable, s.UpdatedNumberScheduled)
+	counts := fmt.Sprintf("%d nodes want a pod, %d have one, %d available, %d of the newest template",
+		s.DesiredNumberScheduled, s.CurrentNumberScheduled, s.NumberAvailable, s.UpdatedNumberScheduled)
 	if s.DesiredNumberScheduled == 0 {
 		f := broken(NoNodeMatches, fmt.Sprintf("no node matches %s: it has no pods", o)).saw(o.String()+" .status", counts)
 		if n := r.mismatches(ctx, f, d); n == 0 {
@@ -336,8 +350,8 @@ func explainDaemonSet(ctx context.Context, r *Reader, d *appsv1.DaemonSet) (*Fin
 	if s.NumberAvailable < s.DesiredNumberScheduled {
 		return found(Progressing, InProgress, fmt.Sprintf("in progress: %s: %s", o, counts)).saw(o.String()+" .status", counts), nil
 	}
-	f := found(Healthy, OK, fmt.Sprintf("%s has an available pod on each of the %d nodes that match", o, s.DesiredNumberScheduled)).saw(o.String()+" .status", counts)
-	r.mismatches(ctx, f, d)
+	f := found(Healthy, OK, fmt.Sprintf("%s has an available pod on each of the %d nodes that match", o, s.DesiredNumberScheduled))
+	r.mismatches(ctx, f.saw(o.String()+" .status", counts), d)
 	return f, nil
 }
 

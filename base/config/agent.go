@@ -15,12 +15,12 @@ type Agent struct {
 	Node
 
 	// How to join. A node that has joined needs no token any more.
-	Server    string `json:"server" flag:"server" usage:"address of a server, https://HOST:PORT"`
-	Token     string `json:"token" flag:"token" env:"KUBELITH_TOKEN" usage:"token to join with, see kubelith token create; others on this machine can read the command line: prefer the variable or --token-file"`
-	TokenFile string `json:"tokenFile" flag:"token-file" usage:"file that holds the token to join with"`
+	Server    string `json:"server" flag:"server"`
+	Token     string `json:"token" flag:"token" env:"KUBELITH_TOKEN"`
+	TokenFile string `json:"tokenFile" flag:"token-file"`
 
 	// Tunnel is one of tunnel.Modes.
-	Tunnel string `json:"tunnel" flag:"tunnel" usage:"how servers connect to this node and its pods: auto (through a tunnel that the node opens, while they do not reach it), always or never"`
+	Tunnel string `json:"tunnel" flag:"tunnel"`
 }
 
 // DefaultAgent returns the configuration that applies where neither file nor flags say otherwise. NodeName and NodeIP
@@ -47,7 +47,8 @@ func (a *Agent) Validate() error {
 	a.validateNodeIPs(&p, nil, nil)
 	for _, l := range a.NodeLabels {
 		// These labels decide how the cluster treats a node: the apiserver refuses a node that sets them itself.
-		if key, _, _ := strings.Cut(l, "="); key != names.RoleLabel && key != names.MachineLabel && !strings.HasPrefix(key, names.RuntimeLabel) && strings.HasPrefix(key, names.Prefix) {
+		key, _, _ := strings.Cut(l, "=")
+		if strings.HasPrefix(key, names.Prefix) && !ownLabel(key) { // validateNode has refused those
 			p.add("nodeLabels", "an agent may not set the label %q on itself: set it on the server with kubelith kubectl label node", key)
 		}
 	}

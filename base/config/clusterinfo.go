@@ -85,7 +85,7 @@ func (a *Agent) ValidateIn(cluster *ClusterInfo) error {
 		}
 		for _, c := range append(append([]string(nil), cluster.ClusterCIDR...), cluster.ServiceCIDR...) {
 			if prefix, err := netip.ParsePrefix(c); err == nil && prefix.Contains(ip) {
-				p.add(key, "%s is in %s, a network of the cluster's own: give this machine another address", ip, c)
+				p.add(key, "%s is in %s, one of the cluster's networks: give this machine another address", ip, c)
 			}
 		}
 		return f

@@ -14,6 +14,7 @@ type settings interface {
 	kind() string              // in the file
 	node() *Node               // the part that both share
 	paths() map[string]*string // the fields that are paths, by key
+	usages() map[string]string // the help of each flag
 	disableable() []string     // what Disable may name
 }
 
@@ -22,25 +23,33 @@ var (
 	_ settings = (*Agent)(nil)
 )
 
-// field is one row of the table in the struct tags of settings.
+// field is one row of the table that the struct tags and usages of settings are.
 type field struct {
 	key   string // in the file; empty: only on the command line
 	flag  string // on the command line, without dashes; empty: only in the file
 	alias string // the flag's name in another distribution, usually none
 	env   string // variable that also sets it, usually none
-	usage string
-	index []int // in its struct
+	usage string // its help
+	index []int  // in its struct
 }
 
-// fields reads the table of s: its own fields and those of Node.
+// fields returns the table of s: its own fields and those of Node.
 func fields(s settings) []field {
 	var fs []field
+	usages := s.usages()
 	for _, f := range reflect.VisibleFields(reflect.TypeOf(s).Elem()) {
-		key := strings.TrimPrefix(f.Tag.Get("json"), "-")
-		if f.Anonymous || key == "" && f.Tag.Get("flag") == "" {
+		key, flag := strings.TrimPrefix(f.Tag.Get("json"), "-"), f.Tag.Get("flag")
+		if f.Anonymous || key == "" && flag == "" {
 			continue
 		}
-		fs = append(fs, field{key: key, flag: f.Tag.Get("flag"), alias: f.Tag.Get("alias"), env: f.Tag.Get("env"), usage: f.Tag.Get("usage"), index: f.Index})
+		fs = append(fs, field{
+			key:   key,
+			flag:  flag,
+			alias: f.Tag.Get("alias"),
+			env:   f.Tag.Get("env"),
+			usage: usages[flag],
+			index: f.Index,
+		})
 	}
 	return fs
 }
@@ -84,13 +93,13 @@ const (
 // k3sSnapshotFlags are those of k3s' switches that all commands about snapshots have.
 func k3sSnapshotFlags() []cli.Flag {
 	return []cli.Flag{&cli.BoolFlag{Name: k3sS3, Hidden: true},
-		&cli.BoolFlag{Name: k3sCompress, Value: true, Usage: "k3s' name, without effect: snapshots are always compressed"}}
+		&cli.BoolFlag{Name: k3sCompress, Value: true, Usage: "no effect, accepted for k3s: snapshots are always compressed"}}
 }
 
 // Flags returns the flags of `kubelith server`: --config, one for each field of Server, and switches of k3s.
 func Flags() []cli.Flag {
 	all := append(flags(Default(), func(field) bool { return true }), k3sSnapshotFlags()...)
-	return append(all, &cli.BoolFlag{Name: k3sNoSnapshots, Usage: "k3s' name for --snapshot-schedule never"})
+	return append(all, &cli.BoolFlag{Name: k3sNoSnapshots, Usage: "same as --snapshot-schedule never, for k3s"})
 }
 
 // AgentFlags returns the flags of `kubelith agent`: --config and one for each field of Agent.

@@ -63,8 +63,8 @@ var kinds = map[string]struct {
 	"agent":  {agentHeader, AgentFlags, asSettings(LoadAgent), func() settings { return DefaultAgent() }},
 }
 
-// TestFieldsAndFlags proves that every field has a flag and a key, every flag a field, and that a flag reaches its own
-// field and no other.
+// TestFieldsAndFlags proves that every field has a flag, its help and a key, every flag a field, and that a flag
+// reaches its own field and no other.
 func TestFieldsAndFlags(t *testing.T) {
 	for command, k := range kinds {
 		t.Run(command, func(t *testing.T) {
@@ -77,6 +77,9 @@ func TestFieldsAndFlags(t *testing.T) {
 			table := slices.DeleteFunc(fields(k.def()), func(f field) bool { return f.key == "plugins" }) // has no flag
 			if len(names) != len(table)+1 || names[configFlag] == nil {
 				t.Errorf("%d flags for %d fields and --config", len(names), len(table))
+			}
+			if n := len(k.def().usages()); n != len(table) {
+				t.Errorf("the help of %d flags for %d fields", n, len(table))
 			}
 			keys, file := map[string]bool{}, writeFile(t, k.header)
 			for _, f := range table {

@@ -86,7 +86,7 @@ func (s *Server) validateVIP(p *problems, pods, services []netip.Prefix) {
 	}
 	for _, c := range slices.Concat(pods, services) {
 		if c.Contains(ip) {
-			p.add("vip", "%s is in %s, a network of the cluster's own: use an unused address of the network that the servers share", ip, c)
+			p.add("vip", "%s is in %s, one of the cluster's networks: use an unused address of the network that the servers share", ip, c)
 		}
 	}
 	if slices.Contains(s.NodeIP, ip.String()) || s.AdvertiseAddress == ip.String() {

@@ -17,45 +17,45 @@ import (
 type Node struct {
 	// Paths: Load makes them absolute, and missing directories are created. Sockets are below SocketDir and
 	// KubeletRootDir, so the latter must be short.
-	DataDir        string `json:"dataDir" flag:"data-dir" usage:"directory of the cluster's data"`
-	RunDir         string `json:"runDir" flag:"run-dir" usage:"directory of sockets and of containerd's state; emptied by a reboot"`
-	KubeletRootDir string `json:"kubeletRootDir" flag:"kubelet-root-dir" usage:"directory of the kubelet, where CSI drivers find it (device plugins always: /var/lib/kubelet/device-plugins)"`
+	DataDir        string `json:"dataDir" flag:"data-dir"`
+	RunDir         string `json:"runDir" flag:"run-dir"`
+	KubeletRootDir string `json:"kubeletRootDir" flag:"kubelet-root-dir"`
 
 	// Labels and taints of an existing Node are not changed.
-	NodeIP []string `json:"nodeIP" flag:"node-ip" usage:"address of this node, one per IP family (default: that of the interface with the default route)"`
+	NodeIP []string `json:"nodeIP" flag:"node-ip"`
 	// NodeIPDetected: NodeIP was detected on the host at the start, and is updated when the host's addresses change. An
 	// address that a user has set is not.
 	NodeIPDetected bool `json:"-"`
 	// NodeExternalIP is what the node claims; the server decides (components/cluster/approver).
-	NodeExternalIP []string `json:"nodeExternalIP" flag:"node-external-ip" usage:"address at which this node is reached from outside, one per IP family, such as the public address of a NAT: the ExternalIP of its Node"`
+	NodeExternalIP []string `json:"nodeExternalIP" flag:"node-external-ip"`
 
-	NodeName   string   `json:"nodeName" flag:"node-name" usage:"name of this node (default: the host name)"`
-	NodeLabels []string `json:"nodeLabels" flag:"node-label" usage:"label of this node, KEY=VALUE, set when it registers"`
-	NodeTaints []string `json:"nodeTaints" flag:"node-taint" usage:"taint of this node, KEY[=VALUE]:EFFECT, set when it registers"`
+	NodeName   string   `json:"nodeName" flag:"node-name"`
+	NodeLabels []string `json:"nodeLabels" flag:"node-label"`
+	NodeTaints []string `json:"nodeTaints" flag:"node-taint"`
 
 	// DefaultRuntime starts the containers of pods without a runtimeClassName.
-	DefaultRuntime string `json:"defaultRuntime" flag:"default-runtime" usage:"runtime of pods without a runtimeClassName: runc, or crun or youki of this host"`
+	DefaultRuntime string `json:"defaultRuntime" flag:"default-runtime"`
 
 	// Components that do not run; the help adds the names that a server or an agent accepts.
-	Disable []string `json:"disable" flag:"disable" usage:"component not to run"`
+	Disable []string `json:"disable" flag:"disable"`
 
 	// What network policies drop is logged by the component network-policy.
-	NetworkPolicyLog int `json:"networkPolicyLog" flag:"network-policy-log" usage:"log packets that network policies drop, with pods and policies, at most this many a second; 0 logs none"`
+	NetworkPolicyLog int `json:"networkPolicyLog" flag:"network-policy-log"`
 
 	// The log, of all components.
-	LogFormat string `json:"logFormat" flag:"log-format" usage:"text or json"`
-	LogLevel  string `json:"logLevel" flag:"log-level" usage:"error, warn, info, debug or trace; for some components as in info,kubelet=debug"`
-	LogFile   string `json:"logFile" flag:"log-file" usage:"file of the log, rotated at 10 MiB (default: standard error; on a terminal a file in the run directory)"`
+	LogFormat string `json:"logFormat" flag:"log-format"`
+	LogLevel  string `json:"logLevel" flag:"log-level"`
+	LogFile   string `json:"logFile" flag:"log-file"`
 
 	// The flight recorder, see docs/trace.md. TraceAge is a duration as Go writes it; OTLPEndpoint is the URL of a
 	// collector.
-	TraceMemory  int    `json:"traceMemory" flag:"trace-memory" usage:"memory of the flight recorder in MiB, from 1; 0 switches it off"`
-	TraceAge     string `json:"traceAge" flag:"trace-age" usage:"how long the flight recorder keeps what happened, as in 90m or 24h"`
-	OTLPEndpoint string `json:"otlpEndpoint" flag:"otlp-endpoint" usage:"collector to which the flight recorder exports spans by OTLP: http://HOST:4317 (gRPC without TLS) or https://HOST:4317"`
+	TraceMemory  int    `json:"traceMemory" flag:"trace-memory"`
+	TraceAge     string `json:"traceAge" flag:"trace-age"`
+	OTLPEndpoint string `json:"otlpEndpoint" flag:"otlp-endpoint"`
 
 	// Flags of upstream's programs without their dashes; the last of a key wins where upstream takes one value.
-	KubeletArgs Args `json:"kubeletArgs" flag:"kubelet-arg" usage:"upstream flag of kubelet, KEY=VALUE"`
-	ProxyArgs   Args `json:"proxyArgs" flag:"proxy-arg" usage:"upstream flag of kube-proxy, KEY=VALUE"`
+	KubeletArgs Args `json:"kubeletArgs" flag:"kubelet-arg"`
+	ProxyArgs   Args `json:"proxyArgs" flag:"proxy-arg"`
 }
 
 // Args are settings of an upstream component as a list of "key=value", in the order given. They have their own type

@@ -227,7 +227,9 @@ func (d document) toJSON(dst *json.RawMessage) setter {
 		plainDates(p.value)
 		var value any
 		if err := p.value.Decode(&value); err != nil {
-			return d.errorf(p.value, "%s: %s", p.key.Value, oneLine(err))
+			// "yaml: unmarshal errors:\n  line 3: ..."
+			message := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "yaml: "), "unmarshal errors:")
+			return d.errorf(p.value, "%s: %s", p.key.Value, oneline.Of(message))
 		}
 		out, err := json.Marshal(value)
 		if err != nil { // a key that is not a string, or a number such as .nan
@@ -246,12 +248,6 @@ func plainDates(n *yaml.Node) {
 	for _, child := range n.Content {
 		plainDates(child)
 	}
-}
-
-// oneLine returns the message of a YAML decoder error: "yaml: unmarshal errors:\n  line 3: ...".
-func oneLine(err error) string {
-	text := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "yaml: "), "unmarshal errors:")
-	return oneline.Of(text)
 }
 
 // validatePlugins checks what can be known without the executables.

@@ -12,20 +12,20 @@ import (
 // S3 are the settings of the store that snapshots are copied to. Without a bucket there is none. The keys of the
 // account have no place in the file: it is a part of every snapshot.
 type S3 struct {
-	SnapshotS3Endpoint        string `json:"snapshotS3Endpoint" flag:"snapshot-s3-endpoint" alias:"etcd-s3-endpoint" usage:"S3-compatible store that snapshots are copied to, HOST[:PORT]"`
-	SnapshotS3Bucket          string `json:"snapshotS3Bucket" flag:"snapshot-s3-bucket" alias:"etcd-s3-bucket" usage:"bucket of that store; without one there are no copies"`
-	SnapshotS3Folder          string `json:"snapshotS3Folder" flag:"snapshot-s3-folder" alias:"etcd-s3-folder" usage:"folder in the bucket"`
-	SnapshotS3Region          string `json:"snapshotS3Region" flag:"snapshot-s3-region" alias:"etcd-s3-region" usage:"region of the bucket"`
-	SnapshotS3Retention       int    `json:"snapshotS3Retention" flag:"snapshot-s3-retention" alias:"etcd-s3-retention" usage:"how many scheduled snapshots are kept there; 0: as many as on the server"`
-	SnapshotS3CredentialsFile string `json:"snapshotS3CredentialsFile" flag:"snapshot-s3-credentials-file" usage:"file with the keys of its account, as the AWS CLI writes it"`
-	SnapshotS3AccessKey       string `json:"-" flag:"snapshot-s3-access-key" alias:"etcd-s3-access-key" env:"AWS_ACCESS_KEY_ID" usage:"access key of its account"`
-	SnapshotS3SecretKey       string `json:"-" flag:"snapshot-s3-secret-key" alias:"etcd-s3-secret-key" env:"AWS_SECRET_ACCESS_KEY" usage:"secret key of its account; others on this machine can read the command line: prefer the variable or --snapshot-s3-credentials-file"`
-	SnapshotS3SessionToken    string `json:"-" flag:"snapshot-s3-session-token" alias:"etcd-s3-session-token" env:"AWS_SESSION_TOKEN" usage:"session token of its account, for keys of limited duration"`
-	SnapshotS3CAFile          string `json:"snapshotS3CAFile" flag:"snapshot-s3-ca-file" alias:"etcd-s3-endpoint-ca" usage:"file with the CA of the store's certificate (default: those of this machine)"`
-	SnapshotS3SkipTLSVerify   bool   `json:"snapshotS3SkipTLSVerify" flag:"snapshot-s3-skip-tls-verify" alias:"etcd-s3-skip-ssl-verify" usage:"accept any certificate of the store"`
-	SnapshotS3Insecure        bool   `json:"snapshotS3Insecure" flag:"snapshot-s3-insecure" alias:"etcd-s3-insecure" usage:"reach the store by HTTP, without TLS"`
-	SnapshotS3BucketLookup    string `json:"snapshotS3BucketLookup" flag:"snapshot-s3-bucket-lookup" alias:"etcd-s3-bucket-lookup-type" usage:"where requests name the bucket: path, dns (in the host name) or auto"`
-	SnapshotS3Timeout         string `json:"snapshotS3Timeout" flag:"snapshot-s3-timeout" alias:"etcd-s3-timeout" usage:"how long a request to the store may make no progress"`
+	SnapshotS3Endpoint        string `json:"snapshotS3Endpoint" flag:"snapshot-s3-endpoint" alias:"etcd-s3-endpoint"`
+	SnapshotS3Bucket          string `json:"snapshotS3Bucket" flag:"snapshot-s3-bucket" alias:"etcd-s3-bucket"`
+	SnapshotS3Folder          string `json:"snapshotS3Folder" flag:"snapshot-s3-folder" alias:"etcd-s3-folder"`
+	SnapshotS3Region          string `json:"snapshotS3Region" flag:"snapshot-s3-region" alias:"etcd-s3-region"`
+	SnapshotS3Retention       int    `json:"snapshotS3Retention" flag:"snapshot-s3-retention" alias:"etcd-s3-retention"`
+	SnapshotS3CredentialsFile string `json:"snapshotS3CredentialsFile" flag:"snapshot-s3-credentials-file"`
+	SnapshotS3AccessKey       string `json:"-" flag:"snapshot-s3-access-key" alias:"etcd-s3-access-key" env:"AWS_ACCESS_KEY_ID"`
+	SnapshotS3SecretKey       string `json:"-" flag:"snapshot-s3-secret-key" alias:"etcd-s3-secret-key" env:"AWS_SECRET_ACCESS_KEY"`
+	SnapshotS3SessionToken    string `json:"-" flag:"snapshot-s3-session-token" alias:"etcd-s3-session-token" env:"AWS_SESSION_TOKEN"`
+	SnapshotS3CAFile          string `json:"snapshotS3CAFile" flag:"snapshot-s3-ca-file" alias:"etcd-s3-endpoint-ca"`
+	SnapshotS3SkipTLSVerify   bool   `json:"snapshotS3SkipTLSVerify" flag:"snapshot-s3-skip-tls-verify" alias:"etcd-s3-skip-ssl-verify"`
+	SnapshotS3Insecure        bool   `json:"snapshotS3Insecure" flag:"snapshot-s3-insecure" alias:"etcd-s3-insecure"`
+	SnapshotS3BucketLookup    string `json:"snapshotS3BucketLookup" flag:"snapshot-s3-bucket-lookup" alias:"etcd-s3-bucket-lookup-type"`
+	SnapshotS3Timeout         string `json:"snapshotS3Timeout" flag:"snapshot-s3-timeout" alias:"etcd-s3-timeout"`
 }
 
 func defaultS3() S3 {
@@ -53,7 +53,8 @@ func (s *S3) Validate() error {
 }
 
 // errHalfKeys is of settings without a key in the file.
-var errHalfKeys = errors.New("--snapshot-s3-access-key and --snapshot-s3-secret-key, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, belong together: set both or neither")
+var errHalfKeys = errors.New("--snapshot-s3-access-key and --snapshot-s3-secret-key, " +
+	"or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, belong together: set both or neither")
 
 // validate leaves the files to what reads them.
 func (s *S3) validate(p *problems) {
@@ -62,18 +63,22 @@ func (s *S3) validate(p *problems) {
 		p.add("snapshotS3Timeout", "%q is not a duration of at least a second: write it as in 30s or 5m", s.SnapshotS3Timeout)
 	}
 	if s.SnapshotS3Retention < 0 {
-		p.add("snapshotS3Retention", "%d snapshots cannot be kept: use 1 or more, or 0 for as many as on the server", s.SnapshotS3Retention)
+		p.add("snapshotS3Retention", "%d snapshots cannot be kept: use 1 or more, or 0 for as many as on the server",
+			s.SnapshotS3Retention)
 	}
 	if s.SnapshotS3Bucket == "" {
 		return
 	}
 	if !regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$`).MatchString(s.SnapshotS3Bucket) {
-		p.add("snapshotS3Bucket", "%q cannot be the name of a bucket: use 3 to 63 lower-case letters, digits, dots and dashes", s.SnapshotS3Bucket)
+		p.add("snapshotS3Bucket", "%q cannot be the name of a bucket: use 3 to 63 lower-case letters, digits, dots and dashes",
+			s.SnapshotS3Bucket)
 	}
 	if !regexp.MustCompile(`^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?$`).MatchString(s.SnapshotS3Endpoint) {
-		p.add("snapshotS3Endpoint", "%q is not HOST[:PORT]: leave out the scheme and the path; %s is for a store without TLS", s.SnapshotS3Endpoint, label("snapshotS3Insecure"))
+		p.add("snapshotS3Endpoint", "%q is not HOST[:PORT]: leave out the scheme and the path; %s is for a store without TLS",
+			s.SnapshotS3Endpoint, label("snapshotS3Insecure"))
 	}
-	if strings.ContainsFunc(s.SnapshotS3Folder, func(r rune) bool { return r <= ' ' || r == 0x7f }) || strings.Contains("/"+strings.Trim(s.SnapshotS3Folder, "/")+"/", "//") && strings.Trim(s.SnapshotS3Folder, "/") != "" {
+	unprintable := strings.ContainsFunc(s.SnapshotS3Folder, func(r rune) bool { return r <= ' ' || r == 0x7f })
+	if unprintable || strings.Contains(strings.Trim(s.SnapshotS3Folder, "/"), "//") {
 		p.add("snapshotS3Folder", "%q cannot be a folder: write names with a slash between them", s.SnapshotS3Folder)
 	}
 	if (s.SnapshotS3AccessKey == "") != (s.SnapshotS3SecretKey == "") {

@@ -12,61 +12,63 @@ package config
 import (
 	"net/netip"
 	"path/filepath"
+
+	"kubelith.io/kubelith/base/names"
 )
 
 // Server is the configuration of a server: the newest version of kind ServerConfig, and the table from which flags,
-// file keys, defaults and help come. Each field, and each of Node, is one flag (tag "flag", help in "usage", also set
-// by the variable in "env") and one key of the file (tag "json"); a multi-line setting has no flag.
+// file keys and defaults come. Each field, and each of Node, is one flag (tag "flag", also set by the variable in
+// "env"; its help is in usages) and one key of the file (tag "json"); a multi-line setting has no flag.
 type Server struct {
 	Node
 
-	WriteKubeconfig string `json:"writeKubeconfig" flag:"write-kubeconfig" usage:"file to write the admin kubeconfig to"`
+	WriteKubeconfig string `json:"writeKubeconfig" flag:"write-kubeconfig"`
 
 	// CIDRs, the primary family first; both lists have the same families. They cannot change later.
-	ClusterCIDR   []string `json:"clusterCIDR" flag:"cluster-cidr" usage:"network of the pods, one per IP family"`
-	ServiceCIDR   []string `json:"serviceCIDR" flag:"service-cidr" usage:"network of the Services, one per IP family"`
-	ClusterDomain string   `json:"clusterDomain" flag:"cluster-domain" usage:"DNS domain of the cluster"`
-	TLSSAN        []string `json:"tlsSAN" flag:"tls-san" usage:"further host name or address in the apiserver's certificate"`
+	ClusterCIDR   []string `json:"clusterCIDR" flag:"cluster-cidr"`
+	ServiceCIDR   []string `json:"serviceCIDR" flag:"service-cidr"`
+	ClusterDomain string   `json:"clusterDomain" flag:"cluster-domain"`
+	TLSSAN        []string `json:"tlsSAN" flag:"tls-san"`
 
-	Network string `json:"network" flag:"network" usage:"pod network: vxlan, wireguard or host-gw (between nodes), bridge (on each node alone), noop (host network only) or none (another CNI provider)"`
+	Network string `json:"network" flag:"network"`
 
 	// Where the API is served, and where other processes find it.
-	BindAddress      string `json:"bindAddress" flag:"bind-address" usage:"address on which the API is served"`
-	AdvertiseAddress string `json:"advertiseAddress" flag:"advertise-address" usage:"address at which others reach the API (default: the first node IP)"`
-	HTTPSPort        int    `json:"httpsPort" flag:"https-port" usage:"port on which the API is served"`
+	BindAddress      string `json:"bindAddress" flag:"bind-address"`
+	AdvertiseAddress string `json:"advertiseAddress" flag:"advertise-address"`
+	HTTPSPort        int    `json:"httpsPort" flag:"https-port"`
 
 	// VIP is an address, VIPNone, or empty: that of the other servers. VIPAdopted: it was the cluster's when this
 	// server joined.
-	VIP        string `json:"vip" flag:"vip" usage:"virtual address of the API, which one of the servers carries: an unused address of the network that they share; or none (default: that of the other servers)"`
+	VIP        string `json:"vip" flag:"vip"`
 	VIPAdopted bool   `json:"-"`
 
 	// To share the cluster of other servers. A server that has joined needs neither any more.
-	Server    string `json:"server" flag:"server" usage:"address of a server whose cluster to join as a further server, https://HOST:PORT"`
-	Token     string `json:"token" flag:"token" env:"KUBELITH_TOKEN" usage:"token to join with, see kubelith token create --usages server; others on this machine can read the command line: prefer the variable or --token-file"`
-	TokenFile string `json:"tokenFile" flag:"token-file" usage:"file that holds the token to join with"`
+	Server    string `json:"server" flag:"server"`
+	Token     string `json:"token" flag:"token" env:"KUBELITH_TOKEN"`
+	TokenFile string `json:"tokenFile" flag:"token-file"`
 
 	// Witness: this machine runs etcd and nothing else, and settings of everything else have no effect.
-	Witness bool `json:"witness" flag:"witness" usage:"run etcd only, as the vote that makes two servers a safe pair: no API, no node; it joins with --server and a token for servers"`
+	Witness bool `json:"witness" flag:"witness"`
 
-	JoinToken string `json:"joinToken" flag:"join-token" usage:"daily (a token for any number of machines is kept in DATA-DIR/server/token) or none (only those of kubelith token create)"`
+	JoinToken string `json:"joinToken" flag:"join-token"`
 
-	EtcdArgs              Args `json:"etcdArgs" flag:"etcd-arg" usage:"upstream flag of etcd, KEY=VALUE"`
-	APIServerArgs         Args `json:"apiserverArgs" flag:"apiserver-arg" usage:"upstream flag of kube-apiserver, KEY=VALUE"`
-	ControllerManagerArgs Args `json:"controllerManagerArgs" flag:"controller-manager-arg" usage:"upstream flag of kube-controller-manager, KEY=VALUE"`
-	SchedulerArgs         Args `json:"schedulerArgs" flag:"scheduler-arg" usage:"upstream flag of kube-scheduler, KEY=VALUE"`
+	EtcdArgs              Args `json:"etcdArgs" flag:"etcd-arg"`
+	APIServerArgs         Args `json:"apiserverArgs" flag:"apiserver-arg"`
+	ControllerManagerArgs Args `json:"controllerManagerArgs" flag:"controller-manager-arg"`
+	SchedulerArgs         Args `json:"schedulerArgs" flag:"scheduler-arg"`
 
 	// Snapshots of the cluster. The schedule is a cron expression in the machine's time zone, or SnapshotsNever.
-	SnapshotSchedule       string   `json:"snapshotSchedule" flag:"snapshot-schedule" alias:"etcd-snapshot-schedule-cron" usage:"when snapshots are saved, as cron has it, or never"`
-	SnapshotRetention      int      `json:"snapshotRetention" flag:"snapshot-retention" alias:"etcd-snapshot-retention" usage:"how many of them are kept"`
-	SnapshotDir            string   `json:"snapshotDir" flag:"snapshot-dir" alias:"etcd-snapshot-dir" usage:"directory of snapshots (default: DATA-DIR/server/snapshots)"`
-	SnapshotPassphraseFile string   `json:"snapshotPassphraseFile" flag:"snapshot-passphrase-file" usage:"file with the passphrase that encrypts snapshots"`
-	SnapshotRecipients     []string `json:"snapshotRecipients" flag:"snapshot-recipient" usage:"public key of age that snapshots are encrypted for"`
+	SnapshotSchedule       string   `json:"snapshotSchedule" flag:"snapshot-schedule" alias:"etcd-snapshot-schedule-cron"`
+	SnapshotRetention      int      `json:"snapshotRetention" flag:"snapshot-retention" alias:"etcd-snapshot-retention"`
+	SnapshotDir            string   `json:"snapshotDir" flag:"snapshot-dir" alias:"etcd-snapshot-dir"`
+	SnapshotPassphraseFile string   `json:"snapshotPassphraseFile" flag:"snapshot-passphrase-file"`
+	SnapshotRecipients     []string `json:"snapshotRecipients" flag:"snapshot-recipient"`
 
 	// S3 is where snapshots are copied to; its settings follow.
 	S3
 
 	// Profile is empty or one of profiles(); agents learn it from the server.
-	Profile string `json:"profile" flag:"profile" usage:"hardening profile: cis follows the CIS Kubernetes Benchmark (default: none)"`
+	Profile string `json:"profile" flag:"profile"`
 
 	// Plugins are read again while the server runs, see File.
 	Plugins []Plugin `json:"plugins"`
@@ -99,7 +101,7 @@ func Default() *Server {
 }
 
 // EtcdSocket is where etcd serves clients, without TLS: its directory is root's.
-func (s *Server) EtcdSocket() string { return filepath.Join(s.SocketDir(), "etcd", "etcd.sock") }
+func (s *Server) EtcdSocket() string { return filepath.Join(s.SocketDir(), "etcd", names.EtcdSocket) }
 
 // kind implements settings.
 func (s *Server) kind() string { return "ServerConfig" }

@@ -58,14 +58,17 @@ func (s *Server) Validate() error {
 // validateSnapshots leaves the files and keys to the component that reads them.
 func (s *Server) validateSnapshots(p *problems) {
 	if _, err := cron.ParseStandard(s.SnapshotSchedule); err != nil && s.SnapshotSchedule != SnapshotsNever {
-		p.add("snapshotSchedule", "%q is not a schedule of cron (%v): write minute, hour, day, month and weekday, as in \"0 */12 * * *\", or never", s.SnapshotSchedule, err)
+		p.add("snapshotSchedule", "%q is not a cron schedule (%v): write minute, hour, day, month and weekday, "+
+			"as in \"0 */12 * * *\", or never", s.SnapshotSchedule, err)
 	}
 	if s.SnapshotRetention < 1 {
-		p.add("snapshotRetention", "%d snapshots cannot be kept: use 1 or more, or switch them off with %s never", s.SnapshotRetention, label("snapshotSchedule"))
+		p.add("snapshotRetention", "%d snapshots cannot be kept: use 1 or more, or switch them off with %s never",
+			s.SnapshotRetention, label("snapshotSchedule"))
 	}
 	s.S3.validate(p)
 	if s.SnapshotPassphraseFile != "" && len(s.SnapshotRecipients) > 0 {
-		p.add("snapshotRecipients", "a snapshot is encrypted with a passphrase or for keys, not with both: leave out one of them or %s", label("snapshotPassphraseFile"))
+		p.add("snapshotRecipients", "a snapshot is encrypted with a passphrase or for keys, not both: leave out this or %s",
+			label("snapshotPassphraseFile"))
 	}
 }
 
@@ -153,11 +156,14 @@ func (p *problems) oneOf(key, value string, known []string) {
 
 func validatePaths(p *problems, s settings) {
 	const tooLong = "%q is %d bytes long and holds unix sockets: use a path of at most %d bytes"
+	mayBeEmpty := []string{
+		"tokenFile", "logFile", "snapshotDir", "snapshotPassphraseFile", "snapshotS3CredentialsFile", "snapshotS3CAFile",
+	}
 	paths := s.paths()
 	for _, key := range slices.Sorted(maps.Keys(paths)) {
 		path := *paths[key]
 		switch {
-		case slices.Contains([]string{"tokenFile", "logFile", "snapshotDir", "snapshotPassphraseFile", "snapshotS3CredentialsFile", "snapshotS3CAFile"}, key) && path == "": // optional
+		case path == "" && slices.Contains(mayBeEmpty, key):
 		case path == "":
 			p.add(key, "is empty: give it a path")
 		case !filepath.IsAbs(path):
@@ -193,7 +199,8 @@ func inside(dir, path string) bool {
 func (n *Node) validateRegistration(p *problems) {
 	// 63 because the name becomes the value of the label kubernetes.io/hostname.
 	if errs := validation.IsDNS1123Subdomain(n.NodeName); len(errs) > 0 || len(n.NodeName) > 63 {
-		p.add("nodeName", "%q cannot be a node's name: use at most 63 lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit", n.NodeName)
+		p.add("nodeName", "%q cannot be a node's name: use at most 63 lower-case letters, digits, '-' and '.', "+
+			"beginning and ending with a letter or digit", n.NodeName)
 	}
 	for _, l := range n.NodeLabels {
 		key, value, ok := strings.Cut(l, "=")
@@ -204,7 +211,7 @@ func (n *Node) validateRegistration(p *problems) {
 			p.add("nodeLabels", "%q has no valid label key: %s", l, content.IsLabelKey(key)[0])
 		case len(content.IsLabelValue(value)) > 0:
 			p.add("nodeLabels", "%q has no valid label value: %s", l, content.IsLabelValue(value)[0])
-		case key == names.RoleLabel, key == names.MachineLabel, strings.HasPrefix(key, names.RuntimeLabel):
+		case ownLabel(key):
 			p.add("nodeLabels", "kubelith sets the label %q itself: use another key", key)
 		case reserved(key):
 			p.add("nodeLabels", "a node may not set the label %q on itself: set it with kubectl label node, or use another prefix", key)
@@ -212,9 +219,15 @@ func (n *Node) validateRegistration(p *problems) {
 	}
 	for _, t := range n.NodeTaints {
 		if why := checkTaint(t); why != "" {
-			p.add("nodeTaints", "%q is not a taint (%s): write KEY=VALUE:NoSchedule, KEY:NoSchedule, or the same with PreferNoSchedule or NoExecute", t, why)
+			p.add("nodeTaints", "%q is not a taint (%s): write KEY=VALUE:NoSchedule, KEY:NoSchedule, "+
+				"or the same with PreferNoSchedule or NoExecute", t, why)
 		}
 	}
+}
+
+// ownLabel reports whether the node sets the label with this key.
+func ownLabel(key string) bool {
+	return key == names.RoleLabel || key == names.MachineLabel || strings.HasPrefix(key, names.RuntimeLabel)
 }
 
 // reserved reports whether a label with this key would make the kubelet fail

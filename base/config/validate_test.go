@@ -126,7 +126,7 @@ func TestValidate(t *testing.T) {
 		"domain":             {func(s *Server) { s.ClusterDomain = "cluster.local." }, `--cluster-domain (clusterDomain): "cluster.local." is not a DNS domain`},
 		"bind address":       {func(s *Server) { s.BindAddress = "eth0" }, `--bind-address (bindAddress): "eth0" is not an IP address`},
 		"virtual":            {func(s *Server) { s.VIP = "192.0.2" }, `--vip (vip): "192.0.2" is not an IP address`},
-		"virtual, a pod's":   {func(s *Server) { s.VIP = "10.42.0.9" }, `--vip (vip): 10.42.0.9 is in 10.42.0.0/16, a network of the cluster's own`},
+		"virtual, a pod's":   {func(s *Server) { s.VIP = "10.42.0.9" }, `--vip (vip): 10.42.0.9 is in 10.42.0.0/16, one of the cluster's networks`},
 		"virtual, loopback":  {func(s *Server) { s.VIP = "127.0.0.2" }, `--vip (vip): clients cannot reach 127.0.0.2`},
 		"virtual, own":       {func(s *Server) { s.VIP = s.NodeIP[0] }, `is this server's own address`},
 		"virtual, bound":     {func(s *Server) { s.VIP, s.BindAddress = "192.0.2.200", "192.0.2.7" }, `the API is served at 192.0.2.7 only`},

@@ -45,7 +45,11 @@ func (d *Dir) Former() string { return d.former }
 
 // Files are the files that Open, Hold and KeepSettings create in the data directory.
 func Files(dir string) []string {
-	return []string{filepath.Join(dir, "lock"), filepath.Join(dir, "version"), filepath.Join(dir, idFile), filepath.Join(dir, settingsFile), filepath.Join(dir, ballastFile)}
+	files := []string{"lock", "version", idFile, SettingsFile, ballastFile}
+	for i, name := range files {
+		files[i] = filepath.Join(dir, name)
+	}
+	return files
 }
 
 // Open creates the directory (mode 0700) if it is missing, takes it for this process, and upgrades an older format.

@@ -75,9 +75,9 @@ func TestVersionRefused(t *testing.T) {
 	for content, want := range map[string]string{
 		"2\nkubelith v9\n": "has format 2 and was written by a newer kubelith (v9): this one knows formats up to 1",
 		"2\n":              "has format 2 and was written by a newer kubelith",
-		"":                 `version is damaged (its first line should be a format number, it is ""): restore it`,
-		"x\n":              `it is "x"`,
-		"0\n":              `it is "0"`,
+		"":                 `version is damaged (its first line is "", not the number of a format): restore it`,
+		"x\n":              `its first line is "x"`,
+		"0\n":              `its first line is "0"`,
 	} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, "version"), []byte(content), 0o600); err != nil {

@@ -7,15 +7,20 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/pki"
 )
 
 // Made are the names that a node creates in its data directory. It excludes snapshots, and what users put there:
 // server/manifests, agent/images, agent/static-pods and the plugins. Add every new name here, or reset leaves it.
 func Made() []string {
 	return []string{
-		"server/db", "server/former", "server/member.json", "server/tls", "server/cred", "server/token", "server/profile", "server/manifests/.directory", Restoring,
-		"agent/containerd", "agent/cni", "agent/images/.imported.json", "agent/pki", "agent/identity.key", "agent/cluster.json", "agent/servers.json", "agent/former-cas.json", "agent/wireguard.key",
-		"plugins/state", "plugins/data", "data", settingsFile, ballastFile, Upgrading, "upgrades", UpgradeLock,
+		"server/db", "server/former", "server/member.json", "server/tls", "server/cred", "server/token", "server/profile",
+		"server/manifests/.directory", Restoring,
+		"agent/containerd", "agent/cni", "agent/images/.imported.json", "agent/pki", "agent/identity.key",
+		"agent/" + names.ClusterInfoKey, "agent/servers.json", "agent/former-cas.json", "agent/wireguard.key",
+		"plugins/state", "plugins/data", "data", SettingsFile, ballastFile, Upgrading, "upgrades", UpgradeLock,
 	}
 }
 
@@ -51,7 +56,7 @@ func MadeByKubelet() []string {
 
 // strange returns what is in a directory and not Kubelith's, at most three names: the directory has another owner.
 func strange(dir string) ([]string, error) {
-	known := map[string]bool{"lost+found": true, "version.tmp": true, idFile + ".tmp": true, settingsFile + ".tmp": true}
+	known := map[string]bool{"lost+found": true, "version.tmp": true, idFile + ".tmp": true, SettingsFile + ".tmp": true}
 	for _, path := range slices.Concat(Made(), Identity(), Dropped()) {
 		known[path] = true
 		known[filepath.Dir(path)] = true
@@ -103,18 +108,22 @@ func checkNew(dir string) error {
 func CheckCluster(dir string) error {
 	has := func(name string) bool { return exists(filepath.Join(dir, name)) }
 	if _, err := os.Lstat(filepath.Join(dir, Restoring)); err == nil { // below a file in the directory's place there is another error
-		return fmt.Errorf("data directory %s: a snapshot was being restored to it, and that was interrupted: run kubelith snapshot restore again", dir)
+		return fmt.Errorf("data directory %s: the restore of a snapshot was interrupted: run kubelith snapshot restore again", dir)
 	}
 	if _, err := os.Lstat(filepath.Join(dir, Returning)); err == nil {
 		return fmt.Errorf("data directory %s: the rollback of a failed upgrade was interrupted: run the same kubelith upgrade again", dir)
 	}
-	authority, member := has("server/tls/cluster-ca.crt"), has("server/db/member")
+	keys := pki.Dir(dir)
+	authority, member := exists(filepath.Join(keys, pki.ClusterCAFile)), has("server/db/member")
 	const remedy = "mount or restore it; for a new cluster run kubelith reset --data first"
-	if traces := slices.DeleteFunc([]string{settingsFile, "agent/containerd", "plugins/state", "plugins/data"}, func(name string) bool { return !has(name) }); !authority && !member && len(traces) > 0 {
-		return fmt.Errorf("data directory %s has a cluster's %s, but %s with its data and keys is missing: %s", dir, traces[0], filepath.Join(dir, "server"), remedy)
+	traces := []string{SettingsFile, "agent/containerd", "plugins/state", "plugins/data"}
+	if i := slices.IndexFunc(traces, has); i >= 0 && !authority && !member {
+		return fmt.Errorf("data directory %s has a cluster's %s, but %s with its data and keys is missing: %s",
+			dir, traces[i], filepath.Join(dir, "server"), remedy)
 	}
 	if member && !authority {
-		return fmt.Errorf("data directory %s has a cluster's data, but its CA (%s) is missing: restore %s from a backup", dir, filepath.Join(dir, "server/tls/cluster-ca.crt"), filepath.Join(dir, "server/tls"))
+		return fmt.Errorf("data directory %s has a cluster's data, but its CA (%s) is missing: restore %s from a backup",
+			dir, filepath.Join(keys, pki.ClusterCAFile), keys)
 	}
 	// The token is written once the API has answered.
 	if authority && !member && has("server/token") && !has("server/member.json") { // a server among others gets the data from them

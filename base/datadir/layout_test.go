@@ -87,7 +87,7 @@ func TestSettings(t *testing.T) {
 			t.Errorf("the record changed: %v", err)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(d.path, settingsFile), []byte("{"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(d.path, SettingsFile), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := CheckSettings(d.path, begun); err == nil || !strings.Contains(err.Error(), "is damaged") {
@@ -157,7 +157,7 @@ func TestCheckClusterOfFile(t *testing.T) {
 	if err := os.WriteFile(dir, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := CheckCluster(dir); err != nil && strings.Contains(err.Error(), "restored") {
+	if err := CheckCluster(dir); err != nil && strings.Contains(err.Error(), "interrupted") {
 		t.Error(err)
 	}
 }

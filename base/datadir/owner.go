@@ -122,7 +122,8 @@ func (d *Dir) mayTakeKubelet(runDir, dir string) error {
 		return fmt.Errorf("a kubelet runs on %s already: stop its cluster, or use another --kubelet-root-dir", dir)
 	case d.fresh && owner.ID != "" && resolved(owner.DataDir) == resolved(d.path) && !exists(filepath.Join(d.path, "server", "tls")):
 		// A late mount looks like this. A restored data directory has keys.
-		return fmt.Errorf("data directory %s is empty, and pods of a node of it are in %s: mount or restore it; for a new node run kubelith reset --data first", d.path, dir)
+		return fmt.Errorf("data directory %s is empty, but %s has pods of its node: mount or restore it; "+
+			"for a new node run kubelith reset --data first", d.path, dir)
 	case OwnsKubelet("/", d.path, runDir, dir):
 		return nil
 	case owner.alive():
@@ -131,7 +132,8 @@ func (d *Dir) mayTakeKubelet(runDir, dir string) error {
 		return nil // its cluster is gone
 	}
 	if traces := present("/", dir, kubeletTraces()); len(traces) > 0 {
-		return fmt.Errorf("directory %s is another kubelet's (it has %s): remove that cluster first, or use another --kubelet-root-dir", dir, strings.Join(traces, ", "))
+		return fmt.Errorf("directory %s is another kubelet's (it has %s): remove that cluster first, or use another --kubelet-root-dir",
+			dir, strings.Join(traces, ", "))
 	}
 	return nil
 }
@@ -149,7 +151,8 @@ func (d *Dir) mayTakeRun(dir string) error {
 func (o Owner) alive() bool { return o.DataDir != "" && exists(filepath.Join(o.DataDir, "version")) }
 
 func belongsTo(dir string, owner Owner, setting string) error {
-	return fmt.Errorf("directory %s belongs to --data-dir %s: remove that one with kubelith reset --data --data-dir %s, or use another %s", dir, owner.DataDir, owner.DataDir, setting)
+	return fmt.Errorf("directory %s belongs to --data-dir %s: remove that one with kubelith reset --data --data-dir %[2]s, or use another %[3]s",
+		dir, owner.DataDir, setting)
 }
 
 // mark writes the marks, and then the id of the data directory.

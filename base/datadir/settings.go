@@ -12,8 +12,8 @@ import (
 	"syscall"
 )
 
-// settingsFile has the settings that cannot change in the life of a cluster.
-const settingsFile = "cluster.json"
+// SettingsFile has the settings that cannot change in the life of a cluster.
+const SettingsFile = "cluster.json"
 
 // Settings are the settings that the cluster's objects depend on: nodes, pods and Services would not fit others. A host
 // that DHCP renames would become a second node, without the first one's volumes.
@@ -26,7 +26,7 @@ type Settings struct {
 
 // ReadSettings returns them. A data directory in which no server has run has none: fs.ErrNotExist.
 func ReadSettings(dir string) (Settings, error) {
-	path := filepath.Join(dir, settingsFile)
+	path := filepath.Join(dir, SettingsFile)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Settings{}, fmt.Errorf("data directory %s has no cluster: %w", dir, err)
@@ -70,7 +70,7 @@ func CheckSettings(dir string, now Settings) error {
 
 // KeepSettings stores them; only the first call has an effect.
 func (d *Dir) KeepSettings(now Settings) error {
-	path := filepath.Join(d.path, settingsFile)
+	path := filepath.Join(d.path, SettingsFile)
 	if exists(path) {
 		return nil
 	}

@@ -37,10 +37,12 @@ func upgrade(dir, release string, upgrades []step) (former string, err error) {
 	first, second, _ := strings.Cut(strings.TrimSpace(string(data)), "\n")
 	format, err := strconv.Atoi(strings.TrimSpace(first))
 	if err != nil || format < 1 {
-		return "", fmt.Errorf("%s is damaged (its first line should be a format number, it is %q): restore it from a backup; this kubelith writes %d", path, first, newest)
+		return "", fmt.Errorf("%s is damaged (its first line is %q, not the number of a format): restore it from a backup; "+
+			"this kubelith writes %d", path, first, newest)
 	}
 	if format > newest {
-		return "", fmt.Errorf("data directory %s has format %d and was written by a newer kubelith (%s): this one knows formats up to %d, so install the newer one or use another --data-dir",
+		return "", fmt.Errorf("data directory %s has format %d and was written by a newer kubelith (%s): "+
+			"this one knows formats up to %d, so install the newer one or use another --data-dir",
 			dir, format, strings.TrimPrefix(second, "kubelith "), newest)
 	}
 	for ; format < newest; format++ {

@@ -77,13 +77,15 @@ func readClusterInfo(ctx context.Context, server string) (*clusterInfo, error) {
 		if errors.As(err, &why) {
 			err = why.Err
 		}
-		return nil, fmt.Errorf("the server %s does not answer (%w): check that it runs, that --server is correct, and that no firewall or proxy is in between", server, err)
+		return nil, fmt.Errorf("the server %s does not answer (%w): "+
+			"check that it runs, that --server is correct, and that no firewall or proxy is in between", server, err)
 	}
 	defer response.Body.Close()
 	switch response.StatusCode {
 	case http.StatusOK:
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return nil, fmt.Errorf("the server %s refuses anonymous reads of cluster-info (HTTP %d): start it without anonymous-auth and authentication-config among its --apiserver-arg, or let anonymous requests read it", server, response.StatusCode)
+		return nil, fmt.Errorf("the server %s refuses anonymous reads of cluster-info (HTTP %d): remove anonymous-auth and "+
+			"authentication-config from its --apiserver-arg, or let anonymous requests read it", server, response.StatusCode)
 	case http.StatusNotFound:
 		return nil, fmt.Errorf("the server %s publishes no cluster-info: wait until it is ready, or upgrade it", server)
 	default:
@@ -126,7 +128,8 @@ func pinned(kubeconfig, hash string) (*x509.Certificate, error) {
 			}
 		}
 	}
-	return nil, NewRefusal(errors.New("the server's CA is not the token's: the token is for another cluster or from before the CA was replaced, or the connection is intercepted; check --server and the token"), names.RefusedCA)
+	return nil, NewRefusal(errors.New("the server's CA is not the token's: the token is for another cluster or from before "+
+		"the CA was replaced, or the connection is intercepted; check --server and the token"), names.RefusedCA)
 }
 
 // checkClock compares the clocks: with a different time certificates would not be valid yet, or no longer.

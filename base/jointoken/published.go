@@ -51,7 +51,8 @@ func WaitSigned(ctx context.Context, cs kubernetes.Interface, id string, ttl, ti
 		return fmt.Errorf("token %s expired after %s, before the controller-manager had signed it: create one with a longer --ttl", id, ttl)
 	}
 	if err != nil {
-		return fmt.Errorf("token %s was created but not signed within %s, and agents refuse it until it is: check the controller-manager in the server's log", id, timeout)
+		return fmt.Errorf("token %s was created but not signed within %s, and agents refuse it until it is: "+
+			"check the controller-manager in the server's log", id, timeout)
 	}
 	return nil
 }

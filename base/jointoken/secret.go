@@ -106,7 +106,7 @@ func (t Token) secret(spec Spec, now time.Time) *corev1.Secret {
 		data[bootstrapapi.BootstrapTokenUsagePrefix+u] = "true"
 	}
 	if spec.TTL != 0 {
-		data[bootstrapapi.BootstrapTokenExpirationKey] = stamp(now.Add(spec.TTL))
+		data[bootstrapapi.BootstrapTokenExpirationKey] = formatExpiry(now.Add(spec.TTL))
 	}
 	if spec.Description != "" {
 		data[bootstrapapi.BootstrapTokenDescriptionKey] = spec.Description
@@ -184,6 +184,9 @@ func expiry(s *corev1.Secret) time.Time {
 	return at
 }
 
+// formatExpiry is how a Secret has the time at which its token expires.
+func formatExpiry(at time.Time) string { return at.UTC().Format(time.RFC3339) }
+
 // Delete removes a token: no machine can join with it any more. Nodes that joined with it stay.
 func Delete(ctx context.Context, cs kubernetes.Interface, id string) error {
 	err := cs.CoreV1().Secrets(metav1.NamespaceSystem).Delete(ctx, bootstrap.BootstrapTokenSecretName(id), metav1.DeleteOptions{})
@@ -206,7 +209,7 @@ func Expire(ctx context.Context, cs kubernetes.Interface, id string, now time.Ti
 	if err != nil {
 		return fmt.Errorf("read the token %s: %w", id, err)
 	}
-	secret.Data[bootstrapapi.BootstrapTokenExpirationKey] = []byte(stamp(now))
+	secret.Data[bootstrapapi.BootstrapTokenExpirationKey] = []byte(formatExpiry(now))
 	if _, err := secrets.Update(ctx, secret, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("expire token %s: %w", id, err)
 	}
@@ -221,5 +224,3 @@ func (t Token) Valid(s *corev1.Secret, now time.Time, left time.Duration) bool {
 		len(i.Usages) == 2 && !i.Once &&
 		(i.Expires.IsZero() || i.Expires.After(now.Add(left)))
 }
-
-func stamp(at time.Time) string { return at.UTC().Format(time.RFC3339) }

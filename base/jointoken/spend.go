@@ -45,7 +45,7 @@ func spend(ctx context.Context, cs kubernetes.Interface, id, machine string, now
 	}
 	secret.Annotations[usedAnnotation] = machine
 	if end := now.Add(spentFor); expiry(secret).IsZero() || expiry(secret).After(end) {
-		secret.Data[bootstrapapi.BootstrapTokenExpirationKey] = []byte(stamp(end)) // upstream's token-cleaner removes it then
+		secret.Data[bootstrapapi.BootstrapTokenExpirationKey] = []byte(formatExpiry(end)) // upstream's token-cleaner removes it then
 	}
 	// With the version that was read: the second machine gets a conflict.
 	if _, err := secrets.Update(ctx, secret, metav1.UpdateOptions{}); err != nil {

@@ -31,7 +31,7 @@ import (
 //
 //	starting, ready --failed, ended, panicked--> backing off --pause is over--> starting
 //	       |                                        ^
-//	       +--hangs, or Group.Fail--> ending -------+   ending: its context is cancelled; it has returned or was abandoned
+//	       +--hangs, or Group.Fail--> ending -------+   ending: cancelled; it has returned or was abandoned
 //
 // Components that need it go on meanwhile.
 type Component interface {
@@ -40,7 +40,7 @@ type Component interface {
 	// Needs lists the names of the components that must be ready before this one starts.
 	Needs() []string
 	// Run blocks until ctx is cancelled (then it returns nil) or the component fails. It calls ready once; further
-	// calls do nothing. Everything of our own that it started has ended when it returns; an upstream component writes
+	// calls do nothing. Everything that it started itself has ended when it returns; an upstream component writes
 	// nothing more, and process exit finishes it. The exception: what pods would miss during the rest of the stop may
 	// go on serving until the process ends, when it needs nothing that stops before (components/worker/dns leaves
 	// CoreDNS, which answers from memory); not when Run fails.

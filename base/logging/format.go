@@ -12,6 +12,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/sirupsen/logrus"
+
+	"kubelith.io/kubelith/base/oneline"
 )
 
 // timeFormat is RFC 3339 with milliseconds.
@@ -82,7 +84,7 @@ func (text) Format(e *logrus.Entry) ([]byte, error) {
 		if i > 0 {
 			b.WriteString("\n\t")
 		}
-		b.WriteString(Printable(line))
+		b.WriteString(oneline.Escape(line))
 	}
 	for _, k := range slices.Sorted(maps.Keys(e.Data)) {
 		if k != componentField {
@@ -100,23 +102,6 @@ func quote(v any) string {
 		return strconv.Quote(s)
 	}
 	return s
-}
-
-// Printable returns a line in which every non-printing character with an effect (a new line, an escape sequence, a
-// change of direction) is escaped as in a Go string. Tabs stay.
-func Printable(line string) string {
-	var b strings.Builder
-	for i, r := range line {
-		switch {
-		case r == utf8.RuneError && !strings.HasPrefix(line[i:], string(utf8.RuneError)):
-			fmt.Fprintf(&b, `\x%02x`, line[i])
-		case r == '\t' || strconv.IsPrint(r):
-			b.WriteRune(r)
-		default:
-			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
-		}
-	}
-	return b.String()
 }
 
 // json writes one object per line, with time, level, component and msg; a field with one of these names gets the prefix

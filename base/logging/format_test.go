@@ -12,23 +12,6 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-func TestPrintable(t *testing.T) {
-	for in, want := range map[string]string{
-		"plain \t текст 日本 \"=\\":       "plain \t текст 日本 \"=\\",
-		"\x1b[2J\x1b]0;title\a":         `\x1b[2J\x1b]0;title\a`,
-		"a\r2030-01-01T00:00:00Z error": `a\r2030-01-01T00:00:00Z error`,
-		"C1 \u009b2J, raw \x9b2J":       `C1 \u009b2J, raw \x9b2J`,
-		"next\u0085line\u2028":          `next\u0085line\u2028`,
-		"\u202ereversed":                `\u202ereversed`,
-		"\x00\x7f\n":                    `\x00\x7f\n`,
-		"\ufffd":                        "\ufffd",
-	} {
-		if got := Printable(in); got != want {
-			t.Errorf("%q: got %q, want %q", in, got, want)
-		}
-	}
-}
-
 // Text from others stays within its entry.
 func TestNothingForged(t *testing.T) {
 	e := &logrus.Entry{Level: logrus.WarnLevel, Message: "first\n2030-01-01T00:00:00.000Z error component=etcd forged\x1b[1A", Data: logrus.Fields{

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+
+	"kubelith.io/kubelith/base/names"
 )
 
 // said identifies an entry.
@@ -43,12 +45,15 @@ var upstreamRanks = []rank{
 	{component: "etcd", message: "lost TCP streaming connection with remote peer", level: logrus.InfoLevel, passing: true},
 	{component: "etcd", message: "closed TCP streaming connection with remote peer", level: logrus.InfoLevel, passing: true},
 	{component: "etcd", message: "peer became inactive", level: logrus.InfoLevel, passing: true},
-	{component: "etcd", message: "failed to publish local member to cluster through raft", err: "possibly due to connection lost", level: logrus.InfoLevel, passing: true},
+	{component: "etcd", message: "failed to publish local member to cluster through raft",
+		err: "possibly due to connection lost", level: logrus.InfoLevel, passing: true},
 	// component=servers tries again until the newcomer has all data.
 	{component: "etcd", message: "rejecting promote learner: learner is not ready", level: logrus.DebugLevel},
 	// A lone member starts again in place when the second server joins.
-	{component: "etcd", message: "stopping insecure grpc server due to error", err: "use of closed network connection", level: logrus.DebugLevel},
-	{component: "etcd", message: "stopped insecure grpc server due to error", err: "use of closed network connection", level: logrus.DebugLevel},
+	{component: "etcd", message: "stopping insecure grpc server due to error",
+		err: "use of closed network connection", level: logrus.DebugLevel},
+	{component: "etcd", message: "stopped insecure grpc server due to error",
+		err: "use of closed network connection", level: logrus.DebugLevel},
 	{component: "apiserver kubernetes", message: "[core] [Server #", err: "transport is closing", level: logrus.DebugLevel, passing: true},
 	// The steps of slow requests. "apply request took too long" reports the requests.
 	{component: "etcd apiserver", message: "trace", level: logrus.DebugLevel},
@@ -64,10 +69,12 @@ var upstreamRanks = []rank{
 	{component: "apiserver", message: "Unhandled Error", err: "FinishRequest: post-timeout activity", level: logrus.DebugLevel},
 	{component: "apiserver", message: "Unhandled Error", err: "http: Handler timeout", level: logrus.DebugLevel},
 	// Two servers wrote their addresses at once; the second one tries again.
-	{component: "apiserver", message: "Unhandled Error", err: "unable to sync kubernetes service: Operation cannot be fulfilled", level: logrus.DebugLevel, passing: true},
+	{component: "apiserver", message: "Unhandled Error",
+		err: "unable to sync kubernetes service: Operation cannot be fulfilled", level: logrus.DebugLevel, passing: true},
 	// It builds the storage of service accounts twice, and throws one away whose cache has begun to read.
 	{component: "apiserver", message: "failed to sync with latest state: context canceled", level: logrus.DebugLevel},
-	{component: "apiserver", message: "retrying of unary invoker failed", err: "the client connection is closing", level: logrus.DebugLevel, passing: true},
+	{component: "apiserver", message: "retrying of unary invoker failed",
+		err: "the client connection is closing", level: logrus.DebugLevel, passing: true},
 	// API versions that this release of Kubernetes no longer has.
 	{component: "apiserver", message: "Skipping API ", level: logrus.DebugLevel},
 	// Admission by files, which is not configured.
@@ -75,16 +82,21 @@ var upstreamRanks = []rank{
 	// Each start sets the address of the Service kubernetes.
 	{component: "apiserver", message: "Resetting endpoints for master service", level: logrus.InfoLevel},
 	// Its metrics are the process's, and stay registered after a term or a run of the controllers.
-	{component: "controller-manager", message: "unable to register metrics", err: "duplicate metrics collector registration attempted", level: logrus.DebugLevel},
+	{component: "controller-manager", message: "unable to register metrics",
+		err: "duplicate metrics collector registration attempted", level: logrus.DebugLevel},
 	// At the first start nothing exists yet, and these try again.
-	{component: "apiserver controller-manager", message: "Error while syncing ConfigMap", err: `namespaces "kube-system" not found`, level: logrus.DebugLevel, passing: true},
-	{component: "apiserver controller-manager kubernetes", message: "Failed to ensure lease exists, will retry", err: `namespaces "kube-system" not found`, level: logrus.DebugLevel, passing: true},
+	{component: "apiserver controller-manager", message: "Error while syncing ConfigMap",
+		err: `namespaces "kube-system" not found`, level: logrus.DebugLevel, passing: true},
+	{component: "apiserver controller-manager kubernetes", message: "Failed to ensure lease exists, will retry",
+		err: `namespaces "kube-system" not found`, level: logrus.DebugLevel, passing: true},
 	// The client gets an error for its wrong token; for a join token we log our own line.
 	{component: "apiserver", message: "Unable to authenticate the request", level: logrus.InfoLevel},
 
 	// We enable this one ourselves (docs/adr/041-events-of-containerd.md). With one of the operator's, the line stays a
 	// warning.
-	{component: "apiserver controller-manager scheduler kubelet kubernetes", message: "component has alpha features enabled in emulated version, this is unsupported: features=[EventedPLEG]", level: logrus.DebugLevel},
+	{component: "apiserver controller-manager scheduler kubelet kubernetes",
+		message: "component has alpha features enabled in emulated version, this is unsupported: features=[EventedPLEG]",
+		level:   logrus.DebugLevel},
 	// A deleted pod's cgroup is gone when its last status is written.
 	{component: "kubelet", message: "failed to read memory cgroup ", err: "no such file or directory", level: logrus.DebugLevel},
 
@@ -92,9 +104,11 @@ var upstreamRanks = []rank{
 	// "no space left on device", which stays a warning.
 	{component: "kubelet", message: "Error while processing event (", err: ": no such file or directory", level: logrus.DebugLevel},
 	{component: "kubelet", message: "Failed to watch directory ", err: ": no such file or directory", level: logrus.DebugLevel},
-	{component: "kubelet", message: "Failed to process watch event {EventType:0 ", err: "code = NotFound desc = task ", level: logrus.DebugLevel},
+	{component: "kubelet", message: "Failed to process watch event {EventType:0 ",
+		err: "code = NotFound desc = task ", level: logrus.DebugLevel},
 	{component: "kubelet", message: "readString: Failed to read ", err: ": no such device", level: logrus.DebugLevel},
-	{component: "kubelet", message: "Partial failure issuing cadvisor.ContainerInfoV2", err: "unable to find data in memory cache", level: logrus.DebugLevel},
+	{component: "kubelet", message: "Partial failure issuing cadvisor.ContainerInfoV2",
+		err: "unable to find data in memory cache", level: logrus.DebugLevel},
 	{component: "kubelet", message: "Failed to create existing container: ", err: "code = NotFound desc = task ", level: logrus.DebugLevel},
 	{component: "containerd", message: "collecting metrics for ", err: "ttrpc: closed", level: logrus.DebugLevel},
 	{component: "containerd", message: "collecting metrics for ", err: "cgroups: cgroup deleted", level: logrus.DebugLevel},
@@ -109,33 +123,49 @@ var upstreamRanks = []rank{
 	// There is no checkpoint before the first one is written.
 	{component: "kubelet", message: "Failed to read data from checkpoint", err: "checkpoint is not found", level: logrus.DebugLevel},
 	// The kubelet is ahead of the runtime and of its Node, which it has not registered yet.
-	{component: "kubelet", message: "Skipping pod synchronization", err: "container runtime status check may not have completed yet", level: logrus.DebugLevel, passing: true},
-	{component: "kubelet", message: "Skipping pod synchronization", err: "pleg has yet to be successful", level: logrus.DebugLevel, passing: true},
+	{component: "kubelet", message: "Skipping pod synchronization",
+		err: "container runtime status check may not have completed yet", level: logrus.DebugLevel, passing: true},
+	{component: "kubelet", message: "Skipping pod synchronization",
+		err: "pleg has yet to be successful", level: logrus.DebugLevel, passing: true},
 	{component: "kubelet", message: "Error getting the current node from lister", err: "not found", level: logrus.DebugLevel, passing: true},
-	{component: "kubelet", message: "Unable to register mirror pod because node is not registered yet", level: logrus.DebugLevel, passing: true},
-	{component: "kubelet", message: "Failed to get node when trying to set owner ref to the node lease", err: "not found", level: logrus.DebugLevel, passing: true},
-	{component: "kubelet", message: "Eviction manager: failed to get summary stats", err: "failed to get node info", level: logrus.DebugLevel, passing: true},
-	{component: "kubelet", message: "Error getting summary for resourceMetric prometheus endpoint", err: "failed to get node info", level: logrus.DebugLevel, passing: true},
+	{component: "kubelet", message: "Unable to register mirror pod because node is not registered yet",
+		level: logrus.DebugLevel, passing: true},
+	{component: "kubelet", message: "Failed to get node when trying to set owner ref to the node lease",
+		err: "not found", level: logrus.DebugLevel, passing: true},
+	{component: "kubelet", message: "Eviction manager: failed to get summary stats",
+		err: "failed to get node info", level: logrus.DebugLevel, passing: true},
+	{component: "kubelet", message: "Error getting summary for resourceMetric prometheus endpoint",
+		err: "failed to get node info", level: logrus.DebugLevel, passing: true},
 	{component: "kubelet", message: "Error updating node status, will retry", err: "not found", level: logrus.DebugLevel, passing: true},
 	// containerd has no separate file system for images that cAdvisor could tell from the containers' one.
-	{component: "kubelet", message: "eviction manager: failed to check if we have separate container filesystem", err: "no imagefs label for configured runtime", level: logrus.DebugLevel},
+	{component: "kubelet", message: "eviction manager: failed to check if we have separate container filesystem",
+		err: "no imagefs label for configured runtime", level: logrus.DebugLevel},
 	// The server answers before it has read the RBAC rules.
-	{component: "kubelet proxy dns network storage kubernetes", message: "Failed to watch", err: "is forbidden: User \"system:node:", level: logrus.InfoLevel, passing: true},
+	{component: "kubelet proxy dns network storage kubernetes", message: "Failed to watch",
+		err: `is forbidden: User "` + names.NodeUserPrefix, level: logrus.InfoLevel, passing: true},
 
 	// The node authorizer learns of a pod's node a moment after the kubelet.
-	{component: "kubelet", message: "Failed to get status for pod", err: "no relationship found between node ", level: logrus.InfoLevel, passing: true},
+	{component: "kubelet", message: "Failed to get status for pod",
+		err: "no relationship found between node ", level: logrus.InfoLevel, passing: true},
 	// A stop cancels what is under way.
-	{component: "apiserver controller-manager scheduler kubelet proxy dns network storage kubernetes", message: "Failed to watch", err: ": context canceled", level: logrus.DebugLevel},
+	{component: "apiserver controller-manager scheduler kubelet proxy dns network storage kubernetes", message: "Failed to watch",
+		err: ": context canceled", level: logrus.DebugLevel},
 	{component: "kubelet", message: "failed to receive streaming container event", err: "context canceled", level: logrus.DebugLevel},
-	{component: "kubelet", message: "ListPodSandbox with filter from runtime service failed", err: "context canceled", level: logrus.DebugLevel},
+	{component: "kubelet", message: "ListPodSandbox with filter from runtime service failed",
+		err: "context canceled", level: logrus.DebugLevel},
 	{component: "kubelet", message: "GenericPLEG: Unable to retrieve pods", err: "context canceled", level: logrus.DebugLevel},
 
-	{component: "kubelet kubernetes", message: `Failed to initialize CSINode: error updating CSINode annotation: timed out waiting for the condition; caused by: nodes "`, level: logrus.DebugLevel, passing: true},
+	{component: "kubelet kubernetes",
+		message: `Failed to initialize CSINode: error updating CSINode annotation: timed out waiting for the condition; caused by: nodes "`,
+		level:   logrus.DebugLevel, passing: true},
 
 	// Two workers give a node its network at once, and the second one sees that it already has one.
-	{component: "controller-manager", message: "Failed to update node PodCIDR after multiple attempts", err: "node updates may not change podCIDR except from", level: logrus.DebugLevel, passing: true},
-	{component: "controller-manager", message: "CIDR assignment for node failed. Releasing allocated CIDR", err: "node updates may not change podCIDR except from", level: logrus.DebugLevel, passing: true},
-	{component: "controller-manager", message: "Error processing node work item", err: "node updates may not change podCIDR except from", level: logrus.DebugLevel, passing: true},
+	{component: "controller-manager", message: "Failed to update node PodCIDR after multiple attempts",
+		err: "node updates may not change podCIDR except from", level: logrus.DebugLevel, passing: true},
+	{component: "controller-manager", message: "CIDR assignment for node failed. Releasing allocated CIDR",
+		err: "node updates may not change podCIDR except from", level: logrus.DebugLevel, passing: true},
+	{component: "controller-manager", message: "Error processing node work item",
+		err: "node updates may not change podCIDR except from", level: logrus.DebugLevel, passing: true},
 
 	// There is no rule table before the first one is written.
 	{component: "proxy", message: "Failed to list existing sets", err: "no such file or directory", level: logrus.DebugLevel, passing: true},
@@ -143,7 +173,8 @@ var upstreamRanks = []rank{
 	{component: "proxy kubernetes", message: "Unable to sync caches", level: logrus.InfoLevel, passing: true},
 
 	// Two of the provisioner's workers wrote at once; the second one tries again.
-	{component: "storage storage-controllers", message: "Unhandled Error", err: "the object has been modified; please apply your changes to the latest version", level: logrus.DebugLevel, passing: true},
+	{component: "storage storage-controllers", message: "Unhandled Error",
+		err: "the object has been modified; please apply your changes to the latest version", level: logrus.DebugLevel, passing: true},
 	{component: "storage storage-controllers", message: "Retrying capacity.QueueKey", level: logrus.DebugLevel, passing: true},
 }
 

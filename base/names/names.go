@@ -68,6 +68,8 @@ const (
 	// user.
 	Servers          = "system:kubelith:servers"
 	ServerUserPrefix = "system:kubelith:server:"
+	// NodeUserPrefix plus a node's name is the user of its kubelet; upstream's name.
+	NodeUserPrefix = "system:node:"
 	// KubeletClient is the user as which the API server calls kubelets; upstream's name.
 	KubeletClient = "kube-apiserver-kubelet-client"
 )
@@ -80,6 +82,9 @@ const (
 	// DNSService is the cluster DNS' Service in kube-system, and its label k8s-app: upstream's tools look for it.
 	DNSService = "kube-dns"
 )
+
+// DNSManager is the field manager of the cluster DNS' objects, and the source of its Events.
+const DNSManager = "kubelith-dns"
 
 // ConfigMaps and Secrets in kube-system.
 const (
@@ -101,7 +106,8 @@ const (
 	Lease = "kubelith"
 	// VIPLease is held by the server that carries the virtual address.
 	VIPLease = "kubelith-vip"
-	// UpgradeLease is held by the server on which kubelith upgrade --cluster runs.
+	// UpgradeLease is held by the server on which kubelith upgrade --cluster runs. An upgrade has this name as a client
+	// of the API and as a unit of systemd, too.
 	UpgradeLease = "kubelith-upgrade"
 )
 
@@ -148,6 +154,9 @@ const (
 	PeerPort        = 2380  // of etcd, between servers; etcd's default
 	WireGuardPort   = 51820 // usual for WireGuard; none is assigned
 )
+
+// EtcdSocket is the file name of the socket of etcd's API.
+const EtcdSocket = "etcd.sock"
 
 // Programs of the payload that others of its programs start.
 const (

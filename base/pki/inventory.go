@@ -82,7 +82,8 @@ func Inventory(dir string) ([]Certificate, error) {
 	}
 	var out []Certificate
 	var errs []error
-	witness := !exists(filepath.Join(dir, "cluster-ca.crt")) && !exists(filepath.Join(dir, "cluster-ca.key")) && exists(filepath.Join(dir, "peer-ca.crt"))
+	has := func(name string) bool { return exists(filepath.Join(dir, name)) }
+	witness := has("peer-ca.crt") && !has(ClusterCAFile) && !has(clusterCA+".key")
 	known := map[string]bool{} // CAs, by their end and name: the kubelets' CA is in the trust file, too
 	rotation, err := ReadRotation(dir)
 	if err != nil {

@@ -42,7 +42,7 @@ func samePublicKey(a, b crypto.PublicKey) bool {
 // ValidFrom returns when the cluster's CA in this directory begins to be valid, and its path. The time is zero when
 // there is no readable certificate; Ensure reports that.
 func ValidFrom(dir string) (path string, from time.Time) {
-	path = filepath.Join(dir, "cluster-ca.crt")
+	path = filepath.Join(dir, ClusterCAFile)
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return path, time.Time{}

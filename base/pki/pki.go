@@ -29,8 +29,8 @@ const (
 	clockSkew = 5 * time.Minute
 )
 
-// NodeUserPrefix begins the user name of a node, which is the common name of its certificates.
-const NodeUserPrefix = "system:node:"
+// NodeUserPrefix begins the common name of a node's certificates, which is its user name.
+const NodeUserPrefix = names.NodeUserPrefix
 
 // Options configure what the certificates are for.
 type Options struct {
@@ -90,13 +90,13 @@ func Ensure(opts Options) (*Bundle, error) {
 	}
 	s := &store{dir: opts.Dir, now: opts.Now(), life: opts.Life}
 	b := &Bundle{
-		ClusterCA:         s.pair("cluster-ca"),
-		KubeletCA:         s.pair("kubelet-ca"),
-		FrontProxyCA:      s.pair("front-proxy-ca"),
+		ClusterCA:         s.pair(clusterCA),
+		KubeletCA:         s.pair(kubeletCA),
+		FrontProxyCA:      s.pair(frontProxyCA),
 		PeerCA:            s.pair("peer-ca"),
 		ClusterSigner:     filepath.Join(opts.Dir, clusterCA+signer),
 		KubeletSigner:     filepath.Join(opts.Dir, kubeletCA+signer),
-		ClusterTrust:      filepath.Join(opts.Dir, clusterTrustFile),
+		ClusterTrust:      filepath.Join(opts.Dir, ClusterTrustFile),
 		FrontProxyTrust:   filepath.Join(opts.Dir, frontProxyTrustFile),
 		KubeletTrust:      filepath.Join(opts.Dir, kubeletTrustFile),
 		ServiceAccountKey: filepath.Join(opts.Dir, "service-account.key"),
@@ -108,7 +108,8 @@ func Ensure(opts Options) (*Bundle, error) {
 		Peer:          s.pair("peer"),
 		Admin:         s.pair("admin"),
 	}
-	if _, err := s.key(b.ServiceAccountKey, "restore it from a backup, or remove it to generate a new one, which invalidates every service account token"); err != nil {
+	const remedy = "restore it from a backup, or remove it to generate a new one, which invalidates every service account token"
+	if _, err := s.key(b.ServiceAccountKey, remedy); err != nil {
 		return nil, err
 	}
 	if err := s.ensureLeaves(b, opts); err != nil {

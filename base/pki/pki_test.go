@@ -239,7 +239,7 @@ func TestRefuses(t *testing.T) {
 		"missing CA key":         {files: map[string]string{"front-proxy-ca.key": "-"}, want: []string{"/front-proxy-ca.key is missing"}},
 		"new CA, old leaves":     {files: map[string]string{"front-proxy-ca.key": "-", "front-proxy-ca.crt": "-"}, want: []string{"/front-proxy-client.crt was not signed by front-proxy-ca.crt (", "remove front-proxy-client.crt and"}},
 		"damaged token key":      {files: map[string]string{"service-account.key": "x"}, want: []string{"/service-account.key is damaged", "restore it"}},
-		"CA expired":             {after: caLife + time.Hour, want: []string{"/cluster-ca.crt has expired at 2039-12-30T00:00:00Z (the clock says 2039-12-30T01:00:00Z)"}},
+		"CA expired":             {after: caLife + time.Hour, want: []string{"/cluster-ca.crt expired at 2039-12-30T00:00:00Z (the clock says 2039-12-30T01:00:00Z)"}},
 		"clock before the CA":    {after: -time.Hour, want: []string{"the clock says 2029-12-31T23:00:00Z, but the CA ", "/cluster-ca.crt is valid from 2029-12-31T23:55:00Z: set the clock"}},
 		"leaf in the CA's place": {files: map[string]string{"cluster-ca.crt": "=admin.crt", "cluster-ca.key": "=admin.key"}, want: []string{"/cluster-ca.crt is not the certificate of a CA"}},
 	} {

@@ -61,13 +61,18 @@ func (p Phase) following() Phase {
 	return all[min(slices.Index(all, p)+1, len(all)-1)]
 }
 
+// Files in the directory of Ensure: the cluster's CA, and the CAs that clients of the API trust.
+const (
+	ClusterCAFile    = clusterCA + ".crt"
+	ClusterTrustFile = "cluster-trust.crt"
+)
+
 const (
 	rotationFile         = "rotation.json"
 	formerDir, nextDir   = "former", "next"
 	clusterCA, kubeletCA = "cluster-ca", "kubelet-ca"
 	frontProxyCA         = "front-proxy-ca"
 	kubeletTrustFile     = "kubelet-trust.crt"
-	clusterTrustFile     = "cluster-trust.crt"
 	frontProxyTrustFile  = "front-proxy-trust.crt"
 )
 
@@ -272,7 +277,7 @@ func (s *store) arrange(r *Rotation) error {
 		}
 	}
 	for file, parts := range map[string][2][]byte{
-		clusterTrustFile:    {former[clusterCA+".crt"], next[clusterCA+".crt"]},
+		ClusterTrustFile:    {former[ClusterCAFile], next[ClusterCAFile]},
 		frontProxyTrustFile: {former[frontProxyCA+".crt"], next[frontProxyCA+".crt"]},
 		kubeletTrustFile:    {former[kubeletTrustFile], next[kubeletCA+".crt"]},
 	} {
@@ -289,7 +294,7 @@ func (s *store) arrange(r *Rotation) error {
 
 // ensureTrust copies the CAs into the files of trusted ones, when no rotation is under way.
 func (s *store) ensureTrust() error {
-	for file, ca := range map[string]string{clusterTrustFile: clusterCA, frontProxyTrustFile: frontProxyCA} {
+	for file, ca := range map[string]string{ClusterTrustFile: clusterCA, frontProxyTrustFile: frontProxyCA} {
 		data, err := os.ReadFile(filepath.Join(s.dir, ca+".crt"))
 		if err != nil {
 			return fmt.Errorf("pki: %w", err)
@@ -348,11 +353,11 @@ func ReadTrusted(dir string) (*Trusted, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := readFiles(dir, []string{clusterTrustFile, clusterCA + ".crt", kubeletCA + ".crt"})
+	files, err := readFiles(dir, []string{ClusterTrustFile, ClusterCAFile, kubeletCA + ".crt"})
 	if err != nil {
 		return nil, err
 	}
-	return &Trusted{Rotation: r, Cluster: files[clusterTrustFile], Signing: files[clusterCA+".crt"], KubeletSigning: files[kubeletCA+".crt"]}, nil
+	return &Trusted{Rotation: r, Cluster: files[ClusterTrustFile], Signing: files[ClusterCAFile], KubeletSigning: files[kubeletCA+".crt"]}, nil
 }
 
 // Published returns the CAs with which a machine that joins may verify the API, in PEM: the first is the one that has
@@ -362,9 +367,9 @@ func Published(dir string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	name := clusterTrustFile
+	name := ClusterTrustFile
 	if r != nil && r.Phase.Reached(Serve) {
-		name = filepath.Join(nextDir, clusterCA+".crt")
+		name = filepath.Join(nextDir, ClusterCAFile)
 	}
 	data, err := os.ReadFile(filepath.Join(dir, name))
 	if err != nil {

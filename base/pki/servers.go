@@ -31,8 +31,8 @@ func shared(to Recipient) []string {
 		return []string{"peer-ca.crt", "peer-ca.key"}
 	}
 	return []string{
-		"cluster-ca.crt", "cluster-ca.key", "kubelet-ca.crt", "kubelet-ca.key", "kubelet-trust.crt", "front-proxy-ca.crt", "front-proxy-ca.key",
-		"peer-ca.crt", "peer-ca.key", "service-account.key",
+		ClusterCAFile, clusterCA + ".key", kubeletCA + ".crt", kubeletCA + ".key", kubeletTrustFile,
+		frontProxyCA + ".crt", frontProxyCA + ".key", "peer-ca.crt", "peer-ca.key", "service-account.key",
 	}
 }
 
@@ -131,7 +131,7 @@ func serverClient(dir, by, name string, now time.Time) (tls.Certificate, *x509.C
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(ca.cert)
-	if trust, err := os.ReadFile(filepath.Join(dir, clusterTrustFile)); err == nil { // else Ensure has not run yet
+	if trust, err := os.ReadFile(filepath.Join(dir, ClusterTrustFile)); err == nil { // else Ensure has not run yet
 		roots.AppendCertsFromPEM(trust)
 	}
 	subject := pkix.Name{CommonName: names.ServerUserPrefix + name, Organization: []string{names.Servers}}

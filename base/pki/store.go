@@ -175,7 +175,8 @@ func (s *store) authority(p Pair, cn string) (*authority, error) {
 	case s.now.Before(cert.NotBefore):
 		return nil, fmt.Errorf("pki: the clock says %s, but the CA %s is valid from %s: set the clock", stamp(s.now), p.Cert, stamp(cert.NotBefore))
 	case s.now.After(cert.NotAfter):
-		return nil, fmt.Errorf("pki: the CA %s has expired at %s (the clock says %s): set the clock if it is wrong, else replace the CA", p.Cert, stamp(cert.NotAfter), stamp(s.now))
+		return nil, fmt.Errorf("pki: the CA %s expired at %s (the clock says %s): set the clock if it is wrong, else replace the CA",
+			p.Cert, stamp(cert.NotAfter), stamp(s.now))
 	}
 	return &authority{path: p.Cert, cert: cert, key: key}, nil
 }

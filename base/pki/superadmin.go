@@ -24,7 +24,7 @@ func SuperAdmin(dir, server string, now time.Time, life time.Duration) ([]byte, 
 		return nil, fmt.Errorf("lifetime %s is not allowed: use a positive one of at most %s", life, SuperAdminLife)
 	}
 	s := &store{dir: dir, now: now}
-	pair := s.pair("cluster-ca")
+	pair := s.pair(clusterCA)
 	if !exists(pair.Cert) {
 		return nil, fmt.Errorf("%s does not exist: run this as root on the server, with its --data-dir", pair.Cert)
 	}
@@ -40,7 +40,7 @@ func SuperAdmin(dir, server string, now time.Time, life time.Duration) ([]byte, 
 	if err != nil {
 		return nil, fmt.Errorf("pki: encode the key: %w", err)
 	}
-	trust := filepath.Join(dir, clusterTrustFile)
+	trust := filepath.Join(dir, ClusterTrustFile)
 	if !exists(trust) { // the server has not started since an upgrade
 		trust = pair.Cert
 	}

@@ -124,11 +124,13 @@ func ours(fd int, path string) error {
 // are relative, as the user may know the directory by another path.
 func writeUserKubeconfig(path string, opts UserOptions, pair Pair, files atomicfile.Options) error {
 	const name = "kubelith"
+	cluster := clientcmdv1.Cluster{Server: opts.Server, CertificateAuthority: userCA}
+	user := clientcmdv1.AuthInfo{ClientCertificate: filepath.Base(pair.Cert), ClientKey: filepath.Base(pair.Key)}
 	out, err := yaml.Marshal(clientcmdv1.Config{
 		APIVersion:     "v1",
 		Kind:           "Config",
-		Clusters:       []clientcmdv1.NamedCluster{{Name: name, Cluster: clientcmdv1.Cluster{Server: opts.Server, CertificateAuthority: userCA}}},
-		AuthInfos:      []clientcmdv1.NamedAuthInfo{{Name: name, AuthInfo: clientcmdv1.AuthInfo{ClientCertificate: filepath.Base(pair.Cert), ClientKey: filepath.Base(pair.Key)}}},
+		Clusters:       []clientcmdv1.NamedCluster{{Name: name, Cluster: cluster}},
+		AuthInfos:      []clientcmdv1.NamedAuthInfo{{Name: name, AuthInfo: user}},
 		Contexts:       []clientcmdv1.NamedContext{{Name: name, Context: clientcmdv1.Context{Cluster: name, AuthInfo: name}}},
 		CurrentContext: name,
 	})

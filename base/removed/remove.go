@@ -167,7 +167,8 @@ func deletePods(ctx context.Context, cs kubernetes.Interface, node string) error
 }
 
 func deleteRequests(ctx context.Context, cs kubernetes.Interface, node string) error {
-	requests, err := cs.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
+	client := cs.CertificatesV1().CertificateSigningRequests()
+	requests, err := client.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
@@ -176,7 +177,7 @@ func deleteRequests(ctx context.Context, cs kubernetes.Interface, node string) e
 		if requests.Items[i].Spec.Username != pki.NodeUserPrefix+node {
 			continue
 		}
-		if err := cs.CertificatesV1().CertificateSigningRequests().Delete(ctx, requests.Items[i].Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		if err := client.Delete(ctx, requests.Items[i].Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, err)
 		}
 	}

@@ -90,7 +90,8 @@ func (m *Manager) Renew(ctx context.Context) error {
 	select {
 	case <-fresh.stored:
 		// The manager uses what it has stored a moment later, without a notification.
-		if err := wait.PollUntilContextTimeout(ctx, time.Millisecond, inUseWithin, true, func(context.Context) (bool, error) { return next.Current() != nil, nil }); err != nil {
+		inUse := func(context.Context) (bool, error) { return next.Current() != nil, nil }
+		if err := wait.PollUntilContextTimeout(ctx, time.Millisecond, inUseWithin, true, inUse); err != nil {
 			return fmt.Errorf("the certificate was signed, but is not in use: %w", err)
 		}
 		return nil

@@ -64,7 +64,10 @@ func Fetch(ctx context.Context, cs kubernetes.Interface, identity Identity, path
 
 // AskServers calls ask with the address, HOST:PORT, of one server of the cluster after the other until it returns nil,
 // or returns the error of each, in one line. The client has this server's identity; timeout bounds each request.
-func AskServers(ctx context.Context, cs kubernetes.Interface, identity Identity, timeout time.Duration, ask func(client *http.Client, address string) error) error {
+func AskServers(
+	ctx context.Context, cs kubernetes.Interface, identity Identity, timeout time.Duration,
+	ask func(client *http.Client, address string) error,
+) error {
 	slice, err := cs.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
 	if err != nil {
 		return err

@@ -19,7 +19,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"k8s.io/apimachinery/pkg/util/yaml"
 
-	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/plugins/conformance"
 	"kubelith.io/kubelith/plugins/conformance/csisanity"
 	"kubelith.io/kubelith/plugins/proto"
@@ -30,18 +30,22 @@ const csiSanity = "csi-sanity"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := app().RunContext(ctx, os.Args)
+	err := app(os.Stdin, os.Stdout, os.Stderr).RunContext(ctx, os.Args)
 	stop()
 	if err != nil {
 		for line := range strings.Lines(strings.TrimSpace(err.Error())) {
-			fmt.Fprintln(os.Stderr, "kubelith-plugin-check: "+logging.Printable(strings.TrimSuffix(line, "\n")))
+			fmt.Fprintln(os.Stderr, "kubelith-plugin-check: "+oneline.Escape(strings.TrimSuffix(line, "\n")))
 		}
 		os.Exit(1)
 	}
 }
 
-func app() *cli.App {
+// app is the command line, on these streams.
+func app(in io.Reader, out, err io.Writer) *cli.App {
 	return &cli.App{
+		Reader:    in,
+		Writer:    out,
+		ErrWriter: err,
 		Name:      "kubelith plugin check",
 		Usage:     "start a plugin's executable and check what every plugin of its kind must do",
 		UsageText: "kubelith plugin check [options] FILE [ARGUMENT...]",
@@ -56,7 +60,7 @@ func app() *cli.App {
 		},
 		Commands: []*cli.Command{{
 			Name: csiSanity, Hidden: true, HideHelp: true,
-			Action: func(*cli.Context) error { return csisanity.Main(os.Stdin, csisanity.ResultsFile()) },
+			Action: func(c *cli.Context) error { return csisanity.Main(c.App.Reader, csisanity.ResultsFile()) },
 		}},
 		ExitErrHandler: func(*cli.Context, error) {}, // main prints errors, once
 		OnUsageError: func(_ *cli.Context, err error, _ bool) error {
@@ -81,16 +85,22 @@ func check(c *cli.Context) error {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	if c.Bool("log") {
-		log.SetOutput(os.Stderr)
+		log.SetOutput(c.App.ErrWriter)
 	}
-	options := conformance.Options{File: file, Args: c.Args().Tail(), Config: config, Suite: []string{"/proc/self/exe", csiSanity}, Log: logrus.NewEntry(log)}
+	options := conformance.Options{
+		File:   file,
+		Args:   c.Args().Tail(),
+		Config: config,
+		Suite:  []string{"/proc/self/exe", csiSanity},
+		Log:    logrus.NewEntry(log),
+	}
 	if name := c.String("kubeconfig"); name != "" {
 		if name, err = filepath.Abs(name); err != nil {
 			return err
 		}
 		options.Env = []string{proto.KubeconfigVariable + "=" + name}
 	}
-	return conformance.Run(c.Context, options, func(r conformance.Result) { fmt.Println(r) })
+	return conformance.Run(c.Context, options, func(r conformance.Result) { fmt.Fprintln(c.App.Writer, r) })
 }
 
 // pluginConfig returns the YAML of a file as JSON; nil without a name.

@@ -18,8 +18,14 @@ import (
 )
 
 // administratorCommand returns a subcommand of group that acts with an administrator's credentials.
-func administratorCommand(group, name, args, usage string, action func(*cli.Context, kubernetes.Interface) error, flags ...cli.Flag) *cli.Command {
-	kubeconfig := &cli.StringFlag{Name: "kubeconfig", Usage: "file with the credentials of an administrator (default: the server's admin kubeconfig)", EnvVars: []string{"KUBECONFIG"}}
+func administratorCommand(
+	group, name, args, usage string, action func(*cli.Context, kubernetes.Interface) error, flags ...cli.Flag,
+) *cli.Command {
+	kubeconfig := &cli.StringFlag{
+		Name:    "kubeconfig",
+		Usage:   "file with the credentials of an administrator (default: the server's admin kubeconfig)",
+		EnvVars: []string{"KUBECONFIG"},
+	}
 	return &cli.Command{
 		Name: name, ArgsUsage: args, Usage: usage, Flags: append(flags, kubeconfig),
 		OnUsageError: func(_ *cli.Context, err error, _ bool) error {

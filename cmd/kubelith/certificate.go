@@ -27,7 +27,7 @@ func certificateCommand() *cli.Command {
 		Action:          subcommandHelp,
 		Subcommands: []*cli.Command{{
 			Name:  "list",
-			Usage: "list the certificates of the server or agent on this machine, whether it runs or not: for whom, by whom, until when",
+			Usage: "list the certificates of the server or agent on this machine, running or not: subject, issuer and expiry",
 			Flags: append(config.DirFlags(), outputFlag("json")),
 			OnUsageError: func(_ *cli.Context, err error, _ bool) error {
 				return fmt.Errorf("%w: see kubelith certificate list --help", err)

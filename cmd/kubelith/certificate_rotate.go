@@ -20,11 +20,16 @@ import (
 func rotateCACommand() *cli.Command {
 	output := outputFlag("json")
 	output.Usage += ", of --status"
-	return administratorCommand("certificate", "rotate-ca", "", "replace the CAs of the cluster on all servers and agents while they run; a rotation that was interrupted goes on", rotateCA,
-		&cli.BoolFlag{Name: "status", Usage: "only show how far the rotation is, on which machines, and what it waits for"},
-		&cli.DurationFlag{Name: "grace", Usage: "how long pods and other clients have to read the new CA before it is used", Value: carotation.DefaultGrace},
-		&cli.BoolFlag{Name: "force", Usage: "leave agents behind that are not Ready: they have to join again"},
-		&cli.BoolFlag{Name: "no-wait", Usage: "only begin: the servers finish it by themselves"},
+	const usage = "replace the CAs of the cluster on all servers and agents while they run; resume an interrupted rotation"
+	return administratorCommand("certificate", "rotate-ca", "", usage, rotateCA,
+		&cli.BoolFlag{Name: "status", Usage: "only show the progress of the rotation on each machine, and what it waits for"},
+		&cli.DurationFlag{
+			Name:  "grace",
+			Usage: "how long pods and other clients have to read the new CA before it is used",
+			Value: carotation.DefaultGrace,
+		},
+		&cli.BoolFlag{Name: "force", Usage: "continue without agents that are not Ready: they have to join again"},
+		&cli.BoolFlag{Name: "no-wait", Usage: "only begin: the servers finish the rotation"},
 		output)
 }
 
@@ -81,7 +86,7 @@ func rotateCA(c *cli.Context, cs kubernetes.Interface) error {
 			select {
 			case <-time.After(rotateCAEvery):
 			case <-c.Context.Done():
-				return errors.New("the rotation goes on without this command: kubelith certificate rotate-ca --status shows how far it is")
+				return errors.New("the rotation goes on without this command: kubelith certificate rotate-ca --status shows its progress")
 			}
 			// The kubeconfig on a server changes, too: it is read again each time.
 			cs, err := administrator(c.String("kubeconfig"))
@@ -94,7 +99,7 @@ func rotateCA(c *cli.Context, cs kubernetes.Interface) error {
 				break
 			}
 			if time.Since(answered) > rotateCAPatience {
-				return fmt.Errorf("%w: the rotation goes on by itself: kubelith certificate rotate-ca --status shows how far it is", err)
+				return fmt.Errorf("%w: the rotation goes on: kubelith certificate rotate-ca --status shows its progress", err)
 			}
 		}
 	}

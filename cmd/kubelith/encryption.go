@@ -3,6 +3,7 @@ package kubelith
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -27,9 +28,13 @@ func encryptionCommand() *cli.Command {
 		OnUsageError:    usageError,
 		Action:          subcommandHelp,
 		Subcommands: []*cli.Command{
-			administratorCommand("encryption", "status", "", "show which key each server uses, how many Secrets each key encrypts, and how far a rotation is", encryptionStatus, output),
-			administratorCommand("encryption", "rotate", "", "replace the key on all servers, write all Secrets again, and drop the old key; one that was interrupted goes on", rotateEncryption,
-				&cli.BoolFlag{Name: "no-wait", Usage: "only begin: the servers finish it by themselves, see kubelith encryption status"}),
+			administratorCommand("encryption", "status", "",
+				"show which key each server uses, how many Secrets each key encrypts, and the progress of a rotation",
+				encryptionStatus, output),
+			administratorCommand("encryption", "rotate", "",
+				"replace the key on all servers, write all Secrets again, and drop the old key; resume an interrupted rotation",
+				rotateEncryption,
+				&cli.BoolFlag{Name: "no-wait", Usage: "only begin: the servers finish the rotation, see kubelith encryption status"}),
 		},
 	}
 }
@@ -113,11 +118,11 @@ func rotateEncryption(c *cli.Context, cs kubernetes.Interface) error {
 		select {
 		case <-time.After(rotateEvery):
 		case <-c.Context.Done():
-			return fmt.Errorf("the rotation goes on without this command: kubelith encryption status shows how far it is")
+			return errors.New("the rotation goes on without this command: kubelith encryption status shows its progress")
 		}
 		now, err := encryptionView(c.Context, cs, "GET")
 		if err != nil {
-			return fmt.Errorf("%w: the rotation goes on by itself: kubelith encryption status shows how far it is", err)
+			return fmt.Errorf("%w: the rotation goes on: kubelith encryption status shows its progress", err)
 		}
 		v = now
 	}

@@ -33,7 +33,8 @@ func etcdCommand() *cli.Command {
 		OnUsageError:    usageError,
 		Action:          subcommandHelp,
 		Subcommands: []*cli.Command{
-			administratorCommand("etcd", "status", "", "show the servers, which of them are missing since when, the size of the database, and alarms", etcdStatus, output),
+			administratorCommand("etcd", "status", "",
+				"show the servers, since when one is missing, the size of the database, and alarms", etcdStatus, output),
 			administratorCommand("etcd", "members", "", "list the servers", etcdMembers, output),
 			administratorCommand("etcd", "remove", "NAME", "remove a server from the cluster; it can come back with a token only", etcdRemove),
 			administratorCommand("etcd", "defrag", "", "return what the database of the server does not use to the file system", etcdDefrag),
@@ -81,9 +82,11 @@ func printServers(out io.Writer, v *servers.View, now time.Time) error {
 		_, err := fmt.Fprintf(out, "The etcd of %s does not answer.\n", v.Asked)
 		return err
 	}
-	_, err := fmt.Fprintf(out, "The database of %s has %.1f MiB, of which %.1f MiB are in use; the limit is %d MiB.\n", v.Asked, float64(v.Space.Bytes)/(1<<20), float64(v.Space.InUse)/(1<<20), v.Space.Quota>>20)
+	_, err := fmt.Fprintf(out, "The database of %s has %.1f MiB, of which %.1f MiB are in use; the limit is %d MiB.\n",
+		v.Asked, float64(v.Space.Bytes)/(1<<20), float64(v.Space.InUse)/(1<<20), v.Space.Quota>>20)
 	if v.Space.SlowSync > 0 {
-		fmt.Fprintf(out, "99 of 100 syncs to its disk (p99 of fsync) took %s or less.\n", time.Duration(v.Space.SlowSync*float64(time.Second)).Round(time.Millisecond))
+		slow := time.Duration(v.Space.SlowSync * float64(time.Second)).Round(time.Millisecond)
+		fmt.Fprintf(out, "99 of 100 syncs to its disk (p99 of fsync) took %s or less.\n", slow)
 	}
 	printAlarms(out, v.Space.Alarms)
 	return err
@@ -180,11 +183,13 @@ func etcdRemove(c *cli.Context, cs kubernetes.Interface) error {
 		return err
 	}
 	if slices.ContainsFunc(v.Servers, func(s servers.Status) bool { return s.Name == name && s.Witness }) {
-		_, err := fmt.Fprintf(c.App.Writer, "the witness %s is no longer in the cluster: disable its service; kubelith reset --data removes its data there\n", name)
+		_, err := fmt.Fprintf(c.App.Writer,
+			"the witness %s is no longer in the cluster: disable its service; kubelith reset --data removes its data there\n", name)
 		return err
 	}
-	fmt.Fprintf(c.App.Writer, "server %s is no longer one of the cluster's; kubelith node remove --force %[1]s removes its node\n", name)
-	return nil
+	_, err = fmt.Fprintf(c.App.Writer,
+		"server %s is no longer in the cluster; kubelith node remove --force %[1]s removes its node\n", name)
+	return err
 }
 
 func removeServer(ctx context.Context, cs kubernetes.Interface, name string) error {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -19,13 +18,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	componentcli "k8s.io/component-base/cli"
-	"k8s.io/kubectl/pkg/cmd"
-	"k8s.io/kubectl/pkg/cmd/plugin"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"kubelith.io/kubelith/trace"
@@ -52,23 +47,15 @@ func takeTrace(args []string) (rest []string, traced bool) {
 
 // kubectlTraced runs kubectl as the command line has it, and then follows on standard error what it set off. kubectl's
 // output and exit code stay.
-func kubectlTraced() error {
+func kubectlTraced(streams genericiooptions.IOStreams) error {
 	writes := &writes{}
-	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
-	// As upstream's NewDefaultKubectlCommand, with our eye on the requests.
-	// Source: k8s.io/kubectl/pkg/cmd/cmd.go.
-	access := genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().WithDiscoveryBurst(300).WithDiscoveryQPS(50).
-		WithWarningPrinter(streams).WithWrapConfigFn(writes.wrap)
-	command := cmd.NewDefaultKubectlCommandWithArgs(cmd.KubectlOptions{
-		PluginHandler: cmd.NewDefaultPluginHandler(plugin.ValidPluginFilenamePrefixes), Arguments: os.Args, ConfigFlags: access, IOStreams: streams,
-	})
-	status := caught(func() {
-		if err := componentcli.RunNoErrOutput(command); err != nil {
+	status := caught(streams.ErrOut, func() {
+		if err := runKubectl(streams, writes.wrap); err != nil {
 			cmdutil.CheckErr(err)
 		}
 	})
-	if err := writes.follow(context.Background(), os.Stderr); err != nil {
-		fmt.Fprintln(os.Stderr, "kubelith: --trace:", err)
+	if err := writes.follow(context.Background(), streams.ErrOut); err != nil {
+		fmt.Fprintln(streams.ErrOut, "kubelith: --trace:", err)
 	}
 	if status != 0 {
 		return answered(status)
@@ -76,12 +63,12 @@ func kubectlTraced() error {
 	return nil
 }
 
-// caught calls run, in which kubectl would end the process, and returns the exit code.
-func caught(run func()) (status int) {
+// caught calls run, in which kubectl would end the process, prints why on errOut, and returns the exit code.
+func caught(errOut io.Writer, run func()) (status int) {
 	type fatal struct{ code int }
 	cmdutil.BehaviorOnFatal(func(message string, code int) {
 		if message != "" {
-			fmt.Fprintln(os.Stderr, strings.TrimSuffix(message, "\n"))
+			fmt.Fprintln(errOut, strings.TrimSuffix(message, "\n"))
 		}
 		panic(fatal{code})
 	})
@@ -210,7 +197,7 @@ const (
 // follow shows what the writes set off, one object after the other.
 func (w *writes) follow(ctx context.Context, out io.Writer) error {
 	if w.config == nil || len(w.all) == 0 {
-		return errors.New("the command has written nothing that could be followed")
+		return errors.New("the command has changed nothing to follow")
 	}
 	client, err := api.NewClient(w.config)
 	if err != nil {
@@ -240,7 +227,7 @@ func followWrites(ctx context.Context, client recorder, all []write, f *follower
 		case shown[t.Object.UID]:
 			continue // in the timeline of another one
 		case t.Begin.Before(one.since):
-			fmt.Fprintf(f.out, "%s: nothing was set off, it is as it was\n", render.Object(one.ref))
+			fmt.Fprintf(f.out, "%s: unchanged\n", render.Object(one.ref))
 			continue
 		case t.Settled && len(t.Spans) > 0 && !slices.ContainsFunc(t.Spans, func(s trace.Span) bool { return s.Wait || s.Object != t.Object }):
 			fmt.Fprintf(f.out, "%s: %s, %s\n", render.Object(one.ref), t.Outcome, render.Took(t.End.Sub(t.Begin)))

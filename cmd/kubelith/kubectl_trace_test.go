@@ -118,10 +118,10 @@ func TestNameOf(t *testing.T) {
 }
 
 func TestCaughtKeepsTheExitCode(t *testing.T) {
-	if got := caught(func() { cmdutil.CheckErr(cmdutil.ErrExit) }); got != 1 {
+	if got := caught(io.Discard, func() { cmdutil.CheckErr(cmdutil.ErrExit) }); got != 1 {
 		t.Errorf("got %d", got)
 	}
-	if got := caught(func() {}); got != 0 {
+	if got := caught(io.Discard, func() {}); got != 0 {
 		t.Errorf("got %d", got)
 	}
 }
@@ -144,7 +144,7 @@ func TestFollowWrites(t *testing.T) {
 	}
 	out.Reset()
 	err = followWrites(t.Context(), client, []write{{ref: old.Object, since: old.Begin.Add(time.Minute)}}, &follower{client: client, out: &out})
-	if want := "deployment/web: nothing was set off, it is as it was\n"; err != nil || out.String() != want {
+	if want := "deployment/web: unchanged\n"; err != nil || out.String() != want {
 		t.Errorf("%v: %s", err, &out)
 	}
 }

@@ -20,7 +20,8 @@ func nodeCommand() *cli.Command {
 		OnUsageError:    usageError,
 		Action:          subcommandHelp,
 		Subcommands: []*cli.Command{
-			administratorCommand("node", "remove", "NAME", "delete a node, or a server among several, and its pods, and refuse its credentials at once", removeNode,
+			administratorCommand("node", "remove", "NAME",
+				"delete a node, or one of several servers, with its pods, and revoke its credentials at once", removeNode,
 				&cli.BoolFlag{Name: "force", Usage: "revoke the credentials issued to this name even if the node does not exist"}),
 		},
 	}
@@ -37,18 +38,20 @@ func removeNode(c *cli.Context, cs kubernetes.Interface) error {
 		if err := removeServer(c.Context, cs, name); err != nil {
 			return err
 		}
-		fmt.Fprintf(c.App.Writer, "server %s is no longer one of the cluster's\n", name)
+		fmt.Fprintf(c.App.Writer, "server %s is no longer in the cluster\n", name)
 	}
 	token, err := removed.Remove(c.Context, cs, name, c.Bool("force"))
 	if errors.Is(err, removed.ErrNoNode) {
-		return fmt.Errorf("there is no node %s: kubelith kubectl get nodes shows them; kubelith node remove --force %[1]s refuses its credentials all the same", name)
+		return fmt.Errorf("node %s does not exist: kubelith kubectl get nodes lists the nodes; "+
+			"kubelith node remove --force %[1]s revokes its credentials anyway", name)
 	}
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(c.App.Writer, "node %s removed; its machine can join again with a token only\n", name)
 	if token != "" {
-		fmt.Fprintf(c.App.Writer, "the token %s, with which it has joined, still exists: kubelith token delete %[1]s if the machine is in the wrong hands\n", token)
+		fmt.Fprintf(c.App.Writer,
+			"its join token %s still exists: run kubelith token delete %[1]s if the machine is compromised\n", token)
 	}
 	return nil
 }

@@ -22,12 +22,27 @@ func serverCommand() *cli.Command {
 		Name:  "server",
 		Usage: "run a cluster: control plane and node",
 		Flags: append(config.Flags(),
-			&cli.BoolFlag{Name: clusterReset, Usage: "disaster recovery, when most servers are lost: with this server stopped, make it the only one of its cluster; then start it without this flag"},
-			&cli.BoolFlag{Name: clusterResetForce, Usage: "with --cluster-reset: do so although others of its servers answer and have a majority; what only they have is moved aside when they come back"},
-			&cli.StringFlag{Name: clusterResetRestorePath, Usage: "with --cluster-reset: create the data directory from this snapshot instead, as kubelith snapshot restore does; the name is k3s'"},
-			&cli.BoolFlag{Name: stopWithStdin, Usage: "stop when standard input ends, as it does when the program that started this server ends"}),
+			&cli.BoolFlag{
+				Name: clusterReset,
+				Usage: "disaster recovery after the loss of most servers: make this server, while it is stopped, " +
+					"the only one of its cluster; then start it without this flag",
+			},
+			&cli.BoolFlag{
+				Name: clusterResetForce,
+				Usage: "with --cluster-reset: reset although the other servers answer and have a majority; " +
+					"what only they have is moved aside when they come back",
+			},
+			&cli.StringFlag{
+				Name: clusterResetRestorePath,
+				Usage: "with --cluster-reset: create the data directory from this snapshot instead, " +
+					"as kubelith snapshot restore does",
+			},
+			&cli.BoolFlag{
+				Name:  stopWithStdin,
+				Usage: "stop when standard input ends, as it does when the program that started this server ends",
+			}),
 		Subcommands: []*cli.Command{
-			administratorCommand("server", "leave", "", "take this server out of its cluster of several", leaveServers),
+			administratorCommand("server", "leave", "", "remove this server from a cluster of several", leaveServers),
 		},
 		OnUsageError: usageError,
 		Action: func(c *cli.Context) error {
@@ -89,7 +104,8 @@ func leaveServers(c *cli.Context, cs kubernetes.Interface) error {
 	if err := removeServer(c.Context, cs, v.Asked); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(c.App.Writer, "server %s has left the cluster and is stopping: disable its service, run kubelith reset --data there, and kubelith node remove %[1]s on another server\n", v.Asked)
+	_, err = fmt.Fprintf(c.App.Writer, "server %s has left the cluster and is stopping: disable its service, "+
+		"run kubelith reset --data there, and kubelith node remove %[1]s on another server\n", v.Asked)
 	return err
 }
 

@@ -19,7 +19,10 @@ import (
 )
 
 func snapshotCommand() *cli.Command {
-	passphrase := &cli.StringFlag{Name: "passphrase-file", Usage: "file with the passphrase of an encrypted snapshot (default: that of --snapshot-passphrase-file)"}
+	passphrase := &cli.StringFlag{
+		Name:  "passphrase-file",
+		Usage: "file with the passphrase of an encrypted snapshot (default: that of --snapshot-passphrase-file)",
+	}
 	identity := &cli.StringFlag{Name: "identity", Usage: "file with the private key of age for which a snapshot is encrypted"}
 	command := func(name, args, usage, description string, action func(*cli.Context, *config.Server) error, flags ...cli.Flag) *cli.Command {
 		return &cli.Command{
@@ -54,19 +57,29 @@ func snapshotCommand() *cli.Command {
 		Action:          subcommandHelp,
 		Subcommands: []*cli.Command{
 			command("save", "[NAME|-]", "save the cluster of the running server, and test that it restores",
-				"The snapshot is NAME-NODE-TIME.snapshot in the directory of snapshots and, with --snapshot-s3-bucket, in the store; - writes it to standard output.\nIt has everything that a new machine needs, the cluster's keys, too: encrypt it before it leaves the machine.", saveSnapshot),
+				"The snapshot is NAME-NODE-TIME.snapshot in the directory of snapshots and, with --snapshot-s3-bucket, in the store; "+
+					"- writes it to standard output.\n"+
+					"It has everything that a new machine needs, including the cluster's keys: encrypt it before it leaves the machine.",
+				saveSnapshot),
 			list,
-			command("verify", "NAME|FILE|-", "restore a snapshot to a scratch directory and start etcd on it", whereFound, verifySnapshot, passphrase, identity),
-			command("prune", "", "delete the scheduled snapshots of this server that are more than --snapshot-retention says", "The newest stay, in the directory and in the store, and so do those that were saved by hand. The server does the same after each scheduled one.", pruneSnapshots),
+			command("verify", "NAME|FILE|-", "restore a snapshot to a scratch directory and start etcd on it",
+				whereFound, verifySnapshot, passphrase, identity),
+			command("prune", "", "delete the scheduled snapshots of this server in excess of --snapshot-retention",
+				"The newest stay, in the directory and in the store, and so do those that were saved by hand. "+
+					"The server does the same after each scheduled snapshot.",
+				pruneSnapshots),
 			command("delete", "NAME ...", "delete snapshots in the directory and the store", "s3:NAME is deleted in the store only.", deleteSnapshots),
 			command("restore", "NAME|FILE|-", "create the data directory of a server from a snapshot",
-				whereFound+"\nIt is for a machine without a cluster, which may have another name and address. Start kubelith server afterwards.", restoreSnapshot, passphrase, identity),
+				whereFound+"\nIt is for a machine without a cluster, which may have another name and address. "+
+					"Start kubelith server afterwards.",
+				restoreSnapshot, passphrase, identity),
 		},
 	}
 }
 
 // whereFound explains names.
-const whereFound = "A NAME that is not in the directory of snapshots is read from the store, which --snapshot-s3-bucket names; s3:NAME always is."
+const whereFound = "A NAME that is not in the directory of snapshots is read from the store, " +
+	"which --snapshot-s3-bucket names; s3:NAME always is."
 
 // sourceOf returns the running server's cluster.
 func sourceOf(cfg *config.Server) (snapshot.Source, error) {
@@ -95,7 +108,7 @@ func sourceWith(cfg *config.Server, settings datadir.Settings) (snapshot.Source,
 
 func saveSnapshot(c *cli.Context, cfg *config.Server) error {
 	if c.NArg() > 1 {
-		return fmt.Errorf("snapshot save takes one name, got %q: flags stand before it", c.Args().Slice())
+		return fmt.Errorf("snapshot save takes one name, got %q: put flags before it", c.Args().Slice())
 	}
 	source, err := sourceOf(cfg)
 	if err != nil {
@@ -111,7 +124,7 @@ func saveSnapshot(c *cli.Context, cfg *config.Server) error {
 		return saveFile(c, cfg, source, name, bar)
 	}
 	if out, ok := c.App.Writer.(*os.File); ok && term.IsTerminal(int(out.Fd())) {
-		return errors.New("standard output is a terminal: send it to a file or a program")
+		return errors.New("standard output is a terminal: redirect it to a file or a program")
 	}
 	// It is tested before its first byte is sent.
 	if err := os.MkdirAll(cfg.SnapshotDir, 0o700); err != nil {

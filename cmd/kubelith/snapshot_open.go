@@ -19,8 +19,12 @@ import (
 
 // findFile returns the path of a snapshot by its name or path.
 func findFile(cfg *config.Server, name string) (string, error) {
-	for _, path := range []string{filepath.Join(cfg.SnapshotDir, name+snapshot.Suffix), filepath.Join(cfg.SnapshotDir, name), name} {
-		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && (path != name || strings.Contains(name, "/") || strings.HasSuffix(name, snapshot.Suffix)) {
+	paths := []string{filepath.Join(cfg.SnapshotDir, name+snapshot.Suffix), filepath.Join(cfg.SnapshotDir, name)}
+	if strings.Contains(name, "/") || strings.HasSuffix(name, snapshot.Suffix) {
+		paths = append(paths, name)
+	}
+	for _, path := range paths {
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 			return filepath.Clean(path), nil
 		}
 	}
@@ -49,7 +53,7 @@ func findObject(c *cli.Context, cfg *config.Server, store *bucket.Bucket, name s
 }
 
 func noSnapshot(name, where string) error {
-	return fmt.Errorf("there is no snapshot %q in %s: kubelith snapshot list shows them; a path of another has a slash", name, where)
+	return fmt.Errorf("there is no snapshot %q in %s: kubelith snapshot list shows them; write the path of another with a slash", name, where)
 }
 
 // opened is a snapshot to read.

@@ -13,9 +13,13 @@ import (
 	"strings"
 
 	"github.com/urfave/cli/v2"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/rest"
 	componentcli "k8s.io/component-base/cli"
 	"k8s.io/component-base/version"
 	"k8s.io/kubectl/pkg/cmd"
+	"k8s.io/kubectl/pkg/cmd/plugin"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"kubelith.io/kubelith/base/config"
@@ -43,12 +47,15 @@ func kubectlCommand() *cli.Command {
 		Name:            "kubectl",
 		Usage:           "run kubectl; uses the admin kubeconfig by default. With --trace, show what the command set off",
 		SkipFlagParsing: true,
-		Action:          func(c *cli.Context) error { return Kubectl(c.Args().Slice()) },
+		Action: func(c *cli.Context) error {
+			return Kubectl(c.Args().Slice(), c.App.Reader, c.App.Writer, c.App.ErrWriter)
+		},
 	}
 }
 
-// Kubectl runs upstream's kubectl with args. It ends the process itself on errors, unless --trace is among them.
-func Kubectl(args []string) error {
+// Kubectl runs upstream's kubectl with args, on these streams. It ends the process itself on errors, unless --trace is
+// among them.
+func Kubectl(args []string, in io.Reader, out, errOut io.Writer) error {
 	args, traced := takeTrace(args)
 	admin, err := ownKubeconfig()
 	if admin != "" {
@@ -57,14 +64,29 @@ func Kubectl(args []string) error {
 		return fmt.Errorf("%w: use kubectl on the server, or give --kubeconfig", err)
 	}
 	os.Args = append([]string{"kubectl"}, args...)
+	streams := genericiooptions.IOStreams{In: in, Out: out, ErrOut: errOut}
 	if traced {
-		return kubectlTraced()
+		return kubectlTraced(streams)
 	}
 	// Like upstream's main: errors are printed, and the process exits, as kubectl does.
-	if err := componentcli.RunNoErrOutput(cmd.NewDefaultKubectlCommand()); err != nil {
+	if err := runKubectl(streams, nil); err != nil {
 		cmdutil.CheckErr(err)
 	}
 	return nil
+}
+
+// runKubectl runs kubectl with the process's arguments. wrap, unless nil, changes the configuration of its clients.
+//
+// Source: NewDefaultKubectlCommand in k8s.io/kubectl/pkg/cmd/cmd.go.
+func runKubectl(streams genericiooptions.IOStreams, wrap func(*rest.Config) *rest.Config) error {
+	access := genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().WithDiscoveryBurst(300).WithDiscoveryQPS(50).
+		WithWarningPrinter(streams).WithWrapConfigFn(wrap)
+	return componentcli.RunNoErrOutput(cmd.NewDefaultKubectlCommandWithArgs(cmd.KubectlOptions{
+		PluginHandler: cmd.NewDefaultPluginHandler(plugin.ValidPluginFilenamePrefixes),
+		Arguments:     os.Args,
+		ConfigFlags:   access,
+		IOStreams:     streams,
+	}))
 }
 
 // ownKubeconfig is the administrator's kubeconfig on a server, for a user who has no other: "" if there is one in
@@ -151,7 +173,7 @@ func stopPodsCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "stop-pods",
 		Usage: "stop all pods of a stopped server or agent, as the service does at shutdown",
-		Description: "Pods outlive the server, so that it can be restarted and replaced. Run this when they are not to run without it.\n" +
+		Description: "Pods outlive the server, so that it can be restarted and replaced. Run this if they must not run without it.\n" +
 			"Nothing is removed: the pods start again with the server.",
 		Flags:        config.DirFlags(),
 		OnUsageError: usageError,

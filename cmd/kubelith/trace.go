@@ -38,18 +38,18 @@ func traceCommand() *cli.Command {
 		Name:      "trace",
 		Usage:     "show where the time went from a request until its pods were ready, or gone: each stage, and what waited for what",
 		ArgsUsage: "TYPE/NAME [FILE] | --slowest [N] | --stats | --serve [ADDRESS]",
-		Description: "The type is as kubectl takes it: pod, deploy, statefulsets.apps, or that of a custom resource. It shows what you may get.\n" +
+		Description: "TYPE is as kubectl takes it: pod, deploy, statefulsets.apps, or that of a custom resource. It shows what you may get.\n" +
 			"The timeline is that of the last request that created the object, changed its specification or deleted it; objects that are gone\n" +
 			"have one, too, as long as the server's recorder remembers them.\n" +
 			"With -o json, html or otlp it goes to FILE, or to standard output.\n" +
 			"With --serve a page shows the timelines of the cluster as they grow, in a browser on this machine.\n" +
-			"With --follow the exit code is 0 once all is as it was asked for, and 1 if that failed or took longer than --timeout.",
+			"With --follow the exit code is 0 once the object is as requested, and 1 if that failed or took longer than --timeout.",
 		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "namespace of the object (default: that of the kubeconfig's context)"},
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "keep updating until the object has settled"},
 			&cli.DurationFlag{Name: "timeout", Usage: "with --follow: give up after this time", Value: 10 * time.Minute},
 			outputFlag("json", "html", "otlp"),
-			&cli.BoolFlag{Name: "all", Aliases: []string{"a"}, Usage: "show every object and step; without it, many that are alike become one line"},
+			&cli.BoolFlag{Name: "all", Aliases: []string{"a"}, Usage: "show every object and step; without it, similar ones become one line"},
 			&cli.BoolFlag{Name: "slowest", Usage: "list the slowest pod starts and requests; N of each, 10 by default"},
 			&cli.BoolFlag{Name: "stats", Usage: "show percentiles of each stage of pod starts, and how full the recorder is"},
 			&cli.BoolFlag{Name: "serve", Usage: "serve a page at a loopback ADDRESS, 127.0.0.1:0 by default"},
@@ -85,7 +85,7 @@ func traceQuestion(c *cli.Context, args []string) (*question, error) {
 	}
 	switch out := c.String("output"); {
 	case modes > 1:
-		return nil, errors.New("--slowest, --stats and --serve are different questions: ask one after the other")
+		return nil, errors.New("--slowest, --stats and --serve exclude each other: use one of them")
 	case modes > 0 && (c.Bool("follow") || c.Bool("all")):
 		return nil, errors.New("--follow and --all go with TYPE/NAME")
 	case modes > 0 && out != "text" && (out != "json" || c.Bool("serve")):
@@ -95,7 +95,7 @@ func traceQuestion(c *cli.Context, args []string) (*question, error) {
 	case c.Duration("timeout") <= 0:
 		return nil, fmt.Errorf("--timeout %s: use a time above 0, such as 90s", c.Duration("timeout"))
 	case c.Bool("stats") && len(args) > 0 || modes > 0 && len(args) > 1:
-		return nil, fmt.Errorf("%q is one argument too many: see kubelith trace --help", args[len(args)-1])
+		return nil, fmt.Errorf("unexpected argument %q: see kubelith trace --help", args[len(args)-1])
 	case c.Bool("slowest"):
 		if len(args) == 1 {
 			n, err := strconv.ParseUint(args[0], 10, 16)
@@ -227,7 +227,7 @@ func recorderError(err error, ref record.Ref) error {
 		where = " in namespace " + ref.Namespace
 	}
 	return fmt.Errorf("no record of %s%s: the recorder keeps %d h and %d MB at most, unless the server has other limits; "+
-		"it may be older, or never existed", render.Object(ref), where, int(record.DefaultAge.Hours()), record.DefaultBytes>>20)
+		"it may be older, or have never existed", render.Object(ref), where, int(record.DefaultAge.Hours()), record.DefaultBytes>>20)
 }
 
 // textOptions are those for text on out: the width and colours of a terminal.

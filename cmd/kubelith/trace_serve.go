@@ -28,7 +28,7 @@ func loopback(address string) error {
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil {
 		return fmt.Errorf("--serve %s: %q is not a port from 0 to 65535", address, port)
 	} else if ip := net.ParseIP(host); host != "localhost" && !ip.IsLoopback() {
-		return fmt.Errorf("--serve %s: it serves with your rights, so on this machine only: use 127.0.0.1:%d, or ssh -L from another one", address, n)
+		return fmt.Errorf("--serve %s: the page has your rights, so it is served on this machine only: use 127.0.0.1:%d, or ssh -L from another one", address, n)
 	}
 	return nil
 }
@@ -99,7 +99,7 @@ func (s *traceSite) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	case !slices.Contains(s.hosts, req.Host):
 		http.Error(w, "wrong host: open the address that kubelith trace --serve printed", http.StatusMisdirectedRequest)
 	case origin != "" && origin != "http://"+req.Host, site != "" && site != "same-origin" && site != "none":
-		http.Error(w, "not for other sites", http.StatusForbidden)
+		http.Error(w, "requests of other sites are refused", http.StatusForbidden)
 	default:
 		s.mux.ServeHTTP(w, req)
 	}

@@ -47,18 +47,18 @@ func upgradeCommand() *cli.Command {
 		Usage:     "replace the program of this machine's service; roll back if the new one does not become ready",
 		Description: "FILE is another version of kubelith. It is verified and checked, a snapshot is saved, and the service is started with it; pods keep\n" +
 			"running. If its node is not Ready in time, the former program runs again, with the data of before, and the command fails.\n" +
-			"An upgrade that was interrupted goes on when the same command is run again. With --cluster, on a server, all nodes are upgraded, one\n" +
-			"after the other; the first that goes back stops that.",
+			"To resume an interrupted upgrade, run the same command again. With --cluster, on a server, all nodes are upgraded, one\n" +
+			"after the other, until one is rolled back.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "sha256", Usage: "checksum that FILE must have"},
-			&cli.StringFlag{Name: "sig", Usage: "signature of FILE that minisign has written"},
+			&cli.StringFlag{Name: "sig", Usage: "minisign signature of FILE"},
 			&cli.StringFlag{Name: "key", Usage: "file with the public key for --sig", Value: releaseKey},
 			&cli.DurationFlag{Name: "within", Usage: "how long the node may take to become Ready", Value: 5 * time.Minute},
 			&cli.BoolFlag{Name: "cluster", Usage: "upgrade all nodes of the cluster: the other servers one at a time, this one, then agents"},
 			&cli.IntFlag{Name: "batch", Usage: "with --cluster: how many agents are upgraded at the same time", Value: 1},
 			&cli.BoolFlag{Name: "drain", Usage: "with --cluster: move the pods of an agent elsewhere before it is upgraded"},
 			&cli.StringFlag{Name: "result", Hidden: true, Usage: "request of the cluster under which the result is stored"},
-			&cli.BoolFlag{Name: allowRemoved, Usage: "continue although APIs are in use that the new version does not have"},
+			&cli.BoolFlag{Name: allowRemoved, Usage: "upgrade although APIs are in use that the new version does not have"},
 		},
 		OnUsageError: usageError,
 		Action:       runUpgrade,
@@ -71,7 +71,7 @@ func runUpgrade(c *cli.Context) error {
 		return err
 	}
 	if c.Duration("within") <= 0 {
-		return fmt.Errorf("--within %s: give a time, such as 5m", c.Duration("within"))
+		return fmt.Errorf("--within %s: use a duration above 0, such as 5m", c.Duration("within"))
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("kubelith upgrade needs root: run it with sudo")
@@ -158,7 +158,7 @@ func upgradeServer(o *upgrade.Options, flags []string, allowRemoved bool) error 
 		return err
 	}
 	if cfg.Witness {
-		return errors.New("kubelith upgrade waits for a node, and a witness is none: run install.sh with the new program")
+		return errors.New("a witness has no node, which kubelith upgrade waits for: run install.sh with the new program")
 	}
 	u := &serverUpgrade{cfg, allowRemoved}
 	o.DataDir, o.Data, o.Ready, o.Check, o.Save, o.Renew = cfg.DataDir, u.data, u.ready, u.check, u.save, u.renew
@@ -229,7 +229,7 @@ func (u *serverUpgrade) data(ctx context.Context) ([]string, error) {
 	if len(all) > 1 {
 		return []string{versionFile}, nil
 	}
-	return []string{versionFile, upgrade.Database, "cluster.json", "server/tls", "server/cred", "server/token", "server/profile"}, nil
+	return []string{versionFile, upgrade.Database, datadir.SettingsFile, "server/tls", "server/cred", "server/token", "server/profile"}, nil
 }
 
 // check implements upgrade.Options.Check.
@@ -251,7 +251,8 @@ func (u *serverUpgrade) check(ctx context.Context, from, to upgrade.Program) err
 		case s.Role == servers.RoleJoining:
 			return fmt.Errorf("the server %s is joining: wait until it has a vote (kubelith etcd status)", orNone(s.Name))
 		case !s.Missing.IsZero():
-			return fmt.Errorf("the server %s does not answer, and the others are needed while this one restarts: bring it back, or remove it with kubelith etcd remove", s.Name)
+			return fmt.Errorf("the server %s does not answer, and the others are needed while this one restarts: "+
+				"bring it back, or remove it with kubelith etcd remove", s.Name)
 		}
 	}
 	nodes, err := cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
@@ -336,7 +337,7 @@ func (u *serverUpgrade) ready(ctx context.Context, p upgrade.Program, since time
 	}
 	for _, s := range all {
 		if !s.Missing.IsZero() || s.Role == servers.RoleJoining {
-			return fmt.Errorf("the etcd of server %s is not there yet", orNone(s.Name))
+			return fmt.Errorf("the etcd of server %s does not answer yet", orNone(s.Name))
 		}
 	}
 	return nil
@@ -399,7 +400,7 @@ func (u *agentUpgrade) check(ctx context.Context, _, to upgrade.Program) error {
 		}
 	}
 	if !answered {
-		return fmt.Errorf("no server answers, and a node must not be newer than they are: %w", failed)
+		return fmt.Errorf("no server answers, and a node must not be newer than the servers: %w", failed)
 	}
 	return nil
 }
@@ -407,7 +408,7 @@ func (u *agentUpgrade) check(ctx context.Context, _, to upgrade.Program) error {
 func (u *agentUpgrade) client(server string) (kubernetes.Interface, error) {
 	cfg := join.NodeConfig(u.cfg.DataDir, server)
 	cfg.Timeout = askTimeout
-	return kubernetes.NewForConfig(rest.AddUserAgent(cfg, "kubelith-upgrade"))
+	return kubernetes.NewForConfig(rest.AddUserAgent(cfg, names.UpgradeLease))
 }
 
 // ready implements upgrade.Options.Ready: a server reports the node Ready.

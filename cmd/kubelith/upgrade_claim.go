@@ -83,7 +83,8 @@ func (c *claim) take(ctx context.Context) error {
 		return err
 	}
 	if c.isOthers(lease) {
-		return fmt.Errorf("another upgrade of the cluster is under way, on %s: wait until it has ended; if it was interrupted, run it again there, or kubelith kubectl delete lease -n %s %s first",
+		return fmt.Errorf("another upgrade of the cluster is under way, on %s: wait until it has ended; "+
+			"if it was interrupted, run it again there, or kubelith kubectl delete lease -n %s %s first",
 			*lease.Spec.HolderIdentity, metav1.NamespaceSystem, names.UpgradeLease)
 	}
 	lease.Spec = spec

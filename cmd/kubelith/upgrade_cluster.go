@@ -21,6 +21,7 @@ import (
 
 	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/components/controlplane/servers"
 	"kubelith.io/kubelith/components/worker/upgrader"
 	"kubelith.io/kubelith/host/upgrade"
@@ -181,7 +182,8 @@ func withoutNode(all []servers.Status, known []string) (cannot []string) {
 		case s.Role == servers.RoleJoining:
 			cannot = append(cannot, fmt.Sprintf("the server %s is joining: wait until it has a vote (kubelith etcd status)", orNone(s.Name)))
 		default:
-			cannot = append(cannot, fmt.Sprintf("the server %s has no node (--disable kubelet), by which it would be told: upgrade this cluster machine by machine, with kubelith upgrade FILE, servers first", s.Name))
+			cannot = append(cannot, fmt.Sprintf("the server %s has no node (--disable kubelet) on which to request its upgrade: "+
+				"upgrade each machine with kubelith upgrade FILE, servers first", s.Name))
 		}
 	}
 	return cannot
@@ -225,7 +227,7 @@ func (r *rollout) together(ctx context.Context, agents []string) error {
 		})
 	}
 	all.Wait()
-	return oneLine(errs)
+	return oneline.Join(errs)
 }
 
 // withoutProgram returns those of the agents that are to be drained. The others have the program, perhaps of an upgrade
@@ -246,19 +248,6 @@ func (r *rollout) withoutProgram(ctx context.Context, agents []string) (todo []s
 		}
 	}
 	return todo, nil
-}
-
-// oneLine joins errors; nil if there is none.
-func oneLine(errs []error) error {
-	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
-	if len(errs) < 2 {
-		return errors.Join(errs...)
-	}
-	var texts []string
-	for _, err := range errs {
-		texts = append(texts, err.Error())
-	}
-	return errors.New(strings.Join(texts, "; "))
 }
 
 // agent upgrades an agent. One that is not upgraded stays cordoned: an administrator has to inspect it.
@@ -337,7 +326,7 @@ func (r *rollout) look(ctx context.Context, name, id string) (upgrader.Status, e
 	}
 	for _, s := range all {
 		if !s.Missing.IsZero() {
-			return status, fmt.Errorf("the etcd of server %s is not there yet", orNone(s.Name))
+			return status, fmt.Errorf("the etcd of server %s does not answer yet", orNone(s.Name))
 		}
 	}
 	return status, nil

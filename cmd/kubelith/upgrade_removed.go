@@ -64,7 +64,8 @@ func refuseRemoved(used []string, to upgrade.Program, allowed bool) error {
 	if len(used) == 0 || allowed {
 		return nil
 	}
-	return fmt.Errorf("the new program (Kubernetes %s) does not have APIs that are in use: %s: change what uses them, or give --%s", to.Kubernetes, strings.Join(used, "; "), allowRemoved)
+	return fmt.Errorf("the new program (Kubernetes %s) does not have APIs that are in use: %s: change what uses them, or give --%s",
+		to.Kubernetes, strings.Join(used, "; "), allowRemoved)
 }
 
 // labelOf matches a label of a metric.
@@ -133,12 +134,16 @@ func removedKinds(from, to string) ([]schema.GroupVersionKind, error) {
 // writtenWith returns a line about objects that were last written with this version of their API, or "". It reads them
 // with another version, as a request with this one would count as a use of it. A kind that has no other is left to the
 // metric.
-func writtenWith(ctx context.Context, cs kubernetes.Interface, objects metadata.Interface, kind schema.GroupVersionKind, removed []schema.GroupVersionKind) (string, error) {
+func writtenWith(
+	ctx context.Context, cs kubernetes.Interface, objects metadata.Interface,
+	kind schema.GroupVersionKind, removed []schema.GroupVersionKind,
+) (string, error) {
 	resource, err := servedOtherwise(cs, kind, removed)
 	if err != nil || resource.Resource == "" {
 		return "", err
 	}
 	count, example := 0, ""
+	withThis := func(m metav1.ManagedFieldsEntry) bool { return m.APIVersion == kind.GroupVersion().String() }
 	list := metav1.ListOptions{Limit: 500}
 	for {
 		page, err := objects.Resource(resource).List(ctx, list)
@@ -146,7 +151,7 @@ func writtenWith(ctx context.Context, cs kubernetes.Interface, objects metadata.
 			return "", fmt.Errorf("list %s: %w", resource.Resource, err)
 		}
 		for _, o := range page.Items {
-			if slices.ContainsFunc(o.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return m.APIVersion == kind.GroupVersion().String() }) {
+			if slices.ContainsFunc(o.ManagedFields, withThis) {
 				if count++; example == "" {
 					example = strings.TrimPrefix(o.Namespace+"/"+o.Name, "/")
 				}

@@ -41,9 +41,9 @@ func whyCommand() *cli.Command {
 		Name:      "why",
 		Usage:     "explain why an object is not as it should be: the cause, the evidence, what to do",
 		ArgsUsage: "TYPE/NAME | --as USER VERB TYPE[/NAME] | --cannot-reach pod/NAME service/NAME[:PORT]",
-		Description: "The type is as kubectl takes it: pod, po, deployments.apps, or that of a custom resource. It reads with your rights.\n" +
+		Description: "TYPE is as kubectl takes it: pod, po, deployments.apps, or that of a custom resource. It reads with your rights.\n" +
 			"--as reports whether a user may do something and, if not, which rule is missing: why --as ann delete pods -n shop.\n" +
-			"--cannot-reach reports what stands between a pod and a Service or another pod: why --cannot-reach pod/shop service/db:5432.\n" +
+			"--cannot-reach reports why a pod does not reach a Service or another pod: why --cannot-reach pod/shop service/db:5432.\n" +
 			"Exit codes: 0 healthy, 1 no answer, 3 broken, 4 progressing, 5 the object does not exist.",
 		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "namespace of the object (default: that of the kubeconfig's context)"},
@@ -82,7 +82,7 @@ func askWhy(c *cli.Context, args []string) (*why.Answer, error) {
 	rights, reach := c.String("as") != "", c.Bool("cannot-reach")
 	switch {
 	case rights && reach:
-		return nil, errors.New("--as and --cannot-reach are two questions: ask one after the other")
+		return nil, errors.New("--as and --cannot-reach exclude each other: use one of them")
 	case reach && len(args) != 2:
 		return nil, fmt.Errorf("why --cannot-reach needs a pod and its destination, such as pod/shop service/db: got %q", args)
 	case !reach && c.IsSet("to-namespace"):

@@ -6,11 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
-	"net/url"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/sirupsen/logrus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,16 +16,16 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/config"
-	"kubelith.io/kubelith/base/jointoken"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/profile"
+	"kubelith.io/kubelith/components/node/noproxy"
+	"kubelith.io/kubelith/components/node/progress"
 	"kubelith.io/kubelith/components/worker/catrust"
 	"kubelith.io/kubelith/components/worker/dns"
 	"kubelith.io/kubelith/components/worker/join"
 	componentstatus "kubelith.io/kubelith/components/worker/status"
-	"kubelith.io/kubelith/host/preflight"
 )
 
 // ServeAgent runs an agent until ctx is cancelled or a component fails. release is the version of Kubelith, noted in
@@ -50,7 +47,8 @@ func ServeAgent(ctx context.Context, cfg *config.Agent, release string, out Outp
 	if err != nil {
 		return err
 	}
-	goal := goal{role: names.RoleAgent, needed: withoutServer(components), reached: "the node " + cfg.NodeName + " of " + cfg.Server}
+	goal := progress.Goal{Role: names.RoleAgent, Needed: withoutServer(components),
+		Reached: "the node " + cfg.NodeName + " of " + cfg.Server}
 	if err := p.breakLoops(&cfg.Node); err != nil {
 		return err
 	}
@@ -155,55 +153,24 @@ func planAgent(cfg *config.Agent, found *join.Cluster) (*agent, []lifecycle.Comp
 	if err := cfg.ValidateIn(cluster); err != nil {
 		return nil, nil, err
 	}
-	if err := setNoProxy(&cfg.Node, cluster, cfg.Server); err != nil {
+	if err := noproxy.Set(&cfg.Node, cluster, cfg.Server); err != nil {
 		return nil, nil, err
 	}
 	rest, err := setGates(profile.With(profile.Of(cluster.Profile, "").Kubelet, cfg.KubeletArgs), cfg.ProxyArgs)
 	if err != nil {
 		return nil, nil, err
 	}
-	m := &agent{cluster: cluster, machine: &machine{resolvConf: dns.HostResolvConf(), status: componentstatus.NewObserver(), ending: make(chan struct{}), args: upstreamArgs{kubelet: rest[0], proxy: rest[1]}}}
+	m := &agent{cluster: cluster, machine: &machine{
+		resolvConf: dns.HostResolvConf(),
+		status:     componentstatus.NewObserver(),
+		ending:     make(chan struct{}),
+		args:       upstreamArgs{kubelet: rest[0], proxy: rest[1]},
+	}}
 	if detected {
 		m.checks = wayToServer(cfg)
 	}
 	planned, err := m.build(cfg, silent())
 	return m, planned, err
-}
-
-// wayToServer warns when the node does not reach the server from the address that was found for it: the other nodes may
-// not reach it there. Machines behind one kind of NAT, such as virtual machines, all have the same address there.
-func wayToServer(cfg *config.Agent) []preflight.Result {
-	server, err := url.Parse(cfg.Server)
-	if err != nil {
-		return nil
-	}
-	way, err := net.Dial("udp", server.Host) // sends nothing: it looks up the route
-	if err != nil {
-		return nil
-	}
-	defer way.Close()
-	from := way.LocalAddr().(*net.UDPAddr).IP
-	return otherAddress(from, cfg.NodeIPs())
-}
-
-// otherAddress returns the warning for a node with these addresses that reaches its server from another one. It returns
-// nothing when from is one of them, or of a family that the node does not have.
-func otherAddress(from net.IP, node []net.IP) []preflight.Result {
-	var same []string
-	for _, ip := range node {
-		if ip.Equal(from) {
-			return nil
-		}
-		if (ip.To4() == nil) == (from.To4() == nil) {
-			same = append(same, ip.String())
-		}
-	}
-	if len(same) == 0 || from.IsLoopback() {
-		return nil
-	}
-	return []preflight.Result{{Name: "node ip", Status: preflight.Warn,
-		Message: fmt.Sprintf("this machine reaches the server from %[2]s, not from %[1]s, the address of its default route", strings.Join(same, ", "), from),
-		Fix:     fmt.Sprintf("set --node-ip %s if the other nodes are on that network", from)}}
 }
 
 // build builds all components of an agent. It touches nothing on the host.
@@ -246,13 +213,6 @@ func (m *agent) build(cfg *config.Agent, log *logrus.Logger) ([]lifecycle.Compon
 	return b.enabled(cfg.Disable)
 }
 
-// agentCheckOptions returns what the components of an agent need of this host.
-func agentCheckOptions(cfg *config.Agent, cluster *config.ClusterInfo, components []lifecycle.Component) preflight.Options {
-	opts := nodeCheckOptions(&cfg.Node, cluster, join.PKI(cfg.DataDir))
-	opts.Ports = ports(components)
-	return opts
-}
-
 // restartFor names the settings that an agent reads from its cluster only when it starts.
 func restartFor(old, current []byte) string {
 	before, err := config.ParseClusterInfo(old)
@@ -279,28 +239,6 @@ func restartFor(old, current []byte) string {
 		}
 	}
 	return ""
-}
-
-// PreflightAgent checks the upstream arguments, this host and, with a token or after a join, the connection to the
-// cluster. It writes nothing.
-func PreflightAgent(ctx context.Context, cfg *config.Agent) []preflight.Result {
-	const check = "cluster"
-	found, err := find(ctx, cfg, silent())
-	if err != nil {
-		results := preflight.Check(ctx, agentCheckOptions(cfg, &config.ClusterInfo{}, nil))
-		if jointoken.IsClock(err) { // being past the build time proves nothing now
-			results = slices.DeleteFunc(results, func(r preflight.Result) bool { return r.Name == "clock" && r.Status == preflight.OK })
-		}
-		return append([]preflight.Result{{Name: check, Status: preflight.Fail, Message: err.Error()}}, append(results, directoryResult(&cfg.Node))...)
-	}
-	m, planned, err := planAgent(cfg, found)
-	results := append([]preflight.Result{{Name: check, Status: preflight.OK, Message: "found at " + cfg.Server}}, argumentResults(err)...)
-	cluster := &config.ClusterInfo{}
-	if m != nil {
-		cluster = m.cluster
-		results = append(results, m.checks...)
-	}
-	return append(append(results, preflight.Check(ctx, agentCheckOptions(cfg, cluster, planned))...), directoryResult(&cfg.Node))
 }
 
 // storageOf returns the client configuration of the storage controllers on this node. The apiserver lets the node

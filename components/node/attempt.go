@@ -45,13 +45,14 @@ func (a *attempt) making(dir string) {
 // settle creates the node's directories on a host that can run it, and unpacks the programs. Servers and agents share
 // it.
 func (h *machine) settle(ctx context.Context, a *attempt, cfg *config.Node, release string, checks preflight.Options) (err error) {
-	marks := forget(append(datadir.Files(cfg.DataDir), filepath.Join(cfg.RunDir, datadir.RunMark), filepath.Join(cfg.KubeletRootDir, datadir.KubeletMark))...)
+	marks := forget(append(datadir.Files(cfg.DataDir),
+		filepath.Join(cfg.RunDir, datadir.RunMark), filepath.Join(cfg.KubeletRootDir, datadir.KubeletMark))...)
 	if h.dir, err = datadir.Open(cfg.DataDir, release); err != nil {
 		return err
 	}
 	a.onRefusal(h.Close)
 	a.onRefusal(marks)
-	h.checks = append(h.checks, settledPreflight(ctx, checks)...)
+	h.checks = append(h.checks, preflight.CheckSettled(ctx, checks)...)
 	if err := preflight.Failures(h.checks); err != nil {
 		return err
 	}

@@ -64,12 +64,14 @@ func cluster(b *builder, p *plane) {
 	settings, err := json.Marshal(cfg.ClusterInfo(version.Get().GitVersion, p.machine.release))
 	b.check(err)
 	tokens, err := token.New(token.Options{
-		File:      tokenFile(cfg),
-		Reusable:  cfg.JoinToken == config.JoinTokenDaily,
-		CA:        func() ([]byte, error) { return pki.Published(tlsDir(cfg)) },
-		CADir:     tlsDir(cfg),
-		Server:    joinURL(cfg),
-		Cluster:   token.Document{Namespace: metav1.NamespaceSystem, Name: names.ClusterInfo, Key: names.ClusterInfoKey, Value: string(settings)},
+		File:     tokenFile(cfg),
+		Reusable: cfg.JoinToken == config.JoinTokenDaily,
+		CA:       func() ([]byte, error) { return pki.Published(tlsDir(cfg)) },
+		CADir:    tlsDir(cfg),
+		Server:   joinURL(cfg),
+		Cluster: token.Document{
+			Namespace: metav1.NamespaceSystem, Name: names.ClusterInfo, Key: names.ClusterInfoKey, Value: string(settings),
+		},
 		Client:    p.leader.Config(client.Token),
 		Informers: p.api.Informers,
 		Log:       p.logFor("token"),

@@ -64,7 +64,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 			if err != nil {
 				return nil, err
 			}
-			return changed, machine.pluginUsers.renew()
+			return changed, machine.pluginUsers.Renew()
 		},
 		Every: testedLife() / 20,
 		Log:   p.logFor("certificates"),
@@ -78,7 +78,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		Name:    cfg.NodeName,
 		Args:    machine.args.etcd,
 		Peer:    machine.ofSeveral(cfg),
-		Removed: func() { _ = servers.Update(cfg.DataDir, func(m *servers.Membership) { m.Removed = true }) }, // else the next start finds it out again
+		Removed: func() { noteRemoval(cfg) },
 		Ending:  machine.ending,
 		First:   beforeUpgrade(cfg, machine, socket, p.logFor("snapshots")),
 		Metrics: legacyregistry.Registerer(),

@@ -20,7 +20,8 @@ import (
 func rotationOfKeys(p *plane, store *etcd.Server, socket string) (*encryption.Server, error) {
 	upstream, foreign := p.api.Upstream().Etcd, ""
 	if upstream.EncryptionProviderConfigFilepath != p.machine.encryptionConfig || !upstream.EncryptionProviderConfigAutomaticReload {
-		foreign = "an --apiserver-arg encryption-provider-config or encryption-provider-config-automatic-reload replaces the keys that Kubelith keeps: rotate those of your file by hand"
+		foreign = "an --apiserver-arg encryption-provider-config or encryption-provider-config-automatic-reload replaces " +
+			"the keys that Kubelith keeps: rotate those of your file by hand"
 	}
 	return encryption.New(encryption.Options{
 		Options: p.rotation(store, client.Encryption, "encryption"),

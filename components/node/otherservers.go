@@ -44,11 +44,13 @@ func findServers(ctx context.Context, cfg *config.Server, log logrus.FieldLogger
 	case cfg.Witness:
 		return m, findForWitness(ctx, cfg, m, n, hasData, noToken == nil)
 	case stored != nil && stored.Witness:
-		return nil, fmt.Errorf("data directory %s is a witness': start it with --witness, or run kubelith reset --data to make a server of this machine", cfg.DataDir)
+		return nil, fmt.Errorf("data directory %s is a witness': start it with --witness, or run kubelith reset --data "+
+			"to make a server of this machine", cfg.DataDir)
 	case stored == nil && cfg.Server == "":
 		return m, nil
 	case stored == nil && (hasData || noToken == nil):
-		return nil, fmt.Errorf("data directory %s has its own cluster: leave out --server, or run kubelith reset --data to give that cluster up and join another", cfg.DataDir)
+		return nil, fmt.Errorf("data directory %s has its own cluster: leave out --server, or run kubelith reset --data "+
+			"to give that cluster up and join another", cfg.DataDir)
 	case stored == nil:
 		if err := findByToken(ctx, cfg, n); err != nil {
 			return nil, err
@@ -75,7 +77,8 @@ func findByToken(ctx context.Context, cfg *config.Server, n *servers.Newcomer) e
 		return err
 	}
 	if text == "" {
-		return errors.New("a token is needed to join: create one with kubelith token create --usages server on a server, and pass it with --token-file or --token")
+		return errors.New("a token is needed to join: create one with kubelith token create --usages server on a server, " +
+			"and pass it with --token-file or --token")
 	}
 	return n.Find(ctx, cfg.Server, text)
 }
@@ -134,6 +137,11 @@ func (m *membership) join(ctx context.Context, cfg *config.Server) (err error) {
 
 func peerURL(cfg *config.Server) string {
 	return "https://" + net.JoinHostPort(cfg.AdvertiseAddress, strconv.Itoa(names.PeerPort))
+}
+
+// noteRemoval records that the others have removed this server. On an error the next start finds it out again.
+func noteRemoval(cfg *config.Server) {
+	_ = servers.Update(cfg.DataDir, func(m *servers.Membership) { m.Removed = true })
 }
 
 // peer returns how other servers reach this one's etcd.

@@ -1,12 +1,10 @@
 package node
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -41,7 +39,7 @@ func (o Output) open(cfg *config.Node) (*output, error) {
 		}
 		sink = file // open until the process ends
 	case o.LogFile != "":
-		opened.later = &laterFile{}
+		opened.later = &logging.LaterFile{}
 		sink = opened.later
 	}
 	opened.log = logging.NewWriter(sink, cfg.LogFormat)
@@ -54,10 +52,10 @@ func (o Output) open(cfg *config.Node) (*output, error) {
 // output is an Output in use.
 type output struct {
 	log      *logging.Writer
-	progress *logging.Writer // nil: no terminal
-	file     string          // the log's; empty: it goes to Output.Log
-	later    *laterFile      // nil: the log is already written to its destination
-	restore  func()          // restores os.Stderr; nil: it was not replaced
+	progress *logging.Writer    // nil: no terminal
+	file     string             // the log's; empty: it goes to Output.Log
+	later    *logging.LaterFile // nil: the log is already written to its destination
+	restore  func()             // restores os.Stderr; nil: it was not replaced
 }
 
 // begin opens the log file, which a refused start must not touch.
@@ -65,7 +63,7 @@ func (o *output) begin() error {
 	if o.later == nil {
 		return nil
 	}
-	return o.later.open(o.file)
+	return o.later.Open(o.file)
 }
 
 // person returns the writer to the user who watches the start, or nil.
@@ -85,36 +83,4 @@ func (o *output) Close() {
 	if o.progress != nil {
 		o.progress.Close()
 	}
-}
-
-// laterFile keeps the log in memory until it is opened: a refused start creates no file, and does not touch that of a
-// running server.
-type laterFile struct {
-	mu   sync.Mutex
-	file *logging.File
-	kept bytes.Buffer
-}
-
-func (l *laterFile) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.file == nil {
-		return l.kept.Write(p)
-	}
-	return l.file.Write(p)
-}
-
-// open creates the file, which stays open until the process ends. The caller holds its directory, so no process uses
-// the old file any more.
-func (l *laterFile) open(name string) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	file, err := logging.NewFile(name)
-	if err != nil {
-		return err
-	}
-	l.file = file
-	_, err = file.Write(l.kept.Bytes())
-	l.kept.Reset()
-	return err
 }

@@ -34,7 +34,8 @@ func Preflight(ctx context.Context, cfg *config.Server) []preflight.Result {
 	opts := checkOptions(cfg, components)
 	opts.Syncs = true // here only: a start takes no longer for it
 	results := slices.Concat(argumentResults(err), preflight.Check(ctx, opts), pluginResults(cfg), virtualAddressResults(ctx, cfg))
-	return append(results, directoryResult(&cfg.Node, wrong, datadir.CheckCluster(cfg.DataDir), datadir.CheckSettings(cfg.DataDir, fixedSettings(cfg))))
+	return append(results, directoryResult(&cfg.Node, wrong,
+		datadir.CheckCluster(cfg.DataDir), datadir.CheckSettings(cfg.DataDir, fixedSettings(cfg))))
 }
 
 // directoryResult reports whether the node could use its directories. others are further errors.
@@ -63,7 +64,9 @@ func PreflightArguments(cfg *config.Server) []preflight.Result {
 }
 
 func argumentLists(cfg *config.Server) []*config.Args {
-	return []*config.Args{&cfg.EtcdArgs, &cfg.APIServerArgs, &cfg.ControllerManagerArgs, &cfg.SchedulerArgs, &cfg.KubeletArgs, &cfg.ProxyArgs}
+	return []*config.Args{
+		&cfg.EtcdArgs, &cfg.APIServerArgs, &cfg.ControllerManagerArgs, &cfg.SchedulerArgs, &cfg.KubeletArgs, &cfg.ProxyArgs,
+	}
 }
 
 // planWithoutWrong builds the components without the lists of arguments that are wrong, so that ports are known.
@@ -146,29 +149,6 @@ func nodeCheckOptions(cfg *config.Node, cluster *config.ClusterInfo, caDir strin
 		opts.NotBefore, opts.NotBeforeOf = from, ca+" is valid from"
 	}
 	return opts
-}
-
-// settle is how long a port may take to become free, if a server is just ending.
-const settle = 3 * time.Second
-
-// settledPreflight checks again while only ports in use fail.
-func settledPreflight(ctx context.Context, opts preflight.Options) []preflight.Result {
-	for deadline := time.Now().Add(settle); ; {
-		results := preflight.Check(ctx, opts)
-		failed, busy := 0, 0
-		for _, r := range results {
-			if r.Status == preflight.Fail {
-				failed++
-				if r.IsPort() {
-					busy++
-				}
-			}
-		}
-		if busy == 0 || failed > busy || time.Now().After(deadline) || ctx.Err() != nil {
-			return results
-		}
-		time.Sleep(settle / 10)
-	}
 }
 
 // ports are those that components listen on.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -28,10 +27,12 @@ import (
 	"kubelith.io/kubelith/base/profile"
 	"kubelith.io/kubelith/components/controlplane/carotation"
 	"kubelith.io/kubelith/components/controlplane/servers"
+	"kubelith.io/kubelith/components/node/progress"
 	"kubelith.io/kubelith/components/worker/dns"
 	"kubelith.io/kubelith/components/worker/join"
 	componentstatus "kubelith.io/kubelith/components/worker/status"
 	"kubelith.io/kubelith/host/preflight"
+	"kubelith.io/kubelith/plugins/credentials"
 	"kubelith.io/kubelith/runtime/payload"
 	"kubelith.io/kubelith/trace/record"
 )
@@ -56,7 +57,7 @@ type machine struct {
 	resolvConf       string
 	release          string
 	args             upstreamArgs
-	pluginUsers      pluginUsers
+	pluginUsers      credentials.Issuer
 	status           *componentstatus.Observer // the state of the components
 	record           *record.Store             // the flight recorder; nil: switched off, or a plan
 	membership       *membership               // of a server among others; nil in a plan
@@ -75,7 +76,13 @@ func (h *machine) Close() { h.dir.Close() }
 // prepare does everything that must be done before a component is built. A refused start removes what it created and
 // leaves the machine as it was.
 func prepare(ctx context.Context, cfg *config.Server, others *membership, release string) (_ *machine, err error) {
-	h := &machine{resolvConf: dns.HostResolvConf(), release: release, status: componentstatus.NewObserver(), ending: make(chan struct{}), membership: others}
+	h := &machine{
+		resolvConf: dns.HostResolvConf(),
+		release:    release,
+		status:     componentstatus.NewObserver(),
+		ending:     make(chan struct{}),
+		membership: others,
+	}
 	var planned []lifecycle.Component
 	if h.args, planned, err = plan(cfg); err != nil {
 		return nil, err
@@ -84,7 +91,8 @@ func prepare(ctx context.Context, cfg *config.Server, others *membership, releas
 		return nil, errors.New("kubelith server needs root: run it with sudo, or without a node (--disable kubelet,containerd,proxy)")
 	}
 	if join.IsAgent(cfg.DataDir) {
-		return nil, fmt.Errorf("%s is the data directory of an agent: start it with kubelith agent, or use another --data-dir for a server", cfg.DataDir)
+		return nil, fmt.Errorf("%s is the data directory of an agent: start it with kubelith agent, "+
+			"or use another --data-dir for a server", cfg.DataDir)
 	}
 	if err := datadir.CheckCluster(cfg.DataDir); err != nil {
 		return nil, err
@@ -135,7 +143,9 @@ func prepare(ctx context.Context, cfg *config.Server, others *membership, releas
 
 // fixedSettings are the settings that cannot change in the life of a cluster.
 func fixedSettings(cfg *config.Server) datadir.Settings {
-	return datadir.Settings{NodeName: cfg.NodeName, ClusterCIDR: cfg.ClusterCIDR, ServiceCIDR: cfg.ServiceCIDR, ClusterDomain: cfg.ClusterDomain}
+	return datadir.Settings{
+		NodeName: cfg.NodeName, ClusterCIDR: cfg.ClusterCIDR, ServiceCIDR: cfg.ServiceCIDR, ClusterDomain: cfg.ClusterDomain,
+	}
 }
 
 // unpack extracts the programs of the payload on a node that runs containers: only those need them.
@@ -160,11 +170,11 @@ func (h *machine) hold(cfg *config.Node) error {
 
 // report logs what prepare noticed, and shows it to the user. It is called when nothing can be refused any more, so
 // that a refusal is the only line that a user sees.
-func (h *machine) report(log *logrus.Logger, progress *progress) {
+func (h *machine) report(log *logrus.Logger, tracker *progress.Tracker) {
 	for _, r := range h.checks {
 		if r.Status == preflight.Warn {
 			logging.Component(log, "check").Warn(r.Problem())
-			progress.printf("warning: %s\n", r.Problem())
+			tracker.Printf("warning: %s\n", r.Problem())
 		}
 	}
 	if h.pki == nil { // on an agent
@@ -178,47 +188,19 @@ func (h *machine) report(log *logrus.Logger, progress *progress) {
 	}
 }
 
-// credentials generates or renews all keys and certificates.
-func (h *machine) credentials(cfg *config.Server) (err error) {
-	if h.pki, err = ensureCertificates(cfg); err != nil {
-		return err
-	}
-	h.encryptionConfig = encryptionConfig(cfg)
-	_, err = os.Stat(filepath.Join(cfg.DataDir, "server", "db", "member"))
-	return pki.EnsureEncryption(h.encryptionConfig, err == nil)
-}
-
-func tlsDir(cfg *config.Server) string { return pki.Dir(cfg.DataDir) }
-
-func encryptionConfig(cfg *config.Server) string {
-	return filepath.Join(cfg.DataDir, "server", "cred", "encryption.yaml")
-}
-
 // profileDir holds the files of the hardening profile and the audit log.
 func profileDir(cfg *config.Server) string { return filepath.Join(cfg.DataDir, "server", "profile") }
-
-// ensureCertificates creates or renews keys, certificates and the admin kubeconfig; valid ones stay.
-func ensureCertificates(cfg *config.Server, furtherSANs ...string) (*pki.Bundle, error) {
-	bundle, err := pki.Ensure(pki.Options{
-		Dir:           tlsDir(cfg),
-		NodeName:      cfg.NodeName,
-		NodeIPs:       append(cfg.NodeIPs(), cfg.ExternalIPs()...),
-		SANs:          slices.Concat(cfg.APIAddresses(), cfg.TLSSAN, furtherSANs),
-		ServiceIPs:    cfg.APIServiceIPs(),
-		ClusterDomain: cfg.ClusterDomain,
-		Life:          testedLife(),
-	})
-	if err != nil {
-		return nil, err
-	}
-	return bundle, pki.WriteKubeconfig(cfg.WriteKubeconfig, cfg.URL(), bundle.ClusterTrust, bundle.Admin)
-}
 
 // applyGates sets the feature gates of the process and returns the other arguments of a server.
 func applyGates(cfg *config.Server) (upstreamArgs, error) {
 	defaults := profile.Of(cfg.Profile, profileDir(cfg))
-	rest, err := setGates(profile.With(defaults.APIServer, cfg.APIServerArgs), profile.With(defaults.ControllerManager, cfg.ControllerManagerArgs),
-		cfg.SchedulerArgs, profile.With(defaults.Kubelet, cfg.KubeletArgs), cfg.ProxyArgs)
+	rest, err := setGates(
+		profile.With(defaults.APIServer, cfg.APIServerArgs),
+		profile.With(defaults.ControllerManager, cfg.ControllerManagerArgs),
+		cfg.SchedulerArgs,
+		profile.With(defaults.Kubelet, cfg.KubeletArgs),
+		cfg.ProxyArgs,
+	)
 	if err != nil {
 		return upstreamArgs{}, err
 	}
@@ -234,7 +216,9 @@ func setGates(arguments ...[]string) ([][]string, error) {
 	}
 	registry := compatibility.DefaultComponentGlobalsRegistry
 	if registry.EffectiveVersionFor(basecompatibility.DefaultKubeComponent) == nil {
-		if err := registry.Register(basecompatibility.DefaultKubeComponent, compatibility.DefaultBuildEffectiveVersion(), utilfeature.DefaultMutableFeatureGate); err != nil {
+		err := registry.Register(basecompatibility.DefaultKubeComponent, compatibility.DefaultBuildEffectiveVersion(),
+			utilfeature.DefaultMutableFeatureGate)
+		if err != nil {
 			return nil, err
 		}
 	}

@@ -4,21 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/component-base/metrics/legacyregistry"
-	"k8s.io/klog/v2"
 
 	"kubelith.io/kubelith/base/config"
 	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/reconcile"
+	"kubelith.io/kubelith/components/node/addresswatch"
+	"kubelith.io/kubelith/components/node/crashes"
+	"kubelith.io/kubelith/components/node/faults"
+	"kubelith.io/kubelith/components/node/memory"
+	"kubelith.io/kubelith/components/node/progress"
 	"kubelith.io/kubelith/trace/record"
 )
 
@@ -29,44 +30,60 @@ const stopTimeout = 25 * time.Second
 type process struct {
 	log     *logrus.Logger
 	out     *output
-	systemd *systemd
-	faults  *faults // of a test
+	systemd *progress.Systemd
+	faults  *faults.Injector // of a test
 	held    map[string]lifecycle.Hold
 	// addresses is set when the addresses were found, not configured; nil otherwise.
-	addresses *addressWatch
+	addresses *addresswatch.Watch
 }
 
 func newProcess(ctx context.Context, cfg *config.Node, out Output) (*process, error) {
-	setGCPercent(startGCPercent)
-	p := &process{systemd: captureSystemd()}
+	memory.BeginStart()
+	p := &process{systemd: progress.CaptureSystemd()}
 	var err error
 	if p.out, err = out.open(cfg); err != nil {
 		return nil, err
 	}
-	if p.faults, err = openFaults(); err != nil {
+	if p.faults, err = faults.Open(); err != nil {
 		return nil, err
 	}
 	if p.log, err = logging.Setup(logging.Options{Format: cfg.LogFormat, Level: cfg.LogLevel, Out: p.out.log}); err != nil {
 		return nil, err
 	}
-	p.out.restore, err = captureStderr(p.log)
+	p.out.restore, err = logging.CaptureStderr(p.log)
 	return p, err
 }
 
+// awaitStep reports a step that runs before there are components, until done is called. done may be called again.
+func (p *process) awaitStep(ctx context.Context, step string) (done func()) {
+	return progress.AwaitStep(ctx, step, p.out.person(), logging.Component(p.log, "kubelith"), p.systemd)
+}
+
+// breakLoops leaves out the components that have crashed the process repeatedly.
+func (p *process) breakLoops(cfg *config.Node) (err error) {
+	p.held, err = crashes.BreakLoops(cfg.RunDir, p.faults.FirstHold())
+	return err
+}
+
+// follow watches the addresses that were found on the host.
+func (p *process) follow(cfg *config.Node, clusterCIDRs []string) {
+	if cfg.NodeIPDetected {
+		p.addresses = addresswatch.New(cfg.NodeIP, clusterCIDRs)
+	}
+}
+
 // run runs the components until ctx is cancelled or one of them fails.
-func (p *process) run(ctx context.Context, machine *machine, components []lifecycle.Component, goal goal) error {
-	progress := newProgress(p.out.person(), components, goal)
+func (p *process) run(ctx context.Context, machine *machine, components []lifecycle.Component, goal progress.Goal) error {
+	tracker := progress.New(p.out.person(), namesOf(components), goal)
 	if err := p.out.begin(); err != nil {
 		return err
 	}
 	if p.out.file != "" {
-		progress.printf("logging to %s; ctrl-c stops the %s, and pods keep running\n", p.out.file, goal.role)
+		tracker.Printf("logging to %s; ctrl-c stops the %s, and pods keep running\n", p.out.file, goal.Role)
 	}
-	machine.report(p.log, progress)
+	machine.report(p.log, tracker)
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	last := &lastError{}
-	p.log.AddHook(last)
 	isStarted := make(chan struct{})
 	started := sync.OnceFunc(func() {
 		close(isStarted)
@@ -78,21 +95,21 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 	group, err := lifecycle.NewGroup(lifecycle.Options{
 		Log: logging.Component(p.log, "kubelith"),
 		Observe: func(e lifecycle.Event) {
-			progress.observe(e)
+			tracker.Observe(e)
 			machine.status.Observe(e)
 			if e.State == lifecycle.Stopping {
 				ends()
 			}
-			reached, missing := progress.state()
-			p.systemd.observe(e, reached, missing)
+			reached, missing := tracker.State()
+			p.systemd.Observe(e, reached, missing)
 			if reached {
 				started()
 			}
 		},
 		StopTimeout: stopTimeout,
 		Held:        p.held,
-		Timing:      p.faults.timing(),
-	}, p.faults.wrap(components)...)
+		Timing:      p.faults.Timing(),
+	}, p.faults.Wrap(components)...)
 	if err != nil {
 		return err
 	}
@@ -104,21 +121,20 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 			return fmt.Errorf("metrics of the flight recorder: %w", err)
 		}
 	}
-	caught := catchPanics(group.Fail)
-	endInOrder(end, last, caught)
+	crashes.EndInOrder(p.log, end, crashes.CatchPanics(group.Fail))
 	var others sync.WaitGroup
 	running, stop := context.WithCancel(ctx)
-	others.Go(func() { p.faults.serve(running) })
-	others.Go(func() { p.addresses.run(running, end) })
-	others.Go(func() { progress.remind(running, logging.Component(p.log, "kubelith"), p.systemd) })
-	others.Go(func() { followLoad(running, isStarted, logging.Component(p.log, "kubelith")) })
-	others.Go(func() { p.systemd.ping(running) })
+	others.Go(func() { p.faults.Serve(running) })
+	others.Go(func() { p.addresses.Run(running, end) })
+	others.Go(func() { tracker.Remind(running, logging.Component(p.log, "kubelith"), p.systemd) })
+	others.Go(func() { memory.Follow(running, isStarted, logging.Component(p.log, "kubelith")) })
+	others.Go(func() { p.systemd.Ping(running) })
 	others.Go(func() { keepBallast(running, machine.dir, logging.Component(p.log, "kubelith")) })
 	err = group.Run(ctx)
 	stop()
 	others.Wait()
-	var gaveUp upstreamExit
-	var moved moved
+	var gaveUp crashes.UpstreamExit
+	var moved addresswatch.Moved
 	if cause := context.Cause(ctx); errors.As(cause, &gaveUp) || errors.As(cause, &moved) {
 		if err != nil { // a consequence
 			logging.Component(p.log, "kubelith").WithError(err).Warn("also failed")
@@ -142,51 +158,4 @@ func keepBallast(ctx context.Context, dir *datadir.Dir, log logrus.FieldLogger) 
 		failed = err != nil
 		return ballastEvery
 	})
-}
-
-// upstreamExit is the reason for a stop that an upstream component requested: the error that it logged.
-type upstreamExit string
-
-func (e upstreamExit) Error() string {
-	return "an upstream component asked to exit: " + string(e) + ": see the log lines before this"
-}
-
-// endInOrder turns the exit that upstream components request from klog into the end of the component, if it can be
-// restarted, or into an ordered stop: etcd and containerd are in the same process. The components log the reason just
-// before.
-func endInOrder(end context.CancelCauseFunc, why *lastError, p *panics) {
-	klog.OsExit = func(int) {
-		if exit := upstreamExit(why.text()); !p.fail(p.component(), exit) {
-			end(exit)
-		}
-		runtime.Goexit() // as os.Exit, it does not return; the component's Run ends, so that the stop need not wait for it
-	}
-}
-
-// lastError remembers the last error of the log in one line.
-type lastError struct{ last atomic.Value }
-
-// Levels implements logrus.Hook.
-func (*lastError) Levels() []logrus.Level {
-	return []logrus.Level{logrus.PanicLevel, logrus.FatalLevel, logrus.ErrorLevel}
-}
-
-// Fire implements logrus.Hook.
-func (l *lastError) Fire(e *logrus.Entry) error {
-	text, _, _ := strings.Cut(strings.TrimSpace(e.Message), "\n") // a stack may follow
-	for _, key := range []string{logrus.ErrorKey, "err"} {        // klog's key is the second
-		if err, ok := e.Data[key]; ok {
-			text += ": " + strings.ReplaceAll(fmt.Sprint(err), "\n", " ")
-		}
-	}
-	if component, ok := e.Data["component"]; ok {
-		text = fmt.Sprintf("%v: %s", component, text)
-	}
-	l.last.Store(text)
-	return nil
-}
-
-func (l *lastError) text() string {
-	text, _ := l.last.Load().(string)
-	return text
 }

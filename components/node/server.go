@@ -2,15 +2,22 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"net"
+	"path/filepath"
 	"slices"
 
 	"github.com/sirupsen/logrus"
 
+	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/jointoken"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/components/node/noproxy"
+	"kubelith.io/kubelith/components/node/progress"
+	"kubelith.io/kubelith/components/worker/upgrader"
 )
 
 // Serve runs a server until ctx is cancelled or a component fails. release is the version of Kubelith, noted in the
@@ -30,7 +37,7 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 	if err != nil {
 		return err
 	}
-	if err := setNoProxy(&cfg.Node, cfg.ClusterInfo("", ""), cfg.URL()); err != nil {
+	if err := noproxy.Set(&cfg.Node, cfg.ClusterInfo("", ""), cfg.URL()); err != nil {
 		return err
 	}
 	machine, err := prepare(ctx, cfg, others, release)
@@ -43,8 +50,8 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 	if err != nil {
 		return err
 	}
-	goal := goal{role: names.RoleServer, needed: essential(components), reached: "kubeconfig: " + cfg.WriteKubeconfig,
-		next: func() string { return joinHint(cfg) }}
+	goal := progress.Goal{Role: names.RoleServer, Needed: essential(components), Reached: "kubeconfig: " + cfg.WriteKubeconfig,
+		Next: func() string { return joinHint(cfg) }}
 	if err := p.breakLoops(&cfg.Node); err != nil {
 		return err
 	}
@@ -80,9 +87,27 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		clientCA: machine.pki.ClusterTrust,
 		serving:  machine.pki.KubeletServer,
 		publish:  p.api.Informers,
-		fetch:    p.fetchProgram,
+		fetch:    upgrader.FromServers(p.clients.Config(client.Servers), p.identity),
 	})
 	return b.enabled(slices.Concat(cfg.Disable, p.elsewhere))
+}
+
+// tokenFile returns the file in which a server keeps a valid token.
+func tokenFile(cfg *config.Server) string { return filepath.Join(cfg.DataDir, "server", "token") }
+
+// joinURL returns the URL at which other machines reach the API: the virtual address, if this server has one.
+func joinURL(cfg *config.Server) string {
+	address := cfg.AdvertiseAddress
+	if vip := cfg.VirtualAddress(); vip.IsValid() {
+		address = vip.String()
+	}
+	return "https://" + net.JoinHostPort(address, fmt.Sprint(cfg.HTTPSPort))
+}
+
+// joinHint is shown to the user at the terminal.
+func joinHint(cfg *config.Server) string {
+	return fmt.Sprintf("to join a machine, create a token here:\n  %s\nthen run there, with that file:\n  %s\n",
+		jointoken.MakeCommand, jointoken.Command(joinURL(cfg)))
 }
 
 // addresses parses addresses that the configuration has checked.

@@ -3,11 +3,9 @@ package node
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"net/netip"
 	"net/url"
 	"os"
-	"sync"
 	"time"
 
 	"kubelith.io/kubelith/base/client"
@@ -16,51 +14,6 @@ import (
 	"kubelith.io/kubelith/components/controlplane/vip"
 	"kubelith.io/kubelith/host/preflight"
 )
-
-// liveCertificates are those of a server, while it runs.
-type liveCertificates struct {
-	mu sync.Mutex // pki.Ensure is for one caller at a time
-	// vip is a virtual address that came from the other servers; the zero Addr: none did.
-	vip netip.Addr
-}
-
-// certify renews the certificates of a running server, and adds the virtual address to the API's if it is valid. It
-// returns the names of changed files.
-func (h *machine) certify(cfg *config.Server, vip netip.Addr) ([]string, error) {
-	c := &h.certificates
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if vip.IsValid() {
-		c.vip = vip
-	}
-	return h.certifyLocked(cfg)
-}
-
-// rotate calls do, which may change the rotation of the CAs, and brings the certificates of a running server in line.
-// It returns the names of changed files.
-func (h *machine) rotate(cfg *config.Server, do func() error) ([]string, error) {
-	c := &h.certificates
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err := do(); err != nil {
-		return nil, err
-	}
-	changed, err := h.certifyLocked(cfg)
-	return changed, errors.Join(err, h.pluginUsers.renew())
-}
-
-func (h *machine) certifyLocked(cfg *config.Server) ([]string, error) {
-	c := &h.certificates
-	var further []string
-	if c.vip.IsValid() {
-		further = append(further, c.vip.String())
-	}
-	bundle, err := ensureCertificates(cfg, further...)
-	if err != nil {
-		return nil, err
-	}
-	return bundle.Changed, nil
-}
 
 // virtualAddress returns the address that this server carries when its turn comes; the zero Addr while there is none.
 func (h *machine) virtualAddress(cfg *config.Server) netip.Addr {

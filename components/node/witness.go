@@ -18,6 +18,8 @@ import (
 	"kubelith.io/kubelith/components/controlplane/certificates"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 	"kubelith.io/kubelith/components/controlplane/servers"
+	"kubelith.io/kubelith/components/node/noproxy"
+	"kubelith.io/kubelith/components/node/progress"
 	"kubelith.io/kubelith/components/worker/join"
 	componentstatus "kubelith.io/kubelith/components/worker/status"
 	"kubelith.io/kubelith/host/preflight"
@@ -38,7 +40,7 @@ func serveWitness(ctx context.Context, cfg *config.Server, release string, out O
 	if err != nil {
 		return err
 	}
-	if err := setNoProxy(&cfg.Node, cfg.ClusterInfo("", ""), cfg.Server); err != nil {
+	if err := noproxy.Set(&cfg.Node, cfg.ClusterInfo("", ""), cfg.Server); err != nil {
 		return err
 	}
 	machine, err := prepareWitness(ctx, cfg, others, release)
@@ -55,7 +57,8 @@ func serveWitness(ctx context.Context, cfg *config.Server, release string, out O
 	}
 	p.follow(&cfg.Node, cfg.ClusterCIDR)
 	prepared()
-	return p.run(ctx, machine, components, goal{role: roleWitness, needed: []string{"etcd"}, reached: "the cluster's witness " + cfg.NodeName})
+	goal := progress.Goal{Role: roleWitness, Needed: []string{"etcd"}, Reached: "the cluster's witness " + cfg.NodeName}
+	return p.run(ctx, machine, components, goal)
 }
 
 // roleWitness is shown to the user.
@@ -87,7 +90,7 @@ func witness(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecy
 		Args:    machine.args.etcd,
 		Peer:    machine.ofSeveral(cfg),
 		Witness: true,
-		Removed: func() { _ = servers.Update(cfg.DataDir, func(m *servers.Membership) { m.Removed = true }) }, // else the next start finds it out again
+		Removed: func() { noteRemoval(cfg) },
 		First:   func(context.Context) { logFor("servers").Info("this witness has all data, and a vote") },
 		Zap:     logging.Zap(logging.Component(log, "etcd")),
 	})
@@ -109,7 +112,13 @@ func witness(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecy
 // prepareWitness does everything that must be done before a component is built. A refused start leaves the machine as
 // it was.
 func prepareWitness(ctx context.Context, cfg *config.Server, others *membership, release string) (_ *machine, err error) {
-	h := &machine{release: release, status: componentstatus.NewObserver(), ending: make(chan struct{}), membership: others, args: upstreamArgs{etcd: cfg.EtcdArgs}}
+	h := &machine{
+		release:    release,
+		status:     componentstatus.NewObserver(),
+		ending:     make(chan struct{}),
+		membership: others,
+		args:       upstreamArgs{etcd: cfg.EtcdArgs},
+	}
 	if err := planWitness(cfg); err != nil {
 		return nil, err
 	}
@@ -162,11 +171,13 @@ func findForWitness(ctx context.Context, cfg *config.Server, m *membership, n *s
 	case join.IsAgent(cfg.DataDir):
 		return fmt.Errorf("%s is the data directory of an agent: use another --data-dir for a witness", cfg.DataDir)
 	case stored != nil && !stored.Witness, stored == nil && (hasData || hasToken):
-		return fmt.Errorf("data directory %s is a server's: leave out --witness, or let the server leave its cluster and run kubelith reset --data first", cfg.DataDir)
+		return fmt.Errorf("data directory %s is a server's: leave out --witness, or let the server leave its cluster "+
+			"and run kubelith reset --data first", cfg.DataDir)
 	case stored != nil && !stored.Removed && hasData:
 		return adoptStored(cfg)
 	case cfg.Server == "" && stored == nil:
-		return errors.New("a witness joins the cluster of others: add --server https://HOST:6443 and --token-file FILE, with a token from kubelith token create --usages server")
+		return errors.New("a witness joins the cluster of others: add --server https://HOST:6443 and --token-file FILE, " +
+			"with a token from kubelith token create --usages server")
 	}
 	if cfg.Server == "" || cfg.Token == "" && (cfg.TokenFile == "" || absent(cfg.TokenFile)) {
 		why := "its data is gone"
@@ -176,7 +187,8 @@ func findForWitness(ctx context.Context, cfg *config.Server, m *membership, n *s
 		case stored.Removed:
 			why = "it was removed from the cluster"
 		}
-		return fmt.Errorf("this witness has to join again (%s): start it with --server and --token-file, with a token from kubelith token create --usages server", why)
+		return fmt.Errorf("this witness has to join again (%s): start it with --server and --token-file, "+
+			"with a token from kubelith token create --usages server", why)
 	}
 	if err := findByToken(ctx, cfg, n); err != nil {
 		return err

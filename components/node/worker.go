@@ -172,7 +172,11 @@ func worker(b *builder, w workerOptions) *kubelet.Server {
 	b.add(node, err)
 
 	// Without a kubelet there is no Node to annotate.
-	b.with("kubelet").add(hostports.New(hostports.Options{Client: w.client("host-ports", asNode), NodeName: cfg.NodeName, Log: logFor("host-ports")}))
+	b.with("kubelet").add(hostports.New(hostports.Options{
+		Client:   w.client("host-ports", asNode),
+		NodeName: cfg.NodeName,
+		Log:      logFor("host-ports"),
+	}))
 
 	b.with("kubelet").add(upgrader.New(upgrader.Options{
 		Client:   w.client("upgrader", asNode),
@@ -202,7 +206,12 @@ func worker(b *builder, w workerOptions) *kubelet.Server {
 		Log:           logFor("dns"),
 	}))
 
-	recorderOptions := recorder.Options{Record: w.machine.record, NodeName: cfg.NodeName, Collector: cfg.OTLPEndpoint, Log: logFor("recorder")}
+	recorderOptions := recorder.Options{
+		Record:    w.machine.record,
+		NodeName:  cfg.NodeName,
+		Collector: cfg.OTLPEndpoint,
+		Log:       logFor("recorder"),
+	}
 	if w.role == names.RoleAgent {
 		recorderOptions.Client = w.client("recorder", asNode)
 	}

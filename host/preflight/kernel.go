@@ -49,7 +49,7 @@ func checkSysctls(p probe) Result {
 	case err == nil:
 		return Result{Name: "kernel settings", Status: OK, Message: "/proc/sys is writable"}
 	case p.files.Text(forward) == "1":
-		return Result{"kernel settings", Warn, "/proc/sys is read-only, pods cannot set sysctls", "mount /proc/sys writable"}
+		return Result{"kernel settings", Warn, "/proc/sys is read-only, so pods cannot set sysctls", "mount /proc/sys writable"}
 	default:
 		return Result{"kernel settings", Fail, "forwarding is off and /proc/sys is read-only", "set net.ipv4.ip_forward=1 or mount /proc/sys writable"}
 	}
@@ -78,7 +78,8 @@ func checkCgroups(p probe, driver string) []Result {
 		return []Result{{"cgroups", Fail, fmt.Sprintf("%s without controllers %s", layout, strings.Join(missing, ", ")),
 			"enable them on the kernel's command line, for example with cgroup_enable=memory, and reboot"}}
 	case len(wanted) > 0:
-		return []Result{{"cgroups", Warn, fmt.Sprintf("%s without controllers %s, such limits have no effect", layout, strings.Join(wanted, ", ")), "use a kernel that has them"}}
+		message := fmt.Sprintf("%s without controllers %s, so such limits have no effect", layout, strings.Join(wanted, ", "))
+		return []Result{{"cgroups", Warn, message, "use a kernel that has them"}}
 	}
 	return []Result{{Name: "cgroups", Status: OK, Message: layout + ", managed by " + driver}}
 }
@@ -142,7 +143,8 @@ func checkLinks(p probe, wireGuard bool) []Result {
 			out = append(out, Result{Name: "interface " + kind, Status: OK, Message: "can be created"})
 			continue
 		}
-		r := Result{"interface " + kind, Fail, fmt.Sprintf("the kernel cannot create one (%v)", err), "load it with `modprobe " + kind + "` or use a kernel that has it"}
+		r := Result{"interface " + kind, Fail, fmt.Sprintf("the kernel cannot create one (%v)", err),
+			"load it with `modprobe " + kind + "` or use a kernel that has it"}
 		switch kind {
 		case "vxlan":
 			r.Status = Warn // only clusters of several nodes need it
@@ -164,9 +166,11 @@ func checkBridgeFilter(p probe) Result {
 	}
 	switch {
 	case !p.files.Exists(call):
-		return Result{"br_netfilter", Fail, "the kernel does not filter bridged packets, Services would not work", "load it with `modprobe br_netfilter` or use a kernel that has it"}
+		return Result{"br_netfilter", Fail, "the kernel does not filter bridged packets, so Services would not work",
+			"load it with `modprobe br_netfilter` or use a kernel that has it"}
 	case p.files.Text(call) == "0":
-		return Result{"br_netfilter", Warn, "switched off, Services would not work between pods of this node", "set net.bridge.bridge-nf-call-iptables=1"}
+		return Result{"br_netfilter", Warn, "switched off, so Services would not work between pods of this node",
+			"set net.bridge.bridge-nf-call-iptables=1"}
 	}
 	return Result{Name: "br_netfilter", Status: OK, Message: "on"}
 }

@@ -25,13 +25,16 @@ const inetOption = "CONFIG_NF_TABLES_INET"
 var policyFeatures = []feature{
 	{"nftables family inet", inetOption, inet},
 	{"nftables family bridge", "CONFIG_NF_TABLES_BRIDGE",
-		"add table bridge kubelith-check\nadd chain bridge kubelith-check c { type filter hook prerouting priority 0 ; }\nadd rule bridge kubelith-check c arp saddr ip 192.0.2.1 drop\n"},
+		"add table bridge kubelith-check\n" +
+			"add chain bridge kubelith-check c { type filter hook prerouting priority 0 ; }\n" +
+			"add rule bridge kubelith-check c arp saddr ip 192.0.2.1 drop\n"},
 	{"conntrack expressions", "CONFIG_NFT_CT",
 		inet + "add rule inet kubelith-check forward ct original ip saddr 192.0.2.1 ct reply ip6 saddr 2001:db8::1 drop\n"},
 	{"verdict maps", "CONFIG_NF_TABLES",
 		inet + "add map inet kubelith-check m { type ipv4_addr : verdict ; }\nadd rule inet kubelith-check forward ip saddr vmap @m\n"},
 	{"ranges in concatenations (Linux 5.6)", "CONFIG_NF_TABLES",
-		inet + "add set inet kubelith-check s { type ipv4_addr . inet_proto . inet_service ; flags interval ; }\nadd element inet kubelith-check s { 192.0.2.1 . tcp . 1-9 }\n"},
+		inet + "add set inet kubelith-check s { type ipv4_addr . inet_proto . inet_service ; flags interval ; }\n" +
+			"add element inet kubelith-check s { 192.0.2.1 . tcp . 1-9 }\n"},
 	{"named counters", "CONFIG_NFT_OBJREF",
 		inet + "add counter inet kubelith-check c\nadd rule inet kubelith-check forward counter name c\n"},
 }
@@ -66,7 +69,8 @@ func checkPolicies(p probe, rules string) []Result {
 		}
 	}
 	if len(missing) == 0 {
-		return []Result{{Policies, Warn, fmt.Sprintf(NotEnforced+"the kernel rejects their rules (%v)", err), "use kernel 5.13 or later with nf_tables, and restart"}}
+		return []Result{{Policies, Warn, fmt.Sprintf(NotEnforced+"the kernel rejects their rules (%v)", err),
+			"use kernel 5.13 or later with nf_tables, and restart"}}
 	}
 	return []Result{{Policies, Warn, NotEnforced + "the kernel lacks " + strings.Join(missing, ", "),
 		"use a kernel with " + strings.Join(options, ", ") + ", and restart"}}
@@ -85,7 +89,8 @@ func checkPolicyLog(p probe) []Result {
 		return err
 	})
 	if err != nil {
-		return []Result{{PolicyLog, Warn, "the kernel cannot report packets, dropped ones are not logged", "use a kernel with CONFIG_NFT_LOG, CONFIG_NFT_LIMIT and CONFIG_NETFILTER_NETLINK_LOG, and restart"}}
+		return []Result{{PolicyLog, Warn, "the kernel cannot report packets, so dropped ones are not logged",
+			"use a kernel with CONFIG_NFT_LOG, CONFIG_NFT_LIMIT and CONFIG_NETFILTER_NETLINK_LOG, and restart"}}
 	}
 	return []Result{{Name: PolicyLog, Status: OK, Message: "the kernel reports dropped packets"}}
 }

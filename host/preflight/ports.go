@@ -93,5 +93,5 @@ func socketOwner(files host.Tree, inode string) (pid, text string) {
 			}
 		}
 	}
-	return "", "a program of another namespace or the kernel"
+	return "", "a program in another namespace or the kernel"
 }

@@ -38,7 +38,8 @@ func checkClock(p probe, opts Options) Result {
 func checkNodeName(name string) Result {
 	subdomain := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 	if len(name) > 253 || !subdomain.MatchString(name) {
-		return Result{"node name", Fail, fmt.Sprintf("%q must consist of lower-case letters, digits, dashes and dots", name), "change the host name, or set --node-name"}
+		return Result{"node name", Fail, fmt.Sprintf("%q must consist of lower-case letters, digits, dashes and dots", name),
+			"change the host name, or set --node-name"}
 	}
 	return Result{Name: "node name", Status: OK, Message: name}
 }
@@ -115,7 +116,8 @@ func checkDataDir(p probe, opts Options) []Result {
 	}
 	out := []Result{space}
 	if opts.Containers && st.Flags&unix.ST_NOEXEC != 0 {
-		out = append(out, Result{"data directory", Fail, dir + " is mounted noexec, and containers' programs run from there", "mount it with exec or use another --data-dir"})
+		out = append(out, Result{"data directory", Fail, dir + " is mounted noexec, and containers' programs run from there",
+			"mount it with exec or use another --data-dir"})
 	}
 	if opts.Containers {
 		out = append(out, checkOverlay(p, dir))

@@ -25,11 +25,13 @@ func checkSyncs(p probe, dataDir string) Result {
 	dir := nearest(p.files, filepath.Join(dataDir, "server", "db"))
 	took, err := syncTime(p, dir)
 	if err != nil {
-		return Result{name, Warn, fmt.Sprintf("the time of syncs cannot be measured in %s: %v", dir, err), "mount it writable and free some space, or use another --data-dir"}
+		return Result{name, Warn, fmt.Sprintf("the time of syncs cannot be measured in %s: %v", dir, err),
+			"mount it writable and free some space, or use another --data-dir"}
 	}
 	shown := took.Round(10 * time.Microsecond)
 	if took > slowSync {
-		return Result{name, Warn, fmt.Sprintf("99 of 100 syncs in %s take up to %s, and each write to the API waits for one; etcd recommends %s at most", dir, shown, slowSync),
+		return Result{name, Warn, fmt.Sprintf("99 of 100 syncs in %s take up to %s, and each write to the API waits for one; "+
+			"etcd recommends %s at most", dir, shown, slowSync),
 			"put --data-dir on a faster disk, such as an SSD, or keep other load off this one"}
 	}
 	return Result{Name: name, Status: OK, Message: fmt.Sprintf("99 of 100 syncs in %s take %s or less", dir, shown)}

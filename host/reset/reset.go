@@ -17,6 +17,7 @@ import (
 
 	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/host"
 )
 
@@ -180,7 +181,10 @@ func (r *Reset) Plan() []string {
 	for _, path := range r.toRemove() {
 		add(1, "remove %s", path)
 	}
-	for dir, made := range map[string][]string{r.opts.KubeletRootDir: append(datadir.MadeByKubelet(), datadir.KubeletMark), r.opts.DataDir: append(datadir.Made(), datadir.Identity()...)} {
+	for dir, made := range map[string][]string{
+		r.opts.KubeletRootDir: append(datadir.MadeByKubelet(), datadir.KubeletMark),
+		r.opts.DataDir:        append(datadir.Made(), datadir.Identity()...),
+	} {
 		if left := r.others(dir, made); slices.Contains(r.toRemove(), dir) && len(left) > 0 {
 			add(1, "but leave in %s: %s", dir, strings.Join(left, ", "))
 		}
@@ -296,7 +300,7 @@ func (r *Reset) removeDirs() []error {
 // configured with the same file, or one not to use the default.
 func (r *Reset) ownKubeconfig() bool {
 	text := r.files.Text(r.opts.Kubeconfig)
-	for _, file := range []string{"cluster-trust.crt", "cluster-ca.crt"} { // a server of an older release has only the second
+	for _, file := range []string{pki.ClusterTrustFile, pki.ClusterCAFile} { // a server of an older release has only the second
 		cas, err := os.ReadFile(r.files.Path(filepath.Join(r.opts.DataDir, "server", "tls", file)))
 		if err == nil && len(cas) > 0 && strings.Contains(text, base64.StdEncoding.EncodeToString(cas)) {
 			return true

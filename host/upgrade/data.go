@@ -191,7 +191,7 @@ func putBack(dataDir string, names, copied []string, renew func(from, to string)
 				return err
 			}
 			if err := renew(source, fresh); err != nil {
-				return fmt.Errorf("etcd's data of before: %w", err)
+				return fmt.Errorf("put back etcd's former data: %w", err)
 			}
 			if err := syncTree(fresh); err != nil {
 				return err

@@ -91,7 +91,7 @@ func parseVersion(text string) (Program, error) {
 		}
 	}
 	if p.Release == "" || p.Kubernetes == "" || p.Etcd == "" {
-		return p, fmt.Errorf("it names no version of kubelith, kubernetes and etcd: %q", text)
+		return p, fmt.Errorf("it does not print the versions of kubelith, kubernetes and etcd: %q", text)
 	}
 	return p, nil
 }

@@ -61,7 +61,8 @@ func FindService(ctx context.Context) (Service, error) {
 			}
 		}
 	}
-	return nil, errors.New("there is no service kubelith or kubelith-agent on this machine: scripts/install.sh installs one; without a service, stop the program, replace its file and start it")
+	return nil, errors.New("there is no service kubelith or kubelith-agent on this machine: scripts/install.sh installs one; " +
+		"without a service, stop the program, replace its file and start it")
 }
 
 // systemd is a unit.

@@ -17,7 +17,8 @@ func CheckSkew(from, to Program) error {
 		case err != nil:
 			return err
 		case steps < 0:
-			return fmt.Errorf("%s would go back from %s to %s, and an older minor release may not read its data: restore a snapshot with that release instead", c.what, c.from, c.to)
+			return fmt.Errorf("%s would go back from %s to %s, and an older minor release may not read its data: "+
+				"restore a snapshot with that release instead", c.what, c.from, c.to)
 		case steps > 1:
 			return fmt.Errorf("%s would go from %s to %s, and each minor release between them is needed: upgrade to the next minor release first", c.what, c.from, c.to)
 		}
@@ -29,7 +30,8 @@ func CheckSkew(from, to Program) error {
 func CheckAgent(to Program, server, kubernetes string) error {
 	steps, err := minors(kubernetes, to.Kubernetes)
 	if err == nil && steps > 0 {
-		err = fmt.Errorf("the server %s has Kubernetes %s, and a node's must not be newer: upgrade all servers first", server, kubernetes)
+		err = fmt.Errorf("the server %s has Kubernetes %s, and a node must not be newer than a server: upgrade all servers first",
+			server, kubernetes)
 	}
 	return err
 }
@@ -46,7 +48,8 @@ func CheckNode(to Program, node, kubelet string, isServer bool) error {
 	case isServer && steps > 1:
 		return fmt.Errorf("the server %s has Kubernetes %s, and servers must not be more than one minor release apart: upgrade that one first", node, kubelet)
 	case steps > oldestKubelet:
-		return fmt.Errorf("the node %s has Kubernetes %s, and a node must not be more than %d minor releases older than a server: upgrade that one first", node, kubelet, oldestKubelet)
+		return fmt.Errorf("the node %s has Kubernetes %s, and a node must not be more than %d minor releases older than a server: "+
+			"upgrade that one first", node, kubelet, oldestKubelet)
 	}
 	return nil
 }

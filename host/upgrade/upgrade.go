@@ -112,13 +112,13 @@ func Run(ctx context.Context, o Options) error {
 		if sameFiles(s.Installed, previous(s.Installed)) {
 			break // it is the old program, which may have run, and written, since: the copy of the data is old
 		}
-		o.say("an upgrade to %s was interrupted: going on", s.New)
+		o.say("an upgrade to %s was interrupted: resuming it", s.New)
 		return o.try(ctx, s)
 	case returning:
-		o.say("an upgrade to %s was interrupted while it went back to %s: going on", s.New, s.Old)
+		o.say("an upgrade to %s was interrupted while it went back to %s: going back again", s.New, s.Old)
 		return o.back(ctx, s)
 	}
-	o.say("an upgrade was interrupted before anything was replaced: beginning again")
+	o.say("an upgrade was interrupted before it replaced anything: starting over")
 	if err := o.undo(ctx, s); err != nil {
 		return err
 	}
@@ -224,10 +224,10 @@ func (o Options) begin(ctx context.Context) (err error) {
 	o.say("upgrading %s from %s to %s", o.Service.Name(), s.Old, s.New)
 	if o.Save != nil {
 		if s.Snapshot, err = o.Save(ctx, s.Old); err != nil {
-			return fmt.Errorf("no snapshot, and so no upgrade: %w", err)
+			return fmt.Errorf("cannot save a snapshot, so nothing is upgraded: %w", err)
 		}
 		if s.Snapshot == "" {
-			o.say("%s is older than snapshots: there is a copy of its data until the upgrade is complete", s.Old)
+			o.say("%s cannot save snapshots: a copy of its data is kept until the upgrade is complete", s.Old)
 		} else {
 			o.say("saved the snapshot %s", s.Snapshot)
 		}
@@ -399,7 +399,8 @@ func (o Options) try(ctx context.Context, s *state) error {
 		err = o.await(ctx, s.Installed, s.New, s.Began)
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("interrupted while %s starts: the same command goes on; %s does too, if the new program does not run", s.New, previous(s.Installed)+" upgrade "+s.File)
+		return fmt.Errorf("interrupted while %s starts: run the same command again, or %s if the new program does not run",
+			s.New, previous(s.Installed)+" upgrade "+s.File)
 	}
 	if err != nil {
 		s.Why = oneline.Of(err.Error())

@@ -344,7 +344,7 @@ func TestUpgrade(t *testing.T) {
 		"not allowed": {"v1.38.0", good, func(o *Options) { o.Check = func(context.Context, Program, Program) error { return errors.New("no") } }, untouched, "no", false},
 		"no snapshot": {"v1.38.0", good, func(o *Options) {
 			o.Save = func(context.Context, Program) (string, error) { return "", errors.New("full") }
-		}, untouched, "no snapshot, and so no upgrade: full", false},
+		}, untouched, "cannot save a snapshot, so nothing is upgraded: full", false},
 		"another file": {"v1.38.0", good, func(o *Options) { o.recognize = recognize }, untouched, "is not an executable of Kubelith", false},
 	} {
 		t.Run(name, func(t *testing.T) {

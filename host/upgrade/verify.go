@@ -108,7 +108,7 @@ func (p Proof) checkSignature(file string, read *minisign.Reader) error {
 	case s.KeyID != key.ID():
 		return fmt.Errorf("%s was made with another key (%X) than that of %s (%X)", p.Signature, s.KeyID, p.PublicKey, key.ID())
 	case !read.Verify(key, signature):
-		return fmt.Errorf("%s is not the file that was signed: the signature %s does not fit", file, p.Signature)
+		return fmt.Errorf("%s is not the file that was signed: the signature %s does not match", file, p.Signature)
 	}
 	return nil
 }

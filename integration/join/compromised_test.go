@@ -104,7 +104,7 @@ func staysAfterRemoval(t *testing.T, s *harness.Server) {
 		t.Fatalf("a renewal before: %v", err)
 	}
 
-	const said = "node stays removed; its machine can join again with a token only\nthe token %s, with which it has joined, still exists: kubelith token delete %[1]s if the machine is in the wrong hands\n"
+	const said = "node stays removed; its machine can join again with a token only\nits join token %s still exists: run kubelith token delete %[1]s if the machine is compromised\n"
 	if out := s.Exec(t, s.BinaryPath(), "node", "remove", c.name); out != fmt.Sprintf(said, c.token.id) {
 		t.Errorf("kubelith node remove printed %q", out)
 	}
@@ -136,7 +136,7 @@ func staysAfterRemoval(t *testing.T, s *harness.Server) {
 	unauthorized(t, 15*time.Second, "the token of its pod", func() error {
 		return second(bound.AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{}))
 	})
-	if res := s.RunBinary(t, "node", "remove", c.name); res.Code == 0 || res.Stderr != "kubelith: there is no node stays: kubelith kubectl get nodes shows them; kubelith node remove --force stays refuses its credentials all the same\n" {
+	if res := s.RunBinary(t, "node", "remove", c.name); res.Code == 0 || res.Stderr != "kubelith: node stays does not exist: kubelith kubectl get nodes lists the nodes; kubelith node remove --force stays revokes its credentials anyway\n" {
 		t.Errorf("a second time: exit code %d, %s%s", res.Code, res.Stdout, res.Stderr)
 	}
 

@@ -2,7 +2,7 @@
 // way, while pods, Services, DNS and the API are in use.
 //
 // The faults are set off through a socket that the server opens only when KUBELITH_TEST_FAULTS names it
-// (components/node/faults.go). Only root may set the server's environment and so have it opened, and the socket is
+// (components/node/faults). Only root may set the server's environment and so have it opened, and the socket is
 // root's: it gives no user new rights. With it a hang is noticed within seconds and not minutes.
 //
 // KUBELITH_RESTARTS is the number of rounds, one by default: `KUBELITH_RESTARTS=20 go test ./integration/restart`.

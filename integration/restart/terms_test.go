@@ -34,7 +34,7 @@ import (
 const (
 	auditLog  = "/var/log/kubelith-audit.log"
 	etcd      = harness.RunDir + "/etcd/etcd.sock"
-	leaseTime = 10 * time.Second // that of the servers under KUBELITH_TEST_ETCD (components/node/sharedetcd.go)
+	leaseTime = 10 * time.Second // that of the servers under KUBELITH_TEST_ETCD (components/node/undertest.go)
 	ns        = metav1.NamespaceDefault
 )
 

@@ -225,7 +225,7 @@ func testNodeRemoved(t *testing.T, c *cluster) {
 	if err := errors.Join(write(t.Context(), t, gone, "without-node"), createNode(t, first, node)); err != nil {
 		t.Fatal(err)
 	}
-	if r := first.RunBinary(t, "node", "remove", node.Name); r.Code != 0 || !strings.Contains(r.Stdout, "server "+node.Name+" is no longer one of the cluster's") {
+	if r := first.RunBinary(t, "node", "remove", node.Name); r.Code != 0 || !strings.Contains(r.Stdout, "server "+node.Name+" is no longer in the cluster") {
 		t.Fatalf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
 	}
 	if _, err := nodes.Get(t.Context(), node.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {

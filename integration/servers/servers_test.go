@@ -618,7 +618,7 @@ func testCorrupt(t *testing.T, c *cluster) {
 	if code := bad.WaitExit(t, time.Minute); code == 0 {
 		t.Error("it ended with status 0")
 	}
-	if !strings.Contains(bad.Logs(), "the data is not that of the other servers: move this directory away and start again") {
+	if !strings.Contains(bad.Logs(), "the data differs from that of the other servers: move this directory away and start again") {
 		t.Error("it does not log the reason")
 	}
 	bad.Exec(t, "mv", harness.DataDir+"/server/db", harness.DataDir+"/server/db-of-before")
@@ -650,7 +650,7 @@ func testCorrupt(t *testing.T, c *cluster) {
 		t.Error("a write was acknowledged")
 	}
 	harness.Eventually(t, 2*time.Minute, "the servers to report whose data differs", func() error {
-		if !strings.Contains(first.Logs(), "the etcd of server "+bad.NodeName()+" has other data than that of the others") {
+		if !strings.Contains(first.Logs(), "the etcd data of server "+bad.NodeName()+" differs from that of the others") {
 			return errors.New("nothing in the log")
 		}
 		return nil

@@ -404,12 +404,12 @@ func TestCommands(t *testing.T) {
 	}
 	// Restored to an empty machine: one line, and nothing is written.
 	for want, args := range map[string][]string{
-		"it is truncated or damaged":     {"--passphrase-file=" + passphrase, "/opt/cut.snapshot"},
-		"the passphrase or key is wrong": {"--passphrase-file=/opt/wrong", "/opt/encrypted.snapshot"},
-		"it is of Kubernetes v1.99.0":    {"/opt/newer.snapshot"},
-		"reads data of the release":      {"/opt/older.snapshot"},
-		"a later release has written it": {"/opt/later.snapshot"},
-		"it is not a snapshot":           {"/opt/foreign.snapshot"},
+		"it is truncated or damaged":                         {"--passphrase-file=" + passphrase, "/opt/cut.snapshot"},
+		"the passphrase or key is wrong":                     {"--passphrase-file=/opt/wrong", "/opt/encrypted.snapshot"},
+		"it is from Kubernetes v1.99.0":                      {"/opt/newer.snapshot"},
+		"reads data that is at most one minor release older": {"/opt/older.snapshot"},
+		"it was written by a later release":                  {"/opt/later.snapshot"},
+		"it is not a snapshot":                               {"/opt/foreign.snapshot"},
 	} {
 		command(want, append([]string{"restore", "--data-dir=/var/lib/empty"}, args...)...)
 		if left := filesIn(t, s.Path("/var/lib/empty")); len(left) > 0 {

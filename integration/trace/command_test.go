@@ -72,7 +72,7 @@ func testCommand(t *testing.T, s *harness.Server) {
 			t.Errorf("create deployment: exit code %d, %s", r.Code, r.Stderr)
 		}
 		r = s.TryExec(t, s.BinaryPath(), "kubectl", "--trace", "delete", "-n", ns, "configmap/nothing")
-		if r.Code != 1 || !strings.Contains(r.Stderr, "NotFound") || !strings.Contains(r.Stderr, "kubelith: --trace: the command has written nothing") {
+		if r.Code != 1 || !strings.Contains(r.Stderr, "NotFound") || !strings.Contains(r.Stderr, "kubelith: --trace: the command has changed nothing") {
 			t.Errorf("delete of nothing: exit code %d, %s", r.Code, r.Stderr)
 		}
 	})

@@ -22,7 +22,7 @@ func testAgent(t *testing.T, c *cluster) {
 
 	minor := strings.Split(kubernetes, ".")[1]
 	newer := m.variant(t, "newer", kubernetes, strings.Replace(kubernetes, minor, fmt.Sprint(number(t, minor)+1), 1))
-	if ok, _, last := m.upgrade(t, newer); ok || !strings.Contains(last, "a node's must not be newer: upgrade all servers first") {
+	if ok, _, last := m.upgrade(t, newer); ok || !strings.Contains(last, "a node must not be newer than a server: upgrade all servers first") {
 		t.Errorf("an agent before its server: %s", last)
 	}
 	if ok, _, last := m.upgrade(t, m.spoils(t), "--within", "3m"); ok || !endedOften(last, "runs again", "broken on purpose") {

@@ -174,7 +174,7 @@ func TestServer(t *testing.T) {
 		{"is not an executable of Kubelith", []string{m.path("true")}},
 		{"no such file", []string{m.path("none")}},
 		{"is not the file that was published: its sha256 is ", []string{good, "--sha256", strings.Repeat("0", 64)}},
-		{"the signature " + signature + " does not fit", []string{m.path("minor-1"), "--sig", signature, "--key", key}},
+		{"the signature " + signature + " does not match", []string{m.path("minor-1"), "--sig", signature, "--key", key}},
 		{"the public key of minisign: open /etc/kubelith/release.pub: no such file", []string{good, "--sig", signature}},
 		{"Kubernetes would go back from " + kubernetes, []string{later(-1)}},
 		{"upgrade to the next minor release first", []string{later(+2)}},
@@ -248,7 +248,7 @@ func TestServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = killed.Wait()
-	if ok, said, _ := m.upgrade(t, args...); !ok || !strings.Contains(said, "was interrupted: going on") {
+	if ok, said, _ := m.upgrade(t, args...); !ok || !strings.Contains(said, "was interrupted: resuming it") {
 		t.Errorf("an upgrade that goes on printed\n%s", said)
 	}
 	if got := m.version(t, "kubernetes"); got != next {

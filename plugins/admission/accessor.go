@@ -84,7 +84,7 @@ func (c *call) Decoder(string, map[string]string) (runtime.Decoder, error) { ret
 
 // StreamDecoder implements runtime.ClientNegotiator.
 func (c *call) StreamDecoder(string, map[string]string) (runtime.Decoder, runtime.Serializer, runtime.Framer, error) {
-	return nil, nil, nil, errors.New("a review is no stream")
+	return nil, nil, nil, errors.New("a review is not a stream")
 }
 
 // Encode implements runtime.Encoder.

@@ -108,7 +108,7 @@ func TestPatch(t *testing.T) {
 		{"undecodable", `[{`, newPod, "its patch is invalid"},
 		{"to a field that is not there", `[{"op":"replace","path":"/spec/nothing/at","value":1}]`, newPod, "its patch is invalid"},
 		{"to another type", `[{"op":"replace","path":"/spec","value":"text"}]`, newPod, "its patch is invalid"},
-		{"to another kind", `[{"op":"replace","path":"/kind","value":"Secret"}]`, newPod, "it makes a /v1, Kind=Secret of a /v1, Kind=Pod"},
+		{"to another kind", `[{"op":"replace","path":"/kind","value":"Secret"}]`, newPod, "it turns a /v1, Kind=Pod into a /v1, Kind=Secret"},
 		{"of what is deleted", label, func() admission.Attributes {
 			return request(nil, pod(nil).GetObject(), "pods", "", admission.Delete, "me")
 		}, "no object to change"},

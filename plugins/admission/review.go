@@ -116,7 +116,7 @@ func applies(text []byte, object runtime.Object) error {
 		return err
 	}
 	if was, is := object.GetObjectKind().GroupVersionKind(), changed.GetObjectKind().GroupVersionKind(); was != is {
-		return fmt.Errorf("it makes a %v of a %v", is, was)
+		return fmt.Errorf("it turns a %v into a %v", was, is)
 	}
 	return nil
 }

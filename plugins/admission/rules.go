@@ -79,7 +79,10 @@ func unknownRules(p plugins.Plugin) ruleset {
 		Name: "unknown." + p.Name() + domain,
 		Rules: []registrationv1.RuleWithOperations{{
 			Operations: []registrationv1.OperationType{registrationv1.OperationAll},
-			Rule:       registrationv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*/*"}, Scope: ptr.To(registrationv1.NamespacedScope)},
+			Rule: registrationv1.Rule{
+				APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*/*"},
+				Scope: ptr.To(registrationv1.NamespacedScope),
+			},
 		}},
 		NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{
 			Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpNotIn,
@@ -88,8 +91,10 @@ func unknownRules(p plugins.Plugin) ruleset {
 		MatchConditions: []registrationv1.MatchCondition{
 			{Name: "no-event", Expression: "request.resource.resource != 'events'"},
 			{Name: "no-kubelet", Expression: "!(has(request.userInfo.groups) && 'system:nodes' in request.userInfo.groups)"},
-			{Name: "no-note-of-a-component", Expression: `!((request.userInfo.username.startsWith('system:kube') || request.userInfo.username.startsWith('system:serviceaccount:kube-system:')) && (
-				(has(request.subResource) && request.subResource in ['status', 'binding']) || request.resource.resource in ['endpoints', 'endpointslices', 'leases']))`},
+			{Name: "no-note-of-a-component", Expression: `!((request.userInfo.username.startsWith('system:kube') ||
+				request.userInfo.username.startsWith('system:serviceaccount:kube-system:')) && (
+				(has(request.subResource) && request.subResource in ['status', 'binding']) ||
+				request.resource.resource in ['endpoints', 'endpointslices', 'leases']))`},
 		},
 		SideEffects:             ptr.To(registrationv1.SideEffectClassNone),
 		AdmissionReviewVersions: []string{admissionv1.SchemeGroupVersion.Version},
@@ -102,7 +107,9 @@ func unknownRules(p plugins.Plugin) ruleset {
 
 // configurations returns the hooks of a description as upstream's webhook configurations: named, defaulted and
 // validated.
-func configurations(name string, d *pluginv1.Description, settings plugins.Settings) (*registrationv1.MutatingWebhookConfiguration, *registrationv1.ValidatingWebhookConfiguration, error) {
+func configurations(name string, d *pluginv1.Description, settings plugins.Settings) (
+	*registrationv1.MutatingWebhookConfiguration, *registrationv1.ValidatingWebhookConfiguration, error,
+) {
 	a := d.GetAdmission()
 	if a == nil {
 		return nil, nil, errors.New("it describes itself as another kind of plugin: move it to that kind, in the configuration or in the directory of plugins")
@@ -178,11 +185,15 @@ func check(mutating *registrationv1.MutatingWebhookConfiguration, validating *re
 	defaults.SetObjectDefaults_MutatingWebhookConfiguration(mutating)
 	defaults.SetObjectDefaults_ValidatingWebhookConfiguration(validating)
 	var internalMutating admissionregistration.MutatingWebhookConfiguration
-	if err := defaults.Convert_v1_MutatingWebhookConfiguration_To_admissionregistration_MutatingWebhookConfiguration(mutating, &internalMutating, nil); err != nil {
+	err := defaults.Convert_v1_MutatingWebhookConfiguration_To_admissionregistration_MutatingWebhookConfiguration(
+		mutating, &internalMutating, nil)
+	if err != nil {
 		return err
 	}
 	var internalValidating admissionregistration.ValidatingWebhookConfiguration
-	if err := defaults.Convert_v1_ValidatingWebhookConfiguration_To_admissionregistration_ValidatingWebhookConfiguration(validating, &internalValidating, nil); err != nil {
+	err = defaults.Convert_v1_ValidatingWebhookConfiguration_To_admissionregistration_ValidatingWebhookConfiguration(
+		validating, &internalValidating, nil)
+	if err != nil {
 		return err
 	}
 	if err := first("mutating", validation.ValidateMutatingWebhookConfiguration(&internalMutating)); err != nil {

@@ -203,9 +203,15 @@ func reviewsAtOnce(ctx context.Context, t *Target) (string, error) {
 }
 
 // review calls a hook and checks that its answer is valid.
-func (t *Target) review(ctx context.Context, h hook, request *admissionv1.AdmissionRequest, encoding pluginv1.Encoding) (*admissionv1.AdmissionResponse, error) {
-	review := &admissionv1.AdmissionReview{TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"}, Request: request}
-	marshal, unmarshal := func() ([]byte, error) { return json.Marshal(review) }, func(data []byte, into *admissionv1.AdmissionReview) error { return json.Unmarshal(data, into) }
+func (t *Target) review(
+	ctx context.Context, h hook, request *admissionv1.AdmissionRequest, encoding pluginv1.Encoding,
+) (*admissionv1.AdmissionResponse, error) {
+	review := &admissionv1.AdmissionReview{
+		TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
+		Request:  request,
+	}
+	marshal := func() ([]byte, error) { return json.Marshal(review) }
+	unmarshal := func(data []byte, into *admissionv1.AdmissionReview) error { return json.Unmarshal(data, into) }
 	if encoding == pluginv1.Encoding_ENCODING_PROTOBUF {
 		marshal, unmarshal = review.Marshal, func(data []byte, into *admissionv1.AdmissionReview) error { return into.Unmarshal(data) }
 	}

@@ -113,13 +113,13 @@ func refusesHands(ctx context.Context, t *Target) (string, error) {
 	var exit *exec.ExitError
 	switch {
 	case ctx.Err() != nil:
-		return "", errors.New("without the magic cookie it goes on running")
+		return "", errors.New("it keeps running without the magic cookie")
 	case err == nil:
-		return "", errors.New("without the magic cookie it ends with status 0: use another")
+		return "", errors.New("it ends with status 0 without the magic cookie: use another status")
 	case !errors.As(err, &exit):
 		return "", err
 	case len(strings.TrimSpace(string(out))) == 0:
-		return "", errors.New("without the magic cookie it ends without saying why")
+		return "", errors.New("it ends without the magic cookie but does not say why: print the reason")
 	}
 	return "", nil
 }
@@ -147,7 +147,7 @@ func endsWithItsHost(ctx context.Context, t *Target) (string, error) {
 	}
 	lines := bufio.NewReader(stdout)
 	if line, err := lines.ReadString('\n'); err != nil || strings.Count(line, "|") < 4 {
-		return "", errors.Join(fmt.Errorf("its first line is no handshake: %q", line), cmd.Process.Kill(), cmd.Wait())
+		return "", errors.Join(fmt.Errorf("its first line is not a handshake: %q", line), cmd.Process.Kill(), cmd.Wait())
 	}
 	go io.Copy(io.Discard, lines)
 	stdin.Close()
@@ -159,7 +159,7 @@ func endsWithItsHost(ctx context.Context, t *Target) (string, error) {
 	case <-time.After(endTimeout):
 		_ = cmd.Process.Kill()
 		<-ended
-		return "", errors.New("the end of its standard input does not end it: an orphan would remain")
+		return "", errors.New("it does not exit when its standard input ends: an orphan would remain")
 	}
 }
 

@@ -73,7 +73,8 @@ func somePod() *schedulingv1.Pod {
 	return &schedulingv1.Pod{
 		Namespace: "default", Labels: map[string]string{"app": "check"}, SchedulerName: "default-scheduler",
 		Requests: &schedulingv1.Resources{MilliCpu: 100, Memory: 64 << 20, Pods: 1},
-		Full:     []byte(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"check","namespace":"default","labels":{"app":"check"}},"spec":{"containers":[{"name":"c","image":"i"}]}}`),
+		Full: []byte(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"check","namespace":"default","labels":{"app":"check"}},` +
+			`"spec":{"containers":[{"name":"c","image":"i"}]}}`),
 	}
 }
 
@@ -159,7 +160,8 @@ func answersTheSame(ctx context.Context, t *Target) (string, error) {
 			return "", err
 		}
 		if !slices.Equal(first.rejected, again.rejected) || !bytes.Equal(first.scores, again.scores) {
-			return "", fmt.Errorf("first %v, then %v: results may depend on the pod and the nodes only; otherwise set full_pod, so that equal pods are not batched", first, again)
+			return "", fmt.Errorf("first %v, then %v: results may depend on the pod and the nodes only; "+
+				"otherwise set full_pod, so that equal pods are not batched", first, again)
 		}
 	}
 	return "", nil

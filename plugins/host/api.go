@@ -18,7 +18,6 @@ import (
 type Spec struct {
 	process.Spec
 	Settings plugins.Settings
-	Builtin  bool // comes with Kubelith
 }
 
 // AutoUID as Limits.UID asks for a user that no other plugin of the host has.

@@ -19,7 +19,7 @@ import (
 
 // Host keeps a set of plugins running; it is the component "plugins".
 //
-//	Apply, plugins directory (watch.go) -> plugin (plugin.go: calls) <- supervisor (supervisor.go: when to start, replace, stop)
+//	Apply, plugins directory (watch.go) -> plugin (plugin.go: calls) <- supervisor (supervisor.go: when to start)
 //	                                              |                         |
 //	                                       instance.go: calls in flight -> plugins/process: one process
 type Host struct {

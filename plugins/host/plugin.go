@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
+	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/plugins/process"
@@ -164,13 +165,13 @@ type note struct{ message, public string }
 
 // publicNote returns a note that everyone may read.
 func publicNote(format string, args ...any) note {
-	text := process.Printable(fmt.Sprintf(format, args...))
+	text := oneline.Mask(fmt.Sprintf(format, args...))
 	return note{text, text}
 }
 
 // errorNote returns a note with err in the place of format's %s. Its public part omits the plugin's output.
 func errorNote(format string, err error) note {
-	return note{process.Printable(fmt.Sprintf(format, err)), process.Printable(fmt.Sprintf(format, process.PublicError(err)))}
+	return note{oneline.Mask(fmt.Sprintf(format, err)), oneline.Mask(fmt.Sprintf(format, process.PublicError(err)))}
 }
 
 // set changes the phase and its explanation.
@@ -191,7 +192,7 @@ func (p *plugin) State() State {
 	spec := p.spec.Load()
 	s.Name, s.Kind, s.Path, s.Source = p.name, p.kind, spec.Path, spec.Source
 	s.Description = p.description.Load()
-	s.Version = process.Printable(s.Description.GetVersion())
+	s.Version = oneline.Mask(s.Description.GetVersion())
 	if i := p.current.Load(); i != nil {
 		s.SHA256, s.PID, s.Generation, s.InFlight, s.Cgroup = i.SHA256(), i.PID(), i.Generation(), i.inFlight(), i.Cgroup()
 	}

@@ -252,7 +252,8 @@ func (s *supervisor) serve(ctx context.Context, i *instance) {
 		log.Infof("ready: version %q, sha256 %s", i.Description().GetVersion(), process.ShortSHA256(i.SHA256()))
 		s.changed(PluginReady)
 	} else {
-		log.Infof("replaced: version %q, sha256 %s, now serves instead of sha256 %s", i.Description().GetVersion(), process.ShortSHA256(i.SHA256()), process.ShortSHA256(before.SHA256()))
+		log.Infof("replaced: version %q, sha256 %s, now serves instead of sha256 %s",
+			i.Description().GetVersion(), process.ShortSHA256(i.SHA256()), process.ShortSHA256(before.SHA256()))
 		s.changed(PluginReplaced)
 		s.draining.Go(func() {
 			before.drain(ctx, drainTimeout[s.kind])

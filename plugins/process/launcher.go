@@ -151,7 +151,7 @@ func (l *Launcher) Start(ctx context.Context, spec *Spec, exe *Executable) (*Pro
 	stop := context.AfterFunc(ctx, p.Kill)
 	err := l.introduce(ctx, p)
 	if !stop() { // it was killed
-		err = fmt.Errorf("did not get ready within %v", StartTimeout)
+		err = fmt.Errorf("did not become ready within %v", StartTimeout)
 	}
 	if err != nil {
 		return nil, errors.Join(err, p.Stop())

@@ -8,10 +8,11 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/sirupsen/logrus"
+
+	"kubelith.io/kubelith/base/oneline"
 )
 
 const (
@@ -56,7 +57,7 @@ func (o *output) line(text string) {
 	}
 	level, msg, fields, ok := parseHclog(text)
 	if !ok {
-		level, msg = logrus.InfoLevel, Printable(text)
+		level, msg = logrus.InfoLevel, oneline.Mask(text)
 	}
 	if o.admit(level, msg) {
 		o.log.WithFields(fields).Log(level, msg)
@@ -161,7 +162,7 @@ func parseHclog(text string) (level logrus.Level, msg string, fields logrus.Fiel
 	default:
 		level = logrus.InfoLevel
 	}
-	return level, Printable(msg), printableFields(fields), true
+	return level, oneline.Mask(msg), printableFields(fields), true
 }
 
 // printableFields returns the fields as text, numbers and booleans; other values become JSON.
@@ -170,28 +171,18 @@ func printableFields(fields logrus.Fields) logrus.Fields {
 	for key, value := range fields {
 		switch v := value.(type) {
 		case string:
-			value = Printable(v)
+			value = oneline.Mask(v)
 		case float64, bool, nil:
 		default:
 			text, err := json.Marshal(v)
 			if err != nil {
 				continue // cannot happen: it came from JSON
 			}
-			value = Printable(string(text))
+			value = oneline.Mask(string(text))
 		}
-		out[Printable(key)] = value
+		out[oneline.Mask(key)] = value
 	}
 	return out
-}
-
-// Printable replaces control characters, which could change what a terminal shows, by question marks.
-func Printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r == '\t' || unicode.IsPrint(r) {
-			return r
-		}
-		return '?'
-	}, text)
 }
 
 // quiet returns the logger for go-plugin's own lines, which appear at level trace only: Kubelith logs each event

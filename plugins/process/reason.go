@@ -68,7 +68,7 @@ func (p *Process) handshakeError(err error) error {
 func handshakeLineError(line string, err error) error {
 	fields := strings.Split(strings.TrimSpace(line), "|")
 	if len(fields) < 4 {
-		return &exitError{"is not a plugin: its first line of output is not go-plugin's handshake", fmt.Sprintf("%.82q", Printable(line))}
+		return &exitError{"is not a plugin: its first line of output is not go-plugin's handshake", fmt.Sprintf("%.82q", oneline.Mask(line))}
 	}
 	switch {
 	case fields[0] != strconv.Itoa(goplugin.CoreProtocolVersion):
@@ -78,7 +78,7 @@ func handshakeLineError(line string, err error) error {
 	case len(fields) < 5 || fields[4] != string(goplugin.ProtocolGRPC):
 		return errors.New("speaks net/rpc: go-plugin's gRPC is needed")
 	}
-	return fmt.Errorf("failed the handshake: %s", oneLine(err))
+	return fmt.Errorf("failed the handshake: %s", oneline.Of(err.Error()))
 }
 
 // callError returns why one of the first calls failed with err.
@@ -92,12 +92,7 @@ func (p *Process) callError(what string, err error) error {
 		return fmt.Errorf("%s: no answer in time", what)
 	}
 	if s, ok := status.FromError(err); ok {
-		return fmt.Errorf("%s: %s", what, oneLine(errors.New(s.Message())))
+		return fmt.Errorf("%s: %s", what, oneline.Of(s.Message()))
 	}
-	return fmt.Errorf("%s: %s", what, oneLine(err))
-}
-
-// oneLine returns the text of an error of another library, or of the plugin, as one printable line.
-func oneLine(err error) string {
-	return Printable(oneline.Of(err.Error()))
+	return fmt.Errorf("%s: %s", what, oneline.Of(err.Error()))
 }

@@ -4,7 +4,7 @@
 //
 //	Verify -> Executable -> Launcher.Start -> Process: Conn, Health, Done, ExitReason, Stop
 //
-//	launcher.go: start and handshake -> runner.go: what go-plugin calls -> spawn.go: the process itself, runtime/cgroups
+//	launcher.go: start and handshake -> runner.go: what go-plugin calls -> spawn.go: the process, runtime/cgroups
 //
 // A record on disk names each process and its cgroup, so that Sweep ends what a killed server left. When to start,
 // replace and stop, and who is called, is up to plugins/host.

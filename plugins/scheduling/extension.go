@@ -63,7 +63,7 @@ func (e *Extension) refresh(warned map[string]bool) {
 	for name := range now {
 		if !warned[name] {
 			warned[name] = true
-			e.log.WithField("plugin", name).Warn("This scheduling plugin was added after the scheduler started: it takes part after the next start.")
+			e.log.WithField("plugin", name).Warn("this scheduling plugin was added after the scheduler started: it is used from the next start")
 		}
 	}
 }

@@ -109,7 +109,9 @@ func (r *remote) filter(ctx context.Context, pod *corev1.Pod, nodes []fwk.NodeIn
 	var v *filterResults
 	err = r.update(ctx, "Filter", d, func() delta { return r.cache.all(nodes) },
 		func(ctx context.Context, c schedulingv1.SchedulingClient, s delta) error {
-			answer, err := c.Filter(ctx, &schedulingv1.FilterRequest{Update: s.update, Pod: message, PodName: asUTF8(pod.Name), PodUid: asUTF8(string(pod.UID)), Nodes: s.nodes})
+			answer, err := c.Filter(ctx, &schedulingv1.FilterRequest{
+				Update: s.update, Pod: message, PodName: asUTF8(pod.Name), PodUid: asUTF8(string(pod.UID)), Nodes: s.nodes,
+			})
 			if err != nil {
 				return err
 			}
@@ -160,7 +162,9 @@ func (r *remote) score(ctx context.Context, pod *corev1.Pod, nodes []fwk.NodeInf
 	var out *scores
 	err = r.update(ctx, "Score", d, func() delta { return r.cache.some(nodes, all) },
 		func(ctx context.Context, c schedulingv1.SchedulingClient, s delta) error {
-			answer, err := c.Score(ctx, &schedulingv1.ScoreRequest{Update: s.update, Pod: message, PodName: asUTF8(pod.Name), PodUid: asUTF8(string(pod.UID)), Nodes: s.nodes})
+			answer, err := c.Score(ctx, &schedulingv1.ScoreRequest{
+				Update: s.update, Pod: message, PodName: asUTF8(pod.Name), PodUid: asUTF8(string(pod.UID)), Nodes: s.nodes,
+			})
 			if err != nil {
 				return err
 			}

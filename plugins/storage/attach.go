@@ -28,8 +28,10 @@ func (c *controllers) addAttaching(ctx context.Context) error {
 		c.facts.can(csi.ControllerServiceCapability_RPC_PUBLISH_READONLY),
 		c.facts.can(csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER),
 		csitrans.New(), "")
-	attaching := controller.NewCSIAttachController(klog.FromContext(ctx), c.Client, c.Name(), handler, attachments, volumes, backoff(), backoff(),
-		c.facts.can(csi.ControllerServiceCapability_RPC_LIST_VOLUMES) && c.facts.can(csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES), reconcileEvery)
+	listsAttachments := c.facts.can(csi.ControllerServiceCapability_RPC_LIST_VOLUMES) &&
+		c.facts.can(csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES)
+	attaching := controller.NewCSIAttachController(klog.FromContext(ctx), c.Client, c.Name(), handler, attachments, volumes,
+		backoff(), backoff(), listsAttachments, reconcileEvery)
 	c.run(func(ctx context.Context) { attaching.Run(ctx, workers, nil) })
 	return nil
 }

@@ -92,7 +92,7 @@ func (o Controllers) Start(ctx context.Context, d *Driver, now Facts) (wait func
 	if d.NodeLocal {
 		c.run(c.followNode)
 	}
-	view.Start(o.Life) // informers of our own are for all drivers; shared ones end with the process
+	view.Start(o.Life) // our informers are for all drivers; shared ones end with the process
 	var running sync.WaitGroup
 	running.Go(func() {
 		cache.WaitForCacheSync(ctx.Done(), c.synced...) // what is run after ctx has ended ends at once, and its queues with it

@@ -6,14 +6,15 @@
 //	controllers -----------------+     provision, delete, expand, attach, capacity
 //
 // A storage plugin serves csi.v1 on the connection that the host of plugins keeps. For each there is
-//   - a forwarder (forward.go) behind a unix socket of the node. It hands what comes, as it is, to the process that serves the plugin
-//     now. Processes come and go; the socket stays, so that the kubelet and the controllers notice no replacement.
+//   - a forwarder (forward.go) behind a unix socket of the node. It forwards each call, unchanged, to the process that
+//     serves the plugin now. Processes come and go; the socket stays, so that the kubelet and the controllers notice
+//     no replacement.
 //   - a Driver (driver.go), which keeps up with what the plugin declares and what its processes say of themselves.
-//   - Controllers (controllers.go, provision.go, attach.go, resize.go): what sidecars run for drivers in pods, with the sidecars' own
-//     libraries.
+//   - Controllers (controllers.go, provision.go, attach.go, resize.go): what sidecars run for drivers in pods, with the
+//     sidecars' own libraries.
 //
-// It knows nothing of how plugins are started (plugins/host) and nothing of volumes. A CSI driver that
-// runs in pods, with the usual sidecars, needs nothing of this and is not touched.
+// It knows nothing of how plugins are started (plugins/host) and nothing of volumes. A CSI driver that runs in pods,
+// with the usual sidecars, needs nothing of this and is not touched.
 package storage
 
 import (

@@ -75,7 +75,7 @@ func field(file, name string) (int64, error) {
 		if key, number, _ := strings.Cut(lines.Text(), " "); key == name {
 			n, err := strconv.ParseInt(number, 10, 64)
 			if err != nil {
-				return 0, fmt.Errorf("%s: %s is no number: %q", file, name, number)
+				return 0, fmt.Errorf("%s: %s is not a number: %q", file, name, number)
 			}
 			return n, nil
 		}

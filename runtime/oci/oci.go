@@ -115,7 +115,8 @@ func (h Host) Find(name string) (Runtime, error) {
 	}
 	// Source: crun, src/libcrun/cgroup.c: "cgroups in hybrid mode not supported".
 	if name == Crun && h.Unified != "" {
-		return Runtime{}, fmt.Errorf("it supports no host with cgroups of v1 and v2 where v2 has controllers (%s): boot with systemd.unified_cgroup_hierarchy=1", h.Unified)
+		return Runtime{}, fmt.Errorf("it supports no host with cgroups of v1 and v2 where v2 has controllers (%s): "+
+			"boot with systemd.unified_cgroup_hierarchy=1", h.Unified)
 	}
 	return Runtime{Name: name, Path: path, Version: v.String()}, nil
 }

@@ -206,7 +206,14 @@ func (s *service) create(r *taskAPI.CreateTaskRequest, spec *specs.Spec, systemd
 	if err != nil {
 		return nil, err
 	}
-	s.sandbox = &sandbox{record: record, id: r.ID, bundle: r.Bundle, group: group, metrics: sync.OnceValue(func() any { return metricsOf(record.PID) }), done: make(chan struct{})}
+	s.sandbox = &sandbox{
+		record:  record,
+		id:      r.ID,
+		bundle:  r.Bundle,
+		group:   group,
+		metrics: sync.OnceValue(func() any { return metricsOf(record.PID) }),
+		done:    make(chan struct{}),
+	}
 	s.send(&eventstypes.TaskCreate{
 		ContainerID: r.ID, Bundle: r.Bundle, Rootfs: r.Rootfs, Pid: uint32(record.PID),
 		IO: &eventstypes.TaskIO{Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr},

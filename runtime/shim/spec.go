@@ -159,7 +159,8 @@ func forRunc(s *specs.Spec) string {
 		if r.Memory != nil || r.Pids != nil || r.BlockIO != nil || len(r.HugepageLimits) > 0 || r.Network != nil || len(r.Rdma) > 0 || len(r.Unified) > 0 {
 			return "resources"
 		}
-		if c := r.CPU; c != nil && (c.Quota != nil || c.Burst != nil || c.Period != nil || c.RealtimeRuntime != nil || c.RealtimePeriod != nil || c.Cpus != "" || c.Mems != "" || c.Idle != nil) {
+		if c := r.CPU; c != nil && (c.Quota != nil || c.Burst != nil || c.Period != nil || c.RealtimeRuntime != nil ||
+			c.RealtimePeriod != nil || c.Cpus != "" || c.Mems != "" || c.Idle != nil) {
 			return "resources"
 		}
 	}
@@ -228,7 +229,7 @@ func settings(s *specs.Spec, root string) ([]byte, error) {
 		// Source: runc, libcontainer/standard_init_linux.go: every dot is a slash.
 		path := filepath.Join("/proc/sys", strings.ReplaceAll(name, ".", "/"))
 		if !strings.HasPrefix(path, "/proc/sys/") || strings.Contains(path, "=") {
-			return nil, fmt.Errorf("%q is no sysctl", name)
+			return nil, fmt.Errorf("%q is not a sysctl", name)
 		}
 		set('s', path+"="+value)
 	}
@@ -268,7 +269,7 @@ func bundleBeside(id string) (string, error) {
 		return "", err
 	}
 	if id != filepath.Base(id) || !fs.ValidPath(id) {
-		return "", fmt.Errorf("%q is no id of a container", id)
+		return "", fmt.Errorf("%q is not a container ID", id)
 	}
 	return filepath.Join(filepath.Dir(here), id), nil
 }

@@ -1,12 +1,12 @@
-// Command robustness checks a cluster's etcd with the model and the validators of etcd's own robustness tests, while the
-// servers go on with their work and something else breaks them.
+// Command robustness checks a cluster's etcd with the model and the validators of etcd's own robustness tests, while
+// the servers go on with their work and something else breaks them.
 //
 //	robustness SOCKET=DIRECTORY...
 //
-// Each argument is one member: the unix socket for its clients, and its data directory. Clients of etcd's tests write to
-// the members until standard input ends, and watches record what each member says of it. Then the members must all
-// answer. The last line on standard output counts what was checked; with a fault it is on standard error, and the exit
-// code is 1.
+// Each argument is one member: the unix socket for its clients, and its data directory. Clients of etcd's tests write
+// to the members until standard input ends, and watches record what each member says of it. Then the members must all
+// answer. The last line on standard output counts what was checked; a fault is on standard error, and the exit code is
+// 1.
 //
 // etcd's validators need an etcd that nobody else writes to, and the one in a server has the API server's clients. What
 // they are given is therefore a projection: only the keys of this program, with their revisions counted anew (see

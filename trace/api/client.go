@@ -93,7 +93,7 @@ func (c *Client) get(ctx context.Context, path string, query url.Values, into an
 		return err
 	}
 	if err := json.Unmarshal(answer, into); err != nil {
-		return fmt.Errorf("%w: it answers %s with something else", ErrNoRecorder, path)
+		return fmt.Errorf("%w: its answer to %s is not a recorder's", ErrNoRecorder, path)
 	}
 	return nil
 }
@@ -110,7 +110,7 @@ func describe(err error) error {
 	var status apierrors.APIStatus
 	if errors.As(err, &status) && status.Status().Reason == metav1.StatusReasonNotFound {
 		if details := status.Status().Details; details == nil || details.Name == "" {
-			return fmt.Errorf("%w: it is not Kubelith, or one older than its recorder", ErrNoRecorder)
+			return fmt.Errorf("%w: it is not Kubelith, or an older version of it", ErrNoRecorder)
 		}
 	}
 	return err

@@ -19,6 +19,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"kubelith.io/kubelith/base/client"
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/trace"
 	"kubelith.io/kubelith/trace/record"
 )
@@ -117,7 +118,8 @@ func (h *Handler) timeline(req *http.Request) (any, error) {
 	may := h.may(req.Context())
 	if !may(ref) { // before the lookup: not every user may know whether it exists
 		caller, _ := apirequest.UserFrom(req.Context())
-		return nil, apierrors.NewForbidden(schema.ParseGroupResource(ref.Resource), ref.Name, fmt.Errorf("user %q may not get it, so not its record", caller.GetName()))
+		return nil, apierrors.NewForbidden(schema.ParseGroupResource(ref.Resource), ref.Name,
+			fmt.Errorf("user %q may not get the object, so not its record", caller.GetName()))
 	}
 	var t *trace.Timeline
 	found := h.await(req.Context(), after, func() (uint64, bool) {
@@ -135,7 +137,8 @@ func (h *Handler) timeline(req *http.Request) (any, error) {
 		withoutNodes(t)
 	}
 	if set := h.store.Clock().Set(); set.Abs() > time.Second {
-		t.Notices = append(t.Notices, fmt.Sprintf("the clock of the server was set by %s since it started; times here go on from the old one", set.Round(time.Second)))
+		t.Notices = append(t.Notices, fmt.Sprintf("the clock of the server was set by %s since it started; these times follow the old clock",
+			set.Round(time.Second)))
 	}
 	return t, nil
 }
@@ -254,14 +257,14 @@ var nodeStages = []record.Stage{
 // report on. What a node knows of objects beside their records, the API knows better.
 func (h *Handler) records(req *http.Request) (any, error) {
 	caller, _ := apirequest.UserFrom(req.Context())
-	node, ok := strings.CutPrefix(caller.GetName(), "system:node:")
+	node, ok := strings.CutPrefix(caller.GetName(), names.NodeUserPrefix)
 	if !ok || !slices.Contains(caller.GetGroups(), user.NodesGroup) {
 		return nil, apierrors.NewForbidden(schema.GroupResource{Resource: "records"}, "", fmt.Errorf("only nodes report records"))
 	}
 	now := h.store.Clock().Now()
 	content, err := io.ReadAll(io.LimitReader(req.Body, record.MaxBody+1))
 	if err != nil {
-		return nil, apierrors.NewBadRequest("the batch did not arrive: " + err.Error())
+		return nil, apierrors.NewBadRequest("read the batch: " + err.Error())
 	}
 	if len(content) > record.MaxBody {
 		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("a batch has at most %d bytes", record.MaxBody))

@@ -3,10 +3,10 @@
 //
 // IDs follow from what they name, so that two exports of the same are the same, and servers and agents need not agree:
 //
-//   - The trace is the one that the creation of the object named (record.Object.Trace); else its ID is derived from the UID
-//     of the topmost owner: a Deployment, its ReplicaSets and their pods are one trace.
-//   - The creation of an object is the parent of everything else that happened to it, and its own parent is the creation of
-//     its owner.
+//   - The trace is the one that the creation of the object named (record.Object.Trace); else its ID is derived from the
+//     UID of the topmost owner: a Deployment, its ReplicaSets and their pods are one trace.
+//   - The creation of an object is the parent of everything else that happened to it, and its own parent is the
+//     creation of its owner.
 package otlp
 
 import (
@@ -49,8 +49,10 @@ func Timeline(t *trace.Timeline) []*tracepb.ResourceSpans {
 	for i := range t.Spans {
 		s := &t.Spans[i]
 		ids[s.ID] = derive("span", key(s.Object), string(s.Stage), s.Name, strconv.FormatInt(s.Begin.UnixNano(), 10), strconv.Itoa(s.ID))[:8]
-		r := record.Record{Object: s.Object, Stage: s.Stage, Name: s.Name, Actor: s.By, Message: s.Message, Error: s.Error, Count: s.Count, Bytes: s.Bytes, Peak: s.Peak,
-			Verdicts: s.Verdicts, Node: s.Node}
+		r := record.Record{
+			Object: s.Object, Stage: s.Stage, Name: s.Name, Node: s.Node, Actor: s.By,
+			Message: s.Message, Error: s.Error, Count: s.Count, Bytes: s.Bytes, Peak: s.Peak, Verdicts: s.Verdicts,
+		}
 		out := newSpan(id, ids[s.ID], ids[s.Parent], &r, s.Begin.UnixNano(), s.Duration())
 		if s.Critical {
 			out.Attributes = append(out.Attributes, boolean("kubelith.critical", true))

@@ -13,6 +13,7 @@ import (
 	"unique"
 	"unsafe"
 
+	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/base/reconcile"
 )
 
@@ -84,8 +85,13 @@ type entry struct {
 func NewStore(o Options) *Store {
 	o.Bytes, o.Age = cmp.Or(o.Bytes, DefaultBytes), cmp.Or(o.Age, DefaultAge)
 	return &Store{
-		opts: o, clock: NewClock(), id: strconv.FormatUint(rand.Uint64(), 36), objects: map[string]*entry{}, names: map[Ref]string{}, owned: map[string]map[string]bool{},
-		recent: list.New(),
+		opts:    o,
+		clock:   NewClock(),
+		id:      strconv.FormatUint(rand.Uint64(), 36),
+		objects: map[string]*entry{},
+		names:   map[Ref]string{},
+		owned:   map[string]map[string]bool{},
+		recent:  list.New(),
 	}
 }
 
@@ -511,7 +517,7 @@ func (o *Object) size() int64 {
 
 // bound cuts what a source, or whatever it listens to, may make long.
 func (r *Record) bound() {
-	r.Message, r.Error = shorten(r.Message), shorten(r.Error)
+	r.Message, r.Error = oneline.Shorten(r.Message, maxText), oneline.Shorten(r.Error, maxText)
 	r.Name, r.Node, r.Actor, r.Agent = intern(clip(r.Name)), intern(clip(r.Node)), intern(clip(r.Actor)), intern(clip(r.Agent))
 	r.Version = clip(r.Version)
 	// What was appended step by step has room for more, which would stay.
@@ -519,7 +525,7 @@ func (r *Record) bound() {
 	r.Verdicts, r.Scores = exact(r.Verdicts), exact(r.Scores)
 	for i := range r.Steps {
 		s := &r.Steps[i]
-		s.Name, s.Detail, s.Error = clip(s.Name), clip(s.Detail), shorten(s.Error)
+		s.Name, s.Detail, s.Error = clip(s.Name), clip(s.Detail), oneline.Shorten(s.Error, maxText)
 	}
 }
 
@@ -536,14 +542,6 @@ func clip(name string) string {
 		return strings.ToValidUTF8(name[:maxName], "")
 	}
 	return name
-}
-
-// shorten cuts a text to maxText bytes.
-func shorten(text string) string {
-	if len(text) > maxText {
-		return strings.ToValidUTF8(text[:maxText], "") + "..."
-	}
-	return text
 }
 
 // intern returns the one copy of a text that comes again and again.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/trace"
 )
 
@@ -39,7 +40,7 @@ func Stats(w io.Writer, stages []trace.Percentiles) error {
 
 func row(w io.Writer, cells ...string) {
 	for i, cell := range cells {
-		if cell = printable(cell); cell == "" {
+		if cell = oneline.Of(cell); cell == "" {
 			cell = "-"
 		}
 		cells[i] = cell
@@ -53,12 +54,12 @@ func Line(t *trace.Timeline, s *trace.Span) string {
 	if s.Moment {
 		took = ""
 	}
-	text := fmt.Sprintf("+%-7s %7s  %s  %s", Took(s.Begin.Sub(t.Begin)), took, printable(Object(s.Object)), printable(title(s)))
+	text := fmt.Sprintf("+%-7s %7s  %s  %s", Took(s.Begin.Sub(t.Begin)), took, oneline.Of(Object(s.Object)), oneline.Of(title(s)))
 	if n := note(t, s); n != "" {
 		text += ", " + n
 	}
 	if s.Error != "" {
-		text += ": " + printable(s.Error)
+		text += ": " + oneline.Of(s.Error)
 	}
 	return text
 }

@@ -103,19 +103,6 @@ func size(n int64) string {
 	return fmt.Sprintf("%.0f %s", f, unit)
 }
 
-// printable replaces what a terminal would act on: names and messages come from users and programs.
-func printable(text string) string {
-	return strings.Map(func(c rune) rune {
-		switch {
-		case c == '\t' || c == '\n':
-			return ' '
-		case c < ' ', c == 0x7f, c >= 0x80 && c < 0xa0, c >= 0x202a && c <= 0x202e, c >= 0x2066 && c <= 0x2069:
-			return '?'
-		}
-		return c
-	}, text)
-}
-
 // group is the spans of one object.
 type group struct {
 	object record.Ref

@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/trace"
 	"kubelith.io/kubelith/trace/record"
 )
@@ -90,7 +91,7 @@ var ascii = strings.NewReplacer("µ", "u", "…", "~", "→", ">", "┃", "*", "
 func (p *sheet) wrap(first, rest, text, code string) {
 	indent := first
 	var line string
-	for _, word := range strings.Fields(printable(text)) {
+	for _, word := range strings.Fields(oneline.Of(text)) {
 		if line != "" && utf8.RuneCountInString(indent+line+" "+word) > p.width {
 			p.line(p.paint(code, indent+line))
 			indent, line = rest, ""
@@ -189,7 +190,7 @@ func (p *sheet) waterfall() {
 	for _, r := range rows {
 		switch {
 		case r.heading != "":
-			p.line(p.paint("1", printable(r.heading)))
+			p.line(p.paint("1", oneline.Of(r.heading)))
 			clear(said)
 		case r.span == nil:
 			p.line("  " + p.paint("2", r.text))
@@ -303,7 +304,7 @@ func (p *sheet) stages(g *group) []entry {
 					others = append(others, o.Duration())
 				}
 			}
-			rows = append(rows, entry{text: printable(alike(others, "of "+key(s)))})
+			rows = append(rows, entry{text: oneline.Of(alike(others, "of "+key(s)))})
 		}
 		if s == alikes[0] || s == slowest || s == last {
 			add(s, 0)
@@ -370,13 +371,13 @@ func note(t *trace.Timeline, s *trace.Span) string {
 	if !t.Settled && s.Wait && s.End.Equal(t.End) {
 		notes = append(notes, "so far")
 	}
-	return printable(strings.Join(notes, ", "))
+	return oneline.Of(strings.Join(notes, ", "))
 }
 
 // span writes the line of a stage and, below it, why it failed. said holds errors that were written.
 func (p *sheet) span(r entry, said map[string]bool) {
 	s := r.span
-	mark, label, took := "  ", clip(strings.Repeat("  ", r.depth)+printable(title(s)), p.label), Took(s.Duration())
+	mark, label, took := "  ", clip(strings.Repeat("  ", r.depth)+oneline.Of(title(s)), p.label), Took(s.Duration())
 	if s.Moment {
 		took = ""
 	}

@@ -2,11 +2,12 @@
 //
 // Both come from upstream's own tracing, in the process and without an exporter:
 //
-//   - The kubelet takes a TracerProvider and starts the spans syncPod, syncTerminatingPod and syncTerminatedPod, which name
-//     the pod. Source.Provider records these, and passes everything on to the provider that the user configured, if any.
-//   - The CRI server takes a gRPC stats handler where it would put OpenTelemetry's. Source.Handler sees each request with
-//     its answer: the exit code of a probe is in no span. It puts a span into the context of a call, so that containerd's
-//     own spans and attributes add details: the CNI's share of a sandbox, the size of an image.
+//   - The kubelet takes a TracerProvider and starts the spans syncPod, syncTerminatingPod and syncTerminatedPod, which
+//     name the pod. Source.Provider records these, and passes everything on to the provider that the user configured,
+//     if any.
+//   - The CRI server takes a gRPC stats handler where it would put OpenTelemetry's. Source.Handler sees each request
+//     with its answer: the exit code of a probe is in no span. It puts a span into the context of a call, so that
+//     containerd's own spans and attributes add details: the CNI's share of a sandbox, the size of an image.
 //
 // The calls to CSI drivers in plugin processes go through this process too, and Source.CSI sees them. Those to drivers
 // in pods do not: Source.VolumePlugins wraps the kubelet's volume plugin for CSI, which makes them.

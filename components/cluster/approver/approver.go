@@ -176,7 +176,10 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 	s.removed = gone
 	controller := certificates.NewCertificateController(ctx, "kubelith-approver", s.client, requests, s.decide)
 	view.Start(ctx.Done())
-	if !cache.WaitFor(ctx, "", requests.Informer().HasSyncedChecker(), nodes.Informer().HasSyncedChecker(), configMaps.Informer().HasSyncedChecker(), gone.Synced()) {
+	if !cache.WaitFor(ctx, "",
+		requests.Informer().HasSyncedChecker(), nodes.Informer().HasSyncedChecker(), configMaps.Informer().HasSyncedChecker(),
+		gone.Synced(),
+	) {
 		return nil // stopped
 	}
 	ready()

@@ -56,13 +56,15 @@ func (s *Server) judgeClient(ctx context.Context, csr *certificatesv1.Certificat
 		return verdict{}, certificates.IgnorableError("not yet: node %s was removed a moment ago", name)
 	}
 	if address, other := s.sharesAddress(name, csr.Annotations[names.NodeIPAnnotation]); other != "" {
-		return deny(sameIP, "address %s already belongs to node %s: set this machine's own with --node-ip, or run kubelith node remove %[2]s if that machine is gone", address, other), nil
+		return deny(sameIP, "address %s already belongs to node %s: set this machine's own with --node-ip, "+
+			"or run kubelith node remove %[2]s if that machine is gone", address, other), nil
 	}
 	machine := keyHash(request)
 	id := strings.TrimPrefix(csr.Spec.Username, bootstrapapi.BootstrapUserPrefix)
 	owner, made, err := s.reserve(ctx, name, machine, id)
 	if errors.Is(err, errPending) {
-		return deny(tooMany, "%d machines have joined with token %s and not registered a node yet: delete the token if they are not yours, create another with kubelith token create, or wait an hour", maxPending, id), nil
+		return deny(tooMany, "%d machines have joined with token %s and not registered a node yet: "+
+			"delete the token if they are not yours, create another with kubelith token create, or wait an hour", maxPending, id), nil
 	}
 	if err != nil {
 		return verdict{}, err

@@ -47,7 +47,8 @@ func (s *Server) judgeRenewal(ctx context.Context, csr *certificatesv1.Certifica
 		return verdict{}, err
 	}
 	if !isOf(node, owner) {
-		return deny(notANode, "label %s of node %s does not identify the machine that joined under this name: that machine must join again with a token", names.MachineLabel, name), nil
+		return deny(notANode, "label %s of node %s does not identify the machine that joined under this name: "+
+			"that machine must join again with a token", names.MachineLabel, name), nil
 	}
 	return verdict{}, nil
 }

@@ -127,7 +127,8 @@ func (s *Server) release(ctx context.Context, name, machine string) error {
 
 // free deletes a reservation as it was read: one that was created again since stays.
 func (s *Server) free(ctx context.Context, reservation *corev1.ConfigMap) error {
-	err := s.client.CoreV1().ConfigMaps(namespace).Delete(ctx, reservation.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(reservation.UID))})
+	this := metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(reservation.UID))}
+	err := s.client.CoreV1().ConfigMaps(namespace).Delete(ctx, reservation.Name, this)
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("free the name %s: %w", nodeOf(reservation), err)
 	}

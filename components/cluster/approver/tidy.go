@@ -71,7 +71,8 @@ func (s *Server) removeDenied(ctx context.Context) {
 		if !denied || s.now().Sub(since) < deniedFor || csr.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName || !s.joins(csr) && !isNode(csr) {
 			continue
 		}
-		err := s.client.CertificatesV1().CertificateSigningRequests().Delete(ctx, csr.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(csr.UID))})
+		this := metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(csr.UID))}
+		err := s.client.CertificatesV1().CertificateSigningRequests().Delete(ctx, csr.Name, this)
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			s.opts.Log.Warnf("cannot delete the denied request %s, retrying in %s: %v", csr.Name, tidyEvery, err)
 		}

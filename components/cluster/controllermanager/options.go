@@ -63,7 +63,7 @@ func upstreamConfig(o Options) (*config.Config, error) {
 
 // Refused are the upstream flags that Kubelith sets itself or does not use.
 func Refused() args.Refused {
-	cloud := "cloud controllers run outside of the process"
+	cloud := "cloud controllers run outside the process"
 	owned := "Kubelith generates and renews it"
 	one := "kubelets have their own CA: use the flags of a signer, cluster-signing-kube-apiserver-client-... or cluster-signing-legacy-unknown-..."
 	return args.Merge(args.Logging(), args.FeatureGates(), args.Clients(), args.Serving(), args.Election(), args.Refused{

@@ -38,7 +38,7 @@ import (
 
 const (
 	namespace    = metav1.NamespaceSystem
-	fieldManager = "kubelith-dns"
+	fieldManager = names.DNSManager
 	managedBy    = "kubelith"
 )
 
@@ -280,7 +280,7 @@ func (p *publisher) applyService(ctx context.Context) error {
 	if apierrors.IsInvalid(err) {
 		// The cluster IP of a Service cannot be changed: the cluster DNS address has a new value in the configuration.
 		if err := p.client.CoreV1().Services(namespace).Delete(ctx, names.DNSService, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("delete Service %s/%s of another cluster DNS address: %w", namespace, names.DNSService, err)
+			return fmt.Errorf("delete Service %s/%s, which has another cluster IP: %w", namespace, names.DNSService, err)
 		}
 		_, err = p.client.CoreV1().Services(namespace).Apply(ctx, service, applyOptions())
 		if err != nil {

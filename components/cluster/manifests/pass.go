@@ -171,7 +171,8 @@ func (k *keeper) sets(files []file, parents map[string]parent) []*set {
 		p := parents[name]
 		ours := k.owns(p)
 		if !ours {
-			k.logOnce("elsewhere "+name, fmt.Sprintf("%s was applied from another directory: its objects stay; if that directory is gone for good, delete them and ConfigMap %s/%s", p.file, parentNamespace, name))
+			k.logOnce("elsewhere "+name, fmt.Sprintf("%s was applied from another directory: its objects stay; "+
+				"if that directory is gone for good, delete them and ConfigMap %s/%s", p.file, parentNamespace, name))
 		}
 		all = append(all, &set{file: file{name: p.file, parent: name}, parent: p, gone: true, pending: ours})
 	}

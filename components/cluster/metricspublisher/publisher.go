@@ -115,11 +115,17 @@ func withdraw(ctx context.Context, c typedv1.APIServiceInterface) error {
 // NewCleaner returns the component that removes the APIService that an earlier run created: it would announce an API
 // that is not served. It is for a cluster without metrics-server.
 func NewCleaner(o Options) lifecycle.Component {
-	return &lifecycle.Task{Called: "metrics-cleaner", Subject: "delete the APIService " + names.MetricsAPIService, Retry: lookEvery, Log: o.Log, Do: func(ctx context.Context) error {
-		cs, err := clientset.NewForConfig(o.Client)
-		if err != nil {
-			return err
-		}
-		return withdraw(ctx, cs.ApiregistrationV1().APIServices())
-	}}
+	return &lifecycle.Task{
+		Called:  "metrics-cleaner",
+		Subject: "delete the APIService " + names.MetricsAPIService,
+		Retry:   lookEvery,
+		Log:     o.Log,
+		Do: func(ctx context.Context) error {
+			cs, err := clientset.NewForConfig(o.Client)
+			if err != nil {
+				return err
+			}
+			return withdraw(ctx, cs.ApiregistrationV1().APIServices())
+		},
+	}
 }

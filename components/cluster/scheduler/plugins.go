@@ -12,7 +12,9 @@ import (
 
 // extended returns the profiles with the current scheduling plugins, and the registry that builds them. They are
 // complete only now: a plugin reports the weight of its scores when it starts.
-func (s *Server) extended(given []schedulerconfig.KubeSchedulerProfile) (profiles []schedulerconfig.KubeSchedulerProfile, registry frameworkruntime.Registry, end func(), err error) {
+func (s *Server) extended(given []schedulerconfig.KubeSchedulerProfile) (
+	profiles []schedulerconfig.KubeSchedulerProfile, registry frameworkruntime.Registry, end func(), err error,
+) {
 	registry = removed.Registry()
 	if s.opts.Plugins == nil {
 		return given, registry, func() {}, nil

@@ -102,7 +102,9 @@ func (s *Server) followed(ctx context.Context, cs kubernetes.Interface) *config.
 	for {
 		t, err := p.read(ctx, cs)
 		if err == nil {
-			s.announce("the "+name, fmt.Sprintf(`kubectl -n %s get configmap %s -o jsonpath='{.data.policy\.cfg}' | kubelith scheduler-policy -`, p.namespace, p.configMap), t)
+			leave := fmt.Sprintf(`kubectl -n %s get configmap %s -o jsonpath='{.data.policy\.cfg}' | kubelith scheduler-policy -`,
+				p.namespace, p.configMap)
+			s.announce("the "+name, leave, t)
 			c := *s.config
 			c.Profiles, c.Extenders = t.Config.Profiles, t.Config.Extenders
 			return &c
@@ -139,7 +141,8 @@ func (p *policySource) read(ctx context.Context, cs kubernetes.Interface) (*poli
 
 // announce warns that a policy is in use.
 func (s *Server) announce(source, leave string, t *policy.Translation) {
-	s.log().Warnf("the scheduler follows a policy, which Kubernetes removed in 1.23: %s; to leave it, set --scheduler-arg=config=FILE to the output of %s", source, leave)
+	s.log().Warnf("the scheduler follows a policy, which Kubernetes removed in 1.23: %s; "+
+		"to leave it, set --scheduler-arg=config=FILE to the output of %s", source, leave)
 	for _, note := range t.Notes {
 		s.log().Warnf("policy: %s", note)
 	}

@@ -196,7 +196,9 @@ type recordedFramework struct {
 }
 
 // RunPreFilterPlugins implements framework.Framework.
-func (f *recordedFramework) RunPreFilterPlugins(ctx context.Context, state fwk.CycleState, pod *corev1.Pod) (*fwk.PreFilterResult, *fwk.Status, sets.Set[string]) {
+func (f *recordedFramework) RunPreFilterPlugins(
+	ctx context.Context, state fwk.CycleState, pod *corev1.Pod,
+) (*fwk.PreFilterResult, *fwk.Status, sets.Set[string]) {
 	a := f.recorder.now
 	if a == nil {
 		return f.Framework.RunPreFilterPlugins(ctx, state, pod)
@@ -249,7 +251,9 @@ func (f *recordedFramework) RunPreScorePlugins(ctx context.Context, state fwk.Cy
 }
 
 // RunScorePlugins implements framework.Framework.
-func (f *recordedFramework) RunScorePlugins(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodes []fwk.NodeInfo) ([]fwk.NodePluginScores, *fwk.Status) {
+func (f *recordedFramework) RunScorePlugins(
+	ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodes []fwk.NodeInfo,
+) ([]fwk.NodePluginScores, *fwk.Status) {
 	scores, status := f.Framework.RunScorePlugins(ctx, state, pod, nodes)
 	if a := f.recorder.now; a != nil && !a.scores.IsZero() {
 		a.step("score", a.scores, "")

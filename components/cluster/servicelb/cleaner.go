@@ -15,13 +15,19 @@ import (
 // NewCleaner returns the component that removes the addresses that an earlier run wrote. It is for a server without
 // servicelb.
 func NewCleaner(o Options) lifecycle.Component {
-	return &lifecycle.Task{Called: "servicelb-cleaner", Subject: "remove the addresses of Services", Retry: retryDelay, Log: o.Log, Do: func(ctx context.Context) error {
-		cs, err := kubernetes.NewForConfig(o.Client)
-		if err != nil {
-			return err
-		}
-		return withdraw(ctx, cs)
-	}}
+	return &lifecycle.Task{
+		Called:  "servicelb-cleaner",
+		Subject: "remove the addresses of Services",
+		Retry:   retryDelay,
+		Log:     o.Log,
+		Do: func(ctx context.Context) error {
+			cs, err := kubernetes.NewForConfig(o.Client)
+			if err != nil {
+				return err
+			}
+			return withdraw(ctx, cs)
+		},
+	}
 }
 
 // withdraw removes the addresses that we own from every Service. It cannot use the shared informers: they drop the

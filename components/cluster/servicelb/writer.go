@@ -141,7 +141,8 @@ func (w *writer) listens(service *corev1.Service, n *corev1.Node, p hostport.Por
 			continue
 		}
 		for _, e := range slice.Endpoints {
-			if e.NodeName != nil && *e.NodeName == n.Name && slices.ContainsFunc(n.Status.Addresses, func(a corev1.NodeAddress) bool { return slices.Contains(e.Addresses, a.Address) }) {
+			listed := func(a corev1.NodeAddress) bool { return slices.Contains(e.Addresses, a.Address) }
+			if e.NodeName != nil && *e.NodeName == n.Name && slices.ContainsFunc(n.Status.Addresses, listed) {
 				return true
 			}
 		}

@@ -133,7 +133,7 @@ func (m objects) makeClass(ctx context.Context, want *storagev1.StorageClass) er
 		}
 		if taken != "" {
 			delete(want.Annotations, defaultClass)
-			m.log.Infof("StorageClass %s is not made the default: %s already is", want.Name, taken)
+			m.log.Infof("StorageClass %s does not become the default: %s already is", want.Name, taken)
 		}
 	}
 	_, err = classes.Create(ctx, want, metav1.CreateOptions{})

@@ -23,7 +23,8 @@ func allowCARotation() []runtime.Object {
 	return slices.Concat(
 		clusterRole(client.CARotation, self,
 			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"list"}},
-			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes/proxy"}, Verbs: []string{"get"}}, // so that the API server reads the kubelets' CAs again
+			// So that the API server reads the kubelets' CAs again.
+			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes/proxy"}, Verbs: []string{"get"}},
 			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"get"}}),
 		role(metav1.NamespaceSystem, client.CARotation, []rbacv1.Subject{self},
 			maps([]string{names.CARotation}, "get", "list", "watch", "patch", "update"),

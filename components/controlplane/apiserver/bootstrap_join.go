@@ -66,7 +66,8 @@ func joining() []runtime.Object {
 			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"get"}},
 			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"events"}, Verbs: []string{"create"}}),
 		role(metav1.NamespaceSystem, client.Servers, []rbacv1.Subject{admission},
-			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"secrets"}, Verbs: []string{"get", "create", "update", "delete"}}), // uses up tokens, records removals, and withdraws those that fail
+			// It uses up tokens, records removals, and withdraws those that fail.
+			rbacv1.PolicyRule{APIGroups: core, Resources: []string{"secrets"}, Verbs: []string{"get", "create", "update", "delete"}}),
 
 		role(metav1.NamespacePublic, client.Token, []rbacv1.Subject{token},
 			configMap("cluster-info", "get", "create", "patch")),

@@ -11,10 +11,11 @@ import (
 
 // allowMetrics lets the component create its APIService.
 func allowMetrics() []runtime.Object {
-	services := []string{"apiservices"}
+	group, services, own := []string{"apiregistration.k8s.io"}, []string{"apiservices"}, []string{names.MetricsAPIService}
 	return clusterRole(client.Metrics, subject(rbacv1.UserKind, client.Metrics),
-		rbacv1.PolicyRule{APIGroups: []string{"apiregistration.k8s.io"}, Resources: services, Verbs: []string{"create"}}, // a create request has no name yet
-		rbacv1.PolicyRule{APIGroups: []string{"apiregistration.k8s.io"}, Resources: services, ResourceNames: []string{names.MetricsAPIService}, Verbs: []string{"get", "delete"}})
+		// A create request has no name yet.
+		rbacv1.PolicyRule{APIGroups: group, Resources: services, Verbs: []string{"create"}},
+		rbacv1.PolicyRule{APIGroups: group, Resources: services, ResourceNames: own, Verbs: []string{"get", "delete"}})
 }
 
 // metricsReader lets any user who may view a namespace see its metrics, as metrics-server's own manifests do. It uses

@@ -65,20 +65,26 @@ func (s *Server) newConfig(ctx context.Context, opts options.CompletedOptions) (
 		core.Extra.KubeletClientConfig.Lookup = func(egressselector.NetworkContext) (utilnet.DialFunc, error) { return s.opts.DialKubelet, nil }
 	}
 	cp := &core.ControlPlane
-	webhookAuth := webhook.NewDefaultAuthenticationInfoResolverWrapper(cp.ProxyTransport, generic.EgressSelector, generic.LoopbackClientConfig, generic.TracerProvider)
-	extensions, err := controlplaneapiserver.CreateAPIExtensionsConfig(*generic, own, initializers, opts.CompletedOptions, opts.MasterCount, services, webhookAuth)
+	webhookAuth := webhook.NewDefaultAuthenticationInfoResolverWrapper(
+		cp.ProxyTransport, generic.EgressSelector, generic.LoopbackClientConfig, generic.TracerProvider)
+	extensions, err := controlplaneapiserver.CreateAPIExtensionsConfig(
+		*generic, own, initializers, opts.CompletedOptions, opts.MasterCount, services, webhookAuth)
 	if err != nil {
 		return nil, err
 	}
 	extensions.GenericConfig.LoopbackClientConfig = reportConflicts(generic.LoopbackClientConfig)
-	aggregator, err := controlplaneapiserver.CreateAggregatorConfig(*generic, opts.CompletedOptions, own, services, cp.ProxyTransport, cp.Extra.PeerProxy, initializers)
+	aggregator, err := controlplaneapiserver.CreateAggregatorConfig(
+		*generic, opts.CompletedOptions, own, services, cp.ProxyTransport, cp.Extra.PeerProxy, initializers)
 	if err != nil {
 		return nil, err
 	}
 	// All requests go through the aggregator.
-	aggregator.GenericConfig.BuildHandlerChainFunc = s.recorder.wrap(s.tellPeers(s.traced(s.removals.endable(s.initializers.Wrap(aggregator.GenericConfig.BuildHandlerChainFunc)))))
+	initialized := s.initializers.Wrap(aggregator.GenericConfig.BuildHandlerChainFunc)
+	aggregator.GenericConfig.BuildHandlerChainFunc = s.recorder.wrap(s.tellPeers(s.traced(s.removals.endable(initialized))))
 	for _, options := range []*registry.RESTOptionsGetter{
-		&cp.Generic.RESTOptionsGetter, &extensions.ExtraConfig.CRDRESTOptionsGetter, &extensions.GenericConfig.RESTOptionsGetter, &aggregator.GenericConfig.RESTOptionsGetter,
+		&cp.Generic.RESTOptionsGetter,
+		&extensions.ExtraConfig.CRDRESTOptionsGetter, &extensions.GenericConfig.RESTOptionsGetter,
+		&aggregator.GenericConfig.RESTOptionsGetter,
 	} {
 		*options = s.recorder.storage(s.initializers.Storage(*options))
 	}
@@ -191,7 +197,10 @@ func (s *Server) genericConfig(ctx context.Context, o options.CompletedOptions) 
 		return nil, nil, err
 	}
 	drained := wait.ContextForChannel(c.DrainedNotify())
-	if err := o.Authentication.ApplyTo(drained, &c.Authentication, c.SecureServing, c.EgressSelector, c.OpenAPIConfig, c.OpenAPIV3Config, own, s.shared, c.APIServerID); err != nil {
+	if err := o.Authentication.ApplyTo(
+		drained, &c.Authentication, c.SecureServing, c.EgressSelector, c.OpenAPIConfig, c.OpenAPIV3Config,
+		own, s.shared, c.APIServerID,
+	); err != nil {
 		return nil, nil, err
 	}
 	rbac, err := s.authorization(drained, c, o)

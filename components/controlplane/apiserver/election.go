@@ -32,7 +32,10 @@ func preferElection() []runtime.Object {
 			Rules: []flowcontrolv1.PolicyRulesWithSubjects{{
 				Subjects: []flowcontrolv1.Subject{{Kind: flowcontrolv1.SubjectKindUser, User: &flowcontrolv1.UserSubject{Name: client.Election}}},
 				ResourceRules: []flowcontrolv1.ResourcePolicyRule{{
-					Verbs: []string{"get", "create", "update"}, APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Namespaces: []string{metav1.NamespaceSystem},
+					Verbs:      []string{"get", "create", "update"},
+					APIGroups:  []string{"coordination.k8s.io"},
+					Resources:  []string{"leases"},
+					Namespaces: []string{metav1.NamespaceSystem},
 				}},
 			}},
 		},

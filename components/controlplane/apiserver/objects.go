@@ -320,7 +320,9 @@ type knownRules struct {
 func (k knownRules) Get(string, string) (reconciliation.RuleOwner, error) { return k.have, nil }
 
 func nextClusterRoleBinding(have, want *rbacv1.ClusterRoleBinding, exact bool) (*rbacv1.ClusterRoleBinding, error) {
-	b, err := nextSubjects(reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: have}, reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: want}, exact)
+	b, err := nextSubjects(
+		reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: have},
+		reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: want}, exact)
 	if b == nil || err != nil {
 		return nil, err
 	}
@@ -371,7 +373,9 @@ func nextAdmissionPolicy(have, want *admissionregistrationv1.ValidatingAdmission
 	return changed(have, next, want), nil
 }
 
-func nextAdmissionPolicyBinding(have, want *admissionregistrationv1.ValidatingAdmissionPolicyBinding, _ bool) (*admissionregistrationv1.ValidatingAdmissionPolicyBinding, error) {
+func nextAdmissionPolicyBinding(
+	have, want *admissionregistrationv1.ValidatingAdmissionPolicyBinding, _ bool,
+) (*admissionregistrationv1.ValidatingAdmissionPolicyBinding, error) {
 	next, want := have.DeepCopy(), want.DeepCopy()
 	legacyscheme.Scheme.Default(want)
 	next.Spec = want.Spec

@@ -81,7 +81,10 @@ func exemptLoopback() []runtime.Object {
 // not wait for a large manifest. The operator ranks plugins' own identities.
 func preferComponents() []runtime.Object {
 	var subjects []flowcontrolv1.Subject
-	for _, name := range []string{client.DNS, client.Token, client.Approver, client.Manifests, client.ServiceLB, client.Metrics, client.Storage, client.Plugins, client.Encryption, client.CARotation, client.Servers} {
+	for _, name := range []string{
+		client.DNS, client.Token, client.Approver, client.Manifests, client.ServiceLB, client.Metrics,
+		client.Storage, client.Plugins, client.Encryption, client.CARotation, client.Servers,
+	} {
 		subjects = append(subjects, flowcontrolv1.Subject{Kind: flowcontrolv1.SubjectKindUser, User: &flowcontrolv1.UserSubject{Name: name}})
 	}
 	return []runtime.Object{&flowcontrolv1.FlowSchema{

@@ -198,7 +198,8 @@ func (n *notingAuthorizer) Authorize(ctx context.Context, a authorizer.Attribute
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		// Admission and impersonation ask about other things in the same request.
-		if info, ok := apirequest.RequestInfoFrom(ctx); ok && p.info == nil && a.GetVerb() == info.Verb && a.GetResource() == info.Resource && a.GetName() == info.Name {
+		if info, ok := apirequest.RequestInfoFrom(ctx); ok && p.info == nil &&
+			a.GetVerb() == info.Verb && a.GetResource() == info.Resource && a.GetName() == info.Name {
 			p.identify(ctx)
 			p.denied = true
 		}

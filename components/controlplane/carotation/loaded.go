@@ -42,7 +42,9 @@ func (s *Server) loaded(ctx context.Context, phase pki.Phase) bool {
 
 // probe sends a request to the API of this server, with a certificate that signed issues. It returns the status and the
 // certificate of the API; 0 and nil without an answer.
-func (s *Server) probe(ctx context.Context, signed func(dir, name string, now time.Time) (tls.Certificate, *x509.CertPool, error)) (status int, leaf *x509.Certificate) {
+func (s *Server) probe(
+	ctx context.Context, signed func(dir, name string, now time.Time) (tls.Certificate, *x509.CertPool, error),
+) (status int, leaf *x509.Certificate) {
 	cert, roots, err := signed(s.opts.Dir, s.opts.NodeName, time.Now())
 	if err != nil {
 		return 0, nil

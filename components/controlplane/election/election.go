@@ -159,7 +159,8 @@ func (e *Election) run(ctx context.Context, cs kubernetes.Interface, ready func(
 		elector.Run(round)
 		stop()
 		if led.Load() && ctx.Err() == nil {
-			e.opts.Log.Warnf("cannot renew the Lease %s/%s within %s: the components of scope cluster stop on this server", metav1.NamespaceSystem, names.Lease, e.timing().Renew)
+			e.opts.Log.Warnf("cannot renew Lease %s/%s within %s: this server no longer leads, and stops its components of scope cluster",
+				metav1.NamespaceSystem, names.Lease, e.timing().Renew)
 		}
 	}
 	if !lifecycle.Restarting(ctx) { // otherwise elected components run on

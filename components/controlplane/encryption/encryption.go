@@ -64,7 +64,8 @@ func New(o Options) (*Server, error) {
 	s := &Server{opts: o}
 	var err error
 	s.Server, err = rotation.New(o.Options, rotation.Kind[State, Report]{
-		What: "the key for Secrets", Command: "kubelith encryption rotate", ConfigMap: names.EncryptionState, Path: names.EncryptionPath, KeyPath: names.EncryptionKeyPath,
+		What: "the key for Secrets", Command: "kubelith encryption rotate",
+		ConfigMap: names.EncryptionState, Path: names.EncryptionPath, KeyPath: names.EncryptionKeyPath,
 		Arrange: s.arrange, Report: s.report, Next: s.next, Begin: s.begin, View: s.view, Find: s.find,
 	})
 	return s, err
@@ -132,7 +133,7 @@ func (s *Server) change(do func([]pki.EncryptionKey) []pki.EncryptionKey) error 
 func (s *Server) fetch(ctx context.Context, key string) (got pki.EncryptionKey, err error) {
 	err = s.Fetch(ctx, key, &got)
 	if err == nil && (got.Name != key || got.Secret == "") {
-		err = errors.New("a server has sent another key")
+		err = errors.New("a server sent another key")
 	}
 	if err != nil {
 		return pki.EncryptionKey{}, fmt.Errorf("get the new key %s from another server: %w", key, err)

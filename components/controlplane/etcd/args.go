@@ -46,13 +46,16 @@ func Refused() args.Refused {
 	for why, names := range map[string]string{
 		"Kubelith sets it": "name data-dir wal-dir listen-client-urls advertise-client-urls listen-client-http-urls listen-peer-urls " +
 			"initial-advertise-peer-urls initial-cluster initial-cluster-token enable-grpc-gateway",
-		"there is one log for the whole process: use --log-level and --log-format": "logger log-outputs log-level log-format enable-log-rotation log-rotation-config-json",
-		"metrics of the whole process are served once, by the apiserver":           "listen-metrics-urls enable-pprof",
-		"clients use a unix socket, and Kubelith gives the servers certificates for each other": "cert-file key-file client-cert-file client-key-file client-cert-auth client-crl-file client-cert-allowed-hostname " +
+		"there is one log for the whole process: use --log-level and --log-format": "logger log-outputs log-level log-format " +
+			"enable-log-rotation log-rotation-config-json",
+		"metrics of the whole process are served once, by the apiserver": "listen-metrics-urls enable-pprof",
+		"clients use a unix socket, and Kubelith gives the servers certificates for each other": "cert-file key-file " +
+			"client-cert-file client-key-file client-cert-auth client-crl-file client-cert-allowed-hostname " +
 			"trusted-ca-file auto-tls peer-cert-file peer-key-file peer-client-cert-file peer-client-key-file peer-client-cert-auth peer-trusted-ca-file " +
 			"peer-auto-tls peer-crl-file peer-cert-allowed-cn peer-cert-allowed-hostname peer-skip-client-san-verification self-signed-cert-validity " +
 			"cipher-suites tls-min-version tls-max-version cors host-whitelist socket-reuse-port socket-reuse-address",
-		"Kubelith forms the cluster: join servers with kubelith server --server": "discovery-endpoints discovery-token discovery-dial-timeout discovery-request-timeout discovery-keepalive-time " +
+		"Kubelith forms the cluster: join servers with kubelith server --server": "discovery-endpoints discovery-token " +
+			"discovery-dial-timeout discovery-request-timeout discovery-keepalive-time " +
 			"discovery-keepalive-timeout discovery-insecure-transport discovery-insecure-skip-tls-verify discovery-cert discovery-key discovery-cacert " +
 			"discovery-user discovery-password discovery-srv discovery-srv-name strict-reconfig-check raft-read-timeout raft-write-timeout max-learners",
 		"the apiserver uses no users of etcd": "auth-token auth-token-ttl bcrypt-cost",

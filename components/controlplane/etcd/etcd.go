@@ -421,7 +421,8 @@ func (s *Server) explain(err error) error {
 	case says("no space left", "disk quota exceeded"):
 		return fmt.Errorf("%s: disk full: free space and start again: %w", s.opts.DataDir, err)
 	case says("permission denied", "operation not permitted"):
-		return fmt.Errorf("%s: access denied: correct the owner and mode of its files, or the policy that confines this process (SELinux, AppArmor), and start again: %w", s.opts.DataDir, err)
+		return fmt.Errorf("%s: access denied: correct the owner and mode of its files, "+
+			"or the policy that confines this process (SELinux, AppArmor), and start again: %w", s.opts.DataDir, err)
 	case says("read-only file system"):
 		return fmt.Errorf("%s: mounted read-only: find the reason in the kernel log, mount it writable and start again: %w", s.opts.DataDir, err)
 	case says("input/output error"):
@@ -429,9 +430,11 @@ func (s *Server) explain(err error) error {
 	case says("too many open files", "cannot allocate memory"):
 		return fmt.Errorf("%s: the host's limits are too low: raise the one for open files or memory, and start again: %w", s.opts.DataDir, err)
 	case says("found data inconsistency with peers"):
-		return fmt.Errorf("%s: the data is not that of the other servers: move this directory away and start again: the server takes a copy from the others: %w", s.opts.DataDir, err)
-	case says("checksum mismatch", "crc mismatch", "invalid database", "unexpected EOF", "wal: no *.wal file", "wal: file not found", "wal: slice bounds out of range",
-		"wal: max entry size limit exceeded", "no available snapshot", "file too small", "not a bolt", "proto:"):
+		return fmt.Errorf("%s: the data differs from that of the other servers: "+
+			"move this directory away and start again, and the server copies theirs: %w", s.opts.DataDir, err)
+	case says("checksum mismatch", "crc mismatch", "invalid database", "unexpected EOF",
+		"wal: no *.wal file", "wal: file not found", "wal: slice bounds out of range", "wal: max entry size limit exceeded",
+		"no available snapshot", "file too small", "not a bolt", "proto:"):
 		return fmt.Errorf("%s: the data is damaged: keep it, and restore a backup of this directory in its place: %w", s.opts.DataDir, err)
 	}
 	return err

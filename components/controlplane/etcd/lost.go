@@ -14,8 +14,10 @@ import (
 // will not be.
 //
 //	write --> member --> leader, dies
-//	            |        new leader: a linearizable read returns, and so everything that it has of the former is applied here
-//	            +------- lostAfter: the same error as that of the timeout, also in what it leaves open: whether the write was stored
+//	            |        new leader: a linearizable read returns, and so everything that it has of the former is
+//	            |        applied here
+//	            +------- lostAfter: the same error as that of the timeout, also in what it leaves open: whether the
+//	                     write was stored
 
 // lostAfter is how long a write may take after that, as it may have waited for the new leader; and a few syncs of a
 // slow disk longer.

@@ -69,7 +69,8 @@ func (p *Peer) configure(cfg *embed.Config) error {
 const permanentlyRemoved = "the member has been permanently removed from the cluster"
 
 // ErrRemoved means that the other members have removed this one: its data is useless.
-var ErrRemoved = errors.New("this server was removed from the cluster of its etcd: it asks the others to take it back at its next start; kubelith reset --data removes what it still has")
+var ErrRemoved = errors.New("this server was removed from the cluster of its etcd: " +
+	"it asks the others to take it back at its next start; kubelith reset --data removes what it still has")
 
 // Removed reports whether the other members have removed this one.
 func (s *Server) Removed() bool {

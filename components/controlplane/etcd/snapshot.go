@@ -14,6 +14,8 @@ import (
 	fetch "go.etcd.io/etcd/client/v3/snapshot"
 	"go.etcd.io/etcd/etcdutl/v3/snapshot"
 	"go.uber.org/zap"
+
+	"kubelith.io/kubelith/base/names"
 )
 
 // Copied is a file that Copy has written.
@@ -89,7 +91,7 @@ func Renew(ctx context.Context, from string, o Options) error {
 		return err
 	}
 	defer os.RemoveAll(run)
-	former := Options{Name: o.Name, DataDir: from, Socket: filepath.Join(run, "etcd.sock"), Zap: zap.NewNop()}
+	former := Options{Name: o.Name, DataDir: from, Socket: filepath.Join(run, names.EtcdSocket), Zap: zap.NewNop()}
 	err = With(ctx, former, func(*clientv3.Client) error {
 		_, err := Copy(ctx, former.Socket, file)
 		return err

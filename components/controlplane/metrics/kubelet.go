@@ -171,7 +171,9 @@ func resourceURL(node *corev1.Node) string {
 	if port == 0 {
 		return ""
 	}
-	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP, corev1.NodeInternalDNS, corev1.NodeExternalDNS, corev1.NodeHostName} {
+	for _, kind := range []corev1.NodeAddressType{
+		corev1.NodeInternalIP, corev1.NodeExternalIP, corev1.NodeInternalDNS, corev1.NodeExternalDNS, corev1.NodeHostName,
+	} {
 		for _, a := range node.Status.Addresses {
 			if a.Type == kind {
 				u := url.URL{Scheme: "https", Host: net.JoinHostPort(a.Address, strconv.Itoa(int(port))), Path: "/metrics/resource"}

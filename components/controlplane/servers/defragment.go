@@ -39,10 +39,10 @@ const (
 )
 
 // errOtherDefragments means that a server has the lease: another one, or this one since an earlier request.
-const errOtherDefragments = Refusal("a server of the cluster defragments its database just now: run this again in a minute")
+const errOtherDefragments = Refusal("another server is defragmenting its database: run this again in a minute")
 
 // errDefragment means that etcd tried it in vain.
-var errDefragment = errors.New("etcd cannot defragment its database, for which its disk needs as much free space as is in use of the database")
+var errDefragment = errors.New("etcd cannot defragment its database: its disk needs as much free space as the database uses")
 
 // mayDefragment reports whether it is this server's turn, as far as it is known without the lease.
 func (k *space) mayDefragment(members []etcd.Member, refusesWrites bool, now time.Time) bool {

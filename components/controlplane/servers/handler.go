@@ -143,12 +143,13 @@ func (s *Server) remove(ctx context.Context, name string) error {
 	members := s.opts.Etcd.Members()
 	i := slices.IndexFunc(members, func(m etcd.Member) bool { return m.Name == name && name != "" })
 	if i < 0 {
-		return refuse("there is no server %q: kubelith etcd members shows the servers", name)
+		return refuse("there is no server %q: list the servers with kubelith etcd members", name)
 	}
 	if voters, witnesses := count(members); voters-witnesses == 1 && !members[i].Learner && !members[i].Witness {
 		return refuse("%s is the only server: a cluster needs one", name)
 	}
-	const majority = "without %s the servers that answer would be no majority: start the missing ones first, or run kubelith server --cluster-reset on one"
+	const majority = "without %s the servers that answer would not be a majority: " +
+		"start the missing ones first, or run kubelith server --cluster-reset on one"
 	s.look(ctx, members)               // what is known may be from before a server came back
 	if s.needed(members, members[i]) { // before it is recorded as removed
 		return refuse(majority, name)
@@ -187,10 +188,11 @@ func (s *Server) remove(ctx context.Context, name string) error {
 		if members[i].Witness {
 			return err
 		}
-		return fmt.Errorf("%s is still in the cluster, but its node is shut out (%w): start the servers that are missing, and run this again", name, err)
+		return fmt.Errorf("%s is still in the cluster, but its node is shut out (%w): start the missing servers, and run this again", name, err)
 	}
 	if gone := withdraw(ctx); gone != nil {
-		return fmt.Errorf("%s is still in the cluster, but its node is shut out, which could not be taken back (%w): start the servers that are missing, and run this again", name, gone)
+		return fmt.Errorf("%s is still in the cluster, but its node is shut out, and could not be admitted again (%w): "+
+			"start the missing servers, and run this again", name, gone)
 	}
 	return refuse(majority, name)
 }
@@ -211,7 +213,7 @@ func whileUnhealthy(ctx context.Context, change func() error) error {
 	}
 }
 
-// needed reports whether without a member those that answer would be no majority: etcd refuses to remove it then.
+// needed reports whether without a member those that answer would not be a majority: etcd refuses to remove it then.
 func (s *Server) needed(members []etcd.Member, m etcd.Member) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -273,7 +275,8 @@ func (s *Server) admit(req *http.Request) (bundled []byte, reach map[string]stri
 	}
 	s.look(ctx, s.opts.Etcd.Members()) // what follows is of this moment
 	if s.noMajority() {
-		return nil, nil, wait("the servers that answer are no majority: start the missing ones, or run kubelith server --cluster-reset on one that has the data")
+		return nil, nil, wait("the servers that answer are not a majority: " +
+			"start the missing ones, or run kubelith server --cluster-reset on one that has the data")
 	}
 	if err := s.checkNode(ctx, r); err != nil {
 		return nil, nil, err
@@ -373,7 +376,7 @@ func (s *Server) noMajority() bool {
 	return there < votes/2+1
 }
 
-// check refuses what can be refused without asking anybody.
+// check refuses what can be refused without a request to another server or the API.
 func (s *Server) check(r request) (age.Recipient, error) {
 	if problems := validation.IsDNS1123Subdomain(r.Name); len(problems) > 0 {
 		return nil, refuse("%q cannot be a server's name: use another --node-name", r.Name)
@@ -397,7 +400,8 @@ func (s *Server) check(r request) (age.Recipient, error) {
 	// Source: https://kubernetes.io/releases/version-skew-policy/#kube-apiserver.
 	switch newer := int(theirs.Minor()) - int(ours.Minor()); {
 	case theirs.Major() != ours.Major(), newer > 0:
-		return nil, refuse("this machine has Kubernetes %s, newer than the cluster's %s: install the cluster's release here, and upgrade all servers later", r.Kubernetes, s.opts.Kubernetes)
+		return nil, refuse("this machine has Kubernetes %s, newer than the cluster's %s: "+
+			"install the cluster's release here, and upgrade all servers later", r.Kubernetes, s.opts.Kubernetes)
 	case newer < -1:
 		return nil, refuse("this machine has Kubernetes %s, and the cluster %s: install the cluster's release here", r.Kubernetes, s.opts.Kubernetes)
 	}
@@ -418,10 +422,12 @@ func (s *Server) checkNode(ctx context.Context, r request) error {
 		return err
 	}
 	if r.Witness {
-		return refuse("the cluster has a node %s, and a witness is none: use another --node-name, or remove the node with kubelith node remove %[1]s", r.Name)
+		return refuse("the cluster has a node %s, and a witness is not a node: "+
+			"use another --node-name, or remove the node with kubelith node remove %[1]s", r.Name)
 	}
 	if _, server := node.Labels[removed.ServerLabel]; !server {
-		return refuse("the cluster has a node %s, which is no server: use another --node-name, or remove it with kubelith node remove %[1]s", r.Name)
+		return refuse("the cluster has a node %s, which is not a server: "+
+			"use another --node-name, or remove it with kubelith node remove %[1]s", r.Name)
 	}
 	return nil
 }
@@ -433,7 +439,8 @@ func (s *Server) entitled(ctx context.Context, who user.Info, r request) error {
 			return refuse("%s cannot join as %s", who.GetName(), r.Name)
 		}
 		if s.opts.Removed(r.Name, r.Joined) {
-			return refuse("server %s was removed from the cluster: start it with --server and --token-file to join again, with a token from kubelith token create --usages server", r.Name)
+			return refuse("server %s was removed from the cluster: start it with --server and --token-file to join again, "+
+				"with a token from kubelith token create --usages server", r.Name)
 		}
 		return nil
 	}

@@ -44,6 +44,9 @@ const (
 	maxAnswer = 4 << 20
 )
 
+// joinByToken is the remedy for a server whose own credentials do not admit it.
+const joinByToken = "start it with --server and --token-file, with a token from kubelith token create --usages server"
+
 // FormerDir is below a data directory, and has the data of etcd from before this server was removed from its cluster.
 const FormerDir = "server/former"
 
@@ -113,11 +116,15 @@ func (n *Newcomer) client() (*http.Client, error) {
 func (n *Newcomer) readSettings(ctx context.Context, server string) ([]byte, error) {
 	roots := x509.NewCertPool()
 	roots.AddCert(n.ca)
+	transport := &http.Transport{
+		TLSClientConfig:   &tls.Config{RootCAs: roots, ServerName: "kubernetes", MinVersion: tls.VersionTLS12},
+		DisableKeepAlives: true,
+	}
 	cs, err := kubernetes.NewForConfig(&rest.Config{
 		Host:        server,
 		BearerToken: n.token.Bearer(),
 		Timeout:     findTimeout,
-		Transport:   bearer{n.token.Bearer(), &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "kubernetes", MinVersion: tls.VersionTLS12}, DisableKeepAlives: true}},
+		Transport:   bearer{n.token.Bearer(), transport},
 	})
 	if err != nil {
 		return nil, err
@@ -151,7 +158,8 @@ func (n *Newcomer) Join(ctx context.Context) (m *Membership, initial string, err
 		return nil, "", err
 	}
 	if len(n.servers) == 0 {
-		return nil, "", fmt.Errorf("the cluster does not know this server any more: %w", Refusal("it does not know the addresses of the others: start it with --server and --token-file, with a token from kubelith token create --usages server"))
+		return nil, "", fmt.Errorf("this server cannot join the cluster again: %w",
+			Refusal("it does not know the addresses of the others: "+joinByToken))
 	}
 	client, err := n.client()
 	if err != nil {
@@ -177,7 +185,7 @@ func (n *Newcomer) Join(ctx context.Context) (m *Membership, initial string, err
 		}
 		if err == nil {
 			if n.Witness && !a.Witnesses {
-				return nil, "", errors.New("the cluster's servers do not know witnesses: upgrade them first")
+				return nil, "", errors.New("the cluster's servers do not support witnesses: upgrade them first")
 			}
 			if err := reachAll(ctx, a.Reach); err != nil {
 				return nil, "", err
@@ -187,7 +195,8 @@ func (n *Newcomer) Join(ctx context.Context) (m *Membership, initial string, err
 		}
 		var no Refusal
 		if errors.As(err, &no) && waited != nil && slices.ContainsFunc(n.servers, func(server string) bool { return no == noAccess(server) }) {
-			no = Refusal(fmt.Sprintf("its token has ended while it waited (%v): create another with kubelith token create --usages server", waited))
+			no = Refusal(fmt.Sprintf("its token became invalid while it waited (%v): "+
+				"create another with kubelith token create --usages server", waited))
 		}
 		if no != "" {
 			return nil, "", fmt.Errorf("the cluster refuses this server: %w", no)
@@ -245,7 +254,7 @@ func (n *Newcomer) askOne(ctx context.Context, client *http.Client, server strin
 		}
 		var unknown x509.UnknownAuthorityError
 		if n.former != nil && errors.As(err, &unknown) {
-			return nil, Refusal("the cluster has replaced its CA while this server was away: start it with --server and --token-file, with a token from kubelith token create --usages server")
+			return nil, Refusal("the cluster has replaced its CA while this server was away: " + joinByToken)
 		}
 		return nil, fmt.Errorf("the server %s does not answer (%w)", server, err)
 	}
@@ -263,7 +272,7 @@ func (n *Newcomer) askOne(ctx context.Context, client *http.Client, server strin
 	case err == nil && len(a.Sealed)+len(a.Reach) > 0:
 		return &a, nil
 	case response.StatusCode == http.StatusNotFound:
-		return nil, Refusal(fmt.Sprintf("the server %s has no support for several servers: upgrade it", server))
+		return nil, Refusal(fmt.Sprintf("the server %s does not support several servers: upgrade it", server))
 	case response.StatusCode == http.StatusUnauthorized || response.StatusCode == http.StatusForbidden:
 		return nil, noAccess(server)
 	}
@@ -284,8 +293,12 @@ func reachAll(ctx context.Context, servers map[string]string) error {
 	for name, peerURL := range servers {
 		err := dial(ctx, peerURL)
 		for errors.Is(err, syscall.ECONNREFUSED) && time.Now().Before(until) && ctx.Err() == nil {
-			time.Sleep(retryEvery / 2)
-			err = dial(ctx, peerURL)
+			select {
+			case <-time.After(retryEvery / 2):
+				err = dial(ctx, peerURL)
+			case <-ctx.Done():
+				err = ctx.Err()
+			}
 		}
 		if err != nil {
 			return fmt.Errorf("this machine cannot reach the etcd of server %s at %s (%w): open its port %d/tcp for the servers", name, peerURL, err, names.PeerPort)
@@ -344,6 +357,6 @@ func (n *Newcomer) moveAside() error {
 	if err := os.Rename(db, to); err != nil {
 		return err
 	}
-	n.Log.Warnf("the data that this server had before is in %s now", to)
+	n.Log.Warnf("moved the former data of this server to %s", to)
 	return atomicfile.SyncDir(filepath.Dir(db))
 }

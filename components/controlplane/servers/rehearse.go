@@ -91,7 +91,8 @@ func (t *trial) stop() {
 // those that are not missing. It changes nothing.
 func (s *Server) rehearse(ctx context.Context, r request) (map[string]string, error) {
 	if err := dial(ctx, r.PeerURL); err != nil {
-		return nil, refuse("server %s cannot reach this machine at %s (%v): open its port %d/tcp for the servers, or set --advertise-address", s.opts.NodeName, r.PeerURL, err, names.PeerPort)
+		return nil, refuse("server %s cannot reach this machine at %s (%v): open its port %d/tcp for the servers, or set --advertise-address",
+			s.opts.NodeName, r.PeerURL, err, names.PeerPort)
 	}
 	if !s.opts.Etcd.Open() {
 		if err := s.trial.start(ctx, s.opts.Peer.URL); err != nil {

@@ -33,7 +33,8 @@ func (s *Server) stale(ctx context.Context, r request) ([]uint64, error) {
 		case m.Learner && m.URL == r.PeerURL:
 			ids = append(ids, m.ID)
 		case m.URL == r.PeerURL:
-			return nil, refuse("%s %s of the cluster has the address %s: use another --advertise-address, or remove that %[1]s with kubelith etcd remove %[2]s", kind(m), m.Name, r.PeerURL)
+			return nil, refuse("%s %s of the cluster has the address %s: "+
+				"use another --advertise-address, or remove that %[1]s with kubelith etcd remove %[2]s", kind(m), m.Name, r.PeerURL)
 		case m.Learner:
 			return nil, wait(fmt.Sprintf("server %s (%s) is joining", nameOf(m), m.URL))
 		}
@@ -52,14 +53,16 @@ func (s *Server) absent(ctx context.Context, m etcd.Member) error {
 		return refuse("a %s %s is in the cluster, and runs: use another --node-name", kind(m), m.Name)
 	}
 	if away := time.Since(since); away < s.absentFor {
-		return wait(fmt.Sprintf("%s %s of the cluster has not answered for %s: after %s this machine takes its place", kind(m), m.Name, away.Round(time.Second), s.absentFor))
+		return wait(fmt.Sprintf("%s %s of the cluster has not answered for %s: after %s this machine takes its place",
+			kind(m), m.Name, away.Round(time.Second), s.absentFor))
 	}
 	announced, err := s.announced(ctx, m)
 	if err != nil {
 		return err
 	}
 	if announced {
-		return wait(fmt.Sprintf("server %s of the cluster does not answer server %s, but has announced its API a moment ago: repair the network between the two, or use another --node-name", m.Name, s.opts.NodeName))
+		return wait(fmt.Sprintf("server %s of the cluster does not answer server %s, but has announced its API a moment ago: "+
+			"repair the network between the two, or use another --node-name", m.Name, s.opts.NodeName))
 	}
 	return nil
 }
@@ -108,7 +111,8 @@ func (s *Server) disconnected(members []etcd.Member, without []uint64) error {
 	if gone == nil || there >= (votes+1)/2+1 {
 		return nil
 	}
-	return wait(fmt.Sprintf("%s %s of the cluster has not answered for %s, and no other can join meanwhile: start it, or remove it with kubelith etcd remove %[2]s",
+	return wait(fmt.Sprintf("%s %s of the cluster has not answered for %s, and no other can join meanwhile: "+
+		"start it, or remove it with kubelith etcd remove %[2]s",
 		kind(*gone), gone.Name, time.Since(s.missing[gone.ID]).Round(time.Second)))
 }
 

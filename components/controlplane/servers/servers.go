@@ -523,9 +523,10 @@ func Verdict(all []Status) string {
 	}
 	switch {
 	case votes-missing < majority:
-		return fmt.Sprintf("Nothing can be written: %d of %d %s answer, and it takes %d. Start the missing ones, or run kubelith server --cluster-reset on one.", votes-missing, votes, who, majority)
+		return fmt.Sprintf("Nothing can be written: %d of %d %s answer, and at least %d must. "+
+			"Start the missing ones, or run kubelith server --cluster-reset on one.", votes-missing, votes, who, majority)
 	case missing > 0:
-		return fmt.Sprintf("The cluster works: %d of %d %s answer, and it takes %d.", votes-missing, votes, who, majority)
+		return fmt.Sprintf("The cluster works: %d of %d %s answer, and at least %d must.", votes-missing, votes, who, majority)
 	}
 	return fmt.Sprintf("The cluster has %s.", described(votes, witnesses))
 }

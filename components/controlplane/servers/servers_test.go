@@ -155,12 +155,12 @@ func TestEntitled(t *testing.T) {
 func TestCheckNode(t *testing.T) {
 	s := server(t, nil, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "agent"}},
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "server", Labels: map[string]string{"node-role.kubernetes.io/control-plane": ""}}})
-	for name, want := range map[string]string{"agent": "the cluster has a node agent, which is no server", "server": "", "new": ""} {
+	for name, want := range map[string]string{"agent": "the cluster has a node agent, which is not a server", "server": "", "new": ""} {
 		if err := s.checkNode(t.Context(), request{Name: name}); !refusedWith(err, want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for name, want := range map[string]string{"agent": "a witness is none", "server": "a witness is none", "new": ""} {
+	for name, want := range map[string]string{"agent": "a witness is not a node", "server": "a witness is not a node", "new": ""} {
 		if err := s.checkNode(t.Context(), request{Name: name, Witness: true}); !refusedWith(err, want) {
 			t.Errorf("witness %s: %v", name, err)
 		}
@@ -223,7 +223,7 @@ func TestWitnessIsNoServer(t *testing.T) {
 	}
 }
 
-// TestRemoveNeeded: nothing is recorded if those that answer would be no majority, as they answer now: c was missing
+// TestRemoveNeeded: nothing is recorded if those that answer would not be a majority, as they answer now: c was missing
 // when the servers were looked after, and has come back since.
 func TestRemoveNeeded(t *testing.T) {
 	var down atomic.Bool
@@ -239,7 +239,7 @@ func TestRemoveNeeded(t *testing.T) {
 	members := member{{ID: 1, Name: "a", Self: true, Leader: true}, {ID: 2, Name: "b", URL: answers(true)}, {ID: 3, Name: "c", URL: answers(false)}}
 	s := server(t, members)
 	down.Store(true)
-	if err := s.remove(t.Context(), "b"); !refusedWith(err, "without b the servers that answer would be no majority") {
+	if err := s.remove(t.Context(), "b"); !refusedWith(err, "without b the servers that answer would not be a majority") {
 		t.Errorf("removing one of two that answer, of three: %v", err)
 	}
 	if s.needed(members, members[2]) {
@@ -248,7 +248,7 @@ func TestRemoveNeeded(t *testing.T) {
 	down.Store(false)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // there is no etcd that could remove it
 	defer cancel()
-	if err := s.remove(ctx, "b"); err == nil || strings.Contains(err.Error(), "no majority") {
+	if err := s.remove(ctx, "b"); err == nil || strings.Contains(err.Error(), "a majority") {
 		t.Errorf("removing one of three that answer: %v", err)
 	}
 }
@@ -326,15 +326,15 @@ func TestMembership(t *testing.T) {
 func TestVerdict(t *testing.T) {
 	gone := time.Now()
 	for want, all := range map[string][]Status{
-		"The cluster has one server.":                                   {{Role: RoleLeader}},
-		"2 servers, and can lose 0 of them, as with 1":                  {{Role: RoleLeader}, {Role: RoleFollower}},
-		"3 servers, and can lose 1 of them":                             {{Role: RoleLeader}, {Role: RoleFollower}, {Role: RoleFollower}},
-		"The cluster works: 2 of 3 servers answer":                      {{Role: RoleLeader}, {Role: RoleFollower, Missing: gone}, {Role: RoleFollower}},
-		"Nothing can be written: 1 of 3 servers answer":                 {{Role: RoleLeader}, {Role: RoleFollower, Missing: gone}, {Role: RoleFollower, Missing: gone}},
-		"2 servers and a witness, and can lose 1 of them.":              {{Role: RoleLeader}, {Role: RoleFollower}, {Role: RoleFollower, Witness: true}},
-		"one server and a witness, and can lose 0 of them, as with 1":   {{Role: RoleLeader}, {Role: RoleFollower, Witness: true}},
-		"works: 2 of 3 servers, witness included, answer":               {{Role: RoleLeader}, {Role: RoleFollower, Missing: gone}, {Role: RoleFollower, Witness: true}},
-		"Nothing can be written: 1 of 2 servers answer, and it takes 2": {{Role: RoleFollower}, {Role: RoleFollower, Missing: gone}, {Role: RoleJoining}},
+		"The cluster has one server.":                                        {{Role: RoleLeader}},
+		"2 servers, and can lose 0 of them, as with 1":                       {{Role: RoleLeader}, {Role: RoleFollower}},
+		"3 servers, and can lose 1 of them":                                  {{Role: RoleLeader}, {Role: RoleFollower}, {Role: RoleFollower}},
+		"The cluster works: 2 of 3 servers answer":                           {{Role: RoleLeader}, {Role: RoleFollower, Missing: gone}, {Role: RoleFollower}},
+		"Nothing can be written: 1 of 3 servers answer":                      {{Role: RoleLeader}, {Role: RoleFollower, Missing: gone}, {Role: RoleFollower, Missing: gone}},
+		"2 servers and a witness, and can lose 1 of them.":                   {{Role: RoleLeader}, {Role: RoleFollower}, {Role: RoleFollower, Witness: true}},
+		"one server and a witness, and can lose 0 of them, as with 1":        {{Role: RoleLeader}, {Role: RoleFollower, Witness: true}},
+		"works: 2 of 3 servers, witness included, answer":                    {{Role: RoleLeader}, {Role: RoleFollower, Missing: gone}, {Role: RoleFollower, Witness: true}},
+		"Nothing can be written: 1 of 2 servers answer, and at least 2 must": {{Role: RoleFollower}, {Role: RoleFollower, Missing: gone}, {Role: RoleJoining}},
 	} {
 		if got := Verdict(all); !strings.Contains(got, want) {
 			t.Errorf("%q, want %q", got, want)

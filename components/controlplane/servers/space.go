@@ -101,7 +101,9 @@ func (k *space) keep(ctx context.Context, s *Server) {
 	k.remember(k.checked, now.revision)
 	if name := corrupt(now.Alarms); name != "" {
 		if k.corrupt != name {
-			s.tell(ctx, corev1.EventTypeWarning, reasonCorrupt, fmt.Sprintf("the etcd of server %[1]s has other data than that of the others, and nothing can be read or written: stop %[1]s, run kubelith etcd alarm disarm on another server, move %[1]s's server/db away and start it: it takes a copy from the others", name))
+			s.tell(ctx, corev1.EventTypeWarning, reasonCorrupt, fmt.Sprintf("the etcd data of server %[1]s differs from that of the others, "+
+				"and nothing can be read or written: stop %[1]s, run kubelith etcd alarm disarm on another server, "+
+				"move %[1]s's server/db away and start it, and it copies the data of the others", name))
 		}
 		k.corrupt = name
 		return // a compaction would take away what shows the difference
@@ -144,7 +146,8 @@ func (k *space) staysTight(ctx context.Context, s *Server, now Space) {
 		k.full = false
 		return
 	}
-	message := fmt.Sprintf("etcd's database has %s in use of %s: delete objects, or start the servers with --etcd-arg quota-backend-bytes=%d or more", mib(now.InUse), mib(now.Quota), now.enough())
+	message := fmt.Sprintf("etcd's database uses %s of %s: "+
+		"delete objects, or start the servers with --etcd-arg quota-backend-bytes=%d or more", mib(now.InUse), mib(now.Quota), now.enough())
 	if !k.full {
 		s.tell(ctx, corev1.EventTypeWarning, reasonFull, message)
 		s.report(corev1.ConditionTrue, reasonFull, message)

@@ -76,7 +76,7 @@ func readHeader(r *bufio.Reader) (h Header, line []byte, err error) {
 	begin := make([]byte, len(magic))
 	if _, err := io.ReadFull(r, begin); err != nil || string(begin) != magic {
 		if bytes.HasPrefix(begin, []byte("kubelith snapshot ")) {
-			return h, nil, errors.New("a later release has written it: use that one")
+			return h, nil, errors.New("it was written by a later release: use that release")
 		}
 		return h, nil, errForeign
 	}

@@ -20,11 +20,14 @@ func newMeters() *meters {
 		return metrics.NewCounterVec(&metrics.CounterOpts{Name: name, Help: help, StabilityLevel: metrics.ALPHA}, []string{"result"})
 	}
 	return &meters{
-		lastSuccess: gauge("kubelith_snapshot_last_success_timestamp_seconds", "When the newest snapshot of this server that is in its directory was saved and verified, as a Unix time; 0 without one."),
-		lastBytes:   gauge("kubelith_snapshot_bytes", "Size of that snapshot."),
-		lastUpload:  gauge("kubelith_snapshot_last_upload_timestamp_seconds", "When the newest snapshot that is also in the store was saved, as a Unix time; 0 without one."),
-		results:     counter("kubelith_snapshots_total", "Scheduled snapshots since the start, by result: saved or failed."),
-		uploads:     counter("kubelith_snapshot_uploads_total", "Copies to the store since the start, by result: uploaded, or failed, which is tried again."),
+		lastSuccess: gauge("kubelith_snapshot_last_success_timestamp_seconds",
+			"When the newest snapshot of this server that is in its directory was saved and verified, as a Unix time; 0 without one."),
+		lastBytes: gauge("kubelith_snapshot_bytes", "Size of that snapshot."),
+		lastUpload: gauge("kubelith_snapshot_last_upload_timestamp_seconds",
+			"When the newest snapshot that is also in the store was saved, as a Unix time; 0 without one."),
+		results: counter("kubelith_snapshots_total", "Scheduled snapshots since the start, by result: saved or failed."),
+		uploads: counter("kubelith_snapshot_uploads_total",
+			"Copies to the store since the start, by result: uploaded, or failed, which is tried again."),
 	}
 }
 

@@ -105,7 +105,9 @@ func Restore(ctx context.Context, r io.Reader, keys []age.Identity, t Target) (_
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return out, err
 		}
-		text, out.LeftOut, err = config.ForOtherMachine(text, config.ClusterNetworks{ClusterCIDR: settings.ClusterCIDR, ServiceCIDR: settings.ServiceCIDR, ClusterDomain: settings.ClusterDomain})
+		text, out.LeftOut, err = config.ForOtherMachine(text, config.ClusterNetworks{
+			ClusterCIDR: settings.ClusterCIDR, ServiceCIDR: settings.ServiceCIDR, ClusterDomain: settings.ClusterDomain,
+		})
 		if err != nil {
 			return out, fmt.Errorf("the configuration in the snapshot: %w", err)
 		}
@@ -138,9 +140,11 @@ func fits(h Header, t Target) error {
 	}
 	switch {
 	case theirs.Major() != ours.Major(), theirs.Minor() > ours.Minor():
-		return fmt.Errorf("it is of Kubernetes %s (Kubelith %s) and this is %s: restore it with that release", h.Kubernetes, h.Kubelith, t.Kubernetes)
+		return fmt.Errorf("it is from Kubernetes %s (Kubelith %s), and this is %s: restore it with that release",
+			h.Kubernetes, h.Kubelith, t.Kubernetes)
 	case theirs.Minor()+1 < ours.Minor():
-		return fmt.Errorf("it is of Kubernetes %s (Kubelith %s), and %s reads data of the release before it at most: restore it with that release, and upgrade", h.Kubernetes, h.Kubelith, t.Kubernetes)
+		return fmt.Errorf("it is from Kubernetes %s (Kubelith %s), and %s reads data that is at most one minor release older: "+
+			"restore it with that release, and upgrade", h.Kubernetes, h.Kubelith, t.Kubernetes)
 	}
 	return nil
 }
@@ -173,7 +177,7 @@ func takeBack(dir string) error {
 			return err
 		}
 	}
-	if err := os.Remove(filepath.Join(dir, "cluster.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(filepath.Join(dir, datadir.SettingsFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return os.RemoveAll(staging)

@@ -24,6 +24,7 @@ import (
 	"kubelith.io/kubelith/base/atomicfile"
 	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/jointoken"
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 )
@@ -107,7 +108,7 @@ func save(ctx context.Context, s Source, to []age.Recipient, scratch string, w i
 	}
 	// The keys of then decrypt what the database has; those of a rotation that went on meanwhile may not.
 	if now, err := os.ReadFile(filepath.Join(s.DataDir, encryptionFile)); err == nil && !bytes.Equal(now, keys) {
-		return h, errors.New("the key for Secrets was being replaced meanwhile (kubelith encryption status): save it again")
+		return h, errors.New("the key for Secrets was being replaced meanwhile (kubelith encryption status): save the snapshot again")
 	}
 	if s.Progress != nil {
 		out.progress = func(done, total int64) { s.Progress(StepSave, done, total) }
@@ -291,7 +292,9 @@ func enoughToUnpack(h Header, dir string) error {
 		return err
 	}
 	if want := uint64(2*h.DatabaseBytes + logBytes); free < want {
-		return fmt.Errorf("%s has %d MiB free, and the snapshot takes %d when it is unpacked: free space there, or use another --snapshot-dir or, to restore, another --data-dir", filepath.Dir(dir), free>>20, want>>20)
+		return fmt.Errorf("%s has %d MiB free, and the snapshot takes %d when it is unpacked: "+
+			"free space there, or use another --snapshot-dir or, to restore, another --data-dir",
+			filepath.Dir(dir), free>>20, want>>20)
 	}
 	return nil
 }
@@ -319,7 +322,7 @@ func Verify(ctx context.Context, r io.Reader, keys []age.Identity, scratch strin
 		return Verified{}, err
 	}
 	defer os.RemoveAll(dir)
-	return unpackAndRestore(ctx, r, keys, dir, etcd.Options{Name: "snapshot", Socket: "/etcd.sock"}, steps{})
+	return unpackAndRestore(ctx, r, keys, dir, etcd.Options{Name: "snapshot", Socket: "/" + names.EtcdSocket}, steps{})
 }
 
 // steps are what a caller does in between; each may be nil.
@@ -359,7 +362,7 @@ func unpackAndRestore(ctx context.Context, r io.Reader, keys []age.Identity, dir
 		return v, err
 	}
 	defer os.RemoveAll(run)
-	member.Socket = filepath.Join(run, "etcd.sock")
+	member.Socket = filepath.Join(run, names.EtcdSocket)
 	err = etcd.With(ctx, member, func(c *clientv3.Client) error {
 		if err := etcd.ClearAlarms(ctx, c); err != nil { // of the members that the cluster had
 			return err

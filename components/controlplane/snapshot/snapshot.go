@@ -186,7 +186,7 @@ func (s *Server) last() time.Time {
 	if f, ok := newestOf(all, node, func(f File) bool { return f.isOf(Scheduled, node) }); ok {
 		return f.Created.Local()
 	}
-	info, err := os.Stat(filepath.Join(pki.Dir(s.opts.Source.DataDir), "cluster-ca.crt"))
+	info, err := os.Stat(filepath.Join(pki.Dir(s.opts.Source.DataDir), pki.ClusterCAFile))
 	if err == nil && !info.ModTime().After(time.Now()) {
 		return info.ModTime()
 	}
@@ -227,7 +227,7 @@ func BeforeUpgrade(ctx context.Context, s Source, dir, former string, log logrus
 	f, err := SaveUpgrade(ctx, s, dir)
 	switch {
 	case f.Path == "":
-		log.Errorf("cannot save a snapshot before the upgrade from %s, going on without: %v", former, err)
+		log.Errorf("cannot save a snapshot before the upgrade from %s, continuing without it: %v", former, err)
 		return
 	case err != nil:
 		log.Errorf("cannot delete old snapshots: %v", err)

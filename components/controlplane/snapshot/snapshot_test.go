@@ -296,7 +296,7 @@ func TestFits(t *testing.T) {
 	for theirs, want := range map[string]string{
 		"v1.37.0":          "",
 		"v1.36.9+kubelith": "",
-		"v1.35.0":          "reads data of the release before it at most",
+		"v1.35.0":          "reads data that is at most one minor release older",
 		"v1.38.0":          "restore it with that release",
 		"v2.0.0":           "restore it with that release",
 		"new":              "damaged",

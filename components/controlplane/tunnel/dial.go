@@ -47,7 +47,11 @@ func (s *Server) dialer(direct Dial, find func(*view, string) target) Dial {
 // is one: after a restart of this server, agents need a moment to open their tunnels again, and a connection to one
 // that cannot be reached would wait for half a minute. route also returns a channel that is closed when it may return a
 // session; nil: it will return none.
-func either(ctx context.Context, route func() (*tunnel.Session, string, <-chan struct{}), direct func(context.Context, string) (net.Conn, error)) (net.Conn, error) {
+func either(
+	ctx context.Context,
+	route func() (*tunnel.Session, string, <-chan struct{}),
+	direct func(context.Context, string) (net.Conn, error),
+) (net.Conn, error) {
 	session, address, changed := route()
 	switch {
 	case session != nil:

@@ -159,7 +159,7 @@ func (s *Server) serve(life context.Context, cluster *view, w http.ResponseWrite
 		http.Error(w, "the node has a tunnel of this server", http.StatusConflict)
 		return
 	}
-	reason := "the agent wants a tunnel in any case"
+	reason := "the agent always uses a tunnel"
 	if mode == tunnel.Auto {
 		kubelet, err := cluster.kubeletOf(node)
 		if err != nil {
@@ -178,12 +178,12 @@ func (s *Server) serve(life context.Context, cluster *view, w http.ResponseWrite
 	}
 	conn, err := upgrade(w, s.opts.NodeName, reason)
 	if err != nil {
-		s.opts.Log.Warnf("a tunnel for node %s could not begin: %v", node, err)
+		s.opts.Log.Warnf("cannot open a tunnel for node %s: %v", node, err)
 		return
 	}
 	session, err := tunnel.Open(r.Context(), conn)
 	if err != nil {
-		s.opts.Log.Warnf("a tunnel for node %s could not begin: %v", node, err)
+		s.opts.Log.Warnf("cannot open a tunnel for node %s: %v", node, err)
 		return
 	}
 	defer session.Close()
@@ -250,7 +250,7 @@ func (s *Server) keep(life, request context.Context, cluster *view, node, mode s
 			reached = true
 			s.remove(node, session)
 			s.forget(node)
-			s.opts.Log.Infof("this server reaches node %s: it needs no tunnel any more", node)
+			s.opts.Log.Infof("this server reaches node %s: it no longer needs a tunnel", node)
 			measure.Reset(drainEvery)
 		}
 		if session.InUse() == 0 {

@@ -150,12 +150,14 @@ func (v *view) hostPort(node string, port uint16) bool {
 	if err != nil {
 		return false
 	}
-	return slices.ContainsFunc(pods, func(p *corev1.Pod) bool {
-		return p.Spec.NodeName == node && p.Spec.HostNetwork && slices.ContainsFunc(slices.Concat(p.Spec.InitContainers, p.Spec.Containers), func(c corev1.Container) bool {
-			return slices.ContainsFunc(c.Ports, func(has corev1.ContainerPort) bool {
-				return has.ContainerPort == int32(port) && (has.Protocol == corev1.ProtocolTCP || has.Protocol == "")
-			})
+	declares := func(c corev1.Container) bool {
+		return slices.ContainsFunc(c.Ports, func(has corev1.ContainerPort) bool {
+			return has.ContainerPort == int32(port) && (has.Protocol == corev1.ProtocolTCP || has.Protocol == "")
 		})
+	}
+	return slices.ContainsFunc(pods, func(p *corev1.Pod) bool {
+		return p.Spec.NodeName == node && p.Spec.HostNetwork &&
+			slices.ContainsFunc(slices.Concat(p.Spec.InitContainers, p.Spec.Containers), declares)
 	})
 }
 

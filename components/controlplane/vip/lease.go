@@ -89,7 +89,8 @@ func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 			l.changed()
 		case l.address.IsValid() && holder != "" && !l.warned:
 			l.warned = true
-			l.server.opts.Log.Warnf("server %s carries the virtual address %s, and this server is to carry %s: give all servers the same --vip", holder, address, l.address)
+			l.server.opts.Log.Warnf("server %s carries the virtual address %s, but --vip of this server is %s: give all servers the same --vip",
+				holder, address, l.address)
 		}
 	}
 	if holder == "" {

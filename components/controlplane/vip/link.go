@@ -81,7 +81,8 @@ func find(address netip.Addr) (carrier, error) {
 		return nil, err
 	}
 	if len(ifi.HardwareAddr) != 6 {
-		return nil, fmt.Errorf("the virtual address %s would be on %s, which is no Ethernet: use an address of another network of this machine", address, ifi.Name)
+		return nil, fmt.Errorf("the virtual address %s would be on %s, which is not an Ethernet interface: "+
+			"use an address of another network of this machine", address, ifi.Name)
 	}
 	out := &link{address: address, link: l, ifi: ifi}
 	all, err := netlink.AddrList(l, family)

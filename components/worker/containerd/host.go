@@ -89,7 +89,8 @@ func (o Options) preflight() error {
 		}
 	}
 	if n := len(o.Socket + ".ttrpc"); n > maxSocketPath {
-		return fmt.Errorf("socket path %s.ttrpc is %d bytes long, at most %d work: choose a shorter run directory", o.Socket, n, maxSocketPath)
+		return fmt.Errorf("socket path %s.ttrpc is %d bytes long, and at most %d are possible: choose a shorter run directory",
+			o.Socket, n, maxSocketPath)
 	}
 	if n := len(o.State); n > MaxState {
 		return fmt.Errorf("state directory %s is too long by %d bytes for the sockets of the shims: choose a shorter run directory", o.State, n-MaxState)

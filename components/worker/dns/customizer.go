@@ -41,7 +41,7 @@ func (c *customizer) watch(ctx context.Context) (stop func()) {
 	c.configMaps, c.synced = informer.Lister().ConfigMaps(customNamespace), informer.Informer().HasSynced
 	_, _ = informer.Informer().AddEventHandler(informers.OnEvent(c.changed.Send)) // fails only on a stopped informer
 	var stopEvents func()
-	c.events, stopEvents = events.NewRecorder(ctx, c.client, corev1.EventSource{Component: "kubelith-dns"})
+	c.events, stopEvents = events.NewRecorder(ctx, c.client, corev1.EventSource{Component: names.DNSManager})
 	end := informers.Start(ctx, factory)
 	var once sync.Once
 	return func() {

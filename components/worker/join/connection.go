@@ -162,7 +162,8 @@ func (c *Connection) Run(ctx context.Context, ready func()) error {
 			logged = time.Now()
 		}
 		if manager.Current() == nil {
-			return errors.New("the node's certificate expired before a server renewed it: start the agent with a token, created with kubelith token create on the server")
+			return errors.New("the node's certificate expired before a server renewed it: " +
+				"start the agent with a token, created with kubelith token create on the server")
 		}
 	}
 }
@@ -171,7 +172,7 @@ func (c *Connection) Run(ctx context.Context, ready func()) error {
 func (c *Connection) certificates(ctx context.Context, client kubernetes.Interface) (*renewal.Manager, error) {
 	store, err := c.store.certificates(func(next *tls.Certificate) {
 		c.way.use(next)
-		c.opts.Log.Infof("the node has a new certificate, valid until %s", stamp(next.Leaf.NotAfter))
+		c.opts.Log.Infof("the node has a new certificate, valid until %s", next.Leaf.NotAfter.UTC().Format(time.RFC3339))
 	})
 	if err != nil {
 		return nil, err

@@ -111,7 +111,7 @@ func Certificates(dataDir string) ([]pki.Certificate, error) {
 	var out []pki.Certificate
 	var errs []error
 	for _, f := range []struct{ path, use string }{
-		{s.ca(), "the API servers are known by it"},
+		{s.ca(), "verifies the API servers"},
 		{s.clientCert(), "this node calls the API"},
 		{s.kubeletCert(), "serves the kubelet of this node"},
 	} {
@@ -157,7 +157,7 @@ func Find(ctx context.Context, o Options) (*Cluster, error) {
 	if now := time.Now(); now.After(known.cert.Leaf.NotAfter) {
 		if given == nil {
 			return nil, fmt.Errorf("the node's certificate expired at %s (the clock says %s): join again with a token, created with kubelith token create on the server",
-				stamp(known.cert.Leaf.NotAfter), stamp(now))
+				known.cert.Leaf.NotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 		}
 		return c, c.discover(ctx, given)
 	}
@@ -232,7 +232,9 @@ func (c *Cluster) checkVersion(client kubernetes.Interface, doubt error) error {
 		return err
 	}
 	if newer {
-		return jointoken.NewRefusal(fmt.Errorf("this kubelith has Kubernetes %s and the server %s: upgrade the server first, or install the server's version here", c.opts.Version, server.GitVersion), names.RefusedVersion)
+		why := fmt.Errorf("this kubelith has Kubernetes %s and the server %s: "+
+			"upgrade the server first, or install the server's version here", c.opts.Version, server.GitVersion)
+		return jointoken.NewRefusal(why, names.RefusedVersion)
 	}
 	return nil
 }
@@ -299,7 +301,8 @@ func (c *Cluster) refresh(parent context.Context, known *membership, given *join
 	case apierrors.IsUnauthorized(err):
 		c.opts.Log.Warn(shutOut)
 	case errors.As(err, &foreign) && errors.As(err, &unknown):
-		return fmt.Errorf("the server %s does not belong to the cluster that this machine has joined: set --server to one that does, or run kubelith reset --data to join another cluster, or this one after it has replaced its CA", c.opts.Server)
+		return fmt.Errorf("the server %s does not belong to the cluster that this machine has joined: set --server to one that does, "+
+			"or run kubelith reset --data to join another cluster, or this one after it has replaced its CA", c.opts.Server)
 	default:
 		c.opts.Log.Warnf("the server does not answer, the node starts with its stored settings: %v", err)
 	}
@@ -307,7 +310,8 @@ func (c *Cluster) refresh(parent context.Context, known *membership, given *join
 }
 
 // shutOut is logged by a node that the server refuses.
-const shutOut = "the server refuses this node's certificate: if the node was removed from the cluster, start its agent with a token to join again, created with kubelith token create on the server"
+const shutOut = "the server refuses this node's certificate: if the node was removed from the cluster, " +
+	"start its agent with a token to join again, created with kubelith token create on the server"
 
 // host returns the HOST:PORT of a server's URL, whose format the configuration has checked.
 func host(server string) string {
@@ -317,5 +321,3 @@ func host(server string) string {
 	}
 	return u.Host
 }
-
-func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

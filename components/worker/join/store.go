@@ -22,6 +22,8 @@ import (
 
 	"kubelith.io/kubelith/base/atomicfile"
 	"kubelith.io/kubelith/base/jointoken"
+	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/pki"
 )
 
 // store is what an agent keeps in its data directory:
@@ -30,7 +32,7 @@ import (
 //	agent/cluster.json             the cluster's settings
 //	agent/servers.json             addresses of the servers
 //	agent/pki/cluster-ca.crt       the cluster's CA; two while it is replaced
-//	agent/former-cas.json          the hashes of CAs that were replaced: the agent may still be started with a token of then
+//	agent/former-cas.json          the hashes of CAs that were replaced: a token of then may still start the agent
 //	agent/pki/client-current.pem   the node's certificate and its key; written last: with it the machine has joined
 type store struct{ dataDir string }
 
@@ -39,11 +41,11 @@ func (s store) path(elements ...string) string {
 }
 
 func (s store) identity() string   { return s.path("identity.key") }
-func (s store) settings() string   { return s.path("cluster.json") }
+func (s store) settings() string   { return s.path(names.ClusterInfoKey) }
 func (s store) servers() string    { return s.path("servers.json") }
 func (s store) formerCAs() string  { return s.path("former-cas.json") }
 func (s store) pki() string        { return s.path("pki") }
-func (s store) ca() string         { return s.path("pki", "cluster-ca.crt") }
+func (s store) ca() string         { return s.path("pki", pki.ClusterCAFile) }
 func (s store) clientCert() string { return s.path("pki", "client-current.pem") }
 
 // kubeletCert is the kubelet's serving certificate; the kubelet names and renews it.

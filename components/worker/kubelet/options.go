@@ -55,7 +55,8 @@ func upstreamServer(o Options) (*options.KubeletServer, error) {
 		return nil, err
 	}
 	if o.ExternalIPs && slices.ContainsFunc(arguments, isCloudProvider) {
-		return nil, errors.New("--kubelet-arg cloud-provider: a cloud provider sets the addresses of the Node, and so does --node-external-ip (nodeExternalIP): use only one of them")
+		return nil, errors.New("--kubelet-arg cloud-provider: a cloud provider sets the addresses of the Node, " +
+			"and so does --node-external-ip (nodeExternalIP): use only one of them")
 	}
 	if err := checkFiles(f); err != nil {
 		return nil, err

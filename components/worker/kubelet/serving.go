@@ -74,7 +74,9 @@ func (s *Server) requestServing(ctx context.Context, deps *kubelet.Dependencies)
 	s.serving.Store(m)
 	legacyregistry.RawMustRegister(compbasemetrics.NewGaugeFunc(&compbasemetrics.GaugeOpts{
 		Subsystem: metrics.KubeletSubsystem, Name: "certificate_manager_server_ttl_seconds", StabilityLevel: compbasemetrics.ALPHA,
-		Help: "Gauge of the shortest TTL (time-to-live) of the Kubelet's serving certificate. The value is in seconds until certificate expiry (negative if already expired). If serving certificate is invalid or unused, the value will be +INF.",
+		Help: "Gauge of the shortest TTL (time-to-live) of the Kubelet's serving certificate. " +
+			"The value is in seconds until certificate expiry (negative if already expired). " +
+			"If serving certificate is invalid or unused, the value will be +INF.",
 	}, func() float64 {
 		if leaf := m.Leaf(); leaf != nil {
 			return math.Trunc(time.Until(leaf.NotAfter).Seconds())

@@ -142,7 +142,7 @@ func (s *session) end() error {
 	select {
 	case <-s.leases.end():
 	case <-limit.C:
-		return fmt.Errorf("flannel's backend %s did not accept its end within %s", s.setup.backend, stopLimit)
+		return fmt.Errorf("flannel's backend %s did not take its last leases within %s", s.setup.backend, stopLimit)
 	}
 	s.cancel()
 	select {

@@ -177,7 +177,7 @@ func filterBridged(bridge netlink.Link, addresses []*current.IPConfig) error {
 	}
 	request.AddData(info)
 	if _, err := request.Execute(unix.NETLINK_ROUTE, 0); err != nil {
-		return fmt.Errorf("have the packet filter see bridged packets: %w", err)
+		return fmt.Errorf("let the packet filter see bridged packets: %w", err)
 	}
 	return nil
 }

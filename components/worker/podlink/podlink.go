@@ -111,12 +111,12 @@ const (
 func (s *Server) serve(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
 	if err := conn.SetDeadline(time.Now().Add(callTimeout)); err != nil {
-		s.opts.Log.WithError(err).Error("cannot read a call by CNI")
+		s.opts.Log.WithError(err).Error("cannot read a CNI call")
 		return
 	}
 	content, err := io.ReadAll(io.LimitReader(conn, maxCall))
 	if err != nil {
-		s.opts.Log.WithError(err).Error("cannot read a call by CNI")
+		s.opts.Log.WithError(err).Error("cannot read a CNI call")
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, workTimeout)
@@ -127,7 +127,7 @@ func (s *Server) serve(ctx context.Context, conn net.Conn) {
 		_, err = conn.Write(answer)
 	}
 	if err != nil { // containerd has given up, and takes back what there is
-		s.opts.Log.WithError(err).Warn("a call by CNI was answered too late")
+		s.opts.Log.WithError(err).Warn("answered a CNI call too late")
 	}
 }
 
@@ -213,5 +213,5 @@ func (s *Server) do(ctx context.Context, c *call) (types.Result, error) {
 	case "CHECK":
 		return nil, s.check(c, n)
 	}
-	return nil, types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("CNI_COMMAND %q is none of ADD, DEL and CHECK", c.command), "")
+	return nil, types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("CNI_COMMAND %q is not ADD, DEL or CHECK", c.command), "")
 }

@@ -11,14 +11,20 @@ import (
 // NewCleaner returns the component that removes the rules of an earlier run. It is for a node without network-policy,
 // or one whose pod network is not ours.
 func NewCleaner(o Options) lifecycle.Component {
-	return &lifecycle.Task{Called: "network-policy-cleaner", Subject: "remove the rules of network policies", Retry: retry, Log: o.Log, Do: func(ctx context.Context) error {
-		var errs []error
-		if table, err := kernel.New(true, true); err == nil { // without nft there is none
-			errs = append(errs, table.Remove(ctx))
-		}
-		if ports, err := kernel.NewPorts(); err == nil {
-			errs = append(errs, ports.Remove(ctx))
-		}
-		return errors.Join(errs...)
-	}}
+	return &lifecycle.Task{
+		Called:  "network-policy-cleaner",
+		Subject: "remove the rules of network policies",
+		Retry:   retry,
+		Log:     o.Log,
+		Do: func(ctx context.Context) error {
+			var errs []error
+			if table, err := kernel.New(true, true); err == nil { // without nft there is none
+				errs = append(errs, table.Remove(ctx))
+			}
+			if ports, err := kernel.NewPorts(); err == nil {
+				errs = append(errs, ports.Remove(ctx))
+			}
+			return errors.Join(errs...)
+		},
+	}
 }

@@ -59,13 +59,17 @@ func dropLine(c *rules.Compiler, d kernel.Drop) string {
 		}
 		return ip.String()
 	}
-	protocol := map[uint8]corev1.Protocol{unix.IPPROTO_TCP: corev1.ProtocolTCP, unix.IPPROTO_UDP: corev1.ProtocolUDP, unix.IPPROTO_SCTP: corev1.ProtocolSCTP}[d.Protocol]
+	protocol := map[uint8]corev1.Protocol{
+		unix.IPPROTO_TCP:  corev1.ProtocolTCP,
+		unix.IPPROTO_UDP:  corev1.ProtocolUDP,
+		unix.IPPROTO_SCTP: corev1.ProtocolSCTP,
+	}[d.Protocol]
 	what := fmt.Sprintf("%s port %d", protocol, d.ToPort)
 	if protocol == "" {
 		what = fmt.Sprintf("IP protocol %d", d.Protocol)
 	}
 	if d.Reply {
-		what += ", an answer"
+		what += ", a reply"
 	}
 	return fmt.Sprintf("dropped %s to %s %s: %s", named(d.From), named(d.To), what, reason(c, d, protocol))
 }

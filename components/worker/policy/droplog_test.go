@@ -39,7 +39,7 @@ func TestDropLine(t *testing.T) {
 	for want, drop := range map[string]kernel.Drop{
 		"dropped default/web (10.42.0.5) to default/db (10.42.0.6) TCP port 8080: ingress, no rule of NetworkPolicy default/db matches": {
 			Class: ingress, From: web, To: db, Protocol: tcp, FromPort: 40000, ToPort: 8080},
-		"dropped default/web (10.42.0.5) to default/db (10.42.0.6) TCP port 8080, an answer: ingress, no rule of NetworkPolicy default/db matches": {
+		"dropped default/web (10.42.0.5) to default/db (10.42.0.6) TCP port 8080, a reply: ingress, no rule of NetworkPolicy default/db matches": {
 			Class: ingress, Reply: true, From: db, To: web, Protocol: tcp, FromPort: 8080, ToPort: 40000},
 		"dropped default/db (10.42.0.6) to 192.0.2.1 IP protocol 1: egress, no rule of NetworkPolicy default/db matches": {
 			Class: egress, From: db, To: outside, Protocol: icmp},

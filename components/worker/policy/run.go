@@ -291,7 +291,8 @@ func (r *run) loop(ctx context.Context) {
 			r.changed.Send()
 		})
 		if err != nil {
-			r.opts.Log.WithError(err).Warn("rules of network policies that others remove come back only with the next change")
+			r.opts.Log.WithError(err).Warn("cannot watch nftables: " +
+				"rules of network policies that another program removes come back only with the next change")
 		}
 	})
 	if r.opts.LogDrops > 0 {
@@ -387,7 +388,7 @@ func (r *run) step(ctx context.Context) error {
 	}
 	if !whole || err != nil {
 		if err != nil { // another program has changed the table
-			r.opts.Log.WithError(err).Warn("the rules of network policies are written again")
+			r.opts.Log.WithError(err).Warn("writing the rules of network policies again")
 			r.mu.Lock()
 			changes = r.compiler.All()
 			wanted = r.wanted

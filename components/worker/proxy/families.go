@@ -32,7 +32,10 @@ type family struct {
 	first   func() // called after each success
 }
 
-func newFamily(name corev1.IPFamily, p *nftables.Proxier, c *kubeproxyconfig.KubeProxyConfiguration, health *healthcheck.ProxyHealthServer, work *lifecycle.Watchdog, first func()) *family {
+func newFamily(
+	name corev1.IPFamily, p *nftables.Proxier, c *kubeproxyconfig.KubeProxyConfiguration,
+	health *healthcheck.ProxyHealthServer, work *lifecycle.Watchdog, first func(),
+) *family {
 	f := &family{name: name, proxier: p, health: health, work: work, first: first}
 	f.runner = runner.NewBoundedFrequencyRunner("proxy-"+string(name), f.sync,
 		c.MinSyncPeriod.Duration, c.SyncPeriod.Duration, proxyutil.FullSyncPeriod)

@@ -115,7 +115,9 @@ func refused() args.Refused {
 		"iptables-masquerade-bit":         mode,
 		"iptables-localhost-nodeports":    mode,
 	}
-	for _, f := range strings.Fields("ipvs-sync-period ipvs-min-sync-period ipvs-scheduler ipvs-exclude-cidrs ipvs-strict-arp ipvs-tcp-timeout ipvs-tcpfin-timeout ipvs-udp-timeout") {
+	const ipvs = "ipvs-sync-period ipvs-min-sync-period ipvs-scheduler ipvs-exclude-cidrs ipvs-strict-arp " +
+		"ipvs-tcp-timeout ipvs-tcpfin-timeout ipvs-udp-timeout"
+	for _, f := range strings.Fields(ipvs) {
 		own[f] = mode
 	}
 	return args.Merge(args.Logging(), args.FeatureGates(), own)

@@ -49,15 +49,16 @@ type session struct {
 // run writes rules until ctx ends; it calls ready after the first success of every family.
 func (s *session) run(ctx context.Context, ready func()) error {
 	started := time.Now()
-	var written sync.WaitGroup
+	own := s.families()
+	written := make(chan struct{}, len(own)) // one for each family, after its first success
 	all := &families{}
-	for _, f := range s.families() {
+	for _, f := range own {
 		proxier, err := nftables.NewProxier(ctx, s.config, f, s.localDetector(f), s.nodeName, s.nodeIP(f), s.recorder, s.health, false)
 		if err != nil {
 			return fmt.Errorf("nftables for %s: %w", f, err)
 		}
-		written.Add(1)
-		all.add(newFamily(f, proxier, s.config, s.health, s.work, sync.OnceFunc(written.Done)))
+		first := sync.OnceFunc(func() { written <- struct{}{} })
+		all.add(newFamily(f, proxier, s.config, s.health, s.work, first))
 	}
 
 	resync := s.config.ConfigSyncPeriod.Duration
@@ -91,21 +92,21 @@ func (s *session) run(ctx context.Context, ready func()) error {
 		f.Start(ctx.Done())
 	}
 
-	first := make(chan struct{})
-	go func() { written.Wait(); close(first) }() // leaks when no write ever succeeds
 	slow := time.NewTicker(10 * time.Second)
-	for waiting := true; waiting; {
+	missing := len(own)
+	for missing > 0 && ctx.Err() == nil {
 		select {
-		case <-first:
-			ready()
-			waiting = false
+		case <-written:
+			missing--
 		case <-slow.C:
-			s.log.Warnf("the rules in the kernel are still incomplete after %v", time.Since(started).Round(time.Second))
+			s.log.Warnf("not all rules of Services are in the kernel after %s, still trying", time.Since(started).Round(time.Second))
 		case <-ctx.Done():
-			waiting = false
 		}
 	}
 	slow.Stop()
+	if missing == 0 {
+		ready()
+	}
 
 	<-ctx.Done()
 	all.stop()

@@ -44,20 +44,20 @@ func (e *expiry) check(now time.Time, all []pki.Certificate) (texts []string) {
 	return texts
 }
 
-// expiring reports when a certificate ends, and what to do.
+// expiring reports when a certificate expires, and what to do.
 func expiring(c pki.Certificate, now time.Time) string {
-	ends := fmt.Sprintf("ends at %s", c.NotAfter.UTC().Format(time.RFC3339))
+	expires := fmt.Sprintf("expires at %s", c.NotAfter.UTC().Format(time.RFC3339))
 	if !now.Before(c.NotAfter) {
-		ends = fmt.Sprintf("has ended at %s", c.NotAfter.UTC().Format(time.RFC3339))
+		expires = fmt.Sprintf("expired at %s", c.NotAfter.UTC().Format(time.RFC3339))
 	}
-	remedy := "it was not renewed, the log has the reason: kubelith certificate list shows it"
+	remedy := "it was not renewed: see the log for the reason, and kubelith certificate list"
 	if c.CA {
 		remedy = "CAs are not renewed: docs/certificates.md says what to do"
 	}
-	return fmt.Sprintf("certificate %s (%s) %s: %s", c.Name, c.File, ends, remedy)
+	return fmt.Sprintf("certificate %s (%s) %s: %s", c.Name, c.File, expires, remedy)
 }
 
-// checkCertificates logs and reports those that end soon.
+// checkCertificates logs and reports those that expire soon.
 func (s *Server) checkCertificates(now time.Time) {
 	if s.opts.Certificates == nil || now.Sub(s.expiry.checked) < certificatesEvery {
 		return
@@ -77,14 +77,14 @@ func (s *Server) checkCertificates(now time.Time) {
 	}
 }
 
-// CertificateMetrics exports when the certificates of this machine end. They are read for each scrape.
+// CertificateMetrics exports when the certificates of this machine expire. They are read for each scrape.
 type CertificateMetrics func() ([]pki.Certificate, error)
 
 var _ prometheus.Collector = CertificateMetrics(nil)
 
 func (CertificateMetrics) desc() *prometheus.Desc {
 	return prometheus.NewDesc("kubelith_certificate_expiration_timestamp_seconds",
-		"When the certificate of this machine ends, in seconds since 1970.", []string{"certificate", "subject", "ca"}, nil)
+		"When the certificate of this machine expires, in seconds since 1970.", []string{"certificate", "subject", "ca"}, nil)
 }
 
 // Describe implements prometheus.Collector.

@@ -33,11 +33,11 @@ func TestExpiry(t *testing.T) {
 	}{
 		{day: 1},
 		{day: 330},
-		{day: 340, want: []string{"certificate apiserver (/d/apiserver.crt) ends at 2031-01-01T00:00:00Z: it was not renewed", "certificate admin"}},
+		{day: 340, want: []string{"certificate apiserver (/d/apiserver.crt) expires at 2031-01-01T00:00:00Z: it was not renewed", "certificate admin"}},
 		{day: 340.5},
 		{day: 341.5, change: func() { all[0] = leaf("apiserver", 3650) }, want: []string{"certificate admin"}},
-		{day: 366, want: []string{"certificate admin (/d/admin.crt) has ended at 2031-01-01T00:00:00Z"}},
-		{day: 3300, change: func() { all = all[2:] }, want: []string{"certificate cluster-ca (/d/cluster-ca.crt) ends at 2039-12-30T00:00:00Z: CAs are not renewed"}},
+		{day: 366, want: []string{"certificate admin (/d/admin.crt) expired at 2031-01-01T00:00:00Z"}},
+		{day: 3300, change: func() { all = all[2:] }, want: []string{"certificate cluster-ca (/d/cluster-ca.crt) expires at 2039-12-30T00:00:00Z: CAs are not renewed"}},
 		{day: 3300.1, change: func() { all, unreadable = nil, errors.New("a is damaged\nb is damaged") }},
 	} {
 		if step.change != nil {
@@ -65,7 +65,7 @@ func TestCertificateMetrics(t *testing.T) {
 		return []pki.Certificate{leaf("plugin-a", 2), leaf("plugin-a", 1), ca}, errors.New("another one is damaged")
 	})
 	want := `
-# HELP kubelith_certificate_expiration_timestamp_seconds When the certificate of this machine ends, in seconds since 1970.
+# HELP kubelith_certificate_expiration_timestamp_seconds When the certificate of this machine expires, in seconds since 1970.
 # TYPE kubelith_certificate_expiration_timestamp_seconds gauge
 kubelith_certificate_expiration_timestamp_seconds{ca="false",certificate="plugin-a",subject="plugin-a"} 1.8935424e+09
 kubelith_certificate_expiration_timestamp_seconds{ca="true",certificate="cluster-ca",subject="cluster-ca"} 1.89432e+09

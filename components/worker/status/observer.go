@@ -66,10 +66,10 @@ func (o *Observer) Observe(e lifecycle.Event) {
 	switch e.State {
 	case lifecycle.BackingOff:
 		c.restarts++
-		c.down, c.failure = true, oneLine(e.Err)
+		c.down, c.failure = true, firstLine(e.Err)
 		o.notify(news{corev1.EventTypeWarning, ComponentFailed, fmt.Sprintf("%s: %s: restarting in %s", e.Component, c.failure, e.Next)})
 	case lifecycle.Ending:
-		c.down, c.failure = true, oneLine(e.Err)
+		c.down, c.failure = true, firstLine(e.Err)
 		o.notify()
 	case lifecycle.Ready:
 		if c.down {
@@ -163,12 +163,14 @@ func (o *Observer) condition(now metav1.Time) corev1.NodeCondition {
 		out.Status, out.Reason, out.Message = corev1.ConditionFalse, ComponentFailed, strings.Join(down, "; ")
 	case len(abandoned) > 0:
 		out.Reason = ComponentAbandoned
-		out.Message = "every component is running, but earlier runs have not stopped and keep their memory: restart kubelith at your convenience: " + strings.Join(abandoned, ", ")
+		out.Message = "every component is running, but earlier runs have not stopped and keep their memory: " +
+			"restart kubelith at your convenience: " + strings.Join(abandoned, ", ")
 	}
 	return out
 }
 
-func oneLine(err error) string {
+// firstLine returns the reason without what may follow it in the error of a panic, such as a stack.
+func firstLine(err error) string {
 	if err == nil {
 		return ""
 	}

@@ -52,7 +52,8 @@ func (h *host) awaitDriver(ctx context.Context, d storage.Declaration, now stora
 	case key == "":
 		return fmt.Errorf("it declares node_local: on an agent the value of a segment of accessible_topology in NodeGetInfo must be the node's name, %s", h.NodeName)
 	case have.Annotations[names.NodeLocalAnnotation] != key:
-		return fmt.Errorf("CSIDriver %s does not let agents create its volumes: run kubectl annotate csidriver %s %s=%s", d.Name(), d.Name(), names.NodeLocalAnnotation, key)
+		return fmt.Errorf("CSIDriver %s does not let agents create its volumes: run kubectl annotate csidriver %s %s=%s",
+			d.Name(), d.Name(), names.NodeLocalAnnotation, key)
 	}
 	return nil
 }

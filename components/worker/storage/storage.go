@@ -1,8 +1,10 @@
 // Package storage is the component "storage" of each node: it turns the storage plugins of the node into CSI drivers of
 // its kubelet, with plugins/storage. For each plugin it
 //   - listens on the driver's socket and forwards requests to the current process of the plugin.
-//   - registers the driver with the kubelet (register.go), which writes the CSINode and the topology labels, when there is a CSIDriver.
-//   - runs the controllers of a node-local driver. The cluster runs those of the others, and creates the objects of drivers (components/cluster/storagecontrollers).
+//   - registers the driver with the kubelet (register.go), which writes the CSINode and the topology labels, when there
+//     is a CSIDriver.
+//   - runs the controllers of a node-local driver. The cluster runs those of the others, and creates the objects of
+//     drivers (components/cluster/storagecontrollers).
 package storage
 
 import (

@@ -214,5 +214,5 @@ func (s *Server) allow(ctx context.Context, at netip.AddrPort) error {
 	if slices.ContainsFunc(known, func(p netip.Prefix) bool { return p.Contains(at.Addr()) }) {
 		return nil
 	}
-	return fmt.Errorf("%s is no address of the node %s or of a pod on it", at.Addr(), s.opts.NodeName)
+	return fmt.Errorf("%s is not an address of the node %s or of a pod on it", at.Addr(), s.opts.NodeName)
 }

@@ -251,7 +251,7 @@ func TestAllow(t *testing.T) {
 			if (err == nil) != want {
 				t.Errorf("%s: %v", address, err)
 			}
-			if err != nil && !strings.Contains(err.Error(), "is no address of the node a or of a pod on it") {
+			if err != nil && !strings.Contains(err.Error(), "is not an address of the node a or of a pod on it") {
 				t.Errorf("%s: %v", address, err)
 			}
 		}

@@ -188,7 +188,7 @@ func (n *node) work(ctx context.Context, r *Request) (time.Duration, error) {
 		return lookEvery, nil // it starts, or that of another command does
 	}
 	if n.launched == r.ID {
-		return 0, fmt.Errorf("the upgrade has ended without a result: its messages are in the log of %s", upgrade.Unit)
+		return 0, fmt.Errorf("the upgrade ended without a result: see the log of %s", upgrade.Unit)
 	}
 	within, err := time.ParseDuration(r.Within)
 	if err != nil || within <= 0 {
@@ -227,7 +227,7 @@ func (n *node) get(ctx context.Context, file, sum string) (err error) {
 		return fmt.Errorf("get the new program: %w", err)
 	}
 	if !upgrade.HasSum(part, sum) {
-		return errors.New("get the new program: it does not have the checksum that was asked for")
+		return errors.New("get the new program: its sha256 is not the requested one")
 	}
 	return os.Rename(part, file)
 }

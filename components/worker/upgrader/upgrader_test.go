@@ -179,8 +179,8 @@ func TestUpgradeFails(t *testing.T) {
 		"no service":        {Request{SHA256: programSum, Within: "1m"}, func(r *rig) { r.cannot = "it is not run by a service" }, "it is not run by a service"},
 		"no duration":       {Request{SHA256: programSum, Within: "-1m"}, nil, `"-1m" is not a duration`},
 		"no such program":   {Request{SHA256: strings.Repeat("0a", 32), Within: "1m"}, nil, "get the new program: no server has"},
-		"another content":   {Request{SHA256: programSum, Within: "1m"}, func(r *rig) { r.said = "spoilt" }, "does not have the checksum that was asked for"},
-		"ended, no result":  {Request{SHA256: programSum, Within: "1m"}, func(r *rig) { r.launched, r.at = "1", time.Now().Add(-startsWithin) }, "the upgrade has ended without a result"},
+		"another content":   {Request{SHA256: programSum, Within: "1m"}, func(r *rig) { r.said = "spoilt" }, "its sha256 is not the requested one"},
+		"ended, no result":  {Request{SHA256: programSum, Within: "1m"}, func(r *rig) { r.launched, r.at = "1", time.Now().Add(-startsWithin) }, "the upgrade ended without a result"},
 		"an earlier result": {Request{SHA256: programSum, Within: "x"}, func(r *rig) { r.result("0") }, `"x" is not a duration`},
 	} {
 		t.Run(what, func(t *testing.T) {

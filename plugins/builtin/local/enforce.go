@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"kubelith.io/kubelith/base/oneline"
 )
 
 // enforcement is how the size of a volume's file system is enforced. A block device has a fixed size.
@@ -71,17 +73,7 @@ func (s *store) enforcement(asked enforcement, m mode) (enforcement, error) {
 	if len(why) == 0 {
 		return asked, nil
 	}
-	return "", fmt.Errorf("%w (%s); or use a StorageClass with the parameter %s: none", errUnenforced, oneLine(why), parameterEnforcement)
-}
-
-func oneLine(errs []error) (text string) {
-	for i, err := range errs {
-		if i > 0 {
-			text += "; "
-		}
-		text += err.Error()
-	}
-	return text
+	return "", fmt.Errorf("%w (%s); or use a StorageClass with the parameter %s: none", errUnenforced, oneline.Join(why), parameterEnforcement)
 }
 
 // fill creates the contents of a new volume, in the directory that will get its name.

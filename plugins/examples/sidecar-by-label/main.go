@@ -47,7 +47,8 @@ func plugin() sdk.Admission {
 		if s.Label == "" || s.Container.Name == "" || s.Container.Image == "" {
 			return errors.New("config: label, container.name and container.image must be set")
 		}
-		hooks[0].Webhook.ObjectSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: s.Label, Operator: metav1.LabelSelectorOpExists}}}
+		labelled := metav1.LabelSelectorRequirement{Key: s.Label, Operator: metav1.LabelSelectorOpExists}
+		hooks[0].Webhook.ObjectSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{labelled}}
 		return nil
 	}}
 }

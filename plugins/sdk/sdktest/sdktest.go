@@ -68,7 +68,11 @@ func Review(t testing.TB, conn grpc.ClientConnInterface, hook string, r admissio
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer, err := admissionpb.NewAdmissionClient(conn).Review(t.Context(), &admissionpb.ReviewRequest{Review: data, Encoding: pluginv1.Encoding_ENCODING_PROTOBUF, Hook: hook})
+	answer, err := admissionpb.NewAdmissionClient(conn).Review(t.Context(), &admissionpb.ReviewRequest{
+		Review:   data,
+		Encoding: pluginv1.Encoding_ENCODING_PROTOBUF,
+		Hook:     hook,
+	})
 	if err != nil {
 		t.Fatalf("hook %s: %v", hook, err)
 	}

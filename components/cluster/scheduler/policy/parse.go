@@ -167,7 +167,8 @@ func fillStruct(n *yaml.Node, what string, v reflect.Value, fold bool) error {
 		}
 		switch {
 		case key.Kind != yaml.ScalarNode || field < 0:
-			return at(key.Line, "%s has no field %q%s", what, key.Value, suggest.Nearest(key.Value, slices.DeleteFunc(names, func(name string) bool { return name == "-" })))
+			known := slices.DeleteFunc(names, func(name string) bool { return name == "-" })
+			return at(key.Line, "%s has no field %q%s", what, key.Value, suggest.Nearest(key.Value, known))
 		case seen[field] != 0:
 			return at(key.Line, "%s has the field %q twice, first in line %d", what, key.Value, seen[field])
 		}

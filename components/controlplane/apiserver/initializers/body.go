@@ -136,7 +136,7 @@ func annotate(metadata map[string]any, name, value string) error {
 	annotations, ok := metadata["annotations"].(map[string]any)
 	if !ok {
 		if metadata["annotations"] != nil {
-			return fmt.Errorf("metadata.annotations is no map")
+			return fmt.Errorf("metadata.annotations is not a map")
 		}
 		annotations = map[string]any{}
 		metadata["annotations"] = annotations

@@ -151,7 +151,7 @@ func (c *configurations) wait(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-time.After(startPatience):
-		return fmt.Errorf("the InitializerConfigurations have not been read for %s", startPatience)
+		return fmt.Errorf("the InitializerConfigurations could not be read within %s", startPatience)
 	}
 }
 

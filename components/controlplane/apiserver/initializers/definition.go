@@ -32,7 +32,8 @@ func Definition() *apiextensionsv1.CustomResourceDefinition {
 		"apiVersions": list(text, `API versions; "*" is all.`),
 		"resources":   list(text, `Resources, without subresources; "*" is all.`),
 	})
-	initializer := object("An initializer acts on new objects that one of its rules matches, before anybody else sees them.", map[string]apiextensionsv1.JSONSchemaProps{
+	const does = "An initializer acts on new objects that one of its rules matches, before other clients see them."
+	initializer := object(does, map[string]apiextensionsv1.JSONSchemaProps{
 		"name":  {Type: "string", Description: "A fully qualified name: podimage.example.com."},
 		"rules": list(rule, "The objects that are initialized."),
 	}, "name")

@@ -240,7 +240,8 @@ func (c *created) wait(ctx context.Context) error {
 			case s != nil && s.Result != nil:
 				return s.status()
 			case event.Type == watch.Deleted:
-				return apierrors.NewInternalError(fmt.Errorf("%s %q was deleted before it was initialized: initializer %q was next", c.store.resource, c.name, state.head()))
+				return apierrors.NewInternalError(fmt.Errorf("%s %q was deleted before it was initialized: initializer %q was next",
+					c.store.resource, c.name, state.head()))
 			case s == nil:
 				return nil
 			}

@@ -289,7 +289,7 @@ func (s *store) remove(ctx context.Context, key string, object runtime.Object) {
 	uid := o.GetUID()
 	err = s.Interface.Delete(ctx, key, s.newFunc(), &storage.Preconditions{UID: &uid}, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{})
 	if err != nil && !storage.IsNotFound(err) {
-		s.all.log.Warnf("%s %s was not initialized and cannot be deleted now, which is retried: %v", s.resource, o.GetName(), err)
+		s.all.log.Warnf("cannot delete %s %s, which was not initialized, retrying: %v", s.resource, o.GetName(), err)
 	}
 }
 

@@ -48,7 +48,7 @@ func (i *Initializers) started(ctx context.Context) {
 			return
 		}
 		if ctx.Err() == nil {
-			i.log.Warnf("the start waits, and so do new objects: %v", err)
+			i.log.Warnf("the start of the API server waits, and new objects wait: %v", err)
 		}
 	}
 }
@@ -121,7 +121,7 @@ func (s *sweeper) sweep(ctx context.Context, now time.Time) {
 	s.all.mu.Unlock()
 	for _, store := range stores {
 		if err := s.sweepStore(ctx, store, now); err != nil && ctx.Err() == nil {
-			s.all.log.Warnf("cannot delete uninitialized %s now, which is retried: %v", store.resource, err)
+			s.all.log.Warnf("cannot delete uninitialized %s, retrying: %v", store.resource, err)
 		}
 	}
 }
@@ -195,9 +195,12 @@ func (s *sweeper) tell(ctx context.Context, from *store, object runtime.Object, 
 	}
 	now := metav1.Now()
 	_, err = s.events.CoreV1().Events(namespace).Create(ctx, &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{GenerateName: o.GetName() + ".", Namespace: namespace},
-		InvolvedObject: corev1.ObjectReference{APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID()},
-		Reason:         "InitializationTimedOut", Message: text, Type: corev1.EventTypeWarning,
+		ObjectMeta: metav1.ObjectMeta{GenerateName: o.GetName() + ".", Namespace: namespace},
+		InvolvedObject: corev1.ObjectReference{
+			APIVersion: kind.GroupVersion().String(), Kind: kind.Kind,
+			Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(),
+		},
+		Reason: "InitializationTimedOut", Message: text, Type: corev1.EventTypeWarning,
 		Source: corev1.EventSource{Component: "apiserver"}, ReportingController: "kubelith.io/initializers",
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,
 	}, metav1.CreateOptions{})

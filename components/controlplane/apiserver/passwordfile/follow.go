@@ -24,7 +24,8 @@ const (
 
 // Follow reads the file again when it changes, until ctx ends.
 func (f *File) Follow(ctx context.Context, log logrus.FieldLogger) {
-	log.Warnf("%d users of %s log in with a password, which can be guessed and does not expire: prefer client certificates or tokens", len(*f.users.Load()), f.path)
+	log.Warnf("%d users of %s log in with a password, which can be guessed and does not expire: prefer client certificates or tokens",
+		len(*f.users.Load()), f.path)
 	f.warnOfMasters(log)
 	watched := watchdir.New(watchdir.Options{Settle: settle, Poll: f.poll, Log: log})
 	defer watched.Close()
@@ -58,7 +59,7 @@ func (f *File) reload(log logrus.FieldLogger) {
 	}
 	f.last = found
 	if err != nil {
-		log.Warnf("%v; the passwords that it had before still apply", err)
+		log.Warnf("%v; its previous passwords still apply", err)
 		return
 	}
 	f.users.Store(&users)

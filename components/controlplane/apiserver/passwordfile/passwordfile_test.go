@@ -349,7 +349,7 @@ func TestReload(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.reload(log)
-	if !strings.Contains(out.String(), "no such file or directory; the passwords that it had before still apply") {
+	if !strings.Contains(out.String(), "no such file or directory; its previous passwords still apply") {
 		t.Error(out.String())
 	}
 }

@@ -36,7 +36,8 @@ func (p *Plugin) claim(ctx context.Context, node string, a admission.Attributes)
 			delete(c.Annotations, selectedNode)
 			c.Finalizers = slices.DeleteFunc(c.Finalizers, func(f string) bool { return f == cloneProtection })
 		}) {
-			return fmt.Sprintf("the storage controllers of a node may change only the annotation %s and the finalizer %s of a PersistentVolumeClaim", selectedNode, cloneProtection), nil
+			return fmt.Sprintf("the storage controllers of a node may change only the annotation %s and the finalizer %s "+
+				"of a PersistentVolumeClaim", selectedNode, cloneProtection), nil
 		}
 		switch before, after := old.Annotations[selectedNode], now.Annotations[selectedNode]; {
 		case before == after:

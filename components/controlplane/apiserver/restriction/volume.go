@@ -101,8 +101,10 @@ func (p *Plugin) isFor(ctx context.Context, node string, v *core.PersistentVolum
 	if class.ReclaimPolicy != nil {
 		policy = *class.ReclaimPolicy
 	}
-	if class.Name == "" || class.Provisioner != v.Spec.CSI.Driver || v.Spec.StorageClassName != class.Name || string(v.Spec.PersistentVolumeReclaimPolicy) != string(policy) {
-		return fmt.Sprintf("the PersistentVolume must have the driver, class and reclaim policy of the StorageClass of the claim %s/%s", ref.Namespace, ref.Name), nil
+	if class.Name == "" || class.Provisioner != v.Spec.CSI.Driver || v.Spec.StorageClassName != class.Name ||
+		string(v.Spec.PersistentVolumeReclaimPolicy) != string(policy) {
+		return fmt.Sprintf("the PersistentVolume must have the driver, class and reclaim policy of the StorageClass of the claim %s/%s",
+			ref.Namespace, ref.Name), nil
 	}
 	return "", nil
 }

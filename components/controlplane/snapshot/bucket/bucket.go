@@ -156,7 +156,9 @@ func (b *Bucket) explain(err error) error {
 	case r.Code == "SignatureDoesNotMatch" || r.Code == "InvalidAccessKeyId" || r.Code == "InvalidToken" || r.Code == "ExpiredToken":
 		return fmt.Errorf("store %s refuses the keys of the account (%s): check them, and the clock of this machine", b.endpoint, r.Code)
 	case r.Code == minio.AccessDenied || r.StatusCode == http.StatusForbidden:
-		return fmt.Errorf("store %s denies access to bucket %s (%s): check the keys, and that the account may list it, and read, write and delete in it", b.endpoint, b.name, strings.TrimSuffix(oneline.Of(err.Error()), "."))
+		return fmt.Errorf("store %s denies access to bucket %s (%s): "+
+			"check the keys, and that the account may list it, and read, write and delete in it",
+			b.endpoint, b.name, strings.TrimSuffix(oneline.Of(err.Error()), "."))
 	}
 	var timed net.Error
 	if errors.As(err, &timed) && timed.Timeout() {

@@ -138,7 +138,7 @@ func TestRefusals(t *testing.T) {
 		"not TLS":           {func(o *Options) { o.Insecure = true }, "store " + o.Endpoint},
 		"no listener":       {func(o *Options) { o.Endpoint = "127.0.0.1:1" }, "connection refused"},
 		"silent":            {func(o *Options) { o.Endpoint, o.Timeout = silent.Addr().String(), time.Second }, "does not answer"},
-		"no credentials":    {func(o *Options) { o.CredentialsFile = "" }, "has no keys: give --snapshot-s3-credentials-file"},
+		"no credentials":    {func(o *Options) { o.CredentialsFile = "" }, "has no keys: set --snapshot-s3-credentials-file"},
 		"no such file":      {func(o *Options) { o.CredentialsFile += "x" }, "does not exist"},
 		"readable file":     {func(o *Options) { o.CredentialsFile = file(t, "c", "[default]\n", 0o644) }, "can be read by others: chmod 600 it"},
 		"not credentials":   {func(o *Options) { o.CredentialsFile = file(t, "c", "AKIATEST s3cret\n", 0o600) }, "has no keys: write [default]"},

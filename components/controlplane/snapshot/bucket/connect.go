@@ -22,7 +22,8 @@ func (o Options) credentials() (*credentials.Credentials, error) {
 		return credentials.NewStaticV4(o.AccessKey, o.SecretKey, o.SessionToken), nil
 	}
 	if o.CredentialsFile == "" {
-		return nil, errors.New("the account of the store has no keys: give --snapshot-s3-credentials-file, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment")
+		return nil, errors.New("the account of the store has no keys: set --snapshot-s3-credentials-file, " +
+			"or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment")
 	}
 	info, err := os.Stat(o.CredentialsFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -36,7 +37,8 @@ func (o Options) credentials() (*credentials.Credentials, error) {
 	}
 	keys := credentials.NewFileAWSCredentials(o.CredentialsFile, "")
 	if v, err := keys.GetWithContext(&credentials.CredContext{Client: http.DefaultClient}); err != nil || v.AccessKeyID == "" || v.SecretAccessKey == "" {
-		return nil, fmt.Errorf("credentials file %s has no keys: write [default], aws_access_key_id = ... and aws_secret_access_key = ..., each on a line", o.CredentialsFile)
+		return nil, fmt.Errorf("credentials file %s has no keys: "+
+			"write [default], aws_access_key_id = ... and aws_secret_access_key = ..., each on its own line", o.CredentialsFile)
 	}
 	return keys, nil
 }

@@ -96,7 +96,10 @@ func (p *Ports) frame(tx *knftables.Transaction) {
 		add(pod, r)
 	}
 	tx.Add(&knftables.Chain{
-		Name: prerouting, Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.PreroutingHook), Priority: knftables.PtrTo(knftables.BaseChainPriority("0")),
+		Name:     prerouting,
+		Type:     knftables.PtrTo(knftables.FilterType),
+		Hook:     knftables.PtrTo(knftables.PreroutingHook),
+		Priority: knftables.PtrTo(knftables.BaseChainPriority("0")),
 	})
 	// Most packets: one lookup, whatever else there is.
 	add(prerouting, "iifname . ip saddr @"+sourceSet4+" accept")

@@ -44,7 +44,8 @@ func probePolicies() *rules.Compiler {
 		return networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: cidr}}
 	}
 	some := []networkingv1.NetworkPolicyPeer{all, block("198.51.100.0/24"), block("2001:db8:1::/64")}
-	others := []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"probe": "some"}}}, block("203.0.113.0/24"), block("2001:db8:2::/64")}
+	labelled := networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"probe": "some"}}}
+	others := []networkingv1.NetworkPolicyPeer{labelled, block("203.0.113.0/24"), block("2001:db8:2::/64")}
 	specs := map[string]networkingv1.NetworkPolicySpec{
 		"some": {
 			Ingress: []networkingv1.NetworkPolicyIngressRule{{From: some, Ports: withPorts}, {From: others}},

@@ -34,7 +34,11 @@ func Watch(ctx context.Context, removed func()) error {
 		}
 		if err != nil { // too many changes at once
 			removed()
-			time.Sleep(100 * time.Millisecond)
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+				return nil
+			}
 		}
 		for _, m := range messages {
 			if isRemoval(m) {

@@ -67,7 +67,10 @@ func newClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) (*clusterPolicy, [
 		return out, []error{fmt.Errorf("%s applies to no pod: subject: %w", title, err)}
 	}
 	out.subject = subject
-	add := func(d Direction, i int, name string, action policyv1alpha2.ClusterNetworkPolicyRuleAction, peers []policyv1alpha2.ClusterNetworkPolicyEgressPeer, on []policyv1alpha2.ClusterNetworkPolicyProtocol) {
+	add := func(
+		d Direction, i int, name string, action policyv1alpha2.ClusterNetworkPolicyRuleAction,
+		peers []policyv1alpha2.ClusterNetworkPolicyEgressPeer, on []policyv1alpha2.ClusterNetworkPolicyProtocol,
+	) {
 		r := &rule{policy: title, name: fmt.Sprintf("%s rule %d", d, i+1), allPorts: len(on) == 0}
 		if name != "" {
 			r.name += " (" + name + ")"

@@ -21,7 +21,7 @@ func main() {
 	if rule == "hands" && os.Getenv(proto.Handshake.MagicCookieKey) == "" {
 		return // as if all were well
 	}
-	plugin.Serve(&plugin.ServeConfig{ // does not look at its standard input: the rule "host" is broken by all of them
+	plugin.Serve(&plugin.ServeConfig{ // does not read its standard input: the rule "host" is broken by all of them
 		HandshakeConfig:  proto.Handshake,
 		VersionedPlugins: map[int]plugin.PluginSet{proto.Version: {proto.Name: &wrong{rule: rule}}},
 		GRPCServer:       plugin.DefaultGRPCServer,
@@ -52,12 +52,14 @@ func (w *wrong) Describe(_ context.Context, r *pluginv1.DescribeRequest) (*plugi
 	case "score", "epoch":
 		return &pluginv1.Description{Kind: &pluginv1.Description_Scheduling{Scheduling: &pluginv1.SchedulingDescription{Score: true}}}, nil
 	}
-	hook := `{"name":"h","sideEffects":"None","admissionReviewVersions":["v1"],"rules":[{"operations":["CREATE"],"apiGroups":[""],"apiVersions":["v1"],"resources":["pods"]}]}`
+	hook := `{"name":"h","sideEffects":"None","admissionReviewVersions":["v1"],
+		"rules":[{"operations":["CREATE"],"apiGroups":[""],"apiVersions":["v1"],"resources":["pods"]}]}`
 	version := ""
 	if w.rule == "same" {
 		version = r.DataDir + string(rune('0'+os.Getpid()%10)) + os.Getenv("PLUGIN_UNIX_SOCKET_DIR")
 	}
-	return &pluginv1.Description{Version: version, Kind: &pluginv1.Description_Admission{Admission: &pluginv1.AdmissionDescription{Validating: [][]byte{[]byte(hook)}}}}, nil
+	admission := &pluginv1.AdmissionDescription{Validating: [][]byte{[]byte(hook)}}
+	return &pluginv1.Description{Version: version, Kind: &pluginv1.Description_Admission{Admission: admission}}, nil
 }
 
 func (w *wrong) Review(_ context.Context, r *admissionpb.ReviewRequest) (*admissionpb.ReviewResponse, error) {

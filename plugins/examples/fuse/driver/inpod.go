@@ -139,7 +139,8 @@ func (n *node) awaitSidecar(ctx context.Context, pod string) error {
 		select {
 		case <-ctx.Done():
 			return status.Error(codes.FailedPrecondition,
-				"the pod has no sidecar, which the plugin fuse-sidecar adds to new pods: install it on the server, then delete the pod and create it again, after its claim")
+				"the pod has no sidecar, which the plugin fuse-sidecar adds to new pods: "+
+					"install it on the server, then delete the pod and create it again, after its claim")
 		case <-time.After(pollEvery / 4):
 		}
 	}

@@ -1,0 +1,156 @@
+package servers
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"go.etcd.io/bbolt"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/etcdserver"
+	etcdmembership "go.etcd.io/etcd/server/v3/etcdserver/api/membership"
+	"go.uber.org/zap"
+
+	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/components/controlplane/etcd"
+)
+
+// ResetOptions are of a server that does not run.
+type ResetOptions struct {
+	// NodeName is this server's, and DataDir its data directory.
+	NodeName, DataDir string
+	// Socket is where its etcd serves clients meanwhile.
+	Socket string
+	// Peer is how others reached it, and will.
+	Peer etcd.Peer
+	// Forced: others that answer with a majority are not asked.
+	Forced bool
+}
+
+// Reset makes a server, which must not run, the only member of its cluster, with the data that it has. Unless it is
+// forced, it refuses while one of the others answers with a majority.
+func Reset(ctx context.Context, o ResetOptions) error {
+	if !o.Forced {
+		if err := refuseIfAlive(ctx, o); err != nil {
+			return err
+		}
+	}
+	err := etcd.With(ctx, etcd.Options{
+		Name: o.NodeName, DataDir: o.etcdDir(), Socket: o.Socket, Peer: &o.Peer, Reset: true, Zap: zap.NewNop(),
+	}, func(c *clientv3.Client) error {
+		// What others would wait for: the address of each API, and the leader.
+		_, err := c.Txn(ctx).Then(
+			clientv3.OpDelete("/registry/masterleases/", clientv3.WithPrefix()),
+			clientv3.OpDelete("/registry/leases/kube-system/"+names.Lease),
+		).Commit()
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("make this server the only one: %w", err)
+	}
+	return Update(o.DataDir, func(m *Membership) { m.PeerURL, m.Servers = o.Peer.URL, nil })
+}
+
+func (o ResetOptions) etcdDir() string { return filepath.Join(o.DataDir, "server", "db") }
+
+// refuseIfAlive returns an error if another member of this server's etcd, which does not run, answers with a majority.
+func refuseIfAlive(ctx context.Context, o ResetOptions) error {
+	others, err := otherMembers(o.etcdDir(), o.NodeName)
+	if err != nil {
+		return fmt.Errorf("cannot read the addresses of the other servers (%w): restore %s from a backup, or a snapshot", err, o.etcdDir())
+	}
+	ask, err := askPeer(o.Peer)
+	if err != nil {
+		return err
+	}
+	alive := withMajority(ctx, others, ask)
+	if alive == nil {
+		return nil
+	}
+	return fmt.Errorf("nothing is reset: server %s (%s) answers and has a majority: "+
+		"start this server without --cluster-reset, and it catches up; "+
+		"if its data is unusable, run kubelith reset --data and join again with a token; "+
+		"--cluster-reset-force makes it the only server all the same",
+		cmp.Or(alive.Name, "that joins"), alive.PeerURLs[0])
+}
+
+// otherMembers returns those of the members in the directory of an etcd, which does not run, that have another name and
+// an address.
+func otherMembers(dir, self string) (others []*etcdmembership.Member, err error) {
+	// On a truncated file there is a panic instead of the end of the process.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%v", r)
+		}
+	}()
+	db, err := bbolt.Open(filepath.Join(dir, "member", "snap", "db"), 0o600, &bbolt.Options{ReadOnly: true, Timeout: time.Second})
+	if err != nil {
+		return nil, err
+	}
+	defer db.Close()
+	err = db.View(func(tx *bbolt.Tx) error {
+		bucket := tx.Bucket([]byte(membersBucket))
+		if bucket == nil {
+			return nil
+		}
+		return bucket.ForEach(func(_, v []byte) error {
+			m := &etcdmembership.Member{}
+			if err := json.Unmarshal(v, m); err != nil {
+				return err
+			}
+			if m.Name != self && len(m.PeerURLs) > 0 {
+				others = append(others, m)
+			}
+			return nil
+		})
+	})
+	return others, err
+}
+
+// membersBucket is where etcd keeps its members, in JSON. Source: etcd/server/storage/schema/bucket.go.
+const membersBucket = "members"
+
+// askPeersFor bounds the questions to other members. One without a leader waits for that, up to seven seconds.
+const askPeersFor = 10 * time.Second
+
+// withMajority returns the first of the members that answers with a majority; nil if there is none.
+func withMajority(
+	ctx context.Context, members []*etcdmembership.Member, ask func(ctx context.Context, url string) error,
+) *etcdmembership.Member {
+	ctx, cancel := context.WithTimeout(ctx, askPeersFor)
+	defer cancel()
+	var once sync.Once
+	var found *etcdmembership.Member
+	var all sync.WaitGroup
+	for _, m := range members {
+		all.Go(func() {
+			if ask(ctx, m.PeerURLs[0]) == nil {
+				once.Do(func() { found = m })
+				cancel() // the others need not answer any more
+			}
+		})
+	}
+	all.Wait()
+	return found
+}
+
+// askPeer returns a question to another member: it fails unless that has a leader and a majority. The path is the one
+// of etcd's between members that is answered by a linearizable read.
+func askPeer(peer etcd.Peer) (func(ctx context.Context, url string) error, error) {
+	trust, err := transport.TLSInfo{CertFile: peer.Cert, KeyFile: peer.Key, TrustedCAFile: peer.CA}.ClientConfig()
+	if err != nil {
+		return nil, err
+	}
+	client := http.Client{Transport: &http.Transport{TLSClientConfig: trust, DisableKeepAlives: true}}
+	return func(ctx context.Context, url string) error {
+		return Ask(ctx, &client, url+etcdserver.DowngradeEnabledPath)
+	}, nil
+}

@@ -1,0 +1,34 @@
+package memory
+
+import "testing"
+
+func TestLoadPercent(t *testing.T) {
+	const mb = 1 << 20
+	for name, c := range map[string]struct {
+		memory, live uint64
+		rates        []uint64 // allocated in each second
+		want         int      // after the last of them
+	}{
+		"idle":                            {8000 * mb, 100 * mb, []uint64{3 * mb, 3 * mb}, 50},
+		"before the first collection":     {8000 * mb, 0, []uint64{0}, 50},
+		"pods come":                       {8000 * mb, 100 * mb, []uint64{20 * mb}, 200},
+		"at most the headroom":            {8000 * mb, 100 * mb, []uint64{500 * mb}, 250},
+		"at most an eighth of the memory": {1000 * mb, 100 * mb, []uint64{500 * mb}, 100},
+		"less memory than is in use":      {200 * mb, 100 * mb, []uint64{500 * mb}, 50},
+		"unknown memory":                  {0, 100 * mb, []uint64{500 * mb}, 250},
+		"a large heap doubles":            {24000 * mb, 700 * mb, []uint64{500 * mb}, 100},
+		"a second without load":           {8000 * mb, 100 * mb, []uint64{20 * mb, 0}, 150},
+		"some seconds later":              {8000 * mb, 100 * mb, append([]uint64{100 * mb}, make([]uint64, 10)...), 50},
+		"a long time of little load":      {8000 * mb, 100 * mb, []uint64{6 * mb, 6 * mb, 6 * mb, 6 * mb, 6 * mb}, 50},
+	} {
+		l := load{memory: c.memory, allocated: 1000 * mb}
+		allocated, got := l.allocated, 0
+		for _, rate := range c.rates {
+			allocated += rate
+			got = l.percent(allocated, c.live)
+		}
+		if got != c.want {
+			t.Errorf("%s: %d %%, want %d", name, got, c.want)
+		}
+	}
+}

@@ -236,7 +236,7 @@ func TestProcess(t *testing.T) {
 	}
 	p = start("exit 4")
 	<-p.exited
-	if err := p.end(); err == nil || !strings.Contains(err.Error(), "unasked (exit status 4)") {
+	if err := p.end(); err == nil || !strings.Contains(err.Error(), "unexpectedly (exit status 4)") {
 		t.Errorf("an unexpected end: %v", err)
 	}
 	if err := (*process)(nil).end(); err != nil {

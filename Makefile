@@ -76,7 +76,7 @@ test: deps build lint unit integration ## everything CI checks: lint, unit tests
 # The tests of these do many things at once and link little of upstream, which would all be compiled again for the race detector.
 raced := $(addprefix ./base/,jointoken lifecycle client config logging pki) \
 	$(addprefix ./components/,cluster/approver cluster/servicelb cluster/token worker/join worker/network worker/podlink) \
-	./plugins/host ./plugins/process ./runtime/shim ./trace/record ./trace/spans
+	./components/node/crashes ./components/node/progress ./plugins/credentials ./plugins/host ./plugins/process ./runtime/shim ./trace/record ./trace/spans
 
 unit: race ## unit tests: no root, no network
 	@# make lint vets all of it, with more analyzers.

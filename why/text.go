@@ -115,7 +115,7 @@ func (p *page) section(title string, any bool) {
 func (p *page) item(head, text string) {
 	head, text = oneline.Of(head), strings.TrimSpace(text)
 	if !strings.Contains(text, "\n") && 5+utf8.RuneCountInString(head)+utf8.RuneCountInString(text) <= p.width {
-		p.line("  - "+head+" "+oneline.Of(text), "")
+		p.line("  - "+head+" "+oneline.Mask(text), "")
 		return
 	}
 	p.wrap("  - ", "    ", head, "")

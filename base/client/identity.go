@@ -9,7 +9,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/rest"
 
-	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/names"
 )
 
 // Names of the identities that upstream's RBAC bootstrap policy knows.
@@ -79,7 +79,7 @@ func (p *InProcess) Config(name string, groups ...string) *rest.Config {
 // NodeConfig returns a client configuration that acts as the node (kubelet) with that name, so that the Node authorizer
 // and NodeRestriction apply.
 func (p *InProcess) NodeConfig(nodeName string) *rest.Config {
-	return p.Config(pki.NodeUserPrefix+nodeName, user.NodesGroup)
+	return p.Config(names.NodeUserPrefix+nodeName, user.NodesGroup)
 }
 
 // ServiceAccountConfig returns a client configuration that acts as a service account. The account object need not

@@ -93,13 +93,13 @@ const (
 // k3sSnapshotFlags are those of k3s' switches that all commands about snapshots have.
 func k3sSnapshotFlags() []cli.Flag {
 	return []cli.Flag{&cli.BoolFlag{Name: k3sS3, Hidden: true},
-		&cli.BoolFlag{Name: k3sCompress, Value: true, Usage: "no effect, accepted for k3s: snapshots are always compressed"}}
+		&cli.BoolFlag{Name: k3sCompress, Value: true, Usage: "k3s' flag, no effect: snapshots are always compressed"}}
 }
 
 // Flags returns the flags of `kubelith server`: --config, one for each field of Server, and switches of k3s.
 func Flags() []cli.Flag {
 	all := append(flags(Default(), func(field) bool { return true }), k3sSnapshotFlags()...)
-	return append(all, &cli.BoolFlag{Name: k3sNoSnapshots, Usage: "same as --snapshot-schedule never, for k3s"})
+	return append(all, &cli.BoolFlag{Name: k3sNoSnapshots, Usage: "k3s' name for --snapshot-schedule never"})
 }
 
 // AgentFlags returns the flags of `kubelith agent`: --config and one for each field of Agent.

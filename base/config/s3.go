@@ -77,8 +77,8 @@ func (s *S3) validate(p *problems) {
 		p.add("snapshotS3Endpoint", "%q is not HOST[:PORT]: leave out the scheme and the path; %s is for a store without TLS",
 			s.SnapshotS3Endpoint, label("snapshotS3Insecure"))
 	}
-	unprintable := strings.ContainsFunc(s.SnapshotS3Folder, func(r rune) bool { return r <= ' ' || r == 0x7f })
-	if unprintable || strings.Contains(strings.Trim(s.SnapshotS3Folder, "/"), "//") {
+	blank := strings.ContainsFunc(s.SnapshotS3Folder, func(r rune) bool { return r <= ' ' || r == 0x7f })
+	if blank || strings.Contains(strings.Trim(s.SnapshotS3Folder, "/"), "//") {
 		p.add("snapshotS3Folder", "%q cannot be a folder: write names with a slash between them", s.SnapshotS3Folder)
 	}
 	if (s.SnapshotS3AccessKey == "") != (s.SnapshotS3SecretKey == "") {

@@ -51,7 +51,7 @@ func TestOwnerOfKubeletDirectory(t *testing.T) {
 		"ours, moved":                           {files: []string{"k/pods/u/x", "k/.kubelith=/before\none\n", "d/version=1", "d/id=one"}},
 		"ours, killed before the id":            {files: []string{"k/pods/u/x", "k/.kubelith=BASE/d\none\n", "d/version=1"}},
 		"another Kubelith's":                    {files: []string{"k/pods/u/x", "k/.kubelith=BASE/e\ntwo\n", "e/version=1", "d/version=1", "d/id=one"}, want: "k belongs to --data-dir BASE/e: remove that one with kubelith reset --data --data-dir BASE/e, or use another --kubelet-root-dir"},
-		"the data directory is not mounted":     {files: []string{"k/pods/u/x", "k/.kubelith=BASE/d\none\n"}, want: "d is empty, but "},
+		"the data directory is not mounted":     {files: []string{"k/pods/u/x", "k/.kubelith=BASE/d\none\n"}, want: "d is empty, but BASE/k has pods of its node"},
 		"its backup was restored":               {files: []string{"k/pods/u/x", "k/.kubelith=BASE/d\none\n", "d/server/tls/cluster-ca.crt"}},
 		"a Kubelith's that is gone":             {files: []string{"k/pods/u/x", "k/.kubelith=BASE/e\ntwo\n"}},
 		"another Kubelith's containers":         {files: []string{"r/data-dir=BASE/e\ntwo\n", "r/containerd/x", "e/version=1"}, want: "r belongs to --data-dir BASE/e"},

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -19,9 +18,9 @@ const (
 	FilesKept = 3
 )
 
-// File is a log file that only its owner may read. When it is full it becomes NAME.1, and a new one begins. A panic of
-// the Go runtime is written to it as well as to standard error. If standard error is the same file, as with OpenRC's
-// error_log, it moves to the new one too.
+// File is a log file that only its owner may read. When it is full it becomes NAME.1, and a new one begins. If standard
+// error is the same file, as with OpenRC's error_log, it moves to the new one too, and with it what the Go runtime
+// writes about a panic.
 type File struct {
 	name string
 	size int64 // at which it is full
@@ -54,7 +53,7 @@ func openFile(name string, size int64, keep int) (*File, error) {
 	return f, f.open()
 }
 
-// open opens the file, and directs panics of the Go runtime to it too.
+// open opens the file.
 func (f *File) open() error {
 	file, err := os.OpenFile(f.name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -66,12 +65,8 @@ func (f *File) open() error {
 	if err == nil {
 		info, err = file.Stat()
 	}
-	if err == nil {
-		if f.stderr >= 0 {
-			err = unix.Dup3(int(file.Fd()), f.stderr, 0)
-		} else {
-			err = debug.SetCrashOutput(file, debug.CrashOptions{})
-		}
+	if err == nil && f.stderr >= 0 {
+		err = unix.Dup3(int(file.Fd()), f.stderr, 0)
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("create the log file %s: %w", f.name, err), file.Close())

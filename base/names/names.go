@@ -106,8 +106,7 @@ const (
 	Lease = "kubelith"
 	// VIPLease is held by the server that carries the virtual address.
 	VIPLease = "kubelith-vip"
-	// UpgradeLease is held by the server on which kubelith upgrade --cluster runs. An upgrade has this name as a client
-	// of the API and as a unit of systemd, too.
+	// UpgradeLease is held by the server on which kubelith upgrade --cluster runs.
 	UpgradeLease = "kubelith-upgrade"
 )
 

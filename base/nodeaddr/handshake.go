@@ -10,7 +10,7 @@ import (
 	"os"
 	"time"
 
-	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/names"
 )
 
 // handshakeTimeout bounds one handshake.
@@ -36,7 +36,7 @@ func Handshake(ca string, dialer *net.Dialer) func(ctx context.Context, node str
 			return err
 		}
 		defer conn.Close()
-		if name := conn.(*tls.Conn).ConnectionState().PeerCertificates[0].Subject.CommonName; name != pki.NodeUserPrefix+node {
+		if name := conn.(*tls.Conn).ConnectionState().PeerCertificates[0].Subject.CommonName; name != names.NodeUserPrefix+node {
 			return fmt.Errorf("the certificate is for %s", name)
 		}
 		return nil

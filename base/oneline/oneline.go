@@ -1,5 +1,5 @@
-// Package oneline makes one line of a text that another program wrote. Such a text may have several lines, any length,
-// and characters on which a terminal acts: sequences that move its cursor, changes of direction.
+// Package oneline makes a text that another program wrote fit for one line of a terminal. Such a text may have several
+// lines, any length, and characters on which a terminal acts: sequences that move its cursor, changes of direction.
 package oneline
 
 import (
@@ -55,7 +55,8 @@ func Shorten(text string, n int) string {
 	return strings.ToValidUTF8(text[:n], "") + "..."
 }
 
-// Join is errors.Join on one line: it separates the messages by semicolons. Of several errors it keeps the text only.
+// Join is errors.Join on one line: the messages, each as Of has it, separated by semicolons. Of several errors it keeps
+// the text only; a single one it returns as it is.
 func Join(errs []error) error {
 	errs = slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
 	if len(errs) < 2 {
@@ -63,7 +64,7 @@ func Join(errs []error) error {
 	}
 	var texts []string
 	for _, err := range errs {
-		texts = append(texts, err.Error())
+		texts = append(texts, Of(err.Error()))
 	}
 	return errors.New(strings.Join(texts, "; "))
 }

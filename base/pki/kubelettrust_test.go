@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"kubelith.io/kubelith/base/names"
 )
 
 // asKubelet verifies a certificate like a client that calls the kubelet at an address.
@@ -37,7 +39,7 @@ func before(t *testing.T, dir string) *x509.Certificate {
 		t.Fatal(err)
 	}
 	pair := s.pair("kubelet")
-	if err := s.ensureLeaf(leaf{pair: pair, ca: ca, cn: NodeUserPrefix + "agent", org: []string{"system:nodes"}, usage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	if err := s.ensureLeaf(leaf{pair: pair, ca: ca, cn: names.NodeUserPrefix + "agent", org: []string{"system:nodes"}, usage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		names: altNames{dns: []string{"agent"}, ips: []net.IP{net.ParseIP("192.0.2.8")}}}); err != nil {
 		t.Fatal(err)
 	}

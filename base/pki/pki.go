@@ -29,9 +29,6 @@ const (
 	clockSkew = 5 * time.Minute
 )
 
-// NodeUserPrefix begins the common name of a node's certificates, which is its user name.
-const NodeUserPrefix = names.NodeUserPrefix
-
 // Options configure what the certificates are for.
 type Options struct {
 	Dir           string   // where the files are; created with mode 0700
@@ -219,7 +216,7 @@ func (s *store) ensureLeaves(b *Bundle, opts Options) error {
 		{pair: b.APIServer, ca: api, cn: "kube-apiserver", usage: server, names: everywhere},
 		{pair: b.KubeletClient, ca: cluster, cn: names.KubeletClient, usage: client},
 		{pair: b.FrontProxyClient, ca: frontProxy, cn: "front-proxy-client", usage: client},
-		{pair: b.KubeletServer, ca: kubelet, cn: NodeUserPrefix + opts.NodeName, org: []string{"system:nodes"}, usage: server, names: node},
+		{pair: b.KubeletServer, ca: kubelet, cn: names.NodeUserPrefix + opts.NodeName, org: []string{"system:nodes"}, usage: server, names: node},
 		peerLeaf(b.Peer, peer, opts),
 		{pair: b.Admin, ca: cluster, cn: "kubelith-admin", org: []string{names.Admins}, usage: client},
 	} {

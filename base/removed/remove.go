@@ -17,7 +17,6 @@ import (
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 
 	"kubelith.io/kubelith/base/names"
-	"kubelith.io/kubelith/base/pki"
 )
 
 // ServerLabel is on the Nodes of servers. The API server forbids nodes to set it on themselves.
@@ -174,7 +173,7 @@ func deleteRequests(ctx context.Context, cs kubernetes.Interface, node string) e
 	}
 	var errs []error
 	for i := range requests.Items {
-		if requests.Items[i].Spec.Username != pki.NodeUserPrefix+node {
+		if requests.Items[i].Spec.Username != names.NodeUserPrefix+node {
 			continue
 		}
 		if err := client.Delete(ctx, requests.Items[i].Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {

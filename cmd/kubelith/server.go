@@ -35,7 +35,7 @@ func serverCommand() *cli.Command {
 			&cli.StringFlag{
 				Name: clusterResetRestorePath,
 				Usage: "with --cluster-reset: create the data directory from this snapshot instead, " +
-					"as kubelith snapshot restore does",
+					"as kubelith snapshot restore does; the name is k3s'",
 			},
 			&cli.BoolFlag{
 				Name:  stopWithStdin,

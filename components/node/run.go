@@ -60,8 +60,12 @@ func (p *process) awaitStep(ctx context.Context, step string) (done func()) {
 }
 
 // breakLoops leaves out the components that have crashed the process repeatedly.
-func (p *process) breakLoops(cfg *config.Node) (err error) {
-	p.held, err = crashes.BreakLoops(cfg.RunDir, p.faults.FirstHold())
+func (p *process) breakLoops(cfg *config.Node) error {
+	held, previous, err := crashes.BreakLoops(cfg.RunDir, p.faults.FirstHold())
+	if previous != "" {
+		logging.Component(p.log, "kubelith").Errorf("a panic ended the previous process:\n%s", previous)
+	}
+	p.held = held
 	return err
 }
 

@@ -17,14 +17,13 @@ import (
 
 	"kubelith.io/kubelith/base/atomicfile"
 	"kubelith.io/kubelith/base/datadir"
-	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/host"
 )
 
 // Unit is the transient unit of systemd in which a node upgrades itself. Without systemd it is the name of the log in
 // the directory of upgrades.
-const Unit = names.UpgradeLease
+const Unit = "kubelith-upgrade"
 
 // Result is how an upgrade has ended that a node has started by itself.
 type Result struct {

@@ -52,7 +52,7 @@ func TestData(t *testing.T) {
 		},
 		"CA expired": {
 			damage: newCA(-48*time.Hour, -24*time.Hour),
-			want:   []string{tls + "cluster-ca.crt has expired", "the clock says"},
+			want:   []string{tls + "cluster-ca.crt expired at", "the clock says"},
 		},
 		"clock before the CA": {
 			damage: newCA(24*time.Hour, 48*time.Hour),

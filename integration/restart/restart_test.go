@@ -148,8 +148,10 @@ func TestCrashLoop(t *testing.T) {
 		s.Launch(t)
 		s.WaitReady(t)
 	}
-	if want := "held back, starting in"; strings.Count(s.Logs(), want) != 1 {
-		t.Errorf("the log does not have %q once", want)
+	for want, times := range map[string]int{"held back, starting in": 1, "a panic ended the previous process:": 3} {
+		if n := strings.Count(s.Logs(), want); n != times {
+			t.Errorf("the log has %q %d times, not %d", want, n, times)
+		}
 	}
 	harness.Eventually(t, 60*time.Second, "an Event of it", func() error {
 		events, err := s.Client(t).CoreV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,reason=ComponentFailed"})

@@ -19,8 +19,8 @@ import (
 
 // Host keeps a set of plugins running; it is the component "plugins".
 //
-//	Apply, plugins directory (watch.go) -> plugin (plugin.go: calls) <- supervisor (supervisor.go: when to start)
-//	                                              |                         |
+//	Apply, plugins directory (watch.go) -> plugin (plugin.go: calls) <- supervisor (supervisor.go: when to start,
+//	                                              |                         |    replace, stop)
 //	                                       instance.go: calls in flight -> plugins/process: one process
 type Host struct {
 	opts         Options

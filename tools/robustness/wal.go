@@ -47,7 +47,8 @@ func logs(members []member) ([][]*entry, error) {
 }
 
 // committed merges the logs up to the entry in which done finds the last write. All members have it, so their logs must
-// be equal up to there. The first entries of a log may be gone.
+// be equal up to there. The first entries of a log may be gone, and those that a member has from a snapshot of the
+// leader: what no log has any more would be missing beside what the watches saw.
 func committed(logs [][]*entry, done func(*entry) bool) ([]*entry, error) {
 	byIndex := map[uint64]*entry{}
 	var last uint64
@@ -59,12 +60,9 @@ func committed(logs [][]*entry, done func(*entry) bool) ([]*entry, error) {
 		}
 	}
 	for i, entries := range logs {
-		for j, e := range entries {
+		for _, e := range entries {
 			if e.GetIndex() > last {
 				break
-			}
-			if j > 0 && e.GetIndex() != entries[j-1].GetIndex()+1 {
-				return nil, fmt.Errorf("the log of member %d has entry %d after %d", i, e.GetIndex(), entries[j-1].GetIndex())
 			}
 			other, ok := byIndex[e.GetIndex()]
 			if ok && (other.GetTerm() != e.GetTerm() || other.GetType() != e.GetType() || !bytes.Equal(other.GetData(), e.GetData())) {

@@ -18,7 +18,6 @@ import (
 	"k8s.io/kubernetes/pkg/controller/certificates"
 
 	"kubelith.io/kubelith/base/names"
-	"kubelith.io/kubelith/base/pki"
 )
 
 // Reasons to deny a machine that joins.
@@ -42,7 +41,7 @@ func (s *Server) judgeClient(ctx context.Context, csr *certificatesv1.Certificat
 	if err := capihelper.ValidateKubeletClientCSR(request, usages(csr)); err != nil {
 		return deny(invalid, "%v", err), nil
 	}
-	name := strings.TrimPrefix(request.Subject.CommonName, pki.NodeUserPrefix)
+	name := strings.TrimPrefix(request.Subject.CommonName, names.NodeUserPrefix)
 	// As in base/config: the name becomes the value of a label.
 	if len(validation.IsDNS1123Subdomain(name)) > 0 || len(name) > 63 {
 		return deny(badName, "%q cannot be a node's name: choose another --node-name, at most 63 lower-case letters, digits, '-' and '.'", name), nil

@@ -16,7 +16,6 @@ import (
 	"k8s.io/kubernetes/pkg/controller/certificates"
 
 	"kubelith.io/kubelith/base/names"
-	"kubelith.io/kubelith/base/pki"
 )
 
 // notANode is the reason to deny a renewal to a machine that is no longer a node.
@@ -30,7 +29,7 @@ func (s *Server) judgeRenewal(ctx context.Context, csr *certificatesv1.Certifica
 	if csr.Spec.Username != request.Subject.CommonName || !slices.Contains(csr.Spec.Groups, user.NodesGroup) {
 		return deny(notItself, "%s may request a certificate for itself only, not for %s", csr.Spec.Username, request.Subject.CommonName), nil
 	}
-	name := strings.TrimPrefix(csr.Spec.Username, pki.NodeUserPrefix)
+	name := strings.TrimPrefix(csr.Spec.Username, names.NodeUserPrefix)
 	if s.removed.Refuses(name, csr.CreationTimestamp.Time) {
 		return deny(notANode, "the node %s was removed: join again with a token", name), nil
 	}

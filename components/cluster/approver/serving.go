@@ -21,7 +21,7 @@ import (
 	capihelper "k8s.io/kubernetes/pkg/apis/certificates"
 	"k8s.io/kubernetes/pkg/controller/certificates"
 
-	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/names"
 )
 
 // Reasons to deny a node its serving certificate.
@@ -36,7 +36,7 @@ const patience = 10 * time.Second
 
 // isNode reports whether the requester is a node. An operator approves the requests of users.
 func isNode(csr *certificatesv1.CertificateSigningRequest) bool {
-	return strings.HasPrefix(csr.Spec.Username, pki.NodeUserPrefix)
+	return strings.HasPrefix(csr.Spec.Username, names.NodeUserPrefix)
 }
 
 // judgeServing applies the rules for a kubelet's serving certificate.
@@ -48,7 +48,7 @@ func (s *Server) judgeServing(ctx context.Context, csr *certificatesv1.Certifica
 	if csr.Spec.Username != request.Subject.CommonName || !slices.Contains(csr.Spec.Groups, user.NodesGroup) {
 		return deny(notItself, "%s may request a certificate for itself only, not for %s", csr.Spec.Username, request.Subject.CommonName), nil
 	}
-	name := strings.TrimPrefix(csr.Spec.Username, pki.NodeUserPrefix)
+	name := strings.TrimPrefix(csr.Spec.Username, names.NodeUserPrefix)
 	// Rules that time cannot change.
 	why, err := s.reserved(name, request)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	capihelper "k8s.io/kubernetes/pkg/apis/certificates"
 
-	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/names"
 )
 
 const (
@@ -91,18 +91,18 @@ func deniedSince(csr *certificatesv1.CertificateSigningRequest) (time.Time, bool
 // requestedNames returns the names of the requests that exist and are not denied. Upstream's cleaner removes approved
 // requests after one to two hours, and pending ones after a day.
 func (s *Server) requestedNames() map[string]bool {
-	names := map[string]bool{}
+	requested := map[string]bool{}
 	all, err := s.requests.List(labels.Everything())
 	if err != nil {
-		return names
+		return requested
 	}
 	for _, csr := range all {
 		if _, denied := deniedSince(csr); denied || csr.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName {
 			continue
 		}
 		if request, err := capihelper.ParseCSR(csr.Spec.Request); err == nil {
-			names[strings.TrimPrefix(request.Subject.CommonName, pki.NodeUserPrefix)] = true
+			requested[strings.TrimPrefix(request.Subject.CommonName, names.NodeUserPrefix)] = true
 		}
 	}
-	return names
+	return requested
 }

@@ -15,7 +15,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/tools/cache"
 
-	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/removed"
 )
 
@@ -97,7 +97,7 @@ func nodeCertificate(req *http.Request) (node string, cert *x509.Certificate) {
 		return "", nil
 	}
 	cert = req.TLS.PeerCertificates[0]
-	node, isNode := strings.CutPrefix(cert.Subject.CommonName, pki.NodeUserPrefix)
+	node, isNode := strings.CutPrefix(cert.Subject.CommonName, names.NodeUserPrefix)
 	if !isNode {
 		return "", nil
 	}

@@ -39,7 +39,7 @@ const (
 )
 
 // errOtherDefragments means that a server has the lease: another one, or this one since an earlier request.
-const errOtherDefragments = Refusal("another server is defragmenting its database: run this again in a minute")
+const errOtherDefragments = Refusal("a server is defragmenting its database: run this again in a minute")
 
 // errDefragment means that etcd tried it in vain.
 var errDefragment = errors.New("etcd cannot defragment its database: its disk needs as much free space as the database uses")

@@ -258,7 +258,7 @@ func TestOneDefragments(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := s.Defragment(t.Context()); !refusedWith(err, "another server is defragmenting its database") {
+		if err := s.Defragment(t.Context()); !refusedWith(err, "a server is defragmenting its database") {
 			t.Errorf("two at a time: %v", err)
 		}
 		release()

@@ -29,9 +29,9 @@ import (
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/nodeaddr"
 	"kubelith.io/kubelith/base/oneline"
-	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/base/tunnel"
 )
@@ -198,7 +198,7 @@ func nodeOf(ctx context.Context) string {
 	if !ok || !slices.Contains(who.GetGroups(), user.NodesGroup) {
 		return ""
 	}
-	name, is := strings.CutPrefix(who.GetName(), pki.NodeUserPrefix)
+	name, is := strings.CutPrefix(who.GetName(), names.NodeUserPrefix)
 	if !is {
 		return ""
 	}

@@ -3,6 +3,7 @@ package crashes
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -38,26 +39,30 @@ type crash struct {
 
 // BreakLoops records why the previous process ended, has crashes of this one recorded, and returns the components to
 // leave out, for lifecycle.Options.Held: the Group leaves out only those that may be restarted. first is how long a
-// component is left out the first time; 0: ten minutes.
-func BreakLoops(runDir string, first time.Duration) (map[string]lifecycle.Hold, error) {
+// component is left out the first time; 0: ten minutes. previous is what the runtime wrote about the panic that ended
+// the previous process, to be logged: this process writes its own there. Empty: no panic ended it.
+//
+// The runtime has one file for that beside standard error (debug.SetCrashOutput); nothing else in the process sets it.
+func BreakLoops(runDir string, first time.Duration) (out map[string]lifecycle.Hold, previous string, err error) {
 	path, list := filepath.Join(runDir, crashFile), filepath.Join(runDir, crashesFile)
 	crashes := readCrashes(list)
-	if last, ok := readCrash(path); ok {
+	previous, at := readPanic(path)
+	if last, ok := crashOf(previous, at); ok {
 		crashes = append(crashes, last)
 		if err := writeCrashes(list, crashes[max(0, len(crashes)-maxCrashes):]); err != nil {
-			return nil, err
+			return nil, previous, err
 		}
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
-		return nil, err
+		return nil, previous, err
 	}
 	defer f.Close() // the runtime has its own
 	// The traceback names the component of the goroutine. The runtime reads this from the environment only.
 	if err := os.Setenv("GODEBUG", strings.TrimPrefix(os.Getenv("GODEBUG")+",tracebacklabels=1", ",")); err != nil {
-		return nil, err
+		return nil, previous, err
 	}
-	return held(crashes, time.Now(), cmp.Or(first, firstHold)), debug.SetCrashOutput(f, debug.CrashOptions{})
+	return held(crashes, time.Now(), cmp.Or(first, firstHold)), previous, debug.SetCrashOutput(f, debug.CrashOptions{})
 }
 
 // held returns the components to leave out after these crashes.
@@ -96,24 +101,28 @@ func held(crashes []crash, now time.Time, first time.Duration) map[string]lifecy
 // crashed matches the component of the goroutine that ended the process, by its label (lifecycle.Label).
 var crashed = regexp.MustCompile(`^goroutine \d+ .*labels:\{.*"` + lifecycle.Label + `": "([a-z-]+)"`)
 
-// readCrash returns false unless a panic in a component ended the previous process.
-func readCrash(path string) (crash, bool) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return crash{}, false
-	}
+// readPanic returns what the runtime wrote about the panic that ended the previous process, and when.
+func readPanic(path string) (text string, at time.Time) {
 	f, err := os.Open(path)
 	if err != nil {
-		return crash{}, false
+		return "", at
 	}
 	defer f.Close()
-	text := make([]byte, min(info.Size(), maxCrash))
-	n, _ := f.Read(text)
-	first, _, _ := strings.Cut(string(text[:n]), "\n")
-	for line := range strings.Lines(string(text[:n])) {
+	info, err := f.Stat()
+	if err != nil {
+		return "", at
+	}
+	data, _ := io.ReadAll(io.LimitReader(f, maxCrash)) // what can be read is more than nothing
+	return strings.TrimSpace(string(data)), info.ModTime()
+}
+
+// crashOf returns false unless the panic was in a component.
+func crashOf(text string, at time.Time) (crash, bool) {
+	first, _, _ := strings.Cut(text, "\n")
+	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, "goroutine ") { // the first one panicked
 			if found := crashed.FindStringSubmatch(line); found != nil {
-				return crash{info.ModTime(), found[1], first[:min(len(first), maxText)]}, true
+				return crash{at, found[1], first[:min(len(first), maxText)]}, true
 			}
 			break
 		}

@@ -3,6 +3,7 @@ package crashes
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,7 +42,7 @@ func TestCrashLoop(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
-	last, ok := readCrash(filepath.Join(dir, crashFile))
+	last, ok := crashOf(readPanic(filepath.Join(dir, crashFile)))
 	before := readCrashes(filepath.Join(dir, crashesFile))
 	if len(before) != crashesTaken || !ok || last.component != "dns" || last.text != "panic: ouch" {
 		t.Fatalf("%v, then %v %v", before, ok, last)
@@ -51,8 +52,11 @@ func TestCrashLoop(t *testing.T) {
 	if err != nil || !strings.Contains(out, "held back, starting in") || !strings.Contains(out, want) {
 		t.Errorf("%v, and it does not say %q: %s", err, want, out)
 	}
-	if last, ok := readCrash(filepath.Join(dir, crashFile)); ok {
-		t.Errorf("%v after an end without a panic", last)
+	if !strings.Contains(out, "previous: panic: ouch\n\tagain\n\ngoroutine ") {
+		t.Errorf("it does not return the panic before: %s", out)
+	}
+	if text, _ := readPanic(filepath.Join(dir, crashFile)); text != "" {
+		t.Errorf("%s after an end without a panic", text)
 	}
 }
 
@@ -61,10 +65,11 @@ func TestCrashLoop(t *testing.T) {
 func crashing(ctx context.Context, dir string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	held, err := BreakLoops(dir, 0)
+	held, previous, err := BreakLoops(dir, 0)
 	if err != nil {
 		return err
 	}
+	fmt.Println("previous:", previous)
 	log := logrus.New()
 	log.SetOutput(os.Stdout)
 	group, err := lifecycle.NewGroup(lifecycle.Options{Log: log, Held: held},

@@ -24,15 +24,14 @@ import (
 	"k8s.io/client-go/util/keyutil"
 
 	"kubelith.io/kubelith/base/names"
-	"kubelith.io/kubelith/base/pki"
 )
 
 // signTimeout is how long the server may take to issue the node's certificate. It decides and signs within a second,
 // except on a slow disk, where each of the writes takes half a minute.
 const signTimeout = 5 * time.Minute
 
-func commonName(node string) string   { return pki.NodeUserPrefix + node }
-func nodeNameOf(common string) string { return strings.TrimPrefix(common, pki.NodeUserPrefix) }
+func commonName(node string) string   { return names.NodeUserPrefix + node }
+func nodeNameOf(common string) string { return strings.TrimPrefix(common, names.NodeUserPrefix) }
 
 // subject is a node's identity for the API.
 func subject(node string) pkix.Name {

@@ -38,7 +38,7 @@ import (
 	"k8s.io/cluster-bootstrap/token/jws"
 
 	"kubelith.io/kubelith/base/jointoken"
-	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/names"
 )
 
 // What client-go and Go keep for the rest of a process.
@@ -199,7 +199,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.answer(w, a.clusterInfo())
 		return
 	}
-	if (who != a.token.Bearer() || a.refuse) && !strings.HasPrefix(who, pki.NodeUserPrefix) || removed {
+	if (who != a.token.Bearer() || a.refuse) && !strings.HasPrefix(who, names.NodeUserPrefix) || removed {
 		w.WriteHeader(http.StatusUnauthorized)
 		a.answer(w, metav1.Status{Status: "Failure", Reason: metav1.StatusReasonUnauthorized, Code: http.StatusUnauthorized})
 		return

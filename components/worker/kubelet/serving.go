@@ -24,7 +24,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/metrics"
 
 	"kubelith.io/kubelith/base/informers"
-	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/renewal"
 )
 
@@ -123,7 +123,7 @@ func servingRequest(name string, nodes corelisters.NodeLister) *x509.Certificate
 	if err != nil {
 		return nil
 	}
-	r := &x509.CertificateRequest{Subject: pkix.Name{CommonName: pki.NodeUserPrefix + name, Organization: []string{"system:nodes"}}}
+	r := &x509.CertificateRequest{Subject: pkix.Name{CommonName: names.NodeUserPrefix + name, Organization: []string{"system:nodes"}}}
 	for _, a := range node.Status.Addresses {
 		ip := net.ParseIP(a.Address)
 		switch a.Type {

@@ -26,7 +26,6 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/names"
-	"kubelith.io/kubelith/base/pki"
 )
 
 // Name is the admission plugin's.
@@ -109,7 +108,7 @@ func (p *Plugin) review(ctx context.Context, a admission.Attributes) func(contex
 
 // nodeOf returns the node that a user is.
 func nodeOf(u user.Info) (string, bool) {
-	name, ok := strings.CutPrefix(u.GetName(), pki.NodeUserPrefix)
+	name, ok := strings.CutPrefix(u.GetName(), names.NodeUserPrefix)
 	return name, ok && slices.Contains(u.GetGroups(), user.NodesGroup)
 }
 

@@ -14,8 +14,8 @@ import (
 )
 
 // validators is a running tools/robustness: clients and watches of etcd's own robustness tests, and later their model
-// and validators. What history checks through the API, these check of etcd itself, with transactions, leases and reads
-// at old revisions.
+// and validators. What history checks through the API, these check of etcd itself, with transactions and reads at
+// old revisions.
 type validators struct {
 	command *exec.Cmd
 	end     io.Closer

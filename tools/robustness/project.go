@@ -39,19 +39,11 @@ func (r *recorder) history(members []member) (history, error) {
 	if err != nil {
 		return history{}, err
 	}
-	leases := map[int64]bool{}
-	for _, report := range reports {
-		for _, o := range report.KeyValue {
-			if in := o.Input.(model.EtcdRequest); in.Type == model.LeaseGrant {
-				leases[in.LeaseGrant.LeaseID] = true
-			}
-		}
-	}
 	entries, err := committed(all, isLast(r.prefix))
 	if err != nil {
 		return history{}, err
 	}
-	persisted, err := requests(entries, r.prefix, leases)
+	persisted, err := requests(entries, r.prefix)
 	if err != nil {
 		return history{}, err
 	}

@@ -21,7 +21,7 @@ type entry = raftpb.Entry
 // isLast finds the last write of a recorder, which may be written more than once.
 func isLast(prefix string) func(*entry) bool {
 	return func(e *entry) bool {
-		last, err := requests([]*entry{e}, prefix+"last", nil)
+		last, err := requests([]*entry{e}, prefix+"last")
 		return err == nil && len(last) > 0
 	}
 }
@@ -86,8 +86,8 @@ func committed(logs [][]*entry, done func(*entry) bool) ([]*entry, error) {
 	return merged, nil
 }
 
-// requests returns what the entries change of the keys with the prefix, and of the leases.
-func requests(entries []*entry, prefix string, leases map[int64]bool) ([]model.EtcdRequest, error) {
+// requests returns what the entries change of the keys with the prefix.
+func requests(entries []*entry, prefix string) ([]model.EtcdRequest, error) {
 	var all []model.EtcdRequest
 	for _, e := range entries {
 		if e.GetType() != raftpb.EntryNormal || len(e.GetData()) == 0 {
@@ -102,10 +102,6 @@ func requests(entries []*entry, prefix string, leases map[int64]bool) ([]model.E
 			all = append(all, write(model.EtcdOperation{Type: model.PutOperation, Put: put(r.Put)}))
 		case r.DeleteRange != nil && strings.HasPrefix(string(r.DeleteRange.Key), prefix):
 			all = append(all, write(model.EtcdOperation{Type: model.DeleteOperation, Delete: model.DeleteOptions{Key: string(r.DeleteRange.Key)}}))
-		case r.LeaseGrant != nil && leases[r.LeaseGrant.ID]:
-			all = append(all, model.EtcdRequest{Type: model.LeaseGrant, LeaseGrant: &model.LeaseGrantRequest{LeaseID: r.LeaseGrant.ID}})
-		case r.LeaseRevoke != nil && leases[r.LeaseRevoke.ID]:
-			all = append(all, model.EtcdRequest{Type: model.LeaseRevoke, LeaseRevoke: &model.LeaseRevokeRequest{LeaseID: r.LeaseRevoke.ID}})
 		case r.Txn != nil:
 			txn, ours, err := transaction(r.Txn, prefix)
 			if err != nil {
@@ -124,7 +120,7 @@ func write(o model.EtcdOperation) model.EtcdRequest {
 }
 
 func put(r *etcdserverpb.PutRequest) model.PutOptions {
-	return model.PutOptions{Key: string(r.Key), Value: model.ToValueOrHash(string(r.Value)), LeaseID: r.Lease}
+	return model.PutOptions{Key: string(r.Key), Value: model.ToValueOrHash(string(r.Value))}
 }
 
 // transaction returns a transaction of the clients; not ours: of somebody else.

@@ -101,8 +101,8 @@ func TestRotationFails(t *testing.T) {
 // panicking is set in the process that panics for TestPanic.
 const panicking = "KUBELITH_TEST_PANIC"
 
-// TestPanic: a panic of the Go runtime is at the end of the log if standard error is the same file, and else on standard
-// error alone: the next start logs it (components/node/crashes).
+// TestPanic: a panic of the Go runtime is at the end of the log if standard error is the same file, and else on
+// standard error alone: the next start logs it (components/node/crashes).
 func TestPanic(t *testing.T) {
 	if name := os.Getenv(panicking); name != "" {
 		f, err := openFile(name, 10, 2)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -128,6 +129,15 @@ func TestLogs(t *testing.T) {
 	other[0][1].Data = append([]byte("x"), other[0][1].GetData()...)
 	if _, err := committed([][]*entry{all[0], other[0]}, done); err == nil || !strings.Contains(err.Error(), "differ in entry") {
 		t.Errorf("logs that differ: %v", err)
+	}
+	// The rest of that log begins after a snapshot: the entry was its own, and never committed.
+	whole, err := committed([][]*entry{all[0]}, done)
+	if err != nil {
+		t.Fatal(err)
+	}
+	merged, err := committed([][]*entry{all[0], slices.Delete(other[0], 2, 3)}, done)
+	if err != nil || len(merged) != len(whole) {
+		t.Errorf("a gap: %d entries of %d, %v", len(merged), len(whole), err)
 	}
 }
 

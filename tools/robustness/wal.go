@@ -46,9 +46,10 @@ func logs(members []member) ([][]*entry, error) {
 	return all, nil
 }
 
-// committed merges the logs up to the entry in which done finds the last write. All members have it, so their logs must
-// be equal up to there. The first entries of a log may be gone, and those that a member has from a snapshot of the
-// leader: what no log has any more would be missing beside what the watches saw.
+// committed merges the logs up to the entry in which done finds the last write. All members have it, so what leads up to
+// it without a gap is committed, and must be equal. Before a gap stands what a member had when the leader sent it a
+// snapshot: perhaps entries of its own that were never committed. The first entries of a log may be gone, too: what no
+// log has any more would be missing beside what the watches saw.
 func committed(logs [][]*entry, done func(*entry) bool) ([]*entry, error) {
 	byIndex := map[uint64]*entry{}
 	var last uint64
@@ -60,27 +61,28 @@ func committed(logs [][]*entry, done func(*entry) bool) ([]*entry, error) {
 		}
 	}
 	for i, entries := range logs {
-		for _, e := range entries {
+		next := last // the index that the entry before must have
+		for _, e := range slices.Backward(entries) {
 			if e.GetIndex() > last {
+				continue
+			}
+			if e.GetIndex() != next {
 				break
 			}
-			other, ok := byIndex[e.GetIndex()]
+			other, ok := byIndex[next]
 			if ok && (other.GetTerm() != e.GetTerm() || other.GetType() != e.GetType() || !bytes.Equal(other.GetData(), e.GetData())) {
-				return nil, fmt.Errorf("the logs of the members differ in entry %d", e.GetIndex())
+				return nil, fmt.Errorf("the logs of the members differ in entry %d", next)
 			}
-			byIndex[e.GetIndex()] = e
+			byIndex[next] = e
+			next--
 		}
-		if n := len(entries); n == 0 || entries[n-1].GetIndex() < last {
+		if next == last {
 			return nil, fmt.Errorf("the log of member %d ends before the last write, entry %d", i, last)
 		}
 	}
 	var merged []*entry
-	for index := last; ; index-- {
-		e, ok := byIndex[index]
-		if !ok {
-			break
-		}
-		merged = append(merged, e)
+	for index := last; byIndex[index] != nil; index-- {
+		merged = append(merged, byIndex[index])
 	}
 	slices.Reverse(merged)
 	return merged, nil

@@ -55,7 +55,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout io.Writer) 
 		return err
 	}
 	// Another one each time: nothing has ever been written there.
-	r, err := newRecorder(ctx, fmt.Sprintf("/robustness-%d/", time.Now().UnixNano()), members)
+	r, err := newRecorder(ctx, fmt.Sprintf("/robustness-%d/", time.Now().UnixNano()), members, requestsPerSecond)
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ func TestHistory(t *testing.T) {
 	one := start(t)
 	others(t, one)
 	members := []member{one, one} // two watches
-	r, err := newRecorder(t.Context(), "/ours/", members)
+	r, err := newRecorder(t.Context(), "/ours/", members, 60)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func TestHistory(t *testing.T) {
 // TestLogs: the logs of the members must be equal up to the last write.
 func TestLogs(t *testing.T) {
 	one := start(t)
-	r, err := newRecorder(t.Context(), "/ours/", []member{one})
+	r, err := newRecorder(t.Context(), "/ours/", []member{one}, 60)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,10 +46,10 @@ func logs(members []member) ([][]*entry, error) {
 	return all, nil
 }
 
-// committed merges the logs up to the entry in which done finds the last write. All members have it, so what leads up to
-// it without a gap is committed, and must be equal. Before a gap stands what a member had when the leader sent it a
-// snapshot: perhaps entries of its own that were never committed. The first entries of a log may be gone, too: what no
-// log has any more would be missing beside what the watches saw.
+// committed merges the logs up to the entry in which done finds the last write. All members have it, so what leads up
+// to it without a gap is committed, and must be equal. Before a gap stands what a member had when the leader sent it
+// a snapshot: perhaps entries of its own that were never committed. The first entries of a log may be gone, too: what
+// no log has any more would be missing beside what the watches saw.
 func committed(logs [][]*entry, done func(*entry) bool) ([]*entry, error) {
 	byIndex := map[uint64]*entry{}
 	var last uint64

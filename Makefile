@@ -95,8 +95,7 @@ race: ## the unit tests of what does many things at once, under the race detecto
 # Limits are four times as long (KUBELITH_TEST_PATIENCE), for a busy machine; a test that passes takes no longer for it.
 # One package at a time: each uses both cores, and servers that share them with others take more than their part. Two of them took longer
 # beside each other than one after the other, and the tests that measure how long something is away would measure the others.
-integration_test = KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_TEST_PATIENCE=4 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_KUBE_BENCH=$(CURDIR)/$(KUBE_BENCH) \
-	KUBELITH_ROBUSTNESS=$(CURDIR)/$(ROBUSTNESS) \
+integration_test = KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_TEST_PATIENCE=4 KUBELITH_BIN=$(CURDIR)/bin/kubelith \
 	KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -vet=off -count=1 -timeout 1h
 integration: build kube-bench robustness cni-plugins ## tests on real clusters, each in namespaces of its own (root)
 	-$(MAKE) --no-print-directory conformance-suite

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { harness.Main(m) }
 // there.
 func TestProfile(t *testing.T) {
 	t.Parallel()
-	bench := kubeBench(t)
+	bench := harness.Tool(t, "kube-bench")
 	s := harness.Start(t, harness.Options{Args: []string{"--profile=cis"}})
 	for id, r := range check(t, s, bench) {
 		if r.Status != "PASS" && r.Type != "manual" {
@@ -57,7 +57,7 @@ func TestProfile(t *testing.T) {
 // TestDefault: without the profile those checks fail that docs/hardening.md lists with a reason, and no others.
 func TestDefault(t *testing.T) {
 	t.Parallel()
-	bench := kubeBench(t)
+	bench := harness.Tool(t, "kube-bench")
 	s := harness.Start(t, harness.Options{})
 	var failed []string
 	for id, r := range check(t, s, bench) {
@@ -130,22 +130,6 @@ func check(t *testing.T, s *harness.Server, bench string) map[string]result {
 		t.Fatalf("only %d checks ran: %q", len(found), slices.Sorted(maps.Keys(found)))
 	}
 	return found
-}
-
-// kubeBench is the program that `make kube-bench` builds.
-func kubeBench(t *testing.T) string {
-	t.Helper()
-	path := os.Getenv("KUBELITH_KUBE_BENCH")
-	if path == "" {
-		path, _ = filepath.Abs("../../.cache/tools/kube-bench")
-	}
-	if _, err := os.Stat(path); err != nil {
-		if os.Getenv("KUBELITH_REQUIRE_INTEGRATION") == "1" {
-			t.Fatal("no kube-bench: run make kube-bench")
-		}
-		t.Skip("no kube-bench: run make kube-bench")
-	}
-	return path
 }
 
 var row = regexp.MustCompile(`(?m)^\| ([0-9][0-9.,-]*) \|`)

@@ -208,6 +208,20 @@ func repoRoot() (string, error) {
 	}
 }
 
+// Tool returns a program of the module tools that `make NAME` has built.
+func Tool(t testing.TB, name string) string {
+	t.Helper()
+	root, err := repoRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(root, ".cache/tools", name)
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("no %s: run make %[1]s", name)
+	}
+	return path
+}
+
 func onPath(tool string) bool {
 	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
 		if info, err := os.Stat(filepath.Join(dir, tool)); err == nil && info.Mode()&0o111 != 0 {

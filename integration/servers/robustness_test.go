@@ -4,9 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"io"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -26,14 +24,7 @@ type validators struct {
 // validate starts the validators on the servers' etcd.
 func validate(t *testing.T, servers []*harness.Server) *validators {
 	t.Helper()
-	path := os.Getenv("KUBELITH_ROBUSTNESS")
-	if path == "" {
-		path, _ = filepath.Abs("../../.cache/tools/robustness")
-	}
-	if _, err := os.Stat(path); err != nil {
-		t.Fatal("no validators of etcd: run make robustness")
-	}
-	v := &validators{command: exec.Command(path)}
+	v := &validators{command: exec.Command(harness.Tool(t, "robustness"))}
 	for _, s := range servers {
 		v.command.Args = append(v.command.Args, s.Path(harness.RunDir+"/etcd/etcd.sock")+"="+s.Path(harness.DataDir+"/server/db"))
 	}

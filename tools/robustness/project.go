@@ -96,9 +96,7 @@ func project(reports []report.ClientReport, persisted []model.EtcdRequest) (hist
 		}
 		h.reports = append(h.reports, out)
 	}
-	for _, r := range persisted {
-		h.persisted = append(h.persisted, p.request(r))
-	}
+	h.persisted = persisted
 	replay := model.NewReplay(h.persisted)
 	last := int64(len(p.writes)) + 1
 	if _, err := replay.StateForRevision(last); err != nil {
@@ -111,18 +109,10 @@ func project(reports []report.ClientReport, persisted []model.EtcdRequest) (hist
 }
 
 func (p projection) request(r model.EtcdRequest) model.EtcdRequest {
-	switch {
-	case r.Range != nil:
+	if r.Range != nil { // writes have no revision: the clients set no conditions
 		in := *r.Range
 		in.Revision = p.at(in.Revision)
 		r.Range = &in
-	case r.Txn != nil:
-		in := *r.Txn
-		in.Conditions = slices.Clone(in.Conditions)
-		for i := range in.Conditions {
-			in.Conditions[i].ExpectedRevision = p.at(in.Conditions[i].ExpectedRevision)
-		}
-		r.Txn = &in
 	}
 	return r
 }

@@ -67,7 +67,7 @@ func TestHistory(t *testing.T) {
 		}, "watch"},
 		"a log without a write": {func(h *history) bool {
 			for i, p := range h.persisted {
-				if p.Txn != nil && len(p.Txn.OperationsOnSuccess) == 1 && p.Txn.OperationsOnSuccess[0].Type == model.PutOperation && len(p.Txn.Conditions) == 0 {
+				if p.Txn != nil && len(p.Txn.OperationsOnSuccess) == 1 && p.Txn.OperationsOnSuccess[0].Type == model.PutOperation {
 					h.persisted = append(h.persisted[:i:i], h.persisted[i+1:]...)
 					return true
 				}

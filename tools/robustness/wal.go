@@ -54,9 +54,10 @@ func committed(logs [][]*entry, done func(*entry) bool) ([]*entry, error) {
 	byIndex := map[uint64]*entry{}
 	var last uint64
 	for _, entries := range logs {
-		for _, e := range entries {
+		for _, e := range slices.Backward(entries) {
 			if done(e) {
 				last = max(last, e.GetIndex())
+				break
 			}
 		}
 	}
@@ -102,47 +103,25 @@ func requests(entries []*entry, prefix string) ([]model.EtcdRequest, error) {
 		switch {
 		case r.Put != nil && strings.HasPrefix(string(r.Put.Key), prefix):
 			all = append(all, write(model.EtcdOperation{Type: model.PutOperation, Put: put(r.Put)}))
-		case r.DeleteRange != nil && strings.HasPrefix(string(r.DeleteRange.Key), prefix):
-			all = append(all, write(model.EtcdOperation{Type: model.DeleteOperation, Delete: model.DeleteOptions{Key: string(r.DeleteRange.Key)}}))
-		case r.Txn != nil:
-			txn, ours, err := transaction(r.Txn, prefix)
-			if err != nil {
-				return nil, fmt.Errorf("entry %d: %w", e.GetIndex(), err)
+		case r.Txn != nil: // the clients' have no conditions
+			ops, err := operations(r.Txn.Success, prefix)
+			if err != nil || ops != nil && len(r.Txn.Compare) > 0 {
+				return nil, fmt.Errorf("entry %d is a transaction that no client sends: %s", e.GetIndex(), &r)
 			}
-			if ours {
-				all = append(all, model.EtcdRequest{Type: model.Txn, Txn: txn})
+			if ops != nil {
+				all = append(all, write(ops...))
 			}
 		}
 	}
 	return all, nil
 }
 
-func write(o model.EtcdOperation) model.EtcdRequest {
-	return model.EtcdRequest{Type: model.Txn, Txn: &model.TxnRequest{OperationsOnSuccess: []model.EtcdOperation{o}}}
+func write(ops ...model.EtcdOperation) model.EtcdRequest {
+	return model.EtcdRequest{Type: model.Txn, Txn: &model.TxnRequest{OperationsOnSuccess: ops}}
 }
 
 func put(r *etcdserverpb.PutRequest) model.PutOptions {
 	return model.PutOptions{Key: string(r.Key), Value: model.ToValueOrHash(string(r.Value))}
-}
-
-// transaction returns a transaction of the clients; not ours: of somebody else.
-func transaction(r *etcdserverpb.TxnRequest, prefix string) (txn *model.TxnRequest, ours bool, err error) {
-	success, err := operations(r.Success, prefix)
-	if err != nil || success == nil {
-		return nil, false, err
-	}
-	failure, err := operations(r.Failure, prefix)
-	if err != nil {
-		return nil, false, err
-	}
-	txn = &model.TxnRequest{OperationsOnSuccess: success, OperationsOnFailure: failure}
-	for _, c := range r.Compare {
-		if c.Result != etcdserverpb.Compare_EQUAL || c.Target != etcdserverpb.Compare_MOD {
-			return nil, false, fmt.Errorf("a condition that no client sets: %s", c)
-		}
-		txn.Conditions = append(txn.Conditions, model.EtcdCondition{Key: string(c.Key), ExpectedRevision: c.GetModRevision()})
-	}
-	return txn, true, nil
 }
 
 // operations returns nil if they are of keys without the prefix.
@@ -164,7 +143,7 @@ func operations(all []*etcdserverpb.RequestOp, prefix string) ([]model.EtcdOpera
 		}
 		if !strings.HasPrefix(string(key), prefix) {
 			if ops != nil {
-				return nil, fmt.Errorf("a transaction of the clients has the key %q", key)
+				return nil, fmt.Errorf("the key %q beside those of the clients", key)
 			}
 			return nil, nil
 		}

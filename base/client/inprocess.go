@@ -10,9 +10,12 @@ import (
 	"runtime/pprof"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
 // errClosed answers every request after Close.
@@ -30,6 +33,7 @@ type InProcess struct {
 	opened  chan struct{} // closed by Open
 	handler http.Handler  // set before opened is closed
 	once    sync.Once
+	storage func(context.Context) (waited bool) // see AwaitStorage; set before opened is closed
 
 	// base is the parent of every request's context on the handler's side. It is not derived from the caller's context,
 	// whose values (an outer request's audit event, user or trace span) would not cross a network either.
@@ -55,6 +59,14 @@ func (p *InProcess) Open(h http.Handler) {
 	})
 }
 
+// AwaitStorage has lists and watches that fail wait for the apiserver's storage. await returns false at once if the
+// storage is there, and true when it is again or its context has ended. Call it before Open.
+//
+// Informers begin again after each failure, but later and later: a minute after they have failed for one. What they
+// keep would be old for that long when the storage is there again.
+// Source: client-go/tools/cache/reflector.go.
+func (p *InProcess) AwaitStorage(await func(context.Context) (waited bool)) { p.storage = await }
+
 // Close ends all running requests, watches included, and refuses new ones.
 func (p *InProcess) Close() { p.close() }
 
@@ -66,11 +78,64 @@ type transport struct {
 
 var _ http.RoundTripper = (*transport)(nil)
 
-// RoundTrip runs the apiserver's handler for req in its own goroutine and returns as soon as the handler has sent its
+// RoundTrip sends a request, and again a list or a watch that had to wait for the storage.
+func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	var back time.Time // the storage is
+	for {
+		r, err := t.send(req)
+		if err != nil || !t.server.waited(req, r, &back) {
+			return r, err
+		}
+		r.Body.Close()
+	}
+}
+
+const (
+	// cacheEvery is how often a request is sent that waits for the apiserver's cache, and cacheWithin how long after the
+	// storage is back.
+	cacheEvery  = 500 * time.Millisecond
+	cacheWithin = 20 * time.Second
+)
+
+// waited reports whether a request failed because the storage was away, and has waited for it then. When it is back,
+// the apiserver refuses the request until its cache is filled, and asks for the more patience, up to 30 s, the longer
+// the cache was empty.
+// Source: apiserver/pkg/storage/cacher/util.go, calculateRetryAfterForUnreadyCache.
+func (p *InProcess) waited(req *http.Request, r *http.Response, back *time.Time) bool {
+	tooEarly := r.StatusCode == http.StatusTooManyRequests
+	if p.storage == nil || !tooEarly && r.StatusCode < http.StatusInternalServerError || !collection(req) {
+		return false
+	}
+	ctx, cancel := context.WithCancel(req.Context())
+	defer cancel()
+	defer context.AfterFunc(p.base, cancel)()
+	if p.storage(ctx) {
+		*back = time.Now()
+		return ctx.Err() == nil
+	}
+	if !tooEarly || back.IsZero() || time.Since(*back) >= cacheWithin {
+		return false
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(cacheEvery):
+		return true
+	}
+}
+
+// collection reports whether a request is a list or a watch.
+func collection(req *http.Request) bool {
+	prefixes := request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
+	info, err := prefixes.NewRequestInfo(req)
+	return err == nil && (info.Verb == "list" || info.Verb == "watch")
+}
+
+// send runs the apiserver's handler for req in its own goroutine and returns as soon as the handler has sent its
 // header. As over HTTP/2, closing the response's body or ending the request's context cancels the handler's context; a
 // handler that writes more than the body's window blocks until the reader has read; and a panic in the handler becomes
 // a 500, or a body that ends with io.ErrUnexpectedEOF if the header was already sent.
-func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
+func (t *transport) send(req *http.Request) (*http.Response, error) {
 	p := t.server
 	ctx := req.Context()
 	if err := p.admit(ctx, req); err != nil {

@@ -98,6 +98,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		socket, p.elsewhere = endpoint, []string{"etcd"}
 	} else if store != nil {
 		answers, slowSync = store.Answers(), store.SlowSync
+		p.clients.AwaitStorage(store.AwaitLeader)
 	}
 
 	b.add(snapshots(cfg, machine, socket, p.clients.NodeConfig(cfg.NodeName), p.logFor("snapshots")))

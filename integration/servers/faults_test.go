@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubelith.io/kubelith/integration/harness"
 )
@@ -146,6 +148,61 @@ func TestFaults(t *testing.T) {
 		s.Launch(t) // while it starts the next may be killed, or the same
 		time.Sleep(time.Duration(rand.IntN(6000)) * time.Millisecond)
 	})
+}
+
+// TestReadyAfterCut cuts each of three servers off for 70 s, longer than a node may be silent, and reports when its
+// node is Ready for the others again. Its process and its pod's container are the same then: `make bench-ha`.
+func TestReadyAfterCut(t *testing.T) {
+	number(t, "KUBELITH_LEADER_KILLS")
+	c := start(t, harness.Options{})
+	c.join(t)
+	c.join(t)
+	ns := c.servers[0].Namespace(t)
+	for _, s := range c.servers {
+		t.Run(s.NodeName(), func(t *testing.T) {
+			pod := harness.Pod(ns, "on-"+s.NodeName(), "sleep", "100000")
+			pod.Spec.NodeName = s.NodeName()
+			pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} // it is not evicted
+			pod = c.servers[0].Run(t, pod)
+			server, container := s.PID(), c.pid(t, pod)
+			leads, other := c.leader(t) == s, c.others(s)[0]
+
+			began := time.Now()
+			s.Isolate(t)
+			notReady := waitReadyIs(t, corev1.ConditionUnknown, s, other)
+			time.Sleep(time.Until(began.Add(70 * time.Second)))
+			s.Rejoin(t)
+			healed := time.Now()
+			ready := waitReadyIs(t, corev1.ConditionTrue, s, other)
+			t.Logf("leader: %t; not Ready %s after the cut, Ready %s after its end", leads,
+				notReady.Sub(began).Round(100*time.Millisecond), ready.Sub(healed).Round(100*time.Millisecond))
+			if s.PID() != server || !harness.Alive(server) {
+				t.Error("the process was ended")
+			}
+			back(t, s, false)
+			if now := c.pid(t, pod); now != container {
+				t.Errorf("the pod's container is process %d and was %d", now, container)
+			}
+		})
+	}
+}
+
+// waitReadyIs waits until the node has that status of its condition Ready in the API of a server, and returns when.
+func waitReadyIs(t *testing.T, status corev1.ConditionStatus, node, of *harness.Server) time.Time {
+	t.Helper()
+	harness.Eventually(t, 2*time.Minute, fmt.Sprintf("the condition Ready of %s to be %s", node.NodeName(), status), func() error {
+		n, err := of.Client(t).CoreV1().Nodes().Get(t.Context(), node.NodeName(), metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady && c.Status != status {
+				return fmt.Errorf("it is %s: %s", c.Status, c.Message)
+			}
+		}
+		return nil
+	})
+	return time.Now()
 }
 
 // number is that of an environment variable. Without it the test is skipped.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,11 @@ import (
 
 // smallQuota is 24 MiB for etcd's database.
 const smallQuota = "--etcd-arg=quota-backend-bytes=25165824"
+
+// withQuota are the settings of a server whose database may have that many MiB.
+func withQuota(mebibytes int) string {
+	return fmt.Sprintf("apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\netcdArgs: [quota-backend-bytes=%d]\n", mebibytes<<20)
+}
 
 // createBig creates an object that takes 700 KiB of etcd's database.
 func createBig(t *testing.T, s *harness.Server, name string) error {
@@ -54,7 +60,7 @@ func fill(t *testing.T, s, full *harness.Server) {
 // refused, deletes are not, and writes go on by themselves once there is room.
 func TestFull(t *testing.T) {
 	t.Parallel()
-	s := start(t, harness.Options{Args: []string{smallQuota}}).servers[0]
+	s := start(t, harness.Options{ConfigYAML: withQuota(24)}).servers[0]
 	metrics, err := s.Client(t).CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -119,6 +125,27 @@ func TestFull(t *testing.T) {
 	if err := createBig(t, s, "too-much"); err == nil || !strings.Contains(err.Error(), "space") {
 		t.Errorf("a full database accepted a write, though objects still fill it: %v", err)
 	}
+	// The two ways out: a larger quota, and, without it again, deletes.
+	restart := func(mebibytes int) {
+		t.Helper()
+		if err := os.WriteFile(s.Path("/etc/kubelith/config.yaml"), []byte(withQuota(mebibytes)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s.Restart(t)
+	}
+	restart(48)
+	harness.Eventually(t, time.Minute, "writes to go on with a larger quota", func() error { return createBig(t, s, "larger") })
+	pressure(corev1.ConditionFalse)
+	if r := s.RunBinary(t, "etcd", "alarm"); r.Code != 0 || !strings.Contains(r.Stdout, "there is no alarm") {
+		t.Errorf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
+	}
+	restart(24)
+	harness.Eventually(t, time.Minute, "writes to be refused with the smaller quota", func() error {
+		if err := createBig(t, s, fmt.Sprintf("smaller-%d", time.Now().UnixNano())); err == nil || !strings.Contains(err.Error(), "space") {
+			return fmt.Errorf("the answer is: %v", err)
+		}
+		return nil
+	})
 	deleteBig(t, s)
 	harness.Eventually(t, time.Minute, "writes to go on", func() error { return write(t.Context(), t, s, "room") })
 	pressure(corev1.ConditionFalse)

@@ -312,6 +312,9 @@ func (s *Server) serve(ctx context.Context, e *embed.Etcd, first bool, ready fun
 	defer cancel()
 	over := leaderless(serving, s.opts.Ending, func() bool { return e.Server.Leader() != 0 })
 	s.over.Store(&over)
+	if s.Open() {
+		go endSilent(serving, e)
+	}
 	elected, done := e.Server.ReadyNotify(), make(chan struct{})
 	var vote <-chan time.Time
 	for {

@@ -1,0 +1,120 @@
+package etcd
+
+import (
+	"context"
+	"net/netip"
+	"net/url"
+	"os"
+	"strconv"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"golang.org/x/sys/unix"
+)
+
+// A member that was cut off from the others reads from connections on which nothing will arrive: the other members have
+// given them up, or TCP repeats what it sends at longer and longer intervals. etcd means to end a connection after five
+// seconds without a byte, and does not: its transport for peers sets http.Transport.Dial, and NewTransport, which it
+// calls first, DialContext, which has precedence. After 70 s a member was without its leader for another 10 to 40 s.
+// The kernel ends these connections instead, and etcd dials again ten times a second.
+// Source: etcd/client/pkg/transport/timeout_transport.go of 3.6 to 3.8, tcp(7).
+
+const (
+	// silentFor is etcd's own limit: DefaultConnReadTimeout in etcd/server/etcdserver/api/rafthttp/peer.go. Members send
+	// each other a few bytes every 1.7 s at least.
+	silentFor = 5 * time.Second
+	// probeAfter is how long a connection may be silent before the kernel asks the other end, every probeEvery.
+	probeAfter, probeEvery = 2 * time.Second, time.Second
+	// lookEvery is how often new connections are looked for.
+	lookEvery = time.Second
+)
+
+// endSilent has the kernel end connections with other members that are silent, until ctx ends.
+func endSilent(ctx context.Context, e *embed.Etcd) {
+	ticker := time.NewTicker(lookEvery)
+	defer ticker.Stop()
+	for {
+		if members := e.Server.Cluster().Members(); len(members) > 1 {
+			of := map[netip.AddrPort]bool{}
+			for _, m := range members {
+				for _, text := range m.PeerURLs {
+					if u, err := url.Parse(text); err == nil {
+						if address, err := netip.ParseAddrPort(u.Host); err == nil {
+							of[address] = true
+						}
+					}
+				}
+			}
+			limitSilence(of)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// limitSilence sets the timeouts of all TCP connections of this process of which one end is one of the addresses. The
+// number of a file may have become another connection's meanwhile: that one has the timeouts then, too.
+func limitSilence(of map[netip.AddrPort]bool) {
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return
+	}
+	for _, f := range files {
+		fd, err := strconv.Atoi(f.Name())
+		if err != nil {
+			continue
+		}
+		remote, err := unix.Getpeername(fd)
+		if err != nil { // no connection
+			continue
+		}
+		local, err := unix.Getsockname(fd)
+		if err != nil || !of[addrPort(remote)] && !of[addrPort(local)] {
+			continue
+		}
+		for option, value := range map[int]int{
+			unix.TCP_KEEPIDLE:     int(probeAfter.Seconds()),
+			unix.TCP_KEEPINTVL:    int(probeEvery.Seconds()),
+			unix.TCP_USER_TIMEOUT: int(silentFor.Milliseconds()),
+		} {
+			_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, option, value) // it may just have been closed
+		}
+	}
+}
+
+// addrPort returns the zero value for an address that is not of TCP.
+func addrPort(a unix.Sockaddr) netip.AddrPort {
+	switch a := a.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
+	}
+	return netip.AddrPort{}
+}
+
+// AwaitLeader waits until this member knows a leader, or ctx ends. It returns false at once if there is nothing to wait
+// for: there is a leader, or the member does not run.
+func (s *Server) AwaitLeader(ctx context.Context) (waited bool) {
+	e := s.running.Load()
+	if e == nil {
+		return false
+	}
+	for {
+		changed := e.Server.LeaderChangedNotify()
+		if e.Server.Leader() != 0 {
+			return waited
+		}
+		select {
+		case <-changed:
+			waited = true
+		case <-e.Server.StoppingNotify():
+			return false
+		case <-ctx.Done():
+			return true
+		}
+	}
+}

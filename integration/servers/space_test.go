@@ -103,18 +103,18 @@ func TestFull(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		var view struct{ Space struct{ Bytes, Quota int64 } }
+		var view struct{ Space struct{ InUse, Quota int64 } }
 		if err := json.Unmarshal(text, &view); err != nil {
 			return harness.Permanent(err)
 		}
-		if view.Space.Bytes*100 > view.Space.Quota*82 {
+		if view.Space.InUse*100 > view.Space.Quota*82 { // so that it cannot be defragmented below 80 %
 			return nil
 		}
-		early++ // its size grows in steps
+		early++
 		if err := createBig(t, s, fmt.Sprintf("early-%d", early)); err != nil {
 			return err
 		}
-		return fmt.Errorf("it has %d of %d bytes", view.Space.Bytes, view.Space.Quota)
+		return fmt.Errorf("it uses %d of %d bytes", view.Space.InUse, view.Space.Quota)
 	})
 	pressure(corev1.ConditionTrue)
 	event("EtcdNearlyFull")

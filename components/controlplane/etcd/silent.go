@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.etcd.io/etcd/server/v3/embed"
 	"golang.org/x/sys/unix"
 )
@@ -100,18 +101,26 @@ func addrPort(a unix.Sockaddr) netip.AddrPort {
 // for: there is a leader, or the member does not run.
 func (s *Server) AwaitLeader(ctx context.Context) (waited bool) {
 	e := s.running.Load()
-	if e == nil {
-		return false
-	}
+	return e != nil && awaitLeader(ctx, e.Server)
+}
+
+// member is what awaitLeader asks of an etcdserver.EtcdServer.
+type member interface {
+	Leader() types.ID
+	LeaderChangedNotify() <-chan struct{}
+	StoppingNotify() <-chan struct{}
+}
+
+func awaitLeader(ctx context.Context, m member) (waited bool) {
 	for {
-		changed := e.Server.LeaderChangedNotify()
-		if e.Server.Leader() != 0 {
+		changed := m.LeaderChangedNotify()
+		if m.Leader() != 0 {
 			return waited
 		}
 		select {
 		case <-changed:
 			waited = true
-		case <-e.Server.StoppingNotify():
+		case <-m.StoppingNotify():
 			return false
 		case <-ctx.Done():
 			return true

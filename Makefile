@@ -68,39 +68,64 @@ stop: ## end the cluster of `make run` and remove everything it left
 library := kubelith.io/kubelith/cluster
 packages := $(library) $(shell $(GO) list ./... 2>/dev/null | grep -v -e /integration -e /bench/compare -e /bench/requests -e /bench/network)
 
-.PHONY: test unit race integration vet
-test: deps build lint unit integration ## everything CI checks: lint, unit tests, real clusters, a sample of upstream's conformance tests
+.PHONY: test unit race integration compiled
+# First what most often fails, then the real clusters, and the unit tests last, of which a minute remains. Clusters wait for something nearly half of
+# the time: what only compiles gets the processors then.
+test: deps test-packages lint-quick build ## everything CI checks: lint, unit tests, real clusters, a sample of upstream's conformance tests
+	@scripts/idle.sh $(MAKE) --no-print-directory compiled & idle=$$!; trap "kill -- -$$idle 2>/dev/null" EXIT; \
+	$(MAKE) --no-print-directory integration-first && wait $$idle
+	$(MAKE) --no-print-directory integration-rest
+	$(MAKE) --no-print-directory unit
 	@$(conformance_suite) --where >/dev/null 2>&1 && echo "test: all passed" || \
 		echo "test: all passed, but upstream's conformance tests were not run: there is no suite (make conformance-suite says why)"
+
+# What test needs besides build, and needs no cluster.
+compiled: lint-compiled integration-tools
+	$(MAKE) --no-print-directory unit UNIT='test -c -o /dev/null'
 
 # The tests of these do many things at once and link little of upstream, which would all be compiled again for the race detector.
 raced := $(addprefix ./base/,jointoken lifecycle client config logging pki) \
 	$(addprefix ./components/,cluster/approver cluster/servicelb cluster/token worker/join worker/network worker/podlink) \
 	./components/node/crashes ./components/node/progress ./plugins/credentials ./plugins/host ./plugins/process ./runtime/shim ./trace/record ./trace/spans
 
+UNIT ?= test
 unit: race ## unit tests: no root, no network
 	@# make lint vets all of it, with more analyzers.
-	$(GO) test -vet=off $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(raced)),$(packages))
+	$(GO) $(UNIT) -vet=off $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(raced)),$(packages))
 	@# Upstream's tests of what patches/kubernetes changes. In those with 10 and 20 pods, as many goroutines overwrite each other's reports of volumes in
 	@# use, so that a volume may wait for minutes.
-	$(GO) test -vet=off k8s.io/kubernetes/pkg/kubelet/volumemanager/... -skip 'TestWaitForAllPodsUnmount/timeout_errors'
-	$(GO) test -vet=off k8s.io/kubernetes/pkg/kubelet -run 'UpdatePod|CompleteWork|TerminalPhase|SyncKnownPods|TerminatedWorker|KillPodNow|EffectiveGracePeriod'
+	$(GO) $(UNIT) -vet=off -skip 'TestWaitForAllPodsUnmount/timeout_errors' k8s.io/kubernetes/pkg/kubelet/volumemanager/...
+	$(GO) $(UNIT) -vet=off -run 'UpdatePod|CompleteWork|TerminalPhase|SyncKnownPods|TerminatedWorker|KillPodNow|EffectiveGracePeriod' k8s.io/kubernetes/pkg/kubelet
 	$(MAKE) --no-print-directory payload-test
 	GOFLAGS=-trimpath $(GO) -C cluster build . # with the client-go that it asks of other modules
-	GOFLAGS=-trimpath $(GO) -C tools test ./release ./robustness
+	GOFLAGS=-trimpath $(GO) -C tools $(UNIT) ./release ./robustness
 
 race: ## the unit tests of what does many things at once, under the race detector
-	CGO_ENABLED=1 $(GO) test -vet=off -race $(raced)
+	CGO_ENABLED=1 $(GO) $(UNIT) -vet=off -race $(raced)
 
 # Limits are four times as long (KUBELITH_TEST_PATIENCE), for a busy machine; a test that passes takes no longer for it.
 # One package at a time: each uses both cores, and servers that share them with others take more than their part. Two of them took longer
 # beside each other than one after the other, and the tests that measure how long something is away would measure the others.
 integration_test = KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_TEST_PATIENCE=4 KUBELITH_BIN=$(CURDIR)/bin/kubelith \
 	KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -vet=off -count=1 -timeout 1h
-integration: build kube-bench robustness cni-plugins ## tests on real clusters, each in namespaces of its own (root)
-	-$(MAKE) --no-print-directory conformance-suite
+# These need a tool or a suite that takes minutes to compile.
+integration_rest := $(addprefix kubelith.io/kubelith/integration/,conformance hardening servers)
+
+.PHONY: integration-first integration-rest integration-tools test-packages
+integration: build integration-tools integration-first integration-rest ## tests on real clusters, each in namespaces of its own (root)
+
+integration-first: test-packages cni-plugins
+	$(integration_test) -p 1 $(library) $(filter-out $(integration_rest),$(shell $(GO) list ./integration/... 2>/dev/null))
+
+integration-rest:
+	$(integration_test) -p 1 $(integration_rest)
+
+test-packages:
 	-@scripts/deps.sh chromium # for the page of kubelith trace; its test says so where there is none
-	$(integration_test) -p 1 $(library) ./integration/...
+	-@scripts/deps.sh $(suite_packages)
+
+integration-tools: kube-bench robustness
+	-$(MAKE) --no-print-directory conformance-suite
 
 .PHONY: why-score
 why-score: build ## how many of the broken manifests in integration/why/cases `kubelith why` is right about, beside kubectl describe (root)
@@ -196,8 +221,9 @@ $(ROBUSTNESS): tools/go.mod tools/go.sum $(wildcard tools/robustness/*.go)
 
 .PHONY: conformance-suite conformance-suite-there
 conformance_suite := $(GO) run ./integration/conformance/suite
+suite_packages := bind9-dnsutils netcat-openbsd
 conformance-suite: ## build upstream's e2e.test and images for a sample of its tests, in ~/.cache/kubelith
-	@scripts/deps.sh bind9-dnsutils netcat-openbsd
+	@scripts/deps.sh $(suite_packages)
 	$(conformance_suite)
 
 conformance-suite-there:

@@ -3,8 +3,10 @@
 STATICCHECK := .cache/staticcheck
 shell_files = $(shell git ls-files --cached --others --exclude-standard '*.sh' .ci/run)
 
-.PHONY: lint lint-format lint-proto lint-vet lint-staticcheck lint-shell proto
-lint: lint-format lint-proto lint-vet lint-staticcheck lint-shell ## gofmt, width of comments, generated code, go vet, staticcheck, shellcheck
+.PHONY: lint lint-quick lint-compiled lint-format lint-proto lint-vet lint-staticcheck lint-shell proto
+lint: lint-quick lint-compiled ## gofmt, width of comments, generated code, go vet, staticcheck, shellcheck
+lint-quick: lint-format lint-shell lint-proto
+lint-compiled: lint-vet lint-staticcheck
 
 lint-format:
 	@out=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs ls 2>/dev/null | xargs gofmt -l); \

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"runtime/debug"
 	"runtime/pprof"
@@ -34,6 +35,7 @@ type InProcess struct {
 	handler http.Handler  // set before opened is closed
 	once    sync.Once
 	storage func(context.Context) (waited bool) // see AwaitStorage; set before opened is closed
+	back    atomic.Pointer[time.Time]           // when the storage came back; nil: it was never away
 
 	// base is the parent of every request's context on the handler's side. It is not derived from the caller's context,
 	// whose values (an outer request's audit event, user or trace span) would not cross a network either.
@@ -59,11 +61,11 @@ func (p *InProcess) Open(h http.Handler) {
 	})
 }
 
-// AwaitStorage has lists and watches that fail wait for the apiserver's storage. await returns false at once if the
-// storage is there, and true when it is again or its context has ended. Call it before Open.
+// AwaitStorage has the requests of informers that fail wait for the apiserver's storage. await returns true when it is
+// back, or its context has ended, and false at once if there is nothing to wait for. Call it before Open.
 //
 // Informers begin again after each failure, but later and later: a minute after they have failed for one. What they
-// keep would be old for that long when the storage is there again.
+// keep would be old for that long when the storage is back.
 // Source: client-go/tools/cache/reflector.go.
 func (p *InProcess) AwaitStorage(await func(context.Context) (waited bool)) { p.storage = await }
 
@@ -78,57 +80,64 @@ type transport struct {
 
 var _ http.RoundTripper = (*transport)(nil)
 
-// RoundTrip sends a request, and again a list or a watch that had to wait for the storage.
+// RoundTrip sends a request, and again one that has waited for the storage.
 func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	var back time.Time // the storage is
 	for {
 		r, err := t.send(req)
-		if err != nil || !t.server.waited(req, r, &back) {
-			return r, err
+		if err != nil {
+			return nil, err
+		}
+		waited, err := t.server.wait(req, r)
+		if err == nil && !waited {
+			return r, nil
 		}
 		r.Body.Close()
+		if err != nil {
+			return nil, err
+		}
 	}
 }
 
 const (
-	// cacheEvery is how often a request is sent that waits for the apiserver's cache, and cacheWithin how long after the
-	// storage is back.
+	// cacheEvery is how often, on average, a request is sent that waits for the apiserver's cache, and cacheWithin how
+	// long after the storage came back.
 	cacheEvery  = 500 * time.Millisecond
 	cacheWithin = 20 * time.Second
 )
 
-// waited reports whether a request failed because the storage was away, and has waited for it then. When it is back,
-// the apiserver refuses the request until its cache is filled, and asks for the more patience, up to 30 s, the longer
-// the cache was empty.
+// wait waits for the storage if an informer's request failed for want of it, and then for the apiserver's cache: the
+// longer that was empty, the longer the apiserver asks clients to wait (Retry-After), up to 30 s. It returns false at
+// once if there is nothing to wait for.
 // Source: apiserver/pkg/storage/cacher/util.go, calculateRetryAfterForUnreadyCache.
-func (p *InProcess) waited(req *http.Request, r *http.Response, back *time.Time) bool {
+func (p *InProcess) wait(req *http.Request, r *http.Response) (waited bool, err error) {
 	tooEarly := r.StatusCode == http.StatusTooManyRequests
-	if p.storage == nil || !tooEarly && r.StatusCode < http.StatusInternalServerError || !collection(req) {
-		return false
+	if p.storage == nil || !tooEarly && r.StatusCode < http.StatusInternalServerError || !ofInformer(req) {
+		return false, nil
 	}
-	ctx, cancel := context.WithCancel(req.Context())
-	defer cancel()
-	defer context.AfterFunc(p.base, cancel)()
+	ctx, cancel := context.WithCancelCause(req.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(p.base, func() { cancel(errClosed) })()
 	if p.storage(ctx) {
-		*back = time.Now()
-		return ctx.Err() == nil
+		now := time.Now()
+		p.back.Store(&now)
+		return true, context.Cause(ctx)
 	}
-	if !tooEarly || back.IsZero() || time.Since(*back) >= cacheWithin {
-		return false
+	if back := p.back.Load(); !tooEarly || back == nil || time.Since(*back) >= cacheWithin {
+		return false, nil
 	}
 	select {
 	case <-ctx.Done():
-		return false
-	case <-time.After(cacheEvery):
-		return true
+	case <-time.After(cacheEvery/2 + rand.N(cacheEvery)):
 	}
+	return true, context.Cause(ctx)
 }
 
-// collection reports whether a request is a list or a watch.
-func collection(req *http.Request) bool {
+// ofInformer reports whether a request is one of those of an informer: a watch, or a list that may be as old as a
+// version. Others list what is there now, and must know soon if they cannot.
+func ofInformer(req *http.Request) bool {
 	prefixes := request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
 	info, err := prefixes.NewRequestInfo(req)
-	return err == nil && (info.Verb == "list" || info.Verb == "watch")
+	return err == nil && (info.Verb == "watch" || info.Verb == "list" && req.URL.Query().Get("resourceVersion") != "")
 }
 
 // send runs the apiserver's handler for req in its own goroutine and returns as soon as the handler has sent its

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"sync/atomic"
@@ -9,9 +10,10 @@ import (
 	"time"
 )
 
-// TestAwaitStorage: lists and watches that fail without the storage are sent again once it is back; others fail.
+// TestAwaitStorage: what informers request is sent again once the storage is back; other requests fail without it.
 func TestAwaitStorage(t *testing.T) {
-	const list, watch = "/apis/apps/v1/deployments", "/api/v1/namespaces/x/pods?watch=true&resourceVersion=1"
+	const all, watch = "/apis/apps/v1/deployments", "/api/v1/namespaces/x/pods?watch=true&resourceVersion=1"
+	const old = "?resourceVersion=0"
 	for what, c := range map[string]struct {
 		method, path string
 		fails        int
@@ -20,14 +22,15 @@ func TestAwaitStorage(t *testing.T) {
 		want         int
 		sent         int32
 	}{
-		"list":                            {"GET", list, 500, false, 0, 200, 2},
-		"list too early":                  {"GET", list, 429, false, 2, 200, 4},
+		"list":                            {"GET", all + old, 500, false, 0, 200, 2},
+		"list too early":                  {"GET", all + old, 429, false, 2, 200, 4},
 		"watch":                           {"GET", watch, 504, false, 0, 200, 2},
-		"list that fails in another way":  {"GET", list, 500, true, 0, 500, 1},
-		"list of what there is not":       {"GET", list, 404, false, 0, 404, 1},
-		"list that works":                 {"GET", list, 200, false, 0, 200, 1},
-		"one object":                      {"GET", list + "/a", 500, false, 0, 500, 1},
-		"create":                          {"POST", list, 500, false, 0, 500, 1},
+		"list that fails in another way":  {"GET", all + old, 500, true, 0, 500, 1},
+		"list of what there is not":       {"GET", all + old, 404, false, 0, 404, 1},
+		"list that works":                 {"GET", all + old, 200, false, 0, 200, 1},
+		"list of what is there now":       {"GET", all, 500, false, 0, 500, 1},
+		"one object":                      {"GET", all + "/a" + old, 500, false, 0, 500, 1},
+		"create":                          {"POST", all, 500, false, 0, 500, 1},
 		"something that is no collection": {"GET", "/readyz", 500, false, 0, 500, 1},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -64,9 +67,12 @@ func TestAwaitStorage(t *testing.T) {
 
 // TestAwaitStorageEnds: what waits ends with its context, and with the apiserver.
 func TestAwaitStorageEnds(t *testing.T) {
-	for what, end := range map[string]func(p *InProcess, cancel func()){
-		"context":   func(_ *InProcess, cancel func()) { cancel() },
-		"apiserver": func(p *InProcess, _ func()) { p.Close() },
+	for what, c := range map[string]struct {
+		end  func(p *InProcess, cancel func())
+		want error
+	}{
+		"context":   {func(_ *InProcess, cancel func()) { cancel() }, context.Canceled},
+		"apiserver": {func(p *InProcess, _ func()) { p.Close() }, errClosed},
 	} {
 		t.Run(what, func(t *testing.T) {
 			p := New("https://127.0.0.1:6443", quiet())
@@ -76,11 +82,17 @@ func TestAwaitStorageEnds(t *testing.T) {
 			t.Cleanup(p.Close)
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			go func() { <-waits; end(p, cancel) }()
+			go func() { <-waits; c.end(p, cancel) }()
 			began := time.Now()
-			r := do(t, &http.Client{Transport: p.Config("tester").Transport}, ctx, "GET", "https://127.0.0.1:6443/api/v1/nodes", nil)
-			if r.StatusCode != http.StatusTooManyRequests || time.Since(began) >= patience {
-				t.Errorf("status %d after %s", r.StatusCode, time.Since(began))
+			req, err := http.NewRequestWithContext(ctx, "GET", "https://127.0.0.1:6443/api/v1/nodes?watch=true", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r, err := p.Config("tester").Transport.RoundTrip(req); !errors.Is(err, c.want) {
+				t.Errorf("%v, %v, want %v", r, err, c.want)
+			}
+			if time.Since(began) >= patience {
+				t.Error("the wait has not ended")
 			}
 		})
 	}

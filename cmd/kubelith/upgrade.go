@@ -408,7 +408,7 @@ func (u *agentUpgrade) check(ctx context.Context, _, to upgrade.Program) error {
 func (u *agentUpgrade) client(server string) (kubernetes.Interface, error) {
 	cfg := join.NodeConfig(u.cfg.DataDir, server)
 	cfg.Timeout = askTimeout
-	return kubernetes.NewForConfig(rest.AddUserAgent(cfg, names.UpgradeLease))
+	return kubernetes.NewForConfig(rest.AddUserAgent(cfg, "upgrade"))
 }
 
 // ready implements upgrade.Options.Ready: a server reports the node Ready.

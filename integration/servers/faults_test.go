@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"kubelith.io/kubelith/integration/harness"
 )
@@ -196,11 +198,11 @@ func waitReadyIs(t *testing.T, status corev1.ConditionStatus, node, of *harness.
 			return err
 		}
 		for _, c := range n.Status.Conditions {
-			if c.Type == corev1.NodeReady && c.Status != status {
-				return fmt.Errorf("it is %s: %s", c.Status, c.Message)
+			if c.Type == corev1.NodeReady && c.Status == status {
+				return nil
 			}
 		}
-		return nil
+		return fmt.Errorf("its conditions are %v", n.Status.Conditions)
 	})
 	return time.Now()
 }
@@ -268,10 +270,17 @@ func writesAgain(t *testing.T, servers []*harness.Server) time.Duration {
 	return time.Since(began)
 }
 
-// back waits until a server writes again. One that may end is started again, as a service manager would.
+// back waits until a server writes again. One that may end is started again, as a service manager would. Its client has
+// a connection of its own: TCP repeats what was sent on another one during a cut some time after its end.
 func back(t *testing.T, s *harness.Server, mayEnd bool) {
 	t.Helper()
 	n := rand.Int64N(1 << 40)
+	config := s.RESTConfig(t)
+	config.Dial = (&net.Dialer{}).DialContext // otherwise client-go shares connections
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
 	harness.Eventually(t, 2*time.Minute, "the server to write again", func() error {
 		select {
 		case <-s.Exited():
@@ -282,6 +291,6 @@ func back(t *testing.T, s *harness.Server, mayEnd bool) {
 		default:
 		}
 		n++
-		return write(t.Context(), t, s, fmt.Sprintf("back-%d", n))
+		return writeTo(t.Context(), client.CoreV1().ConfigMaps(metav1.NamespaceDefault), fmt.Sprintf("back-%d", n))
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -313,7 +314,9 @@ func (s *Server) serve(ctx context.Context, e *embed.Etcd, first bool, ready fun
 	over := leaderless(serving, s.opts.Ending, func() bool { return e.Server.Leader() != 0 })
 	s.over.Store(&over)
 	if s.Open() {
-		go endSilent(serving, e)
+		var silent sync.WaitGroup
+		silent.Go(func() { endSilent(serving, e) })
+		defer func() { cancel(); silent.Wait() }()
 	}
 	elected, done := e.Server.ReadyNotify(), make(chan struct{})
 	var vote <-chan time.Time

@@ -8,27 +8,27 @@ import (
 	"strconv"
 	"time"
 
-	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.etcd.io/etcd/server/v3/embed"
 	"golang.org/x/sys/unix"
 )
 
-// A member that was cut off from the others reads from connections on which nothing will arrive: the other members have
-// given them up, or TCP repeats what it sends at longer and longer intervals. etcd means to end a connection after five
+// A member that was cut off from the others reads from connections on which nothing will arrive: the other members
+// have given them up, or TCP retransmits at intervals that have grown. etcd means to end such a connection after five
 // seconds without a byte, and does not: its transport for peers sets http.Transport.Dial, and NewTransport, which it
 // calls first, DialContext, which has precedence. After 70 s a member was without its leader for another 10 to 40 s.
 // The kernel ends these connections instead, and etcd dials again ten times a second.
 // Source: etcd/client/pkg/transport/timeout_transport.go of 3.6 to 3.8, tcp(7).
 
+// A connection that is silent for probeAfter is probed every probeEvery, and ended when probes have no answer: after
+// five seconds, etcd's own limit for the streams of which it reads (DefaultConnReadTimeout in
+// etcd/server/etcdserver/api/rafthttp/peer.go). A member that waits for its disk answers: its kernel does.
 const (
-	// silentFor is etcd's own limit: DefaultConnReadTimeout in etcd/server/etcdserver/api/rafthttp/peer.go. Members send
-	// each other a few bytes every 1.7 s at least.
-	silentFor = 5 * time.Second
-	// probeAfter is how long a connection may be silent before the kernel asks the other end, every probeEvery.
 	probeAfter, probeEvery = 2 * time.Second, time.Second
-	// lookEvery is how often new connections are looked for.
-	lookEvery = time.Second
+	probes                 = 3
 )
+
+// lookEvery is how often the connections are looked for.
+const lookEvery = time.Second
 
 // endSilent has the kernel end connections with other members that are silent, until ctx ends.
 func endSilent(ctx context.Context, e *embed.Etcd) {
@@ -46,7 +46,7 @@ func endSilent(ctx context.Context, e *embed.Etcd) {
 					}
 				}
 			}
-			limitSilence(of)
+			probe(of)
 		}
 		select {
 		case <-ctx.Done():
@@ -56,9 +56,9 @@ func endSilent(ctx context.Context, e *embed.Etcd) {
 	}
 }
 
-// limitSilence sets the timeouts of all TCP connections of this process of which one end is one of the addresses. The
-// number of a file may have become another connection's meanwhile: that one has the timeouts then, too.
-func limitSilence(of map[netip.AddrPort]bool) {
+// probe has the kernel probe all TCP connections of this process of which one end is one of the addresses. The number
+// of a file may have become another connection's meanwhile: that one is probed, too, then.
+func probe(of map[netip.AddrPort]bool) {
 	files, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return
@@ -77,9 +77,9 @@ func limitSilence(of map[netip.AddrPort]bool) {
 			continue
 		}
 		for option, value := range map[int]int{
-			unix.TCP_KEEPIDLE:     int(probeAfter.Seconds()),
-			unix.TCP_KEEPINTVL:    int(probeEvery.Seconds()),
-			unix.TCP_USER_TIMEOUT: int(silentFor.Milliseconds()),
+			unix.TCP_KEEPIDLE:  int(probeAfter.Seconds()),
+			unix.TCP_KEEPINTVL: int(probeEvery.Seconds()),
+			unix.TCP_KEEPCNT:   probes,
 		} {
 			_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, option, value) // it may just have been closed
 		}
@@ -95,35 +95,4 @@ func addrPort(a unix.Sockaddr) netip.AddrPort {
 		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
 	}
 	return netip.AddrPort{}
-}
-
-// AwaitLeader waits until this member knows a leader, or ctx ends. It returns false at once if there is nothing to wait
-// for: there is a leader, or the member does not run.
-func (s *Server) AwaitLeader(ctx context.Context) (waited bool) {
-	e := s.running.Load()
-	return e != nil && awaitLeader(ctx, e.Server)
-}
-
-// member is what awaitLeader asks of an etcdserver.EtcdServer.
-type member interface {
-	Leader() types.ID
-	LeaderChangedNotify() <-chan struct{}
-	StoppingNotify() <-chan struct{}
-}
-
-func awaitLeader(ctx context.Context, m member) (waited bool) {
-	for {
-		changed := m.LeaderChangedNotify()
-		if m.Leader() != 0 {
-			return waited
-		}
-		select {
-		case <-changed:
-			waited = true
-		case <-m.StoppingNotify():
-			return false
-		case <-ctx.Done():
-			return true
-		}
-	}
 }

@@ -239,7 +239,7 @@ echo "took $took"
 E
 	for s in "${SERVERS[@]}"; do
 		on "$s" <<'E' || result=1
-kubelith version | head -n 1 | grep -- -next || fail "$(hostname) has $(kubelith version | head -n 1)"
+kubelith version >version; grep -e -next version || fail "$(hostname) has $(cat version)"
 [ "$(systemctl is-active kubelith)" = active ]
 E
 	done

@@ -104,12 +104,11 @@ race: ## the unit tests of what does many things at once, under the race detecto
 	CGO_ENABLED=1 $(GO) $(UNIT) -vet=off -race $(raced)
 
 # Limits are four times as long (KUBELITH_TEST_PATIENCE), for a busy machine; a test that passes takes no longer for it.
-# One package at a time: each uses both cores, and servers that share them with others take more than their part. Two of them took longer
-# beside each other than one after the other, and the tests that measure how long something is away would measure the others.
 integration_test = KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_TEST_PATIENCE=4 KUBELITH_BIN=$(CURDIR)/bin/kubelith \
 	KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -vet=off -count=1 -timeout 1h
-# These need a tool or a suite that takes minutes to compile.
-integration_rest := $(addprefix kubelith.io/kubelith/integration/,conformance hardening servers)
+# These wait most of the time, or need a tool or a suite that takes minutes to compile.
+integration_rest := $(addprefix kubelith.io/kubelith/integration/,conformance hardening policyfuzz process restart runtimes scheduler servers snapshots \
+	trace upgrade why)
 
 .PHONY: integration-first integration-rest integration-tools test-packages
 integration: build integration-tools integration-first integration-rest ## tests on real clusters, each in namespaces of its own (root)
@@ -117,8 +116,8 @@ integration: build integration-tools integration-first integration-rest ## tests
 integration-first: test-packages cni-plugins
 	$(integration_test) -p 1 $(library) $(filter-out $(integration_rest),$(shell $(GO) list ./integration/... 2>/dev/null))
 
-integration-rest:
-	$(integration_test) -p 1 $(integration_rest)
+integration-rest: # two packages at a time
+	$(integration_test) -p 2 $(integration_rest)
 
 test-packages:
 	-@scripts/deps.sh chromium # for the page of kubelith trace; its test says so where there is none

@@ -87,7 +87,7 @@ KILLS ?= 50
 RANDOM_KILLS ?= $(KILLS)
 bench-ha: bin/kubelith robustness ## three servers: faults under load, checked for lost and reordered writes; what they cost beside one (root, about 40 minutes)
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_LEADER_KILLS=$(KILLS) KUBELITH_RANDOM_KILLS=$(RANDOM_KILLS) \
-		$(GO) test -count=1 -v -timeout 0 ./integration/servers -run 'TestFaults$$|TestReadyAfterCut$$|TestCost$$'
+		$(GO) test -count=1 -v -timeout 0 ./integration/servers -run 'TestFaults$$|TestReadyAfterCut$$|TestFullOfThree$$|TestCost$$'
 
 bench-plugins: bin/kubelith ## measure plugins against what they replace (root, about 15 minutes)
 	$(GO) test -c -ldflags='-s -w' -o $(BENCH)/plugins.test ./bench/plugins

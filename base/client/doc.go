@@ -10,5 +10,8 @@
 // reads it back inside the chain. No header and no token can forge it: net/http creates the contexts of requests from
 // the network, and they never hold that key.
 //
+// While etcd has no leader, the requests of informers wait instead of failing (InProcess.AwaitStorage;
+// docs/adr/061-back-after-a-cut.md).
+//
 // The package does not know how the apiserver is composed, and has no client for agents on other machines.
 package client

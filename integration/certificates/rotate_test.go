@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
 
+	"kubelith.io/kubelith/host/sandbox"
 	"kubelith.io/kubelith/integration/harness"
 )
 
@@ -43,7 +44,8 @@ func rotationOf(s *harness.Server, t *testing.T) (v rotation, err error) {
 // servers.)
 func TestRotateCA(t *testing.T) {
 	t.Parallel()
-	s := harness.Start(t, harness.Options{Disable: []string{"kubelet", "containerd", "proxy", "dns"}, NoWait: true, NoTestImage: true})
+	network := &sandbox.Network{}
+	s := harness.Start(t, harness.Options{Network: network, Disable: []string{"kubelet", "containerd", "proxy", "dns"}, NoWait: true, NoTestImage: true})
 	s.WaitAPI(t)
 	if r := s.RunBinary(t, "certificate", "rotate-ca", "--status"); r.Code != 0 || !strings.Contains(r.Stdout, "The CAs have not been rotated yet.") {
 		t.Errorf("before: status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
@@ -136,7 +138,7 @@ func TestRotateCA(t *testing.T) {
 	if token := s.Token(t); strings.Split(token, "_")[1] == strings.Split(joins, "_")[1] {
 		t.Error("a new join token names the former CA")
 	}
-	agent := harness.New(t, harness.Options{Agent: &harness.AgentOptions{Of: s, Token: joins}, NoTestImage: true})
+	agent := harness.New(t, harness.Options{Network: network, Agent: &harness.AgentOptions{Of: s, Token: joins}, NoTestImage: true})
 	if r := agent.RunBinary(t, agent.ServerArgs()...); r.Code == 0 || strings.Count(r.Stderr, "\n") != 1 || !strings.Contains(r.Stderr, "the server's CA is not the token's") {
 		t.Errorf("an agent with a token from before: status %d\n%s", r.Code, r.Stderr)
 	}

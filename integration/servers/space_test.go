@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -215,4 +216,80 @@ func TestAlarmOfLostServer(t *testing.T) {
 	if r := first.RunBinary(t, "etcd", "alarm", "disarm"); r.Code != 0 {
 		t.Errorf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
 	}
+}
+
+// TestFullOfThree: the databases of three servers are full. Once there is room, each clears its alarm, and no two
+// defragment at a time: `make bench-ha`.
+func TestFullOfThree(t *testing.T) {
+	number(t, "KUBELITH_LEADER_KILLS")
+	c := start(t, harness.Options{Args: []string{noNode, smallQuota}, NoWait: true})
+	c.servers[0].WaitAPI(t)
+	for range 2 {
+		s := c.prepare(t, "--token="+c.token(t), noNode, smallQuota)
+		s.Launch(t)
+		s.WaitAPI(t)
+		c.servers = append(c.servers, s)
+	}
+	first := c.leader(t)
+	for _, s := range c.servers {
+		fill(t, first, s)
+	}
+	if r := first.RunBinary(t, "etcd", "alarm"); strings.Count(r.Stdout, "NOSPACE") != len(c.servers) {
+		t.Errorf("etcd alarm: status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
+	}
+	full := time.Now()
+	deleteBig(t, first)
+	harness.Eventually(t, 5*time.Minute, "all to write, and no alarm", func() error {
+		for _, s := range c.servers {
+			if err := write(t.Context(), t, s, fmt.Sprintf("room-%s-%d", s.NodeName(), time.Now().UnixNano())); err != nil {
+				return err
+			}
+			if !strings.Contains(s.Logs(), "has room again") {
+				return fmt.Errorf("the database of %s has no room", s.NodeName())
+			}
+		}
+		if r := first.RunBinary(t, "etcd", "alarm"); !strings.Contains(r.Stdout, "there is no alarm") {
+			return fmt.Errorf("%s%s", r.Stdout, r.Stderr)
+		}
+		return nil
+	})
+	t.Logf("all write %s after the deletes", time.Since(full).Round(100*time.Millisecond))
+	var all []span
+	for _, s := range c.servers {
+		own := defragmentations(t, s)
+		if len(own) == 0 {
+			t.Errorf("%s has not defragmented", s.NodeName())
+		}
+		all = append(all, own...)
+	}
+	slices.SortFunc(all, func(a, b span) int { return a.from.Compare(b.from) })
+	for i := range all[1:] {
+		if all[i+1].from.Before(all[i].to) {
+			t.Errorf("two servers defragmented at once: %v", all[i:i+2])
+		}
+	}
+}
+
+// span is a time.
+type span struct{ from, to time.Time }
+
+// defragmentations returns when a server defragmented, by its log.
+func defragmentations(t *testing.T, s *harness.Server) (all []span) {
+	t.Helper()
+	for line := range strings.Lines(s.Logs()) {
+		begins := strings.Contains(line, "component=etcd starting defragment")
+		if !begins && !strings.HasSuffix(line, "component=etcd finished defragment\n") {
+			continue
+		}
+		at, err := time.Parse(time.RFC3339, strings.Fields(line)[0])
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case begins:
+			all = append(all, span{from: at, to: at.Add(time.Hour)})
+		case len(all) > 0:
+			all[len(all)-1].to = at
+		}
+	}
+	return all
 }

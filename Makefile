@@ -106,18 +106,21 @@ race: ## the unit tests of what does many things at once, under the race detecto
 # Limits are four times as long (KUBELITH_TEST_PATIENCE), for a busy machine; a test that passes takes no longer for it.
 integration_test = KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_TEST_PATIENCE=4 KUBELITH_BIN=$(CURDIR)/bin/kubelith \
 	KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -vet=off -count=1 -timeout 1h
-# These wait most of the time, or need a tool or a suite that takes minutes to compile.
-integration_rest := $(addprefix kubelith.io/kubelith/integration/,conformance hardening policyfuzz process restart runtimes scheduler servers snapshots \
-	trace upgrade why)
+# These wait most of the time, or need a tool or a suite that takes minutes to compile: two of them at a time.
+integration_rest := $(addprefix kubelith.io/kubelith/integration/,conformance hardening policyfuzz process restart runtimes scheduler snapshots trace \
+	upgrade why)
+# This has twelve servers at a time.
+integration_servers := kubelith.io/kubelith/integration/servers
 
 .PHONY: integration-first integration-rest integration-tools test-packages
 integration: build integration-tools integration-first integration-rest ## tests on real clusters, each in namespaces of its own (root)
 
 integration-first: test-packages cni-plugins
-	$(integration_test) -p 1 $(library) $(filter-out $(integration_rest),$(shell $(GO) list ./integration/... 2>/dev/null))
+	$(integration_test) -p 1 $(library) $(filter-out $(integration_rest) $(integration_servers),$(shell $(GO) list ./integration/... 2>/dev/null))
 
-integration-rest: # two packages at a time
+integration-rest:
 	$(integration_test) -p 2 $(integration_rest)
+	$(integration_test) $(integration_servers)
 
 test-packages:
 	-@scripts/deps.sh chromium # for the page of kubelith trace; its test says so where there is none

@@ -19,10 +19,13 @@ import (
 // The kernel ends these connections instead, and etcd dials again ten times a second.
 // Source: etcd/client/pkg/transport/timeout_transport.go of 3.6 to 3.8, tcp(7).
 
-// A connection that is silent for probeAfter is probed every probeEvery, and ended when probes have no answer: after
-// five seconds, etcd's own limit for the streams of which it reads (DefaultConnReadTimeout in
-// etcd/server/etcdserver/api/rafthttp/peer.go). A member that waits for its disk answers: its kernel does.
+// A connection that is silent for probeAfter is probed every probeEvery, and ended when probes have no answer. One that
+// another member has dialed, to read a stream, is also ended when sent bytes are not acknowledged for silentFor: the
+// stream's writer would wait for it, and take no new connection meanwhile. Both are etcd's own limit for streams
+// (DefaultConnReadTimeout and DefaultConnWriteTimeout in etcd/server/etcdserver/api/rafthttp/peer.go). A snapshot goes
+// to a member that waits for its disk by a connection that the sender has dialed.
 const (
+	silentFor              = 5 * time.Second
 	probeAfter, probeEvery = 2 * time.Second, time.Second
 	probes                 = 3
 )
@@ -46,7 +49,7 @@ func endSilent(ctx context.Context, e *embed.Etcd) {
 					}
 				}
 			}
-			probe(of)
+			limitSilence(of)
 		}
 		select {
 		case <-ctx.Done():
@@ -56,9 +59,9 @@ func endSilent(ctx context.Context, e *embed.Etcd) {
 	}
 }
 
-// probe has the kernel probe all TCP connections of this process of which one end is one of the addresses. The number
-// of a file may have become another connection's meanwhile: that one is probed, too, then.
-func probe(of map[netip.AddrPort]bool) {
+// limitSilence has the kernel end silent TCP connections of this process of which one end is one of the addresses. The
+// number of a file may have become another connection's meanwhile: that one has the limits, too, then.
+func limitSilence(of map[netip.AddrPort]bool) {
 	files, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return
@@ -76,11 +79,15 @@ func probe(of map[netip.AddrPort]bool) {
 		if err != nil || !of[addrPort(remote)] && !of[addrPort(local)] {
 			continue
 		}
-		for option, value := range map[int]int{
+		options := map[int]int{
 			unix.TCP_KEEPIDLE:  int(probeAfter.Seconds()),
 			unix.TCP_KEEPINTVL: int(probeEvery.Seconds()),
 			unix.TCP_KEEPCNT:   probes,
-		} {
+		}
+		if of[addrPort(local)] {
+			options[unix.TCP_USER_TIMEOUT] = int(silentFor.Milliseconds())
+		}
+		for option, value := range options {
 			_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, option, value) // it may just have been closed
 		}
 	}

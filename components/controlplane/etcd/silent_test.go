@@ -9,23 +9,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestProbe: both ends of a connection with a member are probed, and no other connection.
-func TestProbe(t *testing.T) {
+// TestLimitSilence: both ends of a connection with a member are probed, and the one that accepted it has a limit for
+// what is not acknowledged; no other connection has.
+func TestLimitSilence(t *testing.T) {
 	for _, network := range []string{"127.0.0.1:0", "[::1]:0"} {
 		member, other := connect(t, network), connect(t, network)
-		probe(map[netip.AddrPort]bool{member.address: true})
+		usual := limits(t, other.dialed) // Go's
+		limitSilence(map[netip.AddrPort]bool{member.address: true})
 		for what, c := range map[string]struct {
 			conn net.Conn
-			want bool
+			want [4]int // seconds until it is probed, between probes, probes, and milliseconds
 		}{
-			"to a member":          {member.dialed, true},
-			"from another member":  {member.accepted, true},
-			"to another program":   {other.dialed, false},
-			"from another program": {other.accepted, false},
+			"to a member":          {member.dialed, [4]int{2, 1, 3, 0}},
+			"from another member":  {member.accepted, [4]int{2, 1, 3, 5000}},
+			"to another program":   {other.dialed, usual},
+			"from another program": {other.accepted, usual},
 		} {
-			idle, every, count := option(t, c.conn, unix.TCP_KEEPIDLE), option(t, c.conn, unix.TCP_KEEPINTVL), option(t, c.conn, unix.TCP_KEEPCNT)
-			if got := idle == 2 && every == 1 && count == 3; got != c.want {
-				t.Errorf("%s, connection %s: probed %d times after %d s, every %d s", network, what, count, idle, every)
+			if got := limits(t, c.conn); got != c.want {
+				t.Errorf("%s, connection %s: %v, want %v", network, what, got, c.want)
 			}
 		}
 	}
@@ -53,6 +54,14 @@ func connect(t *testing.T, address string) connection {
 	}
 	t.Cleanup(func() { c.accepted.Close() })
 	return c
+}
+
+func limits(t *testing.T, c net.Conn) (all [4]int) {
+	t.Helper()
+	for i, name := range []int{unix.TCP_KEEPIDLE, unix.TCP_KEEPINTVL, unix.TCP_KEEPCNT, unix.TCP_USER_TIMEOUT} {
+		all[i] = option(t, c, name)
+	}
+	return all
 }
 
 func option(t *testing.T, c net.Conn, name int) (value int) {

@@ -51,27 +51,34 @@ func (t *Tracker) Observe(e lifecycle.Event) {
 			return // it was restarted
 		}
 		t.ready = append(t.ready, e.Component)
-		t.Printf("%-20s ready   %6.2fs\n", e.Component, e.Since.Seconds())
+		t.print("%-20s ready   %6.2fs\n", e.Component, e.Since.Seconds())
 		missing := without(t.all, t.ready)
 		if !t.reached && len(without(t.goal.Needed, t.ready)) == 0 {
 			t.reached = true
-			t.Printf("%-20s ready   %6.2fs   %s\n", "kubelith", time.Since(t.begin).Seconds(), t.goal.Reached)
+			t.print("%-20s ready   %6.2fs   %s\n", "kubelith", time.Since(t.begin).Seconds(), t.goal.Reached)
 			if len(missing) > 0 {
-				t.Printf("still starting: %s\n", strings.Join(missing, ", "))
+				t.print("still starting: %s\n", strings.Join(missing, ", "))
 			}
 		}
 		if len(missing) == 0 && t.goal.Next != nil {
-			t.Printf("%s", t.goal.Next())
+			t.print("%s", t.goal.Next())
 		}
 	case lifecycle.Stopped:
-		t.Printf("%-20s stopped\n", e.Component)
+		t.print("%-20s stopped\n", e.Component)
 	case lifecycle.Failed: // the reason is the last line on stderr
-		t.Printf("%-20s failed  %6.2fs\n", e.Component, e.Since.Seconds())
+		t.print("%-20s failed  %6.2fs\n", e.Component, e.Since.Seconds())
 	}
 }
 
 // Printf writes to the user, if one watches the start.
 func (t *Tracker) Printf(format string, a ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.print(format, a...)
+}
+
+// print is Printf for those that hold the lock.
+func (t *Tracker) print(format string, a ...any) {
 	if t.out != nil {
 		fmt.Fprintf(t.out, format, a...)
 	}

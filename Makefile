@@ -69,7 +69,7 @@ library := kubelith.io/kubelith/cluster
 packages := $(library) $(shell $(GO) list ./... 2>/dev/null | grep -v -e /integration -e /bench/compare -e /bench/requests -e /bench/network)
 
 .PHONY: test unit race integration compiled
-# First what most often fails, then the real clusters, and the unit tests last, of which a minute remains. Clusters wait for something nearly half of
+# First what most often fails, then the real clusters, and the unit tests last, of which some minutes remain. Clusters wait for something most of
 # the time: what only compiles gets the processors then.
 test: deps test-packages lint-quick build ## everything CI checks: lint, unit tests, real clusters, a sample of upstream's conformance tests
 	@scripts/idle.sh $(MAKE) --no-print-directory compiled & idle=$$!; trap "kill -- -$$idle 2>/dev/null" EXIT; \
@@ -88,7 +88,7 @@ raced := $(addprefix ./base/,jointoken lifecycle client config logging pki) \
 	$(addprefix ./components/,cluster/approver cluster/servicelb cluster/token worker/join worker/network worker/podlink) \
 	./components/node/crashes ./components/node/progress ./plugins/credentials ./plugins/host ./plugins/process ./runtime/shim ./trace/record ./trace/spans
 
-UNIT ?= test
+UNIT := test
 unit: race ## unit tests: no root, no network
 	@# make lint vets all of it, with more analyzers.
 	$(GO) $(UNIT) -vet=off $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(raced)),$(packages))

@@ -12,7 +12,7 @@
 #   make bench-network                      routes between pods, network policies, and the cost of an agent (bench/network): about 40 minutes
 #   make bench-network BENCH_NETWORK=TestPolicies     only what network policies cost: about 8 minutes
 #   make bench-network BENCH_NETWORK=TestEnforcers ROUNDS=1 BENCH_ENFORCERS='NAME=COMMAND'     beside other programs that enforce them
-#   make bench-ha                           faults of three servers, and what three cost beside one: about 40 minutes
+#   make bench-ha                           faults of three servers, and what three cost beside one: about 50 minutes
 #
 # An interrupted run continues where it stopped. Results belong to one executable and one set of settings:
 # after a change remove $(BENCH_RESULTS) or name another file.
@@ -85,7 +85,7 @@ bench_network_env = BENCH_BUILD="$$(sha256sum $(CURDIR)/bin/kubelith | cut -c 1-
 # So many leaders are killed one after the other, and servers at random. A random kill takes 5 s.
 KILLS ?= 50
 RANDOM_KILLS ?= $(KILLS)
-bench-ha: bin/kubelith robustness ## three servers: faults under load, checked for lost and reordered writes; what they cost beside one (root, about 40 minutes)
+bench-ha: bin/kubelith robustness ## three servers: faults under load, checked for lost and reordered writes; what they cost beside one (root, about 50 minutes)
 	KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_BIN=$(CURDIR)/bin/kubelith KUBELITH_LEADER_KILLS=$(KILLS) KUBELITH_RANDOM_KILLS=$(RANDOM_KILLS) \
 		$(GO) test -count=1 -v -timeout 0 ./integration/servers -run 'TestFaults$$|TestReadyAfterCut$$|TestFullOfThree$$|TestCost$$'
 

@@ -28,10 +28,7 @@ func TestCost(t *testing.T) {
 	c.servers[0].WaitAPI(t)
 	one := measure(t, c.servers...)[0]
 	for range 2 {
-		s := c.prepare(t, "--token="+c.token(t), noNode)
-		s.Launch(t)
-		s.WaitAPI(t)
-		c.servers = append(c.servers, s)
+		c.add(t)
 	}
 	leader := c.leader(t)
 	t.Logf("%-24s %10s %10s %14s", "", "memory", "idle CPU", "write (median)")

@@ -48,10 +48,7 @@ func startTwo(t *testing.T) *cluster {
 	t.Helper()
 	c := start(t, harness.Options{Args: []string{noNode}, NoWait: true})
 	c.servers[0].WaitAPI(t)
-	second := c.prepare(t, "--token="+c.token(t), noNode)
-	second.Launch(t)
-	second.WaitAPI(t)
-	c.servers = append(c.servers, second)
+	c.add(t)
 	return c
 }
 
@@ -72,6 +69,15 @@ func (c *cluster) token(t *testing.T) string {
 // prepare returns a further server that is not started.
 func (c *cluster) prepare(t *testing.T, args ...string) *harness.Server {
 	return harness.New(t, harness.Options{Network: c.network, Args: append([]string{"--server=" + c.servers[0].URL()}, args...)})
+}
+
+// add starts a further server without a node and waits for its API.
+func (c *cluster) add(t *testing.T, args ...string) *harness.Server {
+	s := c.prepare(t, append([]string{"--token=" + c.token(t), noNode}, args...)...)
+	s.Launch(t)
+	s.WaitAPI(t)
+	c.servers = append(c.servers, s)
+	return s
 }
 
 // join starts a further server and waits until its node is Ready.
@@ -384,10 +390,7 @@ func TestLeaveAndMove(t *testing.T) {
 	c.servers[0].WaitAPI(t)
 	t.Run("bad input", func(t *testing.T) { refusedJoins(t, c) })
 	t.Run("closed ports", func(t *testing.T) { closedPorts(t, c) })
-	second := c.prepare(t, "--token="+c.token(t), noNode)
-	second.Launch(t)
-	second.WaitAPI(t)
-	c.servers = append(c.servers, second)
+	second := c.add(t)
 	c.leader(t)
 	if r := second.RunBinary(t, "server", "leave"); r.Code != 0 || !strings.Contains(r.Stdout, "has left the cluster") {
 		t.Fatalf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)

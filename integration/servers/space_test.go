@@ -172,10 +172,7 @@ func TestAlarmOfLostServer(t *testing.T) {
 	t.Parallel()
 	c := startTwo(t)
 	first := c.servers[0]
-	small := c.prepare(t, "--token="+c.token(t), noNode, smallQuota)
-	small.Launch(t)
-	small.WaitAPI(t)
-	c.servers = append(c.servers, small)
+	small := c.add(t, smallQuota)
 	c.leader(t)
 	fill(t, first, small)
 	alarm := "Alarm: NOSPACE of server " + small.NodeName()
@@ -225,10 +222,7 @@ func TestFullOfThree(t *testing.T) {
 	c := start(t, harness.Options{Args: []string{noNode, smallQuota}, NoWait: true})
 	c.servers[0].WaitAPI(t)
 	for range 2 {
-		s := c.prepare(t, "--token="+c.token(t), noNode, smallQuota)
-		s.Launch(t)
-		s.WaitAPI(t)
-		c.servers = append(c.servers, s)
+		c.add(t, smallQuota)
 	}
 	first := c.leader(t)
 	for _, s := range c.servers {

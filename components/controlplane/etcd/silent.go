@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
 	"golang.org/x/sys/unix"
 )
 
@@ -39,17 +40,7 @@ func endSilent(ctx context.Context, e *embed.Etcd) {
 	defer ticker.Stop()
 	for {
 		if members := e.Server.Cluster().Members(); len(members) > 1 {
-			of := map[netip.AddrPort]bool{}
-			for _, m := range members {
-				for _, text := range m.PeerURLs {
-					if u, err := url.Parse(text); err == nil {
-						if address, err := netip.ParseAddrPort(u.Host); err == nil {
-							of[address] = true
-						}
-					}
-				}
-			}
-			limitSilence(of)
+			limitSilence(peerAddresses(members))
 		}
 		select {
 		case <-ctx.Done():
@@ -57,6 +48,23 @@ func endSilent(ctx context.Context, e *embed.Etcd) {
 		case <-ticker.C:
 		}
 	}
+}
+
+// peerAddresses returns where members listen for each other.
+func peerAddresses(members []*membership.Member) map[netip.AddrPort]bool {
+	all := map[netip.AddrPort]bool{}
+	for _, m := range members {
+		for _, text := range m.PeerURLs {
+			u, err := url.Parse(text)
+			if err != nil {
+				continue
+			}
+			if address, err := netip.ParseAddrPort(u.Host); err == nil {
+				all[address] = true
+			}
+		}
+	}
+	return all
 }
 
 // limitSilence has the kernel end silent TCP connections of this process of which one end is one of the addresses. The

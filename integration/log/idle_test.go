@@ -2,6 +2,7 @@ package log
 
 import (
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -33,7 +34,11 @@ func TestIdle(t *testing.T) {
 	up := map[*harness.Server]time.Time{}
 	for _, n := range c.Nodes() { // a start may be slow, but has an end
 		harness.Eventually(t, 2*time.Minute, "all components of "+n.NodeName(), func() error {
-			return harness.AllUp(c.Server.Kubectl(t, "get", "--raw", "/api/v1/nodes/"+n.NodeName()+"/proxy/metrics"))
+			res := c.Server.TryKubectl(t, "get", "--raw", "/api/v1/nodes/"+n.NodeName()+"/proxy/metrics")
+			if res.Code != 0 { // a kubelet answers once it has its serving certificate, which may be after Ready
+				return errors.New(res.Stderr)
+			}
+			return harness.AllUp(res.Stdout)
 		})
 		up[n] = time.Now()
 	}

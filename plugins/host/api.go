@@ -20,7 +20,7 @@ type Spec struct {
 	Settings plugins.Settings
 }
 
-// AutoUID as Limits.UID asks for a user that no other plugin of the host has.
+// AutoUID as Limits.UID asks for a user that no other process on the host has.
 const AutoUID = -1
 
 // Options of a Host.

@@ -29,12 +29,12 @@ type Host struct {
 	launcher     *process.Launcher
 
 	mu         sync.Mutex
-	configured []*Spec          // Options.Specs or of the last Apply
-	wanted     []*plugin        // in the order of Set.Plugins
-	leaving    []*plugin        // no longer wanted, finishing their calls
-	run        func(*plugin)    // supervises a plugin; nil while Run does not run
-	uids       map[string]int64 // of plugins with AutoUID, by name; never given to another plugin of this run
-	ignored    map[string]bool  // warnings that have been logged
+	configured []*Spec         // Options.Specs or of the last Apply
+	wanted     []*plugin       // in the order of Set.Plugins
+	leaving    []*plugin       // no longer wanted, finishing their calls
+	run        func(*plugin)   // supervises a plugin; nil while Run does not run
+	users      users           // of plugins with AutoUID
+	ignored    map[string]bool // warnings that have been logged
 	subscribed map[*subscriber]plugins.Kind
 }
 
@@ -42,7 +42,7 @@ var _ plugins.Set = (*Host)(nil)
 
 // New returns a host. The set of plugins is known at once; their processes start with Run.
 func New(opts Options) *Host {
-	h := &Host{opts: opts, log: opts.Log, uids: map[string]int64{}, ignored: map[string]bool{}, subscribed: map[*subscriber]plugins.Kind{}}
+	h := &Host{opts: opts, log: opts.Log, ignored: map[string]bool{}, subscribed: map[*subscriber]plugins.Kind{}}
 	if h.log == nil {
 		h.log = logrus.NewEntry(logrus.StandardLogger())
 	}
@@ -119,38 +119,13 @@ func (h *Host) specs() []*Spec {
 			h.ignore(fmt.Sprintf("plugin %s of %s is ignored: %s has one of that name", spec.Name, spec.Source, out[i].Source))
 			continue
 		}
-		if err := h.chooseUID(spec); err != nil {
+		if err := h.users.choose(spec); err != nil {
 			h.ignore(fmt.Sprintf("plugin %s of %s is ignored: %v", spec.Name, spec.Source, err))
 			continue
 		}
 		out = append(out, spec)
 	}
 	return out
-}
-
-// The users of plugins with AutoUID: a range that systemd's list has as unused on any distribution, different from
-// those of pods and of services with DynamicUser.
-// Source: https://systemd.io/UIDS-GIDS
-const (
-	FirstAutoUID = 61000
-	LastAutoUID  = 61183
-)
-
-// chooseUID sets the user of a plugin with AutoUID. h.mu is held.
-func (h *Host) chooseUID(spec *Spec) error {
-	if spec.Limits.UID == nil || *spec.Limits.UID != AutoUID {
-		return nil
-	}
-	uid, ok := h.uids[spec.Name]
-	if !ok {
-		uid = FirstAutoUID + int64(len(h.uids))
-		if uid > LastAutoUID {
-			return fmt.Errorf("no user is left for limits.uid auto: all from %d to %d are taken, restart the server", FirstAutoUID, LastAutoUID)
-		}
-		h.uids[spec.Name] = uid
-	}
-	spec.Limits.UID = &uid
-	return nil
 }
 
 // checkSpec refuses names that cannot be file names, unknown kinds, relative paths and unknown capabilities.

@@ -1,12 +1,16 @@
 package harness
 
 import (
+	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/util/version"
 
 	"kubelith.io/kubelith/integration/lockfile"
 )
@@ -47,5 +51,34 @@ func BuildProgram(t testing.TB, pkg string) string {
 		t.Fatalf("build %s: %v\n%s", pkg, err, out)
 	}
 	programs.built[path] = true
+	return path
+}
+
+// OtherRelease returns an executable like the one under test whose minor version of Kubernetes is that much higher.
+func (s *Server) OtherRelease(t testing.TB, by int) string {
+	t.Helper()
+	info, err := s.Client(t).Discovery().ServerVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	is, err := version.ParseGeneric(info.GitVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := strings.Replace(info.GitVersion, fmt.Sprintf("v%d.%d.", is.Major(), is.Minor()), fmt.Sprintf("v%d.%d.", is.Major(), int(is.Minor())+by), 1)
+	if len(other) != len(info.GitVersion) {
+		t.Fatalf("the versions %s and %s have not the same length", info.GitVersion, other)
+	}
+	program, err := os.ReadFile(s.BinaryPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "kubelith")
+	if err := os.WriteFile(path, bytes.ReplaceAll(program, []byte(info.GitVersion), []byte(other)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if res := s.TryExec(t, path, "version"); !strings.Contains(res.Stdout, other) {
+		t.Fatalf("not %s: %s%s", other, res.Stdout, res.Stderr)
+	}
 	return path
 }

@@ -133,6 +133,9 @@ func (s *Server) ServerArgs() []string {
 	return append(args, s.opts.Args...)
 }
 
+// UseProgram makes Launch start another executable, which lies in the sandbox.
+func (s *Server) UseProgram(path string) { s.binary = path }
+
 // Launch starts the server and returns at once.
 func (s *Server) Launch(t testing.TB) {
 	t.Helper()

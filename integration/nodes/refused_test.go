@@ -1,7 +1,6 @@
 package nodes
 
 import (
-	"bytes"
 	"crypto/tls"
 	"net"
 	"net/http"
@@ -9,9 +8,6 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
-	"path/filepath"
-	"regexp"
-	"strings"
 	"testing"
 	"time"
 
@@ -27,7 +23,7 @@ func refusedServers(t *testing.T, c *harness.Cluster) []refusal {
 	return []refusal{
 		{name: "clock", make: fresh, url: clockAhead(t, c, time.Hour), agent: `the clock of this machine is 1h0m0s behind the server's: set it`, unnamed: true,
 			server: `a machine at \S+ reports that it cannot join: its clock and the server's are more than five minutes apart`},
-		{name: "newer-agent", make: fresh, binary: newer(t, c.Server), agent: `this kubelith has Kubernetes v1\.\d+\.\S+ and the server v1\.\d+\.\S+: upgrade the server first`, unnamed: true,
+		{name: "newer-agent", make: fresh, binary: c.Server.OtherRelease(t, 1), agent: `this kubelith has Kubernetes v1\.\d+\.\S+ and the server v1\.\d+\.\S+: upgrade the server first`, unnamed: true,
 			server: `a machine at \S+ reports that it cannot join: its Kubernetes is newer than the server's`},
 	}
 }
@@ -55,33 +51,6 @@ func clockAhead(t *testing.T, c *harness.Cluster, by time.Duration) string {
 	between.StartTLS()
 	t.Cleanup(between.Close)
 	return between.URL
-}
-
-// newer is the executable with the next minor version of Kubernetes stamped in it.
-func newer(t *testing.T, s *harness.Server) string {
-	t.Helper()
-	info, err := s.Client(t).Discovery().ServerVersion()
-	if err != nil {
-		t.Fatal(err)
-	}
-	minor := regexp.MustCompile(`^v1\.(\d)(\d)\.`).FindStringSubmatch(info.GitVersion)
-	if minor == nil || minor[2] == "9" {
-		t.Fatalf("the version %s has no next one of the same length", info.GitVersion)
-	}
-	next := strings.Replace(info.GitVersion, minor[0], "v1."+minor[1]+string(minor[2][0]+1)+".", 1)
-	program, err := os.ReadFile(s.BinaryPath())
-	if err != nil {
-		t.Fatal(err)
-	}
-	stamped := bytes.Replace(program, []byte(info.GitVersion), []byte(next), -1)
-	path := filepath.Join(t.TempDir(), "kubelith")
-	if err := os.WriteFile(path, stamped, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if res := s.TryExec(t, path, "version"); !strings.Contains(res.Stdout, next) {
-		t.Fatalf("not %s: %s%s", next, res.Stdout, res.Stderr)
-	}
-	return path
 }
 
 // refusedMachines are joins where only the machine is at fault: the server never learns of them.

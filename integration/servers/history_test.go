@@ -358,7 +358,7 @@ func possible(operations []porcupine.Operation, seen [][]stretch) (faults []stri
 		case in.Kind != read && !out.Conflict && all[out.Version].Value != in.Value && covered(seen, out.Version):
 			faults = append(faults, fmt.Sprintf("%v was acknowledged as version %d, and no watch saw it", in, out.Version))
 		case in.Kind != read && out.Conflict && happened:
-			faults = append(faults, fmt.Sprintf("%v was refused, and written all the same as version %d", in, e.Version))
+			faults = append(faults, fmt.Sprintf("%v was refused, and written all the same as version %d; %s", in, e.Version, whoSaw(in.Value, operations, seen)))
 		}
 		known = append(known, o)
 	}
@@ -367,6 +367,26 @@ func possible(operations []porcupine.Operation, seen [][]stretch) (faults []stri
 		faults = append(faults, fmt.Sprintf("the history of %d operations is not linearizable: %s", len(known), result))
 	}
 	return faults, &info
+}
+
+// whoSaw describes what each operation and watch knows of a value.
+func whoSaw(value string, operations []porcupine.Operation, seen [][]stretch) string {
+	var out []string
+	for _, o := range operations {
+		if o.Input.(operation).Value == value || o.Output.(outcome).Value == value {
+			out = append(out, fmt.Sprintf("client %d from %s to %s: %+v: %+v", o.ClientId-1, time.Duration(o.Call), time.Duration(o.Return), o.Input, o.Output))
+		}
+	}
+	for i, watch := range seen {
+		for _, s := range watch {
+			for _, e := range s.Events {
+				if e.Value == value {
+					out = append(out, fmt.Sprintf("watch %d from %d: %+v", i, s.From, e))
+				}
+			}
+		}
+	}
+	return strings.Join(out, "; ")
 }
 
 // covered reports whether a watch was open when a version was written.

@@ -452,18 +452,23 @@ func refusedJoins(t *testing.T, c *cluster) {
 	c.token(t) // from now on there are tokens
 	agent := first.Token(t)
 	for name, tc := range map[string]struct {
-		args []string
-		want string
+		args  []string
+		newer int // minor releases than the cluster
+		want  string
 	}{
-		"a token for agents":         {[]string{"--token=" + agent}, "use a token from kubelith token create --usages server"},
-		"the name of the server":     {[]string{"--token=" + c.token(t), "--node-name=" + first.NodeName()}, "a server " + first.NodeName() + " is in the cluster, and runs"},
-		"other networks":             {[]string{"--token=" + c.token(t), "--cluster-cidr=10.99.0.0/16"}, "10.99.0.0/16 is not the setting of the cluster"},
-		"a name that is none":        {[]string{"--token=" + c.token(t), "--node-name=A_B"}, "node"},
-		"no token":                   {nil, "a token is needed to join"},
-		"a token of another cluster": {[]string{"--token=kl1_" + strings.Repeat("0", 64) + "_aaaaaa_aaaaaaaaaaaaaaaa"}, "the token is for another cluster"},
+		"a token for agents":         {[]string{"--token=" + agent}, 0, "use a token from kubelith token create --usages server"},
+		"the name of the server":     {[]string{"--token=" + c.token(t), "--node-name=" + first.NodeName()}, 0, "a server " + first.NodeName() + " is in the cluster, and runs"},
+		"other networks":             {[]string{"--token=" + c.token(t), "--cluster-cidr=10.99.0.0/16"}, 0, "10.99.0.0/16 is not the setting of the cluster"},
+		"a name that is none":        {[]string{"--token=" + c.token(t), "--node-name=A_B"}, 0, "node"},
+		"no token":                   {nil, 0, "a token is needed to join"},
+		"a token of another cluster": {[]string{"--token=kl1_" + strings.Repeat("0", 64) + "_aaaaaa_aaaaaaaaaaaaaaaa"}, 0, "the token is for another cluster"},
+		"a newer release":            {[]string{"--token=" + c.token(t)}, 1, "install the cluster's release here, and upgrade all servers later"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := c.prepare(t, append(tc.args, noNode)...)
+			if tc.newer != 0 {
+				s.UseProgram(first.OtherRelease(t, tc.newer))
+			}
 			s.Launch(t)
 			if code := s.WaitExit(t, 40*time.Second); code == 0 {
 				t.Error("it ended with status 0")

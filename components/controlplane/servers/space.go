@@ -116,17 +116,18 @@ func (k *space) keep(ctx context.Context, s *Server) {
 			return
 		}
 	}
-	if now.tight() {
-		k.staysTight(ctx, s, now)
-	} else {
-		k.hasRoom(ctx, s, now)
-	}
+	// First, because with an alarm no Event is written.
 	for _, a := range s.outdated(now) {
 		if err := s.disarm(ctx, a); err != nil {
 			s.opts.Log.Warnf("cannot clear etcd's alarm %s: %v", a, err)
 			return
 		}
 		s.opts.Log.Infof("cleared etcd's alarm %s", a)
+	}
+	if now.tight() {
+		k.staysTight(ctx, s, now)
+	} else {
+		k.hasRoom(ctx, s, now)
 	}
 }
 

@@ -36,6 +36,7 @@ type history struct {
 	patience time.Duration // bounds one request
 	pause    time.Duration // of a client after a request, on average
 	began    time.Time
+	id       string // in each value, which no other history has
 	start    string // the resource version of the list before the first write
 
 	mu         sync.Mutex
@@ -107,7 +108,7 @@ func record(t *testing.T, pause time.Duration, servers ...*harness.Server) *hist
 
 func (h *history) record(t *testing.T) {
 	t.Helper()
-	h.began, h.seen = time.Now(), make([][]stretch, len(h.clients))
+	h.began, h.id, h.seen = time.Now(), strconv.FormatUint(rand.Uint64(), 36), make([][]stretch, len(h.clients))
 	list, err := h.clients[0].CoreV1().ConfigMaps(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{LabelSelector: historic})
 	if err != nil {
 		t.Fatal(err)
@@ -119,7 +120,7 @@ func (h *history) record(t *testing.T) {
 	patience := h.patience
 	h.patience = harness.Patience(30 * time.Second) // the first ones must be there
 	for i := range registers {
-		o := operation{Kind: create, Key: fmt.Sprintf("%s-%d", historic, i), Value: fmt.Sprintf("first-%d", i)}
+		o := operation{Kind: create, Key: fmt.Sprintf("%s-%d", historic, i), Value: fmt.Sprintf("%s-first-%d", h.id, i)}
 		if out := h.do(t.Context(), h.clients[0], -1, o); out.Unknown {
 			t.Fatalf("%s was not created", o.Key)
 		}
@@ -141,7 +142,7 @@ func (h *history) record(t *testing.T) {
 func (h *history) work(ctx context.Context, client kubernetes.Interface, id int) {
 	known := map[string]uint64{} // by key
 	for n := 0; ctx.Err() == nil; n++ {
-		o := operation{Kind: read, Key: fmt.Sprintf("%s-%d", historic, rand.IntN(registers)), Value: fmt.Sprintf("client-%d-%d", id, n)}
+		o := operation{Kind: read, Key: fmt.Sprintf("%s-%d", historic, rand.IntN(registers)), Value: fmt.Sprintf("%s-client-%d-%d", h.id, id, n)}
 		switch rand.IntN(4) {
 		case 0, 1:
 			if o.Version = known[o.Key]; o.Version != 0 {
@@ -247,7 +248,7 @@ func (h *history) check(t *testing.T) {
 	last := map[string]uint64{}
 	harness.Eventually(t, time.Minute, "a last write of each object", func() error {
 		for i := range registers {
-			o := operation{Kind: replace, Key: fmt.Sprintf("%s-%d", historic, i), Value: fmt.Sprintf("last-%d-%s", i, time.Since(h.began))}
+			o := operation{Kind: replace, Key: fmt.Sprintf("%s-%d", historic, i), Value: fmt.Sprintf("%s-last-%d-%s", h.id, i, time.Since(h.began))}
 			out := h.do(t.Context(), h.clients[0], -1, o)
 			if out.Unknown {
 				return fmt.Errorf("%s cannot be written", o.Key)
@@ -337,9 +338,18 @@ func possible(operations []porcupine.Operation, seen [][]stretch) (faults []stri
 			}
 		}
 	}
+	requested := map[string]bool{} // by value
+	for _, o := range operations {
+		if in := o.Input.(operation); in.Kind != read {
+			requested[in.Value] = true
+		}
+	}
 	written := map[string]event{} // by value
 	for _, e := range all {
 		written[e.Value] = e
+		if !requested[e.Value] {
+			faults = append(faults, fmt.Sprintf("no client wrote %v", e))
+		}
 	}
 	for _, o := range operations { // also what no watch saw while none was open
 		if out := o.Output.(outcome); !out.Unknown && !out.Conflict {
@@ -462,6 +472,7 @@ func TestHistory(t *testing.T) {
 		"a watch that skips":             {[]porcupine.Operation{first, second}, watches(events{one, two}, events{two}), "watch 1 skips version 10"},
 		"a watch that repeats":           {[]porcupine.Operation{first, second}, watches(events{one, two, two}), "watch 0 repeats version 12"},
 		"watches that differ":            {[]porcupine.Operation{first, second}, watches(events{one, two}, events{one, {"a", "x", 12}}), "in one watch"},
+		"a write of nobody":              {[]porcupine.Operation{first}, watches(events{one, two}), "no client wrote {a 2 12}"},
 		"a watch that was ended earlier": {[]porcupine.Operation{first, second}, watches(events{one, two}, events{one}), ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -131,7 +131,8 @@ func (s served) Review(ctx context.Context, r *admissionv1.ReviewRequest) (*admi
 		d, _ := time.ParseDuration(argument)
 		select {
 		case <-time.After(d):
-		case <-ctx.Done():
+		case <-ctx.Done(): // the host may learn of its deadline later
+			return nil, ctx.Err()
 		}
 	case "exit":
 		code, _ := strconv.Atoi(argument)

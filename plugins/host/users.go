@@ -27,23 +27,9 @@ func (u *users) choose(spec *Spec) error {
 	}
 	uid, ok := (*u)[spec.Name]
 	if !ok {
-		taken, err := usersOfProcesses()
-		if err != nil {
-			return fmt.Errorf("choose a user for limits.uid auto: %w", err)
-		}
-		for _, other := range *u {
-			taken[other] = true
-		}
-		// Two servers that start at the same time should not both choose the first one.
-		const all = LastAutoUID - FirstAutoUID + 1
-		from, n := rand.Int64N(all), int64(0)
-		for ; n < all; n++ {
-			if uid = FirstAutoUID + (from+n)%all; !taken[uid] {
-				break
-			}
-		}
-		if n == all {
-			return fmt.Errorf("no user is left for limits.uid auto: all from %d to %d are taken, restart the server", FirstAutoUID, LastAutoUID)
+		var err error
+		if uid, err = u.free(); err != nil {
+			return err
 		}
 		if *u == nil {
 			*u = users{}
@@ -52,6 +38,24 @@ func (u *users) choose(spec *Spec) error {
 	}
 	spec.Limits.UID = &uid
 	return nil
+}
+
+// free returns one of the range that is not taken. It is any of them, so that two servers that start at the same time
+// do not both take the first one.
+func (u *users) free() (int64, error) {
+	taken, err := usersOfProcesses()
+	if err != nil {
+		return 0, fmt.Errorf("choose a user for limits.uid auto: %w", err)
+	}
+	for _, uid := range *u {
+		taken[uid] = true
+	}
+	for _, n := range rand.Perm(LastAutoUID - FirstAutoUID + 1) {
+		if uid := FirstAutoUID + int64(n); !taken[uid] {
+			return uid, nil
+		}
+	}
+	return 0, fmt.Errorf("no user is left for limits.uid auto: all from %d to %d are taken, restart the server", FirstAutoUID, LastAutoUID)
 }
 
 // usersOfProcesses returns the effective users of all processes that /proc shows: those that could reach each other.

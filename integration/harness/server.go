@@ -133,7 +133,7 @@ func (s *Server) ServerArgs() []string {
 	return append(args, s.opts.Args...)
 }
 
-// UseProgram makes Launch start another executable, which lies in the sandbox.
+// UseProgram replaces the executable under test by another one, which the sandbox sees at that path.
 func (s *Server) UseProgram(path string) { s.binary = path }
 
 // Launch starts the server and returns at once.

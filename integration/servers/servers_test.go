@@ -406,10 +406,7 @@ func TestLeaveAndMove(t *testing.T) {
 	}
 	c.servers = c.servers[:1]
 	for range 2 {
-		s := c.prepare(t, "--token="+c.token(t), noNode)
-		s.Launch(t)
-		s.WaitAPI(t)
-		c.servers = append(c.servers, s)
+		c.add(t)
 	}
 	c.leader(t)
 	third := c.servers[2]
@@ -523,10 +520,7 @@ func three(t *testing.T) *cluster {
 	c := start(t, harness.Options{Args: []string{noNode}, NoWait: true})
 	c.servers[0].WaitAPI(t)
 	for range 2 {
-		s := c.prepare(t, "--token="+c.token(t), noNode)
-		s.Launch(t)
-		s.WaitAPI(t)
-		c.servers = append(c.servers, s)
+		c.add(t)
 	}
 	return c
 }

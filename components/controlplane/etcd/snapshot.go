@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -56,7 +57,9 @@ const maxAnswer = math.MaxInt32
 const revisionBump = 1_000_000_000
 
 // Restore creates the data directory of a new member, which must not exist, from the file of Copy. All revisions before
-// are compacted: every client lists again.
+// are compacted: every client lists again. The member's cluster has an ID of its own: etcd computes that from the
+// addresses of the first members and a token, which most clusters here share, and a member of the former cluster that
+// is started again must not be taken for one of this.
 func Restore(file string, o Options) error {
 	s, err := New(o)
 	if err != nil {
@@ -72,7 +75,7 @@ func Restore(file string, o Options) error {
 		OutputDataDir:       o.DataDir,
 		PeerURLs:            peers,
 		InitialCluster:      s.cfg.InitialCluster,
-		InitialClusterToken: s.cfg.InitialClusterToken,
+		InitialClusterToken: rand.Text(),
 		RevisionBump:        revisionBump,
 		MarkCompacted:       true,
 	})

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -38,15 +39,31 @@ func TestCopyAndRestore(t *testing.T) {
 	if err := Restore(file, o); err != nil {
 		t.Fatal(err)
 	}
-	err := With(t.Context(), o, func(c *clientv3.Client) error {
+	clusters := map[uint64]bool{}
+	check := func(c *clientv3.Client) error {
 		keys, revision, err := Keys(t.Context(), c)
 		if keys != 4 || revision != copied.Revision {
 			t.Errorf("%d keys at revision %d", keys, revision)
 		}
-		return err
-	})
-	if err != nil {
+		status, statusErr := c.Status(t.Context(), Endpoint(o.Socket))
+		if statusErr == nil {
+			clusters[status.Header.ClusterId] = true
+		}
+		return errors.Join(err, statusErr)
+	}
+	if err := With(t.Context(), o, check); err != nil {
 		t.Fatal(err)
+	}
+	// A second one with the same name and address is another cluster: members of the two do not answer each other.
+	o.DataDir = filepath.Join(t.TempDir(), "db")
+	if err := Restore(file, o); err != nil {
+		t.Fatal(err)
+	}
+	if err := With(t.Context(), o, check); err != nil {
+		t.Fatal(err)
+	}
+	if len(clusters) != 2 {
+		t.Errorf("two restored clusters have the IDs %v", clusters)
 	}
 	if err := os.Truncate(file, copied.Size-1); err != nil {
 		t.Fatal(err)

@@ -202,7 +202,7 @@ func pruneSnapshots(c *cli.Context, cfg *config.Server) error {
 			return err
 		}
 	}
-	deleted, err := snapshot.Prune(cfg.SnapshotDir, snapshot.Scheduled, settings.NodeName, cfg.SnapshotRetention, "")
+	deleted, err := snapshot.Prune(cfg.SnapshotDir, cfg.DataDir, settings.NodeName, cfg.SnapshotRetention)
 	for _, f := range deleted {
 		fmt.Fprintf(c.App.Writer, "snapshot %s deleted\n", f.Name())
 	}

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"kubelith.io/kubelith/base/pki"
 )
 
 // Suffix of the files.
@@ -84,9 +86,19 @@ func escapeGlob(path string) string {
 	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(path)
 }
 
-// Prune deletes all but the newest keep snapshots of this name and node. The one in the file saved stays and counts,
-// whatever the clock was when the others were saved; saved may be empty.
-func Prune(dir, name, node string, keep int, saved string) (deleted []File, err error) {
+// Prune deletes all but the newest keep scheduled snapshots of a node. Those of other clusters stay.
+func Prune(dir, dataDir, node string, keep int) (deleted []File, err error) {
+	cluster, err := clusterOf(pki.Dir(dataDir))
+	if err != nil {
+		return nil, err
+	}
+	return prune(dir, Scheduled, node, cluster, keep, "")
+}
+
+// prune deletes all but the newest keep snapshots of this name and node in a cluster, files that cannot be read among
+// them. Those of other clusters stay: the directory may have them from before a reset, or be shared. The one in the file
+// saved stays and counts, whatever the clock was when the others were saved; saved may be empty.
+func prune(dir, name, node, cluster string, keep int, saved string) (deleted []File, err error) {
 	all, err := List(dir)
 	if err != nil {
 		return nil, err
@@ -94,13 +106,9 @@ func Prune(dir, name, node string, keep int, saved string) (deleted []File, err 
 	if saved != "" {
 		keep--
 	}
-	for _, f := range all {
-		if !f.isOf(name, node) || f.Path == saved {
-			continue
-		}
-		if keep--; keep >= 0 {
-			continue
-		}
+	all = slices.DeleteFunc(all, func(f File) bool { return f.Path == saved || f.Fault == "" && f.Cluster != cluster })
+	_, rest := kinds{name: keep}.limited(all, node)
+	for _, f := range rest {
 		if err := os.Remove(f.Path); err != nil {
 			return deleted, err
 		}

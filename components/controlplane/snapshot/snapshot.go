@@ -168,7 +168,7 @@ func (s *Server) loop(ctx context.Context, event func(kind, reason, message stri
 		s.meters.newest(f)
 		s.opts.Log.Infof("saved the snapshot %s, %d bytes, in %s", f.Path, f.Bytes, time.Since(now).Round(time.Millisecond))
 		event(corev1.EventTypeNormal, "SnapshotSaved", "Saved the snapshot "+f.Name())
-		if _, err := Prune(s.opts.Dir, Scheduled, s.opts.Source.Settings.NodeName, s.opts.Retention, f.Path); err != nil {
+		if _, err := prune(s.opts.Dir, Scheduled, s.opts.Source.Settings.NodeName, f.Cluster, s.opts.Retention, f.Path); err != nil {
 			s.opts.Log.Errorf("cannot delete old snapshots: %v", err)
 		}
 		done()
@@ -242,7 +242,7 @@ func SaveUpgrade(ctx context.Context, s Source, dir string) (File, error) {
 	if err != nil {
 		return File{}, err
 	}
-	_, err = Prune(dir, Upgrade, s.Settings.NodeName, keptUpgrades, f.Path)
+	_, err = prune(dir, Upgrade, s.Settings.NodeName, f.Cluster, keptUpgrades, f.Path)
 	return f, err
 }
 

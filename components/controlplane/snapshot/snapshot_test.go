@@ -310,12 +310,20 @@ func TestFits(t *testing.T) {
 
 func TestPrune(t *testing.T) {
 	dir := t.TempDir()
-	for i, name := range []string{"scheduled-a-1", "scheduled-a-2", "scheduled-a-3", "scheduled-b-1", "manual-a-1", "scheduled-a-b-1"} {
-		node := strings.Trim(strings.TrimPrefix(strings.TrimPrefix(name, "scheduled-"), "manual-"), "-123")
-		write(t, filepath.Join(dir, name+Suffix), fmt.Sprintf("%s{\"created\":\"2026-01-0%dT00:00:00Z\",\"settings\":{\"nodeName\":%q}}\n", magic, i+1, node))
+	for i, name := range []string{
+		"scheduled-a-1", "scheduled-a-2", "scheduled-a-3", "scheduled-b-1", "manual-a-1", "scheduled-a-b-1",
+		"scheduled-a-other-1", "scheduled-a-other-2", "scheduled-a-other-3",
+	} {
+		cluster := "this"
+		if strings.Contains(name, "other") {
+			cluster = "other"
+		}
+		node := strings.Trim(strings.TrimPrefix(strings.TrimPrefix(strings.Replace(name, "-other", "", 1), "scheduled-"), "manual-"), "-123")
+		write(t, filepath.Join(dir, name+Suffix), fmt.Sprintf("%s{\"created\":\"2026-01-0%dT00:00:00Z\",\"cluster\":%q,\"settings\":{\"nodeName\":%q}}\n",
+			magic, i+1, cluster, node))
 	}
 	write(t, filepath.Join(dir, "strange"+Suffix), "x")
-	deleted, err := Prune(dir, Scheduled, "a", 2, "")
+	deleted, err := prune(dir, Scheduled, "a", "this", 2, "")
 	if err != nil || len(deleted) != 1 || deleted[0].Name() != "scheduled-a-1" {
 		t.Errorf("deleted %+v, %v", deleted, err)
 	}
@@ -324,12 +332,32 @@ func TestPrune(t *testing.T) {
 	for _, f := range all {
 		names = append(names, f.Name())
 	}
-	if want := []string{"scheduled-a-b-1", "manual-a-1", "scheduled-b-1", "scheduled-a-3", "scheduled-a-2", "strange"}; err != nil || !slices.Equal(names, want) {
+	if want := []string{"scheduled-a-other-3", "scheduled-a-other-2", "scheduled-a-other-1", "scheduled-a-b-1", "manual-a-1", "scheduled-b-1", "scheduled-a-3", "scheduled-a-2", "strange"}; err != nil || !slices.Equal(names, want) {
 		t.Errorf("listed %q, %v", names, err)
 	}
 	// The clock was ahead when the others were saved: the one that was just saved still stays.
-	if deleted, err := Prune(dir, Scheduled, "a", 1, filepath.Join(dir, "scheduled-a-2"+Suffix)); err != nil || len(deleted) != 1 || deleted[0].Name() != "scheduled-a-3" {
+	if deleted, err := prune(dir, Scheduled, "a", "this", 1, filepath.Join(dir, "scheduled-a-2"+Suffix)); err != nil || len(deleted) != 1 || deleted[0].Name() != "scheduled-a-3" {
 		t.Errorf("deleted %+v, %v", deleted, err)
+	}
+}
+
+// TestAhead: what was saved while the clock was ahead counts as the oldest, here and in a store.
+func TestAhead(t *testing.T) {
+	at := func(name string, hours int) File {
+		return File{Path: name, Header: Header{Created: time.Now().Add(time.Duration(hours) * time.Hour), Settings: datadir.Settings{NodeName: "a"}}}
+	}
+	all := []File{at("scheduled-a-ahead", 1000), at("scheduled-a-new", -1), at("scheduled-a-old", -2)}
+	for keep, want := range [][]string{
+		{"scheduled-a-new", "scheduled-a-old", "scheduled-a-ahead"}, {"scheduled-a-old", "scheduled-a-ahead"}, {"scheduled-a-ahead"}, nil,
+	} {
+		_, rest := kinds{Scheduled: keep}.limited(all, "a")
+		var names []string
+		for _, f := range rest {
+			names = append(names, f.Name())
+		}
+		if !slices.Equal(names, want) {
+			t.Errorf("of %d, %q are too many, want %q", keep, names, want)
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/components/controlplane/snapshot/bucket"
@@ -118,10 +119,14 @@ func Merge(here, there []File) []File {
 // kinds are the names of snapshots that are pruned, and how many of each are kept.
 type kinds map[string]int
 
-// limited returns the files without those that are too many of a kind. all are the newest first.
+// limited returns the files without those that are too many of a kind. all are the newest first. Those from the future
+// count as the oldest: the clock was ahead when they were saved.
 func (k kinds) limited(all []File, node string) (keep, rest []File) {
+	now := time.Now()
+	past := slices.DeleteFunc(slices.Clone(all), func(f File) bool { return f.Created.After(now) })
+	ahead := slices.DeleteFunc(slices.Clone(all), func(f File) bool { return !f.Created.After(now) })
 	left := map[string]int{}
-	for _, f := range all {
+	for _, f := range slices.Concat(past, ahead) {
 		kind := ""
 		for name := range k {
 			if f.isOf(name, node) {

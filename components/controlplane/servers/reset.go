@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,12 +39,20 @@ type ResetOptions struct {
 // Reset makes a server, which must not run, the only member of its cluster, with the data that it has. Unless it is
 // forced, it refuses while one of the others answers with a majority.
 func Reset(ctx context.Context, o ResetOptions) error {
+	all, err := members(o.etcdDir())
+	if err != nil && !o.Forced {
+		return fmt.Errorf("cannot read the addresses of the other servers (%w): restore %s from a backup, or a snapshot", err, o.etcdDir())
+	}
+	if !hasVote(all, o.NodeName) {
+		return errors.New("nothing is reset: this server was joining and has no vote yet, and perhaps not all data: " +
+			"run kubelith server --cluster-reset on a server that had one, or restore a snapshot")
+	}
 	if !o.Forced {
-		if err := refuseIfAlive(ctx, o); err != nil {
+		if err := refuseIfAlive(ctx, o.Peer, others(all, o.NodeName)); err != nil {
 			return err
 		}
 	}
-	err := etcd.With(ctx, etcd.Options{
+	err = etcd.With(ctx, etcd.Options{
 		Name: o.NodeName, DataDir: o.etcdDir(), Socket: o.Socket, Peer: &o.Peer, Reset: true, Zap: zap.NewNop(),
 	}, func(c *clientv3.Client) error {
 		// What others would wait for: the address of each API, and the leader.
@@ -60,13 +70,22 @@ func Reset(ctx context.Context, o ResetOptions) error {
 
 func (o ResetOptions) etcdDir() string { return filepath.Join(o.DataDir, "server", "db") }
 
-// refuseIfAlive returns an error if another member of this server's etcd, which does not run, answers with a majority.
-func refuseIfAlive(ctx context.Context, o ResetOptions) error {
-	others, err := otherMembers(o.etcdDir(), o.NodeName)
-	if err != nil {
-		return fmt.Errorf("cannot read the addresses of the other servers (%w): restore %s from a backup, or a snapshot", err, o.etcdDir())
+// hasVote reports whether this server is more than a learner. etcd cannot remove all members that have a vote: it panics
+// after it has written that to its log. A member has no name until it has started.
+func hasVote(all []*etcdmembership.Member, self string) bool {
+	nameless := false
+	for _, m := range all {
+		if m.Name == self {
+			return !m.IsLearner
+		}
+		nameless = nameless || m.Name == "" && m.IsLearner
 	}
-	ask, err := askPeer(o.Peer)
+	return !nameless
+}
+
+// refuseIfAlive returns an error if one of the other members answers with a majority.
+func refuseIfAlive(ctx context.Context, peer etcd.Peer, others []*etcdmembership.Member) error {
+	ask, err := askPeer(peer)
 	if err != nil {
 		return err
 	}
@@ -81,9 +100,13 @@ func refuseIfAlive(ctx context.Context, o ResetOptions) error {
 		cmp.Or(alive.Name, "that joins"), alive.PeerURLs[0])
 }
 
-// otherMembers returns those of the members in the directory of an etcd, which does not run, that have another name and
-// an address.
-func otherMembers(dir, self string) (others []*etcdmembership.Member, err error) {
+// others returns those of the members that have another name and an address.
+func others(all []*etcdmembership.Member, self string) []*etcdmembership.Member {
+	return slices.DeleteFunc(slices.Clone(all), func(m *etcdmembership.Member) bool { return m.Name == self || len(m.PeerURLs) == 0 })
+}
+
+// members returns the members in the directory of an etcd, which does not run.
+func members(dir string) (all []*etcdmembership.Member, err error) {
 	// On a truncated file there is a panic instead of the end of the process.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -106,13 +129,11 @@ func otherMembers(dir, self string) (others []*etcdmembership.Member, err error)
 			if err := json.Unmarshal(v, m); err != nil {
 				return err
 			}
-			if m.Name != self && len(m.PeerURLs) > 0 {
-				others = append(others, m)
-			}
+			all = append(all, m)
 			return nil
 		})
 	})
-	return others, err
+	return all, err
 }
 
 // membersBucket is where etcd keeps its members, in JSON. Source: etcd/server/storage/schema/bucket.go.

@@ -70,9 +70,9 @@ func TestOtherMembers(t *testing.T) {
 	dir := t.TempDir()
 	storeMembers(t, dir, etcdMember("a", "https://192.0.2.1:2380"), etcdMember("b", "https://192.0.2.2:2380"),
 		etcdMember("", "https://192.0.2.3:2380"), etcdMember("d"))
-	others, err := otherMembers(dir, "a")
+	all, err := members(dir)
 	var urls []string
-	for _, m := range others {
+	for _, m := range others(all, "a") {
 		urls = append(urls, m.PeerURLs[0])
 	}
 	if err != nil || !slices.Equal(urls, []string{"https://192.0.2.2:2380", "https://192.0.2.3:2380"}) {
@@ -81,11 +81,34 @@ func TestOtherMembers(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "member", "snap", "db"), []byte("damaged"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if others, err := otherMembers(dir, "a"); err == nil {
+	if others, err := members(dir); err == nil {
 		t.Errorf("damaged data: %v", others)
 	}
-	if others, err := otherMembers(t.TempDir(), "a"); err == nil {
+	if others, err := members(t.TempDir()); err == nil {
 		t.Errorf("no data: %v", others)
+	}
+}
+
+// TestHasVote: what a server that still joins has is not made a cluster.
+func TestHasVote(t *testing.T) {
+	learner := func(name string) *etcdmembership.Member {
+		m := etcdMember(name)
+		m.IsLearner = true
+		return m
+	}
+	for name, c := range map[string]struct {
+		members []*etcdmembership.Member
+		want    bool
+	}{
+		"a voter":                        {[]*etcdmembership.Member{etcdMember("b"), etcdMember("a")}, true},
+		"a voter, and one that joins":    {[]*etcdmembership.Member{learner(""), etcdMember("a")}, true},
+		"a learner":                      {[]*etcdmembership.Member{etcdMember("b"), learner("a")}, false},
+		"a learner that has not started": {[]*etcdmembership.Member{etcdMember("b"), learner("")}, false},
+		"unknown":                        {nil, true},
+	} {
+		if got := hasVote(c.members, "a"); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
 	}
 }
 
@@ -154,15 +177,14 @@ func TestRefuseIfAlive(t *testing.T) {
 		server.TLS = serving
 		server.Config.ErrorLog = log.New(io.Discard, "", 0) // of handshakes that fail
 		server.StartTLS()
-		o := ResetOptions{NodeName: "one", DataDir: t.TempDir(), Peer: c.peer}
-		storeMembers(t, o.etcdDir(), etcdMember(o.NodeName, "https://192.0.2.1:2380"), etcdMember("other", server.URL))
-		err := refuseIfAlive(t.Context(), o)
+		other := []*etcdmembership.Member{etcdMember("other", server.URL)}
+		err := refuseIfAlive(t.Context(), c.peer, other)
 		want := "server other (" + server.URL + ") answers and has a majority: start this server without --cluster-reset"
 		if (err != nil) != c.refused || err != nil && (!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n")) {
 			t.Errorf("%s: %v", what, err)
 		}
 		server.Close()
-		if err := refuseIfAlive(t.Context(), o); err != nil {
+		if err := refuseIfAlive(t.Context(), c.peer, other); err != nil {
 			t.Errorf("%s, ended: %v", what, err)
 		}
 	}

@@ -103,6 +103,13 @@ func (s *Server) arrange(ctx context.Context, st State) error {
 		}
 		return s.change(func() error { return pki.EndRotation(s.opts.Dir) })
 	}
+	if local != nil && local.ID != st.ID && local.Phase == pki.Drop {
+		// The former rotation is complete, and this server was ended before it had learned that.
+		if err := s.change(func() error { return pki.EndRotation(s.opts.Dir) }); err != nil {
+			return err
+		}
+		local = nil
+	}
 	if local == nil || local.ID != st.ID {
 		var next map[string][]byte
 		if err := s.Fetch(ctx, st.ID, &next); err != nil {

@@ -251,6 +251,45 @@ func TestRotation(t *testing.T) {
 	}
 }
 
+// TestMissedEnd: a server that was ended before it could end its part of a rotation takes part in the next one.
+func TestMissedEnd(t *testing.T) {
+	c := newCluster(t, "a", "b")
+	_, err := c.cs.CoreV1().ConfigMaps("kube-system").Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: authentication},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := func() string {
+		if w := c.begin(t, "a", `{"grace":600}`); w.Code != http.StatusOK {
+			t.Fatalf("%d %s", w.Code, w.Body)
+		}
+		return c.state(t).ID
+	}
+	step := func(name string) {
+		if _, err := c.servers[name].Step(t.Context()); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	first := begin()
+	for range pki.Phases() {
+		step("a")
+		step("b")
+		c.hurry(t)
+		step("a")
+	}
+	step("a") // ends its part
+	if r, err := pki.ReadRotation(c.opts["b"].Dir); err != nil || *r != (pki.Rotation{ID: first, Phase: pki.Drop}) || c.state(t).Phase != done {
+		t.Fatalf("b: %+v, %v; %+v", r, err, c.state(t))
+	}
+	second := begin()
+	step("a")
+	step("b")
+	if r, err := pki.ReadRotation(c.opts["b"].Dir); err != nil || *r != (pki.Rotation{ID: second, Phase: pki.Trust}) {
+		t.Errorf("b: %+v, %v", r, err)
+	}
+}
+
 // objects are all ConfigMaps.
 func objects(t *testing.T, cs kubernetes.Interface) (all []string) {
 	t.Helper()

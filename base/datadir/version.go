@@ -71,6 +71,16 @@ func (d *Dir) Adopt() error {
 	return nil
 }
 
+// Adopted returns the release with which the node of a data directory was ready last.
+func Adopted(dir string) (string, error) {
+	data, err := os.ReadFile(filepath.Join(dir, "version"))
+	if err != nil {
+		return "", unusable(dir, err)
+	}
+	_, second, _ := strings.Cut(strings.TrimSpace(string(data)), "\n")
+	return strings.TrimPrefix(second, "kubelith "), nil
+}
+
 // writeVersion replaces the file so that a crash leaves the old or the new one.
 func writeVersion(path string, format int, release string) error {
 	if err := writeDurably(path, fmt.Sprintf("%d\nkubelith %s\n", format, release)); err != nil {

@@ -8,8 +8,10 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -98,6 +100,8 @@ func runUpgrade(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	o.Adopted = func() (string, error) { return datadir.Adopted(o.DataDir) }
+	outliveTerminal()
 	switch id := c.String("result"); {
 	case c.Bool("cluster"):
 		return upgradeCluster(c.Context, o, service.Command()[1], c.Int("batch"), c.Bool("drain"))
@@ -105,6 +109,13 @@ func runUpgrade(c *cli.Context) error {
 		return upgrade.Reporting(upgrader.Dir(o.DataDir), id, func() error { return upgrade.Run(c.Context, o) })
 	}
 	return upgrade.Run(c.Context, o)
+}
+
+// outliveTerminal has the command go on when its terminal or the reader of its output goes away: the service is stopped
+// meanwhile, and nothing else would start it again. The signals are caught, not ignored, since the programs that it
+// executes would inherit that.
+func outliveTerminal() {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP, syscall.SIGPIPE)
 }
 
 // fileBeforeFlags returns the one argument, and sets the flags that follow it: the library takes only those before.

@@ -52,6 +52,8 @@ type Options struct {
 	Within time.Duration
 	// Ready returns why the node of the program, which runs, is not ready. since is when it was started.
 	Ready func(ctx context.Context, p Program, since time.Time) error
+	// Adopted returns the release with which the node was ready last.
+	Adopted func() (string, error)
 	// Check returns why this node must not change from one program to the other; the service runs.
 	Check func(ctx context.Context, from, to Program) error
 	// Save saves a snapshot of the cluster, and returns its path, which is empty if the former release does not have
@@ -101,6 +103,13 @@ func Run(ctx context.Context, o Options) error {
 	if s == nil {
 		return o.begin(ctx)
 	}
+	if o.becameReady(s) {
+		o.say("an upgrade to %s was interrupted after that had become ready: it is complete", s.New)
+		if err := forget(o.DataDir); err != nil {
+			return err
+		}
+		return o.begin(ctx)
+	}
 	if err := o.sameFile(s); err != nil {
 		return err
 	}
@@ -123,6 +132,16 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	return o.begin(ctx)
+}
+
+// becameReady reports whether the node has been ready with the new program since the upgrade was interrupted. What
+// clients have written since, for seconds or for weeks, is worth more than the copy of the data.
+func (o Options) becameReady(s *state) bool {
+	if s.Phase != trying || s.New.Release == s.Old.Release {
+		return false
+	}
+	release, err := o.Adopted()
+	return err == nil && release == s.New.Release
 }
 
 // takeLock takes the data directory for one upgrade at a time. The kernel frees it however the process ends.
@@ -283,7 +302,8 @@ func (o Options) newProgramsCheck(ctx context.Context, program string) error {
 	return fmt.Errorf("the new program cannot run here: %s", strings.Join(failed, "; "))
 }
 
-// enoughSpace refuses to fill a disk: the program, its unpacked payload, which is smaller, and the copy of the data.
+// enoughSpace refuses to fill a disk: the program, its unpacked payload, which is smaller, and the copy of the data. To
+// go back takes more, when there is no other way than back: Renew copies the database, and fills a new one.
 func (o Options) enoughSpace(s *state) error {
 	program, err := os.Stat(o.File)
 	if err != nil {
@@ -293,17 +313,44 @@ func (o Options) enoughSpace(s *state) error {
 	if err != nil {
 		return err
 	}
-	const margin = 64 << 20
-	for _, need := range []struct {
-		dir   string
-		bytes uint64
-	}{{filepath.Dir(s.Installed), uint64(program.Size()) + margin}, {o.DataDir, uint64(program.Size()) + data + margin}} {
-		var disk unix.Statfs_t
-		if err := unix.Statfs(need.dir, &disk); err != nil {
-			return fmt.Errorf("%s: %w", need.dir, err)
+	if slices.Contains(s.Data, Database) {
+		database, err := bytesOf(o.DataDir, []string{Database})
+		if err != nil {
+			return err
 		}
-		if free := disk.Bavail * uint64(disk.Bsize); free < need.bytes {
-			return fmt.Errorf("%s has %d MiB free, and the upgrade takes %d: free space", need.dir, free>>20, need.bytes>>20)
+		data += 2*database + renewing
+	}
+	return enough(unix.Statfs, []need{
+		{filepath.Dir(s.Installed), uint64(program.Size()) + margin},
+		{o.DataDir, uint64(program.Size()) + data + margin},
+	})
+}
+
+const (
+	// margin is what stays free, bytes.
+	margin = 64 << 20
+	// renewing is what Renew takes besides the databases, bytes: two segments of etcd's log, and one that it allocates
+	// beforehand.
+	renewing = 3 * 64 << 20
+)
+
+// need is how many bytes a directory takes.
+type need struct {
+	dir   string
+	bytes uint64
+}
+
+// enough returns an error if a file system has less space than its directories take together.
+func enough(statfs func(string, *unix.Statfs_t) error, needs []need) error {
+	taken := map[unix.Fsid]uint64{}
+	for _, n := range needs {
+		var disk unix.Statfs_t
+		if err := statfs(n.dir, &disk); err != nil {
+			return fmt.Errorf("%s: %w", n.dir, err)
+		}
+		taken[disk.Fsid] += n.bytes
+		if free := disk.Bavail * uint64(disk.Bsize); free < taken[disk.Fsid] {
+			return fmt.Errorf("%s has %d MiB free, and the upgrade takes %d: free space", n.dir, free>>20, taken[disk.Fsid]>>20)
 		}
 	}
 	return nil

@@ -85,6 +85,7 @@ func program(line []string, command string) {
 		os.Exit(1)
 	}
 	if behaviour == good {
+		must(os.WriteFile(filepath.Join(dir, "adopted"), []byte(release), 0o600))
 		must(os.WriteFile(filepath.Join(dir, "ready"), []byte(release), 0o600))
 	}
 	end := make(chan os.Signal, 1)
@@ -258,6 +259,10 @@ func (n *node) options(file string, out io.Writer) Options {
 				return fmt.Errorf("it is %q", got)
 			}
 			return nil
+		},
+		Adopted: func() (string, error) {
+			release, err := os.ReadFile(filepath.Join(n.data, "adopted"))
+			return string(release), err
 		},
 		Check: func(context.Context, Program, Program) error { n.call(); return nil },
 		Save:  func(context.Context, Program) (string, error) { n.call(); return "/snapshot", nil },
@@ -449,6 +454,74 @@ func TestInterruptedBeforeReplacing(t *testing.T) {
 	}
 	if n.ask(n.installed()) != n.ask(previous(n.installed())) && !strings.Contains(n.ask(n.installed()), "v1") {
 		t.Error("the new program is installed")
+	}
+}
+
+// TestBecameReady: the upgrade is killed while the new program starts, and that becomes ready all the same and is used.
+// Nothing goes back then, however long it is not ready when the command is repeated, and another upgrade may begin.
+func TestBecameReady(t *testing.T) {
+	for _, next := range []string{"v2", "v3"} {
+		t.Run(next, func(t *testing.T) {
+			n := newNode(t)
+			o := n.options(n.program("v2", "v1.38.0", good), t.Output())
+			ready := o.Ready
+			o.Ready = func(context.Context, Program, time.Time) error { panic(errKilled) }
+			if _, killed := n.run(o); !killed {
+				t.Fatal("it was not killed")
+			}
+			o.Ready = ready
+			if s, err := load(n.data); err != nil || s == nil || s.Phase != trying {
+				t.Fatalf("%+v, %v", s, err)
+			}
+			if err := n.until("v2"); err != nil {
+				t.Fatal(err)
+			}
+			log := filepath.Join(n.data, Database, "log")
+			if err := os.WriteFile(log, []byte("acknowledged\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if next == "v2" {
+				o.Ready = func(context.Context, Program, time.Time) error { return errors.New("disk pressure") }
+				o.Within = time.Millisecond
+			} else {
+				o = n.options(n.program("v3", "v1.38.0", good), t.Output())
+			}
+			if err, _ := n.run(o); err != nil {
+				t.Error(err)
+			}
+			if data, err := os.ReadFile(log); err != nil || !strings.Contains(string(data), "acknowledged") {
+				t.Errorf("the data is %q, %v", data, err)
+			}
+			if got := n.state(); !strings.Contains(got, "program="+next) || !strings.Contains(got, "upgrade=no") {
+				t.Errorf("the node is\n%s", got)
+			}
+		})
+	}
+}
+
+// TestSpace: what goes on one file system is added up.
+func TestSpace(t *testing.T) {
+	statfs := func(dir string, disk *unix.Statfs_t) error {
+		disk.Bsize, disk.Bavail = 1<<20, 100
+		if dir == "/own" {
+			disk.Fsid.Val[0] = 1
+		}
+		return nil
+	}
+	for name, c := range map[string]struct {
+		needs []need
+		wrong string
+	}{
+		"two disks":       {[]need{{"/usr", 60 << 20}, {"/own", 60 << 20}}, ""},
+		"one disk":        {[]need{{"/usr", 40 << 20}, {"/var", 60 << 20}}, ""},
+		"one, too small":  {[]need{{"/usr", 60 << 20}, {"/var", 60 << 20}}, "/var has 100 MiB free, and the upgrade takes 120: free space"},
+		"two, too small":  {[]need{{"/usr", 60 << 20}, {"/own", 101 << 20}}, "/own has 100 MiB free, and the upgrade takes 101: free space"},
+		"nothing to take": {nil, ""},
+	} {
+		err := enough(statfs, c.needs)
+		if c.wrong == "" && err != nil || c.wrong != "" && (err == nil || err.Error() != c.wrong) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

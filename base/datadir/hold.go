@@ -82,16 +82,21 @@ func holdDir(dir string, mode os.FileMode) (*os.File, error) {
 }
 
 // holdNetwork takes a shared lock on the network namespace. Packet filter tables and the bridge have fixed names: from
-// this lock, a reset of another data directory learns that it shares them. A reset takes the lock only for a moment, so
-// the wait is short.
+// this lock, a reset of another data directory learns that it shares them. A reset takes the lock only for a moment. Any
+// user of the machine can take it for longer: a start goes on without it then.
 func (d *Dir) holdNetwork() error {
 	f, err := os.Open("/proc/self/ns/net")
 	if err != nil {
 		return fmt.Errorf("network namespace: %w", err)
 	}
 	d.held = append(d.held, f)
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil {
-		return fmt.Errorf("network namespace: lock: %w", err)
+	for deadline := time.Now().Add(settle); ; time.Sleep(settle / 100) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+		if err == nil || errors.Is(err, unix.EWOULDBLOCK) && time.Now().After(deadline) {
+			return nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return fmt.Errorf("network namespace: lock: %w", err)
+		}
 	}
-	return nil
 }

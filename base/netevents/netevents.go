@@ -1,4 +1,4 @@
-// Package netevents follows the kernel's events about links, addresses and routes.
+// Package netevents follows the kernel's events about links, addresses, routes and the packet filter.
 package netevents
 
 import (

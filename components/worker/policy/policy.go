@@ -60,7 +60,8 @@ const (
 type Server struct {
 	opts    Options
 	changed reconcile.Signal
-	moved   reconcile.Broadcast // mode or written has changed
+	moved   reconcile.Broadcast                               // mode or written has changed
+	shut    func(ctx context.Context, ips []netip.Addr) error // closes a pod in the kernel
 
 	mu       sync.Mutex
 	mode     mode
@@ -79,7 +80,15 @@ var (
 
 // New returns the component; nothing is started.
 func New(o Options) *Server {
-	return &Server{opts: o, changed: reconcile.NewSignal(), pods: &podFiles{dir: o.Dir}}
+	s := &Server{opts: o, changed: reconcile.NewSignal(), pods: &podFiles{dir: o.Dir}}
+	s.shut = func(ctx context.Context, ips []netip.Addr) error {
+		table, err := kernel.New(s.families())
+		if err != nil {
+			return err
+		}
+		return table.Close(ctx, ips)
+	}
+	return s
 }
 
 // Name implements lifecycle.Component.
@@ -164,11 +173,10 @@ func (s *Server) Connect(ctx context.Context, pod Pod) error {
 	switch s.mode {
 	case starting:
 		s.opts.Log.Warnf("pod %s/%s may not use the network until its network policies are known", pod.Namespace, pod.Name)
-		table, err := kernel.New(s.families())
-		if err == nil {
-			err = table.Close(context.WithoutCancel(ctx), pod.IPs)
+		if s.compiler != nil { // otherwise begin finds the pod's file
+			s.compiler.AddLocal(pod.UID, pod.IPs)
 		}
-		return err
+		return s.shut(context.WithoutCancel(ctx), pod.IPs)
 	case off:
 		return nil
 	case idle:

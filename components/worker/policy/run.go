@@ -247,7 +247,9 @@ func (r *run) deletePod(uid types.UID) {
 	r.compiler.DeletePod(uid)
 	if r.adopted[uid] {
 		delete(r.adopted, uid)
-		r.compiler.DeleteLocal(uid)
+		if _, connected := r.pods.byUID[uid]; !connected { // otherwise it is open no sooner than its sandbox ends
+			r.compiler.DeleteLocal(uid)
+		}
 	}
 }
 

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/netevents"
 	"kubelith.io/kubelith/components/worker/policy/rules"
 )
 
@@ -194,33 +193,21 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestRemoval: which messages of the kernel are about our tables.
-func TestRemoval(t *testing.T) {
-	message := func(kind int, attributes ...string) netlink.Message {
-		e := netlink.NewAttributeEncoder()
-		for i, a := range attributes {
-			e.String(uint16(i+1), a) // NFTA_TABLE_NAME and NFTA_RULE_TABLE, NFTA_RULE_CHAIN
-		}
-		data, err := e.Encode()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | kind)}, Data: append(make([]byte, 4), data...)}
-	}
+// TestIsOurs: which removals are of our tables.
+func TestIsOurs(t *testing.T) {
 	for name, tc := range map[string]struct {
-		message netlink.Message
+		removal netevents.Removal
 		want    bool
 	}{
-		"a table":                     {message(unix.NFT_MSG_DELTABLE, names.PolicyTable), true},
-		"another table":               {message(unix.NFT_MSG_DELTABLE, "kube-proxy"), false},
-		"a new table":                 {message(unix.NFT_MSG_NEWTABLE, names.PolicyTable), false},
-		"a rule of a hook":            {message(unix.NFT_MSG_DELRULE, names.PolicyTable, "forward"), true},
-		"a rule of a class":           {message(unix.NFT_MSG_DELRULE, names.PolicyTable, "ingress-1"), false},
-		"a rule of another's":         {message(unix.NFT_MSG_DELRULE, "kube-proxy", "forward"), false},
-		"nothing":                     {netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELTABLE)}}, false},
-		"a rule of pods' port filter": {message(unix.NFT_MSG_DELRULE, names.PolicyTable, "prerouting"), true},
+		"a table":                     {netevents.Removal{Table: names.PolicyTable}, true},
+		"another table":               {netevents.Removal{Table: "kube-proxy"}, false},
+		"a rule of a hook":            {netevents.Removal{Table: names.PolicyTable, Chain: "forward"}, true},
+		"a rule of a class":           {netevents.Removal{Table: names.PolicyTable, Chain: "ingress-1"}, false},
+		"a rule of another's":         {netevents.Removal{Table: "kube-proxy", Chain: "forward"}, false},
+		"a rule of pods' port filter": {netevents.Removal{Table: names.PolicyTable, Chain: "prerouting"}, true},
+		"anything":                    {netevents.Removal{}, true},
 	} {
-		if got := isRemoval(tc.message); got != tc.want {
+		if got := isOurs(tc.removal); got != tc.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

@@ -6,9 +6,9 @@
 package peers
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -30,8 +30,6 @@ const (
 	writeTimeout = 10 * time.Second
 	// idle is how often something is sent while nothing changes: an agent that is gone is noticed.
 	idle = 30 * time.Second
-	// maxLine bounds a line, in bytes.
-	maxLine = 1 << 20
 )
 
 // line is one of the answer.
@@ -171,11 +169,13 @@ func Follow(ctx context.Context, client rest.Interface, known map[types.UID]bool
 	}
 	defer body.Close()
 	told := map[types.UID]bool{}
-	lines := bufio.NewScanner(body)
-	lines.Buffer(nil, maxLine)
-	for lines.Scan() {
+	lines := json.NewDecoder(body) // of any length: a pod may have more than a MiB of labels
+	for {
 		var l line
-		if err := json.Unmarshal(lines.Bytes(), &l); err != nil {
+		switch err := lines.Decode(&l); {
+		case errors.Is(err, io.EOF):
+			return io.ErrUnexpectedEOF
+		case err != nil:
 			return fmt.Errorf("the API server's answer: %w", err)
 		}
 		switch {
@@ -195,8 +195,4 @@ func Follow(ctx context.Context, client rest.Interface, known map[types.UID]bool
 			synced()
 		}
 	}
-	if err := lines.Err(); err != nil {
-		return err
-	}
-	return io.ErrUnexpectedEOF
 }

@@ -2,10 +2,12 @@ package peers
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -98,6 +100,20 @@ func TestFollow(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually("one has ended", func() bool { return len(have) == 1 })
+
+	// No user can break the connection of all agents by the size of a pod.
+	large := pod("large", "x", "10.42.0.5")
+	for i := range 20000 {
+		large.Labels[fmt.Sprintf("%063d", i)] = strings.Repeat("v", 63)
+	}
+	if _, err := pods.Create(t.Context(), large, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually("a large one", func() bool { return len(have["large"].Labels) == 20001 })
+	if err := pods.Delete(t.Context(), "large", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually("it is gone", func() bool { return len(have) == 1 && syncs == 1 })
 
 	cancel()
 	if err := <-ended; err == nil {

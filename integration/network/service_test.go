@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/integration/harness"
 )
 
@@ -201,4 +202,35 @@ func TestHairpin(t *testing.T) {
 	if a := mustAsk(t, s, pod, "http://"+svc.Spec.ClusterIP+"/"); a.Hostname != pod.Name {
 		t.Errorf("answered by %q", a.Hostname)
 	}
+}
+
+// TestFlushedRuleset: an administrator restarts the host's own firewall, whose file begins with `flush ruleset`, and
+// turns forwarding off. Services and pods' way out are back soon.
+func TestFlushedRuleset(t *testing.T) { // not parallel: others would miss their rules
+	s := cluster.Get(t)
+	ns := s.Namespace(t)
+	client := s.Create(t, sleeper(ns, "client"))
+	backends(t, s, ns, 1)
+	client = s.WaitRunning(t, client)
+	url := "http://" + service(t, s, ns, "web", nil).Spec.ClusterIP + "/"
+	mustAsk(t, s, client, url)
+
+	s.Exec(t, "nft", "flush", "ruleset")
+	harness.Eventually(t, 20*time.Second, "the Service to answer again", func() error {
+		_, err := ask(t, s, client, url)
+		return err
+	})
+	harness.Eventually(t, 20*time.Second, "masquerading to be back", func() error {
+		if tables := s.Exec(t, "nft", "list", "tables"); !strings.Contains(tables, "table inet "+names.NFTable) {
+			return fmt.Errorf("the tables are %q", tables)
+		}
+		return nil
+	})
+	s.Exec(t, "sysctl", "-w", "net.ipv4.ip_forward=0")
+	harness.Eventually(t, 90*time.Second, "forwarding to be on again", func() error {
+		if value := strings.TrimSpace(s.Exec(t, "cat", "/proc/sys/net/ipv4/ip_forward")); value != "1" {
+			return fmt.Errorf("ip_forward is %s", value)
+		}
+		return nil
+	})
 }

@@ -8,6 +8,8 @@ import (
 	"sigs.k8s.io/knftables"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/netevents"
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // masquerade gives pods' traffic to the outside the node's address, in a separate table. Traffic among pods, of other
@@ -24,7 +26,7 @@ func masquerade(ctx context.Context, podCIDRs, clusterCIDRs []string) error {
 	tx := nft.NewTransaction()
 	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Kubelith: masquerading of pods")})
 	chain := &knftables.Chain{
-		Name:     "postrouting",
+		Name:     masqueradeChain,
 		Type:     knftables.PtrTo(knftables.NATType),
 		Hook:     knftables.PtrTo(knftables.PostroutingHook),
 		Priority: knftables.PtrTo(knftables.SNATPriority),
@@ -38,6 +40,30 @@ func masquerade(ctx context.Context, podCIDRs, clusterCIDRs []string) error {
 		return fmt.Errorf("masquerade %v: %w", podCIDRs, err)
 	}
 	return nil
+}
+
+const masqueradeChain = "postrouting"
+
+// masquerades reports whether the rules are there, or cannot be read.
+func masquerades(ctx context.Context, podCIDRs []string) bool {
+	nft, err := knftables.New(knftables.InetFamily, names.NFTable)
+	if err != nil {
+		return true
+	}
+	rules, err := nft.ListRules(ctx, masqueradeChain)
+	if knftables.IsNotFound(err) {
+		return false
+	}
+	return err != nil || len(rules) == len(podCIDRs)
+}
+
+// followRemovals signals when another program may have removed the table, until ctx ends.
+func followRemovals(ctx context.Context, removed reconcile.Signal) error {
+	return netevents.Removals(ctx, func(r netevents.Removal) {
+		if r.Table == "" || r.Table == names.NFTable {
+			removed.Send()
+		}
+	})
 }
 
 // masqueradeRules returns a rule per family. A pod's own CIDR counts as one of the cluster's.

@@ -14,6 +14,8 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -22,6 +24,7 @@ import (
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/base/watchdir"
 )
 
@@ -63,6 +66,8 @@ type Server struct {
 	work       *lifecycle.Watchdog
 	// hostFits is the bridge configuration for which one run has set sysctls and masquerading.
 	hostFits string
+	// handedOver: masquerading is left to a third party's network.
+	handedOver bool
 }
 
 var (
@@ -100,6 +105,8 @@ const (
 	settle = 100 * time.Millisecond
 	// retry is the time between attempts after a failure.
 	retry = 5 * time.Second
+	// check is how often the host's settings are checked, which other programs may change: sysctl --system does.
+	check = time.Minute
 )
 
 // Healthy implements lifecycle.Health: it fails when one step takes too long.
@@ -139,20 +146,33 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 		defer func() { cancel(); <-done }()
 	}
 	ready()
-	s.loop(ctx, watched, cidrs)
+	removed := reconcile.NewSignal()
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() {
+		if err := followRemovals(ctx, removed); err != nil {
+			s.opts.Log.WithError(err).Warnf("cannot watch nftables: masquerading that another program removes comes back within %s", check)
+		}
+	})
+	s.loop(ctx, watched, cidrs, removed)
 	return nil
 }
 
-func (s *Server) loop(ctx context.Context, watched *watchdir.Watcher, cidrs <-chan []string) {
+func (s *Server) loop(ctx context.Context, watched *watchdir.Watcher, cidrs <-chan []string, removed <-chan struct{}) {
 	var known []string
 	again := time.NewTimer(0)
 	defer again.Stop()
+	regularly := time.NewTicker(check)
+	defer regularly.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case known = <-cidrs:
 		case <-watched.Changed():
+		case <-removed:
+		case <-regularly.C:
 		case <-again.C:
 		}
 		noticed := watched.Follow(s.opts.HostConfDir)
@@ -178,13 +198,19 @@ func (s *Server) reconcile(ctx context.Context, podCIDRs []string) error {
 	switch {
 	case theirs != nil:
 		changed, err := install(s.opts.ConfDir, *theirs)
-		if err != nil || !changed {
+		if err != nil {
 			return err
 		}
-		s.opts.Log.Infof("pods use the network of %s", theirs.origin)
-		if s.opts.Mode == Bridge {
-			return removeMasquerade(ctx)
+		if changed {
+			s.opts.Log.Infof("pods use the network of %s", theirs.origin)
 		}
+		if s.opts.Mode != Bridge || s.handedOver {
+			return nil
+		}
+		if err := removeMasquerade(ctx); err != nil {
+			return err
+		}
+		s.handedOver, s.hostFits = true, ""
 		return nil
 	case s.opts.Mode == None:
 		return removeOthers(s.opts.ConfDir, "")
@@ -204,7 +230,14 @@ func (s *Server) setUpBridge(ctx context.Context, podCIDRs []string) error {
 		return err
 	}
 	if s.hostFits == string(conf.content) && installed(s.opts.ConfDir, conf) {
-		return nil
+		changed := otherwise(podCIDRs)
+		if !masquerades(ctx, podCIDRs) {
+			changed = append(changed, "the nftables table "+names.NFTable)
+		}
+		if len(changed) == 0 {
+			return nil
+		}
+		s.opts.Log.Warnf("another program has changed %s, which pods need: restoring it", strings.Join(changed, ", "))
 	}
 	if err := setSysctls(ctx, podCIDRs, s.opts.Log); err != nil {
 		return err
@@ -215,7 +248,9 @@ func (s *Server) setUpBridge(ctx context.Context, podCIDRs []string) error {
 	if _, err := install(s.opts.ConfDir, conf); err != nil {
 		return err
 	}
-	s.hostFits = string(conf.content)
-	s.opts.Log.Infof("pods get addresses from %v on the bridge %s", podCIDRs, names.Bridge)
+	if s.hostFits != string(conf.content) {
+		s.opts.Log.Infof("pods get addresses from %v on the bridge %s", podCIDRs, names.Bridge)
+	}
+	s.hostFits, s.handedOver = string(conf.content), false
 	return nil
 }

@@ -13,9 +13,28 @@ import (
 )
 
 const (
-	sysctls  = "/proc/sys/net"
-	bridgeNF = "bridge/bridge-nf-call-iptables"
+	sysctls     = "/proc/sys/net"
+	forwarding  = "ipv4/ip_forward"
+	forwarding6 = "ipv6/conf/all/forwarding"
+	bridgeNF    = "bridge/bridge-nf-call-iptables"
+	bridgeNF6   = "bridge/bridge-nf-call-ip6tables"
 )
+
+// otherwise returns which of the sysctls that setSysctls sets have another value now.
+func otherwise(podCIDRs []string) (names []string) {
+	for _, cidr := range podCIDRs {
+		wanted := []string{forwarding, bridgeNF}
+		if prefix, err := netip.ParsePrefix(cidr); err == nil && prefix.Addr().Is6() {
+			wanted = []string{forwarding6, bridgeNF6}
+		}
+		for _, name := range wanted {
+			if content, err := os.ReadFile(filepath.Join(sysctls, name)); err == nil && strings.TrimSpace(string(content)) != "1" {
+				names = append(names, "the sysctl net/"+name)
+			}
+		}
+	}
+	return names
+}
 
 // setSysctls lets this host forward pods' traffic, and lets the rules for Services see traffic between pods on the
 // bridge: without that, a Service whose endpoint is on the same node answers from the wrong address.
@@ -33,10 +52,10 @@ func setSysctls(ctx context.Context, podCIDRs []string, log logrus.FieldLogger) 
 			return err
 		}
 		if prefix.Addr().Is4() {
-			err = setFamily("ipv4/ip_forward", bridgeNF)
+			err = setFamily(forwarding, bridgeNF)
 		} else {
 			if err = keepRouterAdvertisements(); err == nil {
-				err = setFamily("ipv6/conf/all/forwarding", "bridge/bridge-nf-call-ip6tables")
+				err = setFamily(forwarding6, bridgeNF6)
 			}
 		}
 		if err != nil {

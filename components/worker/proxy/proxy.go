@@ -30,6 +30,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // Options configures the component. All fields except Args are required.
@@ -114,6 +115,18 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	metrics.RegisterMetrics(s.config.Mode)
 	s.setConntrack(ctx)
 
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	removed := reconcile.NewSignal()
+	watching.Go(func() {
+		if err := followRemovals(ctx, removed); err != nil {
+			s.opts.Log.WithError(err).Warn("cannot watch nftables: " +
+				"rules of Services that another program removes come back only when a Service changes, or within an hour")
+		}
+	})
+
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
 		return fmt.Errorf("events: %w", err)
@@ -140,7 +153,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 			health:   s.health.server,
 			work:     &s.work,
 			log:      s.opts.Log,
-		}, unhealthy, func() { once.Do(ready) })
+		}, unhealthy, removed, func() { once.Do(ready) })
 		if err != nil || next == nil {
 			return err
 		}
@@ -148,24 +161,30 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	}
 }
 
-// serve runs a session until ctx ends or the node has other addresses, which it returns.
-func (s *Server) serve(ctx context.Context, session *session, unhealthy <-chan error, ready func()) (next []net.IP, err error) {
+// serve runs a session until ctx ends, or another one has to follow for the addresses that it returns: the node's are
+// others, or another program has removed the rules.
+func (s *Server) serve(
+	ctx context.Context, session *session, unhealthy <-chan error, removed <-chan struct{}, ready func(),
+) (next []net.IP, err error) {
 	whole := ctx
 	session.follows = func() bool { return whole.Err() == nil || lifecycle.Restarting(whole) }
 	ctx, end := context.WithCancel(ctx)
-	ended, done := error(nil), make(chan struct{})
+	ended, done, written := error(nil), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
 		defer utilruntime.HandleCrash()
 		ended = errors.New("the goroutine of a session exited") // stays if the session does not return
-		ended = session.run(ctx, ready)
+		ended = session.run(ctx, func() {
+			close(written)
+			ready()
+		})
 	}()
 	defer func() {
 		end()
 		<-done
 		err = cmp.Or(err, ended)
 	}()
-	return s.wait(ctx, session.node, session.nodeIPs, done, unhealthy)
+	return s.wait(ctx, session, done, unhealthy, written, removed)
 }
 
 // setConntrack sets the limits of connection tracking, as far as this host allows. In a container the table's size
@@ -183,10 +202,22 @@ func (s *Server) setConntrack(ctx context.Context) {
 	}
 }
 
-// wait returns the node's new addresses, or none when ctx has ended or something has failed.
-func (s *Server) wait(ctx context.Context, node *node, ips []net.IP, done <-chan struct{}, unhealthy <-chan error) ([]net.IP, error) {
+// wait returns the addresses of the session that has to follow, or none when ctx has ended or something has failed.
+func (s *Server) wait(
+	ctx context.Context, session *session, done <-chan struct{}, unhealthy <-chan error, written, removed <-chan struct{},
+) ([]net.IP, error) {
+	node, ips := session.node, session.nodeIPs
+	var missing <-chan struct{} // nil until the rules are written
 	for {
 		select {
+		case <-written:
+			written, missing = nil, removed
+		case <-missing:
+			if !lost(ctx, session.families()) {
+				continue
+			}
+			s.opts.Log.Warnf("another program has removed the nftables table %s: writing the rules of Services again", table)
+			return ips, nil
 		case <-ctx.Done():
 			return nil, nil
 		case <-done:

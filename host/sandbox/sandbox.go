@@ -62,6 +62,9 @@ func New(opts Options) (_ *Sandbox, err error) {
 	if os.Getenv(HolderEnv) != "" { // a program without Hold would start itself for ever
 		return nil, errors.New("this process is a sandbox's holder and runs as a program: call Hold first, as harness.Main does")
 	}
+	if err := ownDir(testDir()); err != nil {
+		return nil, err
+	}
 	id, state, err := allocate()
 	if err != nil {
 		return nil, err
@@ -267,6 +270,22 @@ func addressTaken(index int) bool {
 		}
 	}
 	return false
+}
+
+// ownDir creates a directory, and refuses one of another user, who could have laid files into what becomes a sandbox's
+// /etc.
+func ownDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 {
+		return fmt.Errorf("%s is another user's, or others may write to it: remove it, or set KUBELITH_TEST_DIR", dir)
+	}
+	return nil
 }
 
 // testDir holds the sandboxes' directories.

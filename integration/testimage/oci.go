@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"runtime"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -85,28 +84,7 @@ func newImage(layer v1.Layer, config v1.Config) (v1.Image, error) {
 // pack writes a directory into a tar.
 func pack(out io.Writer, dir string) error {
 	w := tar.NewWriter(out)
-	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-		if err != nil || path == dir {
-			return err
-		}
-		name, err := filepath.Rel(dir, path)
-		if err != nil {
-			return err
-		}
-		if d.IsDir() {
-			return w.WriteHeader(&tar.Header{Name: name + "/", Typeflag: tar.TypeDir, Mode: 0o755})
-		}
-		content, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(content))}); err != nil {
-			return err
-		}
-		_, err = w.Write(content)
-		return err
-	})
-	if err != nil {
+	if err := w.AddFS(os.DirFS(dir)); err != nil {
 		return fmt.Errorf("pack image: %w", err)
 	}
 	return w.Close()

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"strings"
@@ -135,8 +136,8 @@ func (srv *Server) reviewByPlugins(a *genericoptions.AdmissionOptions) error {
 
 // restrictAgents adds the review of what agents write, and of their heartbeats' times, to upstream's plugin for nodes.
 func restrictAgents(a *genericoptions.AdmissionOptions) {
-	restriction.Register(a.Plugins)
-	heartbeat.Register(a.Plugins)
+	register(a, restriction.Name, restriction.New)
+	register(a, heartbeat.Name, heartbeat.New)
 	a.RecommendedPluginOrder = slices.Insert(slices.Clone(a.RecommendedPluginOrder),
 		slices.Index(a.RecommendedPluginOrder, noderestriction.PluginName)+1, restriction.Name, heartbeat.Name)
 }
@@ -144,7 +145,7 @@ func restrictAgents(a *genericoptions.AdmissionOptions) {
 // warnOfPolicies adds the warning about nodes that do not enforce network policies. It comes after all that may refuse
 // them.
 func warnOfPolicies(a *genericoptions.AdmissionOptions) {
-	policywarning.Register(a.Plugins)
+	register(a, policywarning.Name, policywarning.New)
 	a.RecommendedPluginOrder = append(slices.Clone(a.RecommendedPluginOrder), policywarning.Name)
 }
 
@@ -153,7 +154,7 @@ func (srv *Server) keepVirtualAddress(a *genericoptions.AdmissionOptions) {
 	if srv.opts.VirtualAddress == nil {
 		return
 	}
-	virtualaddress.Register(a.Plugins, srv.opts.VirtualAddress)
+	register(a, virtualaddress.Name, func() virtualaddress.Plugin { return virtualaddress.New(srv.opts.VirtualAddress) })
 	a.RecommendedPluginOrder = append(slices.Clone(a.RecommendedPluginOrder), virtualaddress.Name)
 }
 
@@ -163,6 +164,11 @@ func (srv *Server) initialize(a *genericoptions.AdmissionOptions) {
 	srv.initializers.Register(a.Plugins)
 	a.RecommendedPluginOrder = slices.Insert(slices.Clone(a.RecommendedPluginOrder),
 		slices.Index(a.RecommendedPluginOrder, mutatingwebhook.PluginName)+1, initializers.PluginName)
+}
+
+// register adds a plugin to those that may be enabled.
+func register[P upstreamadmission.Interface](a *genericoptions.AdmissionOptions, name string, newPlugin func() P) {
+	a.Plugins.Register(name, func(io.Reader) (upstreamadmission.Interface, error) { return newPlugin(), nil })
 }
 
 // enable adds a plugin to those that the user enables, unless it is disabled.

@@ -9,7 +9,6 @@ package heartbeat
 
 import (
 	"context"
-	"io"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -26,11 +25,6 @@ const Name = "KubelithHeartbeat"
 type Plugin struct{ *admission.Handler }
 
 var _ admission.MutationInterface = Plugin{}
-
-// Register adds the plugin to those that may be enabled.
-func Register(plugins *admission.Plugins) {
-	plugins.Register(Name, func(io.Reader) (admission.Interface, error) { return New(), nil })
-}
 
 // New returns the plugin.
 func New() Plugin { return Plugin{admission.NewHandler(admission.Update)} }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -37,11 +36,6 @@ var (
 	_ admission.ValidationInterface                = (*Plugin)(nil)
 	_ initializer.WantsExternalKubeInformerFactory = (*Plugin)(nil)
 )
-
-// Register adds the plugin to those that may be enabled.
-func Register(plugins *admission.Plugins) {
-	plugins.Register(Name, func(io.Reader) (admission.Interface, error) { return New(), nil })
-}
 
 // New returns the plugin; the apiserver gives it its informers.
 func New() *Plugin { return &Plugin{Handler: admission.NewHandler(admission.Create, admission.Update)} }

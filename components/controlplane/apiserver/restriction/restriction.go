@@ -11,7 +11,6 @@ package restriction
 import (
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -42,11 +41,6 @@ var (
 	_ admission.ValidationInterface          = (*Plugin)(nil)
 	_ initializer.WantsExternalKubeClientSet = (*Plugin)(nil)
 )
-
-// Register adds the plugin to the available ones.
-func Register(plugins *admission.Plugins) {
-	plugins.Register(Name, func(io.Reader) (admission.Interface, error) { return New(), nil })
-}
 
 // New returns the plugin; the apiserver gives it a client.
 func New() *Plugin {

@@ -5,7 +5,6 @@ package virtualaddress
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,12 +23,7 @@ type Plugin struct {
 
 var _ admission.ValidationInterface = Plugin{}
 
-// Register adds the plugin to those that may be enabled. address returns the zero Addr while there is none.
-func Register(plugins *admission.Plugins, address func() netip.Addr) {
-	plugins.Register(Name, func(io.Reader) (admission.Interface, error) { return New(address), nil })
-}
-
-// New returns the plugin.
+// New returns the plugin. address returns the zero Addr while there is none.
 func New(address func() netip.Addr) Plugin {
 	return Plugin{admission.NewHandler(admission.Create, admission.Update), address}
 }

@@ -61,12 +61,17 @@ func viewOf[V any](ctx context.Context, request *rest.Request) (*V, error) {
 	return &v, nil
 }
 
-// subcommandHelp is the action of a command that only has subcommands.
-func subcommandHelp(c *cli.Context) error {
-	if c.Args().Present() {
-		return fmt.Errorf("unknown command %q: see kubelith %s --help", c.Args().First(), c.Command.Name)
+// group returns a command that only has subcommands.
+func group(name, usage string, subcommands ...*cli.Command) *cli.Command {
+	return &cli.Command{
+		Name: name, Usage: usage, Subcommands: subcommands, HideHelpCommand: true, OnUsageError: usageError,
+		Action: func(c *cli.Context) error {
+			if c.Args().Present() {
+				return fmt.Errorf("unknown command %q: see kubelith %s --help", c.Args().First(), name)
+			}
+			return cli.ShowSubcommandHelp(c)
+		},
 	}
-	return cli.ShowSubcommandHelp(c)
 }
 
 // administrator returns a client with the credentials in a file, which may be a list as in KUBECONFIG.

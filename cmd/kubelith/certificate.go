@@ -18,23 +18,17 @@ import (
 )
 
 func certificateCommand() *cli.Command {
-	return &cli.Command{
-		Name:            "certificate",
-		Aliases:         []string{"certificates"},
-		Usage:           "show the certificates of this machine, and replace the CAs of the cluster",
-		HideHelpCommand: true,
-		OnUsageError:    usageError,
-		Action:          subcommandHelp,
-		Subcommands: []*cli.Command{{
-			Name:  "list",
-			Usage: "list the certificates of the server or agent on this machine, running or not: subject, issuer and expiry",
-			Flags: append(config.DirFlags(), outputFlag("json")),
-			OnUsageError: func(_ *cli.Context, err error, _ bool) error {
-				return fmt.Errorf("%w: see kubelith certificate list --help", err)
-			},
-			Action: listCertificates,
-		}, rotateCACommand()},
-	}
+	command := group("certificate", "show the certificates of this machine, and replace the CAs of the cluster", &cli.Command{
+		Name:  "list",
+		Usage: "list the certificates of the server or agent on this machine, running or not: subject, issuer and expiry",
+		Flags: append(config.DirFlags(), outputFlag("json")),
+		OnUsageError: func(_ *cli.Context, err error, _ bool) error {
+			return fmt.Errorf("%w: see kubelith certificate list --help", err)
+		},
+		Action: listCertificates,
+	}, rotateCACommand())
+	command.Aliases = []string{"certificates"}
+	return command
 }
 
 func listCertificates(c *cli.Context) error {

@@ -21,22 +21,14 @@ import (
 
 func encryptionCommand() *cli.Command {
 	output := outputFlag("json")
-	return &cli.Command{
-		Name:            "encryption",
-		Usage:           "show and replace the key that encrypts Secrets in etcd",
-		HideHelpCommand: true,
-		OnUsageError:    usageError,
-		Action:          subcommandHelp,
-		Subcommands: []*cli.Command{
-			administratorCommand("encryption", "status", "",
-				"show which key each server uses, how many Secrets each key encrypts, and the progress of a rotation",
-				encryptionStatus, output),
-			administratorCommand("encryption", "rotate", "",
-				"replace the key on all servers, write all Secrets again, and drop the old key; resume an interrupted rotation",
-				rotateEncryption,
-				&cli.BoolFlag{Name: "no-wait", Usage: "only begin: the servers finish the rotation, see kubelith encryption status"}),
-		},
-	}
+	return group("encryption", "show and replace the key that encrypts Secrets in etcd",
+		administratorCommand("encryption", "status", "",
+			"show which key each server uses, how many Secrets each key encrypts, and the progress of a rotation",
+			encryptionStatus, output),
+		administratorCommand("encryption", "rotate", "",
+			"replace the key on all servers, write all Secrets again, and drop the old key; resume an interrupted rotation",
+			rotateEncryption,
+			&cli.BoolFlag{Name: "no-wait", Usage: "only begin: the servers finish the rotation, see kubelith encryption status"}))
 }
 
 // encryptionView asks the server of the kubeconfig, with a GET or, to begin a rotation, a POST.

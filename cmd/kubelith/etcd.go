@@ -26,22 +26,14 @@ func etcdCommand() *cli.Command {
 	alarm.Subcommands = []*cli.Command{administratorCommand("etcd alarm", "disarm", "", disarmUsage, etcdDisarm)}
 	former := administratorCommand("etcd", "disarm", "", disarmUsage, etcdDisarm) // its name in earlier releases
 	former.Hidden = true
-	return &cli.Command{
-		Name:            "etcd",
-		Usage:           "show and maintain the servers' etcd",
-		HideHelpCommand: true,
-		OnUsageError:    usageError,
-		Action:          subcommandHelp,
-		Subcommands: []*cli.Command{
-			administratorCommand("etcd", "status", "",
-				"show the servers, since when one is missing, the size of the database, and alarms", etcdStatus, output),
-			administratorCommand("etcd", "members", "", "list the servers", etcdMembers, output),
-			administratorCommand("etcd", "remove", "NAME", "remove a server from the cluster; it can come back with a token only", etcdRemove),
-			administratorCommand("etcd", "defrag", "", "return what the database of the server does not use to the file system", etcdDefrag),
-			alarm,
-			former,
-		},
-	}
+	return group("etcd", "show and maintain the servers' etcd",
+		administratorCommand("etcd", "status", "",
+			"show the servers, since when one is missing, the size of the database, and alarms", etcdStatus, output),
+		administratorCommand("etcd", "members", "", "list the servers", etcdMembers, output),
+		administratorCommand("etcd", "remove", "NAME", "remove a server from the cluster; it can come back with a token only", etcdRemove),
+		administratorCommand("etcd", "defrag", "", "return what the database of the server does not use to the file system", etcdDefrag),
+		alarm,
+		former)
 }
 
 // serversView asks the server of the kubeconfig.

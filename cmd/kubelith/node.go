@@ -13,18 +13,10 @@ import (
 )
 
 func nodeCommand() *cli.Command {
-	return &cli.Command{
-		Name:            "node",
-		Usage:           "remove nodes and revoke their credentials",
-		HideHelpCommand: true,
-		OnUsageError:    usageError,
-		Action:          subcommandHelp,
-		Subcommands: []*cli.Command{
-			administratorCommand("node", "remove", "NAME",
-				"delete a node, or one of several servers, with its pods, and revoke its credentials at once", removeNode,
-				&cli.BoolFlag{Name: "force", Usage: "revoke the credentials issued to this name even if the node does not exist"}),
-		},
-	}
+	return group("node", "remove nodes and revoke their credentials",
+		administratorCommand("node", "remove", "NAME",
+			"delete a node, or one of several servers, with its pods, and revoke its credentials at once", removeNode,
+			&cli.BoolFlag{Name: "force", Usage: "revoke the credentials issued to this name even if the node does not exist"}))
 }
 
 func removeNode(c *cli.Context, cs kubernetes.Interface) error {

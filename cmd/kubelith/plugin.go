@@ -39,24 +39,11 @@ func pluginCommand() *cli.Command {
 			},
 		}
 	}
-	return &cli.Command{
-		Name:            "plugin",
-		Usage:           "list, inspect and restart the plugins on this host",
-		HideHelpCommand: true,
-		OnUsageError:    usageError,
-		Action: func(c *cli.Context) error {
-			if c.Args().Present() {
-				return fmt.Errorf("unknown command %q: see kubelith plugin --help", c.Args().First())
-			}
-			return cli.ShowSubcommandHelp(c)
-		},
-		Subcommands: []*cli.Command{
-			command("list", "", "list all plugins with their state", listPlugins, output),
-			command("describe", "NAME ...", "show all details of a plugin", describePlugins, output),
-			command("restart", "NAME ...", "start a new process of a plugin, then stop the old one", restartPlugins),
-			pluginCheckCommand(),
-		},
-	}
+	return group("plugin", "list, inspect and restart the plugins on this host",
+		command("list", "", "list all plugins with their state", listPlugins, output),
+		command("describe", "NAME ...", "show all details of a plugin", describePlugins, output),
+		command("restart", "NAME ...", "start a new process of a plugin, then stop the old one", restartPlugins),
+		pluginCheckCommand())
 }
 
 // pluginUsageError is usageError for the subcommands of plugin.

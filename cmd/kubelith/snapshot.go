@@ -48,33 +48,26 @@ func snapshotCommand() *cli.Command {
 	}
 	list := command("list", "", "list the snapshots in the directory and the store", "", listSnapshots, outputFlag("json"))
 	list.Aliases = []string{"ls"} // k3s' name
-	return &cli.Command{
-		Name:            "snapshot",
-		Aliases:         []string{"etcd-snapshot"},
-		Usage:           "save and restore the cluster",
-		HideHelpCommand: true,
-		OnUsageError:    usageError,
-		Action:          subcommandHelp,
-		Subcommands: []*cli.Command{
-			command("save", "[NAME|-]", "save the cluster of the running server, and test that it restores",
-				"The snapshot is NAME-NODE-TIME.snapshot in the directory of snapshots and, with --snapshot-s3-bucket, in the store; "+
-					"- writes it to standard output.\n"+
-					"It has everything that a new machine needs, including the cluster's keys: encrypt it before it leaves the machine.",
-				saveSnapshot),
-			list,
-			command("verify", "NAME|FILE|-", "restore a snapshot to a scratch directory and start etcd on it",
-				whereFound, verifySnapshot, passphrase, identity),
-			command("prune", "", "delete the scheduled snapshots of this server in excess of --snapshot-retention",
-				"The newest stay, in the directory and in the store, and so do those that were saved by hand. "+
-					"The server does the same after each scheduled snapshot.",
-				pruneSnapshots),
-			command("delete", "NAME ...", "delete snapshots in the directory and the store", "s3:NAME is deleted in the store only.", deleteSnapshots),
-			command("restore", "NAME|FILE|-", "create the data directory of a server from a snapshot",
-				whereFound+"\nIt is for a machine without a cluster, which may have another name and address. "+
-					"Start kubelith server afterwards.",
-				restoreSnapshot, passphrase, identity),
-		},
-	}
+	snapshots := group("snapshot", "save and restore the cluster",
+		command("save", "[NAME|-]", "save the cluster of the running server, and test that it restores",
+			"The snapshot is NAME-NODE-TIME.snapshot in the directory of snapshots and, with --snapshot-s3-bucket, in the store; "+
+				"- writes it to standard output.\n"+
+				"It has everything that a new machine needs, including the cluster's keys: encrypt it before it leaves the machine.",
+			saveSnapshot),
+		list,
+		command("verify", "NAME|FILE|-", "restore a snapshot to a scratch directory and start etcd on it",
+			whereFound, verifySnapshot, passphrase, identity),
+		command("prune", "", "delete the scheduled snapshots of this server in excess of --snapshot-retention",
+			"The newest stay, in the directory and in the store, and so do those that were saved by hand. "+
+				"The server does the same after each scheduled snapshot.",
+			pruneSnapshots),
+		command("delete", "NAME ...", "delete snapshots in the directory and the store", "s3:NAME is deleted in the store only.", deleteSnapshots),
+		command("restore", "NAME|FILE|-", "create the data directory of a server from a snapshot",
+			whereFound+"\nIt is for a machine without a cluster, which may have another name and address. "+
+				"Start kubelith server afterwards.",
+			restoreSnapshot, passphrase, identity))
+	snapshots.Aliases = []string{"etcd-snapshot"}
+	return snapshots
 }
 
 // whereFound explains names.

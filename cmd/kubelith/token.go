@@ -22,31 +22,23 @@ func tokenCommand() *cli.Command {
 	command := func(name, args, usage string, action func(*cli.Context, kubernetes.Interface) error, flags ...cli.Flag) *cli.Command {
 		return administratorCommand("token", name, args, usage, action, flags...)
 	}
-	return &cli.Command{
-		Name:            "token",
-		Usage:           "manage join tokens",
-		HideHelpCommand: true,
-		OnUsageError:    usageError,
-		Action:          subcommandHelp,
-		Subcommands: []*cli.Command{
-			command("create", "", "create a token and print it", createToken,
-				&cli.DurationFlag{
-					Name:        "ttl",
-					Usage:       "lifetime of the token; 0 means no expiry",
-					Value:       24 * time.Hour,
-					DefaultText: "24h0m0s, for a server 1h0m0s",
-				},
-				&cli.StringFlag{
-					Name:  "usages",
-					Usage: "what the token may be used for: authentication and signing to join as an agent, or server to join as a server",
-					Value: jointoken.UsageAuthentication + "," + jointoken.UsageSigning,
-				},
-				&cli.StringFlag{Name: "description", Usage: "a description, shown by token list"},
-				&cli.BoolFlag{Name: "once", Usage: "valid for one machine only"}),
-			command("list", "", "list the tokens, without their secrets", listTokens),
-			command("delete", "ID|TOKEN ...", "delete tokens; nodes that have joined are unaffected", deleteTokens),
-		},
-	}
+	return group("token", "manage join tokens",
+		command("create", "", "create a token and print it", createToken,
+			&cli.DurationFlag{
+				Name:        "ttl",
+				Usage:       "lifetime of the token; 0 means no expiry",
+				Value:       24 * time.Hour,
+				DefaultText: "24h0m0s, for a server 1h0m0s",
+			},
+			&cli.StringFlag{
+				Name:  "usages",
+				Usage: "what the token may be used for: authentication and signing to join as an agent, or server to join as a server",
+				Value: jointoken.UsageAuthentication + "," + jointoken.UsageSigning,
+			},
+			&cli.StringFlag{Name: "description", Usage: "a description, shown by token list"},
+			&cli.BoolFlag{Name: "once", Usage: "valid for one machine only"}),
+		command("list", "", "list the tokens, without their secrets", listTokens),
+		command("delete", "ID|TOKEN ...", "delete tokens; nodes that have joined are unaffected", deleteTokens))
 }
 
 func createToken(c *cli.Context, cs kubernetes.Interface) error {

@@ -1,7 +1,6 @@
 package why
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -24,14 +23,6 @@ type Style struct {
 	Colour bool
 	// Now is the time that ages count back from.
 	Now time.Time
-}
-
-// WriteJSON writes the answer as JSON.
-func (a *Answer) WriteJSON(out io.Writer) error {
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(a)
 }
 
 // WriteText writes the answer for a person: the cause first.

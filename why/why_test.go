@@ -180,12 +180,12 @@ func TestForbidden(t *testing.T) {
 
 func TestJSON(t *testing.T) {
 	r, _ := reader(t, gadget("a", withCondition("Ready", "True", "Built", "", time.Hour)))
-	var out bytes.Buffer
-	if err := ask(t, r, gadgetTarget("a")).WriteJSON(&out); err != nil {
+	text, err := json.Marshal(ask(t, r, gadgetTarget("a")))
+	if err != nil {
 		t.Fatal(err)
 	}
 	var got map[string]any
-	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
+	if err := json.Unmarshal(text, &got); err != nil {
 		t.Fatal(err)
 	}
 	for key, want := range map[string]string{"apiVersion": Version, "status": "healthy", "code": "OK", "since": "2026-03-01T11:00:00Z"} {
@@ -194,7 +194,7 @@ func TestJSON(t *testing.T) {
 		}
 	}
 	if got["object"].(map[string]any)["uid"] != "uid-a" || got["evidence"].([]any)[0].(map[string]any)["time"] != "2026-03-01T11:00:00Z" {
-		t.Errorf("got %s", out.Bytes())
+		t.Errorf("got %s", text)
 	}
 }
 

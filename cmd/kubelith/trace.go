@@ -203,7 +203,7 @@ func (q *question) trace(c *cli.Context, client recorder, ref record.Ref) error 
 func printTimeline(out io.Writer, format string, t *trace.Timeline, options render.Options) error {
 	switch format {
 	case "json":
-		return render.JSON(out, t)
+		return writeJSON(out, t)
 	case "html":
 		return render.HTML(out, []*trace.Timeline{t}, false)
 	case "otlp":

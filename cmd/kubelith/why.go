@@ -251,7 +251,7 @@ func nearestType(access *genericclioptions.ConfigFlags, kind string) string {
 
 func printAnswer(c *cli.Context, a *why.Answer) error {
 	if wantsJSON(c) {
-		return a.WriteJSON(c.App.Writer)
+		return writeJSON(c.App.Writer, a)
 	}
 	style := why.Style{Now: time.Now()}
 	if f, ok := c.App.Writer.(*os.File); ok && term.IsTerminal(int(f.Fd())) {

@@ -1,7 +1,6 @@
 package why
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"strings"
@@ -44,11 +43,11 @@ func libraryFor(t testing.TB, s *harness.Server, types meta.RESTMapper, ns strin
 		if err != nil {
 			return a, err
 		}
-		var text bytes.Buffer
-		if err := explained.WriteJSON(&text); err != nil {
+		text, err := json.Marshal(explained)
+		if err != nil {
 			return a, err
 		}
-		err = json.Unmarshal(text.Bytes(), &a)
+		err = json.Unmarshal(text, &a)
 		return a, err
 	}
 }

@@ -3,9 +3,7 @@ package render
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"time"
@@ -13,14 +11,6 @@ import (
 	"kubelith.io/kubelith/trace"
 	"kubelith.io/kubelith/trace/record"
 )
-
-// JSON writes a timeline as it is.
-func JSON(w io.Writer, t *trace.Timeline) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(t)
-}
 
 // Failed reports whether a timeline has ended otherwise than requested.
 func Failed(t *trace.Timeline) bool {

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 )
 
 // podObject names a pod in an answer.
@@ -101,17 +102,10 @@ func podPreempted(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 	}
 	f := broken(Preempted, fmt.Sprintf("pod/%s was preempted by a pod of higher priority", pod.Name)).since(c.LastTransitionTime)
 	f.sawCondition(pod, corev1.DisruptionTarget).sawEvent(r.LastEvent(ctx, pod, c.LastTransitionTime, "Preempted"))
-	f.saw("pod/"+pod.Name+" .spec.priority", fmt.Sprint(priorityOf(pod)))
+	f.saw("pod/"+pod.Name+" .spec.priority", fmt.Sprint(corev1helpers.PodPriority(pod)))
 	return f.not(Evicted, "the node was short of something", "the condition's reason is PreemptionByScheduler, not TerminationByKubelet").
 		do("Add a node, or lower the requests of the pods of higher priority.",
 			recreate(pod, "If this pod matters more, give it a higher priorityClassName"))
-}
-
-func priorityOf(pod *corev1.Pod) int32 {
-	if pod.Spec.Priority == nil {
-		return 0
-	}
-	return *pod.Spec.Priority
 }
 
 // podDeleted explains a pod that is deleted and still there.

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
@@ -81,8 +82,8 @@ func nodeMessage(info fwk.NodeInfo, needs *pluginv1.NodeFields) *schedulingv1.No
 
 func nodePod(info fwk.PodInfo) *schedulingv1.NodePod {
 	pod := info.GetPod()
-	return &schedulingv1.NodePod{Namespace: asUTF8(pod.Namespace), Name: asUTF8(pod.Name), Labels: allUTF8(pod.Labels), Priority: priority(pod),
-		Requests: resources(info.CalculateResource().Resource)}
+	return &schedulingv1.NodePod{Namespace: asUTF8(pod.Namespace), Name: asUTF8(pod.Name), Labels: allUTF8(pod.Labels),
+		Priority: corev1helpers.PodPriority(pod), Requests: resources(info.CalculateResource().Resource)}
 }
 
 func resources(r fwk.Resource) *schedulingv1.Resources {
@@ -96,13 +97,6 @@ func resources(r fwk.Resource) *schedulingv1.Resources {
 	return out
 }
 
-func priority(pod *corev1.Pod) int32 {
-	if pod.Spec.Priority == nil {
-		return 0
-	}
-	return *pod.Spec.Priority
-}
-
 // podMessage returns what results for a pod may depend on. It has neither name and UID nor kubectl's last-applied
 // annotation, so pods of one template have equal messages.
 func podMessage(pod *corev1.Pod) (*schedulingv1.Pod, error) {
@@ -110,7 +104,7 @@ func podMessage(pod *corev1.Pod) (*schedulingv1.Pod, error) {
 		Namespace:     asUTF8(pod.Namespace),
 		Labels:        allUTF8(pod.Labels),
 		Annotations:   allUTF8(pod.Annotations),
-		Priority:      priority(pod),
+		Priority:      corev1helpers.PodPriority(pod),
 		Requests:      resources((&framework.PodInfo{Pod: pod}).CalculateResource().Resource),
 		NodeSelector:  allUTF8(pod.Spec.NodeSelector),
 		SchedulerName: asUTF8(pod.Spec.SchedulerName),

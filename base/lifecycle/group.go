@@ -26,7 +26,7 @@ type Options struct {
 	// Held are components that do not start at once; components that need them do not wait for them. It has no effect
 	// on a component whose policy is EndProcess.
 	Held map[string]Hold
-	// Timing determines when components restart; a zero field has the value of DefaultTiming.
+	// Timing determines when components restart; zero fields have defaults.
 	Timing Timing
 }
 

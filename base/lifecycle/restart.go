@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,26 +60,16 @@ type Timing struct {
 	EndWithin time.Duration
 }
 
-// DefaultTiming is for a Group without its own Timing.
-func DefaultTiming() Timing {
-	return Timing{First: time.Second, Longest: 2 * time.Minute, ResetAfter: 5 * time.Minute,
-		AskEvery: 10 * time.Second, HangAfter: time.Minute, EndWithin: 10 * time.Second}
-}
-
+// orDefault returns a Timing without zero fields.
 func (t Timing) orDefault() Timing {
-	d := DefaultTiming()
-	or := func(given *time.Duration, value time.Duration) {
-		if *given == 0 {
-			*given = value
-		}
+	return Timing{
+		First:      cmp.Or(t.First, time.Second),
+		Longest:    cmp.Or(t.Longest, 2*time.Minute),
+		ResetAfter: cmp.Or(t.ResetAfter, 5*time.Minute),
+		AskEvery:   cmp.Or(t.AskEvery, 10*time.Second),
+		HangAfter:  cmp.Or(t.HangAfter, time.Minute),
+		EndWithin:  cmp.Or(t.EndWithin, 10*time.Second),
 	}
-	or(&t.First, d.First)
-	or(&t.Longest, d.Longest)
-	or(&t.ResetAfter, d.ResetAfter)
-	or(&t.AskEvery, d.AskEvery)
-	or(&t.HangAfter, d.HangAfter)
-	or(&t.EndWithin, d.EndWithin)
-	return t
 }
 
 func (t Timing) backoff() *wait.Backoff {

@@ -29,18 +29,6 @@ import (
 // scope names this package in exported spans.
 const scope = "kubelith.io/kubelith/trace"
 
-// Spans returns the records of an object as spans, by the node on which they happened. root is the UID of its topmost
-// owner that is known; empty: it has none.
-func Spans(o record.Object, root string, records []record.Record) []*tracepb.ResourceSpans {
-	var b batch
-	id := TraceID(o, root)
-	created := creation(key(o.Ref))
-	for i := range records {
-		b.add(records[i].Node, recordSpans(o, id, created, &records[i])...)
-	}
-	return b.resources
-}
-
 // Timeline returns a timeline as spans, by node. Its trace is that of the requested object.
 func Timeline(t *trace.Timeline) []*tracepb.ResourceSpans {
 	var b batch
@@ -62,7 +50,7 @@ func Timeline(t *trace.Timeline) []*tracepb.ResourceSpans {
 	return b.resources
 }
 
-// TraceID returns the trace of an object, see Spans.
+// TraceID returns the trace of an object. root is the UID of its topmost owner that is known; empty: it has none.
 func TraceID(o record.Object, root string) []byte {
 	if id, err := hex.DecodeString(o.Trace); err == nil && len(id) == 16 {
 		return id

@@ -42,13 +42,24 @@ func attribute(s *tracepb.Span, key string) string {
 	return ""
 }
 
+// spansOf returns the records of an object as spans, by the node on which they happened.
+func spansOf(o record.Object, root string, records []record.Record) []*tracepb.ResourceSpans {
+	var b batch
+	id := TraceID(o, root)
+	created := creation(key(o.Ref))
+	for i := range records {
+		b.add(records[i].Node, recordSpans(o, id, created, &records[i])...)
+	}
+	return b.resources
+}
+
 func TestSpans(t *testing.T) {
 	o := pod()
 	all := records()
 	for i := range all {
 		all[i].Object = o.Ref
 	}
-	got := Spans(o, "u-deployment", all)
+	got := spansOf(o, "u-deployment", all)
 	if len(got) != 2 {
 		t.Fatalf("%d resources, want one for the control plane and one for the node", len(got))
 	}
@@ -83,7 +94,7 @@ func TestSpans(t *testing.T) {
 		}
 	}
 	o.Trace, o.Parent = strings.Repeat("ab", 16), strings.Repeat("cd", 8)
-	named := Spans(o, "u-deployment", all)[0].ScopeSpans[0].Spans[0]
+	named := spansOf(o, "u-deployment", all)[0].ScopeSpans[0].Spans[0]
 	if hex.EncodeToString(named.TraceId) != o.Trace || hex.EncodeToString(named.ParentSpanId) != o.Parent {
 		t.Errorf("trace %x, parent %x: not those of the annotation", named.TraceId, named.ParentSpanId)
 	}

@@ -135,7 +135,8 @@ func kindsOf(cs clients) []interface {
 			in: func(string) writer[flowcontrolv1.FlowSchema] { return cs.FlowcontrolV1().FlowSchemas() },
 		},
 		kind[admissionregistrationv1.ValidatingAdmissionPolicy, *admissionregistrationv1.ValidatingAdmissionPolicy]{
-			name: "ValidatingAdmissionPolicy", next: nextAdmissionPolicy,
+			name: "ValidatingAdmissionPolicy",
+			next: nextSpec(legacyscheme.Scheme, func(next, want *admissionregistrationv1.ValidatingAdmissionPolicy) { next.Spec = want.Spec }),
 			list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				return admission.ValidatingAdmissionPolicies().List(ctx, o)
 			},
@@ -144,7 +145,8 @@ func kindsOf(cs clients) []interface {
 			},
 		},
 		kind[admissionregistrationv1.ValidatingAdmissionPolicyBinding, *admissionregistrationv1.ValidatingAdmissionPolicyBinding]{
-			name: "ValidatingAdmissionPolicyBinding", next: nextAdmissionPolicyBinding,
+			name: "ValidatingAdmissionPolicyBinding",
+			next: nextSpec(legacyscheme.Scheme, func(next, want *admissionregistrationv1.ValidatingAdmissionPolicyBinding) { next.Spec = want.Spec }),
 			list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				return admission.ValidatingAdmissionPolicyBindings().List(ctx, o)
 			},
@@ -153,7 +155,8 @@ func kindsOf(cs clients) []interface {
 			},
 		},
 		kind[apiextensionsv1.CustomResourceDefinition, *apiextensionsv1.CustomResourceDefinition]{
-			name: "CustomResourceDefinition", next: nextDefinition,
+			name: "CustomResourceDefinition",
+			next: nextSpec(apiextensionsapiserver.Scheme, func(next, want *apiextensionsv1.CustomResourceDefinition) { next.Spec = want.Spec }),
 			list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				return cs.definitions.ApiextensionsV1().CustomResourceDefinitions().List(ctx, o)
 			},
@@ -366,27 +369,18 @@ func nextFlowSchema(have, want *flowcontrolv1.FlowSchema, _ bool) (*flowcontrolv
 	return changed(have, next, want), nil
 }
 
-func nextAdmissionPolicy(have, want *admissionregistrationv1.ValidatingAdmissionPolicy, _ bool) (*admissionregistrationv1.ValidatingAdmissionPolicy, error) {
-	next, want := have.DeepCopy(), want.DeepCopy()
-	legacyscheme.Scheme.Default(want)
-	next.Spec = want.Spec
-	return changed(have, next, want), nil
-}
-
-func nextAdmissionPolicyBinding(
-	have, want *admissionregistrationv1.ValidatingAdmissionPolicyBinding, _ bool,
-) (*admissionregistrationv1.ValidatingAdmissionPolicyBinding, error) {
-	next, want := have.DeepCopy(), want.DeepCopy()
-	legacyscheme.Scheme.Default(want)
-	next.Spec = want.Spec
-	return changed(have, next, want), nil
-}
-
-func nextDefinition(have, want *apiextensionsv1.CustomResourceDefinition, _ bool) (*apiextensionsv1.CustomResourceDefinition, error) {
-	next, want := have.DeepCopy(), want.DeepCopy()
-	apiextensionsapiserver.Scheme.Default(want)
-	next.Spec = want.Spec
-	return changed(have, next, want), nil
+// nextSpec returns a function for kind.next: it sets the wanted spec, with a scheme's defaults.
+func nextSpec[P interface {
+	metav1.Object
+	runtime.Object
+	DeepCopy() P
+}](scheme *runtime.Scheme, set func(next, want P)) func(have, want P, exact bool) (P, error) {
+	return func(have, want P, _ bool) (P, error) {
+		next, want := have.DeepCopy(), want.DeepCopy()
+		scheme.Default(want)
+		set(next, want)
+		return changed(have, next, want), nil
+	}
 }
 
 // nextAPIService takes an APIService over from upstream, which marks those that it manages with a label.

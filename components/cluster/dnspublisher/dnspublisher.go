@@ -53,8 +53,6 @@ type Options struct {
 	Informers func() informers.SharedInformerFactory
 	// ClusterDNS are the addresses of the kube-dns Service, at most one per family.
 	ClusterDNS []net.IP
-	// Port is where CoreDNS listens on each node; 0 means names.DNSPort.
-	Port int
 	// Log receives what cannot be published.
 	Log logrus.FieldLogger
 }
@@ -67,12 +65,7 @@ type Server struct{ opts Options }
 var _ lifecycle.Component = (*Server)(nil)
 
 // New returns the component; nothing is started.
-func New(o Options) *Server {
-	if o.Port == 0 {
-		o.Port = names.DNSPort
-	}
-	return &Server{o}
-}
+func New(o Options) *Server { return &Server{o} }
 
 // Name implements lifecycle.Component.
 func (s *Server) Name() string { return "dns-publisher" }
@@ -225,7 +218,7 @@ func (p *publisher) upToDate(e endpoint) bool {
 		s.Endpoints[0].NodeName != nil && *s.Endpoints[0].NodeName == e.node &&
 		(s.Endpoints[0].Conditions.Ready == nil || *s.Endpoints[0].Conditions.Ready) &&
 		len(s.Ports) == 2 && !slices.ContainsFunc(s.Ports, func(port discoveryv1.EndpointPort) bool {
-		return port.Port == nil || int(*port.Port) != p.opts.Port
+		return port.Port == nil || *port.Port != names.DNSPort
 	})
 }
 
@@ -258,7 +251,7 @@ func (p *publisher) applyService(ctx context.Context) error {
 	}
 	port := func(name string, protocol corev1.Protocol) *applycorev1.ServicePortApplyConfiguration {
 		return applycorev1.ServicePort().WithName(name).WithProtocol(protocol).WithPort(53).
-			WithTargetPort(intstr.FromInt32(int32(p.opts.Port)))
+			WithTargetPort(intstr.FromInt32(names.DNSPort))
 	}
 	service := applycorev1.Service(names.DNSService, namespace).
 		WithLabels(map[string]string{
@@ -297,7 +290,7 @@ func (p *publisher) applyService(ctx context.Context) error {
 // applySlice publishes a node's address of one family.
 func (p *publisher) applySlice(ctx context.Context, e endpoint) error {
 	port := func(name string, protocol corev1.Protocol) *applydiscoveryv1.EndpointPortApplyConfiguration {
-		return applydiscoveryv1.EndpointPort().WithName(name).WithProtocol(protocol).WithPort(int32(p.opts.Port))
+		return applydiscoveryv1.EndpointPort().WithName(name).WithProtocol(protocol).WithPort(names.DNSPort)
 	}
 	slice := applydiscoveryv1.EndpointSlice(e.name(), namespace).
 		WithLabels(map[string]string{

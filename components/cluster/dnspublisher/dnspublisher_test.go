@@ -47,7 +47,7 @@ func newTestPublisher(t *testing.T, nodes ...*corev1.Node) (*fake.Clientset, *pu
 	log.SetOutput(io.Discard)
 	shared := informers.NewSharedInformerFactory(client, 0)
 	t.Cleanup(shared.Shutdown)
-	return client, newPublisher(client, Options{ClusterDNS: []net.IP{net.ParseIP("10.43.0.10"), net.ParseIP("fd43::a")}, Port: 10053, Log: log,
+	return client, newPublisher(client, Options{ClusterDNS: []net.IP{net.ParseIP("10.43.0.10"), net.ParseIP("fd43::a")}, Log: log,
 		Informers: func() informers.SharedInformerFactory { return shared }})
 }
 

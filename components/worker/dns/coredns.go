@@ -21,6 +21,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/nodeaddr"
 )
 
@@ -164,11 +165,11 @@ func (s *serving) endWith(ctx context.Context) (wait func()) {
 	return func() { close(runEnds); <-done }
 }
 
-// portFree returns an error for a port in use: CoreDNS opens its sockets with SO_REUSEPORT, so that two servers of one
-// user would silently share the queries instead of failing.
-func portFree(ips []net.IP, port int) error {
+// portFree returns an error if our port is in use: CoreDNS opens its sockets with SO_REUSEPORT, so that two servers of
+// one user would silently share the queries instead of failing.
+func portFree(ips []net.IP) error {
 	for _, ip := range bindAddresses(ips) {
-		addr := net.JoinHostPort(ip, strconv.Itoa(port))
+		addr := net.JoinHostPort(ip, strconv.Itoa(names.DNSPort))
 		udp, err := net.ListenPacket("udp", addr)
 		if err != nil {
 			return notFree(addr+"/udp", err)
@@ -192,19 +193,19 @@ func notFree(addr string, err error) error {
 }
 
 // answers sends our own server one query; any answer will do.
-func answers(ctx context.Context, port int, domain string) error {
+func answers(ctx context.Context, domain string) error {
 	query := new(dns.Msg)
 	query.SetQuestion(dns.Fqdn("kubernetes.default.svc."+domain), dns.TypeA)
 	client := &dns.Client{Timeout: 5 * time.Second}
-	if _, _, err := client.ExchangeContext(ctx, query, net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err != nil {
+	if _, _, err := client.ExchangeContext(ctx, query, net.JoinHostPort("127.0.0.1", strconv.Itoa(names.DNSPort))); err != nil {
 		return fmt.Errorf("CoreDNS does not answer: %w", err)
 	}
 	return nil
 }
 
 // waitForAnswer queries our own server for the Service of the apiserver until there is an answer or ctx ends.
-func waitForAnswer(ctx context.Context, port int, domain string) {
-	server := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+func waitForAnswer(ctx context.Context, domain string) {
+	server := net.JoinHostPort("127.0.0.1", strconv.Itoa(names.DNSPort))
 	name := dns.Fqdn("kubernetes.default.svc." + domain)
 	client := &dns.Client{Timeout: time.Second}
 	tick := time.NewTicker(50 * time.Millisecond)

@@ -6,6 +6,8 @@ import (
 	"net"
 	"strings"
 	"text/template"
+
+	"kubelith.io/kubelith/base/names"
 )
 
 // answerTTL is how long, in seconds, clients may keep the address of a Service.
@@ -14,7 +16,6 @@ const answerTTL = 5
 // corefile is the configuration of CoreDNS, in CoreDNS's own format, because its plugins can only be set up from it.
 type corefile struct {
 	Domain    string
-	Port      int
 	Bind      []string // addresses to listen on
 	Allow     []string // networks that get answers in addition to this host; all others are refused
 	Upstreams []string // resolvers for other names; empty: such names fail with SERVFAIL
@@ -69,8 +70,8 @@ func (c corefile) render() ([]byte, error) {
 	var b bytes.Buffer
 	err = t.Execute(&b, struct {
 		corefile
-		TTL int
-	}{c.onPort(), answerTTL})
+		Port, TTL int
+	}{c.onPort(), names.DNSPort, answerTTL})
 	if err != nil {
 		return nil, fmt.Errorf("corefile: %w", err)
 	}
@@ -84,7 +85,7 @@ func (c corefile) onPort() corefile {
 	for _, s := range servers {
 		var zones []string
 		for _, zone := range s.Zones {
-			zones = append(zones, fmt.Sprintf("%s:%d", zone, c.Port))
+			zones = append(zones, fmt.Sprintf("%s:%d", zone, names.DNSPort))
 		}
 		c.Custom.Servers = append(c.Custom.Servers, customServer{zones, s.Body})
 	}

@@ -80,7 +80,7 @@ func FuzzParseCustom(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			out, err := corefile{Domain: "cluster.local", Port: 10053, Bind: []string{"127.0.0.1"}, Allow: []string{"10.42.0.0/16"}, Custom: c}.render()
+			out, err := corefile{Domain: "cluster.local", Bind: []string{"127.0.0.1"}, Allow: []string{"10.42.0.0/16"}, Custom: c}.render()
 			if err != nil {
 				t.Fatal(err)
 			}

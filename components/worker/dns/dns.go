@@ -47,8 +47,6 @@ type Options struct {
 	ClusterDomain string
 	// ClusterCIDRs are the pod networks: only they and this host get answers.
 	ClusterCIDRs []string
-	// Port is the UDP and TCP port on the node; 0 means names.DNSPort.
-	Port int
 	// ResolvConf returns the file with the resolvers for all other names; nil means HostResolvConf. The file is checked
 	// repeatedly: resolvers change, or are set after the machine starts.
 	ResolvConf func() string
@@ -66,9 +64,6 @@ type Server struct{ opts Options }
 
 // New returns the component; nothing is started.
 func New(opts Options) *Server {
-	if opts.Port == 0 {
-		opts.Port = names.DNSPort
-	}
 	if opts.ResolvConf == nil {
 		opts.ResolvConf = HostResolvConf
 	}
@@ -96,7 +91,7 @@ func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside
 
 // Healthy implements lifecycle.Health: CoreDNS gives any answer.
 func (s *Server) Healthy(ctx context.Context) error {
-	return answers(ctx, s.opts.Port, s.opts.ClusterDomain)
+	return answers(ctx, s.opts.ClusterDomain)
 }
 
 // Run answers queries until ctx ends. It calls ready when kubernetes.default.svc resolves.
@@ -109,7 +104,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		return fmt.Errorf("client: %w", err)
 	}
 	registerPlugins(s.opts.Client)
-	if err := portFree(s.opts.NodeIPs, s.opts.Port); err != nil {
+	if err := portFree(s.opts.NodeIPs); err != nil {
 		return err
 	}
 	with := settings{ips: s.opts.NodeIPs, upstreams: s.upstreams(nil)}
@@ -136,7 +131,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	defer func() { stop(); running.Wait() }()
 	running.Go(func() {
 		defer utilruntime.HandleCrash()
-		if waitForAnswer(working, s.opts.Port, s.opts.ClusterDomain); working.Err() == nil {
+		if waitForAnswer(working, s.opts.ClusterDomain); working.Err() == nil {
 			ready()
 		}
 	})
@@ -198,7 +193,6 @@ func (s *Server) upstreams(before []string) []string {
 func (s *Server) serve(with settings) (*instance, error) {
 	return start(corefile{
 		Domain:    s.opts.ClusterDomain,
-		Port:      s.opts.Port,
 		Bind:      bindAddresses(with.ips),
 		Allow:     s.opts.ClusterCIDRs,
 		Upstreams: with.upstreams,

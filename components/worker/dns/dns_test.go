@@ -66,7 +66,7 @@ func write(t *testing.T, file, text string) {
 }
 
 func TestCorefile(t *testing.T) {
-	c := corefile{Domain: "cluster.local", Port: 10053, Bind: []string{"127.0.0.1", "192.0.2.1"},
+	c := corefile{Domain: "cluster.local", Bind: []string{"127.0.0.1", "192.0.2.1"},
 		Allow: []string{"10.42.0.0/16"}, Upstreams: []string{"192.0.2.53"}}
 	text, err := c.render()
 	if err != nil {

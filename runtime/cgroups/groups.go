@@ -305,22 +305,13 @@ func (g *Group) Kill() error {
 }
 
 // OOMKills returns how many processes of the group the kernel's OOM killer has killed.
-func (g *Group) OOMKills() int {
+func (g *Group) OOMKills() int64 {
 	file := "memory.oom_control"
 	if g.parent.mode == V2 {
 		file = "memory.events"
 	}
-	content, err := os.ReadFile(filepath.Join(g.dir("memory"), file))
-	if err != nil {
-		return 0
-	}
-	for line := range strings.Lines(string(content)) {
-		if text, ok := strings.CutPrefix(line, "oom_kill "); ok {
-			n, _ := strconv.Atoi(strings.TrimSpace(text))
-			return n
-		}
-	}
-	return 0
+	n, _ := field(filepath.Join(g.dir("memory"), file), "oom_kill") // 0 if it cannot be read
+	return n
 }
 
 // Remove removes the group; its processes have ended.

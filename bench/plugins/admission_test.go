@@ -174,7 +174,7 @@ func cpu(t *testing.T, pid int) time.Duration {
 func pluginSide(t testing.TB, program string) side {
 	t.Helper()
 	h := startPlugins(t, host.Spec{Spec: process.Spec{Name: "images", Kind: plugins.Admission, Path: program, Env: strings.Fields(os.Getenv("BENCH_PLUGIN_ENV")), Source: "the benchmark"}})
-	registry, err := pluginadmission.Registry(pluginadmission.Options{Plugins: h, Self: "system:apiserver", Log: logrus.New()})
+	registry, err := pluginadmission.Registry(pluginadmission.Options{Plugins: h, Log: logrus.New()})
 	if err != nil {
 		t.Fatal(err)
 	}

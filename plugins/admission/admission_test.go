@@ -36,15 +36,13 @@ import (
 	"kubelith.io/kubelith/plugins/sdk"
 )
 
-const self = "system:apiserver"
-
 func quiet() logrus.FieldLogger {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	return log
 }
 
-func options(set plugins.Set) Options { return Options{Plugins: set, Self: self, Log: quiet()} }
+func options(set plugins.Set) Options { return Options{Plugins: set, Log: quiet()} }
 
 // everything is a rule for all requests.
 var everything = []registrationv1.RuleWithOperations{{
@@ -207,7 +205,7 @@ func TestMatching(t *testing.T) {
 			w.MatchConditions = []registrationv1.MatchCondition{{Name: "you", Expression: "request.userInfo.username == 'you'"}}
 		}, func() admission.Attributes { return pod(nil) }, false},
 		{"its own requests", func(*registrationv1.ValidatingWebhook) {}, func() admission.Attributes {
-			return request(pod(nil).GetObject(), nil, "pods", "", admission.Create, self)
+			return request(pod(nil).GetObject(), nil, "pods", "", admission.Create, user.APIServerUser)
 		}, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

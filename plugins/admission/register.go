@@ -30,10 +30,7 @@ import (
 // Options of the registry.
 type Options struct {
 	Plugins plugins.Set
-	// Self is the user of the apiserver's own requests. Plugins do not review them: without the objects that they
-	// create at the start there is no cluster in which an operator could fix a plugin.
-	Self string
-	Log  logrus.FieldLogger
+	Log     logrus.FieldLogger
 }
 
 // Registry returns all admission plugins of kube-apiserver, with plugins' hooks in the two for webhooks. It is a new

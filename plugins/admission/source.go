@@ -90,11 +90,7 @@ func (s *source) accessors(p plugins.Plugin, before built) []webhook.WebhookAcce
 		}
 		rules = unknownRules(p)
 	}
-	accessors := s.pick(rules)
-	for _, a := range accessors {
-		a.(*accessor).self = s.opts.Self
-	}
-	return accessors
+	return s.pick(rules)
 }
 
 // together is a source of plugins' hooks, followed by another source.

@@ -17,7 +17,6 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/admission/noderestriction"
 
 	"kubelith.io/kubelith/base/args"
-	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/components/controlplane/apiserver/heartbeat"
 	"kubelith.io/kubelith/components/controlplane/apiserver/initializers"
 	"kubelith.io/kubelith/components/controlplane/apiserver/passwordfile"
@@ -126,7 +125,7 @@ func (srv *Server) reviewByPlugins(a *genericoptions.AdmissionOptions) error {
 	if srv.opts.Plugins == nil {
 		return nil
 	}
-	registry, err := admission.Registry(admission.Options{Plugins: srv.opts.Plugins, Self: client.APIServer, Log: srv.opts.Log})
+	registry, err := admission.Registry(admission.Options{Plugins: srv.opts.Plugins, Log: srv.opts.Log})
 	if err != nil {
 		return err
 	}

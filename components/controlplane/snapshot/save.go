@@ -60,15 +60,7 @@ func Dir(dataDir string) string { return filepath.Join(dataDir, "server", "snaps
 // pluginDirs are the directories of executables of plugins.
 func pluginDirs() []string { return []string{"admission", "scheduling", "storage"} }
 
-// Save writes a snapshot to w once the copy of the database is complete. scratch is a directory for that copy.
-func Save(ctx context.Context, s Source, scratch string, w io.Writer) (Header, error) {
-	to, err := s.Keys.recipients()
-	if err != nil {
-		return Header{}, err
-	}
-	return save(ctx, s, to, scratch, w)
-}
-
+// save writes a snapshot to w once the copy of the database is complete. scratch is a directory for that copy.
 func save(ctx context.Context, s Source, to []age.Recipient, scratch string, w io.Writer) (Header, error) {
 	keys, err := os.ReadFile(filepath.Join(s.DataDir, encryptionFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -271,7 +271,7 @@ func TestWrongKeys(t *testing.T) {
 func TestInterruptedRestore(t *testing.T) {
 	s := server(t)
 	var content bytes.Buffer
-	if _, err := Save(t.Context(), s, t.TempDir(), &content); err != nil {
+	if _, err := save(t.Context(), s, nil, t.TempDir(), &content); err != nil {
 		t.Fatal(err)
 	}
 	to := Target{DataDir: filepath.Join(t.TempDir(), "data"), Socket: filepath.Join(t.TempDir(), "etcd.sock"), NodeName: "first", Kubelith: "v1", Kubernetes: "v1.37.1"}

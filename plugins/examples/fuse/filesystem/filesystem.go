@@ -49,8 +49,6 @@ type Options struct {
 	UID, GID, Umask uint32
 	// Log receives what an operator should know; may be nil.
 	Log func(message string)
-	// UploadEvery and CountEvery are for tests; 0: the defaults.
-	UploadEvery, CountEvery time.Duration
 }
 
 // FS is the file system. It is a fuse.RawFileSystem.
@@ -79,12 +77,6 @@ type FS struct {
 func Open(ctx context.Context, o Options) (*FS, error) {
 	f := &FS{RawFileSystem: fuse.NewDefaultRawFileSystem(), o: o, capacity: o.Capacity,
 		nodes: map[uint64]*node{}, listings: map[uint64][]fuse.DirEntry{}}
-	if f.o.UploadEvery == 0 {
-		f.o.UploadEvery = uploadEvery
-	}
-	if f.o.CountEvery == 0 {
-		f.o.CountEvery = countEvery
-	}
 	if err := os.MkdirAll(filepath.Join(o.Dir, buffers), 0o700); err != nil {
 		return nil, err
 	}
@@ -96,8 +88,8 @@ func Open(ctx context.Context, o Options) (*FS, error) {
 		return nil, err
 	}
 	ctx, f.stop = context.WithCancel(context.WithoutCancel(ctx))
-	f.ended.Go(func() { f.every(ctx, f.o.UploadEvery, f.Sync) })
-	f.ended.Go(func() { f.every(ctx, f.o.CountEvery, f.count) })
+	f.ended.Go(func() { f.every(ctx, uploadEvery, f.Sync) })
+	f.ended.Go(func() { f.every(ctx, countEvery, f.count) })
 	return f, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -50,6 +51,9 @@ func (s *Server) ClusterInfo(kubernetes, kubelith string) *ClusterInfo {
 	}
 	return info
 }
+
+// DNSIPs returns ClusterDNS parsed. The addresses must be valid.
+func (c *ClusterInfo) DNSIPs() []net.IP { return parsed(c.ClusterDNS) }
 
 // ParseClusterInfo reads the JSON form. An error says what to do.
 func ParseClusterInfo(data []byte) (*ClusterInfo, error) {

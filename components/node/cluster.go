@@ -104,7 +104,7 @@ func cluster(b *builder, p *plane) {
 	b.with("dns").elect(dnspublisher.New(dnspublisher.Options{
 		Client:     p.leader.Config(client.DNS),
 		Informers:  p.api.Informers,
-		ClusterDNS: addresses(cfg.ClusterInfo("", "").ClusterDNS),
+		ClusterDNS: cfg.ClusterDNS(),
 		Log:        p.logFor("dns-publisher"),
 	}))
 

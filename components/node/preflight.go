@@ -138,7 +138,7 @@ func nodeCheckOptions(cfg *config.Node, cluster *config.ClusterInfo, caDir strin
 		Proxy:          !cfg.Disabled("proxy"),
 		Bridge:         containers && !cfg.Disabled("network") && cniMode(cluster.Network) == cni.Bridge,
 		WireGuard:      !cfg.Disabled("network") && network.Backend(cluster.Network) == network.WireGuard,
-		ServiceIPs:     addresses(cluster.ClusterDNS),
+		ServiceIPs:     cluster.DNSIPs(),
 		NotBefore:      buildTime(),
 		NotBeforeOf:    "this program was built at",
 	}

@@ -110,15 +110,6 @@ func joinHint(cfg *config.Server) string {
 		jointoken.MakeCommand, jointoken.Command(joinURL(cfg)))
 }
 
-// addresses parses addresses that the configuration has checked.
-func addresses(texts []string) []net.IP {
-	ips := make([]net.IP, 0, len(texts))
-	for _, text := range texts {
-		ips = append(ips, net.ParseIP(text))
-	}
-	return ips
-}
-
 func namesOf(components []lifecycle.Component) []string {
 	all := make([]string, 0, len(components))
 	for _, c := range components {

@@ -70,7 +70,7 @@ const asNode = ""
 func worker(b *builder, w workerOptions) *kubelet.Server {
 	logFor := func(component string) logrus.FieldLogger { return logging.Component(w.log, component) }
 	recording := w.machine.nodeRecords(w.cfg.NodeName)
-	cfg, nodeIPs, clusterDNS := w.cfg, w.cfg.NodeIPs(), addresses(w.cluster.ClusterDNS)
+	cfg, nodeIPs, clusterDNS := w.cfg, w.cfg.NodeIPs(), w.cluster.DNSIPs()
 
 	socket := cfg.ContainerdSocket()
 	cniConfDir, cniSocket := filepath.Join(cfg.SocketDir(), "cni", "net.d"), filepath.Join(cfg.SocketDir(), "cni", "podlink.sock")

@@ -4,7 +4,9 @@
 package plugins
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"time"
 
 	"google.golang.org/grpc"
@@ -72,4 +74,12 @@ type NotRunningError struct {
 
 func (e *NotRunningError) Error() string {
 	return "plugin " + e.Plugin + " is not running: " + e.Reason
+}
+
+// Decode decodes an object of a description. An unknown field is an error, as it could be a restriction that would be
+// ignored.
+func Decode(text []byte, into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	return decoder.Decode(into)
 }

@@ -1,8 +1,6 @@
 package admission
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -120,7 +118,7 @@ func configurations(name string, d *pluginv1.Description, settings plugins.Setti
 	mutating := &registrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name + domain}}
 	for i, text := range a.GetMutating() {
 		var w registrationv1.MutatingWebhook
-		if err := decode(text, &w); err != nil {
+		if err := plugins.Decode(text, &w); err != nil {
 			return nil, nil, fmt.Errorf("mutating[%d]: %w", i, err)
 		}
 		if err := complete(name, &w.Name, &w.ClientConfig, &w.AdmissionReviewVersions); err != nil {
@@ -132,7 +130,7 @@ func configurations(name string, d *pluginv1.Description, settings plugins.Setti
 	validating := &registrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name + domain}}
 	for i, text := range a.GetValidating() {
 		var w registrationv1.ValidatingWebhook
-		if err := decode(text, &w); err != nil {
+		if err := plugins.Decode(text, &w); err != nil {
 			return nil, nil, fmt.Errorf("validating[%d]: %w", i, err)
 		}
 		if err := complete(name, &w.Name, &w.ClientConfig, &w.AdmissionReviewVersions); err != nil {
@@ -142,13 +140,6 @@ func configurations(name string, d *pluginv1.Description, settings plugins.Setti
 		validating.Webhooks = append(validating.Webhooks, w)
 	}
 	return mutating, validating, check(mutating, validating)
-}
-
-// decode decodes a hook. An unknown field is an error, as it could be a restriction that would be ignored.
-func decode(text []byte, into any) error {
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
-	return decoder.Decode(into)
 }
 
 // complete sets the fields of a hook that upstream requires of a webhook.

@@ -1,8 +1,6 @@
 package storage
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -10,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"kubelith.io/kubelith/plugins"
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
 
@@ -51,7 +50,7 @@ func declarationOf(description *pluginv1.Description) (Declaration, error) {
 		return Declaration{}, errors.New("it does not describe a storage plugin")
 	}
 	driver := &storagev1.CSIDriver{}
-	if err := decode(s.GetCsiDriver(), driver); err != nil {
+	if err := plugins.Decode(s.GetCsiDriver(), driver); err != nil {
 		return Declaration{}, fmt.Errorf("csi_driver: %w", err)
 	}
 	if wrong := validation.IsDNS1123Subdomain(driver.Name); len(wrong) > 0 || len(driver.Name) > 63 {
@@ -60,7 +59,7 @@ func declarationOf(description *pluginv1.Description) (Declaration, error) {
 	var classes []*storagev1.StorageClass
 	for i, text := range s.GetStorageClasses() {
 		class := &storagev1.StorageClass{}
-		if err := decode(text, class); err != nil {
+		if err := plugins.Decode(text, class); err != nil {
 			return Declaration{}, fmt.Errorf("storage_classes[%d]: %w", i, err)
 		}
 		if class.Name == "" || class.Provisioner != driver.Name {
@@ -69,13 +68,6 @@ func declarationOf(description *pluginv1.Description) (Declaration, error) {
 		classes = append(classes, class)
 	}
 	return Declare(driver, classes, s.GetNodeLocal()), nil
-}
-
-// decode reads an object as the API would: a field that it does not have is an error.
-func decode(text []byte, into any) error {
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
-	return decoder.Decode(into)
 }
 
 // owned is the part of the metadata that a plugin declares, marked as ours.

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,12 +96,7 @@ func atOnce(n int, call func(i int) error) error {
 		group.Go(func() { errs[i] = call(i) })
 	}
 	group.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return cmp.Or(errs...)
 }
 
 // refusesHands starts the executable without the host's cookie: a user who does so should get an explanation, not wait.

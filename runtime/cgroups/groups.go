@@ -3,6 +3,7 @@ package cgroups
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -244,14 +245,7 @@ func (g *Group) Dir() string {
 // Dirs returns all directories of the group.
 func (g *Group) Dirs() []string { return dirsOf(g.dirs) }
 
-func dirsOf(byController map[string]string) []string {
-	var out []string
-	for _, dir := range byController {
-		out = append(out, dir)
-	}
-	slices.Sort(out)
-	return out
-}
+func dirsOf(byController map[string]string) []string { return slices.Sorted(maps.Values(byController)) }
 
 // Open opens the directory for clone3 (CLONE_INTO_CGROUP), which v1 does not support: nil there.
 func (g *Group) Open() (*os.File, error) {

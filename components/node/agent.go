@@ -63,9 +63,7 @@ func ServeAgent(ctx context.Context, cfg *config.Agent, release string, out Outp
 // withoutServer returns the components that become ready while the server is away. Once they are ready, the agent has
 // started: its pods run, and a service manager must not think that it hangs.
 func withoutServer(components []lifecycle.Component) []string {
-	return slices.DeleteFunc(namesOf(components), func(name string) bool {
-		return !slices.Contains([]string{"connection", "containerd", "kubelet"}, name)
-	})
+	return only(components, "connection", "containerd", "kubelet")
 }
 
 // agent is what an agent found or created before any component.

@@ -50,7 +50,10 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 	if err != nil {
 		return err
 	}
-	goal := progress.Goal{Role: names.RoleServer, Needed: essential(components), Reached: "kubeconfig: " + cfg.WriteKubeconfig,
+	// A server cannot work without storage, the API and the node. A start that lacks another component is still
+	// complete: systemd must not end etcd and the API for it.
+	needed := only(components, "etcd", "apiserver", "kubelet")
+	goal := progress.Goal{Role: names.RoleServer, Needed: needed, Reached: "kubeconfig: " + cfg.WriteKubeconfig,
 		Next: func() string { return joinHint(cfg) }}
 	if err := p.breakLoops(&cfg.Node); err != nil {
 		return err
@@ -61,14 +64,6 @@ func Serve(ctx context.Context, cfg *config.Server, release string, out Output) 
 	}
 	prepared()
 	return p.run(ctx, machine, components, goal)
-}
-
-// essential returns the components that a server cannot work without: storage, the API and the node. A start that lacks
-// another one is still complete: systemd must not end etcd and the API for it.
-func essential(components []lifecycle.Component) []string {
-	return slices.DeleteFunc(namesOf(components), func(name string) bool {
-		return !slices.Contains([]string{"etcd", "apiserver", "kubelet"}, name)
-	})
 }
 
 // server builds all components of a server. It touches nothing on the host.
@@ -108,6 +103,11 @@ func joinURL(cfg *config.Server) string {
 func joinHint(cfg *config.Server) string {
 	return fmt.Sprintf("to join a machine, create a token here:\n  %s\nthen run there, with that file:\n  %s\n",
 		jointoken.MakeCommand, jointoken.Command(joinURL(cfg)))
+}
+
+// only returns those of the names that components have, in the order of the components.
+func only(components []lifecycle.Component, names ...string) []string {
+	return slices.DeleteFunc(namesOf(components), func(name string) bool { return !slices.Contains(names, name) })
 }
 
 func namesOf(components []lifecycle.Component) []string {

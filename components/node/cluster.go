@@ -81,7 +81,6 @@ func cluster(b *builder, p *plane) {
 	b.elect(approver.New(approver.Options{
 		Client:          p.leader.Config(client.Approver),
 		Informers:       p.api.Informers,
-		Group:           names.JoiningAgents,
 		Spend:           tokens.Spend,
 		ServerNames:     p.serverNames,
 		ServerCert:      p.machine.pki.APIServer.Cert,

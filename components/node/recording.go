@@ -22,18 +22,14 @@ func newRecord(cfg *config.Node) *record.Store {
 }
 
 // recording is what the components of a node record to; nil if the flight recorder is switched off.
-type recording struct {
-	sink   record.Sink
-	source *spans.Source
-}
+type recording struct{ source *spans.Source }
 
 // nodeRecords returns the recording of this machine's node.
 func (h *machine) nodeRecords(node string) *recording {
 	if h.record == nil {
 		return nil
 	}
-	sink := record.At(h.record, node)
-	return &recording{sink: sink, source: spans.New(sink, h.record.Clock())}
+	return &recording{spans.New(record.At(h.record, node), h.record.Clock())}
 }
 
 // calls returns the handler of the calls to containerd.

@@ -31,7 +31,6 @@ import (
 	"kubelith.io/kubelith/components/worker/upgrader"
 	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/runtime/cgroups"
-	embeddedimages "kubelith.io/kubelith/runtime/images"
 )
 
 // workerOptions are what differs between a server's own node and an agent.
@@ -82,7 +81,6 @@ func worker(b *builder, w workerOptions) *kubelet.Server {
 		CNIConfDir:     cniConfDir,
 		CNIBinDirs:     []string{thirdPartyCNI, w.machine.binDir},
 		RegistriesDir:  registriesDir,
-		SandboxImage:   embeddedimages.Pause,
 		DefaultRuntime: cfg.DefaultRuntime,
 		Calls:          recording.calls(),
 		Ended:          recording.ended(),

@@ -25,8 +25,6 @@ type StorageTarget struct {
 	Dir string
 	// Block adds a second round with block devices.
 	Block bool
-	// VolumeSize and ExpandedSize of the volumes, in bytes; 0: 64 and 128 MiB.
-	VolumeSize, ExpandedSize int64
 	// Parameters of the volumes, as in a StorageClass.
 	Parameters map[string]string
 }

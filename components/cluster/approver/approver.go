@@ -52,8 +52,6 @@ type Options struct {
 	Client *rest.Config
 	// Informers returns the factory that the process shares; it is called when the apiserver is ready.
 	Informers func() informers.SharedInformerFactory
-	// Group is the group of machines that join with one of our tokens.
-	Group string
 	// Spend records that the machine with this key joins with the token, and returns the reason if it may not; an error
 	// means: try again.
 	Spend func(ctx context.Context, tokenID, machine string) (refusal string, err error)

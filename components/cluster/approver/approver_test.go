@@ -140,7 +140,7 @@ func newCluster(t *testing.T, objects ...runtime.Object) *cluster {
 	log, hook := test.NewNullLogger()
 	c := &cluster{client: fake.NewClientset(objects...), log: hook}
 	c.Server = newServer(Options{
-		Group: group, ServerNames: func() []string { return []string{"server-1"} }, ServerCert: apiCert(t), ClusterDomain: "cluster.local",
+		ServerNames: func() []string { return []string{"server-1"} }, ServerCert: apiCert(t), ClusterDomain: "cluster.local",
 		Networks: []string{"10.42.0.0/16", "10.43.0.0/16", "fd42::/56"},
 		Spend: func(_ context.Context, id, machine string) (string, error) {
 			c.spent = append(c.spent, id+" "+machine)

@@ -32,7 +32,7 @@ const (
 // joins reports whether the request comes from a machine that has shown one of our tokens. Other tokens (kubeadm's for
 // example) have other groups, and their owners approve them.
 func (s *Server) joins(csr *certificatesv1.CertificateSigningRequest) bool {
-	return strings.HasPrefix(csr.Spec.Username, bootstrapapi.BootstrapUserPrefix) && slices.Contains(csr.Spec.Groups, s.opts.Group)
+	return strings.HasPrefix(csr.Spec.Username, bootstrapapi.BootstrapUserPrefix) && slices.Contains(csr.Spec.Groups, names.JoiningAgents)
 }
 
 // judgeClient applies the rules for a node's client certificate.

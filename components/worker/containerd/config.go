@@ -6,6 +6,7 @@ import (
 	srvconfig "github.com/containerd/containerd/v2/cmd/containerd/server/config"
 	"github.com/containerd/containerd/v2/version"
 
+	"kubelith.io/kubelith/runtime/images"
 	"kubelith.io/kubelith/runtime/oci"
 	"kubelith.io/kubelith/runtime/payload"
 )
@@ -52,7 +53,7 @@ func config(o Options, h host) *srvconfig.Config {
 			},
 			"io.containerd.cri.v1.images": table{
 				"snapshotter":   h.snapshotter,
-				"pinned_images": table{"sandbox": o.SandboxImage},
+				"pinned_images": table{"sandbox": images.Pause},
 				"registry":      table{"config_path": o.RegistriesDir},
 			},
 			criRuntime: table{

@@ -37,7 +37,6 @@ type Options struct {
 	CNIConfDir    string   // the directory whose first CNI configuration is used
 	CNIBinDirs    []string // searched in this order
 	RegistriesDir string   // <dir>/<host>/hosts.toml, containerd's format for registries and mirrors
-	SandboxImage  string
 	// DefaultRuntime starts the containers of pods without a RuntimeClass: of runtime/oci.
 	DefaultRuntime string
 	Calls          stats.Handler      // sees the calls to the gRPC server; nil: none

@@ -5,7 +5,6 @@
 package csisanity
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -21,11 +20,8 @@ import (
 	"kubelith.io/kubelith/plugins/conformance"
 )
 
-// Default sizes of volumes, small enough for a test machine.
-const (
-	defaultVolumeSize   = 64 << 20
-	defaultExpandedSize = 128 << 20
-)
+// Sizes of volumes in bytes, small enough for a test machine.
+const volumeSize, expandedSize = 64 << 20, 128 << 20
 
 // Main reads a conformance.StorageTarget from in and writes []conformance.StorageResult to out, both as JSON.
 // It works once per process.
@@ -77,8 +73,8 @@ func configOf(t conformance.StorageTarget, access string) sanity.TestConfig {
 	c.StagingPath = filepath.Join(t.Dir, access+"-staging")
 	c.TestVolumeAccessType = access
 	c.TestVolumeParameters = t.Parameters
-	c.TestVolumeSize = cmp.Or(t.VolumeSize, defaultVolumeSize)
-	c.TestVolumeExpandSize = cmp.Or(t.ExpandedSize, defaultExpandedSize)
+	c.TestVolumeSize = volumeSize
+	c.TestVolumeExpandSize = expandedSize
 	return c
 }
 

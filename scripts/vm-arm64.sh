@@ -1,9 +1,9 @@
 #!/bin/bash
-# vm-arm64.sh: the program that `make vm-test` takes as VM, with arm64 machines, emulated on any other host:
+# vm-arm64.sh: the program that vm-test.sh takes as VM, with arm64 machines, emulated on any other host:
 #
-#   make vm-test VM=scripts/vm-arm64.sh BIN=dist/kubelith-arm64
+#   BIN=dist/kubelith-arm64 scripts/vm-test.sh scripts/vm-arm64.sh
 #
-#   vm-arm64.sh image             make the disk that all machines start from: Debian, in some ten minutes
+#   vm-arm64.sh image             make the disk that all machines start from: Debian, in five minutes
 #   vm-arm64.sh start NAME [MiB]  start a machine, and wait until it answers; its disk is kept until rm
 #   vm-arm64.sh ssh NAME COMMAND...
 #   vm-arm64.sh put NAME FILE... DIRECTORY

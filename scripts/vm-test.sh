@@ -48,7 +48,10 @@ t=$(uptime_s)
 sh k/install.sh k/kubelith
 took=$(since $t)
 [ "$(systemctl is-active kubelith)" = active ] && [ "$(systemctl is-enabled kubelith)" = enabled ] || fail "$(systemctl status kubelith --no-pager)"
-[ "$(systemctl show kubelith -p StatusText --value)" = "all components are ready" ] || fail "started before it was ready"
+# systemd waits for etcd, the API and the kubelet; the others may follow.
+status() { systemctl show kubelith -p StatusText --value; }
+all_ready() { [ "$(status)" = "all components are ready" ]; }
+until_true 60 all_ready || fail "not all components are ready: $(status)"
 unit=$(systemctl show kubelith -p Type -p Delegate -p KillMode | sort | tr '\n' ' ')
 [ "$unit" = "Delegate=yes KillMode=process Type=notify " ] || fail "the unit has $unit"
 echo "active and enabled after $took, $unit"

@@ -40,6 +40,8 @@ type state struct {
 	Copied []string `json:"copied,omitempty"`
 	// Snapshot is the path of the one that was saved before.
 	Snapshot string `json:"snapshot,omitempty"`
+	// Adopted is the release with which the node was ready last, before; empty if that is unknown.
+	Adopted string `json:"adopted,omitempty"`
 	// Why the new program is given up.
 	Why string `json:"why,omitempty"`
 	// HandOver: the old program knows this command too, and finishes what the new one was interrupted in.

@@ -104,7 +104,7 @@ func Run(ctx context.Context, o Options) error {
 		return o.begin(ctx)
 	}
 	if o.becameReady(s) {
-		o.say("an upgrade to %s was interrupted after that had become ready: it is complete", s.New)
+		o.say("an upgrade to %s was interrupted, and the node has been ready since: its data stays", s.New)
 		if err := forget(o.DataDir); err != nil {
 			return err
 		}
@@ -134,14 +134,15 @@ func Run(ctx context.Context, o Options) error {
 	return o.begin(ctx)
 }
 
-// becameReady reports whether the node has been ready with the new program since the upgrade was interrupted. What
-// clients have written since, for seconds or for weeks, is worth more than the copy of the data.
+// becameReady reports whether the node has been ready with another program since the upgrade was interrupted: with the
+// new one, or with one that was installed by hand. What clients have written since, for seconds or for weeks, is worth
+// more than the copy of the data.
 func (o Options) becameReady(s *state) bool {
-	if s.Phase != trying || s.New.Release == s.Old.Release {
+	if s.Phase != trying || s.Adopted == "" {
 		return false
 	}
 	release, err := o.Adopted()
-	return err == nil && release == s.New.Release
+	return err == nil && release != s.Adopted
 }
 
 // takeLock takes the data directory for one upgrade at a time. The kernel frees it however the process ends.
@@ -256,6 +257,7 @@ func (o Options) begin(ctx context.Context) (err error) {
 		return err
 	}
 	s.HandOver = sameFiles(self, installed)
+	s.Adopted, _ = o.Adopted() // a release that does not store it leaves it empty
 	if err := s.save(o.DataDir); err != nil {
 		return err
 	}

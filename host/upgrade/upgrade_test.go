@@ -460,8 +460,8 @@ func TestInterruptedBeforeReplacing(t *testing.T) {
 // TestBecameReady: the upgrade is killed while the new program starts, and that becomes ready all the same and is used.
 // Nothing goes back then, however long it is not ready when the command is repeated, and another upgrade may begin.
 func TestBecameReady(t *testing.T) {
-	for _, next := range []string{"v2", "v3"} {
-		t.Run(next, func(t *testing.T) {
+	for what, next := range map[string]string{"the same": "v2", "another": "v3", "the same, after another was installed by hand": "v2"} {
+		t.Run(what, func(t *testing.T) {
 			n := newNode(t)
 			o := n.options(n.program("v2", "v1.38.0", good), t.Output())
 			ready := o.Ready
@@ -480,13 +480,31 @@ func TestBecameReady(t *testing.T) {
 			if err := os.WriteFile(log, []byte("acknowledged\n"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if next == "v2" {
+			if strings.Contains(what, "by hand") {
+				next = "v4"
+				if err := n.Stop(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.Rename(n.program(next, "v1.38.0", good), n.installed()); err != nil {
+					t.Fatal(err)
+				}
+				if err := n.Start(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if err := n.until(next); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if next != "v3" {
 				o.Ready = func(context.Context, Program, time.Time) error { return errors.New("disk pressure") }
 				o.Within = time.Millisecond
 			} else {
 				o = n.options(n.program("v3", "v1.38.0", good), t.Output())
 			}
-			if err, _ := n.run(o); err != nil {
+			if next == "v4" {
+				o.Check = func(context.Context, Program, Program) error { return errors.New("it is newer") }
+			}
+			if err, _ := n.run(o); (err != nil) != (next == "v4") {
 				t.Error(err)
 			}
 			if data, err := os.ReadFile(log); err != nil || !strings.Contains(string(data), "acknowledged") {

@@ -82,8 +82,8 @@ func holdDir(dir string, mode os.FileMode) (*os.File, error) {
 }
 
 // holdNetwork takes a shared lock on the network namespace. Packet filter tables and the bridge have fixed names: from
-// this lock, a reset of another data directory learns that it shares them. A reset takes the lock only for a moment. Any
-// user of the machine can take it for longer: a start goes on without it then.
+// this lock, a reset of another data directory learns that it shares them. A reset takes the lock only for a moment.
+// Any user of the machine can take it for longer: a start goes on without it then.
 func (d *Dir) holdNetwork() error {
 	f, err := os.Open("/proc/self/ns/net")
 	if err != nil {

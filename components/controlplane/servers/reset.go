@@ -70,8 +70,8 @@ func Reset(ctx context.Context, o ResetOptions) error {
 
 func (o ResetOptions) etcdDir() string { return filepath.Join(o.DataDir, "server", "db") }
 
-// hasVote reports whether this server is more than a learner. etcd cannot remove all members that have a vote: it panics
-// after it has written that to its log. A member has no name until it has started.
+// hasVote reports whether this server is more than a learner. etcd cannot remove all members that have a vote: it
+// panics after it has written that to its log. A member has no name until it has started.
 func hasVote(all []*etcdmembership.Member, self string) bool {
 	nameless := false
 	for _, m := range all {

@@ -96,8 +96,8 @@ func Prune(dir, dataDir, node string, keep int) (deleted []File, err error) {
 }
 
 // prune deletes all but the newest keep snapshots of this name and node in a cluster, files that cannot be read among
-// them. Those of other clusters stay: the directory may have them from before a reset, or be shared. The one in the file
-// saved stays and counts, whatever the clock was when the others were saved; saved may be empty.
+// them. Those of other clusters stay: the directory may have them from before a reset, or be shared. The one in the
+// file saved stays and counts, whatever the clock was when the others were saved; saved may be empty.
 func prune(dir, name, node, cluster string, keep int, saved string) (deleted []File, err error) {
 	all, err := List(dir)
 	if err != nil {

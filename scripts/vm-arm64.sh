@@ -96,7 +96,7 @@ start() {
 	ip netns exec "$space" setsid qemu-system-aarch64 -M virt -cpu cortex-a72 -accel tcg,thread=multi,tb-size=512 -smp 2 -m "${1:-3072}" \
 		-display none -serial "file:$dir/console" -no-reboot -device virtio-rng-pci \
 		-drive "file=$dir/disk.qcow2,if=virtio,cache=writeback" \
-		-netdev 'user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:2222-:22' -device virtio-net-pci,netdev=net,romfile= \
+		-netdev 'user,id=net,restrict=on,ipv6=off,hostfwd=tcp:127.0.0.1:2222-:22' -device virtio-net-pci,netdev=net,romfile= \
 		-kernel "$WORK/vmlinuz" -initrd "$WORK/initrd" -append 'root=/dev/vda rw console=ttyAMA0 quiet net.ifnames=0' \
 		</dev/null >"$dir/qemu.log" 2>&1 &
 	echo $! >"$dir/pid"

@@ -3,6 +3,7 @@
 set -euo pipefail
 cd /root
 k="kubelith kubectl"
+lib64=/usr/lib64; [ -d $lib64 ] || lib64=/usr/lib # of pods that execute the machine's programs; arm64 has no lib64
 fail() { echo "$*" | tee /dev/stderr; exit 1; }
 uptime_s() { cut -d' ' -f1 /proc/uptime; }
 since() { perl -e 'printf "%.1f s", $ARGV[1]-$ARGV[0]' "$1" "$(uptime_s)"; }

@@ -129,7 +129,7 @@ E
 }
 step_oom() { guest <<'E'
 # The image has no program that takes memory: tail comes from the guest.
-$k apply -f - <<'Y'
+$k apply -f - <<Y
 apiVersion: v1
 kind: Pod
 metadata: {name: greedy}
@@ -137,7 +137,7 @@ spec:
   restartPolicy: Never
   containers:
     - {name: tail, image: kubelith/hello:1, command: [/usr/bin/tail, /dev/zero], resources: {limits: {memory: 32Mi}}, volumeMounts: [{name: usr, mountPath: /usr, readOnly: true}, {name: lib, mountPath: /lib64, readOnly: true}, {name: l, mountPath: /lib, readOnly: true}]}
-  volumes: [{name: usr, hostPath: {path: /usr}}, {name: lib, hostPath: {path: /usr/lib64}}, {name: l, hostPath: {path: /usr/lib}}]
+  volumes: [{name: usr, hostPath: {path: /usr}}, {name: lib, hostPath: {path: $lib64}}, {name: l, hostPath: {path: /usr/lib}}]
 Y
 $k wait --for=jsonpath='{.status.phase}'=Failed pod/greedy --timeout=300s || fail "$($k describe pod greedy)"
 said=$($k get pod greedy -o jsonpath='{.status.containerStatuses[0].state.terminated.reason} {.status.containerStatuses[0].state.terminated.exitCode}')
@@ -242,7 +242,7 @@ E
 step_reboot() {
 	guest <<'E' || return
 containers >before.list; no_leaks; cat /proc/sys/kernel/random/boot_id >before.boot
-$k apply -f - <<'Y'
+$k apply -f - <<Y
 apiVersion: v1
 kind: Pod
 metadata: {name: deaf}
@@ -250,7 +250,7 @@ spec:
   terminationGracePeriodSeconds: 300
   containers:
     - {name: tail, image: kubelith/hello:1, command: [/usr/bin/tail, -f, /dev/null], volumeMounts: [{name: usr, mountPath: /usr, readOnly: true}, {name: lib, mountPath: /lib64, readOnly: true}, {name: l, mountPath: /lib, readOnly: true}]}
-  volumes: [{name: usr, hostPath: {path: /usr}}, {name: lib, hostPath: {path: /usr/lib64}}, {name: l, hostPath: {path: /usr/lib}}]
+  volumes: [{name: usr, hostPath: {path: /usr}}, {name: lib, hostPath: {path: $lib64}}, {name: l, hostPath: {path: /usr/lib}}]
 Y
 $k wait --for=condition=Ready pod/deaf --timeout=300s || fail "$($k describe pod deaf)"
 # Upstream's lock for the end of pods, and ours for their statuses.

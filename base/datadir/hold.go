@@ -64,19 +64,25 @@ func holdDir(dir string, mode os.FileMode) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot use directory %s (%w): correct that or use another", dir, err)
 	}
-	// As in takeLock: a program that a killed process was just starting keeps the lock for a moment.
+	switch err := flock(f, unix.LOCK_EX); {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return nil, errors.Join(fmt.Errorf("directory %s is in use by another server or by reset: stop it, or use another directory", dir), f.Close())
+	case err != nil:
+		return nil, errors.Join(fmt.Errorf("directory %s: lock: %w", dir, err), f.Close())
+	}
+	if err := private(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// flock takes a lock, or returns unix.EWOULDBLOCK if another process has it for longer than settle. As in takeLock: a
+// program that a killed process was just starting keeps it for a moment.
+func flock(f *os.File, how int) error {
 	for deadline := time.Now().Add(settle); ; time.Sleep(settle / 100) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		switch {
-		case err == nil:
-			if err := private(f); err != nil {
-				return nil, errors.Join(err, f.Close())
-			}
-			return f, nil
-		case !errors.Is(err, unix.EWOULDBLOCK):
-			return nil, errors.Join(fmt.Errorf("directory %s: lock: %w", dir, err), f.Close())
-		case time.Now().After(deadline):
-			return nil, errors.Join(fmt.Errorf("directory %s is in use by another server or by reset: stop it, or use another directory", dir), f.Close())
+		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
+			return err
 		}
 	}
 }
@@ -90,13 +96,8 @@ func (d *Dir) holdNetwork() error {
 		return fmt.Errorf("network namespace: %w", err)
 	}
 	d.held = append(d.held, f)
-	for deadline := time.Now().Add(settle); ; time.Sleep(settle / 100) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
-		if err == nil || errors.Is(err, unix.EWOULDBLOCK) && time.Now().After(deadline) {
-			return nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return fmt.Errorf("network namespace: lock: %w", err)
-		}
+	if err := flock(f, unix.LOCK_SH); err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
+		return fmt.Errorf("network namespace: lock: %w", err)
 	}
+	return nil
 }

@@ -71,6 +71,12 @@ type Case struct {
 	Before []string `json:"before"`
 	Then   []string `json:"then"`
 	After  []string `json:"after"`
+	// InForce is a kubectl command line that is run until the API server refuses it with the text, before the manifests
+	// are applied: what decides about admission takes a second or more until it is in force.
+	InForce struct {
+		Kubectl string `json:"kubectl"`
+		Refusal string `json:"refusal"`
+	} `json:"inForce"`
 	// Alone: it changes what other cases need, so it runs after them.
 	Alone bool `json:"alone"`
 	// Unless is a kubectl command line and a text: when it prints the text, this machine cannot make what the case is
@@ -227,6 +233,15 @@ func runCase(t testing.TB, s *harness.Server, apply *applier, dir string, score 
 	}
 	t.Cleanup(func() { run(c.After) })
 	run(c.Before)
+	if c.InForce.Kubectl != "" {
+		harness.Eventually(t, 30*time.Second, "the API server to refuse: "+c.InForce.Kubectl, func() error {
+			r := s.TryKubectl(t, append([]string{"-n", ns}, words(c.InForce.Kubectl)...)...)
+			if r.Code == 0 || !strings.Contains(r.Stderr, c.InForce.Refusal) {
+				return fmt.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
+			}
+			return nil
+		})
+	}
 	for _, file := range manifests {
 		apply.file(t, ns, file)
 	}

@@ -51,6 +51,15 @@ func Removals(ctx context.Context, removed func(Removal)) error {
 	}
 }
 
+// TableRemovals calls removed when a table of this name, of any family, may no longer be in nftables, until ctx ends.
+func TableRemovals(ctx context.Context, table string, removed func()) error {
+	return Removals(ctx, func(r Removal) {
+		if r.Table == "" || r.Table == table && r.Chain == "" {
+			removed()
+		}
+	})
+}
+
 // removalOf returns the zero Removal for other messages.
 func removalOf(m netlink.Message) (r Removal) {
 	const genericHeader = 4 // nfgenmsg

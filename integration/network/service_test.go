@@ -205,7 +205,7 @@ func TestHairpin(t *testing.T) {
 }
 
 // TestFlushedRuleset: an administrator restarts the host's own firewall, whose file begins with `flush ruleset`, and
-// turns forwarding off. Services and pods' way out are back soon.
+// turns forwarding off. Services, ports of the host and pods' way out are back soon.
 func TestFlushedRuleset(t *testing.T) { // not parallel: others would miss their rules
 	s := cluster.Get(t)
 	ns := s.Namespace(t)
@@ -214,10 +214,19 @@ func TestFlushedRuleset(t *testing.T) { // not parallel: others would miss their
 	client = s.WaitRunning(t, client)
 	url := "http://" + service(t, s, ns, "web", nil).Spec.ClusterIP + "/"
 	mustAsk(t, s, client, url)
+	open := web(ns, "open")
+	open.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 8080, HostPort: 18080}}
+	s.WaitRunning(t, s.Create(t, open))
+	port := fmt.Sprintf("http://%s:18080/", s.NodeIP)
+	mustAskOutside(t, port)
 
 	s.Exec(t, "nft", "flush", "ruleset")
 	harness.Eventually(t, 20*time.Second, "the Service to answer again", func() error {
 		_, err := ask(t, s, client, url)
+		return err
+	})
+	harness.Eventually(t, 20*time.Second, "the pod to answer at its port of the host", func() error {
+		_, err := harness.Ask(outside(), port)
 		return err
 	})
 	harness.Eventually(t, 20*time.Second, "masquerading to be back", func() error {

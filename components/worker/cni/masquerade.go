@@ -8,8 +8,6 @@ import (
 	"sigs.k8s.io/knftables"
 
 	"kubelith.io/kubelith/base/names"
-	"kubelith.io/kubelith/base/netevents"
-	"kubelith.io/kubelith/base/reconcile"
 )
 
 // masquerade gives pods' traffic to the outside the node's address, in a separate table. Traffic among pods, of other
@@ -55,15 +53,6 @@ func masquerades(ctx context.Context, podCIDRs []string) bool {
 		return false
 	}
 	return err != nil || len(rules) == len(podCIDRs)
-}
-
-// followRemovals signals when another program may have removed the table, until ctx ends.
-func followRemovals(ctx context.Context, removed reconcile.Signal) error {
-	return netevents.Removals(ctx, func(r netevents.Removal) {
-		if r.Table == "" || r.Table == names.NFTable {
-			removed.Send()
-		}
-	})
 }
 
 // masqueradeRules returns a rule per family. A pod's own CIDR counts as one of the cluster's.

@@ -24,6 +24,7 @@ import (
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/netevents"
 	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/base/watchdir"
 )
@@ -151,7 +152,7 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 	defer watching.Wait()
 	defer cancel()
 	watching.Go(func() {
-		if err := followRemovals(ctx, removed); err != nil {
+		if err := netevents.TableRemovals(ctx, names.NFTable, removed.Send); err != nil {
 			s.opts.Log.WithError(err).Warnf("cannot watch nftables: masquerading that another program removes comes back within %s", check)
 		}
 	})

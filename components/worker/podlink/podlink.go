@@ -39,6 +39,8 @@ type Options struct {
 	BinDir string             // has the program for ports of the host
 	Guard  Guard              // nil: none
 	Log    logrus.FieldLogger // calls that could not be read or answered
+	// CacheDir is where libcni keeps the calls of connected pods. "": its default, which containerd uses.
+	CacheDir string
 }
 
 // Guard enforces network policies. A pod is connected after Connect, and its addresses are free after Disconnect.
@@ -52,6 +54,8 @@ type Server struct {
 	opts Options
 	// addresses is held while one is taken or given back: host-local waits for its lock by blocking a thread.
 	addresses sync.Mutex
+	// ports is held while a pod with ports of the host is disconnected, and while its ports are opened again.
+	ports sync.Mutex
 }
 
 var (
@@ -86,6 +90,9 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	ready()
 	var calls sync.WaitGroup
 	defer calls.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	calls.Go(func() { s.keepPorts(ctx) })
 	for {
 		conn, err := listener.Accept()
 		if ctx.Err() != nil {

@@ -18,8 +18,7 @@ func (s *Server) openPorts(ctx context.Context, c *call, n *network, result *cur
 	if err != nil {
 		return err
 	}
-	_, err = invoke.ExecPluginWithResult(ctx, s.portmap(), config, c.invocation(), nil)
-	if err != nil {
+	if _, err = invoke.ExecPluginWithResult(ctx, s.portmap(), config, c.invocation("ADD"), nil); err != nil {
 		return fmt.Errorf("open ports of the host for the pod: %w", err)
 	}
 	return nil
@@ -31,15 +30,24 @@ func (s *Server) closePorts(ctx context.Context, c *call, n *network) error {
 	if err != nil {
 		return err
 	}
-	if err := invoke.ExecPluginWithoutResult(ctx, s.portmap(), config, c.invocation(), nil); err != nil {
+	if err := invoke.ExecPluginWithoutResult(ctx, s.portmap(), config, c.invocation("DEL"), nil); err != nil {
 		return fmt.Errorf("close the pod's ports of the host: %w", err)
 	}
 	return nil
 }
 
+// checkPorts returns an error if ports that openPorts opened are closed.
+func (s *Server) checkPorts(ctx context.Context, c *call, n *network, result *current.Result) error {
+	config, err := s.portmapConfig(n, result)
+	if err != nil {
+		return err
+	}
+	return invoke.ExecPluginWithoutResult(ctx, s.portmap(), config, c.invocation("CHECK"), nil)
+}
+
 func (s *Server) portmap() string { return filepath.Join(s.opts.BinDir, payload.Portmap) }
 
-// portmapConfig returns the configuration of portmap; result is that of the ADD before it, nil for DEL.
+// portmapConfig returns the configuration of portmap; result is that of the pod's ADD, nil for DEL.
 func (s *Server) portmapConfig(n *network, result *current.Result) ([]byte, error) {
 	config := map[string]any{
 		"cniVersion":    n.CNIVersion,
@@ -58,6 +66,6 @@ func (s *Server) portmapConfig(n *network, result *current.Result) ([]byte, erro
 	return json.Marshal(config)
 }
 
-func (c *call) invocation() *invoke.Args {
-	return &invoke.Args{Command: c.command, ContainerID: c.container, NetNS: c.netns, IfName: c.ifName, PluginArgsStr: c.args, Path: c.path}
+func (c *call) invocation(command string) *invoke.Args {
+	return &invoke.Args{Command: command, ContainerID: c.container, NetNS: c.netns, IfName: c.ifName, PluginArgsStr: c.args, Path: c.path}
 }

@@ -30,6 +30,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/netevents"
 	"kubelith.io/kubelith/base/reconcile"
 )
 
@@ -121,7 +122,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	defer cancel()
 	removed := reconcile.NewSignal()
 	watching.Go(func() {
-		if err := followRemovals(ctx, removed); err != nil {
+		if err := netevents.TableRemovals(ctx, table, removed.Send); err != nil {
 			s.opts.Log.WithError(err).Warn("cannot watch nftables: " +
 				"rules of Services that another program removes come back only when a Service changes, or within an hour")
 		}

@@ -5,9 +5,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/knftables"
-
-	"kubelith.io/kubelith/base/netevents"
-	"kubelith.io/kubelith/base/reconcile"
 )
 
 // table is upstream's, of each family. When another program removes it, as `systemctl restart nftables` does, upstream
@@ -15,15 +12,6 @@ import (
 //
 // Source: kubeProxyTable in k8s.io/kubernetes/pkg/proxy/nftables.
 const table = "kube-proxy"
-
-// followRemovals signals when the table may have been removed, until ctx ends.
-func followRemovals(ctx context.Context, removed reconcile.Signal) error {
-	return netevents.Removals(ctx, func(r netevents.Removal) {
-		if r.Table == "" || r.Table == table && r.Chain == "" {
-			removed.Send()
-		}
-	})
-}
 
 // lost reports whether one of the families has no table.
 func lost(ctx context.Context, families []corev1.IPFamily) bool {

@@ -46,7 +46,8 @@ const (
 	// collectEvery is how many seconds should pass between two collections under load. Fifty pods that start allocate
 	// some 100 MB/s; with gcPercent a quarter of the process's CPU was garbage collection.
 	collectEvery = 10
-	// headroom is how many bytes the heap may grow by under load, unless the live heap is larger: then by as much.
+	// headroom is how many bytes the heap may grow by under load, unless gcPercent of the live heap is more. A large heap
+	// that may double keeps a third of what it grew to: what is live afterwards is spread over all of it.
 	headroom = 256 << 20
 	// headroomShare: the headroom is at most this part of the memory that the process may use, an eighth.
 	headroomShare = 8
@@ -64,7 +65,7 @@ type load struct {
 func (l *load) percent(allocated, live uint64) int {
 	l.rate = max(allocated-l.allocated, l.rate*3/4)
 	l.allocated = allocated
-	room := min(l.rate*collectEvery, max(headroom, live))
+	room := min(l.rate*collectEvery, headroom)
 	if l.memory > 0 {
 		room = min(room, l.memory/headroomShare)
 	}

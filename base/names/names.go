@@ -139,6 +139,7 @@ const (
 	NFTable        = "kubelith_network" // the nftables table (family inet) of the pod network
 	PolicyTable    = "kubelith_policy"  // the nftables table (family inet) of network policies
 	VXLANTable     = "kubelith_vxlan"   // the nftables table (family inet) that admits VXLAN packets of the nodes only
+	DNSTable       = "kubelith_dns"     // the nftables table (family inet) that keeps the port of DNS for root
 	WireGuardLink  = "kubelith-wg"      // the interface to the other nodes with WireGuard
 	LinkAlias      = "kubelith"         // alias (ip-link(8)) of the interfaces to other nodes
 	RouteProtocol  = 107                // origin (ip-route(8), "proto") of the routes through other nodes; not in rt_protos(5)

@@ -73,7 +73,7 @@ func (r *Reset) packetFilter(ids map[string]bool) (tables []nftTable, rules []nf
 	ctx := context.Background() // reads only
 	for _, t := range r.listTables(ctx) {
 		switch t.name {
-		case names.NFTable, names.PolicyTable, names.VXLANTable, "kube-proxy":
+		case names.NFTable, names.PolicyTable, names.VXLANTable, names.DNSTable, "kube-proxy":
 			if !r.neighbour() {
 				tables = append(tables, t)
 			}

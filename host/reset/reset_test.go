@@ -137,6 +137,7 @@ func TestRunRemovesOnlyOwned(t *testing.T) {
 			"ip kube-proxy":               "",
 			"inet kubelith_network":       "",
 			"inet kubelith_vxlan":         "",
+			"inet kubelith_dns":           "",
 			"ip docker":                   "",
 			"inet cni_plugins_masquerade": `{"nftables":[` + rule("a-b, net: podman, if: eth0, id: x") + "," + rule("a-c, net: kubelith, if: eth0, id: 0123456789abcdef01") + "," + rule("a-d, net: kubelith, if: eth0, id: fedcba9876543210") + `]}`,
 			"ip cni_hostport":             `{"nftables":[` + rule("foreign") + "," + rule(containerID) + `]}`,
@@ -192,7 +193,7 @@ func TestRunRemovesOnlyOwned(t *testing.T) {
 	}
 	slices.Sort(nets.removed)
 	want := []string{"cni0", "delete rule inet cni_plugins_masquerade c handle 7", "delete rule ip cni_hostport c handle 7",
-		"delete table inet kubelith_network", "delete table inet kubelith_vxlan", "delete table ip kube-proxy", "flannel.1", "routes 107"}
+		"delete table inet kubelith_dns", "delete table inet kubelith_network", "delete table inet kubelith_vxlan", "delete table ip kube-proxy", "flannel.1", "routes 107"}
 	if !slices.Equal(nets.removed, want) {
 		t.Errorf("removed from the network: %q", nets.removed)
 	}

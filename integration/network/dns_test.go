@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -288,4 +289,51 @@ func TestDNSRefusesForeigners(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// echo is a program that sends UDP packets back to where they came from.
+const echo = `my $s = IO::Socket::INET->new(Proto => "udp", LocalAddr => $ARGV[0]) or die "listen: $@\n"; print "listens\n"; while ($s->recv(my $m, 512)) { $s->send($m) }`
+
+// TestDNSPortIsForRoot: while the server is stopped, a user of the host can listen at the port of DNS, and no pod hears
+// from them.
+func TestDNSPortIsForRoot(t *testing.T) {
+	t.Parallel()
+	s := harness.Start(t, harness.Options{})
+	pod := s.Run(t, sleeper(s.Namespace(t), "client"))
+	pid := s.ContainerPID(t, pod, "main")
+	s.Stop(t)
+	ask := func(user ...string) error {
+		t.Helper()
+		cmd := s.Command("setpriv", slices.Concat(user, []string{"perl", "-MIO::Socket::INET", "-e", "$| = 1; " + echo, s.NodeIP + ":10053"})...)
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { cmd.Process.Kill(); cmd.Wait() }()
+		if line, err := bufio.NewReader(out).ReadString('\n'); line != "listens\n" {
+			t.Fatalf("the program says %q, %v", line, err)
+		}
+		conn, err := harness.DialFrom(t.Context(), pid, "udp", "10.43.0.10:53")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+		if _, err := conn.Write([]byte("query")); err != nil {
+			t.Fatal(err)
+		}
+		_, err = conn.Read(make([]byte, 16))
+		return err
+	}
+	if err := ask("--nnp"); err != nil {
+		t.Errorf("root does not answer: %v", err)
+	}
+	if err := ask("--reuid=65534", "--regid=65534", "--clear-groups"); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("another user answers, or: %v", err)
+	}
+	s.Launch(t)
+	s.WaitReady(t)
 }

@@ -3,8 +3,8 @@
 // CoreDNS listens on a high port of the node's own addresses. A selectorless Service (kube-system/kube-dns, at the
 // cluster DNS address) and one EndpointSlice per node and address family make kube-proxy route there, so that pods
 // reach it as in any other cluster, on their own node, without a DNS pod. The leading server publishes these objects
-// for all nodes (components/cluster/dnspublisher). The package touches neither pods' resolv.conf (the kubelet does) nor
-// the packet filter (kube-proxy does).
+// for all nodes (components/cluster/dnspublisher). The package does not touch pods' resolv.conf (the kubelet does). Of the
+// packet filter it has one rule: only root may send from the port.
 package dns
 
 import (
@@ -134,6 +134,10 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		if waitForAnswer(working, s.opts.ClusterDomain); working.Err() == nil {
 			ready()
 		}
+	})
+	running.Go(func() {
+		defer utilruntime.HandleCrash()
+		s.keepPort(working)
 	})
 
 	reconcile.Loop(ctx, changed, 0, func() time.Duration {

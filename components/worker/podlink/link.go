@@ -295,7 +295,7 @@ func waitUp(ctx context.Context, name string) error {
 // interfaces.
 func (s *Server) del(ctx context.Context, c *call, n *network) error {
 	if len(n.RuntimeConfig.PortMappings) > 0 {
-		s.ports.Lock() // keepPorts opens them as long as the pod has an address
+		s.ports.Lock() // reopen opens them again as long as the pod has an address
 		defer s.ports.Unlock()
 		if err := s.closePorts(ctx, c, n); err != nil {
 			return err

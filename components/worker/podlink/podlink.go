@@ -29,16 +29,17 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/netevents"
 	"kubelith.io/kubelith/base/unixsocket"
 	"kubelith.io/kubelith/components/worker/policy"
 )
 
 // Options of the component.
 type Options struct {
-	Socket string             // where the program finds the component
-	BinDir string             // has the program for ports of the host
-	Guard  Guard              // nil: none
-	Log    logrus.FieldLogger // calls that could not be read or answered
+	Socket string // where the program finds the component
+	BinDir string // has the program for ports of the host
+	Guard  Guard  // nil: none
+	Log    logrus.FieldLogger
 	// CacheDir is where libcni keeps the calls of connected pods. "": its default, which containerd uses.
 	CacheDir string
 }
@@ -92,7 +93,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	defer calls.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	calls.Go(func() { s.keepPorts(ctx) })
+	calls.Go(func() { netevents.Keep(ctx, portTable, "ports of the host", s.opts.Log, s.reopenPorts) })
 	for {
 		conn, err := listener.Accept()
 		if ctx.Err() != nil {

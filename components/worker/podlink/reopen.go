@@ -7,47 +7,17 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
-	"kubelith.io/kubelith/base/netevents"
-	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/runtime/payload"
 )
 
-const (
-	// portTable is portmap's, of each family.
-	//
-	// Source: tableName in containernetworking/plugins, plugins/meta/portmap.
-	portTable = "cni_hostport"
-	// settle is how long the table is left to the program that has removed it, which may remove more.
-	settle = 200 * time.Millisecond
-	// retry is the time between attempts after a failure.
-	retry = 10 * time.Second
-)
-
-// keepPorts opens ports of the host again that another program has closed, until ctx ends: `systemctl restart
-// nftables` removes all tables. At the start it looks for those that were closed before.
-func (s *Server) keepPorts(ctx context.Context) {
-	removed := reconcile.NewSignal()
-	var watching sync.WaitGroup
-	defer watching.Wait()
-	watching.Go(func() {
-		if err := netevents.TableRemovals(ctx, portTable, removed.Send); err != nil {
-			s.opts.Log.WithError(err).Warn("cannot watch nftables: ports of the host that another program closes stay closed until a restart")
-		}
-	})
-	reconcile.Loop(ctx, removed, settle, func() time.Duration {
-		if err := s.reopenPorts(ctx); err != nil && ctx.Err() == nil {
-			s.opts.Log.WithError(err).Errorf("cannot open ports of the host again, retrying in %s", retry)
-			return retry
-		}
-		return 0
-	})
-}
+// portTable is portmap's, of each family. `systemctl restart nftables` removes it with all others.
+//
+// Source: tableName in containernetworking/plugins, plugins/meta/portmap.
+const portTable = "cni_hostport"
 
 // reopenPorts opens the ports of connected pods that are not open. libcni knows the pods and their ports: it keeps each
 // ADD until its DEL.

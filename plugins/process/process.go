@@ -110,12 +110,14 @@ func (p *Process) Stop() error {
 // release removes what belongs to a process that has ended or never started.
 func (p *Process) release() error {
 	p.exe.Close()
-	if p.runner.temp != "" {
-		os.RemoveAll(p.runner.temp) // go-plugin leaves it if the start failed
-	}
 	var err error
+	if p.runner.temp != "" {
+		if err = detachBelow(p.runner.temp); err == nil {
+			os.RemoveAll(p.runner.temp) // go-plugin leaves it if the start failed
+		}
+	}
 	if p.runner.cgroup != nil {
-		err = p.runner.cgroup.Remove()
+		err = errors.Join(err, p.runner.cgroup.Remove())
 	}
 	return errors.Join(err, p.record.remove())
 }

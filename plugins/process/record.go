@@ -84,6 +84,9 @@ func Sweep(runDir string) (int, error) {
 		ended += n
 		errs = append(errs, err)
 	}
+	if err := detachBelow(dir); err != nil {
+		return ended, errors.Join(append(errs, err)...)
+	}
 	return ended, errors.Join(append(errs, os.RemoveAll(dir))...)
 }
 

@@ -56,6 +56,28 @@ func TestSweep(t *testing.T) {
 	}
 }
 
+// What a killed plugin has left mounted in its directory is unmounted, not emptied.
+func TestSweepDetaches(t *testing.T) {
+	dir, share := t.TempDir(), t.TempDir()
+	kept, mounted := filepath.Join(share, "kept"), filepath.Join(dir, "p", "plugin-dir1", "share")
+	if err := errors.Join(os.WriteFile(kept, nil, 0o600), os.MkdirAll(mounted, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount(share, mounted, "", syscall.MS_BIND, ""); err != nil {
+		t.Skip("nothing can be mounted here: ", err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(mounted, syscall.MNT_DETACH) }) // before TempDir's own cleanup
+	if _, err := Sweep(dir); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(kept); err != nil {
+		t.Errorf("what was mounted is gone: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "p")); err == nil {
+		t.Error("the directory is left")
+	}
+}
+
 // Servers in their own mount namespaces have directories of the same path.
 func TestCgroupName(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")

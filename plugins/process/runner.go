@@ -188,7 +188,7 @@ func (r *pluginRunner) Wait(context.Context) error {
 	}
 	<-c.done
 	<-r.outputRead
-	return nil
+	return detachBelow(r.temp) // go-plugin deletes the directory next
 }
 
 // Kill implements runner.Runner.

@@ -71,7 +71,7 @@ func (h *Host) refresh() {
 	before := h.wanted
 	h.wanted = nil
 	changed := map[plugins.Kind]bool{}
-	for _, spec := range h.specs() {
+	for _, spec := range h.specs(before) {
 		i := slices.IndexFunc(before, func(p *plugin) bool { return p.name == spec.Name && p.kind == spec.Kind })
 		if i < 0 {
 			p := newPlugin(h, spec)
@@ -103,11 +103,12 @@ func (h *Host) refresh() {
 	}
 }
 
-// specs returns the configured plugins, then those from the directories; the first of a name wins. h.mu is held.
-func (h *Host) specs() []*Spec {
+// specs returns the configured plugins, then those from the directories; the first of a name wins. before are the
+// plugins so far. h.mu is held.
+func (h *Host) specs(before []*plugin) []*Spec {
 	var out []*Spec
 	// The configuration may name a file of a plugins directory.
-	found := slices.DeleteFunc(h.directorySpecs(), func(s *Spec) bool {
+	found := slices.DeleteFunc(h.directorySpecs(before), func(s *Spec) bool {
 		return slices.ContainsFunc(h.configured, func(c *Spec) bool { return c.Path == s.Path })
 	})
 	for _, spec := range append(slices.Clone(h.configured), found...) {

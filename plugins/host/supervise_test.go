@@ -316,7 +316,15 @@ func TestDirectory(t *testing.T) {
 			t.Errorf("%d times in the log: %s", n, want)
 		}
 	}
-	if err := os.Remove(path); err != nil {
+	away := dir + ".away"
+	if err := errors.Join(os.Rename(dir, away), os.WriteFile(dir, nil, 0o600)); err != nil { // not a directory: cannot be read
+		t.Fatal(err)
+	}
+	h.refresh()
+	if got := names(h.Plugins(plugins.Admission)); got != "taken found" {
+		t.Errorf("while the directory cannot be read, the plugins are %q", got)
+	}
+	if err := errors.Join(os.Remove(dir), os.Rename(away, dir), os.Remove(path)); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the plugin is gone with its file", func() bool { return len(h.States()) == 1 })

@@ -2,6 +2,9 @@ package host
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,12 +28,21 @@ func (h *Host) kindDir(kind plugins.Kind) string {
 }
 
 // directorySpecs returns the plugins in the plugins directories, sorted by name. Hidden files belong to editors and
-// copies under way.
-func (h *Host) directorySpecs() []*Spec {
+// copies under way. The plugins of a directory that cannot be read stay: without them, requests would pass unchecked.
+func (h *Host) directorySpecs(before []*plugin) []*Spec {
 	var out []*Spec
 	for _, kind := range plugins.Kinds {
 		dir := h.kindDir(kind)
-		entries, _ := os.ReadDir(dir) // created by Run
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // Run creates it
+			h.ignore(fmt.Sprintf("changes of the plugins in %s are ignored: %v", dir, err))
+			for _, p := range before {
+				if spec := p.spec.Load(); spec.Source == dir {
+					out = append(out, spec)
+				}
+			}
+			continue
+		}
 		for _, e := range entries {
 			if e.IsDir() || strings.HasPrefix(e.Name(), ".") || strings.HasSuffix(e.Name(), "~") {
 				continue

@@ -131,11 +131,14 @@ func (e ext4) format(ctx context.Context, path string, size int64) error {
 }
 
 // repair repairs a file system that was not unmounted cleanly; the kernel replays the journal. It does not change a
-// clean file system.
+// clean file system. It ignores deadlines: a whole check may take longer than the kubelet waits, whose next call waits
+// for the volume.
 func repair(ctx context.Context, image string, how ...string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Hour)
+	defer cancel()
 	err := run(ctx, "e2fsck", append(how, "-p", image)...)
 	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.ExitCode() < 4 { // corrected
+	if errors.As(err, &exit) && exit.Exited() && exit.ExitCode() < 4 { // corrected
 		return nil
 	}
 	if err != nil {

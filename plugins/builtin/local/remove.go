@@ -20,18 +20,33 @@ func removeTree(path string) error {
 		return err
 	}
 	defer parent.Close()
-	return removeAt(parent, filepath.Base(path))
+	t := tree{}
+	if err := t.remove(parent, filepath.Base(path), 0); err != nil {
+		return fmt.Errorf("delete %s: %w", path, err)
+	}
+	return nil
 }
 
-// removeAt deletes a file or a directory in an open directory.
-func removeAt(parent *os.File, name string) error {
-	path := filepath.Join(parent.Name(), name)
+// tree is a directory that is being deleted. How deep it is was decided by a pod, and each level costs a descriptor and
+// memory: what is deeper than maxDepth is moved up.
+type tree struct {
+	root  *os.File
+	moved int
+}
+
+const maxDepth = 64
+
+// remove deletes a file or a directory in an open directory.
+func (t *tree) remove(parent *os.File, name string, depth int) error {
 	err := unix.Unlinkat(int(parent.Fd()), name, 0)
 	if err == nil || errors.Is(err, unix.ENOENT) {
 		return nil
 	}
 	if !errors.Is(err, unix.EISDIR) {
-		return &os.PathError{Op: "remove", Path: path, Err: err}
+		return &os.PathError{Op: "remove", Path: name, Err: err}
+	}
+	if depth > maxDepth && t.moveUp(parent, name) {
+		return nil
 	}
 	dir, err := openBeneath(parent, name)
 	if errors.Is(err, unix.ENOENT) {
@@ -41,19 +56,33 @@ func removeAt(parent *os.File, name string) error {
 		return err
 	}
 	defer dir.Close()
-	if err := removeEntries(dir); err != nil {
+	if depth == 0 {
+		t.root = dir
+	}
+	if err := t.empty(dir, depth); err != nil {
 		return err
 	}
 	if err := unix.Unlinkat(int(parent.Fd()), name, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
-		return &os.PathError{Op: "remove", Path: path, Err: err}
+		return &os.PathError{Op: "remove", Path: name, Err: err}
 	}
 	return nil
+}
+
+// moveUp moves a directory to the root of the tree, where it is found again. It reports false where the kernel refuses
+// that, as for something that is mounted.
+func (t *tree) moveUp(parent *os.File, name string) bool {
+	for {
+		t.moved++
+		err := unix.Renameat2(int(parent.Fd()), name, int(t.root.Fd()), fmt.Sprintf("moved-%d", t.moved), unix.RENAME_NOREPLACE)
+		if !errors.Is(err, unix.EEXIST) {
+			return err == nil
+		}
+	}
 }
 
 // openBeneath opens a directory in another one, on the same mount. RESOLVE_NO_XDEV also refuses bind mounts of the same
 // file system, which have the same device number.
 func openBeneath(parent *os.File, name string) (*os.File, error) {
-	path := filepath.Join(parent.Name(), name)
 	for {
 		fd, err := unix.Openat2(int(parent.Fd()), name, &unix.OpenHow{
 			Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
@@ -61,26 +90,26 @@ func openBeneath(parent *os.File, name string) (*os.File, error) {
 		})
 		switch {
 		case err == nil:
-			return os.NewFile(uintptr(fd), path), nil
+			return os.NewFile(uintptr(fd), name), nil
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN): // EAGAIN: something was renamed at the same time
 		case errors.Is(err, unix.EXDEV):
-			return nil, fmt.Errorf("%w: something is mounted at %s: unmount it", errInUse, path)
+			return nil, fmt.Errorf("%w: something is mounted at %s in %s: unmount it", errInUse, name, parent.Name())
 		default:
-			return nil, &os.PathError{Op: "open", Path: path, Err: err}
+			return nil, &os.PathError{Op: "open", Path: name, Err: err}
 		}
 	}
 }
 
-// removeEntries empties a directory. Deleting may hide entries from the reader, so it reads until a pass deletes
-// nothing.
-func removeEntries(dir *os.File) error {
+// empty empties a directory. Deleting may hide entries from the reader, and directories may be moved here, so it reads
+// until a pass deletes nothing.
+func (t *tree) empty(dir *os.File, depth int) error {
 	for {
 		var failed error
-		deleted := false
+		deleted, moved := false, t.moved
 		for {
 			names, err := dir.Readdirnames(1024)
 			for _, name := range names {
-				if err := removeAt(dir, name); err != nil {
+				if err := t.remove(dir, name, depth+1); err != nil {
 					failed = cmp.Or(failed, err)
 				} else {
 					deleted = true
@@ -93,7 +122,7 @@ func removeEntries(dir *os.File) error {
 				return err
 			}
 		}
-		if !deleted {
+		if !deleted && (depth > 0 || t.moved == moved) {
 			return failed
 		}
 		if _, err := dir.Seek(0, io.SeekStart); err != nil {

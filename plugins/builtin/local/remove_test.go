@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -76,6 +77,48 @@ func TestRemoveTree(t *testing.T) {
 	}
 	if _, err := os.Stat(kept); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRemoveDeepTree: a pod may make directories as deep as its files last. A pass has few of them open, so that they
+// cost neither descriptors nor memory.
+func TestRemoveDeepTree(t *testing.T) {
+	dir := t.TempDir()
+	root := filepath.Join(dir, "tree")
+	if err := os.Mkdir(root, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	at, err := unix.Open(root, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := strings.Repeat("d", 255)
+	for range 3000 {
+		if err := errors.Join(unix.Mkdirat(at, name, 0o700), unix.Mkdirat(at, "moved-1", 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		next, err := unix.Openat(at, name, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		unix.Close(at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at = next
+	}
+	unix.Close(at)
+	parent, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer parent.Close()
+	all := tree{}
+	if err := all.remove(parent, "tree", 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(root); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the tree is there: %v", err)
+	}
+	if least := 3000/maxDepth - 1; all.moved < least {
+		t.Errorf("%d directories were moved up, want at least %d", all.moved, least)
 	}
 }
 

@@ -356,6 +356,9 @@ func (r *Reader) claimOfClass(
 			return f.saw("pod/"+users[0].Name+" .spec.volumes", "uses the claim "+claim.Name)
 		}
 		for _, pod := range users {
+			if r.ofPod { // what keeps that pod from a node is its own cause
+				break
+			}
 			if f := r.podCause(ctx, &pod); f != nil && f.Status == Broken {
 				return f.under(o, podObject(&pod))
 			}
@@ -377,11 +380,8 @@ func (r *Reader) claimOfClass(
 		do("Read the log of the provisioner; kubelith plugin list shows the state of a plugin of kubelith.")
 }
 
-// podCause explains a pod, unless that is being done already: a pod is explained by its claim, and a claim by its pod.
+// podCause explains a pod; nil is unknown.
 func (r *Reader) podCause(ctx context.Context, pod *corev1.Pod) *Finding {
-	if r.busy[podObject(pod)] {
-		return nil
-	}
 	f, err := explainPod(ctx, r, pod)
 	if err != nil {
 		return nil

@@ -150,8 +150,16 @@ func TestPodOfClaim(t *testing.T) {
 	if a := ask(t, r, podTarget("web")); a.Code != StorageClassMissing || len(a.Chain) != 2 || a.Chain[1].String() != "persistentvolumeclaim/data" {
 		t.Errorf("got %+v", a)
 	}
-	r, _ = reader(t, pod, aClaim(nil), aClass("fast", noProvisioner, storagev1.VolumeBindingWaitForFirstConsumer))
-	if a := ask(t, r, podTarget("web")); a.Code != InsufficientResources || len(a.Chain) != 0 {
-		t.Errorf("got %+v", a)
+	// Another pod that uses the claim has no part in it.
+	other := aPod(all(refused("0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."), usesClaim))
+	other.Name, other.UID, other.Spec.NodeSelector = "another", "uid-another", map[string]string{"disk": "ssd"}
+	for _, others := range [][]runtime.Object{nil, {other}} {
+		r, _ = reader(t, append(others, pod, aClaim(nil), aClass("fast", noProvisioner, storagev1.VolumeBindingWaitForFirstConsumer))...)
+		if a := ask(t, r, podTarget("web")); a.Code != InsufficientResources || len(a.Chain) != 0 {
+			t.Errorf("got %+v", a)
+		}
+	}
+	if a := ask(t, r, claimTarget); a.Status != Broken || len(a.Chain) != 2 || a.Chain[1].String() != "pod/another" {
+		t.Errorf("the claim: %+v", a)
 	}
 }

@@ -172,7 +172,9 @@ func explainCronJob(ctx context.Context, r *Reader, c *batchv1.CronJob) (*Findin
 	due := times.Next(last.Time)
 	var active *batchv1.Job
 	if len(c.Status.Active) > 0 {
-		active, _ = r.Job(ctx, c.Namespace, c.Status.Active[0].Name)
+		if active, err = r.Job(ctx, c.Namespace, c.Status.Active[0].Name); err != nil {
+			active = nil // clients return an empty object with an error
+		}
 	}
 	late := !due.IsZero() && r.now().Sub(due) > fresh
 	if active != nil {

@@ -94,6 +94,7 @@ func TestCronJobs(t *testing.T) {
 		"no such schedule":    {hourly(30*time.Minute, func(c *batchv1.CronJob) { c.Spec.Schedule = "99 * * * *" }), nil, Broken, ScheduleInvalid, "99"},
 		"the last still runs": {hourly(90*time.Minute, runs), []runtime.Object{job(nil)}, Progressing, RunForbidden, "Forbid"},
 		"runs in time":        {hourly(30*time.Minute, runs), []runtime.Object{job(nil)}, Progressing, InProgress, "job/web"},
+		"the last is gone":    {hourly(90*time.Minute, runs), nil, Broken, ScheduleMissed, "lastScheduleTime"},
 		"the last failed":     {hourly(30*time.Minute, nil), []runtime.Object{job(failed)}, Broken, JobBackoffLimit, "BackoffLimitExceeded"},
 		"another's failed":    {hourly(30*time.Minute, nil), []runtime.Object{aJob(failed)}, Healthy, OK, "30 * * * *"},
 	} {

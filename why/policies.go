@@ -168,6 +168,9 @@ func (r *Reader) policies(ctx context.Context, f *Finding, q Reach, from *corev1
 			}
 			for _, reason := range a.Reasons {
 				selected = selected || len(reason.Policies) > 0
+				if reason.Direction == rules.Ingress && len(reason.Policies) > 0 {
+					r.guarded[podObject(d.pod)] = true
+				}
 				if reason.Verdict == rules.Allow {
 					continue
 				}

@@ -301,6 +301,8 @@ func (r *Reader) connect(ctx context.Context, f *Finding, q Reach, pod *corev1.P
 		return refused.not(PodsNotReady, "the pod is not ready", "it is").
 			do("Make the program listen at this port on all addresses of the pod (0.0.0.0 or ::, not 127.0.0.1), or correct the port.").
 			under(q.From.Object(), o)
+	case strings.Contains(text, "error trying to reach service") && lost(text) && r.guarded[o]:
+		f.saw(source, "no answer, which says nothing about other connections: the pod's network policies may shut out the API server")
 	case strings.Contains(text, "error trying to reach service") && lost(text):
 		return broken(PodUnreachable, fmt.Sprintf("%s on node %s does not answer at port %d, not even the API server", o, pod.Spec.NodeName, port)).
 			saw(source, text).

@@ -78,8 +78,15 @@ func TestExplainReach(t *testing.T) {
 		}, Broken, TargetPortMissing, "metrics"},
 		"nobody listens": {func(w *world) { w.connect = proxyError("dial tcp 10.42.0.9:8080: connect: connection refused") }, Broken, NobodyListens, "refuses connections"},
 		"lost packets":   {func(w *world) { w.connect = proxyError("dial tcp 10.42.0.9:8080: i/o timeout") }, Broken, PodUnreachable, "docs/networking.md"},
-		"not HTTP":       {func(w *world) { w.connect = proxyError("malformed HTTP response") }, Healthy, Reachable, "does not speak HTTP"},
-		"HTTP 404":       {func(w *world) { w.connect = &apierrors.StatusError{ErrStatus: metav1.Status{Code: 404}} }, Healthy, Reachable, "HTTP 404"},
+		"lost packets of a guarded pod": {func(w *world) {
+			w.connect = proxyError("dial tcp 10.42.0.9:8080: i/o timeout")
+			w.from.Status.PodIPs = []corev1.PodIP{{IP: "10.42.0.8"}}
+			w.others = append(w.others, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns"}}, &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "shops"},
+				Spec: networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+					Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}}}}})
+		}, Healthy, Reachable, "may shut out the API server"},
+		"not HTTP": {func(w *world) { w.connect = proxyError("malformed HTTP response") }, Healthy, Reachable, "does not speak HTTP"},
+		"HTTP 404": {func(w *world) { w.connect = &apierrors.StatusError{ErrStatus: metav1.Status{Code: 404}} }, Healthy, Reachable, "HTTP 404"},
 		"may not connect": {func(w *world) {
 			w.connect = apierrors.NewForbidden(corev1.Resource("pods/proxy"), "web", errors.New(`cannot get resource "pods/proxy"`))
 		}, Healthy, Reachable, "you may not let the API server connect"},

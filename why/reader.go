@@ -40,8 +40,10 @@ type Reader struct {
 	Options
 	read   map[string]result
 	unread []string
-	// busy are the pods that are being explained.
-	busy map[Object]bool
+	// ofPod: a pod is being explained, so that its claim is not explained by that pod, or by another one that uses it.
+	ofPod bool
+	// guarded are the pods whose ingress a network policy restricts.
+	guarded map[Object]bool
 }
 
 type result struct {
@@ -65,7 +67,7 @@ func NewReader(o Options) *Reader {
 			return err
 		}
 	}
-	return &Reader{Options: o, read: map[string]result{}}
+	return &Reader{Options: o, read: map[string]result{}, guarded: map[Object]bool{}}
 }
 
 // now returns the time that ages count back from.

@@ -352,7 +352,7 @@ func podClaims(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 		if err != nil || claim.Status.Phase == corev1.ClaimBound {
 			continue
 		}
-		if f := r.unbound(ctx, pod, claim); f != nil && f.Status == Broken {
+		if f := r.unbound(ctx, claim); f != nil && f.Status == Broken {
 			f.sawCondition(pod, corev1.PodScheduled)
 			return f.under(podObject(pod), claimObject(claim))
 		}
@@ -361,13 +361,9 @@ func podClaims(ctx context.Context, r *Reader, pod *corev1.Pod) *Finding {
 }
 
 // unbound explains a claim of a pod that is not bound.
-func (r *Reader) unbound(ctx context.Context, pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) *Finding {
-	if r.busy == nil {
-		r.busy = map[Object]bool{}
-	}
-	// The claim may wait for this pod: it need not be explained again.
-	r.busy[podObject(pod)] = true
-	defer delete(r.busy, podObject(pod))
+func (r *Reader) unbound(ctx context.Context, claim *corev1.PersistentVolumeClaim) *Finding {
+	defer func(before bool) { r.ofPod = before }(r.ofPod)
+	r.ofPod = true
 	f, err := explainClaim(ctx, r, claim)
 	if err != nil {
 		return nil

@@ -42,6 +42,8 @@ type api struct {
 	client  kubernetes.Interface
 	dynamic dynamic.Interface
 	mapper  meta.ResettableRESTMapperWithContext
+	// discovery is not cached, as that of mapper is.
+	discovery discovery.DiscoveryInterfaceWithContext
 }
 
 var _ cluster = (*api)(nil)
@@ -58,8 +60,9 @@ func newAPI(cfg *rest.Config, log logrus.FieldLogger) (*api, error) {
 	if err != nil {
 		return nil, err
 	}
-	cached := memory.NewMemCacheClientWithContext(discovery.ToDiscoveryInterfaceWithContext(client.Discovery()))
-	return &api{client: client, dynamic: dyn, mapper: restmapper.NewDeferredDiscoveryRESTMapperWithContext(cached)}, nil
+	live := discovery.ToDiscoveryInterfaceWithContext(client.Discovery())
+	mapper := restmapper.NewDeferredDiscoveryRESTMapperWithContext(memory.NewMemCacheClientWithContext(live))
+	return &api{client: client, dynamic: dyn, mapper: mapper, discovery: live}, nil
 }
 
 // warnings logs the API's warnings with their object.
@@ -219,12 +222,15 @@ func (a *api) setOf(ctx context.Context, namespace string) (set string, exists b
 	return ns.Labels[partOfLabel], true, nil
 }
 
-// members implements cluster. A kind that is not served any more has no objects.
+// members implements cluster. A kind that is not served any more has no objects; one whose server does not answer may.
 func (a *api) members(ctx context.Context, p parent) ([]member, error) {
 	var all []member
 	for gk := range p.kinds {
 		mapping, err := a.mapper.RESTMappingWithContext(ctx, gk)
 		if meta.IsNoMatchError(err) {
+			if err := a.answers(ctx, gk.Group); err != nil {
+				return nil, err
+			}
 			continue
 		}
 		if err != nil {
@@ -243,6 +249,23 @@ func (a *api) members(ctx context.Context, p parent) ([]member, error) {
 		}
 	}
 	return all, nil
+}
+
+// answers returns an error if the server of an API group does not answer: a mapper knows nothing of such a group.
+func (a *api) answers(ctx context.Context, group string) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	_, _, err := a.discovery.ServerGroupsAndResourcesWithContext(ctx)
+	var failed *discovery.ErrGroupDiscoveryFailed
+	if !errors.As(err, &failed) {
+		return err
+	}
+	for version, err := range failed.Groups {
+		if version.Group == group {
+			return fmt.Errorf("the API %s does not answer: %w", version, err)
+		}
+	}
+	return nil
 }
 
 func (a *api) list(ctx context.Context, resource dynamic.ResourceInterface, id string) ([]member, error) {

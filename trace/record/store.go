@@ -116,6 +116,11 @@ func (r Ref) key() string {
 // named is the Ref without the UID.
 func (r Ref) named() Ref { r.UID = ""; return r }
 
+// contradicts reports whether two Refs of one UID have different names.
+func (r Ref) contradicts(o Ref) bool {
+	return r.Name != "" && o.Name != "" && (r.Name != o.Name || r.Namespace != o.Namespace)
+}
+
 // Add implements Sink.
 func (s *Store) Add(r Record) {
 	r.bound()
@@ -208,9 +213,15 @@ func (r *Record) repeat(again *Record) {
 func (s *Store) Describe(o Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if known := s.objects[o.key()]; known != nil && known.object.contradicts(o.Ref) {
+		s.evict(known) // an Event came first, whose writer named another object
+	}
 	e := s.entry(o.Ref)
 	if e == nil {
 		return
+	}
+	if o.UID != "" {
+		s.names[e.object.named()] = e.key // whatever an Event says
 	}
 	o.Owners = o.Owners[:min(len(o.Owners), maxOwners)]
 	if len(o.Owners) > 0 {
@@ -278,7 +289,7 @@ func (s *Store) entry(r Ref) *entry {
 		return e
 	}
 	known := &e.object.Ref
-	if known.Name != "" && r.Name != "" && (known.Name != r.Name || known.Namespace != r.Namespace) {
+	if known.contradicts(r) {
 		return nil
 	}
 	if (known.Name == "" && r.Name != "") || (known.Resource == "" && r.Resource != "") {

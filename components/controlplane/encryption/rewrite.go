@@ -58,7 +58,7 @@ func (s *Server) count(ctx context.Context) (map[string]int, error) {
 }
 
 // rewrite has the API server write each Secret again that another key encrypts, for a while, and returns how many are
-// left. A Secret that another client has just written, or deleted, needs nothing.
+// left. A Secret that another client has just written needs nothing.
 func (s *Server) rewrite(ctx context.Context, key string) (remaining int, err error) {
 	until := time.Now().Add(rewriteFor)
 	var refused error // the first one
@@ -71,7 +71,12 @@ func (s *Server) rewrite(ctx context.Context, key string) (remaining int, err er
 			remaining++
 			return true
 		}
-		if err := s.writeAgain(ctx, namespace, name); err != nil {
+		err := s.writeAgain(ctx, namespace, name)
+		switch {
+		case err == nil:
+		case apierrors.IsNotFound(err): // just deleted, or it waits for its initializers: the next look at etcd says which
+			remaining++
+		default:
 			remaining++
 			if refused == nil {
 				refused = fmt.Errorf("cannot write Secret %s/%s: %w", namespace, name, err)
@@ -95,7 +100,7 @@ func (s *Server) writeAgain(ctx context.Context, namespace, name string) error {
 	if err == nil {
 		_, err = secrets.Update(ctx, secret, metav1.UpdateOptions{})
 	}
-	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+	if apierrors.IsConflict(err) {
 		return nil
 	}
 	return err

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// detachBelow unmounts what a plugin has left mounted in its directory: a plugin that mounts is killed between mount and
-// umount one day, and os.RemoveAll would delete what is in the file system, a share of the network perhaps.
+// detachBelow unmounts what a plugin has left mounted in its directory: a plugin that mounts is killed one day before
+// it unmounts, and os.RemoveAll would delete what is in the file system, perhaps a share of the network.
 func detachBelow(dir string) error {
 	real, err := filepath.EvalSymlinks(dir) // mountinfo has resolved paths
 	if errors.Is(err, fs.ErrNotExist) {

@@ -46,8 +46,8 @@ const (
 	// collectEvery is how many seconds should pass between two collections under load. Fifty pods that start allocate
 	// some 100 MB/s; with gcPercent a quarter of the process's CPU was garbage collection.
 	collectEvery = 10
-	// headroom is how many bytes the heap may grow by under load, unless gcPercent of the live heap is more. A large heap
-	// that may double keeps a third of what it grew to: what is live afterwards is spread over all of it.
+	// headroom is how many bytes the heap may grow by under load, unless gcPercent of the live heap is more. A large
+	// heap that doubles keeps much of that: what is live afterwards is spread over all of it.
 	headroom = 256 << 20
 	// headroomShare: the headroom is at most this part of the memory that the process may use, an eighth.
 	headroomShare = 8

@@ -3,8 +3,8 @@
 // CoreDNS listens on a high port of the node's own addresses. A selectorless Service (kube-system/kube-dns, at the
 // cluster DNS address) and one EndpointSlice per node and address family make kube-proxy route there, so that pods
 // reach it as in any other cluster, on their own node, without a DNS pod. The leading server publishes these objects
-// for all nodes (components/cluster/dnspublisher). The package does not touch pods' resolv.conf (the kubelet does). Of the
-// packet filter it has one rule: only root may send from the port.
+// for all nodes (components/cluster/dnspublisher). The package does not touch pods' resolv.conf (the kubelet does). It
+// has one rule in the packet filter: only root may send from the port.
 package dns
 
 import (

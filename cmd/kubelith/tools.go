@@ -253,12 +253,17 @@ func confirmed(c *cli.Context, plan []string) bool {
 		fmt.Fprintln(c.App.Writer, "  - "+line)
 	}
 	fmt.Fprint(c.App.Writer, "Go on? [y/N] ")
-	answer, _ := bufio.NewReader(c.App.Reader).ReadString('\n')
-	switch strings.ToLower(strings.TrimSpace(answer)) {
-	case "y", "yes":
-		return true
+	answered := make(chan string, 1)
+	go func() {
+		answer, _ := bufio.NewReader(c.App.Reader).ReadString('\n')
+		answered <- strings.ToLower(strings.TrimSpace(answer))
+	}()
+	select {
+	case answer := <-answered:
+		return answer == "y" || answer == "yes"
+	case <-c.Context.Done():
+		return false
 	}
-	return false
 }
 
 func versionCommand() *cli.Command {

@@ -15,8 +15,10 @@ func (r *Reset) clearKubelet() error {
 	return r.clear(r.opts.KubeletRootDir, datadir.MadeByKubelet(), []string{datadir.KubeletMark})
 }
 
-// clearData removes what the node has created in its data directory.
-func (r *Reset) clearData() error { return r.clear(r.opts.DataDir, datadir.Made(), datadir.Identity()) }
+// clearData removes what the node has created in its data directory. Disks of volumes are emptied one by one.
+func (r *Reset) clearData() error {
+	return r.clear(r.opts.DataDir, append([]string{volumes + "/*"}, datadir.Made()...), datadir.Identity())
+}
 
 // clear removes what we have created in a directory. The files that identify it as ours go last and only when the rest
 // has gone, then the directory if it is empty. The user's files stay and are named.

@@ -10,12 +10,13 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/host"
 )
 
-// mounts returns the mount points below our directories, the latest first: the order in which to unmount them. A
-// directory that is itself a mount is the user's choice of a disk and is left out, unless it is mounted on itself: the
-// kubelet does that to its directory where the root file system's mounts are private (mount.MakeRShared).
+// mounts returns the mount points below our directories, the latest first: the order in which to unmount them. The
+// user's disks are left out, as is a directory that is itself a mount, unless it is mounted on itself: the kubelet does
+// that to its directory where the root file system's mounts are private (mount.MakeRShared).
 func (r *Reset) mounts() ([]string, error) {
 	var out []string
 	for _, dir := range r.dirs() {
@@ -24,13 +25,24 @@ func (r *Reset) mounts() ([]string, error) {
 			return nil, err
 		}
 		for _, p := range points {
-			if (p != dir || r.onItself(dir)) && !slices.Contains(out, p) {
+			if (p != dir || r.onItself(dir)) && !r.isDisk(p) && !slices.Contains(out, p) {
 				out = append(out, p)
 			}
 		}
 	}
 	return out, nil
 }
+
+// isDisk reports whether a mount stands for a directory of the data directory, or that of a storage plugin's volumes: a
+// user has given it a disk (docs/storage.md). Ours are further below.
+func (r *Reset) isDisk(mount string) bool {
+	name, below := strings.CutPrefix(mount, r.opts.DataDir+"/")
+	return below && (filepath.Dir(name) == volumes || slices.ContainsFunc(slices.Concat(datadir.Made(), datadir.Dropped()),
+		func(made string) bool { return host.Below(name, made) }))
+}
+
+// volumes has a directory for each storage plugin.
+const volumes = "plugins/data"
 
 // mountsBelow lists the mount points at and below a path, the latest first, with repetitions where one hides another.
 func (r *Reset) mountsBelow(path string) ([]string, error) {

@@ -208,7 +208,11 @@ func (r *Reset) Run(ctx context.Context) error {
 	bridge := r.ownBridge() // known from the assigned addresses, before these go
 	loops := r.loops()
 
-	errs := []error{r.stopContainers(ctx), r.endPlugins()}
+	running := r.stopContainers(ctx)
+	if ctx.Err() != nil {
+		return errors.New("interrupted before anything was removed: run reset again")
+	}
+	errs := []error{running, r.endPlugins()}
 	errs = append(errs, r.unmountAll()...)
 	errs = append(errs, r.detachLoops(loops)...)
 	errs = append(errs, r.removeNetwork(ctx, bridge, found.ids)...)
@@ -217,7 +221,9 @@ func (r *Reset) Run(ctx context.Context) error {
 	for _, path := range append(logs, cni...) {
 		errs = append(errs, r.remove(path))
 	}
-	errs = append(errs, r.removeDirs()...)
+	if running == nil { // the next reset knows by the directories what is ours
+		errs = append(errs, r.removeDirs()...)
+	}
 	for _, dir := range r.foreignDirs() {
 		r.printf("left %s: it is not this cluster's", dir)
 	}
@@ -319,10 +325,17 @@ func (r *Reset) remove(path string) error {
 	if err != nil {
 		return err
 	}
+	disks := false
 	for _, m := range mounts {
-		if m != path {
+		if path == filepath.Join(r.opts.DataDir, volumes) && filepath.Dir(m) == path { // emptied before
+			disks = true
+		} else if m != path {
 			return fmt.Errorf("remove %s: %s is still mounted: unmount it and run reset again", path, m)
 		}
+	}
+	if disks {
+		r.printf("left %s, where disks are mounted", path)
+		return nil
 	}
 	if len(mounts) > 0 {
 		if err := r.files.Empty(path); err != nil {

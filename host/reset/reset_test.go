@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"golang.org/x/sys/unix"
 
@@ -225,6 +227,69 @@ func TestRemoveAndMounts(t *testing.T) {
 	}
 	if mounts, err := r.mounts(); err != nil || !slices.Equal(mounts, []string{"/k/pods/a b"}) {
 		t.Errorf("mounts %q, %v", mounts, err)
+	}
+}
+
+// A user's disks in the data directory stay mounted. With the data they are emptied.
+func TestDisksStayMounted(t *testing.T) {
+	h := hosttest.New(t)
+	r, _ := newTestReset(h, &fakeNetwork{})
+	text := "1 0 8:1 / / rw - ext4 d rw\n"
+	for i, path := range []string{"/d/server/db", "/d/server/snapshots", "/d/plugins/data/local", "/d/plugins/data/local/volumes/v/data/x", "/d/agent/containerd/x"} {
+		h.Write(path+"/f", "")
+		text += fmt.Sprintf("%d 1 8:%d / %s rw - ext4 d rw\n", i+2, i+2, path)
+	}
+	h.Write("/d/plugins/data/other/f", "")
+	h.Write("/proc/self/mountinfo", text)
+	if mounts, err := r.mounts(); err != nil || !slices.Equal(mounts, []string{"/d/agent/containerd/x", "/d/plugins/data/local/volumes/v/data/x"}) {
+		t.Errorf("mounts %q, %v", mounts, err)
+	}
+	h.Write("/proc/self/mountinfo", "1 0 8:1 / / rw - ext4 d rw\n2 1 8:2 / /d/plugins/data/local rw - ext4 d rw\n3 1 8:3 / /d/server/db rw - ext4 d rw\n")
+	if err := r.clearData(); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]bool{
+		"/d/plugins/data/local": true, "/d/plugins/data/local/volumes": false, "/d/plugins/data/other": false,
+		"/d/server/db": true, "/d/server/db/f": false, "/d/server/snapshots/f": true, "/d/agent/containerd": false,
+	} {
+		if got := h.Exists(path); got != want {
+			t.Errorf("%s exists: %v", path, got)
+		}
+	}
+}
+
+// What is interrupted, or leaves processes behind, removes nothing that the next reset needs to know what is ours.
+func TestInterrupted(t *testing.T) {
+	for name, interrupt := range map[string]bool{"interrupted": true, "a container does not end": false} {
+		h := hosttest.New(t)
+		r, _ := newTestReset(h, &fakeNetwork{})
+		r.opts.Data = true
+		h.Write("/d/version", "1")
+		h.Write("/d/data/x", "")
+		h.Write("/k/.kubelith", "/d")
+		h.Write("/r/data-dir", "/d")
+		h.Write("/r/containerd/io.containerd.runtime.v2.task/k8s.io/"+containerID+"/config.json", `{"linux":{"cgroupsPath":"/kubepods/podu/`+containerID+`"}}`)
+		h.Process(40, 1, "hangs", "/hangs", "/kubepods/podu/"+containerID)
+		var cancel context.CancelFunc
+		r.kill = func(int, unix.Signal) error {
+			if interrupt {
+				cancel()
+			}
+			return nil
+		}
+		synctest.Test(t, func(t *testing.T) { // which has a clock of its own
+			var ctx context.Context
+			ctx, cancel = context.WithCancel(t.Context())
+			defer cancel()
+			if err := r.Run(ctx); err == nil {
+				t.Errorf("%s: no error", name)
+			}
+		})
+		for _, path := range []string{"/d/version", "/d/data/x", "/k/.kubelith", "/r/data-dir"} {
+			if !h.Exists(path) {
+				t.Errorf("%s: %s is gone", name, path)
+			}
+		}
 	}
 }
 

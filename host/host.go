@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -101,7 +102,15 @@ func (t Tree) RunningServer(dir string) string {
 		return ""
 	}
 	defer f.Close()
-	return t.LockHolder(f)
+	if pid := t.LockHolder(f); pid != "" {
+		return pid
+	}
+	// On btrfs /proc/locks names another device than stat. The holder has written its process ID.
+	if errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK) {
+		text, _ := io.ReadAll(f)
+		return strings.TrimSpace(string(text))
+	}
+	return ""
 }
 
 // LockHolder finds the process in /proc/locks, whose lines are "1: FLOCK  ADVISORY  WRITE 1234 fd:00:5678 0 EOF": pid,

@@ -89,9 +89,10 @@ func runUpgrade(c *cli.Context) error {
 		File: file, Proof: upgrade.Proof{SHA256: c.String("sha256"), Signature: c.String("sig"), PublicKey: c.String("key")},
 		Service: service, Within: c.Duration("within"), Out: c.App.Writer,
 	}
+	kubeconfig := "" // of a server
 	switch role, flags := service.Command()[1], service.Command()[2:]; role {
 	case names.RoleServer:
-		err = upgradeServer(&o, flags, c.Bool(allowRemoved))
+		kubeconfig, err = upgradeServer(&o, flags, c.Bool(allowRemoved))
 	case names.RoleAgent:
 		err = upgradeAgent(&o, flags)
 	default:
@@ -103,8 +104,10 @@ func runUpgrade(c *cli.Context) error {
 	o.Adopted = func() (string, error) { return datadir.Adopted(o.DataDir) }
 	outliveTerminal()
 	switch id := c.String("result"); {
+	case c.Bool("cluster") && kubeconfig == "":
+		return errors.New("this machine is an agent: run kubelith upgrade --cluster on a server")
 	case c.Bool("cluster"):
-		return upgradeCluster(c.Context, o, service.Command()[1], c.Int("batch"), c.Bool("drain"))
+		return upgradeCluster(c.Context, o, kubeconfig, c.Int("batch"), c.Bool("drain"))
 	case id != "":
 		return upgrade.Reporting(upgrader.Dir(o.DataDir), id, func() error { return upgrade.Run(c.Context, o) })
 	}
@@ -163,17 +166,17 @@ type serverUpgrade struct {
 	allowRemoved bool
 }
 
-func upgradeServer(o *upgrade.Options, flags []string, allowRemoved bool) error {
+func upgradeServer(o *upgrade.Options, flags []string, allowRemoved bool) (kubeconfig string, err error) {
 	cfg, err := serviceConfig(config.Flags(), flags, config.Load)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if cfg.Witness {
-		return errors.New("a witness has no node, which kubelith upgrade waits for: run install.sh with the new program")
+		return "", errors.New("a witness has no node, which kubelith upgrade waits for: run install.sh with the new program")
 	}
 	u := &serverUpgrade{cfg, allowRemoved}
 	o.DataDir, o.Data, o.Ready, o.Check, o.Save, o.Renew = cfg.DataDir, u.data, u.ready, u.check, u.save, u.renew
-	return nil
+	return cfg.WriteKubeconfig, nil
 }
 
 const (

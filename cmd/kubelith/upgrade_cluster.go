@@ -48,10 +48,7 @@ const (
 )
 
 // upgradeCluster upgrades all nodes, from this server. A node that goes back stops it; run again, it goes on.
-func upgradeCluster(ctx context.Context, o upgrade.Options, role string, batch int, drained bool) error {
-	if role != names.RoleServer {
-		return errors.New("this machine is an agent: run kubelith upgrade --cluster on a server")
-	}
+func upgradeCluster(ctx context.Context, o upgrade.Options, kubeconfig string, batch int, drained bool) error {
 	if batch < 1 {
 		return fmt.Errorf("--batch %d: give the number of agents to upgrade at the same time", batch)
 	}
@@ -64,7 +61,7 @@ func upgradeCluster(ctx context.Context, o upgrade.Options, role string, batch i
 	if err != nil {
 		return err
 	}
-	cs, err := administrator("")
+	cs, err := administrator(kubeconfig)
 	if err != nil {
 		return err
 	}

@@ -211,12 +211,23 @@ func putBack(dataDir string, names, copied []string, renew func(from, to string)
 	return nil
 }
 
-// replace puts source in a place, of which nothing is kept.
+// replace puts source in a place, of which nothing is kept. The place may be on a disk of its own, or be one: what is
+// copied then is copied again after a crash.
 func replace(place, source string) error {
-	if err := os.RemoveAll(place); err != nil {
-		return err
+	err := os.RemoveAll(place)
+	mounted := errors.Is(err, unix.EBUSY) // a mount point stays, empty
+	if err == nil {
+		err = os.Rename(source, place)
 	}
-	if err := os.Rename(source, place); err != nil {
+	if mounted || errors.Is(err, unix.EXDEV) {
+		if err = copyTree(source, place); err == nil {
+			err = syncTree(place)
+		}
+		if err == nil {
+			err = os.RemoveAll(source)
+		}
+	}
+	if err != nil {
 		return err
 	}
 	return atomicfile.SyncDir(filepath.Dir(place))

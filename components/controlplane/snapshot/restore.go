@@ -68,23 +68,22 @@ func Restore(ctx context.Context, r io.Reader, keys []age.Identity, t Target) (_
 	if err := takeBack(t.DataDir); err != nil {
 		return Restored{}, err
 	}
+	if err := mayRestore(t.DataDir); err != nil { // again: another process may have had the lock
+		return Restored{}, err
+	}
 	staging := filepath.Join(t.DataDir, datadir.Restoring)
-	beside := Dir(t.DataDir) // on the same disk
-	if err := os.MkdirAll(beside, 0o700); err != nil {
+	if err := os.MkdirAll(staging, 0o700); err != nil {
 		return Restored{}, err
 	}
-	if err := removeUnfinished(beside); err != nil {
-		return Restored{}, err
-	}
-	work, err := os.MkdirTemp(beside, Unfinished)
-	if err != nil {
-		return Restored{}, err
-	}
-	defer os.RemoveAll(work)
+	defer func() {
+		if !placed {
+			err = errors.Join(err, os.RemoveAll(staging))
+		}
+	}()
 
 	var out Restored
 	member := etcd.Options{Name: t.NodeName, Socket: t.Socket}
-	out.Verified, err = unpackAndRestore(ctx, r, keys, work, member, steps{
+	out.Verified, err = unpackAndRestore(ctx, r, keys, staging, member, steps{
 		accept: func(h Header) error { return fits(h, t) },
 		change: func(h Header, c *clientv3.Client) error { return forget(ctx, c, h.Settings.NodeName, t.NodeName) },
 	})
@@ -92,7 +91,7 @@ func Restore(ctx context.Context, r io.Reader, keys []age.Identity, t Target) (_
 		return out, err
 	}
 	placed = true
-	if out.Kept, err = place(work, staging, t.DataDir); err != nil {
+	if out.Kept, err = place(staging, t.DataDir); err != nil {
 		return out, err
 	}
 	settings := out.Settings
@@ -183,12 +182,8 @@ func takeBack(dir string) error {
 	return os.RemoveAll(staging)
 }
 
-// place moves what is in work to the data directory. While staging exists, which work becomes, the restore is not
-// complete.
-func place(work, staging, dataDir string) (kept []string, err error) {
-	if err := os.Rename(work, staging); err != nil {
-		return nil, err
-	}
+// place moves what is in staging to the data directory. While staging exists, the restore is not complete.
+func place(staging, dataDir string) (kept []string, err error) {
 	if err := atomicfile.SyncDir(filepath.Dir(staging)); err != nil {
 		return nil, err
 	}

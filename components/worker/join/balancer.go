@@ -24,6 +24,8 @@ const (
 	silentFor = 5 * time.Second
 	// probeEvery is how often to check whether a server is back.
 	probeEvery = time.Second
+	// leaveEvery is the least time between two servers that are left: all of them may be without a majority.
+	leaveEvery = 30 * time.Second
 )
 
 // balancer connects to one of the cluster's servers: to the last one that it reached, otherwise to the next that it can
@@ -41,7 +43,8 @@ type balancer struct {
 
 	mu      sync.Mutex
 	current string
-	servers []string // from the cluster
+	left    time.Time // when a server was last left
+	servers []string  // from the cluster
 	conns   map[*conn]bool
 	down    chan struct{} // closed when a server is reached again; nil while one is reachable
 }
@@ -175,6 +178,33 @@ func (b *balancer) set(servers []string) bool {
 		c.Close()
 	}
 	return true
+}
+
+// leave turns to the next of the cluster's servers, and closes the connections to the current one.
+func (b *balancer) leave() {
+	b.mu.Lock()
+	bad := b.current
+	if len(b.servers) == 0 || time.Since(b.left) < leaveEvery {
+		b.mu.Unlock()
+		return
+	}
+	next := b.servers[(slices.Index(b.servers, bad)+1)%len(b.servers)] // the first after the given one
+	if next == bad {
+		b.mu.Unlock()
+		return
+	}
+	b.log.Warnf("the server at %s answers, but fails all writes: turning to %s", bad, next)
+	b.current, b.left = next, time.Now()
+	var gone []*conn
+	for c := range b.conns {
+		if c.server == bad {
+			gone = append(gone, c)
+		}
+	}
+	b.mu.Unlock()
+	for _, c := range gone {
+		c.Close()
+	}
 }
 
 // closeSilent closes the connections that have received nothing for that long: their users get an error, and a new

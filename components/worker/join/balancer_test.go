@@ -7,6 +7,8 @@ import (
 	"crypto/x509/pkix"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -204,4 +206,56 @@ func TestBalancerCancelled(t *testing.T) {
 	if server.accepted.Load() != 0 || b.count(t) != 0 {
 		t.Errorf("%d connections to the next, %d kept", server.accepted.Load(), b.count(t))
 	}
+}
+
+// TestTurnsFromServer: a server that answers reads from its cache and fails writes, as one without a majority of etcd,
+// is left for the next one, and only so often.
+func TestTurnsFromServer(t *testing.T) {
+	ca := newAuthority(t)
+	serve := func(code int) string {
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method != http.MethodGet {
+				w.WriteHeader(code)
+			}
+		}))
+		s.TLS = &tls.Config{Certificates: []tls.Certificate{*ca.pair(t, pkix.Name{CommonName: "x"}, time.Now().Add(time.Hour), serverName)}}
+		s.EnableHTTP2 = true
+		s.StartTLS()
+		t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
+		return s.Listener.Addr().String()
+	}
+	bad, good := serve(http.StatusInternalServerError), serve(http.StatusOK)
+	b, _ := testBalancer(ca, bad, bad, good)
+	way := newTransport(b, []*x509.Certificate{ca.cert}, nil)
+	t.Cleanup(way.close)
+	expect := func(method string, want int) {
+		t.Helper()
+		request, err := http.NewRequestWithContext(t.Context(), method, "https://"+serverName+"/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := way.RoundTrip(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.StatusCode != want {
+			t.Errorf("%s: status %d, want %d", method, response.StatusCode, want)
+		}
+	}
+	for range failedWrites - 1 {
+		expect(http.MethodPut, http.StatusInternalServerError)
+	}
+	way.turn() // not yet
+	expect(http.MethodPut, http.StatusInternalServerError)
+	expect(http.MethodGet, http.StatusOK)
+	way.turn()
+	expect(http.MethodPut, http.StatusOK)
+	way.failing.Store(failedWrites)
+	way.turn() // a moment after the last
+	expect(http.MethodPut, http.StatusOK)
+	b.left = time.Now().Add(-leaveEvery)
+	way.failing.Store(failedWrites)
+	way.turn()
+	expect(http.MethodPut, http.StatusInternalServerError)
 }

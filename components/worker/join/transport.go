@@ -28,7 +28,8 @@ type transport struct {
 	balancer *balancer
 
 	current atomic.Pointer[generation]
-	refused atomic.Bool // the server has refused the node's certificate since the last read
+	refused atomic.Bool  // the server has refused the node's certificate since the last read
+	failing atomic.Int32 // writes that the server has failed since the last one that it answered
 
 	mu  sync.Mutex
 	cas []*x509.Certificate // of the API
@@ -84,7 +85,28 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err == nil && response.StatusCode == http.StatusUnauthorized && len(g.config.Certificates) > 0 {
 		t.refused.Store(true)
 	}
+	// Not reads: a server without a majority answers them from its cache.
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		if err != nil || response.StatusCode >= http.StatusInternalServerError {
+			t.failing.Add(1)
+		} else {
+			t.failing.Store(0)
+		}
+	}
 	return response, err
+}
+
+// failedWrites is how many writes one after the other show that a server cannot serve.
+const failedWrites = 3
+
+// turn is for a client that gets no answer, or errors only: it closes silent connections, so that the next request
+// opens another, and leaves a server that answers and writes nothing, as one without a majority of etcd.
+func (t *transport) turn() {
+	t.balancer.closeSilent(silentFor)
+	if t.failing.Load() >= failedWrites {
+		t.failing.Store(0)
+		t.balancer.leave()
+	}
 }
 
 // dialOne connects to one server, without HTTP/2.

@@ -26,6 +26,8 @@ type Session struct {
 	raw  *watched
 	http *http.ClientConn
 
+	life   context.Context // of all connections
+	end    context.CancelFunc
 	open   atomic.Int64 // connections
 	copies sync.WaitGroup
 }
@@ -33,6 +35,7 @@ type Session struct {
 // Open starts a session on a connection that an agent serves. The session owns the connection.
 func Open(ctx context.Context, c net.Conn) (*Session, error) {
 	s := &Session{raw: watch(c)}
+	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	transport := &http.Transport{
 		Protocols:              only(),
 		DialContext:            func(context.Context, string, string) (net.Conn, error) { return s.raw, nil },
@@ -42,6 +45,7 @@ func Open(ctx context.Context, c net.Conn) (*Session, error) {
 	}
 	var err error
 	if s.http, err = transport.NewClientConn(ctx, "http", "node:80"); err != nil { // the address is not used
+		s.end()
 		s.raw.Close()
 		return nil, fmt.Errorf("begin HTTP/2 in the tunnel: %w", err)
 	}
@@ -58,6 +62,7 @@ func (s *Session) InUse() int { return int(s.open.Load()) }
 func (s *Session) Close() {
 	_ = s.http.Close() // the connection below is closed in any case
 	s.raw.Close()
+	s.end()
 	s.copies.Wait()
 }
 
@@ -93,8 +98,15 @@ func (s *Session) Dial(ctx context.Context, address string) (net.Conn, error) {
 	}
 	c := &stream{Conn: near, to: place(address), late: time.AfterFunc(time.Hour, end)}
 	c.late.Stop()
+	// A reader that has stopped reading does not hold up the end of the session. It gets an error, not a regular end.
+	stop := context.AfterFunc(s.life, func() {
+		closed := net.ErrClosed
+		c.err.CompareAndSwap(nil, &closed)
+		far.Close()
+	})
 	s.copies.Go(func() {
 		defer s.open.Add(-1)
+		defer stop()
 		_, err := io.Copy(far, response.Body)
 		if err != nil && !errors.Is(err, io.ErrClosedPipe) { // the latter: closed here
 			c.err.Store(&err)

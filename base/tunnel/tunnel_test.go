@@ -161,6 +161,18 @@ func TestStalled(t *testing.T) {
 	if _, err := io.ReadFull(c, got); err != nil || string(got) != "through" {
 		t.Errorf("behind stalled connections: %q, %v", got, err)
 	}
+	stalled := dial(t, s, loud)
+	time.Sleep(50 * time.Millisecond)
+	closed := make(chan struct{})
+	go func() { s.Close(); close(closed) }()
+	select {
+	case <-closed:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the session waits for readers that have stopped reading")
+	}
+	if _, err := io.Copy(io.Discard, stalled); err == nil {
+		t.Error("a connection that was cut off ends regularly")
+	}
 }
 
 // TestEnds: a connection that ends at one end ends at the other, with everything that was sent before.

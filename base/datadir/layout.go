@@ -163,8 +163,8 @@ func resolvedParent(path string) string {
 	}
 }
 
-// private checks that no other user can put files into a directory that root trusts, and removes other users' write
-// permission.
+// private checks that no other user can put files into a directory that root trusts, and removes other users' right to
+// write, and to open it: who can open a directory can lock it, and keep the next start from it.
 func private(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -173,8 +173,8 @@ func private(f *os.File) error {
 	if owner, ok := ownerOf(info); ok && owner != os.Geteuid() {
 		return fmt.Errorf("directory %s belongs to user %d, who could put other files there: chown root it, or use another", f.Name(), owner)
 	}
-	if info.Mode().Perm()&0o022 != 0 {
-		return f.Chmod(info.Mode().Perm() &^ fs.FileMode(0o022))
+	if info.Mode().Perm()&0o026 != 0 {
+		return f.Chmod(info.Mode().Perm() &^ fs.FileMode(0o026))
 	}
 	return nil
 }

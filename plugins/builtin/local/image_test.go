@@ -2,6 +2,7 @@ package local
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -276,6 +277,22 @@ func (h *host) noLoop(t *testing.T, image string) {
 	t.Helper()
 	if device, err := findLoop(image); err != nil || device != "" {
 		t.Errorf("%s is left, %v", device, err)
+	}
+}
+
+// TestRepairKilled: a check that a signal ends has repaired nothing, and a deadline ends none.
+func TestRepairKilled(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for script, works := range map[string]bool{"kill -9 $$": false, "exit 4": false, "exit 1": true, "exit 0": true} {
+		if err := os.WriteFile(filepath.Join(dir, "e2fsck"), []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := repair(ended, "image"); (err == nil) != works {
+			t.Errorf("%s: %v", script, err)
+		}
 	}
 }
 

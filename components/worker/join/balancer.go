@@ -118,7 +118,8 @@ func (b *balancer) order() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var all []string
-	for _, server := range append(append([]string{b.current}, b.servers...), b.given) {
+	after := slices.Index(b.servers, b.current) + 1
+	for _, server := range slices.Concat([]string{b.current}, b.servers[after:], b.servers[:after], []string{b.given}) {
 		if !slices.Contains(all, server) {
 			all = append(all, server)
 		}

@@ -225,7 +225,9 @@ func TestTurnsFromServer(t *testing.T) {
 		return s.Listener.Addr().String()
 	}
 	bad, good := serve(http.StatusInternalServerError), serve(http.StatusOK)
-	b, _ := testBalancer(ca, bad, bad, good)
+	dead := newTLSServer(t, ca)
+	dead.stop()
+	b, _ := testBalancer(ca, bad, bad, dead.address(), good) // the next one may be away
 	way := newTransport(b, []*x509.Certificate{ca.cert}, nil)
 	t.Cleanup(way.close)
 	expect := func(method string, want int) {

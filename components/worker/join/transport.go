@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"net"
 	"net/http"
 	"net/url"
@@ -87,9 +88,11 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	// Not reads: a server without a majority answers them from its cache.
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		if err != nil || response.StatusCode >= http.StatusInternalServerError {
+		switch none := (unreachable)(nil); {
+		case errors.As(err, &none), errors.Is(err, context.Canceled): // says nothing about the server
+		case err != nil || response.StatusCode >= http.StatusInternalServerError:
 			t.failing.Add(1)
-		} else {
+		default:
 			t.failing.Store(0)
 		}
 	}

@@ -104,7 +104,7 @@ func runUpgrade(c *cli.Context) error {
 	o.Adopted = func() (string, error) { return datadir.Adopted(o.DataDir) }
 	outliveTerminal()
 	switch id := c.String("result"); {
-	case c.Bool("cluster") && kubeconfig == "":
+	case c.Bool("cluster") && service.Command()[1] != names.RoleServer:
 		return errors.New("this machine is an agent: run kubelith upgrade --cluster on a server")
 	case c.Bool("cluster"):
 		return upgradeCluster(c.Context, o, kubeconfig, c.Int("batch"), c.Bool("drain"))

@@ -211,8 +211,8 @@ func putBack(dataDir string, names, copied []string, renew func(from, to string)
 	return nil
 }
 
-// replace puts source in a place, of which nothing is kept. The place may be on a disk of its own, or be one: what is
-// copied then is copied again after a crash.
+// replace puts source in a place, of which nothing is kept. The place may be on a disk of its own, or be one: then the
+// source is copied, again after a crash, until it is put aside at once.
 func replace(place, source string) error {
 	err := os.RemoveAll(place)
 	mounted := errors.Is(err, unix.EBUSY) // a mount point stays, empty
@@ -220,12 +220,20 @@ func replace(place, source string) error {
 		err = os.Rename(source, place)
 	}
 	if mounted || errors.Is(err, unix.EXDEV) {
-		if err = copyTree(source, place); err == nil {
-			err = syncTree(place)
+		placed := source + ".placed"
+		for _, step := range []func() error{
+			func() error { return copyTree(source, place) },
+			func() error { return syncTree(place) },
+			func() error { return atomicfile.SyncDir(filepath.Dir(place)) },
+			func() error { return os.Rename(source, placed) },
+			func() error { return atomicfile.SyncDir(filepath.Dir(placed)) },
+			func() error { return os.RemoveAll(placed) },
+		} {
+			if err = step(); err != nil {
+				return err
+			}
 		}
-		if err == nil {
-			err = os.RemoveAll(source)
-		}
+		return nil
 	}
 	if err != nil {
 		return err

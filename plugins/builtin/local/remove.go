@@ -31,7 +31,7 @@ func removeTree(path string) error {
 // memory: what is deeper than maxDepth is moved up.
 type tree struct {
 	root  *os.File
-	moved int
+	moved int // the number in the name of the last one
 }
 
 const maxDepth = 64
@@ -71,11 +71,14 @@ func (t *tree) remove(parent *os.File, name string, depth int) error {
 // moveUp moves a directory to the root of the tree, where it is found again. It reports false where the kernel refuses
 // that, as for something that is mounted.
 func (t *tree) moveUp(parent *os.File, name string) bool {
-	for {
-		t.moved++
-		err := unix.Renameat2(int(parent.Fd()), name, int(t.root.Fd()), fmt.Sprintf("moved-%d", t.moved), unix.RENAME_NOREPLACE)
-		if !errors.Is(err, unix.EEXIST) {
-			return err == nil
+	for n := t.moved + 1; ; n++ {
+		err := unix.Renameat2(int(parent.Fd()), name, int(t.root.Fd()), fmt.Sprintf("moved-%d", n), unix.RENAME_NOREPLACE)
+		switch {
+		case err == nil:
+			t.moved = n
+			return true
+		case !errors.Is(err, unix.EEXIST):
+			return false
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -119,6 +120,36 @@ func TestRemoveDeepTree(t *testing.T) {
 	}
 	if least := 3000/maxDepth - 1; all.moved < least {
 		t.Errorf("%d directories were moved up, want at least %d", all.moved, least)
+	}
+}
+
+// TestRemoveDeepMount: what is too deep, and cannot be moved up either, ends the attempt with an error.
+func TestRemoveDeepMount(t *testing.T) {
+	for _, depth := range []int{maxDepth + 1, maxDepth + 6} { // the mount, and a directory above it
+		root := filepath.Join(t.TempDir(), "tree")
+		mount := filepath.Join(root, strings.Repeat("d/", depth))
+		if err := os.MkdirAll(mount, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount("none", mount, "tmpfs", 0, ""); err != nil {
+			t.Skip("nothing can be mounted here: ", err)
+		}
+		t.Cleanup(func() { // before TempDir's own cleanup
+			moved, _ := filepath.Glob(filepath.Join(root, "moved-*", strings.Repeat("d/", 5)))
+			for _, path := range append(moved, mount) {
+				_ = unix.Unmount(path, unix.MNT_DETACH)
+			}
+		})
+		done := make(chan error, 1)
+		go func() { done <- removeTree(root) }()
+		select {
+		case err := <-done:
+			if !errors.Is(err, errInUse) {
+				t.Errorf("depth %d: %v, want %v", depth, err, errInUse)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("depth %d: it goes on for ever", depth)
+		}
 	}
 }
 

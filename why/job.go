@@ -9,6 +9,7 @@ import (
 	"github.com/robfig/cron/v3"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -172,8 +173,14 @@ func explainCronJob(ctx context.Context, r *Reader, c *batchv1.CronJob) (*Findin
 	due := times.Next(last.Time)
 	var active *batchv1.Job
 	if len(c.Status.Active) > 0 {
-		if active, err = r.Job(ctx, c.Namespace, c.Status.Active[0].Name); err != nil {
+		name := c.Status.Active[0].Name
+		active, err = r.Job(ctx, c.Namespace, name)
+		switch {
+		case apierrors.IsNotFound(err):
 			active = nil // clients return an empty object with an error
+		case err != nil:
+			return found(Progressing, InProgress, fmt.Sprintf("in progress: job/%s of %s runs, which you may not read", name, o)).
+				saw(o.String()+" .status.active", "job/"+name), nil
 		}
 	}
 	late := !due.IsZero() && r.now().Sub(due) > fresh

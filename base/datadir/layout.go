@@ -163,7 +163,7 @@ func resolvedParent(path string) string {
 	}
 }
 
-// private checks that no other user can put files into a directory that root trusts, and removes other users' right to
+// private checks that no other user can put files into a directory that root trusts. It removes the right of others to
 // write, and to open it: who can open a directory can lock it, and keep the next start from it.
 func private(f *os.File) error {
 	info, err := f.Stat()

@@ -221,7 +221,7 @@ func (r *Reset) Run(ctx context.Context) error {
 	for _, path := range append(logs, cni...) {
 		errs = append(errs, r.remove(path))
 	}
-	if running == nil { // the next reset knows by the directories what is ours
+	if running == nil && ctx.Err() == nil { // the next reset knows by the directories what is ours
 		errs = append(errs, r.removeDirs()...)
 	}
 	for _, dir := range r.foreignDirs() {

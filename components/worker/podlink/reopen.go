@@ -29,7 +29,7 @@ func (s *Server) reopenPorts(ctx context.Context) error {
 	}
 	var problems []error
 	for _, a := range attachments {
-		if a.CapabilityArgs["portMappings"] == nil {
+		if a.CapabilityArgs["portMappings"] == nil || ctx.Err() != nil {
 			continue
 		}
 		if err := s.reopen(ctx, cache, a); err != nil {
@@ -41,7 +41,7 @@ func (s *Server) reopenPorts(ctx context.Context) error {
 
 // reopen does nothing for a pod of another network, and for one that is gone.
 func (s *Server) reopen(ctx context.Context, cache *libcni.CNIConfig, a *libcni.NetworkAttachment) error {
-	ctx, cancel := context.WithTimeout(ctx, workTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), workTimeout) // all or nothing of a pod's
 	defer cancel()
 	c, n, err := s.attached(a)
 	if err != nil || n == nil {

@@ -533,6 +533,7 @@ func TestCorruptAndPartition(t *testing.T) {
 	// revision. They are compacted every five minutes.
 	harness.Step(t, "Corrupt", func(t *testing.T) { testCorrupt(t, c) })
 	harness.Step(t, "Partition", func(t *testing.T) { testPartition(t, c) })
+	harness.Step(t, "AgentOfMinority", func(t *testing.T) { testAgentOfMinority(t, c) })
 }
 
 // testPartition: a leader that is cut off for 70 s is not started again, and neither loses writes nor accepts any.
@@ -569,6 +570,29 @@ func testPartition(t *testing.T, c *cluster) {
 	w.check(t, c.servers...)
 	h.check(t)
 	t.Logf("%d writes acknowledged, %d failed, longest pause %s", len(w.acknowledged), len(w.failed), w.longest.Round(time.Millisecond))
+}
+
+// testAgentOfMinority: a server that reaches its agent, and no other server, answers and cannot write: the agent leaves
+// it for another one.
+func testAgentOfMinority(t *testing.T, c *cluster) {
+	alone, other := c.servers[0], c.servers[1]
+	agent := harness.New(t, harness.Options{Network: c.network, Agent: &harness.AgentOptions{Of: other, URL: alone.URL(), Token: other.Token(t)}})
+	agent.Launch(t)
+	agent.WaitReady(t)
+	for _, s := range c.others(alone) {
+		defer harness.Partition(t, alone, s)()
+	}
+	cut := time.Now()
+	late := cut.Add(10 * time.Second) // what was under way at the cut has ended
+	harness.Eventually(t, 2*time.Minute, "the agent's Lease to be renewed at another server", func() error {
+		lease, err := other.Client(t).CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), agent.NodeName(), metav1.GetOptions{})
+		if err == nil && (lease.Spec.RenewTime == nil || lease.Spec.RenewTime.Time.Before(late)) {
+			err = fmt.Errorf("it was renewed at %v", lease.Spec.RenewTime)
+		}
+		return err
+	})
+	logs(t, agent, time.Second, "answers, but cannot serve: turning to ")
+	t.Logf("the agent's Lease was renewed %s after its server was cut off from the others", time.Since(cut).Round(time.Second))
 }
 
 // testMoved: a server that comes back with another address is followed by the others, and has the settings of the

@@ -194,7 +194,7 @@ func (b *balancer) leave() {
 		b.mu.Unlock()
 		return
 	}
-	b.log.Warnf("the server at %s answers, but fails all writes: turning to %s", bad, next)
+	b.log.Warnf("the server at %s answers, but cannot serve: turning to %s", bad, next)
 	b.current, b.left = next, time.Now()
 	var gone []*conn
 	for c := range b.conns {

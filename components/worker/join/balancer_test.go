@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -232,32 +233,48 @@ func TestTurnsFromServer(t *testing.T) {
 	t.Cleanup(way.close)
 	expect := func(method string, want int) {
 		t.Helper()
-		request, err := http.NewRequestWithContext(t.Context(), method, "https://"+serverName+"/", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		response, err := way.RoundTrip(request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		response.Body.Close()
-		if response.StatusCode != want {
-			t.Errorf("%s: status %d, want %d", method, response.StatusCode, want)
-		}
+		waitFor(t, fmt.Sprintf("status %d of a %s", want, method), func() bool {
+			request, err := http.NewRequestWithContext(t.Context(), method, "https://"+serverName+"/", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			response, err := way.RoundTrip(request)
+			if err != nil { // a connection that was just closed
+				return false
+			}
+			response.Body.Close()
+			if response.StatusCode != want {
+				t.Errorf("%s: status %d, want %d", method, response.StatusCode, want)
+			}
+			return true
+		})
 	}
-	for range failedWrites - 1 {
-		expect(http.MethodPut, http.StatusInternalServerError)
+	for range failedRequests + 1 {
+		expect(http.MethodPut, http.StatusInternalServerError) // not for long yet
 	}
-	way.turn() // not yet
-	expect(http.MethodPut, http.StatusInternalServerError)
+	long := func() {
+		way.mu.Lock()
+		defer way.mu.Unlock()
+		way.failed, way.failing = failedRequests, time.Now().Add(-failingFor)
+	}
+	long()
 	expect(http.MethodGet, http.StatusOK)
-	way.turn()
+	expect(http.MethodPut, http.StatusInternalServerError) // the last
 	expect(http.MethodPut, http.StatusOK)
-	way.failing.Store(failedWrites)
-	way.turn() // a moment after the last
-	expect(http.MethodPut, http.StatusOK)
-	b.left = time.Now().Add(-leaveEvery)
-	way.failing.Store(failedWrites)
-	way.turn()
+	if way.failed != 0 {
+		t.Errorf("after a write that succeeded, %d have failed", way.failed)
+	}
+	b.mu.Lock()
+	b.current = bad // a moment after the last
+	b.mu.Unlock()
+	b.closeSilent(0)
+	long()
 	expect(http.MethodPut, http.StatusInternalServerError)
+	expect(http.MethodPut, http.StatusInternalServerError)
+	b.mu.Lock()
+	b.left = time.Now().Add(-leaveEvery)
+	b.mu.Unlock()
+	long()
+	expect(http.MethodPut, http.StatusInternalServerError)
+	expect(http.MethodPut, http.StatusOK)
 }

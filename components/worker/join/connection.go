@@ -67,8 +67,9 @@ func (c *Connection) OnChange(compare func(old, current []byte) string) { c.chan
 // Config returns a client configuration that acts as this node, for the component with that name.
 func (c *Connection) Config(component string) *rest.Config { return restConfig(c.way, component) }
 
-// Disconnect is for a client that gets no answer, or only errors: the next request may go to another server.
-func (c *Connection) Disconnect() { c.way.turn() }
+// Disconnect is for a client that gets no answer: it closes the silent connections. The next request opens another,
+// perhaps to another server.
+func (c *Connection) Disconnect() { c.way.balancer.closeSilent(silentFor) }
 
 // Servers returns the addresses, HOST:PORT, of the servers that the cluster lists, and the one that the user has given.
 func (c *Connection) Servers() (listed []string, given string) { return c.way.balancer.known() }

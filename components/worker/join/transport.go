@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
@@ -29,12 +30,15 @@ type transport struct {
 	balancer *balancer
 
 	current atomic.Pointer[generation]
-	refused atomic.Bool  // the server has refused the node's certificate since the last read
-	failing atomic.Int32 // writes that the server has failed since the last one that it answered
+	refused atomic.Bool // the server has refused the node's certificate since the last read
 
 	mu  sync.Mutex
 	cas []*x509.Certificate // of the API
 	old []*generation
+	// failed is how many requests have failed since the last write that succeeded, and failing when the first of them
+	// did.
+	failed  int
+	failing time.Time
 }
 
 // generation is the connections with one certificate.
@@ -86,30 +90,49 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err == nil && response.StatusCode == http.StatusUnauthorized && len(g.config.Certificates) > 0 {
 		t.refused.Store(true)
 	}
-	// Not reads: a server without a majority answers them from its cache.
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		switch none := (unreachable)(nil); {
-		case errors.As(err, &none), errors.Is(err, context.Canceled): // says nothing about the server
-		case err != nil || response.StatusCode >= http.StatusInternalServerError:
-			t.failing.Add(1)
-		default:
-			t.failing.Store(0)
-		}
+	if !isWatch(r) {
+		t.judge(r, response, err)
 	}
 	return response, err
 }
 
-// failedWrites is how many writes one after the other show that a server cannot serve.
-const failedWrites = 3
+const (
+	// failedRequests and failingFor are how many requests fail, and for how long no write succeeds, before another
+	// server is tried. The kubelet renews its Lease every 10 s.
+	failedRequests = 3
+	failingFor     = 15 * time.Second
+)
 
-// turn is for a client that gets no answer, or errors only: it closes silent connections, so that the next request
-// opens another, and leaves a server that answers and writes nothing, as one without a majority of etcd.
-func (t *transport) turn() {
-	t.balancer.closeSilent(silentFor)
-	if t.failing.Load() >= failedWrites {
-		t.failing.Store(0)
-		t.balancer.leave()
+// judge leaves a server that answers and cannot serve, as one without a majority of etcd. Reads that succeed prove
+// nothing: such a server answers them from its cache.
+func (t *transport) judge(r *http.Request, response *http.Response, err error) {
+	none := unreachable(nil)
+	switch {
+	case errors.As(err, &none), errors.Is(err, context.Canceled): // says nothing about the server
+	case err != nil || response.StatusCode >= http.StatusInternalServerError:
+		if t.fails() {
+			t.balancer.leave()
+		}
+	case r.Method != http.MethodGet && r.Method != http.MethodHead:
+		t.mu.Lock()
+		t.failed = 0
+		t.mu.Unlock()
 	}
+}
+
+// fails counts a request that has failed, and reports whether it is time to leave the server.
+func (t *transport) fails() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.failed == 0 {
+		t.failing = time.Now()
+	}
+	t.failed++
+	if t.failed < failedRequests || time.Since(t.failing) < failingFor {
+		return false
+	}
+	t.failed = 0
+	return true
 }
 
 // dialOne connects to one server, without HTTP/2.

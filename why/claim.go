@@ -355,12 +355,11 @@ func (r *Reader) claimOfClass(
 		if f := r.noCapacity(ctx, claim, class); f != nil {
 			return f.saw("pod/"+users[0].Name+" .spec.volumes", "uses the claim "+claim.Name)
 		}
-		for _, pod := range users {
-			if r.ofPod { // what keeps that pod from a node is its own cause
-				break
-			}
-			if f := r.podCause(ctx, &pod); f != nil && f.Status == Broken {
-				return f.under(o, podObject(&pod))
+		if !r.ofPod { // what keeps a pod from a node is its own cause
+			for _, pod := range users {
+				if f := r.podCause(ctx, &pod); f != nil && f.Status == Broken {
+					return f.under(o, podObject(&pod))
+				}
 			}
 		}
 		return found(Progressing, InProgress, fmt.Sprintf("in progress: %s waits until %s has a node", o, podNames(users))).

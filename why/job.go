@@ -179,7 +179,7 @@ func explainCronJob(ctx context.Context, r *Reader, c *batchv1.CronJob) (*Findin
 		case apierrors.IsNotFound(err):
 			active = nil // clients return an empty object with an error
 		case err != nil:
-			return found(Progressing, InProgress, fmt.Sprintf("in progress: job/%s of %s runs, which you may not read", name, o)).
+			return found(Progressing, InProgress, fmt.Sprintf("in progress: job/%s of %s runs, which cannot be read", name, o)).
 				saw(o.String()+" .status.active", "job/"+name), nil
 		}
 	}

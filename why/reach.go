@@ -286,12 +286,13 @@ func (r *Reader) connect(ctx context.Context, f *Finding, q Reach, pod *corev1.P
 	if errors.As(err, &status) {
 		text = status.Status().Message
 	}
+	failed := strings.Contains(text, "error trying to reach service")
 	switch {
 	case apierrors.IsForbidden(err) && strings.Contains(text, "pods/proxy"):
 		r.unread = append(r.unread, fmt.Sprintf("you may not let the API server connect to pods in namespace %s (get pods/proxy), "+
 			"so it is unknown whether a program listens", pod.Namespace))
 		return nil
-	case strings.Contains(text, "error trying to reach service") && strings.Contains(text, "connection refused"):
+	case failed && strings.Contains(text, "connection refused"):
 		refused := broken(NobodyListens, fmt.Sprintf("nothing listens at port %d of %s: it refuses connections", port, o)).saw(source, text)
 		declared := declaredPorts(pod)
 		refused.saw(o.String()+" .spec.containers[].ports", firstOf(strings.Join(declared, ", "), "none declared"))
@@ -301,14 +302,14 @@ func (r *Reader) connect(ctx context.Context, f *Finding, q Reach, pod *corev1.P
 		return refused.not(PodsNotReady, "the pod is not ready", "it is").
 			do("Make the program listen at this port on all addresses of the pod (0.0.0.0 or ::, not 127.0.0.1), or correct the port.").
 			under(q.From.Object(), o)
-	case strings.Contains(text, "error trying to reach service") && lost(text) && r.guarded[o]:
+	case failed && lost(text) && r.guarded[o]:
 		f.saw(source, "no answer, which says nothing about other connections: the pod's network policies may shut out the API server")
-	case strings.Contains(text, "error trying to reach service") && lost(text):
+	case failed && lost(text):
 		return broken(PodUnreachable, fmt.Sprintf("%s on node %s does not answer at port %d, not even the API server", o, pod.Spec.NodeName, port)).
 			saw(source, text).
 			do("Packets get lost between the nodes: does a firewall block the pod network, and do all nodes have a route to that one (docs/networking.md)?").
 			under(q.From.Object(), o)
-	case status != nil && !strings.Contains(text, "error trying to reach service"):
+	case status != nil && !failed:
 		f.saw(source, fmt.Sprintf("something listens: HTTP %d", status.Status().Code))
 	case err != nil:
 		f.saw(source, "something listens, but does not speak HTTP: "+oneline.Shorten(firstOf(text, err.Error()), 200))

@@ -90,7 +90,8 @@ func runUpgrade(c *cli.Context) error {
 		Service: service, Within: c.Duration("within"), Out: c.App.Writer,
 	}
 	kubeconfig := "" // of a server
-	switch role, flags := service.Command()[1], service.Command()[2:]; role {
+	role, flags := service.Command()[1], service.Command()[2:]
+	switch role {
 	case names.RoleServer:
 		kubeconfig, err = upgradeServer(&o, flags, c.Bool(allowRemoved))
 	case names.RoleAgent:
@@ -104,7 +105,7 @@ func runUpgrade(c *cli.Context) error {
 	o.Adopted = func() (string, error) { return datadir.Adopted(o.DataDir) }
 	outliveTerminal()
 	switch id := c.String("result"); {
-	case c.Bool("cluster") && service.Command()[1] != names.RoleServer:
+	case c.Bool("cluster") && role != names.RoleServer:
 		return errors.New("this machine is an agent: run kubelith upgrade --cluster on a server")
 	case c.Bool("cluster"):
 		return upgradeCluster(c.Context, o, kubeconfig, c.Int("batch"), c.Bool("drain"))

@@ -71,16 +71,13 @@ func (s *Server) rewrite(ctx context.Context, key string) (remaining int, err er
 			remaining++
 			return true
 		}
-		err := s.writeAgain(ctx, namespace, name)
-		switch {
-		case err == nil:
-		case apierrors.IsNotFound(err): // just deleted, or it waits for its initializers: the next look at etcd says which
+		if err := s.writeAgain(ctx, namespace, name); err != nil {
 			remaining++
-		default:
-			remaining++
-			if refused == nil {
+			switch {
+			case apierrors.IsNotFound(err): // just deleted, or it waits for its initializers: the next look at etcd says which
+			case refused == nil:
 				refused = fmt.Errorf("cannot write Secret %s/%s: %w", namespace, name, err)
-			} else {
+			default:
 				others++
 			}
 		}

@@ -168,16 +168,8 @@ func (b *balancer) set(servers []string) bool {
 	if !known(b.current) {
 		b.current = servers[0]
 	}
-	var gone []*conn
-	for c := range b.conns {
-		if !known(c.server) {
-			gone = append(gone, c)
-		}
-	}
 	b.mu.Unlock()
-	for _, c := range gone {
-		c.Close()
-	}
+	b.close(func(c *conn) bool { return !known(c.server) })
 	return true
 }
 
@@ -196,30 +188,27 @@ func (b *balancer) leave() {
 	}
 	b.log.Warnf("the server at %s answers, but cannot serve: turning to %s", bad, next)
 	b.current, b.left = next, time.Now()
-	var gone []*conn
-	for c := range b.conns {
-		if c.server == bad {
-			gone = append(gone, c)
-		}
-	}
 	b.mu.Unlock()
-	for _, c := range gone {
-		c.Close()
-	}
+	b.close(func(c *conn) bool { return c.server == bad })
 }
 
 // closeSilent closes the connections that have received nothing for that long: their users get an error, and a new
 // connection with the next request. Zero closes all.
 func (b *balancer) closeSilent(silent time.Duration) {
+	b.close(func(c *conn) bool { return time.Since(b.began)-time.Duration(c.heard.Load()) >= silent })
+}
+
+// close closes the connections that are selected. b.mu is not held: each takes it to be forgotten.
+func (b *balancer) close(selected func(*conn) bool) {
 	b.mu.Lock()
-	var dead []*conn
+	var closing []*conn
 	for c := range b.conns {
-		if time.Since(b.began)-time.Duration(c.heard.Load()) >= silent {
-			dead = append(dead, c)
+		if selected(c) {
+			closing = append(closing, c)
 		}
 	}
 	b.mu.Unlock()
-	for _, c := range dead {
+	for _, c := range closing {
 		c.Close()
 	}
 }

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"kubelith.io/kubelith/base/filetree"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -268,7 +270,7 @@ func (n *node) options(file string, out io.Writer) Options {
 		Save:  func(context.Context, Program) (string, error) { n.call(); return "/snapshot", nil },
 		Renew: func(_ context.Context, from, to string) error {
 			n.call()
-			if err := copyTree(from, to); err != nil {
+			if err := filetree.Copy(from, to); err != nil {
 				return err
 			}
 			n.call()

@@ -344,19 +344,36 @@ func (n *Newcomer) placeKeys(b *bundle) error {
 	return atomicfile.Write(n.EncryptionConfig, b.Encryption)
 }
 
-// moveAside keeps the data of an earlier membership; etcd must not find it.
+// moveAside keeps the data of an earlier membership; etcd must not find it. Where server/db is a disk of its own, the
+// data stays on it.
 func (n *Newcomer) moveAside() error {
 	db := filepath.Join(n.DataDir, "server", "db")
-	if _, err := os.Lstat(db); errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(filepath.Join(db, memberDir)); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	to := filepath.Join(n.DataDir, FormerDir, "db-"+time.Now().UTC().Format("20060102T150405Z"))
-	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
-		return err
+	name := "db-" + time.Now().UTC().Format("20060102T150405Z")
+	to := filepath.Join(n.DataDir, FormerDir, name)
+	err := moveMember(db, to)
+	if errors.Is(err, syscall.EXDEV) {
+		if err := os.Remove(to); err != nil {
+			return err
+		}
+		to = filepath.Join(db, "former", name)
+		err = moveMember(db, to)
 	}
-	if err := os.Rename(db, to); err != nil {
+	if err != nil {
 		return err
 	}
 	n.Log.Warnf("moved the former data of this server to %s", to)
-	return atomicfile.SyncDir(filepath.Dir(db))
+	return atomicfile.SyncDir(db)
+}
+
+// memberDir is below etcd's data directory, and has all its data.
+const memberDir = "member"
+
+func moveMember(db, to string) error {
+	if err := os.MkdirAll(to, 0o700); err != nil {
+		return err
+	}
+	return os.Rename(filepath.Join(db, memberDir), filepath.Join(to, memberDir))
 }

@@ -287,11 +287,42 @@ func TestSealed(t *testing.T) {
 	if former, _ := filepath.Glob(filepath.Join(dir, FormerDir, "db-*", "member")); len(former) != 1 {
 		t.Errorf("former data: %v", former)
 	}
-	if _, err := os.Stat(filepath.Join(dir, "server", "db")); err == nil {
+	if _, err := os.Stat(filepath.Join(dir, "server", "db", "member")); err == nil {
 		t.Error("etcd would find the data of before")
 	}
 	if text, _ := os.ReadFile(n.EncryptionConfig); string(text) != "secret-of-secrets" {
 		t.Errorf("encryption %q", text)
+	}
+}
+
+// TestMoveAsideOnADisk: former data stays on the disk that it is on.
+func TestMoveAsideOnADisk(t *testing.T) {
+	dir := t.TempDir()
+	disk, err := os.MkdirTemp("/dev/shm", "kubelith")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(disk)
+	n := &Newcomer{DataDir: dir, Log: logrus.New()}
+	for _, err := range []error{
+		os.MkdirAll(filepath.Join(dir, "server"), 0o700),
+		os.Symlink(disk, filepath.Join(dir, "server", "db")),
+		n.moveAside(), // nothing is there
+		os.WriteFile(filepath.Join(disk, "member"), []byte("data"), 0o600),
+		n.moveAside(),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(disk, "member")); err == nil {
+		t.Error("etcd would find the data of before")
+	}
+	if former, _ := filepath.Glob(filepath.Join(disk, "former", "db-*", "member")); len(former) != 1 {
+		t.Errorf("former data: %v", former)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, FormerDir, "*")); len(left) != 0 {
+		t.Errorf("left: %v", left)
 	}
 }
 

@@ -103,7 +103,7 @@ func (k *space) keep(ctx context.Context, s *Server) {
 		if k.corrupt != name {
 			s.tell(ctx, corev1.EventTypeWarning, reasonCorrupt, fmt.Sprintf("the etcd data of server %[1]s differs from that of the others, "+
 				"and nothing can be read or written: stop %[1]s, run kubelith etcd alarm disarm on another server, "+
-				"move %[1]s's server/db away and start it, and it copies the data of the others", name))
+				"move %[1]s's server/db/member away and start it, and it copies the data of the others", name))
 		}
 		k.corrupt = name
 		return // a compaction would take away what shows the difference

@@ -18,6 +18,7 @@ import (
 	"kubelith.io/kubelith/base/atomicfile"
 	"kubelith.io/kubelith/base/config"
 	"kubelith.io/kubelith/base/datadir"
+	"kubelith.io/kubelith/base/filetree"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 )
@@ -154,6 +155,9 @@ func mayRestore(dir string) error {
 		return nil // of an interrupted restore
 	}
 	for _, name := range append(cluster(), "agent/pki") {
+		if name == database {
+			name = filepath.Join(database, "member") // it may be a disk of its own, still empty
+		}
 		if exists(filepath.Join(dir, name)) {
 			return fmt.Errorf("data directory %s has a cluster (%s): use another --data-dir, or remove that cluster with kubelith reset --data", dir, name)
 		}
@@ -163,7 +167,10 @@ func mayRestore(dir string) error {
 
 // cluster are the names by which a data directory has a cluster, in the order in which a restore places them: without
 // the last the server refuses to start.
-func cluster() []string { return []string{"server/cred", "server/token", "server/db", "server/tls"} }
+func cluster() []string { return []string{"server/cred", "server/token", database, "server/tls"} }
+
+// database is etcd's directory.
+const database = "server/db"
 
 // takeBack removes what an interrupted restore has placed.
 func takeBack(dir string) error {
@@ -172,7 +179,7 @@ func takeBack(dir string) error {
 		return nil
 	}
 	for _, name := range cluster() {
-		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
+		if err := filetree.Remove(filepath.Join(dir, name)); err != nil {
 			return err
 		}
 	}
@@ -192,11 +199,13 @@ func place(staging, dataDir string) (kept []string, err error) {
 		return kept, err
 	}
 	for _, name := range cluster() {
-		from := filepath.Join(files, name)
-		if name == "server/db" {
-			from = filepath.Join(staging, "db")
+		from, to := filepath.Join(files, name), filepath.Join(dataDir, name)
+		if name == database {
+			err = filetree.Replace(to, filepath.Join(staging, "db"))
+		} else if err = os.Rename(from, to); errors.Is(err, fs.ErrNotExist) {
+			err = nil
 		}
-		if err := os.Rename(from, filepath.Join(dataDir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err != nil {
 			return kept, err
 		}
 	}

@@ -142,6 +142,14 @@ func restore(t *testing.T, content []byte, keys []age.Identity) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "data")
 	write(t, filepath.Join(dir, "server/manifests/web.yaml"), "theirs")
+	disk, err := os.MkdirTemp("/dev/shm", "kubelith") // etcd's own, empty
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(disk)
+	if err := os.Symlink(disk, filepath.Join(dir, "server/db")); err != nil {
+		t.Fatal(err)
+	}
 	to := Target{DataDir: dir, Socket: filepath.Join(t.TempDir(), "etcd.sock"), NodeName: "second", ConfigFile: filepath.Join(t.TempDir(), "etc/config.yaml"), Kubelith: "v2", Kubernetes: "v1.38.0"}
 	r, err := Restore(t.Context(), bytes.NewReader(content), keys, to)
 	if err != nil {
@@ -168,7 +176,7 @@ func restore(t *testing.T, content []byte, keys []age.Identity) {
 	if _, err := clusterOf(pki.Dir(dir)); err != nil {
 		t.Error(err)
 	}
-	member := etcd.Options{DataDir: filepath.Join(dir, "server/db"), Socket: to.Socket, Name: "second", Zap: zap.NewNop()}
+	member := etcd.Options{DataDir: disk, Socket: to.Socket, Name: "second", Zap: zap.NewNop()}
 	err = etcd.With(t.Context(), member, func(c *clientv3.Client) error {
 		got, err := c.Get(t.Context(), "/", clientv3.WithPrefix())
 		if err == nil && (len(got.Kvs) != 1 || string(got.Kvs[0].Key) != "/registry/pods/a") {

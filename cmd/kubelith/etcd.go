@@ -134,7 +134,7 @@ func printDisarmed(out io.Writer, v *servers.View) error {
 	for _, a := range v.Space.Alarms {
 		next := "if its database is still full, delete objects, or start the servers with a larger --etcd-arg quota-backend-bytes=N"
 		if a.Kind == servers.Corrupt {
-			next = "its data still differs from that of the others: stop it, move its server/db away and start it: it takes a copy from the others"
+			next = "its data still differs from that of the others: stop it, move its server/db/member away and start it: it takes a copy from the others"
 		}
 		if a.Gone {
 			next = "nothing remains to be done"

@@ -24,20 +24,26 @@ func removeNode(c *cli.Context, cs kubernetes.Interface) error {
 		return errors.New("node remove needs the name of one node, after its flags: kubelith kubectl get nodes shows the names")
 	}
 	name := c.Args().First()
-	if v, err := serversView(c.Context, cs); err != nil {
+	v, err := serversView(c.Context, cs)
+	if err != nil {
 		return err
-	} else if slices.ContainsFunc(v.Servers, func(s servers.Status) bool { return s.Name == name }) {
+	}
+	wasServer := false
+	if slices.ContainsFunc(v.Servers, func(s servers.Status) bool { return s.Name == name }) {
 		if err := removeServer(c.Context, cs, name); err != nil {
 			return err
 		}
+		wasServer = true
 		fmt.Fprintf(c.App.Writer, "server %s is no longer in the cluster\n", name)
 	}
 	token, err := removed.Remove(c.Context, cs, name, c.Bool("force"))
-	if errors.Is(err, removed.ErrNoNode) {
+	switch {
+	case errors.Is(err, removed.ErrNoNode) && wasServer: // a witness, or one that runs no pods
+		return nil
+	case errors.Is(err, removed.ErrNoNode):
 		return fmt.Errorf("node %s does not exist: kubelith kubectl get nodes lists the nodes; "+
 			"kubelith node remove --force %[1]s revokes its credentials anyway", name)
-	}
-	if err != nil {
+	case err != nil:
 		return err
 	}
 	fmt.Fprintf(c.App.Writer, "node %s removed; its machine can join again with a token only\n", name)

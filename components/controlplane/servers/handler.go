@@ -83,6 +83,10 @@ func (w wait) Error() string    { return string(w) }
 
 func refuse(format string, args ...any) error { return Refusal(fmt.Sprintf(format, args...)) }
 
+// minority is why nothing can be written.
+const minority = "the servers that answer are not a majority: start the missing ones, or run kubelith server --cluster-reset " +
+	"on one that has the data"
+
 // Paths below names.ServersPath, for POST requests of administrators: they concern the etcd of the server that gets
 // them.
 const (
@@ -150,8 +154,11 @@ func (s *Server) remove(ctx context.Context, name string) error {
 	}
 	const majority = "without %s the servers that answer would not be a majority: " +
 		"start the missing ones first, or run kubelith server --cluster-reset on one"
-	s.look(ctx, members)               // what is known may be from before a server came back
-	if s.needed(members, members[i]) { // before it is recorded as removed
+	s.look(ctx, members) // what is known may be from before a server came back
+	switch {             // before it is recorded as removed
+	case s.noMajority():
+		return Refusal(minority)
+	case s.needed(members, members[i]):
 		return refuse(majority, name)
 	}
 	// Recorded first: a server comes back at once when it notices its removal, and one that removes itself cannot write
@@ -275,8 +282,7 @@ func (s *Server) admit(req *http.Request) (bundled []byte, reach map[string]stri
 	}
 	s.look(ctx, s.opts.Etcd.Members()) // what follows is of this moment
 	if s.noMajority() {
-		return nil, nil, wait("the servers that answer are not a majority: " +
-			"start the missing ones, or run kubelith server --cluster-reset on one that has the data")
+		return nil, nil, wait(minority)
 	}
 	if err := s.checkNode(ctx, r); err != nil {
 		return nil, nil, err

@@ -253,6 +253,18 @@ func TestRemoveNeeded(t *testing.T) {
 	}
 }
 
+// TestRemoveWithoutMajority: it is refused at once, with the way out, whatever the server that is removed.
+func TestRemoveWithoutMajority(t *testing.T) {
+	down := httptest.NewServer(http.NotFoundHandler())
+	down.Close()
+	s := server(t, member{{ID: 1, Name: "a", Self: true}, {ID: 2, Name: "b", URL: down.URL}, {ID: 3, Name: "c", URL: down.URL}})
+	for _, name := range []string{"a", "b"} {
+		if err := s.remove(t.Context(), name); !refusedWith(err, "the servers that answer are not a majority") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // TestSealed: the keys are readable with the requesting machine's key, and the data of an earlier membership stays.
 func TestSealed(t *testing.T) {
 	identity, _ := age.GenerateX25519Identity()

@@ -24,6 +24,7 @@ import (
 type membership struct {
 	stored   *servers.Membership // nil: it is alone, or about to join
 	newcomer *servers.Newcomer   // it joins, or comes back
+	byToken  bool                // it joins with the configured token rather than with its own identity
 	initial  string              // the members that etcd begins with, when it has no data
 }
 
@@ -55,14 +56,14 @@ func findServers(ctx context.Context, cfg *config.Server, log logrus.FieldLogger
 		if err := findByToken(ctx, cfg, n); err != nil {
 			return nil, err
 		}
-		m.newcomer = n
-		if err := sameVirtualAddress(cfg, n.Settings); err != nil {
-			return nil, err
-		}
-		err = adopt(cfg, n.Settings)
+		m.newcomer, m.byToken = n, true
+		err = adoptFound(cfg, n)
+	case stored.Removed && findByToken(ctx, cfg, n) == nil: // other settings may be set there now
+		m.newcomer, m.byToken = n, true
+		err = adoptFound(cfg, n)
 	case stored.Removed, !hasData:
 		m.newcomer = n
-		n.Return(stored)
+		n.Return(stored, cfg.Server)
 		err = adoptStored(cfg)
 	default:
 		err = adoptStored(cfg)
@@ -71,7 +72,11 @@ func findServers(ctx context.Context, cfg *config.Server, log logrus.FieldLogger
 	return m, err
 }
 
+// findByToken asks the configured server for the cluster's settings, with the configured token.
 func findByToken(ctx context.Context, cfg *config.Server, n *servers.Newcomer) error {
+	if cfg.Server == "" {
+		return errors.New("the address of a server is needed to join: pass it with --server")
+	}
 	text, err := readToken(cfg.Token, cfg.TokenFile)
 	if err != nil {
 		return err
@@ -81,6 +86,14 @@ func findByToken(ctx context.Context, cfg *config.Server, n *servers.Newcomer) e
 			"and pass it with --token-file or --token")
 	}
 	return n.Find(ctx, cfg.Server, text)
+}
+
+// adoptFound takes the settings of the cluster that this server is about to join.
+func adoptFound(cfg *config.Server, n *servers.Newcomer) error {
+	if err := sameVirtualAddress(cfg, n.Settings); err != nil {
+		return err
+	}
+	return adopt(cfg, n.Settings)
 }
 
 // adoptStored takes the settings of the cluster that this server has joined, if it has.
@@ -113,7 +126,8 @@ func adopt(cfg *config.Server, settings json.RawMessage) error {
 }
 
 // join joins this machine to the cluster as a server, if it is about to be one. It changes the data directory. A server
-// that comes back does so with its own identity or, if that was revoked, with the configured token.
+// that comes back does so with its own identity or, if that was revoked, with the configured token; one that was removed
+// uses the token first.
 func (m *membership) join(ctx context.Context, cfg *config.Server) (err error) {
 	if m.newcomer == nil {
 		return nil
@@ -124,16 +138,22 @@ func (m *membership) join(ctx context.Context, cfg *config.Server) (err error) {
 	if former == nil || cfg.Witness || !errors.As(err, &no) || cfg.Server == "" || cfg.Token+cfg.TokenFile == "" {
 		return err
 	}
-	again := findByToken(ctx, cfg, m.newcomer)
-	if again != nil {
-		return fmt.Errorf("%w; the token that it was started with does not help: %w", err, again)
+	if m.byToken { // it may be of the first join
+		m.newcomer.Return(former, cfg.Server)
+	} else if again := findByToken(ctx, cfg, m.newcomer); again != nil {
+		return fmt.Errorf("%w; %s: %w", err, uselessToken, again)
 	}
-	m.stored, m.initial, again = m.newcomer.Join(ctx)
-	if again != nil {
-		return fmt.Errorf("%w; the token that it was started with does not help: %w", err, again)
+	var again error
+	if m.stored, m.initial, again = m.newcomer.Join(ctx); again == nil {
+		return nil
 	}
-	return nil
+	if m.byToken {
+		err, again = again, err
+	}
+	return fmt.Errorf("%w; %s: %w", err, uselessToken, again)
 }
+
+const uselessToken = "the token that it was started with does not help"
 
 func peerURL(cfg *config.Server) string {
 	return "https://" + net.JoinHostPort(cfg.AdvertiseAddress, strconv.Itoa(names.PeerPort))

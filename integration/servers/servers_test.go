@@ -383,14 +383,19 @@ func (c *cluster) pid(t *testing.T, pod *corev1.Pod) int {
 }
 
 // TestLeaveAndMove: a server that is removed stays out until it has a token, also with its old data; one that lost its
-// disk comes back by the command with which it joined; and one may move to another address.
+// disk comes back by the command with which it joined; and one may move to another address. A server that joins again
+// takes the settings that the cluster has now.
 func TestLeaveAndMove(t *testing.T) {
 	t.Parallel()
 	c := start(t, harness.Options{Args: []string{noNode, "--cluster-domain=moved.example"}, NoWait: true})
 	c.servers[0].WaitAPI(t)
 	t.Run("bad input", func(t *testing.T) { refusedJoins(t, c) })
 	t.Run("closed ports", func(t *testing.T) { closedPorts(t, c) })
-	second := c.add(t)
+	second := c.prepare(t, "--token-file="+tokenFile, noNode)
+	put(t, second, tokenFile, c.token(t))
+	second.Launch(t)
+	second.WaitAPI(t)
+	c.servers = append(c.servers, second)
 	c.leader(t)
 	if r := second.RunBinary(t, "server", "leave"); r.Code != 0 || !strings.Contains(r.Stdout, "has left the cluster") {
 		t.Fatalf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
@@ -404,10 +409,19 @@ func TestLeaveAndMove(t *testing.T) {
 	if !strings.Contains(second.Logs(), "was removed from the cluster: start it with --server and --token-file") {
 		t.Error("a server that has left does not log how to rejoin")
 	}
-	c.servers = c.servers[:1]
-	for range 2 {
-		c.add(t)
+	// The cluster gets another type of pod network meanwhile.
+	first := c.servers[0]
+	first.Stop(t)
+	for _, s := range c.servers {
+		put(t, s, "/etc/kubelith/config.yaml", "apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\nnetwork: host-gw\n")
 	}
+	first.Launch(t)
+	first.WaitAPI(t)
+	put(t, second, tokenFile, c.token(t))
+	second.Launch(t)
+	second.WaitAPI(t)
+	c.leader(t)
+	c.add(t)
 	c.leader(t)
 	third := c.servers[2]
 	for i, left := range []string{"nothing", "what an interrupted join leaves: etcd's database before it has asked the others"} {
@@ -427,6 +441,15 @@ func TestLeaveAndMove(t *testing.T) {
 		c.leader(t)
 	}
 	harness.Step(t, "Moved", func(t *testing.T) { testMoved(t, c) })
+}
+
+// tokenFile is in a server's sandbox.
+const tokenFile = "/etc/kubelith/join-token"
+
+// put writes a file in a server's sandbox.
+func put(t *testing.T, s *harness.Server, path, text string) {
+	t.Helper()
+	s.Exec(t, "sh", "-c", `umask 077; mkdir -p "${1%/*}" && printf %s "$2" >"$1"`, "sh", path, text)
 }
 
 func emptyDatabase(t *testing.T, path string) {

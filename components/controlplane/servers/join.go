@@ -90,8 +90,14 @@ func (n *Newcomer) Find(ctx context.Context, server, tokenText string) error {
 	return err
 }
 
-// Return prepares a server that was in the cluster, and whose data is gone or useless, to come back.
-func (n *Newcomer) Return(former *Membership) { n.former, n.servers = former, former.Servers }
+// Return prepares a server that was in the cluster, and whose data is gone or useless, to come back: at the servers
+// that it knew, and at the given one, if any.
+func (n *Newcomer) Return(former *Membership, server string) {
+	n.former, n.servers, n.token = former, slices.Clone(former.Servers), nil
+	if server = strings.TrimSuffix(server, "/"); server != "" && !slices.Contains(n.servers, server) {
+		n.servers = append(n.servers, server)
+	}
+}
 
 // client verifies the server as one of the cluster, and has this machine's credentials.
 func (n *Newcomer) client() (*http.Client, error) {

@@ -13,12 +13,13 @@ import (
 )
 
 // TestRestoreOfSeveral: two servers are lost. The snapshot of the one that did not lead restores the cluster to a new
-// machine, on which etcd has a disk of its own; the other server joins it as docs/backup.md says.
+// machine; the other server joins it as docs/backup.md says. Etcd has a disk of its own on each.
 func TestRestoreOfSeveral(t *testing.T) {
 	t.Parallel()
 	c := start(t, harness.Options{Args: []string{noNode}, NoWait: true})
 	c.servers[0].WaitAPI(t)
 	second := harness.New(t, harness.Options{Network: c.network, Args: []string{noNode}})
+	disk(t, second)
 	join := func() {
 		put(t, second, tokenFile, c.token(t))
 		put(t, second, "/etc/kubelith/config.yaml", fmt.Sprintf("apiVersion: kubelith.io/v1alpha1\nkind: ServerConfig\nserver: %s\ntokenFile: %s\n", c.servers[0].URL(), tokenFile))
@@ -38,8 +39,7 @@ func TestRestoreOfSeveral(t *testing.T) {
 	}
 
 	third := harness.New(t, harness.Options{Network: c.network, Args: []string{noNode}})
-	third.Exec(t, "mkdir", "-p", harness.DataDir+"/server/db")
-	third.Exec(t, "mount", "-t", "tmpfs", "none", harness.DataDir+"/server/db")
+	disk(t, third)
 	restore := third.BinaryCommand("snapshot", "restore", "--node-name="+third.NodeName(), "-")
 	restore.Stdin = strings.NewReader(r.Stdout)
 	if out, err := restore.CombinedOutput(); err != nil {
@@ -72,6 +72,15 @@ func TestRestoreOfSeveral(t *testing.T) {
 		}
 		return errors.Join(errs...)
 	})
-	third.Exec(t, "test", "-d", harness.DataDir+"/server/db/member")
-	third.Exec(t, "mountpoint", harness.DataDir+"/server/db")
+	for _, s := range c.servers {
+		s.Exec(t, "test", "-d", harness.DataDir+"/server/db/member")
+		s.Exec(t, "mountpoint", harness.DataDir+"/server/db")
+	}
+}
+
+// disk gives etcd a disk of its own.
+func disk(t *testing.T, s *harness.Server) {
+	t.Helper()
+	s.Exec(t, "mkdir", "-p", harness.DataDir+"/server/db")
+	s.Exec(t, "mount", "-t", "tmpfs", "none", harness.DataDir+"/server/db")
 }

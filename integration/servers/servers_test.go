@@ -392,6 +392,7 @@ func TestLeaveAndMove(t *testing.T) {
 	t.Run("bad input", func(t *testing.T) { refusedJoins(t, c) })
 	t.Run("closed ports", func(t *testing.T) { closedPorts(t, c) })
 	second := c.prepare(t, "--token-file="+tokenFile, noNode)
+	disk(t, second)
 	put(t, second, tokenFile, c.token(t))
 	second.Launch(t)
 	second.WaitAPI(t)
@@ -421,6 +422,7 @@ func TestLeaveAndMove(t *testing.T) {
 	second.Launch(t)
 	second.WaitAPI(t)
 	c.leader(t)
+	second.Exec(t, "sh", "-c", "ls "+harness.DataDir+"/server/db/former/db-*/member") // a mount point cannot be moved
 	c.add(t)
 	c.leader(t)
 	third := c.servers[2]

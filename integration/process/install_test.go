@@ -67,6 +67,19 @@ func TestInstall(t *testing.T) {
 		return []string{"--agent", "--server", "https://192.0.2.1:6443", "--token-file", "/run/token", "/run/programs/" + program}
 	}
 	put("/run/token", "kl1_x\n")
+	witness := []string{"--witness", "--server", "https://192.0.2.1:6443", "--token-file", "/run/token", "/run/programs/one"}
+	install("one", false, witness...)
+	if got := s.Exec(t, "cat", "/etc/kubelith/config.yaml"); !strings.Contains(got, "\nwitness: true\n") || !strings.Contains(got, "\nserver: https://192.0.2.1:6443\n") {
+		t.Errorf("the configuration of a witness is\n%s", got)
+	}
+	if unit := s.Exec(t, "cat", "/etc/systemd/system/kubelith.service"); !strings.Contains(unit, "/kubelith server") {
+		t.Errorf("the unit of a witness is\n%s", unit)
+	}
+	s.Exec(t, "sh", "-c", "rm -r /usr/local/bin/kubelith* /etc/kubelith/* /etc/systemd/system/* /run/restarts")
+	if res := script("install.sh", append([]string{"--agent"}, witness...)...); res.Code == 0 || !strings.Contains(res.Stderr, "--witness is for servers: leave out --agent") {
+		t.Errorf("install.sh --agent --witness: %+v", res)
+	}
+	put("/run/token", "kl1_x\n")
 	install("one", false, agent("one")...)
 	if res := s.TryExec(t, "cat", "/etc/kubelith/token"); res.Code == 0 {
 		t.Error("the token is left on a machine that has joined")

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"filippo.io/age"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -354,6 +355,21 @@ func TestCommands(t *testing.T) {
 	piped.Stdin = strings.NewReader(r.Stdout)
 	if out, err := piped.CombinedOutput(); err != nil || !strings.Contains(string(out), "good") || strings.Contains(string(out), "not encrypted") {
 		t.Errorf("verify of a pipe: %v\n%s", err, out)
+	}
+	key, err := age.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(s.Path("/etc/kubelith/age-key"), []byte(key.String()+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	forKey := s.RunBinary(t, "snapshot", "save", "--snapshot-passphrase-file=", "--snapshot-recipient="+key.Recipient().String(), "-")
+	for option, want := range map[string]string{"--identity=/etc/kubelith/age-key": ": good, ", "--passphrase-file=" + passphrase: "the passphrase or key is wrong"} {
+		piped := s.BinaryCommand("snapshot", "verify", option, "-")
+		piped.Stdin = strings.NewReader(forKey.Stdout)
+		if out, err := piped.CombinedOutput(); (err == nil) != strings.Contains(want, "good") || !strings.Contains(string(out), want) {
+			t.Errorf("verify with %s: %v\n%s%s", option, err, out, forKey.Stderr)
+		}
 	}
 	fromPipe := func(dir, content string) (string, error) {
 		restore := s.BinaryCommand("snapshot", "restore", "--config=", "--data-dir="+dir, "--passphrase-file="+passphrase, "-")

@@ -126,8 +126,8 @@ func adopt(cfg *config.Server, settings json.RawMessage) error {
 }
 
 // join joins this machine to the cluster as a server, if it is about to be one. It changes the data directory. A server
-// that comes back does so with its own identity or, if that was revoked, with the configured token; one that was removed
-// uses the token first.
+// that comes back does so with its own identity or, if that was revoked, with the configured token; one that was
+// removed uses the token first.
 func (m *membership) join(ctx context.Context, cfg *config.Server) (err error) {
 	if m.newcomer == nil {
 		return nil

@@ -393,11 +393,17 @@ func TestLeaveAndMove(t *testing.T) {
 	t.Run("closed ports", func(t *testing.T) { closedPorts(t, c) })
 	second := c.prepare(t, "--token-file="+tokenFile, noNode)
 	disk(t, second)
-	put(t, second, tokenFile, c.token(t))
+	once := c.token(t)
+	put(t, second, tokenFile, once)
 	second.Launch(t)
 	second.WaitAPI(t)
 	c.servers = append(c.servers, second)
 	c.leader(t)
+	late := c.prepare(t, "--token="+once, noNode)
+	late.Launch(t)
+	if code := late.WaitExit(t, time.Minute); code == 0 || !strings.Contains(late.Logs(), "is valid for one machine only and another one has used it") {
+		t.Errorf("a machine with the token of another ended with status %d:\n%s", code, late.Logs())
+	}
 	if r := second.RunBinary(t, "server", "leave"); r.Code != 0 || !strings.Contains(r.Stdout, "has left the cluster") {
 		t.Fatalf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
 	}

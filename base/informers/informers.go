@@ -67,6 +67,16 @@ func OnEvent(do func()) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{AddFunc: func(any) { do() }, UpdateFunc: func(_, _ any) { do() }, DeleteFunc: func(any) { do() }}
 }
 
+// As returns the object that a handler gets, also that of a deletion which the informer has missed and found out later
+// (cache.DeletedFinalStateUnknown). It reports false for one of another type.
+func As[T any](object any) (T, bool) {
+	if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+		object = unknown.Obj
+	}
+	t, ok := object.(T)
+	return t, ok
+}
+
 // Start starts the informers of factories that belong to one component. stop ends them and waits.
 func Start(ctx context.Context, factories ...informers.SharedInformerFactory) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)

@@ -191,3 +191,20 @@ func TestRuns(t *testing.T) {
 		t.Error("a closed view accepts a handler, which would never be removed")
 	}
 }
+
+func TestAs(t *testing.T) {
+	pod := &corev1.Pod{}
+	for name, tc := range map[string]struct {
+		object any
+		want   *corev1.Pod
+	}{
+		"an object":           {pod, pod},
+		"a missed deletion":   {cache.DeletedFinalStateUnknown{Key: "a/b", Obj: pod}, pod},
+		"another type":        {&corev1.Node{}, nil},
+		"nothing but its key": {cache.DeletedFinalStateUnknown{Key: "a/b"}, nil},
+	} {
+		if got, ok := As[*corev1.Pod](tc.object); got != tc.want || ok != (tc.want != nil) {
+			t.Errorf("%s: %v, %t", name, got, ok)
+		}
+	}
+}

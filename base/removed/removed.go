@@ -20,6 +20,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
+
+	"kubelith.io/kubelith/base/informers"
 )
 
 const (
@@ -71,10 +73,7 @@ func Follow(secrets cache.SharedIndexInformer, noticed func(node string)) (*Set,
 
 // recordOf returns nil for a Secret that is not the record of a removal.
 func recordOf(object any) *corev1.Secret {
-	if tombstone, ok := object.(cache.DeletedFinalStateUnknown); ok {
-		object = tombstone.Obj
-	}
-	secret, ok := object.(*corev1.Secret)
+	secret, ok := informers.As[*corev1.Secret](object)
 	if !ok || secret.Type != secretType || secret.Namespace != namespace {
 		return nil
 	}

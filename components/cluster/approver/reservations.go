@@ -13,9 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/kubernetes/pkg/controller/certificates"
 
+	sharedinformers "kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/names"
 )
 
@@ -141,10 +141,7 @@ func nodeOf(reservation *corev1.ConfigMap) string {
 
 // recordDeleted records a deleted Node.
 func (s *Server) recordDeleted(obj any) bool {
-	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = tombstone.Obj
-	}
-	node, ok := obj.(*corev1.Node)
+	node, ok := sharedinformers.As[*corev1.Node](obj)
 	if !ok {
 		return false
 	}

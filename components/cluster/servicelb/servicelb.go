@@ -178,25 +178,20 @@ func (w *writer) signals(counts func(any) bool) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { signal(obj) },
 		UpdateFunc: func(old, obj any) { signal(old, obj) },
-		DeleteFunc: func(obj any) {
-			if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = unknown.Obj
-			}
-			signal(obj)
-		},
+		DeleteFunc: func(obj any) { signal(obj) },
 	}
 }
 
 // ourNode reports whether obj is a Node that could have Services.
 func (w *writer) ourNode(obj any) bool {
-	node, ok := obj.(*corev1.Node)
+	node, ok := sharedinformers.As[*corev1.Node](obj)
 	return ok && node.Labels[names.RoleLabel] != ""
 }
 
 // ofOurService reports whether obj is an EndpointSlice of one of our Services: the nodes of its pods may matter. Most
 // slices belong to other Services.
 func (w *writer) ofOurService(obj any) bool {
-	slice, ok := obj.(*discoveryv1.EndpointSlice)
+	slice, ok := sharedinformers.As[*discoveryv1.EndpointSlice](obj)
 	if !ok {
 		return false
 	}

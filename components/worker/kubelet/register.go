@@ -41,11 +41,8 @@ func (s *Server) keepRegistered(ctx context.Context, cs kubernetes.Interface) {
 			}
 		},
 		DeleteFunc: func(object any) {
-			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-				object = unknown.Obj
-			}
 			var podCIDRs []string
-			if node, ok := object.(*corev1.Node); ok {
+			if node, ok := informers.As[*corev1.Node](object); ok {
 				podCIDRs = node.Spec.PodCIDRs
 			}
 			select {

@@ -20,6 +20,7 @@ import (
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"kubelith.io/kubelith/base/events"
+	sharedinformers "kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/components/worker/policy/kernel"
 	"kubelith.io/kubelith/components/worker/policy/peers"
@@ -136,10 +137,7 @@ func (r *run) end() {
 // follow calls set and gone with the component's lock.
 func follow[T metav1.Object](r *run, informer cache.SharedIndexInformer, set, gone func(T)) (*follower, error) {
 	with := func(f func(T), o any) {
-		if unknown, ok := o.(cache.DeletedFinalStateUnknown); ok {
-			o = unknown.Obj
-		}
-		object, ok := o.(T)
+		object, ok := sharedinformers.As[T](o)
 		if !ok {
 			return
 		}

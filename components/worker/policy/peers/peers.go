@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	sharedinformers "kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/components/worker/policy/rules"
 )
@@ -121,10 +122,7 @@ func serve(w http.ResponseWriter, req *http.Request, pods cache.SharedIndexInfor
 			}
 		},
 		DeleteFunc: func(o any) {
-			if unknown, ok := o.(cache.DeletedFinalStateUnknown); ok {
-				o = unknown.Obj
-			}
-			if pod, ok := o.(*corev1.Pod); ok {
+			if pod, ok := sharedinformers.As[*corev1.Pod](o); ok {
 				send(line{Gone: UID(pod)})
 			}
 		},

@@ -70,14 +70,15 @@ type Server struct {
 	slowSync time.Duration
 	running  atomic.Pointer[embed.Etcd]
 	over     atomic.Pointer[context.Context] // see leaderless
-	reopen   chan reopening
+	reopen   chan *embed.Config              // for the next run
+	lone     atomic.Pointer[lone]            // nil: it has others, or does not answer yet
 }
 
 var _ lifecycle.Component = (*Server)(nil)
 
 // New checks the options and returns a Server; nothing is started or written.
 func New(o Options) (*Server, error) {
-	s := &Server{opts: o, fatal: make(fatal, 1), answers: make(chan struct{}), reopen: make(chan reopening)}
+	s := &Server{opts: o, fatal: make(fatal, 1), answers: make(chan struct{}), reopen: make(chan *embed.Config)}
 	var err error
 	s.cfg, err = s.configure(o.Peer)
 	return s, err
@@ -125,6 +126,7 @@ func (s *Server) alone(cfg *embed.Config) {
 	// etcd uses only the URL's host to listen for peers, but host and path for clients.
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: peer.Path}}, []url.URL{peer}
 	cfg.InitialCluster = cfg.Name + "=" + peer.String()
+	s.serveAlone(cfg)
 }
 
 // observed is etcd's log. It drops errors while etcd stops: etcd reports its own closed listeners as an error at every
@@ -213,9 +215,10 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		}
 		next, err := s.serve(ctx, e, first, ready)
 		if err != nil {
-			// Its listeners are closed at once, so that clients do not wait for answers. The rest may wait for the
+			// Its connections are closed at once, so that clients do not wait for answers. The rest may wait for the
 			// goroutine that gave up, and so for ever.
-			go e.Close()
+			lone := s.lone.Load()
+			go func() { lone.cut(); e.Close() }()
 			return s.explain(err)
 		}
 		if err := s.stop(e); err != nil {
@@ -293,7 +296,7 @@ func (s *Server) makeRoom() error {
 	if err := os.MkdirAll(runDir, 0o700); err != nil {
 		return fmt.Errorf("cannot create the run directory: mount it writable or use another --run-dir: %w", err)
 	}
-	for _, socket := range []string{s.opts.Socket, peerSocket(s.opts.Socket)} {
+	for _, socket := range []string{s.opts.Socket, peerSocket(s.opts.Socket), httpSocket(s.opts.Socket)} {
 		if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("cannot remove an old socket: mount %s writable or use another --run-dir: %w", runDir, err)
 		}
@@ -341,8 +344,8 @@ func (s *Server) serve(ctx context.Context, e *embed.Etcd, first bool, ready fun
 		case <-done:
 			done = nil
 			ready()
-		case r := <-s.reopen:
-			return r.config, nil
+		case next := <-s.reopen:
+			return next, nil
 		case err := <-e.Err():
 			return nil, s.ended(err)
 		case err := <-s.fatal:
@@ -359,8 +362,8 @@ func (s *Server) serve(ctx context.Context, e *embed.Etcd, first bool, ready fun
 func (s *Server) stop(e *embed.Etcd) error {
 	s.stopping.Store(true)
 	s.spareWitness(e)
-	closed := make(chan struct{})
-	go func() { e.Close(); close(closed) }()
+	lone, closed := s.lone.Swap(nil), make(chan struct{})
+	go func() { lone.drain(); e.Close(); close(closed) }()
 	select {
 	case <-closed:
 		return nil

@@ -92,9 +92,6 @@ func (s *Server) ended(err error) error {
 // voteEvery is how often a member that joins checks whether it has a vote.
 const voteEvery = 100 * time.Millisecond
 
-// reopening is a request to Run.
-type reopening struct{ config *embed.Config }
-
 // Open reports whether the member can have others.
 func (s *Server) Open() bool {
 	e := s.running.Load()
@@ -117,7 +114,7 @@ func (s *Server) OpenToPeers(ctx context.Context, p Peer) error {
 		return err
 	}
 	select {
-	case s.reopen <- reopening{next}:
+	case s.reopen <- next:
 	case <-ctx.Done():
 		return ctx.Err()
 	}

@@ -2,16 +2,21 @@ package etcd
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"kubelith.io/kubelith/base/pki"
 )
 
 // TestTicksOfSeveral: a member that opens to others has the ticks of a network before any other can join; it does so in
-// place, under a client that stays.
+// place, under a client that stays, and no write fails.
 func TestTicksOfSeveral(t *testing.T) {
 	dir := t.TempDir()
 	files, err := pki.Ensure(pki.Options{Dir: filepath.Join(dir, "tls"), NodeName: "default", NodeIPs: []net.IP{net.IPv4(127, 0, 0, 1)}, ClusterDomain: "cluster.local"})
@@ -62,9 +67,11 @@ func TestTicksOfSeveral(t *testing.T) {
 	if s.Open() {
 		t.Error("a lone member is open")
 	}
-	if err := s.OpenToPeers(ctx, peer); err != nil {
-		t.Fatal(err)
-	}
+	written := writeWhile(t, o.Socket, func() {
+		if err := s.OpenToPeers(ctx, peer); err != nil {
+			t.Fatal(err)
+		}
+	})
 	ticks(100*time.Millisecond, time.Second)
 	if !s.Open() {
 		t.Error("it is not open")
@@ -72,8 +79,50 @@ func TestTicksOfSeveral(t *testing.T) {
 	if got, err := client.Get(ctx, "/a"); err != nil || got.Count != 1 {
 		t.Errorf("the client gets %v, %v", got, err)
 	}
+	if got, err := client.Get(ctx, "/written/", clientv3.WithPrefix(), clientv3.WithCountOnly()); err != nil || got.Count != written {
+		t.Errorf("%d writes were acknowledged, and the client gets %v, %v", written, got, err)
+	}
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+}
+
+// writeWhile writes with several clients, each with a watch, while do runs. No write may fail.
+func writeWhile(t *testing.T, socket string, do func()) (written int64) {
+	t.Helper()
+	var writers sync.WaitGroup
+	var acknowledged atomic.Int64
+	done := make(chan struct{})
+	for i := range 8 {
+		client, err := Dial(socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		client.Watch(t.Context(), "/written/", clientv3.WithPrefix())
+		writers.Go(func() {
+			for j := 0; ; j++ {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				// As the API server does.
+				_, err := client.Txn(t.Context()).Then(clientv3.OpPut(fmt.Sprintf("/written/%d/%d", i, j), "x")).Commit()
+				if err != nil {
+					t.Errorf("a write failed: %v", err)
+					return
+				}
+				acknowledged.Add(1)
+			}
+		})
+	}
+	for acknowledged.Load() < 100 {
+		time.Sleep(time.Millisecond)
+	}
+	do()
+	close(done)
+	writers.Wait()
+	return acknowledged.Load()
 }

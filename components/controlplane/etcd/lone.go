@@ -12,9 +12,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// lone serves the clients of a member that has no others, and lets their requests end before it stops or opens to others
-// (OpenToPeers). etcd by itself closes connections under their requests: clients cannot know whether a write was done,
-// and fail it.
+// lone serves the clients of a member that has no others, and lets their requests end before it stops or opens to
+// others (OpenToPeers). etcd by itself closes connections under their requests: clients cannot know whether a write was
+// done, and fail it.
 type lone struct {
 	server *grpc.Server
 	ctx    context.Context // ends the streams

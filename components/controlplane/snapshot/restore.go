@@ -155,10 +155,7 @@ func mayRestore(dir string) error {
 		return nil // of an interrupted restore
 	}
 	for _, name := range append(cluster(), "agent/pki") {
-		if name == database {
-			name = filepath.Join(database, "member") // it may be a disk of its own, still empty
-		}
-		if exists(filepath.Join(dir, name)) {
+		if path := filepath.Join(dir, name); exists(path) && !(name == database && emptyDisk(path)) {
 			return fmt.Errorf("data directory %s has a cluster (%s): use another --data-dir, or remove that cluster with kubelith reset --data", dir, name)
 		}
 	}
@@ -171,6 +168,12 @@ func cluster() []string { return []string{"server/cred", "server/token", databas
 
 // database is etcd's directory.
 const database = "server/db"
+
+// emptyDisk reports whether path is a directory without files, such as a disk of etcd's own.
+func emptyDisk(path string) bool {
+	entries, err := os.ReadDir(path)
+	return err == nil && !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() != "lost+found" })
+}
 
 // takeBack removes what an interrupted restore has placed.
 func takeBack(dir string) error {

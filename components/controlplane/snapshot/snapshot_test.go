@@ -150,7 +150,17 @@ func restore(t *testing.T, content []byte, keys []age.Identity) {
 	if err := os.Symlink(disk, filepath.Join(dir, "server/db")); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Mkdir(filepath.Join(disk, "lost+found"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	to := Target{DataDir: dir, Socket: filepath.Join(t.TempDir(), "etcd.sock"), NodeName: "second", ConfigFile: filepath.Join(t.TempDir(), "etc/config.yaml"), Kubelith: "v2", Kubernetes: "v1.38.0"}
+	write(t, filepath.Join(disk, "former/db"), "x")
+	if _, err := Restore(t.Context(), bytes.NewReader(content), keys, to); err == nil || !strings.Contains(err.Error(), "has a cluster (server/db)") {
+		t.Errorf("onto a disk with data: %v", err)
+	}
+	if err := os.RemoveAll(filepath.Join(disk, "former")); err != nil {
+		t.Fatal(err)
+	}
 	r, err := Restore(t.Context(), bytes.NewReader(content), keys, to)
 	if err != nil {
 		t.Fatal(err)

@@ -91,9 +91,9 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	ready()
 	var calls sync.WaitGroup
 	defer calls.Wait()
-	ctx, cancel := context.WithCancel(ctx)
+	running, cancel := context.WithCancel(ctx) // it may end after the listener has closed: ask ctx
 	defer cancel()
-	calls.Go(func() { netevents.Keep(ctx, portTable, "ports of the host", s.opts.Log, s.reopenPorts) })
+	calls.Go(func() { netevents.Keep(running, portTable, "ports of the host", s.opts.Log, s.reopenPorts) })
 	for {
 		conn, err := listener.Accept()
 		if ctx.Err() != nil {

@@ -13,9 +13,8 @@ import (
 	"kubelith.io/kubelith/base/atomicfile"
 )
 
-// Copy copies a file or a directory with modes, owners and times. Symbolic links in it stay links.
+// Copy copies a file or a directory with modes, owners and times.
 func Copy(from, to string) error {
-	from = Real(from)
 	return filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -84,12 +83,14 @@ func Sync(dir string) error {
 	})
 }
 
-// Replace puts source in a place, of which nothing is kept. The place may be on a disk of its own, or be one, or be a
-// symbolic link to it: then the source is copied, again after a crash, until it is put aside at once.
+// Replace puts source in a place, of which nothing is kept. The place may be on a disk of its own, or be one: then the
+// source is copied, again after a crash, until it is put aside at once.
 func Replace(place, source string) error {
-	place = Real(place)
+	if err := os.MkdirAll(filepath.Dir(place), 0o700); err != nil {
+		return err
+	}
 	err := os.RemoveAll(place)
-	mounted := errors.Is(err, unix.EBUSY)
+	mounted := errors.Is(err, unix.EBUSY) // a mount point stays, empty
 	if err == nil {
 		err = os.Rename(source, place)
 	}
@@ -99,6 +100,7 @@ func Replace(place, source string) error {
 			func() error { return Copy(source, place) },
 			func() error { return Sync(place) },
 			func() error { return atomicfile.SyncDir(filepath.Dir(place)) },
+			func() error { return os.RemoveAll(placed) }, // of a run that crashed
 			func() error { return os.Rename(source, placed) },
 			func() error { return atomicfile.SyncDir(filepath.Dir(placed)) },
 			func() error { return os.RemoveAll(placed) },
@@ -113,21 +115,4 @@ func Replace(place, source string) error {
 		return err
 	}
 	return atomicfile.SyncDir(filepath.Dir(place))
-}
-
-// Remove removes a directory. One that is a disk of its own, or a symbolic link to a directory, stays, empty.
-func Remove(path string) error {
-	err := os.RemoveAll(Real(path))
-	if errors.Is(err, unix.EBUSY) { // the mount point, after all that is in it
-		return nil
-	}
-	return err
-}
-
-// Real follows symbolic links, if path is one that leads anywhere.
-func Real(path string) string {
-	if to, err := filepath.EvalSymlinks(path); err == nil {
-		return to
-	}
-	return path
 }

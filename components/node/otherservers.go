@@ -58,10 +58,18 @@ func findServers(ctx context.Context, cfg *config.Server, log logrus.FieldLogger
 		}
 		m.newcomer, m.byToken = n, true
 		err = adoptFound(cfg, n)
-	case stored.Removed && findByToken(ctx, cfg, n) == nil: // other settings may be set there now
-		m.newcomer, m.byToken = n, true
-		err = adoptFound(cfg, n)
-	case stored.Removed, !hasData:
+	case stored.Removed:
+		m.newcomer = n
+		found := findByToken(ctx, cfg, n)
+		if m.byToken = found == nil; m.byToken { // other settings may be set there now
+			err = adoptFound(cfg, n)
+			break
+		}
+		n.Return(stored, cfg.Server)
+		if err = adoptStored(cfg); err != nil && cfg.Server != "" {
+			err = fmt.Errorf("%w; %s: %w", err, uselessToken, found)
+		}
+	case !hasData:
 		m.newcomer = n
 		n.Return(stored, cfg.Server)
 		err = adoptStored(cfg)

@@ -13,6 +13,15 @@ import (
 // Database is the name of etcd's data in the data directory.
 const Database = "server/db"
 
+// pathOf returns what is copied of a name: of etcd's directory, which may be a disk and have data of a former membership,
+// the member's only.
+func pathOf(name string) string {
+	if name == Database {
+		return filepath.Join(Database, "member")
+	}
+	return name
+}
+
 // copyData copies names of the data directory, while nothing writes to them. It returns those that exist.
 func copyData(dataDir string, names []string) (copied []string, err error) {
 	to := copies(dataDir)
@@ -23,11 +32,12 @@ func copyData(dataDir string, names []string) (copied []string, err error) {
 		return nil, err
 	}
 	for _, name := range names {
-		if _, err := os.Lstat(filepath.Join(dataDir, name)); errors.Is(err, fs.ErrNotExist) {
+		path := filepath.Join(dataDir, pathOf(name))
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err := filetree.Copy(filepath.Join(dataDir, name), filepath.Join(to, name)); err != nil {
-			return nil, fmt.Errorf("copy %s: %w", filepath.Join(dataDir, name), err)
+		if err := filetree.Copy(path, filepath.Join(to, pathOf(name))); err != nil {
+			return nil, fmt.Errorf("copy %s: %w", path, err)
 		}
 		copied = append(copied, name)
 	}
@@ -37,7 +47,7 @@ func copyData(dataDir string, names []string) (copied []string, err error) {
 // bytesOf is the space that names of the data directory take.
 func bytesOf(dataDir string, names []string) (total uint64, err error) {
 	for _, name := range names {
-		err := filepath.WalkDir(filetree.Real(filepath.Join(dataDir, name)), func(_ string, e fs.DirEntry, err error) error {
+		err := filepath.WalkDir(filepath.Join(dataDir, pathOf(name)), func(_ string, e fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {
 				return nil
 			}
@@ -74,7 +84,6 @@ func unchanged(dir, copied string) bool {
 
 // files are the regular files below a directory.
 func files(dir string) map[string]fs.FileInfo {
-	dir = filetree.Real(dir)
 	all := map[string]fs.FileInfo{}
 	_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
@@ -93,7 +102,7 @@ func files(dir string) map[string]fs.FileInfo {
 func putBack(dataDir string, names, copied []string, renew func(from, to string) error) error {
 	from := copies(dataDir)
 	for _, name := range names {
-		source, place := filepath.Join(from, name), filepath.Join(dataDir, name)
+		source, place := filepath.Join(from, pathOf(name)), filepath.Join(dataDir, pathOf(name))
 		_, err := os.Lstat(source)
 		had := false
 		for _, c := range copied {
@@ -114,17 +123,17 @@ func putBack(dataDir string, names, copied []string, renew func(from, to string)
 			if unchanged(place, source) {
 				continue
 			}
-			fresh := source + ".renewed"
+			fresh := filepath.Join(from, name) + ".renewed"
 			if err := os.RemoveAll(fresh); err != nil {
 				return err
 			}
-			if err := renew(source, fresh); err != nil {
+			if err := renew(filepath.Dir(source), fresh); err != nil {
 				return fmt.Errorf("put back etcd's former data: %w", err)
 			}
 			if err := filetree.Sync(fresh); err != nil {
 				return err
 			}
-			if err := filetree.Replace(place, fresh); err != nil {
+			if err := filetree.Replace(place, filepath.Join(fresh, filepath.Base(source))); err != nil {
 				return err
 			}
 			if err := os.RemoveAll(source); err != nil {

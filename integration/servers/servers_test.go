@@ -675,10 +675,10 @@ func testCorrupt(t *testing.T, c *cluster) {
 	if code := bad.WaitExit(t, time.Minute); code == 0 {
 		t.Error("it ended with status 0")
 	}
-	if !strings.Contains(bad.Logs(), "the data differs from that of the other servers: move this directory away and start again") {
+	if !strings.Contains(bad.Logs(), "the data differs from that of the other servers: move its member directory away and start again") {
 		t.Error("it does not log the reason")
 	}
-	bad.Exec(t, "mv", harness.DataDir+"/server/db", harness.DataDir+"/server/db-of-before")
+	bad.Exec(t, "mv", harness.DataDir+"/server/db/member", harness.DataDir+"/server/member-of-before")
 	bad.Launch(t)
 	bad.WaitAPI(t)
 	c.leader(t)

@@ -440,7 +440,7 @@ func (s *Server) explain(err error) error {
 		return fmt.Errorf("%s: the host's limits are too low: raise the one for open files or memory, and start again: %w", s.opts.DataDir, err)
 	case says("found data inconsistency with peers"):
 		return fmt.Errorf("%s: the data differs from that of the other servers: "+
-			"move this directory away and start again, and the server copies theirs: %w", s.opts.DataDir, err)
+			"move its member directory away and start again, and the server copies theirs: %w", s.opts.DataDir, err)
 	case says("checksum mismatch", "crc mismatch", "invalid database", "unexpected EOF",
 		"wal: no *.wal file", "wal: file not found", "wal: slice bounds out of range", "wal: max entry size limit exceeded",
 		"no available snapshot", "file too small", "not a bolt", "proto:"):

@@ -22,7 +22,7 @@ func options(dir string, args ...string) Options {
 // same data, also over the sockets that a killed process leaves behind.
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
-	for _, socket := range []string{"etcd.sock", "etcd-peer.sock"} {
+	for _, socket := range []string{"etcd.sock", "etcd-peer.sock", "etcd-http.sock"} {
 		if err := os.WriteFile(filepath.Join(dir, socket), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}

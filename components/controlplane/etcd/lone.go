@@ -51,10 +51,10 @@ func (l *lone) drain() {
 	}
 	ended := make(chan struct{})
 	go func() {
-		l.server.GracefulStop() // first, so that no new streams come
+		l.server.GracefulStop()
 		close(ended)
 	}()
-	l.cancel()
+	l.cancel() // also of streams that still come
 	select {
 	case <-ended:
 	case <-time.After(drainTime):
@@ -75,7 +75,7 @@ func (l *lone) stream(server any, stream grpc.ServerStream, _ *grpc.StreamServer
 	defer cancel()
 	defer context.AfterFunc(l.ctx, cancel)()
 	err := handler(server, withContext{stream, ctx})
-	if l.ctx.Err() != nil {
+	if err != nil && l.ctx.Err() != nil {
 		return errStreamEnded
 	}
 	return err

@@ -118,11 +118,13 @@ func writeWhile(t *testing.T, socket string, do func()) (written int64) {
 			}
 		})
 	}
-	for acknowledged.Load() < 100 {
-		time.Sleep(time.Millisecond)
-	}
-	do()
-	close(done)
-	writers.Wait()
+	func() {
+		defer writers.Wait()
+		defer close(done)
+		for acknowledged.Load() < 100 && !t.Failed() {
+			time.Sleep(time.Millisecond)
+		}
+		do()
+	}()
 	return acknowledged.Load()
 }

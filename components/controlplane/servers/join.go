@@ -230,13 +230,17 @@ func (n *Newcomer) ask(ctx context.Context, client *http.Client, r request) (*an
 		return nil, err
 	}
 	var why error // what a server says, rather than that another one does not answer
+	waits := false
 	for _, server := range n.servers {
 		var no Refusal
+		var later wait
 		a, err := n.askOne(ctx, client, server, body)
-		if err == nil || errors.As(err, &no) {
+		switch {
+		case err == nil, errors.As(err, &no) && !waits: // it may be of another cluster
 			return a, err
-		}
-		if said := wait(""); why == nil || errors.As(err, &said) {
+		case errors.As(err, &later):
+			why, waits = err, true
+		case why == nil:
 			why = err
 		}
 	}

@@ -312,9 +312,14 @@ func TestMoveAsideOnADisk(t *testing.T) {
 	dir := t.TempDir()
 	disk, err := os.MkdirTemp("/dev/shm", "kubelith")
 	if err != nil {
-		t.Fatal(err)
+		t.Skip("no other disk: ", err)
 	}
 	defer os.RemoveAll(disk)
+	probe := filepath.Join(disk, "probe")
+	if os.Mkdir(probe, 0o700) == nil && os.Rename(probe, filepath.Join(dir, "probe")) == nil {
+		t.Skip("temporary files are on the same disk")
+	}
+	_ = os.Remove(probe)
 	n := &Newcomer{DataDir: dir, Log: logrus.New()}
 	for _, err := range []error{
 		os.MkdirAll(filepath.Join(dir, "server"), 0o700),

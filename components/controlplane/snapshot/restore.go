@@ -155,7 +155,7 @@ func mayRestore(dir string) error {
 		return nil // of an interrupted restore
 	}
 	for _, name := range append(cluster(), "agent/pki") {
-		if path := filepath.Join(dir, name); exists(path) && !(name == database && emptyDisk(path)) {
+		if exists(filepath.Join(dir, name)) {
 			return fmt.Errorf("data directory %s has a cluster (%s): use another --data-dir, or remove that cluster with kubelith reset --data", dir, name)
 		}
 	}
@@ -166,14 +166,8 @@ func mayRestore(dir string) error {
 // the last the server refuses to start.
 func cluster() []string { return []string{"server/cred", "server/token", database, "server/tls"} }
 
-// database is etcd's directory.
-const database = "server/db"
-
-// emptyDisk reports whether path is a directory without files, such as a disk of etcd's own.
-func emptyDisk(path string) bool {
-	entries, err := os.ReadDir(path)
-	return err == nil && !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() != "lost+found" })
-}
+// database is etcd's data. Its directory may be a disk of its own.
+const database = "server/db/member"
 
 // takeBack removes what an interrupted restore has placed.
 func takeBack(dir string) error {
@@ -182,7 +176,7 @@ func takeBack(dir string) error {
 		return nil
 	}
 	for _, name := range cluster() {
-		if err := filetree.Remove(filepath.Join(dir, name)); err != nil {
+		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
 			return err
 		}
 	}
@@ -204,7 +198,7 @@ func place(staging, dataDir string) (kept []string, err error) {
 	for _, name := range cluster() {
 		from, to := filepath.Join(files, name), filepath.Join(dataDir, name)
 		if name == database {
-			err = filetree.Replace(to, filepath.Join(staging, "db"))
+			err = filetree.Replace(to, filepath.Join(staging, "db", "member"))
 		} else if err = os.Rename(from, to); errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}

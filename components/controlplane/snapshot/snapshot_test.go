@@ -142,11 +142,7 @@ func restore(t *testing.T, content []byte, keys []age.Identity) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "data")
 	write(t, filepath.Join(dir, "server/manifests/web.yaml"), "theirs")
-	disk, err := os.MkdirTemp("/dev/shm", "kubelith") // etcd's own, empty
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(disk)
+	disk := t.TempDir() // etcd's own
 	if err := os.Symlink(disk, filepath.Join(dir, "server/db")); err != nil {
 		t.Fatal(err)
 	}
@@ -154,13 +150,13 @@ func restore(t *testing.T, content []byte, keys []age.Identity) {
 		t.Fatal(err)
 	}
 	to := Target{DataDir: dir, Socket: filepath.Join(t.TempDir(), "etcd.sock"), NodeName: "second", ConfigFile: filepath.Join(t.TempDir(), "etc/config.yaml"), Kubelith: "v2", Kubernetes: "v1.38.0"}
+	// What an interrupted restore leaves; the rest of the disk stays.
+	write(t, filepath.Join(disk, "member/half"), "x")
 	write(t, filepath.Join(disk, "former/db"), "x")
-	if _, err := Restore(t.Context(), bytes.NewReader(content), keys, to); err == nil || !strings.Contains(err.Error(), "has a cluster (server/db)") {
-		t.Errorf("onto a disk with data: %v", err)
+	if _, err := Restore(t.Context(), bytes.NewReader(content), keys, to); err == nil || !strings.Contains(err.Error(), "has a cluster (server/db/member)") {
+		t.Errorf("onto a disk with a cluster: %v", err)
 	}
-	if err := os.RemoveAll(filepath.Join(disk, "former")); err != nil {
-		t.Fatal(err)
-	}
+	write(t, filepath.Join(dir, datadir.Restoring, "half"), "x")
 	r, err := Restore(t.Context(), bytes.NewReader(content), keys, to)
 	if err != nil {
 		t.Fatal(err)
@@ -182,6 +178,11 @@ func restore(t *testing.T, content []byte, keys []age.Identity) {
 	}
 	if err := datadir.CheckCluster(dir); err != nil {
 		t.Error(err)
+	}
+	for path, want := range map[string]bool{"former/db": true, "lost+found": true, "member/half": false} {
+		if exists(filepath.Join(disk, path)) != want {
+			t.Errorf("%s is on the disk: %t", path, !want)
+		}
 	}
 	if _, err := clusterOf(pki.Dir(dir)); err != nil {
 		t.Error(err)

@@ -13,8 +13,8 @@ import (
 // Database is the name of etcd's data in the data directory.
 const Database = "server/db"
 
-// pathOf returns what is copied of a name: of etcd's directory, which may be a disk and have data of a former membership,
-// the member's only.
+// pathOf returns what is copied of a name: of etcd's directory, which may be a disk and have data of a former
+// membership, the member's only.
 func pathOf(name string) string {
 	if name == Database {
 		return filepath.Join(Database, "member")

@@ -13,7 +13,7 @@ import (
 	"kubelith.io/kubelith/base/atomicfile"
 )
 
-// Copy copies a file or a directory with modes, owners and times.
+// Copy copies a file or a directory, files with their modes, owners and times.
 func Copy(from, to string) error {
 	return filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {

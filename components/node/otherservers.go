@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/sirupsen/logrus"
@@ -67,7 +68,7 @@ func findServers(ctx context.Context, cfg *config.Server, log logrus.FieldLogger
 		}
 		n.Return(stored, cfg.Server)
 		if err = adoptStored(cfg); err != nil && cfg.Server != "" {
-			err = fmt.Errorf("%w; %s: %w", err, uselessToken, found)
+			err = fmt.Errorf("this server was removed from the cluster, and cannot join with other settings: %w", found)
 		}
 	case !hasData:
 		m.newcomer = n
@@ -94,6 +95,13 @@ func findByToken(ctx context.Context, cfg *config.Server, n *servers.Newcomer) e
 			"and pass it with --token-file or --token")
 	}
 	return n.Find(ctx, cfg.Server, text)
+}
+
+// joinsAnew reports whether this server was removed and has what it needs to join by a token: it takes the settings
+// that the cluster has now.
+func joinsAnew(cfg *config.Server) bool {
+	stored, err := servers.Load(cfg.DataDir)
+	return err == nil && stored != nil && stored.Removed && cfg.Server != "" && cfg.Token+cfg.TokenFile != ""
 }
 
 // adoptFound takes the settings of the cluster that this server is about to join.
@@ -141,6 +149,13 @@ func (m *membership) join(ctx context.Context, cfg *config.Server) (err error) {
 		return nil
 	}
 	former := m.stored
+	if former != nil && !cfg.Witness {
+		defer func() {
+			if err == nil {
+				err = asJoined(cfg, m.stored.Settings)
+			}
+		}()
+	}
 	m.stored, m.initial, err = m.newcomer.Join(ctx)
 	var no servers.Refusal
 	if former == nil || cfg.Witness || !errors.As(err, &no) || cfg.Server == "" || cfg.Token+cfg.TokenFile == "" {
@@ -159,6 +174,23 @@ func (m *membership) join(ctx context.Context, cfg *config.Server) (err error) {
 		err, again = again, err
 	}
 	return fmt.Errorf("%w; %s: %w", err, uselessToken, again)
+}
+
+// asJoined refuses to go on with other settings than those of the cluster that this server has joined just now. The
+// next start has them.
+func asJoined(cfg *config.Server, settings json.RawMessage) error {
+	if len(settings) == 0 {
+		return nil
+	}
+	cluster, err := config.ParseClusterInfo(settings)
+	if err != nil {
+		return err
+	}
+	if !slices.Equal(cfg.ClusterCIDR, cluster.ClusterCIDR) || !slices.Equal(cfg.ServiceCIDR, cluster.ServiceCIDR) ||
+		cfg.ClusterDomain != cluster.ClusterDomain || cfg.Network != cluster.Network || cfg.Profile != cluster.Profile {
+		return errors.New("the cluster's settings have changed while this server was away: start it again, and it takes them")
+	}
+	return nil
 }
 
 const uselessToken = "the token that it was started with does not help"

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -27,6 +28,27 @@ func TestServerOfAnotherCluster(t *testing.T) {
 		}
 		if left, err := os.ReadDir(filepath.Join(dir, "server")); err != nil || len(left) != 1 {
 			t.Errorf("%s: it changed %v, %v", name, left, err)
+		}
+	}
+}
+
+// TestAsJoined: a server that comes back to a cluster with other settings than those that it has taken does not go on.
+func TestAsJoined(t *testing.T) {
+	for name, change := range map[string]func(*config.Server){
+		"":        func(*config.Server) {},
+		"network": func(cfg *config.Server) { cfg.Network = "host-gw" },
+		"profile": func(cfg *config.Server) { cfg.Profile = "cis" },
+		"domain":  func(cfg *config.Server) { cfg.ClusterDomain = "other.example" },
+		"pods":    func(cfg *config.Server) { cfg.ClusterCIDR = []string{"10.99.0.0/16"} },
+	} {
+		cfg := config.Default()
+		settings, err := json.Marshal(cfg.ClusterInfo("v1.37.1", "v1"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		change(cfg)
+		if err := asJoined(cfg, settings); (err == nil) != (name == "") {
+			t.Errorf("%q: %v", name, err)
 		}
 	}
 }

@@ -23,7 +23,10 @@ import (
 
 // Preflight checks the upstream arguments, and whether this host can run what is configured.
 func Preflight(ctx context.Context, cfg *config.Server) []preflight.Result {
-	wrong := adoptStored(cfg)
+	var wrong error
+	if !joinsAnew(cfg) {
+		wrong = adoptStored(cfg)
+	}
 	if cfg.Witness {
 		return preflightWitness(ctx, cfg, wrong)
 	}

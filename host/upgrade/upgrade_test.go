@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"kubelith.io/kubelith/base/filetree"
-
 	"golang.org/x/sys/unix"
+
+	"kubelith.io/kubelith/base/filetree"
 )
 
 // A test's program is a copy of this test with a line at its end: trailer RELEASE KUBERNETES BEHAVIOUR DATADIR. It is a

@@ -13,7 +13,7 @@ import (
 )
 
 // TestRestoreOfSeveral: two servers are lost. The snapshot of the one that did not lead restores the cluster to a new
-// machine; the other server joins it as docs/backup.md says. Etcd has a disk of its own on each.
+// machine; the other server joins it as docs/backup.md says. Etcd has a disk of its own on both.
 func TestRestoreOfSeveral(t *testing.T) {
 	t.Parallel()
 	c := start(t, harness.Options{Args: []string{noNode}, NoWait: true})

@@ -156,8 +156,8 @@ func (s *Server) remove(ctx context.Context, name string) error {
 		"start the missing ones first, or run kubelith server --cluster-reset on one"
 	s.look(ctx, members) // what is known may be from before a server came back
 	switch {             // before it is recorded as removed
-	case s.noMajority():
-		return Refusal(minority)
+	case s.noMajority() && !slices.ContainsFunc(members, func(m etcd.Member) bool { return m.Leader }):
+		return Refusal(minority) // with a leader there is a majority, although this server cannot reach it
 	case s.needed(members, members[i]):
 		return refuse(majority, name)
 	}

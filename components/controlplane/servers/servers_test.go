@@ -257,11 +257,18 @@ func TestRemoveNeeded(t *testing.T) {
 func TestRemoveWithoutMajority(t *testing.T) {
 	down := httptest.NewServer(http.NotFoundHandler())
 	down.Close()
-	s := server(t, member{{ID: 1, Name: "a", Self: true}, {ID: 2, Name: "b", URL: down.URL}, {ID: 3, Name: "c", URL: down.URL}})
+	members := member{{ID: 1, Name: "a", Self: true}, {ID: 2, Name: "b", URL: down.URL}, {ID: 3, Name: "c", URL: down.URL}}
+	s := server(t, members)
 	for _, name := range []string{"a", "b"} {
 		if err := s.remove(t.Context(), name); !refusedWith(err, "the servers that answer are not a majority") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	members[1].Leader = true                                     // which reaches this server, but not the other way round
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second) // there is no etcd that could remove it
+	defer cancel()
+	if err := s.remove(ctx, "c"); err == nil || strings.Contains(err.Error(), "a majority") {
+		t.Errorf("with a leader: %v", err)
 	}
 }
 

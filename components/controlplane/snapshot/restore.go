@@ -13,6 +13,7 @@ import (
 
 	"filippo.io/age"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/version"
 
 	"kubelith.io/kubelith/base/atomicfile"
@@ -85,7 +86,12 @@ func Restore(ctx context.Context, r io.Reader, keys []age.Identity, t Target) (_
 	var out Restored
 	member := etcd.Options{Name: t.NodeName, Socket: t.Socket}
 	out.Verified, err = unpackAndRestore(ctx, r, keys, staging, member, steps{
-		accept: func(h Header) error { return fits(h, t) },
+		accept: func(h Header) error {
+			if err := fits(h, t); err != nil {
+				return err
+			}
+			return enoughForEtcd(h, t.DataDir)
+		},
 		change: func(h Header, c *clientv3.Client) error { return forget(ctx, c, h.Settings.NodeName, t.NodeName) },
 	})
 	if err != nil {
@@ -145,6 +151,23 @@ func fits(h Header, t Target) error {
 	case theirs.Minor()+1 < ours.Minor():
 		return fmt.Errorf("it is from Kubernetes %s (Kubelith %s), and %s reads data that is at most one minor release older: "+
 			"restore it with that release, and upgrade", h.Kubernetes, h.Kubelith, t.Kubernetes)
+	}
+	return nil
+}
+
+// enoughForEtcd refuses to fill a disk of etcd's own. That of the data directory has room for a second database.
+func enoughForEtcd(h Header, dataDir string) error {
+	dir := filepath.Join(dataDir, filepath.Dir(database))
+	var own, shared unix.Stat_t
+	if !exists(dir) || unix.Stat(dataDir, &shared) != nil || unix.Stat(dir, &own) == nil && own.Dev == shared.Dev {
+		return nil
+	}
+	free, err := freeIn(dir)
+	if err != nil {
+		return err
+	}
+	if want := uint64(h.DatabaseBytes) + 2*logBytes; free < want {
+		return fmt.Errorf("%s has %d MiB free, and the restored database takes %d: free space there", dir, free>>20, want>>20)
 	}
 	return nil
 }

@@ -423,6 +423,20 @@ func TestLast(t *testing.T) {
 // TestEnoughToUnpack: a snapshot that does not fit is refused before it is unpacked.
 func TestEnoughToUnpack(t *testing.T) {
 	dir := t.TempDir()
+	if other, err := os.MkdirTemp("/dev/shm", "kubelith"); err == nil { // etcd's disk, or a link to it
+		defer os.RemoveAll(other)
+		data := t.TempDir()
+		if err := errors.Join(os.Mkdir(filepath.Join(data, "server"), 0o700), os.Symlink(other, filepath.Join(data, "server/db"))); err != nil {
+			t.Fatal(err)
+		}
+		if err := enoughForEtcd(Header{DatabaseBytes: 1 << 60}, data); err == nil || !strings.Contains(err.Error(), "the restored database takes") {
+			t.Errorf("a disk of etcd's that is too small: %v", err)
+		}
+		os.RemoveAll(other)
+		if err := enoughForEtcd(Header{DatabaseBytes: 1}, data); err == nil {
+			t.Error("a link to nothing is accepted")
+		}
+	}
 	if err := enoughToUnpack(Header{DatabaseBytes: 1 << 20}, dir); err != nil {
 		t.Error(err)
 	}

@@ -143,7 +143,7 @@ func TestRefused(t *testing.T) {
 		"agent is newer":       {func(a *api, o *Options) { o.Version = "v1.38.0" }, "this kubelith has Kubernetes v1.38.0 and the server v1.37.1: upgrade the server first", true},
 		"no settings":          {func(a *api, o *Options) { o.Settings.Key = "x" }, "lack x", true},
 		"name taken":           {func(a *api, o *Options) { a.deny = "the name one belongs to another machine" }, "refuses this node: the name one belongs to another machine", true},
-		"a server's directory": {func(a *api, o *Options) { mkdir(t, o.DataDir, "server/db") }, "has a server's data", false},
+		"a server's directory": {func(a *api, o *Options) { mkdir(t, o.DataDir, "server/db/member") }, "has a server's data", false},
 		"signed by another CA": {func(a *api, o *Options) {
 			a.ca = other
 			a.token.CAHash = jointoken.SPKIHash(other.cert)

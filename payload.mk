@@ -68,9 +68,9 @@ $(PAYLOAD_CACHE)/runc: $(payload_runc) $(payload_runc).chosen
 	cp $< $@
 
 # The shim is of this module: upstream's packages, and sandboxes of our own with their process in C.
-$(PAYLOAD_CACHE)/containerd-shim-runc-v2: payload.mk go.mod $(wildcard base/names/*.go base/procstat/*.go runtime/shim/*.go runtime/shim/cmd/*.go)
+$(PAYLOAD_CACHE)/containerd-shim-runc-v2: payload.mk go.mod $(wildcard base/names/*.go base/procstat/*.go runtime/sandbox/*.go runtime/shim/*.go runtime/shim/cmd/*.go)
 	CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) GOFLAGS= $(GO) build -trimpath -buildvcs=false -tags no_grpc -ldflags '-s -w' -o $@ ./runtime/shim/cmd
-$(PAYLOAD_CACHE)/kubelith-pause: runtime/shim/pause/pause.c $(pause_header) payload.mk
+$(PAYLOAD_CACHE)/kubelith-pause: runtime/sandbox/pause/pause.c $(pause_header) payload.mk
 	mkdir -p $(@D)
 	$(payload_cc_$(ARCH)) -Os -static -s -Wall -Wextra -Werror -o $@ $<
 

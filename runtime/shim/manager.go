@@ -2,8 +2,14 @@ package shim
 
 import (
 	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 
 	"github.com/containerd/containerd/v2/pkg/shim"
+
+	"kubelith.io/kubelith/runtime/sandbox"
 )
 
 // sandboxManager is upstream's manager, which starts a shim per pod and cleans up after one that has died. It also
@@ -20,12 +26,27 @@ func (m sandboxManager) Stop(ctx context.Context, id string) (shim.StopStatus, e
 	if isDeleted(bundle) {
 		return exitStatus(bundle, 0), nil
 	}
-	record, err := readRecord(bundle)
+	record, err := sandbox.ReadRecord(bundle)
 	if err != nil {
 		return shim.StopStatus{}, err
 	}
 	if record == nil {
 		return m.Shim.Stop(ctx, id)
 	}
-	return record.end(bundle)
+	if err := record.End(); err != nil {
+		return shim.StopStatus{}, err
+	}
+	return exitStatus(bundle, record.PID), nil
+}
+
+// bundleBeside returns the bundle of a container, beside the current directory.
+func bundleBeside(id string) (string, error) {
+	here, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	if id != filepath.Base(id) || !fs.ValidPath(id) {
+		return "", fmt.Errorf("%q is not a container ID", id)
+	}
+	return filepath.Join(filepath.Dir(here), id), nil
 }

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
-	"github.com/containerd/cgroups/v3"
 	"github.com/containerd/cgroups/v3/cgroup1"
 	"github.com/containerd/cgroups/v3/cgroup2"
 	eventstypes "github.com/containerd/containerd/api/events"
@@ -31,6 +31,9 @@ import (
 	runccgroups "github.com/opencontainers/cgroups"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/runtime/sandbox"
 )
 
 // service is containerd's task API: for sandboxes it answers itself, for containers upstream's service does.
@@ -38,18 +41,18 @@ type service struct {
 	taskAPI.TTRPCTaskService
 
 	containers *containers
-	starter    *starter
+	starter    *sandbox.Starter
 	shutdown   shutdown.Service
 	events     chan any // nil requests flushed, which confirms that all before it are out
 	flushed    chan struct{}
 
 	mu      sync.Mutex // held while the sandbox's process starts, so that its exit is reported after its creation
-	sandbox *sandbox   // nil before it is created and after it is deleted
+	sandbox *pod       // nil before it is created and after it is deleted
 }
 
-// sandbox is a pod's, with its one process.
-type sandbox struct {
-	*record
+// pod is a pod's sandbox, with its one process.
+type pod struct {
+	*sandbox.Record
 	id, bundle string
 	group      runccgroups.Manager
 	metrics    func() any    // of containerd's cgroup libraries, nil where there is no cgroup
@@ -64,11 +67,20 @@ func newService(upstream taskAPI.TTRPCTaskService, sd shutdown.Service) *service
 	return &service{
 		TTRPCTaskService: upstream,
 		containers:       newContainers(),
-		starter:          newStarter(),
+		starter:          sandbox.NewStarter(beside(names.PauseProgram)),
 		shutdown:         sd,
 		events:           make(chan any, 128),
 		flushed:          make(chan struct{}),
 	}
+}
+
+// beside returns the path of a program in the directory of this one.
+func beside(name string) string {
+	program, err := os.Executable()
+	if err != nil {
+		return name
+	}
+	return filepath.Join(filepath.Dir(program), name)
 }
 
 // run does what no call asks for, until the shim ends.
@@ -122,8 +134,8 @@ func (s *service) reap(exits <-chan runcC.Exit) {
 }
 
 // exited reports the end of a sandbox, once.
-func (s *service) exited(b *sandbox, exit runcC.Exit) {
-	if _, err := b.signal(b.group, unix.SIGKILL); err != nil { // of a process namespace that is not the sandbox's own
+func (s *service) exited(b *pod, exit runcC.Exit) {
+	if _, err := b.Signal(b.group, unix.SIGKILL); err != nil { // of a process namespace that is not the sandbox's own
 		log.L.WithError(err).WithField("id", b.id).Error("end the processes of a sandbox")
 	}
 	if err := runc.WriteExitStatus(b.bundle, exit); err != nil {
@@ -139,7 +151,7 @@ func (s *service) exited(b *sandbox, exit runcC.Exit) {
 }
 
 // get returns nil for what upstream's service has, and for unknown IDs.
-func (s *service) get(id string) *sandbox {
+func (s *service) get(id string) *pod {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sandbox == nil || s.sandbox.id != id {
@@ -150,7 +162,7 @@ func (s *service) get(id string) *sandbox {
 
 // Create sets up a sandbox, or a container.
 func (s *service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*taskAPI.CreateTaskResponse, error) {
-	spec, err := readSpec(r.Bundle)
+	spec, err := sandbox.ReadSpec(r.Bundle)
 	if err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
@@ -158,8 +170,8 @@ func (s *service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 	if err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
-	if spec.sandbox == nil || forRunc(spec.sandbox) != "" || r.Checkpoint != "" {
-		if err := errors.Join(forCrun(r.Bundle, of.BinaryName), keepVolumeFlags(r.Bundle, spec.mounts, unix.Statfs)); err != nil {
+	if spec.Sandbox == nil || sandbox.ForRunc(spec.Sandbox) != "" || r.Checkpoint != "" {
+		if err := errors.Join(sandbox.ForCrun(r.Bundle, of.BinaryName), sandbox.KeepVolumeFlags(r.Bundle, spec.Mounts, unix.Statfs)); err != nil {
 			return nil, errgrpc.ToGRPC(err)
 		}
 		answer, err := s.TTRPCTaskService.Create(ctx, r)
@@ -167,13 +179,13 @@ func (s *service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 			return nil, err
 		}
 		pid := 0
-		if spec.ownPIDs {
+		if spec.OwnPIDs {
 			pid = int(answer.Pid)
 		}
 		s.containers.add(r.ID, r.Bundle, pid)
 		return answer, nil
 	}
-	b, err := s.create(r, spec.sandbox, of.SystemdCgroup)
+	b, err := s.create(r, spec.Sandbox, of.SystemdCgroup)
 	if err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
@@ -196,22 +208,22 @@ func optionsOf(r *taskAPI.CreateTaskRequest) (*options.Options, error) {
 	return of, nil
 }
 
-func (s *service) create(r *taskAPI.CreateTaskRequest, spec *specs.Spec, systemd bool) (*sandbox, error) {
+func (s *service) create(r *taskAPI.CreateTaskRequest, spec *specs.Spec, systemd bool) (*pod, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sandbox != nil {
 		return nil, fmt.Errorf("sandbox %s: %w", s.sandbox.id, errdefs.ErrAlreadyExists)
 	}
-	record, group, err := s.starter.launch(r.Bundle, spec, systemd)
+	record, group, err := s.starter.Launch(r.Bundle, spec, systemd)
 	if err != nil {
 		return nil, err
 	}
-	s.sandbox = &sandbox{
-		record:  record,
+	s.sandbox = &pod{
+		Record:  record,
 		id:      r.ID,
 		bundle:  r.Bundle,
 		group:   group,
-		metrics: sync.OnceValue(func() any { return metricsOf(record.PID) }),
+		metrics: sync.OnceValue(func() any { return sandbox.Metrics(record.PID) }),
 		done:    make(chan struct{}),
 	}
 	s.send(&eventstypes.TaskCreate{
@@ -219,25 +231,6 @@ func (s *service) create(r *taskAPI.CreateTaskRequest, spec *specs.Spec, systemd
 		IO: &eventstypes.TaskIO{Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr},
 	})
 	return s.sandbox, nil
-}
-
-// metricsOf loads the cgroup of a process as containerd's libraries know it, which write their own form of statistics.
-// On cgroup v1 it takes 2 ms. It returns nil where there is no cgroup, or no such process.
-func metricsOf(pid int) any {
-	if cgroups.Mode() == cgroups.Unified {
-		path, err := cgroup2.PidGroupPath(pid)
-		if err != nil {
-			return nil
-		}
-		if m, err := cgroup2.Load(path); err == nil {
-			return m
-		}
-		return nil
-	}
-	if m, err := cgroup1.Load(cgroup1.PidPath(pid)); err == nil {
-		return m
-	}
-	return nil
 }
 
 // Start reports a sandbox as running. Its process has been running since Create, which no client can see.
@@ -307,7 +300,7 @@ func (s *service) Kill(ctx context.Context, r *taskAPI.KillRequest) (*ptypes.Emp
 	if !r.All {
 		group = nil
 	}
-	alive, err := b.signal(group, unix.Signal(r.Signal))
+	alive, err := b.Signal(group, unix.Signal(r.Signal))
 	if err == nil && alive == 0 {
 		err = fmt.Errorf("process already finished: %w", errdefs.ErrNotFound)
 	}
@@ -332,7 +325,7 @@ func (s *service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAP
 	default:
 		return nil, errgrpc.ToGRPCf(errdefs.ErrFailedPrecondition, "sandbox %s is running", r.ID)
 	}
-	if err := errors.Join(b.kill(b.group), b.group.Destroy()); err != nil {
+	if err := errors.Join(b.Kill(b.group), b.group.Destroy()); err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
 	markDeleted(b.bundle)

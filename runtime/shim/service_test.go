@@ -2,9 +2,7 @@ package shim
 
 import (
 	"context"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -23,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubelith.io/kubelith/base/procstat"
+	"kubelith.io/kubelith/runtime/sandbox"
 )
 
 // upstream is a task service that counts what reaches it.
@@ -66,7 +65,7 @@ func testService(t *testing.T) (*service, *upstream) {
 }
 
 // add puts a process that sleeps into the service as a sandbox.
-func (s *service) add(t *testing.T, id string) (*sandbox, *exec.Cmd) {
+func (s *service) add(t *testing.T, id string) (*pod, *exec.Cmd) {
 	t.Helper()
 	cmd := exec.Command("sleep", "60")
 	if err := cmd.Start(); err != nil {
@@ -77,8 +76,8 @@ func (s *service) add(t *testing.T, id string) (*sandbox, *exec.Cmd) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &sandbox{
-		record: &record{PID: cmd.Process.Pid, StartTime: stat.Start, Cgroup: &runccgroups.Cgroup{}},
+	b := &pod{
+		Record: &sandbox.Record{PID: cmd.Process.Pid, StartTime: stat.Start, Cgroup: &runccgroups.Cgroup{}},
 		id:     id, bundle: t.TempDir(), group: noGroup{}, done: make(chan struct{}),
 	}
 	s.sandbox = b
@@ -158,7 +157,7 @@ func TestEarlyExit(t *testing.T) {
 	exits := make(chan runcC.Exit)
 	go s.reap(exits)
 	exits <- runcC.Exit{Pid: 11, Status: 1, Timestamp: time.Unix(5, 0)}
-	s.sandbox = &sandbox{record: &record{PID: 11}, id: "a", bundle: t.TempDir(), group: noGroup{}, done: make(chan struct{})}
+	s.sandbox = &pod{Record: &sandbox.Record{PID: 11}, id: "a", bundle: t.TempDir(), group: noGroup{}, done: make(chan struct{})}
 	s.mu.Unlock()
 	close(exits)
 	if r, err := s.Wait(t.Context(), &taskAPI.WaitRequest{ID: "a"}); err != nil || r.ExitStatus != 1 {
@@ -169,7 +168,7 @@ func TestEarlyExit(t *testing.T) {
 // The shim ends with its last container, and not before its events are sent.
 func TestShutdown(t *testing.T) {
 	s, u := testService(t)
-	s.sandbox = &sandbox{}
+	s.sandbox = &pod{}
 	if _, err := s.Shutdown(t.Context(), &taskAPI.ShutdownRequest{}); err != nil || u.shutdowns != 0 {
 		t.Errorf("shutdown = %v: the shim ended while it held a sandbox", err)
 	}
@@ -201,75 +200,15 @@ func (p *publisher) Publish(context.Context, string, events.Event) error {
 func TestSignalsOnlyItsOwn(t *testing.T) {
 	s, _ := testService(t)
 	b, cmd := s.add(t, "a")
-	other := *b.record
+	other := *b.Record
 	other.StartTime--
-	if n, err := other.signal(nil, unix.SIGKILL); n != 0 || err != nil {
+	if n, err := other.Signal(nil, unix.SIGKILL); n != 0 || err != nil {
 		t.Errorf("signal = %d, %v, want none", n, err)
 	}
 	if err := cmd.Process.Signal(unix.Signal(0)); err != nil {
 		t.Errorf("the other process has ended: %v", err)
 	}
-	if n, err := b.signal(nil, 0); n != 1 || err != nil {
+	if n, err := b.Signal(nil, 0); n != 1 || err != nil {
 		t.Errorf("signal = %d, %v, want the process", n, err)
-	}
-}
-
-func TestRecord(t *testing.T) {
-	dir := t.TempDir()
-	if r, err := readRecord(dir); r != nil || err != nil {
-		t.Errorf("readRecord of a container's bundle = %v, %v, want nothing", r, err)
-	}
-	want := &record{PID: 3, StartTime: 4, Cgroup: &runccgroups.Cgroup{Path: "/a"}}
-	if err := want.write(dir); err != nil {
-		t.Fatal(err)
-	}
-	got, err := readRecord(dir)
-	if err != nil || got.PID != 3 || got.StartTime != 4 || got.Cgroup.Path != "/a" {
-		t.Errorf("readRecord = %+v, %v", got, err)
-	}
-	if pid, err := os.ReadFile(filepath.Join(dir, pidFile)); err != nil || string(pid) != "3" {
-		t.Errorf("%s = %s, %v", pidFile, pid, err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, recordFile), []byte(`{"pid":3}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := readRecord(dir); err == nil {
-		t.Error("a record without a cgroup is taken")
-	}
-}
-
-func TestReadSpec(t *testing.T) {
-	for name, c := range map[string]struct {
-		content          string
-		sandbox, ownPIDs bool
-		bad              bool
-	}{
-		"sandbox":      {`{"hostname":"a","annotations":{"io.kubernetes.cri.container-type":"sandbox"},"linux":{"cgroupsPath":"/c","seccomp":{"syscalls":[{}]}}}`, true, false, false},
-		"container":    {`{"annotations":{"io.kubernetes.cri.container-type":"container"},"linux":{"namespaces":[{"type":"ipc","path":"/i"},{"type":"pid"}]}}`, false, true, false},
-		"of a pod":     {`{"annotations":{"io.kubernetes.cri.container-type":"container"},"linux":{"namespaces":[{"type":"pid","path":"/p"}]}}`, false, false, false},
-		"of the host":  {`{"annotations":{"io.kubernetes.cri.container-type":"container"},"linux":{}}`, false, false, false},
-		"broken":       {`{"annotations":`, false, false, true},
-		"no container": {`{}`, false, false, false},
-	} {
-		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(c.content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		b, err := readSpec(dir)
-		if (err != nil) != c.bad {
-			t.Errorf("%s: %v", name, err)
-		}
-		if err != nil {
-			continue
-		}
-		if (b.sandbox != nil) != c.sandbox || b.ownPIDs != c.ownPIDs {
-			t.Errorf("%s: %+v", name, b)
-		}
-		if s := b.sandbox; s != nil && (s.Hostname != "a" || s.Linux == nil || s.Linux.CgroupsPath != "/c" || s.Linux.Seccomp != nil) {
-			t.Errorf("%s: %+v, %+v", name, s, s.Linux)
-		}
-	}
-	if _, err := readSpec(t.TempDir()); err == nil {
-		t.Error("a bundle without a configuration is taken")
 	}
 }

@@ -1,6 +1,6 @@
 /*
  * What the first process of a pod's sandbox does: it holds the pod's namespaces, and reaps orphans where it is pid 1
- * of a shared process namespace. Of the pause image, and of the program that the shim starts (runtime/shim/pause).
+ * of a shared process namespace. Of the pause image, and of the program that the shim starts (runtime/sandbox/pause).
  */
 #include <signal.h>
 #include <sys/wait.h>

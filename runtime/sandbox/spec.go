@@ -1,9 +1,8 @@
-package shim
+package sandbox
 
 import (
 	"encoding/json"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,18 +17,23 @@ import (
 // kindAnnotation tells sandboxes from containers.
 //
 // Source: containerd, docs/cri/crictl.md and internal/cri/annotations.
-const kindAnnotation = "io.kubernetes.cri.container-type"
+const (
+	kindAnnotation = "io.kubernetes.cri.container-type"
+	podAnnotation  = "io.kubernetes.cri.sandbox-id"
+)
 
-// bundleSpec is what the shim wants to know of a bundle's OCI configuration.
-type bundleSpec struct {
-	sandbox *specs.Spec   // nil for a container
-	ownPIDs bool          // its first process has its own process namespace
-	mounts  []specs.Mount // of a container
+// Bundle is what the shim wants to know of a bundle's OCI configuration.
+type Bundle struct {
+	Sandbox *specs.Spec   // nil for a container
+	Pod     string        // the sandbox's ID; "" outside pods
+	OwnPIDs bool          // its first process has its own process namespace
+	Mounts  []specs.Mount // of a container
+	Cgroup  string        // linux.cgroupsPath
 }
 
-// readSpec reads the configuration of a bundle. It leaves out the seccomp filter, which is most of the file; a
+// ReadSpec reads the configuration of a bundle. It leaves out the seccomp filter, which is most of the file; a
 // sandbox's process brings its own.
-func readSpec(bundle string) (*bundleSpec, error) {
+func ReadSpec(bundle string) (*Bundle, error) {
 	path := filepath.Join(bundle, "config.json")
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -39,15 +43,17 @@ func readSpec(bundle string) (*bundleSpec, error) {
 		Annotations map[string]string `json:"annotations"`
 		Mounts      []specs.Mount     `json:"mounts"`
 		Linux       struct {
-			Namespaces []specs.LinuxNamespace `json:"namespaces"`
+			Namespaces  []specs.LinuxNamespace `json:"namespaces"`
+			CgroupsPath string                 `json:"cgroupsPath"`
 		} `json:"linux"`
 	}
 	if err := json.Unmarshal(content, &head); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	b := &bundleSpec{ownPIDs: slices.Contains(head.Linux.Namespaces, specs.LinuxNamespace{Type: specs.PIDNamespace})}
+	b := &Bundle{OwnPIDs: slices.Contains(head.Linux.Namespaces, specs.LinuxNamespace{Type: specs.PIDNamespace})}
+	b.Pod, b.Cgroup = head.Annotations[podAnnotation], head.Linux.CgroupsPath
 	if head.Annotations[kindAnnotation] != "sandbox" {
-		b.mounts = head.Mounts
+		b.Mounts = head.Mounts
 		return b, nil
 	}
 	// The outer fields hide the embedded ones of the same name.
@@ -64,17 +70,17 @@ func readSpec(bundle string) (*bundleSpec, error) {
 	if s.Linux != nil {
 		s.Spec.Linux = &s.Linux.Linux
 	}
-	b.sandbox = &s.Spec
+	b.Sandbox = &s.Spec
 	return b, nil
 }
 
 // crunVersion is a version of the specification that every crun takes.
 const crunVersion = "1.0.2"
 
-// forCrun corrects the version in the bundle of a container that crun starts. Before 1.14.3 it takes only 1.0, and not
+// ForCrun corrects the version in the bundle of a container that crun starts. Before 1.14.3 it takes only 1.0, and not
 // what containerd writes, though it does what the fields say. It then dropped the check: NEWS says that it has no
 // value.
-func forCrun(bundle, program string) error {
+func ForCrun(bundle, program string) error {
 	if filepath.Base(program) != "crun" {
 		return nil
 	}
@@ -84,11 +90,11 @@ func forCrun(bundle, program string) error {
 // volumeFlags are the options of a mount that a pod must not lose.
 var volumeFlags = map[string]int64{"nosuid": unix.ST_NOSUID, "nodev": unix.ST_NODEV, "noexec": unix.ST_NOEXEC}
 
-// keepVolumeFlags gives the mounts of a container the options that their volumes are mounted with, as mountOptions of a
+// KeepVolumeFlags gives the mounts of a container the options that their volumes are mounted with, as mountOptions of a
 // StorageClass: from 1.2 on, runc clears those that containerd does not name.
 //
 // Source: runc, libcontainer/rootfs_linux.go, case "bind".
-func keepVolumeFlags(bundle string, mounts []specs.Mount, statfs func(string, *unix.Statfs_t) error) error {
+func KeepVolumeFlags(bundle string, mounts []specs.Mount, statfs func(string, *unix.Statfs_t) error) error {
 	changed := false
 	for i, m := range mounts {
 		if !strings.Contains(m.Source, "/volumes/kubernetes.io~csi/") && !strings.Contains(m.Source, "/volume-subpaths/") {
@@ -131,10 +137,10 @@ func setField(bundle, name string, value any) error {
 	return os.WriteFile(path, content, 0o600) // it exists, and keeps its mode
 }
 
-// forRunc returns why a bundle is for runc, or "" if it is of a sandbox that this package starts. What is not known
+// ForRunc returns why a bundle is for runc, or "" if it is of a sandbox that this package starts. What is not known
 // here is for runc, so that a new field of the specification is never ignored for a sandbox that has it. Capabilities
 // are not checked: the sandbox's process gets none.
-func forRunc(s *specs.Spec) string {
+func ForRunc(s *specs.Spec) string {
 	switch {
 	case s.Annotations[kindAnnotation] != "sandbox":
 		return "a container"
@@ -260,16 +266,4 @@ func cgroupOf(s *specs.Spec, systemd bool) (*cgroups.Cgroup, error) {
 	}
 	c.Parent, c.ScopePrefix, c.Name = parts[0], parts[1], parts[2]
 	return c, nil
-}
-
-// bundleBeside returns the bundle of a container, beside the current directory.
-func bundleBeside(id string) (string, error) {
-	here, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	if id != filepath.Base(id) || !fs.ValidPath(id) {
-		return "", fmt.Errorf("%q is not a container ID", id)
-	}
-	return filepath.Join(filepath.Dir(here), id), nil
 }

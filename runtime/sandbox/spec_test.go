@@ -1,4 +1,4 @@
-package shim
+package sandbox
 
 import (
 	"encoding/json"
@@ -71,7 +71,7 @@ func TestForRunc(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := sandboxSpec()
 			c.change(s)
-			if got := forRunc(s); got != c.want {
+			if got := ForRunc(s); got != c.want {
 				t.Errorf("forRunc = %q, want %q", got, c.want)
 			}
 		})
@@ -151,7 +151,7 @@ func TestForCrun(t *testing.T) {
 		if err := os.WriteFile(path, []byte(written), 0o640); err != nil {
 			t.Fatal(err)
 		}
-		if err := forCrun(bundle, program); err != nil {
+		if err := ForCrun(bundle, program); err != nil {
 			t.Fatal(err)
 		}
 		content, err := os.ReadFile(path)
@@ -170,7 +170,7 @@ func TestForCrun(t *testing.T) {
 			t.Errorf("mode %v, %v", info.Mode(), err)
 		}
 	}
-	if err := forCrun(t.TempDir(), "/usr/bin/crun"); err == nil {
+	if err := ForCrun(t.TempDir(), "/usr/bin/crun"); err == nil {
 		t.Error("no error without a configuration")
 	}
 }
@@ -201,11 +201,11 @@ func TestKeepVolumeFlags(t *testing.T) {
 	if err := os.WriteFile(path, text, 0o640); err != nil {
 		t.Fatal(err)
 	}
-	b, err := readSpec(bundle)
+	b, err := ReadSpec(bundle)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := keepVolumeFlags(bundle, b.mounts, statfs); err != nil {
+	if err := KeepVolumeFlags(bundle, b.Mounts, statfs); err != nil {
 		t.Fatal(err)
 	}
 	var got specs.Spec
@@ -223,7 +223,7 @@ func TestKeepVolumeFlags(t *testing.T) {
 		}
 	}
 	// Nothing to keep: the file is not written again.
-	if err := errors.Join(os.Remove(path), keepVolumeFlags(bundle, mounts[2:], statfs)); err != nil {
+	if err := errors.Join(os.Remove(path), KeepVolumeFlags(bundle, mounts[2:], statfs)); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,4 +1,8 @@
-package shim
+// Package sandbox starts the process of a pod's sandbox, which does nothing but hold the pod's namespaces. runc would
+// start itself three times for it, and compile a seccomp filter for a program that only waits. What is special about a
+// sandbox, such as a user namespace or a SELinux label, is for runc: see ForRunc and
+// docs/adr/039-sandboxes-without-runc.md.
+package sandbox
 
 import (
 	"bytes"
@@ -16,13 +20,11 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/pkg/atomicfile"
-	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/opencontainers/cgroups"
 	cgroupmanager "github.com/opencontainers/cgroups/manager"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/procstat"
 )
 
@@ -39,16 +41,16 @@ const (
 	killGrace = 10 * time.Second
 )
 
-// record is what a later process needs to end a sandbox whose shim has died.
-type record struct {
+// Record is what a later process needs to end a sandbox whose shim has died.
+type Record struct {
 	PID       int             `json:"pid"`
 	StartTime uint64          `json:"startTime"` // see procstat.Stat
 	Cgroup    *cgroups.Cgroup `json:"cgroup"`
 }
 
-// launch starts the process of a sandbox and returns when it has given up its rights. Before it gets any, its record is
+// Launch starts the process of a sandbox and returns when it has given up its rights. Before it gets any, its record is
 // on disk. The caller reaps the process.
-func (st *starter) launch(bundle string, s *specs.Spec, systemd bool) (_ *record, _ cgroups.Manager, err error) {
+func (st *Starter) Launch(bundle string, s *specs.Spec, systemd bool) (_ *Record, _ cgroups.Manager, err error) {
 	config, err := settings(s, filepath.Join(bundle, "rootfs"))
 	if err != nil {
 		return nil, nil, err
@@ -58,10 +60,6 @@ func (st *starter) launch(bundle string, s *specs.Spec, systemd bool) (_ *record
 		return nil, nil, err
 	}
 	if err := os.Mkdir(filepath.Join(bundle, "rootfs"), 0o711); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, nil, err
-	}
-	program, err := os.Executable()
-	if err != nil {
 		return nil, nil, err
 	}
 	settingsRead, settingsWrite, err := os.Pipe()
@@ -77,7 +75,7 @@ func (st *starter) launch(bundle string, s *specs.Spec, systemd bool) (_ *record
 	defer resultRead.Close()
 	flags, network := namespaceFlags(s)
 	cmd := &exec.Cmd{
-		Path:        filepath.Join(filepath.Dir(program), names.PauseProgram),
+		Path:        st.program,
 		Args:        []string{pauseName},
 		Env:         []string{},
 		Dir:         "/",
@@ -90,11 +88,11 @@ func (st *starter) launch(bundle string, s *specs.Spec, systemd bool) (_ *record
 	if err != nil {
 		return nil, nil, fmt.Errorf("start the sandbox's process: %w", err)
 	}
-	r := &record{PID: cmd.Process.Pid, Cgroup: group}
-	_ = cmd.Process.Release() // reaped by the shim's reaper
+	r := &Record{PID: cmd.Process.Pid, Cgroup: group}
+	_ = cmd.Process.Release() // reaped by the caller
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, r.kill(nil))
+			err = errors.Join(err, r.Kill(nil))
 		}
 	}()
 	stat, err := procstat.Read(r.PID)
@@ -102,7 +100,7 @@ func (st *starter) launch(bundle string, s *specs.Spec, systemd bool) (_ *record
 		return nil, nil, err
 	}
 	r.StartTime = stat.Start
-	if err := r.write(bundle); err != nil {
+	if err := r.Write(bundle); err != nil {
 		return nil, nil, err
 	}
 	m, err := cgroupmanager.New(group)
@@ -111,7 +109,7 @@ func (st *starter) launch(bundle string, s *specs.Spec, systemd bool) (_ *record
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, r.kill(m), m.Destroy())
+			err = errors.Join(err, r.Kill(m), m.Destroy())
 		}
 	}()
 	if err := m.Apply(r.PID); err != nil {
@@ -142,9 +140,12 @@ func (st *starter) launch(bundle string, s *specs.Spec, systemd bool) (_ *record
 	return r, m, nil
 }
 
-// starter starts commands in network namespaces, on a thread that it keeps. A thread that ended would take others'
+// Starter starts commands in network namespaces, on a thread that it keeps. A thread that ended would take others'
 // processes with it: go-runc has the kernel kill runc when the thread ends that started it, and any thread may have.
-type starter struct{ requests chan startRequest }
+type Starter struct {
+	program  string
+	requests chan startRequest
+}
 
 type startRequest struct {
 	cmd     *exec.Cmd
@@ -152,19 +153,20 @@ type startRequest struct {
 	result  chan error
 }
 
-func newStarter() *starter {
-	s := &starter{requests: make(chan startRequest)}
+// NewStarter returns a Starter of the program at path program, names.PauseProgram.
+func NewStarter(program string) *Starter {
+	s := &Starter{program, make(chan startRequest)}
 	go s.run()
 	return s
 }
 
 // run never ends, so that its thread does not.
-func (s *starter) run() {
+func (s *Starter) run() {
 	runtime.LockOSThread()
 	own, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	for r := range s.requests {
 		if err != nil {
-			r.result <- fmt.Errorf("the shim's own network namespace: %w", err)
+			r.result <- fmt.Errorf("the own network namespace: %w", err)
 			continue
 		}
 		r.result <- startIn(r.cmd, r.network, own)
@@ -172,7 +174,7 @@ func (s *starter) run() {
 }
 
 // start starts a command in a network namespace, the path of which is "" for the own one or a new one of cmd's flags.
-func (s *starter) start(cmd *exec.Cmd, network string) error {
+func (s *Starter) start(cmd *exec.Cmd, network string) error {
 	if network == "" {
 		return cmd.Start()
 	}
@@ -197,7 +199,7 @@ func startIn(cmd *exec.Cmd, network string, own int) error {
 	return err
 }
 
-func (r *record) write(bundle string) error {
+func (r *Record) Write(bundle string) error {
 	content, err := json.Marshal(r)
 	if err != nil {
 		return err
@@ -216,8 +218,8 @@ func (r *record) write(bundle string) error {
 	return os.WriteFile(filepath.Join(bundle, pidFile), []byte(strconv.Itoa(r.PID)), 0o600)
 }
 
-// readRecord returns nil for a bundle that is not of one of our sandboxes.
-func readRecord(bundle string) (*record, error) {
+// ReadRecord returns nil for a bundle that is not of one of our sandboxes.
+func ReadRecord(bundle string) (*Record, error) {
 	content, err := os.ReadFile(filepath.Join(bundle, recordFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -225,7 +227,7 @@ func readRecord(bundle string) (*record, error) {
 	if err != nil {
 		return nil, err
 	}
-	var r record
+	var r Record
 	if err := json.Unmarshal(content, &r); err != nil {
 		return nil, fmt.Errorf("%s: %w", filepath.Join(bundle, recordFile), err)
 	}
@@ -235,23 +237,23 @@ func readRecord(bundle string) (*record, error) {
 	return &r, nil
 }
 
-// end kills what runs in the sandbox, removes its cgroup, and returns how it ended.
-func (r *record) end(bundle string) (shim.StopStatus, error) {
+// End kills what runs in the sandbox, and removes its cgroup.
+func (r *Record) End() error {
 	m, err := cgroupmanager.New(r.Cgroup)
 	if err != nil {
-		return shim.StopStatus{}, err
+		return err
 	}
-	if err := errors.Join(r.kill(m), m.Destroy()); err != nil {
-		return shim.StopStatus{}, err
-	}
-	return exitStatus(bundle, r.PID), nil
+	return errors.Join(r.Kill(m), m.Destroy())
 }
 
-// kill ends the sandbox's process and all of its cgroup, nil for no cgroup, and waits for their end.
-func (r *record) kill(m cgroups.Manager) error {
+// Group returns the sandbox's cgroup.
+func (r *Record) Group() (cgroups.Manager, error) { return cgroupmanager.New(r.Cgroup) }
+
+// Kill ends the sandbox's process and all of its cgroup, nil for no cgroup, and waits for their end.
+func (r *Record) Kill(m cgroups.Manager) error {
 	deadline := time.Now().Add(killGrace)
 	for {
-		alive, err := r.signal(m, unix.SIGKILL)
+		alive, err := r.Signal(m, unix.SIGKILL)
 		if err != nil || alive == 0 {
 			return err
 		}
@@ -262,8 +264,8 @@ func (r *record) kill(m cgroups.Manager) error {
 	}
 }
 
-// signal returns how many processes it signalled. A pid that belongs to another process by now is left alone.
-func (r *record) signal(m cgroups.Manager, signal unix.Signal) (alive int, err error) {
+// Signal returns how many processes it signalled. A pid that belongs to another process by now is left alone.
+func (r *Record) Signal(m cgroups.Manager, signal unix.Signal) (alive int, err error) {
 	pids := map[int]bool{}
 	if m != nil {
 		members, err := m.GetAllPids()

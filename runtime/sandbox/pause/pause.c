@@ -1,7 +1,7 @@
 /*
- * The first process of a pod's sandbox, started by the shim (runtime/shim) in the pod's new namespaces, without runc.
+ * The first process of a pod's sandbox, started by runtime/sandbox in the pod's new namespaces, without runc.
  *
- * It runs with the shim's rights until it has read what to become, and without any afterwards: an empty, read-only
+ * It runs with the rights of its starter until it has read what to become, and without any afterwards: an empty, read-only
  * root, no capability, the user of the sandbox, no_new_privs, and a seccomp filter that allows what is left to do. It
  * is of C because there is one in every pod, and because a Go program cannot give up its rights in all its threads.
  *
@@ -46,7 +46,7 @@ static void fail(const char *what) {
 	_exit(1);
 }
 
-/* load reads all settings. Without any, the shim is gone. */
+/* load reads all settings. Without any, the starter is gone. */
 static size_t load(void) {
 	size_t have = 0;
 	for (;;) {

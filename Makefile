@@ -86,7 +86,7 @@ compiled: lint-compiled integration-tools
 # The tests of these do many things at once and link little of upstream, which would all be compiled again for the race detector.
 raced := $(addprefix ./base/,jointoken lifecycle client config logging pki) \
 	$(addprefix ./components/,cluster/approver cluster/servicelb cluster/token worker/join worker/network worker/podlink) \
-	./components/node/crashes ./components/node/progress ./plugins/credentials ./plugins/host ./plugins/process ./runtime/shim ./trace/record ./trace/spans
+	./components/node/crashes ./components/node/progress ./plugins/credentials ./plugins/host ./plugins/process ./runtime/shim ./runtime/tasks ./trace/record ./trace/spans
 
 UNIT := test
 unit: race ## unit tests: no root, no network

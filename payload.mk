@@ -22,7 +22,7 @@ payload_emulator_arm64 := qemu-aarch64-static
 payload_run := $(if $(filter-out $(shell $(GO) env GOHOSTARCH),$(ARCH)),$(payload_emulator_$(ARCH)))
 
 pause_header := runtime/images/programs/pause/pause.h
-payload_programs := runc containerd-shim-runc-v2 kubelith-pause kubelith-cni loopback portmap local
+payload_programs := runc containerd-shim-runc-v2 kubelith-keeper kubelith-pause kubelith-cni loopback portmap local
 payload_plugins := github.com/containernetworking/plugins/plugins
 payload_sources := payload.mk runtime/payload/programs/go.mod runtime/payload/programs/go.sum
 payload_build = CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) GOFLAGS= $(GO) -C runtime/payload/programs build -trimpath -buildvcs=false
@@ -34,7 +34,7 @@ images: runtime/images/embed/$(ARCH)/images.tar.zst
 runtime/payload/embed/$(ARCH)/payload.tar.zst: $(addprefix $(PAYLOAD_CACHE)/,$(payload_programs)) $(wildcard runtime/payload/pack/*.go)
 	CGO_ENABLED=0 GOARCH= $(GO) run ./runtime/payload/pack -out $(@D) \
 		runc=$(PAYLOAD_CACHE)/runc containerd-shim-runc-v2=$(PAYLOAD_CACHE)/containerd-shim-runc-v2 \
-		kubelith-pause=$(PAYLOAD_CACHE)/kubelith-pause \
+		kubelith-keeper=$(PAYLOAD_CACHE)/kubelith-keeper kubelith-pause=$(PAYLOAD_CACHE)/kubelith-pause \
 		kubelith-cni=$(PAYLOAD_CACHE)/kubelith-cni kubelith-loopback=$(PAYLOAD_CACHE)/loopback \
 		kubelith-portmap=$(PAYLOAD_CACHE)/portmap kubelith-local=$(PAYLOAD_CACHE)/local
 
@@ -70,6 +70,9 @@ $(PAYLOAD_CACHE)/runc: $(payload_runc) $(payload_runc).chosen
 # The shim is of this module: upstream's packages, and sandboxes of our own with their process in C.
 $(PAYLOAD_CACHE)/containerd-shim-runc-v2: payload.mk go.mod $(wildcard base/names/*.go base/procstat/*.go runtime/sandbox/*.go runtime/shim/*.go runtime/shim/cmd/*.go)
 	CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) GOFLAGS= $(GO) build -trimpath -buildvcs=false -tags no_grpc -ldflags '-s -w' -o $@ ./runtime/shim/cmd
+$(PAYLOAD_CACHE)/kubelith-keeper: runtime/tasks/keeper/keeper.c payload.mk
+	mkdir -p $(@D)
+	$(payload_cc_$(ARCH)) -Os -static -s -Wall -Wextra -Werror -o $@ $<
 $(PAYLOAD_CACHE)/kubelith-pause: runtime/sandbox/pause/pause.c $(pause_header) payload.mk
 	mkdir -p $(@D)
 	$(payload_cc_$(ARCH)) -Os -static -s -Wall -Wextra -Werror -o $@ $<

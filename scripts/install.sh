@@ -400,14 +400,14 @@ exit 0
 #|# HTTPS_PROXY and the like, if set.
 #|EnvironmentFile=-/etc/kubelith/env
 #|ExecStart=/usr/local/bin/kubelith server
-#|# Pods outlive the process: leave their shims and containers alone when it stops.
+#|# Pods outlive the process: leave their keepers and containers alone when it stops.
 #|KillMode=process
 #|# Except at a machine shutdown: pods that the kubelet could not end in time would delay it for 90 s.
 #|ExecStopPost=-/bin/sh -c 'test "$$(systemctl is-system-running)" != stopping || exec /usr/local/bin/kubelith stop-pods'
 #|# The kubelet and containerd manage their own cgroups below this unit.
 #|Delegate=yes
 #|Restart=always
-#|# A shim killed for lack of memory affects one pod, not the unit.
+#|# A keeper killed for lack of memory affects one pod, not the unit.
 #|OOMPolicy=continue
 #|RestartSec=1
 #|# The first start may wait for the network, and any start for a slow disk. Status and log show the reason; a timeout would only
@@ -425,7 +425,7 @@ exit 0
 #BEGIN kubelith.openrc
 #|#!/sbin/openrc-run
 #|# Kubelith: a Kubernetes cluster in one process. supervise-daemon stops and restarts the process only; the pods'
-#|# shims and containers have their own sessions and keep running.
+#|# keepers and containers have their own sessions and keep running.
 #|
 #|name="kubelith"
 #|description="Kubelith: a Kubernetes cluster in one process"
@@ -482,14 +482,14 @@ exit 0
 #|# HTTPS_PROXY and the like, if set.
 #|EnvironmentFile=-/etc/kubelith/env
 #|ExecStart=/usr/local/bin/kubelith agent
-#|# Pods outlive the process: leave their shims and containers alone when it stops.
+#|# Pods outlive the process: leave their keepers and containers alone when it stops.
 #|KillMode=process
 #|# Except at a machine shutdown: pods that the kubelet could not end in time would delay it for 90 s.
 #|ExecStopPost=-/bin/sh -c 'test "$$(systemctl is-system-running)" != stopping || exec /usr/local/bin/kubelith stop-pods'
 #|# The kubelet and containerd manage their own cgroups below this unit.
 #|Delegate=yes
 #|Restart=always
-#|# A shim killed for lack of memory affects one pod, not the unit.
+#|# A keeper killed for lack of memory affects one pod, not the unit.
 #|OOMPolicy=continue
 #|# Retry a refused join too: the token may be corrected meanwhile.
 #|RestartSec=2
@@ -508,7 +508,7 @@ exit 0
 #BEGIN kubelith-agent.openrc
 #|#!/sbin/openrc-run
 #|# Kubelith agent: a node of a Kubernetes cluster in one process. supervise-daemon stops and restarts the process only; the pods'
-#|# shims and containers have their own sessions and keep running.
+#|# keepers and containers have their own sessions and keep running.
 #|
 #|name="kubelith-agent"
 #|description="Kubelith agent: a node of a Kubernetes cluster in one process"

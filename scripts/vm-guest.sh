@@ -22,11 +22,11 @@ node_ready() { [ "$($k get nodes -o jsonpath='{.items[0].status.conditions[?(@.t
 hello_ready() { [ "$(pidof hello | wc -w)" = 3 ] && [ "$($k get deployment hello -o jsonpath='{.status.readyReplicas}/{.status.updatedReplicas}/{.status.unavailableReplicas}')" = 3/3/ ]; }
 wait_hello() { until_true 400 hello_ready; }
 service() { curl -sf --max-time 5 "http://$($k get service hello -o jsonpath='{.spec.clusterIP}')/"; }
-# containers: PID, start time and program of each process of a pod, and of each shim.
+# containers: PID, start time and program of each process of a pod, and of each keeper.
 containers() (
 	set +e +o pipefail
 	for p in /proc/[0-9]*; do
-		if grep -qs 'kubepods.*cri-containerd' $p/cgroup || grep -qs containerd-shim $p/cmdline; then
+		if grep -qs 'kubepods.*cri-containerd' $p/cgroup || grep -qs kubelith-keeper $p/cmdline; then
 			echo "${p#/proc/} $(sed 's/.*) //' $p/stat | cut -d' ' -f20) $(cat $p/comm)"
 		fi
 	done 2>/dev/null | sort -n

@@ -209,7 +209,7 @@ E
 }
 step_kill() { guest <<'E'
 wait_hello; containers >before.list; probe; old=$(systemctl show -p MainPID --value kubelith)
-# The shims are in the unit's control group: only the main process is meant.
+# The keepers are in the unit's control group: only the main process is meant.
 t=$(uptime_s); systemctl kill -s KILL --kill-who=main kubelith
 POLL=1 until_true 400 sh -c '[ $(systemctl is-active kubelith) = active ] && [ $(systemctl show -p MainPID --value kubelith) != '$old' ] && [ $(systemctl show -p MainPID --value kubelith) != 0 ]' || fail "systemd did not start it again"
 took=$(since $t)

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -36,8 +37,9 @@ type Dir struct {
 	fresh bool
 	// former is the release that used it last, if that is another.
 	former  string
-	release string // this one
-	format  int    // of the data
+	release string      // this one
+	adopted atomic.Bool // see Adopt
+	format  int         // of the data
 }
 
 // Former returns the release that has used the directory last, if that is not this one, else "".

@@ -49,7 +49,7 @@ func TestOpen(t *testing.T) {
 	if got := version(t, dir); got != "1\nkubelith v1\n" {
 		t.Errorf("a refused Open changed the version to %q", got)
 	}
-	if got := d.Former(); got != "" {
+	if got := d.Former(); got != "" || d.Trial() {
 		t.Errorf("a new directory was used by %q", got)
 	}
 	if err := d.Close(); err != nil {
@@ -63,8 +63,14 @@ func TestOpen(t *testing.T) {
 	if got := version(t, dir); got != "1\nkubelith v1\n" {
 		t.Errorf("version %q before the start is complete", got)
 	}
+	if !d.Trial() {
+		t.Error("the release of before cannot come back before the start is complete")
+	}
 	if err := d.Adopt(); err != nil {
 		t.Fatal(err)
+	}
+	if d.Trial() {
+		t.Error("the release of before may come back after a complete start")
 	}
 	if got := version(t, dir); got != "1\nkubelith v2\n" {
 		t.Errorf("version %q", got)

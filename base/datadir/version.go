@@ -65,11 +65,16 @@ func (d *Dir) Adopt() error {
 	if d.former == "" {
 		return nil
 	}
-	if err := writeVersion(filepath.Join(d.path, "version"), d.format, d.release); err != nil && !full(err) {
+	err := writeVersion(filepath.Join(d.path, "version"), d.format, d.release)
+	if err != nil && !full(err) {
 		return err
 	}
+	d.adopted.Store(err == nil)
 	return nil
 }
+
+// Trial reports whether the release of before may still come back: the first start with this one is not complete.
+func (d *Dir) Trial() bool { return d.former != "" && !d.adopted.Load() }
 
 // Adopted returns the release with which the node of a data directory was ready last.
 func Adopted(dir string) (string, error) {

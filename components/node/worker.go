@@ -82,6 +82,7 @@ func worker(b *builder, w workerOptions) *kubelet.Server {
 		CNIBinDirs:     []string{thirdPartyCNI, w.machine.binDir},
 		RegistriesDir:  registriesDir,
 		DefaultRuntime: cfg.DefaultRuntime,
+		Trial:          w.machine.dir.Trial,
 		Calls:          recording.calls(),
 		Ended:          recording.ended(),
 		Debug:          logging.Component(w.log, "containerd").Logger.IsLevelEnabled(logrus.DebugLevel),

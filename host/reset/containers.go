@@ -18,10 +18,14 @@ import (
 	"kubelith.io/kubelith/host"
 )
 
+// keeperNames are the programs that hold containers: keepers, and the shims of earlier releases.
+var keeperNames = []string{"kubelith-keeper", "containerd-shim-runc-v2"}
+
+// taskDirs are where there is one directory (an OCI bundle) per running container, below the run directory: that of
+// runtime/tasks, and containerd's own.
+var taskDirs = []string{"containerd/io.kubelith.tasks", "containerd/io.containerd.runtime.v2.task"}
+
 const (
-	shimName = "containerd-shim-runc-v2"
-	// taskDir is where containerd keeps one directory (an OCI bundle) per running container, below its state directory.
-	taskDir = "containerd/io.containerd.runtime.v2.task"
 	// termGrace is how long containers may take to end by themselves.
 	termGrace = 3 * time.Second
 	// killGrace is how long the kernel may take after SIGKILL.
@@ -83,19 +87,20 @@ func mountNamespace(files host.Tree, entry string) string {
 
 // containers are the processes of this server's pods.
 type containers struct {
-	shims   []process
-	members []process       // of containers: children of the shims, and whatever is in the containers' control groups
+	keepers []process
+	members []process       // of containers: children of the keepers, and whatever is in the containers' control groups
 	ids     map[string]bool // of sandboxes and containers
 }
 
-// containers finds them by the shims, which record their owner, and by the bundles of containers whose shim is gone.
+// containers finds them by the keepers, which record their owner, and by the bundles of containers whose keeper is
+// gone.
 func (r *Reset) containers() containers {
 	all := processes(r.files)
 	found := containers{ids: map[string]bool{}}
 	ours := map[int]bool{}
 	for _, p := range all {
-		if r.isOurShim(p) {
-			found.shims = append(found.shims, p)
+		if r.isOurKeeper(p) {
+			found.keepers = append(found.keepers, p)
 			ours[p.pid] = true
 			if i := slices.Index(p.args, "-id"); i >= 0 && i+1 < len(p.args) {
 				found.ids[p.args[i+1]] = true
@@ -119,17 +124,17 @@ func (r *Reset) containers() containers {
 	return found
 }
 
-// isOurShim reports whether its program is from our payload, or it reports to our containerd. A path identifies the
+// isOurKeeper reports whether its program is from our payload, or it reports to our containerd. A path identifies the
 // owner only in one mount namespace: several nodes of one host have the same paths, each in its own namespace.
-func (r *Reset) isOurShim(p process) bool {
+func (r *Reset) isOurKeeper(p process) bool {
 	if p.mounts != mountNamespace(r.files, "self") {
 		return false
 	}
 	exe := strings.TrimSuffix(p.exe, " (deleted)")
-	if filepath.Base(exe) == shimName && host.Below(filepath.Join(r.opts.DataDir, "data"), exe) {
+	if slices.Contains(keeperNames, filepath.Base(exe)) && host.Below(filepath.Join(r.opts.DataDir, "data"), exe) {
 		return true
 	}
-	if len(p.args) == 0 || filepath.Base(p.args[0]) != shimName {
+	if len(p.args) == 0 || !slices.Contains(keeperNames, filepath.Base(p.args[0])) {
 		return false
 	}
 	i := slices.Index(p.args, "-address")
@@ -145,25 +150,31 @@ func (r *Reset) bundleCgroups(ids map[string]bool) []string {
 	if !r.owned.run {
 		return nil
 	}
-	tasks := filepath.Join(r.opts.RunDir, taskDir)
-	for _, namespace := range r.files.Names(tasks) {
-		for _, id := range r.files.Names(filepath.Join(tasks, namespace)) {
-			ids[id] = true
-			var spec struct {
-				Linux struct {
-					CgroupsPath string `json:"cgroupsPath"`
-				} `json:"linux"`
-			}
-			text := r.files.Text(filepath.Join(tasks, namespace, id, "config.json"))
-			if json.Unmarshal([]byte(text), &spec) != nil {
-				continue
-			}
-			if g := cgroupPart(spec.Linux.CgroupsPath); g != "" {
-				groups = append(groups, g)
+	for _, dir := range taskDirs {
+		tasks := filepath.Join(r.opts.RunDir, dir)
+		for _, namespace := range r.files.Names(tasks) {
+			for _, id := range r.files.Names(filepath.Join(tasks, namespace)) {
+				ids[id] = true
+				if g := r.bundleCgroup(filepath.Join(tasks, namespace, id)); g != "" {
+					groups = append(groups, g)
+				}
 			}
 		}
 	}
 	return groups
+}
+
+// bundleCgroup returns "" for a bundle without a control group.
+func (r *Reset) bundleCgroup(bundle string) string {
+	var spec struct {
+		Linux struct {
+			CgroupsPath string `json:"cgroupsPath"`
+		} `json:"linux"`
+	}
+	if json.Unmarshal([]byte(r.files.Text(filepath.Join(bundle, "config.json"))), &spec) != nil {
+		return ""
+	}
+	return cgroupPart(spec.Linux.CgroupsPath)
 }
 
 // cgroupPart returns the part of a path in /proc/PID/cgroup that identifies members of a cgroupsPath: the path itself,
@@ -189,7 +200,7 @@ func inGroups(p process, groups []string) bool {
 	return false
 }
 
-// StopPods ends the processes of all pods, with SIGTERM first, and their shims. Everything else of the node stays: a
+// StopPods ends the processes of all pods, with SIGTERM first, and their keepers. Everything else of the node stays: a
 // server that starts later starts the pods again.
 func (r *Reset) StopPods(ctx context.Context) error {
 	if r.findOwned(); !r.ownsAny() {
@@ -198,10 +209,10 @@ func (r *Reset) StopPods(ctx context.Context) error {
 	return r.stopContainers(ctx)
 }
 
-// stopContainers ends the containers' processes, with SIGTERM first, and then the shims.
+// stopContainers ends the containers' processes, with SIGTERM first, and then the keepers.
 func (r *Reset) stopContainers(ctx context.Context) error {
 	first := r.containers()
-	if len(first.shims)+len(first.members) == 0 {
+	if len(first.keepers)+len(first.members) == 0 {
 		return nil
 	}
 	for _, p := range first.members {
@@ -210,20 +221,20 @@ func (r *Reset) stopContainers(ctx context.Context) error {
 	poll(ctx, termGrace, func() bool { return len(r.containers().members) == 0 })
 	gone := poll(ctx, killGrace, func() bool {
 		now := r.containers()
-		for _, p := range append(now.members, now.shims...) {
+		for _, p := range append(now.members, now.keepers...) {
 			_ = r.kill(p.pid, unix.SIGKILL) // the next round sees whether it worked
 		}
-		return len(now.members)+len(now.shims) == 0
+		return len(now.members)+len(now.keepers) == 0
 	})
 	for _, p := range first.members {
 		r.printf("stopped container process %d (%s)", p.pid, p.name)
 	}
-	for _, p := range first.shims {
-		r.printf("stopped shim %d", p.pid)
+	for _, p := range first.keepers {
+		r.printf("stopped keeper %d", p.pid)
 	}
 	if !gone {
 		left := r.containers()
-		if n := len(left.members) + len(left.shims); n > 0 {
+		if n := len(left.members) + len(left.keepers); n > 0 {
 			return fmt.Errorf("%d container processes do not end: wait or reboot, then run reset again", n)
 		}
 	}

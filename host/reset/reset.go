@@ -155,7 +155,7 @@ func (r *Reset) Plan() []string {
 		}
 	}
 	found := r.containers()
-	add(len(found.shims)+len(found.members), "stop %d container processes and %d shims", len(found.members), len(found.shims))
+	add(len(found.keepers)+len(found.members), "stop %d container processes and %d keepers", len(found.members), len(found.keepers))
 	add(len(r.pluginRecords()), "stop what %d plugin processes left behind", len(r.pluginRecords()))
 	mounts, _ := r.mounts()
 	add(len(mounts), "unmount %d mounts below %s", len(mounts), strings.Join(r.dirs(), ", "))

@@ -112,7 +112,7 @@ func TestContainersOfOthersStay(t *testing.T) {
 		slices.Sort(out)
 		return out
 	}
-	if got := pids(found.shims); !slices.Equal(got, []int{10, 20}) {
+	if got := pids(found.keepers); !slices.Equal(got, []int{10, 20}) {
 		t.Errorf("shims %v", got)
 	}
 	if got := pids(found.members); !slices.Equal(got, []int{11, 12, 40, 41}) {

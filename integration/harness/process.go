@@ -55,9 +55,9 @@ func (s *Server) SandboxPID(t testing.TB, pod *corev1.Pod) int {
 }
 
 // bundles has a directory for each sandbox and container.
-const bundles = RunDir + "/containerd/io.containerd.runtime.v2.task/k8s.io/"
+const bundles = RunDir + "/containerd/io.kubelith.tasks/k8s.io/"
 
-// TaskPID returns the process id of a container or a pod sandbox, which the shim keeps in a file.
+// TaskPID returns the process id of a container or a pod sandbox, which is in a file of its bundle.
 func (s *Server) TaskPID(id string) (int, error) {
 	content, err := os.ReadFile(s.Path(bundles + id + "/init.pid"))
 	if err != nil {

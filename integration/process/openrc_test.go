@@ -79,7 +79,7 @@ func TestOpenRC(t *testing.T) {
 		return strings.TrimSpace(in("for p in $(pgrep -f '" + command + "'); do [ /proc/$p/ns/mnt -ef /proc/self/ns/mnt ] && [ $p != $$ ] && echo $p; done; true"))
 	}
 	server := func() string { return processes("^/usr/local/bin/kubelith server") }
-	shims := func() string { return processes("^[^ ]*/containerd-shim-runc-v2 ") }
+	keepers := func() string { return processes("^[^ ]*/kubelith-keeper ") }
 	running := containers()
 
 	replaced := func(what, before string) {
@@ -130,15 +130,15 @@ func TestOpenRC(t *testing.T) {
 	if left := server(); left != "" {
 		t.Errorf("a stop left process %s", left)
 	}
-	if shims() == "" {
+	if keepers() == "" {
 		t.Error("a stop ended the pods")
 	}
 	in("rc-service kubelith start")
 	replaced("stop and start", "")
 
 	in("openrc shutdown")
-	if left := shims(); left != "" {
-		t.Errorf("a shutdown of the machine left shims %s", left)
+	if left := keepers(); left != "" {
+		t.Errorf("a shutdown of the machine left keepers %s", left)
 	}
 	said := strings.TrimSpace(in("openrc default; sh /root/k/scripts/uninstall.sh --yes"))
 	if last := said[strings.LastIndexByte(said, '\n')+1:]; !strings.HasPrefix(last, "kept in /var/lib/kubelith: server/snapshots ") { // those of upgrades

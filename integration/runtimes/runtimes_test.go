@@ -242,18 +242,18 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// TestShimKilled: nothing is left of a container of crun whose shim is killed, and its pod is started again.
-func TestShimKilled(t *testing.T) {
+// TestKeeperKilled: nothing is left of a container of crun whose keeper is killed, and its pod is started again.
+func TestKeeperKilled(t *testing.T) {
 	t.Parallel()
 	s := get(t)
 	ns := s.Namespace(t)
 	p := s.Run(t, pod(ns, "a", "crun"))
 	before := containerOf(t, s, p)
-	shim, err := strconv.Atoi(harness.ProcStatus(t, before.pid, "PPid"))
+	keeper, err := strconv.Atoi(harness.ProcStatus(t, before.pid, "PPid"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Kill(shim, unix.SIGKILL); err != nil {
+	if err := unix.Kill(keeper, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	gone(t, s, before)

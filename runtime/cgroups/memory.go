@@ -24,6 +24,19 @@ func ContainerMemory(cgroupsPath string) (Memory, error) {
 	return containerMemory(mountpoint, DetectMode(), cgroupsPath)
 }
 
+// PodKills returns how many processes of a container's pod the kernel has killed because memory ran out, with cgroup
+// v2. It counts those of groups that are gone, too.
+func PodKills(cgroupsPath string) (int64, error) {
+	return podKills(mountpoint, DetectMode(), cgroupsPath)
+}
+
+func podKills(mount string, mode Mode, cgroupsPath string) (int64, error) {
+	if mode != V2 {
+		return 0, errors.New("only cgroup v2 counts what was in groups below")
+	}
+	return field(filepath.Join(mount, filepath.Dir(groupPath(cgroupsPath)), "memory.events"), "oom_kill")
+}
+
 // Source: https://docs.kernel.org/admin-guide/cgroup-v1/memory.html and
 // https://docs.kernel.org/admin-guide/cgroup-v2.html.
 func containerMemory(mount string, mode Mode, cgroupsPath string) (m Memory, err error) {

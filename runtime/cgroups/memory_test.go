@@ -50,3 +50,24 @@ func TestContainerMemory(t *testing.T) {
 		})
 	}
 }
+
+func TestPodKills(t *testing.T) {
+	mount := t.TempDir()
+	slice := filepath.Join(mount, "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice")
+	if err := os.MkdirAll(slice, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(slice, "memory.events"), []byte("oom 4\noom_kill 3\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	const scope = "kubepods-burstable-pod1.slice:cri-containerd:gone"
+	if got, err := podKills(mount, V2, scope); err != nil || got != 3 {
+		t.Errorf("%d, %v, want 3", got, err)
+	}
+	if _, err := podKills(mount, V1, scope); err == nil {
+		t.Error("v1 does not count what is below")
+	}
+	if _, err := podKills(mount, V2, "/other/c1"); err == nil {
+		t.Error("a pod that is not there has a count")
+	}
+}

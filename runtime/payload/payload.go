@@ -12,6 +12,8 @@ import (
 	"io"
 	"io/fs"
 	"path/filepath"
+
+	"kubelith.io/kubelith/base/names"
 )
 
 // Names of the programs in the directory that Unpack returns. The CNI plugins have our own names, so that programs of a
@@ -19,6 +21,8 @@ import (
 const (
 	Runc     = "runc"
 	Shim     = "containerd-shim-runc-v2"
+	Keeper   = "kubelith-keeper"
+	Pause    = names.PauseProgram
 	CNI      = "kubelith-cni"
 	Loopback = "kubelith-loopback"
 	Portmap  = "kubelith-portmap"

@@ -20,7 +20,7 @@ import (
 func inGo() []string {
 	return []string{"runc", "containerd-shim-runc-v2", "loopback", "portmap", "local", "hello"}
 }
-func inC() []string { return []string{"kubelith-pause", "kubelith-cni", "pause"} }
+func inC() []string { return []string{"kubelith-keeper", "kubelith-pause", "kubelith-cni", "pause"} }
 
 // billOfMaterials lists what an executable was built from, in CycloneDX's JSON: its modules as the linker has recorded
 // them, and those of the programs that it embeds, each with its SHA-256.

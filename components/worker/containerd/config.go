@@ -9,6 +9,7 @@ import (
 	"kubelith.io/kubelith/runtime/images"
 	"kubelith.io/kubelith/runtime/oci"
 	"kubelith.io/kubelith/runtime/payload"
+	"kubelith.io/kubelith/runtime/tasks"
 )
 
 // table is a section of containerd's configuration, in the form of its TOML file. The plugins' own configuration types
@@ -78,7 +79,7 @@ func config(o Options, h host) *srvconfig.Config {
 func runtimes(o Options, h host) table {
 	handler := func(name, path string) table {
 		return table{
-			"runtime_type": "io.containerd.runc.v2",
+			"runtime_type": runtimeType,
 			"runtime_path": filepath.Join(o.BinDir, payload.Shim),
 			"options": table{
 				"BinaryName":    path,
@@ -97,6 +98,9 @@ func runtimes(o Options, h host) table {
 // callsPlugin has the handler of the gRPC server's calls, see observeCalls.
 const callsPlugin = "io.containerd.metrics.v1.grpc-otel"
 
+// runtimePlugin runs containers, see runTasks.
+const runtimePlugin = "io.containerd.runtime.v2.task"
+
 // tasksPlugin deletes what has ended, see observeEnds.
 const tasksPlugin = "io.containerd.service.v1.tasks-service"
 
@@ -109,6 +113,26 @@ func disabled(o Options) []string {
 	}
 	return names
 }
+
+// tasksOptions configures runtime/tasks, beside upstream's own runtime.
+func tasksOptions(o Options) tasks.Options {
+	return tasks.Options{
+		Root:   filepath.Join(o.Root, tasksDir),
+		State:  filepath.Join(o.State, tasksDir),
+		Socket: o.State + keeperSockets,
+		Keeper: filepath.Join(o.BinDir, payload.Keeper),
+		Pause:  filepath.Join(o.BinDir, payload.Pause),
+		Server: o.Socket,
+		Ours:   []string{runtimeType, filepath.Join(o.BinDir, payload.Shim)},
+		Trial:  o.Trial,
+	}
+}
+
+const (
+	tasksDir      = "io.kubelith.tasks"
+	keeperSockets = "/k"
+	runtimeType   = "io.containerd.runc.v2"
+)
 
 // shimSocketDir is where the shims listen. Its default is outside our directories.
 func shimSocketDir(state string) string { return state + shimSockets }

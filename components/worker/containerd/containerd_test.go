@@ -23,7 +23,7 @@ func options(t *testing.T) Options {
 	if err := os.Mkdir(bin, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"runc", "containerd-shim-runc-v2"} {
+	for _, name := range []string{"runc", "containerd-shim-runc-v2", "kubelith-keeper", "kubelith-pause"} {
 		if err := os.WriteFile(filepath.Join(bin, name), nil, 0o755); err != nil {
 			t.Fatal(err)
 		}

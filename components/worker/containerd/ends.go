@@ -38,15 +38,15 @@ func observeEnds(ended Ended) {
 				if err != nil {
 					return nil, err
 				}
-				return &tasks{service.(tasksapi.TasksClient), metadata.NewContainerStore(db.(*metadata.DB)), ended, cgroups.ContainerMemory}, nil
+				return &tasksService{service.(tasksapi.TasksClient), metadata.NewContainerStore(db.(*metadata.DB)), ended, cgroups.ContainerMemory}, nil
 			}
 		}
 		return false
 	})
 }
 
-// tasks is containerd's service of that name.
-type tasks struct {
+// tasksService is containerd's service of that name.
+type tasksService struct {
 	tasksapi.TasksClient
 	containers containers.Store
 	ended      Ended
@@ -54,7 +54,7 @@ type tasks struct {
 }
 
 // Delete implements tasksapi.TasksClient: of a task that has ended.
-func (t *tasks) Delete(ctx context.Context, r *tasksapi.DeleteTaskRequest, opts ...grpc.CallOption) (*tasksapi.DeleteResponse, error) {
+func (t *tasksService) Delete(ctx context.Context, r *tasksapi.DeleteTaskRequest, opts ...grpc.CallOption) (*tasksapi.DeleteResponse, error) {
 	// Without an answer there is nothing to report: the cgroup is gone, or the kernel does not count memory.
 	if m, err := t.memory(ctx, r.ContainerID); err == nil {
 		t.ended(r.ContainerID, m)
@@ -62,7 +62,7 @@ func (t *tasks) Delete(ctx context.Context, r *tasksapi.DeleteTaskRequest, opts 
 	return t.TasksClient.Delete(ctx, r, opts...)
 }
 
-func (t *tasks) memory(ctx context.Context, id string) (m cgroups.Memory, err error) {
+func (t *tasksService) memory(ctx context.Context, id string) (m cgroups.Memory, err error) {
 	c, err := t.containers.Get(ctx, id)
 	if err != nil {
 		return m, err

@@ -39,7 +39,7 @@ func (d deleting) Delete(_ context.Context, r *tasksapi.DeleteTaskRequest, _ ...
 // TestEnds: memory is read while the task is still there, and what cannot be read holds up nothing.
 func TestEnds(t *testing.T) {
 	var log []string
-	s := &tasks{TasksClient: deleting{log: &log}, containers: oneContainer{},
+	s := &tasksService{TasksClient: deleting{log: &log}, containers: oneContainer{},
 		ended: func(id string, m cgroups.Memory) { log = append(log, "ended "+id) },
 		read: func(path string) (cgroups.Memory, error) {
 			log = append(log, "read "+path)

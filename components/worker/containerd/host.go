@@ -105,7 +105,7 @@ func (o Options) preflight() error {
 	if st.Flags&unix.ST_NOEXEC != 0 || st.Flags&unix.ST_RDONLY != 0 {
 		return fmt.Errorf("%s is mounted noexec or read-only: containers cannot run from there, choose another data directory", o.Root)
 	}
-	for _, program := range []string{payload.Runc, payload.Shim} {
+	for _, program := range []string{payload.Runc, payload.Shim, payload.Keeper, payload.Pause} {
 		if _, err := os.Stat(filepath.Join(o.BinDir, program)); err != nil {
 			return fmt.Errorf("a program of the payload is missing: %w", err)
 		}

@@ -17,7 +17,10 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/cmd/containerd/server"
+	"github.com/containerd/containerd/v2/core/events"
 	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/runtime"
+	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/log"
 	"github.com/containerd/plugin"
 	"github.com/containerd/plugin/registry"
@@ -26,6 +29,7 @@ import (
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/runtime/payload"
+	"kubelith.io/kubelith/runtime/tasks"
 )
 
 // Options configures the daemon. All paths are absolute.
@@ -39,10 +43,12 @@ type Options struct {
 	RegistriesDir string   // <dir>/<host>/hosts.toml, containerd's format for registries and mirrors
 	// DefaultRuntime starts the containers of pods without a RuntimeClass: of runtime/oci.
 	DefaultRuntime string
-	Calls          stats.Handler      // sees the calls to the gRPC server; nil: none
-	Ended          Ended              // gets to know what ended containers used; nil: nothing does
-	Debug          bool               // also log containerd's info and debug levels, not only its warnings
-	Log            logrus.FieldLogger // also for containerd's own messages
+	// Trial reports whether an earlier release may come back, see runtime/tasks.
+	Trial func() bool
+	Calls stats.Handler      // sees the calls to the gRPC server; nil: none
+	Ended Ended              // gets to know what ended containers used; nil: nothing does
+	Debug bool               // also log containerd's info and debug levels, not only its warnings
+	Log   logrus.FieldLogger // also for containerd's own messages
 }
 
 // Server is the component. It runs once per process: containerd registers metrics globally.
@@ -84,6 +90,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if s.opts.Calls != nil {
 		observeCalls(s.opts.Calls)
 	}
+	runTasks(tasksOptions(s.opts))
 	if s.opts.Ended != nil {
 		observeEnds(s.opts.Ended)
 	}
@@ -159,6 +166,27 @@ func observeCalls(h stats.Handler) {
 	registry.Graph(func(r *plugin.Registration) bool {
 		if r.URI() == callsPlugin {
 			r.InitFn = func(*plugin.InitContext) (any, error) { return h, nil }
+		}
+		return false
+	})
+}
+
+// runTasks puts runtime/tasks in front of upstream's runtime. containerd's list of plugins is one per process.
+func runTasks(o tasks.Options) {
+	registry.Graph(func(r *plugin.Registration) bool {
+		if r.URI() == runtimePlugin {
+			upstream := r.InitFn
+			r.InitFn = func(ic *plugin.InitContext) (any, error) {
+				other, err := upstream(ic)
+				if err != nil {
+					return nil, err
+				}
+				publisher, err := ic.GetSingle(plugins.EventPlugin) // upstream's runtime requires it, too
+				if err != nil {
+					return nil, err
+				}
+				return tasks.New(ic.Context, other.(runtime.PlatformRuntime), publisher.(events.Publisher), o)
+			}
 		}
 		return false
 	})

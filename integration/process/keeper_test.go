@@ -14,9 +14,9 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-// TestShimKilled: a shim that is killed takes its pod along, which is started again with nothing left of it before.
+// TestKeeperKilled: a keeper that is killed takes its pod along, which is started again with nothing left of it before.
 // Other pods do not notice.
-func TestShimKilled(t *testing.T) {
+func TestKeeperKilled(t *testing.T) {
 	s := cluster.Get(t)
 	ns := s.Namespace(t)
 	run := func(name string, change func(*corev1.PodSpec)) (sandbox, container int) {
@@ -38,11 +38,11 @@ func TestShimKilled(t *testing.T) {
 		sandbox, container := run(name, change)
 		left = append(left, sandbox, container)
 		groups = append(groups, harness.CgroupDir(t, sandbox, "memory"), harness.CgroupDir(t, container, "memory"))
-		shim, err := strconv.Atoi(harness.ProcStatus(t, sandbox, "PPid"))
-		if err != nil || harness.ProcStatus(t, container, "PPid") != strconv.Itoa(shim) {
-			t.Fatalf("pod %s: sandbox and container have the parents %d and %s, %v", name, shim, harness.ProcStatus(t, container, "PPid"), err)
+		keeper, err := strconv.Atoi(harness.ProcStatus(t, container, "PPid"))
+		if err != nil || harness.ProcStatus(t, keeper, "Name") != "kubelith-keeper" {
+			t.Fatalf("pod %s: the container has the parent %d, %v", name, keeper, err)
 		}
-		if err := unix.Kill(shim, unix.SIGKILL); err != nil {
+		if err := unix.Kill(keeper, unix.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -72,7 +72,7 @@ func TestShimKilled(t *testing.T) {
 		}
 	}
 	if !harness.Alive(other) || !harness.Alive(otherContainer) {
-		t.Error("the pod whose shim was not killed has ended")
+		t.Error("the pod whose keeper was not killed has ended")
 	}
 	s.Kubectl(t, "delete", "pods", "-n", ns, "--all", harness.Timeout(time.Minute))
 }

@@ -1,0 +1,353 @@
+package tasks
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/runtime"
+	"golang.org/x/sys/unix"
+
+	"kubelith.io/kubelith/base/procstat"
+)
+
+// program is the keeper, compiled once.
+var program = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "keeper")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "kubelith-keeper")
+	out, err := exec.Command("cc", "-O1", "-Wall", "-Wextra", "-Werror", "-o", path, "keeper/keeper.c").CombinedOutput()
+	if err != nil {
+		return "", &exec.Error{Name: string(out), Err: err}
+	}
+	return path, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if path, err := program(); err == nil {
+		_ = os.RemoveAll(filepath.Dir(path))
+	}
+	os.Exit(code)
+}
+
+// testKeeper starts a keeper, which ends with the test.
+func testKeeper(t *testing.T) (k *keeper, socket string) {
+	t.Helper()
+	path, err := program()
+	if err != nil {
+		t.Fatalf("compile the keeper: %v", err)
+	}
+	dir, err := os.MkdirTemp("", "k") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	socket = filepath.Join(dir, "s", "k")
+	k, err = startKeeper(path, socket, "-id", t.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k, socket
+}
+
+// end ends a keeper with all that it has.
+func end(t *testing.T, k *keeper) {
+	t.Helper()
+	pids, err := k.adopt()
+	if err != nil {
+		t.Error(err)
+	}
+	for key, pid := range pids {
+		if pid != 0 {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		k.forget(k.of(key))
+	}
+	if err := k.send(message{Type: msgQuit}, nil, nil); err != nil {
+		t.Error(err)
+	}
+	select {
+	case <-k.gone:
+	case <-time.After(10 * time.Second):
+		t.Error("the keeper does not end")
+	}
+}
+
+// script returns the arguments of a program that does as runc does: it leaves a process behind, and its pid in a file.
+// The process goes on when the program has ended: a shell takes the exit of a child that ends before, which runc does
+// not.
+func script(t *testing.T, commands string) (args []string, pid func() int) {
+	file := filepath.Join(t.TempDir(), "pid")
+	return []string{"/bin/sh", "-c", "exec 3<&0; (sleep 0.1; " + commands + ") <&3 3<&- & echo $! >" + file}, func() int {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+}
+
+// fifos are the streams of a process as CRI has them.
+type fifos struct {
+	io     runtime.IO
+	output bytes.Buffer
+	done   chan error
+}
+
+func newFIFOs(t *testing.T, stdin bool) *fifos {
+	t.Helper()
+	dir := t.TempDir()
+	f := &fifos{io: runtime.IO{Stdout: filepath.Join(dir, "stdout"), Stderr: filepath.Join(dir, "stderr")}, done: make(chan error, 1)}
+	if stdin {
+		f.io.Stdin = filepath.Join(dir, "stdin")
+	}
+	for _, path := range []string{f.io.Stdin, f.io.Stdout, f.io.Stderr} {
+		if path != "" {
+			if err := unix.Mkfifo(path, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return f
+}
+
+// read reads the output until its end.
+func (f *fifos) read() {
+	go func() {
+		file, err := os.Open(f.io.Stdout)
+		if err == nil {
+			_, err = io.Copy(&f.output, file)
+			_ = file.Close()
+		}
+		f.done <- err
+	}()
+}
+
+func (f *fifos) text(t *testing.T) string {
+	t.Helper()
+	select {
+	case err := <-f.done:
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f.output.String()
+	case <-time.After(20 * time.Second):
+		t.Fatal("the output does not end")
+	}
+	return ""
+}
+
+func run(t *testing.T, k *keeper, f *fifos, commands string) (*kept, int) {
+	t.Helper()
+	s, err := openStreams(f.io, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	p := k.hold()
+	args, pid := script(t, commands)
+	if status, err := k.run(t.Context(), p, s, args); err != nil || status != 0 {
+		t.Fatalf("run: %d, %v", status, err)
+	}
+	if err := k.watch(p, pid()); err != nil {
+		t.Fatal(err)
+	}
+	return p, pid()
+}
+
+func exitOf(t *testing.T, p *kept) exit {
+	t.Helper()
+	select {
+	case e := <-p.exited:
+		return e
+	case <-time.After(20 * time.Second):
+		t.Fatal("the process does not end")
+	}
+	return exit{}
+}
+
+// TestKeeper: a process that outlives the program that started it has its input, its output and an exit status, also if
+// it ends before it is watched.
+func TestKeeper(t *testing.T) {
+	k, _ := testKeeper(t)
+	defer end(t, k)
+	f := newFIFOs(t, true)
+	f.read()
+	p, pid := run(t, k, f, "cat; echo ended; exit 7")
+	if stat, err := procstat.Read(pid); err != nil || stat.Ended() {
+		t.Fatalf("the process: %+v, %v", stat, err)
+	}
+	in, err := os.OpenFile(f.io.Stdin, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	much := strings.Repeat("0123456789abcdef\n", 40_000) // more than all pipes hold
+	if _, err := in.WriteString(much); err != nil {
+		t.Fatal(err)
+	}
+	_ = in.Close()
+	time.Sleep(50 * time.Millisecond)
+	if len(p.exited) > 0 {
+		t.Error("the input ends with its first writer")
+	}
+	if err := k.closeStdin(p); err != nil {
+		t.Fatal(err)
+	}
+	if e := exitOf(t, p); e.status != 7 || time.Since(e.at) > time.Minute {
+		t.Errorf("exit %+v, want 7", e)
+	}
+	if got := f.text(t); got != much+"ended\n" {
+		t.Errorf("%d bytes of output, want %d", len(got), len(much)+6)
+	}
+	select {
+	case <-p.drained:
+	case <-time.After(20 * time.Second):
+		t.Error("the keeper does not say that the output has ended")
+	}
+	k.forget(p)
+
+	f = newFIFOs(t, false)
+	f.read()
+	s, err := openStreams(f.io, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	early := k.hold()
+	args, earlyPID := script(t, "exit 3")
+	if status, err := k.run(t.Context(), early, s, args); err != nil || status != 0 {
+		t.Fatalf("run: %d, %v", status, err)
+	}
+	time.Sleep(300 * time.Millisecond) // it ends
+	if err := k.watch(early, earlyPID()); err != nil {
+		t.Fatal(err)
+	}
+	if e := exitOf(t, early); e.status != 3 {
+		t.Errorf("exit %+v, want 3", e)
+	}
+}
+
+// TestKeeperRestart: a later server finds processes, exit statuses and output of the time in between.
+func TestKeeperRestart(t *testing.T) {
+	k, socket := testKeeper(t)
+	var all []*fifos
+	var keys []uint32
+	for _, commands := range []string{"exec sleep 60", "echo last words; exit 4", "exec sh -c 'kill -9 $$'"} {
+		f := newFIFOs(t, false)
+		p, _ := run(t, k, f, commands)
+		all, keys = append(all, f), append(keys, p.key)
+	}
+	_ = k.conn.Close()
+	time.Sleep(300 * time.Millisecond) // two end
+	k, err := dialKeeper(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { end(t, k) }()
+	pids, err := k.adopt()
+	if err != nil || len(pids) != 3 {
+		t.Fatalf("adopt = %v, %v, want three", pids, err)
+	}
+	if p := k.of(keys[0]); len(p.exited) > 0 {
+		t.Error("a process that runs has ended")
+	} else {
+		_ = unix.Kill(pids[keys[0]], unix.SIGTERM)
+		if e := exitOf(t, p); e.status != 128+15 {
+			t.Errorf("exit %+v, want 143", e)
+		}
+	}
+	if e := exitOf(t, k.of(keys[1])); e.status != 4 {
+		t.Errorf("exit %+v, want 4", e)
+	}
+	all[1].read() // nobody had it open since the process has written it
+	if got := all[1].text(t); got != "last words\n" {
+		t.Errorf("the output is %q", got)
+	}
+	if p := k.hold(); p.key <= keys[2] {
+		t.Errorf("key %d is given again", p.key)
+	}
+	second, err := dialKeeper(socket) // takes over
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pids, err := second.adopt(); err != nil || len(pids) != 3 {
+		t.Errorf("adopt = %v, %v, want three", pids, err)
+	}
+	select {
+	case <-k.gone:
+	case <-time.After(10 * time.Second):
+		t.Error("the connection before is still there")
+	}
+	k = second
+}
+
+// TestKeeperRefuses: what cannot be started is an error, and leaves nothing.
+func TestKeeperRefuses(t *testing.T) {
+	k, _ := testKeeper(t)
+	defer end(t, k)
+	p := k.hold()
+	if _, err := k.run(t.Context(), p, &streams{}, []string{"/nonexistent"}); err == nil || !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("a program that is not there: %v", err)
+	}
+	if status, err := k.run(t.Context(), p, &streams{}, []string{"/bin/sh", "-c", "exit 5"}); err != nil || status != 5 {
+		t.Errorf("a program that fails: %d, %v", status, err)
+	}
+	k.forget(p)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := k.run(ctx, k.hold(), &streams{}, []string{"/bin/sleep", "60"}); err != context.DeadlineExceeded {
+		t.Errorf("a program that hangs: %v", err)
+	}
+	if err := k.send(message{Type: 99}, nil, nil); err != nil {
+		t.Error(err)
+	}
+	if m := <-k.answers; m.Type != msgDone || m.Number == 0 {
+		t.Errorf("an unknown message: %+v", m)
+	}
+	if _, err := k.ask(message{Type: msgRun, Flags: flagStdout}, []byte("/bin/true\x00"), nil, nil); err == nil {
+		t.Error("a stream without a file is taken")
+	}
+}
+
+// TestKeeperKilled: the end of a keeper is noticed.
+func TestKeeperKilled(t *testing.T) {
+	k, _ := testKeeper(t)
+	f := newFIFOs(t, false)
+	_, pid := run(t, k, f, "exec sleep 60")
+	defer unix.Kill(pid, unix.SIGKILL)
+	if err := unix.Kill(parentOf(t, pid), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-k.gone:
+	case <-time.After(10 * time.Second):
+		t.Error("the end of the keeper is not noticed")
+	}
+	if _, err := k.adopt(); err == nil {
+		t.Error("a keeper that is gone answers")
+	}
+}
+
+func parentOf(t *testing.T, pid int) int {
+	t.Helper()
+	stat, err := procstat.Read(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stat.Parent
+}

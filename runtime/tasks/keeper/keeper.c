@@ -26,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LISTENER = 3, MAX_FILES = 4, MAX_MESSAGE = 128 << 10, CHUNK = 16 << 10, RECENT = 64, DRAIN_MS = 5, WAIT_MS = 1000 };
+enum { LISTENER = 3, MAX_FILES = 4, MAX_MESSAGE = 128 << 10, CHUNK = 16 << 10, RECENT = 64, SOON_MS = 5, LATER_MS = 1000 };
 
 /* What the server asks for. The numbers are those of keeper.go. */
 enum {
@@ -71,6 +71,7 @@ struct stream {
 	uint32_t key;
 	int from, to, hold; /* hold: a writer of an input FIFO, which keeps its end away */
 	int output;
+	int asked; /* how often its reader had not read to the end */
 	char *left; /* what to did not take */
 	size_t length, offset;
 };
@@ -228,10 +229,12 @@ static int copy(struct stream *s) {
 static void end(size_t i) {
 	struct stream *s = &streams[i];
 	int waiting = 0;
-	if (s->output && s->length == 0 && ioctl(s->to, FIONREAD, &waiting) == 0 && waiting > 0)
+	if (s->output && s->length == 0 && ioctl(s->to, FIONREAD, &waiting) == 0 && waiting > 0) {
 		close_if_open(&s->from);
-	else
+		s->asked++;
+	} else {
 		remove_stream(i);
+	}
 }
 
 /* reap takes the exits of all children, those of containers' processes that lost their parent among them. */
@@ -502,8 +505,11 @@ int main(void) {
 		}
 		int timeout = -1;
 		for (size_t i = 0; i < stream_count; i++)
-			if (streams[i].from < 0)
-				timeout = client < 0 ? WAIT_MS : DRAIN_MS;
+			if (streams[i].from < 0) {
+				int wait = client < 0 ? LATER_MS : SOON_MS << (streams[i].asked < 5 ? streams[i].asked : 5);
+				if (timeout < 0 || wait < timeout)
+					timeout = wait;
+			}
 		if (poll(polled, count, timeout) < 0 && errno != EINTR)
 			return 1;
 		/* Backwards: a removed stream is replaced by the last one, which has had its turn. */

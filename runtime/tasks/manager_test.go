@@ -55,7 +55,7 @@ create)
 		exit 1
 	fi
 	exec 3<&0
-	(cat $dir/exec.fifo >/dev/null; exec sh -c "$commands") <&3 3<&- &
+	(read _ <$dir/exec.fifo; exec sh -c "$commands") <&3 3<&- &
 	printf %s $! >$pidfile; echo $! >$dir/pid;;
 start) echo >$dir/exec.fifo; rm $dir/exec.fifo;;
 exec)
@@ -134,7 +134,7 @@ func newTestManager(t *testing.T) *testManager {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &testManager{t: t, dir: dir, runc: filepath.Join(dir, "runc"), ctx: namespaces.WithNamespace(t.Context(), "n")}
+	m := &testManager{t: t, dir: dir, runc: filepath.Join(dir, "runc"), ctx: namespaces.WithNamespace(context.WithoutCancel(t.Context()), "n")}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	if err := os.WriteFile(m.runc, []byte(fakeRunc), 0o700); err != nil {
 		t.Fatal(err)

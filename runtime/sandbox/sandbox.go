@@ -93,6 +93,11 @@ func (st *Starter) Launch(bundle string, s *specs.Spec, systemd bool) (_ *Record
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.Kill(nil))
+			for { // it has ended; in the shim, the reaper may have been faster
+				if _, failed := unix.Wait4(r.PID, nil, unix.WNOHANG, nil); failed != unix.EINTR {
+					break
+				}
+			}
 		}
 	}()
 	stat, err := procstat.Read(r.PID)

@@ -58,6 +58,16 @@ type base struct {
 	bundle  *v2.Bundle
 	spec    *sandbox.Bundle // nil after a restart
 	record  record
+	once    *sync.Once // of lost
+}
+
+// lostAlready ends a task whose keeper has ended while it was being made: Manager.lost did not know it.
+func (b *base) lostAlready(t task) {
+	select {
+	case <-b.pod.gone:
+		go t.lost(namespaces.WithNamespace(context.Background(), b.bundle.Namespace))
+	default:
+	}
 }
 
 // ID implements runtime.Task.
@@ -84,11 +94,16 @@ func (b *base) publish(event any) {
 	}
 }
 
-// remove takes a task that has been deleted from the manager, and its bundle.
-func (b *base) remove(ctx context.Context) error {
+// remove removes the bundle of a task that has been deleted, and takes the task from the manager. If that fails the
+// task stays, so that it can be deleted again; a lost one goes all the same.
+func (b *base) remove(ctx context.Context, lost bool) error {
+	err := b.bundle.Delete()
+	if err != nil && !lost {
+		return err
+	}
 	b.manager.tasks.Delete(namespaces.WithNamespace(ctx, b.bundle.Namespace), b.ID())
 	b.manager.leave(b.pod)
-	return b.bundle.Delete()
+	return err
 }
 
 // process is the state of one: the first of a task, or one that was executed in it.

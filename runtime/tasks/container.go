@@ -34,8 +34,8 @@ import (
 
 const (
 	// drainTimeout is how long a process that has ended is waited for with what it has written. Another process may
-	// have its output open. Source: containerd, cmd/containerd-shim-runc-v2/process/init.go.
-	drainTimeout = 10 * time.Second
+	// have its output open. It is half of what CRI gives to the end of a container.
+	drainTimeout = 5 * time.Second
 	// consoleTimeout is how long runc may take to hand over a terminal. Source: as above.
 	consoleTimeout = 30 * time.Second
 	// cleanupTimeout is how long the end of what is left of a container may take.
@@ -50,6 +50,7 @@ type container struct {
 	runc    *runc.Runc
 	pidfd   int         // of the first process; -1: it had ended, or shares process IDs with others
 	metrics func() any  // see sandbox.Metrics
+	watch   int32       // of outOfMemory; 0: none
 	oom     atomic.Bool // it is known that it has run out of memory
 
 	execMu  sync.Mutex
@@ -128,13 +129,16 @@ func createContainer(ctx context.Context, b base, mounts []mount.Mount) (_ *cont
 // created begins to wait for the end of the first process.
 func (c *container) created(pid int) {
 	c.pid = pid
-	if c.record.OwnPIDs {
+	ended := len(c.kept.exited) > 0 // the pid may be another's by now
+	if c.record.OwnPIDs && !ended {
 		if fd, err := unix.PidfdOpen(pid, 0); err == nil {
 			c.pidfd = fd
 		}
 	}
 	c.pod.kills.Store(max(c.pod.kills.Load(), c.record.PodKills))
-	c.manager.oom.add(c)
+	if !ended {
+		c.manager.oom.add(c)
+	}
 	go func() {
 		select {
 		case e := <-c.kept.exited:
@@ -369,11 +373,8 @@ func (c *container) delete(ctx context.Context) (*runtime.Exit, error) {
 		return nil, c.failed("failed to delete task", err)
 	}
 	c.pod.forget(c.kept)
-	if c.pidfd >= 0 {
-		_ = unix.Close(c.pidfd)
-		c.pidfd = -1
-	}
-	if err := c.remove(ctx); err != nil {
+	c.release()
+	if err := c.remove(ctx, false); err != nil {
 		return nil, err
 	}
 	e := c.exit()
@@ -394,8 +395,19 @@ func drain(ctx context.Context, p *pod, k *kept, id string) {
 	}
 }
 
+// release lets go of what the kernel keeps for the container.
+func (c *container) release() {
+	c.manager.oom.remove(c)
+	if c.pidfd >= 0 {
+		_ = unix.Close(c.pidfd)
+		c.pidfd = -1
+	}
+}
+
 // lost implements task.
-func (c *container) lost(ctx context.Context) {
+func (c *container) lost(ctx context.Context) { c.once.Do(func() { c.endLost(ctx) }) }
+
+func (c *container) endLost(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
 	if err := c.runc.Delete(ctx, c.ID(), &runc.DeleteOpts{Force: true}); err != nil && !strings.Contains(err.Error(), "does not exist") {
@@ -407,7 +419,8 @@ func (c *container) lost(ctx context.Context) {
 		c.end(killed())
 		c.publish(taskExit(c.ID(), c.ID(), c.exit()))
 	}
-	if err := c.remove(ctx); err != nil {
+	c.release()
+	if err := c.remove(ctx, true); err != nil {
 		log.G(ctx).WithError(err).WithField("id", c.ID()).Error("remove a container without its keeper")
 	}
 	e := c.exit()
@@ -455,7 +468,7 @@ func (c *container) Pids(context.Context) ([]runtime.ProcessInfo, error) {
 	defer c.execMu.Unlock()
 	for i := range pids {
 		for _, e := range c.execs {
-			if e.pid == int(pids[i].Pid) {
+			if s := e.state(e.io); s.Pid != 0 && s.Pid == pids[i].Pid {
 				pids[i].Info = &options.ProcessDetails{ExecID: e.id}
 			}
 		}

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 
 	v2 "github.com/containerd/containerd/v2/core/runtime/v2"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
@@ -50,6 +52,11 @@ func (m *Manager) load(ctx context.Context) error {
 			}
 		}
 	}
+	for _, p := range m.loading {
+		p.forgetOthers()
+		m.leave(p)
+	}
+	m.loading = nil
 	m.endUnused()
 	return m.removeWork()
 }
@@ -72,7 +79,7 @@ func (m *Manager) find(ctx context.Context, bundle *v2.Bundle, r *record) error 
 	if err != nil {
 		return fmt.Errorf("the keeper of its pod: %w", err)
 	}
-	b := base{manager: m, pod: p, bundle: bundle, record: *r}
+	b := base{once: &sync.Once{}, manager: m, pod: p, bundle: bundle, record: *r}
 	var t task
 	if r.Key == 0 {
 		t, err = findSandbox(b)
@@ -83,9 +90,33 @@ func (m *Manager) find(ctx context.Context, bundle *v2.Bundle, r *record) error 
 		err = m.tasks.Add(ctx, t)
 	}
 	if err != nil {
+		if k := p.of(r.Key); k != nil {
+			p.forget(k)
+		}
 		m.leave(p)
+		return err
 	}
-	return err
+	p.claimed = append(p.claimed, r.Key)
+	b.lostAlready(t)
+	return nil
+}
+
+// forgetOthers lets go of what was executed for clients of the server before, when it has ended.
+func (p *pod) forgetOthers() {
+	for key := range p.found {
+		k := p.of(key)
+		if k == nil || slices.Contains(p.claimed, key) {
+			continue
+		}
+		go func() {
+			select {
+			case <-k.exited:
+				drain(context.Background(), p, k, "")
+				p.forget(k)
+			case <-p.gone:
+			}
+		}()
+	}
 }
 
 // rejoin returns a pod of the last run with one more task.
@@ -101,7 +132,12 @@ func (m *Manager) rejoin(key podKey, socket string) (*pod, error) {
 	if err != nil {
 		return nil, errors.Join(err, k.conn.Close())
 	}
-	return m.add(&pod{podKey: key, socket: socket, keeper: k, found: pids}), nil
+	p := m.add(&pod{podKey: key, socket: socket, keeper: k, found: pids})
+	m.mu.Lock()
+	p.tasks++ // until all bundles are read: a task that is not found must not end its pod
+	m.mu.Unlock()
+	m.loading = append(m.loading, p)
+	return p, nil
 }
 
 func findSandbox(b base) (task, error) {

@@ -63,6 +63,8 @@ type Manager struct {
 
 	mu   sync.Mutex
 	pods map[podKey]*pod
+
+	loading []*pod // those that load has met
 }
 
 // task is one of this package.
@@ -81,9 +83,10 @@ type pod struct {
 	podKey
 	socket string
 	*keeper
-	found map[uint32]int // the pids that the keeper had when this server began, by their keys
-	tasks int            // guarded by the manager's mutex
-	kills atomic.Int64   // processes that the kernel has killed for want of memory and that are accounted for
+	found   map[uint32]int // the pids that the keeper had when this server began, by their keys
+	claimed []uint32       // the keys of tasks that have been found again
+	tasks   int            // guarded by the manager's mutex
+	kills   atomic.Int64   // processes that the kernel has killed for want of memory and that are accounted for
 }
 
 // New returns a Manager that has found its tasks again.
@@ -159,7 +162,7 @@ func (m *Manager) Create(ctx context.Context, id string, o runtime.CreateOpts) (
 			m.leave(p)
 		}
 	}()
-	b := base{manager: m, pod: p, bundle: bundle, spec: spec, record: record{
+	b := base{once: &sync.Once{}, manager: m, pod: p, bundle: bundle, spec: spec, record: record{
 		Pod: p.id, Socket: p.socket, IO: o.IO, Options: of, OwnPIDs: spec.OwnPIDs, Cgroup: spec.Cgroup,
 	}}
 	var t task
@@ -175,6 +178,7 @@ func (m *Manager) Create(ctx context.Context, id string, o runtime.CreateOpts) (
 		t.lost(ctx)
 		return nil, err
 	}
+	b.lostAlready(t)
 	return t, nil
 }
 
@@ -269,12 +273,18 @@ func (m *Manager) leave(p *pod) {
 func (m *Manager) lost(p *pod) {
 	m.mu.Lock()
 	known := m.pods[p.podKey] == p
-	delete(m.pods, p.podKey)
+	if known {
+		delete(m.pods, p.podKey)
+		if k, err := dialKeeper(p.socket); err == nil { // only the connection has ended
+			_, _ = k.adopt()
+			defer k.quit()
+		}
+		_ = os.Remove(p.socket)
+	}
 	m.mu.Unlock()
 	if !known { // its last task has been deleted
 		return
 	}
-	_ = os.Remove(p.socket)
 	ctx := namespaces.WithNamespace(context.Background(), p.namespace)
 	log.G(ctx).WithField("pod", p.id).Error("the keeper of a pod has ended: the pod ends with it")
 	all, _ := m.tasks.GetAll(ctx, false)

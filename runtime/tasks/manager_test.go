@@ -415,6 +415,16 @@ func TestRestart(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(m.opts.State, "n", "half"), 0o700); err != nil {
 		t.Fatal(err)
 	}
+	// Another one of the same pod, which is read before the others.
+	r, err := readRecord(filepath.Join(m.opts.State, "n", "running"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Key = 999
+	first := filepath.Join(m.opts.State, "n", "0")
+	if err := errors.Join(os.MkdirAll(first, 0o700), r.write(first)); err != nil {
+		t.Fatal(err)
+	}
 	work := filepath.Join(m.opts.Root, "n", "left")
 	if err := os.MkdirAll(work, 0o700); err != nil {
 		t.Fatal(err)

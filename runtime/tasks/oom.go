@@ -53,9 +53,22 @@ func (o *outOfMemory) add(c *container) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	// The kernel ends the watch with the group.
 	if watch, err := unix.InotifyAddWatch(o.fd, filepath.Join("/sys/fs/cgroup", group, "memory.events"), unix.IN_MODIFY); err == nil {
 		o.of[int32(watch)] = c
+		c.watch = int32(watch)
+	}
+}
+
+// remove is called before the container is deleted: not every kernel ends the watch with the group.
+func (o *outOfMemory) remove(c *container) {
+	if o == nil {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if c.watch != 0 && o.of[c.watch] == c {
+		_, _ = unix.InotifyRmWatch(o.fd, uint32(c.watch))
+		delete(o.of, c.watch)
 	}
 }
 

@@ -116,7 +116,7 @@ func (p *pause) exited(e exit) {
 func (p *pause) Start(context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.running {
+	if p.running || p.ended != nil {
 		return fmt.Errorf("sandbox %s has been started: %w", p.ID(), errdefs.ErrFailedPrecondition)
 	}
 	p.start()
@@ -163,7 +163,7 @@ func (p *pause) delete(ctx context.Context) (*runtime.Exit, error) {
 	if err := p.End(); err != nil {
 		return nil, err
 	}
-	if err := p.remove(ctx); err != nil {
+	if err := p.remove(ctx, false); err != nil {
 		return nil, err
 	}
 	return p.deleted(), nil
@@ -176,12 +176,14 @@ func (p *pause) deleted() *runtime.Exit {
 }
 
 // lost implements task.
-func (p *pause) lost(ctx context.Context) {
+func (p *pause) lost(ctx context.Context) { p.once.Do(func() { p.endLost(ctx) }) }
+
+func (p *pause) endLost(ctx context.Context) {
 	if err := p.End(); err != nil {
 		log.G(ctx).WithError(err).WithField("id", p.ID()).Error("end a sandbox without its keeper")
 	}
 	p.exited(killed())
-	if err := p.remove(ctx); err != nil {
+	if err := p.remove(ctx, true); err != nil {
 		log.G(ctx).WithError(err).WithField("id", p.ID()).Error("remove a sandbox without its keeper")
 	}
 	p.deleted()

@@ -61,6 +61,7 @@ struct message {
 struct process {
 	uint32_t key;
 	pid_t pid; /* 0: not known yet */
+	pid_t program; /* what RUN has started for it; 0 when that has ended */
 	uint64_t since; /* the number of exits before it was started */
 	int exited, status;
 	struct timespec at;
@@ -253,15 +254,23 @@ static void reap(void) {
 		m.seconds = now.tv_sec;
 		m.nanoseconds = now.tv_nsec;
 		m.number = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-		for (size_t i = 0; i < process_count; i++)
+		int wanted = 0; /* the server knows nothing of the others, which may be many */
+		for (size_t i = 0; i < process_count; i++) {
+			if (processes[i].program == pid) {
+				processes[i].program = 0;
+				wanted = 1;
+			}
 			if (processes[i].pid == pid && !processes[i].exited) {
 				processes[i].exited = 1;
 				processes[i].status = m.number;
 				processes[i].at = now;
 				m.key = processes[i].key;
+				wanted = 1;
 			}
+		}
 		recent[exits++ % RECENT] = m;
-		say(m); /* after m has its key, if it has one */
+		if (wanted)
+			say(m);
 	}
 }
 
@@ -347,7 +356,7 @@ static int run(struct message m, char *strings, size_t length, const int *files,
 			close_if_open(&ours[i]);
 		return error;
 	}
-	add_process(m.key);
+	add_process(m.key)->program = *pid;
 	/* Of input there are two files: a reader, and a writer. */
 	int next = 0;
 	if (m.flags & STDIN) {

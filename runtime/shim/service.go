@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/containerd/cgroups/v3/cgroup1"
-	"github.com/containerd/cgroups/v3/cgroup2"
 	eventstypes "github.com/containerd/containerd/api/events"
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types/runc/options"
@@ -360,24 +358,11 @@ func (s *service) Stats(ctx context.Context, r *taskAPI.StatsRequest) (*taskAPI.
 	if b == nil {
 		return s.TTRPCTaskService.Stats(ctx, r)
 	}
-	var stats any
-	var err error
-	switch group := b.metrics().(type) {
-	case cgroup1.Cgroup:
-		stats, err = group.Stat(cgroup1.IgnoreNotExist)
-	case *cgroup2.Manager:
-		stats, err = group.Stat()
-	default:
-		err = fmt.Errorf("the cgroup of sandbox %s: %w", r.ID, errdefs.ErrNotFound)
-	}
+	stats, err := sandbox.Stats(r.ID, b.metrics())
 	if err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
-	content, err := typeurl.MarshalAny(stats)
-	if err != nil {
-		return nil, errgrpc.ToGRPC(err)
-	}
-	return &taskAPI.StatsResponse{Stats: typeurl.MarshalProto(content)}, nil
+	return &taskAPI.StatsResponse{Stats: stats}, nil
 }
 
 // Connect returns the pids of the shim and of a container.

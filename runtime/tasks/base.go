@@ -16,10 +16,8 @@ import (
 	v2 "github.com/containerd/containerd/v2/core/runtime/v2"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/protobuf"
-	ptypes "github.com/containerd/containerd/v2/pkg/protobuf/types"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
-	"github.com/containerd/typeurl/v2"
 	"golang.org/x/sys/unix"
 
 	"kubelith.io/kubelith/base/atomicfile"
@@ -76,15 +74,8 @@ func (b *base) ID() string { return b.bundle.ID }
 // Namespace implements runtime.Task.
 func (b *base) Namespace() string { return b.bundle.Namespace }
 
-func podOf(t task) *pod {
-	switch t := t.(type) {
-	case *container:
-		return t.pod
-	case *pause:
-		return t.pod
-	}
-	return nil
-}
+// podOf implements task.
+func (b *base) podOf() *pod { return b.pod }
 
 // publish sends an event, which nobody may wait for.
 func (b *base) publish(event any) {
@@ -169,32 +160,14 @@ func taskExit(task, process string, e *runtime.Exit) *eventstypes.TaskExit {
 	}
 }
 
+func taskDelete(task string, e *runtime.Exit) *eventstypes.TaskDelete {
+	return &eventstypes.TaskDelete{ContainerID: task, Pid: e.Pid, ExitStatus: e.Status, ExitedAt: protobuf.ToTimestamp(e.Timestamp)}
+}
+
 var errFinished = fmt.Errorf("process already finished: %w", errdefs.ErrNotFound)
 
 // killed is the exit of a process whose end nobody has seen.
 func killed() exit { return exit{128 + int(unix.SIGKILL), time.Now()} }
-
-// statsOf returns the statistics of a cgroup as containerd's libraries have them.
-func statsOf(id string, metrics any) (*ptypes.Any, error) {
-	var stats any
-	var err error
-	switch group := metrics.(type) {
-	case cgroup1.Cgroup:
-		stats, err = group.Stat(cgroup1.IgnoreNotExist)
-	case *cgroup2.Manager:
-		stats, err = group.Stat()
-	default:
-		err = fmt.Errorf("the cgroup of %s: %w", id, errdefs.ErrNotFound)
-	}
-	if err != nil {
-		return nil, err
-	}
-	content, err := typeurl.MarshalAny(stats)
-	if err != nil {
-		return nil, err
-	}
-	return typeurl.MarshalProto(content), nil
-}
 
 // pidsOf returns the processes of a cgroup.
 func pidsOf(id string, metrics any) ([]runtime.ProcessInfo, error) {

@@ -20,7 +20,6 @@ import (
 	"github.com/containerd/containerd/v2/core/runtime"
 	v2 "github.com/containerd/containerd/v2/core/runtime/v2"
 	"github.com/containerd/containerd/v2/pkg/identifiers"
-	"github.com/containerd/containerd/v2/pkg/protobuf"
 	ptypes "github.com/containerd/containerd/v2/pkg/protobuf/types"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/go-runc"
@@ -36,7 +35,8 @@ const (
 	// drainTimeout is how long a process that has ended is waited for with what it has written. Another process may
 	// have its output open. It is half of what CRI gives to the end of a container.
 	drainTimeout = 5 * time.Second
-	// consoleTimeout is how long runc may take to hand over a terminal. Source: as above.
+	// consoleTimeout is how long runc may take to hand over a terminal. Source: containerd,
+	// cmd/containerd-shim-runc-v2/process/init.go.
 	consoleTimeout = 30 * time.Second
 	// cleanupTimeout is how long the end of what is left of a container may take.
 	cleanupTimeout = time.Minute
@@ -369,7 +369,7 @@ func (c *container) delete(ctx context.Context) (*runtime.Exit, error) {
 		return nil, fmt.Errorf("container %s has not ended: %w", c.ID(), errdefs.ErrFailedPrecondition)
 	}
 	drain(ctx, c.pod, c.kept, c.ID())
-	if err := c.runc.Delete(ctx, c.ID(), nil); err != nil && !strings.Contains(err.Error(), "does not exist") {
+	if err := deleteIfThere(ctx, c.runc, c.ID(), nil); err != nil {
 		return nil, c.failed("failed to delete task", err)
 	}
 	c.pod.forget(c.kept)
@@ -378,8 +378,17 @@ func (c *container) delete(ctx context.Context) (*runtime.Exit, error) {
 		return nil, err
 	}
 	e := c.exit()
-	c.publish(&eventstypes.TaskDelete{ContainerID: c.ID(), Pid: e.Pid, ExitStatus: e.Status, ExitedAt: protobuf.ToTimestamp(e.Timestamp)})
+	c.publish(taskDelete(c.ID(), e))
 	return e, nil
+}
+
+// deleteIfThere deletes what runc has of a container.
+func deleteIfThere(ctx context.Context, r *runc.Runc, id string, o *runc.DeleteOpts) error {
+	err := r.Delete(ctx, id, o)
+	if err != nil && strings.Contains(err.Error(), "does not exist") {
+		return nil
+	}
+	return err
 }
 
 // drain waits until the output of a process that has ended has been passed on.
@@ -410,7 +419,7 @@ func (c *container) lost(ctx context.Context) { c.once.Do(func() { c.endLost(ctx
 func (c *container) endLost(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
-	if err := c.runc.Delete(ctx, c.ID(), &runc.DeleteOpts{Force: true}); err != nil && !strings.Contains(err.Error(), "does not exist") {
+	if err := deleteIfThere(ctx, c.runc, c.ID(), &runc.DeleteOpts{Force: true}); err != nil {
 		log.G(ctx).WithError(err).WithField("id", c.ID()).Error("end a container without its keeper")
 	}
 	c.mu.Lock()
@@ -424,7 +433,7 @@ func (c *container) endLost(ctx context.Context) {
 		log.G(ctx).WithError(err).WithField("id", c.ID()).Error("remove a container without its keeper")
 	}
 	e := c.exit()
-	c.publish(&eventstypes.TaskDelete{ContainerID: c.ID(), Pid: e.Pid, ExitStatus: e.Status, ExitedAt: protobuf.ToTimestamp(e.Timestamp)})
+	c.publish(taskDelete(c.ID(), e))
 }
 
 // ResizePty implements runtime.Process.
@@ -477,7 +486,9 @@ func (c *container) Pids(context.Context) ([]runtime.ProcessInfo, error) {
 }
 
 // Stats implements runtime.Task.
-func (c *container) Stats(context.Context) (*ptypes.Any, error) { return statsOf(c.ID(), c.metrics()) }
+func (c *container) Stats(context.Context) (*ptypes.Any, error) {
+	return sandbox.Stats(c.ID(), c.metrics())
+}
 
 // Update implements runtime.Task.
 func (c *container) Update(ctx context.Context, resources *ptypes.Any, _ map[string]string) error {

@@ -182,7 +182,7 @@ func endTask(ctx context.Context, bundle *v2.Bundle, r *record) error {
 		c := newRunc(bundle, r.Options)
 		ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 		defer cancel()
-		if err := c.Delete(ctx, bundle.ID, &runc.DeleteOpts{Force: true}); err != nil && !strings.Contains(err.Error(), "does not exist") {
+		if err := deleteIfThere(ctx, c, bundle.ID, &runc.DeleteOpts{Force: true}); err != nil {
 			failed = errors.Join(failed, err)
 		}
 	}

@@ -11,6 +11,7 @@
 package tasks
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -72,6 +73,7 @@ type task interface {
 	runtime.Task
 	// delete deletes a task that has ended.
 	delete(context.Context) (*runtime.Exit, error)
+	podOf() *pod
 	// lost ends what is left of a task without its keeper.
 	lost(context.Context)
 }
@@ -153,7 +155,7 @@ func (m *Manager) Create(ctx context.Context, id string, o runtime.CreateOpts) (
 	if err := m.checkFeatures(ctx, spec.Mounts, o); err != nil {
 		return nil, err
 	}
-	p, err := m.join(podKey{namespace, orElse(spec.Pod, id)})
+	p, err := m.join(podKey{namespace, cmp.Or(spec.Pod, id)})
 	if err != nil {
 		return nil, err
 	}
@@ -180,13 +182,6 @@ func (m *Manager) Create(ctx context.Context, id string, o runtime.CreateOpts) (
 	}
 	b.lostAlready(t)
 	return t, nil
-}
-
-func orElse(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 func runtimeOptions(o runtime.CreateOpts) typeurl.Any {
@@ -289,7 +284,7 @@ func (m *Manager) lost(p *pod) {
 	log.G(ctx).WithField("pod", p.id).Error("the keeper of a pod has ended: the pod ends with it")
 	all, _ := m.tasks.GetAll(ctx, false)
 	for _, t := range all {
-		if podOf(t) == p {
+		if t.podOf() == p {
 			t.lost(ctx)
 		}
 	}

@@ -106,8 +106,13 @@ func (c *container) checkMemory() {
 // checkEnd is checkMemory for a container that has ended. If systemd has removed its group already, the pod's group
 // knows, which counts for all of its containers.
 func (c *container) checkEnd(e exit) {
-	if _, err := kcgroups.ContainerMemory(c.record.Cgroup); err == nil || e.status != 128+int(unix.SIGKILL) {
-		c.checkMemory()
+	if m, err := kcgroups.ContainerMemory(c.record.Cgroup); err == nil {
+		if m.Kills > 0 {
+			c.outOfMemory()
+		}
+		return
+	}
+	if e.status != 128+int(unix.SIGKILL) {
 		return
 	}
 	if kills, err := kcgroups.PodKills(c.record.Cgroup); err == nil && kills > c.pod.kills.Load() {

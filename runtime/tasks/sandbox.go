@@ -9,7 +9,6 @@ import (
 
 	eventstypes "github.com/containerd/containerd/api/events"
 	"github.com/containerd/containerd/v2/core/runtime"
-	"github.com/containerd/containerd/v2/pkg/protobuf"
 	ptypes "github.com/containerd/containerd/v2/pkg/protobuf/types"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
@@ -171,7 +170,7 @@ func (p *pause) delete(ctx context.Context) (*runtime.Exit, error) {
 
 func (p *pause) deleted() *runtime.Exit {
 	e := p.exit()
-	p.publish(&eventstypes.TaskDelete{ContainerID: p.ID(), Pid: e.Pid, ExitStatus: e.Status, ExitedAt: protobuf.ToTimestamp(e.Timestamp)})
+	p.publish(taskDelete(p.ID(), e))
 	return e
 }
 
@@ -203,7 +202,9 @@ func (p *pause) Pids(context.Context) ([]runtime.ProcessInfo, error) {
 }
 
 // Stats implements runtime.Task.
-func (p *pause) Stats(context.Context) (*ptypes.Any, error) { return statsOf(p.ID(), p.metrics()) }
+func (p *pause) Stats(context.Context) (*ptypes.Any, error) {
+	return sandbox.Stats(p.ID(), p.metrics())
+}
 
 // What follows is for containers; nobody asks it of a sandbox.
 

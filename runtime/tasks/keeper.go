@@ -50,7 +50,7 @@ type message struct {
 	Type, Key, Flags     uint32
 	PID, Number          int32
 	UID, GID             uint32
-	_                    uint32
+	Program              int32
 	Seconds, Nanoseconds int64
 }
 
@@ -194,6 +194,9 @@ func (k *keeper) known(m message) {
 	}
 	k.key = max(k.key, m.Key)
 	k.kept[m.Key] = p
+	if m.Program != 0 {
+		k.programs[m.Program] = make(chan exit, 1)
+	}
 }
 
 // drain may be called again.
@@ -285,13 +288,18 @@ func (k *keeper) run(ctx context.Context, p *kept, s *streams, args []string) (i
 	if err != nil {
 		return 0, fmt.Errorf("start %s: %w", args[0], err)
 	}
+	return k.await(ctx, started.PID)
+}
+
+// await returns the exit status of a program that run started. It kills the program at the end of ctx.
+func (k *keeper) await(ctx context.Context, program int32) (int, error) {
 	k.mu.Lock()
-	ended := k.programs[started.PID]
+	ended := k.programs[program]
 	k.mu.Unlock()
 	defer func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		delete(k.programs, started.PID)
+		delete(k.programs, program)
 	}()
 	select {
 	case e := <-ended:
@@ -299,7 +307,7 @@ func (k *keeper) run(ctx context.Context, p *kept, s *streams, args []string) (i
 	case <-k.gone:
 		return 0, errGone
 	case <-ctx.Done():
-		_ = unix.Kill(int(started.PID), unix.SIGKILL)
+		_ = unix.Kill(int(program), unix.SIGKILL)
 		select {
 		case <-ended:
 		case <-k.gone:
@@ -338,11 +346,17 @@ func (k *keeper) closeStdin(p *kept) error {
 	return k.send(message{Type: msgCloseStdin, Key: p.key}, nil, nil)
 }
 
-// adopt returns the pids of the processes that the keeper has, by their key. The pid of one is 0 if the server ended
-// while it was being created.
-func (k *keeper) adopt() (map[uint32]int, error) {
-	have := map[uint32]int{}
-	_, err := k.ask(message{Type: msgList}, nil, nil, func(m message) { have[m.Key] = int(m.PID) })
+// found is a process that a keeper had when this server began. The server before ended while it was being created if its
+// pid is 0; program is then what still creates it, 0 if that has ended.
+type found struct {
+	pid     int
+	program int32
+}
+
+// adopt returns the processes that the keeper has, by their key.
+func (k *keeper) adopt() (map[uint32]found, error) {
+	have := map[uint32]found{}
+	_, err := k.ask(message{Type: msgList}, nil, nil, func(m message) { have[m.Key] = found{int(m.PID), m.Program} })
 	return have, err
 }
 

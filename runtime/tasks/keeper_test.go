@@ -3,6 +3,7 @@ package tasks
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -64,13 +65,13 @@ func testKeeper(t *testing.T) (k *keeper, socket string) {
 // end ends a keeper with all that it has.
 func end(t *testing.T, k *keeper) {
 	t.Helper()
-	pids, err := k.adopt()
+	have, err := k.adopt()
 	if err != nil {
 		t.Error(err)
 	}
-	for key, pid := range pids {
-		if pid != 0 {
-			_ = unix.Kill(pid, unix.SIGKILL)
+	for key, p := range have {
+		if p.pid != 0 {
+			_ = unix.Kill(p.pid, unix.SIGKILL)
 		}
 		k.forget(k.of(key))
 	}
@@ -242,6 +243,53 @@ func TestKeeper(t *testing.T) {
 	}
 }
 
+// TestKeeperManyExits: a process has ended, even if so many others end before it is watched that its status is forgotten.
+func TestKeeperManyExits(t *testing.T) {
+	k, _ := testKeeper(t)
+	defer end(t, k)
+	p := k.hold()
+	args, pid := script(t, "exit 3")
+	if status, err := k.run(t.Context(), p, &streams{}, args); err != nil || status != 0 {
+		t.Fatalf("run: %d, %v", status, err)
+	}
+	time.Sleep(300 * time.Millisecond) // it ends
+	orphans := "i=0; while [ $i -lt 100 ]; do (true &); i=$((i+1)); done; sleep 0.2"
+	if status, err := k.run(t.Context(), k.hold(), &streams{}, []string{"/bin/sh", "-c", orphans}); err != nil || status != 0 {
+		t.Fatalf("run: %d, %v", status, err)
+	}
+	if err := k.watch(p, pid()); err != nil {
+		t.Fatal(err)
+	}
+	if e := exitOf(t, p); e.status != 255 || time.Since(e.at) > time.Minute {
+		t.Errorf("exit %+v, want 255", e)
+	}
+}
+
+// TestKeeperWithoutFiles: a keeper that may open no more files says so, and goes on.
+func TestKeeperWithoutFiles(t *testing.T) {
+	k, socket := testKeeper(t)
+	defer func() { end(t, k) }()
+	_, pid := run(t, k, newFIFOs(t, false), "exec sleep 60")
+	limit := unix.Rlimit{Cur: 8, Max: 1024} // no number is left for the files of a message
+	if err := unix.Prlimit(parentOf(t, pid), unix.RLIMIT_NOFILE, &limit, nil); err != nil {
+		t.Fatal(err)
+	}
+	s, err := openStreams(newFIFOs(t, false).io, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	if _, err := k.run(t.Context(), k.hold(), s, []string{"/bin/true"}); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("error %v, want EMFILE", err)
+	}
+	if k, err = dialKeeper(socket); err != nil {
+		t.Fatal(err)
+	}
+	if have, err := k.adopt(); err != nil || len(have) != 1 {
+		t.Errorf("adopt = %v, %v, want one", have, err)
+	}
+}
+
 // TestKeeperRestart: a later server finds processes, exit statuses and output of the time in between.
 func TestKeeperRestart(t *testing.T) {
 	k, socket := testKeeper(t)
@@ -259,14 +307,14 @@ func TestKeeperRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { end(t, k) }()
-	pids, err := k.adopt()
-	if err != nil || len(pids) != 3 {
-		t.Fatalf("adopt = %v, %v, want three", pids, err)
+	have, err := k.adopt()
+	if err != nil || len(have) != 3 {
+		t.Fatalf("adopt = %v, %v, want three", have, err)
 	}
 	if p := k.of(keys[0]); len(p.exited) > 0 {
 		t.Error("a process that runs has ended")
 	} else {
-		_ = unix.Kill(pids[keys[0]], unix.SIGTERM)
+		_ = unix.Kill(have[keys[0]].pid, unix.SIGTERM)
 		if e := exitOf(t, p); e.status != 128+15 {
 			t.Errorf("exit %+v, want 143", e)
 		}
@@ -285,8 +333,8 @@ func TestKeeperRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if pids, err := second.adopt(); err != nil || len(pids) != 3 {
-		t.Errorf("adopt = %v, %v, want three", pids, err)
+	if have, err := second.adopt(); err != nil || len(have) != 3 {
+		t.Errorf("adopt = %v, %v, want three", have, err)
 	}
 	select {
 	case <-k.gone:

@@ -84,7 +84,7 @@ func (m *Manager) find(ctx context.Context, bundle *v2.Bundle, r *record) error 
 	if r.Key == 0 {
 		t, err = findSandbox(b)
 	} else {
-		t, err = findContainer(b)
+		t, err = findContainer(ctx, b)
 	}
 	if err == nil {
 		err = m.tasks.Add(ctx, t)
@@ -128,11 +128,11 @@ func (m *Manager) rejoin(key podKey, socket string) (*pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	pids, err := k.adopt()
+	have, err := k.adopt()
 	if err != nil {
 		return nil, errors.Join(err, k.conn.Close())
 	}
-	p := m.add(&pod{podKey: key, socket: socket, keeper: k, found: pids})
+	p := m.add(&pod{podKey: key, socket: socket, keeper: k, found: have})
 	m.mu.Lock()
 	p.tasks++ // until all bundles are read: a task that is not found must not end its pod
 	m.mu.Unlock()
@@ -157,9 +157,14 @@ func findSandbox(b base) (task, error) {
 	return p, nil
 }
 
-func findContainer(b base) (task, error) {
-	pid := b.pod.found[b.record.Key]
-	if pid == 0 {
+func findContainer(ctx context.Context, b base) (task, error) {
+	was := b.pod.found[b.record.Key]
+	if was.pid == 0 {
+		if was.program != 0 { // what it makes is complete, and can be deleted, once it has ended
+			ctx, cancel := context.WithTimeout(ctx, creationTimeout)
+			defer cancel()
+			_, _ = b.pod.await(ctx, was.program)
+		}
 		return nil, errors.New("its process was being started")
 	}
 	c := newContainer(b)
@@ -168,7 +173,7 @@ func findContainer(b base) (task, error) {
 	if _, err := os.Lstat(filepath.Join(c.runc.Root, c.ID(), "exec.fifo")); errors.Is(err, os.ErrNotExist) {
 		c.start()
 	}
-	c.created(pid)
+	c.created(was.pid)
 	return c, nil
 }
 

@@ -425,11 +425,24 @@ func TestRestart(t *testing.T) {
 	if err := errors.Join(os.MkdirAll(first, 0o700), r.write(first)); err != nil {
 		t.Fatal(err)
 	}
+	// One whose runc has not come to its end.
+	p := m.pods[podKey{"n", "p"}]
+	r.Key = p.hold().key
+	half, made := filepath.Join(m.opts.State, "n", "making"), filepath.Join(m.dir, "made")
+	if err := errors.Join(os.MkdirAll(half, 0o700), r.write(half)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.ask(message{Type: msgRun, Key: r.Key}, []byte("/bin/sh\x00-c\x00sleep 0.5; >"+made+"\x00"), nil, nil); err != nil {
+		t.Fatal(err)
+	}
 	work := filepath.Join(m.opts.Root, "n", "left")
 	if err := os.MkdirAll(work, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	m.restart()
+	if _, err := os.Stat(made); err != nil {
+		t.Errorf("a container is deleted while it is made: %v", err)
+	}
 	time.Sleep(500 * time.Millisecond)
 	m.restart()
 	if all, err := m.Tasks(m.ctx, false); err != nil || len(all) != 4 {

@@ -26,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LISTENER = 3, MAX_FILES = 4, MAX_MESSAGE = 128 << 10, CHUNK = 16 << 10, RECENT = 64, SOON_MS = 5, LATER_MS = 1000 };
+enum { LISTENER = 3, MAX_FILES = 4, MAX_MESSAGE = 128 << 10, CHUNK = 16 << 10, RECENT = 64, SOON_MS = 5, LATER_MS = 1000, UNKNOWN_STATUS = 255 };
 
 /* What the server asks for. The numbers are those of keeper.go. */
 enum {
@@ -45,7 +45,7 @@ enum {
 	DONE,         /* number is an error */
 	EXITED,       /* pid, with its key if it is watched; number is the status as a shell reports it; time */
 	DRAINED,      /* key: its output has been passed on */
-	STATE,        /* key, pid; flags; number and time if it has exited */
+	STATE,        /* key, pid, program; flags; number and time if it has exited */
 };
 /* Flags: of RUN and CONSOLE, which files are there, in this order; of STATE. */
 enum { STDIN = 1, STDOUT = 2, STDERR = 4, HAS_EXITED = 8, HAS_OUTPUT = 16 };
@@ -54,7 +54,7 @@ struct message {
 	uint32_t type, key, flags;
 	int32_t pid, number;
 	uint32_t uid, gid; /* owner of the pipes */
-	uint32_t unused;
+	int32_t program;
 	int64_t seconds, nanoseconds;
 };
 
@@ -159,24 +159,38 @@ static void forget(uint32_t key) {
 		*p = processes[--process_count];
 }
 
-/* watch is told which process it is. It may have ended since it was started. */
+static struct message exit_of(pid_t pid, int status) {
+	struct timespec now;
+	clock_gettime(CLOCK_REALTIME, &now);
+	return (struct message){.type = EXITED, .pid = pid, .number = status, .seconds = now.tv_sec, .nanoseconds = now.tv_nsec};
+}
+
+static void has_exited(struct process *p, struct message m) {
+	p->exited = 1;
+	p->status = m.number;
+	p->at = (struct timespec){m.seconds, m.nanoseconds};
+	m.key = p->key;
+	say(m);
+}
+
+/*
+ * watch is told which process it is. It may have ended since it was started, and so many others after it that its
+ * status is not known any more: it is no child then.
+ */
 static void watch(uint32_t key, pid_t pid) {
 	struct process *p = find(key);
 	if (p == NULL)
 		p = add_process(key);
 	p->pid = pid;
 	uint64_t first = exits > RECENT ? exits - RECENT : 0;
-	for (uint64_t i = p->since > first ? p->since : first; i < exits; i++) {
-		struct message m = recent[i % RECENT];
-		if (m.pid != pid)
-			continue;
-		p->exited = 1;
-		p->status = m.number;
-		p->at = (struct timespec){m.seconds, m.nanoseconds};
-		m.key = key;
-		say(m);
-		return;
-	}
+	for (uint64_t i = p->since > first ? p->since : first; i < exits; i++)
+		if (recent[i % RECENT].pid == pid) {
+			has_exited(p, recent[i % RECENT]);
+			return;
+		}
+	siginfo_t info;
+	if (waitid(P_PID, pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 && errno == ECHILD)
+		has_exited(p, exit_of(pid, UNKNOWN_STATUS));
 }
 
 /* write_left returns whether all of what is left has gone. */
@@ -248,29 +262,16 @@ static void reap(void) {
 	while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
 		if (!WIFEXITED(status) && !WIFSIGNALED(status))
 			continue;
-		struct message m = {.type = EXITED, .pid = pid};
-		struct timespec now;
-		clock_gettime(CLOCK_REALTIME, &now);
-		m.seconds = now.tv_sec;
-		m.nanoseconds = now.tv_nsec;
-		m.number = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-		int wanted = 0; /* the server knows nothing of the others, which may be many */
-		for (size_t i = 0; i < process_count; i++) {
+		struct message m = exit_of(pid, WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+		recent[exits++ % RECENT] = m;
+		for (size_t i = 0; i < process_count; i++) { /* the server knows nothing of the others, which may be many */
 			if (processes[i].program == pid) {
 				processes[i].program = 0;
-				wanted = 1;
+				say(m);
 			}
-			if (processes[i].pid == pid && !processes[i].exited) {
-				processes[i].exited = 1;
-				processes[i].status = m.number;
-				processes[i].at = now;
-				m.key = processes[i].key;
-				wanted = 1;
-			}
+			if (processes[i].pid == pid && !processes[i].exited)
+				has_exited(&processes[i], m);
 		}
-		recent[exits++ % RECENT] = m;
-		if (wanted)
-			say(m);
 	}
 }
 
@@ -299,8 +300,15 @@ failed:;
 	_exit(127);
 }
 
-/* run starts a program and returns an error. strings end with a NUL byte each. files are those of the server. */
-static int run(struct message m, char *strings, size_t length, const int *files, pid_t *pid) {
+/* take returns a file that came with a message, and is not to be closed with it. */
+static int take(int *file) {
+	int fd = *file;
+	*file = -1;
+	return fd;
+}
+
+/* run starts a program and returns an error. strings end with a NUL byte each. It takes the files. */
+static int run(struct message m, char *strings, size_t length, int *files, pid_t *pid) {
 	char *argv[256];
 	size_t argc = 0;
 	for (char *s = strings; s < strings + length; s += strlen(s) + 1) {
@@ -360,24 +368,27 @@ static int run(struct message m, char *strings, size_t length, const int *files,
 	/* Of input there are two files: a reader, and a writer. */
 	int next = 0;
 	if (m.flags & STDIN) {
-		add_stream(m.key, dup(files[0]), ours[0], dup(files[1]), 0);
+		add_stream(m.key, take(&files[0]), ours[0], take(&files[1]), 0);
 		next = 2;
 	}
 	for (int i = 1; i < 3; i++)
 		if (m.flags & (1 << i))
-			add_stream(m.key, ours[i], dup(files[next++]), -1, 1);
+			add_stream(m.key, ours[i], take(&files[next++]), -1, 1);
 	return 0;
 }
 
-/* console copies between a terminal and its FIFOs. */
-static int console(struct message m, const int *files) {
+/* console copies between a terminal and its FIFOs, and returns an error. It takes the files. */
+static int console(struct message m, int *files) {
 	int next = 1;
 	if (m.flags & STDIN) {
-		add_stream(m.key, dup(files[1]), dup(files[0]), dup(files[2]), 0);
+		int master = fcntl(files[0], F_DUPFD_CLOEXEC, 0);
+		if (master < 0)
+			return errno;
+		add_stream(m.key, take(&files[1]), master, take(&files[2]), 0);
 		next = 3;
 	}
 	if (m.flags & STDOUT)
-		add_stream(m.key, dup(files[0]), dup(files[next]), -1, 1);
+		add_stream(m.key, take(&files[0]), take(&files[next]), -1, 1);
 	return 0;
 }
 
@@ -393,7 +404,7 @@ static void list(void) {
 	for (size_t i = 0; i < process_count; i++) {
 		struct process p = processes[i];
 		say((struct message){
-			.type = STATE, .key = p.key, .pid = p.pid, .number = p.status,
+			.type = STATE, .key = p.key, .pid = p.pid, .program = p.program, .number = p.status,
 			.flags = (p.exited ? HAS_EXITED : 0) | (has_output(p.key) ? HAS_OUTPUT : 0),
 			.seconds = p.at.tv_sec, .nanoseconds = p.at.tv_nsec,
 		});
@@ -408,8 +419,8 @@ static int how_many(struct message m) {
 	return (m.type == CONSOLE) + (m.flags & STDIN ? 2 : 0) + !!(m.flags & STDOUT) + !!(m.flags & STDERR);
 }
 
-/* handle does what a message asks for. */
-static void handle(struct message m, char *strings, size_t length, const int *files) {
+/* handle does what a message asks for, and may take its files. */
+static void handle(struct message m, char *strings, size_t length, int *files) {
 	struct message answer = {.type = DONE, .key = m.key};
 	switch (m.type) {
 	case RUN:
@@ -469,16 +480,21 @@ static void receive(void) {
 			memcpy(files, CMSG_DATA(c), count * sizeof(int));
 		}
 	struct message m;
-	if (n >= (ssize_t)sizeof m && !(header.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) {
+	if (n >= (ssize_t)sizeof m) {
 		memcpy(&m, buffer, sizeof m);
 		buffer[n] = 0;
-		if (how_many(m) == count)
+		int error = 0;
+		if (header.msg_flags & MSG_CTRUNC) /* there is no room for more files */
+			error = EMFILE;
+		else if (header.msg_flags & MSG_TRUNC || how_many(m) != count)
+			error = EBADMSG;
+		if (error == 0)
 			handle(m, buffer + sizeof m, n - sizeof m, files);
 		else
-			say((struct message){.type = m.type == RUN ? STARTED : DONE, .key = m.key, .number = EBADMSG});
+			say((struct message){.type = m.type == RUN ? STARTED : DONE, .key = m.key, .number = error});
 	}
 	for (int i = 0; i < count; i++)
-		close(files[i]);
+		close_if_open(&files[i]);
 }
 
 int main(void) {
@@ -530,11 +546,8 @@ int main(void) {
 		if (polled[2].revents && client >= 0)
 			receive();
 		if (polled[0].revents) {
-			int fd = accept4(LISTENER, NULL, NULL, SOCK_CLOEXEC);
-			if (fd >= 0) {
-				close_if_open(&client);
-				client = fd;
-			}
+			close_if_open(&client); /* before: there may be no room for another file */
+			client = accept4(LISTENER, NULL, NULL, SOCK_CLOEXEC);
 		}
 	}
 }

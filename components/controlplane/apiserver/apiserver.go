@@ -155,7 +155,7 @@ func (s *Server) Needs() []string {
 
 // Run implements lifecycle.Component. It is ready when /readyz returns ok.
 func (s *Server) Run(ctx context.Context, ready func()) error {
-	chain, err := s.build(ctx)
+	chain, documents, err := s.build(ctx)
 	if err != nil {
 		return err
 	}
@@ -163,6 +163,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
+	documents.forget()
 	own, err := kubernetes.NewForConfig(s.opts.Client.Config(client.APIServer))
 	if err != nil {
 		return err
@@ -179,32 +180,33 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	return prepared.Run(running)
 }
 
-// build creates the chain of the three servers from completed options.
-func (s *Server) build(ctx context.Context) (*aggregator.APIAggregator, error) {
+// build creates the chain of the three servers from completed options, with its documents.
+func (s *Server) build(ctx context.Context) (*aggregator.APIAggregator, *documents, error) {
 	completed, err := s.upstream.Complete(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if errs := completed.Validate(); len(errs) > 0 {
-		return nil, fmt.Errorf("invalid options: %w", errs[0])
+		return nil, nil, fmt.Errorf("invalid options: %w", errs[0])
 	}
 	config, err := s.newConfig(ctx, completed)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	complete, err := config.Complete()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	chain, err := app.CreateServerChain(complete)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := s.serveConfigurations(chain); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := s.extend(chain); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return chain, documentOnDemand(chain, config.KubeAPIs.ControlPlane.Generic)
+	documents, err := documentOnDemand(chain, config.KubeAPIs.ControlPlane.Generic)
+	return chain, documents, err
 }

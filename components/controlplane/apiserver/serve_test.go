@@ -117,7 +117,7 @@ func (p *process) start() error {
 
 // serveWithPanic is Server.Run with one path more, whose handler panics below all filters of the apiserver.
 func (p *process) serveWithPanic(ctx context.Context, ready func()) error {
-	chain, err := p.server.build(ctx)
+	chain, documents, err := p.server.build(ctx)
 	if err != nil {
 		return err
 	}
@@ -136,6 +136,7 @@ func (p *process) serveWithPanic(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
+	documents.forget()
 	p.client.Open(chain.GenericAPIServer.Handler)
 	defer p.client.Close()
 	own, err := kubernetes.NewForConfig(p.client.Config(client.APIServer))

@@ -59,6 +59,9 @@ type Options struct {
 // tickMs and electionMs are the heartbeat and the election timeout of a lone member in milliseconds.
 const tickMs, electionMs = 20, 100
 
+// readBufferSize is that of a client's connection, in bytes; gRPC's default is 32 KiB.
+const readBufferSize = 4 << 10
+
 // Server is the etcd component.
 type Server struct {
 	opts     Options
@@ -115,6 +118,8 @@ func (s *Server) configure(peer *Peer) (*embed.Config, error) {
 	} else {
 		cfg.GRPCAdditionalServerOptions = []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.unlessLeaderless, s.unlessLost)}
 	}
+	// The API server has a connection for each resource; most have nothing to read.
+	cfg.GRPCAdditionalServerOptions = append(cfg.GRPCAdditionalServerOptions, grpc.ReadBufferSize(readBufferSize))
 	return cfg, applyArgs(cfg, fs, o.Args)
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	apiextensionsopenapi "k8s.io/apiextensions-apiserver/pkg/generated/openapi"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
@@ -31,6 +32,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
+	aggregatoropenapi "k8s.io/kube-aggregator/pkg/generated/openapi"
 	"k8s.io/kube-openapi/pkg/common"
 	"k8s.io/kube-openapi/pkg/common/restfuladapter"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
@@ -80,6 +82,8 @@ func (s *Server) newConfig(ctx context.Context, opts options.CompletedOptions) (
 	if err != nil {
 		return nil, err
 	}
+	documentFew(extensions.GenericConfig, apiextensionsopenapi.GetOpenAPIDefinitions)
+	documentFew(aggregator.GenericConfig, aggregatoropenapi.GetOpenAPIDefinitions)
 	// All requests go through the aggregator.
 	initialized := s.initializers.Wrap(aggregator.GenericConfig.BuildHandlerChainFunc)
 	aggregator.GenericConfig.BuildHandlerChainFunc = s.recorder.wrap(s.tellPeers(s.traced(s.removals.endable(initialized))))
@@ -234,6 +238,14 @@ func documentAPI(c *genericapiserver.Config, more ...*runtime.Scheme) {
 	// By default the first document sets these to functions that keep all definitions in memory.
 	c.OpenAPIConfig.GetOperationIDAndTagsFromRoute = operation
 	c.OpenAPIV3Config.GetOperationIDAndTagsFromRoute = operation
+}
+
+// documentFew lets a server that has few types of its own build its document of version 2 from their definitions. It
+// needs no others, and those of all types take 26 ms of CPU.
+func documentFew(c *genericapiserver.RecommendedConfig, own common.GetOpenAPIDefinitions) {
+	few := *c.OpenAPIConfig
+	few.GetDefinitions = openapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(own)
+	c.OpenAPIConfig = &few
 }
 
 // operation returns the ID and the tags of a route in the OpenAPI documents.

@@ -5,13 +5,19 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	openapi_v2 "github.com/google/gnostic-models/openapiv2"
+	apiextensionsopenapi "k8s.io/apiextensions-apiserver/pkg/generated/openapi"
+	aggregatoropenapi "k8s.io/kube-aggregator/pkg/generated/openapi"
+	"k8s.io/kube-openapi/pkg/common"
 	"k8s.io/kube-openapi/pkg/handler3"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+	generatedopenapi "k8s.io/kubernetes/pkg/generated/openapi"
 )
 
 // TestDocuments: what clients request is there as soon as the apiserver is, in both versions.
@@ -80,5 +86,20 @@ func TestIndex(t *testing.T) {
 	after := names(get(paths, "/openapi/v3"), true)
 	if len(after) < 20 || !slices.Equal(before, after) {
 		t.Errorf("before %v, after %v", before, after)
+	}
+}
+
+// TestFewDefinitions: the extensions' and the aggregator's own definitions are those of the whole API.
+func TestFewDefinitions(t *testing.T) {
+	ref := func(name string) spec.Ref { return spec.MustCreateRef("#/definitions/" + name) }
+	all := generatedopenapi.GetOpenAPIDefinitions(ref)
+	for server, own := range map[string]common.GetOpenAPIDefinitions{
+		"extensions": apiextensionsopenapi.GetOpenAPIDefinitions, "aggregator": aggregatoropenapi.GetOpenAPIDefinitions,
+	} {
+		for name, d := range own(ref) {
+			if !reflect.DeepEqual(d, all[name]) {
+				t.Errorf("%s: %s differs from the API's", server, name)
+			}
+		}
 	}
 }

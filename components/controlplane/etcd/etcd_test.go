@@ -3,14 +3,17 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 )
 
@@ -46,6 +49,54 @@ func TestRun(t *testing.T) {
 			t.Fatalf("ready: %v, error: %v", wasReady, err)
 		}
 	}
+}
+
+// TestCampaign: a lone member answers at once, also where its election timeout is long, on new data and on old.
+func TestCampaign(t *testing.T) {
+	dir := t.TempDir()
+	for range 6 {
+		s, err := New(options(dir, "heartbeat-interval=10000", "election-timeout=50000"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ended := make(chan error, 1)
+		go func() { ended <- s.Run(ctx, func() {}) }()
+		began := time.Now()
+		select {
+		case <-s.Answers():
+			t.Logf("it answers after %s", time.Since(began))
+			writeMuch(ctx, t, s)
+		case <-time.After(8 * time.Second): // the first heartbeat would come after ten
+			t.Error("it waits for an election timeout")
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// writeMuch makes the log so long that etcd drops a part of it from memory.
+func writeMuch(ctx context.Context, t *testing.T, s *Server) {
+	t.Helper()
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{Endpoint(s.opts.Socket)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var writers sync.WaitGroup
+	for i := range 50 {
+		writers.Go(func() {
+			for range 20 {
+				if _, err := c.Put(ctx, fmt.Sprint("key-", i), "value"); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	writers.Wait()
 }
 
 // TestWitnessMark: members know a witness by etcd's member list, until it starts without the mark.
@@ -182,7 +233,7 @@ func TestGiveTime(t *testing.T) {
 		election time.Duration
 		commit   time.Duration // 0: etcd's default
 	}{
-		"a disk as usual":           {nil, 20 * time.Millisecond, 100 * time.Millisecond, 0},
+		"a disk as usual":           {nil, 20 * time.Millisecond, 500 * time.Millisecond, 0},
 		"one second for a sync":     {nil, time.Second, 10 * time.Second, 20 * time.Second},
 		"five seconds":              {nil, 5 * time.Second, 20 * time.Second, 100 * time.Second},
 		"half a minute":             {nil, 30 * time.Second, 50 * time.Second, 10 * time.Minute},

@@ -63,7 +63,7 @@ func TestTicksOfSeveral(t *testing.T) {
 	if _, err := client.Put(ctx, "/a", "x"); err != nil {
 		t.Fatal(err)
 	}
-	ticks(20*time.Millisecond, 100*time.Millisecond)
+	ticks(100*time.Millisecond, 500*time.Millisecond)
 	if s.Open() {
 		t.Error("a lone member is open")
 	}

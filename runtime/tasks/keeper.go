@@ -346,8 +346,8 @@ func (k *keeper) closeStdin(p *kept) error {
 	return k.send(message{Type: msgCloseStdin, Key: p.key}, nil, nil)
 }
 
-// found is a process that a keeper had when this server began. The server before ended while it was being created if its
-// pid is 0; program is then what still creates it, 0 if that has ended.
+// found is a process that a keeper had when this server began. The server before ended while it was being created if
+// its pid is 0; program is then what still creates it, 0 if that has ended.
 type found struct {
 	pid     int
 	program int32

@@ -243,7 +243,8 @@ func TestKeeper(t *testing.T) {
 	}
 }
 
-// TestKeeperManyExits: a process has ended, even if so many others end before it is watched that its status is forgotten.
+// TestKeeperManyExits: a process has ended, even if so many others end before it is watched that its status is
+// forgotten.
 func TestKeeperManyExits(t *testing.T) {
 	k, _ := testKeeper(t)
 	defer end(t, k)

@@ -276,7 +276,8 @@ func syncTime(dir string) (time.Duration, error) {
 //
 // The election timeout also bounds requests and leases. A request may take 5 s and twice the timeout (ReqTimeout), and
 // a lease lasts at least 1.4 times the timeout (MinLeaseTTL, with five ticks to a timeout). Where a write takes some
-// seconds, requests would fail with less, and keys of the API server would expire before it renews them. Members of one cluster must have the same heartbeat and election timeout: with several servers they stay as they are.
+// seconds, requests would fail with less, and keys of the API server would expire before it renews them. Members of one
+// cluster must have the same heartbeat and election timeout: with several servers they stay as they are.
 // Source: etcd/server/config/config.go, etcd/server/etcdserver/server.go.
 func (s *Server) giveTime(sync time.Duration) bool {
 	if sync < slowSync {
@@ -368,8 +369,9 @@ func (s *Server) serve(ctx context.Context, e *embed.Etcd, first bool, ready fun
 // campaignEvery is how often a lone member is asked to elect itself, until it has.
 const campaignEvery = 2 * time.Millisecond
 
-// campaign makes the only voting member elect itself as soon as it has read its log, instead of after one to five ticks.
-// It does so by the message with which a leader hands over to another member. If raft should refuse it, the ticks remain.
+// campaign makes the only voting member elect itself as soon as it has read its log, instead of after one to five
+// ticks. It does so by the message with which a leader hands over to another member. If raft should refuse it, the
+// ticks remain.
 // Source: go.etcd.io/raft/v3/raft.go, stepFollower and hup.
 func campaign(ctx context.Context, e *embed.Etcd) {
 	id := uint64(e.Server.MemberID())

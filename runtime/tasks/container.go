@@ -38,7 +38,7 @@ const (
 	// consoleTimeout is how long runc may take to hand over a terminal. Source: containerd,
 	// cmd/containerd-shim-runc-v2/process/init.go.
 	consoleTimeout = 30 * time.Second
-	// creationTimeout is how long runc may go on with a container of the server before.
+	// creationTimeout is how long runc may go on with containers of the server before.
 	creationTimeout = 10 * time.Second
 	// cleanupTimeout is how long the end of what is left of a container may take.
 	cleanupTimeout = time.Minute

@@ -89,6 +89,9 @@ type keeper struct {
 // answerTimeout is how long a keeper may take. It is short of CPU only when all are.
 const answerTimeout = time.Minute
 
+// killTimeout is how long a program may take to end when it is killed.
+const killTimeout = 5 * time.Second
+
 // errGone: the keeper has ended.
 var errGone = errors.New("the keeper of the pod has ended")
 
@@ -291,7 +294,8 @@ func (k *keeper) run(ctx context.Context, p *kept, s *streams, args []string) (i
 	return k.await(ctx, started.PID)
 }
 
-// await returns the exit status of a program that run started. It kills the program at the end of ctx.
+// await returns the exit status of a program that run started. It kills the program at the end of ctx, and does not
+// wait for one that the kernel does not let die, such as for a file system that does not answer.
 func (k *keeper) await(ctx context.Context, program int32) (int, error) {
 	k.mu.Lock()
 	ended := k.programs[program]
@@ -311,6 +315,7 @@ func (k *keeper) await(ctx context.Context, program int32) (int, error) {
 		select {
 		case <-ended:
 		case <-k.gone:
+		case <-time.After(killTimeout):
 		}
 		return 0, ctx.Err()
 	}

@@ -21,6 +21,8 @@ import (
 
 // load finds the tasks of an earlier server again. What cannot be found again is ended, so that nothing of it stays.
 func (m *Manager) load(ctx context.Context) error {
+	creations, cancel := context.WithTimeout(ctx, creationTimeout) // what is under way may end until then
+	defer cancel()
 	spaces, err := os.ReadDir(m.opts.State)
 	if err != nil {
 		return err
@@ -42,7 +44,7 @@ func (m *Manager) load(ctx context.Context) error {
 			}
 			r, err := readRecord(bundle.Path)
 			if err == nil {
-				err = m.find(ctx, bundle, r)
+				err = m.find(ctx, creations, bundle, r)
 			}
 			if err != nil {
 				log.G(ctx).WithError(err).WithField("id", bundle.ID).Warn("a task of the last run is not found again: what is left of it is ended")
@@ -73,8 +75,8 @@ func readRecord(bundle string) (*record, error) {
 	return &r, nil
 }
 
-// find makes the task of a bundle known again.
-func (m *Manager) find(ctx context.Context, bundle *v2.Bundle, r *record) error {
+// find makes the task of a bundle known again. One that is being made may go on until the end of creations.
+func (m *Manager) find(ctx, creations context.Context, bundle *v2.Bundle, r *record) error {
 	p, err := m.rejoin(podKey{bundle.Namespace, r.Pod}, r.Socket)
 	if err != nil {
 		return fmt.Errorf("the keeper of its pod: %w", err)
@@ -84,7 +86,7 @@ func (m *Manager) find(ctx context.Context, bundle *v2.Bundle, r *record) error 
 	if r.Key == 0 {
 		t, err = findSandbox(b)
 	} else {
-		t, err = findContainer(ctx, b)
+		t, err = findContainer(creations, b)
 	}
 	if err == nil {
 		err = m.tasks.Add(ctx, t)
@@ -157,13 +159,11 @@ func findSandbox(b base) (task, error) {
 	return p, nil
 }
 
-func findContainer(ctx context.Context, b base) (task, error) {
+func findContainer(creations context.Context, b base) (task, error) {
 	was := b.pod.found[b.record.Key]
 	if was.pid == 0 {
 		if was.program != 0 { // what it makes is complete, and can be deleted, once it has ended
-			ctx, cancel := context.WithTimeout(ctx, creationTimeout)
-			defer cancel()
-			_, _ = b.pod.await(ctx, was.program)
+			_, _ = b.pod.await(creations, was.program)
 		}
 		return nil, errors.New("its process was being started")
 	}

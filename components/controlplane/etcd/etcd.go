@@ -323,11 +323,11 @@ func (s *Server) serve(ctx context.Context, e *embed.Etcd, first bool, ready fun
 	defer cancel()
 	over := leaderless(serving, s.opts.Ending, func() bool { return e.Server.Leader() != 0 })
 	s.over.Store(&over)
-	var beside sync.WaitGroup
-	defer func() { cancel(); beside.Wait() }()
-	beside.Go(func() { campaign(serving, e) })
+	go campaign(serving, e) // not waited for: it asks raft, which does not answer any more once it has given up
 	if s.Open() {
-		beside.Go(func() { endSilent(serving, e) })
+		var silent sync.WaitGroup
+		silent.Go(func() { endSilent(serving, e) })
+		defer func() { cancel(); silent.Wait() }()
 	}
 	elected, done := e.Server.ReadyNotify(), make(chan struct{})
 	var vote <-chan time.Time
@@ -366,8 +366,8 @@ func (s *Server) serve(ctx context.Context, e *embed.Etcd, first bool, ready fun
 	}
 }
 
-// campaignEvery is how often a lone member is asked to elect itself, until it has.
-const campaignEvery = 2 * time.Millisecond
+// campaignFirst and campaignMost are how often a lone member is asked to elect itself: less and less often.
+const campaignFirst, campaignMost = 2 * time.Millisecond, time.Second
 
 // campaign makes the only voting member elect itself as soon as it has read its log, instead of after one to five
 // ticks. It does so by the message with which a leader hands over to another member. If raft should refuse it, the
@@ -375,19 +375,17 @@ const campaignEvery = 2 * time.Millisecond
 // Source: go.etcd.io/raft/v3/raft.go, stepFollower and hup.
 func campaign(ctx context.Context, e *embed.Etcd) {
 	id := uint64(e.Server.MemberID())
-	again := time.NewTicker(campaignEvery)
-	defer again.Stop()
-	for e.Server.Leader() == 0 {
+	for wait := campaignFirst; e.Server.Leader() == 0; wait = min(wait*9/8, campaignMost) {
 		if s := raftStatus(); s.ID == id && caughtUp(s) {
-			if len(s.Config.Voters.IDs()) > 1 {
+			if !onlyVoter(s) {
 				return
 			}
 			if e.Server.Process(ctx, &raftpb.Message{Type: raftpb.MsgTimeoutNow.Enum(), From: &id, To: &id}) != nil {
-				return // it stops
+				return // it stops, or was removed
 			}
 		}
 		select {
-		case <-again.C:
+		case <-time.After(wait):
 		case <-ctx.Done():
 			return
 		}
@@ -402,6 +400,13 @@ func raftStatus() raft.Status {
 	}
 	s, _ := published.Value().(raft.Status)
 	return s
+}
+
+// onlyVoter reports whether a member is the only voter. One that has joined and has no vote yet is not.
+func onlyVoter(s raft.Status) bool {
+	voters := s.Config.Voters.IDs()
+	_, votes := voters[s.ID]
+	return votes && len(voters) == 1
 }
 
 // caughtUp reports whether raft knows that all is applied that its log has. Before that it would look for changes of

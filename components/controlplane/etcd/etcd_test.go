@@ -14,6 +14,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/raft/v3"
+	"go.etcd.io/raft/v3/quorum"
 	"go.uber.org/zap"
 )
 
@@ -73,6 +75,30 @@ func TestCampaign(t *testing.T) {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// TestOnlyVoter: only a member that votes, and alone, may elect itself.
+func TestOnlyVoter(t *testing.T) {
+	for name, tc := range map[string]struct {
+		voters []uint64
+		want   bool
+	}{
+		"the only voter":                         {[]uint64{1}, true},
+		"one of several":                         {[]uint64{1, 2}, false},
+		"without a vote, of a cluster of one":    {[]uint64{2}, false},
+		"without a vote, of a cluster of two":    {[]uint64{2, 3}, false},
+		"a member that knows of no members, yet": {nil, false},
+	} {
+		var s raft.Status
+		s.ID = 1
+		s.Config.Voters[0] = quorum.MajorityConfig{}
+		for _, v := range tc.voters {
+			s.Config.Voters[0][v] = struct{}{}
+		}
+		if got := onlyVoter(s); got != tc.want {
+			t.Errorf("%s: %v", name, got)
 		}
 	}
 }

@@ -307,7 +307,7 @@ static int take(int *file) {
 	return fd;
 }
 
-/* run starts a program and returns an error. strings end with a NUL byte each. It takes the files. */
+/* run starts a program and returns an error. strings end with a NUL byte each. It takes the files if it succeeds. */
 static int run(struct message m, char *strings, size_t length, int *files, pid_t *pid) {
 	char *argv[256];
 	size_t argc = 0;
@@ -484,7 +484,7 @@ static void receive(void) {
 		memcpy(&m, buffer, sizeof m);
 		buffer[n] = 0;
 		int error = 0;
-		if (header.msg_flags & MSG_CTRUNC) /* there is no room for more files */
+		if (header.msg_flags & MSG_CTRUNC) /* there is no room for more files, or a security module keeps them away */
 			error = EMFILE;
 		else if (header.msg_flags & MSG_TRUNC || how_many(m) != count)
 			error = EBADMSG;

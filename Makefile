@@ -90,11 +90,11 @@ raced := $(addprefix ./base/,jointoken lifecycle client config logging pki) \
 
 UNIT := test
 unit: race ## unit tests: no root, no network
-	@# make lint vets all of it, with more analyzers.
-	$(GO) $(UNIT) -vet=off $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(raced)),$(packages))
-	@# Upstream's tests of what patches/kubernetes changes. In those with 10 and 20 pods, as many goroutines overwrite each other's reports of volumes in
-	@# use, so that a volume may wait for minutes.
-	$(GO) $(UNIT) -vet=off -skip 'TestWaitForAllPodsUnmount/timeout_errors' k8s.io/kubernetes/pkg/kubelet/volumemanager/...
+	@# make lint vets all of it, with more analyzers. The first packages are upstream's tests of what patches/kubernetes changes; some wait for two minutes.
+	@# In those that are skipped, with 10 and 20 pods, as many goroutines overwrite each other's reports of volumes in use, so that a volume may wait for
+	@# minutes.
+	$(GO) $(UNIT) -vet=off -p 3 -skip 'TestWaitForAllPodsUnmount/timeout_errors' k8s.io/kubernetes/pkg/kubelet/volumemanager/... \
+		$(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(raced)),$(packages))
 	$(GO) $(UNIT) -vet=off -run 'UpdatePod|CompleteWork|TerminalPhase|SyncKnownPods|TerminatedWorker|KillPodNow|EffectiveGracePeriod' k8s.io/kubernetes/pkg/kubelet
 	$(MAKE) --no-print-directory payload-test
 	GOFLAGS=-trimpath $(GO) -C cluster build . # with the client-go that it asks of other modules

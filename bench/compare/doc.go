@@ -8,8 +8,8 @@
 //   - kubelith: the executable as shipped.
 //   - composition: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy, CoreDNS
 //     and containerd, built from this module, over TLS, with Kubelith's settings: no leader election, no profiling,
-//     limits for clients that nothing reaches, etcd's ticks of 20 ms, the runtime's seccomp profile by default, the
-//     same containerd configuration, the same GOGC, pods connected in the same way.
+//     limits for clients that nothing reaches, the runtime's seccomp profile by default, the same containerd
+//     configuration, the same GOGC, pods connected in the same way. etcd has ticks of 20 ms, to elect itself soon.
 //   - product: the same programs with upstream's defaults for all of those.
 //
 // What cannot be the same, and for whom that is better, is in docs/performance.md.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 
@@ -87,6 +86,7 @@ func (m *Manager) find(ctx, creations context.Context, bundle *v2.Bundle, r *rec
 		t, err = findSandbox(b)
 	} else {
 		t, err = findContainer(creations, b)
+		delete(p.found, r.Key)
 	}
 	if err == nil {
 		err = m.tasks.Add(ctx, t)
@@ -98,7 +98,6 @@ func (m *Manager) find(ctx, creations context.Context, bundle *v2.Bundle, r *rec
 		m.leave(p)
 		return err
 	}
-	p.claimed = append(p.claimed, r.Key)
 	b.lostAlready(t)
 	return nil
 }
@@ -107,9 +106,6 @@ func (m *Manager) find(ctx, creations context.Context, bundle *v2.Bundle, r *rec
 func (p *pod) forgetOthers() {
 	for key := range p.found {
 		k := p.of(key)
-		if k == nil || slices.Contains(p.claimed, key) {
-			continue
-		}
 		go func() {
 			select {
 			case <-k.exited:

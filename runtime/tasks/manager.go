@@ -85,10 +85,9 @@ type pod struct {
 	podKey
 	socket string
 	*keeper
-	found   map[uint32]found // what the keeper had when this server began, by its keys
-	claimed []uint32         // the keys of tasks that have been found again
-	tasks   int              // guarded by the manager's mutex
-	kills   atomic.Int64     // processes that the kernel has killed for want of memory and that are accounted for
+	found map[uint32]found // what the keeper had when this server began, by its keys; load takes tasks from it
+	tasks int              // guarded by the manager's mutex
+	kills atomic.Int64     // processes that the kernel has killed for want of memory and that are accounted for
 }
 
 // New returns a Manager that has found its tasks again.

@@ -153,7 +153,7 @@ func (c *container) created(pid int) {
 // leaveBehind runs runc, whose container or process is p's. It returns the pid in pidFile.
 func (c *container) leaveBehind(ctx context.Context, p *kept, io runtime.IO, failed, pidFile string, args []string, last ...string) (int, error) {
 	o := c.record.Options
-	s, err := openStreams(io, o.IoUid, o.IoGid)
+	s, err := openStreams(ctx, io, o.IoUid, o.IoGid)
 	if err != nil {
 		return 0, err
 	}

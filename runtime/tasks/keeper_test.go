@@ -127,16 +127,49 @@ func newFIFOs(t *testing.T, stdin bool) *fifos {
 	return f
 }
 
-// read reads the output until its end.
+// read reads the output until its end, and ignores that of errors.
 func (f *fifos) read() {
-	go func() {
-		file, err := os.Open(f.io.Stdout)
-		if err == nil {
-			_, err = io.Copy(&f.output, file)
-			_ = file.Close()
+	go func() { f.done <- readAll(f.io.Stdout, &f.output) }()
+	go readAll(f.io.Stderr, io.Discard)
+}
+
+func readAll(path string, w io.Writer) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = io.Copy(w, file)
+	return err
+}
+
+// readers has the output read by nobody, but open for reading, until close is called.
+func (f *fifos) readers(t *testing.T) (close func()) {
+	t.Helper()
+	var files []int
+	for _, path := range []string{f.io.Stdout, f.io.Stderr} {
+		reader, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK, 0)
+		if err != nil {
+			t.Fatal(err)
 		}
-		f.done <- err
-	}()
+		files = append(files, reader)
+	}
+	return func() {
+		for _, fd := range files {
+			_ = unix.Close(fd)
+		}
+	}
+}
+
+// open opens the streams.
+func (f *fifos) open(t *testing.T) *streams {
+	t.Helper()
+	defer f.readers(t)()
+	s, err := openStreams(t.Context(), f.io, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 func (f *fifos) text(t *testing.T) string {
@@ -155,10 +188,7 @@ func (f *fifos) text(t *testing.T) string {
 
 func run(t *testing.T, k *keeper, f *fifos, commands string) (*kept, int) {
 	t.Helper()
-	s, err := openStreams(f.io, 0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := f.open(t)
 	defer s.close()
 	p := k.hold()
 	args, pid := script(t, commands)
@@ -180,6 +210,43 @@ func exitOf(t *testing.T, p *kept) exit {
 		t.Fatal("the process does not end")
 	}
 	return exit{}
+}
+
+// TestLateReader: a process whose output has no reader yet waits for one, which would otherwise never see the end of a
+// process that has ended before.
+func TestLateReader(t *testing.T) {
+	f := newFIFOs(t, false)
+	readers := make(chan error)
+	for _, path := range []string{f.io.Stdout, f.io.Stderr} {
+		go func() {
+			time.Sleep(100 * time.Millisecond) // the streams are being opened
+			readers <- readAll(path, io.Discard)
+		}()
+	}
+	s, err := openStreams(t.Context(), f.io, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.close()
+	for range 2 {
+		select {
+		case err := <-readers:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatal("a reader that came late waits for ever")
+		}
+	}
+}
+
+// TestNoReader: a process whose output nobody reads is not started when its client has gone.
+func TestNoReader(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := openStreams(ctx, newFIFOs(t, false).io, 0, 0); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error %v, want that of the context", err)
+	}
 }
 
 // TestKeeper: a process that outlives the program that started it has its input, its output and an exit status, also if
@@ -224,10 +291,7 @@ func TestKeeper(t *testing.T) {
 
 	f = newFIFOs(t, false)
 	f.read()
-	s, err := openStreams(f.io, 0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := f.open(t)
 	defer s.close()
 	early := k.hold()
 	args, earlyPID := script(t, "exit 3")
@@ -275,14 +339,12 @@ func TestKeeperWithoutFiles(t *testing.T) {
 	if err := unix.Prlimit(parentOf(t, pid), unix.RLIMIT_NOFILE, &limit, nil); err != nil {
 		t.Fatal(err)
 	}
-	s, err := openStreams(newFIFOs(t, false).io, 0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := newFIFOs(t, false).open(t)
 	defer s.close()
 	if _, err := k.run(t.Context(), k.hold(), s, []string{"/bin/true"}); !errors.Is(err, unix.EMFILE) {
 		t.Errorf("error %v, want EMFILE", err)
 	}
+	var err error
 	if k, err = dialKeeper(socket); err != nil {
 		t.Fatal(err)
 	}

@@ -380,6 +380,7 @@ func TestRefused(t *testing.T) {
 func TestRestart(t *testing.T) {
 	m := newTestManager(t)
 	f := newFIFOs(t, false)
+	readersGo := f.readers(t)
 	m.create("created", "p", "exit 2", runtime.IO{})
 	for id, commands := range map[string]string{"running": "exec sleep 60", "ends": "sleep 0.2; echo last words; exit 4", "alone": "exec sleep 60"} {
 		pod, io := "p", runtime.IO{}
@@ -393,6 +394,7 @@ func TestRestart(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	readersGo()
 	running, err := m.Get(m.ctx, "running")
 	if err != nil {
 		t.Fatal(err)

@@ -1,11 +1,13 @@
 package tasks
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/runtime"
+	"github.com/containerd/fifo"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,8 +18,10 @@ type streams struct {
 	uid, gid uint32 // own the pipes
 }
 
-// openStreams opens the FIFOs of a process.
-func openStreams(io runtime.IO, uid, gid uint32) (*streams, error) {
+// openStreams opens the FIFOs of a process, and waits until those of its output have a reader, as containerd's shim does:
+// one that opens a FIFO only after its last writer has closed it would wait for ever, also for the end of a process
+// without output.
+func openStreams(ctx context.Context, io runtime.IO, uid, gid uint32) (*streams, error) {
 	s := &streams{uid: uid, gid: gid}
 	open := func(path string, flags int, flag uint32) error {
 		fd, err := unix.Open(path, flags|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
@@ -28,16 +32,28 @@ func openStreams(io runtime.IO, uid, gid uint32) (*streams, error) {
 		s.files = append(s.files, fd)
 		return nil
 	}
+	// A FIFO that is open for both never ends for its reader and its writer, whoever else has it open. It has a reader
+	// then, so wait for the other one before.
+	openOutput := func(path string, flag uint32) error {
+		if !isPipe(path) {
+			return open(path, unix.O_WRONLY|unix.O_APPEND, flag)
+		}
+		w, err := fifo.OpenFifo(ctx, path, unix.O_WRONLY, 0)
+		if err != nil {
+			return fmt.Errorf("wait for the reader of %s: %w", path, err)
+		}
+		defer w.Close()
+		return open(path, unix.O_RDWR, flag)
+	}
 	var err error
 	if io.Stdin != "" { // the writer keeps the end of input away until CloseIO
 		err = errors.Join(open(io.Stdin, unix.O_RDONLY, flagStdin), open(io.Stdin, unix.O_WRONLY, flagStdin))
 	}
-	// A FIFO that is open for both never ends for its reader and its writer, whoever else has it open.
 	if io.Stdout != "" && err == nil {
-		err = open(io.Stdout, output(io.Stdout), flagStdout)
+		err = openOutput(io.Stdout, flagStdout)
 	}
 	if io.Stderr != "" && !io.Terminal && err == nil {
-		err = open(io.Stderr, output(io.Stderr), flagStderr)
+		err = openOutput(io.Stderr, flagStderr)
 	}
 	if err != nil {
 		s.close()
@@ -46,13 +62,10 @@ func openStreams(io runtime.IO, uid, gid uint32) (*streams, error) {
 	return s, nil
 }
 
-// output returns the mode of an output: a FIFO, or a file that grows.
-func output(path string) int {
+// isPipe reports whether an output is a FIFO, and not a file that grows.
+func isPipe(path string) bool {
 	var stat unix.Stat_t
-	if unix.Stat(path, &stat) == nil && stat.Mode&unix.S_IFMT != unix.S_IFIFO {
-		return unix.O_WRONLY | unix.O_APPEND
-	}
-	return unix.O_RDWR
+	return unix.Stat(path, &stat) != nil || stat.Mode&unix.S_IFMT == unix.S_IFIFO
 }
 
 // close closes them here; the keeper has its own.

@@ -34,7 +34,7 @@ type plane struct {
 	log     *logrus.Logger
 
 	clients *client.InProcess // of the components that each server runs
-	leader  client.Identities // of the components of the leading server: they write during its term only
+	leader  client.Identities // of the components of the leading server: they write during its term only, and in turns
 	plugins *host.Host
 	api     *apiserver.Server
 
@@ -170,7 +170,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 		Log:      p.logFor("election"),
 	})
 	b.add(b.election)
-	p.leader = b.election.Fence(p.clients)
+	p.leader = client.Paced(b.election.Fence(p.clients))
 	if cfg.VIP != config.VIPNone {
 		b.add(virtualAddress(p, alone, slowSync))
 	}

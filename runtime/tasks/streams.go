@@ -18,9 +18,9 @@ type streams struct {
 	uid, gid uint32 // own the pipes
 }
 
-// openStreams opens the FIFOs of a process, and waits until those of its output have a reader, as containerd's shim does:
-// one that opens a FIFO only after its last writer has closed it would wait for ever, also for the end of a process
-// without output.
+// openStreams opens the FIFOs of a process, and waits until those of its output have a reader, as containerd's shim
+// does: one that opens a FIFO only after its last writer has closed it would wait for ever, also for the end of a
+// process without output.
 func openStreams(ctx context.Context, io runtime.IO, uid, gid uint32) (*streams, error) {
 	s := &streams{uid: uid, gid: gid}
 	open := func(path string, flags int, flag uint32) error {

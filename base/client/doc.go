@@ -10,7 +10,7 @@
 // reads it back inside the chain. No header and no token can forge it: net/http creates the contexts of requests from
 // the network, and they never hold that key.
 //
-// Components that may have hundreds of writes at once do them in turns (Paced; docs/adr/064-turns-to-write.md).
+// Components that would have hundreds of writes at once have a few (Paced; docs/adr/064-concurrent-writes.md).
 //
 // While etcd has no leader, the requests of informers wait instead of failing (InProcess.AwaitStorage;
 // docs/adr/061-back-after-a-cut.md).

@@ -71,7 +71,7 @@ type identityKey struct{}
 
 // Config returns a client configuration that acts as the user with that name and those groups; system:authenticated is
 // added. Bodies are protobuf where the API has it. There is no client-side rate limit: the apiserver's flow control is
-// the limit, as its queue is in the same process. See also Paced.
+// the limit, as its queue is in the same process. Paced limits how many writes a client has under way.
 func (p *InProcess) Config(name string, groups ...string) *rest.Config {
 	return p.config(&user.DefaultInfo{Name: name, Groups: append(append([]string{}, groups...), user.AllAuthenticated)})
 }

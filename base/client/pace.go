@@ -11,17 +11,17 @@ import (
 )
 
 const (
-	// leastWrites is how many writes a paced client may have at once on a machine with few processors.
+	// leastWrites is how many writes a client may have under way on a machine with few processors.
 	leastWrites = 2
-	// paceFor is how long a write counts. One that takes longer waits for something else than a processor (a disk, a
-	// webhook), and must not keep others waiting: so a client writes 50 times a second, however long each takes.
-	// Upstream allows its controller-manager 20 and its scheduler 50.
+	// paceFor is how long a write counts. One that takes longer probably waits for something other than a processor (a
+	// disk, a webhook), and must not keep others waiting. So a client always writes 50 times a second, as fast as each
+	// of the scheduler's clients upstream; the controller-manager's write 20 times.
 	paceFor = 40 * time.Millisecond
 )
 
 // Paced returns the clients of components that would otherwise write hundreds of objects at once, as the ReplicaSet
-// controller does with pods. Each has as many writes at once as there are processors. More would be done no sooner, and
-// each request of everybody else would wait for its turn among them.
+// controller does with pods. Each client has as many writes under way as there are processors. More would end no
+// sooner, and everybody else's requests would queue among them. The clients of one configuration count as one.
 //
 // Reads, watches among them, are as they were.
 func Paced(all Identities) Identities { return paced{all} }
@@ -39,15 +39,15 @@ func (p paced) ServiceAccountConfig(namespace, name string) *rest.Config {
 }
 
 func pace(c *rest.Config) *rest.Config {
-	turns := make(chan struct{}, max(leastWrites, runtime.GOMAXPROCS(0)))
-	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return pacer{next, turns} })
+	slots := make(chan struct{}, max(leastWrites, runtime.GOMAXPROCS(0)))
+	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return pacer{next, slots} })
 	return c
 }
 
-// pacer has no more writes under way than fit into turns.
+// pacer has no more writes under way than fit into slots.
 type pacer struct {
 	next  http.RoundTripper
-	turns chan struct{}
+	slots chan struct{}
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -56,12 +56,12 @@ func (p pacer) RoundTrip(r *http.Request) (*http.Response, error) {
 		return p.next.RoundTrip(r)
 	}
 	select {
-	case p.turns <- struct{}{}:
+	case p.slots <- struct{}{}:
 	case <-r.Context().Done():
 		closeBody(r)
 		return nil, context.Cause(r.Context())
 	}
-	done := sync.OnceFunc(func() { <-p.turns })
+	done := sync.OnceFunc(func() { <-p.slots })
 	defer done()
 	defer time.AfterFunc(paceFor, done).Stop()
 	return p.next.RoundTrip(r)

@@ -78,7 +78,7 @@ func send(t *testing.T, c *rest.Config, method string, n int) time.Duration {
 // TestPaced: a client has few writes at once, unless they are slow, and as many reads as it likes.
 func TestPaced(t *testing.T) {
 	all := pace(&rest.Config{})
-	writes := cap(all.WrapTransport(nil).(pacer).turns)
+	writes := cap(all.WrapTransport(nil).(pacer).slots)
 	for name, c := range map[string]struct {
 		method string
 		takes  time.Duration
@@ -109,7 +109,7 @@ func TestPacedAlone(t *testing.T) {
 		s := &slow{takes: 10 * time.Millisecond}
 		all := Paced(identities{s})
 		a := all.Config("a")
-		n := cap(a.WrapTransport(nil).(pacer).turns)
+		n := cap(a.WrapTransport(nil).(pacer).slots)
 		other := make(chan time.Duration)
 		go func() { other <- send(t, rest.CopyConfig(a), http.MethodPost, n) }()
 		synctest.Wait()
@@ -126,7 +126,7 @@ func TestPacedAlone(t *testing.T) {
 	})
 }
 
-// TestPacedCancelled: a request that waits for its turn ends with its context.
+// TestPacedCancelled: a request that waits for others ends with its context.
 func TestPacedCancelled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &slow{takes: time.Hour}
@@ -143,7 +143,7 @@ func TestPacedCancelled(t *testing.T) {
 			}
 			return err
 		}
-		writes := cap(pace(&rest.Config{}).WrapTransport(nil).(pacer).turns)
+		writes := cap(pace(&rest.Config{}).WrapTransport(nil).(pacer).slots)
 		for range writes {
 			go post(t.Context())
 		}

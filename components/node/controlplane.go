@@ -34,7 +34,7 @@ type plane struct {
 	log     *logrus.Logger
 
 	clients *client.InProcess // of the components that each server runs
-	leader  client.Identities // of the components of the leading server: they write during its term only, and in turns
+	leader  client.Identities // of the components of the leading server: they write during its term only, and not much at once
 	plugins *host.Host
 	api     *apiserver.Server
 

@@ -38,6 +38,9 @@ const (
 	// consoleTimeout is how long runc may take to hand over a terminal. Source: containerd,
 	// cmd/containerd-shim-runc-v2/process/init.go.
 	consoleTimeout = 30 * time.Second
+	// readerTimeout is how long a process waits for a reader of its output before it is started. Source: containerd,
+	// cmd/containerd-shim-runc-v2/process/exec.go.
+	readerTimeout = 30 * time.Second
 	// creationTimeout is how long runc may go on with containers of the server before.
 	creationTimeout = 10 * time.Second
 	// cleanupTimeout is how long the end of what is left of a container may take.
@@ -91,6 +94,11 @@ func createContainer(ctx context.Context, b base, mounts []mount.Mount) (_ *cont
 	if err := errors.Join(sandbox.ForCrun(b.bundle.Path, o.BinaryName), sandbox.KeepVolumeFlags(b.bundle.Path, b.spec.Mounts, unix.Statfs)); err != nil {
 		return nil, err
 	}
+	s, err := c.open(ctx, c.record.IO)
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
 	c.kept = c.pod.hold()
 	c.record.Key = c.kept.key
 	c.countKills()
@@ -115,7 +123,7 @@ func createContainer(ctx context.Context, b base, mounts []mount.Mount) (_ *cont
 	if o.NoNewKeyring {
 		args = append(args, "--no-new-keyring")
 	}
-	pid, err := c.leaveBehind(ctx, c.kept, c.record.IO, "OCI runtime create failed", filepath.Join(c.bundle.Path, "init.pid"), args, c.ID())
+	pid, err := c.leaveBehind(ctx, c.kept, s, "OCI runtime create failed", filepath.Join(c.bundle.Path, "init.pid"), args, c.ID())
 	if err != nil {
 		_ = c.runc.Delete(context.WithoutCancel(ctx), c.ID(), &runc.DeleteOpts{Force: true}) // what there is of it
 		return nil, err
@@ -150,18 +158,19 @@ func (c *container) created(pid int) {
 	}()
 }
 
+// open opens the streams of a process.
+func (c *container) open(ctx context.Context, io runtime.IO) (*streams, error) {
+	ctx, cancel := context.WithTimeout(ctx, readerTimeout)
+	defer cancel()
+	return openStreams(ctx, io, c.record.Options.IoUid, c.record.Options.IoGid)
+}
+
 // leaveBehind runs runc, whose container or process is p's. It returns the pid in pidFile.
-func (c *container) leaveBehind(ctx context.Context, p *kept, io runtime.IO, failed, pidFile string, args []string, last ...string) (int, error) {
-	o := c.record.Options
-	s, err := openStreams(ctx, io, o.IoUid, o.IoGid)
-	if err != nil {
-		return 0, err
-	}
-	defer s.close()
+func (c *container) leaveBehind(ctx context.Context, p *kept, s *streams, failed, pidFile string, args []string, last ...string) (_ int, err error) {
 	args = append(args, "--pid-file", pidFile)
 	start := s
 	var socket *runc.Socket
-	if io.Terminal {
+	if s.terminal {
 		if socket, err = runc.NewTempConsoleSocket(); err != nil {
 			return 0, fmt.Errorf("the socket for a terminal: %w", err)
 		}
@@ -170,7 +179,7 @@ func (c *container) leaveBehind(ctx context.Context, p *kept, io runtime.IO, fai
 		start = &streams{} // the terminal's, once it is there
 	}
 	global := []string{c.runc.Command, "--root", c.runc.Root, "--log", c.runc.Log, "--log-format", string(c.runc.LogFormat)}
-	if o.SystemdCgroup {
+	if c.record.Options.SystemdCgroup {
 		global = append(global, "--systemd-cgroup")
 	}
 	var master chan terminal

@@ -42,6 +42,12 @@ func (e *execution) Start(ctx context.Context) (err error) {
 		return fmt.Errorf("process %s has been started: %w", e.id, errdefs.ErrFailedPrecondition)
 	}
 	c := e.container
+	s, err := c.open(ctx, e.io)
+	if err != nil {
+		e.end(killed()) // nobody waits for it
+		return err
+	}
+	defer s.close()
 	c.execMu.Lock()
 	if c.execs == nil {
 		c.execMu.Unlock()
@@ -59,7 +65,7 @@ func (e *execution) Start(ctx context.Context) (err error) {
 	}
 	e.kept = c.pod.hold()
 	args := []string{"exec", "--detach", "--process", e.file(".json")}
-	pid, err := c.leaveBehind(ctx, e.kept, e.io, "OCI runtime exec failed", e.file(".pid"), args, c.ID())
+	pid, err := c.leaveBehind(ctx, e.kept, s, "OCI runtime exec failed", e.file(".pid"), args, c.ID())
 	_ = os.Remove(e.file(".json"))
 	if err != nil {
 		c.pod.forget(e.kept)

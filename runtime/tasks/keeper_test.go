@@ -107,13 +107,13 @@ func script(t *testing.T, commands string) (args []string, pid func() int) {
 type fifos struct {
 	io     runtime.IO
 	output bytes.Buffer
-	done   chan error
+	done   chan error // set by read
 }
 
 func newFIFOs(t *testing.T, stdin bool) *fifos {
 	t.Helper()
 	dir := t.TempDir()
-	f := &fifos{io: runtime.IO{Stdout: filepath.Join(dir, "stdout"), Stderr: filepath.Join(dir, "stderr")}, done: make(chan error, 1)}
+	f := &fifos{io: runtime.IO{Stdout: filepath.Join(dir, "stdout"), Stderr: filepath.Join(dir, "stderr")}}
 	if stdin {
 		f.io.Stdin = filepath.Join(dir, "stdin")
 	}
@@ -129,6 +129,7 @@ func newFIFOs(t *testing.T, stdin bool) *fifos {
 
 // read reads the output until its end, and ignores that of errors.
 func (f *fifos) read() {
+	f.done = make(chan error, 1)
 	go func() { f.done <- readAll(f.io.Stdout, &f.output) }()
 	go readAll(f.io.Stderr, io.Discard)
 }
@@ -161,10 +162,12 @@ func (f *fifos) readers(t *testing.T) (close func()) {
 	}
 }
 
-// open opens the streams.
+// open opens the streams, which nobody needs to read yet.
 func (f *fifos) open(t *testing.T) *streams {
 	t.Helper()
-	defer f.readers(t)()
+	if f.done == nil {
+		defer f.readers(t)()
+	}
 	s, err := openStreams(t.Context(), f.io, 0, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -216,36 +219,55 @@ func exitOf(t *testing.T, p *kept) exit {
 // process that has ended before.
 func TestLateReader(t *testing.T) {
 	f := newFIFOs(t, false)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	opened := make(chan error)
+	go func() {
+		s, err := openStreams(ctx, f.io, 0, 0)
+		if err == nil {
+			s.close()
+		}
+		opened <- err
+	}()
+	select {
+	case err := <-opened:
+		t.Fatalf("the streams are open without a reader: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
 	readers := make(chan error)
 	for _, path := range []string{f.io.Stdout, f.io.Stderr} {
-		go func() {
-			time.Sleep(100 * time.Millisecond) // the streams are being opened
-			readers <- readAll(path, io.Discard)
-		}()
+		go func() { readers <- readAll(path, io.Discard) }()
 	}
-	s, err := openStreams(t.Context(), f.io, 0, 0)
-	if err != nil {
+	if err := <-opened; err != nil {
 		t.Fatal(err)
 	}
-	s.close()
 	for range 2 {
 		select {
 		case err := <-readers:
 			if err != nil {
 				t.Error(err)
 			}
-		case <-time.After(20 * time.Second):
+		case <-ctx.Done():
 			t.Fatal("a reader that came late waits for ever")
 		}
 	}
 }
 
-// TestNoReader: a process whose output nobody reads is not started when its client has gone.
+// TestNoReader: a process whose errors nobody reads is not started, and its output ends.
 func TestNoReader(t *testing.T) {
+	f := newFIFOs(t, false)
+	stdout, err := unix.Open(f.io.Stdout, unix.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(stdout)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := openStreams(ctx, newFIFOs(t, false).io, 0, 0); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := openStreams(ctx, f.io, 0, 0); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error %v, want that of the context", err)
+	}
+	if n, err := unix.Read(stdout, make([]byte, 1)); n != 0 || err != nil { // EAGAIN while it has a writer
+		t.Errorf("read of its output: %d, %v, want the end", n, err)
 	}
 }
 

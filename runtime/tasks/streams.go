@@ -15,14 +15,14 @@ import (
 type streams struct {
 	flags    uint32
 	files    []int
+	terminal bool   // the files are for its terminal
 	uid, gid uint32 // own the pipes
 }
 
-// openStreams opens the FIFOs of a process, and waits until those of its output have a reader, as containerd's shim
-// does: one that opens a FIFO only after its last writer has closed it would wait for ever, also for the end of a
-// process without output.
+// openStreams opens the FIFOs of a process once those of its output have a reader. A reader that opens its FIFO after
+// the last writer has closed it blocks for ever, even if nothing was written; containerd opens it in the background.
 func openStreams(ctx context.Context, io runtime.IO, uid, gid uint32) (*streams, error) {
-	s := &streams{uid: uid, gid: gid}
+	s := &streams{terminal: io.Terminal, uid: uid, gid: gid}
 	open := func(path string, flags int, flag uint32) error {
 		fd, err := unix.Open(path, flags|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 		if err != nil {
@@ -32,17 +32,16 @@ func openStreams(ctx context.Context, io runtime.IO, uid, gid uint32) (*streams,
 		s.files = append(s.files, fd)
 		return nil
 	}
-	// A FIFO that is open for both never ends for its reader and its writer, whoever else has it open. It has a reader
-	// then, so wait for the other one before.
 	openOutput := func(path string, flag uint32) error {
 		if !isPipe(path) {
 			return open(path, unix.O_WRONLY|unix.O_APPEND, flag)
 		}
 		w, err := fifo.OpenFifo(ctx, path, unix.O_WRONLY, 0)
 		if err != nil {
-			return fmt.Errorf("wait for the reader of %s: %w", path, err)
+			return fmt.Errorf("wait for a reader of %s: %w", path, err)
 		}
 		defer w.Close()
+		// Open for both, it never ends for the process or for its reader, whoever else has it open.
 		return open(path, unix.O_RDWR, flag)
 	}
 	var err error
@@ -65,7 +64,7 @@ func openStreams(ctx context.Context, io runtime.IO, uid, gid uint32) (*streams,
 // isPipe reports whether an output is a FIFO, and not a file that grows.
 func isPipe(path string) bool {
 	var stat unix.Stat_t
-	return unix.Stat(path, &stat) != nil || stat.Mode&unix.S_IFMT == unix.S_IFIFO
+	return unix.Stat(path, &stat) == nil && stat.Mode&unix.S_IFMT == unix.S_IFIFO
 }
 
 // close closes them here; the keeper has its own.

@@ -112,6 +112,11 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
+	// Its Events have a client of their own, as upstream's: they must not delay bindings (client.Paced).
+	eventClient, err := kubernetes.NewForConfig(s.opts.Client.Config(client.Scheduler))
+	if err != nil {
+		return err
+	}
 	c := s.followed(ctx, cs)
 	if c == nil {
 		return nil
@@ -126,7 +131,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		own.Shutdown()
 		dynFactory.Shutdown()
 	}()
-	broadcaster := events.NewEventBroadcasterAdapterWithContext(ctx, cs)
+	broadcaster := events.NewEventBroadcasterAdapterWithContext(ctx, eventClient)
 	broadcaster.StartRecordingToSink(ctx.Done())
 	defer broadcaster.Shutdown()
 

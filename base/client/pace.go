@@ -8,20 +8,24 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
 )
 
 const (
-	// leastWrites is how many writes a client may have under way on a machine with few processors.
+	// freeWrites and freeBurst are how many writes a second, and at once, a client may send whatever is under way: as
+	// upstream's limits for the scheduler. Those for the controller-manager are 20 and 30.
+	freeWrites, freeBurst = 50, 100
+	// leastWrites is how many more a client may have under way on a machine with few processors.
 	leastWrites = 2
-	// paceFor is how long a write counts. One that takes longer probably waits for something other than a processor (a
-	// disk, a webhook), and must not keep others waiting. So a client always writes 50 times a second, as fast as each
-	// of the scheduler's clients upstream; the controller-manager's write 20 times.
+	// paceFor is how long one of these counts. One that takes longer probably waits for something other than a
+	// processor (a disk, a webhook), and must not keep others waiting.
 	paceFor = 40 * time.Millisecond
 )
 
 // Paced returns the clients of components that would otherwise write hundreds of objects at once, as the ReplicaSet
-// controller does with pods. Each client has as many writes under way as there are processors. More would end no
-// sooner, and everybody else's requests would queue among them. The clients of one configuration count as one.
+// controller does with pods. What upstream's limits would let pass passes. Beyond that, a client has as many writes
+// under way as there are processors: more would end no sooner, and everybody else's requests would queue among them.
+// The clients of one configuration count as one.
 //
 // Reads, watches among them, are as they were.
 func Paced(all Identities) Identities { return paced{all} }
@@ -39,20 +43,22 @@ func (p paced) ServiceAccountConfig(namespace, name string) *rest.Config {
 }
 
 func pace(c *rest.Config) *rest.Config {
+	free := flowcontrol.NewTokenBucketRateLimiter(freeWrites, freeBurst)
 	slots := make(chan struct{}, max(leastWrites, runtime.GOMAXPROCS(0)))
-	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return pacer{next, slots} })
+	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return pacer{next, free, slots} })
 	return c
 }
 
-// pacer has no more writes under way than fit into slots.
+// pacer has no more writes under way than fit into slots, besides those that are free.
 type pacer struct {
 	next  http.RoundTripper
+	free  flowcontrol.PassiveRateLimiter
 	slots chan struct{}
 }
 
 // RoundTrip implements http.RoundTripper.
 func (p pacer) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.Method == http.MethodGet || r.Method == http.MethodHead {
+	if r.Method == http.MethodGet || r.Method == http.MethodHead || p.free.TryAccept() {
 		return p.next.RoundTrip(r)
 	}
 	select {

@@ -301,6 +301,13 @@ func TestDNSPortIsForRoot(t *testing.T) {
 	s := harness.Start(t, harness.Options{})
 	pod := s.Run(t, sleeper(s.Namespace(t), "client"))
 	pid := s.ContainerPID(t, pod, "main")
+	// The pod may run before the node sends its queries to DNS.
+	harness.Eventually(t, 20*time.Second, "an answer to the pod", func() error {
+		_, err := harness.QueryDNS(func(ctx context.Context, network, address string) (net.Conn, error) {
+			return harness.DialFrom(ctx, pid, network, address)
+		}, "udp", "10.43.0.10:53", "kubernetes.default.svc.cluster.local.", dns.TypeA)
+		return err
+	})
 	s.Stop(t)
 	ask := func(user ...string) error {
 		t.Helper()

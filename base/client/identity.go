@@ -66,6 +66,29 @@ type Identities interface {
 
 var _ Identities = (*InProcess)(nil)
 
+// Configured returns all clients with what configure makes of their configurations.
+func Configured(all Identities, configure func(*rest.Config) *rest.Config) Identities {
+	return configured{all, configure}
+}
+
+type configured struct {
+	all       Identities
+	configure func(*rest.Config) *rest.Config
+}
+
+// Config implements Identities.
+func (c configured) Config(name string, groups ...string) *rest.Config {
+	return c.configure(c.all.Config(name, groups...))
+}
+
+// ServiceAccountConfig implements Identities.
+func (c configured) ServiceAccountConfig(namespace, name string) *rest.Config {
+	return c.configure(c.all.ServiceAccountConfig(namespace, name))
+}
+
+// IsRead reports whether a request changes nothing: a get, a list or a watch.
+func IsRead(r *http.Request) bool { return r.Method == http.MethodGet || r.Method == http.MethodHead }
+
 // identityKey is the context key of the caller's user.Info.
 type identityKey struct{}
 

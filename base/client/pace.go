@@ -23,24 +23,12 @@ const (
 )
 
 // Paced returns the clients of components that would otherwise write hundreds of objects at once, as the ReplicaSet
-// controller does with pods. What upstream's limits would let pass passes. Beyond that, a client has as many writes
-// under way as there are processors: more would end no sooner, and everybody else's requests would queue among them.
-// The clients of one configuration count as one.
+// controller does with pods. What upstream's limits for the scheduler let pass passes. Beyond that, a client has as
+// many writes under way as there are processors: more would end no sooner, and everybody else's requests would queue
+// among them. The clients of one configuration count as one.
 //
 // Reads, watches among them, are as they were.
-func Paced(all Identities) Identities { return paced{all} }
-
-type paced struct{ Identities }
-
-// Config implements Identities.
-func (p paced) Config(name string, groups ...string) *rest.Config {
-	return pace(p.Identities.Config(name, groups...))
-}
-
-// ServiceAccountConfig implements Identities.
-func (p paced) ServiceAccountConfig(namespace, name string) *rest.Config {
-	return pace(p.Identities.ServiceAccountConfig(namespace, name))
-}
+func Paced(all Identities) Identities { return Configured(all, pace) }
 
 func pace(c *rest.Config) *rest.Config {
 	free := flowcontrol.NewTokenBucketRateLimiter(freeWrites, freeBurst)
@@ -58,7 +46,7 @@ type pacer struct {
 
 // RoundTrip implements http.RoundTripper.
 func (p pacer) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.Method == http.MethodGet || r.Method == http.MethodHead || p.free.TryAccept() {
+	if IsRead(r) || p.free.TryAccept() {
 		return p.next.RoundTrip(r)
 	}
 	select {

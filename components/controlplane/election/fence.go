@@ -12,21 +12,8 @@ import (
 
 // Fence returns the clients with which elected components call the API: they read at any time and write only while this
 // server leads. A write in flight is cancelled when another server may take over.
-func (e *Election) Fence(all client.Identities) client.Identities { return fenced{all, e} }
-
-type fenced struct {
-	client.Identities
-	election *Election
-}
-
-// Config implements client.Identities.
-func (f fenced) Config(name string, groups ...string) *rest.Config {
-	return f.election.fence(f.Identities.Config(name, groups...))
-}
-
-// ServiceAccountConfig implements client.Identities.
-func (f fenced) ServiceAccountConfig(namespace, name string) *rest.Config {
-	return f.election.fence(f.Identities.ServiceAccountConfig(namespace, name))
+func (e *Election) Fence(all client.Identities) client.Identities {
+	return client.Configured(all, e.fence)
 }
 
 func (e *Election) fence(c *rest.Config) *rest.Config {
@@ -42,7 +29,7 @@ type gate struct {
 
 // RoundTrip implements http.RoundTripper.
 func (g gate) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.Method == http.MethodGet || r.Method == http.MethodHead {
+	if client.IsRead(r) {
 		return g.next.RoundTrip(r)
 	}
 	leads := g.election.leads()

@@ -15,6 +15,7 @@ import (
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/reconcile"
+	"kubelith.io/kubelith/base/workqueues"
 	"kubelith.io/kubelith/components/node/addresswatch"
 	"kubelith.io/kubelith/components/node/crashes"
 	"kubelith.io/kubelith/components/node/faults"
@@ -124,6 +125,9 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 		if err := legacyregistry.Registerer().Register(record.NewMetrics(machine.record)); err != nil {
 			return fmt.Errorf("metrics of the flight recorder: %w", err)
 		}
+	}
+	if err := workqueues.Install(legacyregistry.Registerer()); err != nil {
+		return fmt.Errorf("metrics of work queues: %w", err)
 	}
 	crashes.EndInOrder(p.log, end, crashes.CatchPanics(group.Fail))
 	var others sync.WaitGroup

@@ -26,6 +26,13 @@ func link(components []Component) ([]*member, error) {
 			}
 			m.needs = append(m.needs, need)
 		}
+		for _, name := range StartsAfter(m.Component) {
+			first := byName[name]
+			if !slices.Contains(m.needs, first) {
+				return nil, fmt.Errorf("lifecycle: %s starts after %q, which it does not need", m.Name(), name)
+			}
+			m.first = append(m.first, first)
+		}
 	}
 	for _, m := range members {
 		if path := cycle(m, nil); path != nil {

@@ -51,10 +51,12 @@ type member struct {
 	Component
 	policy  Policy
 	needs   []*member // direct
+	first   []*member // those of needs that must be ready before it starts
 	needers []*member // direct and indirect: all of them must have returned before this one is stopped
 
 	state   State // empty: not started
 	started time.Time
+	usable  chan struct{} // closed when all needs are ready; nil: it has not started, or they were
 	cancel  context.CancelCauseFunc
 	restarts
 }
@@ -169,13 +171,24 @@ func (r *run) loop(ctx context.Context) error {
 	}
 }
 
-// startReady starts every component whose needs are all ready, and whose pause, if any, is over.
+// startReady starts every component that may start, and whose pause, if any, is over. It tells those that have started
+// early when all that they need is ready.
 func (r *run) startReady() {
 	for _, m := range r.members {
-		if m.state != "" && (m.state != BackingOff || time.Now().Before(m.due)) || !all(m.needs, (*member).mayBeUsed) {
+		if m.usable != nil && all(m.needs, (*member).mayBeUsed) {
+			close(m.usable)
+			m.usable = nil
+		}
+		if m.state != "" && (m.state != BackingOff || time.Now().Before(m.due)) || !all(m.first, (*member).mayBeUsed) {
 			continue
 		}
-		ctx, cancel := context.WithCancelCause(r.base)
+		usable := make(chan struct{})
+		if all(m.needs, (*member).mayBeUsed) {
+			close(usable)
+		} else {
+			m.usable = usable
+		}
+		ctx, cancel := context.WithCancelCause(context.WithValue(r.base, usableKey{}, usable))
 		m.cancel, m.started = cancel, time.Now()
 		m.begin(r.timing)
 		r.enter(m, Starting, nil)

@@ -37,7 +37,8 @@ import (
 type Component interface {
 	// Name is stable: it is the component's log field, readiness key and trace stage.
 	Name() string
-	// Needs lists the names of the components that must be ready before this one starts.
+	// Needs lists the names of the components that must be ready before this one starts, unless it is Early, and that
+	// stop after it.
 	Needs() []string
 	// Run blocks until ctx is cancelled (then it returns nil) or the component fails. It calls ready once; further
 	// calls do nothing. Everything that it started itself has ended when it returns; an upstream component writes
@@ -53,6 +54,45 @@ type Component interface {
 	// reason.
 	Run(ctx context.Context, ready func()) error
 }
+
+// Early is implemented by a Component that has much to do before it uses all that it needs. It starts earlier than
+// others, calls AwaitNeeds in Run, and stops in the same order as others.
+type Early interface {
+	// StartsAfter lists those of its Needs that must be ready before Run is called.
+	StartsAfter() []string
+}
+
+// StartsAfter returns what must be ready before the component starts: all that it needs, unless it implements Early.
+// Wrappers of a component implement Early with it.
+func StartsAfter(c Component) []string {
+	if e, ok := c.(Early); ok {
+		return e.StartsAfter()
+	}
+	return c.Needs()
+}
+
+// AwaitNeeds blocks until all that a component needs is ready, or ctx ends; then it returns ctx's error. ctx is that of
+// the component's Run or derived from it. Once all was ready it never blocks again.
+func AwaitNeeds(ctx context.Context) error {
+	usable, _ := ctx.Value(usableKey{}).(chan struct{})
+	if usable == nil {
+		return nil // no Group has started the component
+	}
+	select {
+	case <-usable:
+		return nil
+	default:
+	}
+	select {
+	case <-usable:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// usableKey is the key of a channel in the context of a Run: closed when all that the component needs is ready.
+type usableKey struct{}
 
 // Health is implemented by a Component that can check whether it still makes progress.
 type Health interface {

@@ -57,8 +57,10 @@ func newCluster(t *testing.T, set settings, name string) *cluster {
 	return c
 }
 
-// start starts all processes and returns the moment before.
+// start starts all processes, at the beginning of a second, and returns the moment before. So each heartbeat of this
+// second is one of them.
 func (c *cluster) start() time.Time {
+	time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
 	began := time.Now()
 	c.processes = c.launch()
 	return began

@@ -74,8 +74,8 @@ func nodeReady(t *testing.T, client kubernetes.Interface, since time.Time) time.
 			return false
 		}
 		for _, c := range node.Status.Conditions {
-			// The heartbeat has whole seconds, rounded down.
-			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && c.LastHeartbeatTime.After(since) {
+			// The heartbeat has whole seconds, rounded down; since is at the beginning of one (cluster.start).
+			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && !c.LastHeartbeatTime.Time.Before(since.Truncate(time.Second)) {
 				return true
 			}
 		}

@@ -101,9 +101,15 @@ type wired struct {
 }
 
 // Needs implements lifecycle.Component.
-func (w wired) Needs() []string {
+func (w wired) Needs() []string { return w.present(w.Component.Needs()) }
+
+// StartsAfter implements lifecycle.Early.
+func (w wired) StartsAfter() []string { return w.present(lifecycle.StartsAfter(w.Component)) }
+
+// present returns the names of components as they are in this process, without the disabled ones.
+func (w wired) present(names []string) []string {
 	var needs []string
-	for _, n := range w.Component.Needs() {
+	for _, n := range names {
 		if n == "apiserver" && w.api != "" {
 			n = w.api
 		}

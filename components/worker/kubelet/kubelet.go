@@ -18,6 +18,7 @@ import (
 	"flag"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"slices"
 	"sync"
@@ -141,6 +142,15 @@ func (s *Server) Needs() []string {
 	return needs
 }
 
+// StartsAfter implements lifecycle.Early. Half of a kubelet's start, up to its volume plugins, needs the container
+// runtime only. On an agent it would request its certificate then.
+func (s *Server) StartsAfter() []string {
+	if s.opts.requestsServing() {
+		return s.Needs()
+	}
+	return []string{"containerd"}
+}
+
 // Run implements lifecycle.Component. It is ready when the kubelet's own health endpoint answers ok, and the kubelet
 // has the serving certificate that it requests.
 func (s *Server) Run(ctx context.Context, ready func()) error {
@@ -201,16 +211,17 @@ func (s *Server) dependencies(ctx context.Context) (*kubelet.Dependencies, error
 	if err != nil {
 		return nil, err
 	}
-	cs, err := kubernetes.NewForConfig(s.opts.Client)
+	client := late(ctx, s.opts.Client)
+	cs, err := kubernetes.NewForConfig(client)
 	if err != nil {
 		return nil, err
 	}
-	heartbeat := rest.CopyConfig(s.opts.Client)
+	heartbeat := rest.CopyConfig(client)
 	heartbeat.Timeout = s.heartbeatTimeout()
 	if deps.HeartbeatClient, err = kubernetes.NewForConfig(heartbeat); err != nil {
 		return nil, err
 	}
-	events := rest.CopyConfig(s.opts.Client)
+	events := rest.CopyConfig(client)
 	if events.QPS = float32(s.upstream.EventRecordQPS); events.QPS == 0 {
 		events.QPS = -1
 	}
@@ -227,5 +238,44 @@ func (s *Server) dependencies(ctx context.Context) (*kubelet.Dependencies, error
 		deps.VolumePlugins = s.opts.Volumes(deps.VolumePlugins)
 	}
 	deps.OnHeartbeatFailure = s.opts.Disconnect
+	deps.DynamicPluginProber = lateProber{deps.DynamicPluginProber, func() error { return lifecycle.AwaitNeeds(ctx) }}
 	return deps, nil
 }
+
+// lateProber keeps the kubelet from its volume plugins, which it initialises after the prober, until all that it needs
+// is ready. Before, it has connected to the container runtime and looked at the machine, and its informers wait in
+// their first request. What follows uses the API, and CSI's package variables (see AfterControllerManager).
+//
+// Source: k8s.io/kubernetes/pkg/volume/plugins.go, VolumePluginMgr.InitPlugins.
+type lateProber struct {
+	volume.DynamicPluginProber
+	await func() error
+}
+
+// Init implements volume.DynamicPluginProber.
+func (p lateProber) Init() error {
+	if err := p.await(); err != nil { // the kubelet is stopping
+		return err
+	}
+	return p.DynamicPluginProber.Init()
+}
+
+// late returns a configuration whose requests wait until all that the kubelet needs is ready: an API server that
+// answers before is not complete, and an informer that it has refused begins again after a second.
+func late(ctx context.Context, c *rest.Config) *rest.Config {
+	c = rest.CopyConfig(c)
+	c.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if err := lifecycle.AwaitNeeds(ctx); err != nil {
+				return nil, err
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	return c
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

@@ -15,6 +15,9 @@ import (
 	"kubelith.io/kubelith/runtime/payload"
 )
 
+// passedTrials is the file in the run directory with preflight.Passed.
+const passedTrials = "passed-trials.json"
+
 // attempt is a start that may still be refused. If it is, it removes what it created on this machine: nothing may look
 // as if a node had run here, or reset would remove what belongs to another cluster.
 type attempt struct{ steps []func() }
@@ -52,6 +55,9 @@ func (h *machine) settle(ctx context.Context, a *attempt, cfg *config.Node, rele
 	}
 	a.onRefusal(h.Close)
 	a.onRefusal(marks)
+	passed := filepath.Join(cfg.RunDir, passedTrials)
+	a.onRefusal(forget(passed))
+	checks.Passed = preflight.ReadPassed(passed)
 	h.checks = append(h.checks, preflight.CheckSettled(ctx, checks)...)
 	if err := preflight.Failures(h.checks); err != nil {
 		return err
@@ -59,6 +65,7 @@ func (h *machine) settle(ctx context.Context, a *attempt, cfg *config.Node, rele
 	if err := h.hold(cfg); err != nil {
 		return err
 	}
+	_ = checks.Passed.Write() // the next start makes the trials again
 	if link := cfg.SocketDir(); link != cfg.RunDir {
 		a.onRefusal(forget(link))
 		if err := linkTo(link, cfg.RunDir); err != nil {

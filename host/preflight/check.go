@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/nft"
 	"kubelith.io/kubelith/host"
 	"kubelith.io/kubelith/runtime/oci"
 )
@@ -90,6 +91,8 @@ type Options struct {
 	PolicyLog bool
 	// ServiceIPs are the cluster IPs, one per family, that programs of this host will reach through kube-proxy.
 	ServiceIPs []net.IP
+	// Passed are the trials of nft's rules that need not be made again; nil: none.
+	Passed *Passed
 	// NotBefore is a time that the clock must have passed; zero means any. NotBeforeOf names the event at that time:
 	// "this program was built at".
 	NotBefore   time.Time
@@ -110,6 +113,7 @@ func Check(ctx context.Context, opts Options) []Result {
 		addLink:   addLink,
 		statfs:    unix.Statfs,
 		writable:  func(path string) error { return unix.Access(path, unix.W_OK) },
+		drops:     nft.Drops,
 		overlayOn: overlayOn,
 		syncs:     syncedFile,
 		route:     func(to net.IP) error { _, err := netlink.RouteGet(to); return err },
@@ -140,6 +144,7 @@ type probe struct {
 	addLink   func(kind string) error
 	statfs    func(path string, st *unix.Statfs_t) error
 	writable  func(path string) error
+	drops     func() (chain string) // see nft.Drops
 	overlayOn func(dir string) error
 	syncs     func(dir string) (write func() error, end func(), err error) // write writes a little and syncs it
 	route     func(to net.IP) error                                        // the kernel's choice: an error when there is no route
@@ -177,10 +182,10 @@ func check(opts Options, p probe) []Result {
 		one(func() Result { return checkVolumes(p, opts.DataDir) })
 	}
 	if opts.Proxy || opts.Bridge {
-		many(func() []Result { return checkPacketFilter(p) })
+		many(func() []Result { return checkPacketFilter(p, opts) })
 	}
 	if opts.PolicyRules != "" {
-		many(func() []Result { return checkPolicies(p, opts.PolicyRules) })
+		many(func() []Result { return checkPolicies(p, opts) })
 	}
 	if opts.PolicyLog {
 		many(func() []Result { return checkPolicyLog(p) })

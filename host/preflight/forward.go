@@ -1,7 +1,6 @@
 package preflight
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 )
@@ -17,24 +16,12 @@ func checkForwarding(p probe) Result {
 	return Result{Name: name, Status: OK, Message: "no packet filter drops forwarded packets by default"}
 }
 
-// droppingChain names the first base chain at the hook forward whose policy is drop. nft lists the rules of
+// droppingChain names the first base chain at the hook forward whose policy is drop. nftables has the rules of
 // iptables-nft too; only the older iptables lists its own, and doing so loads its modules: it is called only where they
 // are in use.
 func droppingChain(p probe) string {
-	if nft, err := p.look("nft"); err == nil {
-		var list struct {
-			Nftables []struct {
-				Chain *struct{ Family, Table, Name, Hook, Policy string }
-			}
-		}
-		text, err := p.run("", nft, "-j", "list", "chains")
-		if err == nil && json.Unmarshal([]byte(text), &list) == nil {
-			for _, entry := range list.Nftables {
-				if c := entry.Chain; c != nil && c.Hook == "forward" && c.Policy == "drop" {
-					return fmt.Sprintf("nftables: table %s %s, chain %s", c.Family, c.Table, c.Name)
-				}
-			}
-		}
+	if chain := p.drops(); chain != "" {
+		return "nftables: " + chain
 	}
 	for family, program := range map[string]string{"ip": "iptables-legacy", "ip6": "ip6tables-legacy"} {
 		if !strings.Contains(" "+strings.ReplaceAll(p.files.Text("/proc/net/"+family+"_tables_names"), "\n", " ")+" ", " filter ") {

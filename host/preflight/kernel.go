@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -190,29 +191,34 @@ add rule ip kubelith-check translate update @affinity { ip saddr } meta l4proto 
 add element ip kubelith-check services { 192.0.2.1 . tcp . 80 : drop }
 `
 
+// errUnnamed: nft lists protocols as numbers.
+var errUnnamed = errors.New("nft lists tcp as a number")
+
 // checkPacketFilter writes rules like kube-proxy's (the pod network needs some of them) into an empty network
 // namespace.
-func checkPacketFilter(p probe) []Result {
+func checkPacketFilter(p probe, opts Options) []Result {
 	nft, err := p.look("nft")
 	if err != nil {
 		return []Result{{"nft", Fail, "not found", "install nftables"}}
 	}
 	out := []Result{{Name: "nft", Status: OK, Message: nft}}
-	named := false
-	err = p.isolated(func() error {
+	// What nft lists depends on the names of protocols, too.
+	err = opts.Passed.try(p, nft, rulesOfProxy+p.files.Text("/etc/protocols"), func() error {
 		if _, err := p.run(rulesOfProxy, nft, "-f", "-"); err != nil {
 			return err
 		}
 		elements, err := p.run("", nft, "list", "map", "ip", "kubelith-check", "services")
-		named = strings.Contains(elements, ". tcp .")
+		if err == nil && !strings.Contains(elements, ". tcp .") {
+			return errUnnamed
+		}
 		return err
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, errUnnamed) {
 		return append(out, Result{"nf_tables", Fail, fmt.Sprintf("the kernel rejects rules that kube-proxy needs (%v)", err),
 			"load them with `modprobe -a nf_tables nft_chain_nat nft_masq nft_fib_ipv4 nft_reject_ipv4 nft_numgen nft_ct` or use kernel 5.13 or later with them"})
 	}
 	out = append(out, Result{Name: "nf_tables", Status: OK, Message: "accepts the rules that kube-proxy needs"})
-	if !named {
+	if err != nil {
 		// kube-proxy compares nft's list with the desired rules, and deletes the difference.
 		out = append(out, Result{"protocol names", Fail, "nft lists tcp as a number, so kube-proxy would delete its own rules at the next restart",
 			"install the package with /etc/protocols (netbase)"})

@@ -41,18 +41,18 @@ var policyFeatures = []feature{
 
 // checkPolicies writes the tables of network policies into an empty network namespace. If the kernel rejects them it
 // tries each feature alone.
-func checkPolicies(p probe, rules string) []Result {
+func checkPolicies(p probe, opts Options) []Result {
 	nft, err := p.look("nft")
 	if err != nil {
 		return nil // checkPacketFilter says so
 	}
 	try := func(rules string) error {
-		return p.isolated(func() error {
+		return opts.Passed.try(p, nft, rules, func() error {
 			_, err := p.run(rules, nft, "-f", "-")
 			return err
 		})
 	}
-	err = try(rules)
+	err = try(opts.PolicyRules)
 	if err == nil {
 		return []Result{{Name: Policies, Status: OK, Message: "the kernel has what they need"}}
 	}

@@ -8,12 +8,13 @@ import (
 	"sigs.k8s.io/knftables"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/nft"
 )
 
 // masquerade gives pods' traffic to the outside the node's address, in a separate table. Traffic among pods, of other
 // nodes too, keeps its source.
 func masquerade(ctx context.Context, podCIDRs, clusterCIDRs []string) error {
-	nft, err := knftables.New(knftables.InetFamily, names.NFTable)
+	table, err := nft.Open(knftables.InetFamily, names.NFTable)
 	if err != nil {
 		return fmt.Errorf("masquerade: %w", err)
 	}
@@ -21,7 +22,7 @@ func masquerade(ctx context.Context, podCIDRs, clusterCIDRs []string) error {
 	if err != nil {
 		return err
 	}
-	tx := nft.NewTransaction()
+	tx := table.NewTransaction()
 	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Kubelith: masquerading of pods")})
 	chain := &knftables.Chain{
 		Name:     masqueradeChain,
@@ -34,7 +35,7 @@ func masquerade(ctx context.Context, podCIDRs, clusterCIDRs []string) error {
 	for _, r := range rules {
 		tx.Add(&knftables.Rule{Chain: chain.Name, Rule: r})
 	}
-	if err := nft.Run(ctx, tx); err != nil {
+	if err := table.Run(ctx, tx); err != nil {
 		return fmt.Errorf("masquerade %v: %w", podCIDRs, err)
 	}
 	return nil
@@ -44,11 +45,11 @@ const masqueradeChain = "postrouting"
 
 // masquerades reports whether the rules are there, or cannot be read.
 func masquerades(ctx context.Context, podCIDRs []string) bool {
-	nft, err := knftables.New(knftables.InetFamily, names.NFTable)
+	table, err := nft.Open(knftables.InetFamily, names.NFTable)
 	if err != nil {
 		return true
 	}
-	rules, err := nft.ListRules(ctx, masqueradeChain)
+	rules, err := table.ListRules(ctx, masqueradeChain)
 	if knftables.IsNotFound(err) {
 		return false
 	}
@@ -83,13 +84,6 @@ func masqueradeRules(podCIDRs, clusterCIDRs []string) ([]string, error) {
 }
 
 // removeMasquerade removes the table, if it is there: a third party's network has its own rules.
-func removeMasquerade(ctx context.Context) error {
-	nft, err := knftables.New(knftables.InetFamily, names.NFTable)
-	if err != nil {
-		return fmt.Errorf("masquerade: %w", err)
-	}
-	tx := nft.NewTransaction()
-	tx.Add(&knftables.Table{}) // deleting a missing table fails
-	tx.Delete(&knftables.Table{})
-	return nft.Run(ctx, tx)
+func removeMasquerade() error {
+	return nft.Remove(knftables.InetFamily, names.NFTable)
 }

@@ -208,7 +208,7 @@ func (s *Server) reconcile(ctx context.Context, podCIDRs []string) error {
 		if s.opts.Mode != Bridge || s.handedOver {
 			return nil
 		}
-		if err := removeMasquerade(ctx); err != nil {
+		if err := removeMasquerade(); err != nil {
 			return err
 		}
 		s.handedOver, s.hostFits = true, ""

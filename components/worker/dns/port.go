@@ -9,6 +9,7 @@ import (
 
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/netevents"
+	"kubelith.io/kubelith/base/nft"
 )
 
 // keepPort keeps the port of DNS for root until ctx ends, and after it: see reservePort.
@@ -23,7 +24,7 @@ func (s *Server) keepPort(ctx context.Context) {
 // reservePort drops what other users than root send from the port of DNS. Any user may listen at such a high port, and
 // pods would believe the answers. The rule stays when Kubelith stops, since only then the port is free.
 func reservePort(ctx context.Context) error {
-	nft, err := knftables.New(knftables.InetFamily, names.DNSTable)
+	table, err := nft.Open(knftables.InetFamily, names.DNSTable)
 	if err != nil {
 		return err
 	}
@@ -31,7 +32,7 @@ func reservePort(ctx context.Context) error {
 		Name: "output", Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.OutputHook),
 		Priority: knftables.PtrTo(knftables.FilterPriority),
 	}
-	tx := nft.NewTransaction()
+	tx := table.NewTransaction()
 	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Kubelith: only root answers DNS of pods")})
 	tx.Add(chain)
 	tx.Flush(chain)
@@ -39,5 +40,5 @@ func reservePort(ctx context.Context) error {
 		Chain: chain.Name,
 		Rule:  fmt.Sprintf("meta l4proto { tcp, udp } th sport %d meta skuid != 0 drop", names.DNSPort),
 	})
-	return nft.Run(ctx, tx)
+	return table.Run(ctx, tx)
 }

@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/knftables"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/nft"
 )
 
 // gate is the nftables table that admits VXLAN packets from the other nodes only: VXLAN itself takes them from anyone.
@@ -32,11 +33,11 @@ var gateFamilies = [...]struct{ name, address, set string }{
 }
 
 func newGate() (*gate, error) {
-	nft, err := knftables.New(knftables.InetFamily, names.VXLANTable)
+	table, err := nft.Open(knftables.InetFamily, names.VXLANTable)
 	if err != nil {
 		return nil, fmt.Errorf("VXLAN needs nft, to refuse packets from outside the cluster: %w", err)
 	}
-	return &gate{nft: nft}, nil
+	return &gate{nft: table}, nil
 }
 
 // sources returns the addresses from which peers send, sorted.
@@ -124,18 +125,4 @@ func (g *gate) write(from []netip.Addr) *knftables.Transaction {
 		tx.Add(r)
 	}
 	return tx
-}
-
-// remove removes the table, if it is there.
-func (g *gate) remove(ctx context.Context) error {
-	if _, err := g.nft.List(ctx, "sets"); knftables.IsNotFound(err) {
-		return nil
-	}
-	tx := g.nft.NewTransaction()
-	tx.Add(&knftables.Table{}) // deleting a missing table fails
-	tx.Delete(&knftables.Table{})
-	if err := g.nft.Run(ctx, tx); err != nil {
-		return fmt.Errorf("remove the packet filter of VXLAN: %w", err)
-	}
-	return nil
 }

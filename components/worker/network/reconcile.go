@@ -10,6 +10,10 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/knftables"
+
+	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/nft"
 )
 
 // reconcile brings the kernel in line with the Nodes, and reports whether it had to change anything.
@@ -100,7 +104,7 @@ func (s *Server) ensureSession(ctx context.Context, want setup, peers []node) (c
 	if want.backend == VXLAN {
 		changed, err = s.closeGate(ctx, peers)
 	} else if !intact {
-		err = s.openGate(ctx)
+		err = s.openGate()
 	}
 	if intact || err != nil {
 		return changed, err
@@ -227,11 +231,12 @@ func (s *Server) closeGate(ctx context.Context, peers []node) (changed bool, err
 }
 
 // openGate removes what closeGate wrote; no device may be left.
-func (s *Server) openGate(ctx context.Context) error {
-	if s.findGate() != nil {
-		return nil // without nft there is nothing
+func (s *Server) openGate() error {
+	s.gate = nil
+	if err := nft.Remove(knftables.InetFamily, names.VXLANTable); err != nil {
+		return fmt.Errorf("remove the packet filter of VXLAN: %w", err)
 	}
-	return s.gate.remove(ctx)
+	return nil
 }
 
 func (s *Server) findGate() (err error) {
@@ -263,5 +268,5 @@ func (s *Server) remove(ctx context.Context) error {
 	if len(stale) > 0 {
 		s.opts.Log.Infof("removing %d routes to other nodes", len(stale))
 	}
-	return errors.Join(s.removeEntries(now, stale), s.openGate(ctx))
+	return errors.Join(s.removeEntries(now, stale), s.openGate())
 }

@@ -126,7 +126,7 @@ func (s *Server) ensureTunnel(ctx context.Context, want setup, peers []node) (ch
 	}
 	news := s.tunnel.begun != want
 	if news { // VXLAN's filter is not needed any more
-		if err := s.openGate(ctx); err != nil {
+		if err := s.openGate(); err != nil {
 			return false, err
 		}
 	}

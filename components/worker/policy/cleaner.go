@@ -2,7 +2,6 @@ package policy
 
 import (
 	"context"
-	"errors"
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/components/worker/policy/kernel"
@@ -16,15 +15,6 @@ func NewCleaner(o Options) lifecycle.Component {
 		Subject: "remove the rules of network policies",
 		Retry:   retry,
 		Log:     o.Log,
-		Do: func(ctx context.Context) error {
-			var errs []error
-			if table, err := kernel.New(true, true); err == nil { // without nft there is none
-				errs = append(errs, table.Remove(ctx))
-			}
-			if ports, err := kernel.NewPorts(); err == nil {
-				errs = append(errs, ports.Remove(ctx))
-			}
-			return errors.Join(errs...)
-		},
+		Do:      func(context.Context) error { return kernel.Remove() },
 	}
 }

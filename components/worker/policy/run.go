@@ -337,7 +337,7 @@ func (r *run) step(ctx context.Context) error {
 		if was == now {
 			return nil
 		}
-		if err := errors.Join(r.table.Remove(ctx), r.ports.Remove(ctx)); err != nil {
+		if err := errors.Join(r.table.Remove(), r.ports.Remove()); err != nil {
 			return err
 		}
 		r.setMode(now)

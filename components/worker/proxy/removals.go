@@ -5,6 +5,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/knftables"
+
+	"kubelith.io/kubelith/base/nft"
 )
 
 // table is upstream's, of each family. When another program removes it, as `systemctl restart nftables` does, upstream
@@ -20,11 +22,11 @@ func lost(ctx context.Context, families []corev1.IPFamily) bool {
 		if f == corev1.IPv6Protocol {
 			family = knftables.IPv6Family
 		}
-		nft, err := knftables.New(family, table)
+		t, err := nft.Open(family, table)
 		if err != nil {
 			return false
 		}
-		if _, err := nft.List(ctx, "chains"); knftables.IsNotFound(err) {
+		if _, err := t.List(ctx, "chains"); knftables.IsNotFound(err) {
 			return true
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/knftables"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/nft"
 )
 
 // Ports are a table of the bridge: what comes from the port of a pod has the pod's address as its source. Otherwise a
@@ -23,11 +24,11 @@ type Ports struct {
 
 // NewPorts returns the table; nothing is written.
 func NewPorts() (*Ports, error) {
-	nft, err := knftables.New(knftables.BridgeFamily, names.PolicyTable)
+	table, err := nft.Open(knftables.BridgeFamily, names.PolicyTable)
 	if err != nil {
 		return nil, fmt.Errorf("network policies need nft with family bridge: %w", err)
 	}
-	return &Ports{nft: nft}, nil
+	return &Ports{nft: table}, nil
 }
 
 // The chains and sets of the table.
@@ -119,14 +120,15 @@ func portElementsOf(name string, ips []netip.Addr) []*knftables.Element {
 }
 
 // Remove removes the table.
-func (p *Ports) Remove(ctx context.Context) error {
-	tx := p.nft.NewTransaction()
-	tx.Add(&knftables.Table{}) // deleting a missing table fails
-	tx.Delete(&knftables.Table{})
-	if err := p.nft.Run(ctx, tx); err != nil {
+func (p *Ports) Remove() error {
+	p.whole = false
+	return removePorts()
+}
+
+func removePorts() error {
+	if err := nft.Remove(knftables.BridgeFamily, names.PolicyTable); err != nil {
 		return fmt.Errorf("remove the guard of pods' packets: %w", err)
 	}
-	p.whole = false
 	return nil
 }
 

@@ -10,6 +10,7 @@ package kernel
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	"sigs.k8s.io/knftables"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/nft"
 	"kubelith.io/kubelith/components/worker/policy/rules"
 )
 
@@ -53,11 +55,11 @@ type Table struct {
 
 // New returns the table; nothing is written. The pods have addresses of these families.
 func New(ipv4, ipv6 bool) (*Table, error) {
-	nft, err := knftables.New(knftables.InetFamily, names.PolicyTable)
+	table, err := nft.Open(knftables.InetFamily, names.PolicyTable)
 	if err != nil {
 		return nil, fmt.Errorf("network policies need nft: %w", err)
 	}
-	return newTable(nft, ipv4, ipv6), nil
+	return newTable(table, ipv4, ipv6), nil
 }
 
 func newTable(nft knftables.Interface, ipv4, ipv6 bool) *Table {
@@ -76,16 +78,20 @@ func newTable(nft knftables.Interface, ipv4, ipv6 bool) *Table {
 func (t *Table) LogDrops(perSecond int) { t.log = perSecond }
 
 // Remove removes the table.
-func (t *Table) Remove(ctx context.Context) error {
-	tx := t.nft.NewTransaction()
-	tx.Add(&knftables.Table{}) // deleting a missing table fails
-	tx.Delete(&knftables.Table{})
-	if err := t.nft.Run(ctx, tx); err != nil {
+func (t *Table) Remove() error {
+	t.whole = false
+	return removeTable()
+}
+
+func removeTable() error {
+	if err := nft.Remove(knftables.InetFamily, names.PolicyTable); err != nil {
 		return fmt.Errorf("remove the rules of network policies: %w", err)
 	}
-	t.whole = false
 	return nil
 }
+
+// Remove removes the tables of an earlier run.
+func Remove() error { return errors.Join(removeTable(), removePorts()) }
 
 // Replace writes a whole table in place of whatever is there, at once: no packet meets half of it.
 func (t *Table) Replace(ctx context.Context, all *rules.Changes) error {

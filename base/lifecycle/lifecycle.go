@@ -63,7 +63,7 @@ type Early interface {
 }
 
 // StartsAfter returns what must be ready before the component starts: all that it needs, unless it implements Early.
-// Wrappers of a component implement Early with it.
+// Wrappers of a component implement Early with it, or the component starts as late as any other.
 func StartsAfter(c Component) []string {
 	if e, ok := c.(Early); ok {
 		return e.StartsAfter()

@@ -159,7 +159,7 @@ func (r *run) untilDue() time.Duration {
 	const never = time.Hour
 	next := never
 	for _, m := range r.members {
-		if m.state == Ending || m.state == BackingOff && all(m.needs, (*member).mayBeUsed) {
+		if m.state == Ending || m.state == BackingOff && all(m.first, (*member).mayBeUsed) {
 			next = min(next, max(0, time.Until(m.due)))
 		}
 	}

@@ -30,17 +30,32 @@ func Open(family knftables.Family, table string) (knftables.Interface, error) {
 	return nft, nil
 }
 
-// Remove removes the table from the kernel, if it is there.
+// Remove removes the table from the kernel, if it is there; a kernel without nftables has none. family is inet or
+// bridge.
 func Remove(family knftables.Family, table string) error {
-	conn, err := nftables.New()
-	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
+	number, known := families[family]
+	if !known { // the kernel would take 0 for all families
+		return fmt.Errorf("remove table %s of nftables: family %q is not known here: a bug in Kubelith", table, family)
 	}
-	conn.DelTable(&nftables.Table{Name: table, Family: families[family]})
-	if err := conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+	conn, err := nftables.New()
+	if err == nil {
+		conn.DelTable(&nftables.Table{Name: table, Family: number})
+		err = conn.Flush()
+	}
+	if err != nil && !absent(err) {
 		return fmt.Errorf("remove table %s %s of nftables: %w", family, table, err)
 	}
 	return nil
+}
+
+// absent reports whether the table is not there, or nothing of nftables.
+func absent(err error) bool {
+	for _, e := range []error{unix.ENOENT, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 var families = map[knftables.Family]nftables.TableFamily{

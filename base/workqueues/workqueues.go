@@ -1,6 +1,6 @@
 // Package workqueues keeps client-go's work queues from waking an idle process. Upstream starts a loop for each queue
 // that sets workqueue_unfinished_work_seconds and workqueue_longest_running_processor_seconds twice a second, whether
-// or not anybody reads them. Here, both are computed when they are read (ADR 063).
+// or not anybody reads them. Here, both are computed when they are read (ADR 066).
 package workqueues
 
 import (
@@ -29,7 +29,7 @@ type Metrics interface {
 // Install changes how all queues made from now on compute their two metrics, and registers these. It is called once,
 // before the first component starts. Without upstream's provider it does nothing.
 func Install(metrics Metrics) error {
-	if upstream == nil {
+	if _, installed := upstream.(*provider); installed || upstream == nil {
 		return nil
 	}
 	p := &provider{MetricsProvider: upstream, queues: map[string]*queue{}}

@@ -63,6 +63,9 @@ func TestInstall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if of := fmt.Sprintf("%T", original); of != "workqueue.prometheusMetricsProvider" {
+		t.Fatalf("the variable of client-go has a %s: is it of another type?", of)
+	}
 	control := workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[string]{Name: "control", MetricsProvider: original})
 	defer control.ShutDown()
 	name := fmt.Sprintf("installed-%d", time.Now().UnixNano())

@@ -51,6 +51,9 @@ func newProcess(ctx context.Context, cfg *config.Node, out Output) (*process, er
 	if p.log, err = logging.Setup(logging.Options{Format: cfg.LogFormat, Level: cfg.LogLevel, Out: p.out.log}); err != nil {
 		return nil, err
 	}
+	if err = workqueues.Install(legacyregistry.Registerer()); err != nil {
+		return nil, fmt.Errorf("metrics of work queues: %w", err)
+	}
 	p.out.restore, err = logging.CaptureStderr(p.log)
 	return p, err
 }
@@ -125,9 +128,6 @@ func (p *process) run(ctx context.Context, machine *machine, components []lifecy
 		if err := legacyregistry.Registerer().Register(record.NewMetrics(machine.record)); err != nil {
 			return fmt.Errorf("metrics of the flight recorder: %w", err)
 		}
-	}
-	if err := workqueues.Install(legacyregistry.Registerer()); err != nil {
-		return fmt.Errorf("metrics of work queues: %w", err)
 	}
 	crashes.EndInOrder(p.log, end, crashes.CatchPanics(group.Fail))
 	var others sync.WaitGroup

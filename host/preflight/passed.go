@@ -52,7 +52,7 @@ func (k *Passed) Write() error {
 	if err != nil {
 		return err
 	}
-	return atomicfile.Write(k.file, text)
+	return atomicfile.WriteWith(k.file, text, atomicfile.Options{Passing: true})
 }
 
 // try makes a trial of these rules in namespaces of its own, unless it is known to pass.
@@ -94,11 +94,16 @@ func (p probe) boot() string {
 	return strings.TrimSpace(p.files.Text("/proc/sys/kernel/random/boot_id"))
 }
 
-// trial identifies rules that this program nft writes.
+// trial identifies rules that this program nft writes, with these capabilities.
 func (p probe) trial(nft, rules string) string {
 	program := ""
 	if info, err := os.Stat(nft); err == nil {
 		program = fmt.Sprintf("%s %d %d\n", nft, info.Size(), info.ModTime().UnixNano())
+	}
+	for line := range strings.Lines(p.files.Text("/proc/self/status")) {
+		if strings.HasPrefix(line, "CapEff:") {
+			program += line
+		}
 	}
 	sum := sha256.Sum256([]byte(program + rules))
 	return hex.EncodeToString(sum[:])

@@ -183,7 +183,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 			s.holdShutdowns(waiting, deps.KubeClient, func() (logind, error) { return systemd.NewDBusCon() })
 		})
 	}
-	if err := app.Run(ctx, s.upstream, deps, utilfeature.DefaultFeatureGate); ctx.Err() == nil {
+	if err := s.runUpstream(ctx, deps); ctx.Err() == nil {
 		return err
 	}
 	return nil // asked to stop: its work in progress fails then, which is no failure
@@ -238,8 +238,19 @@ func (s *Server) dependencies(ctx context.Context) (*kubelet.Dependencies, error
 		deps.VolumePlugins = s.opts.Volumes(deps.VolumePlugins)
 	}
 	deps.OnHeartbeatFailure = s.opts.Disconnect
-	deps.DynamicPluginProber = lateProber{deps.DynamicPluginProber, func() error { return lifecycle.AwaitNeeds(ctx) }}
 	return deps, nil
+}
+
+// runUpstream runs the kubelet until ctx ends or it fails.
+func (s *Server) runUpstream(ctx context.Context, deps *kubelet.Dependencies) error {
+	prober := &lateProber{DynamicPluginProber: deps.DynamicPluginProber, await: func() error { return lifecycle.AwaitNeeds(ctx) }}
+	deps.DynamicPluginProber = prober
+	defer func() {
+		if prober.left { // else the panic is another one's
+			_ = recover()
+		}
+	}()
+	return app.Run(ctx, s.upstream, deps, utilfeature.DefaultFeatureGate)
 }
 
 // lateProber keeps the kubelet from its volume plugins, which it initialises after the prober, until all that it needs
@@ -250,12 +261,14 @@ func (s *Server) dependencies(ctx context.Context) (*kubelet.Dependencies, error
 type lateProber struct {
 	volume.DynamicPluginProber
 	await func() error
+	left  bool // by a panic: the kubelet stops while it waits
 }
 
-// Init implements volume.DynamicPluginProber.
-func (p lateProber) Init() error {
-	if err := p.await(); err != nil { // the kubelet is stopping
-		return err
+// Init implements volume.DynamicPluginProber. Upstream only logs an error of it, and would start the whole kubelet.
+func (p *lateProber) Init() error {
+	if err := p.await(); err != nil {
+		p.left = true
+		panic(err)
 	}
 	return p.DynamicPluginProber.Init()
 }
@@ -266,8 +279,11 @@ func late(ctx context.Context, c *rest.Config) *rest.Config {
 	c = rest.CopyConfig(c)
 	c.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
-			if err := lifecycle.AwaitNeeds(ctx); err != nil {
-				return nil, err
+			waiting, cancel := context.WithCancelCause(ctx)
+			defer cancel(nil)
+			defer context.AfterFunc(r.Context(), func() { cancel(context.Cause(r.Context())) })()
+			if lifecycle.AwaitNeeds(waiting) != nil {
+				return nil, context.Cause(waiting)
 			}
 			return next.RoundTrip(r)
 		})

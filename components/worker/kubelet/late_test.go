@@ -31,7 +31,7 @@ func (noPlugins) Probe() ([]volume.ProbeEvent, error) { return nil, nil }
 // TestLateProber: upstream initialises the prober before its plugins, so that one that waits keeps it from them.
 func TestLateProber(t *testing.T) {
 	waiting, ready := make(chan struct{}), make(chan struct{})
-	prober := lateProber{noPlugins{}, func() error {
+	prober := &lateProber{DynamicPluginProber: noPlugins{}, await: func() error {
 		close(waiting)
 		<-ready
 		return nil
@@ -52,6 +52,24 @@ func TestLateProber(t *testing.T) {
 	<-p.initialised
 }
 
+// TestLateProberStops: a kubelet that stops while it waits goes no further.
+func TestLateProberStops(t *testing.T) {
+	p := plugin{initialised: make(chan struct{})}
+	prober := &lateProber{DynamicPluginProber: noPlugins{}, await: func() error { return context.Canceled }}
+	defer func() {
+		if got := recover(); got != context.Canceled || !prober.left {
+			t.Errorf("recovered %v, left %v", got, prober.left)
+		}
+		select {
+		case <-p.initialised:
+			t.Error("the plugin was initialised")
+		default:
+		}
+	}()
+	_ = new(volume.VolumePluginMgr).InitPlugins([]volume.VolumePlugin{p}, prober, nil)
+	t.Error("upstream went on")
+}
+
 // needy is a component with a request that it sends at once.
 type needy struct {
 	send func(context.Context) error
@@ -69,10 +87,12 @@ func (n needy) Run(ctx context.Context, ready func()) error {
 	return nil
 }
 
-// TestLate: a request waits until all is ready, and ends with the component.
+// TestLate: a request waits until all is ready, and ends with the component or its own context.
 func TestLate(t *testing.T) {
-	for name, becomesReady := range map[string]bool{"ready": true, "never ready": false} {
-		t.Run(name, func(t *testing.T) {
+	for _, end := range []string{"ready", "the component stops", "the request is cancelled"} {
+		t.Run(end, func(t *testing.T) {
+			requested, withdraw := context.WithCancel(context.Background())
+			defer withdraw()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			open := make(chan struct{})
@@ -86,7 +106,7 @@ func TestLate(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "https://192.0.2.1/", nil)
+				request, err := http.NewRequestWithContext(requested, http.MethodGet, "https://192.0.2.1/", nil)
 				if err != nil {
 					return err
 				}
@@ -106,18 +126,21 @@ func TestLate(t *testing.T) {
 				t.Errorf("the request did not wait: %v", err)
 			case <-time.After(50 * time.Millisecond):
 			}
-			if becomesReady {
+			var want error
+			switch end {
+			case "ready":
 				close(open)
-				if err := <-n.sent; err != nil {
-					t.Error(err)
-				}
+			case "the component stops":
+				want = context.Canceled
 				cancel()
-			} else {
-				cancel()
-				if err := <-n.sent; !errors.Is(err, context.Canceled) {
-					t.Errorf("a request of a component that stops: %v", err)
-				}
+			default:
+				want = context.Canceled
+				withdraw()
 			}
+			if err := <-n.sent; !errors.Is(err, want) {
+				t.Errorf("%v, want %v", err, want)
+			}
+			cancel()
 			if err := <-ended; err != nil {
 				t.Error(err)
 			}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"kubelith.io/kubelith/base/lifecycle"
 )
 
 // servingTimeout bounds the wait for a serving certificate. The server signs it within seconds; while the server is
@@ -18,7 +20,7 @@ const servingTimeout = time.Minute
 
 // awaitReady calls ready when the kubelet's health endpoint answers ok and it has a serving certificate.
 func (s *Server) awaitReady(ctx context.Context, ready func()) {
-	if !s.awaitHealthy(ctx) {
+	if lifecycle.AwaitNeeds(ctx) != nil || !s.awaitHealthy(ctx) {
 		return
 	}
 	if s.opts.requestsServing() && !s.awaitServing(ctx) && ctx.Err() == nil {

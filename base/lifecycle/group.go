@@ -175,24 +175,19 @@ func (r *run) loop(ctx context.Context) error {
 // early when all that they need is ready.
 func (r *run) startReady() {
 	for _, m := range r.members {
+		rests := m.state != "" && (m.state != BackingOff || time.Now().Before(m.due))
+		if !rests && all(m.first, (*member).mayBeUsed) {
+			m.usable = make(chan struct{})
+			ctx, cancel := context.WithCancelCause(context.WithValue(r.base, usableKey{}, m.usable))
+			m.cancel, m.started = cancel, time.Now()
+			m.begin(r.timing)
+			r.enter(m, Starting, nil)
+			go r.runOne(ctx, m, m.run)
+		}
 		if m.usable != nil && all(m.needs, (*member).mayBeUsed) {
 			close(m.usable)
 			m.usable = nil
 		}
-		if m.state != "" && (m.state != BackingOff || time.Now().Before(m.due)) || !all(m.first, (*member).mayBeUsed) {
-			continue
-		}
-		usable := make(chan struct{})
-		if all(m.needs, (*member).mayBeUsed) {
-			close(usable)
-		} else {
-			m.usable = usable
-		}
-		ctx, cancel := context.WithCancelCause(context.WithValue(r.base, usableKey{}, usable))
-		m.cancel, m.started = cancel, time.Now()
-		m.begin(r.timing)
-		r.enter(m, Starting, nil)
-		go r.runOne(ctx, m, m.run)
 	}
 }
 

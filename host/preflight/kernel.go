@@ -14,15 +14,19 @@ import (
 	"kubelith.io/kubelith/host"
 )
 
-// checkCapabilities compares the effective set (proc_pid_status(5), CapEff) with what containers, mounts and networks
-// need.
-func checkCapabilities(p probe) []Result {
-	var mask uint64
+// capabilities returns the effective set of this process (proc_pid_status(5), CapEff).
+func (p probe) capabilities() (mask uint64) {
 	for _, line := range strings.Split(p.files.Text("/proc/self/status"), "\n") {
 		if value, ok := strings.CutPrefix(line, "CapEff:"); ok {
 			mask, _ = strconv.ParseUint(strings.TrimSpace(value), 16, 64)
 		}
 	}
+	return mask
+}
+
+// checkCapabilities compares the effective set with what containers, mounts and networks need.
+func checkCapabilities(p probe) []Result {
+	mask := p.capabilities()
 	needed := map[string]int{"CAP_CHOWN": unix.CAP_CHOWN, "CAP_DAC_OVERRIDE": unix.CAP_DAC_OVERRIDE, "CAP_FOWNER": unix.CAP_FOWNER,
 		"CAP_KILL": unix.CAP_KILL, "CAP_MKNOD": unix.CAP_MKNOD, "CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_NET_RAW": unix.CAP_NET_RAW,
 		"CAP_SETGID": unix.CAP_SETGID, "CAP_SETUID": unix.CAP_SETUID, "CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN, "CAP_SYS_CHROOT": unix.CAP_SYS_CHROOT}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 
 	"kubelith.io/kubelith/base/atomicfile"
@@ -91,19 +90,14 @@ func (k *Passed) add(boot, trial string) {
 
 // boot identifies the boot of this host; "" if it is not known.
 func (p probe) boot() string {
-	return strings.TrimSpace(p.files.Text("/proc/sys/kernel/random/boot_id"))
+	return p.files.Text("/proc/sys/kernel/random/boot_id")
 }
 
 // trial identifies rules that this program nft writes, with these capabilities.
 func (p probe) trial(nft, rules string) string {
-	program := ""
+	program := fmt.Sprintf("%x\n", p.capabilities())
 	if info, err := os.Stat(nft); err == nil {
-		program = fmt.Sprintf("%s %d %d\n", nft, info.Size(), info.ModTime().UnixNano())
-	}
-	for line := range strings.Lines(p.files.Text("/proc/self/status")) {
-		if strings.HasPrefix(line, "CapEff:") {
-			program += line
-		}
+		program += fmt.Sprintf("%s %d %d\n", nft, info.Size(), info.ModTime().UnixNano())
 	}
 	sum := sha256.Sum256([]byte(program + rules))
 	return hex.EncodeToString(sum[:])

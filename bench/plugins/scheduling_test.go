@@ -191,15 +191,18 @@ func requireScored(t *testing.T, way string, s *harness.Server) {
 			t.Errorf("extender %d was asked %d times for %d pods, %v", i, n, pods, err)
 		}
 	}
-	list, err := s.Client(t).CoreV1().Pods("").List(t.Context(), metav1.ListOptions{LabelSelector: "bench=scheduling"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range list.Items {
-		if node := list.Items[i].Spec.NodeName; !strings.HasPrefix(node, "hollow-") {
-			t.Fatalf("pod %s is on node %q", list.Items[i].Name, node)
+	harness.Eventually(t, time.Minute, "bindings to be written", func() error { // the scheduler goes on to the next pod before
+		list, err := s.Client(t).CoreV1().Pods("").List(t.Context(), metav1.ListOptions{LabelSelector: "bench=scheduling"})
+		if err != nil {
+			return err
 		}
-	}
+		for i := range list.Items {
+			if node := list.Items[i].Spec.NodeName; !strings.HasPrefix(node, "hollow-") {
+				return fmt.Errorf("pod %s is on node %q", list.Items[i].Name, node)
+			}
+		}
+		return nil
+	})
 }
 
 // waitExtender waits until an extender has the nodes.

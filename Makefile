@@ -79,29 +79,34 @@ test: deps test-packages lint-quick build ## everything CI checks: lint, unit te
 	@$(conformance_suite) --where >/dev/null 2>&1 && echo "test: all passed" || \
 		echo "test: all passed, but upstream's conformance tests were not run: there is no suite (make conformance-suite says why)"
 
-# What test needs besides build, and needs no cluster.
+# What test needs besides build, and needs no cluster. go list compiles tests without linking them, which unit has to do again anyway.
 compiled: lint-compiled integration-tools
-	$(MAKE) --no-print-directory unit UNIT='test -c -o /dev/null'
+	CGO_ENABLED=1 $(compile_tests) -race $(raced)
+	$(compile_tests) -p 3 $(upstream_tests) $(unit_packages)
+	GOFLAGS=-trimpath $(GO) -C tools list -export -test -f '{{""}}' ./release ./robustness >/dev/null
+
+compile_tests := $(GO) list -export -test -f '{{""}}'
 
 # The tests of these do many things at once and link little of upstream, which would all be compiled again for the race detector.
 raced := $(addprefix ./base/,jointoken lifecycle client config logging pki) \
 	$(addprefix ./components/,cluster/approver cluster/servicelb cluster/token worker/join worker/network worker/podlink) \
 	./components/node/crashes ./components/node/progress ./plugins/credentials ./plugins/host ./plugins/process ./runtime/shim ./runtime/tasks ./trace/record ./trace/spans
 
-UNIT := test
+# Upstream's tests of what patches/kubernetes changes.
+upstream_tests := $(addprefix k8s.io/,kubernetes/pkg/kubelet/volumemanager/... kubernetes/pkg/kubelet)
+unit_packages = $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(raced)),$(packages))
+
 unit: race ## unit tests: no root, no network
-	@# make lint vets all of it, with more analyzers. The first packages are upstream's tests of what patches/kubernetes changes; some wait for two minutes.
-	@# In those that are skipped, with 10 and 20 pods, as many goroutines overwrite each other's reports of volumes in use, so that a volume may wait for
-	@# minutes.
-	$(GO) $(UNIT) -vet=off -p 3 -skip 'TestWaitForAllPodsUnmount/timeout_errors' k8s.io/kubernetes/pkg/kubelet/volumemanager/... \
-		$(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(raced)),$(packages))
-	$(GO) $(UNIT) -vet=off -run 'UpdatePod|CompleteWork|TerminalPhase|SyncKnownPods|TerminatedWorker|KillPodNow|EffectiveGracePeriod' k8s.io/kubernetes/pkg/kubelet
+	@# make lint vets all of it, with more analyzers. Some of upstream's tests wait for two minutes. In those that are skipped, with 10 and 20 pods, as many
+	@# goroutines overwrite each other's reports of volumes in use, so that a volume may wait for minutes.
+	$(GO) test -vet=off -p 3 -skip 'TestWaitForAllPodsUnmount/timeout_errors' $(firstword $(upstream_tests)) $(unit_packages)
+	$(GO) test -vet=off -run 'UpdatePod|CompleteWork|TerminalPhase|SyncKnownPods|TerminatedWorker|KillPodNow|EffectiveGracePeriod' $(word 2,$(upstream_tests))
 	$(MAKE) --no-print-directory payload-test
 	GOFLAGS=-trimpath $(GO) -C cluster build . # with the client-go that it asks of other modules
-	GOFLAGS=-trimpath $(GO) -C tools $(UNIT) ./release ./robustness
+	GOFLAGS=-trimpath $(GO) -C tools test ./release ./robustness
 
 race: ## the unit tests of what does many things at once, under the race detector
-	CGO_ENABLED=1 $(GO) $(UNIT) -vet=off -race $(raced)
+	CGO_ENABLED=1 $(GO) test -vet=off -race $(raced)
 
 # Limits are four times as long (KUBELITH_TEST_PATIENCE), for a busy machine; a test that passes takes no longer for it.
 integration_test = KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_TEST_PATIENCE=4 KUBELITH_BIN=$(CURDIR)/bin/kubelith \

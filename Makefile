@@ -11,7 +11,7 @@ include payload.mk
 export CGO_ENABLED := 0
 export GOFLAGS := -trimpath -buildvcs=false -tags=no_btrfs,no_devmapper,no_zfs
 
-# Every go command works with upstream's source as patches/kubernetes change it (docs/adr/038-patch-of-the-kubelet.md).
+# Every go command works with upstream's source as patches/kubernetes and patches/apiserver change it (docs/adr/038-patch-of-the-kubelet.md).
 # make UNPATCHED=1 TARGET works with upstream's source as it is.
 export UNPATCHED
 ifndef UNPATCHED
@@ -92,8 +92,8 @@ raced := $(addprefix ./base/,jointoken lifecycle client config logging pki) \
 	$(addprefix ./components/,cluster/approver cluster/servicelb cluster/token worker/join worker/network worker/podlink) \
 	./components/node/crashes ./components/node/progress ./plugins/credentials ./plugins/host ./plugins/process ./runtime/shim ./runtime/tasks ./trace/record ./trace/spans
 
-# Upstream's tests of what patches/kubernetes changes.
-upstream_tests := $(addprefix k8s.io/,kubernetes/pkg/kubelet/volumemanager/... kubernetes/pkg/kubelet)
+# Upstream's tests of what our patches change.
+upstream_tests := $(addprefix k8s.io/,kubernetes/pkg/kubelet/volumemanager/... kubernetes/pkg/kubelet apiserver/pkg/storage/cacher)
 unit_packages = $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(raced)),$(packages))
 
 unit: race ## unit tests: no root, no network
@@ -101,6 +101,7 @@ unit: race ## unit tests: no root, no network
 	@# goroutines overwrite each other's reports of volumes in use, so that a volume may wait for minutes.
 	$(GO) test -vet=off -p 3 -skip 'TestWaitForAllPodsUnmount/timeout_errors' $(firstword $(upstream_tests)) $(unit_packages)
 	$(GO) test -vet=off -run 'UpdatePod|CompleteWork|TerminalPhase|SyncKnownPods|TerminatedWorker|KillPodNow|EffectiveGracePeriod' $(word 2,$(upstream_tests))
+	$(GO) test -vet=off -run 'History|WatchCache|DynamicCache|CacheInterval|Bookmark|Snapshot' $(word 3,$(upstream_tests))
 	$(MAKE) --no-print-directory payload-test
 	GOFLAGS=-trimpath $(GO) -C cluster build . # with the client-go that it asks of other modules
 	GOFLAGS=-trimpath $(GO) -C tools test ./release ./robustness

@@ -26,6 +26,9 @@ const (
 	// settleAfter is how many times measureLoad without load pass before the memory that the start, or the load, needed
 	// is returned to the system. The runtime alone keeps it for two collections more: minutes of an idle process.
 	settleAfter = 30
+	// forgetAfter is when memory is returned again: by then, the API server's watch caches have forgotten the events of
+	// the load, which they keep for 75 s.
+	forgetAfter = 120
 	// dropEvery is how many times measureLoad pass without load between two times that the pages of the program are
 	// dropped: an election or a refused request maps some again, and nothing else would ever drop them.
 	dropEvery = 300
@@ -61,17 +64,20 @@ type load struct {
 }
 
 // percent is called once every measureLoad, with the bytes allocated since the start of the process and those that
-// the last collection found in use.
-func (l *load) percent(allocated, live uint64) int {
+// the last collection found in use. busy reports whether so much is allocated that the heap would double in
+// collectEvery; a large heap may not grow by more for that.
+func (l *load) percent(allocated, live uint64) (percent int, busy bool) {
 	l.rate = max(allocated-l.allocated, l.rate*3/4)
 	l.allocated = allocated
-	room := min(l.rate*collectEvery, headroom)
+	live = max(live, 1<<20)
+	wanted := l.rate * collectEvery
+	room := min(wanted, headroom)
 	if l.memory > 0 {
 		room = min(room, l.memory/headroomShare)
 	}
 	// In steps, since each change stops all goroutines for a moment.
-	percent := room * 100 / max(live, 1<<20) / gcPercent * gcPercent
-	return max(gcPercent, int(percent))
+	steps := room * 100 / live / gcPercent
+	return max(gcPercent, int(steps)*gcPercent), wanted >= live
 }
 
 // Follow lowers the memory of the process once it has started, and collects less often while much is allocated, until
@@ -95,15 +101,15 @@ func Follow(ctx context.Context, started <-chan struct{}, log logrus.FieldLogger
 			return
 		}
 		metrics.Read(sample)
-		if percent := l.percent(sample[0].Value.Uint64(), sample[1].Value.Uint64()); percent != now {
+		percent, busy := l.percent(sample[0].Value.Uint64(), sample[1].Value.Uint64())
+		if percent != now {
 			setGCPercent(percent)
 			now = percent
+		}
+		if quiet++; busy {
 			quiet = 0
 		}
-		if quiet++; now != gcPercent {
-			continue
-		}
-		if quiet == settleAfter {
+		if quiet == settleAfter || quiet == forgetAfter {
 			debug.FreeOSMemory()
 		}
 		if quiet%dropEvery == settleAfter {

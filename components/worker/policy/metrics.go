@@ -11,8 +11,7 @@ import (
 
 // drops are the metrics of a run: what the kernel has counted is read when they are asked for.
 type drops struct {
-	run   *run
-	table *kernel.Table // its own: the run's is for its goroutine
+	run *run
 }
 
 var _ prometheus.Collector = (*drops)(nil)
@@ -42,7 +41,7 @@ func (d *drops) Collect(out chan<- prometheus.Metric) {
 	d.run.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	counted, err := d.table.Drops(ctx)
+	counted, err := kernel.Dropped(ctx)
 	if err != nil {
 		return // there is no table any more
 	}

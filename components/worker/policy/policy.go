@@ -81,13 +81,7 @@ var (
 // New returns the component; nothing is started.
 func New(o Options) *Server {
 	s := &Server{opts: o, changed: reconcile.NewSignal(), pods: &podFiles{dir: o.Dir}}
-	s.shut = func(ctx context.Context, ips []netip.Addr) error {
-		table, err := kernel.New(s.families())
-		if err != nil {
-			return err
-		}
-		return table.Close(ctx, ips)
-	}
+	s.shut = func(ctx context.Context, ips []netip.Addr) error { return kernel.New(s.families()).Close(ctx, ips) }
 	return s
 }
 
@@ -132,20 +126,14 @@ const retry = time.Second
 
 // Run implements lifecycle.Component. It is ready at once; pods wait for their rules by themselves.
 func (s *Server) Run(ctx context.Context, ready func()) error {
-	table, err := kernel.New(s.families())
-	if err != nil {
-		return err
-	}
-	r, err := s.begin(ctx, table)
+	r, err := s.begin(ctx)
 	if err != nil {
 		return err
 	}
 	defer r.end()
-	if counters, err := kernel.New(s.families()); err == nil {
-		metrics := &drops{r, counters}
-		if err := legacyregistry.Registerer().Register(metrics); err == nil { // not in a process with two nodes
-			defer legacyregistry.Registerer().Unregister(metrics)
-		}
+	metrics := &drops{r}
+	if err := legacyregistry.Registerer().Register(metrics); err == nil { // not in a process with two nodes
+		defer legacyregistry.Registerer().Unregister(metrics)
 	}
 	ready()
 	r.loop(ctx)

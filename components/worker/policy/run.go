@@ -61,12 +61,8 @@ func (f *follower) end() {
 }
 
 // begin follows the policies.
-func (s *Server) begin(ctx context.Context, table *kernel.Table) (*run, error) {
-	ports, err := kernel.NewPorts()
-	if err != nil {
-		return nil, err
-	}
-	r := &run{Server: s, table: table, ports: ports, adopted: map[types.UID]bool{}}
+func (s *Server) begin(ctx context.Context) (*run, error) {
+	r := &run{Server: s, table: kernel.New(s.families()), ports: &kernel.Ports{}, adopted: map[types.UID]bool{}}
 	client, err := kubernetes.NewForConfig(s.opts.Client)
 	if err != nil {
 		return nil, fmt.Errorf("client: %w", err)

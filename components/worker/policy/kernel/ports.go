@@ -14,21 +14,12 @@ import (
 
 // Ports are a table of the bridge: what comes from the port of a pod has the pod's address as its source. Otherwise a
 // pod with the right to send raw packets, which pods have by default, could send as another one, or by link-local
-// addresses, which no policy knows.
+// addresses, which no policy knows. The zero value is ready to use.
 type Ports struct {
-	nft     knftables.Interface
+	nft     knftables.Interface // nil before it is first needed
 	whole   bool
 	fixed   map[string]int          // how many rules frame has added to each chain
 	present map[string][]netip.Addr // by interface
-}
-
-// NewPorts returns the table; nothing is written.
-func NewPorts() (*Ports, error) {
-	table, err := nft.Open(knftables.BridgeFamily, names.PolicyTable)
-	if err != nil {
-		return nil, fmt.Errorf("network policies need nft with family bridge: %w", err)
-	}
-	return &Ports{nft: table}, nil
 }
 
 // The chains and sets of the table.
@@ -42,7 +33,12 @@ const (
 )
 
 // Write gives the table these ports, by the names of interfaces.
-func (p *Ports) Write(ctx context.Context, wanted map[string][]netip.Addr) error {
+func (p *Ports) Write(ctx context.Context, wanted map[string][]netip.Addr) (err error) {
+	if p.nft == nil {
+		if p.nft, err = nft.Open(knftables.BridgeFamily, names.PolicyTable); err != nil {
+			return fmt.Errorf("network policies need nft with family bridge: %w", err)
+		}
+	}
 	tx := p.nft.NewTransaction()
 	present := p.present
 	if !p.whole {

@@ -43,7 +43,7 @@ func familyOf(ip netip.Addr) family {
 
 // Table is the table in the kernel, and what is in it.
 type Table struct {
-	nft      knftables.Interface
+	nft      knftables.Interface // nil before it is first needed
 	families []family
 	log      int // dropped packets a second and class, see Drop; 0: none
 
@@ -54,13 +54,7 @@ type Table struct {
 }
 
 // New returns the table; nothing is written. The pods have addresses of these families.
-func New(ipv4, ipv6 bool) (*Table, error) {
-	table, err := nft.Open(knftables.InetFamily, names.PolicyTable)
-	if err != nil {
-		return nil, fmt.Errorf("network policies need nft: %w", err)
-	}
-	return newTable(table, ipv4, ipv6), nil
-}
+func New(ipv4, ipv6 bool) *Table { return newTable(nil, ipv4, ipv6) }
 
 func newTable(nft knftables.Interface, ipv4, ipv6 bool) *Table {
 	t := &Table{nft: nft}
@@ -71,6 +65,16 @@ func newTable(nft knftables.Interface, ipv4, ipv6 bool) *Table {
 		t.families = append(t.families, v6)
 	}
 	return t
+}
+
+// open opens the table at its first use: a node without policies starts without these calls of nft.
+func (t *Table) open() (err error) {
+	if t.nft == nil {
+		if t.nft, err = nft.Open(knftables.InetFamily, names.PolicyTable); err != nil {
+			return fmt.Errorf("network policies need nft: %w", err)
+		}
+	}
+	return nil
 }
 
 // LogDrops has the next table that Replace writes report dropped packets to ReadDrops, at most that many a second of
@@ -95,6 +99,9 @@ func Remove() error { return errors.Join(removeTable(), removePorts()) }
 
 // Replace writes a whole table in place of whatever is there, at once: no packet meets half of it.
 func (t *Table) Replace(ctx context.Context, all *rules.Changes) error {
+	if err := t.open(); err != nil {
+		return err
+	}
 	tx := t.nft.NewTransaction()
 	t.build(tx, all)
 	t.whole = false
@@ -118,6 +125,9 @@ func (t *Table) build(tx *knftables.Transaction, all *rules.Changes) {
 
 // Close denies all connections of addresses, before anything else is known of the table: an earlier process' is kept.
 func (t *Table) Close(ctx context.Context, ips []netip.Addr) error {
+	if err := t.open(); err != nil {
+		return err
+	}
 	chains, err := t.nft.List(ctx, "chains")
 	if err != nil && !knftables.IsNotFound(err) {
 		return fmt.Errorf("read the rules of network policies: %w", err)
@@ -162,8 +172,12 @@ func (t *Table) Apply(ctx context.Context, changes *rules.Changes) error {
 // Whole reports whether the table is as written.
 func (t *Table) Whole() bool { return t.whole }
 
-// Drops returns how many packets each class has dropped since it exists.
-func (t *Table) Drops(ctx context.Context) (map[string]uint64, error) {
+// Dropped returns how many packets each class has dropped since it exists. It is an error if there is no table.
+func Dropped(ctx context.Context) (map[string]uint64, error) {
+	t := New(false, false) // its own: the component's is for one goroutine
+	if err := t.open(); err != nil {
+		return nil, err
+	}
 	counters, err := t.nft.ListCounters(ctx)
 	if err != nil {
 		return nil, err

@@ -47,6 +47,7 @@ import (
 	"kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/tunnel"
+	"kubelith.io/kubelith/components/controlplane/apiserver/etcdconn"
 )
 
 // newConfig is upstream's app.NewConfig, recomposed from the same exported parts for one reason: upstream builds the
@@ -270,6 +271,7 @@ func newStorage(c *genericapiserver.Config, o options.CompletedOptions) (*server
 	if err != nil {
 		return nil, err
 	}
+	etcdconn.Share()
 	storage.StorageConfig.StorageObjectCountTracker = c.StorageObjectCountTracker
 	return storage, o.Etcd.ApplyWithStorageFactoryTo(storage, c)
 }

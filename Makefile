@@ -122,7 +122,7 @@ integration_servers := kubelith.io/kubelith/integration/servers
 integration: build integration-tools integration-first integration-rest ## tests on real clusters, each in namespaces of its own (root)
 
 integration-first: test-packages cni-plugins
-	$(integration_test) -p 1 $(library) $(filter-out $(integration_rest) $(integration_servers),$(shell $(GO) list ./integration/... 2>/dev/null))
+	$(integration_test) -p 2 $(library) $(filter-out $(integration_rest) $(integration_servers),$(shell $(GO) list ./integration/... 2>/dev/null))
 
 integration-rest:
 	$(integration_test) -p 2 $(integration_rest)

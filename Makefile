@@ -82,8 +82,8 @@ test: deps test-packages lint-quick build ## everything CI checks: lint, unit te
 # What test needs besides build, and needs no cluster. go list compiles tests without linking them, which unit has to do again anyway.
 compiled: lint-compiled integration-tools
 	CGO_ENABLED=1 $(compile_tests) -race $(raced)
-	$(compile_tests) -p 3 $(upstream_tests) $(unit_packages)
-	GOFLAGS=-trimpath $(GO) -C tools list -export -test -f '{{""}}' ./release ./robustness >/dev/null
+	$(compile_tests) -p 3 $(patched_volumes) $(patched_workers) $(patched_history) $(unit_packages)
+	GOFLAGS=-trimpath $(GO) -C tools list -export -test -f '{{""}}' ./release ./robustness
 
 compile_tests := $(GO) list -export -test -f '{{""}}'
 
@@ -92,16 +92,18 @@ raced := $(addprefix ./base/,jointoken lifecycle client config logging pki) \
 	$(addprefix ./components/,cluster/approver cluster/servicelb cluster/token worker/join worker/network worker/podlink) \
 	./components/node/crashes ./components/node/progress ./plugins/credentials ./plugins/host ./plugins/process ./runtime/shim ./runtime/tasks ./trace/record ./trace/spans
 
-# Upstream's tests of what our patches change.
-upstream_tests := $(addprefix k8s.io/,kubernetes/pkg/kubelet/volumemanager/... kubernetes/pkg/kubelet apiserver/pkg/storage/cacher)
+# Upstream's packages that our patches change.
+patched_volumes := k8s.io/kubernetes/pkg/kubelet/volumemanager/...
+patched_workers := k8s.io/kubernetes/pkg/kubelet
+patched_history := k8s.io/apiserver/pkg/storage/cacher
 unit_packages = $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(raced)),$(packages))
 
 unit: race ## unit tests: no root, no network
 	@# make lint vets all of it, with more analyzers. Some of upstream's tests wait for two minutes. In those that are skipped, with 10 and 20 pods, as many
 	@# goroutines overwrite each other's reports of volumes in use, so that a volume may wait for minutes.
-	$(GO) test -vet=off -p 3 -skip 'TestWaitForAllPodsUnmount/timeout_errors' $(firstword $(upstream_tests)) $(unit_packages)
-	$(GO) test -vet=off -run 'UpdatePod|CompleteWork|TerminalPhase|SyncKnownPods|TerminatedWorker|KillPodNow|EffectiveGracePeriod' $(word 2,$(upstream_tests))
-	$(GO) test -vet=off -run 'History|WatchCache|DynamicCache|CacheInterval|Bookmark|Snapshot' $(word 3,$(upstream_tests))
+	$(GO) test -vet=off -p 3 -skip 'TestWaitForAllPodsUnmount/timeout_errors' $(patched_volumes) $(unit_packages)
+	$(GO) test -vet=off -run 'UpdatePod|CompleteWork|TerminalPhase|SyncKnownPods|TerminatedWorker|KillPodNow|EffectiveGracePeriod' $(patched_workers)
+	$(GO) test -vet=off -run 'History|WatchCache|DynamicCache|CacheInterval|Bookmark|Snapshot' $(patched_history)
 	$(MAKE) --no-print-directory payload-test
 	GOFLAGS=-trimpath $(GO) -C cluster build . # with the client-go that it asks of other modules
 	GOFLAGS=-trimpath $(GO) -C tools test ./release ./robustness

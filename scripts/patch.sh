@@ -14,10 +14,13 @@ fail() {
 	exit 1
 }
 export GOFLAGS= # make's names the go.mod that this script writes
-stamp=$(for module in "${modules[@]}"; do
-	grep -P "^\t\Q$module\E v" $dir/go.mod
-	cat "$0" patches/"${module##*/}"/*
-done | sha256sum)
+mkdir -p "$(dirname "$out")"
+exec 9>"$out.lock" # make runs this in several processes at a time
+flock 9
+stamp=$({
+	cat "$0" && grep -F "${modules[@]/#/-e}" $dir/go.mod &&
+		for module in "${modules[@]}"; do cat patches/"${module##*/}"/*.patch patches/"${module##*/}"/*.sha256 || exit; done
+} | sha256sum)
 if [ "$(cat "$out/stamp" 2>/dev/null)" != "$stamp" ]; then
 	command -v patch >/dev/null || scripts/deps.sh patch >&2
 	rm -rf "$out"
@@ -36,8 +39,8 @@ if [ "$(cat "$out/stamp" 2>/dev/null)" != "$stamp" ]; then
 fi
 # The files keep their times if they are current.
 cp $dir/go.mod "$out/go.mod.new"
-for module in "${modules[@]}"; do
-	go mod edit -replace "$module=./$(realpath --relative-to=$dir "$out/${module##*/}")" "$out/go.mod.new"
-done
+replaced=()
+for module in "${modules[@]}"; do replaced+=(-replace "$module=./$(realpath --relative-to=$dir "$out/${module##*/}")"); done
+go mod edit "${replaced[@]}" "$out/go.mod.new"
 cmp -s "$out/go.mod.new" "$out/go.mod" || cp "$out/go.mod.new" "$out/go.mod"
 cmp -s $dir/go.sum "$out/go.sum" || cp $dir/go.sum "$out/go.sum"

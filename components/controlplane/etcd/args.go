@@ -32,8 +32,16 @@ func applyArgs(cfg *embed.Config, fs *flag.FlagSet, keyValues []string) error {
 	if time.Duration(cfg.ElectionMs) < 5*time.Duration(cfg.TickMs) {
 		return fmt.Errorf("--etcd-arg election-timeout (%d ms): must be at least five times heartbeat-interval (%d ms)", cfg.ElectionMs, cfg.TickMs)
 	}
+	if cfg.MaxConcurrentStreams < minStreams {
+		return fmt.Errorf("--etcd-arg max-concurrent-streams (%d): must be at least %d, as all watches and requests of the API server share a connection",
+			cfg.MaxConcurrentStreams, minStreams)
+	}
 	return nil
 }
+
+// minStreams is how many streams a connection must allow. The API server has one for each resource that it watches,
+// custom ones included, and one for each request (etcdconn).
+const minStreams = 1000
 
 // Refused are the flags that Kubelith sets itself or does not use.
 func Refused() args.Refused {

@@ -63,9 +63,6 @@ type Options struct {
 // for them to elect itself (campaign), and every heartbeat wakes two goroutines.
 const tickMs, electionMs = 100, 500
 
-// readBufferSize is that of a client's connection, in bytes; gRPC's default is 32 KiB.
-const readBufferSize = 4 << 10
-
 // Server is the etcd component.
 type Server struct {
 	opts     Options
@@ -122,8 +119,6 @@ func (s *Server) configure(peer *Peer) (*embed.Config, error) {
 	} else {
 		cfg.GRPCAdditionalServerOptions = []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.unlessLeaderless, s.unlessLost)}
 	}
-	// The API server has a connection for each resource; most have nothing to read.
-	cfg.GRPCAdditionalServerOptions = append(cfg.GRPCAdditionalServerOptions, grpc.ReadBufferSize(readBufferSize))
 	return cfg, applyArgs(cfg, fs, o.Args)
 }
 

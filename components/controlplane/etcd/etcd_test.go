@@ -181,7 +181,7 @@ func TestUpstreamGivesUp(t *testing.T) {
 }
 
 func TestComposition(t *testing.T) {
-	s, err := New(options("/d", "max-concurrent-streams=77", "quota-backend-bytes=16777216"))
+	s, err := New(options("/d", "max-concurrent-streams=7777", "quota-backend-bytes=16777216"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func TestComposition(t *testing.T) {
 	if c.UnsafeNoFsync {
 		t.Error("writes would not be synced")
 	}
-	if c.MaxConcurrentStreams != 77 || c.QuotaBackendBytes != 16<<20 {
+	if c.MaxConcurrentStreams != 7777 || c.QuotaBackendBytes != 16<<20 {
 		t.Errorf("arguments are lost: %d streams, %d bytes", c.MaxConcurrentStreams, c.QuotaBackendBytes)
 	}
 	if Endpoint("/d/etcd.sock") != "unix:///d/etcd.sock" {
@@ -213,6 +213,8 @@ func TestBadArgs(t *testing.T) {
 		"quota-backend-byte=1":    `did you mean "quota-backend-bytes"?`,
 		"quota-backend-bytes=big": "--etcd-arg quota-backend-bytes",
 		"election-timeout=99":     "at least five times heartbeat-interval",
+
+		"max-concurrent-streams=999": "must be at least 1000",
 	} {
 		if _, err := New(options("/d", arg)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", arg, err, want)

@@ -5,6 +5,7 @@ package etcdconn
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"time"
@@ -63,8 +64,7 @@ func (p *pool) client(config storagebackend.TransportConfig) (*kubernetes.Client
 	shared.users++
 	p.mu.Unlock()
 	if first {
-		shared.client, shared.err = p.upstream(config) // connects, for 20 s at most
-		close(shared.made)
+		shared.make(p, config)
 	}
 	<-shared.made
 	release := func() { p.release(address, shared) }
@@ -79,6 +79,13 @@ func (p *pool) client(config storagebackend.TransportConfig) (*kubernetes.Client
 	}
 	context.AfterFunc(own.Ctx(), release) // its Close ends its context
 	return own, nil
+}
+
+// make connects, for 20 s at most.
+func (c *connection) make(p *pool, config storagebackend.TransportConfig) {
+	defer close(c.made)
+	c.err = errors.New("the client of etcd that others wait for was not made") // after a panic
+	c.client, c.err = p.upstream(config)
 }
 
 // release closes the connection after its last user. A connection that could not be made is not used again.
@@ -98,13 +105,15 @@ func (p *pool) release(address string, c *connection) {
 // leaseTimeout is how long a lease is kept alive without an answer, as that of upstream's clients.
 const leaseTimeout = 21 * time.Second
 
-// on returns a client whose requests and watches use the connection of another. It has one of its own too, for it knows
-// the addresses of etcd by that only, but gRPC does not connect before the first request.
+// on returns a client whose requests, watches and leases use the connection of another. Upstream uses nothing else of
+// it but Endpoints, and Status, which makes a connection for each call. Its own connection, which gRPC has not made
+// yet, is closed: it would have goroutines, and what used it would do without upstream's metrics and traces.
 func on(shared *clientv3.Client, addresses []string) (*kubernetes.Client, error) {
 	own, err := kubernetes.New(clientv3.Config{Endpoints: addresses, Logger: shared.GetLogger()})
 	if err != nil {
 		return nil, err
 	}
+	_ = own.ActiveConnection().Close() // fails only for a connection that is closed
 	own.KV = clientv3.NewKVFromKVClient(clientv3.RetryKVClient(shared), own.Client)
 	own.Watcher = clientv3.NewWatchFromWatchClient(etcdserverpb.NewWatchClient(shared.ActiveConnection()), own.Client)
 	own.Lease = clientv3.NewLeaseFromLeaseClient(clientv3.RetryLeaseClient(shared), own.Client, leaseTimeout)

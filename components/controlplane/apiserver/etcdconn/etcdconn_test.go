@@ -2,8 +2,10 @@ package etcdconn
 
 import (
 	"context"
+	"errors"
 	"net/url"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,7 +14,12 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/stats"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
 // connections counts those that are open.
@@ -88,9 +95,14 @@ func TestShare(t *testing.T) {
 		t.Errorf("the watch got %v, %v", r.Events, r.Err())
 	}
 	count.want(t, 1)
+	// The compactor and health checks use these.
 	if got := clients[0].Endpoints(); len(got) != 1 || got[0] != address {
-		t.Errorf("a client has the addresses %q, want %q: the compactor and health checks need them", got, address)
+		t.Errorf("a client has the addresses %q, want %q", got, address)
 	}
+	if _, err := clients[0].Status(ctx, address); err != nil {
+		t.Error(err)
+	}
+	count.want(t, 1) // Status has closed its own
 
 	// The others go on after one is closed, also the first one.
 	clients[0].Close()
@@ -107,4 +119,57 @@ func TestShare(t *testing.T) {
 	count.want(t, 1)
 	c.Close()
 	count.want(t, 0)
+}
+
+// TestStorage makes storages as the API server does.
+func TestStorage(t *testing.T) {
+	address, count := startEtcd(t)
+	Share()
+	config := storagebackend.NewDefaultConfig("/registry", scheme.Codecs.LegacyCodec(corev1.SchemeGroupVersion))
+	config.Transport.ServerList = []string{address}
+	for _, resource := range []string{"pods", "secrets", "events"} {
+		_, destroy, err := factory.Create(*config.ForResource(schema.GroupResource{Resource: resource}),
+			func() runtime.Object { return &corev1.Pod{} }, func() runtime.Object { return &corev1.PodList{} }, "/"+resource)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer destroy()
+	}
+	count.want(t, 1)
+}
+
+// TestFailure: clients that wait for a connection that cannot be made get its error, and the next one tries again.
+func TestFailure(t *testing.T) {
+	down, attempts := make(chan struct{}), atomic.Int32{}
+	p := &pool{connections: map[string]*connection{}, upstream: func(storagebackend.TransportConfig) (*kubernetes.Client, error) {
+		attempts.Add(1)
+		<-down
+		return nil, errors.New("etcd is away")
+	}}
+	config := storagebackend.TransportConfig{ServerList: []string{"unix:///none"}}
+	var waiting sync.WaitGroup
+	for range 5 {
+		waiting.Go(func() {
+			if _, err := p.client(config); err == nil || err.Error() != "etcd is away" {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	for users := 0; users < 5; time.Sleep(time.Millisecond) {
+		p.mu.Lock()
+		if c := p.connections["unix:///none"]; c != nil {
+			users = c.users
+		}
+		p.mu.Unlock()
+	}
+	close(down)
+	waiting.Wait()
+	if _, err := p.client(config); err == nil || attempts.Load() != 2 || len(p.connections) != 0 {
+		t.Errorf("%v after %d attempts, %d connections are kept", err, attempts.Load(), len(p.connections))
+	}
+	// An etcd with certificates is not the process's own.
+	config.CertFile = "client.crt"
+	if _, err := p.client(config); err == nil || attempts.Load() != 3 || len(p.connections) != 0 {
+		t.Errorf("with a certificate: %v after %d attempts", err, attempts.Load())
+	}
 }

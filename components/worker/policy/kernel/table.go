@@ -174,11 +174,11 @@ func (t *Table) Whole() bool { return t.whole }
 
 // Dropped returns how many packets each class has dropped since it exists. It is an error if there is no table.
 func Dropped(ctx context.Context) (map[string]uint64, error) {
-	t := New(false, false) // its own: the component's is for one goroutine
-	if err := t.open(); err != nil {
+	table, err := nft.Open(knftables.InetFamily, names.PolicyTable)
+	if err != nil {
 		return nil, err
 	}
-	counters, err := t.nft.ListCounters(ctx)
+	counters, err := table.ListCounters(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -113,6 +113,9 @@ var upstreamRanks = []rank{
 	{component: "containerd", message: "collecting metrics for ", err: "ttrpc: closed", level: logrus.DebugLevel},
 	{component: "containerd", message: "collecting metrics for ", err: "cgroups: cgroup deleted", level: logrus.DebugLevel},
 
+	// A busy kernel has overwritten a line of its log before the kubelet's watch for OOM kills read it.
+	{component: "kubelet kubernetes", message: "short read from kmsg; skipping", level: logrus.InfoLevel},
+
 	// Flexvolumes are deprecated and unused.
 	{component: "kubelet controller-manager kubernetes", message: "Flexvolume plugin directory at ", level: logrus.DebugLevel},
 	// component=check reports it: CAP_SYS_RESOURCE is missing.

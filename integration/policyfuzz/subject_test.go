@@ -27,16 +27,8 @@ type subject struct {
 	now      *state // as written
 }
 
-func newSubject(w *world) (*subject, error) {
-	s := &subject{w: w}
-	err := w.router.Do(func(ns.NetNS) (err error) {
-		if s.table, err = kernel.New(true, true); err != nil {
-			return err
-		}
-		s.ports, err = kernel.NewPorts()
-		return err
-	})
-	return s, err
+func newSubject(w *world) *subject {
+	return &subject{w: w, table: kernel.New(true, true), ports: &kernel.Ports{}}
 }
 
 // restart begins with a state, as a new process does.

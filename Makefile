@@ -81,11 +81,11 @@ test: deps test-packages lint-quick build ## everything CI checks: lint, unit te
 
 # What test needs besides build, and needs no cluster. go list compiles tests without linking them, which unit has to do again anyway.
 compiled: lint-compiled integration-tools
-	CGO_ENABLED=1 $(compile_tests) -race $(raced)
-	$(compile_tests) -p 3 $(patched_volumes) $(patched_workers) $(patched_history) $(unit_packages)
-	GOFLAGS=-trimpath $(GO) -C tools list -export -test -f '{{""}}' ./release ./robustness
+	CGO_ENABLED=1 $(GO) $(compile_tests) -race $(raced)
+	$(GO) $(compile_tests) -p 3 $(patched_volumes) $(patched_workers) $(patched_history) $(unit_packages)
+	GOFLAGS=-trimpath $(GO) -C tools $(compile_tests) ./release ./robustness
 
-compile_tests := $(GO) list -export -test -f '{{""}}'
+compile_tests := list -export -test -f '{{""}}'
 
 # The tests of these do many things at once and link little of upstream, which would all be compiled again for the race detector.
 raced := $(addprefix ./base/,jointoken lifecycle client config logging pki) \
@@ -114,7 +114,7 @@ race: ## the unit tests of what does many things at once, under the race detecto
 # Limits are four times as long (KUBELITH_TEST_PATIENCE), for a busy machine; a test that passes takes no longer for it.
 integration_test = KUBELITH_REQUIRE_INTEGRATION=1 KUBELITH_TEST_PATIENCE=4 KUBELITH_BIN=$(CURDIR)/bin/kubelith \
 	KUBELITH_CONFORMANCE_SUITE=$$($(conformance_suite) --where) $(GO) test -vet=off -count=1 -timeout 1h
-# These wait most of the time, or need a tool or a suite that takes minutes to compile: two of them at a time.
+# These take long, or need a tool or a suite that takes minutes to compile. Of all but the servers two packages run at a time: they wait most of the time.
 integration_rest := $(addprefix kubelith.io/kubelith/integration/,conformance hardening policyfuzz process restart runtimes scheduler snapshots trace \
 	upgrade why)
 # This has twelve servers at a time.

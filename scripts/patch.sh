@@ -38,9 +38,9 @@ if [ "$(cat "$out/stamp" 2>/dev/null)" != "$stamp" ]; then
 	echo "$stamp" >"$out/stamp"
 fi
 # The files keep their times if they are current.
-cp $dir/go.mod "$out/go.mod.new"
-replaced=()
-for module in "${modules[@]}"; do replaced+=(-replace "$module=./$(realpath --relative-to=$dir "$out/${module##*/}")"); done
-go mod edit "${replaced[@]}" "$out/go.mod.new"
+{
+	grep -vF "${modules[@]/#/-ereplace }" $dir/go.mod
+	for module in "${modules[@]}"; do printf '\nreplace %s => ./%s\n' "$module" "$(realpath --relative-to=$dir "$out/${module##*/}")"; done
+} >"$out/go.mod.new"
 cmp -s "$out/go.mod.new" "$out/go.mod" || cp "$out/go.mod.new" "$out/go.mod"
 cmp -s $dir/go.sum "$out/go.sum" || cp $dir/go.sum "$out/go.sum"

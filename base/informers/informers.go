@@ -16,6 +16,7 @@ import (
 	"errors"
 	"reflect"
 	"runtime/pprof"
+	"slices"
 	"sync"
 	"time"
 
@@ -116,11 +117,10 @@ func (f shared) StartWithContext(context.Context) { f.Start(nil) }
 //	made --Start--> open: events that came meanwhile are delivered in order
 type View struct {
 	informers.SharedInformerFactory // the shared one
-	own                             informers.SharedInformerFactory
-	ownTypes                        map[reflect.Type]bool
 
-	opened chan struct{}
-	once   sync.Once
+	filters map[reflect.Type]func(any) bool // see Only
+	opened  chan struct{}
+	once    sync.Once
 
 	mu      sync.Mutex
 	closed  bool
@@ -129,26 +129,23 @@ type View struct {
 
 var _ informers.SharedInformerFactory = (*View)(nil)
 
-// NewView returns a view of shared. For objects of ownTypes it uses the informers of own instead, which it starts and
-// which may be nil.
-func NewView(shared, own informers.SharedInformerFactory, ownTypes ...runtime.Object) *View {
-	v := &View{SharedInformerFactory: shared, own: own, ownTypes: map[reflect.Type]bool{}, opened: make(chan struct{})}
-	for _, t := range ownTypes {
-		v.ownTypes[reflect.TypeOf(t)] = true
-	}
-	return v
+// NewView returns a view of shared that shows all objects.
+func NewView(shared informers.SharedInformerFactory) *View {
+	return &View{SharedInformerFactory: shared, filters: map[reflect.Type]func(any) bool{}, opened: make(chan struct{})}
 }
+
+// Only makes the view show those objects of a type that keep is true for, in listers and indexes too: as an informer
+// that watches with a selector, without a watch and copies of its own. An object that keep is no longer true for is
+// seen as deleted. Only is called before the view gives an informer to anyone. keep gets no
+// cache.DeletedFinalStateUnknown, but what is in it.
+func (v *View) Only(of runtime.Object, keep func(any) bool) { v.filters[reflect.TypeOf(of)] = keep }
 
 // InformerFor implements informers.SharedInformerFactory; all typed informers of the view come from here.
 func (v *View) InformerFor(obj runtime.Object, newFunc internalinterfaces.NewInformerFunc) cache.SharedIndexInformer {
-	factory := v.SharedInformerFactory
-	if v.ownTypes[reflect.TypeOf(obj)] {
-		factory = v.own
-	}
-	return informer{factory.InformerFor(obj, newFunc), v}
+	return informer{v.SharedInformerFactory.InformerFor(obj, newFunc), v, v.filters[reflect.TypeOf(obj)]}
 }
 
-// ForResource implements informers.SharedInformerFactory. It does not know ownTypes.
+// ForResource implements informers.SharedInformerFactory. Its informers show all objects (Only).
 func (v *View) ForResource(r schema.GroupVersionResource) (informers.GenericInformer, error) {
 	i, err := v.SharedInformerFactory.ForResource(r)
 	return generic{i, v}, err
@@ -160,14 +157,11 @@ type generic struct {
 }
 
 func (g generic) Informer() cache.SharedIndexInformer {
-	return informer{g.GenericInformer.Informer(), g.view}
+	return informer{g.GenericInformer.Informer(), g.view, nil}
 }
 
 // Start implements informers.SharedInformerFactory.
 func (v *View) Start(stop <-chan struct{}) {
-	if v.own != nil {
-		v.own.Start(stop)
-	}
 	v.SharedInformerFactory.Start(stop)
 	v.once.Do(func() { close(v.opened) })
 }
@@ -175,19 +169,8 @@ func (v *View) Start(stop <-chan struct{}) {
 // StartWithContext implements informers.SharedInformerFactory.
 func (v *View) StartWithContext(ctx context.Context) { v.Start(ctx.Done()) }
 
-// WaitForCacheSync implements informers.SharedInformerFactory.
-func (v *View) WaitForCacheSync(stop <-chan struct{}) map[reflect.Type]bool {
-	synced := v.SharedInformerFactory.WaitForCacheSync(stop)
-	if v.own != nil {
-		for t, ok := range v.own.WaitForCacheSync(stop) {
-			synced[t] = ok
-		}
-	}
-	return synced
-}
-
 // Close removes the event handlers added through the view, and refuses others. It is for users that end before the
-// process; upstream's never remove theirs. Handlers of the view's own informers end with them.
+// process; upstream's never remove theirs.
 func (v *View) Close() {
 	v.once.Do(func() { close(v.opened) }) // releases every waiting handler
 	v.mu.Lock()
@@ -199,22 +182,36 @@ func (v *View) Close() {
 	v.removes = nil
 }
 
-// informer is a shared informer with gated handlers.
+// informer is a shared informer with gated handlers, which shows those objects that keep is true for; nil is all.
 type informer struct {
 	cache.SharedIndexInformer
 	view *View
+	keep func(any) bool
+}
+
+// gated returns the handler that the shared informer calls for h.
+func (i informer) gated(h cache.ResourceEventHandler) cache.ResourceEventHandler {
+	if i.keep != nil {
+		h = cache.FilteringResourceEventHandler{Handler: h, FilterFunc: func(obj any) bool {
+			if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = unknown.Obj
+			}
+			return i.keep(obj)
+		}}
+	}
+	return gate{h, i.view.opened}
 }
 
 func (i informer) AddEventHandler(h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
-	return i.noted(i.SharedIndexInformer.AddEventHandler(gate{h, i.view.opened}))
+	return i.noted(i.SharedIndexInformer.AddEventHandler(i.gated(h)))
 }
 
 func (i informer) AddEventHandlerWithResyncPeriod(h cache.ResourceEventHandler, period time.Duration) (cache.ResourceEventHandlerRegistration, error) {
-	return i.noted(i.SharedIndexInformer.AddEventHandlerWithResyncPeriod(gate{h, i.view.opened}, period))
+	return i.noted(i.SharedIndexInformer.AddEventHandlerWithResyncPeriod(i.gated(h), period))
 }
 
 func (i informer) AddEventHandlerWithOptions(h cache.ResourceEventHandler, o cache.HandlerOptions) (cache.ResourceEventHandlerRegistration, error) {
-	return i.noted(i.SharedIndexInformer.AddEventHandlerWithOptions(gate{h, i.view.opened}, o))
+	return i.noted(i.SharedIndexInformer.AddEventHandlerWithOptions(i.gated(h), o))
 }
 
 // noted records what View.Close must remove.
@@ -241,14 +238,57 @@ func (i informer) AddIndexers(indexers cache.Indexers) error {
 	return addNew(i.SharedIndexInformer.AddIndexers, i.SharedIndexInformer.GetIndexer(), indexers)
 }
 
-// GetIndexer returns one that takes indexers as the informer does.
-func (i informer) GetIndexer() cache.Indexer { return indexer{i.SharedIndexInformer.GetIndexer()} }
+// GetIndexer returns one that takes indexers and shows objects as the informer does.
+func (i informer) GetIndexer() cache.Indexer {
+	all := indexer{i.SharedIndexInformer.GetIndexer()}
+	if i.keep == nil {
+		return all
+	}
+	return filtered{all, i.keep}
+}
+
+// GetStore implements cache.SharedInformer.
+func (i informer) GetStore() cache.Store { return i.GetIndexer() }
 
 type indexer struct{ cache.Indexer }
 
 // AddIndexers adds the indexers with new names.
 func (i indexer) AddIndexers(indexers cache.Indexers) error {
 	return addNew(i.Indexer.AddIndexers, i.Indexer, indexers)
+}
+
+// filtered is an indexer that returns those objects that keep is true for. Keys of objects and values of indexes are
+// those of all.
+type filtered struct {
+	cache.Indexer
+	keep func(any) bool
+}
+
+func (f filtered) List() []any {
+	return slices.DeleteFunc(f.Indexer.List(), f.drop)
+}
+
+func (f filtered) Get(obj any) (any, bool, error) { return f.one(f.Indexer.Get(obj)) }
+
+func (f filtered) GetByKey(key string) (any, bool, error) { return f.one(f.Indexer.GetByKey(key)) }
+
+func (f filtered) Index(name string, obj any) ([]any, error) {
+	all, err := f.Indexer.Index(name, obj)
+	return slices.DeleteFunc(all, f.drop), err
+}
+
+func (f filtered) ByIndex(name, value string) ([]any, error) {
+	all, err := f.Indexer.ByIndex(name, value)
+	return slices.DeleteFunc(all, f.drop), err
+}
+
+func (f filtered) drop(obj any) bool { return !f.keep(obj) }
+
+func (f filtered) one(obj any, exists bool, err error) (any, bool, error) {
+	if !exists || err != nil || f.drop(obj) {
+		return nil, false, err
+	}
+	return obj, true, nil
 }
 
 func addNew(add func(cache.Indexers) error, to cache.Indexer, indexers cache.Indexers) error {

@@ -5,7 +5,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
@@ -44,7 +46,7 @@ func TestViewHoldsEventsBackUntilStarted(t *testing.T) {
 	shared.Start(stop)
 	expect(t, directSeen, "a") // the informer runs and has delivered
 
-	view := NewView(shared, nil)
+	view := NewView(shared)
 	for name, add := range map[string]func(cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error){
 		"AddEventHandler": view.Core().V1().Pods().Informer().AddEventHandler,
 		"AddEventHandlerWithResyncPeriod": func(h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
@@ -79,29 +81,98 @@ func TestViewHoldsEventsBackUntilStarted(t *testing.T) {
 	view.Start(stop)
 }
 
-func TestViewUsesItsOwnInformers(t *testing.T) {
+// TestViewShowsOnly: a view that shows some objects of a type is, to its user, an informer that watches with a selector.
+func TestViewShowsOnly(t *testing.T) {
 	stop := make(chan struct{})
 	defer close(stop)
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
-	shared := informers.NewSharedInformerFactory(fake.NewClientset(pod("finished"), node), 0)
-	own := informers.NewSharedInformerFactory(fake.NewClientset(pod("running")), 0)
-	view := NewView(shared, own, &corev1.Pod{})
-	pods, nodes := view.Core().V1().Pods().Lister(), view.Core().V1().Nodes().Lister()
+	finished := pod("finished")
+	finished.Status.Phase = corev1.PodSucceeded
+	cs := fake.NewClientset(pod("running"), finished, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
+	shared := informers.NewSharedInformerFactory(cs, 0)
+	view := NewView(shared)
+	view.Only(&corev1.Pod{}, func(obj any) bool { return obj.(*corev1.Pod).Status.Phase != corev1.PodSucceeded })
+
+	events := make(chan string, 10)
+	note := func(what string) func(any) {
+		return func(obj any) {
+			if p, ok := As[*corev1.Pod](obj); ok {
+				events <- what + " " + p.Name
+			}
+		}
+	}
+	informer := view.Core().V1().Pods().Informer()
+	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: note("add"), DeleteFunc: note("delete"),
+		UpdateFunc: func(_, obj any) { note("update")(obj) }}); err != nil {
+		t.Fatal(err)
+	}
+	pods, nodes, all := view.Core().V1().Pods().Lister(), view.Core().V1().Nodes().Lister(), shared.Core().V1().Pods().Lister()
 	view.Start(stop)
 	for kind, synced := range view.WaitForCacheSync(stop) {
 		if !synced {
 			t.Fatalf("%v not synced", kind)
 		}
 	}
-	if _, err := pods.Pods("ns").Get("running"); err != nil {
-		t.Errorf("pod of the view's own informer: %v", err)
+	expect(t, events, "add running")
+	shown := func(want ...string) {
+		t.Helper()
+		for name, list := range map[string]func(labels.Selector) ([]*corev1.Pod, error){"all": pods.List, "of the namespace": pods.Pods("ns").List} {
+			got, err := list(labels.Everything())
+			if err != nil || len(got) != len(want) || len(got) == 1 && got[0].Name != want[0] {
+				t.Errorf("%s: %v, %v; want %q", name, got, err, want)
+			}
+		}
+		if got := informer.GetStore().List(); len(got) != len(want) {
+			t.Errorf("store: %v; want %q", got, want)
+		}
+		if got, err := informer.GetIndexer().ByIndex(cache.NamespaceIndex, "ns"); err != nil || len(got) != len(want) {
+			t.Errorf("index: %v, %v; want %q", got, err, want)
+		}
 	}
-	if _, err := pods.Pods("ns").Get("finished"); err == nil {
-		t.Error("the view shows a pod of the shared informer")
+	shown("running")
+	if _, err := pods.Pods("ns").Get("finished"); !apierrors.IsNotFound(err) {
+		t.Errorf("GET of a pod that the view does not show: %v", err)
+	}
+	if _, exists, err := informer.GetStore().Get(finished); exists || err != nil {
+		t.Errorf("the store has a pod that the view does not show: %v", err)
+	}
+	if got, err := all.List(labels.Everything()); err != nil || len(got) != 2 {
+		t.Errorf("shared informer: %v, %v; want both pods", got, err)
 	}
 	if _, err := nodes.Get("n"); err != nil {
-		t.Errorf("node of the shared informer: %v", err)
+		t.Errorf("an object of another type: %v", err)
 	}
+
+	api := cs.CoreV1().Pods("ns")
+	update := func(name string, phase corev1.PodPhase) {
+		t.Helper()
+		p := pod(name)
+		p.Status.Phase = phase
+		if _, err := api.Update(t.Context(), p, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	update("running", corev1.PodRunning)
+	expect(t, events, "update running")
+	update("running", corev1.PodSucceeded)
+	expect(t, events, "delete running")
+	shown()
+	if err := api.Delete(t.Context(), "running", metav1.DeleteOptions{}); err != nil { // not seen again
+		t.Fatal(err)
+	}
+	update("finished", corev1.PodRunning)
+	expect(t, events, "add finished")
+	shown("finished")
+	if err := api.Delete(t.Context(), "finished", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, events, "delete finished")
+	// What a relist has found missing is filtered by what it was.
+	missed := view.InformerFor(&corev1.Pod{}, nil).(interface {
+		gated(cache.ResourceEventHandler) cache.ResourceEventHandler
+	}).gated(cache.ResourceEventHandlerFuncs{DeleteFunc: note("miss")})
+	missed.OnDelete(cache.DeletedFinalStateUnknown{Key: "ns/finished", Obj: finished})
+	missed.OnDelete(cache.DeletedFinalStateUnknown{Key: "ns/running", Obj: pod("running")})
+	expect(t, events, "miss running")
 }
 
 func TestTrim(t *testing.T) {
@@ -124,7 +195,7 @@ func TestViewClose(t *testing.T) {
 	if _, err := shared.Core().V1().Pods().Informer().AddEventHandler(other); err != nil {
 		t.Fatal(err)
 	}
-	view := NewView(shared, nil)
+	view := NewView(shared)
 	closed, closedSeen := seen()
 	if _, err := view.Core().V1().Pods().Informer().AddEventHandler(closed); err != nil {
 		t.Fatal(err)
@@ -149,7 +220,7 @@ func TestIndexersTwice(t *testing.T) {
 	shared := informers.NewSharedInformerFactory(fake.NewClientset(pod("a")), 0)
 	byName := cache.Indexers{"name": func(obj any) ([]string, error) { return []string{obj.(metav1.Object).GetName()}, nil }}
 	for range 2 {
-		i := NewView(shared, nil).Core().V1().Pods().Informer()
+		i := NewView(shared).Core().V1().Pods().Informer()
 		if err := i.AddIndexers(byName); err != nil {
 			t.Fatal(err)
 		}
@@ -172,7 +243,7 @@ func TestRuns(t *testing.T) {
 	index := cache.Indexers{"first": func(any) ([]string, error) { return nil, nil }}
 	var last cache.SharedIndexInformer
 	for run := range 2 {
-		view := NewView(all, nil)
+		view := NewView(all)
 		last = view.Core().V1().Pods().Informer()
 		if err := last.AddIndexers(index); err != nil {
 			t.Errorf("run %d: %v", run, err)

@@ -78,7 +78,7 @@ type controllers struct {
 // Start starts the controllers of a driver. The returned function waits for the end, after ctx has ended; nothing is
 // left then.
 func (o Controllers) Start(ctx context.Context, d *Driver, now Facts) (wait func(), err error) {
-	view := sharedinformers.NewView(o.Informers, nil)
+	view := sharedinformers.NewView(o.Informers)
 	c := &controllers{Driver: d, Controllers: o, facts: now, view: view}
 	for _, add := range []func(context.Context) error{c.addProvisioning, c.addResizing, c.addAttaching} {
 		if err = add(ctx); err != nil {

@@ -138,7 +138,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 func (s *Server) run(ctx context.Context, ready func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	view := sharedinformers.NewView(s.opts.Informers(), nil)
+	view := sharedinformers.NewView(s.opts.Informers())
 	defer view.Close()
 	requests, nodes := view.Certificates().V1().CertificateSigningRequests(), view.Core().V1().Nodes()
 	configMaps := view.Core().V1().ConfigMaps()

@@ -47,7 +47,7 @@ func (s *Server) controllerContext(ctx context.Context) (_ controllerContext, en
 	var resetting sync.WaitGroup
 	resetting.Go(func() { wait.Until(mapper.Reset, mapperReset, ctx.Done()) })
 
-	shared := informers.NewView(s.opts.Informers(), nil)
+	shared := informers.NewView(s.opts.Informers())
 	ofMetadata := metadatainformer.NewSharedInformerFactoryWithOptions(metadataClient, s.resync(), metadatainformer.WithTransform(informers.Trim))
 	cc := app.ControllerContext{
 		ClientBuilder:                   clientBuilder{s.opts.Client},

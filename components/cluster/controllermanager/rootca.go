@@ -87,7 +87,7 @@ func (r *rootCA) Run(ctx context.Context) {
 		end()
 		for ctx.Err() == nil {
 			// Handlers of the controllers are removed with their view.
-			view := informers.NewView(r.server.opts.Informers(), nil)
+			view := informers.NewView(r.server.opts.Informers())
 			cc := r.cc
 			cc.InformerFactory = view
 			var err error

@@ -144,7 +144,7 @@ func (p *publisher) watch(ctx context.Context) (stop func()) {
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) {
 			l.LabelSelector = discoveryv1.LabelServiceName + "=" + names.DNSService
 		}))
-	nodes := sharedinformers.NewView(p.opts.Informers(), nil)
+	nodes := sharedinformers.NewView(p.opts.Informers())
 	p.nodes = nodes.Core().V1().Nodes().Lister()
 	p.slices = ours.Discovery().V1().EndpointSlices().Lister()
 

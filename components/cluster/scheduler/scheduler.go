@@ -3,9 +3,8 @@
 // It is composed from upstream's exported parts instead of its Setup and Run, which create clients from a kubeconfig
 // and end the process with the lease.
 //
-// Informers: the scheduler keeps its own Pod informer, which the server filters to pods that are not finished. Its
-// event handlers do not filter: with the shared Pod informer, finished Jobs would continue to use capacity. All other
-// informers are the shared ones.
+// Informers: all are the shared ones. Upstream's Pod informer selects pods that are not finished, and its event handlers
+// rely on that: finished Jobs would continue to use capacity. So the scheduler's view shows no others.
 //
 // Scheduling plugins join the registry and the profiles when the scheduler starts (plugins/scheduling).
 //
@@ -121,14 +120,12 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if c == nil {
 		return nil
 	}
-	// Upstream's own Pod informer: it selects status.phase!=Succeeded,status.phase!=Failed.
-	own := scheduler.NewInformerFactory(cs, 0, nil)
-	factory := sharedinformers.NewView(s.opts.Informers(), own, &corev1.Pod{})
+	factory := sharedinformers.NewView(s.opts.Informers())
+	factory.Only(&corev1.Pod{}, unfinished)
 	dynFactory := dynamicinformer.NewFilteredDynamicSharedInformerFactory(dyn, 0, metav1.NamespaceAll, nil)
 	defer func() {
 		cancel()
 		factory.Close()
-		own.Shutdown()
 		dynFactory.Shutdown()
 	}()
 	broadcaster := events.NewEventBroadcasterAdapterWithContext(ctx, eventClient)
@@ -168,6 +165,13 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	ready()
 	sched.Run(ctx)
 	return nil
+}
+
+// unfinished reports whether a Pod is for the scheduler: upstream's informer selects
+// status.phase!=Succeeded,status.phase!=Failed.
+func unfinished(obj any) bool {
+	pod, ok := obj.(*corev1.Pod)
+	return ok && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
 }
 
 // watched records what the scheduler is working on: from one entity to the next. Only upstream's loop calls it.

@@ -112,7 +112,7 @@ func (s *Server) run(ctx context.Context, cs kubernetes.Interface, shared inform
 	recorder, stopEvents := events.NewRecorder(ctx, cs, corev1.EventSource{Component: "kubelith-servicelb"})
 	defer stopEvents()
 
-	view := sharedinformers.NewView(shared, nil)
+	view := sharedinformers.NewView(shared)
 	w := &writer{
 		client:   cs,
 		events:   recorder,

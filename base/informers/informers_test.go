@@ -81,7 +81,8 @@ func TestViewHoldsEventsBackUntilStarted(t *testing.T) {
 	view.Start(stop)
 }
 
-// TestViewShowsOnly: a view that shows some objects of a type is, to its user, an informer that watches with a selector.
+// TestViewShowsOnly: a view that shows some objects of a type is, to its user, an informer that watches with a
+// selector.
 func TestViewShowsOnly(t *testing.T) {
 	stop := make(chan struct{})
 	defer close(stop)

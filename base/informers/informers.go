@@ -134,11 +134,15 @@ func NewView(shared informers.SharedInformerFactory) *View {
 	return &View{SharedInformerFactory: shared, filters: map[reflect.Type]func(any) bool{}, opened: make(chan struct{})}
 }
 
-// Only makes the view show those objects of a type that keep is true for, in listers and indexes too: as an informer
-// that watches with a selector, without a watch and copies of its own. An object that keep is no longer true for is
-// seen as deleted. Only is called before the view gives an informer to anyone. keep gets no
-// cache.DeletedFinalStateUnknown, but what is in it.
-func (v *View) Only(of runtime.Object, keep func(any) bool) { v.filters[reflect.TypeOf(of)] = keep }
+// Only makes a view show those objects of a type that keep is true for, in listers and indexes too: as an informer that
+// watches with a selector, without a watch and copies of its own. An object that keep is no longer true for is seen as
+// deleted. Only is called before the view gives an informer to anyone.
+func Only[T runtime.Object](v *View, keep func(T) bool) {
+	v.filters[reflect.TypeFor[T]()] = func(obj any) bool {
+		t, ok := As[T](obj)
+		return ok && keep(t)
+	}
+}
 
 // InformerFor implements informers.SharedInformerFactory; all typed informers of the view come from here.
 func (v *View) InformerFor(obj runtime.Object, newFunc internalinterfaces.NewInformerFunc) cache.SharedIndexInformer {
@@ -192,12 +196,7 @@ type informer struct {
 // gated returns the handler that the shared informer calls for h.
 func (i informer) gated(h cache.ResourceEventHandler) cache.ResourceEventHandler {
 	if i.keep != nil {
-		h = cache.FilteringResourceEventHandler{Handler: h, FilterFunc: func(obj any) bool {
-			if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = unknown.Obj
-			}
-			return i.keep(obj)
-		}}
+		h = cache.FilteringResourceEventHandler{Handler: h, FilterFunc: i.keep}
 	}
 	return gate{h, i.view.opened}
 }

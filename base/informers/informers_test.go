@@ -91,7 +91,7 @@ func TestViewShowsOnly(t *testing.T) {
 	cs := fake.NewClientset(pod("running"), finished, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
 	shared := informers.NewSharedInformerFactory(cs, 0)
 	view := NewView(shared)
-	view.Only(&corev1.Pod{}, func(obj any) bool { return obj.(*corev1.Pod).Status.Phase != corev1.PodSucceeded })
+	Only(view, func(p *corev1.Pod) bool { return p.Status.Phase != corev1.PodSucceeded })
 
 	events := make(chan string, 10)
 	note := func(what string) func(any) {
@@ -101,8 +101,8 @@ func TestViewShowsOnly(t *testing.T) {
 			}
 		}
 	}
-	informer := view.Core().V1().Pods().Informer()
-	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: note("add"), DeleteFunc: note("delete"),
+	some := view.Core().V1().Pods().Informer()
+	if _, err := some.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: note("add"), DeleteFunc: note("delete"),
 		UpdateFunc: func(_, obj any) { note("update")(obj) }}); err != nil {
 		t.Fatal(err)
 	}
@@ -122,10 +122,10 @@ func TestViewShowsOnly(t *testing.T) {
 				t.Errorf("%s: %v, %v; want %q", name, got, err, want)
 			}
 		}
-		if got := informer.GetStore().List(); len(got) != len(want) {
+		if got := some.GetStore().List(); len(got) != len(want) {
 			t.Errorf("store: %v; want %q", got, want)
 		}
-		if got, err := informer.GetIndexer().ByIndex(cache.NamespaceIndex, "ns"); err != nil || len(got) != len(want) {
+		if got, err := some.GetIndexer().ByIndex(cache.NamespaceIndex, "ns"); err != nil || len(got) != len(want) {
 			t.Errorf("index: %v, %v; want %q", got, err, want)
 		}
 	}
@@ -133,7 +133,7 @@ func TestViewShowsOnly(t *testing.T) {
 	if _, err := pods.Pods("ns").Get("finished"); !apierrors.IsNotFound(err) {
 		t.Errorf("GET of a pod that the view does not show: %v", err)
 	}
-	if _, exists, err := informer.GetStore().Get(finished); exists || err != nil {
+	if _, exists, err := some.GetStore().Get(finished); exists || err != nil {
 		t.Errorf("the store has a pod that the view does not show: %v", err)
 	}
 	if got, err := all.List(labels.Everything()); err != nil || len(got) != 2 {
@@ -168,9 +168,7 @@ func TestViewShowsOnly(t *testing.T) {
 	}
 	expect(t, events, "delete finished")
 	// What a relist has found missing is filtered by what it was.
-	missed := view.InformerFor(&corev1.Pod{}, nil).(interface {
-		gated(cache.ResourceEventHandler) cache.ResourceEventHandler
-	}).gated(cache.ResourceEventHandlerFuncs{DeleteFunc: note("miss")})
+	missed := view.InformerFor(&corev1.Pod{}, nil).(informer).gated(cache.ResourceEventHandlerFuncs{DeleteFunc: note("miss")})
 	missed.OnDelete(cache.DeletedFinalStateUnknown{Key: "ns/finished", Obj: finished})
 	missed.OnDelete(cache.DeletedFinalStateUnknown{Key: "ns/running", Obj: pod("running")})
 	expect(t, events, "miss running")

@@ -121,7 +121,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		return nil
 	}
 	factory := sharedinformers.NewView(s.opts.Informers())
-	factory.Only(&corev1.Pod{}, unfinished)
+	sharedinformers.Only(factory, unfinished)
 	dynFactory := dynamicinformer.NewFilteredDynamicSharedInformerFactory(dyn, 0, metav1.NamespaceAll, nil)
 	defer func() {
 		cancel()
@@ -169,9 +169,8 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 
 // unfinished reports whether a Pod is for the scheduler: upstream's informer selects
 // status.phase!=Succeeded,status.phase!=Failed.
-func unfinished(obj any) bool {
-	pod, ok := obj.(*corev1.Pod)
-	return ok && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
+func unfinished(pod *corev1.Pod) bool {
+	return pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
 }
 
 // watched records what the scheduler is working on: from one entity to the next. Only upstream's loop calls it.

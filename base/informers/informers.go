@@ -136,7 +136,8 @@ func NewView(shared informers.SharedInformerFactory) *View {
 
 // Only makes a view show those objects of a type that keep is true for, in listers and indexes too: as an informer that
 // watches with a selector, without a watch and copies of its own. An object that keep is no longer true for is seen as
-// deleted. Only is called before the view gives an informer to anyone.
+// deleted. Lists of keys and the informers of ForResource are not filtered. Call Only before the view gives an informer
+// to anyone.
 func Only[T runtime.Object](v *View, keep func(T) bool) {
 	v.filters[reflect.TypeFor[T]()] = func(obj any) bool {
 		t, ok := As[T](obj)
@@ -173,8 +174,8 @@ func (v *View) Start(stop <-chan struct{}) {
 // StartWithContext implements informers.SharedInformerFactory.
 func (v *View) StartWithContext(ctx context.Context) { v.Start(ctx.Done()) }
 
-// Close removes the event handlers added through the view, and refuses others. It is for users that end before the
-// process; upstream's never remove theirs.
+// Close removes the event handlers added through the view, and refuses others. A handler that is being called may still
+// run when it returns. Close is for users that end before the process; upstream's never remove theirs.
 func (v *View) Close() {
 	v.once.Do(func() { close(v.opened) }) // releases every waiting handler
 	v.mu.Lock()

@@ -165,30 +165,34 @@ func TestNoLoopbackAtStart(t *testing.T) {
 func TestSharedInformers(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
-	watchers := func() map[string]map[string]bool { // resources by user; an entry for each user who asked for anything
+	ns := s.Namespace(t)
+	s.Kubectl(t, "-n", ns, "create", "deployment", "d", "--image=none") // bound once all have their informers
+	bound := false
+	watchers := func() map[string]map[string]bool { // resources by user
 		all := map[string]map[string]bool{}
 		for _, e := range auditEvents(t, s) {
-			if all[e.User.Username] == nil {
-				all[e.User.Username] = map[string]bool{}
+			if o := e.ObjectRef; o != nil && o.Namespace == ns && o.Subresource == "binding" && e.User.Username == "system:kube-scheduler" {
+				bound = true
 			}
 			if e.Verb != "watch" || e.ObjectRef == nil || !scheme.Scheme.IsGroupRegistered(e.ObjectRef.APIGroup) || e.ObjectRef.Resource == "initializerconfigurations" {
 				continue // the metadata of custom resources and the like is watched where it is needed
+			}
+			if all[e.User.Username] == nil {
+				all[e.User.Username] = map[string]bool{}
 			}
 			all[e.User.Username][e.ObjectRef.Resource] = true
 		}
 		return all
 	}
-	harness.Eventually(t, 30*time.Second, "the watches of the shared informers", func() error {
+	harness.Eventually(t, 30*time.Second, "the watches of the shared informers, and a pod", func() error {
 		all := watchers()
 		for _, resource := range []string{"pods", "nodes", "deployments", "endpointslices", "persistentvolumeclaims"} {
 			if !all["system:apiserver"][resource] {
 				return fmt.Errorf("no shared informer watches %s", resource)
 			}
 		}
-		for _, user := range []string{"system:kube-scheduler", "system:kube-controller-manager"} {
-			if all[user] == nil {
-				return fmt.Errorf("%s has asked for nothing yet", user)
-			}
+		if !bound {
+			return fmt.Errorf("the pod of a Deployment is not bound")
 		}
 		return nil
 	})

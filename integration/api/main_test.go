@@ -160,7 +160,7 @@ type event struct {
 	}
 	UserAgent string
 	Verb      string
-	ObjectRef *struct{ APIGroup, Resource string }
+	ObjectRef *struct{ APIGroup, Resource, Subresource, Namespace string }
 }
 
 func auditEvents(t *testing.T, s *harness.Server) []event {

@@ -90,11 +90,6 @@ func (t Tree) Empty(p string) error {
 	return errors.Join(errs...)
 }
 
-// Below reports whether a path is the directory or inside it.
-func Below(dir, path string) bool {
-	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
-}
-
 // RunningServer returns the process that holds the lock of the data directory; empty when there is none.
 func (t Tree) RunningServer(dir string) string {
 	f, err := os.Open(t.Path(filepath.Join(dir, "lock")))

@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // errClosed answers every request after Close.
@@ -125,10 +127,7 @@ func (p *InProcess) wait(req *http.Request, r *http.Response) (waited bool, err 
 	if back := p.back.Load(); !tooEarly || back == nil || time.Since(*back) >= cacheWithin {
 		return false, nil
 	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(cacheEvery/2 + rand.N(cacheEvery)):
-	}
+	reconcile.Sleep(ctx, cacheEvery/2+rand.N(cacheEvery))
 	return true, context.Cause(ctx)
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"kubelith.io/kubelith/base/filetree"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
 )
@@ -137,16 +138,12 @@ func CheckCluster(dir string) error {
 func Nested(dirs map[string]string) error {
 	for inner, a := range dirs {
 		for outer, b := range dirs {
-			if inner != outer && within(resolvedParent(b), resolvedParent(a)) {
+			if inner != outer && filetree.Below(resolvedParent(b), resolvedParent(a)) {
 				return fmt.Errorf("%s %s is in %s %s: use directories that do not contain each other", inner, a, outer, b)
 			}
 		}
 	}
 	return nil
-}
-
-func within(dir, path string) bool {
-	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
 // resolvedParent resolves the links in the existing part of a path.

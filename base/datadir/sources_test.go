@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"kubelith.io/kubelith/base/filetree"
 )
 
 // TestNamesInSources: what the program's packages join to a data directory is known here, so that reset removes it and
@@ -19,7 +21,7 @@ import (
 func TestNamesInSources(t *testing.T) {
 	known := slices.Concat(Made(), Identity(), Dropped())
 	isKnown := func(name string) bool {
-		return slices.ContainsFunc(known, func(k string) bool { return within(k, name) || within(name, k) })
+		return slices.ContainsFunc(known, func(k string) bool { return filetree.Below(k, name) || filetree.Below(name, k) })
 	}
 	seen := 0
 	for _, top := range []string{"base", "cmd", "components", "host", "plugins", "runtime", "trace"} {

@@ -1,4 +1,5 @@
-// Package filetree moves and copies directories, also from one disk to another, so that they survive a power cut.
+// Package filetree moves and copies directories, also from one disk to another, so that they survive a power cut, and
+// compares their paths.
 package filetree
 
 import (
@@ -7,11 +8,17 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"kubelith.io/kubelith/base/atomicfile"
 )
+
+// Below reports whether a path is the directory or inside it.
+func Below(dir, path string) bool {
+	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+}
 
 // Copy copies a file or a directory, files with their modes, owners and times.
 func Copy(from, to string) error {

@@ -4,6 +4,8 @@ package netevents
 import (
 	"context"
 	"time"
+
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // retry is the time between two subscriptions.
@@ -15,10 +17,7 @@ const retry = time.Second
 func Follow[T any](ctx context.Context, subscribe func(chan<- T, <-chan struct{}) error, began func(), each func(T)) {
 	for ctx.Err() == nil {
 		follow(ctx, subscribe, began, each)
-		select {
-		case <-ctx.Done():
-		case <-time.After(retry):
-		}
+		reconcile.Sleep(ctx, retry)
 	}
 }
 

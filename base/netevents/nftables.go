@@ -7,6 +7,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // Removal is a table, or a rule, that is no longer in nftables. Another program may have removed it, or this one.
@@ -37,9 +39,7 @@ func Removals(ctx context.Context, removed func(Removal)) error {
 		}
 		if err != nil { // too many changes at once
 			removed(Removal{})
-			select {
-			case <-time.After(100 * time.Millisecond):
-			case <-ctx.Done():
+			if !reconcile.Sleep(ctx, 100*time.Millisecond) {
 				return nil
 			}
 		}

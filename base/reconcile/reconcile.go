@@ -80,3 +80,12 @@ func Loop(ctx context.Context, changed <-chan struct{}, settle time.Duration, lo
 		}
 	}
 }
+
+// Sleep returns after d, or when ctx ends, and reports whether ctx has not ended.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
+}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubelith.io/kubelith/base/filetree"
 	"kubelith.io/kubelith/host"
 )
 
@@ -104,7 +105,7 @@ func cgroupControllers(files host.Tree) (layout string, have map[string]bool) {
 		// ... MOUNTPOINT OPTIONS [TAGS] - TYPE SOURCE SUPEROPTIONS
 		left, right, ok := strings.Cut(line, " - ")
 		fields, super := strings.Fields(left), strings.Fields(right)
-		if !ok || len(fields) < 5 || len(super) < 3 || !host.Below(host.Cgroups, fields[4]) {
+		if !ok || len(fields) < 5 || len(super) < 3 || !filetree.Below(host.Cgroups, fields[4]) {
 			continue
 		}
 		switch super[0] {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 
+	"kubelith.io/kubelith/base/filetree"
 	"kubelith.io/kubelith/host"
 )
 
@@ -37,7 +38,7 @@ func hasProjectQuotas(files host.Tree, dir string) bool {
 	}
 	on := &mountinfo.Info{}
 	for _, m := range all {
-		if host.Below(m.Mountpoint, dir) && len(m.Mountpoint) >= len(on.Mountpoint) {
+		if filetree.Below(m.Mountpoint, dir) && len(m.Mountpoint) >= len(on.Mountpoint) {
 			on = m
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubelith.io/kubelith/base/filetree"
 	"kubelith.io/kubelith/base/procstat"
 	"kubelith.io/kubelith/host"
 )
@@ -131,7 +132,7 @@ func (r *Reset) isOurKeeper(p process) bool {
 		return false
 	}
 	exe := strings.TrimSuffix(p.exe, " (deleted)")
-	if slices.Contains(keeperNames, filepath.Base(exe)) && host.Below(filepath.Join(r.opts.DataDir, "data"), exe) {
+	if slices.Contains(keeperNames, filepath.Base(exe)) && filetree.Below(filepath.Join(r.opts.DataDir, "data"), exe) {
 		return true
 	}
 	if len(p.args) == 0 || !slices.Contains(keeperNames, filepath.Base(p.args[0])) {
@@ -141,7 +142,7 @@ func (r *Reset) isOurKeeper(p process) bool {
 	if !r.owned.run || i < 0 || i+1 >= len(p.args) {
 		return false
 	}
-	return host.Below(r.opts.RunDir, p.args[i+1]) || r.opts.RunLink != "" && host.Below(r.opts.RunLink, p.args[i+1])
+	return filetree.Below(r.opts.RunDir, p.args[i+1]) || r.opts.RunLink != "" && filetree.Below(r.opts.RunLink, p.args[i+1])
 }
 
 // bundleCgroups reads the control groups from the containers' OCI configurations, and adds their ids.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"kubelith.io/kubelith/base/filetree"
 	"kubelith.io/kubelith/host"
 	"kubelith.io/kubelith/host/hosttest"
 )
@@ -92,7 +93,7 @@ func TestHostsOfOthers(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 			gone := func(path string) bool {
-				return slices.ContainsFunc(c.gone, func(dir string) bool { return host.Below(dir, path) })
+				return slices.ContainsFunc(c.gone, func(dir string) bool { return filetree.Below(dir, path) })
 			}
 			for _, path := range append(c.foreign, "/proc/10", "/proc/11") {
 				if path == "/proc/11" && c.ours["/r/data-dir"] != "" {

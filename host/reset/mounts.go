@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubelith.io/kubelith/base/datadir"
-	"kubelith.io/kubelith/host"
+	"kubelith.io/kubelith/base/filetree"
 )
 
 // mounts returns the mount points below our directories, the latest first: the order in which to unmount them. The
@@ -38,7 +38,7 @@ func (r *Reset) mounts() ([]string, error) {
 func (r *Reset) isDisk(mount string) bool {
 	name, below := strings.CutPrefix(mount, r.opts.DataDir+"/")
 	return below && (filepath.Dir(name) == volumes || slices.ContainsFunc(slices.Concat(datadir.Made(), datadir.Dropped()),
-		func(made string) bool { return host.Below(name, made) }))
+		func(made string) bool { return filetree.Below(name, made) }))
 }
 
 // volumes has a directory for each storage plugin.
@@ -52,7 +52,7 @@ func (r *Reset) mountsBelow(path string) ([]string, error) {
 	}
 	var out []string
 	for _, m := range slices.Backward(all) {
-		if host.Below(path, m.Mountpoint) {
+		if filetree.Below(path, m.Mountpoint) {
 			out = append(out, m.Mountpoint)
 		}
 	}

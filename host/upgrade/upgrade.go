@@ -34,6 +34,7 @@ import (
 	"kubelith.io/kubelith/base/atomicfile"
 	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/oneline"
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/host"
 	"kubelith.io/kubelith/host/preflight"
 )
@@ -496,10 +497,7 @@ func (o Options) await(ctx context.Context, installed string, p Program, since t
 		if time.Now().After(deadline) {
 			return o.because(ctx, since, fmt.Errorf("it was not ready within %s (%w)", o.Within, err))
 		}
-		select {
-		case <-time.After(o.every):
-		case <-ctx.Done():
-		}
+		reconcile.Sleep(ctx, o.every)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/plugins/host"
 )
 
@@ -72,10 +73,8 @@ func (c *Client) Restart(ctx context.Context, name string) (Plugin, error) {
 		return before, err
 	}
 	for now := before; ; {
-		select {
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, 50*time.Millisecond) {
 			return now, fmt.Errorf("plugin %s is not ready yet (%s): check again with kubelith plugin list", name, now.Phase)
-		case <-time.After(50 * time.Millisecond):
 		}
 		next, err := c.Get(ctx, name)
 		if err != nil {

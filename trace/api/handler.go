@@ -20,6 +20,7 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/trace"
 	"kubelith.io/kubelith/trace/record"
 )
@@ -181,10 +182,8 @@ func (h *Handler) await(ctx context.Context, after uint64, see func() (seq uint6
 		}
 		last = h.store.Wait(wait, max(last, after))
 		done()
-		select {
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, pause) {
 			return false
-		case <-time.After(pause):
 		}
 	}
 }

@@ -3,6 +3,8 @@ package record
 import (
 	"context"
 	"time"
+
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // The pauses of Feed: between two batches, and after a failure, when it doubles from the first to the last.
@@ -30,9 +32,6 @@ func (s *Store) Feed(ctx context.Context, sent func() uint64, send func(context.
 		} else {
 			retry = firstRetry
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
+		reconcile.Sleep(ctx, pause)
 	}
 }

@@ -2,6 +2,7 @@ package spans
 
 import (
 	"context"
+	"strconv"
 	"sync"
 	"time"
 
@@ -69,13 +70,7 @@ func number(v attribute.Value) int64 {
 	if v.Type() == attribute.INT64 {
 		return v.AsInt64()
 	}
-	var n int64
-	for _, digit := range v.AsString() {
-		if digit < '0' || digit > '9' {
-			return 0
-		}
-		n = n*10 + int64(digit-'0')
-	}
+	n, _ := strconv.ParseInt(v.AsString(), 10, 64) // 0 of another text
 	return n
 }
 

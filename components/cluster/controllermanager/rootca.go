@@ -13,6 +13,7 @@ import (
 	"k8s.io/kubernetes/cmd/kube-controller-manager/names"
 
 	"kubelith.io/kubelith/base/informers"
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/base/watchdir"
 )
 
@@ -99,10 +100,7 @@ func (r *rootCA) Run(ctx context.Context) {
 			}
 			view.Close()
 			log.Warnf("cannot publish the changed root CA, retrying in %s: %v", rootCARetry, err)
-			select {
-			case <-time.After(rootCARetry):
-			case <-ctx.Done():
-			}
+			reconcile.Sleep(ctx, rootCARetry)
 		}
 		if ctx.Err() != nil {
 			end()

@@ -23,6 +23,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 	"k8s.io/utils/ptr"
+
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 const (
@@ -200,10 +202,8 @@ func (a *api) mapping(ctx context.Context, gvk schema.GroupVersionKind, awaited 
 		if !awaited || !meta.IsNoMatchError(err) || time.Now().After(deadline) {
 			return mapping, err
 		}
-		select {
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, servedPoll) {
 			return nil, ctx.Err()
-		case <-time.After(servedPoll):
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 
 	"kubelith.io/kubelith/base/args"
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/components/cluster/scheduler/policy"
 )
 
@@ -113,10 +114,8 @@ func (s *Server) followed(ctx context.Context, cs kubernetes.Interface) *config.
 			said = err.Error()
 			s.log().Errorf("--scheduler-arg policy-configmap: no pod is scheduled until this is corrected: %s: %v", name, err)
 		}
-		select {
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, policyRetry) {
 			return nil
-		case <-time.After(policyRetry):
 		}
 	}
 }

@@ -3,8 +3,8 @@
 // It is composed from upstream's exported parts instead of its Setup and Run, which create clients from a kubeconfig
 // and end the process with the lease.
 //
-// Informers: all are the shared ones. Upstream's Pod informer selects pods that are not finished, and its event
-// handlers rely on that: finished Jobs would continue to use capacity. So the scheduler's view shows no others.
+// Informers: all are the shared ones. Upstream's Pod informer selects unfinished pods, and the scheduler's event
+// handlers rely on it: otherwise finished Jobs would continue to use capacity. So the scheduler's view shows no others.
 //
 // Scheduling plugins join the registry and the profiles when the scheduler starts (plugins/scheduling).
 //

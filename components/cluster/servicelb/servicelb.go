@@ -209,10 +209,7 @@ func (w *writer) loop(ctx context.Context) {
 			w.log.Warnf("cannot update all Services, retrying in %s: %v", retryDelay, err)
 			again = retryDelay
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(settle):
-		}
+		reconcile.Sleep(ctx, settle)
 		return again
 	})
 }

@@ -132,9 +132,7 @@ func (b *bootstrap) keep(ctx context.Context, progress reconcile.Signal, settle 
 			}
 			complained = true
 		}
-		select {
-		case <-time.After(retry):
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, retry) {
 			return
 		}
 	}
@@ -188,9 +186,7 @@ func patient(upstream genericapiserver.PostStartHookFunc, log logrus.FieldLogger
 					return
 				}
 				log.Warnf("retrying in %s: %v", bootstrapRetryMax, err)
-				select {
-				case <-time.After(bootstrapRetryMax):
-				case <-hook.Done():
+				if !reconcile.Sleep(hook, bootstrapRetryMax) {
 					return
 				}
 			}

@@ -13,6 +13,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // deferrable returns upstream's checks that wait until an object is written. Admission may reject the write until pods
@@ -55,9 +57,7 @@ func awaitReady(ctx context.Context, cs kubernetes.Interface, every time.Duratio
 			reminded = time.Now()
 			log.Warnf("not ready after %s: %v", time.Since(began).Round(time.Second), err)
 		}
-		select {
-		case <-time.After(every):
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, every) {
 			return ctx.Err()
 		}
 	}

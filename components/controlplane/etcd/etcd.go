@@ -28,6 +28,7 @@ import (
 	"google.golang.org/grpc"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // Options configures the member.
@@ -379,9 +380,7 @@ func campaign(ctx context.Context, e *embed.Etcd) {
 				return // it stops, or was removed
 			}
 		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, wait) {
 			return
 		}
 	}

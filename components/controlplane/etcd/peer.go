@@ -15,6 +15,8 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/features"
 	"go.uber.org/zap"
+
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // Peer is how the members of several servers reach each other: over TLS, with certificates of a CA that signs nothing
@@ -127,9 +129,7 @@ func (s *Server) OpenToPeers(ctx context.Context, p Peer) error {
 				return ctx.Err()
 			}
 		}
-		select {
-		case <-time.After(voteEvery / 10):
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, voteEvery/10) {
 			return ctx.Err()
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 )
@@ -61,20 +62,7 @@ func Begun(dataDir string) bool {
 
 // walk reads every page in use and returns the number of the last log entry that the database has applied.
 func walk(path string, size int64) (applied uint64, err error) {
-	// A page behind the end of a truncated file is a fault of this goroutine: a panic instead of the end of the
-	// process.
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("%v", r)
-		}
-	}()
-	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
-	if err != nil {
-		return 0, err
-	}
-	defer db.Close()
-	err = db.View(func(tx *bolt.Tx) error {
+	err = ReadDatabase(path, func(tx *bolt.Tx) error {
 		if tx.Size() > size {
 			return fmt.Errorf("it has %d bytes and should have %d", size, tx.Size())
 		}
@@ -89,6 +77,24 @@ func walk(path string, size int64) (applied uint64, err error) {
 		return tx.ForEach(func(_ []byte, b *bolt.Bucket) error { return walkBucket(b) })
 	})
 	return applied, err
+}
+
+// ReadDatabase calls read with the database of an etcd that does not run. It fails where the file is truncated or used.
+func ReadDatabase(path string, read func(tx *bolt.Tx) error) (err error) {
+	// A page behind the end of a truncated file is a fault of this goroutine: a panic instead of the end of the
+	// process.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%v", r)
+		}
+	}()
+	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true, Timeout: time.Second})
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	return db.View(read)
 }
 
 // walkBucket touches all keys and the first and last byte of each value: a value may be longer than a page.

@@ -29,6 +29,7 @@ import (
 	"kubelith.io/kubelith/base/jointoken"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/base/removed"
 	"kubelith.io/kubelith/base/sealed"
 	"kubelith.io/kubelith/components/controlplane/etcd"
@@ -212,9 +213,7 @@ func whileUnhealthy(ctx context.Context, change func() error) error {
 		if !errors.Is(err, rpctypes.ErrUnhealthy) || ctx.Err() != nil {
 			return err
 		}
-		select {
-		case <-time.After(retryEvery):
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, retryEvery) {
 			return err
 		}
 	}

@@ -23,11 +23,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
 
 	"kubelith.io/kubelith/base/atomicfile"
 	"kubelith.io/kubelith/base/jointoken"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 const (
@@ -122,15 +124,14 @@ func (n *Newcomer) client() (*http.Client, error) {
 func (n *Newcomer) readSettings(ctx context.Context, server string) ([]byte, error) {
 	roots := x509.NewCertPool()
 	roots.AddCert(n.ca)
-	transport := &http.Transport{
+	noProxy := &http.Transport{
 		TLSClientConfig:   &tls.Config{RootCAs: roots, ServerName: "kubernetes", MinVersion: tls.VersionTLS12},
 		DisableKeepAlives: true,
 	}
 	cs, err := kubernetes.NewForConfig(&rest.Config{
-		Host:        server,
-		BearerToken: n.token.Bearer(),
-		Timeout:     findTimeout,
-		Transport:   bearer{n.token.Bearer(), transport},
+		Host:      server,
+		Timeout:   findTimeout,
+		Transport: transport.NewBearerAuthRoundTripper(n.token.Bearer(), noProxy), // client-go adds no token to another's transport
 	})
 	if err != nil {
 		return nil, err
@@ -140,19 +141,6 @@ func (n *Newcomer) readSettings(ctx context.Context, server string) ([]byte, err
 		return nil, fmt.Errorf("read the cluster's settings from %s: %w: a server joins with a token from kubelith token create --usages server", server, err)
 	}
 	return []byte(object.Data[names.ClusterInfoKey]), nil
-}
-
-// bearer adds the token; client-go does not with a transport of one's own.
-type bearer struct {
-	token string
-	next  http.RoundTripper
-}
-
-// RoundTrip implements http.RoundTripper.
-func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
-	r.Header.Set("Authorization", "Bearer "+b.token)
-	return b.next.RoundTrip(r)
 }
 
 // Join asks the servers to admit this machine, waits while others join, and places what a server needs in the data
@@ -215,9 +203,7 @@ func (n *Newcomer) Join(ctx context.Context) (m *Membership, initial string, err
 			reminded = time.Now()
 			n.Log.Infof("waiting to join the cluster's servers: %v", err)
 		}
-		select {
-		case <-time.After(retryEvery):
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, retryEvery) {
 			return nil, "", fmt.Errorf("cannot join the cluster's servers: %w", err)
 		}
 	}

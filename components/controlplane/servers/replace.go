@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 )
 
@@ -138,9 +139,7 @@ func (s *Server) learned(ctx context.Context, id uint64) error {
 			continue
 		}
 		for !s.knows(ctx, m, id) {
-			select {
-			case <-time.After(learnEvery):
-			case <-ctx.Done():
+			if !reconcile.Sleep(ctx, learnEvery) {
 				return wait(fmt.Sprintf("%s %s has not learned yet that this machine joins: wait until it has caught up", kind(m), m.Name))
 			}
 		}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -107,19 +106,7 @@ func others(all []*etcdmembership.Member, self string) []*etcdmembership.Member 
 
 // members returns the members in the directory of an etcd, which does not run.
 func members(dir string) (all []*etcdmembership.Member, err error) {
-	// On a truncated file there is a panic instead of the end of the process.
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("%v", r)
-		}
-	}()
-	db, err := bbolt.Open(filepath.Join(dir, "member", "snap", "db"), 0o600, &bbolt.Options{ReadOnly: true, Timeout: time.Second})
-	if err != nil {
-		return nil, err
-	}
-	defer db.Close()
-	err = db.View(func(tx *bbolt.Tx) error {
+	err = etcd.ReadDatabase(filepath.Join(dir, "member", "snap", "db"), func(tx *bbolt.Tx) error {
 		bucket := tx.Bucket([]byte(membersBucket))
 		if bucket == nil {
 			return nil

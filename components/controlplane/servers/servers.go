@@ -37,6 +37,7 @@ import (
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 )
 
@@ -210,9 +211,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		} else if s.opts.Etcd.Open() { // the others are gone: a machine may join with its former address
 			s.keepAddress(ctx, members)
 		}
-		select {
-		case <-time.After(every):
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, every) {
 			return nil
 		}
 	}

@@ -23,6 +23,7 @@ import (
 	"kubelith.io/kubelith/base/events"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/pki"
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/components/controlplane/snapshot/bucket"
 )
 
@@ -112,7 +113,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	defer stop()
 	event := func(kind, reason, message string) { recorder.Event(events.Node(node), kind, reason, message) }
 	ready()
-	saved := make(chan struct{}, 1)
+	saved := reconcile.NewSignal()
 	var working sync.WaitGroup
 	defer working.Wait()
 	working.Go(func() { s.measure(ctx) })
@@ -123,12 +124,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		<-ctx.Done()
 		return nil
 	}
-	s.loop(ctx, event, func() {
-		select {
-		case saved <- struct{}{}:
-		default: // it has not compared yet
-		}
-	})
+	s.loop(ctx, event, saved.Send)
 	return nil
 }
 
@@ -140,10 +136,8 @@ func (s *Server) loop(ctx context.Context, event func(kind, reason, message stri
 	}
 	for {
 		for time.Now().Before(next) {
-			select {
-			case <-ctx.Done():
+			if !reconcile.Sleep(ctx, min(look, time.Until(next))) {
 				return
-			case <-time.After(min(look, time.Until(next))):
 			}
 			if again := s.opts.Schedule.Next(time.Now()); again.Before(next) { // the clock was set back
 				next = again
@@ -212,10 +206,8 @@ func (s *Server) measure(ctx context.Context) {
 			f, _ := newestOf(all, s.opts.Source.Settings.NodeName, func(File) bool { return true })
 			s.meters.newest(f)
 		}
-		select {
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, look) {
 			return
-		case <-time.After(look):
 		}
 	}
 }

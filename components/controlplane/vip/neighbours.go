@@ -11,6 +11,8 @@ import (
 	"github.com/mdlayher/arp"
 	"github.com/mdlayher/ethernet"
 	"github.com/mdlayher/ndp"
+
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // probes are sent probeEvery apart; a machine that has the address answers within milliseconds, unless it is busy.
@@ -150,9 +152,7 @@ func (l *link) icmp(ctx context.Context) (*ndp.Conn, error) {
 		if err == nil || time.Since(begin) > linkLocalPatience {
 			return c, err
 		}
-		select {
-		case <-time.After(probeEvery):
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, probeEvery) {
 			return nil, ctx.Err()
 		}
 	}

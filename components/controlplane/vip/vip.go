@@ -127,19 +127,11 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 			return err
 		}
 		if s.complaint != "" {
-			wait(ctx, followEvery)
+			reconcile.Sleep(ctx, followEvery)
 		}
 		address = s.other(address)
 	}
 	return nil
-}
-
-// wait waits for that time, or until ctx ends.
-func wait(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
 }
 
 // complain logs why the address cannot be carried, once.
@@ -161,7 +153,7 @@ func (s *Server) discover(ctx context.Context, cs kubernetes.Interface) netip.Ad
 				return address
 			}
 		}
-		wait(ctx, followEvery)
+		reconcile.Sleep(ctx, followEvery)
 	}
 	return netip.Addr{}
 }
@@ -189,7 +181,7 @@ func (s *Server) certify(ctx context.Context, address netip.Addr) error {
 		if waited == 120 {
 			s.opts.Log.Warnf("waiting to carry the virtual address %s: the API at %s does not serve it: %v", address, s.opts.API, err)
 		}
-		wait(ctx, time.Second)
+		reconcile.Sleep(ctx, time.Second)
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // Goal is when a server or an agent has started.
@@ -98,9 +99,7 @@ const firstReminder = 30 * time.Second
 // limit: a slow disk or an old machine gets there.
 func (t *Tracker) Remind(ctx context.Context, log logrus.FieldLogger, manager *Systemd) {
 	for every := firstReminder; ; every *= 2 {
-		select {
-		case <-time.After(every):
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, every) {
 			return
 		}
 		reached, missing := t.State()

@@ -1,9 +1,9 @@
 // Package containerd runs the containerd daemon with its CRI service inside this process, as the component
 // "containerd": it provides the sandboxes, containers and images of the kubelet's pods.
 //
-// *Containers* do not run in this process: one shim per pod, a program from runtime/payload (runtime/shim), holds
-// them and survives a restart; the daemon finds the shims again through the state directory. components/worker/cni does
-// the network configuration, and runtime/images has the pause image.
+// *Containers* do not run in this process: runtime/tasks runs them with runc, below one keeper per pod, a program from
+// runtime/payload that survives a restart. components/worker/cni does the network configuration, and runtime/images has
+// the pause image.
 //
 // Everything here is wiring: containerd is upstream's, configured in config.go from the host and Options.
 package containerd

@@ -19,6 +19,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/runtime/images"
 )
 
@@ -110,10 +111,8 @@ func awaitCRI(ctx context.Context, cri runtimeapi.ImageServiceClient, ref string
 		if err == nil && resp.Image != nil {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, delay) {
 			return fmt.Errorf("CRI does not list %s after its import (%v): %w", ref, err, ctx.Err())
-		case <-time.After(delay):
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 
 	"kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // registerRetry is the time between two attempts to register again.
@@ -71,10 +72,7 @@ func (s *Server) keepRegistered(ctx context.Context, cs kubernetes.Interface) {
 				break
 			}
 			s.opts.Log.Warnf("Node %s was deleted: cannot register it again, retrying in %s: %v", s.opts.NodeName, registerRetry, err)
-			select {
-			case <-time.After(registerRetry):
-			case <-ctx.Done():
-			}
+			reconcile.Sleep(ctx, registerRetry)
 		}
 	}
 }

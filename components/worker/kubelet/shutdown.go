@@ -15,6 +15,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/kubelet/nodeshutdown/systemd"
+
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // maxShutdownGrace is how long pods may take to end when the machine shuts down.
@@ -84,10 +86,7 @@ func (s *Server) holdShutdowns(ctx context.Context, cs kubernetes.Interface, con
 			said = err.Error()
 			s.opts.Log.Warnf("cannot delay the machine's shutdown until the statuses of pods are written, retrying: %v", err)
 		}
-		select {
-		case <-time.After(logindRetry):
-		case <-ctx.Done():
-		}
+		reconcile.Sleep(ctx, logindRetry)
 	}
 }
 
@@ -157,9 +156,7 @@ func (s *Server) awaitTerminated(ctx context.Context, cs kubernetes.Interface) e
 		return fmt.Errorf("cannot list them: %w", err)
 	}
 	for left := active; len(left) > 0; {
-		select {
-		case <-time.After(statusPoll):
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, statusPoll) {
 			return nil
 		}
 		if now, err := s.activePods(ctx, cs); err == nil {

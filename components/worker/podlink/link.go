@@ -22,6 +22,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // network is the configuration of a call.
@@ -283,10 +285,8 @@ func waitUp(ctx context.Context, name string) error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("the bridge's port %s is not up: it is %s", name, state)
 		}
-		select {
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, wait) {
 			return ctx.Err()
-		case <-time.After(wait):
 		}
 	}
 }

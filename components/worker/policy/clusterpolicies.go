@@ -20,6 +20,7 @@ import (
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // clusterPolicies returns an informer of ClusterNetworkPolicies. Their custom resource is the administrator's to
@@ -105,10 +106,8 @@ func (o optional) WatchWithContext(ctx context.Context, options metav1.ListOptio
 		case err != nil:
 			return nil, err
 		}
-		select {
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, pause) {
 			return watch.NewEmptyWatch(), nil
-		case <-time.After(pause):
 		}
 	}
 }

@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/components/worker/policy/kernel"
 	"kubelith.io/kubelith/components/worker/policy/rules"
 )
@@ -38,10 +38,7 @@ func (r *run) logDrops(ctx context.Context) {
 		if err != nil && r.loggedDrops.News("", err.Error()) {
 			r.opts.Log.Warn(err)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(retry):
-		}
+		reconcile.Sleep(ctx, retry)
 	}
 }
 

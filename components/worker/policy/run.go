@@ -22,6 +22,7 @@ import (
 	"kubelith.io/kubelith/base/events"
 	sharedinformers "kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/components/worker/policy/kernel"
 	"kubelith.io/kubelith/components/worker/policy/peers"
 	"kubelith.io/kubelith/components/worker/policy/rules"
@@ -228,10 +229,7 @@ func (r *run) streamPods(ctx context.Context, set func(*peers.Pod)) (synced func
 			if ctx.Err() == nil {
 				r.opts.Log.WithError(err).Debug("the connection that sends the pods of the cluster has ended")
 			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(retry):
-			}
+			reconcile.Sleep(ctx, retry)
 		}
 	})
 	return done.Load, nil

@@ -25,6 +25,7 @@ import (
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // The times of the component.
@@ -154,11 +155,11 @@ func (s *Server) keep(ctx context.Context, address string) {
 		}
 		switch outcome {
 		case later:
-			sleep(ctx, jitter(s.times.again))
+			reconcile.Sleep(ctx, jitter(s.times.again))
 		case taken:
-			sleep(ctx, jitter(s.times.taken))
+			reconcile.Sleep(ctx, jitter(s.times.taken))
 		default:
-			sleep(ctx, jitter(pause))
+			reconcile.Sleep(ctx, jitter(pause))
 			pause = min(2*pause, longest)
 		}
 	}
@@ -166,15 +167,6 @@ func (s *Server) keep(ctx context.Context, address string) {
 
 // jitter spreads the requests of all agents.
 func jitter(d time.Duration) time.Duration { return d + rand.N(d/4+1) }
-
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
 
 // podNetworks returns the networks of the pods on a node.
 func podNetworks(ctx context.Context, client kubernetes.Interface, node string) (all []netip.Prefix, err error) {

@@ -21,6 +21,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
+
+	"kubelith.io/kubelith/base/reconcile"
 )
 
 // Start is a post-start hook: it returns when the configurations have been read. In a cluster that has no such type yet
@@ -67,10 +69,7 @@ func (i *Initializers) read(ctx context.Context, client rest.Interface) {
 			i.configurations.setReady()
 			pause = time.Second
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
+		reconcile.Sleep(ctx, pause)
 	}
 }
 
@@ -105,9 +104,7 @@ func (i *Initializers) Sweep(ctx context.Context, c *rest.Config, now time.Time)
 
 func (s *sweeper) run(ctx context.Context) {
 	for {
-		select {
-		case <-time.After(sweepEvery):
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, sweepEvery) {
 			return
 		}
 		s.sweep(ctx, time.Now())

@@ -17,9 +17,9 @@ import (
 	"kubelith.io/kubelith/base/config"
 )
 
-// administratorCommand returns a subcommand of group that acts with an administrator's credentials.
+// administratorCommand returns a command that acts with an administrator's credentials.
 func administratorCommand(
-	group, name, args, usage string, action func(*cli.Context, kubernetes.Interface) error, flags ...cli.Flag,
+	name, args, usage string, action func(*cli.Context, kubernetes.Interface) error, flags ...cli.Flag,
 ) *cli.Command {
 	kubeconfig := &cli.StringFlag{
 		Name:    "kubeconfig",
@@ -28,12 +28,12 @@ func administratorCommand(
 	}
 	return &cli.Command{
 		Name: name, ArgsUsage: args, Usage: usage, Flags: append(flags, kubeconfig),
-		OnUsageError: func(_ *cli.Context, err error, _ bool) error {
-			return fmt.Errorf("%w: see kubelith %s %s --help", err, group, name)
-		},
+		OnUsageError: usageError,
 		Action: func(c *cli.Context) error {
-			if args == "" && c.Args().Present() {
-				return fmt.Errorf("%s %s takes no arguments, got %q: see kubelith %[1]s %[2]s --help", group, name, c.Args().First())
+			if args == "" {
+				if err := noArguments(c); err != nil {
+					return err
+				}
 			}
 			cs, err := administrator(c.String("kubeconfig"))
 			if err != nil {

@@ -79,7 +79,7 @@ func usageError(c *cli.Context, err error, _ bool) error {
 		if wrong == nil {
 			return cmp.Or(errors.Join(errs...), err)
 		}
-		errs = append(errs, fmt.Errorf("%w: see kubelith %s --help", wrong, c.Command.Name))
+		errs = append(errs, fmt.Errorf("%w: see %s --help", wrong, c.Command.HelpName))
 		if set.NArg() == len(rest) { // it does not have the form of a flag
 			rest = rest[1:]
 		} else {

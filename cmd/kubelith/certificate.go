@@ -19,13 +19,11 @@ import (
 
 func certificateCommand() *cli.Command {
 	command := group("certificate", "show the certificates of this machine, and replace the CAs of the cluster", &cli.Command{
-		Name:  "list",
-		Usage: "list the certificates of the server or agent on this machine, running or not: subject, issuer and expiry",
-		Flags: append(config.DirFlags(), outputFlag("json")),
-		OnUsageError: func(_ *cli.Context, err error, _ bool) error {
-			return fmt.Errorf("%w: see kubelith certificate list --help", err)
-		},
-		Action: listCertificates,
+		Name:         "list",
+		Usage:        "list the certificates of the server or agent on this machine, running or not: subject, issuer and expiry",
+		Flags:        append(config.DirFlags(), outputFlag("json")),
+		OnUsageError: usageError,
+		Action:       listCertificates,
 	}, rotateCACommand())
 	command.Aliases = []string{"certificates"}
 	return command

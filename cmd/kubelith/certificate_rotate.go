@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/components/controlplane/carotation"
 )
 
@@ -21,7 +22,7 @@ func rotateCACommand() *cli.Command {
 	output := outputFlag("json")
 	output.Usage += ", of --status"
 	const usage = "replace the CAs of the cluster on all servers and agents while they run; resume an interrupted rotation"
-	return administratorCommand("certificate", "rotate-ca", "", usage, rotateCA,
+	return administratorCommand("rotate-ca", "", usage, rotateCA,
 		&cli.BoolFlag{Name: "status", Usage: "only show the progress of the rotation on each machine, and what it waits for"},
 		&cli.DurationFlag{
 			Name:  "grace",
@@ -83,9 +84,7 @@ func rotateCA(c *cli.Context, cs kubernetes.Interface) error {
 			return nil
 		}
 		for {
-			select {
-			case <-time.After(rotateCAEvery):
-			case <-c.Context.Done():
+			if !reconcile.Sleep(c.Context, rotateCAEvery) {
 				return errors.New("the rotation goes on without this command: kubelith certificate rotate-ca --status shows its progress")
 			}
 			// The kubeconfig on a server changes, too: it is read again each time.

@@ -16,16 +16,17 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/components/controlplane/encryption"
 )
 
 func encryptionCommand() *cli.Command {
 	output := outputFlag("json")
 	return group("encryption", "show and replace the key that encrypts Secrets in etcd",
-		administratorCommand("encryption", "status", "",
+		administratorCommand("status", "",
 			"show which key each server uses, how many Secrets each key encrypts, and the progress of a rotation",
 			encryptionStatus, output),
-		administratorCommand("encryption", "rotate", "",
+		administratorCommand("rotate", "",
 			"replace the key on all servers, write all Secrets again, and drop the old key; resume an interrupted rotation",
 			rotateEncryption,
 			&cli.BoolFlag{Name: "no-wait", Usage: "only begin: the servers finish the rotation, see kubelith encryption status"}))
@@ -107,9 +108,7 @@ func rotateEncryption(c *cli.Context, cs kubernetes.Interface) error {
 		case v.Doing == "" || c.Bool("no-wait"):
 			return nil
 		}
-		select {
-		case <-time.After(rotateEvery):
-		case <-c.Context.Done():
+		if !reconcile.Sleep(c.Context, rotateEvery) {
 			return errors.New("the rotation goes on without this command: kubelith encryption status shows its progress")
 		}
 		now, err := encryptionView(c.Context, cs, "GET")

@@ -21,17 +21,17 @@ import (
 func etcdCommand() *cli.Command {
 	output := outputFlag("json")
 	const disarmUsage = "clear the alarms of all servers; one without space raises its alarm again at the next write"
-	alarm := administratorCommand("etcd", "alarm", "", "list the alarms of all servers: NOSPACE stops writes, CORRUPT reads, too", etcdAlarms, output)
+	alarm := administratorCommand("alarm", "", "list the alarms of all servers: NOSPACE stops writes, CORRUPT reads, too", etcdAlarms, output)
 	alarm.HideHelpCommand = true
-	alarm.Subcommands = []*cli.Command{administratorCommand("etcd alarm", "disarm", "", disarmUsage, etcdDisarm)}
-	former := administratorCommand("etcd", "disarm", "", disarmUsage, etcdDisarm) // its name in earlier releases
+	alarm.Subcommands = []*cli.Command{administratorCommand("disarm", "", disarmUsage, etcdDisarm)}
+	former := administratorCommand("disarm", "", disarmUsage, etcdDisarm) // its name in earlier releases
 	former.Hidden = true
 	return group("etcd", "show and maintain the servers' etcd",
-		administratorCommand("etcd", "status", "",
+		administratorCommand("status", "",
 			"show the servers, since when one is missing, the size of the database, and alarms", etcdStatus, output),
-		administratorCommand("etcd", "members", "", "list the servers", etcdMembers, output),
-		administratorCommand("etcd", "remove", "NAME", "remove a server from the cluster; it can come back with a token only", etcdRemove),
-		administratorCommand("etcd", "defrag", "", "return what the database of the server does not use to the file system", etcdDefrag),
+		administratorCommand("members", "", "list the servers", etcdMembers, output),
+		administratorCommand("remove", "NAME", "remove a server from the cluster; it can come back with a token only", etcdRemove),
+		administratorCommand("defrag", "", "return what the database of the server does not use to the file system", etcdDefrag),
 		alarm,
 		former)
 }

@@ -14,7 +14,7 @@ import (
 
 func nodeCommand() *cli.Command {
 	return group("node", "remove nodes and revoke their credentials",
-		administratorCommand("node", "remove", "NAME",
+		administratorCommand("remove", "NAME",
 			"delete a node, or one of several servers, with its pods, and revoke its credentials at once", removeNode,
 			&cli.BoolFlag{Name: "force", Usage: "revoke the credentials issued to this name even if the node does not exist"}))
 }

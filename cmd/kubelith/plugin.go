@@ -23,13 +23,15 @@ func pluginCommand() *cli.Command {
 	output := outputFlag("json")
 	command := func(name, args, usage string, action func(*cli.Context, *pluginadmin.Client) error, flags ...cli.Flag) *cli.Command {
 		return &cli.Command{
-			Name: name, ArgsUsage: args, Usage: usage, Flags: append(config.DirFlags(), flags...), OnUsageError: pluginUsageError,
+			Name: name, ArgsUsage: args, Usage: usage, Flags: append(config.DirFlags(), flags...), OnUsageError: usageError,
 			Action: func(c *cli.Context) error {
-				switch {
-				case args == "" && c.Args().Present():
-					return fmt.Errorf("plugin %s takes no arguments, got %q: see kubelith plugin %s --help", name, c.Args().First(), name)
-				case args != "" && !c.Args().Present():
+				if args != "" && !c.Args().Present() {
 					return fmt.Errorf("plugin %s needs the name of a plugin: kubelith plugin list shows them", name)
+				}
+				if args == "" {
+					if err := noArguments(c); err != nil {
+						return err
+					}
 				}
 				cfg, err := config.LoadDirs(c)
 				if err != nil {
@@ -44,11 +46,6 @@ func pluginCommand() *cli.Command {
 		command("describe", "NAME ...", "show all details of a plugin", describePlugins, output),
 		command("restart", "NAME ...", "start a new process of a plugin, then stop the old one", restartPlugins),
 		pluginCheckCommand())
-}
-
-// pluginUsageError is usageError for the subcommands of plugin.
-func pluginUsageError(c *cli.Context, err error, _ bool) error {
-	return fmt.Errorf("%w: see kubelith plugin %s --help", err, c.Command.Name)
 }
 
 func listPlugins(c *cli.Context, client *pluginadmin.Client) error {

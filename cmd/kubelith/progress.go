@@ -3,11 +3,8 @@ package kubelith
 import (
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
-
-	"golang.org/x/term"
 
 	"kubelith.io/kubelith/components/controlplane/snapshot"
 )
@@ -30,8 +27,7 @@ const (
 
 // progressOn returns one that writes to out.
 func progressOn(out io.Writer) *progress {
-	f, ok := out.(*os.File)
-	return &progress{out: out, terminal: ok && term.IsTerminal(int(f.Fd())), now: time.Now}
+	return &progress{out: out, terminal: terminal(out) != nil, now: time.Now}
 }
 
 // at shows that so many bytes of a step are done.

@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 
 	"github.com/urfave/cli/v2"
-	"golang.org/x/term"
 	"k8s.io/client-go/kubernetes"
 
 	"kubelith.io/kubelith/base/config"
@@ -42,7 +40,7 @@ func serverCommand() *cli.Command {
 				Usage: "stop when standard input ends, as it does when the program that started this server ends",
 			}),
 		Subcommands: []*cli.Command{
-			administratorCommand("server", "leave", "", "remove this server from a cluster of several", leaveServers),
+			administratorCommand("leave", "", "remove this server from a cluster of several", leaveServers),
 		},
 		OnUsageError: usageError,
 		Action: func(c *cli.Context) error {
@@ -149,7 +147,7 @@ func loadServer(c *cli.Context) (*config.Server, error) {
 // output shows the progress of the start on a terminal and keeps the log in a file; any other output gets the log. The
 // configuration may name another file.
 func output(c *cli.Context, cfg *config.Node, logFile string) node.Output {
-	if out, ok := c.App.Writer.(*os.File); ok && term.IsTerminal(int(out.Fd())) {
+	if out := terminal(c.App.Writer); out != nil {
 		return node.Output{LogFile: filepath.Join(cfg.RunDir, logFile), Progress: out}
 	}
 	return node.Output{Log: c.App.ErrWriter}

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/urfave/cli/v2"
-	"golang.org/x/term"
 	"k8s.io/component-base/version"
 
 	"kubelith.io/kubelith/base/config"
@@ -27,10 +26,8 @@ func snapshotCommand() *cli.Command {
 	command := func(name, args, usage, description string, action func(*cli.Context, *config.Server) error, flags ...cli.Flag) *cli.Command {
 		return &cli.Command{
 			Name: name, ArgsUsage: args, Usage: usage, Description: description,
-			Flags: append(config.SnapshotFlags(), flags...),
-			OnUsageError: func(_ *cli.Context, err error, _ bool) error {
-				return fmt.Errorf("%w: see kubelith snapshot %s --help", err, name)
-			},
+			Flags:        append(config.SnapshotFlags(), flags...),
+			OnUsageError: usageError,
 			Action: func(c *cli.Context) error {
 				cfg, err := config.Load(c)
 				if err != nil {
@@ -116,7 +113,7 @@ func saveSnapshot(c *cli.Context, cfg *config.Server) error {
 	if name != "-" {
 		return saveFile(c, cfg, source, name, bar)
 	}
-	if out, ok := c.App.Writer.(*os.File); ok && term.IsTerminal(int(out.Fd())) {
+	if terminal(c.App.Writer) != nil {
 		return errors.New("standard output is a terminal: redirect it to a file or a program")
 	}
 	// It is tested before its first byte is sent.

@@ -20,7 +20,7 @@ const signedTimeout = time.Minute
 
 func tokenCommand() *cli.Command {
 	command := func(name, args, usage string, action func(*cli.Context, kubernetes.Interface) error, flags ...cli.Flag) *cli.Command {
-		return administratorCommand("token", name, args, usage, action, flags...)
+		return administratorCommand(name, args, usage, action, flags...)
 	}
 	return group("token", "manage join tokens",
 		command("create", "", "create a token and print it", createToken,

@@ -37,7 +37,8 @@ var Version = "v0.0.0-dev"
 // noArguments refuses arguments of a command that takes none, instead of ignoring them.
 func noArguments(c *cli.Context) error {
 	if c.Args().Present() {
-		return fmt.Errorf("%s takes no arguments, got %q: see kubelith %s --help", c.Command.Name, c.Args().First(), c.Command.Name)
+		_, name, _ := strings.Cut(c.Command.HelpName, " ") // without the program's
+		return fmt.Errorf("%s takes no arguments, got %q: see %s --help", name, c.Args().First(), c.Command.HelpName)
 	}
 	return nil
 }

@@ -54,7 +54,7 @@ func TestAsksCluster(t *testing.T) {
 func TestWrongFlags(t *testing.T) {
 	for args, want := range map[string][]string{
 		"check --nod-ip 192.0.2.1 --data-dir /x --tls-sann=y": {"flag provided but not defined: -nod-ip: see kubelith check --help", "flag provided but not defined: -tls-sann: see kubelith check --help"},
-		"check agent --serverr=x --node-ips y":                {"flag provided but not defined: -serverr: see kubelith agent --help", "flag provided but not defined: -node-ips: see kubelith agent --help"},
+		"check agent --serverr=x --node-ips y":                {"flag provided but not defined: -serverr: see kubelith check agent --help", "flag provided but not defined: -node-ips: see kubelith check agent --help"},
 		"--moon server":                                       {"flag provided but not defined: -moon: see kubelith --help"},
 		"server --https-port=x ---moon --sun":                 {`invalid value "x" for flag -https-port: parse error: see kubelith server --help`, "bad flag syntax: ---moon: see kubelith server --help", "flag provided but not defined: -sun: see kubelith server --help"},
 	} {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/host/upgrade"
 )
 
@@ -60,9 +61,7 @@ func (c *claim) take(ctx context.Context) error {
 	lease, err := c.read(ctx)
 	if err == nil && c.isOthers(lease) && time.Now().After(expiry(lease)) { // by the clocks of two machines: is it renewed?
 		before := lease.Spec.RenewTime
-		select {
-		case <-time.After(2 * claimRenewal):
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, 2*claimRenewal) {
 			return ctx.Err()
 		}
 		if lease, err = c.read(ctx); err == nil && lease.Spec.RenewTime.Equal(before) {
@@ -128,10 +127,8 @@ func expiry(l *coordinationv1.Lease) time.Time {
 // keep renews the claim until ctx ends. It calls end when the claim is another's.
 func (c *claim) keep(ctx context.Context, end func(error)) {
 	for {
-		select {
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, claimRenewal) {
 			return
-		case <-time.After(claimRenewal):
 		}
 		if err := c.renew(ctx); err != nil {
 			end(err)

@@ -22,6 +22,7 @@ import (
 	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/oneline"
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/components/controlplane/servers"
 	"kubelith.io/kubelith/components/worker/upgrader"
 	"kubelith.io/kubelith/host/upgrade"
@@ -292,9 +293,7 @@ func (r *rollout) ask(ctx context.Context, name string, request *upgrader.Reques
 		if last == nil {
 			return status, nil
 		}
-		select {
-		case <-time.After(askNodesEvery):
-		case <-ctx.Done():
+		if !reconcile.Sleep(ctx, askNodesEvery) {
 			return status, r.stopped(name, fmt.Errorf("%w (%w)", last, ctx.Err()))
 		}
 	}
@@ -348,9 +347,6 @@ func (r *rollout) request(ctx context.Context, name string, request *upgrader.Re
 		if err == nil || apierrors.IsNotFound(err) || ctx.Err() != nil || time.Now().After(deadline) {
 			return err
 		}
-		select {
-		case <-time.After(askNodesEvery):
-		case <-ctx.Done():
-		}
+		reconcile.Sleep(ctx, askNodesEvery)
 	}
 }

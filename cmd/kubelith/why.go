@@ -254,7 +254,7 @@ func printAnswer(c *cli.Context, a *why.Answer) error {
 		return writeJSON(c.App.Writer, a)
 	}
 	style := why.Style{Now: time.Now()}
-	if f, ok := c.App.Writer.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+	if f := terminal(c.App.Writer); f != nil {
 		style.Colour = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 		if width, _, err := term.GetSize(int(f.Fd())); err == nil {
 			style.Width = width

@@ -27,7 +27,7 @@ const (
 	// is returned to the system. The runtime alone keeps it for two collections more: minutes of an idle process.
 	settleAfter = 30
 	// forgetAfter is when memory is returned again: by then, the API server's watch caches have forgotten the events of
-	// the load, which they keep for 75 s.
+	// the load, which they keep for 75 to 90 s.
 	forgetAfter = 120
 	// dropEvery is how many times measureLoad pass without load between two times that the pages of the program are
 	// dropped: an election or a refused request maps some again, and nothing else would ever drop them.

@@ -15,12 +15,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	nodeutil "k8s.io/kubernetes/pkg/util/node"
 
 	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/nodepatch"
 	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/components/controlplane/servers"
@@ -338,12 +338,8 @@ func (r *rollout) request(ctx context.Context, name string, request *upgrader.Re
 		}
 		value = string(text)
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{upgrader.RequestAnnotation: value}}})
-	if err != nil {
-		return err
-	}
 	for deadline := time.Now().Add(r.o.Within); ; {
-		_, err := r.client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		err := nodepatch.Annotate(ctx, r.client, name, upgrader.RequestAnnotation, value)
 		if err == nil || apierrors.IsNotFound(err) || ctx.Err() != nil || time.Now().After(deadline) {
 			return err
 		}

@@ -2,7 +2,6 @@ package kubelith
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -12,9 +11,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kubectl/pkg/drain"
 
+	"kubelith.io/kubelith/base/nodepatch"
 	"kubelith.io/kubelith/base/oneline"
 )
 
@@ -100,10 +99,6 @@ func (r *rollout) uncordon(ctx context.Context, name string) error {
 }
 
 func (r *rollout) patchNode(ctx context.Context, name string, change map[string]any) error {
-	patch, err := json.Marshal(change)
-	if err != nil {
-		return err
-	}
-	_, err = r.client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	_, err := nodepatch.Merge(ctx, r.client, name, change)
 	return err
 }

@@ -276,17 +276,11 @@ func TestReport(t *testing.T) {
 	})
 }
 
-func TestConditionPatch(t *testing.T) {
-	now := metav1.Now()
-	same := condition(state("a", host.Ready, nil), now)
-	if patch := conditionPatch([]corev1.NodeCondition{same}, []host.State{state("a", host.Ready, nil), state("a", host.Draining, nil)}, metav1.Now()); len(patch) > 0 {
-		t.Errorf("nothing has changed: %v", patch)
-	}
-	before := metav1.NewTime(now.Add(-time.Hour))
-	same.LastTransitionTime, same.Message = before, "other"
-	patch := conditionPatch([]corev1.NodeCondition{same}, []host.State{state("a", host.Ready, nil)}, now)
-	if len(patch) != 1 || patch[0].(corev1.NodeCondition).LastTransitionTime != before {
-		t.Errorf("%v", patch)
+// A plugin's predecessor that still ends has no condition.
+func TestDrainingHasNoCondition(t *testing.T) {
+	got := conditions([]host.State{state("a", host.Ready, nil), state("a", host.Draining, nil)})
+	if len(got) != 1 || got[0].Type != "Plugin/a" || got[0].Status != corev1.ConditionTrue {
+		t.Errorf("%v", got)
 	}
 }
 

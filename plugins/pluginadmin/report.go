@@ -2,19 +2,19 @@ package pluginadmin
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"kubelith.io/kubelith/base/events"
+	"kubelith.io/kubelith/base/logging"
+	"kubelith.io/kubelith/base/nodepatch"
+	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/plugins/host"
 )
 
@@ -35,32 +35,22 @@ func (s *Server) report(ctx context.Context, cs kubernetes.Interface) {
 	defer stop()
 	node := events.Node(s.opts.NodeName)
 
-	wait := time.NewTimer(0)
-	defer wait.Stop()
-	var lastError string // is logged once
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-wait.C:
-		case <-s.opts.Observer.signal:
-		}
-		next := resync
+	var logged logging.Once
+	reconcile.Loop(ctx, s.opts.Observer.signal, 0, func() time.Duration {
 		err := s.syncConditions(ctx, cs)
 		if err == nil || apierrors.IsNotFound(err) { // a server without a kubelet has no Node, but Events
 			for _, c := range s.opts.Observer.take() {
 				recorder.Event(node, eventType(c.reason), c.reason, c.text())
 			}
 		}
-		if err != nil {
-			next = retryAfter
+		if err == nil {
+			return resync
 		}
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) && ctx.Err() == nil && err.Error() != lastError {
-			lastError = err.Error()
+		if !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) && ctx.Err() == nil && logged.News("", err.Error()) {
 			s.opts.Log.Warnf("cannot write the plugins' conditions of the Node, retrying: %v", err)
 		}
-		wait.Reset(next)
-	}
+		return retryAfter
+	})
 }
 
 func eventType(reason string) string {
@@ -102,52 +92,31 @@ func (s *Server) syncConditions(ctx context.Context, cs kubernetes.Interface) er
 	if err != nil {
 		return err
 	}
-	patch := conditionPatch(node.Status.Conditions, s.opts.Host.States(), metav1.Now())
-	if len(patch) == 0 {
+	changes := nodepatch.Conditions(node.Status.Conditions, conditions(s.opts.Host.States()), metav1.Now(), ours)
+	if len(changes) == 0 {
 		return nil
 	}
-	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": patch}})
-	if err != nil {
-		return err
-	}
-	_, err = cs.CoreV1().Nodes().Patch(ctx, s.opts.NodeName, types.StrategicMergePatchType, body, metav1.PatchOptions{}, "status")
-	return err
+	return nodepatch.Status(ctx, cs, s.opts.NodeName, map[string]any{"status": map[string]any{"conditions": changes}})
 }
 
-// conditionPatch returns the elements of a strategic merge patch: new and changed conditions, and directives that
-// delete those of removed plugins. It does not touch conditions of others.
-func conditionPatch(has []corev1.NodeCondition, states []host.State, now metav1.Time) []any {
-	var patch []any
-	wanted := map[corev1.NodeConditionType]bool{}
+// conditions returns those that the Node should have, without times.
+func conditions(states []host.State) (wanted []corev1.NodeCondition) {
 	for _, state := range states {
-		if state.Phase == string(host.Draining) {
-			continue
-		}
-		c := condition(state, now)
-		wanted[c.Type] = true
-		i := slices.IndexFunc(has, func(h corev1.NodeCondition) bool { return h.Type == c.Type })
-		if i >= 0 && has[i].Status == c.Status {
-			c.LastTransitionTime = has[i].LastTransitionTime
-		}
-		if i < 0 || has[i].Status != c.Status || has[i].Reason != c.Reason || has[i].Message != c.Message {
-			patch = append(patch, c)
+		if state.Phase != string(host.Draining) {
+			wanted = append(wanted, condition(state))
 		}
 	}
-	for _, h := range has {
-		if strings.HasPrefix(string(h.Type), ConditionPrefix) && !wanted[h.Type] {
-			patch = append(patch, map[string]string{"$patch": "delete", "type": string(h.Type)})
-		}
-	}
-	return patch
+	return wanted
 }
 
-func condition(s host.State, now metav1.Time) corev1.NodeCondition {
+// ours returns true for the types of plugins' conditions, also of plugins that are gone.
+func ours(t corev1.NodeConditionType) bool { return strings.HasPrefix(string(t), ConditionPrefix) }
+
+func condition(s host.State) corev1.NodeCondition {
 	c := corev1.NodeCondition{
-		Type:               corev1.NodeConditionType(ConditionPrefix + s.Name),
-		Status:             corev1.ConditionFalse,
-		LastHeartbeatTime:  now,
-		LastTransitionTime: now,
-		Message:            s.Public,
+		Type:    corev1.NodeConditionType(ConditionPrefix + s.Name),
+		Status:  corev1.ConditionFalse,
+		Message: s.Public,
 	}
 	switch host.Phase(s.Phase) {
 	case host.Ready:

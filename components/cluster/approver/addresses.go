@@ -3,7 +3,6 @@ package approver
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
 	"slices"
@@ -11,14 +10,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	cloudproviderapi "k8s.io/cloud-provider/api"
 	nodeutil "k8s.io/component-helpers/node/util"
 
 	"kubelith.io/kubelith/base/events"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/nodepatch"
 )
 
 // newFor is how long after the creation of its Node an agent may claim external addresses. The machine has just shown a
@@ -121,11 +119,8 @@ func (s *Server) address(ctx context.Context) {
 // writeAddresses writes what differs. A Node that another client changes meanwhile gets them with its next event.
 func (s *Server) writeAddresses(ctx context.Context, node *corev1.Node, want []corev1.NodeAddress) error {
 	write := func(part string, content any, subresources ...string) (err error) {
-		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": node.ResourceVersion}, part: content})
-		if err != nil {
-			return err
-		}
-		node, err = s.client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, patch, metav1.PatchOptions{}, subresources...)
+		change := map[string]any{"metadata": map[string]any{"resourceVersion": node.ResourceVersion}, part: content}
+		node, err = nodepatch.Merge(ctx, s.client, node.Name, change, subresources...)
 		return err
 	}
 	if !slices.Equal(want, node.Status.Addresses) {

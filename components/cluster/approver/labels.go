@@ -2,15 +2,13 @@ package approver
 
 import (
 	"context"
-	"encoding/json"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/nodepatch"
 	"kubelith.io/kubelith/base/removed"
 	"kubelith.io/kubelith/runtime/oci"
 )
@@ -55,11 +53,7 @@ func (s *Server) label(ctx context.Context) {
 		if len(changes) == 0 {
 			continue
 		}
-		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": changes}})
-		if err == nil {
-			_, err = s.client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-		}
-		if err != nil {
+		if _, err := nodepatch.Merge(ctx, s.client, node.Name, map[string]any{"metadata": map[string]any{"labels": changes}}); err != nil {
 			s.opts.Log.Warnf("cannot correct the labels of node %s, retrying in %s: %v", node.Name, tidyEvery, err)
 		}
 	}

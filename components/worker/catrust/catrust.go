@@ -14,7 +14,6 @@ import (
 	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
@@ -23,6 +22,7 @@ import (
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/nodepatch"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/base/rotation"
@@ -175,11 +175,7 @@ func (a *Agent) step(ctx context.Context, id string) (pki.Phase, error) {
 	if report == a.told {
 		return phase, nil
 	}
-	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{names.CAAnnotation: report}}})
-	if err != nil {
-		return "", err
-	}
-	if _, err := a.client.CoreV1().Nodes().Patch(ctx, a.opts.NodeName, types.MergePatchType, body, metav1.PatchOptions{}); err != nil {
+	if err := nodepatch.Annotate(ctx, a.client, a.opts.NodeName, names.CAAnnotation, report); err != nil {
 		return "", err
 	}
 	a.told = report

@@ -4,7 +4,6 @@ package hostports
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"time"
@@ -13,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -23,6 +21,7 @@ import (
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/nodepatch"
 	"kubelith.io/kubelith/base/reconcile"
 )
 
@@ -122,11 +121,7 @@ func (r *reporter) report(ctx context.Context, now time.Time) (bool, error) {
 	if r.has != nil && *r.has == want {
 		return true, nil
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{names.HostPortsAnnotation: want}}})
-	if err != nil {
-		return false, err
-	}
-	_, err = r.client.CoreV1().Nodes().Patch(ctx, r.opts.NodeName, types.MergePatchType, patch, metav1.PatchOptions{})
+	err = nodepatch.Annotate(ctx, r.client, r.opts.NodeName, names.HostPortsAnnotation, want)
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}

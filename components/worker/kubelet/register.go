@@ -2,7 +2,6 @@ package kubelet
 
 import (
 	"context"
-	"encoding/json"
 	"maps"
 	"runtime"
 	"slices"
@@ -12,13 +11,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	volumeutil "k8s.io/kubernetes/pkg/volume/util"
 
 	"kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/nodepatch"
 	"kubelith.io/kubelith/base/reconcile"
 )
 
@@ -89,11 +88,7 @@ func (s *Server) label(ctx context.Context, cs kubernetes.Interface, node *corev
 	if len(missing) == 0 {
 		return nil
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": missing}})
-	if err != nil {
-		return err
-	}
-	_, err = cs.CoreV1().Nodes().Patch(ctx, node.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	_, err := nodepatch.Merge(ctx, cs, node.Name, map[string]any{"metadata": map[string]any{"labels": missing}})
 	return err
 }
 

@@ -2,7 +2,6 @@ package network
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -18,13 +17,12 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"kubelith.io/kubelith/base/atomicfile"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/nodepatch"
 )
 
 // tunnel is the WireGuard device with a peer for each other node. The kernel keeps it without the process; an update
@@ -67,11 +65,7 @@ func (s *Server) publish(ctx context.Context, nodes []*corev1.Node) error {
 	if i < 0 || describe(nodes[i]).key == public {
 		return nil
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{names.WireGuardKeyAnnotation: public.String()}}})
-	if err != nil {
-		return err
-	}
-	_, err = s.tunnel.client.CoreV1().Nodes().Patch(ctx, s.opts.NodeName, types.MergePatchType, patch, metav1.PatchOptions{})
+	err := nodepatch.Annotate(ctx, s.tunnel.client, s.opts.NodeName, names.WireGuardKeyAnnotation, public.String())
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("publish the WireGuard key: %w", err)
 	}

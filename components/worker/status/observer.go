@@ -9,7 +9,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/names"
@@ -44,10 +43,7 @@ var _ prometheus.Collector = (*Observer)(nil)
 
 // NewObserver returns an Observer without events.
 func NewObserver() *Observer {
-	return &Observer{
-		components: map[string]*component{}, changed: reconcile.NewSignal(),
-		others: map[corev1.NodeConditionType]corev1.NodeCondition{names.PolicyCondition: {}, names.EtcdSpaceCondition: {}},
-	}
+	return &Observer{components: map[string]*component{}, changed: reconcile.NewSignal(), others: map[corev1.NodeConditionType]corev1.NodeCondition{}}
 }
 
 // Observe takes an event of the Group. It does not block.
@@ -102,21 +98,22 @@ func (o *Observer) report(t corev1.NodeConditionType, status corev1.ConditionSta
 	}
 }
 
-// conditions returns those that the Node should have, and the types of those that it should not.
-func (o *Observer) conditions(now metav1.Time) (wanted []corev1.NodeCondition, unwanted []corev1.NodeConditionType) {
-	wanted = append(wanted, o.condition(now))
+// conditions returns those that the Node should have, without times.
+func (o *Observer) conditions() []corev1.NodeCondition {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	wanted := []corev1.NodeCondition{o.condition()}
 	for _, t := range slices.Sorted(maps.Keys(o.others)) {
-		c := o.others[t]
-		if c.Status == "" {
-			unwanted = append(unwanted, t)
-			continue
+		if c := o.others[t]; c.Status != "" {
+			wanted = append(wanted, c)
 		}
-		c.LastHeartbeatTime, c.LastTransitionTime = now, now
-		wanted = append(wanted, c)
 	}
-	return wanted, unwanted
+	return wanted
+}
+
+// reported returns true for the types that Policies and EtcdSpace report.
+func reported(t corev1.NodeConditionType) bool {
+	return t == names.PolicyCondition || t == names.EtcdSpaceCondition
 }
 
 // tell adds an Event.
@@ -142,10 +139,8 @@ func (o *Observer) take() []news {
 	return out
 }
 
-// condition returns the Node's condition.
-func (o *Observer) condition(now metav1.Time) corev1.NodeCondition {
-	o.mu.Lock()
-	defer o.mu.Unlock()
+// condition returns the condition about the components; the caller holds mu.
+func (o *Observer) condition() corev1.NodeCondition {
 	var down, abandoned []string
 	for _, name := range slices.Sorted(maps.Keys(o.components)) {
 		c := o.components[name]
@@ -157,7 +152,7 @@ func (o *Observer) condition(now metav1.Time) corev1.NodeCondition {
 		}
 	}
 	out := corev1.NodeCondition{Type: Condition, Status: corev1.ConditionTrue, Reason: ComponentsReady,
-		Message: "every component of kubelith is running", LastHeartbeatTime: now, LastTransitionTime: now}
+		Message: "every component of kubelith is running"}
 	switch {
 	case len(down) > 0:
 		out.Status, out.Reason, out.Message = corev1.ConditionFalse, ComponentFailed, strings.Join(down, "; ")

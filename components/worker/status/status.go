@@ -6,9 +6,7 @@ package status
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -16,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -24,6 +21,7 @@ import (
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/nodepatch"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/base/reconcile"
 )
@@ -128,7 +126,7 @@ func (s *Server) sync(ctx context.Context, cs kubernetes.Interface) error {
 		return err
 	}
 	patch := map[string]any{}
-	if conditions := changes(node.Status.Conditions, s.opts.Observer); len(conditions) > 0 {
+	if conditions := nodepatch.Conditions(node.Status.Conditions, s.opts.Observer.conditions(), metav1.Now(), reported); len(conditions) > 0 {
 		patch["status"] = map[string]any{"conditions": conditions}
 	}
 	if annotations := claims(node.Annotations, s.opts.External); len(annotations) > 0 {
@@ -137,13 +135,7 @@ func (s *Server) sync(ctx context.Context, cs kubernetes.Interface) error {
 	if len(patch) == 0 {
 		return nil
 	}
-	// A strategic merge patch leaves the conditions of others alone.
-	body, err := json.Marshal(patch)
-	if err != nil {
-		return err
-	}
-	_, err = cs.CoreV1().Nodes().Patch(ctx, s.opts.NodeName, types.StrategicMergePatchType, body, metav1.PatchOptions{}, "status")
-	return err
+	return nodepatch.Status(ctx, cs, s.opts.NodeName, patch)
 }
 
 // claims returns the annotation of a Node that is to be set, or removed if nil: its external addresses, about which the
@@ -157,32 +149,4 @@ func claims(have map[string]string, external []string) map[string]any {
 		return map[string]any{names.ExternalIPAnnotation: want}
 	}
 	return nil
-}
-
-// changes returns the strategic merge patch of a Node's conditions; empty if they are right.
-func changes(have []corev1.NodeCondition, o *Observer) (patch []any) {
-	find := func(t corev1.NodeConditionType) *corev1.NodeCondition {
-		if i := slices.IndexFunc(have, func(c corev1.NodeCondition) bool { return c.Type == t }); i >= 0 {
-			return &have[i]
-		}
-		return nil
-	}
-	wanted, unwanted := o.conditions(metav1.Now())
-	for _, c := range wanted {
-		if has := find(c.Type); has != nil {
-			if has.Status == c.Status && has.Reason == c.Reason && has.Message == c.Message {
-				continue
-			}
-			if has.Status == c.Status {
-				c.LastTransitionTime = has.LastTransitionTime
-			}
-		}
-		patch = append(patch, c)
-	}
-	for _, t := range unwanted {
-		if find(t) != nil {
-			patch = append(patch, map[string]any{"$patch": "delete", "type": t})
-		}
-	}
-	return patch
 }

@@ -46,7 +46,7 @@ func TestCondition(t *testing.T) {
 		{event("token", lifecycle.Returned, 0, nil), corev1.ConditionTrue, ComponentsReady, "every component of kubelith is running", ""},
 	} {
 		o.Observe(step.event)
-		c := o.condition(metav1.Now())
+		c := o.conditions()[0]
 		if c.Status != step.status || c.Reason != step.reason || !strings.Contains(c.Message, step.contains) || strings.Contains(c.Message, "\n") {
 			t.Errorf("step %d: %s %s %q", i, c.Status, c.Reason, c.Message)
 		}

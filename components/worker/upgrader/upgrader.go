@@ -14,8 +14,6 @@ import (
 	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
@@ -25,6 +23,7 @@ import (
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/nodepatch"
 	"kubelith.io/kubelith/base/oneline"
 	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/host/upgrade"
@@ -265,11 +264,7 @@ func (n *node) report(ctx context.Context, object *corev1.Node, s Status) error 
 	if err != nil || object.Annotations[StatusAnnotation] == string(text) {
 		return err
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{StatusAnnotation: string(text)}}})
-	if err != nil {
-		return err
-	}
-	_, err = n.client.CoreV1().Nodes().Patch(ctx, n.opts.NodeName, types.MergePatchType, patch, metav1.PatchOptions{})
+	err = nodepatch.Annotate(ctx, n.client, n.opts.NodeName, StatusAnnotation, string(text))
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

@@ -8,8 +8,9 @@ include payload.mk
 -include lint.mk bench/bench.mk
 
 # Every go command here has these settings, so that build, vet, lint and test share one cache.
+# fieldsv1string: equal managed fields are in memory once (docs/adr/070-managed-fields-once.md).
 export CGO_ENABLED := 0
-export GOFLAGS := -trimpath -buildvcs=false -tags=no_btrfs,no_devmapper,no_zfs
+export GOFLAGS := -trimpath -buildvcs=false -tags=no_btrfs,no_devmapper,no_zfs,fieldsv1string
 
 # Every go command works with upstream's source as patches/kubernetes and patches/apiserver change it (docs/adr/038-patch-of-the-kubelet.md).
 # make UNPATCHED=1 TARGET works with upstream's source as it is.

@@ -32,6 +32,8 @@ bench_package_containerd := github.com/containerd/containerd/v2/cmd/containerd
 bench_package_containerd-shim-runc-v2 := github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2
 bench_package_coredns := github.com/coredns/coredns
 bench_tags_containerd-shim-runc-v2 := -tags no_grpc # as containerd builds it
+comma := ,
+bench_goflags = $(subst $(comma)fieldsv1string,,$(GOFLAGS)) # upstream builds without it
 bench_package = $(or $(bench_package_$(1)),k8s.io/kubernetes/cmd/$(1))
 
 .PHONY: bench bench-quick bench-pods bench-small bench-table bench-peers bench-ha bench-network bench-scale bench-plugins bench-clean
@@ -126,7 +128,7 @@ $(BENCH)/bin/runc: $(PAYLOAD_CACHE)/runc-upstream
 	cp $< $@
 $(BENCH)/bin/%: $(BENCH)/go.mod
 	@mkdir -p $(@D)
-	$(GO) build -modfile=$(BENCH)/go.mod -mod=mod $(bench_tags_$*) -ldflags '$(LDFLAGS)' -o $@ $(call bench_package,$*)
+	GOFLAGS='$(bench_goflags)' $(GO) build -modfile=$(BENCH)/go.mod -mod=mod $(bench_tags_$*) -ldflags '$(LDFLAGS)' -o $@ $(call bench_package,$*)
 $(BENCH)/go.mod: go.mod go.sum
 	@mkdir -p $(@D)
 	cp go.sum $(BENCH)/go.sum

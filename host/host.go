@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -39,6 +40,15 @@ func (t Tree) Text(p string) string {
 		return ""
 	}
 	return strings.TrimSpace(string(b))
+}
+
+// Mounts returns the mounts of this process's mount namespace, in the order in which they were made.
+func (t Tree) Mounts() ([]*mountinfo.Info, error) {
+	text := t.Text("/proc/self/mountinfo")
+	if text == "" {
+		return nil, errors.New("cannot read /proc/self/mountinfo: mount /proc")
+	}
+	return mountinfo.GetMountsFromReader(strings.NewReader(text), nil)
 }
 
 // Names returns a directory's entries; none when it cannot be read.

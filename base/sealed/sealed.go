@@ -22,7 +22,6 @@ import (
 	"filippo.io/age"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/kubernetes"
 
@@ -204,20 +203,28 @@ func Seal(v any, to age.Recipient) ([]byte, error) {
 
 // Answer sends v or, as clients of the API expect it, a Status with the error.
 func Answer(w http.ResponseWriter, v any, err error) {
-	status := http.StatusOK
-	if err != nil {
-		var no Refusal
-		failed := apierrors.NewInternalError(err).Status()
-		if errors.As(err, &no) {
-			failed = apierrors.NewConflict(schema.GroupResource{Resource: "keys"}, "", err).Status()
-		}
-		failed.TypeMeta, failed.Message = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, OneLine(err)
-		v, status = failed, int(failed.Code)
+	if err == nil {
+		Reply(w, http.StatusOK, v)
+		return
 	}
+	var no Refusal
+	failed := apierrors.NewInternalError(err).Status()
+	if errors.As(err, &no) {
+		failed.Reason, failed.Code, failed.Details = metav1.StatusReasonConflict, http.StatusConflict, nil
+	}
+	failed.TypeMeta, failed.Message = StatusType(), OneLine(err)
+	Reply(w, int(failed.Code), failed)
+}
+
+// Reply sends v as JSON.
+func Reply(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(v) // the client is gone
 }
+
+// StatusType is the type of a Status of the API.
+func StatusType() metav1.TypeMeta { return metav1.TypeMeta{APIVersion: "v1", Kind: "Status"} }
 
 // OneLine returns an error as a single line.
 func OneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

@@ -17,6 +17,7 @@ import (
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/config"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/sealed"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 	"kubelith.io/kubelith/components/controlplane/servers"
 )
@@ -157,7 +158,7 @@ func (m *membership) join(ctx context.Context, cfg *config.Server) (err error) {
 		}()
 	}
 	m.stored, m.initial, err = m.newcomer.Join(ctx)
-	var no servers.Refusal
+	var no sealed.Refusal
 	if former == nil || cfg.Witness || !errors.As(err, &no) || cfg.Server == "" || cfg.Token+cfg.TokenFile == "" {
 		return err
 	}

@@ -101,22 +101,18 @@ func cgroupControllers(files host.Tree) (layout string, have map[string]bool) {
 		have["hugetlb"] = have["hugetlb"] || !files.Exists("/sys/kernel/mm/hugepages")
 		return "v2", have
 	}
-	for _, line := range strings.Split(files.Text("/proc/self/mountinfo"), "\n") {
-		// ... MOUNTPOINT OPTIONS [TAGS] - TYPE SOURCE SUPEROPTIONS
-		left, right, ok := strings.Cut(line, " - ")
-		fields, super := strings.Fields(left), strings.Fields(right)
-		if !ok || len(fields) < 5 || len(super) < 3 || !filetree.Below(host.Cgroups, fields[4]) {
-			continue
-		}
-		switch super[0] {
-		case "cgroup":
-			for _, c := range strings.Split(super[2], ",") {
+	mounts, _ := files.Mounts() // without /proc there are none
+	for _, m := range mounts {
+		switch {
+		case !filetree.Below(host.Cgroups, m.Mountpoint):
+		case m.FSType == "cgroup":
+			for _, c := range strings.Split(m.VFSOptions, ",") {
 				have[c] = true
 			}
 			if layout == "" {
 				layout = "v1"
 			}
-		case "cgroup2":
+		case m.FSType == "cgroup2":
 			layout = "hybrid of v1 and v2"
 		}
 	}

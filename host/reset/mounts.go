@@ -46,7 +46,7 @@ const volumes = "plugins/data"
 
 // mountsBelow lists the mount points at and below a path, the latest first, with repetitions where one hides another.
 func (r *Reset) mountsBelow(path string) ([]string, error) {
-	all, err := r.allMounts()
+	all, err := r.files.Mounts()
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func (r *Reset) mountsBelow(path string) ([]string, error) {
 
 // onItself reports whether the topmost mount at path shows what would be there without it.
 func (r *Reset) onItself(path string) bool {
-	all, _ := r.allMounts() // mountsBelow has reported an error
+	all, _ := r.files.Mounts() // mountsBelow has reported an error
 	byID := map[int]*mountinfo.Info{}
 	on := false
 	for _, m := range all {
@@ -77,14 +77,6 @@ func (r *Reset) onItself(path string) bool {
 		on = m.Major == parent.Major && m.Minor == parent.Minor && filepath.Join(parent.Mountpoint, inside) == m.Mountpoint
 	}
 	return on
-}
-
-func (r *Reset) allMounts() ([]*mountinfo.Info, error) {
-	text := r.files.Text("/proc/self/mountinfo")
-	if text == "" {
-		return nil, errors.New("cannot read /proc/self/mountinfo: mount /proc")
-	}
-	return mountinfo.GetMountsFromReader(strings.NewReader(text), nil)
 }
 
 // unmountAll unmounts everything below our directories; a busy mount goes when its users have ended.

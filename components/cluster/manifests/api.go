@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/restmapper"
 	"k8s.io/utils/ptr"
 
+	"kubelith.io/kubelith/base/events"
 	"kubelith.io/kubelith/base/reconcile"
 )
 
@@ -35,8 +36,6 @@ const (
 	// servedWithin is how long the API may take to serve a newly defined kind.
 	servedWithin = 20 * time.Second
 	servedPoll   = 100 * time.Millisecond
-	// maxMessage is the maximum length of an Event's message.
-	maxMessage = 1024
 )
 
 // api is the cluster, through its API.
@@ -324,20 +323,6 @@ func (a *api) remove(ctx context.Context, m member) error {
 func (a *api) warn(ctx context.Context, p parent, message string) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	now := metav1.Now()
-	if len(message) > maxMessage {
-		message = message[:maxMessage-3] + "..."
-	}
-	_, err := a.client.CoreV1().Events(parentNamespace).Create(ctx, &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("%s.%x", p.name, now.UnixNano()), Namespace: parentNamespace},
-		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "ConfigMap", Namespace: parentNamespace, Name: p.name, UID: p.uid},
-		Type:           corev1.EventTypeWarning,
-		Reason:         "ManifestFailed",
-		Message:        message,
-		Source:         corev1.EventSource{Component: fieldManager},
-		FirstTimestamp: now,
-		LastTimestamp:  now,
-		Count:          1,
-	}, metav1.CreateOptions{FieldManager: fieldManager})
-	return err
+	about := corev1.ObjectReference{APIVersion: "v1", Kind: "ConfigMap", Namespace: parentNamespace, Name: p.name, UID: p.uid}
+	return events.Write(ctx, a.client, about, corev1.EventSource{Component: fieldManager}, corev1.EventTypeWarning, "ManifestFailed", message)
 }

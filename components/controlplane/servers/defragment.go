@@ -12,6 +12,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"kubelith.io/kubelith/base/sealed"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 )
 
@@ -39,7 +40,7 @@ const (
 )
 
 // errOtherDefragments means that a server has the lease: another one, or this one since an earlier request.
-const errOtherDefragments = Refusal("a server is defragmenting its database: run this again in a minute")
+const errOtherDefragments = sealed.Refusal("a server is defragmenting its database: run this again in a minute")
 
 // errDefragment means that etcd tried it in vain.
 var errDefragment = errors.New("etcd cannot defragment its database: its disk needs as much free space as the database uses")

@@ -19,7 +19,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -73,16 +72,13 @@ type bundle struct {
 	Time       time.Time         `json:"time"`
 }
 
-// Refusal is why a machine cannot join, or a request of an administrator is not met.
-type Refusal string
-
 // wait is why a machine cannot join yet.
 type wait string
 
-func (r Refusal) Error() string { return string(r) }
-func (w wait) Error() string    { return string(w) }
+func (w wait) Error() string { return string(w) }
 
-func refuse(format string, args ...any) error { return Refusal(fmt.Sprintf(format, args...)) }
+// refuse returns why a machine cannot join, or a request of an administrator is not met.
+func refuse(format string, args ...any) error { return sealed.Refusal(fmt.Sprintf(format, args...)) }
 
 // minority is why nothing can be written.
 const minority = "the servers that answer are not a majority: start the missing ones, or run kubelith server --cluster-reset " +
@@ -102,7 +98,7 @@ func (s *Server) Handler(next http.Handler) http.Handler {
 		case req.URL.Path != names.ServersPath && !strings.HasPrefix(req.URL.Path, names.ServersPath+"/"):
 			next.ServeHTTP(w, req)
 		case req.URL.Path == names.ServersPath && req.Method == http.MethodGet:
-			reply(w, http.StatusOK, s.view(ctx))
+			sealed.Reply(w, http.StatusOK, s.view(ctx))
 		case req.URL.Path == names.ServersPath && req.Method == http.MethodPost:
 			s.serveJoin(w, req)
 		case req.URL.Path == names.ServersPath && req.Method == http.MethodDelete:
@@ -117,31 +113,10 @@ func (s *Server) Handler(next http.Handler) http.Handler {
 	})
 }
 
-func reply(w http.ResponseWriter, status int, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // the client is gone
-}
-
-// done answers an administrator, with a Status of the API: clients show its message.
+// done answers an administrator.
 func done(w http.ResponseWriter, err error) {
-	var no Refusal
-	switch {
-	case err == nil:
-		reply(w, http.StatusOK, metav1.Status{TypeMeta: statusType, Status: metav1.StatusSuccess})
-	case errors.As(err, &no):
-		answer := apierrors.NewConflict(schema.GroupResource{Resource: "servers"}, "", err).Status()
-		answer.TypeMeta, answer.Message = statusType, err.Error()
-		reply(w, http.StatusConflict, answer)
-	default:
-		answer := apierrors.NewInternalError(err).Status()
-		answer.TypeMeta, answer.Message = statusType, err.Error()
-		reply(w, http.StatusInternalServerError, answer)
-	}
+	sealed.Answer(w, metav1.Status{TypeMeta: sealed.StatusType(), Status: metav1.StatusSuccess}, err)
 }
-
-// statusType is that of an answer of the API.
-var statusType = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
 
 // remove takes a server out of the cluster for good: it cannot come back without a token.
 func (s *Server) remove(ctx context.Context, name string) error {
@@ -158,7 +133,7 @@ func (s *Server) remove(ctx context.Context, name string) error {
 	s.look(ctx, members) // what is known may be from before a server came back
 	switch {             // before it is recorded as removed
 	case s.noMajority() && !slices.ContainsFunc(members, func(m etcd.Member) bool { return m.Leader }):
-		return Refusal(minority) // with a leader there is a majority, although this server cannot reach it
+		return sealed.Refusal(minority) // with a leader there is a majority, although this server cannot reach it
 	case s.needed(members, members[i]):
 		return refuse(majority, name)
 	}
@@ -243,7 +218,7 @@ func (s *Server) serveJoin(w http.ResponseWriter, req *http.Request) {
 	var a answer
 	status := http.StatusOK
 	bundled, reach, err := s.admit(req)
-	var no Refusal
+	var no sealed.Refusal
 	var later wait
 	switch {
 	case err == nil:
@@ -256,7 +231,7 @@ func (s *Server) serveJoin(w http.ResponseWriter, req *http.Request) {
 		s.opts.Log.Warnf("a server could not join: %v", err)
 		a.Wait, status = err.Error(), http.StatusServiceUnavailable
 	}
-	reply(w, status, a)
+	sealed.Reply(w, status, a)
 }
 
 // admit makes the machine a member of etcd, without a vote yet, and returns its bundle. First it tries whether the two
@@ -458,7 +433,7 @@ func (s *Server) entitled(ctx context.Context, who user.Info, r request) error {
 		return err
 	}
 	if why != "" {
-		return Refusal(why)
+		return sealed.Refusal(why)
 	}
 	return nil
 }

@@ -30,6 +30,7 @@ import (
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/base/reconcile"
+	"kubelith.io/kubelith/base/sealed"
 )
 
 const (
@@ -107,7 +108,7 @@ func (n *Newcomer) client() (*http.Client, error) {
 	if n.former != nil {
 		cert, roots, err := pki.ServerClient(n.TLSDir, n.Name, time.Now())
 		if err != nil { // the files may be those of two CAs, when the power failed: a token helps
-			return nil, Refusal(err.Error())
+			return nil, sealed.Refusal(err.Error())
 		}
 		config.Certificates, config.RootCAs = []tls.Certificate{cert}, roots
 	} else {
@@ -153,7 +154,7 @@ func (n *Newcomer) Join(ctx context.Context) (m *Membership, initial string, err
 	}
 	if len(n.servers) == 0 {
 		return nil, "", fmt.Errorf("this server cannot join the cluster again: %w",
-			Refusal("it does not know the addresses of the others: "+joinByToken))
+			sealed.Refusal("it does not know the addresses of the others: "+joinByToken))
 	}
 	client, err := n.client()
 	if err != nil {
@@ -187,9 +188,9 @@ func (n *Newcomer) Join(ctx context.Context) (m *Membership, initial string, err
 			r.Listens = false
 			continue
 		}
-		var no Refusal
+		var no sealed.Refusal
 		if errors.As(err, &no) && waited != nil && slices.ContainsFunc(n.servers, func(server string) bool { return no == noAccess(server) }) {
-			no = Refusal(fmt.Sprintf("its token became invalid while it waited (%v): "+
+			no = sealed.Refusal(fmt.Sprintf("its token became invalid while it waited (%v): "+
 				"create another with kubelith token create --usages server", waited))
 		}
 		if no != "" {
@@ -218,7 +219,7 @@ func (n *Newcomer) ask(ctx context.Context, client *http.Client, r request) (*an
 	var why error // what a server says, rather than that another one does not answer
 	waits := false
 	for _, server := range n.servers {
-		var no Refusal
+		var no sealed.Refusal
 		var later wait
 		a, err := n.askOne(ctx, client, server, body)
 		switch {
@@ -250,7 +251,7 @@ func (n *Newcomer) askOne(ctx context.Context, client *http.Client, server strin
 		}
 		var unknown x509.UnknownAuthorityError
 		if n.former != nil && errors.As(err, &unknown) {
-			return nil, Refusal("the cluster has replaced its CA while this server was away: " + joinByToken)
+			return nil, sealed.Refusal("the cluster has replaced its CA while this server was away: " + joinByToken)
 		}
 		return nil, fmt.Errorf("the server %s does not answer (%w)", server, err)
 	}
@@ -262,13 +263,13 @@ func (n *Newcomer) askOne(ctx context.Context, client *http.Client, server strin
 	var a answer
 	switch err := json.Unmarshal(text, &a); {
 	case err == nil && a.Refused != "":
-		return nil, Refusal(a.Refused)
+		return nil, sealed.Refusal(a.Refused)
 	case err == nil && a.Wait != "":
 		return nil, wait(a.Wait)
 	case err == nil && len(a.Sealed)+len(a.Reach) > 0:
 		return &a, nil
 	case response.StatusCode == http.StatusNotFound:
-		return nil, Refusal(fmt.Sprintf("the server %s does not support several servers: upgrade it", server))
+		return nil, sealed.Refusal(fmt.Sprintf("the server %s does not support several servers: upgrade it", server))
 	case response.StatusCode == http.StatusUnauthorized || response.StatusCode == http.StatusForbidden:
 		return nil, noAccess(server)
 	}
@@ -276,8 +277,8 @@ func (n *Newcomer) askOne(ctx context.Context, client *http.Client, server strin
 }
 
 // noAccess is the refusal of the API: the token is for agents, or has ended.
-func noAccess(server string) Refusal {
-	return Refusal(fmt.Sprintf("the server %s does not let this machine join as a server: use a token from kubelith token create --usages server", server))
+func noAccess(server string) sealed.Refusal {
+	return sealed.Refusal(fmt.Sprintf("the server %s does not let this machine join as a server: use a token from kubelith token create --usages server", server))
 }
 
 // openingTime is how long a server may refuse connections because its etcd opens just now, for another machine.

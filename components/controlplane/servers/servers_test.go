@@ -110,7 +110,7 @@ func TestCheck(t *testing.T) {
 
 // refusedWith reports whether the error is a Refusal with that text; without a text whether there is none.
 func refusedWith(err error, text string) bool {
-	var no Refusal
+	var no sealed.Refusal
 	return text == "" && err == nil || text != "" && errors.As(err, &no) && strings.Contains(err.Error(), text) && !strings.Contains(err.Error(), "\n")
 }
 

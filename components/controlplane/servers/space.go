@@ -10,9 +10,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
+	"kubelith.io/kubelith/base/events"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 )
 
@@ -268,13 +267,7 @@ func (s *Server) tell(ctx context.Context, kind, reason, message string) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
-	now := metav1.Now()
-	// kubectl describe finds the Events of a Node by its name as UID, as the kubelet writes them. Without space this
-	// fails, and the log has it.
-	_, _ = s.client.CoreV1().Events(metav1.NamespaceDefault).Create(ctx, &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{GenerateName: s.opts.NodeName + "-etcd-"},
-		InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: s.opts.NodeName, UID: types.UID(s.opts.NodeName)},
-		Type:           kind, Reason: reason, Message: message, Source: corev1.EventSource{Component: "kubelith", Host: s.opts.NodeName},
-		FirstTimestamp: now, LastTimestamp: now, Count: 1,
-	}, metav1.CreateOptions{})
+	source := corev1.EventSource{Component: "kubelith", Host: s.opts.NodeName}
+	// Without space this fails, and the log has it.
+	_ = events.Write(ctx, s.client, *events.Node(s.opts.NodeName), source, kind, reason, message)
 }

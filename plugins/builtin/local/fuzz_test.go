@@ -6,18 +6,26 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/moby/sys/mountinfo"
 )
 
-// FuzzParseMounts reads a mountinfo as the kernel, or something in its place, writes it.
-func FuzzParseMounts(f *testing.F) {
+// FuzzMounts reads a mountinfo as the kernel, or something in its place, writes it.
+func FuzzMounts(f *testing.F) {
 	f.Add([]byte("36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n"))
 	f.Add([]byte("36 35 98:0 /a\\040b /mnt2 ro - ext3 none rw\n"))
 	f.Add([]byte("36 35 98 / / -\n"))
 	f.Add([]byte("- - - - - - - - - -\n"))
 	f.Fuzz(func(t *testing.T, content []byte) {
-		mounts, err := parseMounts(bytes.NewReader(content))
+		mounts, err := mountinfo.GetMountsFromReader(bytes.NewReader(content), nil)
 		if lines := bytes.Count(content, []byte("\n")) + 1; err == nil && len(mounts) > lines {
 			t.Errorf("%d mounts in %d lines", len(mounts), lines)
+		}
+		for _, m := range mounts {
+			if mountAt(mounts, m.Mountpoint) == nil {
+				t.Errorf("nothing is mounted at %q", m.Mountpoint)
+			}
+			readOnly(m)
 		}
 	})
 }

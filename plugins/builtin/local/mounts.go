@@ -2,7 +2,6 @@ package local
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"strings"
 
@@ -10,49 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mount is a line of mountinfo.
-type mount struct {
-	root   string // directory of the file system that is mounted
-	target string
-	ro     bool
-	fstype string
-	device uint64 // of the file system
-}
-
 // readMounts returns the mounts of this process's mount namespace, which is the kubelet's.
-func readMounts() ([]mount, error) {
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return parseMounts(f)
-}
+func readMounts() ([]*mountinfo.Info, error) { return mountinfo.GetMounts(nil) }
 
-// parseMounts parses mountinfo.
-// Source: proc(5)
-func parseMounts(r io.Reader) ([]mount, error) {
-	lines, err := mountinfo.GetMountsFromReader(r, nil)
-	if err != nil {
-		return nil, err
-	}
-	var all []mount
-	for _, m := range lines {
-		all = append(all, mount{
-			root: m.Root, target: m.Mountpoint, fstype: m.FSType, device: unix.Mkdev(uint32(m.Major), uint32(m.Minor)),
-			ro: m.Options == "ro" || strings.HasPrefix(m.Options, "ro,"),
-		})
-	}
-	return all, nil
+// readOnly reports whether a mount is, whatever its file system is.
+func readOnly(m *mountinfo.Info) bool {
+	return m.Options == "ro" || strings.HasPrefix(m.Options, "ro,")
 }
 
 // mountsOf returns the mounts of a volume: those for pods, and the staging path of a file system in a file.
-func (s *store) mountsOf(v *volume) ([]mount, error) {
+func (s *store) mountsOf(v *volume) ([]*mountinfo.Info, error) {
 	all, err := s.mounts()
 	if err != nil {
 		return nil, err
 	}
-	is := func(m mount) bool { return strings.HasSuffix(m.root, "/volumes/"+v.ID+"/"+dataDir) }
+	is := func(m *mountinfo.Info) bool { return strings.HasSuffix(m.Root, "/volumes/"+v.ID+"/"+dataDir) }
 	if v.Mode == block || v.Enforcement == file {
 		device, err := findLoop(s.file(v, imageFile))
 		if err != nil || device == "" {
@@ -62,7 +33,7 @@ func (s *store) mountsOf(v *volume) ([]mount, error) {
 			return nil, err
 		}
 	}
-	var found []mount
+	var found []*mountinfo.Info
 	for _, m := range all {
 		if is(m) {
 			found = append(found, m)
@@ -72,15 +43,17 @@ func (s *store) mountsOf(v *volume) ([]mount, error) {
 }
 
 // mountOfLoop reports whether a mount is of a loop device.
-func mountOfLoop(m mode, device string) (func(mount) bool, error) {
+func mountOfLoop(m mode, device string) (func(*mountinfo.Info) bool, error) {
 	if m == block { // the publish path, and where the kubelet has bind-mounted that
-		return func(m mount) bool { return (m.fstype == "devtmpfs" || m.fstype == "tmpfs") && "/dev"+m.root == device }, nil
+		return func(m *mountinfo.Info) bool {
+			return (m.FSType == "devtmpfs" || m.FSType == "tmpfs") && "/dev"+m.Root == device
+		}, nil
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(device, &st); err != nil {
 		return nil, &os.PathError{Op: "stat", Path: device, Err: err}
 	}
-	return func(m mount) bool { return m.device == st.Rdev }, nil
+	return func(m *mountinfo.Info) bool { return unix.Mkdev(uint32(m.Major), uint32(m.Minor)) == st.Rdev }, nil
 }
 
 // nothingMountedBelow returns an error if anything is mounted in a directory of the store: a pod may leave such a mount
@@ -91,21 +64,21 @@ func (s *store) nothingMountedBelow(dir string) error {
 		return err
 	}
 	for _, m := range all {
-		if strings.HasPrefix(m.target, dir+"/") {
-			return fmt.Errorf("%w: something is mounted at %s: unmount it", errInUse, m.target)
+		if strings.HasPrefix(m.Mountpoint, dir+"/") {
+			return fmt.Errorf("%w: something is mounted at %s: unmount it", errInUse, m.Mountpoint)
 		}
 	}
 	return nil
 }
 
-// mountAt returns the topmost mount at a path.
-func mountAt(all []mount, target string) (mount, bool) {
+// mountAt returns the topmost mount at a path; nil: there is none.
+func mountAt(all []*mountinfo.Info, target string) *mountinfo.Info {
 	for i := len(all) - 1; i >= 0; i-- {
-		if all[i].target == target {
-			return all[i], true
+		if all[i].Mountpoint == target {
+			return all[i]
 		}
 	}
-	return mount{}, false
+	return nil
 }
 
 // mountFlags are the mount options of a StorageClass that apply to a bind mount.
@@ -155,7 +128,7 @@ func unbind(target string) error {
 		if err != nil {
 			return err
 		}
-		if _, mounted := mountAt(all, target); !mounted {
+		if mountAt(all, target) == nil {
 			return nil
 		}
 		if err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW); err != nil {

@@ -139,13 +139,13 @@ func (n *node) publish(ctx context.Context, v *volume, r *csi.NodePublishVolumeR
 		return err
 	}
 	mounts = published(mounts)
-	here, mounted := mountAt(mounts, target)
-	if singleWriter(r.GetVolumeCapability()) && !mounted && len(mounts) > 0 {
-		return fmt.Errorf("%w: ReadWriteOncePod, and mounted at %s", errInUse, mounts[0].target)
+	here := mountAt(mounts, target)
+	if singleWriter(r.GetVolumeCapability()) && here == nil && len(mounts) > 0 {
+		return fmt.Errorf("%w: ReadWriteOncePod, and mounted at %s", errInUse, mounts[0].Mountpoint)
 	}
 	readonly := flags&unix.MS_RDONLY != 0
-	if mounted {
-		if here.ro && !readonly {
+	if here != nil {
+		if readOnly(here) && !readonly {
 			return status.Errorf(codes.AlreadyExists, "it is mounted read-only at %s", target)
 		}
 		return rebind(target, flags) // an earlier process may have ended between mount and flags

@@ -36,8 +36,8 @@ func newHost(t *testing.T) *host {
 	t.Cleanup(func() {
 		all, _ := readMounts()
 		for _, m := range slices.Backward(all) {
-			if rel, err := filepath.Rel(dir, m.target); err == nil && filepath.IsLocal(rel) {
-				unix.Unmount(m.target, unix.MNT_DETACH)
+			if rel, err := filepath.Rel(dir, m.Mountpoint); err == nil && filepath.IsLocal(rel) {
+				unix.Unmount(m.Mountpoint, unix.MNT_DETACH)
 			}
 		}
 		images, _ := filepath.Glob(filepath.Join(dir, "data/*/*/"+imageFile))
@@ -118,7 +118,7 @@ func mountsAt(t *testing.T, target string) (n int) {
 		t.Fatal(err)
 	}
 	for _, m := range all {
-		if m.target == target {
+		if m.Mountpoint == target {
 			n++
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -32,8 +33,8 @@ func TestRemoveRefusesMounts(t *testing.T) {
 			if err := os.WriteFile(file, nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			s.mounts = func() ([]mount, error) {
-				return []mount{{root: "/", target: "/", fstype: "ext4"}, {root: "/", target: s.path(tc.target), fstype: "nfs"}}, nil
+			s.mounts = func() ([]*mountinfo.Info, error) {
+				return []*mountinfo.Info{{Root: "/", Mountpoint: "/", FSType: "ext4"}, {Root: "/", Mountpoint: s.path(tc.target), FSType: "nfs"}}, nil
 			}
 			if err := s.remove(t.Context(), "v"); !errors.Is(err, tc.err) {
 				t.Fatalf("remove: %v, want %v", err, tc.err)

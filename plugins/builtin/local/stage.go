@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,7 +27,7 @@ func (s *store) mountImage(ctx context.Context, v *volume, staging string) error
 	if err != nil {
 		return err
 	}
-	if _, mounted := mountAt(all, staging); !mounted {
+	if mountAt(all, staging) == nil {
 		if err := s.attachAndMount(ctx, v, staging); err != nil {
 			return err
 		}
@@ -119,10 +120,10 @@ func (s *store) unmountImage(v *volume) error {
 		return err
 	}
 	if p := published(all); len(p) > 0 {
-		return fmt.Errorf("%w: mounted at %s", errInUse, p[0].target)
+		return fmt.Errorf("%w: mounted at %s", errInUse, p[0].Mountpoint)
 	}
 	for _, m := range all {
-		if err := unbind(m.target); err != nil {
+		if err := unbind(m.Mountpoint); err != nil {
 			return err
 		}
 	}
@@ -130,9 +131,9 @@ func (s *store) unmountImage(v *volume) error {
 }
 
 // published returns the mounts for pods, without the staging mount, which has the whole file system.
-func published(all []mount) (found []mount) {
+func published(all []*mountinfo.Info) (found []*mountinfo.Info) {
 	for _, m := range all {
-		if m.root != "/" {
+		if m.Root != "/" {
 			found = append(found, m)
 		}
 	}
@@ -153,9 +154,9 @@ func (s *store) growStaged(v *volume) error {
 	if err := growLoop(image); err != nil {
 		return err
 	}
-	at := all[0].target
-	if staged := slices.IndexFunc(all, func(m mount) bool { return m.root == "/" }); staged >= 0 {
-		at = all[staged].target // a pod's mount may be read-only
+	at := all[0].Mountpoint
+	if staged := slices.IndexFunc(all, func(m *mountinfo.Info) bool { return m.Root == "/" }); staged >= 0 {
+		at = all[staged].Mountpoint // a pod's mount may be read-only
 	}
 	err = fit(at, device, v.Size)
 	if errors.Is(err, unix.EPERM) {

@@ -62,7 +62,7 @@ func (s *store) imageUsage(v *volume, path string) ([]*csi.VolumeUsage, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, mounted := mountAt(all, real); !mounted {
+	if mountAt(all, real) == nil {
 		return nil, errNotFound
 	}
 	var fs unix.Statfs_t

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"github.com/moby/sys/mountinfo"
 
 	"kubelith.io/kubelith/base/atomicfile"
 )
@@ -44,7 +45,7 @@ type store struct {
 	log    hclog.Logger
 	used   used
 	// mounts returns the mounts of the node; tests have a fake.
-	mounts   func() ([]mount, error)
+	mounts   func() ([]*mountinfo.Info, error)
 	projects projects
 	images   images
 	// deleting are the goroutines that delete files, which may take minutes. They end with the process: the next one
@@ -335,7 +336,7 @@ func (s *store) release(v *volume) error {
 		return err
 	}
 	if len(mounts) > 0 {
-		return fmt.Errorf("%w: mounted at %s", errInUse, mounts[0].target)
+		return fmt.Errorf("%w: mounted at %s", errInUse, mounts[0].Mountpoint)
 	}
 	if v.Mode == block {
 		return detachLoop(s.file(v, imageFile))

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 
+	"kubelith.io/kubelith/base/events"
 	"kubelith.io/kubelith/base/reconcile"
 )
 
@@ -186,21 +187,11 @@ func (s *sweeper) tell(ctx context.Context, from *store, object runtime.Object, 
 	if err != nil {
 		return
 	}
-	namespace := o.GetNamespace()
-	if namespace == "" {
-		namespace = metav1.NamespaceDefault
+	about := corev1.ObjectReference{
+		APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(),
 	}
-	now := metav1.Now()
-	_, err = s.events.CoreV1().Events(namespace).Create(ctx, &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: o.GetName() + ".", Namespace: namespace},
-		InvolvedObject: corev1.ObjectReference{
-			APIVersion: kind.GroupVersion().String(), Kind: kind.Kind,
-			Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(),
-		},
-		Reason: "InitializationTimedOut", Message: text, Type: corev1.EventTypeWarning,
-		Source: corev1.EventSource{Component: "apiserver"}, ReportingController: "kubelith.io/initializers",
-		FirstTimestamp: now, LastTimestamp: now, Count: 1,
-	}, metav1.CreateOptions{})
+	source := corev1.EventSource{Component: "kubelith.io/initializers"}
+	err = events.Write(ctx, s.events, about, source, corev1.EventTypeWarning, "InitializationTimedOut", text)
 	if err != nil {
 		s.all.log.Warnf("cannot write an Event for it: %v", err)
 	}

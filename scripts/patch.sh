@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 case $1 in
-kubernetes) modules=(k8s.io/kubernetes k8s.io/apiserver) dir=. out=.cache/patched ;;
+kubernetes) modules=(k8s.io/kubernetes k8s.io/apiserver github.com/kubernetes-csi/csi-lib-utils) dir=. out=.cache/patched ;;
 runc) modules=(github.com/opencontainers/runc) dir=runtime/payload/programs out=.cache/payload/$2/patched ;;
 *) echo "patch: usage: patch.sh kubernetes | runc ARCH" >&2 && exit 1 ;;
 esac

@@ -1,12 +1,16 @@
 package hostports
 
 import (
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -50,6 +54,49 @@ func TestListeners(t *testing.T) {
 	}
 	if _, err := listeners(hostNet); err != nil {
 		t.Errorf("this machine: %v", err)
+	}
+}
+
+// TestSockets: sock_diag and the tables show the same.
+func TestSockets(t *testing.T) {
+	listen := func(network, address string) uint16 {
+		t.Helper()
+		if strings.HasPrefix(network, "udp") {
+			c, err := net.ListenPacket(network, address)
+			if err != nil {
+				t.Skip(err) // without IPv6
+			}
+			t.Cleanup(func() { c.Close() })
+			return c.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+		}
+		l, err := net.Listen(network, address)
+		if err != nil {
+			t.Skip(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return l.Addr().(*net.TCPAddr).AddrPort().Port()
+	}
+	for _, tc := range []struct {
+		network, address        string
+		family, protocol, state uint8
+	}{
+		{"tcp4", "127.0.0.1:0", unix.AF_INET, unix.IPPROTO_TCP, tcpListening},
+		{"tcp6", "[::1]:0", unix.AF_INET6, unix.IPPROTO_TCP, tcpListening},
+		{"udp4", "127.0.0.1:0", unix.AF_INET, unix.IPPROTO_UDP, udpOpen},
+		{"udp6", "[::1]:0", unix.AF_INET6, unix.IPPROTO_UDP, udpOpen},
+	} {
+		t.Run(tc.network, func(t *testing.T) {
+			host, _, _ := net.SplitHostPort(tc.address)
+			want := netip.AddrPortFrom(netip.MustParseAddr(host), listen(tc.network, tc.address))
+			asked, err := sockets(tc.family, tc.protocol, tc.state)
+			if err != nil {
+				t.Skipf("a kernel without sock_diag: %v", err)
+			}
+			read, err := inTable(filepath.Join(hostNet, strings.TrimSuffix(tc.network, "4")), tc.state)
+			if err != nil || !slices.Contains(asked, want) || !slices.Contains(read, want) {
+				t.Errorf("%v: sock_diag shows %v, the table %v, error %v", want, asked, read, err)
+			}
+		})
 	}
 }
 

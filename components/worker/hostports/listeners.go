@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
@@ -23,8 +25,8 @@ const hostNet = "/proc/thread-self/net"
 // The states of sockets that wait for any peer. Source: include/net/tcp_states.h of Linux; UDP has no listening, an
 // unconnected socket is closed.
 const (
-	tcpListening = "0A"
-	udpOpen      = "07"
+	tcpListening = 10
+	udpOpen      = 7
 )
 
 // listeners returns the ports on which programs of the host listen for others: not only on loopback, and not on a port
@@ -33,42 +35,62 @@ func listeners(dir string) (sets.Set[hostport.Port], error) {
 	first, last := ephemeral(dir)
 	found := sets.New[hostport.Port]()
 	for _, table := range []struct {
-		file, state string
-		protocol    corev1.Protocol
+		file                    string
+		family, protocol, state uint8
+		name                    corev1.Protocol
 	}{
-		{"tcp", tcpListening, corev1.ProtocolTCP}, {"tcp6", tcpListening, corev1.ProtocolTCP},
-		{"udp", udpOpen, corev1.ProtocolUDP}, {"udp6", udpOpen, corev1.ProtocolUDP},
+		{"tcp", unix.AF_INET, unix.IPPROTO_TCP, tcpListening, corev1.ProtocolTCP},
+		{"tcp6", unix.AF_INET6, unix.IPPROTO_TCP, tcpListening, corev1.ProtocolTCP},
+		{"udp", unix.AF_INET, unix.IPPROTO_UDP, udpOpen, corev1.ProtocolUDP},
+		{"udp6", unix.AF_INET6, unix.IPPROTO_UDP, udpOpen, corev1.ProtocolUDP},
 	} {
-		f, err := os.Open(filepath.Join(dir, table.file))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // a kernel without IPv6
+		var addresses []netip.AddrPort
+		err := errors.ErrUnsupported
+		if dir == hostNet {
+			addresses, err = sockets(table.family, table.protocol, table.state)
 		}
 		if err != nil {
-			return nil, err
+			if addresses, err = inTable(filepath.Join(dir, table.file), table.state); err != nil {
+				return nil, err
+			}
 		}
-		ports, err := waiting(f, table.state)
-		f.Close()
-		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", f.Name(), err)
-		}
-		for _, p := range ports {
-			if table.protocol == corev1.ProtocolUDP && p >= first && p <= last {
+		for _, a := range addresses {
+			p := a.Port()
+			if a.Addr().IsLoopback() || p == 0 || table.name == corev1.ProtocolUDP && p >= first && p <= last {
 				continue
 			}
-			found.Insert(hostport.Port{Protocol: table.protocol, Number: int32(p)})
+			found.Insert(hostport.Port{Protocol: table.name, Number: int32(p)})
 		}
 	}
 	return found, nil
 }
 
-// waiting reads the ports of sockets in a state from a table of the kernel.
+// inTable reads the addresses of sockets in a state from a file of the kernel; none if it has no such file.
+func inTable(path string, state uint8) ([]netip.AddrPort, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // a kernel without IPv6
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	addresses, err := waiting(f, state)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	return addresses, nil
+}
+
+// waiting reads the addresses of sockets in a state from a table of the kernel.
 //
 //	sl  local_address rem_address   st ...
 //	 0: 00000000:0016 00000000:0000 0A ...
 //
 // Listening sockets come first in the TCP table (tcp_get_idx of Linux): the rest, on a busy host very many, is not
 // read.
-func waiting(table io.Reader, state string) (ports []uint16, err error) {
+func waiting(table io.Reader, state uint8) (addresses []netip.AddrPort, err error) {
+	wanted := fmt.Sprintf("%02X", state)
 	lines := bufio.NewScanner(table)
 	lines.Scan() // the heading
 	for lines.Scan() {
@@ -76,7 +98,7 @@ func waiting(table io.Reader, state string) (ports []uint16, err error) {
 		if len(fields) < 4 {
 			return nil, fmt.Errorf("%q is not a socket", lines.Text())
 		}
-		if fields[3] != state {
+		if fields[3] != wanted {
 			if state == tcpListening {
 				break
 			}
@@ -86,11 +108,9 @@ func waiting(table io.Reader, state string) (ports []uint16, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if !address.Addr().IsLoopback() && address.Port() != 0 {
-			ports = append(ports, address.Port())
-		}
+		addresses = append(addresses, address)
 	}
-	return ports, lines.Err()
+	return addresses, lines.Err()
 }
 
 // ephemeral returns the range of the ports that the kernel assigns.

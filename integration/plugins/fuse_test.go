@@ -188,6 +188,7 @@ func testMountPod(t *testing.T, s *harness.Server, store *fuseStore) {
 	})
 	worksOn(t, s, store, pod, key, "client upgraded")
 	openWorks(t, s, store, pod, key, "client upgraded")
+	openHas(t, s, second, 4) // the program writes after it has removed the file, and must not find the store away
 
 	// The store is away: programs get errors, and a new pod's Event has the reason why it waits.
 	store.Away(true)

@@ -4,6 +4,7 @@ package events
 import (
 	"cmp"
 	"context"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,7 +35,7 @@ const maxMessage = 1024
 // counts what recurs.
 func Write(ctx context.Context, cs kubernetes.Interface, about corev1.ObjectReference, source corev1.EventSource, kind, reason, message string) error {
 	if len(message) > maxMessage {
-		message = message[:maxMessage-3] + "..."
+		message = strings.ToValidUTF8(message[:maxMessage-3], "") + "..."
 	}
 	now := metav1.Now()
 	_, err := cs.CoreV1().Events(cmp.Or(about.Namespace, metav1.NamespaceDefault)).Create(ctx, &corev1.Event{

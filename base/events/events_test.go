@@ -19,7 +19,7 @@ func TestWrite(t *testing.T) {
 	source := corev1.EventSource{Component: "c", Host: "h"}
 	about := corev1.ObjectReference{APIVersion: "v1", Kind: "ConfigMap", Namespace: "ns", Name: "m", UID: "u"}
 	for _, o := range []corev1.ObjectReference{about, *Node("n1")} {
-		if err := Write(t.Context(), cs, o, source, corev1.EventTypeWarning, "Why", strings.Repeat("x", 2*maxMessage)); err != nil {
+		if err := Write(t.Context(), cs, o, source, corev1.EventTypeWarning, "Why", "xx"+strings.Repeat("é", maxMessage)); err != nil {
 			t.Fatal(err)
 		}
 		namespace := metav1.NamespaceDefault
@@ -34,7 +34,7 @@ func TestWrite(t *testing.T) {
 		if e.InvolvedObject != o || e.Source != source || e.Type != corev1.EventTypeWarning || e.Reason != "Why" || e.Count != 1 || e.LastTimestamp.IsZero() {
 			t.Errorf("%+v", e)
 		}
-		if len(e.Message) != maxMessage || !strings.HasSuffix(e.Message, "x...") {
+		if len(e.Message) != maxMessage-1 || !strings.HasSuffix(e.Message, "é...") { // it would end with half a character
 			t.Errorf("a message of %d bytes", len(e.Message))
 		}
 	}

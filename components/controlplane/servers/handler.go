@@ -113,7 +113,7 @@ func (s *Server) Handler(next http.Handler) http.Handler {
 	})
 }
 
-// done answers an administrator.
+// done answers an administrator, with a Status of the API: clients show its message.
 func done(w http.ResponseWriter, err error) {
 	sealed.Answer(w, metav1.Status{TypeMeta: sealed.StatusType(), Status: metav1.StatusSuccess}, err)
 }

@@ -83,7 +83,7 @@ test: deps test-packages lint-quick build ## everything CI checks: lint, unit te
 # What test needs besides build, and needs no cluster. go list compiles tests without linking them, which unit has to do again anyway.
 compiled: lint-compiled integration-tools
 	CGO_ENABLED=1 $(GO) $(compile_tests) -race $(raced)
-	$(GO) $(compile_tests) -p 3 $(patched_volumes) $(patched_workers) $(patched_history) $(patched_loops) $(unit_packages)
+	$(GO) $(compile_tests) -p 3 $(patched_volumes) $(patched_workers) $(patched_history) $(patched_others) $(unit_packages)
 	GOFLAGS=-trimpath $(GO) -C tools $(compile_tests) ./release ./robustness
 
 compile_tests := list -export -test -f '{{""}}'
@@ -97,14 +97,14 @@ raced := $(addprefix ./base/,jointoken lifecycle client config logging pki) \
 patched_volumes := k8s.io/kubernetes/pkg/kubelet/volumemanager/...
 patched_workers := k8s.io/kubernetes/pkg/kubelet
 patched_history := k8s.io/apiserver/pkg/storage/cacher
-patched_loops := k8s.io/kubernetes/pkg/controller/volume/attachdetach/reconciler k8s.io/kubernetes/pkg/controller/nodelifecycle/scheduler \
-	github.com/kubernetes-csi/csi-lib-utils/slowset
+patched_others := k8s.io/kubernetes/pkg/controller/volume/attachdetach/reconciler k8s.io/kubernetes/pkg/controller/nodelifecycle/scheduler \
+	github.com/kubernetes-csi/csi-lib-utils/slowset k8s.io/apiserver/pkg/server/mux github.com/emicklei/go-restful/v3
 unit_packages = $(filter-out $(patsubst ./%,kubelith.io/kubelith/%,$(raced)),$(packages))
 
 unit: race ## unit tests: no root, no network
 	@# make lint vets all of it, with more analyzers. Some of upstream's tests wait for two minutes. In those that are skipped, with 10 and 20 pods, as many
 	@# goroutines overwrite each other's reports of volumes in use, so that a volume may wait for minutes.
-	$(GO) test -vet=off -p 3 -skip 'TestWaitForAllPodsUnmount/timeout_errors' $(patched_volumes) $(patched_loops) $(unit_packages)
+	$(GO) test -vet=off -p 3 -skip 'TestWaitForAllPodsUnmount/timeout_errors' $(patched_volumes) $(patched_others) $(unit_packages)
 	$(GO) test -vet=off -run 'UpdatePod|CompleteWork|TerminalPhase|SyncKnownPods|TerminatedWorker|KillPodNow|EffectiveGracePeriod' $(patched_workers)
 	$(GO) test -vet=off -run 'History|WatchCache|DynamicCache|CacheInterval|Bookmark|Snapshot' $(patched_history)
 	$(MAKE) --no-print-directory payload-test

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"regexp"
 	"runtime/debug"
 	"strings"
 )
@@ -37,12 +38,14 @@ func replaced(info *debug.BuildInfo) []string {
 	return modules
 }
 
-// applied lists the patches of modules: each has a directory with the last name of its path.
+// applied lists the patches of modules: each has a directory with the last name of its path that is not a major
+// version.
 func applied(modules []string, files fs.FS) []string {
 	var lines []string
+	major := regexp.MustCompile(`/v\d+$`)
 	for _, module := range modules {
 		name, _, _ := strings.Cut(module, " ")
-		names, _ := fs.Glob(files, path.Base(name)+"/*.patch")
+		names, _ := fs.Glob(files, path.Base(major.ReplaceAllString(name, ""))+"/*.patch")
 		for _, file := range names {
 			text, _ := fs.ReadFile(files, file)
 			subject, _, _ := strings.Cut(strings.TrimPrefix(string(text), "Subject: "), "\n")

@@ -16,6 +16,7 @@ func TestApplied(t *testing.T) {
 	}{
 		{"none", nil, nil},
 		{"with a patch", []string{"k8s.io/kubernetes v1.2.3"}, []string{"loops: kubelet: no loops (k8s.io/kubernetes v1.2.3)"}},
+		{"with a major version", []string{"k8s.io/kubernetes/v2 v2.2.3"}, []string{"loops: kubelet: no loops (k8s.io/kubernetes/v2 v2.2.3)"}},
 		{"without", []string{"k8s.io/api v1.2.3"}, nil},
 	} {
 		if got := applied(c.modules, files); !slices.Equal(got, c.want) {

@@ -5,10 +5,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 case $1 in
-kubernetes) modules=(k8s.io/kubernetes k8s.io/apiserver github.com/kubernetes-csi/csi-lib-utils) dir=. out=.cache/patched ;;
+kubernetes) modules=(k8s.io/kubernetes k8s.io/apiserver github.com/kubernetes-csi/csi-lib-utils github.com/emicklei/go-restful/v3) dir=. out=.cache/patched ;;
 runc) modules=(github.com/opencontainers/runc) dir=runtime/payload/programs out=.cache/payload/$2/patched ;;
 *) echo "patch: usage: patch.sh kubernetes | runc ARCH" >&2 && exit 1 ;;
 esac
+# directory MODULE: the directory in patches, and below $out: the last name of its path that is not a major version.
+directory() {
+	basename "${1%/v[0-9]}"
+}
 fail() {
 	echo "patch: $*" >&2
 	exit 1
@@ -19,14 +23,14 @@ exec 9>"$out.lock" # make runs this in several processes at a time
 flock 9
 stamp=$({
 	cat "$0" && grep -F "${modules[@]/#/-e}" $dir/go.mod &&
-		for module in "${modules[@]}"; do cat patches/"${module##*/}"/*.patch patches/"${module##*/}"/*.sha256 || exit; done
+		for module in "${modules[@]}"; do cat patches/"$(directory "$module")"/*.patch patches/"$(directory "$module")"/*.sha256 || exit; done
 } | sha256sum)
 if [ "$(cat "$out/stamp" 2>/dev/null)" != "$stamp" ]; then
 	command -v patch >/dev/null || scripts/deps.sh patch >&2
 	rm -rf "$out"
 	mkdir -p "$out"
 	for module in "${modules[@]}"; do
-		name=${module##*/}
+		name=$(directory "$module")
 		go -C $dir mod download "$module"
 		cp -r --no-preserve=mode --reflink=auto "$(go -C $dir list -m -f '{{.Dir}}' "$module")" "$out/$name"
 		for patch in patches/"$name"/*.patch; do
@@ -40,7 +44,7 @@ fi
 # The files keep their times if they are current.
 {
 	grep -vF "${modules[@]/#/-ereplace }" $dir/go.mod
-	for module in "${modules[@]}"; do printf '\nreplace %s => ./%s\n' "$module" "$(realpath --relative-to=$dir "$out/${module##*/}")"; done
+	for module in "${modules[@]}"; do printf '\nreplace %s => ./%s\n' "$module" "$(realpath --relative-to=$dir "$out/$(directory "$module")")"; done
 } >"$out/go.mod.new"
 cmp -s "$out/go.mod.new" "$out/go.mod" || cp "$out/go.mod.new" "$out/go.mod"
 cmp -s $dir/go.sum "$out/go.sum" || cp $dir/go.sum "$out/go.sum"

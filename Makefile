@@ -12,7 +12,7 @@ include payload.mk
 export CGO_ENABLED := 0
 export GOFLAGS := -trimpath -buildvcs=false -tags=no_btrfs,no_devmapper,no_zfs,fieldsv1string
 
-# Every go command works with upstream's source as patches/kubernetes and patches/apiserver change it (docs/adr/038-patch-of-the-kubelet.md).
+# Every go command works with upstream's source as patches/ changes it (docs/adr/038-patch-of-the-kubelet.md).
 # make UNPATCHED=1 TARGET works with upstream's source as it is.
 export UNPATCHED
 ifndef UNPATCHED

@@ -42,7 +42,7 @@ func (t Tree) Text(p string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// Mounts returns the mounts of this process's mount namespace, in the order in which they were made.
+// Mounts returns the mounts of this process's mount namespace, as the kernel lists them.
 func (t Tree) Mounts() ([]*mountinfo.Info, error) {
 	text := t.Text("/proc/self/mountinfo")
 	if text == "" {

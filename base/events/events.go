@@ -33,14 +33,14 @@ const maxMessage = 1024
 
 // Write creates one Event about an object, and returns why it could not. Most use a recorder, which tries again and
 // counts what recurs.
-func Write(ctx context.Context, cs kubernetes.Interface, about corev1.ObjectReference, source corev1.EventSource, kind, reason, message string) error {
+func Write(ctx context.Context, cs kubernetes.Interface, about *corev1.ObjectReference, source corev1.EventSource, kind, reason, message string) error {
 	if len(message) > maxMessage {
 		message = strings.ToValidUTF8(message[:maxMessage-3], "") + "..."
 	}
 	now := metav1.Now()
 	_, err := cs.CoreV1().Events(cmp.Or(about.Namespace, metav1.NamespaceDefault)).Create(ctx, &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{GenerateName: about.Name + "."},
-		InvolvedObject: about,
+		InvolvedObject: *about,
 		Type:           kind, Reason: reason, Message: message,
 		Source: source, ReportingController: source.Component,
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,

@@ -17,8 +17,8 @@ import (
 func TestWrite(t *testing.T) {
 	cs := fake.NewSimpleClientset()
 	source := corev1.EventSource{Component: "c", Host: "h"}
-	about := corev1.ObjectReference{APIVersion: "v1", Kind: "ConfigMap", Namespace: "ns", Name: "m", UID: "u"}
-	for _, o := range []corev1.ObjectReference{about, *Node("n1")} {
+	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "ConfigMap", Namespace: "ns", Name: "m", UID: "u"}
+	for _, o := range []*corev1.ObjectReference{about, Node("n1")} {
 		if err := Write(t.Context(), cs, o, source, corev1.EventTypeWarning, "Why", "xx"+strings.Repeat("é", maxMessage)); err != nil {
 			t.Fatal(err)
 		}
@@ -31,7 +31,7 @@ func TestWrite(t *testing.T) {
 			t.Fatalf("%d Events in %s, error %v", len(list.Items), namespace, err)
 		}
 		e := list.Items[0]
-		if e.InvolvedObject != o || e.Source != source || e.Type != corev1.EventTypeWarning || e.Reason != "Why" || e.Count != 1 || e.LastTimestamp.IsZero() {
+		if e.InvolvedObject != *o || e.Source != source || e.Type != corev1.EventTypeWarning || e.Reason != "Why" || e.Count != 1 || e.LastTimestamp.IsZero() {
 			t.Errorf("%+v", e)
 		}
 		if len(e.Message) != maxMessage-1 || !strings.HasSuffix(e.Message, "é...") { // it would end with half a character

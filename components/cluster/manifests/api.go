@@ -323,6 +323,6 @@ func (a *api) remove(ctx context.Context, m member) error {
 func (a *api) warn(ctx context.Context, p parent, message string) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	about := corev1.ObjectReference{APIVersion: "v1", Kind: "ConfigMap", Namespace: parentNamespace, Name: p.name, UID: p.uid}
+	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "ConfigMap", Namespace: parentNamespace, Name: p.name, UID: p.uid}
 	return events.Write(ctx, a.client, about, corev1.EventSource{Component: fieldManager}, corev1.EventTypeWarning, "ManifestFailed", message)
 }

@@ -269,5 +269,5 @@ func (s *Server) tell(ctx context.Context, kind, reason, message string) {
 	defer cancel()
 	source := corev1.EventSource{Component: "kubelith", Host: s.opts.NodeName}
 	// Without space this fails, and the log has it.
-	_ = events.Write(ctx, s.client, *events.Node(s.opts.NodeName), source, kind, reason, message)
+	_ = events.Write(ctx, s.client, events.Node(s.opts.NodeName), source, kind, reason, message)
 }

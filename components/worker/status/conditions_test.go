@@ -29,6 +29,14 @@ func TestReportedConditions(t *testing.T) {
 	if wanted = types(); !slices.Equal(wanted, all) {
 		t.Errorf("reported: %v", wanted)
 	}
+	for _, c := range []struct {
+		t      corev1.NodeConditionType
+		remove bool // while it is not wanted
+	}{{names.EtcdSpaceCondition, true}, {names.PolicyCondition, true}, {Condition, false}, {corev1.NodeReady, false}} {
+		if reported(c.t) != c.remove {
+			t.Errorf("%s: removed from the Node: %v", c.t, !c.remove)
+		}
+	}
 	select {
 	case <-o.changed:
 	default:

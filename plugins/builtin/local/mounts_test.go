@@ -26,6 +26,9 @@ func TestMountAt(t *testing.T) {
 	if mountAt(all, "/pods") != nil {
 		t.Error("nothing is mounted there")
 	}
+	if _, err := mountinfo.GetMountsFromReader(strings.NewReader("36 35 98:0 / /\n"), nil); err == nil {
+		t.Error("a line without a type")
+	}
 }
 
 func TestFlags(t *testing.T) {

@@ -187,7 +187,7 @@ func (s *sweeper) tell(ctx context.Context, from *store, object runtime.Object, 
 	if err != nil {
 		return
 	}
-	about := corev1.ObjectReference{
+	about := &corev1.ObjectReference{
 		APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(),
 	}
 	source := corev1.EventSource{Component: "kubelith.io/initializers"}

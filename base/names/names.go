@@ -158,6 +158,10 @@ const (
 // EtcdSocket is the file name of the socket of etcd's API.
 const EtcdSocket = "etcd.sock"
 
+// ContainerdNamespace is where the container runtime keeps images and containers in containerd. It is part of the API
+// of containerd's CRI plugin.
+const ContainerdNamespace = "k8s.io"
+
 // Programs of the payload that others of its programs start.
 const (
 	PauseProgram = "kubelith-pause" // the process of a pod's sandbox; the shim finds it beside itself

@@ -73,7 +73,7 @@ func worker(b *builder, w workerOptions) *kubelet.Server {
 
 	socket := cfg.ContainerdSocket()
 	cniConfDir, cniSocket := filepath.Join(cfg.SocketDir(), "cni", "net.d"), filepath.Join(cfg.SocketDir(), "cni", "podlink.sock")
-	b.add(containerd.New(containerd.Options{
+	runtime := containerd.New(containerd.Options{
 		Root:           filepath.Join(cfg.DataDir, "agent", "containerd"),
 		State:          filepath.Join(cfg.SocketDir(), "containerd"),
 		Socket:         socket,
@@ -87,7 +87,8 @@ func worker(b *builder, w workerOptions) *kubelet.Server {
 		Ended:          recording.ended(),
 		Debug:          logging.Component(w.log, "containerd").Logger.IsLevelEnabled(logrus.DebugLevel),
 		Log:            logFor("containerd"),
-	}))
+	})
+	b.add(runtime)
 
 	// Nothing imports images without a runtime.
 	b.with("containerd").add(images.New(images.Options{
@@ -162,6 +163,7 @@ func worker(b *builder, w workerOptions) *kubelet.Server {
 		AfterControllerManager: w.role == names.RoleServer,
 		ShutdownGrace:          kubelet.ShutdownGrace(),
 		Trace:                  recording.kubelet(),
+		Runtime:                runtime.RuntimeService,
 		Volumes:                recording.volumes(),
 		Args:                   w.machine.args.kubelet,
 		Client:                 w.client("kubelet", asNode),

@@ -101,6 +101,9 @@ const callsPlugin = "io.containerd.metrics.v1.grpc-otel"
 // runtimePlugin runs containers, see runTasks.
 const runtimePlugin = "io.containerd.runtime.v2.task"
 
+// criPlugin is the container runtime of the kubelet, see keepService.
+const criPlugin = "io.containerd.grpc.v1.cri"
+
 // tasksPlugin deletes what has ended, see observeEnds.
 const tasksPlugin = "io.containerd.service.v1.tasks-service"
 

@@ -11,7 +11,6 @@ import (
 	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/plugin"
-	"github.com/containerd/plugin/registry"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/grpc"
 
@@ -24,24 +23,13 @@ type Ended func(id string, m cgroups.Memory)
 
 // observeEnds passes to ended the memory of each container that has ended. Its cgroup goes with its task, so the
 // service that deletes tasks is wrapped: CRI calls it in this process, and whatever reads an event may come too late.
-// containerd's list of plugins is one per process.
 func observeEnds(ended Ended) {
-	registry.Graph(func(r *plugin.Registration) bool {
-		if r.URI() == tasksPlugin {
-			upstream := r.InitFn
-			r.InitFn = func(ic *plugin.InitContext) (any, error) {
-				service, err := upstream(ic)
-				if err != nil {
-					return nil, err
-				}
-				db, err := ic.GetSingle(plugins.MetadataPlugin) // the service requires it, too
-				if err != nil {
-					return nil, err
-				}
-				return &tasksService{service.(tasksapi.TasksClient), metadata.NewContainerStore(db.(*metadata.DB)), ended, cgroups.ContainerMemory}, nil
-			}
+	wrap(tasksPlugin, func(ic *plugin.InitContext, service any) (any, error) {
+		db, err := ic.GetSingle(plugins.MetadataPlugin) // the service requires it, too
+		if err != nil {
+			return nil, err
 		}
-		return false
+		return &tasksService{service.(tasksapi.TasksClient), metadata.NewContainerStore(db.(*metadata.DB)), ended, cgroups.ContainerMemory}, nil
 	})
 }
 

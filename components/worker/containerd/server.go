@@ -26,6 +26,7 @@ import (
 	"github.com/containerd/plugin/registry"
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc/stats"
+	criv1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/runtime/payload"
@@ -53,7 +54,8 @@ type Options struct {
 
 // Server is the component. It runs once per process: containerd registers metrics globally.
 type Server struct {
-	opts Options
+	opts    Options
+	service criv1.RuntimeServiceServer // once the component is ready
 }
 
 var _ lifecycle.Component = (*Server)(nil)
@@ -91,6 +93,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		observeCalls(s.opts.Calls)
 	}
 	runTasks(tasksOptions(s.opts))
+	s.keepService()
 	if s.opts.Ended != nil {
 		observeEnds(s.opts.Ended)
 	}
@@ -161,31 +164,34 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 }
 
 // observeCalls puts h where containerd would put OpenTelemetry's handler: it takes one from the plugin of that name,
-// and has no option for another. Its list of plugins is one per process.
+// and has no option for another.
 func observeCalls(h stats.Handler) {
-	registry.Graph(func(r *plugin.Registration) bool {
-		if r.URI() == callsPlugin {
-			r.InitFn = func(*plugin.InitContext) (any, error) { return h, nil }
+	wrap(callsPlugin, func(*plugin.InitContext, any) (any, error) { return h, nil })
+}
+
+// runTasks puts runtime/tasks in front of upstream's runtime.
+func runTasks(o tasks.Options) {
+	wrap(runtimePlugin, func(ic *plugin.InitContext, other any) (any, error) {
+		publisher, err := ic.GetSingle(plugins.EventPlugin) // upstream's runtime requires it, too
+		if err != nil {
+			return nil, err
 		}
-		return false
+		return tasks.New(ic.Context, other.(runtime.PlatformRuntime), publisher.(events.Publisher), o)
 	})
 }
 
-// runTasks puts runtime/tasks in front of upstream's runtime. containerd's list of plugins is one per process.
-func runTasks(o tasks.Options) {
+// wrap replaces what the plugin with this URI makes by what with returns for it. containerd's list of plugins is one
+// per process.
+func wrap(uri string, with func(ic *plugin.InitContext, upstream any) (any, error)) {
 	registry.Graph(func(r *plugin.Registration) bool {
-		if r.URI() == runtimePlugin {
-			upstream := r.InitFn
+		if r.URI() == uri {
+			makes := r.InitFn
 			r.InitFn = func(ic *plugin.InitContext) (any, error) {
-				other, err := upstream(ic)
+				upstream, err := makes(ic)
 				if err != nil {
 					return nil, err
 				}
-				publisher, err := ic.GetSingle(plugins.EventPlugin) // upstream's runtime requires it, too
-				if err != nil {
-					return nil, err
-				}
-				return tasks.New(ic.Context, other.(runtime.PlatformRuntime), publisher.(events.Publisher), o)
+				return with(ic, upstream)
 			}
 		}
 		return false

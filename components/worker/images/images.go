@@ -19,6 +19,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/runtime/images"
 )
@@ -52,7 +53,7 @@ func (*Server) RestartPolicy() lifecycle.Policy { return lifecycle.RestartBeside
 
 // Run imports, is ready after the embedded images, and returns when ctx is cancelled.
 func (s *Server) Run(ctx context.Context, ready func()) error {
-	c, err := client.New(s.opts.ContainerdAddress, client.WithDefaultNamespace(namespace))
+	c, err := client.New(s.opts.ContainerdAddress, client.WithDefaultNamespace(names.ContainerdNamespace))
 	if err != nil {
 		return fmt.Errorf("connect to containerd: %w", err)
 	}

@@ -16,7 +16,6 @@ import (
 )
 
 const (
-	namespace = "k8s.io" // where CRI looks
 	// leaseLabel marks the leases of our imports.
 	leaseLabel = "kubelith.io/image-import"
 	// pinnedLabel keeps an image from the kubelet's garbage collection (containerd's internal/cri/labels).

@@ -8,9 +8,9 @@
 // Upstream ends the process with os.Exit on a dozen conditions. Those that a user can cause are checked before anything
 // is started: the ports and the cgroups by host/preflight, the files that flags name by New.
 //
-// Upstream creates the CRI clients from the endpoint in setConfig (PreInitRuntimeService, which app.Run calls,
-// overwrites any in the dependencies): a layer between kubelet and containerd would have to be a CRI server on its own
-// socket, whose path is set there. To see the calls, components/worker/containerd takes a handler.
+// Upstream creates the CRI clients from the endpoint in setConfig. With our patch kubelet-runtime it keeps a container
+// runtime that it is given (docs/adr/073-cri-by-calls.md); without, it replaces that by its own. To see the calls,
+// components/worker/containerd takes a handler.
 package kubelet
 
 import (
@@ -30,8 +30,11 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	internalapi "k8s.io/cri-api/pkg/apis"
+	cri "k8s.io/cri-client/pkg"
 	"k8s.io/kubernetes/cmd/kubelet/app"
 	"k8s.io/kubernetes/cmd/kubelet/app/options"
+	"k8s.io/kubernetes/pkg/features"
 	"k8s.io/kubernetes/pkg/kubelet"
 	"k8s.io/kubernetes/pkg/kubelet/nodeshutdown/systemd"
 	"k8s.io/kubernetes/pkg/volume"
@@ -82,6 +85,8 @@ type Options struct {
 	Disconnect func()
 	// Trace returns the kubelet's TracerProvider, given the one from its own configuration; nil: it has that one.
 	Trace func(trace.TracerProvider) trace.TracerProvider
+	// Runtime returns the kubelet's container runtime, given one that calls it over CRISocket; nil: it has that one.
+	Runtime func(socket internalapi.RuntimeService) internalapi.RuntimeService
 	// Volumes returns the kubelet's volume plugins, given upstream's; nil: it has these.
 	Volumes func([]volume.VolumePlugin) []volume.VolumePlugin
 	// Args are "key=value" arguments named as the kubelet's own flags.
@@ -233,6 +238,15 @@ func (s *Server) dependencies(ctx context.Context) (*kubelet.Dependencies, error
 	deps.KubeClient, deps.EventClient = cs, eventClient.CoreV1()
 	if s.opts.Trace != nil {
 		deps.TracerProvider = s.opts.Trace(deps.TracerProvider)
+	}
+	if s.opts.Runtime != nil {
+		socket, err := cri.NewRemoteRuntimeServiceBuilder().WithEndpoint(s.upstream.ContainerRuntimeEndpoint).
+			WithConnectionTimeout(s.upstream.RuntimeRequestTimeout.Duration).WithTracerProvider(deps.TracerProvider).
+			WithUseStreaming(utilfeature.DefaultFeatureGate.Enabled(features.CRIListStreaming)).Build(ctx)
+		if err != nil {
+			return nil, err
+		}
+		deps.RemoteRuntimeService = s.opts.Runtime(socket)
 	}
 	if s.opts.Volumes != nil {
 		deps.VolumePlugins = s.opts.Volumes(deps.VolumePlugins)

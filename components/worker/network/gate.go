@@ -15,8 +15,12 @@ import (
 // gate is the nftables table that admits VXLAN packets from the other nodes only: VXLAN itself takes them from anyone.
 // It is in the kernel before a device is, and is removed after it; the end of the process changes nothing.
 type gate struct {
-	nft     knftables.Interface
-	written bool // by this process: another release's rules may differ
+	nft        knftables.Interface
+	generation func() (uint32, error) // nft.Generation
+	written    bool                   // by this process: another release's rules may differ
+	// The table was seen to let in from, at a generation of nftables; 0: not since it was written.
+	from []netip.Addr
+	seen uint32
 }
 
 // Objects of the table.
@@ -37,7 +41,7 @@ func newGate() (*gate, error) {
 	if err != nil {
 		return nil, fmt.Errorf("VXLAN needs nft, to refuse packets from outside the cluster: %w", err)
 	}
-	return &gate{nft: table}, nil
+	return &gate{nft: table, generation: nft.Generation}, nil
 }
 
 // sources returns the addresses from which peers send, sorted.
@@ -56,7 +60,15 @@ func sources(peers []node) []netip.Addr {
 
 // ensure lets these addresses send, and no other; it reports whether it had to change the table.
 func (g *gate) ensure(ctx context.Context, from []netip.Addr) (changed bool, err error) {
+	now, err := g.generation()
+	if err == nil && now == g.seen && slices.Equal(from, g.from) {
+		return false, nil // nothing in nftables has changed
+	}
+	g.seen = 0
 	if g.written && g.has(ctx, from) {
+		if err == nil {
+			g.from, g.seen = from, now
+		}
 		return false, nil
 	}
 	if err := g.nft.Run(ctx, g.write(from)); err != nil {

@@ -8,10 +8,9 @@ import (
 
 	"github.com/containerd/containerd/v2/cmd/ctr/app"
 	"github.com/urfave/cli/v3"
-)
 
-// Namespace is where CRI keeps images and containers.
-const Namespace = "k8s.io"
+	"kubelith.io/kubelith/base/names"
+)
 
 // deprecations is ctr's switch for its deprecation warnings before each command; false shows them.
 const deprecations = "CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS"
@@ -35,7 +34,7 @@ func Run(ctx context.Context, address string, args []string) error {
 		case "address":
 			flag.Value = address
 		case "namespace":
-			flag.Value = Namespace
+			flag.Value = names.ContainerdNamespace
 		}
 	}
 	cmd.ExitErrHandler = func(context.Context, *cli.Command, error) {} // the default handler calls os.Exit

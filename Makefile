@@ -105,7 +105,7 @@ unit: race ## unit tests: no root, no network
 	@# make lint vets all of it, with more analyzers. Some of upstream's tests wait for two minutes. In those that are skipped, with 10 and 20 pods, as many
 	@# goroutines overwrite each other's reports of volumes in use, so that a volume may wait for minutes.
 	$(GO) test -vet=off -p 3 -skip 'TestWaitForAllPodsUnmount/timeout_errors' $(patched_volumes) $(patched_others) $(unit_packages)
-	$(GO) test -vet=off -run 'PreInit|UpdatePod|CompleteWork|TerminalPhase|SyncKnownPods|TerminatedWorker|KillPodNow|EffectiveGracePeriod' $(patched_workers)
+	$(GO) test -vet=off -run 'AwaitReady|RegisterWithApiServer|PreInit|UpdatePod|CompleteWork|TerminalPhase|SyncKnownPods|TerminatedWorker|KillPodNow|EffectiveGracePeriod' $(patched_workers)
 	$(GO) test -vet=off -run 'History|WatchCache|DynamicCache|CacheInterval|Bookmark|Snapshot' $(patched_history)
 	$(MAKE) --no-print-directory payload-test
 	GOFLAGS=-trimpath $(GO) -C cluster build . # with the client-go that it asks of other modules

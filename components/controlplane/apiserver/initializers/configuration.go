@@ -204,7 +204,7 @@ func (c *configurations) follow(s storage.Interface, prefix string, newListFunc 
 		informer.RunWithContext(ctx)
 	})
 	running.Go(func() {
-		if cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+		if cache.WaitFor(ctx, "", informer.HasSyncedChecker()) { // WaitForCacheSync would look every 100 ms
 			update()
 			c.setReady()
 		}

@@ -166,6 +166,9 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		return fmt.Errorf("cannot create the directory of static pods: mount it writable or use another --data-dir: %w", err)
 	}
 	deps, err := s.dependencies(ctx)
+	if ctx.Err() != nil {
+		return nil // asked to stop, as below
+	}
 	if err != nil {
 		return err
 	}

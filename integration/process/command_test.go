@@ -113,7 +113,8 @@ func TestVersion(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)
 	out := s.Exec(t, s.BinaryPath(), "version")
-	patches := `patch +kubelet-ending: .*\(k8s\.io/kubernetes v1\..*\)\npatch +kubelet-volumes: .*\(k8s\.io/kubernetes v1\.`
+	patches := `patch +kubelet-ending: .*\(k8s\.io/kubernetes v1\..*\)\npatch +kubelet-registration: .*\npatch +kubelet-runtime: .*\n` +
+		`patch +kubelet-volumes: .*\(k8s\.io/kubernetes v1\.`
 	if os.Getenv("UNPATCHED") != "" {
 		patches = "patch +none$"
 	}

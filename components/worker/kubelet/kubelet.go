@@ -31,10 +31,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	internalapi "k8s.io/cri-api/pkg/apis"
-	cri "k8s.io/cri-client/pkg"
 	"k8s.io/kubernetes/cmd/kubelet/app"
 	"k8s.io/kubernetes/cmd/kubelet/app/options"
-	"k8s.io/kubernetes/pkg/features"
 	"k8s.io/kubernetes/pkg/kubelet"
 	"k8s.io/kubernetes/pkg/kubelet/nodeshutdown/systemd"
 	"k8s.io/kubernetes/pkg/volume"
@@ -243,13 +241,11 @@ func (s *Server) dependencies(ctx context.Context) (*kubelet.Dependencies, error
 		deps.TracerProvider = s.opts.Trace(deps.TracerProvider)
 	}
 	if s.opts.Runtime != nil {
-		socket, err := cri.NewRemoteRuntimeServiceBuilder().WithEndpoint(s.upstream.ContainerRuntimeEndpoint).
-			WithConnectionTimeout(s.upstream.RuntimeRequestTimeout.Duration).WithTracerProvider(deps.TracerProvider).
-			WithUseStreaming(utilfeature.DefaultFeatureGate.Enabled(features.CRIListStreaming)).Build(ctx)
-		if err != nil {
+		// app.Run does the same, and keeps what is there already.
+		if err := kubelet.PreInitRuntimeService(ctx, &s.upstream.KubeletConfiguration, deps); err != nil {
 			return nil, err
 		}
-		deps.RemoteRuntimeService = s.opts.Runtime(socket)
+		deps.RemoteRuntimeService = s.opts.Runtime(deps.RemoteRuntimeService)
 	}
 	if s.opts.Volumes != nil {
 		deps.VolumePlugins = s.opts.Volumes(deps.VolumePlugins)

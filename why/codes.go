@@ -73,7 +73,7 @@ const (
 
 	// Pods: containers.
 
-	ExecutableNotFound  Code = "ExecutableNotFound"  // the image has not the program that the container runs
+	ExecutableNotFound  Code = "ExecutableNotFound"  // the image lacks the program that the container runs
 	PermissionDenied    Code = "PermissionDenied"    // the program may not be executed
 	InitContainerFailed Code = "InitContainerFailed" // an init container ends with an error
 	CrashLoop           Code = "CrashLoop"           // a container keeps exiting

@@ -322,7 +322,7 @@ func (r *Reader) crashed(ctx context.Context, pod *corev1.Pod, c container, end 
 	}
 	if limit, ok := c.spec.Resources.Limits[corev1.ResourceMemory]; ok && end.ExitCode == 137 {
 		f.saw(c.specPath()+".resources.limits.memory", limit.String())
-		f.do("SIGKILL came neither from the kubelet nor, as far as the runtime has seen, for memory: " +
+		f.do("Neither the kubelet nor, as far as the runtime saw, the OOM killer sent SIGKILL: " +
 			"compare its memory with its limit anyway (kubelith kubectl top pod).")
 	}
 	f.not(OOMKilled, "it was killed for its memory limit", fmt.Sprintf("its reason is %s, not OOMKilled", firstOf(end.Reason, "empty")))
@@ -386,7 +386,7 @@ func (r *Reader) oomKilled(pod *corev1.Pod, c container, end *corev1.ContainerSt
 		return f
 	}
 	if !ok {
-		f := broken(OOMKilled, fmt.Sprintf("%s was killed for memory, though it has no limit: the node, or the pod as a whole, had none left", c))
+		f := broken(OOMKilled, fmt.Sprintf("%s was OOM-killed without a memory limit: the node, or the pod as a whole, ran out of memory", c))
 		return measured(f.saw(c.specPath()+".resources.limits.memory", "not set")).
 			do(recreate(pod, "Set requests and a limit for its memory"), "Check what else uses the memory of node "+pod.Spec.NodeName+".")
 	}

@@ -70,7 +70,7 @@ func (r *Reader) policiesOf(ctx context.Context, c Connection) ([]rules.Reason, 
 		from = addressOf(c.From, to)
 	}
 	if !from.IsValid() || !to.IsValid() {
-		return nil, fmt.Errorf("the two ends have no addresses of one family")
+		return nil, fmt.Errorf("the two ends share no IP family")
 	}
 	if c.To != nil && key(c.To) == key(c.From) {
 		return nil, nil // a pod may always reach itself

@@ -81,7 +81,7 @@ func ExplainAccess(ctx context.Context, r *Reader, a Access) (*Answer, error) {
 	}
 	review, err := r.Client.AuthorizationV1().SubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
 	if apierrors.IsForbidden(err) {
-		return nil, fmt.Errorf("you may not review the access of other users, an administrator may: %w", err)
+		return nil, fmt.Errorf("you may not review the access of other users; an administrator may: %w", err)
 	}
 	if err != nil {
 		return nil, err

@@ -229,7 +229,7 @@ func (r *Reader) destinations(ctx context.Context, q Reach, s *corev1.Service) (
 // path explains what stands between a pod and pods that run: nodes without a pod network, and ports where nothing
 // listens.
 func (r *Reader) path(ctx context.Context, q Reach, from *corev1.Pod, to []destination) *Finding {
-	f := found(Healthy, Reachable, fmt.Sprintf("nothing that the API shows keeps %s from %s", q.From.Object(), q.To.Object()))
+	f := found(Healthy, Reachable, fmt.Sprintf("nothing in the API keeps %s from reaching %s", q.From.Object(), q.To.Object()))
 	nodes := []string{from.Spec.NodeName}
 	for _, d := range to {
 		nodes = append(nodes, d.pod.Spec.NodeName)

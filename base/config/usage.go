@@ -19,10 +19,10 @@ func (s *Server) usages() map[string]string {
 		"bind-address":      "address on which the API is served",
 		"advertise-address": "address at which others reach the API (default: the first node IP)",
 		"https-port":        "port on which the API is served",
-		"vip": "virtual address of the API, which one of the servers carries: " +
-			"an unused address of the network that they share; or none (default: that of the other servers)",
+		"vip": "virtual address of the API, held by one of the servers: " +
+			"an unused address of their common network; or none (default: that of the other servers)",
 
-		"server":     "address of a server whose cluster to join as a further server, https://HOST:PORT",
+		"server":     "address of a server of the cluster to join, https://HOST:PORT",
 		"token":      "token to join with, see kubelith token create --usages server; " + onCommandLine + "--token-file",
 		"token-file": "file that holds the token to join with",
 		"witness": "run etcd only, as the vote that makes two servers a safe pair: no API, no node; " +
@@ -36,10 +36,10 @@ func (s *Server) usages() map[string]string {
 		"scheduler-arg":          "upstream flag of kube-scheduler, KEY=VALUE",
 
 		"snapshot-schedule":        "cron schedule of snapshots, or never",
-		"snapshot-retention":       "how many of them are kept",
+		"snapshot-retention":       "how many scheduled snapshots are kept",
 		"snapshot-dir":             "directory of snapshots (default: DATA-DIR/server/snapshots)",
 		"snapshot-passphrase-file": "file with the passphrase that encrypts snapshots",
-		"snapshot-recipient":       "public key of age that snapshots are encrypted for",
+		"snapshot-recipient":       "age public key that snapshots are encrypted for",
 
 		"profile": "hardening profile: cis follows the CIS Kubernetes Benchmark (default: none)",
 	})
@@ -53,19 +53,19 @@ const onCommandLine = "others on this machine can read the command line: prefer 
 func (s *S3) usages() map[string]string {
 	return map[string]string{
 		"snapshot-s3-endpoint":         "S3-compatible store that snapshots are copied to, HOST[:PORT]",
-		"snapshot-s3-bucket":           "bucket of that store; without one there are no copies",
+		"snapshot-s3-bucket":           "bucket for copies of snapshots; without it, none are made",
 		"snapshot-s3-folder":           "folder in the bucket",
 		"snapshot-s3-region":           "region of the bucket",
-		"snapshot-s3-retention":        "how many scheduled snapshots are kept there; 0: as many as on the server",
-		"snapshot-s3-credentials-file": "file with the keys of its account, as the AWS CLI writes it",
-		"snapshot-s3-access-key":       "access key of its account",
-		"snapshot-s3-secret-key":       "secret key of its account; " + onCommandLine + "--snapshot-s3-credentials-file",
-		"snapshot-s3-session-token":    "session token of its account, for keys of limited duration",
+		"snapshot-s3-retention":        "how many scheduled snapshots are kept in the bucket; 0: as many as on the server",
+		"snapshot-s3-credentials-file": "credentials file of the S3 account, in the AWS CLI's format",
+		"snapshot-s3-access-key":       "access key of the S3 account",
+		"snapshot-s3-secret-key":       "secret key of the S3 account; " + onCommandLine + "--snapshot-s3-credentials-file",
+		"snapshot-s3-session-token":    "session token of the S3 account, for temporary credentials",
 		"snapshot-s3-ca-file":          "file with the CA of the store's certificate (default: those of this machine)",
 		"snapshot-s3-skip-tls-verify":  "accept any certificate of the store",
 		"snapshot-s3-insecure":         "reach the store by HTTP, without TLS",
 		"snapshot-s3-bucket-lookup":    "where requests name the bucket: path, dns (in the host name) or auto",
-		"snapshot-s3-timeout":          "how long a request to the store may make no progress",
+		"snapshot-s3-timeout":          "how long a request to the store may stall",
 	}
 }
 

@@ -30,7 +30,7 @@ func EnsureEncryption(path string, used bool) error {
 			err = errors.New("it is not an EncryptionConfiguration with resources")
 		}
 		if err != nil {
-			return fmt.Errorf("encryption: %s is damaged (%w): restore it from a backup, no Secret can be read without it", path, err)
+			return fmt.Errorf("encryption: %s is damaged (%w): restore it from a backup; no Secret can be read without it", path, err)
 		}
 		return nil
 	}
@@ -38,7 +38,7 @@ func EnsureEncryption(path string, used bool) error {
 		return fmt.Errorf("encryption: %w", err)
 	}
 	if used {
-		return fmt.Errorf("encryption: %s is missing, but the cluster has data: restore it from a backup, no Secret can be read without it", path)
+		return fmt.Errorf("encryption: %s is missing, but the cluster has data: restore it from a backup; no Secret can be read without it", path)
 	}
 	return WriteEncryption(path, []EncryptionKey{NewEncryptionKey("key1")})
 }
@@ -93,7 +93,7 @@ func ReadEncryption(path string) ([]EncryptionKey, error) {
 	if err := yaml.UnmarshalStrict(data, &c); err != nil {
 		return nil, fmt.Errorf("encryption: %s is damaged: %w", path, err)
 	}
-	other := fmt.Errorf("encryption: %s was changed by hand to more than secretbox keys for secrets: rotate its keys by hand, too", path)
+	other := fmt.Errorf("encryption: %s was edited and has more than secretbox keys for secrets: rotate its keys by hand", path)
 	if len(c.Resources) != 1 || len(c.Resources[0].Resources) != 1 || c.Resources[0].Resources[0] != "secrets" {
 		return nil, other
 	}

@@ -76,7 +76,7 @@ func remove(ctx context.Context, cs kubernetes.Interface, name string, force boo
 		if gone, err := isRecorded(ctx, cs, name); err != nil {
 			return err
 		} else if !gone {
-			return fmt.Errorf("the node %s is a server: take it out of the servers first, with kubelith etcd remove %[1]s", name)
+			return fmt.Errorf("the node %s is a server: run kubelith etcd remove %[1]s first", name)
 		}
 	}
 	if _, err := Record(ctx, cs, name); err != nil {

@@ -192,7 +192,7 @@ func Waiting[R any](servers []string, reports map[string]R, lacks func(R) string
 	for _, name := range servers {
 		switch why := lacks(reports[name]); {
 		case name == "":
-			all = append(all, "a server that joins")
+			all = append(all, "a joining server")
 		case why != "":
 			all = append(all, fmt.Sprintf("server %s: %s", name, why))
 		}

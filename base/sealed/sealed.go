@@ -1,5 +1,5 @@
 // Package sealed is how a server gets a secret from another one: by name, in an answer that only it can decrypt.
-// Secrets so travel from server to server, and never are in etcd.
+// So secrets travel from server to server, and are never in etcd.
 package sealed
 
 import (

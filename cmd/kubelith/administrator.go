@@ -56,7 +56,7 @@ func viewOf[V any](ctx context.Context, request *rest.Request) (*V, error) {
 	}
 	var v V
 	if err := json.Unmarshal(text, &v); err != nil {
-		return nil, fmt.Errorf("the server's answer cannot be read: %w: it may be an older release", err)
+		return nil, fmt.Errorf("cannot read the server's answer (%w): it may be an older release", err)
 	}
 	return &v, nil
 }
@@ -79,7 +79,7 @@ func administrator(kubeconfig string) (kubernetes.Interface, error) {
 	if kubeconfig == "" {
 		kubeconfig = config.AdminKubeconfig(config.DefaultFile)
 		if _, err := os.Stat(kubeconfig); err != nil {
-			return nil, fmt.Errorf("no credentials (%w): run it as root where kubelith server runs, or give --kubeconfig", err)
+			return nil, fmt.Errorf("no credentials (%w): run this as root on a server, or give --kubeconfig", err)
 		}
 	}
 	rules := &clientcmd.ClientConfigLoadingRules{Precedence: filepath.SplitList(kubeconfig)}

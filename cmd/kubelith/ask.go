@@ -96,7 +96,7 @@ func clusterOf(c *cli.Context) (access *genericclioptions.ConfigFlags, cfg *rest
 	access.KubeConfig, access.Context, access.Namespace, access.Timeout = &kubeconfig, &name, &namespace, &timeout
 	cfg, err = access.ToRESTConfig()
 	if clientcmd.IsEmptyConfig(err) {
-		return nil, nil, errors.New("no credentials: run it as root where kubelith server runs, or give --kubeconfig")
+		return nil, nil, errors.New("no credentials: run this as root on a server, or give --kubeconfig")
 	}
 	return access, cfg, err
 }

@@ -128,7 +128,7 @@ func rotationProgress(v *carotation.View) string {
 	}
 	text := fmt.Sprintf("Rotation %s of the CAs, phase %s: %s.", r.ID, r.Phase, v.Doing)
 	if v.Waiting != "" {
-		text += " It waits for " + strings.TrimSuffix(v.Waiting, ".") + "."
+		text += " Waiting for " + strings.TrimSuffix(v.Waiting, ".") + "."
 	}
 	return text
 }

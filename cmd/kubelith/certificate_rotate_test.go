@@ -22,7 +22,7 @@ func TestPrintRotation(t *testing.T) {
 	}
 	for _, want := range []string{
 		"a         server   sign    -\n", "b         agent    trust   it is not Ready\n", "-         server   -       -\n",
-		"\nRotation x of the CAs, phase sign: every machine does it. It waits for agent b: it is not Ready.\n",
+		"\nRotation x of the CAs, phase sign: every machine does it. Waiting for agent b: it is not Ready.\n",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())

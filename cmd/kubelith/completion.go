@@ -70,7 +70,7 @@ func completionCommand() *cli.Command {
 		Action: func(c *cli.Context) error {
 			script, ok := completions[c.Args().First()]
 			if !ok || c.Args().Len() != 1 {
-				return fmt.Errorf("give the name of a shell: kubelith completion bash, zsh or fish, got %q", strings.Join(c.Args().Slice(), " "))
+				return fmt.Errorf("give one shell, kubelith completion bash, zsh or fish: got %q", strings.Join(c.Args().Slice(), " "))
 			}
 			fmt.Fprint(c.App.Writer, script)
 			return nil

@@ -27,7 +27,7 @@ func encryptionCommand() *cli.Command {
 			"show which key each server uses, how many Secrets each key encrypts, and the progress of a rotation",
 			encryptionStatus, output),
 		administratorCommand("rotate", "",
-			"replace the key on all servers, write all Secrets again, and drop the old key; resume an interrupted rotation",
+			"replace the key on all servers, re-encrypt all Secrets, and drop the old key; resume an interrupted rotation",
 			rotateEncryption,
 			&cli.BoolFlag{Name: "no-wait", Usage: "only begin: the servers finish the rotation, see kubelith encryption status"}))
 }
@@ -83,7 +83,7 @@ func progressOf(v *encryption.View) string {
 	}
 	text := fmt.Sprintf("Rotation to %s: %s; %d of %d Secrets are encrypted with it.", v.Rotation.Key, v.Doing, v.Secrets[v.Rotation.Key], total)
 	if v.Waiting != "" {
-		text += " It waits for " + v.Waiting + "."
+		text += " Waiting for " + v.Waiting + "."
 	}
 	return text
 }

@@ -12,7 +12,7 @@ import (
 // TestPrintEncryption: an administrator sees each server's key, the Secrets of each key, and what a rotation waits for.
 func TestPrintEncryption(t *testing.T) {
 	v := &encryption.View{
-		Rotation: encryption.State{Key: "new", Phase: "rewrite"}, Doing: "the Secrets are written again", Waiting: "server b: disk full",
+		Rotation: encryption.State{Key: "new", Phase: "rewrite"}, Doing: "the Secrets are re-encrypted", Waiting: "server b: disk full",
 		Secrets: map[string]int{"new": 3, "old": 2, "": 1},
 		Servers: []encryption.ServerView{
 			{Name: "a", Report: encryption.Report{Writes: "new", Reads: []string{"new", "old"}}},
@@ -26,7 +26,7 @@ func TestPrintEncryption(t *testing.T) {
 	}
 	for _, want := range []string{
 		"a        new             new,old         -\n", "b        new             -               disk full\n", "(plain text)   1",
-		"Rotation to new: the Secrets are written again; 3 of 6 Secrets are encrypted with it. It waits for server b: disk full.\n",
+		"Rotation to new: the Secrets are re-encrypted; 3 of 6 Secrets are encrypted with it. Waiting for server b: disk full.\n",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())

@@ -20,8 +20,8 @@ import (
 
 func etcdCommand() *cli.Command {
 	output := outputFlag("json")
-	const disarmUsage = "clear the alarms of all servers; one without space raises its alarm again at the next write"
-	alarm := administratorCommand("alarm", "", "list the alarms of all servers: NOSPACE stops writes, CORRUPT reads, too", etcdAlarms, output)
+	const disarmUsage = "clear the alarms of all servers; a full server raises its alarm again at the next write"
+	alarm := administratorCommand("alarm", "", "list the alarms of all servers: NOSPACE stops writes, CORRUPT also reads", etcdAlarms, output)
 	alarm.HideHelpCommand = true
 	alarm.Subcommands = []*cli.Command{administratorCommand("disarm", "", disarmUsage, etcdDisarm)}
 	former := administratorCommand("disarm", "", disarmUsage, etcdDisarm) // its name in earlier releases
@@ -30,8 +30,8 @@ func etcdCommand() *cli.Command {
 		administratorCommand("status", "",
 			"show the servers, since when one is missing, the size of the database, and alarms", etcdStatus, output),
 		administratorCommand("members", "", "list the servers", etcdMembers, output),
-		administratorCommand("remove", "NAME", "remove a server from the cluster; it can come back with a token only", etcdRemove),
-		administratorCommand("defrag", "", "return what the database of the server does not use to the file system", etcdDefrag),
+		administratorCommand("remove", "NAME", "remove a server from the cluster; it needs a token to come back", etcdRemove),
+		administratorCommand("defrag", "", "return unused space in the server's database to the file system", etcdDefrag),
 		alarm,
 		former)
 }

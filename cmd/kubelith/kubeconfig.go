@@ -16,7 +16,7 @@ func kubeconfigCommand() *cli.Command {
 		Name:  "kubeconfig",
 		Usage: "print the admin kubeconfig or, in an emergency, one that bypasses RBAC",
 		Flags: append(config.DirFlags("writeKubeconfig", "bindAddress", "httpsPort"),
-			&cli.BoolFlag{Name: "super-admin", Usage: "print a new one in system:masters instead; it cannot be revoked before it expires"},
+			&cli.BoolFlag{Name: "super-admin", Usage: "print a new kubeconfig in system:masters; it cannot be revoked before it expires"},
 			&cli.DurationFlag{Name: "ttl", Usage: fmt.Sprintf("lifetime of the super-admin kubeconfig, at most %s", pki.SuperAdminLife), Value: time.Hour}),
 		OnUsageError: usageError,
 		Action: func(c *cli.Context) error {
@@ -45,7 +45,7 @@ func kubeconfig(cfg *config.Server, superAdmin bool, ttl time.Duration) ([]byte,
 	}
 	text, err := os.ReadFile(cfg.WriteKubeconfig)
 	if err != nil {
-		return nil, fmt.Errorf("no administrator's kubeconfig (%w): run it as root where kubelith server runs, with its --write-kubeconfig", err)
+		return nil, fmt.Errorf("no administrator's kubeconfig (%w): run this as root on a server, with the server's --write-kubeconfig", err)
 	}
 	return text, nil
 }

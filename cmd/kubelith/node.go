@@ -15,7 +15,7 @@ import (
 func nodeCommand() *cli.Command {
 	return group("node", "remove nodes and revoke their credentials",
 		administratorCommand("remove", "NAME",
-			"delete a node, or one of several servers, with its pods, and revoke its credentials at once", removeNode,
+			"delete a node, or one of several servers, and its pods, and revoke its credentials at once", removeNode,
 			&cli.BoolFlag{Name: "force", Usage: "revoke the credentials issued to this name even if the node does not exist"}))
 }
 
@@ -46,7 +46,7 @@ func removeNode(c *cli.Context, cs kubernetes.Interface) error {
 	case err != nil:
 		return err
 	}
-	fmt.Fprintf(c.App.Writer, "node %s removed; its machine can join again with a token only\n", name)
+	fmt.Fprintf(c.App.Writer, "node %s removed; its machine needs a token to join again\n", name)
 	if token != "" {
 		fmt.Fprintf(c.App.Writer,
 			"its join token %s still exists: run kubelith token delete %[1]s if the machine is compromised\n", token)

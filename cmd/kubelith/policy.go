@@ -17,13 +17,13 @@ import (
 func policyCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "policy",
-		Usage: "what network policies allow",
+		Usage: "explain network policies",
 		Subcommands: []*cli.Command{{
 			Name:      "explain",
 			Usage:     "report whether network policies allow a connection, and which rule decides",
 			ArgsUsage: "POD POD[:PORT]|ADDRESS[:PORT]",
-			Description: "A pod is NAME or pod/NAME. Without a port it is about protocols that have none, such as ICMP.\n" +
-				"It reads with your rights.\n" +
+			Description: "A pod is NAME or pod/NAME. Without a port, it checks protocols that have none, such as ICMP.\n" +
+				"The command reads with your permissions.\n" +
 				"Exit codes: 0 allowed, 1 no answer, 3 denied.",
 			Flags: append([]cli.Flag{
 				&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "namespace of the pods (default: that of the kubeconfig's context)"},

@@ -16,7 +16,7 @@ const maxPolicy = 1 << 20
 func schedulerPolicyCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "scheduler-policy",
-		Usage:     "print a policy of the scheduler as the configuration that replaces it",
+		Usage:     "convert a scheduler policy to a KubeSchedulerConfiguration",
 		ArgsUsage: "FILE",
 		Description: "FILE is a policy (kind: Policy, apiVersion: v1), YAML or JSON; - is standard input.\n" +
 			"The output is a KubeSchedulerConfiguration for --scheduler-arg=config=FILE.\n" +

@@ -27,8 +27,8 @@ func serverCommand() *cli.Command {
 			},
 			&cli.BoolFlag{
 				Name: clusterResetForce,
-				Usage: "with --cluster-reset: reset although the other servers answer and have a majority; " +
-					"what only they have is moved aside when they come back",
+				Usage: "with --cluster-reset: reset even if the other servers answer with a majority; " +
+					"data that only they have is moved aside when they return",
 			},
 			&cli.StringFlag{
 				Name: clusterResetRestorePath,

@@ -22,7 +22,7 @@ func snapshotCommand() *cli.Command {
 		Name:  "passphrase-file",
 		Usage: "file with the passphrase of an encrypted snapshot (default: that of --snapshot-passphrase-file)",
 	}
-	identity := &cli.StringFlag{Name: "identity", Usage: "file with the private key of age for which a snapshot is encrypted"}
+	identity := &cli.StringFlag{Name: "identity", Usage: "file with the age private key that decrypts the snapshot"}
 	command := func(name, args, usage, description string, action func(*cli.Context, *config.Server) error, flags ...cli.Flag) *cli.Command {
 		return &cli.Command{
 			Name: name, ArgsUsage: args, Usage: usage, Description: description,
@@ -55,12 +55,12 @@ func snapshotCommand() *cli.Command {
 		command("verify", "NAME|FILE|-", "restore a snapshot to a scratch directory and start etcd on it",
 			whereFound, verifySnapshot, passphrase, identity),
 		command("prune", "", "delete the scheduled snapshots of this server in excess of --snapshot-retention",
-			"The newest stay, in the directory and in the store, and so do those that were saved by hand. "+
+			"It keeps the newest, in the directory and in the store, and all that were saved by hand. "+
 				"The server does the same after each scheduled snapshot.",
 			pruneSnapshots),
 		command("delete", "NAME ...", "delete snapshots in the directory and the store", "s3:NAME is deleted in the store only.", deleteSnapshots),
 		command("restore", "NAME|FILE|-", "create the data directory of a server from a snapshot",
-			whereFound+"\nIt is for a machine without a cluster, which may have another name and address. "+
+			whereFound+"\nRun it on a machine without a cluster; its name and address may differ. "+
 				"Start kubelith server afterwards.",
 			restoreSnapshot, passphrase, identity))
 	snapshots.Aliases = []string{"etcd-snapshot"}
@@ -68,8 +68,8 @@ func snapshotCommand() *cli.Command {
 }
 
 // whereFound explains names.
-const whereFound = "A NAME that is not in the directory of snapshots is read from the store, " +
-	"which --snapshot-s3-bucket names; s3:NAME always is."
+const whereFound = "A NAME that is not in the snapshot directory is read from the bucket of --snapshot-s3-bucket; " +
+	"s3:NAME always comes from there."
 
 // sourceOf returns the running server's cluster.
 func sourceOf(cfg *config.Server) (snapshot.Source, error) {
@@ -215,15 +215,15 @@ func restoreNamed(c *cli.Context, cfg *config.Server, name string) error {
 	}
 	switch {
 	case restored.ConfigWritten && len(restored.LeftOut) > 0:
-		fmt.Fprintf(out, "%s is written, without %s, which were the former machine's\n", cfg.File, strings.Join(restored.LeftOut, ", "))
+		fmt.Fprintf(out, "wrote %s without %s, which belonged to the former machine\n", cfg.File, strings.Join(restored.LeftOut, ", "))
 	case restored.ConfigWritten:
-		fmt.Fprintf(out, "%s is written\n", cfg.File)
+		fmt.Fprintf(out, "wrote %s\n", cfg.File)
 	}
 	if restored.ConfigWritten {
 		if written, _, err := config.Reload(cfg.File, nil); err != nil {
 			fmt.Fprintf(out, "warning: %s does not suit this release: %v\n", cfg.File, err)
 		} else if missing := written.MissingFiles(); len(missing) > 0 {
-			fmt.Fprintf(out, "it names files that are not in the snapshot: copy these, or take them out of it: %s\n", strings.Join(missing, ", "))
+			fmt.Fprintf(out, "the configuration names files that are missing here: copy them, or remove those settings: %s\n", strings.Join(missing, ", "))
 		}
 	}
 	if len(restored.Kept) > 0 {

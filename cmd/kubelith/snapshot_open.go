@@ -53,7 +53,7 @@ func findObject(c *cli.Context, cfg *config.Server, store *bucket.Bucket, name s
 }
 
 func noSnapshot(name, where string) error {
-	return fmt.Errorf("there is no snapshot %q in %s: kubelith snapshot list shows them; write the path of another with a slash", name, where)
+	return fmt.Errorf("there is no snapshot %q in %s: kubelith snapshot list shows the names; the path of a file needs a slash", name, where)
 }
 
 // opened is a snapshot to read.

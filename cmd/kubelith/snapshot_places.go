@@ -188,11 +188,11 @@ func pruneSnapshots(c *cli.Context, cfg *config.Server) error {
 		return err
 	}
 	if cfg.SnapshotRetention < 1 {
-		return fmt.Errorf("--snapshot-retention %d: give how many scheduled snapshots stay, 1 or more", cfg.SnapshotRetention)
+		return fmt.Errorf("--snapshot-retention %d: keep at least 1 scheduled snapshot", cfg.SnapshotRetention)
 	}
 	settings, err := datadir.ReadSettings(cfg.DataDir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%s has no cluster whose snapshots to delete: give the server's --data-dir", cfg.DataDir)
+		return fmt.Errorf("%s has no cluster, so there are no snapshots to prune: give the server's --data-dir", cfg.DataDir)
 	}
 	if err != nil {
 		return err

@@ -130,7 +130,7 @@ func asksCluster(args []string) bool {
 func ctrCommand() *cli.Command {
 	return &cli.Command{
 		Name:            "ctr",
-		Usage:           "containerd's client for this node: kubelith ctr [--run-dir DIR] ARGUMENTS OF CTR",
+		Usage:           "run containerd's ctr on this node: kubelith ctr [--run-dir DIR] CTR-ARGUMENTS",
 		SkipFlagParsing: true, // all except our own flags are ctr's
 		Action: func(c *cli.Context) error {
 			ours, theirs := split(c.Args().Slice(), config.DirFlags())

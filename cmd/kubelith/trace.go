@@ -38,7 +38,7 @@ func traceCommand() *cli.Command {
 		Name:      "trace",
 		Usage:     "show where the time went from a request until its pods were ready, or gone: each stage, and what waited for what",
 		ArgsUsage: "TYPE/NAME [FILE] | --slowest [N] | --stats | --serve [ADDRESS]",
-		Description: "TYPE is as kubectl takes it: pod, deploy, statefulsets.apps, or that of a custom resource. It shows what you may get.\n" +
+		Description: "TYPE is any that kubectl takes: pod, deploy, statefulsets.apps, or a custom resource. You see only what you may get.\n" +
 			"The timeline is that of the last request that created the object, changed its specification or deleted it; objects that are gone\n" +
 			"have one, too, as long as the server's recorder remembers them.\n" +
 			"With -o json, html or otlp it goes to FILE, or to standard output.\n" +
@@ -227,7 +227,7 @@ func recorderError(err error, ref record.Ref) error {
 		where = " in namespace " + ref.Namespace
 	}
 	return fmt.Errorf("no record of %s%s: the recorder keeps %d h and %d MB at most, unless the server has other limits; "+
-		"it may be older, or have never existed", render.Object(ref), where, int(record.DefaultAge.Hours()), record.DefaultBytes>>20)
+		"the object may be older, or may never have existed", render.Object(ref), where, int(record.DefaultAge.Hours()), record.DefaultBytes>>20)
 }
 
 // textOptions are those for text on out: the width and colours of a terminal.

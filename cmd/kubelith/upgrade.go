@@ -48,7 +48,7 @@ func upgradeCommand() *cli.Command {
 		ArgsUsage: "FILE",
 		Usage:     "replace the program of this machine's service; roll back if the new one does not become ready",
 		Description: "FILE is another version of kubelith. It is verified and checked, a snapshot is saved, and the service is started with it; pods keep\n" +
-			"running. If its node is not Ready in time, the former program runs again, with the data of before, and the command fails.\n" +
+			"running. If its node is not Ready in time, the command restores the former program and its data, and fails.\n" +
 			"To resume an interrupted upgrade, run the same command again. With --cluster, on a server, all nodes are upgraded, one\n" +
 			"after the other, until one is rolled back.",
 		Flags: []cli.Flag{
@@ -60,7 +60,7 @@ func upgradeCommand() *cli.Command {
 			&cli.IntFlag{Name: "batch", Usage: "with --cluster: how many agents are upgraded at the same time", Value: 1},
 			&cli.BoolFlag{Name: "drain", Usage: "with --cluster: move the pods of an agent elsewhere before it is upgraded"},
 			&cli.StringFlag{Name: "result", Hidden: true, Usage: "request of the cluster under which the result is stored"},
-			&cli.BoolFlag{Name: allowRemoved, Usage: "upgrade although APIs are in use that the new version does not have"},
+			&cli.BoolFlag{Name: allowRemoved, Usage: "upgrade even if the new version lacks APIs that are in use"},
 		},
 		OnUsageError: usageError,
 		Action:       runUpgrade,

@@ -82,8 +82,8 @@ func (c *claim) take(ctx context.Context) error {
 		return err
 	}
 	if c.isOthers(lease) {
-		return fmt.Errorf("another upgrade of the cluster is under way, on %s: wait until it has ended; "+
-			"if it was interrupted, run it again there, or kubelith kubectl delete lease -n %s %s first",
+		return fmt.Errorf("another upgrade of the cluster is under way, on %s: wait for it to end; "+
+			"if it was interrupted, run it again there, or delete its Lease first: kubelith kubectl delete lease -n %s %s",
 			*lease.Spec.HolderIdentity, metav1.NamespaceSystem, names.UpgradeLease)
 	}
 	lease.Spec = spec
@@ -111,7 +111,7 @@ func (c *claim) isOurs(l *coordinationv1.Lease) bool {
 // beaten returns err, in words for the user when another server took the claim at the same time.
 func (c *claim) beaten(err error) error {
 	if apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) {
-		return errors.New("another upgrade of the cluster has begun at the same time: wait until it has ended")
+		return errors.New("another upgrade of the cluster began at the same time: wait for it to end")
 	}
 	return err
 }

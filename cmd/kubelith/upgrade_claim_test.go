@@ -84,7 +84,7 @@ func TestClaimBeaten(t *testing.T) {
 		}
 		cs.PrependReactor(verb, "leases", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, fails })
 		claimed := &claim{leases: cs.CoordinationV1().Leases(metav1.NamespaceSystem), holder: "a", valid: time.Minute}
-		if err := claimed.take(t.Context()); err == nil || !strings.Contains(err.Error(), "has begun at the same time") {
+		if err := claimed.take(t.Context()); err == nil || !strings.Contains(err.Error(), "began at the same time") {
 			t.Errorf("%s: %v", verb, err)
 		}
 	}

@@ -198,7 +198,7 @@ func unfit(n *corev1.Node, architecture string) string {
 	case !nodeutil.IsNodeReady(n):
 		return "it is not Ready"
 	case architecture != "" && n.Status.NodeInfo.Architecture != architecture:
-		return fmt.Sprintf("it has another processor (%s): upgrade it there, with kubelith upgrade FILE", n.Status.NodeInfo.Architecture)
+		return fmt.Sprintf("its architecture is %s: upgrade it there, with kubelith upgrade FILE", n.Status.NodeInfo.Architecture)
 	}
 	return ""
 }

@@ -41,16 +41,16 @@ func whyCommand() *cli.Command {
 		Name:      "why",
 		Usage:     "explain why an object is not as it should be: the cause, the evidence, what to do",
 		ArgsUsage: "TYPE/NAME | --as USER VERB TYPE[/NAME] | --cannot-reach pod/NAME service/NAME[:PORT]",
-		Description: "TYPE is as kubectl takes it: pod, po, deployments.apps, or that of a custom resource. It reads with your rights.\n" +
+		Description: "TYPE is any that kubectl takes: pod, po, deployments.apps, or a custom resource. The command reads with your permissions.\n" +
 			"--as reports whether a user may do something and, if not, which rule is missing: why --as ann delete pods -n shop.\n" +
 			"--cannot-reach reports why a pod does not reach a Service or another pod: why --cannot-reach pod/shop service/db:5432.\n" +
 			"Exit codes: 0 healthy, 1 no answer, 3 broken, 4 progressing, 5 the object does not exist.",
 		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "namespace of the object (default: that of the kubeconfig's context)"},
-			&cli.StringFlag{Name: "as", Usage: "explain the rights of this user; a ServiceAccount is system:serviceaccount:NAMESPACE:NAME"},
+			&cli.StringFlag{Name: "as", Usage: "explain the permissions of this user; a ServiceAccount is system:serviceaccount:NAMESPACE:NAME"},
 			&cli.StringFlag{Name: "as-group", Usage: "with --as: groups of the user in addition to the API server's, separated by commas"},
 			&cli.StringFlag{Name: "subresource", Usage: "with --as: subresource of the type, such as log"},
-			&cli.BoolFlag{Name: "all-namespaces", Aliases: []string{"A"}, Usage: "with --as: the right in all namespaces"},
+			&cli.BoolFlag{Name: "all-namespaces", Aliases: []string{"A"}, Usage: "with --as: check all namespaces"},
 			&cli.BoolFlag{Name: "cannot-reach", Usage: "explain the connection from a pod to a Service or another pod"},
 			&cli.StringFlag{Name: "to-namespace", Usage: "with --cannot-reach: namespace of the destination (default: the pod's)"},
 			outputFlag("json"),

@@ -26,10 +26,10 @@ func ResetCluster(ctx context.Context, cfg *config.Server, release string, force
 			"run kubelith server --cluster-reset on a server")
 	}
 	if stored == nil {
-		return fmt.Errorf("the server of %s has no others: start it without --cluster-reset", cfg.DataDir)
+		return fmt.Errorf("the server of %s is the only one: start it without --cluster-reset", cfg.DataDir)
 	}
 	if !etcd.Begun(filepath.Join(cfg.DataDir, "server", "db")) || stored.Removed {
-		return fmt.Errorf("%s has no data of the cluster: run kubelith server --cluster-reset on a server that has", cfg.DataDir)
+		return fmt.Errorf("%s has no data of the cluster: run kubelith server --cluster-reset on a server that has it", cfg.DataDir)
 	}
 	if len(stored.Settings) > 0 {
 		if err := adopt(cfg, stored.Settings); err != nil {

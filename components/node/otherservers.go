@@ -189,7 +189,7 @@ func asJoined(cfg *config.Server, settings json.RawMessage) error {
 	}
 	if !slices.Equal(cfg.ClusterCIDR, cluster.ClusterCIDR) || !slices.Equal(cfg.ServiceCIDR, cluster.ServiceCIDR) ||
 		cfg.ClusterDomain != cluster.ClusterDomain || cfg.Network != cluster.Network || cfg.Profile != cluster.Profile {
-		return errors.New("the cluster's settings have changed while this server was away: start it again, and it takes them")
+		return errors.New("the cluster's settings changed while this server was down: start it again to apply them")
 	}
 	return nil
 }

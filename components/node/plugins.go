@@ -119,7 +119,7 @@ func reloadPlugins(file string, apply func([]config.Plugin), log logrus.FieldLog
 		}
 		before = now
 		if len(changed) > 0 {
-			log.Warnf("%s: only plugins are reloaded while the server runs, the change of %s takes effect at the next start",
+			log.Warnf("%s: only plugins are reloaded while the server runs; the change of %s takes effect at the next start",
 				file, strings.Join(changed, ", "))
 		}
 		apply(now.Plugins)

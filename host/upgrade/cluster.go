@@ -143,7 +143,7 @@ func OwnService(ctx context.Context) (Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	other := fmt.Errorf("the node was not started by the service %s of this machine: start it with that", s.Name())
+	other := fmt.Errorf("the node was not started by this machine's service %s: start that service", s.Name())
 	if !sameFiles("/proc/self/exe", s.Command()[0]) {
 		return nil, other
 	}

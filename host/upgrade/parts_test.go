@@ -149,7 +149,7 @@ func TestRecognize(t *testing.T) {
 	}{
 		"a script":          {[]byte("#!/bin/sh\n"), "is not an executable: give the file of a release"},
 		"another program":   {self, "is not an executable of Kubelith"},
-		"another processor": {other, "is for another processor (EM_MIPS)"},
+		"another processor": {other, "is built for EM_MIPS, and this machine needs "},
 	} {
 		path := filepath.Join(dir, name)
 		if err := os.WriteFile(path, c.content, 0o700); err != nil {

@@ -48,7 +48,7 @@ func recognize(file string) error {
 	machine := program.Machine
 	program.Close()
 	if want := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]; machine != want {
-		return fmt.Errorf("%s is for another processor (%s), and this machine needs %s: give the file for it", file, machine, want)
+		return fmt.Errorf("%s is built for %s, and this machine needs %s: give the file for it", file, machine, want)
 	}
 	info, err := buildinfo.ReadFile(file)
 	if err != nil || info.Path != mainPackage {

@@ -125,7 +125,7 @@ func Run(ctx context.Context, o Options) error {
 		o.say("an upgrade to %s was interrupted: resuming it", s.New)
 		return o.try(ctx, s)
 	case returning:
-		o.say("an upgrade to %s was interrupted while it went back to %s: going back again", s.New, s.Old)
+		o.say("the rollback from %s to %s was interrupted: rolling back again", s.New, s.Old)
 		return o.back(ctx, s)
 	}
 	o.say("an upgrade was interrupted before it replaced anything: starting over")
@@ -526,7 +526,7 @@ func (o Options) back(ctx context.Context, s *state) error {
 	interrupted := ctx
 	ctx = context.WithoutCancel(ctx)
 	if s.Phase != returning {
-		o.say("%s does not become ready: going back to %s", s.New, s.Old)
+		o.say("%s does not become ready: rolling back to %s", s.New, s.Old)
 		// The mark first: without it, the data is back already.
 		if err := atomicfile.Write(filepath.Join(o.DataDir, datadir.Returning), nil); err != nil {
 			return o.unfinished(s, err)
@@ -561,7 +561,7 @@ func (o Options) back(ctx context.Context, s *state) error {
 }
 
 func (o Options) unfinished(s *state, err error) error {
-	return fmt.Errorf("%s did not become ready (%s), and going back to %s failed: %w: run the same command again", s.New, s.Why, s.Old, err)
+	return fmt.Errorf("%s did not become ready (%s), and the rollback to %s failed: %w: run the same command again", s.New, s.Why, s.Old, err)
 }
 
 func (o Options) putBack(ctx context.Context, s *state) error {

@@ -104,7 +104,7 @@ func staysAfterRemoval(t *testing.T, s *harness.Server) {
 		t.Fatalf("a renewal before: %v", err)
 	}
 
-	const said = "node stays removed; its machine can join again with a token only\nits join token %s still exists: run kubelith token delete %[1]s if the machine is compromised\n"
+	const said = "node stays removed; its machine needs a token to join again\nits join token %s still exists: run kubelith token delete %[1]s if the machine is compromised\n"
 	if out := s.Exec(t, s.BinaryPath(), "node", "remove", c.name); out != fmt.Sprintf(said, c.token.id) {
 		t.Errorf("kubelith node remove printed %q", out)
 	}

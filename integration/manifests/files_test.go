@@ -70,7 +70,7 @@ func TestFiles(t *testing.T) {
 	remove(t, s, "renamed.yaml")
 	gone(t, s, "-n=demo", "deployment/hello")
 	harness.Eventually(t, soon, "a word about the namespace", func() error {
-		if !strings.Contains(s.Logs(), "cannot delete Namespace demo, which is no longer in it: files still have objects that would be deleted with it") {
+		if !strings.Contains(s.Logs(), "cannot delete Namespace demo, which is no longer in it: objects that files still have would be deleted with it") {
 			return errors.New("the log has none")
 		}
 		return nil

@@ -260,7 +260,7 @@ func TestRotateCAAway(t *testing.T) {
 	agent.WaitNotReady(t, 3*time.Minute)
 	begin("--force")
 	harness.Eventually(t, 2*time.Minute, "the end of the rotation without the agent", ended)
-	if r := agent.RunBinary(t, agent.ServerArgs()...); r.Code == 0 || !strings.Contains(r.Stderr, "or this one after it has replaced its CA") {
+	if r := agent.RunBinary(t, agent.ServerArgs()...); r.Code == 0 || !strings.Contains(r.Stderr, "or this one if it has replaced its CA") {
 		t.Errorf("the agent that was left behind: status %d\n%s", r.Code, r.Stderr)
 	}
 	late.Kill9(t)

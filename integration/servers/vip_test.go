@@ -239,7 +239,7 @@ func TestVirtualAddressIPv6(t *testing.T) {
 			t.Error("a refused start has left something")
 		}
 	}
-	if r := s.RunBinary(t, "server", "--vip=198.51.100.1"); r.Code == 0 || !strings.Contains(r.Stderr, "198.51.100.1 is in no network of this machine's interfaces") {
+	if r := s.RunBinary(t, "server", "--vip=198.51.100.1"); r.Code == 0 || !strings.Contains(r.Stderr, "no interface of this machine is in the network of the virtual address 198.51.100.1") {
 		t.Errorf("status %d\n%s%s", r.Code, r.Stdout, r.Stderr)
 	}
 	vip := netip.MustParseAddr(strings.TrimSuffix(s.HostIP6, "1") + "200").String() // as ip shows it

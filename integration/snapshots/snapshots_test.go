@@ -460,7 +460,7 @@ func TestCommands(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	command("give how many scheduled snapshots stay", "prune", "--snapshot-retention=0")
+	command("keep at least 1 scheduled snapshot", "prune", "--snapshot-retention=0")
 	command("snapshot "+scheduled+"-2026010", "prune", "--etcd-snapshot-retention=1")
 	if out := s.RunBinary(t, "etcd-snapshot", "ls").Stdout; strings.Count(out, "scheduled-") != 1 || !strings.Contains(out, name) {
 		t.Errorf("etcd-snapshot ls after prune:\n%s", out)

@@ -55,7 +55,7 @@ func (u *users) free() (int64, error) {
 			return uid, nil
 		}
 	}
-	return 0, fmt.Errorf("no user is left for limits.uid auto: all from %d to %d are taken, restart the server", FirstAutoUID, LastAutoUID)
+	return 0, fmt.Errorf("no user is left for limits.uid auto: all from %d to %d are taken: restart the server", FirstAutoUID, LastAutoUID)
 }
 
 // usersOfProcesses returns the effective users of all processes that /proc shows: those that could reach each other.

@@ -236,7 +236,7 @@ func CheckKind(want plugins.Kind, d *pluginv1.Description) error {
 	is := KindOf(d)
 	switch {
 	case is == "":
-		return errors.New("describes no kind of plugin: neither admission nor scheduling nor storage")
+		return errors.New("declares no kind of plugin: admission, scheduling or storage")
 	case is != want && want != "":
 		return fmt.Errorf("is a plugin for %s, not for %s: correct its kind, or move it to plugins/%s", is, want, is)
 	}

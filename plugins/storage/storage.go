@@ -95,7 +95,7 @@ func (s *Drivers) update(ctx context.Context) {
 			err = s.Fits(declared.Driver.Name)
 		}
 		if err == nil && names.Has(declared.Driver.Name) {
-			err = fmt.Errorf("another plugin is the driver %s: remove one", declared.Driver.Name)
+			err = fmt.Errorf("another plugin serves the driver %s: remove one", declared.Driver.Name)
 		}
 		if err != nil {
 			if s.said.News(p.Name(), err.Error()) && !s.Quiet {

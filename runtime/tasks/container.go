@@ -411,7 +411,7 @@ func drain(ctx context.Context, p *pod, k *kept, id string) {
 	case <-p.gone:
 	case <-ctx.Done():
 	case <-timeout.C:
-		log.G(ctx).WithField("id", id).Warn("the output of a process that has ended does not end")
+		log.G(ctx).WithField("id", id).Warn("the output of an ended process stays open")
 	}
 }
 

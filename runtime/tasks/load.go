@@ -46,7 +46,7 @@ func (m *Manager) load(ctx context.Context) error {
 				err = m.find(ctx, creations, bundle, r)
 			}
 			if err != nil {
-				log.G(ctx).WithError(err).WithField("id", bundle.ID).Warn("a task of the last run is not found again: what is left of it is ended")
+				log.G(ctx).WithError(err).WithField("id", bundle.ID).Warn("cannot recover a task of the last run: ending what is left of it")
 				if err := endTask(ctx, bundle, r); err != nil {
 					log.G(ctx).WithError(err).WithField("id", bundle.ID).Error("end a task of the last run")
 				}

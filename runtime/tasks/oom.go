@@ -34,7 +34,7 @@ func newOutOfMemory() *outOfMemory {
 	}
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
-		log.L.WithError(err).Error("containers that run out of memory are noticed at their end only")
+		log.L.WithError(err).Error("a container's OOM kills are noticed only when it ends")
 		return nil
 	}
 	o := &outOfMemory{fd: fd, of: map[int32]*container{}}

@@ -9,7 +9,7 @@
 // 1.
 //
 // etcd's validators need an etcd that nobody else writes to, and the one in a server has the API server's clients. What
-// they are given is therefore a projection: only the keys of this program, with their revisions counted anew (see
+// they are given is therefore a projection: only the keys of this program, with their revisions renumbered (see
 // projection). Source: go.etcd.io/etcd/tests/v3/robustness.
 package main
 

@@ -405,7 +405,7 @@ func (k *keeper) discard(ctx context.Context, s *set, m member, wanted sets.Set[
 		return nil
 	}
 	if needed(m.object, wanted) {
-		return errors.New("files still have objects that would be deleted with it")
+		return errors.New("objects that files still have would be deleted with it")
 	}
 	if err := k.cluster.remove(ctx, m); err != nil {
 		return err

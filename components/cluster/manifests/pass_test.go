@@ -359,7 +359,7 @@ func TestNamespaces(t *testing.T) {
 	b.pass(true, files, "apply Namespace theirs", "apply Namespace ours", "apply Namespace kube-more", "apply ConfigMap ours/c")
 
 	b.pass(false, []file{of("b", "ConfigMap ours/c")})
-	b.events("a: cannot delete Namespace ours, which is no longer in it: files still have objects that would be deleted with it")
+	b.events("a: cannot delete Namespace ours, which is no longer in it: objects that files still have would be deleted with it")
 	b.pass(true, nil, "remove Namespace ours", "drop manifest-a", "remove ConfigMap ours/c", "drop manifest-b")
 }
 
@@ -369,7 +369,7 @@ func TestDefinitions(t *testing.T) {
 	thing := of("b", "Thing t")
 	b.pass(true, []file{of("a", "CustomResourceDefinition! things.example.com"), thing}, "apply CustomResourceDefinition things.example.com", "apply Thing t awaited")
 	b.pass(false, []file{thing})
-	b.events("a: cannot delete CustomResourceDefinition things.example.com, which is no longer in it: files still have objects that would be deleted with it")
+	b.events("a: cannot delete CustomResourceDefinition things.example.com, which is no longer in it: objects that files still have would be deleted with it")
 	b.pass(true, nil, "remove CustomResourceDefinition things.example.com", "drop manifest-a", "remove Thing t", "drop manifest-b")
 }
 

@@ -103,8 +103,8 @@ func (b *bootstrap) start(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(bootstrapPatience):
-			b.log.Warnf("some objects that the cluster needs are still missing, and none was written for %s: "+
-				"the start continues without them, retrying in the background", bootstrapPatience)
+			b.log.Warnf("some objects that the cluster needs are missing, and no write succeeded for %s: "+
+				"the start continues, retrying in the background", bootstrapPatience)
 			return
 		}
 	}

@@ -50,7 +50,7 @@ func awaitReady(ctx context.Context, cs kubernetes.Interface, every time.Duratio
 			return nil
 		}
 		if time.Since(began) > readyPatience && readyz(ctx, cs, deferrable()...) == nil {
-			log.Warnf("the API is served, but some objects are still to be written: %v", err)
+			log.Warnf("the API is served, but some objects are not written yet: %v", err)
 			return nil
 		}
 		if time.Since(reminded) > remindEvery {

@@ -52,7 +52,7 @@ func TestNext(t *testing.T) {
 		"a server is behind":       {st(pki.Sign, time.Hour), []string{"a"}, map[string]Report{"a": report(pki.Trust)}, nil, "", "server a: it is in phase trust"},
 		"a server cannot":          {st(pki.Sign, time.Hour), []string{"a"}, map[string]Report{"a": {Rotation: report(pki.Sign).Rotation, Problem: "disk full"}}, nil, "", "server a: disk full"},
 		"a report of another one":  {st(pki.Sign, time.Hour), []string{"a"}, map[string]Report{"a": {Rotation: pki.Rotation{ID: "y", Phase: pki.Drop}}}, nil, "", "server a: it has not begun"},
-		"a server joins":           {st(pki.Sign, time.Hour), []string{"a", ""}, map[string]Report{"a": report(pki.Sign)}, nil, "", "a server that joins"},
+		"a server joins":           {st(pki.Sign, time.Hour), []string{"a", ""}, map[string]Report{"a": report(pki.Sign)}, nil, "", "a joining server"},
 		"an agent has not begun":   {st(pki.Trust, time.Hour), []string{"a"}, map[string]Report{"a": report(pki.Trust)}, agents(""), "", "agent c: it has not begun"},
 		"an agent is behind":       {st(pki.Sign, time.Hour), []string{"a"}, map[string]Report{"a": report(pki.Sign)}, agents("x trust"), "", "agent c: it is in phase trust"},
 		"an agent lies":            {st(pki.Sign, time.Hour), []string{"a"}, map[string]Report{"a": report(pki.Sign)}, agents("x whatever"), "", "agent c: it has not begun"},

@@ -159,7 +159,7 @@ func (e *Election) run(ctx context.Context, cs kubernetes.Interface, ready func(
 		elector.Run(round)
 		stop()
 		if led.Load() && ctx.Err() == nil {
-			e.opts.Log.Warnf("cannot renew Lease %s/%s within %s: this server no longer leads, and stops its components of scope cluster",
+			e.opts.Log.Warnf("cannot renew Lease %s/%s within %s: this server no longer leads, and stops its cluster-wide components",
 				metav1.NamespaceSystem, names.Lease, e.timing().Renew)
 		}
 	}

@@ -30,7 +30,7 @@ func (p Phase) described() string {
 	case phaseWrite:
 		return "every server begins to encrypt with it"
 	case phaseRewrite:
-		return "the Secrets are written again"
+		return "the Secrets are re-encrypted"
 	case phaseDrop:
 		return "every server drops the other keys"
 	}

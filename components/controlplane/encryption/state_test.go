@@ -61,7 +61,7 @@ func TestNext(t *testing.T) {
 		"one does not":          {phase: phaseDistribute, b: reads("old"), waiting: "server b: it has not loaded the new key"},
 		"one never reported":    {phase: phaseDistribute, waiting: "server b: it has not reported"},
 		"one has a problem":     {phase: phaseDistribute, b: Report{Writes: "old", Reads: []string{"old", "new"}, Problem: "disk full"}, waiting: "server b: disk full"},
-		"one is joining":        {phase: phaseDistribute, b: reads("old", "new"), servers: []string{"a", "b", ""}, waiting: "a server that joins"},
+		"one is joining":        {phase: phaseDistribute, b: reads("old", "new"), servers: []string{"a", "b", ""}, waiting: "a joining server"},
 		"no server is known":    {phase: phaseDistribute, b: reads("old", "new"), servers: []string{}, waiting: "the servers are not known"},
 		"all write with it":     {phase: phaseWrite, b: reads("new", "old"), want: phaseRewrite},
 		"one does not write so": {phase: phaseWrite, b: reads("old", "new"), waiting: "server b: it does not encrypt with the new key yet"},

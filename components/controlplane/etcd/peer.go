@@ -72,7 +72,7 @@ const permanentlyRemoved = "the member has been permanently removed from the clu
 
 // ErrRemoved means that the other members have removed this one: its data is useless.
 var ErrRemoved = errors.New("this server was removed from the cluster of its etcd: " +
-	"it asks the others to take it back at its next start; kubelith reset --data removes what it still has")
+	"at its next start it asks the others to take it back; kubelith reset --data removes its old data")
 
 // Removed reports whether the other members have removed this one.
 func (s *Server) Removed() bool {

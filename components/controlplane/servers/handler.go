@@ -171,10 +171,10 @@ func (s *Server) remove(ctx context.Context, name string) error {
 		if members[i].Witness {
 			return err
 		}
-		return fmt.Errorf("%s is still in the cluster, but its node is shut out (%w): start the missing servers, and run this again", name, err)
+		return fmt.Errorf("%s is still in the cluster, but its node is blocked (%w): start the missing servers, and run this again", name, err)
 	}
 	if gone := withdraw(ctx); gone != nil {
-		return fmt.Errorf("%s is still in the cluster, but its node is shut out, and could not be admitted again (%w): "+
+		return fmt.Errorf("%s is still in the cluster, but its node is blocked, and could not be admitted again (%w): "+
 			"start the missing servers, and run this again", name, gone)
 	}
 	return refuse(majority, name)

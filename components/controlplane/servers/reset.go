@@ -93,10 +93,10 @@ func refuseIfAlive(ctx context.Context, peer etcd.Peer, others []*etcdmembership
 		return nil
 	}
 	return fmt.Errorf("nothing is reset: server %s (%s) answers and has a majority: "+
-		"start this server without --cluster-reset, and it catches up; "+
+		"start this server without --cluster-reset to let it catch up; "+
 		"if its data is unusable, run kubelith reset --data and join again with a token; "+
-		"--cluster-reset-force makes it the only server all the same",
-		cmp.Or(alive.Name, "that joins"), alive.PeerURLs[0])
+		"--cluster-reset-force resets anyway",
+		cmp.Or(alive.Name, "that is joining"), alive.PeerURLs[0])
 }
 
 // others returns those of the members that have another name and an address.

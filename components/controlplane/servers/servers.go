@@ -245,7 +245,7 @@ func (s *Server) look(ctx context.Context, members []etcd.Member) {
 			case err != nil && !missing:
 				s.missing[m.ID] = now
 				if m.Name == "" { // it has not begun; settle removes one that never does
-					s.opts.Log.Infof("server that joins (%s) does not answer yet: %v", m.URL, err)
+					s.opts.Log.Infof("joining server (%s) does not answer yet: %v", m.URL, err)
 					return
 				}
 				s.opts.Log.Warnf("%s %s (%s) does not answer: %v", kind(m), nameOf(m), m.URL, err)

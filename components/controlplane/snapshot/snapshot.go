@@ -2,7 +2,7 @@
 //
 // A snapshot is one file with all that a new machine needs: etcd's data, keys, manifests, settings and versions,
 // encrypted if the operator wants (format.go). It is complete only when it has been restored once: SaveFile starts etcd
-// on what it has written. Only then it is copied to an S3-compatible store, if there is one (copies.go, store.go;
+// on what it has written. Only then is it copied to an S3-compatible store, if there is one (copies.go, store.go;
 // package bucket talks to it).
 package snapshot
 

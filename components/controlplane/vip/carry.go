@@ -106,7 +106,7 @@ func (c *carrying) take(ctx context.Context) bool {
 	}
 	c.has, c.times, s.complaint = true, 0, ""
 	c.announce()
-	s.opts.Log.Infof("carrying the virtual address %s on %s", c.address, c.at)
+	s.opts.Log.Infof("holding the virtual address %s on %s", c.address, c.at)
 	return true
 }
 
@@ -126,7 +126,7 @@ func (c *carrying) drop(why string) {
 	c.has = false
 	log := c.server.opts.Log
 	if err := c.at.remove(); err != nil {
-		log.Warnf("cannot remove the virtual address %s from %s, the kernel does so within %s: %v", c.address, c.at, c.server.timing.lease, err)
+		log.Warnf("cannot remove the virtual address %s from %s; the kernel does within %s: %v", c.address, c.at, c.server.timing.lease, err)
 	}
 	if why != "" {
 		log.Warnf("%s: giving up the virtual address %s", why, c.address)

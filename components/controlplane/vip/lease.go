@@ -89,7 +89,7 @@ func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 			l.changed()
 		case l.address.IsValid() && holder != "" && !l.warned:
 			l.warned = true
-			l.server.opts.Log.Warnf("server %s carries the virtual address %s, but --vip of this server is %s: give all servers the same --vip",
+			l.server.opts.Log.Warnf("server %s holds the virtual address %s, but --vip of this server is %s: give all servers the same --vip",
 				holder, address, l.address)
 		}
 	}

@@ -70,7 +70,7 @@ func find(address netip.Addr) (carrier, error) {
 		}
 	}
 	if longest <= 0 {
-		return nil, fmt.Errorf("the virtual address %s is in no network of this machine's interfaces: use an address of the network that the servers share", address)
+		return nil, fmt.Errorf("no interface of this machine is in the network of the virtual address %s: use an address of the network that the servers share", address)
 	}
 	l, err := netlink.LinkByIndex(index)
 	if err != nil {

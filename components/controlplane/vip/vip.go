@@ -121,7 +121,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		}
 		at, err := s.on(address)
 		if err != nil { // this server is in another network, perhaps
-			s.complain("not carrying the virtual address: %v", err)
+			s.complain("not holding the virtual address: %v", err)
 			_, _, _ = s.lock(cs, address).Get(ctx) // the others may have another one by now
 		} else if err := s.compete(ctx, cs, at, address); err != nil {
 			return err
@@ -179,7 +179,7 @@ func (s *Server) certify(ctx context.Context, address netip.Addr) error {
 			return nil
 		}
 		if waited == 120 {
-			s.opts.Log.Warnf("waiting to carry the virtual address %s: the API at %s does not serve it: %v", address, s.opts.API, err)
+			s.opts.Log.Warnf("waiting to hold the virtual address %s: the API at %s does not serve it: %v", address, s.opts.API, err)
 		}
 		reconcile.Sleep(ctx, time.Second)
 	}

@@ -75,7 +75,7 @@ func (c *customizer) wanted(serving custom) custom {
 // refuse reports, once, that the ConfigMap's additions are not served, and why.
 func (c *customizer) refuse(what custom, err error) {
 	c.refused = what.text
-	c.log.Warnf("the ConfigMap %s/%s is refused, DNS keeps its previous configuration: %v", customNamespace, names.DNSCustom, err)
+	c.log.Warnf("rejected the ConfigMap %s/%s; DNS keeps its previous configuration: %v", customNamespace, names.DNSCustom, err)
 	configMap, missing := c.configMaps.Get(names.DNSCustom)
 	if missing == nil && c.reports {
 		c.events.Eventf(configMap, corev1.EventTypeWarning, "CustomRefused", "DNS keeps its previous configuration: %v", err)

@@ -81,7 +81,7 @@ func (h *Server) Run(ctx context.Context, ready func()) error {
 		case err == nil:
 			next = absentEvery // there is no Node yet
 		case ctx.Err() == nil && logged.News("", err.Error()):
-			h.opts.Log.Warnf("cannot report the ports of the host, retrying in %s: %v", next, err)
+			h.opts.Log.Warnf("cannot report the host's ports, retrying in %s: %v", next, err)
 		}
 		return next
 	})

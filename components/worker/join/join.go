@@ -4,7 +4,7 @@
 //	Find ----> Cluster --Join--> Connection --Run--> (component "connection")
 //
 // Find takes the cluster from the files of an earlier join, or finds it with a token (base/jointoken): the public
-// cluster-info has the cluster's CA, which must be the one that the token names. Only then the token is sent, over a
+// cluster-info has the cluster's CA, which must be the one that the token names. Only then is the token sent, over a
 // connection that the CA verifies. Find writes nothing. Join requests the node's certificate with a key that stays on
 // this machine (enroll.go) and stores what a later start needs (store.go). A Connection has the client configurations
 // of this process (transport.go, balancer.go), renews the certificate, and watches which servers exist.
@@ -232,7 +232,7 @@ func (c *Cluster) checkVersion(client kubernetes.Interface, doubt error) error {
 		return err
 	}
 	if newer {
-		why := fmt.Errorf("this kubelith has Kubernetes %s and the server %s: "+
+		why := fmt.Errorf("Kubernetes is %s here and %s on the server: "+
 			"upgrade the server first, or install the server's version here", c.opts.Version, server.GitVersion)
 		return jointoken.NewRefusal(why, names.RefusedVersion)
 	}
@@ -292,7 +292,7 @@ func (c *Cluster) refresh(parent context.Context, known *membership, given *join
 		c.settings = settings
 		if server, err := client.Discovery().ServerVersion(); err == nil {
 			if newer, err := newerMinor(c.opts.Version, server.GitVersion); err == nil && newer {
-				c.opts.Log.Warnf("this kubelith has Kubernetes %s and the server %s: upgrade the server", c.opts.Version, server.GitVersion)
+				c.opts.Log.Warnf("Kubernetes is %s here and %s on the server: upgrade the server", c.opts.Version, server.GitVersion)
 			}
 		}
 	case apierrors.IsUnauthorized(err) && given != nil:
@@ -301,10 +301,10 @@ func (c *Cluster) refresh(parent context.Context, known *membership, given *join
 	case apierrors.IsUnauthorized(err):
 		c.opts.Log.Warn(shutOut)
 	case errors.As(err, &foreign) && errors.As(err, &unknown):
-		return fmt.Errorf("the server %s does not belong to the cluster that this machine has joined: set --server to one that does, "+
-			"or run kubelith reset --data to join another cluster, or this one after it has replaced its CA", c.opts.Server)
+		return fmt.Errorf("the server %s is not in the cluster that this machine joined: set --server to one that is, "+
+			"or run kubelith reset --data to join another cluster, or this one if it has replaced its CA", c.opts.Server)
 	default:
-		c.opts.Log.Warnf("the server does not answer, the node starts with its stored settings: %v", err)
+		c.opts.Log.Warnf("the server does not answer; the node starts with its stored settings: %v", err)
 	}
 	return nil
 }

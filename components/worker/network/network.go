@@ -2,7 +2,7 @@
 // backends vxlan or host-gw as a library, or with the kernel's WireGuard (tunnel).
 //
 // The wanted state is in the Nodes (their pod CIDRs and addresses): a Node object has all that other nodes must know.
-// Only for WireGuard the node adds something, its public key. The actual state is read from the kernel: routes and, for
+// Only WireGuard needs more: the node adds its public key. The actual state is read from the kernel: routes and, for
 // vxlan, a device with neighbours, for WireGuard a device with peers. On each change of either, and twice a minute, the
 // two are compared; flannel or tunnel creates missing entries, and this package removes unwanted ones, whoever left
 // them. So a restart cuts no traffic, and another backend finds nothing of the previous one. Our entries have a mark in

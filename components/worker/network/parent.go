@@ -54,8 +54,8 @@ func parentOf(n node) (parent, error) {
 		case err != nil:
 			return parent{}, err
 		case found.index != 0 && found.index != p.index:
-			return parent{}, fmt.Errorf("the node IPs %s and %s are on two interfaces (%s, %s), and nodes reach each other over one: "+
-				"use two addresses of one interface for --node-ip", n.v4.address, n.v6.address, found.name, p.name)
+			return parent{}, fmt.Errorf("the node IPs %s and %s are on different interfaces (%s, %s), and nodes reach each other over one: "+
+				"give --node-ip two addresses of one interface", n.v4.address, n.v6.address, found.name, p.name)
 		}
 		found = p
 	}

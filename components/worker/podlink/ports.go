@@ -19,7 +19,7 @@ func (s *Server) openPorts(ctx context.Context, c *call, n *network, result *cur
 		return err
 	}
 	if _, err = invoke.ExecPluginWithResult(ctx, s.portmap(), config, c.invocation("ADD"), nil); err != nil {
-		return fmt.Errorf("open ports of the host for the pod: %w", err)
+		return fmt.Errorf("open the pod's host ports: %w", err)
 	}
 	return nil
 }
@@ -31,7 +31,7 @@ func (s *Server) closePorts(ctx context.Context, c *call, n *network) error {
 		return err
 	}
 	if err := invoke.ExecPluginWithoutResult(ctx, s.portmap(), config, c.invocation("DEL"), nil); err != nil {
-		return fmt.Errorf("close the pod's ports of the host: %w", err)
+		return fmt.Errorf("close the pod's host ports: %w", err)
 	}
 	return nil
 }

@@ -1,6 +1,6 @@
 // Package policy is the component "network-policy": it enforces network policies for the pods of this node.
 //
-// Package rules turns the objects of the API into a table, package kernel writes it. This one follows the objects, and
+// Package rules turns the objects of the API into a table; package kernel writes it. This one follows the objects, and
 // podlink calls it before it connects a new pod: the pod's rules are in the kernel before its first packet. While what
 // applies to a pod is not known, because the API is away, no connection of the pod is allowed.
 //

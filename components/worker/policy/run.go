@@ -286,7 +286,7 @@ func (r *run) loop(ctx context.Context) {
 		})
 		if err != nil {
 			r.opts.Log.WithError(err).Warn("cannot watch nftables: " +
-				"rules of network policies that another program removes come back only with the next change")
+				"network policy rules that another program removes return only at the next change")
 		}
 	})
 	if r.opts.LogDrops > 0 {

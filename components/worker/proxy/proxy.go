@@ -124,7 +124,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	watching.Go(func() {
 		if err := netevents.TableRemovals(ctx, table, removed.Send); err != nil {
 			s.opts.Log.WithError(err).Warn("cannot watch nftables: " +
-				"rules of Services that another program removes come back only when a Service changes, or within an hour")
+				"Service rules that another program removes return only when a Service changes, or within an hour")
 		}
 	})
 

@@ -99,7 +99,7 @@ func (s *session) run(ctx context.Context, ready func()) error {
 		case <-written:
 			missing--
 		case <-slow.C:
-			s.log.Warnf("not all rules of Services are in the kernel after %s, still trying", time.Since(started).Round(time.Second))
+			s.log.Warnf("some Service rules are not in the kernel after %s; still trying", time.Since(started).Round(time.Second))
 		case <-ctx.Done():
 		}
 	}

@@ -40,7 +40,7 @@ func fits(root, driver string) error {
 	if longest <= maxSocket {
 		return nil
 	}
-	return fmt.Errorf("the driver name %s is too long, at most %d characters fit with the kubelet's directory %s: use a shorter --kubelet-root-dir",
+	return fmt.Errorf("the driver name %s is too long: at most %d characters fit with the kubelet's directory %s: use a shorter --kubelet-root-dir",
 		driver, len(driver)-(longest-maxSocket), root)
 }
 

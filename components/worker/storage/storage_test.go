@@ -355,7 +355,7 @@ func TestRefused(t *testing.T) {
 		twin := storagetest.Described(t, "q", true)
 		twin.Serve(t, storagetest.NewDriver("n1", create).Register)
 		n.set.Replace(n.plugin, twin)
-		storagetest.Eventually(t, "a log line", func() bool { return n.Said("another plugin is the driver " + driverName) })
+		storagetest.Eventually(t, "a log line", func() bool { return n.Said("another plugin serves the driver " + driverName) })
 		storagetest.Eventually(t, "the first works", n.registered)
 	})
 }

@@ -1,4 +1,4 @@
-// Package etcdconn gives all clients of etcd that upstream's API server makes one connection. Upstream makes a client
+// Package etcdconn lets all clients of etcd of upstream's API server share one connection. Upstream makes a client
 // with a connection of its own for each resource, and each connection costs a dozen goroutines, their stacks, buffers
 // and keepalives (ADR 068).
 package etcdconn

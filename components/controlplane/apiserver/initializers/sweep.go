@@ -51,7 +51,7 @@ func (i *Initializers) started(ctx context.Context) {
 			return
 		}
 		if ctx.Err() == nil {
-			i.log.Warnf("the start of the API server waits, and new objects wait: %v", err)
+			i.log.Warnf("the start of the API server and new objects are blocked: %v", err)
 		}
 	}
 }

@@ -78,7 +78,7 @@ func (f *File) AuthenticateRequest(req *http.Request) (*authenticator.Response, 
 	})
 	switch {
 	case !tried:
-		return nil, false, fmt.Errorf("too many wrong passwords for a user from %s: its next one is checked in a second", from)
+		return nil, false, fmt.Errorf("too many wrong passwords for a user from %s: the next one is checked in a second", from)
 	case !right:
 		return nil, false, fmt.Errorf("wrong user name or password from %s", from)
 	}

@@ -124,7 +124,7 @@ func TestGuesses(t *testing.T) {
 	f := open(t, "secret,alice,1\nsecret,bob,2\n")
 	now := time.Now()
 	f.guesses.now = func() time.Time { return now }
-	const many = "too many wrong passwords for a user from 192.0.2.1: its next one is checked in a second"
+	const many = "too many wrong passwords for a user from 192.0.2.1: the next one is checked in a second"
 	for i := range wrongAtOnce {
 		if got := login(f, "alice", fmt.Sprint(i)); got != wrong {
 			t.Fatalf("guess %d: %s", i, got)

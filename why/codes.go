@@ -175,7 +175,7 @@ const (
 
 	// Ways (`kubelith why --cannot-reach`).
 
-	Reachable       Code = "Reachable"       // nothing that the API shows blocks the connection
+	Reachable       Code = "Reachable"       // nothing in the API blocks the connection
 	OutsideCluster  Code = "OutsideCluster"  // the Service is a DNS alias of a name outside the cluster: no fault
 	PodNotRunning   Code = "PodNotRunning"   // one end of the connection has ended
 	PortNotServed   Code = "PortNotServed"   // the Service does not have the port

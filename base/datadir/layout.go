@@ -13,13 +13,22 @@ import (
 	"kubelith.io/kubelith/base/pki"
 )
 
+// Names in a data directory that several packages use. The keys' is pki.Dir.
+const (
+	Etcd       = "server/db"                   // etcd's data directory; it may be a disk of its own
+	Member     = Etcd + "/member"              // exists once etcd has data
+	Encryption = "server/cred/encryption.yaml" // the keys of Secrets
+	Manifests  = "server/manifests"            // the user's
+	Containerd = "agent/containerd"            // containerd's root
+)
+
 // Made are the names that a node creates in its data directory. It excludes snapshots, and what users put there:
 // server/manifests, agent/images, agent/static-pods and the plugins. Add every new name here, or reset leaves it.
 func Made() []string {
 	return []string{
-		"server/db", "server/former", "server/member.json", "server/tls", "server/cred", "server/token", "server/profile",
-		"server/manifests/.directory", Restoring,
-		"agent/containerd", "agent/cni", "agent/images/.imported.json", "agent/pki", "agent/identity.key",
+		Etcd, "server/former", "server/member.json", "server/tls", "server/cred", "server/token", "server/profile",
+		Manifests + "/.directory", Restoring,
+		Containerd, "agent/cni", "agent/images/.imported.json", "agent/pki", "agent/identity.key",
 		"agent/" + names.ClusterInfoKey, "agent/servers.json", "agent/former-cas.json", "agent/wireguard.key",
 		"plugins/state", "plugins/data", "data", SettingsFile, ballastFile, Upgrading, "upgrades", UpgradeLock,
 	}
@@ -45,7 +54,7 @@ const (
 // Dropped are the directories for the user's files, before the first start or later, and for snapshots, which outlive
 // their cluster.
 func Dropped() []string {
-	return []string{"server/manifests", "server/snapshots", "agent/images", "agent/static-pods", "plugins/admission", "plugins/scheduling", "plugins/storage"}
+	return []string{Manifests, "server/snapshots", "agent/images", "agent/static-pods", "plugins/admission", "plugins/scheduling", "plugins/storage"}
 }
 
 // MadeByKubelet are the names that a kubelet creates in its directory, as patterns. seccomp and config.json are the
@@ -115,9 +124,9 @@ func CheckCluster(dir string) error {
 		return fmt.Errorf("data directory %s: the rollback of a failed upgrade was interrupted: run the same kubelith upgrade again", dir)
 	}
 	keys := pki.Dir(dir)
-	authority, member := exists(filepath.Join(keys, pki.ClusterCAFile)), has("server/db/member")
+	authority, member := exists(filepath.Join(keys, pki.ClusterCAFile)), has(Member)
 	const remedy = "mount or restore it; for a new cluster run kubelith reset --data first"
-	traces := []string{SettingsFile, "agent/containerd", "plugins/state", "plugins/data"}
+	traces := []string{SettingsFile, Containerd, "plugins/state", "plugins/data"}
 	if i := slices.IndexFunc(traces, has); i >= 0 && !authority && !member {
 		return fmt.Errorf("data directory %s has a cluster's %s, but %s with its data and keys is missing: %s",
 			dir, traces[i], filepath.Join(dir, "server"), remedy)
@@ -128,7 +137,7 @@ func CheckCluster(dir string) error {
 	}
 	// The token is written once the API has answered.
 	if authority && !member && has("server/token") && !has("server/member.json") { // a server among others gets the data from them
-		return fmt.Errorf("data directory %s has a cluster's keys, but its data (%s) is missing: %s", dir, filepath.Join(dir, "server/db/member"), remedy)
+		return fmt.Errorf("data directory %s has a cluster's keys, but its data (%s) is missing: %s", dir, filepath.Join(dir, Member), remedy)
 	}
 	return nil
 }

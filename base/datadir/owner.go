@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"kubelith.io/kubelith/base/atomicfile"
+	"kubelith.io/kubelith/base/pki"
 )
 
 // The marks: files in each directory of a node that name its owner. Only a mark makes a directory ours, so it is
@@ -76,7 +77,7 @@ func OwnsKubelet(root, dataDir, runDir, kubeletRoot string) bool {
 // ranPods reports whether containerd has run from the data directory, or since the last boot from its run directory. A
 // refused start leaves neither.
 func ranPods(root string, us Owner, runDir string) bool {
-	if exists(filepath.Join(root, us.DataDir, "agent", "containerd", "io.containerd.metadata.v1.bolt")) {
+	if exists(filepath.Join(root, us.DataDir, Containerd, "io.containerd.metadata.v1.bolt")) {
 		return true
 	}
 	return ReadOwner(filepath.Join(root, runDir, RunMark)).Is(us) && exists(filepath.Join(root, runDir, "containerd"))
@@ -120,7 +121,7 @@ func (d *Dir) mayTakeKubelet(runDir, dir string) error {
 	switch {
 	case kubeletRuns("/", dir):
 		return fmt.Errorf("a kubelet runs on %s already: stop its cluster, or use another --kubelet-root-dir", dir)
-	case d.fresh && owner.ID != "" && resolved(owner.DataDir) == resolved(d.path) && !exists(filepath.Join(d.path, "server", "tls")):
+	case d.fresh && owner.ID != "" && resolved(owner.DataDir) == resolved(d.path) && !exists(pki.Dir(d.path)):
 		// A late mount looks like this. A restored data directory has keys.
 		return fmt.Errorf("data directory %s is empty, but %s has pods of its node: mount or restore it; "+
 			"for a new node run kubelith reset --data first", d.path, dir)

@@ -22,6 +22,11 @@ func NewRecorder(ctx context.Context, cs kubernetes.Interface, source corev1.Eve
 	return b.NewRecorder(scheme.Scheme, source), b.Shutdown
 }
 
+// Source is Kubelith as the source of Events, on a node or, without one, in the cluster.
+func Source(node string) corev1.EventSource {
+	return corev1.EventSource{Component: "kubelith", Host: node}
+}
+
 // Node returns what Events about a Node refer to. As in the kubelet's, the UID is its name: kubectl describe finds them
 // by that.
 func Node(name string) *corev1.ObjectReference {

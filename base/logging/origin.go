@@ -55,7 +55,6 @@ var origins = map[string]string{
 	"kubelith.io/kubelith/components/worker/hostports":           "host-ports",
 	"kubelith.io/kubelith/components/worker/policy":              "network-policy",
 	"kubelith.io/kubelith/components/controlplane/snapshot":      "snapshots",
-	"kubelith.io/kubelith/components/controlplane/servers":       "servers",
 	"kubelith.io/kubelith/components/node":                       "",
 }
 

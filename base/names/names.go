@@ -3,6 +3,9 @@
 // that only one package uses stays there.
 package names
 
+// ManagedByLabel with the value ManagedBy is on objects that Kubelith creates.
+const ManagedByLabel, ManagedBy = "app.kubernetes.io/managed-by", "kubelith"
+
 // Prefix begins the names of our labels and annotations.
 const Prefix = "kubelith.io/"
 
@@ -29,6 +32,9 @@ const (
 	ExternalIPAnnotation = "kubelith.io/external-ip"
 	ExternalIPLabel      = "kubelith.io/external-ip"
 	ExternalIPAllowed    = "allowed"
+	// APINamesAnnotation is on a server's Node: the names and addresses at which its API is reached, separated by
+	// commas. No other node gets one of them. It counts only on Nodes with the label of servers.
+	APINamesAnnotation = "kubelith.io/api-names"
 	// WireGuardKeyAnnotation has the node's public key, in base64. The node writes it itself; the apiserver refuses an
 	// agent the key of another Node.
 	WireGuardKeyAnnotation = "kubelith.io/wireguard-key"

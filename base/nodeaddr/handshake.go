@@ -3,14 +3,13 @@ package nodeaddr
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"time"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/pki"
 )
 
 // handshakeTimeout bounds one handshake.
@@ -20,13 +19,9 @@ const handshakeTimeout = 2 * time.Second
 // and the address, and that a CA in the file ca has signed it. It sends nothing.
 func Handshake(ca string, dialer *net.Dialer) func(ctx context.Context, node string, at netip.AddrPort) error {
 	return func(ctx context.Context, node string, at netip.AddrPort) error {
-		pem, err := os.ReadFile(ca)
+		pool, err := pki.Pool(ca)
 		if err != nil {
 			return fmt.Errorf("read the kubelets' CA: %w", err)
-		}
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(pem) {
-			return fmt.Errorf("the kubelets' CA: %s contains no certificate", ca)
 		}
 		ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 		defer cancel()

@@ -25,6 +25,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/kubernetes"
 
+	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/names"
 )
 
@@ -75,10 +76,7 @@ func AskServers(
 	if err != nil {
 		return err
 	}
-	client := &http.Client{Timeout: timeout, Transport: &http.Transport{ // no proxy
-		TLSClientConfig:   &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: roots, ServerName: "kubernetes", MinVersion: tls.VersionTLS12},
-		DisableKeepAlives: true,
-	}}
+	caller := &http.Client{Timeout: timeout, Transport: client.ServerTransport(roots, cert)}
 	var said []string
 	for _, port := range slice.Ports {
 		for _, endpoint := range slice.Endpoints {
@@ -86,7 +84,7 @@ func AskServers(
 				if port.Port == nil {
 					continue
 				}
-				err := ask(client, net.JoinHostPort(address, strconv.Itoa(int(*port.Port))))
+				err := ask(caller, net.JoinHostPort(address, strconv.Itoa(int(*port.Port))))
 				if err == nil {
 					return nil
 				}

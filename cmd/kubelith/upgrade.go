@@ -244,7 +244,7 @@ func (u *serverUpgrade) data(ctx context.Context) ([]string, error) {
 	if len(all) > 1 {
 		return []string{versionFile}, nil
 	}
-	return []string{versionFile, upgrade.Database, datadir.SettingsFile, "server/tls", "server/cred", "server/token", "server/profile"}, nil
+	return []string{versionFile, datadir.Etcd, datadir.SettingsFile, "server/tls", "server/cred", "server/token", "server/profile"}, nil
 }
 
 // check implements upgrade.Options.Check.

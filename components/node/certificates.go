@@ -12,6 +12,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/components/worker/join"
 	componentstatus "kubelith.io/kubelith/components/worker/status"
@@ -47,7 +48,7 @@ func (h *machine) credentials(cfg *config.Server) (err error) {
 		return err
 	}
 	h.encryptionConfig = encryptionConfig(cfg)
-	_, err = os.Stat(filepath.Join(cfg.DataDir, "server", "db", "member"))
+	_, err = os.Stat(filepath.Join(cfg.DataDir, datadir.Member))
 	return pki.EnsureEncryption(h.encryptionConfig, err == nil)
 }
 
@@ -71,7 +72,7 @@ func ensureCertificates(cfg *config.Server, furtherSANs ...string) (*pki.Bundle,
 func tlsDir(cfg *config.Server) string { return pki.Dir(cfg.DataDir) }
 
 func encryptionConfig(cfg *config.Server) string {
-	return filepath.Join(cfg.DataDir, "server", "cred", "encryption.yaml")
+	return filepath.Join(cfg.DataDir, datadir.Encryption)
 }
 
 // liveCertificates are those of a server, while it runs.

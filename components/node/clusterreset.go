@@ -28,7 +28,7 @@ func ResetCluster(ctx context.Context, cfg *config.Server, release string, force
 	if stored == nil {
 		return fmt.Errorf("the server of %s is the only one: start it without --cluster-reset", cfg.DataDir)
 	}
-	if !etcd.Begun(filepath.Join(cfg.DataDir, "server", "db")) || stored.Removed {
+	if !etcd.Begun(filepath.Join(cfg.DataDir, datadir.Etcd)) || stored.Removed {
 		return fmt.Errorf("%s has no data of the cluster: run kubelith server --cluster-reset on a server that has it", cfg.DataDir)
 	}
 	if len(stored.Settings) > 0 {

@@ -13,6 +13,7 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/components/cluster/scheduler"
 	"kubelith.io/kubelith/components/controlplane/apiserver"
@@ -73,7 +74,7 @@ func controlPlane(b *builder, cfg *config.Server, machine *machine, log *logrus.
 	socket := cfg.EtcdSocket()
 	shared := sharedEtcd()
 	store, err := etcd.New(etcd.Options{
-		DataDir: filepath.Join(cfg.DataDir, "server", "db"),
+		DataDir: filepath.Join(cfg.DataDir, datadir.Etcd),
 		Socket:  socket,
 		Name:    cfg.NodeName,
 		Args:    machine.args.etcd,

@@ -16,6 +16,7 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/sealed"
 	"kubelith.io/kubelith/components/controlplane/etcd"
@@ -36,7 +37,7 @@ func findServers(ctx context.Context, cfg *config.Server, log logrus.FieldLogger
 	if err != nil {
 		return nil, err
 	}
-	hasData := etcd.Begun(filepath.Join(cfg.DataDir, "server", "db"))
+	hasData := etcd.Begun(filepath.Join(cfg.DataDir, datadir.Etcd))
 	_, noToken := os.Stat(tokenFile(cfg)) // of an API that has answered; keys alone may be from a join that was interrupted
 	m := &membership{stored: stored}
 	n := &servers.Newcomer{

@@ -84,7 +84,7 @@ func witness(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecy
 	}))
 	socket := cfg.EtcdSocket()
 	store, err := etcd.New(etcd.Options{
-		DataDir: filepath.Join(cfg.DataDir, "server", "db"),
+		DataDir: filepath.Join(cfg.DataDir, datadir.Etcd),
 		Socket:  socket,
 		Name:    cfg.NodeName,
 		Args:    machine.args.etcd,

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/host"
 )
 
@@ -136,7 +137,7 @@ func nearest(files host.Tree, dir string) string {
 
 // hasNode reports whether a server or an agent has run from the data directory before.
 func hasNode(files host.Tree, dataDir string) bool {
-	return files.Exists(filepath.Join(dataDir, "server", "db", "member")) || files.Exists(filepath.Join(dataDir, "agent", "containerd"))
+	return files.Exists(filepath.Join(dataDir, datadir.Member)) || files.Exists(filepath.Join(dataDir, datadir.Containerd))
 }
 
 // checkOverlay: overlayfs stacks image layers; on some file systems that does not work, and containerd copies instead.

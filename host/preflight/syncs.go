@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kubelith.io/kubelith/base/datadir"
 )
 
 const (
@@ -22,7 +24,7 @@ const (
 // checkSyncs measures the disk as etcd uses it: where its data is, or will be.
 func checkSyncs(p probe, dataDir string) Result {
 	const name = "disk"
-	dir := nearest(p.files, filepath.Join(dataDir, "server", "db"))
+	dir := nearest(p.files, filepath.Join(dataDir, datadir.Etcd))
 	took, err := syncTime(p, dir)
 	if err != nil {
 		return Result{name, Warn, fmt.Sprintf("the time of syncs cannot be measured in %s: %v", dir, err),

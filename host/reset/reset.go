@@ -307,7 +307,7 @@ func (r *Reset) removeDirs() []error {
 func (r *Reset) ownKubeconfig() bool {
 	text := r.files.Text(r.opts.Kubeconfig)
 	for _, file := range []string{pki.ClusterTrustFile, pki.ClusterCAFile} { // a server of an older release has only the second
-		cas, err := os.ReadFile(r.files.Path(filepath.Join(r.opts.DataDir, "server", "tls", file)))
+		cas, err := os.ReadFile(r.files.Path(filepath.Join(pki.Dir(r.opts.DataDir), file)))
 		if err == nil && len(cas) > 0 && strings.Contains(text, base64.StdEncoding.EncodeToString(cas)) {
 			return true
 		}

@@ -7,17 +7,15 @@ import (
 	"os"
 	"path/filepath"
 
+	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/filetree"
 )
-
-// Database is the name of etcd's data in the data directory.
-const Database = "server/db"
 
 // pathOf returns what is copied of a name: of etcd's directory, which may be a disk and have data of a former
 // membership, the member's only.
 func pathOf(name string) string {
-	if name == Database {
-		return filepath.Join(Database, "member")
+	if name == datadir.Etcd {
+		return datadir.Member
 	}
 	return name
 }
@@ -119,7 +117,7 @@ func putBack(dataDir string, names, copied []string, renew func(from, to string)
 		case err != nil:
 			return err
 		}
-		if name == Database {
+		if name == datadir.Etcd {
 			if unchanged(place, source) {
 				continue
 			}

@@ -316,8 +316,8 @@ func (o Options) enoughSpace(s *state) error {
 	if err != nil {
 		return err
 	}
-	if slices.Contains(s.Data, Database) {
-		database, err := bytesOf(o.DataDir, []string{Database})
+	if slices.Contains(s.Data, datadir.Etcd) {
+		database, err := bytesOf(o.DataDir, []string{datadir.Etcd})
 		if err != nil {
 			return err
 		}
@@ -554,7 +554,7 @@ func (o Options) back(ctx context.Context, s *state) error {
 		return err
 	}
 	with := ""
-	if slices.Contains(s.Copied, Database) { // not of a server among others, nor of an agent
+	if slices.Contains(s.Copied, datadir.Etcd) { // not of a server among others, nor of an agent
 		with = " with its data"
 	}
 	return fmt.Errorf("%s did not become ready, and %s runs again%s: %s", s.New, s.Old, with, s.Why)

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/filetree"
 )
 
@@ -76,7 +77,7 @@ func program(line []string, command string) {
 	must(unix.Flock(int(lock.Fd()), unix.LOCK_EX))
 	must(os.WriteFile(filepath.Join(dir, "version"), []byte(release), 0o600))
 	if behaviour != silent {
-		log, err := os.OpenFile(filepath.Join(dir, pathOf(Database), "log"), os.O_APPEND|os.O_WRONLY, 0o600)
+		log, err := os.OpenFile(filepath.Join(dir, pathOf(datadir.Etcd), "log"), os.O_APPEND|os.O_WRONLY, 0o600)
 		must(err)
 		fmt.Fprintln(log, release)
 		log.Close()
@@ -127,10 +128,10 @@ func (n *node) call() {
 func newNode(t *testing.T) *node {
 	n := &node{t: t, dir: t.TempDir()}
 	n.data = filepath.Join(n.dir, "data")
-	if err := os.MkdirAll(filepath.Join(n.data, pathOf(Database)), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(n.data, pathOf(datadir.Etcd)), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(n.data, pathOf(Database), "log"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(n.data, pathOf(datadir.Etcd), "log"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Rename(n.program("v1", "v1.37.1", good), n.installed()); err != nil {
@@ -254,7 +255,7 @@ func (n *node) Output(context.Context, time.Time) string {
 func (n *node) options(file string, out io.Writer) Options {
 	return Options{
 		File: file, DataDir: n.data, Service: n, Within: time.Minute, Out: out,
-		Data: func(context.Context) ([]string, error) { return []string{"version", Database, "server/token"}, nil },
+		Data: func(context.Context) ([]string, error) { return []string{"version", datadir.Etcd, "server/token"}, nil },
 		Ready: func(_ context.Context, p Program, _ time.Time) error {
 			n.call()
 			if got, err := os.ReadFile(filepath.Join(n.data, "ready")); err != nil || string(got) != p.Release {
@@ -312,7 +313,7 @@ func (n *node) state() string {
 	}
 	p, _ := parseVersion(n.ask(n.installed()))
 	return fmt.Sprintf("runs=%v program=%s ready=%s version=%s db=%s token=%s upgrade=%s previous=%s new=%s", n.running(), p.Release, read("ready"), read("version"),
-		read(pathOf(Database)+"/log"), read("server/token"), exists(filepath.Join(n.data, "upgrade")), exists(previous(n.installed())), exists(staged(n.installed())))
+		read(pathOf(datadir.Etcd)+"/log"), read("server/token"), exists(filepath.Join(n.data, "upgrade")), exists(previous(n.installed())), exists(staged(n.installed())))
 }
 
 func (n *node) ask(file string) string {
@@ -367,7 +368,7 @@ func TestUpgrade(t *testing.T) {
 			if got := n.state(); got != c.want {
 				t.Errorf("the node is\n%s, want\n%s", got, c.want)
 			}
-			if _, err := os.Stat(filepath.Join(n.data, pathOf(Database), "renewed")); (err == nil) != c.renewed {
+			if _, err := os.Stat(filepath.Join(n.data, pathOf(datadir.Etcd), "renewed")); (err == nil) != c.renewed {
 				t.Errorf("renewed: %v", err)
 			}
 		})
@@ -440,7 +441,7 @@ func TestInterruptedBeforeReplacing(t *testing.T) {
 	if err := n.until("v1"); err != nil {
 		t.Fatal(err)
 	}
-	log := filepath.Join(n.data, pathOf(Database), "log")
+	log := filepath.Join(n.data, pathOf(datadir.Etcd), "log")
 	written, err := os.ReadFile(log)
 	if err == nil {
 		err = os.WriteFile(log, append(written, "acknowledged\n"...), 0o600)
@@ -478,7 +479,7 @@ func TestBecameReady(t *testing.T) {
 			if err := n.until("v2"); err != nil {
 				t.Fatal(err)
 			}
-			log := filepath.Join(n.data, pathOf(Database), "log")
+			log := filepath.Join(n.data, pathOf(datadir.Etcd), "log")
 			if err := os.WriteFile(log, []byte("acknowledged\n"), 0o600); err != nil {
 				t.Fatal(err)
 			}

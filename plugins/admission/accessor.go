@@ -54,7 +54,7 @@ func (a *accessor) review(ctx context.Context, review *admissionv1.AdmissionRevi
 // may review these requests, but if a plugin fails, they pass whatever its failure policy: otherwise all pods of the
 // node would be evicted.
 func fromNode(r *admissionv1.AdmissionRequest) bool {
-	return slices.Contains([]string{"nodes", "csinodes", "leases"}, r.Resource.Resource) && slices.Contains(r.UserInfo.Groups, "system:nodes")
+	return slices.Contains([]string{"nodes", "csinodes", "leases"}, r.Resource.Resource) && slices.Contains(r.UserInfo.Groups, user.NodesGroup)
 }
 
 func allowed(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionReview {

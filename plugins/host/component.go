@@ -54,6 +54,7 @@ func (h *Host) Run(ctx context.Context, ready func()) error {
 	h.run = nil
 	h.mu.Unlock()
 	supervisors.Wait()
+	h.calls.End()
 	h.launcher.Close()
 	return nil
 }

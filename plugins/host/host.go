@@ -13,6 +13,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/plugins"
 	"kubelith.io/kubelith/plugins/process"
 )
@@ -36,6 +37,7 @@ type Host struct {
 	users      users           // of plugins with AutoUID
 	ignored    map[string]bool // warnings that have been logged
 	subscribed map[*subscriber]plugins.Kind
+	calls      lifecycle.Goroutines // of subscribers; they end with Run
 }
 
 var _ plugins.Set = (*Host)(nil)
@@ -201,7 +203,7 @@ func (h *Host) Restart(name string) error {
 
 // Subscribe implements plugins.Set.
 func (h *Host) Subscribe(kind plugins.Kind, changed func()) (cancel func()) {
-	s := &subscriber{changed: changed}
+	s := &subscriber{changed: changed, calls: &h.calls}
 	h.mu.Lock()
 	h.subscribed[s] = kind
 	h.mu.Unlock()
@@ -223,23 +225,24 @@ func (h *Host) notify(kind plugins.Kind) {
 	}
 }
 
-// subscriber calls changed in a goroutine that ends when there is nothing more to report.
+// subscriber calls changed in a goroutine of the Host that ends when there is nothing more to report.
 type subscriber struct {
 	changed func()
+	calls   *lifecycle.Goroutines
 
 	mu      sync.Mutex
 	pending bool
 	ended   bool
-	running chan struct{} // nil: no call is under way; closed when it has ended
+	running bool // a call is under way
 }
 
 func (s *subscriber) notify() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pending = true
-	if s.running == nil && !s.ended {
-		s.running = make(chan struct{})
-		go s.call()
+	if !s.running && !s.ended {
+		s.running = true
+		s.calls.Go(s.call)
 	}
 }
 
@@ -247,8 +250,7 @@ func (s *subscriber) call() {
 	for {
 		s.mu.Lock()
 		if !s.pending || s.ended {
-			close(s.running)
-			s.running = nil
+			s.running = false
 			s.mu.Unlock()
 			return
 		}

@@ -70,7 +70,7 @@ type controllers struct {
 	facts Facts
 	view  *sharedinformers.View
 
-	synced []cache.InformerSynced
+	synced []cache.DoneChecker
 	runs   []func(context.Context)
 	ends   []func() // of what does not end by itself with the runs
 }
@@ -95,7 +95,7 @@ func (o Controllers) Start(ctx context.Context, d *Driver, now Facts) (wait func
 	view.Start(o.Life) // our informers are for all drivers; shared ones end with the process
 	var running sync.WaitGroup
 	running.Go(func() {
-		cache.WaitForCacheSync(ctx.Done(), c.synced...) // what is run after ctx has ended ends at once, and its queues with it
+		cache.WaitFor(ctx, "", c.synced...) // what is run after ctx has ended ends at once, and its queues with it
 		for _, run := range c.runs {
 			running.Go(func() {
 				defer utilruntime.HandleCrash()
@@ -145,7 +145,9 @@ func (c *controllers) broadcasts(controller any) {
 }
 
 // needs has everything wait for an informer that a library only reads.
-func (c *controllers) needs(i cache.SharedIndexInformer) { c.synced = append(c.synced, i.HasSynced) }
+func (c *controllers) needs(i cache.SharedIndexInformer) {
+	c.synced = append(c.synced, i.HasSyncedChecker())
+}
 
 func backoff() workqueue.TypedRateLimiter[string] {
 	return workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax)

@@ -8,12 +8,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/plugins"
 	pluginv1 "kubelith.io/kubelith/plugins/proto/plugin/v1"
 )
-
-// The label of the objects that Kubelith creates.
-const managedByLabel, managedBy = "app.kubernetes.io/managed-by", "kubelith"
 
 // Declaration is what a plugin declares in Describe. Its objects are marked as ours.
 type Declaration struct {
@@ -76,12 +74,12 @@ func owned(m metav1.ObjectMeta) metav1.ObjectMeta {
 	for k, v := range m.Labels {
 		labels[k] = v
 	}
-	labels[managedByLabel] = managedBy
+	labels[names.ManagedByLabel] = names.ManagedBy
 	return metav1.ObjectMeta{Name: m.Name, Labels: labels, Annotations: m.Annotations}
 }
 
 // IsOurs reports whether Kubelith created the object.
-func IsOurs(o metav1.Object) bool { return o.GetLabels()[managedByLabel] == managedBy }
+func IsOurs(o metav1.Object) bool { return o.GetLabels()[names.ManagedByLabel] == names.ManagedBy }
 
 // ForeignError reports that the CSIDriver of a plugin's name is not ours.
 type ForeignError struct{ Driver string }

@@ -57,7 +57,8 @@ type Options struct {
 	Spend func(ctx context.Context, tokenID, machine string) (refusal string, err error)
 	// ServerNames returns the names of server nodes, whose Nodes may not exist yet.
 	ServerNames func() []string
-	// ServerCert is the path of the API server's certificate: no node gets its names.
+	// ServerCert is the path of the API server's certificate: no node gets its names, nor those that other servers have
+	// published (names.APINamesAnnotation).
 	ServerCert string
 	// Networks are the pod and Service networks, whose addresses no node has.
 	Networks []string
@@ -144,7 +145,7 @@ func (s *Server) run(ctx context.Context, ready func()) error {
 	configMaps := view.Core().V1().ConfigMaps()
 	s.requests, s.nodes, s.configMaps = requests.Lister(), nodes.Lister(), configMaps.Lister().ConfigMaps(namespace)
 
-	recorder, stop := events.NewRecorder(ctx, s.client, corev1.EventSource{Component: "kubelith"})
+	recorder, stop := events.NewRecorder(ctx, s.client, events.Source(""))
 	defer stop()
 	s.events = recorder
 

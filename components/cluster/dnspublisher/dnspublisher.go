@@ -39,7 +39,7 @@ import (
 const (
 	namespace    = metav1.NamespaceSystem
 	fieldManager = names.DNSManager
-	managedBy    = "kubelith"
+	managedBy    = names.ManagedBy
 )
 
 // firstRetry and lastRetry bound the time between retries of a refused write.
@@ -258,7 +258,7 @@ func (p *publisher) applyService(ctx context.Context) error {
 			"k8s-app":                       names.DNSService,
 			"kubernetes.io/cluster-service": "true",
 			"kubernetes.io/name":            "CoreDNS",
-			"app.kubernetes.io/managed-by":  managedBy,
+			names.ManagedByLabel:            managedBy,
 		}).
 		WithSpec(applycorev1.ServiceSpec().
 			WithType(corev1.ServiceTypeClusterIP).

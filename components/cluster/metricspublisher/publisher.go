@@ -89,7 +89,7 @@ func publish(ctx context.Context, c typedv1.APIServiceInterface) error {
 		return err
 	}
 	_, err = c.Create(ctx, &apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Name: names.MetricsAPIService, Labels: map[string]string{"app.kubernetes.io/managed-by": "kubelith"}},
+		ObjectMeta: metav1.ObjectMeta{Name: names.MetricsAPIService, Labels: map[string]string{names.ManagedByLabel: names.ManagedBy}},
 		Spec: apiregistrationv1.APIServiceSpec{
 			Group:                v1beta1.SchemeGroupVersion.Group,
 			Version:              v1beta1.SchemeGroupVersion.Version,

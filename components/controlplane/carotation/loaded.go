@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/pki"
 )
 
@@ -49,19 +50,15 @@ func (s *Server) probe(
 	if err != nil {
 		return 0, nil
 	}
-	client := http.Client{Timeout: probeTimeout, Transport: &http.Transport{ // no proxy
-		TLSClientConfig: &tls.Config{
-			RootCAs: roots, ServerName: "kubernetes", MinVersion: tls.VersionTLS12,
-			// Sent whatever CAs the server names: the server has to report whether it accepts the certificate.
-			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &cert, nil },
-		},
-		DisableKeepAlives: true,
-	}}
+	transport := client.ServerTransport(roots)
+	// Sent whatever CAs the server names: the server has to report whether it accepts the certificate.
+	transport.TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &cert, nil }
+	caller := http.Client{Timeout: probeTimeout, Transport: transport}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.opts.URL+"/version", nil)
 	if err != nil {
 		return 0, nil
 	}
-	response, err := client.Do(req)
+	response, err := caller.Do(req)
 	if err != nil {
 		return 0, nil
 	}

@@ -74,6 +74,7 @@ type Server struct {
 	answers  chan struct{}
 	slowSync time.Duration
 	running  atomic.Pointer[embed.Etcd]
+	begun    reconcile.Broadcast             // running is another one
 	over     atomic.Pointer[context.Context] // see leaderless
 	reopen   chan *embed.Config              // for the next run
 	lone     atomic.Pointer[lone]            // nil: it has others, or does not answer yet
@@ -315,6 +316,7 @@ func (s *Server) serve(ctx context.Context, e *embed.Etcd, first bool, ready fun
 		ready()
 	}
 	s.running.Store(e)
+	s.begun.Send()
 	serving, cancel := context.WithCancel(ctx)
 	defer cancel()
 	over := leaderless(serving, s.opts.Ending, func() bool { return e.Server.Leader() != 0 })
@@ -325,6 +327,8 @@ func (s *Server) serve(ctx context.Context, e *embed.Etcd, first bool, ready fun
 		silent.Go(func() { endSilent(serving, e) })
 		defer func() { cancel(); silent.Wait() }()
 	}
+	var firsts sync.WaitGroup // First uses the socket: it ends before etcd does
+	defer func() { cancel(); firsts.Wait() }()
 	elected, done := e.Server.ReadyNotify(), make(chan struct{})
 	var vote <-chan time.Time
 	for {
@@ -343,7 +347,7 @@ func (s *Server) serve(ctx context.Context, e *embed.Etcd, first bool, ready fun
 			}
 			close(s.answers)
 			if s.opts.First != nil {
-				go func() { s.opts.First(ctx); close(done) }()
+				firsts.Go(func() { s.opts.First(serving); close(done) })
 			}
 		case <-done:
 			done = nil

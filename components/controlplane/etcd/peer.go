@@ -15,8 +15,6 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/features"
 	"go.uber.org/zap"
-
-	"kubelith.io/kubelith/base/reconcile"
 )
 
 // Peer is how the members of several servers reach each other: over TLS, with certificates of a CA that signs nothing
@@ -121,6 +119,7 @@ func (s *Server) OpenToPeers(ctx context.Context, p Peer) error {
 		return ctx.Err()
 	}
 	for {
+		next := s.begun.Next()
 		if e := s.running.Load(); e != nil && e != before {
 			select {
 			case <-e.Server.ReadyNotify():
@@ -129,7 +128,9 @@ func (s *Server) OpenToPeers(ctx context.Context, p Peer) error {
 				return ctx.Err()
 			}
 		}
-		if !reconcile.Sleep(ctx, voteEvery/10) {
+		select {
+		case <-next:
+		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}

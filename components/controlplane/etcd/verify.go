@@ -16,11 +16,14 @@ import (
 // for 10 MB that are not in the page cache. Of a larger one only the head is checked.
 const maxWalk = 256 << 20
 
+// DatabaseFile is the path of the database in etcd's data directory.
+func DatabaseFile(dataDir string) string { return filepath.Join(dataDir, "member", "snap", "db") }
+
 // verify finds damage on which etcd would panic in its own goroutine or receive a signal, which would end the process
 // with a stack trace, and a missing write-ahead log, which etcd would replace by an empty one and then ignore writes
 // until it has caught up. A directory without data is valid.
 func verify(dataDir string) error {
-	path := filepath.Join(dataDir, "member", "snap", "db")
+	path := DatabaseFile(dataDir)
 	info, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) || (err == nil && info.Size() == 0) {
 		return nil // a first start, or an interrupted one
@@ -51,7 +54,7 @@ func Begun(dataDir string) bool {
 	if len(logs) > 0 {
 		return true
 	}
-	path := filepath.Join(dataDir, "member", "snap", "db")
+	path := DatabaseFile(dataDir)
 	info, err := os.Stat(path)
 	if err != nil || info.Size() == 0 {
 		return false

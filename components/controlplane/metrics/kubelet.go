@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"strconv"
 	"sync"
 	"time"
@@ -21,6 +20,8 @@ import (
 	nodeutil "k8s.io/kubernetes/pkg/util/node"
 	"sigs.k8s.io/metrics-server/pkg/scraper/client"
 	"sigs.k8s.io/metrics-server/pkg/storage"
+
+	"kubelith.io/kubelith/base/pki"
 )
 
 // kubelets reads the CPU and memory usage from kubelets.
@@ -57,13 +58,9 @@ func newKubelets(o Options, nodes corelisters.NodeLister) (*kubelets, error) {
 }
 
 func kubeletCAs(path string) (*x509.CertPool, error) {
-	pem, err := os.ReadFile(path)
+	pool, err := pki.Pool(path)
 	if err != nil {
 		return nil, fmt.Errorf("read the kubelets' CAs: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("the kubelets' CAs: %s contains no certificate", path)
 	}
 	return pool, nil
 }

@@ -3,7 +3,6 @@ package servers
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
@@ -26,6 +25,8 @@ import (
 	"k8s.io/client-go/transport"
 
 	"kubelith.io/kubelith/base/atomicfile"
+	"kubelith.io/kubelith/base/client"
+	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/jointoken"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
@@ -104,35 +105,35 @@ func (n *Newcomer) Return(former *Membership, server string) {
 
 // client verifies the server as one of the cluster, and has this machine's credentials.
 func (n *Newcomer) client() (*http.Client, error) {
-	config := &tls.Config{ServerName: "kubernetes", MinVersion: tls.VersionTLS12}
+	to := client.ServerTransport(n.roots())
 	if n.former != nil {
 		cert, roots, err := pki.ServerClient(n.TLSDir, n.Name, time.Now())
 		if err != nil { // the files may be those of two CAs, when the power failed: a token helps
 			return nil, sealed.Refusal(err.Error())
 		}
-		config.Certificates, config.RootCAs = []tls.Certificate{cert}, roots
-	} else {
-		config.RootCAs = x509.NewCertPool()
-		config.RootCAs.AddCert(n.ca)
+		to = client.ServerTransport(roots, cert)
 	}
 	return &http.Client{
 		Timeout:       admitTimeout,
-		Transport:     &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}, // no proxy
+		Transport:     to,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}, nil
 }
 
-func (n *Newcomer) readSettings(ctx context.Context, server string) ([]byte, error) {
+// roots has the CA that the token names.
+func (n *Newcomer) roots() *x509.CertPool {
 	roots := x509.NewCertPool()
-	roots.AddCert(n.ca)
-	noProxy := &http.Transport{
-		TLSClientConfig:   &tls.Config{RootCAs: roots, ServerName: "kubernetes", MinVersion: tls.VersionTLS12},
-		DisableKeepAlives: true,
+	if n.ca != nil {
+		roots.AddCert(n.ca)
 	}
+	return roots
+}
+
+func (n *Newcomer) readSettings(ctx context.Context, server string) ([]byte, error) {
 	cs, err := kubernetes.NewForConfig(&rest.Config{
 		Host:      server,
 		Timeout:   findTimeout,
-		Transport: transport.NewBearerAuthRoundTripper(n.token.Bearer(), noProxy), // client-go adds no token to another's transport
+		Transport: transport.NewBearerAuthRoundTripper(n.token.Bearer(), client.ServerTransport(n.roots())), // client-go adds no token to another's transport
 	})
 	if err != nil {
 		return nil, err
@@ -344,7 +345,7 @@ func (n *Newcomer) placeKeys(b *bundle) error {
 // moveAside keeps the data of an earlier membership; etcd must not find it. Where server/db is a disk of its own, the
 // data stays on it.
 func (n *Newcomer) moveAside() error {
-	db := filepath.Join(n.DataDir, "server", "db")
+	db := filepath.Join(n.DataDir, datadir.Etcd)
 	if _, err := os.Lstat(filepath.Join(db, memberDir)); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

@@ -19,6 +19,7 @@ import (
 	etcdmembership "go.etcd.io/etcd/server/v3/etcdserver/api/membership"
 	"go.uber.org/zap"
 
+	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 )
@@ -67,7 +68,7 @@ func Reset(ctx context.Context, o ResetOptions) error {
 	return Update(o.DataDir, func(m *Membership) { m.PeerURL, m.Servers = o.Peer.URL, nil })
 }
 
-func (o ResetOptions) etcdDir() string { return filepath.Join(o.DataDir, "server", "db") }
+func (o ResetOptions) etcdDir() string { return filepath.Join(o.DataDir, datadir.Etcd) }
 
 // hasVote reports whether this server is more than a learner. etcd cannot remove all members that have a vote: it
 // panics after it has written that to its log. A member has no name until it has started.
@@ -96,7 +97,7 @@ func refuseIfAlive(ctx context.Context, peer etcd.Peer, others []*etcdmembership
 		"start this server without --cluster-reset to let it catch up; "+
 		"if its data is unusable, run kubelith reset --data and join again with a token; "+
 		"--cluster-reset-force resets anyway",
-		cmp.Or(alive.Name, "that is joining"), alive.PeerURLs[0])
+		cmp.Or(alive.Name, "that joins"), alive.PeerURLs[0])
 }
 
 // others returns those of the members that have another name and an address.
@@ -106,7 +107,7 @@ func others(all []*etcdmembership.Member, self string) []*etcdmembership.Member 
 
 // members returns the members in the directory of an etcd, which does not run.
 func members(dir string) (all []*etcdmembership.Member, err error) {
-	err = etcd.ReadDatabase(filepath.Join(dir, "member", "snap", "db"), func(tx *bbolt.Tx) error {
+	err = etcd.ReadDatabase(etcd.DatabaseFile(dir), func(tx *bbolt.Tx) error {
 		bucket := tx.Bucket([]byte(membersBucket))
 		if bucket == nil {
 			return nil

@@ -15,13 +15,11 @@ package servers
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,6 +35,7 @@ import (
 
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/base/reconcile"
 	"kubelith.io/kubelith/components/controlplane/etcd"
 )
@@ -140,12 +139,10 @@ func dialPeer(p etcd.Peer) func(context.Context, string, string) (net.Conn, erro
 		if err != nil {
 			return nil, err
 		}
-		ca, err := os.ReadFile(p.CA)
+		roots, err := pki.Pool(p.CA)
 		if err != nil {
 			return nil, err
 		}
-		roots := x509.NewCertPool()
-		roots.AppendCertsFromPEM(ca)
 		d := tls.Dialer{Config: &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots, MinVersion: tls.VersionTLS12}}
 		return d.DialContext(ctx, network, address)
 	}

@@ -61,7 +61,7 @@ func TestLook(t *testing.T) {
 	s := server(t, nil)
 	s.opts.Log = log
 	for _, step := range []struct{ name, url, want string }{
-		{"", down.URL, "level=info msg=server that joins (" + down.URL + ") does not answer yet: "},
+		{"", down.URL, "level=info msg=joining server (" + down.URL + ") does not answer yet: "},
 		{"", down.URL, ""},
 		{"b", up.URL, "level=info msg=server b (" + up.URL + ") answers again, after "},
 		{"b", down.URL, "level=warning msg=server b (" + down.URL + ") does not answer: "},

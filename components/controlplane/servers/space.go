@@ -267,7 +267,6 @@ func (s *Server) tell(ctx context.Context, kind, reason, message string) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
-	source := corev1.EventSource{Component: "kubelith", Host: s.opts.NodeName}
 	// Without space this fails, and the log has it.
-	_ = events.Write(ctx, s.client, events.Node(s.opts.NodeName), source, kind, reason, message)
+	_ = events.Write(ctx, s.client, events.Node(s.opts.NodeName), events.Source(s.opts.NodeName), kind, reason, message)
 }

@@ -3,11 +3,11 @@ package snapshot
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"kubelith.io/kubelith/base/pki"
 	"kubelith.io/kubelith/components/controlplane/snapshot/bucket"
 )
 
@@ -51,7 +51,7 @@ func (s *Server) syncStore(ctx context.Context, uploaded func(File)) error {
 		return err
 	}
 	defer b.Close()
-	cluster, err := clusterOf(filepath.Join(s.opts.Source.DataDir, "server", "tls"))
+	cluster, err := clusterOf(pki.Dir(s.opts.Source.DataDir))
 	if err != nil {
 		return err
 	}

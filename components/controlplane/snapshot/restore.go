@@ -157,7 +157,7 @@ func fits(h Header, t Target) error {
 
 // enoughForEtcd refuses to fill a disk of etcd's own. That of the data directory has room for a second database.
 func enoughForEtcd(h Header, dataDir string) error {
-	dir := filepath.Join(dataDir, filepath.Dir(database))
+	dir := filepath.Join(dataDir, datadir.Etcd)
 	var own, shared unix.Stat_t
 	if !exists(dir) || unix.Stat(dataDir, &shared) != nil || unix.Stat(dir, &own) == nil && own.Dev == shared.Dev {
 		return nil
@@ -187,10 +187,7 @@ func mayRestore(dir string) error {
 
 // cluster are the names by which a data directory has a cluster, in the order in which a restore places them: without
 // the last the server refuses to start.
-func cluster() []string { return []string{"server/cred", "server/token", database, "server/tls"} }
-
-// database is etcd's data. Its directory may be a disk of its own.
-const database = "server/db/member"
+func cluster() []string { return []string{"server/cred", "server/token", datadir.Member, "server/tls"} }
 
 // takeBack removes what an interrupted restore has placed.
 func takeBack(dir string) error {
@@ -220,7 +217,7 @@ func place(staging, dataDir string) (kept []string, err error) {
 	}
 	for _, name := range cluster() {
 		from, to := filepath.Join(files, name), filepath.Join(dataDir, name)
-		if name == database {
+		if name == datadir.Member {
 			err = filetree.Replace(to, filepath.Join(staging, "db", "member"))
 		} else if err = os.Rename(from, to); errors.Is(err, fs.ErrNotExist) {
 			err = nil
@@ -234,8 +231,7 @@ func place(staging, dataDir string) (kept []string, err error) {
 
 // placeManifests moves manifests. Those that an operator has put there stay.
 func placeManifests(files, dataDir string) (kept []string, err error) {
-	const manifests = "server/manifests"
-	root := filepath.Join(files, manifests)
+	root := filepath.Join(files, datadir.Manifests)
 	err = filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil

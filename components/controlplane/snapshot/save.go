@@ -48,11 +48,8 @@ type Source struct {
 // kept are the files and directories of the data directory that a snapshot has. The cluster's settings are in its
 // header; the rest of the data directory is created again.
 func kept() []string {
-	return []string{"server/tls", "server/cred", "server/token", "server/manifests"}
+	return []string{"server/tls", "server/cred", "server/token", datadir.Manifests}
 }
-
-// encryptionFile has the keys of Secrets; one of kept.
-const encryptionFile = "server/cred/encryption.yaml"
 
 // Dir is the directory of a server's snapshots, unless another is set.
 func Dir(dataDir string) string { return filepath.Join(dataDir, "server", "snapshots") }
@@ -62,7 +59,7 @@ func pluginDirs() []string { return []string{"admission", "scheduling", "storage
 
 // save writes a snapshot to w once the copy of the database is complete. scratch is a directory for that copy.
 func save(ctx context.Context, s Source, to []age.Recipient, scratch string, w io.Writer) (Header, error) {
-	keys, err := os.ReadFile(filepath.Join(s.DataDir, encryptionFile))
+	keys, err := os.ReadFile(filepath.Join(s.DataDir, datadir.Encryption))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return Header{}, err
 	}
@@ -72,7 +69,7 @@ func save(ctx context.Context, s Source, to []age.Recipient, scratch string, w i
 		return Header{}, err
 	}
 	defer os.Remove(database)
-	cluster, err := clusterOf(filepath.Join(s.DataDir, "server", "tls"))
+	cluster, err := clusterOf(pki.Dir(s.DataDir))
 	if err != nil {
 		return Header{}, err
 	}
@@ -99,7 +96,7 @@ func save(ctx context.Context, s Source, to []age.Recipient, scratch string, w i
 		return h, err
 	}
 	// The keys of then decrypt what the database has; those of a rotation that went on meanwhile may not.
-	if now, err := os.ReadFile(filepath.Join(s.DataDir, encryptionFile)); err == nil && !bytes.Equal(now, keys) {
+	if now, err := os.ReadFile(filepath.Join(s.DataDir, datadir.Encryption)); err == nil && !bytes.Equal(now, keys) {
 		return h, errors.New("the key for Secrets was being replaced meanwhile (kubelith encryption status): save the snapshot again")
 	}
 	if s.Progress != nil {
@@ -257,7 +254,7 @@ func checkName(name string) error {
 
 // enoughSpace refuses to fill a disk: the copy of the database, the snapshot, and the database restored to verify it.
 func enoughSpace(dataDir, dir string) error {
-	database, err := os.Stat(filepath.Join(dataDir, "server", "db", "member", "snap", "db"))
+	database, err := os.Stat(etcd.DatabaseFile(filepath.Join(dataDir, datadir.Etcd)))
 	if err != nil {
 		return fmt.Errorf("the data of etcd: %w", err)
 	}

@@ -109,7 +109,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	}
 	s.meters.register()
 	node := s.opts.Source.Settings.NodeName
-	recorder, stop := events.NewRecorder(ctx, client, corev1.EventSource{Component: "kubelith", Host: node})
+	recorder, stop := events.NewRecorder(ctx, client, events.Source(node))
 	defer stop()
 	event := func(kind, reason, message string) { recorder.Event(events.Node(node), kind, reason, message) }
 	ready()

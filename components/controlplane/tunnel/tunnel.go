@@ -97,7 +97,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	factory := s.opts.Informers()
 	cluster, synced := newView(s.opts, factory)
 	factory.Start(nil) // those of the process
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+	if !cache.WaitFor(ctx, "", synced...) {
 		return nil
 	}
 	ctx, stop := context.WithCancel(ctx)

@@ -38,13 +38,14 @@ type view struct {
 }
 
 // newView returns a view of the informers, and what has to be synced before it is used.
-func newView(o Options, f informers.SharedInformerFactory) (*view, []cache.InformerSynced) {
+func newView(o Options, f informers.SharedInformerFactory) (*view, []cache.DoneChecker) {
 	nodes, services, endpoints, pods := f.Core().V1().Nodes(), f.Core().V1().Services(), f.Discovery().V1().EndpointSlices(), f.Core().V1().Pods()
 	v := &view{
 		rules: o.Addresses, services: nodeaddr.Parse(o.ServiceCIDRs, nil).Networks, pods: nodeaddr.Parse(o.ClusterCIDRs, nil).Networks,
 		nodes: nodes.Lister(), all: services.Lister(), slices: endpoints.Lister(), running: pods.Lister(),
 	}
-	return v, []cache.InformerSynced{nodes.Informer().HasSynced, services.Informer().HasSynced, endpoints.Informer().HasSynced, pods.Informer().HasSynced}
+	return v, []cache.DoneChecker{nodes.Informer().HasSyncedChecker(), services.Informer().HasSyncedChecker(),
+		endpoints.Informer().HasSyncedChecker(), pods.Informer().HasSyncedChecker()}
 }
 
 // kubeletOf returns the address at which the API server connects to the kubelet of a node.

@@ -64,7 +64,7 @@ func viewOf(t *testing.T, objects ...runtime.Object) *view {
 	v, synced := newView(o, f)
 	f.Start(t.Context().Done())
 	t.Cleanup(f.Shutdown)
-	if !cache.WaitForCacheSync(t.Context().Done(), synced...) {
+	if !cache.WaitFor(t.Context(), "", synced...) {
 		t.Fatal("not synced")
 	}
 	return v

@@ -18,6 +18,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/certificate"
 	"k8s.io/client-go/util/certificate/csr"
@@ -35,7 +36,7 @@ func nodeNameOf(common string) string { return strings.TrimPrefix(common, names.
 
 // subject is a node's identity for the API.
 func subject(node string) pkix.Name {
-	return pkix.Name{CommonName: commonName(node), Organization: []string{"system:nodes"}}
+	return pkix.Name{CommonName: commonName(node), Organization: []string{user.NodesGroup}}
 }
 
 // Join makes this machine a node of the cluster unless it is one, and stores what a later start needs. When it fails,

@@ -31,6 +31,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/jointoken"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
@@ -127,7 +128,7 @@ func Certificates(dataDir string) ([]pki.Certificate, error) {
 // Find returns the cluster. It writes nothing. Its errors are one line and say what to do.
 func Find(ctx context.Context, o Options) (*Cluster, error) {
 	c := &Cluster{opts: o, store: store{o.DataDir}}
-	if c.store.exists(filepath.Join(o.DataDir, "server", "db", "member")) {
+	if c.store.exists(filepath.Join(o.DataDir, datadir.Member)) {
 		return nil, fmt.Errorf("%s has a server's data: an agent needs its own directory, use another --data-dir", o.DataDir)
 	}
 	var given *jointoken.Token

@@ -16,10 +16,12 @@ import (
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
+
+	"kubelith.io/kubelith/base/client"
 )
 
 // serverName is in the certificate of every API server, at any address.
-const serverName = "kubernetes"
+const serverName = client.ServerName
 
 // transport sends requests to the API with the newest certificate of the node.
 //

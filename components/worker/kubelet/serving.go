@@ -15,6 +15,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/util/certificate"
@@ -123,7 +124,7 @@ func servingRequest(name string, nodes corelisters.NodeLister) *x509.Certificate
 	if err != nil {
 		return nil
 	}
-	r := &x509.CertificateRequest{Subject: pkix.Name{CommonName: names.NodeUserPrefix + name, Organization: []string{"system:nodes"}}}
+	r := &x509.CertificateRequest{Subject: pkix.Name{CommonName: names.NodeUserPrefix + name, Organization: []string{user.NodesGroup}}}
 	for _, a := range node.Status.Addresses {
 		ip := net.ParseIP(a.Address)
 		switch a.Type {

@@ -139,12 +139,15 @@ func (s *Server) holdShutdown(ctx context.Context, cs kubernetes.Interface, bus 
 	}
 }
 
-// startAwaiting runs awaitTerminated until the returned function is called.
+// startAwaiting runs awaitTerminated until the returned function is called, which waits for its end.
 func (s *Server) startAwaiting(ctx context.Context, cs kubernetes.Interface) (<-chan error, context.CancelFunc) {
-	ctx, stop := context.WithCancel(ctx)
-	result := make(chan error, 1)
-	go func() { result <- s.awaitTerminated(ctx, cs) }()
-	return result, stop
+	ctx, cancel := context.WithCancel(ctx)
+	result, ended := make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(ended)
+		result <- s.awaitTerminated(ctx, cs)
+	}()
+	return result, func() { cancel(); <-ended }
 }
 
 // awaitTerminated returns when each pod that the node has now is in a terminal phase or gone, in the API. The kubelet

@@ -60,7 +60,7 @@ const (
 type Server struct {
 	opts    Options
 	changed reconcile.Signal
-	moved   reconcile.Broadcast                               // mode or written has changed
+	moved   reconcile.Broadcast                               // mode, written or an object has changed
 	shut    func(ctx context.Context, ips []netip.Addr) error // closes a pod in the kernel
 
 	mu       sync.Mutex
@@ -185,14 +185,13 @@ func (s *Server) Connect(ctx context.Context, pod Pod) error {
 	return nil
 }
 
-// wait waits for a change, or some milliseconds, without the lock. It reports false when ctx has ended.
+// wait waits for a change without the lock. It reports false when ctx has ended.
 func (s *Server) wait(ctx context.Context) bool {
 	moved := s.moved.Next()
 	s.mu.Unlock()
 	defer s.mu.Lock()
 	select {
 	case <-moved:
-	case <-time.After(20 * time.Millisecond): // objects come without a sign
 	case <-ctx.Done():
 		return false
 	}

@@ -68,7 +68,7 @@ func (s *Server) begin(ctx context.Context) (*run, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client: %w", err)
 	}
-	r.events, r.stopEvents = events.NewRecorder(ctx, client, corev1.EventSource{Component: "kubelith", Host: s.opts.NodeName})
+	r.events, r.stopEvents = events.NewRecorder(ctx, client, events.Source(s.opts.NodeName))
 	if s.opts.Informers != nil {
 		r.factory = s.opts.Informers()
 	} else {
@@ -143,6 +143,7 @@ func follow[T metav1.Object](r *run, informer cache.SharedIndexInformer, set, go
 		if r.compiler != nil {
 			f(object)
 			r.changed.Send()
+			r.moved.Send()
 		}
 	}
 	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -174,7 +175,7 @@ func (r *run) followPeers(ctx context.Context) error {
 		}
 		r.compiler.SetPod(&p.Pod)
 	}
-	var synced func() bool
+	var synced cache.DoneChecker
 	if r.own {
 		synced, err = r.streamPods(ctx, set)
 	} else {
@@ -187,7 +188,7 @@ func (r *run) followPeers(ctx context.Context) error {
 			}
 		}, func(pod *corev1.Pod) { r.deletePod(peers.UID(pod)) })
 		if err == nil {
-			synced = pods.handler.HasSynced
+			synced = pods.handler.HasSyncedChecker()
 			r.peers = append(r.peers, pods)
 		}
 	}
@@ -195,7 +196,7 @@ func (r *run) followPeers(ctx context.Context) error {
 		return err
 	}
 	r.factory.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), namespaces.handler.HasSynced, synced) {
+	if !cache.WaitFor(ctx, "", namespaces.handler.HasSyncedChecker(), synced) {
 		return ctx.Err()
 	}
 	r.mu.Lock()
@@ -204,19 +205,25 @@ func (r *run) followPeers(ctx context.Context) error {
 	return nil
 }
 
+// streamed is done when all pods have been sent once. It implements cache.DoneChecker.
+type streamed struct{ context.Context }
+
+func (streamed) Name() string { return "pods of the cluster" }
+
 // streamPods follows pods on an agent until ctx ends.
-func (r *run) streamPods(ctx context.Context, set func(*peers.Pod)) (synced func() bool, err error) {
+func (r *run) streamPods(ctx context.Context, set func(*peers.Pod)) (synced cache.DoneChecker, err error) {
 	client, err := kubernetes.NewForConfig(r.opts.Client)
 	if err != nil {
 		return nil, err
 	}
-	var done atomic.Bool
+	all, done := context.WithCancel(context.Background())
 	locked := func(f func()) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.compiler != nil {
 			f()
 			r.changed.Send()
+			r.moved.Send()
 		}
 	}
 	r.running.Go(func() {
@@ -225,14 +232,14 @@ func (r *run) streamPods(ctx context.Context, set func(*peers.Pod)) (synced func
 			err := peers.Follow(ctx, client.Discovery().RESTClient(), known,
 				func(p *peers.Pod) { locked(func() { set(p) }) },
 				func(uid types.UID) { locked(func() { r.deletePod(uid) }) },
-				func() { done.Store(true) })
+				done)
 			if ctx.Err() == nil {
 				r.opts.Log.WithError(err).Debug("the connection that sends the pods of the cluster has ended")
 			}
 			reconcile.Sleep(ctx, retry)
 		}
 	})
-	return done.Load, nil
+	return streamed{all}, nil
 }
 
 func (r *run) deletePod(uid types.UID) {
@@ -265,7 +272,7 @@ func (r *run) followNodes(ctx context.Context) error {
 		return err
 	}
 	r.factory.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), nodes.handler.HasSynced) {
+	if !cache.WaitFor(ctx, "", nodes.handler.HasSyncedChecker()) {
 		nodes.end()
 		return ctx.Err()
 	}
@@ -294,7 +301,7 @@ func (r *run) loop(ctx context.Context) {
 		watching.Go(func() { r.logDrops(ctx) })
 	}
 	for _, f := range r.policies {
-		if !cache.WaitForCacheSync(ctx.Done(), f.handler.HasSynced) {
+		if !cache.WaitFor(ctx, "", f.handler.HasSyncedChecker()) {
 			return
 		}
 	}

@@ -52,10 +52,10 @@ type volume struct {
 // errNotFound reports that there is no volume of that id.
 var errNotFound = errors.New("no such volume")
 
-var (
-	safeID      = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
-	maxNameSize = 128 // bytes, by the CSI specification
-)
+var safeID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
+
+// maxNameSize is in bytes, by the CSI specification.
+const maxNameSize = 128
 
 // idOf returns the id for a name, which may be any string: the name itself if it can be the name of a directory, like
 // the provisioner's names, else a digest.

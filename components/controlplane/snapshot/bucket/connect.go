@@ -3,7 +3,6 @@ package bucket
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +13,8 @@ import (
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
+
+	"kubelith.io/kubelith/base/pki"
 )
 
 // credentials returns the keys of the account. Errors do not quote the file, which may have them in any form.
@@ -65,14 +66,11 @@ func (o Options) transport() (*http.Transport, error) {
 	}
 	t.TLSClientConfig.InsecureSkipVerify = o.SkipTLSVerify
 	if o.CAFile != "" {
-		pem, err := os.ReadFile(o.CAFile)
+		roots, err := pki.Pool(o.CAFile)
 		if err != nil {
 			return nil, fmt.Errorf("CA file of the store: %w", err)
 		}
-		t.TLSClientConfig.RootCAs = x509.NewCertPool()
-		if !t.TLSClientConfig.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("CA file %s of the store has no certificate: write it as PEM", o.CAFile)
-		}
+		t.TLSClientConfig.RootCAs = roots
 	}
 	t.TLSClientConfig.MinVersion = tls.VersionTLS12
 	return t, nil

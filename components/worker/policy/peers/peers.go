@@ -137,7 +137,7 @@ func serve(w http.ResponseWriter, req *http.Request, pods cache.SharedIndexInfor
 		mu.Lock()                            // nothing writes to w any more
 		defer mu.Unlock()
 	}()
-	if !cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
+	if !cache.WaitFor(ctx, "", handler.HasSyncedChecker()) {
 		return
 	}
 	send(line{Synced: true})

@@ -241,6 +241,9 @@ func (s *Server) APIAddresses() []string {
 	return addresses
 }
 
+// APINames returns the addresses of APIAddresses, and the names and addresses of --tls-san.
+func (s *Server) APINames() []string { return append(s.APIAddresses(), s.TLSSAN...) }
+
 // URL returns the URL at which the host itself reaches the API.
 func (s *Server) URL() string {
 	host := "127.0.0.1"

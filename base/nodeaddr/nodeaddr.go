@@ -41,6 +41,22 @@ func Parse(networks, api []string) (r Rules) {
 	return r
 }
 
+// APINames returns the names and addresses of the API that servers have published on their Nodes.
+func APINames(nodes []*corev1.Node) (all []string) {
+	for _, n := range nodes {
+		if published := n.Annotations[names.APINamesAnnotation]; published != "" && n.Labels[names.RoleLabel] == names.RoleServer {
+			all = append(all, strings.Split(published, ",")...)
+		}
+	}
+	return all
+}
+
+// With returns the rules with the addresses of the API that servers have published on their Nodes.
+func (r Rules) With(nodes []*corev1.Node) Rules {
+	r.API = append(slices.Clone(r.API), Parse(nil, APINames(nodes)).API...)
+	return r
+}
+
 // Addresses are those of one node.
 type Addresses struct {
 	// Own are the addresses that can be the node's, in the order of its status.
@@ -51,7 +67,7 @@ type Addresses struct {
 
 // Of returns the addresses of each of the nodes by name. If two nodes have the same address, the older one keeps it.
 func (r Rules) Of(nodes []*corev1.Node) map[string]Addresses {
-	nodes = slices.Clone(nodes)
+	r, nodes = r.With(nodes), slices.Clone(nodes)
 	slices.SortFunc(nodes, func(a, b *corev1.Node) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
 	})

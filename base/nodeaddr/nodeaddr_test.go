@@ -19,6 +19,12 @@ func node(name string, age int64, role string, addresses ...string) *corev1.Node
 	return n
 }
 
+// published has a node name the API, which counts for a server.
+func published(n *corev1.Node, api string) *corev1.Node {
+	n.Annotations = map[string]string{names.APINamesAnnotation: api}
+	return n
+}
+
 func TestOf(t *testing.T) {
 	rules := Parse([]string{"10.42.0.0/16", "10.43.0.0/16", "fd00:42::/56"}, []string{"192.0.2.1", "api.example.org", "198.51.100.1"})
 	for _, tc := range []struct {
@@ -32,6 +38,11 @@ func TestOf(t *testing.T) {
 		{"an agent's is not", []*corev1.Node{node("a", 9, "agent", "192.0.2.1", "198.51.100.1", "::ffff:192.0.2.1"), node("s", 1, names.RoleServer, "192.0.2.1")},
 			map[string][]string{"s": {"192.0.2.1"}},
 			map[string][]string{"a": {"192.0.2.1 is an address of the API server", "198.51.100.1 is an address of the API server", "192.0.2.1 is an address of the API server"}}},
+		{"another server's is not", []*corev1.Node{node("a", 9, "agent", "192.0.2.8", "192.0.2.9"), published(node("s", 1, names.RoleServer, "192.0.2.7"), "192.0.2.8,api.two.example,192.0.2.9")},
+			map[string][]string{"s": {"192.0.2.7"}},
+			map[string][]string{"a": {"192.0.2.8 is an address of the API server", "192.0.2.9 is an address of the API server"}}},
+		{"an agent has no API", []*corev1.Node{node("a", 1, "agent", "192.0.2.8"), published(node("b", 9, "agent", "192.0.2.7"), "192.0.2.8")},
+			map[string][]string{"a": {"192.0.2.8"}, "b": {"192.0.2.7"}}, nil},
 		{"the older node is right", []*corev1.Node{node("thief", 1, "agent", "192.0.2.3", "192.0.2.2"), node("a", 2, "agent", "192.0.2.2")},
 			map[string][]string{"a": {"192.0.2.2"}, "thief": {"192.0.2.3"}}, map[string][]string{"thief": {"192.0.2.2 is the address of the node a"}}},
 		{"of the same age, the first by name", []*corev1.Node{node("b", 1, "agent", "192.0.2.2"), node("a", 1, "agent", "192.0.2.2")},

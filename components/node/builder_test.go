@@ -5,14 +5,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
 
 	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/hostport"
 	"kubelith.io/kubelith/base/lifecycle"
+	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
 )
 
@@ -209,6 +213,31 @@ func TestNames(t *testing.T) {
 	}
 	if want = slices.Compact(want); !slices.Equal(got, want) {
 		t.Errorf("config.Components has %v, want %v", got, want)
+	}
+}
+
+// TestOwnPorts: no Service of type LoadBalancer gets a port on which a component listens for other machines.
+func TestOwnPorts(t *testing.T) {
+	for _, backend := range []string{"vxlan", "wireguard"} {
+		cfg := planned(t, func(c *config.Server) { c.Network, c.HTTPSPort = backend, 7443 })
+		_, components, err := plan(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		node, server := ownPorts(cfg)
+		taken := slices.Concat(node, server)
+		has := func(network string, number int) bool {
+			return slices.Contains(taken, hostport.Port{Protocol: corev1.Protocol(strings.ToUpper(network)), Number: int32(number)})
+		}
+		for _, p := range ports(components) {
+			loopback := p.Address != "" && net.ParseIP(p.Address).IsLoopback()
+			if p.Component != "kubelet" && !loopback && !has(p.Network, p.Number) { // the kubelet's is in its Node
+				t.Errorf("%s: a Service may get %d/%s, the port of %s", backend, p.Number, p.Network, p.Component)
+			}
+		}
+		if !has("tcp", names.PeerPort) { // where etcd listens once there are other servers
+			t.Errorf("%s: a Service may get %d/tcp", backend, names.PeerPort)
+		}
 	}
 }
 

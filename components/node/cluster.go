@@ -12,6 +12,7 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/hostport"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/names"
@@ -31,8 +32,9 @@ import (
 	embedded "kubelith.io/kubelith/manifests"
 )
 
-// cluster adds the components of which a cluster has one, on the leading server. They take names and addresses from the
-// API, and work with an empty local disk.
+// cluster adds the components of which a cluster has one, on the leading server. They take the names and addresses of
+// machines from the API, and work with an empty local disk. Of this server they have the keys, which all servers share,
+// the address that it publishes for joins, and the files of its manifests and join token.
 func cluster(b *builder, p *plane) {
 	cfg := p.cfg
 	controllers, err := controllermanager.New(controllermanager.Options{
@@ -109,7 +111,7 @@ func cluster(b *builder, p *plane) {
 
 	b.elect(manifests.New(manifests.Options{
 		Client:   p.leader.Config(client.Manifests),
-		Dir:      filepath.Join(cfg.DataDir, "server", "manifests"),
+		Dir:      filepath.Join(cfg.DataDir, datadir.Manifests),
 		Embedded: embedded.Cluster(),
 		Log:      p.logFor("manifests"),
 	}))
@@ -138,21 +140,30 @@ func signedFor(controllers *controllermanager.Server) time.Duration {
 
 // serviceLB returns the Service load balancer or, when it is disabled, the component that removes its addresses.
 func serviceLB(cfg *config.Server, o servicelb.Options) lifecycle.Component {
-	o.ServerPorts = []hostport.Port{{Protocol: corev1.ProtocolTCP, Number: int32(cfg.HTTPSPort)}}
-	o.NodePorts = []hostport.Port{
+	o.NodePorts, o.ServerPorts = ownPorts(cfg)
+	o.Addresses = nodeAddresses(cfg)
+	if cfg.Disabled("servicelb") {
+		return servicelb.NewCleaner(o)
+	}
+	return servicelb.New(o)
+}
+
+// ownPorts returns the ports on which Kubelith listens on each node, and on servers in addition, whatever this one has
+// switched off. The kubelet's is in its Node.
+func ownPorts(cfg *config.Server) (node, server []hostport.Port) {
+	node = []hostport.Port{
 		{Protocol: corev1.ProtocolTCP, Number: names.ProxyHealthPort},
 		{Protocol: corev1.ProtocolTCP, Number: names.DNSPort},
 		{Protocol: corev1.ProtocolUDP, Number: names.DNSPort},
 		{Protocol: corev1.ProtocolUDP, Number: names.VXLANPort},
 	}
 	if network.Backend(cfg.Network) == network.WireGuard {
-		o.NodePorts = append(o.NodePorts, hostport.Port{Protocol: corev1.ProtocolUDP, Number: names.WireGuardPort})
+		node = append(node, hostport.Port{Protocol: corev1.ProtocolUDP, Number: names.WireGuardPort})
 	}
-	o.Addresses = nodeAddresses(cfg)
-	if cfg.Disabled("servicelb") {
-		return servicelb.NewCleaner(o)
+	return node, []hostport.Port{
+		{Protocol: corev1.ProtocolTCP, Number: int32(cfg.HTTPSPort)},
+		{Protocol: corev1.ProtocolTCP, Number: names.PeerPort}, // also while there are no other servers, which could not join
 	}
-	return servicelb.New(o)
 }
 
 // metricsPublisher creates the APIService of the metrics API or, when that is disabled, removes it.
@@ -165,7 +176,7 @@ func metricsPublisher(cfg *config.Server, o metricspublisher.Options) lifecycle.
 
 // nodeAddresses returns the rules that addresses of nodes are checked against.
 func nodeAddresses(cfg *config.Server) nodeaddr.Rules {
-	rules := nodeaddr.Parse(slices.Concat(cfg.ClusterCIDR, cfg.ServiceCIDR), append(cfg.APIAddresses(), cfg.TLSSAN...))
+	rules := nodeaddr.Parse(slices.Concat(cfg.ClusterCIDR, cfg.ServiceCIDR), cfg.APINames())
 	rules.APIPort = uint16(cfg.HTTPSPort)
 	return rules
 }

@@ -76,6 +76,7 @@ func server(cfg *config.Server, machine *machine, log *logrus.Logger) ([]lifecyc
 		machine:  machine,
 		log:      log,
 		role:     names.RoleServer,
+		apiNames: cfg.APINames(),
 		cluster:  cfg.ClusterInfo("", ""), // without its versions, which are not needed here
 		client:   p.workerClient,
 		plugins:  p.plugins,

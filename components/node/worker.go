@@ -12,6 +12,7 @@ import (
 
 	"kubelith.io/kubelith/base/client"
 	"kubelith.io/kubelith/base/config"
+	"kubelith.io/kubelith/base/datadir"
 	"kubelith.io/kubelith/base/logging"
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/base/pki"
@@ -38,8 +39,9 @@ type workerOptions struct {
 	cfg       *config.Node
 	machine   *machine
 	log       *logrus.Logger
-	role      string // the value of names.RoleLabel
-	machineID string // the value of names.MachineLabel; empty: none
+	role      string   // the value of names.RoleLabel
+	machineID string   // the value of names.MachineLabel; empty: none
+	apiNames  []string // of a server's API
 	cluster   *config.ClusterInfo
 
 	// client returns the configuration with which a component calls the API. On a server it has that identity, of
@@ -74,7 +76,7 @@ func worker(b *builder, w workerOptions) *kubelet.Server {
 	socket := cfg.ContainerdSocket()
 	cniConfDir, cniSocket := filepath.Join(cfg.SocketDir(), "cni", "net.d"), filepath.Join(cfg.SocketDir(), "cni", "podlink.sock")
 	runtime := containerd.New(containerd.Options{
-		Root:           filepath.Join(cfg.DataDir, "agent", "containerd"),
+		Root:           filepath.Join(cfg.DataDir, datadir.Containerd),
 		State:          filepath.Join(cfg.SocketDir(), "containerd"),
 		Socket:         socket,
 		BinDir:         w.machine.binDir,
@@ -93,7 +95,7 @@ func worker(b *builder, w workerOptions) *kubelet.Server {
 	// Nothing imports images without a runtime.
 	b.with("containerd").add(images.New(images.Options{
 		ContainerdAddress: socket,
-		Snapshotter:       func() string { return containerd.Snapshotter(filepath.Join(cfg.DataDir, "agent", "containerd")) },
+		Snapshotter:       func() string { return containerd.Snapshotter(filepath.Join(cfg.DataDir, datadir.Containerd)) },
 		ArchiveDir:        filepath.Join(cfg.DataDir, "agent", "images"),
 		Log:               logFor("images"),
 	}))
@@ -222,6 +224,7 @@ func worker(b *builder, w workerOptions) *kubelet.Server {
 		Observer:     w.machine.status,
 		NodeName:     cfg.NodeName,
 		External:     cfg.NodeExternalIP,
+		APINames:     w.apiNames,
 		Client:       w.client("status", asNode),
 		Certificates: func() ([]pki.Certificate, error) { return Certificates(cfg) },
 		Log:          logFor("status"),

@@ -63,9 +63,9 @@ func (s *Server) objection(node *corev1.Node, ip net.IP, all []*corev1.Node) str
 	has := slices.Contains(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: ip.String()})
 	server := s.isServer(node.Name, node)
 	if !server { // the API's address may be the server's
-		api, err := readCert(s.opts.ServerCert)
+		api, err := s.apiNames()
 		if err != nil {
-			return fmt.Sprintf("the API server's certificate cannot be read: %v", err)
+			return err.Error()
 		}
 		if why := s.reservedIP(ip, api); why != "" {
 			return why

@@ -22,6 +22,7 @@ import (
 	"k8s.io/kubernetes/pkg/controller/certificates"
 
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/nodeaddr"
 )
 
 // Reasons to deny a node its serving certificate.
@@ -102,9 +103,9 @@ func (s *Server) foreign(ctx context.Context, name string, request *x509.Certifi
 
 // reserved returns which of the requested names no node can have, whatever its Node lists: nodes write that themselves.
 func (s *Server) reserved(name string, request *x509.CertificateRequest) (string, error) {
-	api, err := readCert(s.opts.ServerCert)
+	api, err := s.apiNames()
 	if err != nil {
-		return "", fmt.Errorf("read the API server's certificate: %w", err)
+		return "", err
 	}
 	for _, ip := range request.IPAddresses {
 		if why := s.reservedIP(ip, api); why != "" {
@@ -183,11 +184,21 @@ func namesOf(node *corev1.Node) map[string]bool {
 	return names
 }
 
-// readCert reads the file each time: the certificate is renewed, and gets new names.
-func readCert(path string) (*x509.Certificate, error) {
-	certs, err := certutil.CertsFromFile(path)
+// apiNames returns the certificate of this server's API, with the names in addition that servers have published. It
+// reads the file each time: the certificate is renewed, and gets new names.
+func (s *Server) apiNames() (*x509.Certificate, error) {
+	certs, err := certutil.CertsFromFile(s.opts.ServerCert)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read the API server's certificate: %w", err)
 	}
-	return certs[0], nil
+	all := *certs[0]
+	nodes, _ := s.nodes.List(labels.Everything()) // from memory: it does not fail
+	for _, name := range nodeaddr.APINames(nodes) {
+		if ip := net.ParseIP(name); ip != nil {
+			all.IPAddresses = append(all.IPAddresses, ip)
+		} else {
+			all.DNSNames = append(all.DNSNames, name)
+		}
+	}
+	return &all, nil
 }

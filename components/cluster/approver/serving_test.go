@@ -13,6 +13,8 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubelith.io/kubelith/base/names"
 )
 
 func TestServing(t *testing.T) {
@@ -129,6 +131,38 @@ func TestServingWaits(t *testing.T) {
 	}
 	if got, err := c.ask(t, r); err != nil || got != "approved" {
 		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// TestServingOfOtherServers: no node gets a name of another server's API, which that has published. An agent's Node
+// publishes nothing.
+func TestServingOfOtherServers(t *testing.T) {
+	publishing := func(name, role, api string, addresses ...string) *corev1.Node {
+		n := node(name, addresses...)
+		n.Labels = map[string]string{names.RoleLabel: role}
+		n.Annotations = map[string]string{names.APINamesAnnotation: api}
+		return n
+	}
+	c := newCluster(t, node("a", "a.two.example", "192.0.2.11", "192.0.2.8", "api.two.example", "free.example"),
+		publishing("server-2", names.RoleServer, "192.0.2.8,API.two.example,*.wild.two.example", "192.0.2.7"),
+		publishing("b", names.RoleAgent, "free.example", "192.0.2.9"))
+	c.now = func() time.Time { return made.Add(time.Hour) }
+	for name, want := range map[string]string{
+		"192.0.2.8":          "NotItsOwn: 192.0.2.8 is an address of the API server",
+		"api.two.example":    "NotItsOwn: api.two.example is a name of the API server",
+		"x.wild.two.example": "NotItsOwn: x.wild.two.example matches a name",
+		"a.two.example":      "approved",
+		"free.example":       "approved",
+	} {
+		var request *certificatesv1.CertificateSigningRequest
+		if net.ParseIP(name) != nil {
+			request = serving(t, "a", nil, name)
+		} else {
+			request = serving(t, "a", []string{name})
+		}
+		if got, err := c.ask(t, request); err != nil || !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %q, %v, want %q", name, got, err, want)
+		}
 	}
 }
 

@@ -1,5 +1,6 @@
 // Package status reports the state of this process's components where an operator looks: in a condition of the Node, in
-// Events about it, and in metrics. It also writes the external addresses that the Node claims.
+// Events about it, and in metrics. It also writes the external addresses that the Node claims, and
+// the names of a server's API.
 //
 // The Group of components (base/lifecycle) sends the Observer its events. Nothing here starts or ends a component.
 package status
@@ -47,6 +48,7 @@ type Options struct {
 	Observer *Observer // receives the Group's events
 	NodeName string
 	External []string     // addresses at which the node is reached from outside
+	APINames []string     // names and addresses of this server's API; none on an agent
 	Client   *rest.Config // acts as the node
 	// Certificates returns those of this machine; nil: none are reported. With an error it returns those that it can
 	// read.
@@ -93,7 +95,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 
 func (s *Server) run(ctx context.Context, cs kubernetes.Interface, ready func()) error {
 	s.work.Reset()
-	recorder, stop := events.NewRecorder(ctx, cs, corev1.EventSource{Component: "kubelith", Host: s.opts.NodeName})
+	recorder, stop := events.NewRecorder(ctx, cs, events.Source(s.opts.NodeName))
 	defer stop()
 	node := events.Node(s.opts.NodeName)
 
@@ -129,7 +131,7 @@ func (s *Server) sync(ctx context.Context, cs kubernetes.Interface) error {
 	if conditions := nodepatch.Conditions(node.Status.Conditions, s.opts.Observer.conditions(), metav1.Now(), reported); len(conditions) > 0 {
 		patch["status"] = map[string]any{"conditions": conditions}
 	}
-	if annotations := claims(node.Annotations, s.opts.External); len(annotations) > 0 {
+	if annotations := claims(node.Annotations, s.opts); len(annotations) > 0 {
 		patch["metadata"] = map[string]any{"annotations": annotations}
 	}
 	if len(patch) == 0 {
@@ -138,15 +140,18 @@ func (s *Server) sync(ctx context.Context, cs kubernetes.Interface) error {
 	return nodepatch.Status(ctx, cs, s.opts.NodeName, patch)
 }
 
-// claims returns the annotation of a Node that is to be set, or removed if nil: its external addresses, about which the
-// server decides.
-func claims(have map[string]string, external []string) map[string]any {
-	value, has := have[names.ExternalIPAnnotation]
-	switch want := strings.Join(external, ","); {
-	case want == "" && has:
-		return map[string]any{names.ExternalIPAnnotation: nil}
-	case want != value:
-		return map[string]any{names.ExternalIPAnnotation: want}
+// claims returns the annotations of a Node that are to be set, or removed if nil: its external addresses, about which
+// the server decides, and the names of its API.
+func claims(have map[string]string, o Options) map[string]any {
+	patch := map[string]any{}
+	for annotation, all := range map[string][]string{names.ExternalIPAnnotation: o.External, names.APINamesAnnotation: o.APINames} {
+		value, has := have[annotation]
+		switch want := strings.Join(all, ","); {
+		case want == "" && has:
+			patch[annotation] = nil
+		case want != value:
+			patch[annotation] = want
+		}
 	}
-	return nil
+	return patch
 }

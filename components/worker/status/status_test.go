@@ -149,7 +149,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestClaims: the Node claims the external addresses of the settings, and no others.
+// TestClaims: the Node claims the external addresses of the settings, and no others; a server's also names its API.
 func TestClaims(t *testing.T) {
 	for name, tc := range map[string]struct {
 		has      string // empty: no annotation
@@ -166,8 +166,14 @@ func TestClaims(t *testing.T) {
 		if tc.has != "" {
 			have[names.ExternalIPAnnotation] = tc.has
 		}
-		if got := claims(have, tc.external); !maps.Equal(got, tc.want) {
+		if got := claims(have, Options{External: tc.external}); !maps.Equal(got, tc.want) {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
+		}
+		have[names.APINamesAnnotation] = "192.0.2.1,old.example"
+		want := map[string]any{names.APINamesAnnotation: "192.0.2.1,api.example"}
+		maps.Copy(want, tc.want)
+		if got := claims(have, Options{External: tc.external, APINames: []string{"192.0.2.1", "api.example"}}); !maps.Equal(got, want) {
+			t.Errorf("%s, on a server: %v, want %v", name, got, want)
 		}
 	}
 }

@@ -3,7 +3,6 @@ package api
 import (
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -62,59 +61,6 @@ webhooks:
   failurePolicy: %s
   timeoutSeconds: %d
 `, kind, name, ns, path, ca, ns, policy, timeout)
-}
-
-func TestWebhooks(t *testing.T) {
-	t.Parallel()
-	s := cluster.Get(t)
-	ns := s.Namespace(t)
-	ca, pod := tlsServer(t, s, ns, "hook", "webhook")
-	mutating, validating := ns+"-mutate", ns+"-validate"
-	t.Cleanup(func() {
-		s.TryKubectl(t, "delete", "mutatingwebhookconfiguration", mutating, "--ignore-not-found")
-		s.TryKubectl(t, "delete", "validatingwebhookconfiguration", validating, "--ignore-not-found")
-	})
-
-	apply(t, s, "", webhookConfig("MutatingWebhookConfiguration", mutating, ns, "/mutate", "Fail", ca))
-	n := 0
-	harness.Eventually(t, 20*time.Second, "an object that was mutated", func() error {
-		n++
-		// Also the Service's rules may need a moment; then the webhook cannot be called.
-		cm, err := s.Client(t).CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("m-%d", n)}}, metav1.CreateOptions{})
-		if err != nil {
-			return err
-		}
-		if cm.Labels["mutated"] != "yes" {
-			return fmt.Errorf("labels %v", cm.Labels)
-		}
-		return nil
-	})
-	harness.Eventually(t, 20*time.Second, "the webhook's log to have the question", func() error {
-		if log := s.PodLogs(t, pod, "main"); !strings.Contains(log, fmt.Sprintf("review /mutate CREATE configmaps %s/m-%d", ns, n)) {
-			return errors.New(log)
-		}
-		return nil
-	})
-
-	apply(t, s, "", webhookConfig("ValidatingWebhookConfiguration", validating, ns, "/deny-label", "Fail", ca))
-	mustRefuse(t, s, configMap("v", "forbidden: really", ""), "the label forbidden is forbidden", "-n", ns, "create")
-	apply(t, s, ns, configMap("good", "a: b", ""))
-	if res := s.TryKubectl(t, "-n", ns, "label", "configmap", "good", "forbidden=x"); res.Code == 0 || !strings.Contains(res.Stderr, "is forbidden") {
-		t.Errorf("an update: %+v", res)
-	}
-
-	for _, path := range []string{"/hang", "/crash"} {
-		apply(t, s, "", webhookConfig("ValidatingWebhookConfiguration", validating, ns, path, "Fail", ca))
-		mustRefuse(t, s, configMap("f", "", ""), "failed calling webhook", "-n", ns, "create")
-		apply(t, s, "", webhookConfig("ValidatingWebhookConfiguration", validating, ns, path, "Ignore", ca))
-		harness.Eventually(t, 20*time.Second, "failures of "+path+" to be ignored", func() error {
-			res := s.TryKubectl(t, "-n", ns, "create", "configmap", "ignored"+strings.TrimPrefix(path, "/"))
-			if res.Code != 0 {
-				return fmt.Errorf("%s", res.Stderr)
-			}
-			return nil
-		})
-	}
 }
 
 func TestAggregation(t *testing.T) {
@@ -264,66 +210,4 @@ func TestServerSideApply(t *testing.T) {
 		t.Errorf("the data is %v", data)
 	}
 	mustRefuse(t, s, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: d}\ndate: {}\n", `unknown field "date"`, "-n", ns, "create", "--validate=strict")
-}
-
-func TestAdmissionPolicies(t *testing.T) {
-	t.Parallel()
-	s := cluster.Get(t)
-	ns := s.Namespace(t)
-	apply(t, s, "", fmt.Sprintf(`apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicy
-metadata: {name: %[1]s}
-spec:
-  failurePolicy: Fail
-  matchConstraints:
-    namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %[1]s}}
-    resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE, UPDATE], resources: [configmaps]}]
-  validations:
-  - expression: "!has(object.data) || object.data.all(k, size(object.data[k]) < 10)"
-    messageExpression: "'values of ' + object.metadata.name + ' must be short'"
----
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicyBinding
-metadata: {name: %[1]s}
-spec: {policyName: %[1]s, validationActions: [Deny]}
----
-apiVersion: admissionregistration.k8s.io/v1
-kind: MutatingAdmissionPolicy
-metadata: {name: %[1]s}
-spec:
-  failurePolicy: Fail
-  reinvocationPolicy: Never
-  matchConstraints:
-    namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %[1]s}}
-    resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [configmaps]}]
-  mutations:
-  - patchType: ApplyConfiguration
-    applyConfiguration: {expression: "Object{metadata: Object.metadata{labels: {'by': 'policy'}}}"}
----
-apiVersion: admissionregistration.k8s.io/v1
-kind: MutatingAdmissionPolicyBinding
-metadata: {name: %[1]s}
-spec: {policyName: %[1]s}
-`, ns))
-	t.Cleanup(func() {
-		for _, kind := range []string{"validatingadmissionpolicy", "mutatingadmissionpolicy"} {
-			s.TryKubectl(t, "delete", kind, ns)
-			s.TryKubectl(t, "delete", kind+"binding", ns)
-		}
-	})
-	long := configMap("long", "", "a: this is far too long")
-	harness.Eventually(t, 30*time.Second, "the policy to deny", func() error {
-		message, err := refused(t, s, long, "-n", ns, "create", "--dry-run=server")
-		if err == nil && !strings.Contains(message, "values of long must be short") {
-			err = fmt.Errorf("the message is %s", message)
-		}
-		return err
-	})
-	harness.Eventually(t, 30*time.Second, "the policy to mutate", func() error {
-		out := s.KubectlInput(t, configMap("short", "", "a: b"), "-n", ns, "create", "--dry-run=server", "-f", "-", "-o", "jsonpath={.metadata.labels.by}")
-		if out != "policy" {
-			return fmt.Errorf("the label is %q", out)
-		}
-		return nil
-	})
 }

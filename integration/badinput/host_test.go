@@ -99,15 +99,12 @@ func TestHost(t *testing.T) {
 		contains(t, message, `--default-runtime (defaultRuntime): unknown value "nosuch": use one of runc, crun, youki`)
 	})
 	t.Run("not root", func(t *testing.T) {
-		setpriv, err := exec.LookPath("setpriv")
-		if err != nil {
-			t.Skip("setpriv (util-linux) is missing")
-		}
+		harness.RequireProgram(t, "setpriv")
 		cmd := s.BinaryCommand("server")
 		// nsenter ... -- kubelith server: setpriv goes in front of the executable.
 		for i, arg := range cmd.Args {
 			if arg == "--" {
-				rest := append([]string{setpriv, "--reuid=65534", "--regid=65534", "--clear-groups", "--"}, cmd.Args[i+1:]...)
+				rest := append([]string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"}, cmd.Args[i+1:]...)
 				cmd.Args = append(cmd.Args[:i+1], rest...)
 				break
 			}

@@ -30,6 +30,7 @@ func TestMain(m *testing.M) { harness.Main(m) }
 // TestList: kubelith certificate list shows all certificates whether the server runs or not, the metrics report when
 // each expires, and the Node has an Event for a CA in the last tenth of its life.
 func TestList(t *testing.T) {
+	t.Parallel()
 	s := harness.New(t, harness.Options{})
 	if r := s.RunBinary(t, "certificate", "list"); r.Code == 0 || strings.Count(r.Stderr, "\n") != 1 || !strings.Contains(r.Stderr, "has no certificates: run it as root on a server or an agent") {
 		t.Errorf("before a first start: status %d, %q", r.Code, r.Stderr)

@@ -15,20 +15,6 @@ import (
 	"kubelith.io/kubelith/integration/harness"
 )
 
-func TestPodToPod(t *testing.T) {
-	t.Parallel()
-	s := cluster.Get(t)
-	ns := s.Namespace(t)
-	pods := runAll(t, s, sleeper(ns, "client"), web(ns, "server"))
-	a := mustAsk(t, s, pods[0], "http://"+pods[1].Status.PodIP+":8080/")
-	if a.Hostname != "server" || a.From() != pods[0].Status.PodIP {
-		t.Errorf("%s answered and saw %s; the client is %s", a.Hostname, a.Remote, pods[0].Status.PodIP)
-	}
-	if harness.NamespaceOf(t, s.ContainerPID(t, pods[0], "main"), "net") == harness.NamespaceOf(t, s.PID(), "net") {
-		t.Error("the pod is in the host's network namespace")
-	}
-}
-
 // TestMasquerade: a listener outside of the node sees the node's address, not the pod's.
 func TestMasquerade(t *testing.T) {
 	t.Parallel()

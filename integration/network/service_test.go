@@ -1,7 +1,6 @@
 package network
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +12,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"kubelith.io/kubelith/base/names"
 	"kubelith.io/kubelith/integration/harness"
@@ -75,77 +73,6 @@ func TestClusterIP(t *testing.T) {
 		}
 		return nil
 	})
-}
-
-func TestClusterIPOverUDP(t *testing.T) {
-	t.Parallel()
-	s := cluster.Get(t)
-	ns := s.Namespace(t)
-	runAll(t, s, harness.Pod(ns, "echo", "/bin/probe", "echo"))
-	svc := service(t, s, ns, "echo", func(svc *corev1.Service) {
-		svc.Spec.Ports = []corev1.ServicePort{{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 7, TargetPort: intstr.FromInt(9000)}}
-	})
-	harness.Eventually(t, 15*time.Second, "an echo", func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		defer cancel()
-		conn, err := s.DialContext(ctx, "udp", svc.Spec.ClusterIP+":7")
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		conn.SetDeadline(time.Now().Add(2 * time.Second))
-		fmt.Fprint(conn, "hello")
-		buf := make([]byte, 1000)
-		n, err := conn.Read(buf)
-		if err == nil && !(strings.HasPrefix(string(buf[:n]), "echo ") && strings.HasSuffix(string(buf[:n]), ": hello")) {
-			err = fmt.Errorf("the answer is %q", buf[:n])
-		}
-		return err
-	})
-}
-
-func TestSessionAffinity(t *testing.T) {
-	t.Parallel()
-	s := cluster.Get(t)
-	ns := s.Namespace(t)
-	backends(t, s, ns, 3)
-	svc := service(t, s, ns, "web", func(svc *corev1.Service) { svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
-	url := "http://" + svc.Spec.ClusterIP + "/"
-	request := func() (answer, error) { return harness.Ask(s.HTTPClient(harness.Patience(3*time.Second)), url) }
-	harness.Eventually(t, 15*time.Second, "the Service", func() error { _, err := request(); return err })
-	if seen := spread(t, 20, request); len(seen) != 1 {
-		t.Errorf("20 requests of one client were answered by %v", seen)
-	}
-	s.Kubectl(t, "-n", ns, "patch", "service", "web", "-p", `{"spec":{"sessionAffinity":"None"}}`)
-	harness.Eventually(t, 15*time.Second, "requests to be spread again", func() error {
-		if seen := spread(t, 20, request); len(seen) < 2 {
-			return fmt.Errorf("20 requests were answered by %v", seen)
-		}
-		return nil
-	})
-}
-
-func TestNodePort(t *testing.T) {
-	t.Parallel()
-	s := cluster.Get(t)
-	ns := s.Namespace(t)
-	pods := backends(t, s, ns, 1)
-	svc := service(t, s, ns, "web", func(svc *corev1.Service) { svc.Spec.Type = corev1.ServiceTypeNodePort })
-	url := fmt.Sprintf("http://%s:%d/", s.NodeIP, svc.Spec.Ports[0].NodePort)
-	a := mustAskOutside(t, url)
-	if a.Hostname != "a" {
-		t.Errorf("answered by %q", a.Hostname)
-	}
-	// Policy Cluster: the answer must come back through this node, so the source is hidden.
-	if a.From() == s.HostIP {
-		t.Errorf("the pod saw the outside address %s", a.Remote)
-	}
-	if _, err := harness.Ask(outside(), "http://"+pods[0].Status.PodIP+":8080/"); err == nil {
-		t.Errorf("the outside has a route to pods: then the test above shows nothing")
-	}
-	if a, err := harness.Ask(s.HTTPClient(harness.Patience(3*time.Second)), url); err != nil || a.Hostname != "a" {
-		t.Errorf("from the node itself: %v, %v", a, err)
-	}
 }
 
 func TestExternalTrafficPolicyLocal(t *testing.T) {

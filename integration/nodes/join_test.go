@@ -1,7 +1,6 @@
 package nodes
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -12,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -69,48 +67,7 @@ func TestJoin(t *testing.T) {
 		}
 		together(t, parts...)
 	})
-	before, err := denied(t, c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	together(t,
-		harness.Part{Name: "denied-requests-go", Run: func(t *testing.T) { testDeniedGo(t, c, before) }}, // they stay for a minute
-		harness.Part{Name: "removed", Run: func(t *testing.T) { testRemoved(t, c, first) }},
-	)
-}
-
-// denied returns the requests for certificates that were denied: why, by name.
-func denied(t *testing.T, c *harness.Cluster) (map[string]string, error) {
-	t.Helper()
-	list, err := c.Server.Client(t).CertificatesV1().CertificateSigningRequests().List(context.Background(), metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	why := map[string]string{}
-	for _, csr := range list.Items {
-		for _, cond := range csr.Status.Conditions {
-			if cond.Type == certificatesv1.CertificateDenied {
-				why[csr.Name] = cond.Message
-			}
-		}
-	}
-	return why, nil
-}
-
-// testDeniedGo waits until requests that were denied before are deleted.
-func testDeniedGo(t *testing.T, c *harness.Cluster, before map[string]string) {
-	harness.Eventually(t, 2*time.Minute, "denied requests to be deleted", func() error {
-		now, err := denied(t, c)
-		if err != nil {
-			return err
-		}
-		for name, why := range now {
-			if _, known := before[name]; known {
-				return fmt.Errorf("%s is there: %s", name, why)
-			}
-		}
-		return nil
-	})
+	t.Run("removed", func(t *testing.T) { testRemoved(t, c, first) })
 }
 
 // testRemoved shuts an agent out that does not know of it, and lets it join again, with a token for one machine that no

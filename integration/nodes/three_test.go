@@ -27,7 +27,7 @@ func TestThreeNodes(t *testing.T) {
 		run  func(*testing.T, *harness.Cluster)
 	}{
 		{"vxlan", testTraffic("vxlan",
-			trafficPart{"streams", func(t *testing.T, c *harness.Cluster, _ string, _ []*corev1.Pod) { testStreams(t, c, c.Nodes()...) }},
+			trafficPart{"streams", func(t *testing.T, c *harness.Cluster, _ string, _ []*corev1.Pod) { testStreams(t, c, c.Agents...) }},
 			trafficPart{"daemon-set", testDaemonSet},
 		)},
 		{"drain", testDrain},

@@ -2,12 +2,9 @@ package pods
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"testing"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
 
 	"kubelith.io/kubelith/integration/harness"
 )
@@ -39,27 +36,4 @@ func TestLogsFollow(t *testing.T) {
 	if err := cmd.Wait(); err != nil || !watchdog.Stop() {
 		t.Errorf("kubectl logs --follow did not end with the container: %v", err)
 	}
-}
-
-func TestLogsPrevious(t *testing.T) {
-	t.Parallel()
-	s := cluster.Get(t)
-	ns := s.Namespace(t)
-	pod := harness.Pod(ns, "twice", harness.Shell("if [ -e /data/second ]; then echo second; exec sleep 1000; fi; touch /data/second; echo first; exit 1")...)
-	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	pod.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
-	pod.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}
-	pod = s.Create(t, pod)
-	s.WaitPod(t, pod, "to have been restarted", func(p *corev1.Pod) error {
-		if st := harness.Status(p, "main"); st == nil || st.RestartCount != 1 {
-			return errors.New("not yet")
-		}
-		return harness.PodReady(p)
-	})
-	harness.Eventually(t, 20*time.Second, "the logs", func() error {
-		if now, before := s.Kubectl(t, "-n", ns, "logs", "twice"), s.Kubectl(t, "-n", ns, "logs", "--previous", "twice"); now != "second\n" || before != "first\n" {
-			return fmt.Errorf("now %q, before %q", now, before)
-		}
-		return nil
-	})
 }

@@ -72,25 +72,3 @@ func TestTaints(t *testing.T) {
 	untaint()
 	s.WaitRunning(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "intolerant"}})
 }
-
-// TestAntiAffinity keeps two pods apart, which on one node means that the second waits.
-func TestAntiAffinity(t *testing.T) {
-	t.Parallel()
-	s := cluster.Get(t)
-	ns := s.Namespace(t)
-	pod := func(name string) *corev1.Pod {
-		p := harness.Pod(ns, name, "/bin/probe", "sleep")
-		p.Labels = map[string]string{"keep": "apart"}
-		p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
-			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
-				LabelSelector: &metav1.LabelSelector{MatchLabels: p.Labels}, TopologyKey: corev1.LabelHostname,
-			}},
-		}}
-		return p
-	}
-	s.Run(t, pod("first"))
-	second := s.Create(t, pod("second"))
-	s.WaitPod(t, second, "to wait", scheduled(corev1.ConditionFalse, "anti-affinity"))
-	s.Kubectl(t, "-n", ns, "delete", "pod", "first")
-	s.WaitRunning(t, second)
-}

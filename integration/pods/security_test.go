@@ -42,39 +42,6 @@ func TestSecurityContext(t *testing.T) {
 	}
 }
 
-// TestPrivileged: a privileged container may mount; a read-only root refuses writes.
-func TestPrivileged(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct {
-		name   string
-		sc     corev1.SecurityContext
-		script string
-		ok     bool
-	}{
-		{"mount-privileged", corev1.SecurityContext{Privileged: ptr(true)}, "mount -t tmpfs tmpfs /mnt", true},
-		{"write-readonly", corev1.SecurityContext{ReadOnlyRootFilesystem: ptr(true)}, "touch /file", false},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			s := cluster.Get(t)
-			pod := harness.Pod(s.Namespace(t), "try", harness.Shell(tc.script)...)
-			pod.Spec.Containers[0].SecurityContext = &tc.sc
-			pod = s.RunToEnd(t, pod)
-			if ok := pod.Status.Phase == corev1.PodSucceeded; ok != tc.ok {
-				t.Errorf("phase %s: %s", pod.Status.Phase, s.PodLogs(t, pod, "main"))
-			}
-		})
-	}
-}
-
-func TestRunAsNonRootIsEnforced(t *testing.T) {
-	t.Parallel()
-	s := cluster.Get(t)
-	pod := harness.Pod(s.Namespace(t), "root", "/bin/probe", "sleep")
-	pod.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: ptr(true)}
-	s.WaitPod(t, s.Create(t, pod), "to be refused", waits("main", "CreateContainerConfigError"))
-}
-
 // TestUnsafeSysctl: the node has not allowed it.
 func TestUnsafeSysctl(t *testing.T) {
 	t.Parallel()
@@ -135,7 +102,7 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// TestRuntimeClass: there is one handler, runc.
+// TestRuntimeClass: a pod whose RuntimeClass names no handler of the node does not start.
 func TestRuntimeClass(t *testing.T) {
 	t.Parallel()
 	s := cluster.Get(t)

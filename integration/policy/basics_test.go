@@ -78,6 +78,10 @@ ingress: [{from: [{podSelector: {matchLabels: {app: b}}}], ports: [{port: echo}]
 		return net.JoinHostPort(ip, "9000")
 	}()
 	harness.Eventually(t, 20*time.Second, "the Service", func() error { return ask(t.Context(), inA, "tcp", service, allowance) })
+	kubelet := net.JoinHostPort(s.NodeIP, "10250")
+	if err := connects(t.Context(), inA, kubelet, allowance); err != nil {
+		t.Errorf("a to the node, before a policy denies it: %v", err)
+	}
 	policy(t, s, ns, "egress", `
 podSelector: {matchLabels: {app: a}}
 policyTypes: [Egress]`)
@@ -86,7 +90,10 @@ policyTypes: [Egress]`)
 		return err
 	}
 	check(t, "with egress denied", probe{"a to c", inA, "tcp", echo(c), false}, probe{"a to the Service of c", inA, "tcp", service, false},
-		probe{"a to the node", inA, "tcp", s.NodeIP + ":10250", false}, probe{"c to a", inC, "tcp", echo(a), true})
+		probe{"c to a", inC, "tcp", echo(a), true})
+	if connects(t.Context(), inA, kubelet, patience) == nil {
+		t.Error("a denied pod reaches the node")
+	}
 	if lookup() == nil {
 		t.Error("a denied pod reaches DNS")
 	}

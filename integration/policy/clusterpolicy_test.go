@@ -91,29 +91,36 @@ func TestClusterPolicies(t *testing.T) {
 	check(t, "with a NetworkPolicy before the baseline", probe{"b to a", inB, "tcp", toA, true}, probe{"b to a", inB, "udp", toA, true})
 
 	kubelet := net.JoinHostPort(s.NodeIP, "10250")
-	reach := func() error {
-		conn, err := harness.DialFrom(t.Context(), inA, "tcp", kubelet)
-		if err == nil {
-			conn.Close()
-		}
-		return err
-	}
-	if err := reach(); err != nil {
+	if err := connects(t.Context(), inA, kubelet, allowance); err != nil {
 		t.Errorf("a to the node, which no policy denies: %v", err)
 	}
+	denied := func(when string) {
+		t.Helper()
+		harness.Eventually(t, applies, "a not to reach the node "+when, func() error {
+			if connects(t.Context(), inA, kubelet, patience) == nil {
+				return errors.New("it does")
+			}
+			return nil
+		})
+	}
 	clusterPolicy(t, s, "nodes", "{tier: Admin, priority: 3, "+subject+", egress: [{action: Deny, to: [{nodes: {}}]}]}")
-	check(t, "with the nodes denied", probe{"a to the node", inA, "tcp", kubelet, false}, probe{"a to b", inA, "tcp", toB, true}, probe{"the node to a", s.PID(), "tcp", toA, true})
+	denied("while the nodes are denied")
+	check(t, "with the nodes denied", probe{"a to b", inA, "tcp", toB, true}, probe{"the node to a", s.PID(), "tcp", toA, true})
 	if _, _, err := s.TryPodExec(t, a, "main", "/bin/probe", "lookup", "A", "kubernetes.default.svc.cluster.local"); err != nil {
 		t.Errorf("DNS, which is not the nodes' to policies: %v", err)
 	}
 
 	s.Restart(t)
-	check(t, "after a restart", probe{"a to the node", inA, "tcp", kubelet, false}, probe{"b to a", inB, "tcp", toA, true})
+	denied("after a restart")
+	check(t, "after a restart", probe{"b to a", inB, "tcp", toA, true})
 	unpolicy(t, s, ns, "all")
 	check(t, "with the baseline again", probe{"b to a", inB, "tcp", toA, false})
 	s.Kubectl(t, "delete", "crd", "clusternetworkpolicies.policy.networking.k8s.io")
 	harness.Eventually(t, discovered, "the table to go with the custom resource", func() error { return errorOf(table(t, s)) })
-	check(t, "without the custom resource", probe{"b to a", inB, "tcp", toA, true}, probe{"a to the node", inA, "udp", toB, true})
+	check(t, "without the custom resource", probe{"b to a", inB, "tcp", toA, true}, probe{"a to b", inA, "udp", toB, true})
+	if err := connects(t.Context(), inA, kubelet, allowance); err != nil {
+		t.Errorf("a to the node, without the custom resource: %v", err)
+	}
 }
 
 func errorOf(text string) error {

@@ -105,6 +105,17 @@ func ask(ctx context.Context, pid int, network, address string, timeout time.Dur
 	return exchange(conn, timeout)
 }
 
+// connects reports whether a pod or the node gets a TCP connection, to a port that need not answer.
+func connects(ctx context.Context, pid int, address string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, harness.Patience(timeout))
+	defer cancel()
+	conn, err := harness.DialFrom(ctx, pid, "tcp", address)
+	if err == nil {
+		conn.Close()
+	}
+	return err
+}
+
 func exchange(conn net.Conn, timeout time.Duration) error {
 	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return err

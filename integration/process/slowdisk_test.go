@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -86,12 +85,10 @@ var slowSteps = []struct {
 // a pod, however long that takes. What is written for the process alone is not synced.
 func TestSlowDisk(t *testing.T) {
 	t.Parallel()
-	strace, err := exec.LookPath("strace")
-	if err != nil {
-		t.Skip("strace, which delays the system calls, is not installed")
-	}
+	harness.RequireProgram(t, "strace")
 	delay := slowDisk
 	if text := os.Getenv("KUBELITH_TEST_SYNC_DELAY"); text != "" {
+		var err error
 		if delay, err = time.ParseDuration(text); err != nil {
 			t.Fatal(err)
 		}
@@ -105,7 +102,7 @@ func TestSlowDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	cmd := s.Command(strace, append(args, s.ServerArgs()...)...)
+	cmd := s.Command("strace", append(args, s.ServerArgs()...)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
 	began := time.Now()

@@ -49,11 +49,8 @@ func TestTerminal(t *testing.T) {
 	const log = harness.RunDir + "/server.log"
 	server := func() *exec.Cmd { return s.BinaryCommand("server", "--disable="+strings.Join(controlPlane, ",")) }
 
-	setpriv, err := exec.LookPath("setpriv")
-	if err != nil {
-		t.Skip("setpriv (util-linux) is missing")
-	}
-	user := s.Command(setpriv, "--reuid=65534", "--regid=65534", "--clear-groups", "--", s.BinaryPath(), "server")
+	harness.RequireProgram(t, "setpriv")
+	user := s.Command("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--", s.BinaryPath(), "server")
 	if got := refusedOnTerminal(t, user); !strings.Contains(got, "root") || strings.Count(got, "\n") != 1 {
 		t.Errorf("not root: %q", got)
 	}

@@ -86,10 +86,11 @@ func oneWay(t *testing.T, direction string, s *harness.Server, others []*harness
 // slowDisk makes each sync to disk of a server take 300 ms.
 func slowDisk(t *testing.T, _ *cluster, s *harness.Server) func() {
 	t.Helper()
+	harness.RequireProgram(t, "strace")
 	strace := exec.Command("strace", "--follow-forks", "--quiet=all", "--trace=fsync,fdatasync", "--output=/dev/null",
 		"--inject=fsync,fdatasync:delay_enter=300000", "--attach="+strconv.Itoa(s.PID()))
 	if err := strace.Start(); err != nil {
-		t.Skipf("strace, which delays the system calls: %v", err)
+		t.Fatal(err)
 	}
 	return func() {
 		if err := strace.Process.Signal(unix.SIGINT); err != nil { // it lets go of the server

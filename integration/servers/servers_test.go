@@ -518,6 +518,7 @@ func refusedJoins(t *testing.T, c *cluster) {
 // token stays valid.
 func closedPorts(t *testing.T, c *cluster) {
 	first, text := c.servers[0], c.token(t)
+	pid := first.PID()
 	for name, tc := range map[string]struct {
 		chain string
 		want  string
@@ -536,9 +537,7 @@ func closedPorts(t *testing.T, c *cluster) {
 			if !strings.Contains(s.Logs(), tc.want) || !strings.Contains(s.Logs(), "open its port 2380/tcp for the servers") {
 				t.Errorf("no %q in:\n%s", tc.want, s.Logs())
 			}
-			if all, err := roles(t.Context(), t, first); err != nil || len(all) != 1 {
-				t.Errorf("the cluster has %v, %v", all, err)
-			}
+			alone(t, first, pid)
 		})
 	}
 }

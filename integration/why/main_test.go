@@ -79,13 +79,6 @@ type Case struct {
 	} `json:"inForce"`
 	// Alone: it changes what other cases need, so it runs after them.
 	Alone bool `json:"alone"`
-	// Unless is a kubectl command line and a text: when it prints the text, this machine cannot make what the case is
-	// about, and a wrong answer skips the case.
-	Unless struct {
-		Kubectl string `json:"kubectl"`
-		Prints  string `json:"prints"`
-		Because string `json:"because"`
-	} `json:"unless"`
 	// Files are written to the node before anything is applied, by their paths, and removed afterwards. Such a case
 	// runs after the others, alone.
 	Files map[string]string `json:"files"`
@@ -266,10 +259,6 @@ func runCase(t testing.TB, s *harness.Server, apply *applier, dir string, score 
 			if err = right(ask()); err != nil {
 				break
 			}
-		}
-		if u := c.Unless; err != nil && u.Kubectl != "" && strings.TrimSpace(s.TryKubectl(t, append([]string{"-n", ns}, words(u.Kubectl)...)...).Stdout) == u.Prints {
-			score.drop(filepath.Base(dir))
-			t.Skip(u.Because)
 		}
 		return err
 	})

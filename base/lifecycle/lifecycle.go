@@ -55,6 +55,13 @@ type Component interface {
 	Run(ctx context.Context, ready func()) error
 }
 
+// Provider is implemented by a Component that takes the place of another one, which does not run in this process: what
+// needs that one needs this one instead.
+type Provider interface {
+	// Provides returns the name of the other component.
+	Provides() string
+}
+
 // Early is implemented by a Component that has much to do before it uses all that it needs. It starts earlier than
 // others, calls AwaitNeeds in Run, and stops in the same order as others.
 type Early interface {

@@ -11,11 +11,12 @@ import (
 // Task is a Component that does one thing, such as removing what an earlier run has left. It is ready at once, since
 // nothing waits for it, and is done once it has succeeded. All fields are required.
 type Task struct {
-	Called  string // its name
-	Subject string // what it does, for the log: "delete the APIService x"
-	Do      func(context.Context) error
-	Retry   time.Duration // the pause after a failure
-	Log     logrus.FieldLogger
+	Called   string   // its name
+	Requires []string // what it needs: see Component.Needs
+	Subject  string   // what it does, for the log: "delete the APIService x"
+	Do       func(context.Context) error
+	Retry    time.Duration // the pause after a failure
+	Log      logrus.FieldLogger
 }
 
 var _ Component = (*Task)(nil)
@@ -24,7 +25,7 @@ var _ Component = (*Task)(nil)
 func (t *Task) Name() string { return t.Called }
 
 // Needs implements Component.
-func (t *Task) Needs() []string { return []string{"apiserver"} }
+func (t *Task) Needs() []string { return t.Requires }
 
 // RestartPolicy implements Restarter.
 func (*Task) RestartPolicy() Policy { return RestartBeside }

@@ -173,7 +173,7 @@ func planAgent(cfg *config.Agent, found *join.Cluster) (*agent, []lifecycle.Comp
 
 // build builds all components of an agent. It touches nothing on the host.
 func (m *agent) build(cfg *config.Agent, log *logrus.Logger) ([]lifecycle.Component, error) {
-	b := builder{api: "connection"}
+	var b builder
 	w := workerOptions{
 		cfg:      &cfg.Node,
 		machine:  m.machine,

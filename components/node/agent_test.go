@@ -15,6 +15,7 @@ import (
 	"kubelith.io/kubelith/base/config"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/components/worker/dns"
+	"kubelith.io/kubelith/components/worker/join"
 )
 
 func plannedAgent(t *testing.T) (*config.Agent, *agent) {
@@ -41,7 +42,7 @@ func TestAgentComponents(t *testing.T) {
 	if got := namesOf(components); !slices.Equal(got, want) {
 		t.Errorf("components %v, want those of a server's node: %v", got, want)
 	}
-	all := append(namesOf(components), "connection") // opened by the join
+	all := append(namesOf(components), (*join.Connection)(nil).Provides()) // opened by the join
 	for _, c := range components {
 		for _, need := range c.Needs() {
 			if !slices.Contains(all, need) {

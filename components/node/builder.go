@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,9 +18,6 @@ type builder struct {
 	errs  []error
 	// election runs the components of which a cluster has one; nil on an agent.
 	election *election.Election
-	// api is the component that connects to the API where that is not the apiserver itself: components that need the
-	// apiserver need it instead.
-	api string
 }
 
 // part is a component and the one with which it is switched off; empty: none.
@@ -68,9 +66,12 @@ func (b *builder) enabled(disabled []string) ([]lifecycle.Component, error) {
 	if len(b.errs) > 0 {
 		return nil, errors.Join(b.errs...)
 	}
-	with := map[string]string{}
+	with, provided := map[string]string{}, map[string]string{}
 	for _, p := range b.parts {
 		with[p.Name()] = p.with
+		if by, ok := p.Component.(lifecycle.Provider); ok {
+			provided[by.Provides()] = p.Name()
+		}
 	}
 	for name, other := range with {
 		if _, known := with[other]; other != "" && !known {
@@ -86,7 +87,7 @@ func (b *builder) enabled(disabled []string) ([]lifecycle.Component, error) {
 	var out []lifecycle.Component
 	for _, p := range b.parts {
 		if !off(p.Name()) {
-			out = append(out, wired{p.Component, off, b.api})
+			out = append(out, wired{p.Component, off, provided})
 		}
 	}
 	return out, nil
@@ -96,8 +97,8 @@ func (b *builder) enabled(disabled []string) ([]lifecycle.Component, error) {
 // carries its name.
 type wired struct {
 	lifecycle.Component
-	off func(name string) bool
-	api string // instead of the apiserver, unless empty
+	off      func(name string) bool
+	provided map[string]string // by which component, where another one takes the place of one: see lifecycle.Provider
 }
 
 // Needs implements lifecycle.Component.
@@ -110,10 +111,7 @@ func (w wired) StartsAfter() []string { return w.present(lifecycle.StartsAfter(w
 func (w wired) present(names []string) []string {
 	var needs []string
 	for _, n := range names {
-		if n == "apiserver" && w.api != "" {
-			n = w.api
-		}
-		if !w.off(n) {
+		if n = cmp.Or(w.provided[n], n); !w.off(n) {
 			needs = append(needs, n)
 		}
 	}

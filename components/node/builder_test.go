@@ -29,6 +29,14 @@ func (c component) Name() string                    { return c.name }
 func (c component) Needs() []string                 { return c.needs }
 func (component) Run(context.Context, func()) error { return nil }
 
+// provider is a component that takes the place of another one.
+type provider struct {
+	component
+	other string
+}
+
+func (p provider) Provides() string { return p.other }
+
 func build(components ...lifecycle.Component) *builder {
 	b := &builder{}
 	for _, c := range components {
@@ -82,8 +90,7 @@ func TestEnabled(t *testing.T) {
 
 // On an agent the connection stands where the apiserver does on a server.
 func TestEnabledOnAgent(t *testing.T) {
-	b := build(component{"connection", nil}, component{"containerd", nil}, component{"kubelet", []string{"apiserver", "containerd", "controller-manager"}})
-	b.api = "connection"
+	b := build(provider{component{"connection", nil}, "apiserver"}, component{"containerd", nil}, component{"kubelet", []string{"apiserver", "containerd", "controller-manager"}})
 	got, err := b.enabled([]string{"controller-manager"})
 	if want := "connection() containerd() kubelet(connection containerd)"; err != nil || drawn(got) != want {
 		t.Errorf("got %s (%v), want %s", drawn(got), err, want)

@@ -116,10 +116,11 @@ func withdraw(ctx context.Context, c typedv1.APIServiceInterface) error {
 // that is not served. It is for a cluster without metrics-server.
 func NewCleaner(o Options) lifecycle.Component {
 	return &lifecycle.Task{
-		Called:  "metrics-cleaner",
-		Subject: "delete the APIService " + names.MetricsAPIService,
-		Retry:   lookEvery,
-		Log:     o.Log,
+		Called:   "metrics-cleaner",
+		Requires: []string{"apiserver"},
+		Subject:  "delete the APIService " + names.MetricsAPIService,
+		Retry:    lookEvery,
+		Log:      o.Log,
 		Do: func(ctx context.Context) error {
 			cs, err := clientset.NewForConfig(o.Client)
 			if err != nil {

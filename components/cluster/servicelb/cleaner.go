@@ -16,10 +16,11 @@ import (
 // servicelb.
 func NewCleaner(o Options) lifecycle.Component {
 	return &lifecycle.Task{
-		Called:  "servicelb-cleaner",
-		Subject: "remove the addresses of Services",
-		Retry:   retryDelay,
-		Log:     o.Log,
+		Called:   "servicelb-cleaner",
+		Requires: []string{"apiserver"},
+		Subject:  "remove the addresses of Services",
+		Retry:    retryDelay,
+		Log:      o.Log,
 		Do: func(ctx context.Context) error {
 			cs, err := kubernetes.NewForConfig(o.Client)
 			if err != nil {

@@ -54,7 +54,10 @@ type Connection struct {
 	manager  atomic.Pointer[renewal.Manager]
 }
 
-var _ lifecycle.Component = (*Connection)(nil)
+var (
+	_ lifecycle.Component = (*Connection)(nil)
+	_ lifecycle.Provider  = (*Connection)(nil)
+)
 
 func newConnection(c *Cluster) *Connection {
 	return &Connection{opts: c.opts, store: c.store, way: c.way, settings: c.settings, received: make(chan []byte, 1), settle: settleFor}
@@ -119,6 +122,9 @@ func (c *Connection) Name() string { return "connection" }
 
 // Needs implements lifecycle.Component.
 func (c *Connection) Needs() []string { return nil }
+
+// Provides implements lifecycle.Provider: other components of an agent reach the API server over the connection.
+func (c *Connection) Provides() string { return "apiserver" }
 
 // Run implements lifecycle.Component. It is ready at once: an agent starts with or without the server.
 func (c *Connection) Run(ctx context.Context, ready func()) error {

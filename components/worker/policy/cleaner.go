@@ -11,10 +11,11 @@ import (
 // or one whose pod network is not ours.
 func NewCleaner(o Options) lifecycle.Component {
 	return &lifecycle.Task{
-		Called:  "network-policy-cleaner",
-		Subject: "remove the rules of network policies",
-		Retry:   retry,
-		Log:     o.Log,
-		Do:      func(context.Context) error { return kernel.Remove() },
+		Called:   "network-policy-cleaner",
+		Requires: []string{"apiserver"},
+		Subject:  "remove the rules of network policies",
+		Retry:    retry,
+		Log:      o.Log,
+		Do:       func(context.Context) error { return kernel.Remove() },
 	}
 }

@@ -52,7 +52,9 @@ type Options struct {
 	Trial func() bool
 }
 
-// Manager is a runtime of containerd. It implements runtime.PlatformRuntime.
+// Manager is a runtime of containerd. It implements runtime.PlatformRuntime. The goroutines of its tasks follow
+// containers and keepers, which outlive the process. They end with it, as those of upstream's manager do: containerd
+// runs once in a process.
 type Manager struct {
 	runtime.PlatformRuntime // upstream's, for the other tasks
 

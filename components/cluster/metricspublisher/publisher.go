@@ -11,23 +11,26 @@ import (
 	"github.com/sirupsen/logrus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
 	typedv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/client/informers/externalversions"
 	"k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
+	"kubelith.io/kubelith/base/informers"
 	"kubelith.io/kubelith/base/lifecycle"
 	"kubelith.io/kubelith/base/names"
+	"kubelith.io/kubelith/base/reconcile"
 )
 
-// lookEvery is how often the APIService is read, and the time between retries.
-const lookEvery = 15 * time.Second
+// retryAfter is the time between attempts.
+const retryAfter = 15 * time.Second
 
 // Options configures the components. All fields are required.
 type Options struct {
-	// Client calls the apiserver. Its identity gets, creates and deletes one APIService.
+	// Client calls the apiserver. Its identity watches, creates and deletes one APIService.
 	Client *rest.Config
 	// Log receives failures.
 	Log logrus.FieldLogger
@@ -66,25 +69,37 @@ func (p *Publisher) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
-	ready()
-	p.keep(ctx, cs.ApiregistrationV1().APIServices())
-	return nil
+	return p.run(ctx, cs, ready)
 }
 
-// keep publishes repeatedly until ctx ends.
-func (p *Publisher) keep(ctx context.Context, c typedv1.APIServiceInterface) {
-	wait.UntilWithContext(ctx, func(ctx context.Context) {
+// run publishes at once, and after each change of the APIService.
+func (p *Publisher) run(ctx context.Context, cs clientset.Interface, ready func()) error {
+	factory := externalversions.NewSharedInformerFactoryWithOptions(cs, 0, externalversions.WithTweakListOptions(func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, names.MetricsAPIService).String() // it may watch no other
+	}))
+	changed := reconcile.NewSignal()
+	if _, err := factory.Apiregistration().V1().APIServices().Informer().AddEventHandler(informers.OnEvent(changed.Send)); err != nil {
+		return fmt.Errorf("watch the APIService %s: %w", names.MetricsAPIService, err)
+	}
+	watching, stop := context.WithCancel(ctx)
+	defer func() { stop(); factory.Shutdown() }()
+	factory.Start(watching.Done())
+	ready()
+	reconcile.Loop(ctx, changed, 0, func() time.Duration {
 		defer p.work.Begin("publishing the APIService")()
-		if err := publish(ctx, c); err != nil && ctx.Err() == nil {
-			p.opts.Log.Warnf("cannot publish APIService %s, retrying in %s: %v", names.MetricsAPIService, lookEvery, err)
+		if err := publish(ctx, cs.ApiregistrationV1().APIServices()); err != nil && ctx.Err() == nil {
+			p.opts.Log.Warnf("cannot publish APIService %s, retrying in %s: %v", names.MetricsAPIService, retryAfter, err)
+			return retryAfter
 		}
-	}, lookEvery)
+		return 0
+	})
+	return nil
 }
 
 // publish creates the APIService when it is missing. The APIService of a user's own metrics-server names its Service,
 // and takes precedence.
 func publish(ctx context.Context, c typedv1.APIServiceInterface) error {
-	_, err := c.Get(ctx, names.MetricsAPIService, metav1.GetOptions{ResourceVersion: "0"}) // from the watch cache
+	_, err := c.Get(ctx, names.MetricsAPIService, metav1.GetOptions{})
 	if !apierrors.IsNotFound(err) {
 		return err
 	}
@@ -119,7 +134,7 @@ func NewCleaner(o Options) lifecycle.Component {
 		Called:   "metrics-cleaner",
 		Requires: []string{"apiserver"},
 		Subject:  "delete the APIService " + names.MetricsAPIService,
-		Retry:    lookEvery,
+		Retry:    retryAfter,
 		Log:      o.Log,
 		Do: func(ctx context.Context) error {
 			cs, err := clientset.NewForConfig(o.Client)

@@ -1,8 +1,11 @@
 package metricspublisher
 
 import (
+	"context"
 	"testing"
+	"testing/synctest"
 
+	logtest "github.com/sirupsen/logrus/hooks/test"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -50,4 +53,29 @@ func TestPublishAndWithdraw(t *testing.T) {
 	if got, err := c.Get(ctx, names.MetricsAPIService, metav1.GetOptions{}); err != nil || got.Spec.Service == nil {
 		t.Errorf("another client's: %v, %v", got, err)
 	}
+}
+
+// TestRun: an APIService that somebody deletes is back at once.
+func TestRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cs := fake.NewSimpleClientset()
+		c := cs.ApiregistrationV1().APIServices()
+		log, _ := logtest.NewNullLogger()
+		ctx, cancel := context.WithCancel(t.Context())
+		ended, isReady := make(chan error, 1), false
+		go func() { ended <- New(Options{Log: log}).run(ctx, cs, func() { isReady = true }) }()
+		for range 2 {
+			synctest.Wait()
+			if got, err := c.Get(ctx, names.MetricsAPIService, metav1.GetOptions{}); err != nil || got.Spec.Service != nil || !isReady {
+				t.Fatalf("%v, %v, ready %v", got, err, isReady)
+			}
+			if err := c.Delete(ctx, names.MetricsAPIService, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -15,7 +15,7 @@ func allowMetrics() []runtime.Object {
 	return clusterRole(client.Metrics, subject(rbacv1.UserKind, client.Metrics),
 		// A create request has no name yet.
 		rbacv1.PolicyRule{APIGroups: group, Resources: services, Verbs: []string{"create"}},
-		rbacv1.PolicyRule{APIGroups: group, Resources: services, ResourceNames: own, Verbs: []string{"get", "delete"}})
+		rbacv1.PolicyRule{APIGroups: group, Resources: services, ResourceNames: own, Verbs: []string{"get", "list", "watch", "delete"}})
 }
 
 // metricsReader lets any user who may view a namespace see its metrics, as metrics-server's own manifests do. It uses

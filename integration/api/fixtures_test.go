@@ -15,7 +15,6 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 // certificate creates a serving certificate for a DNS name and the CA that signed it, in PEM.
@@ -52,8 +51,6 @@ func certificate(t *testing.T, dns string) (ca, cert, key []byte) {
 	encode := func(kind string, der []byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}) }
 	return encode("CERTIFICATE", rootDER), encode("CERTIFICATE", leafDER), encode("EC PRIVATE KEY", keyDER)
 }
-
-func quantity(s string) resource.Quantity { return resource.MustParse(s) }
 
 func withPrefix() []clientv3.OpOption {
 	return []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithLimit(1)}

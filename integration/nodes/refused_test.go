@@ -23,7 +23,7 @@ func refusedServers(t *testing.T, c *harness.Cluster) []refusal {
 	return []refusal{
 		{name: "clock", make: fresh, url: clockAhead(t, c, time.Hour), agent: `the clock of this machine is 1h0m0s behind the server's: set it`, unnamed: true,
 			server: `a machine at \S+ reports that it cannot join: its clock and the server's are more than five minutes apart`},
-		{name: "newer-agent", make: fresh, binary: c.Server.OtherRelease(t, 1), agent: `Kubernetes is v1\.\d+\.\S+ here and v1\.\d+\.\S+ on the server: upgrade the server first`, unnamed: true,
+		{name: "newer-agent", make: fresh, binary: c.Server.OtherRelease(t, 1), agent: `this kubelith has Kubernetes v1\.\d+\.\S+, but the server has v1\.\d+\.\S+: upgrade the server first`, unnamed: true,
 			server: `a machine at \S+ reports that it cannot join: its Kubernetes is newer than the server's`},
 	}
 }

@@ -233,7 +233,7 @@ func (c *Cluster) checkVersion(client kubernetes.Interface, doubt error) error {
 		return err
 	}
 	if newer {
-		why := fmt.Errorf("Kubernetes is %s here and %s on the server: "+
+		why := fmt.Errorf("this kubelith has Kubernetes %s, but the server has %s: "+
 			"upgrade the server first, or install the server's version here", c.opts.Version, server.GitVersion)
 		return jointoken.NewRefusal(why, names.RefusedVersion)
 	}
@@ -293,7 +293,7 @@ func (c *Cluster) refresh(parent context.Context, known *membership, given *join
 		c.settings = settings
 		if server, err := client.Discovery().ServerVersion(); err == nil {
 			if newer, err := newerMinor(c.opts.Version, server.GitVersion); err == nil && newer {
-				c.opts.Log.Warnf("Kubernetes is %s here and %s on the server: upgrade the server", c.opts.Version, server.GitVersion)
+				c.opts.Log.Warnf("this kubelith has Kubernetes %s, but the server has %s: upgrade the server", c.opts.Version, server.GitVersion)
 			}
 		}
 	case apierrors.IsUnauthorized(err) && given != nil:

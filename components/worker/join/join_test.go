@@ -140,7 +140,7 @@ func TestRefused(t *testing.T) {
 		"no anonymous reads":   {func(a *api, o *Options) { a.infoCode = http.StatusForbidden }, "refuses anonymous reads of cluster-info (HTTP 403)", false},
 		"no cluster-info":      {func(a *api, o *Options) { a.infoCode = http.StatusNotFound }, "publishes no cluster-info", false},
 		"not ready":            {func(a *api, o *Options) { a.infoCode = http.StatusServiceUnavailable }, "is not ready (HTTP 503)", false},
-		"agent is newer":       {func(a *api, o *Options) { o.Version = "v1.38.0" }, "Kubernetes is v1.38.0 here and v1.37.1 on the server: upgrade the server first", true},
+		"agent is newer":       {func(a *api, o *Options) { o.Version = "v1.38.0" }, "this kubelith has Kubernetes v1.38.0, but the server has v1.37.1: upgrade the server first", true},
 		"no settings":          {func(a *api, o *Options) { o.Settings.Key = "x" }, "lack x", true},
 		"name taken":           {func(a *api, o *Options) { a.deny = "the name one belongs to another machine" }, "refuses this node: the name one belongs to another machine", true},
 		"a server's directory": {func(a *api, o *Options) { mkdir(t, o.DataDir, "server/db/member") }, "has a server's data", false},

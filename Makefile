@@ -72,7 +72,7 @@ packages := $(library) $(shell $(GO) list ./... 2>/dev/null | grep -v -e /integr
 .PHONY: test unit race integration compiled
 # First what most often fails, then the real clusters, and the unit tests last, of which some minutes remain. Clusters wait for something most of
 # the time: what only compiles gets the processors then.
-test: deps test-packages lint-quick build ## everything CI checks: lint, unit tests, real clusters, a sample of upstream's conformance tests
+test: deps test-packages lint-quick build ## lint, unit tests, real clusters, a sample of upstream's conformance tests
 	@scripts/idle.sh $(MAKE) --no-print-directory compiled & idle=$$!; trap "kill -- -$$idle 2>/dev/null" EXIT; \
 	$(MAKE) --no-print-directory integration-first && wait $$idle
 	$(MAKE) --no-print-directory integration-rest

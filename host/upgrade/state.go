@@ -64,8 +64,8 @@ func load(dataDir string) (*state, error) {
 	}
 	var s state
 	if err := json.Unmarshal(text, &s); err != nil || s.Installed == "" {
-		return nil, fmt.Errorf("%s is damaged: an upgrade was interrupted: restore the former program, the file beside it named *.previous, "+
-			"and remove %s", stateFile(dataDir), filepath.Dir(stateFile(dataDir)))
+		return nil, fmt.Errorf("%s is damaged: an upgrade was interrupted: move the file *.previous beside the installed program "+
+			"back in its place, and remove %s", stateFile(dataDir), filepath.Dir(stateFile(dataDir)))
 	}
 	return &s, nil
 }

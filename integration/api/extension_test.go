@@ -44,10 +44,6 @@ func tlsServer(t *testing.T, s *harness.Server, ns, name string, command ...stri
 
 // webhookConfig is a webhook configuration for ConfigMaps of one namespace.
 func webhookConfig(kind, name, ns, path, policy, ca string) string {
-	timeout := 10
-	if path == "/hang" {
-		timeout = 2
-	}
 	return fmt.Sprintf(`apiVersion: admissionregistration.k8s.io/v1
 kind: %s
 metadata: {name: %s}
@@ -59,8 +55,7 @@ webhooks:
   admissionReviewVersions: [v1]
   sideEffects: None
   failurePolicy: %s
-  timeoutSeconds: %d
-`, kind, name, ns, path, ca, ns, policy, timeout)
+`, kind, name, ns, path, ca, ns, policy)
 }
 
 func TestAggregation(t *testing.T) {

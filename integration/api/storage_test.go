@@ -87,7 +87,7 @@ func TestWatch(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience(100*time.Second))
 	defer cancel()
 	// A bookmark comes about once a minute, and shortly before the time of a watch is over.
-	yes, seconds := true, int64(12)
+	yes, seconds := true, int64(30)
 	w, err := client.Watch(ctx, metav1.ListOptions{TimeoutSeconds: &seconds, AllowWatchBookmarks: true, SendInitialEvents: &yes, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan})
 	if err != nil {
 		t.Fatal(err)

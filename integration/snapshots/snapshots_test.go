@@ -146,7 +146,7 @@ snapshotS3Insecure: true
 	began := time.Now()
 	r = restore("--snapshot-s3-credentials-file=" + credentials)
 	t.Logf("snapshot restore:\n%s%s", r.Stdout, r.Stderr)
-	if r.Code != 0 || !strings.Contains(r.Stdout, "this server is the node second") || !strings.Contains(r.Stdout, "/etc/kubelith/config.yaml is written") || strings.Contains(r.Stdout, "not in the snapshot") {
+	if r.Code != 0 || !strings.Contains(r.Stdout, "this server is the node second") || !strings.Contains(r.Stdout, "wrote /etc/kubelith/config.yaml") || strings.Contains(r.Stdout, "missing") {
 		t.Fatalf("snapshot restore: %+v", r)
 	}
 	second.Launch(t)

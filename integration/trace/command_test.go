@@ -124,9 +124,9 @@ func testCommand(t *testing.T, s *harness.Server) {
 
 	t.Run("follow", func(t *testing.T) {
 		s.Kubectl(t, "run", "broken", "-n", ns, "--image=localhost:1/none", "--restart=Never")
-		r := s.RunBinary(t, "trace", "pod/broken", "-n", ns, "--follow", "--timeout", "3s")
+		r := s.RunBinary(t, "trace", "pod/broken", "-n", ns, "--follow", "--timeout", "10s")
 		show(t, "trace --follow", r)
-		if r.Code != 1 || !strings.HasPrefix(r.Stderr, "kubelith: pod/broken has not settled within 3s: ") || strings.Count(r.Stderr, "\n") != 1 {
+		if r.Code != 1 || !strings.HasPrefix(r.Stderr, "kubelith: pod/broken has not settled within 10s: ") || strings.Count(r.Stderr, "\n") != 1 {
 			t.Errorf("exit code %d, %s", r.Code, r.Stderr)
 		}
 		if r = s.RunBinary(t, "trace", "deployment/web", "-n", ns, "--follow"); r.Code != 0 {

@@ -50,7 +50,7 @@ func (s *Server) judgeServing(ctx context.Context, csr *certificatesv1.Certifica
 		return deny(notItself, "%s may request a certificate for itself only, not for %s", csr.Spec.Username, request.Subject.CommonName), nil
 	}
 	name := strings.TrimPrefix(csr.Spec.Username, names.NodeUserPrefix)
-	// Rules that time cannot change.
+	// Rules that no waiting meets.
 	why, err := s.reserved(name, request)
 	if err != nil {
 		return verdict{}, err

@@ -25,8 +25,12 @@ import (
 	"kubelith.io/kubelith/base/reconcile"
 )
 
-// retryAfter is the time between attempts.
-const retryAfter = 15 * time.Second
+const (
+	// retryAfter is the time between attempts.
+	retryAfter = 15 * time.Second
+	// settle keeps somebody who deletes the APIService again and again from a loop without a pause.
+	settle = time.Second
+)
 
 // Options configures the components. All fields are required.
 type Options struct {
@@ -85,7 +89,7 @@ func (p *Publisher) run(ctx context.Context, cs clientset.Interface, ready func(
 	defer func() { stop(); factory.Shutdown() }()
 	factory.Start(watching.Done())
 	ready()
-	reconcile.Loop(ctx, changed, 0, func() time.Duration {
+	reconcile.Loop(ctx, changed, settle, func() time.Duration {
 		defer p.work.Begin("publishing the APIService")()
 		if err := publish(ctx, cs.ApiregistrationV1().APIServices()); err != nil && ctx.Err() == nil {
 			p.opts.Log.Warnf("cannot publish APIService %s, retrying in %s: %v", names.MetricsAPIService, retryAfter, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	logtest "github.com/sirupsen/logrus/hooks/test"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -55,7 +56,7 @@ func TestPublishAndWithdraw(t *testing.T) {
 	}
 }
 
-// TestRun: an APIService that somebody deletes is back at once.
+// TestRun: an APIService that somebody deletes is back after a second.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cs := fake.NewSimpleClientset()
@@ -65,6 +66,7 @@ func TestRun(t *testing.T) {
 		ended, isReady := make(chan error, 1), false
 		go func() { ended <- New(Options{Log: log}).run(ctx, cs, func() { isReady = true }) }()
 		for range 2 {
+			time.Sleep(2 * settle)
 			synctest.Wait()
 			if got, err := c.Get(ctx, names.MetricsAPIService, metav1.GetOptions{}); err != nil || got.Spec.Service != nil || !isReady {
 				t.Fatalf("%v, %v, ready %v", got, err, isReady)

@@ -327,9 +327,17 @@ func (s *Server) serve(ctx context.Context, e *embed.Etcd, first bool, ready fun
 		silent.Go(func() { endSilent(serving, e) })
 		defer func() { cancel(); silent.Wait() }()
 	}
-	var firsts sync.WaitGroup // First uses the socket: it ends before etcd does
-	defer func() { cancel(); firsts.Wait() }()
-	elected, done := e.Server.ReadyNotify(), make(chan struct{})
+	var done, saved chan struct{} // closed when First has ended; nil while it has not begun
+	defer func() {
+		cancel()
+		if saved != nil { // it uses the socket; with a large database it may not notice the end in time
+			select {
+			case <-saved:
+			case <-time.After(firstPatience):
+			}
+		}
+	}()
+	elected := e.Server.ReadyNotify()
 	var vote <-chan time.Time
 	for {
 		select {
@@ -347,7 +355,9 @@ func (s *Server) serve(ctx context.Context, e *embed.Etcd, first bool, ready fun
 			}
 			close(s.answers)
 			if s.opts.First != nil {
-				firsts.Go(func() { s.opts.First(serving); close(done) })
+				saved = make(chan struct{})
+				done = saved
+				go func() { s.opts.First(serving); close(saved) }()
 			}
 		case <-done:
 			done = nil
@@ -365,6 +375,9 @@ func (s *Server) serve(ctx context.Context, e *embed.Etcd, first bool, ready fun
 		}
 	}
 }
+
+// firstPatience is how long the end of etcd waits for First.
+const firstPatience = 3 * time.Second
 
 // campaignFirst and campaignMost are how often a lone member is asked to elect itself: less and less often.
 const campaignFirst, campaignMost = 2 * time.Millisecond, time.Second

@@ -120,13 +120,14 @@ func (v *view) nodeAt(ip netip.Addr) *corev1.Node {
 	if err != nil { // a lister fails only when its index is broken
 		return nil
 	}
+	rules := v.rules.With(nodes)
 	nodes = slices.DeleteFunc(nodes, func(n *corev1.Node) bool {
 		return !slices.ContainsFunc(n.Status.Addresses, func(a corev1.NodeAddress) bool {
 			has, err := netip.ParseAddr(a.Address)
 			return err == nil && has.Unmap() == ip
 		})
 	})
-	if len(nodes) != 1 || nodes[0].Labels[names.RoleLabel] != names.RoleAgent || !slices.Contains(v.rules.Of(nodes)[nodes[0].Name].Own, ip) {
+	if len(nodes) != 1 || nodes[0].Labels[names.RoleLabel] != names.RoleAgent || !slices.Contains(rules.Of(nodes)[nodes[0].Name].Own, ip) {
 		return nil
 	}
 	return nodes[0]

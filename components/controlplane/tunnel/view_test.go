@@ -73,12 +73,14 @@ func viewOf(t *testing.T, objects ...runtime.Object) *view {
 // TestOwner: a connection to a node or to its pods goes through that node's tunnel, and to what a node only claims to
 // have through none.
 func TestOwner(t *testing.T) {
-	v := viewOf(t,
-		newNode("server", names.RoleServer, "10.42.0.0/24", "192.0.2.1"),
+	server := newNode("server", names.RoleServer, "10.42.0.0/24", "192.0.2.1")
+	server.Annotations = map[string]string{names.APINamesAnnotation: "192.0.2.1,198.51.100.7"}
+	v := viewOf(t, server,
 		newNode("a", names.RoleAgent, "10.42.1.0/24,fd00:42:0:1::/64", "192.0.2.2", "2001:db8::2"),
 		newNode("b", names.RoleAgent, "10.42.2.0/24", "192.0.2.3"),
-		// It claims the addresses of the API, of b, of the server's node, of pods and Services, and b's pods.
-		newNode("thief", names.RoleAgent, "10.42.2.0/25", "192.0.2.9", "192.0.2.1", "192.0.2.3", "10.42.1.7", "10.43.0.1", "127.0.0.1", "169.254.169.254"),
+		// It claims the addresses of the API, also one that only the server's Node names, of b, of pods and Services,
+		// and b's pods.
+		newNode("thief", names.RoleAgent, "10.42.2.0/25", "192.0.2.9", "192.0.2.1", "198.51.100.7", "192.0.2.3", "10.42.1.7", "10.43.0.1", "127.0.0.1", "169.254.169.254"),
 		newNode("elsewhere", "", "10.42.4.0/24", "192.0.2.5"), // a node without Kubelith
 		hostPod("web", "a", 8080, corev1.ProtocolTCP), hostPod("dns", "a", 53, corev1.ProtocolUDP), hostPod("theirs", "thief", 8080, corev1.ProtocolTCP),
 	)
@@ -99,6 +101,8 @@ func TestOwner(t *testing.T) {
 		"192.0.2.9:8080":           {"", "thief"},
 		"192.0.2.1:10250":          {"", ""}, // a server
 		"192.0.2.1:6443":           {"", ""},
+		"198.51.100.7:10250":       {"", ""}, // another of the API
+		"198.51.100.7:8080":        {"", ""},
 		"10.42.0.7:80":             {"", ""}, // the server's pods
 		"127.0.0.1:10250":          {"", ""},
 		"169.254.169.254:10250":    {"", ""},

@@ -68,7 +68,7 @@ func (s *Server) reopen(ctx context.Context, cache *libcni.CNIConfig, a *libcni.
 		return err
 	}
 	pod := c.arguments()
-	s.opts.Log.Warnf("another program closed host ports: opened those of pod %s/%s again", pod["K8S_POD_NAMESPACE"], pod["K8S_POD_NAME"])
+	s.opts.Log.Warnf("another program has closed host ports: opened those of pod %s/%s again", pod["K8S_POD_NAMESPACE"], pod["K8S_POD_NAME"])
 	return nil
 }
 

@@ -10,9 +10,6 @@ import (
 // webhook serves admission.k8s.io/v1 reviews over TLS:
 //
 //	/deny-label  denies objects that carry the label "forbidden"
-//	/mutate      adds the label mutated=yes (the object must have labels)
-//	/hang        never answers
-//	/crash       closes the connection
 //
 // Each request is printed as "review PATH OPERATION RESOURCE NAMESPACE/NAME".
 func webhook(args []string) error {
@@ -22,14 +19,7 @@ func webhook(args []string) error {
 	key := flags.String("key", "/certs/tls.key", "key file")
 	flags.Parse(args)
 	mux := http.NewServeMux()
-	for path, decide := range map[string]func(object) object{
-		"/deny-label": denyLabel,
-		"/mutate":     mutate,
-	} {
-		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) { review(w, r, decide) })
-	}
-	mux.HandleFunc("/hang", func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-	mux.HandleFunc("/crash", func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) })
+	mux.HandleFunc("/deny-label", func(w http.ResponseWriter, r *http.Request) { review(w, r, denyLabel) })
 	fmt.Println("webhook on", *addr)
 	return http.ListenAndServeTLS(*addr, *cert, *key, mux)
 }
@@ -77,17 +67,4 @@ func denyLabel(req object) object {
 		return deny("the label forbidden is forbidden")
 	}
 	return object{"allowed": true}
-}
-
-func mutate(req object) object {
-	patch := []object{}
-	if req.at("object", "metadata", "labels") == nil {
-		patch = append(patch, object{"op": "add", "path": "/metadata/labels", "value": object{}})
-	}
-	patch = append(patch, object{"op": "add", "path": "/metadata/labels/mutated", "value": "yes"})
-	content, err := json.Marshal(patch)
-	if err != nil {
-		return deny(err.Error())
-	}
-	return object{"allowed": true, "patchType": "JSONPatch", "patch": content} // []byte: base64 in JSON
 }

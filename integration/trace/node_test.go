@@ -50,11 +50,16 @@ func testNode(t *testing.T, c *harness.Cluster, spans *collector) {
 		Exec: &corev1.ExecAction{Command: []string{"sh", "-c", "test -e /tmp/ready || { echo not yet; exit 3; }"}}}}
 	pulls, probed = s.Create(t, pulls), s.Create(t, probed)
 
-	pull := awaitSpan(t, traces, pulls, func(p *trace.Span) bool { return p.Stage == record.Pull })
+	var pull trace.Span // the numbers of spans are those of one timeline, in which a pull comes before its stages
+	awaitSpan(t, traces, pulls, func(p *trace.Span) bool {
+		if p.Stage == record.Pull {
+			pull = *p
+		}
+		return pull.ID != 0 && p.Parent == pull.ID && p.Stage == "unpack"
+	})
 	if pull.Name != image || pull.Bytes < layers*layer || pull.Error != "" || pull.Node != agent.NodeName() {
 		t.Errorf("the pull: %+v", pull)
 	}
-	awaitSpan(t, traces, pulls, func(p *trace.Span) bool { return p.Parent == pull.ID && p.Stage == "unpack" })
 
 	exported := func(what string, pod *corev1.Pod, is func(*tracepb.Span) bool) {
 		t.Helper()
@@ -89,7 +94,7 @@ func testNode(t *testing.T, c *harness.Cluster, spans *collector) {
 }
 
 // awaitSpan waits for a stage of a pod.
-func awaitSpan(t *testing.T, c *api.Client, pod *corev1.Pod, is func(*trace.Span) bool) (found trace.Span) {
+func awaitSpan(t *testing.T, c *api.Client, pod *corev1.Pod, is func(*trace.Span) bool) {
 	t.Helper()
 	harness.Eventually(t, harness.PodTimeout, "a stage of "+pod.Name, func() error {
 		line, err := c.Timeline(t.Context(), "pods", pod.Namespace, pod.Name, 0)
@@ -99,14 +104,12 @@ func awaitSpan(t *testing.T, c *api.Client, pod *corev1.Pod, is func(*trace.Span
 		var stages []string
 		for i := range line.Spans {
 			if is(&line.Spans[i]) {
-				found = line.Spans[i]
 				return nil
 			}
 			stages = append(stages, string(line.Spans[i].Stage))
 		}
 		return fmt.Errorf("it is not among %v", stages)
 	})
-	return found
 }
 
 // collector is an OTLP receiver in the sandbox of the server.

@@ -52,7 +52,6 @@ const (
 // already, then the older one, then the first by name. The result depends on w alone, so a second pass over the same
 // objects changes nothing.
 func decide(w world) []decision {
-	w.opts.Addresses = w.opts.Addresses.With(w.nodes)
 	w.believed = w.opts.Addresses.Of(w.nodes)
 	var mine []*corev1.Service
 	for _, s := range w.services {

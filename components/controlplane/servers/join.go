@@ -105,13 +105,15 @@ func (n *Newcomer) Return(former *Membership, server string) {
 
 // client verifies the server as one of the cluster, and has this machine's credentials.
 func (n *Newcomer) client() (*http.Client, error) {
-	to := client.ServerTransport(n.roots())
+	var to *http.Transport
 	if n.former != nil {
 		cert, roots, err := pki.ServerClient(n.TLSDir, n.Name, time.Now())
 		if err != nil { // the files may be those of two CAs, when the power failed: a token helps
 			return nil, sealed.Refusal(err.Error())
 		}
 		to = client.ServerTransport(roots, cert)
+	} else {
+		to = client.ServerTransport(n.roots())
 	}
 	return &http.Client{
 		Timeout:       admitTimeout,
@@ -123,9 +125,7 @@ func (n *Newcomer) client() (*http.Client, error) {
 // roots has the CA that the token names.
 func (n *Newcomer) roots() *x509.CertPool {
 	roots := x509.NewCertPool()
-	if n.ca != nil {
-		roots.AddCert(n.ca)
-	}
+	roots.AddCert(n.ca)
 	return roots
 }
 

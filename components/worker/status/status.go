@@ -1,6 +1,6 @@
 // Package status reports the state of this process's components where an operator looks: in a condition of the Node, in
-// Events about it, and in metrics. It also writes the external addresses that the Node claims, and
-// the names of a server's API.
+// Events about it, and in metrics. It also writes the external addresses that the Node claims, and the names of a
+// server's API.
 //
 // The Group of components (base/lifecycle) sends the Observer its events. Nothing here starts or ends a component.
 package status
